@@ -1,7 +1,10 @@
 package delivery
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -9,13 +12,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
-
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // inSlowLane publishes events of which each has a message in the slow queue, and returns the dispatcher and the messages. The
@@ -41,28 +45,10 @@ func (r *rig) inSlowLane(broken *atomic.Bool, ids ...string) (*Dispatcher, *retr
 	return d, retry, batch
 }
 
-// deliverAgain delivers an event that is stored for its retries again.
-func (r *rig) deliverAgain(sub *subscription.Subscription, id string) {
-	r.t.Helper()
-	if err := r.tryDeliverAgain(sub, id); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
-// tryDeliverAgain does the same and returns the error. It may be called from any goroutine.
-func (r *rig) tryDeliverAgain(sub *subscription.Subscription, id string) error {
-	e, err := r.operations().Stored(r.t.Context(), "default", "event://ci/build-finished", id)
-	if err != nil {
-		return err
-	}
-	return r.operations().Deliver(r.t.Context(), sub, e)
-}
-
 // TestAnOutcomeCannotBeWritten: WHK-18. The endpoint has accepted an event, and the store cannot take the outcome.
 func TestAnOutcomeCannotBeWritten(t *testing.T) {
 	t.Run("WHK-18 when it is written at last, the event can be delivered again", func(t *testing.T) {
-		r := newRig(t)
-		sub := r.register("event://ci/build-finished")
+		r, sub := registered(t)
 		var broken atomic.Bool
 		d, retry, batch := r.inSlowLane(&broken, "evt_1")
 		broken.Store(true)
@@ -73,9 +59,7 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		if failed, err := d.Singles(t.Context(), batch); err != nil || len(failed) > 0 || posted(r)["evt_1"] != 1 {
 			t.Fatalf("the message came again: failed %v, %v, %d posts; want the first one only", failed, err, posted(r)["evt_1"])
 		}
-		if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
-			t.Fatalf("the delivery is %s", st)
-		}
+		equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
 		r.now = r.now.Add(time.Hour)
 		r.deliverAgain(sub, "evt_1")
 		r.drain(d, retry)
@@ -84,8 +68,7 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		}
 	})
 	t.Run("WHK-18 when it is written at last, it leaves a delivery alone that began meanwhile", func(t *testing.T) {
-		r := newRig(t)
-		sub := r.register("event://ci/build-finished")
+		r, sub := registered(t)
 		var broken atomic.Bool
 		d, retry, batch := r.inSlowLane(&broken, "evt_1")
 		broken.Store(true)
@@ -104,8 +87,7 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		}
 	})
 	t.Run("WHK-18 while it cannot be written, no other attempt is made", func(t *testing.T) {
-		r := newRig(t)
-		r.register("event://ci/build-finished")
+		r, _ := registered(t)
 		var broken atomic.Bool
 		var ids []string
 		for i := range 50 {
@@ -129,39 +111,27 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 
 // TestADisabledSubscriptionKeepsItsRetries: WHK-18, WHK-12.
 func TestADisabledSubscriptionKeepsItsRetries(t *testing.T) {
-	r := newRig(t)
-	sub := r.register("event://ci/build-finished")
+	r, sub := registered(t)
 	r.script = fails
-	r.publish("evt_1")
-	r.work()
-	if ended, err := r.services.Disable(t.Context(), "default", "alice", sub.ID, "all deliveries of five days failed", 0); err != nil || !ended {
-		t.Fatal(ended, err)
-	}
+	r.work("evt_1")
+	must(t, did(r.services.Disable(t.Context(), "default", "alice", sub.ID, "all deliveries of five days failed", 0)))
 	r.run() // the next attempt is due
 	letters := r.lettersFor(sub.ID)
 	if len(letters) != 1 || letters[0].Event != "evt_1" {
 		t.Fatalf("the dead letters are %+v, want one of the pending retry", letters)
 	}
 	t.Run("WHK-18 and after it is resumed they can be delivered", func(t *testing.T) {
-		if ok, err := r.services.Enable(t.Context(), "default", "alice", sub.ID); err != nil || !ok {
-			t.Fatal(ok, err)
-		}
+		must(t, did(r.services.Enable(t.Context(), "default", "alice", sub.ID)))
 		r.script = succeeds
 		before := posted(r)["evt_1"]
-		if done, err := r.operations().Retry(t.Context(), "default", letters[0], r.record(sub.ID).Subscription, 0); err != nil || !done {
-			t.Fatal(done, err)
-		}
+		must(t, did(r.operations().Retry(t.Context(), "default", letters[0], r.record(sub.ID).Subscription, 0)))
 		r.run()
-		if n := posted(r)["evt_1"] - before; n != 1 {
-			t.Errorf("the event was posted %d times, want once", n)
-		}
+		equal(t, "further posts of evt_1", posted(r)["evt_1"]-before, 1)
 	})
 	t.Run("WHK-21 an ended subscription leaves no dead letter", func(t *testing.T) {
-		r := newRig(t)
-		sub := r.register("event://ci/build-finished")
+		r, sub := registered(t)
 		r.script = fails
-		r.publish("evt_1")
-		r.work()
+		r.work("evt_1")
 		r.end(sub.ID)
 		r.run()
 		if letters := r.lettersFor(sub.ID); len(letters) > 0 || r.deliveryState(sub.ID, "evt_1") != "none" {
@@ -172,16 +142,12 @@ func TestADisabledSubscriptionKeepsItsRetries(t *testing.T) {
 
 // TestASubscriptionIsCreatedAgainAfterAnErasure: OPS-07, WHK-18.
 func TestASubscriptionIsCreatedAgainAfterAnErasure(t *testing.T) {
-	r := newRig(t)
-	id := r.subscribe().ID
+	r, id := subscriber(t)
 	r.script = fails
-	r.publish("evt_0")
-	r.work()
+	r.work("evt_0")
 	operations := r.operations()
 	r.end(id)
-	if err := operations.SweepLater(t.Context(), "default", []string{id}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, operations.SweepLater(t.Context(), "default", []string{id}))
 	r.now = r.now.Add(30 * time.Second)
 	if again := r.subscribe().ID; again != id {
 		t.Fatalf("the new subscription is %s, want the id of the erased one, %s", again, id)
@@ -189,26 +155,18 @@ func TestASubscriptionIsCreatedAgainAfterAnErasure(t *testing.T) {
 	r.now = r.now.Add(time.Second)
 	r.queues[queue.Slow] = nil
 	r.script = fails
-	r.publish("evt_1")
-	r.work()
+	r.work("evt_1")
 	r.now = r.now.Add(10 * time.Second)
-	if _, err := operations.SweepErased(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if st := r.deliveryState(id, "evt_1"); st != state.Pending {
-		t.Errorf("WHK-18 the delivery of the new subscription is %s after the sweep, want %s", st, state.Pending)
-	}
-	if st := r.deliveryState(id, "evt_0"); st != "none" {
-		t.Errorf("OPS-07 the delivery of the erased subscription is %s after the sweep", st)
-	}
+	must(t, errorOf(operations.SweepErased(t.Context())))
+	equal(t, "the delivery of evt_1", r.deliveryState(id, "evt_1"), state.Pending)
+	equal(t, "the delivery of evt_0", r.deliveryState(id, "evt_0"), "none")
 }
 
 // TestTwoWorkersAtOneJob: WHK-22, OPS-05. A worker sends messages, and another worker starts the same job before the first
 // one has recorded that.
 func TestTwoWorkersAtOneJob(t *testing.T) {
 	t.Run("OPS-05 each event of a replay is sent once", func(t *testing.T) {
-		r := newRig(t)
-		sub := r.register("event://ci/build-finished")
+		r, sub := registered(t)
 		since := r.now.Add(-time.Hour)
 		for i := range 50 {
 			r.publish(fmt.Sprint("evt_", i))
@@ -217,24 +175,12 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 		r.posts = nil
 		r.now = time.UnixMicro(r.db.End())
 		second := r.replaysOf(r.operationsOn(r.db, mortal{r.db, r}))
-		var once bool
+		var once sync.Once
 		q := &watched{Sender: mortal{r.db, r}, seen: func(queue.Name) {
-			if once {
-				return
-			}
-			once = true
-			if _, err := second.Run(t.Context()); err != nil {
-				t.Error(err)
-			}
+			once.Do(func() { must(t, errorOf(second.Run(t.Context()))) })
 		}}
 		first := r.replaysOf(r.operationsOn(r.db, q))
-		job, err := first.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20)
-		if err == nil {
-			job, err = first.Begin(t.Context(), job)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		job := r.replay(first, sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
 		_, d, _ := r.process()
 		r.hand(queue.Deliveries, d.Pages)
 		for id, n := range posted(r) {
@@ -247,59 +193,37 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 		}
 	})
 	t.Run("OPS-05 a replay continues after its worker died", func(t *testing.T) {
-		r := newRig(t)
-		sub := r.register("event://ci/build-finished")
+		r, sub := registered(t)
 		since := r.now.Add(-time.Hour)
-		r.publish("evt_1")
-		r.work()
+		r.work("evt_1")
 		r.posts = nil
 		r.now = time.UnixMicro(r.db.End())
 		replays := r.replaysOf(r.operationsOn(mortal{r.db, r}, mortal{r.db, r}))
-		if _, err := replays.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errorOf(replays.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20)))
 		r.budget = 3 // after its claim
 		if _, err := replays.Run(t.Context()); err == nil {
 			t.Fatal("it did not die")
 		}
 		r.dead, r.budget = false, 0
 		r.now = r.now.Add(deadletter.ReplayClaim + time.Second)
-		if _, err := replays.Run(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errorOf(replays.Run(t.Context())))
 		r.work()
-		if n := posted(r)["evt_1"]; n != 1 {
-			t.Errorf("the event was sent %d times, want once", n)
-		}
+		equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
 	})
 	t.Run("WHK-22 each paused message is requeued once", func(t *testing.T) {
-		r := newRig(t)
-		r.register("event://ci/build-finished")
+		r, _ := registered(t)
 		n := switches.Event("ci.build_finished")
 		r.pause(n, nil)
-		r.publish("evt_1")
-		r.handle()
+		r.handle("evt_1")
 		a, b := r.switches(), r.switches()
-		if ok, err := a.Resume(t.Context(), "default", n); err != nil || !ok {
-			t.Fatal(ok, err)
-		}
-		var once bool
+		must(t, did(a.Resume(t.Context(), "default", n)))
+		var once sync.Once
 		a.Queue = &watched{Sender: mortal{r.db, r}, seen: func(queue.Name) {
-			if once {
-				return
-			}
-			once = true
-			if _, err := b.RequeueOf(t.Context(), "default", n); err != nil {
-				t.Error(err)
-			}
+			once.Do(func() { must(t, errorOf(b.RequeueOf(t.Context(), "default", n))) })
 		}}
-		if _, err := a.RequeueOf(t.Context(), "default", n); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errorOf(a.RequeueOf(t.Context(), "default", n)))
 		r.handle()
-		if n := posted(r)["evt_1"]; n != 1 {
-			t.Errorf("the event was sent %d times, want once", n)
-		}
+		equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
 	})
 }
 
@@ -307,9 +231,7 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 func TestAnItemCannotBeDecoded(t *testing.T) {
 	deadLetters := func(t *testing.T, r *rig, want int) {
 		t.Helper()
-		if n := len(r.queues[queue.Dead]); n != want {
-			t.Errorf("%d dead letters were sent, want %d", n, want)
-		}
+		equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), want)
 	}
 	t.Run("AWS-16 among the messages of a resumed switch", func(t *testing.T) {
 		r := newRig(t)
@@ -320,48 +242,34 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 			ops = append(ops, store.Put(set.Item("default", n, switches.Message{Queue: queue.Slow, Body: fmt.Appendf(nil, `{"n":%d}`, i)})))
 		}
 		ops[7].Item.Value = []byte(`{"v":`)
-		if err := r.db.WriteAll(t.Context(), ops...); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.db.WriteAll(t.Context(), ops...))
 		r.pause(n, nil)
-		if ok, err := set.Resume(t.Context(), "default", n); err != nil || !ok {
-			t.Fatal(ok, err)
-		}
+		must(t, did(set.Resume(t.Context(), "default", n)))
 		if _, err := set.Requeue(t.Context()); err != nil {
 			t.Errorf("got the error %v", err)
 		}
-		if n := len(r.queues[queue.Slow]); n != 39 {
-			t.Errorf("%d messages were requeued, want 39", n)
-		}
+		equal(t, "the messages of the queue Slow", len(r.queues[queue.Slow]), 39)
 		deadLetters(t, r, 1)
 	})
 	t.Run("AWS-16 among the erasures", func(t *testing.T) {
 		r := newRig(t)
 		o := r.operations()
 		broken := store.Item{Key: store.Key{Table: store.Deliveries, Partition: deadletter.ErasedPartition, Sort: "0000000000000001"}, Value: []byte(`{`)}
-		if err := r.db.Write(t.Context(), store.Put(broken)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.db.Write(t.Context(), store.Put(broken)))
 		if _, err := o.SweepErased(t.Context()); err != nil {
 			t.Errorf("got the error %v", err)
 		}
 		deadLetters(t, r, 1)
 	})
 	t.Run("AWS-16 among the suspended deliveries of a subscription", func(t *testing.T) {
-		r := newRig(t)
-		id := r.subscribe().ID
+		r, id := subscriber(t)
 		r.script = fails
 		ids := []string{"evt_0", "evt_1", "evt_2"}
-		r.publish(ids...)
-		fanout, d, _ := r.process()
-		r.hand(queue.Events, fanout.Handle)
-		r.hand(queue.Deliveries, d.Pages)
+		d, _ := r.firstAttempts(ids...)
 		r.now = time.Now()
 		r.suspend(id)
 		r.run()
-		if err := r.db.Write(t.Context(), store.Put(store.Item{Key: state.Key("default", id, r.keyOf("evt_1")), Value: []byte(`{`), Version: 1})); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: state.Key("default", id, r.keyOf("evt_1")), Value: []byte(`{`), Version: 1})))
 		r.script = succeeds
 		before := posted(r)
 		r.subscribe()
@@ -376,70 +284,266 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		deadLetters(t, r, 1)
 	})
 	t.Run("AWS-16 among the dead letters, and in a replay of them", func(t *testing.T) {
-		r := newRig(t)
-		sub := r.register("event://ci/build-finished")
+		r, sub := registered(t)
 		r.script = tooLarge
-		r.publish("evt_1", "evt_2", "evt_3")
-		r.run()
+		r.run("evt_1", "evt_2", "evt_3")
 		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: state.LettersOf("default", sub.ID).Partition})
 		if err != nil || len(page.Items) != 3 {
 			t.Fatal(len(page.Items), err)
 		}
 		del, at, err := deadletter.DecodeLetter(&page.Items[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, key := range del.LetterKeys(at) {
-			if err := r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{"v":`)})); err != nil {
-				t.Fatal(err)
-			}
+			must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{"v":`)})))
 		}
 		if list := r.lettersFor(sub.ID); len(list) != 2 {
 			t.Errorf("%d dead letters are listed, want the other 2", len(list))
 		}
 		r.now = r.now.Add(time.Second)
-		replays := r.replays()
-		job, err := replays.Start(t.Context(), "default", "op", nil, deadletter.ReplaySelect{}, 20)
-		if err == nil {
-			job, err = replays.Begin(t.Context(), job)
-		}
-		if err != nil || job.Replayed != 2 {
-			t.Errorf("the replay is %+v, %v; want 2 replayed", job, err)
+		if job := r.replay(r.replays(), nil, deadletter.ReplaySelect{}); job.Replayed != 2 {
+			t.Errorf("the replay is %+v, want 2 replayed", job)
 		}
 	})
 	t.Run("AWS-16 among the events of dead letters that are replayed", func(t *testing.T) {
-		r := newRig(t)
-		r.register("event://ci/build-finished")
+		r, _ := registered(t)
 		r.script = tooLarge
-		r.publish("evt_1", "evt_2", "evt_3")
-		r.run()
+		r.run("evt_1", "evt_2", "evt_3")
 		key := event.Event{URI: "event://ci/build-finished", ID: "evt_2"}.Key()
-		if err := r.db.Write(t.Context(), store.Put(store.Item{Key: state.BodyKey("default", key), Value: []byte(`{"v":`)})); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: state.BodyKey("default", key), Value: []byte(`{"v":`)})))
 		r.now = r.now.Add(time.Second)
-		replays := r.replays()
-		job, err := replays.Start(t.Context(), "default", "op", nil, deadletter.ReplaySelect{}, 20)
-		if err == nil {
-			job, err = replays.Begin(t.Context(), job)
-		}
-		if err != nil || job.State != deadletter.ReplayDone || job.Replayed != 2 || job.Skipped != 1 {
-			t.Errorf("the replay is %+v, %v; want 2 replayed, one skipped", job, err)
+		if job := r.replay(r.replays(), nil, deadletter.ReplaySelect{}); job.State != deadletter.ReplayDone || job.Replayed != 2 || job.Skipped != 1 {
+			t.Errorf("the replay is %+v, want 2 replayed, one skipped", job)
 		}
 	})
 
 	t.Run("WHK-18 where a new delivery of its event begins", func(t *testing.T) {
-		r := newRig(t)
-		sub := r.register("event://ci/build-finished")
-		if err := r.db.Write(t.Context(), store.Put(store.Item{Key: state.Key("default", sub.ID, r.keyOf("evt_1")), Value: []byte(`{`), Version: 3})); err != nil {
-			t.Fatal(err)
-		}
+		r, sub := registered(t)
+		must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: state.Key("default", sub.ID, r.keyOf("evt_1")), Value: []byte(`{`), Version: 3})))
 		r.script = failsFirst(1)
-		r.publish("evt_1")
-		r.run()
-		if n := posted(r)["evt_1"]; n != 2 {
-			t.Errorf("the event was sent %d times, want a failure and a success", n)
-		}
+		r.run("evt_1")
+		equal(t, "the posts of evt_1", posted(r)["evt_1"], 2)
 		deadLetters(t, r, 1)
+	})
+}
+
+func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
+	r := newRig(t)
+	operations := r.operations()
+	id := r.register("event://ci/build-finished").ID
+	r.script = func(int) webhook.Outcome {
+		for _, err := range []error{r.services.End(t.Context(), "default", "alice", id), operations.SweepLater(t.Context(), "default", []string{id})} {
+			must(t, err)
+		}
+		return fails(1)
+	}
+	r.work("evt_1")
+	stored := func() (n int) {
+		err := operations.Belongings(t.Context(), "default", id, func(b deadletter.Belonging) error {
+			items, err := r.db.Get(t.Context(), b.Keys...)
+			for _, it := range items {
+				if it != nil {
+					n++
+				}
+			}
+			return err
+		})
+		must(t, err)
+		return n
+	}
+	if stored() == 0 {
+		t.Fatal("nothing was recorded after the erasure, so this shows nothing")
+	}
+	waits := func() int {
+		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition})
+		must(t, err)
+		return len(page.Items)
+	}
+	t.Run("OPS-07 WHK-21 what was in flight is deleted by the next round", func(t *testing.T) {
+		if n, err := operations.SweepErased(t.Context()); err != nil || n == 0 || stored() != 0 || waits() != 1 {
+			t.Errorf("swept %d (%v), left are %d, %d erasures to look after", n, err, stored(), waits())
+		}
+	})
+	t.Run("OPS-07 a retry of it that still comes does nothing, and then it is forgotten", func(t *testing.T) {
+		r.run()
+		if n := stored(); n != 0 || len(r.posts) != 1 {
+			t.Errorf("left are %d, after %d attempts", n, len(r.posts))
+		}
+		if _, err := operations.SweepErased(t.Context()); err != nil || waits() != 0 {
+			t.Errorf("%d erasures to look after (%v)", waits(), err)
+		}
+	})
+}
+
+// OPS-07: an erasure of any number of subscriptions remembers all of them.
+func TestAnErasureOfManySubscriptions(t *testing.T) {
+	const many = 10_001
+	r := newRig(t)
+	ids := make([]string, many)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("sub_%032x", i)
+	}
+	must(t, r.operations().SweepLater(t.Context(), "default", ids))
+	page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition})
+	must(t, err)
+	found := 0
+	for _, it := range page.Items {
+		var erased struct{ IDs []byte }
+		must(t, json.Unmarshal(it.Value, &erased))
+		found += len(erased.IDs) / 16
+	}
+	if found != many {
+		t.Errorf("got %d subscriptions to sweep, want %d", found, many)
+	}
+}
+
+// TestAnErasedEventIsStoredAgain: OPS-07, WHK-21. Erasing the only subscriber of an event deletes the stored
+// event. If a delivery to another subscriber fails later, the event is stored again for the retries.
+func TestAnErasedEventIsStoredAgain(t *testing.T) {
+	r := newRig(t)
+	asked := map[string]int{}
+	db := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+		for _, op := range ops {
+			asked[op.Item.Partition]++
+		}
+		return nil
+	}}
+	d := NewDispatcher(Config{DB: db, Now: func() time.Time { return r.now }})
+	e := &event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Data: []byte(`{}`)}
+	body := state.BodyKey("default", e.Key())
+	kept := func() *store.Item {
+		t.Helper()
+		must(t, d.deliveries.StoreBody(t.Context(), state.New(&subscription.Subscriber{}, e, r.now), e, state.RetriedFor))
+		items, err := r.db.Get(t.Context(), body)
+		must(t, err)
+		return items[0]
+	}
+	for range 3 {
+		if kept() == nil {
+			t.Fatal("it is not stored")
+		}
+	}
+	if n := asked[body.Partition]; n != 1 {
+		t.Errorf("OPS-07: stored %d times within a moment", n)
+	}
+	must(t, r.db.Write(t.Context(), store.Delete(body)))
+	r.now = r.now.Add(state.RememberStored)
+	if kept() == nil {
+		t.Error("OPS-07: the event is gone for its later subscribers")
+	}
+}
+
+// statement is a job of one statement.
+type statement string
+
+func (s statement) Apply(tx *engine.Tx) error { return tx.Exec(string(s)) }
+func (statement) Done(error)                  {}
+
+// pageCount asks for the size of the file.
+type pageCount struct{ pages int64 }
+
+func (p *pageCount) Apply(tx *engine.Tx) error {
+	s, err := tx.Stmt("PRAGMA page_count")
+	if err != nil {
+		return err
+	}
+	defer s.Reset()
+	_, err = s.Step()
+	p.pages = s.ColumnInt(0)
+	return err
+}
+func (*pageCount) Done(error) {}
+
+// limit limits the file to its current size and some more pages.
+func (w *world) limit(more int64) {
+	w.t.Helper()
+	var p pageCount
+	w.do(&p)
+	w.do(statement(fmt.Sprintf("PRAGMA max_page_count=%d", p.pages+more)))
+}
+
+// do does a job, again if it was committed together with something for which there was no room.
+func (w *world) do(job engine.Job) {
+	w.t.Helper()
+	for tries := 1; ; tries++ {
+		err := w.db.Engine().Do(context.Background(), job)
+		if err == nil {
+			return
+		}
+		if tries == 100 {
+			w.t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// WHK-19: healthy endpoints get each event a few times at most while the disk is full for ten minutes, and all when there is
+// room.
+func TestAFullDisk(t *testing.T) {
+	inWorld(t, embedded(), func(w *world) {
+		urls := oneOrigin(6)
+		w.to(urls...)
+		var down atomic.Bool
+		down.Store(true)
+		w.answer = func(r webhook.Request) webhook.Outcome {
+			if r.URL == urls[0] && down.Load() { // its deliveries need space
+				return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: 10 * time.Millisecond}
+			}
+			return takes(10 * time.Millisecond)
+		}
+		w.full.Store(true)
+		w.limit(20)
+		at := map[string]time.Time{}
+		refused := 0
+		for i := range 100 {
+			id := fmt.Sprintf("e%d", i)
+			if w.enqueue(id, fmt.Sprintf(`{"ok":"%04000d"}`, i)) != nil {
+				refused++ // its publisher knows
+			} else {
+				at[id] = time.Now()
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(10 * time.Minute)
+		full, posts := 0, 0
+		w.mu.Lock()
+		for _, url := range urls[1:] {
+			for id := range at {
+				n := len(w.attempts[id+" "+url])
+				posts, full = posts+n, max(full, n)
+			}
+		}
+		w.mu.Unlock()
+		t.Logf("%d events accepted, %d refused; healthy endpoints: %d posts, at most %d of one event", len(at), refused, posts, full)
+		if refused == 0 || len(at) == 0 {
+			t.Errorf("%d events were accepted and %d refused: the disk filled at the wrong time", len(at), refused)
+		}
+		if full > 3 {
+			t.Errorf("a healthy endpoint was sent the same event %d times while the disk was full", full)
+		}
+		w.limit(100_000)
+		w.full.Store(false)
+		down.Store(false)
+		time.Sleep(time.Hour)
+		for _, url := range urls {
+			_, missing := w.lags(url, at)
+			if missing > 0 {
+				t.Errorf("%s misses %d of %d events after there was room again", url, missing, len(at))
+			}
+			for id := range at {
+				w.mu.Lock()
+				n := len(w.attempts[id+" "+url])
+				w.mu.Unlock()
+				if url != urls[0] && n > 3 {
+					t.Errorf("%s was sent %s %d times", url, id, n)
+				}
+			}
+		}
+		fresh := w.send("fresh", 5, 5*time.Second)
+		time.Sleep(time.Minute)
+		for _, url := range urls {
+			if _, missing := w.lags(url, fresh); missing > 0 {
+				t.Errorf("%s misses %d of the events after that", url, missing)
+			}
+		}
 	})
 }

@@ -2,14 +2,24 @@ package delivery
 
 import (
 	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
@@ -44,27 +54,22 @@ func (r *rig) gapAt(t *testing.T, p webhook.Request) int64 {
 		t.Fatalf("the notice is %s, %v", p.Body, err)
 	}
 	c, err := r.sealer.Open("default", body["cursor"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c.At
 }
 
 // TestGaps: EVX-13. What is lost between two refreshes is announced, with a cursor that covers it.
 func TestGaps(t *testing.T) {
-	failed := webhook.Outcome{Status: 500, Category: webhook.HTTP5xx}
+	failed := fails(0)
 
 	t.Run("EVX-13 one signed notice for all that an outage abandons, and its cursor lies before all of it", func(t *testing.T) {
-		r := newRig(t)
-		id := r.subscribe().ID
-		r.publish("well")
-		r.work()
+		r, id := subscriber(t)
+		r.work("well")
 		r.work()
 		r.subscribe()
 		r.script = refuse(r, failed)
 		first := r.now
-		r.publish("one", "two", "three")
-		r.run()
+		r.run("one", "two", "three")
 		ids, p := r.gaps(t)
 		if len(ids) != 1 || ids[p.ID] != 1 {
 			t.Fatalf("notices %v, want one", ids)
@@ -77,16 +82,14 @@ func TestGaps(t *testing.T) {
 		}
 		r.now = r.now.Add(time.Hour)
 		second := r.now
-		r.publish("four")
-		r.run()
+		r.run("four")
 		if ids, p = r.gaps(t); len(ids) != 2 || r.gapAt(t, p) >= second.UnixMicro() {
 			t.Errorf("notices %v after another outage, want two", ids)
 		}
 	})
 
 	t.Run("EVX-13 an event that waited in its queue while a gap was announced gets a notice of its own", func(t *testing.T) {
-		r := newRig(t)
-		id := r.subscribe().ID
+		r, id := subscriber(t)
 		refuses, announced := refuse(r, failed), time.Time{}
 		r.script = func(n int) webhook.Outcome {
 			out := refuses(n)
@@ -95,8 +98,7 @@ func TestGaps(t *testing.T) {
 			}
 			return out
 		}
-		r.publish("first")
-		r.run()
+		r.run("first")
 		if ids, _ := r.gaps(t); len(ids) != 1 {
 			t.Fatalf("the first lost event was announced by %d notices, want 1", len(ids))
 		}
@@ -116,20 +118,15 @@ func TestGaps(t *testing.T) {
 	})
 
 	t.Run("EVX-13 what was settled before is not asked for again", func(t *testing.T) {
-		r := newRig(t)
-		r.subscribe()
-		r.publish("well")
-		r.work()
+		r, _ := subscriber(t)
+		r.work("well")
 		r.work()
 		r.now = r.now.Add(6 * time.Hour)
 		_, d, _ := r.process()
-		if err := d.DB.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.DB.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())))
 		r.script = refuse(r, failed)
 		lost := r.now
-		r.publish("lost")
-		r.run()
+		r.run("lost")
 		_, p := r.gaps(t)
 		if at := time.UnixMicro(r.gapAt(t, p)); lost.Sub(at) > dwell+time.Minute {
 			t.Errorf("the cursor lies %v before the event that was lost", lost.Sub(at))
@@ -137,17 +134,15 @@ func TestGaps(t *testing.T) {
 	})
 
 	t.Run("EVX-13 an endpoint that stays away for longer than its schedule is notified of it when it is back", func(t *testing.T) {
-		r := newRig(t)
-		r.subscribe()
+		r, _ := subscriber(t)
 		back := r.now.Add(20 * time.Hour)
 		r.script = func(int) webhook.Outcome {
 			if r.now.Before(back) {
 				return failed
 			}
-			return webhook.Outcome{Status: 200}
+			return succeeds(0)
 		}
-		r.publish("lost")
-		r.run()
+		r.run("lost")
 		ids, p := r.gaps(t)
 		if len(ids) != 1 || ids[p.ID] <= len(retry.EventsSchedule) || r.now.Before(back) {
 			t.Errorf("notices %v by %v", ids, r.now.Sub(back))
@@ -177,48 +172,43 @@ func TestGaps(t *testing.T) {
 				r.plain = []string{c.url}
 			}
 			r.script = refuse(r, c.out)
-			r.publish("lost")
-			r.run()
+			r.run("lost")
 			if ids, _ := r.gaps(t); len(ids) != 0 || posted(r)["lost"] == 0 {
 				t.Errorf("notices %v, posts %v", ids, posted(r))
 			}
 		})
 	}
 
-	t.Run("EVX-13 a suspension longer than the log is announced with a fresh cursor, once", func(t *testing.T) {
-		r := newRig(t)
-		r.log.Now = func() time.Time { return r.now }
-		id := r.subscribe().ID
-		r.suspendByFailures(t, id)
-		suspended := r.now
-		for r.now.Sub(suspended) < 26*time.Hour {
-			r.now = r.now.Add(30 * time.Minute)
-			r.run()
-		}
-		ids, p := r.gaps(t)
-		if len(ids) != 1 || ids[p.ID] != 1 {
-			t.Fatalf("notices %v, want one", ids)
-		}
-		if at := time.UnixMicro(r.gapAt(t, p)); at.After(suspended.Add(3*time.Hour)) || at.Before(suspended.Add(-time.Hour)) {
-			t.Errorf("the cursor lies %v after the suspension", at.Sub(suspended))
-		}
-	})
-
-	t.Run("EVX-13 a suspension that a refresh ended in time is not", func(t *testing.T) {
-		r := newRig(t)
-		r.log.Now = func() time.Time { return r.now }
-		id := r.subscribe().ID
-		r.suspendByFailures(t, id)
-		r.script = succeeds
-		r.subscribe()
-		for range 60 {
-			r.now = r.now.Add(30 * time.Minute)
-			r.run()
-		}
-		if ids, _ := r.gaps(t); len(ids) != 0 {
-			t.Errorf("notices %v", ids)
-		}
-	})
+	for name, refreshed := range map[string]bool{
+		"EVX-13 a suspension longer than the log is announced with a fresh cursor, once": false,
+		"EVX-13 a suspension that a refresh ended in time is not announced":              true,
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.log.Now = func() time.Time { return r.now }
+			r.suspendByFailures(t, r.subscribe().ID)
+			suspended := r.now
+			if refreshed {
+				r.script = succeeds
+				r.subscribe()
+			}
+			for r.now.Sub(suspended) < 30*time.Hour {
+				r.now = r.now.Add(30 * time.Minute)
+				r.run()
+			}
+			ids, p := r.gaps(t)
+			if refreshed {
+				equal(t, "the gap notices", len(ids), 0)
+				return
+			}
+			if len(ids) != 1 || ids[p.ID] != 1 {
+				t.Fatalf("notices %v, want one", ids)
+			}
+			if at := time.UnixMicro(r.gapAt(t, p)); at.After(suspended.Add(3*time.Hour)) || at.Before(suspended.Add(-time.Hour)) {
+				t.Errorf("the cursor lies %v after the suspension", at.Sub(suspended))
+			}
+		})
+	}
 }
 
 // suspendByFailures has an endpoint fail until its subscription is suspended.
@@ -229,8 +219,7 @@ func (r *rig) suspendByFailures(t *testing.T, id string) {
 		if i > 200 {
 			t.Fatal("it is not suspended")
 		}
-		r.publish("lost_" + time.Duration(i).String())
-		r.work()
+		r.work("lost_" + time.Duration(i).String())
 		r.now = r.now.Add(rateAsk)
 	}
 	for range 3 { // the notices for what was abandoned until then
@@ -243,7 +232,7 @@ func (r *rig) suspendByFailures(t *testing.T, id string) {
 func refuse(r *rig, out webhook.Outcome) func(int) webhook.Outcome {
 	return func(n int) webhook.Outcome {
 		if strings.HasPrefix(r.posts[n-1].ID, "msg_gap_") {
-			return webhook.Outcome{Status: 200}
+			return succeeds(0)
 		}
 		return out
 	}
@@ -252,8 +241,7 @@ func refuse(r *rig, out webhook.Outcome) func(int) webhook.Outcome {
 // TestGapsSurviveCrashes: EVX-13. A process dies at each step of an abandonment: the gap is announced.
 func TestGapsSurviveCrashes(t *testing.T) {
 	atEachStep(t, 15, func(point int, late bool) bool {
-		r := newRig(t)
-		r.subscribe()
+		r, _ := subscriber(t)
 		r.script = refuse(r, fails(0))
 		r.publish("lost")
 		r.budget, r.late = point, late
@@ -264,4 +252,240 @@ func TestGapsSurviveCrashes(t *testing.T) {
 		}
 		return survived
 	})
+}
+
+// A client refreshes a subscription to a wildcard less often than the log's retention. The cursors that it gets must lead
+// to the events of the wildcard all the same.
+func TestCursorsOfAWildcardThatIsSeldomRefreshed(t *testing.T) {
+	const uri, pattern = "event://github/acme/site/push", "event://github/acme/*/push"
+	push := func(q *subscription.SubscribeRequest) {
+		q.Name, q.Arguments = "github.push", json.RawMessage(`{"owner":"acme"}`)
+		q.TTL = subscription.TTL{Asked: true, For: 7 * 24 * time.Hour}
+	}
+	start := func(t *testing.T) *rig {
+		r := newRig(t)
+		now := func() time.Time { return r.now }
+		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: now}})
+		must(t, err)
+		t.Cleanup(func() { _ = db.Close() })
+		r.db, r.log = db, &eventlog.Log{DB: db, Now: now}
+		r.services = r.service(db, r.log)
+		r.subscribe(push)
+		return r
+	}
+	publish := func(r *rig) {
+		r.publishTo(uri, "github.push", "e", `{"ok":true}`)
+		fanout, _, _ := r.process()
+		fanout.Now = func() time.Time { return r.now }
+		r.hand(queue.Events, fanout.Handle)
+	}
+	poll := func(t *testing.T, r *rig, cursor string) []string {
+		t.Helper()
+		tails := stream.New(r.log, r.db, r.sealer)
+		defer tails.Close()
+		page, err := tails.Poll(t.Context(), stream.PollRequest{
+			Workspace: "default", Cursor: cursor, Most: 10, Bytes: 1 << 20,
+			Pattern: match.Pattern{Kind: match.Wildcard, Key: pattern, Entry: "github.push", Shape: match.Shape{Scope: "entry:github.push", Name: "m2"}},
+		})
+		must(t, err)
+		var ids []string
+		for _, e := range page.Events {
+			ids = append(ids, e.ID)
+		}
+		return ids
+	}
+	for _, wait := range []time.Duration{time.Hour, 30 * time.Hour, 6 * 24 * time.Hour} {
+		t.Run(fmt.Sprint("EVX-11 the cursor of a refresh does not skip an event whose page waits, after ", wait), func(t *testing.T) {
+			r := start(t)
+			r.now = r.now.Add(wait)
+			publish(r)
+			r.now = r.now.Add(2 * time.Second)
+			if got, want := poll(t, r, r.subscribe(push).Cursor), "[e]"; fmt.Sprint(got) != want || len(r.posts) > 0 {
+				t.Errorf("a poll with the cursor returned %v after %d attempts, want %s after 0", got, len(r.posts), want)
+			}
+		})
+		t.Run(fmt.Sprint("EVX-13 the cursor of a gap notice leads to the lost event, after ", wait), func(t *testing.T) {
+			r := start(t)
+			r.now = r.now.Add(wait)
+			r.script = refuse(r, fails(0))
+			publish(r)
+			r.run()
+			ids, notice := r.gaps(t)
+			if len(ids) != 1 {
+				t.Fatalf("%d gap notices were sent, want 1", len(ids))
+			}
+			var body struct{ Cursor string }
+			must(t, json.Unmarshal(notice.Body, &body))
+			if got, want := poll(t, r, body.Cursor), "[e]"; fmt.Sprint(got) != want {
+				t.Errorf("a poll with the cursor returned %v, want %s", got, want)
+			}
+		})
+	}
+}
+
+// history is a rig whose store has the clock of the test, and what happened in it.
+type history struct {
+	*rig
+	clock  atomic.Int64
+	id     string
+	random *rand.Rand
+	fails  int // of a hundred
+	acked  map[string]bool
+	body   string               // the cursor of the last body
+	seen   map[string]time.Time // when a message was last received
+	procs  []handlers
+	all    bool // the next batch receives all waiting messages
+}
+
+type handlers struct {
+	fanout   *fanout.Fanout
+	dispatch *Dispatcher
+	retry    *retry.Job
+}
+
+func newHistory(t *testing.T, seed uint64) *history {
+	h := &history{rig: newRig(t), random: rand.New(rand.NewPCG(seed, 1)), acked: map[string]bool{}, seen: map[string]time.Time{}}
+	now := func() time.Time { return time.UnixMicro(h.clock.Load()) }
+	h.clock.Store(h.now.UnixMicro())
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: now}})
+	must(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	h.db, h.log = db, &eventlog.Log{DB: db, Now: now}
+	h.services = h.service(db, h.log)
+	h.script = func(n int) webhook.Outcome {
+		var body struct{ Cursor string }
+		_ = json.Unmarshal(h.posts[n-1].Body, &body)
+		h.body = body.Cursor
+		if h.random.IntN(100) < h.fails {
+			return webhook.Outcome{Status: 503, Category: webhook.HTTP5xx}
+		}
+		h.acked[h.posts[n-1].ID] = true
+		return succeeds(0)
+	}
+	for range 3 {
+		h.procs = append(h.procs, h.start())
+	}
+	must(t, errorOf(h.procs[0].retry.Run(t.Context()))) // it has run every minute before
+	h.id = h.subscribe().ID
+	return h
+}
+
+func (h *history) start() (p handlers) {
+	p.fanout, p.dispatch, p.retry = h.process()
+	return p
+}
+
+func (h *history) wait(d time.Duration) {
+	h.now = h.now.Add(d)
+	h.clock.Store(h.now.UnixMicro())
+}
+
+// batch receives random messages of a queue, and all messages that were last received or sent more than 7 minutes ago.
+func (h *history) batch(q queue.Name) (batch []queue.Message) {
+	var rest []queue.Message
+	for _, m := range h.queues[q] {
+		last, received := h.seen[m.ID]
+		if !received {
+			last = m.Sent
+		}
+		if h.all || h.now.Sub(last) > 7*time.Minute || h.random.IntN(2) == 0 {
+			h.seen[m.ID] = h.now
+			batch = append(batch, m)
+		} else {
+			rest = append(rest, m)
+		}
+	}
+	h.queues[q] = rest
+	return batch
+}
+
+// handleSome has one of the processes handle some of a queue; it may die over it.
+func (h *history) handleSome(q queue.Name, budget int) {
+	n := h.random.IntN(len(h.procs))
+	p := h.procs[n]
+	batch := h.batch(q)
+	if len(batch) == 0 {
+		return
+	}
+	h.budget, h.late = budget, h.random.IntN(2) == 0
+	handle := map[queue.Name]queue.Handler{
+		queue.Events: p.fanout.Handle, queue.Deliveries: p.dispatch.Pages, queue.Slow: p.dispatch.Singles,
+	}[q]
+	failed, err := handle(h.t.Context(), batch)
+	died := h.dead
+	h.dead, h.budget = false, 0
+	if died {
+		h.procs[n] = h.start()
+	}
+	for _, m := range batch {
+		if died || err != nil || slices.Contains(failed, m.ID) {
+			h.queues[q] = append(h.queues[q], m)
+		}
+	}
+}
+
+func (h *history) retryDue(budget int) {
+	n := h.random.IntN(len(h.procs))
+	h.budget = budget
+	_, _ = h.procs[n].retry.Run(h.t.Context())
+	if h.dead {
+		h.procs[n] = h.start()
+	}
+	h.dead, h.budget = false, 0
+}
+
+// skipped returns an event that a client would skip if it resumed from the cursor, although the event is still open.
+func (h *history) skipped(cursor string) string {
+	c, err := h.sealer.Open("default", cursor)
+	if err != nil {
+		return err.Error()
+	}
+	entries, _, _, err := h.log.Read(h.t.Context(), eventlog.Own("default", "event://ci/build-finished"), 0, 1000)
+	if err != nil {
+		return err.Error()
+	}
+	for _, e := range entries {
+		if id := e.Event.ID; e.Key <= c.At && !h.acked[id] && h.deliveryState(h.id, id) != "dead" {
+			return fmt.Sprintf("%s at %d, cursor at %d, its delivery is %s", id, e.Key, c.At, h.deliveryState(h.id, id))
+		}
+	}
+	return ""
+}
+
+// EVX-11: a client that was away for hours after days of events resumes without a gap from the
+// cursor of the last webhook that it got.
+func TestAResumeAfterDaysIsNoGap(t *testing.T) {
+	for name, every := range map[string]int{"hourly": 1, "once": 1000} {
+		t.Run("EVX-11 "+name, func(t *testing.T) {
+			h := newHistory(t, 1)
+			var cursor string
+			for hour := range 72 {
+				if hour%every == 0 {
+					h.publish(fmt.Sprint("e-", hour))
+					for range 10 {
+						for _, q := range []queue.Name{queue.Events, queue.Deliveries, queue.Slow} {
+							h.handleSome(q, 0)
+						}
+					}
+				}
+				h.wait(time.Hour)
+				if hour%12 == 11 {
+					cursor = h.subscribe().Cursor
+				}
+			}
+			if every == 1 {
+				cursor = h.body
+			}
+			h.wait(8 * time.Hour)
+			c, err := h.sealer.Open("default", cursor)
+			must(t, err)
+			if _, gap := h.log.Reach(c, c.At, h.log.Oldest()); gap {
+				t.Errorf("the cursor is at %v, given %v, the log reaches back to %v",
+					time.UnixMicro(c.At), time.UnixMicro(c.Given), time.UnixMicro(h.log.Oldest()))
+			}
+			if what := h.skipped(cursor); what != "" {
+				t.Errorf("the cursor skips %s", what)
+			}
+		})
+	}
 }

@@ -3,16 +3,26 @@ package delivery
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
-	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
@@ -71,32 +81,19 @@ func (l *lives) reads(stage string, attempt int) (worker, error) {
 // make makes a step.
 func (w worker) make(s state.Step) (whose state.Claim, err error) {
 	ctx := w.t.Context()
-	before, version := w.del.Stored, w.del.Version
-	claimed := func() state.Claim { // of a step whose function does not return it
-		if w.del.Version != version {
-			return state.Mine
-		}
-		return state.Others
-	}
-	sub := w.sub.Subscriber()
 	failed := func() {
 		w.del.Attempts = append(w.del.Attempts, state.Result{At: w.now, Category: "http_5xx", Status: 500})
 	}
 	switch s {
 	case state.StepSchedule:
-		if before != state.Suspended {
+		if w.del.Stored != state.Suspended {
 			failed()
 		}
 		return w.d.deliveries.Schedule(ctx, w.del, &w.event, w.now.Add(5*time.Minute))
 	case state.StepPause:
-		how, err := w.d.judge(ctx, review.Right{}, &sub, &w.event)
-		if err != nil || how.action != pause {
-			return 0, fmt.Errorf("no switch pauses it (%w)", err)
-		}
-		return w.d.deliveries.Pause(ctx, w.del, &w.event, w.d.Switches, how.paused)
+		return w.d.deliveries.Pause(ctx, w.del, &w.event, w.d.Switches, switches.Origin(lifeOrigin))
 	case state.StepSuspend:
-		err := w.d.manager.SuspendDelivery(ctx, w.del, &w.event)
-		return claimed(), err
+		return w.d.deliveries.Suspend(ctx, w.del, &w.event)
 	case state.StepGiveUp:
 		failed()
 		return w.d.outcomes.DeadLetter(ctx, w.del, &w.event)
@@ -120,9 +117,7 @@ func (l *lives) bring(stage string) (attempt int) {
 		if err == nil {
 			_, err = w.make(s)
 		}
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		return len(w.del.Attempts) + 1
 	}
 	l.t.Fatalf("no step leads to %q", stage)
@@ -139,14 +134,10 @@ type storedLife struct {
 func (l *lives) storedLife() (s storedLife) {
 	l.t.Helper()
 	items, err := l.db.Get(l.t.Context(), state.Key("default", l.sub.ID, l.event.Key()), state.BodyKey("default", l.event.Key()))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	if items[0] != nil {
 		del, err := state.Decode(items[0])
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		s.stage = del.Stored
 	}
 	if items[1] != nil {
@@ -154,9 +145,7 @@ func (l *lives) storedLife() (s storedLife) {
 	}
 	count := func(partition string) int {
 		page, err := l.db.Query(l.t.Context(), store.Query{Table: store.Deliveries, Partition: partition, Limit: 1000})
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		return len(page.Items)
 	}
 	for minute := range 120 {
@@ -253,13 +242,9 @@ func TestTwoWorkersHaveOneDelivery(t *testing.T) {
 					l := newLives(t)
 					attempt := l.bring(from)
 					a, err := l.reads(from, attempt)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					b, err := l.reads(from, attempt)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					if whose, err := a.make(first); err != nil || whose != state.Mine {
 						t.Fatalf("the first worker got %d, %v", whose, err)
 					}
@@ -269,12 +254,6 @@ func TestTwoWorkersHaveOneDelivery(t *testing.T) {
 						want = state.Meets(after)
 					}
 					got, err := b.make(second)
-					if second == state.StepPause || second == state.StepSuspend { // do not return it
-						if (got == state.Mine) != (want == state.Mine) {
-							t.Errorf("the second worker made its step: %v, want %v (%v)", got == state.Mine, want == state.Mine, err)
-						}
-						return
-					}
 					if err != nil || got != want {
 						t.Errorf("the second worker got claim %d, %v, want %d", got, err, want)
 					}
@@ -303,11 +282,421 @@ func TestTheTableIsClosed(t *testing.T) {
 		l := newLives(t)
 		l.bring(state.Suspended)
 		w, err := l.reads(state.Suspended, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if whose, err := w.d.deliveries.GiveUp(context.Background(), w.del, nil); err == nil || !strings.Contains(err.Error(), "give up") {
 			t.Errorf("got claim %d, %v, want an error", whose, err)
 		}
 	})
+}
+
+// interrupted finds subscriptions, and calls functions after it found one of them missing or suspended.
+type interrupted struct {
+	lifecycle.Subscriptions
+	missing, suspended func()
+}
+
+func (i *interrupted) Find(ctx context.Context, workspace, id string) (*subscription.Selected, error) {
+	found, err := i.Subscriptions.Find(ctx, workspace, id)
+	if found == nil {
+		i.missing()
+	}
+	return found, err
+}
+
+func (i *interrupted) Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error) {
+	found, err := i.Subscriptions.Lookup(ctx, workspace, principal, id)
+	if do := i.suspended; do != nil && found != nil && found.State == subscription.Suspended {
+		i.suspended = nil
+		do()
+	}
+	return found, err
+}
+
+// during makes a request of a dispatcher to its endpoint, and first calls a function once.
+type during struct {
+	Poster
+	do func()
+}
+
+func (p *during) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
+	if do := p.do; do != nil {
+		p.do = nil
+		do()
+	}
+	return p.Poster.Send(ctx, r)
+}
+
+// firstTime calls a function before the first batch of writes.
+func firstTime(do func()) func(context.Context, []store.Op) error {
+	return func(context.Context, []store.Op) error {
+		if now := do; now != nil {
+			do = nil
+			now()
+		}
+		return nil
+	}
+}
+
+// requested is a rig in which a client requests evt_1 again while its delivery is stored.
+type requested struct {
+	*rig
+	id, cursor string // the cursor is older than the event
+	d          *Dispatcher
+	retry      *retry.Job
+}
+
+// newRequested returns a rig in which the first attempt has failed, at the given second of a minute.
+func newRequested(t *testing.T, second time.Duration) *requested {
+	t.Helper()
+	q := &requested{rig: newRig(t)}
+	q.now = q.now.Truncate(time.Minute).Add(second * time.Second)
+	sub, cursor := q.subscribed()
+	q.id, q.cursor = sub.ID, cursor
+	q.d, q.retry = q.storeFailed()
+	return q
+}
+
+// again subscribes from the cursor. A process makes the first attempt of the replay, which fails, so the event depends on the
+// stored delivery that the attempt meets.
+func (q *requested) again(d *Dispatcher) {
+	q.script = fails
+	q.subscribeFrom(q.cursor)
+	q.hand(queue.Deliveries, d.Pages)
+}
+
+// startOver ends the subscription first, and uses another process.
+func (q *requested) startOver() {
+	_, other, _ := q.process()
+	q.end(q.id)
+	q.again(other)
+}
+
+// arrives checks that the event is posted once more when the endpoint is well, and that its delivery is deleted.
+func (q *requested) arrives(run func()) {
+	q.t.Helper()
+	q.script = succeeds
+	before := posted(q.rig)["evt_1"]
+	run()
+	if n, st := posted(q.rig)["evt_1"]-before, q.deliveryState(q.id, "evt_1"); n != 1 || st != "none" {
+		q.t.Errorf("the event was posted %d more times, and its delivery is %s; want once and none", n, st)
+	}
+}
+
+// The message of a delivery may come from the due table or from a switch that was resumed. Then its entry there is gone.
+func TestGivenAStoredDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAgain(t *testing.T) {
+	origin := switches.Origin("https://hooks.example.com")
+	attempt := func(q *requested) {
+		if n := len(q.queues[queue.Slow]); n != 1 {
+			q.t.Fatalf("%d messages wait in the slow lane, want 1", n)
+		}
+		q.d.sender.poster = &during{q.d.sender.poster, q.startOver}
+	}
+	for name, interrupt := range map[string]func(*requested){
+		"after its subscription was found missing": func(q *requested) {
+			q.end(q.id)
+			q.d.Subscriptions = &interrupted{Subscriptions: q.d.Subscriptions, missing: func() { q.again(q.d) }}
+		},
+		"after its endpoint accepted it": func(q *requested) {
+			q.script = succeeds
+			q.d.DB = hooked{DB: q.d.DB, writeAll: firstTime(func() { q.end(q.id); q.again(q.d) })}
+		},
+		"during a retry from the due table": func(q *requested) {
+			q.queues[queue.Slow] = nil // the message was lost
+			must(q.t, errorOf(q.retry.Run(q.t.Context())))
+			q.now = q.now.Add(5 * time.Minute)
+			must(q.t, errorOf(q.retry.Run(q.t.Context())))
+			attempt(q)
+		},
+		"during a retry that was paused": func(q *requested) {
+			q.d.Switches = q.switches()
+			q.pause(origin, nil)
+			q.now = q.now.Add(2 * switches.MaxAge)
+			q.hand(queue.Slow, q.d.Singles)
+			q.resume(origin, nil)
+			q.now = q.now.Add(2 * switches.MaxAge)
+			attempt(q)
+		},
+	} {
+		t.Run("WHK-18 EVX-11 "+name, func(t *testing.T) {
+			q := newRequested(t, 0)
+			interrupt(q)
+			q.hand(queue.Slow, q.d.Singles)
+			if st := q.deliveryState(q.id, "evt_1"); st != state.Pending {
+				t.Errorf("the delivery is %s after the client subscribed again, want it pending", st)
+			}
+			q.arrives(func() { q.run() })
+		})
+	}
+}
+
+// EVX-11: the message of the attempt was the only one, so the worker must schedule the next attempt although the delivery has
+// changed.
+func TestGivenAnAttemptUnderWayWhenItsEventIsRequestedAgainAndItFailsThenTheNextOneIsDueByTheSchedule(t *testing.T) {
+	q := newRequested(t, 0)
+	q.d.sender.poster = &during{q.d.sender.poster, q.startOver}
+	q.hand(queue.Slow, q.d.Singles)
+	const attempts = 2 // of the stored delivery
+	longest := time.Duration(float64(retry.EventsSchedule[attempts])*(1+retry.Jitter)) + time.Second
+	if m := q.queues[queue.Slow]; len(m) != 1 || m[0].Delay > longest {
+		t.Fatalf("the slow lane has the messages %v, want one with a delay of at most %v", m, longest)
+	}
+	q.arrives(func() { q.hand(queue.Slow, q.d.Singles) })
+}
+
+// EVX-14: the worker that suspends the delivery has its only message.
+func TestGivenARetryToASuspendedSubscriptionWhenItsClientRefreshesMeanwhileThenTheRetryIsMadeSoon(t *testing.T) {
+	q := newRequested(t, 0)
+	q.suspend(q.id)
+	find := &interrupted{Subscriptions: q.d.Subscriptions, suspended: func() {
+		_, other, _ := q.process()
+		q.again(other) // it also reactivates the suspended deliveries
+	}}
+	q.d.Subscriptions, q.d.manager.Subscriptions = find, find
+	q.hand(queue.Slow, q.d.Singles)
+	q.arrives(func() { q.hand(queue.Slow, q.d.Singles) })
+}
+
+// EVX-14: a delivery is suspended, and the client's refresh asks for its event again before it has reactivated the
+// delivery. No message of the delivery is under way, so it is sent immediately.
+func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtOnce(t *testing.T) {
+	q := &requested{rig: newRig(t)}
+	sub, cursor := q.subscribed()
+	q.id, q.cursor = sub.ID, cursor
+	q.suspend(q.id)
+	q.work("evt_1")
+	_, d, _ := q.process()
+	q.script = fails
+	q.subscribeFrom(q.cursor)
+	q.queues[queue.Deliveries] = q.queues[queue.Deliveries][1:] // hold back the message that reactivates the delivery
+	q.hand(queue.Deliveries, d.Pages)
+	q.arrives(func() { q.hand(queue.Slow, d.Singles) })
+}
+
+// EVX-11: requesting an event again and again does not postpone its delivery, also if each request comes when the delivery
+// is due already and its minute has not been visited yet.
+func TestADeliveryIsNotPostponedByRequestsForItsEvent(t *testing.T) {
+	const every, requests = state.Backup / 2, 10
+	for _, second := range []time.Duration{0, 30, 57} {
+		t.Run(fmt.Sprintf("the requests come at second %d of a minute", second), func(t *testing.T) {
+			q := newRequested(t, second)
+			q.queues[queue.Slow] = nil // the message is lost, so the delivery depends on its due entry
+			for range requests {
+				q.now = q.now.Add(every)
+				q.end(q.id)
+				q.again(q.d)
+				n, err := q.retry.Run(t.Context())
+				must(t, err)
+				if n > 0 {
+					return
+				}
+			}
+			t.Errorf("the delivery was not due within %v", requests*every)
+		})
+	}
+}
+
+// EVX-11: a server that was off for an hour catches up. It sends the message of a due delivery and deletes the due entry.
+// Meanwhile the client subscribes again from an older cursor, so the event has to be delivered once more, although the worker
+// with that message has read the delivery before. No walk visits that minute again.
+func TestGivenADueDeliveryWhenItsEntryIsMovedWhileItsEventIsRequestedAgainThenTheEventIsDeliveredAgain(t *testing.T) {
+	for name, deletedBefore := range map[string]bool{
+		"the entry is deleted before the delivery is renewed": true,
+		"the entry is deleted after the delivery was renewed": false,
+	} {
+		t.Run("EVX-11 "+name, func(t *testing.T) {
+			q := newRequested(t, 0)
+			q.queues[queue.Slow] = nil // the message is lost, so the delivery depends on its due entry
+			q.now = q.now.Add(time.Hour)
+			_, worker, _ := q.process()
+			interrupted := false
+			worker.DB = hooked{DB: worker.DB, writeAll: firstTime(func() {
+				interrupted = true
+				_, other, _ := q.process()
+				left, place := deletedBefore, q.storedDelivery(q.id, "evt_1").Place
+				other.deliveries.DB = hooked{DB: q.db, write: func(ctx context.Context, ops []store.Op) error {
+					if left && slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == place }) {
+						left = false
+						return q.db.Write(ctx, store.Delete(place))
+					}
+					return nil
+				}}
+				q.end(q.id)
+				q.again(other)
+				if left {
+					t.Error("the due entry was not written or deleted")
+				}
+			})}
+			q.retry.Queue = &watched{Sender: q.retry.Queue, sent: func(name queue.Name) {
+				q.script = succeeds
+				q.hand(name, worker.Singles)
+			}}
+			if n, err := q.retry.Run(t.Context()); n != 1 || err != nil || !interrupted {
+				t.Fatalf("%d deliveries were moved (%v), and the worker was interrupted: %v; want 1 and true", n, err, interrupted)
+			}
+			q.arrives(func() { q.run() })
+		})
+	}
+}
+
+// EVX-11, WHK-22: the switch that a delivery waits for is resumed, and its message is sent. Before the worker with that
+// message has written its outcome, the event is requested again in a process that still sees the switch as paused.
+func TestGivenAPausedDeliveryWhenItsEventIsRequestedAgainWhileItIsRequeuedThenTheEventIsDeliveredAgain(t *testing.T) {
+	origin := switches.Origin("https://hooks.example.com")
+	q := newRequested(t, 0)
+	q.pause(origin, nil)
+	q.d.Switches = q.switches()
+	q.hand(queue.Slow, q.d.Singles)
+	if q.storedDelivery(q.id, "evt_1").PausedAt.IsZero() {
+		t.Fatal("the delivery does not wait for its switch")
+	}
+	must(t, errorOf(q.switches().Resume(t.Context(), "default", origin)))
+	_, worker, _ := q.process()
+	interrupted := false
+	worker.DB = hooked{DB: worker.DB, writeAll: firstTime(func() {
+		interrupted = true
+		q.end(q.id)
+		q.again(q.d) // its attempt is paused, and meets the stored delivery
+	})}
+	requeuing := q.switches()
+	requeuing.Queue = &watched{Sender: requeuing.Queue, sent: func(name queue.Name) {
+		q.script = succeeds
+		q.hand(name, worker.Singles)
+	}}
+	if n, err := requeuing.Requeue(t.Context()); n != 1 || err != nil || !interrupted {
+		t.Fatalf("%d messages were requeued (%v), and the worker was interrupted: %v; want 1 and true", n, err, interrupted)
+	}
+	q.arrives(func() {
+		q.now = q.now.Add(2 * switches.MaxAge)
+		must(t, errorOf(q.switches().Requeue(t.Context())))
+		q.run()
+	})
+}
+
+// OPS-05: an operator who asks for an event while it is delivered gets a conflict, and does not delay the delivery.
+func TestAConflictLeavesTheDeliveryAsItIs(t *testing.T) {
+	r, sub := registered(t)
+	d, _ := r.storeFailed()
+	d.sender.poster = &during{d.sender.poster, func() {
+		if err := r.tryDeliverAgain(sub, "evt_1"); !fault.Is(err, fault.Conflict) {
+			t.Errorf("an operator who asked for the event got %v, want a conflict", err)
+		}
+	}}
+	r.script = succeeds
+	r.hand(queue.Slow, d.Singles)
+	equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
+}
+
+// ofTheClient marks the context of the steps that the client makes.
+type ofTheClient struct{}
+
+// A client that was killed unsubscribes when it starts again, and subscribes from the cursor that it has saved. Both happen
+// at any step of the way of an event that was published after the cursor.
+func TestGivenASavedCursorWhenAClientSubscribesAgainWhileAnEventIsOnItsWayThenItGetsTheEvent(t *testing.T) {
+	for _, unordered := range []bool{false, true} {
+		for name, arguments := range map[string]string{"a URI": `{"owner":"a","repo":"b"}`, "a pattern": `{"owner":"a"}`} {
+			t.Run(fmt.Sprintf("EVX-11 EVX-26 %s, ordered store %v", name, !unordered), func(t *testing.T) {
+				for leaves, beyond := 0, false; !beyond; leaves++ {
+					for returns := leaves; ; returns++ {
+						steps, delivered := returnAt(t, unordered, arguments, leaves, returns)
+						if beyond = steps <= leaves; steps <= returns {
+							break
+						}
+						if !delivered {
+							t.Errorf("the client left before step %d and returned before step %d of %d, and did not get the event", leaves, returns, steps)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// returnAt has the client leave and return before the steps given, and reports how many steps the event took and whether
+// the client got it.
+func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns int) (steps int, delivered bool) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		before := func() {}
+		turn := make(chan struct{}, 1) // fanout appends and sends concurrently
+		r.unordered = unordered
+		r.before = func(ctx context.Context) {
+			if ctx.Value(ofTheClient{}) == nil {
+				turn <- struct{}{}
+				defer func() { <-turn }()
+				before()
+			}
+		}
+		m := mortal{r.db, r}
+		client := context.WithValue(t.Context(), ofTheClient{}, true)
+		var plainStore store.DB = r.db
+		if unordered {
+			plainStore = unorderedStore{r.db}
+		}
+		r.log = &eventlog.Log{DB: plainStore}
+		services := r.service(plainStore, r.log)
+		services.Replay = &deadletter.Replayer{Log: r.log, Queue: m}
+		request := subscription.SubscribeRequest{
+			Name: "github.push", Arguments: []byte(arguments), URL: "https://hooks.example.com/a", Secret: "whsec_a",
+		}
+		subscribe := func() {
+			if _, err := services.Subscribe(client, r.principal(), request); err != nil {
+				t.Error(err)
+			}
+		}
+		fanoutLog := r.log
+		if unordered { // another process
+			fanoutLog = &eventlog.Log{DB: m}
+		} else {
+			r.log.DB = m
+		}
+		d := NewDispatcher(Config{
+			DB: m, Queue: m, Subscriptions: r.service(m, r.log).Service, Catalog: r.catalogs, Poster: endpoint{r}, Opener: plain{},
+			Terminator: r.terminator(m, services), Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
+		})
+		fanout := &fanout.Fanout{DB: m, Log: fanoutLog, Catalog: r.catalogs, Queue: m}
+		handle := func() {
+			for synctest.Wait(); len(r.queues[queue.Events])+len(r.queues[queue.Deliveries]) > 0; synctest.Wait() {
+				for name, h := range map[queue.Name]queue.Handler{queue.Events: fanout.Handle, queue.Deliveries: d.Pages} {
+					batch := r.queues[name]
+					r.queues[name] = nil
+					if failed, err := h(t.Context(), batch); err != nil || len(failed) > 0 {
+						t.Fatal(failed, err)
+					}
+					synctest.Wait()
+				}
+			}
+		}
+		publish := func(id string) {
+			time.Sleep(time.Second)
+			r.now = time.Now()
+			r.publishTo("event://github/a/b/push", "github.push", id, `{"branch":"main"}`)
+		}
+
+		subscribe()
+		publish("evt_before")
+		handle()
+		time.Sleep(10 * time.Second) // so that the replay does not look back that far
+		request.Cursor = r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+		publish("evt_1")
+		before = func() {
+			if steps == leaves {
+				if err := services.Unsubscribe(client, r.principal(), request.Name, request.Arguments, request.URL); err != nil {
+					t.Error(err)
+				}
+			}
+			if steps == returns {
+				go subscribe()
+				synctest.Wait() // until it has subscribed, or waits for the fanout
+			}
+			steps++
+		}
+		handle()
+		synctest.Wait()
+		before = func() {}
+		handle() // the replay
+		for _, post := range r.posts {
+			delivered = delivered || post.ID == "evt_1"
+		}
+	})
+	return steps, delivered
 }

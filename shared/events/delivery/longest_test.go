@@ -56,9 +56,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	r := newRig(t)
 	r.unordered = unordered
 	cat, err := catalog.Parse([]byte("events:\n  - name: " + longestName + "\n    uriTemplate: " + longestTemplate + "\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.catalogs = catalog.NewStatic(cat)
 	clock := func() time.Time { return r.now }
 	r.log = &eventlog.Log{DB: mortal{r.db, r}, Now: clock}
@@ -75,9 +73,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	tails := stream.New(r.log, mortal{r.db, r}, r.sealer)
 	defer tails.Close()
 	patterns, _, err := match.Resolve(cat, uri)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	patterns = append(patterns, match.ForEntry(cat.ByName(longestName), nil))
 	cursors := make([]string, len(patterns))
 	poll := func(i int) *stream.Page {
@@ -93,9 +89,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	r.now = r.now.Add(10 * time.Second)
 
 	service := &publish.Service{Catalog: r.catalogs, Queue: mortal{r.db, r}, Now: clock}
-	if _, err := service.Accept(t.Context(), r.principal(), []publish.Input{{URI: uri, ID: other, Data: []byte(data)}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errorOf(service.Accept(t.Context(), r.principal(), []publish.Input{{URI: uri, ID: other, Data: []byte(data)}})))
 	r.work()
 	if n := posted(r)[other]; n != len(webhooks) {
 		t.Fatalf("got %d webhooks, want %d", n, len(webhooks))
@@ -110,19 +104,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	// The event is replayed to one subscription.
 	r.posts = nil
 	r.now = r.now.Add(10 * time.Second)
-	found, err := r.services.Find(t.Context(), "default", all.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	replays := r.replays()
-	ask := deadletter.ReplaySelect{Events: true, Subscription: all.ID, Since: r.now.Add(-time.Minute)}
-	job, err := replays.Start(t.Context(), "default", "chief", found.Subscription, ask, 10)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := replays.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	job := r.replay(r.replays(), r.record(all.ID).Subscription, deadletter.ReplaySelect{Events: true, Subscription: all.ID, Since: r.now.Add(-time.Minute)})
 	r.work()
 	if len(r.posts) != 1 || r.posts[0].ID != other || !strings.Contains(string(r.posts[0].Body), data) {
 		t.Errorf("got %d webhooks of the replay of %d events, want the one", len(r.posts), job.Total)
@@ -131,9 +113,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 
 	in := publish.Input{URI: uri, ID: id, Data: []byte(data), Trace: trace.Parse(
 		"00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", "k="+strings.Repeat(`"`, 250)+",l="+strings.Repeat(`"`, 250))}
-	if _, err := service.Accept(t.Context(), r.principal(), []publish.Input{in}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errorOf(service.Accept(t.Context(), r.principal(), []publish.Input{in})))
 
 	// The whole workspace is paused while an event arrives. Afterwards all attempts fail until the deliveries are given
 	// up.
@@ -150,21 +130,12 @@ func longestInput(t *testing.T, data string, unordered bool) {
 		t.Fatalf("got %d attempts after the pause, want one for each of %d webhooks", len(r.posts), len(webhooks))
 	}
 	r.run()
-	letters, _, err := r.operations().Letters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
-	if err != nil || len(letters) != len(webhooks) {
-		t.Fatalf("got %d dead letters, %v, want %d", len(letters), err, len(webhooks))
-	}
+	letters := r.letters(deadletter.LetterQuery{}, len(webhooks))
 
 	// The dead letters are retried.
 	r.posts, r.script = nil, succeeds
 	for _, l := range letters {
-		found, err := r.services.Find(t.Context(), "default", l.Subscription)
-		if err != nil || found == nil {
-			t.Fatal(found, err)
-		}
-		if done, err := r.operations().Retry(t.Context(), "default", l, found.Subscription, 0); !done || err != nil {
-			t.Fatalf("retry of a dead letter: got %v, %v", done, err)
-		}
+		must(t, did(r.operations().Retry(t.Context(), "default", l, r.record(l.Subscription).Subscription, 0)))
 	}
 	r.work()
 	attempts := map[string]int{}
@@ -179,20 +150,13 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	}
 
 	// An event of the same size that became a dead letter of the events queue can be sent back.
-	if _, err := service.Accept(t.Context(), r.principal(), []publish.Input{{URI: uri, ID: strings.Repeat("k", 128), Data: []byte(data)}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errorOf(service.Accept(t.Context(), r.principal(), []publish.Input{{URI: uri, ID: strings.Repeat("k", 128), Data: []byte(data)}})))
 	m := r.queues[queue.Events][0]
 	r.queues[queue.Events] = nil
 	r.queues[queue.Dead] = []queue.Message{{ID: "m1", Outgoing: queue.NewDeadLetter(queue.Events, m, "a reason", nil, r.now), Sent: r.now}}
 	r.hand(queue.Dead, r.operations().File)
-	letters, _, err = r.operations().Letters(t.Context(), "default", deadletter.LetterQuery{Queue: string(queue.Events)}, "", 10)
-	if err != nil || len(letters) != 1 {
-		t.Fatalf("got %d dead letters of the events queue, %v, want one", len(letters), err)
-	}
-	if done, err := r.operations().Retry(t.Context(), "default", letters[0], nil, 0); !done || err != nil {
-		t.Fatalf("an event that is sent back: got %v, %v", done, err)
-	}
+	letters = r.letters(deadletter.LetterQuery{Queue: string(queue.Events)}, 1)
+	must(t, did(r.operations().Retry(t.Context(), "default", letters[0], nil, 0)))
 	inbox := &publish.Inbox{Service: service, Log: slog.New(slog.DiscardHandler)}
 	r.hand(queue.Inbox, inbox.Handle)
 	r.posts = nil

@@ -4,17 +4,286 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"runtime"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
+
+func pageOf(pattern string, events ...event.Event) task.Page {
+	return task.Page{V: task.Version, Workspace: "default", Pattern: pattern, Count: 1, Events: events}
+}
+
+func pageMessage(id string, t task.Page) queue.Message {
+	return queue.Message{ID: id, Outgoing: queue.Outgoing{Body: task.Encode(t)}}
+}
+
+func TestAPageThatComesAgain(t *testing.T) {
+	t.Run("AWS-05 it skips the subscribers that are done, of each message", func(t *testing.T) {
+		r := newRig(t)
+		subs := r.to(oneOrigin(3)...)
+		_, d, _ := r.process()
+		q := &watched{Sender: d.Queue, broken: true}
+		var broken atomic.Bool
+		broken.Store(true)
+		d.DB, d.Queue, d.Opener = hooked{DB: d.DB, write: failing(&broken)}, q, refusing{subs[1].Target.URL}
+		d = NewDispatcher(d.Config)
+		events := someEvents(2, 60)
+		batch := []queue.Message{
+			pageMessage("1", pageOf(subs[0].Patterns[0].Key, events[0])), pageMessage("2", pageOf(subs[0].Patterns[0].Key, events[1])),
+		}
+		for range 3 { // the events of the failing subscriber cannot be stored, and cannot be queued
+			failed, err := d.Pages(t.Context(), batch)
+			if err != nil || len(failed) != 2 {
+				t.Fatalf("failed %v, %v; want both messages", failed, err)
+			}
+		}
+		broken.Store(false)
+		q.broken, d.sender.opener = false, plain{}
+		r.done(d.Pages(t.Context(), batch))
+		posts := map[string]int{}
+		for _, p := range r.posts {
+			posts[p.ID+" "+p.URL]++
+		}
+		for _, s := range subs {
+			for _, e := range events {
+				if n := posts[e.ID+" "+s.Target.URL]; n != 1 {
+					t.Errorf("%s was sent %s %d times, want once", s.Target.URL, e.ID, n)
+				}
+			}
+		}
+	})
+
+	t.Run("AWS-05 the tasks for the rest of a range are queued after its part is done", func(t *testing.T) {
+		r := newRig(t)
+		subs := r.to(oneOrigin(4*task.PageTarget + 1)...)
+		_, d, _ := r.process()
+		posted := -1
+		d.Queue = &watched{Sender: d.Queue, seen: func(q queue.Name) {
+			if q == queue.Deliveries && posted < 0 {
+				posted = len(r.posts)
+			}
+		}}
+		r.done(d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(subs[0].Patterns[0].Key, someEvents(1, 60)...))}))
+		if posted != 4*task.PageTarget {
+			t.Errorf("the rest was queued after %d posts, want %d", posted, 4*task.PageTarget)
+		}
+		// If the part fails, the page is redelivered as a whole, so no rest is queued.
+		r.queues[queue.Deliveries] = nil
+		_, d, _ = r.process()
+		d.DB = hooked{DB: d.DB, query: func() error { return errDied }}
+		failed, err := d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(subs[0].Patterns[0].Key, someEvents(1, 60)...))})
+		if err != nil || len(failed) != 1 || len(r.queues[queue.Deliveries]) > 0 {
+			t.Errorf("failed %v, %v, %d tasks; want the message and none", failed, err, len(r.queues[queue.Deliveries]))
+		}
+	})
+
+	t.Run("AWS-05 records are written although the batch has ended", func(t *testing.T) {
+		r := newRig(t)
+		sub := r.to(oneOrigin(1)...)[0]
+		_, d, _ := r.process()
+		ctx, cancel := context.WithCancel(t.Context())
+		r.script = func(int) webhook.Outcome {
+			cancel()
+			return succeeds(0)
+		}
+		// As a store over a network this one does nothing for a context that has ended.
+		d.DB = hooked{DB: d.DB, writeAll: func(ctx context.Context, _ []store.Op) error { return ctx.Err() }}
+		r.done(d.Pages(ctx, []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
+		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: "r#default#" + sub.ID})
+		if err != nil || len(page.Items) != 1 {
+			t.Errorf("%d records, %v; want that of the delivery", len(page.Items), err)
+		}
+	})
+}
+
+func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
+	r := newRig(t)
+	sub := r.to(oneOrigin(1)...)[0]
+	recorded := func() int {
+		if del := r.storedDelivery(sub.ID, "evt_1"); del != nil {
+			return len(del.Attempts)
+		}
+		return 0
+	}
+	// In the fast lane, posts 1 to 3 fail on our side and post 4 fails at the endpoint. In the slow lane, posts 5 to 7 fail on our
+	// side and post 8 succeeds.
+	wants := []int{0, 0, 0, 0, 1, 1, 1, 1}
+	r.script = func(n int) webhook.Outcome {
+		if n > len(wants) {
+			t.Errorf("post number %d", n)
+			return succeeds(0)
+		}
+		if got := recorded(); got != wants[n-1] {
+			t.Errorf("before post %d %d attempts are recorded, want %d", n, got, wants[n-1])
+		}
+		switch n {
+		case 4:
+			return fails(0)
+		case 8:
+			return succeeds(0)
+		}
+		return webhook.Outcome{Category: webhook.Internal, Err: errDied}
+	}
+	d, _ := r.firstAttempts("evt_1")
+	for range 20 { // one message at a time, as the server does
+		if len(r.queues[queue.Slow]) == 0 {
+			break
+		}
+		m := r.queues[queue.Slow][0]
+		r.queues[queue.Slow] = r.queues[queue.Slow][1:]
+		failed, err := d.Singles(t.Context(), []queue.Message{m})
+		must(t, err)
+		if len(failed) > 0 {
+			m.Received++
+			r.queues[queue.Slow] = append(r.queues[queue.Slow], m)
+		}
+		r.now = r.now.Add(10 * time.Second)
+	}
+	if len(r.posts) != len(wants) {
+		t.Errorf("%d posts, want %d", len(r.posts), len(wants))
+	}
+	equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
+}
+
+func TestMessagesOfTheVersionBefore(t *testing.T) {
+	r := newRig(t)
+	sub := r.to(oneOrigin(1)...)[0]
+	down := true
+	r.script = func(int) webhook.Outcome {
+		if down {
+			return fails(0)
+		}
+		return succeeds(0)
+	}
+	_, d, retry := r.process()
+	if failed, err := d.Pages(t.Context(), []queue.Message{message("p", fmt.Sprintf(
+		`{"v":1,"ws":"default","key":%q,"r":{},"n":1,"ev":[{"v":1,"ws":"default","id":"evt_1","uri":"event://ci/build-finished","name":"ci.build_finished","data":{}}]}`,
+		sub.Patterns[0].Key))}); err != nil || len(failed) > 0 || len(r.posts) != 1 {
+		t.Fatalf("AWS-06 a page without tries and hops: failed %v, %v, %d posts", failed, err, len(r.posts))
+	}
+	// The previous version wrote the due entry without the time at which the entry was made.
+	key := r.keyOf("evt_1")
+	old := fmt.Sprintf(`{"v":1,"ws":"default","pr":"alice","sub":%q,"ev":"evt_1","k":%q,"n":2}`, sub.ID, key)
+	r.queues[queue.Slow] = nil
+	at := r.now.Add(3 * time.Minute)
+	if err := r.db.Write(t.Context(), store.Put(store.Item{
+		Key: state.DueKey("default", sub.ID, key, at), Value: fmt.Appendf(nil, `{"t":%s,"at":%d}`, old, at.UnixMilli()),
+	})); err != nil {
+		t.Fatal(err)
+	}
+	must(t, errorOf(retry.Run(t.Context()))) // sets the position
+	r.now = r.now.Add(5 * time.Minute)
+	if n, err := retry.Run(t.Context()); err != nil || n == 0 {
+		t.Fatalf("AWS-06 a due entry without its making: %d moved, %v", n, err)
+	}
+	down = false
+	failed, err := d.Singles(t.Context(), []queue.Message{message("s", old)})
+	if err != nil || len(failed) > 0 || len(r.posts) != 2 {
+		t.Errorf("AWS-06 a single without its endpoint: failed %v, %v, %d posts", failed, err, len(r.posts))
+	}
+}
+
+// TestEndpointRates: WHK-16.
+func TestEndpointRates(t *testing.T) {
+	t.Run("WHK-16 what is over the rate is delivered later, at its pace, and none is lost", func(t *testing.T) {
+		options := embedded()
+		options.EndpointRate = 10
+		inWorld(t, options, func(w *world) {
+			urls := oneOrigin(2)
+			w.to(urls...)
+			w.answer = func(webhook.Request) webhook.Outcome {
+				return takes(10 * time.Millisecond)
+			}
+			at := w.send("e", 200, 2*time.Second)
+			time.Sleep(2 * time.Minute)
+			for _, url := range urls {
+				lags, missing := w.lags(url, at)
+				if missing > 0 {
+					t.Errorf("%s misses %d events", url, missing)
+					continue
+				}
+				if n := len(w.attemptsTo(url)); n != len(at) {
+					t.Errorf("%d attempts for %d events", n, len(at))
+				}
+				if n := w.perSecond(url); n > 10 {
+					t.Errorf("%d attempts in a second, want at most 10", n)
+				}
+				if last := lags[len(lags)-1]; last < 17*time.Second || last > 45*time.Second {
+					t.Errorf("the last came after %v; 200 take 20 s at 10 a second", last)
+				}
+			}
+		})
+	})
+	t.Run("WHK-18 each delivery is made, and none is given up without an attempt", func(t *testing.T) {
+		options := embedded()
+		options.EndpointRate = 2
+		options.Schedule = retry.Schedule{0, time.Second}
+		inWorld(t, options, func(w *world) {
+			url := oneOrigin(1)[0]
+			sub := w.to(url)[0]
+			w.answer = func(webhook.Request) webhook.Outcome {
+				return takes(10 * time.Millisecond)
+			}
+			// Another process uses half of the rate.
+			foreign := lane.New(w.db, lane.Limits{Attempts: 1, PerEndpoint: 1, Bytes: 1 << 20, Rate: options.EndpointRate}, time.Now)
+			stop := time.Now().Add(40 * time.Minute)
+			go func() {
+				for time.Now().Before(stop) {
+					ctx := context.WithoutCancel(w.t.Context())
+					if s, v := foreign.Reserve(ctx, lane.Call{Endpoint: task.EndpointID(url), URL: url}, lane.Patience{}); v == lane.Granted {
+						s.Start(ctx, url)
+						s.Done(lane.Unused)
+					}
+					time.Sleep(time.Second)
+				}
+			}()
+			at := w.send("e", 1500, time.Second)
+			time.Sleep(3 * time.Hour)
+			if _, missing := w.lags(url, at); missing > 0 {
+				t.Errorf("%d of %d events are missing", missing, len(at))
+			}
+			dead := 0
+			err := store.Each(w.t.Context(), w.db, state.LettersOf("default", sub.ID), "list dead letters", func(*store.Item) error {
+				dead++
+				return nil
+			})
+			if err != nil || dead > 0 {
+				t.Errorf("%d dead letters (%v), want none", dead, err)
+			}
+			if n := w.perSecond(url); n > int(options.EndpointRate) {
+				t.Errorf("%d attempts in a second, want at most %d", n, options.EndpointRate)
+			}
+		})
+	})
+}
+
+// perSecond returns the largest number of attempts to an endpoint within one clock second.
+func (w *world) perSecond(url string) (most int) {
+	in := map[int64]int{}
+	for _, at := range w.attemptsTo(url) {
+		in[at.Unix()]++
+		most = max(most, in[at.Unix()])
+	}
+	return most
+}
 
 // unhurried is an endpoint that takes its time.
 type unhurried struct {
@@ -29,7 +298,7 @@ func (u *unhurried) Send(ctx context.Context, r webhook.Request) webhook.Outcome
 		u.mu.Lock()
 		defer u.mu.Unlock()
 		u.got[r.ID]++
-		return webhook.Outcome{Status: 200, Took: u.takes}
+		return takes(u.takes)
 	case <-ctx.Done():
 		return webhook.Outcome{Category: webhook.Aborted, Err: ctx.Err()}
 	}
@@ -47,37 +316,42 @@ func someEvents(n, size int) (events []event.Event) {
 
 // A page that cannot be sent within the time of its batch must not return unchanged, because it would be cut off at the same
 // place again.
-func TestAPageOfManyEventsForASlowEndpointEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t)
-		sub := r.register("event://ci/build-finished")
-		_, d, _ := r.process()
-		u := &unhurried{takes: 1500 * time.Millisecond, got: map[string]int{}}
-		d.sender.poster, d.Now = u, time.Now
-		events := someEvents(100, 60)
-		batch := []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, events...))}
-		for batches := 0; len(batch) > 0; batches++ {
-			if batches == 20 {
-				t.Fatalf("%d of %d events were delivered after %d batches", len(u.got), len(events), batches)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			failed, err := d.Pages(ctx, batch)
-			cancel()
-			if err != nil || len(failed) > 0 {
-				t.Fatalf("the batch failed: %v, %v", failed, err)
-			}
-			batch = r.queues[queue.Deliveries]
-			r.queues[queue.Deliveries] = nil
-		}
-		for _, e := range events {
-			if u.got[e.ID] != 1 {
-				t.Errorf("%s was delivered %d times", e.ID, u.got[e.ID])
-			}
-		}
-		if n := len(r.queues[queue.Slow]); n > 0 {
-			t.Errorf("%d deliveries were retried", n)
-		}
-	})
+func TestAPageOfManyEventsForASlowEndpoint(t *testing.T) {
+	for name, hops := range map[string]int{
+		"its rest is another page, until all events are delivered":                        0,
+		"AWS-03 a row of pages has an end, after which its rest belongs to the slow lane": maxHops,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const all = 100
+				r, sub := registered(t)
+				_, d, _ := r.process()
+				u := &unhurried{takes: 1500 * time.Millisecond, got: map[string]int{}}
+				d.sender.poster, d.Now = u, time.Now
+				asked := pageOf(sub.Patterns[0].Key, someEvents(all, 60)...)
+				asked.Hops = hops
+				batch := []queue.Message{pageMessage("1", asked)}
+				batches := 0
+				for ; len(batch) > 0; batches++ {
+					if batches == 20 {
+						t.Fatalf("%d of %d events were delivered after %d batches", len(u.got), all, batches)
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					r.done(d.Pages(ctx, batch))
+					cancel()
+					batch = r.queues[queue.Deliveries]
+					r.queues[queue.Deliveries] = nil
+				}
+				for id, n := range u.got {
+					equal(t, "the deliveries of "+id, n, 1)
+				}
+				slow := len(r.queues[queue.Slow])
+				if (slow > 0) != (hops > 0) || (batches == 1) != (hops > 0) || slow+len(u.got) != all {
+					t.Errorf("got %d events delivered in %d pages and %d in the slow lane, of %d", len(u.got), batches, slow, all)
+				}
+			})
+		})
+	}
 }
 
 // Tasks for the same range are handled together. Their remaining events have to fit into messages again.
@@ -101,4 +375,311 @@ func TestTheRestOfAPageFitsIntoMessages(t *testing.T) {
 	if n := len(r.queues[queue.Deliveries]); n == 0 {
 		t.Error("got no task for another page, want at least one")
 	}
+}
+
+func TestPagesThatCannotBeWritten(t *testing.T) {
+	for name, tc := range map[string]struct {
+		refusal *fault.Error
+		most    int // attempts
+	}{
+		"AWS-05 a failed delivery that can never be stored is dead-lettered after one attempt":        {fault.New(fault.TooLarge, "the item is too large"), 1},
+		"AWS-05 failed deliveries of a page that cannot be stored are dead-lettered after some hours": {fault.New(fault.Unavailable, "the table is throttled"), maxPageRetries + 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, _ := registered(t)
+			r.script = fails
+			r.publish("evt_1")
+			fanout, d, _ := r.process()
+			r.hand(queue.Events, fanout.Handle)
+			d.manager.Deliveries.DB = hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+				for _, op := range ops {
+					if p := op.Item.Partition; strings.HasPrefix(p, "b#") || strings.HasPrefix(p, "d#") {
+						return tc.refusal
+					}
+				}
+				return nil
+			}}
+			for range 2 * maxPageRetries {
+				r.hand(queue.Deliveries, d.Pages)
+			}
+			if len(r.posts) > tc.most {
+				t.Errorf("got %d attempts, want at most %d", len(r.posts), tc.most)
+			}
+			equal(t, "the messages of the queue Deliveries", len(r.queues[queue.Deliveries]), 0)
+			if n := len(r.queues[queue.Dead]); n != 1 {
+				t.Fatalf("got %d dead letters, want one", n)
+			}
+			l, err := queue.ParseDeadLetter(r.queues[queue.Dead][0].Body)
+			must(t, err)
+			task, err := task.Decode([]byte(l.Body), func(t task.Page) int { return t.V })
+			if err != nil || task.Retries != 0 || len(task.Events) != 1 || task.Events[0].ID != "evt_1" {
+				t.Errorf("got a dead letter of %+v, %v, want a new task for evt_1", task, err)
+			}
+		})
+	}
+}
+
+// An event type is paused, and events with many quotes are published. As a string in JSON each quote takes two bytes.
+func TestPausingLargePayloads(t *testing.T) {
+	for name, data := range map[string]string{
+		"plain text":      `{"ok":"` + strings.Repeat("x", 230<<10) + `"}`,
+		"JSON in a text":  `{"ok":"` + strings.Repeat(`{\"id\":1}`, 23<<10) + `"}`,
+		"array of texts":  `{"ok":[` + strings.TrimSuffix(strings.Repeat(`"",`, 79<<10), ",") + `]}`,
+		"escaped newline": `{"ok":"` + strings.Repeat(`a\n`, 79<<10) + `"}`,
+	} {
+		t.Run("WHK-22 "+name, func(t *testing.T) {
+			if len(data) > event.MaxPayload {
+				t.Fatalf("the payload has %d bytes, more than publish accepts", len(data))
+			}
+			r, _ := registered(t)
+			all := switches.Event("ci.build_finished")
+			r.pause(all, nil)
+			r.publishTo("event://ci/build-finished", "ci.build_finished", "evt_large", data)
+			r.publish("evt_2")
+			fanout, d, _ := r.process()
+			d.Switches = r.switches()
+			r.hand(queue.Events, fanout.Handle)
+			r.hand(queue.Deliveries, d.Pages)
+			if len(r.posts) > 0 {
+				t.Fatalf("got %d posts while paused, want none", len(r.posts))
+			}
+			r.resume(all, nil)
+			r.handle()
+			if got := posted(r); got["evt_large"] != 1 || got["evt_2"] != 1 {
+				t.Errorf("got posts %v after the pause, want one of each", got)
+			}
+			for _, p := range r.posts {
+				if p.ID == "evt_large" && !strings.Contains(string(p.Body), data) {
+					t.Errorf("the payload of evt_large came back changed")
+				}
+			}
+		})
+	}
+}
+
+// A page task that was sent again many times and a new one are in the same batch, and the store fails once more.
+func TestANewPageHasAllItsRetries(t *testing.T) {
+	r, _ := registered(t)
+	r.script = fails
+	fanout, d, _ := r.process()
+	for _, id := range []string{"evt_old", "evt_new"} {
+		r.publish(id)
+		r.hand(queue.Events, fanout.Handle)
+	}
+	tasks := r.queues[queue.Deliveries]
+	old, err := task.Decode(tasks[0].Body, func(t task.Page) int { return t.V })
+	if err != nil || len(tasks) != 2 {
+		t.Fatalf("got %d page tasks, %v, want two", len(tasks), err)
+	}
+	old.Retries = maxPageRetries
+	tasks[0].Body = old.Encode()
+	d.manager.Deliveries.DB = hooked{DB: r.db, write: func(context.Context, []store.Op) error {
+		return fault.New(fault.Unavailable, "the table is throttled")
+	}}
+	r.hand(queue.Deliveries, d.Pages)
+	if n := len(r.queues[queue.Dead]); n != 1 || !strings.Contains(string(r.queues[queue.Dead][0].Body), "evt_old") {
+		t.Errorf("AWS-05: got %d dead letters, want one of the old page", n)
+	}
+	left := r.queues[queue.Deliveries]
+	if len(left) != 1 {
+		t.Fatalf("AWS-05: got %d page tasks that are left, want one of the new page", len(left))
+	}
+	task, err := task.Decode(left[0].Body, func(t task.Page) int { return t.V })
+	if err != nil || task.Retries != 1 || len(task.Events) != 1 || task.Events[0].ID != "evt_new" {
+		t.Errorf("AWS-05: got %d retries of %d events, %v, want the first retry of the new page", task.Retries, len(task.Events), err)
+	}
+}
+
+func message(id, body string) queue.Message {
+	return queue.Message{ID: id, Outgoing: queue.Outgoing{Body: []byte(body)}}
+}
+
+// originsOfDead checks that each dead letter has its queue, its reason and its message (AWS-07).
+func (r *rig) originsOfDead(want ...queue.Name) {
+	r.t.Helper()
+	for i, m := range r.queues[queue.Dead] {
+		l, err := queue.ParseDeadLetter(m.Body)
+		must(r.t, err)
+		body, err := l.Content()
+		if err != nil || len(body) == 0 || l.Queue != want[i] || l.Reason == "" || l.Message == "" || l.Dead.IsZero() {
+			r.t.Errorf("AWS-07: dead letter %d is %+v, %v; want one of %s", i, l, err, want[i])
+		}
+	}
+}
+
+func TestBatches(t *testing.T) {
+	t.Run("WHK-19 events that cannot be read are dead-lettered, the others of the batch go on", func(t *testing.T) {
+		r, _ := registered(t)
+		r.publish("evt_1")
+		good := r.queues[queue.Events][0]
+		r.queues[queue.Events] = nil
+		fanout, dispatch, _ := r.process()
+		batch := []queue.Message{
+			message("broken", `{"v":1`),
+			message("no version", `{"id":"evt_3"}`),
+			message("newer", `{"v":99}`),
+			message("nobody's", `{"v":1,"ws":"default","id":"evt_2","uri":"event://gone/type","data":{}}`),
+			good,
+		}
+		failed, err := fanout.Handle(t.Context(), batch)
+		if err != nil || !slices.Equal(failed, []string{"newer"}) {
+			t.Fatalf("failed %v, error %v, want AWS-06 the newer one only: a poison message would come again for ever", failed, err)
+		}
+		equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 3)
+		pages := append(r.queues[queue.Deliveries], message("no page", `[]`),
+			message("newer", `{"v":99}`), message("newer event", `{"v":1,"ev":[{"v":99}]}`))
+		failed, err = dispatch.Pages(t.Context(), pages)
+		if err != nil || !slices.Equal(failed, []string{"newer", "newer event"}) {
+			t.Errorf("failed %v, error %v, want AWS-06 the newer ones only", failed, err)
+		}
+		if len(r.posts) != 1 || r.posts[0].ID != "evt_1" {
+			t.Errorf("%d posts, want that of the good event", len(r.posts))
+		}
+		equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 4)
+		r.originsOfDead(queue.Events, queue.Events, queue.Events, queue.Deliveries)
+	})
+	t.Run("WHK-19 a batch of retries reports the failed ones only", func(t *testing.T) {
+		r, _ := registered(t)
+		r.script = func(n int) webhook.Outcome {
+			if n <= 2 {
+				return fails(0)
+			}
+			if n == 3 { // the process canceled it, so its outcome is unknown
+				return webhook.Outcome{Category: webhook.Aborted, Err: errDied}
+			}
+			return succeeds(0)
+		}
+		dispatch, _ := r.firstAttempts("evt_1", "evt_2")
+		retries := append(slices.Clone(r.queues[queue.Slow]), message("poison", `"x"`), message("newer", `{"v":99}`))
+		if len(retries) != 4 {
+			t.Fatalf("%d retries, want two, the poison and the newer", len(retries)-2)
+		}
+		failed, err := dispatch.Singles(t.Context(), retries)
+		if err != nil || len(failed) != 2 || !slices.Contains(failed, "newer") || slices.Contains(failed, "poison") {
+			t.Errorf("failed %v, error %v; want the newer one and the one that was broken off", failed, err)
+		}
+		equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 1)
+		r.originsOfDead(queue.Slow)
+	})
+}
+
+// A page decodes the payload of an event once, however many of its subscribers filter.
+func TestAPageDecodesAPayloadOnce(t *testing.T) {
+	const all = 20
+	// allocated returns the memory that a page of n subscribers allocates for a payload of many members.
+	allocated := func(n int) uint64 {
+		r := newRig(t)
+		for i := range n {
+			r.subscribe(func(s *subscription.SubscribeRequest) {
+				s.Name, s.Arguments = "github.push", json.RawMessage(`{"owner":"acme","repo":"app","branch":["x","main*"]}`)
+				s.URL = fmt.Sprintf("https://hooks.example.com/%d", i)
+			})
+		}
+		const uri = "event://github/acme/app/push"
+		e := event.Event{
+			Workspace: "default", ID: "evt_1", URI: uri, Name: "github.push", Time: r.now, Published: r.now,
+			Data: []byte(`{"branch":"other","commits":[` + strings.TrimSuffix(strings.Repeat(`{"id":"0123456789"},`, 9000), ",") + `]}`),
+		}
+		body := task.Encode(task.Page{V: task.Version, Workspace: "default", Pattern: uri, Count: n, Events: []event.Event{e}})
+		_, d, _ := r.process()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		failed, err := d.Pages(t.Context(), []queue.Message{message("1", string(body))})
+		runtime.ReadMemStats(&after)
+		if err != nil || len(failed) > 0 || len(r.posts) > 0 {
+			t.Fatalf("failed %v, %v, %d posts of what no filter lets through", failed, err, len(r.posts))
+		}
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	one := allocated(1)
+	if many := allocated(all); many > 2*one {
+		t.Errorf("a page of %d subscribers allocates %d bytes, one of a single subscriber %d", all, many, one)
+	}
+}
+
+func TestGate(t *testing.T) {
+	g := &Gate{}
+	read := time.Now()
+	if !g.enter("a", read) {
+		t.Error("closed before anything ended")
+	}
+	g.Ended("a")
+	if g.enter("a", read) {
+		t.Error("open for what was read before the end")
+	}
+	if !g.enter("a", time.Now().Add(time.Nanosecond)) {
+		t.Error("closed for what was read after the end")
+	}
+}
+
+// The end of a subscription and its creation under the same id may reach the gate in the wrong order.
+func TestALateEndDoesNotSilenceASubscriptionMadeAnew(t *testing.T) {
+	r, sub := registered(t)
+	_, d, _ := r.process()
+	d.Gate = &Gate{}
+	d.Gate.Started(sub.ID)
+	d.Gate.Ended(sub.ID) // of the one before it
+	r.done(d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
+	if len(r.posts) != 1 {
+		t.Errorf("%d deliveries, want 1", len(r.posts))
+	}
+}
+
+// TestNothingStartsAfterDeregistering: EVS-11. Wherever a delivery is when its subscription is
+// deregistered, no attempt of it starts afterwards.
+func TestNothingStartsAfterDeregistering(t *testing.T) {
+	for name, until := range map[string]func(*testing.T, *rig){
+		"an event that is not fanned out": func(*testing.T, *rig) {},
+		"a page that waits": func(t *testing.T, r *rig) {
+			fanout, _, _ := r.process()
+			r.hand(queue.Events, fanout.Handle)
+			if len(r.queues[queue.Deliveries]) == 0 {
+				t.Fatal("no page")
+			}
+		},
+		"a retry in the slow lane": func(t *testing.T, r *rig) {
+			r.script = fails
+			r.work()
+			if len(r.posts) == 0 || len(r.queues[queue.Slow]) == 0 {
+				t.Fatalf("%d posts, %d retries", len(r.posts), len(r.queues[queue.Slow]))
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, sub := registered(t)
+			id := sub.ID
+			r.publish("evt_1")
+			until(t, r)
+			before := len(r.posts)
+			must(t, r.services.Deregister(t.Context(), r.principal(), subscription.URI(id)))
+			r.run()
+			if n := len(r.posts) - before; n != 0 {
+				t.Errorf("%d attempts started after the answer", n)
+			}
+		})
+	}
+	t.Run("EVS-11 a retry on AWS that waits for a slow store after its subscription was read", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r, sub := registered(t)
+			id := sub.ID
+			d, _ := r.storeFailed()
+			d.Options.EndpointRate = 10
+			waited := false
+			d.DB = hooked{DB: d.DB, write: func(_ context.Context, ops []store.Op) error {
+				if !waited && strings.HasPrefix(ops[0].Item.Partition, "t#") { // the attempt takes a token of the rate limit
+					waited = true
+					if err := r.services.Deregister(t.Context(), r.principal(), subscription.URI(id)); err != nil {
+						t.Error(err)
+					}
+					time.Sleep(1500 * time.Millisecond)
+				}
+				return nil
+			}}
+			before := len(r.posts)
+			r.hand(queue.Slow, NewDispatcher(d.Config).Singles)
+			if n := len(r.posts) - before; n != 0 || !waited {
+				t.Errorf("got %d attempts 1.5 s after the answer (waited %v), want none", n, waited)
+			}
+		})
+	})
 }

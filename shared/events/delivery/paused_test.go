@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
@@ -16,71 +15,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
-
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
-
-func (r *rig) switches() *switches.Set {
-	return &switches.Set{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return r.now }}
-}
-
-// handle has a process with fresh switches work until its queues are empty.
-func (r *rig) handle() {
-	r.t.Helper()
-	fanout, dispatch, _ := r.process()
-	dispatch.Switches = r.switches()
-	for range 50 {
-		r.hand(queue.Events, fanout.Handle)
-		r.hand(queue.Deliveries, dispatch.Pages)
-		r.hand(queue.Slow, dispatch.Singles)
-	}
-}
-
-func (r *rig) pause(n switches.Name, sub *subscription.Subscription) {
-	r.t.Helper()
-	sw := switches.Switch{Name: n, By: "op", Reason: "maintenance"}
-	if _, mine := n.SubscriptionID(); mine {
-		if _, err := r.services.SetPaused(r.t.Context(), "default", sub.Principal, sub.ID, true, r.switches().PauseOps("default", sw)...); err != nil {
-			r.t.Fatal(err)
-		}
-		return
-	}
-	if err := r.switches().Pause(r.t.Context(), "default", sw); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
-func (r *rig) resume(n switches.Name, sub *subscription.Subscription) {
-	r.t.Helper()
-	if _, mine := n.SubscriptionID(); mine {
-		if _, err := r.services.SetPaused(r.t.Context(), "default", sub.Principal, sub.ID, false, r.switches().ResumeOps("default", n)...); err != nil {
-			r.t.Fatal(err)
-		}
-	} else if ok, err := r.switches().Resume(r.t.Context(), "default", n); err != nil || !ok {
-		r.t.Fatal(ok, err)
-	}
-	if _, err := r.switches().Requeue(r.t.Context()); err != nil {
-		r.t.Fatal(err)
-	}
-}
 
 // TestSwitches: OPS-06, WHK-22. While a switch is paused, first attempts and retries wait. After it is
 // resumed, all of them are made, with the first webhook-id of their delivery.
 func TestSwitches(t *testing.T) {
 	for _, kind := range []string{"all", "event", "origin", "subscription"} {
 		t.Run("OPS-06 WHK-22 a paused "+kind, func(t *testing.T) {
-			r := newRig(t)
-			sub := r.register("event://ci/build-finished")
+			r, sub := registered(t)
 			n := map[string]switches.Name{
 				"all": switches.All, "event": switches.Event("ci.build_finished"),
 				"origin": switches.Origin("https://hooks.example.com"), "subscription": switches.Subscription(sub.ID),
 			}[kind]
 			r.script = failsFirst(1)
-			r.publish("evt_before")
-			fanout, first, _ := r.process()
-			r.hand(queue.Events, fanout.Handle)
-			r.hand(queue.Deliveries, first.Pages)
+			r.firstAttempts("evt_before")
 			if len(r.posts) != 1 || len(r.queues[queue.Slow]) != 1 {
 				t.Fatalf("%d posts, %d retries, want 1 each", len(r.posts), len(r.queues[queue.Slow]))
 			}
@@ -110,22 +60,17 @@ func TestSwitches(t *testing.T) {
 
 // TestPausedPagesHoldTheWatermark: OPS-06. What waits for a switch is not settled.
 func TestPausedPagesHoldTheWatermark(t *testing.T) {
-	r := newRig(t)
-	sub := r.register("event://ci/build-finished")
+	r, sub := registered(t)
 	r.pause(switches.All, nil)
 	r.publish("evt_1")
 	published := r.now
 	r.handle()
 	r.now = r.now.Add(3 * time.Hour)
-	if err := r.db.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.db.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())))
 	settled := func() int64 {
 		t.Helper()
 		at, _, err := (&lifecycle.Watermark{DB: r.db}).Settled(t.Context(), "default", sub.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return at
 	}
 	if at := settled(); at >= published.UnixMicro() {
@@ -148,20 +93,14 @@ func TestResumingDoesNotStampede(t *testing.T) {
 	for i := range n {
 		ops = append(ops, store.Put(set.Item("default", switches.All, switches.Message{Queue: queue.Slow, Body: fmt.Appendf(nil, `{"n":%d}`, i)})))
 	}
-	if err := r.db.WriteAll(t.Context(), ops...); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.db.WriteAll(t.Context(), ops...))
 	r.pause(switches.All, nil)
 	if requeued, err := set.Requeue(t.Context()); err != nil || requeued != 0 {
 		t.Fatalf("OPS-06: %d requeued while it is paused, %v", requeued, err)
 	}
-	if ok, err := set.Resume(t.Context(), "default", switches.All); err != nil || !ok {
-		t.Fatal(ok, err)
-	}
+	must(t, did(set.Resume(t.Context(), "default", switches.All)))
 	for round := 1; round <= 2; round++ {
-		if _, err := set.Requeue(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errorOf(set.Requeue(t.Context())))
 		perSecond := map[time.Duration]int{}
 		for _, m := range r.queues[queue.Slow] {
 			perSecond[m.Delay]++
@@ -181,17 +120,15 @@ func TestResumingDoesNotStampede(t *testing.T) {
 
 // TestRecords: OPS-03, WHK-14.
 func TestRecords(t *testing.T) {
-	r := newRig(t)
-	sub := r.register("event://ci/build-finished")
+	r, sub := registered(t)
 	r.script = func(n int) webhook.Outcome {
 		if n == 1 {
 			return webhook.Outcome{Category: webhook.HTTP5xx, Status: 503, Took: 7 * time.Millisecond}
 		}
-		return webhook.Outcome{Status: 200}
+		return succeeds(0)
 	}
 	began := r.now
-	r.publish("evt_1")
-	r.run()
+	r.run("evt_1")
 	for name, ask := range map[string]records.Query{
 		"subscription": {Subscription: sub.ID}, "event": {Event: "evt_1"}, "origin": {Origin: "https://hooks.example.com"}, "everything": {},
 		"all of it": {Subscription: sub.ID, Event: "evt_1", Origin: "https://hooks.example.com", Span: records.Span{Since: began}},
@@ -227,18 +164,14 @@ func TestRecords(t *testing.T) {
 
 // TestLettersAreRetried: OPS-04, WHK-13.
 func TestLettersAreRetried(t *testing.T) {
-	r := newRig(t)
-	sub := r.register("event://ci/build-finished")
+	r, sub := registered(t)
 	r.script = tooLarge
-	r.publish("evt_1")
-	r.run()
+	r.run("evt_1")
 	ops := r.operations()
 	ask := func(q deadletter.LetterQuery) []deadletter.Letter {
 		t.Helper()
 		list, _, err := ops.Letters(t.Context(), "default", q, "", 10)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return list
 	}
 	var letter deadletter.Letter
@@ -286,13 +219,9 @@ func (c *canceling) Lookup(ctx context.Context, workspace, principal, id string)
 
 // TestACanceledReplayCountsWhatWasUnderWay: OPS-04.
 func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
-	r := newRig(t)
-	r.register("event://ci/build-finished")
+	r, _ := registered(t)
 	r.script = tooLarge
-	for _, id := range []string{"evt_1", "evt_2", "evt_3"} {
-		r.publish(id)
-	}
-	r.run()
+	r.run("evt_1", "evt_2", "evt_3")
 	ops := r.operations()
 	subs := &canceling{Finder: r.services}
 	replays := deadletter.NewReplays(deadletter.ReplayOptions{Operations: ops, Subscriptions: subs})
@@ -305,13 +234,9 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := replays.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errorOf(replays.Run(t.Context())))
 	left, _, err := ops.Letters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if job, err = replays.Find(t.Context(), "default", job.ID); err != nil || job.State != deadletter.ReplayCanceled || job.Replayed+len(left) != 3 {
 		t.Errorf("OPS-04: it ended as %+v with %d letters left, %v", job, len(left), err)
 	}
@@ -319,13 +244,10 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 
 // TestTestEvents: OPS-02, WHK-15.
 func TestTestEvents(t *testing.T) {
-	r := newRig(t)
-	sub := r.register("event://ci/build-finished")
+	r, sub := registered(t)
 	ops := r.operations()
 	id, err := ops.SendTest(t.Context(), sub)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.run()
 	if len(r.posts) != 1 || r.posts[0].ID != id || len(r.posts[0].Keys) == 0 {
 		t.Fatalf("WHK-15: got %+v, want one signed webhook %s", r.posts, id)
@@ -339,23 +261,6 @@ func TestTestEvents(t *testing.T) {
 	}
 	if list, _, err := records.List(t.Context(), r.db, "default", records.Query{Event: id}, "", 10); err != nil || len(list) != 1 || !list[0].Test {
 		t.Errorf("OPS-02: its record is %+v, %v", list, err)
-	}
-}
-
-// TestDeliverAgain: OPS-05.
-func TestDeliverAgain(t *testing.T) {
-	r := newRig(t)
-	sub := r.register("event://ci/build-finished")
-	r.publish("evt_1")
-	r.run()
-	ops := r.operations()
-	e := event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`)}
-	if err := ops.Deliver(t.Context(), sub, &e); err != nil {
-		t.Fatal(err)
-	}
-	r.run()
-	if len(r.posts) != 2 || r.posts[1].ID != "evt_1" {
-		t.Errorf("OPS-05: got %d posts, want the event again", len(r.posts))
 	}
 }
 
@@ -396,22 +301,13 @@ func TestAPausedSubscriptionIsDisabledAndEnabled(t *testing.T) {
 	sub := r.register("event://ci/build-finished")
 	name := switches.Subscription(sub.ID)
 	r.pause(name, sub)
-	r.publish("evt_1")
+	r.handle("evt_1")
+	must(t, errorOf(r.services.Disable(t.Context(), "default", sub.Principal, sub.ID, "gone", r.record(sub.ID).Resumed)))
+	must(t, did(r.services.Enable(t.Context(), "default", sub.Principal, sub.ID)))
 	r.handle()
-	if _, err := r.services.Disable(t.Context(), "default", sub.Principal, sub.ID, "gone", r.record(sub.ID).Resumed); err != nil {
-		t.Fatal(err)
-	}
-	if enabled, err := r.services.Enable(t.Context(), "default", sub.Principal, sub.ID); !enabled || err != nil {
-		t.Fatalf("the subscription was enabled: %v, %v", enabled, err)
-	}
-	r.handle()
-	if n := posted(r)["evt_1"]; n != 0 {
-		t.Errorf("OPS-06 WHK-18 the event was posted %d times although its subscription is paused", n)
-	}
+	equal(t, "the posts of evt_1", posted(r)["evt_1"], 0)
 	r.resume(name, sub)
 	r.now = r.now.Add(2 * switches.MaxAge)
 	r.handle()
-	if n := posted(r)["evt_1"]; n != 1 {
-		t.Errorf("OPS-06 WHK-18 the event was posted %d times after its subscription was resumed, want once", n)
-	}
+	equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
 }

@@ -22,23 +22,18 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
-	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/mcp/events"
-	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
-	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-	"github.com/mcp-events/mcpevents/shared/events/fanout"
-
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
-
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
@@ -53,60 +48,54 @@ const (
 // subscribe, refresh after 73 % of the lifetime, and rotate their secrets. Some delete a task, which unsubscribes, and some remove
 // the plugin, which does not. In the meantime another release is deployed next to the first, takes over, and is rolled back. Every
 // event that was published while a subscription lived must arrive at its callback, and no event after that.
+// EVX-20, EVX-09, EVX-10, EVX-15: a day, a deployment and a rollback lose no event.
 func TestADayOfChatGPT(t *testing.T) {
-	t.Run("EVX-20 EVX-09 EVX-10 EVX-15 a day, a deployment and a rollback lose no event", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			r := newRig(t)
-			queues, err := queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: slog.New(slog.DiscardHandler)})
-			if err != nil {
-				t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		d := &rehearsal{callbacks: map[string]*userTask{}, random: rand.New(rand.NewPCG(20, 26)), begin: time.Now()}
+		d.world, d.config = newWorld(t)
+		before := d.start("before")
+		var everyone sync.WaitGroup
+		for n := range chatUsers {
+			joins, tasks := d.upTo(2*time.Hour), 1+n%10/7
+			removes := time.Duration(0) // the plugin
+			if n%10 == 3 {
+				removes = 3*time.Hour + d.upTo(18*time.Hour)
 			}
-			d := &rehearsal{rig: r, queued: queues, callbacks: map[string]*userTask{}, random: rand.New(rand.NewPCG(20, 26)), begin: time.Now()}
-			before := d.start("before")
-			var everyone sync.WaitGroup
-			r.services.Service.Records.Now = time.Now
-			for n := range chatUsers {
-				joins, tasks := d.upTo(2*time.Hour), 1+n%10/7
-				removes := time.Duration(0) // the plugin
-				if n%10 == 3 {
-					removes = 3*time.Hour + d.upTo(18*time.Hour)
+			for i := range tasks {
+				c := &userTask{
+					d: d, user: fmt.Sprintf("user%d", n), url: fmt.Sprintf("%scallback_%d_%d", chatHost, n, i), channel: d.below(chatChannels),
+					got: map[string]bool{},
 				}
-				for i := range tasks {
-					c := &userTask{
-						d: d, user: fmt.Sprintf("user%d", n), url: fmt.Sprintf("%scallback_%d_%d", chatHost, n, i), channel: d.below(chatChannels),
-						got: map[string]bool{},
-					}
-					if (n+i)%6 == 5 {
-						c.deletes = 3*time.Hour + d.upTo(18*time.Hour)
-					}
-					d.tasks, d.callbacks[c.url] = append(d.tasks, c), c
-					c.removes = removes
-					everyone.Go(func() { time.Sleep(joins); c.live() })
+				if (n+i)%6 == 5 {
+					c.deletes = 3*time.Hour + d.upTo(18*time.Hour)
 				}
+				d.tasks, d.callbacks[c.url] = append(d.tasks, c), c
+				c.removes = removes
+				everyone.Go(func() { time.Sleep(joins); c.live() })
 			}
-			d.sleepUntil(30 * time.Minute) // events come while users still join
-			everyone.Go(d.publish)
-			d.sleepUntil(8 * time.Hour)
-			after := d.start("after")
-			d.sleepUntil(8*time.Hour + 10*time.Minute)
-			before()
-			d.sleepUntil(16 * time.Hour)
-			before = d.start("before")
-			d.sleepUntil(16*time.Hour + 10*time.Minute)
-			after()
-			everyone.Wait()
-			time.Sleep(30 * time.Minute) // the longest schedule of an event is half of that
-			d.judge()
-			before()
-			_ = queues.Close()
-		})
+		}
+		d.sleepUntil(30 * time.Minute) // events come while users still join
+		everyone.Go(d.publish)
+		d.sleepUntil(8 * time.Hour)
+		after := d.start("after")
+		d.sleepUntil(8*time.Hour + 10*time.Minute)
+		before()
+		d.sleepUntil(16 * time.Hour)
+		before = d.start("before")
+		d.sleepUntil(16*time.Hour + 10*time.Minute)
+		after()
+		everyone.Wait()
+		time.Sleep(30 * time.Minute) // the longest schedule of an event is half of that
+		d.judge()
+		before()
+		_ = d.queued.Close()
 	})
 }
 
 // rehearsal is a server whose processes start and stop, and ChatGPT, which is one host with the callbacks of all users.
 type rehearsal struct {
-	*rig
-	queued *queuesqlite.Queues
+	*world
+	config Config // of the dispatchers
 	begin  time.Time
 	random *rand.Rand
 
@@ -137,7 +126,6 @@ func (d *rehearsal) start(release string) (stop func()) {
 	ctx, cancel := context.WithCancel(d.t.Context())
 	log := &eventlog.Log{DB: d.db}
 	services := &subscription.Service{Records: subscription.Records{DB: d.db}, Catalog: d.catalogs, Log: log}
-	lists := &subscription.Lists{DB: d.db}
 	var registrar events.Registrar = &subscription.Registrar{
 		Service: services, Sealer: d.sealer, Targets: verifying{plain{}, d}, Options: subscription.Options{DefaultTTL: chatLifetime},
 		Replay: &deadletter.Replayer{Log: log, Queue: d.queued}, Watermark: &lifecycle.Watermark{DB: d.db},
@@ -152,37 +140,23 @@ func (d *rehearsal) start(release string) (stop func()) {
 		keys = append(keys, auth.Key{Principal: name, Workspace: "default", Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe}, SHA256: hex.EncodeToString(h[:])})
 	}
 	authenticator, err := auth.Keys(keys, nil)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, err)
 	endpoint, err := mcp.New(mcp.Options{
 		Auth: authenticator, Catalogs: d.catalogs, Registrar: registrar, Deregistrar: services, Logger: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		d.t.Fatal(err)
+	must(d.t, err)
+	config := d.config
+	config.Poster, config.Gate, config.Options, config.Subscriptions = d, &Gate{}, embedded(), services
+	config.Gaps = &lifecycle.Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return d.sealer, nil }}
+	config.Terminator = &lifecycle.Terminator{
+		Queue: d.queued, Subscriptions: services, Lists: d.services.Lists, Log: config.Log, Plain: []string{chatHost}, Review: config.Terminator.Review,
 	}
-	terminator := &lifecycle.Terminator{
-		Queue: d.queued, Subscriptions: services, Lists: lists, Log: slog.New(slog.DiscardHandler), Plain: []string{chatHost},
-		Review: &review.Review{DB: d.db, Catalog: d.catalogs}, ErrorObject: method.ErrorObject,
-	}
-	dispatcher := NewDispatcher(Config{
-		DB: d.db, Queue: d.queued, Subscriptions: services, Catalog: d.catalogs, Poster: d, Opener: plain{}, Terminator: terminator, Gate: &Gate{},
-		Gaps:    &lifecycle.Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return d.sealer, nil }},
-		Options: embedded(), Log: slog.New(slog.DiscardHandler),
-	})
+	dispatcher := NewDispatcher(config)
 	fanout := &fanout.Fanout{DB: d.db, Log: log, Catalog: d.catalogs, Queue: d.queued}
 	var workers sync.WaitGroup
-	for _, c := range []struct {
-		name queue.Name
-		h    queue.Handler
-		o    queue.ConsumeOptions
-	}{
-		{queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4}},
-		{queue.Deliveries, dispatcher.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 64, PerGroup: 16, Visibility: 2 * time.Minute}},
-		{queue.Slow, dispatcher.Singles, queue.ConsumeOptions{Batch: 1, Concurrency: 64, PerGroup: 8, Visibility: 2 * time.Minute}},
-	} {
-		workers.Go(func() { _ = d.queued.Consume(ctx, c.name, c.h, c.o) })
-	}
+	d.consume(ctx, &workers, queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4})
+	d.consume(ctx, &workers, queue.Deliveries, dispatcher.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 64, PerGroup: 16, Visibility: 2 * time.Minute})
+	d.consume(ctx, &workers, queue.Slow, dispatcher.Singles, queue.ConsumeOptions{Batch: 1, Concurrency: 64, PerGroup: 8, Visibility: 2 * time.Minute})
 	retry, sweeper := &retry.Job{DB: d.db, Queue: d.queued}, &subscription.Sweeper{Service: services}
 	workers.Go(func() {
 		for periodic.Sleep(ctx, time.Minute) == nil {
@@ -241,9 +215,7 @@ func (d *rehearsal) publish() {
 		d.mu.Lock()
 		d.events = append(d.events, published{id, channel, time.Now()})
 		d.mu.Unlock()
-		if err := d.queued.Send(d.t.Context(), queue.Events, m); err != nil {
-			d.t.Fatal(err)
-		}
+		must(d.t, d.queued.Send(d.t.Context(), queue.Events, m))
 		time.Sleep(3 * time.Minute)
 	}
 }
@@ -313,7 +285,7 @@ func (t *userTask) receive(r webhook.Request, took time.Duration) webhook.Outcom
 	if body.Cursor != nil {
 		t.cursor = body.Cursor
 	}
-	return webhook.Outcome{Status: 200, Took: took}
+	return takes(took)
 }
 
 // live subscribes a task and refreshes the subscription until the end of the day, or until its user ends it.

@@ -1,21 +1,25 @@
 package delivery
 
 import (
+	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
-
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // TestReplayOfEvents (OPS-05) delivers the events since a given time again, although the processes die.
@@ -24,11 +28,7 @@ func TestReplayOfEvents(t *testing.T) {
 	got := r.subscribe(func(s *subscription.SubscribeRequest) {
 		s.Name, s.Arguments = "github.push", []byte(`{"owner":"acme","branch":"main"}`)
 	})
-	found, err := r.services.Find(t.Context(), "default", got.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sub := found.Subscription
+	sub := r.record(got.ID).Subscription
 	published := func(id, owner, branch string) {
 		r.publishTo("event://github/"+owner+"/"+id+"/push", "github.push", id, `{"branch":"`+branch+`"}`)
 	}
@@ -82,9 +82,7 @@ func TestReplayOfEvents(t *testing.T) {
 		second := map[time.Time]map[string]bool{}
 		for _, m := range r.queues[queue.Deliveries] {
 			task, err := task.Decode(m.Body, func(t task.Page) int { return t.V })
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, e := range task.Events {
 				at := m.Sent.Add(m.Delay)
 				if second[at] == nil {
@@ -146,14 +144,10 @@ func TestReplaysPassAnItemOfALaterRelease(t *testing.T) {
 		sub := r.subscribe()
 		before := r.db.End()
 		r.now = r.now.Add(time.Second)
-		r.publish("evt_1")
-		r.work()
+		r.work("evt_1")
 		later := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", uri).Name(), Sort: store.AtCommit}, Value: []byte(`{"v":2}`)}
-		if err := r.db.Write(t.Context(), store.Put(later)); err != nil {
-			t.Fatal(err)
-		}
-		r.publish("evt_2")
-		r.work()
+		must(t, r.db.Write(t.Context(), store.Put(later)))
+		r.work("evt_2")
 		r.posts = nil
 		return r, sub, before
 	}
@@ -177,20 +171,8 @@ func TestReplaysPassAnItemOfALaterRelease(t *testing.T) {
 	})
 	t.Run("OPS-05 an operator replays events", func(t *testing.T) {
 		r, got, before := given(t)
-		found, err := r.services.Find(t.Context(), "default", got.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
 		r.now = time.UnixMicro(r.db.End())
-		replays := r.replaysOf(r.operationsOn(r.db, mortal{r.db, r}))
-		ask := deadletter.ReplaySelect{Events: true, Subscription: got.ID, Since: time.UnixMicro(before + 1)}
-		job, err := replays.Start(t.Context(), "default", "chief", found.Subscription, ask, 10)
-		if err == nil {
-			_, err = replays.Begin(t.Context(), job)
-		}
-		if err != nil {
-			t.Fatalf("the replay failed: %v", err)
-		}
+		r.replay(r.replays(), r.record(got.ID).Subscription, deadletter.ReplaySelect{Events: true, Subscription: got.ID, Since: time.UnixMicro(before + 1)})
 		check(t, r)
 	})
 }
@@ -204,9 +186,7 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 	r.publishTo(uri, "github.push", "evt_1", `{"branch":"main"}`)
 	r.work()
 	broken := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", uri).Name(), Sort: store.AtCommit}, Value: []byte(`{"v":1,"e":7}`)}
-	if err := r.db.Write(t.Context(), store.Put(broken)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.db.Write(t.Context(), store.Put(broken)))
 	r.publishTo(uri, "github.push", "evt_2", `{"branch":"main"}`)
 	r.work()
 	sub := &subscription.Subscription{
@@ -227,9 +207,7 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 	}
 	retry := &retry.Job{DB: r.db, Queue: mortal{r.db, r}, EventLog: r.log, Now: func() time.Time { return r.now }}
 	for range 2 {
-		if _, err := retry.LogItems(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errorOf(retry.LogItems(t.Context())))
 	}
 	letters := r.queues[queue.Dead]
 	if len(letters) != 1 {
@@ -238,5 +216,249 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 	l, err := queue.ParseDeadLetter(letters[0].Body)
 	if err != nil || l.Queue != "table:log" || l.Body != string(broken.Value) {
 		t.Errorf("the dead letter is %+v, %v; want the item of the table", l, err)
+	}
+}
+
+// slow is a store of subscriptions that takes a second for each.
+type slow struct {
+	deadletter.Finder
+	clock *atomic.Int64
+}
+
+func (s slow) Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error) {
+	s.clock.Add(int64(time.Second))
+	return s.Finder.Lookup(ctx, workspace, principal, id)
+}
+
+// TestAReplayBeginsAtOnce: OPS-04. The request that begins a replay schedules the letters that are due before the periodic
+// job continues it, so that the operator does not wait for the job.
+func TestAReplayBeginsAtOnce(t *testing.T) {
+	const letters, rate = 150, 2
+	begin := func(t *testing.T, finder func(deadletter.Finder, *atomic.Int64) deadletter.Finder) (*deadletter.Replay, *deadletter.Replays, *rig, *atomic.Int64) {
+		r, _ := registered(t)
+		r.script = tooLarge
+		for i := range letters {
+			r.publish(fmt.Sprintf("evt_%d", i))
+		}
+		r.run()
+		clock := new(atomic.Int64)
+		clock.Store(r.now.UnixNano())
+		ops := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return time.Unix(0, clock.Load()) }})
+		replays := deadletter.NewReplays(deadletter.ReplayOptions{Operations: ops, Subscriptions: finder(r.services, clock)})
+		job, err := replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, rate)
+		if err != nil || job.Total != letters {
+			t.Fatal(job, err)
+		}
+		if job, err = replays.Begin(t.Context(), job); err != nil {
+			t.Fatal(err)
+		}
+		return job, replays, r, clock
+	}
+	t.Run("OPS-04 it has what is due within the minute, each letter at its time", func(t *testing.T) {
+		job, replays, r, clock := begin(t, func(f deadletter.Finder, _ *atomic.Int64) deadletter.Finder { return f })
+		ahead := job.Next.Sub(time.Unix(0, clock.Load()))
+		if job.State != deadletter.ReplayRunning || ahead <= deadletter.ReplayAhead || ahead > deadletter.ReplayAhead+deadletter.ReplayStep || job.Replayed != int(ahead/time.Second)*rate {
+			t.Errorf("%v ahead it is %+v", ahead, job)
+		}
+		delays := map[time.Duration]int{}
+		for _, m := range r.queues[queue.Slow] {
+			delays[m.Delay]++
+		}
+		for second := range int(ahead / time.Second) {
+			if n := delays[time.Duration(second)*time.Second]; n < 1 || n > 2*rate {
+				t.Errorf("in second %d there are %d", second, n)
+			}
+		}
+		clock.Add(int64(time.Minute))
+		for range 2 {
+			must(t, errorOf(replays.Run(t.Context())))
+		}
+		if job, err := replays.Find(t.Context(), "default", job.ID); err != nil || job.State != deadletter.ReplayDone || job.Replayed != letters {
+			t.Errorf("a minute later it is %+v, %v", job, err)
+		}
+	})
+	t.Run("OPS-04 it takes no longer than a moment", func(t *testing.T) {
+		job, _, _, _ := begin(t, func(f deadletter.Finder, clock *atomic.Int64) deadletter.Finder { return slow{f, clock} })
+		if step := rate * int(deadletter.ReplayStep/time.Second); job.State != deadletter.ReplayRunning || job.Replayed != step {
+			t.Errorf("it is %+v, want %d replayed", job, step)
+		}
+	})
+}
+
+// TestADeadEventIsReplayed: WHK-18, OPS-05. An event with a dead letter is delivered again, and its first new attempt does
+// not succeed: the event is retried all the same.
+func TestADeadEventIsReplayed(t *testing.T) {
+	for name, first := range map[string]struct {
+		paused  bool // the endpoint, by the dispatcher
+		answers []func(int) webhook.Outcome
+		posts   int
+	}{
+		"to an endpoint that the dispatcher paused": {paused: true, posts: 1},
+		"to an endpoint that fails once more":       {answers: []func(int) webhook.Outcome{fails}, posts: 2},
+		"to an endpoint that succeeds":              {posts: 1},
+	} {
+		t.Run("WHK-18 "+name, func(t *testing.T) {
+			r, sub := registered(t)
+			since := r.now.Add(-time.Hour)
+			r.script = tooLarge
+			r.run("evt_1")
+			equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), state.Dead)
+			fanout, d, retry := r.process()
+			if first.paused {
+				r.script = overloaded
+				r.publish("evt_2", "evt_3", "evt_4")
+				r.hand(queue.Events, fanout.Handle)
+				r.hand(queue.Deliveries, d.Pages)
+			}
+			before, answers := posted(r)["evt_1"], first.answers
+			r.script = func(n int) webhook.Outcome {
+				if len(answers) == 0 {
+					return succeeds(n)
+				}
+				answer := answers[0]
+				answers = answers[1:]
+				return answer(n)
+			}
+			job := r.replay(r.replays(), sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
+			r.drain(d, retry)
+			if job.Replayed == 0 {
+				t.Fatalf("the replay is %+v", job)
+			}
+			if n := posted(r)["evt_1"] - before; n < first.posts {
+				t.Errorf("the event was posted %d times after the replay, want at least %d", n, first.posts)
+			}
+		})
+	}
+	t.Run("WHK-18 EVX-11 to a subscription that was created again with an older cursor", func(t *testing.T) {
+		r := newRig(t)
+		got := r.subscribe()
+		r.script = fails
+		r.run("evt_1", "evt_2")
+		r.script = overloaded
+		d, retry := r.firstAttempts("evt_3")
+		r.end(got.ID)
+		r.script = succeeds
+		r.now = r.now.Add(time.Second)
+		before := posted(r)
+		r.subscribeFrom(got.Cursor)
+		r.drain(d, retry)
+		for _, id := range []string{"evt_1", "evt_2", "evt_3"} {
+			if posted(r)[id] == before[id] {
+				t.Errorf("%s was not delivered after the cursor", id)
+			}
+		}
+	})
+	t.Run("EVX-13 to a subscription that was created again, and the event is lost again: the gap is announced", func(t *testing.T) {
+		r := newRig(t)
+		got := r.subscribe()
+		r.script = refuse(r, fails(0))
+		r.run("evt_1")
+		r.end(got.ID)
+		r.now = r.now.Add(time.Second)
+		r.posts = nil
+		r.subscribeFrom(got.Cursor)
+		r.run()
+		if n := posted(r)["evt_1"]; n != len(retry.EventsSchedule) {
+			t.Errorf("the event was attempted %d times, want %d", n, len(retry.EventsSchedule))
+		}
+		if ids, _ := r.gaps(t); len(ids) != 1 {
+			t.Errorf("%d gaps were announced, want 1", len(ids))
+		}
+	})
+	t.Run("WHK-12 to an endpoint that is gone: its answer 410 counts, and one new dead letter is kept", func(t *testing.T) {
+		r, sub := registered(t)
+		since := r.now.Add(-time.Hour)
+		r.script = tooLarge
+		r.run("evt_1")
+		r.now = r.now.Add(time.Minute)
+		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 410, Category: webhook.HTTP4xx} }
+		r.replay(r.replays(), sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
+		_, d, retry := r.process()
+		r.drain(d, retry)
+		if got := r.record(sub.ID).State; got != subscription.Disabled {
+			t.Errorf("the subscription is %s, want %s", got, subscription.Disabled)
+		}
+		letters := r.lettersFor(sub.ID)
+		if len(letters) == 0 || len(letters[0].Attempts) != 2 {
+			t.Errorf("got the letters %+v, want the last one to have both attempts", letters)
+		}
+	})
+}
+
+// TestAnIDIsPublishedAgain: EVX-11, WHK-18. An id that is published again more than five minutes later is another event.
+func TestAnIDIsPublishedAgain(t *testing.T) {
+	const uri, name, id = "event://ci/build-finished", "ci.build_finished", "deploy-7"
+	arrived := func(r *rig, from int) (bodies string) {
+		for _, p := range r.posts[from:] {
+			bodies += string(p.Body)
+		}
+		return bodies
+	}
+	for reached, first := range map[string]func(r *rig){
+		"is still retried":         func(r *rig) { r.script = fails; r.work() },
+		"was delivered by a retry": func(r *rig) { r.script = failsFirst(1); r.run() },
+		"is a dead letter":         func(r *rig) { r.script = tooLarge; r.work() },
+	} {
+		t.Run("EVX-11 while the first event "+reached, func(t *testing.T) {
+			r := newRig(t)
+			sub := r.register(uri)
+			r.publishTo(uri, name, id, `{"ok":1}`)
+			first(r)
+			r.now = r.now.Add(time.Hour)
+			r.script = fails
+			r.publishTo(uri, name, id, `{"ok":2}`)
+			r.work()
+			before, was := len(r.posts), r.deliveryState(sub.ID, id)
+			r.script = succeeds
+			r.run()
+			got := arrived(r, before)
+			if !strings.Contains(got, `{"ok":2}`) {
+				t.Errorf("the second event was not delivered, only %q", got)
+			}
+			if pending := was == state.Pending && reached != "was delivered by a retry"; pending != strings.Contains(got, `{"ok":1}`) {
+				t.Errorf("the first event was %s, and the retries brought %q", was, got)
+			}
+		})
+	}
+	t.Run("WHK-22 while the first event waits for a switch", func(t *testing.T) {
+		r := newRig(t)
+		sub := r.register(uri)
+		r.publishTo(uri, name, id, `{"ok":1}`)
+		r.script = fails
+		r.work()
+		r.script = succeeds
+		r.pause("origin/https://hooks.example.com", sub)
+		r.handle()
+		r.now = r.now.Add(10 * time.Minute)
+		r.publishTo(uri, name, id, `{"ok":2}`)
+		r.handle()
+		before := len(r.posts)
+		r.now = r.now.Add(time.Minute)
+		r.resume("origin/https://hooks.example.com", sub)
+		r.handle()
+		if got := arrived(r, before); !strings.Contains(got, `{"ok":1}`) || !strings.Contains(got, `{"ok":2}`) {
+			t.Errorf("after the resume %q was delivered, want both events", got)
+		}
+	})
+}
+
+// WHK-22: retrying a dead letter does not shorten the time for which a paused delivery can wait.
+func TestARetriedDeadLetterKeepsItsEvent(t *testing.T) {
+	r, sub := registered(t)
+	r.script = tooLarge
+	r.run("evt_1")
+	e := event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished"}
+	key := state.BodyKey("default", e.Key())
+	items, err := r.db.Get(t.Context(), key)
+	if err != nil || items[0] == nil {
+		t.Fatal(items, err)
+	}
+	long := *items[0]
+	long.Expires = r.now.Add(40 * 24 * time.Hour)
+	must(t, r.db.Write(t.Context(), store.Put(long)))
+	letters := r.lettersFor(sub.ID)
+	must(t, did(r.operations().Retry(t.Context(), "default", letters[0], sub, 0)))
+	if items, err = r.db.Get(t.Context(), key); err != nil || items[0].Expires.Before(long.Expires.Add(-time.Second)) {
+		t.Errorf("the event expires at %v (%v), want %v", items[0].Expires, err, long.Expires)
 	}
 }

@@ -9,19 +9,23 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
 
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
@@ -58,7 +62,7 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 		},
 		{
 			"WHK-16 it hangs: it is asked once in 80 s, and all arrive when it is back",
-			webhook.Outcome{Status: 200, Took: time.Hour},
+			takes(time.Hour),
 			30 * time.Minute, true, int(outage / (time.Minute + 20*time.Second) * 13 / 10), 25,
 		},
 	} {
@@ -72,7 +76,7 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 					if r.URL == urls[0] && down.Load() {
 						return c.out
 					}
-					return webhook.Outcome{Status: 200, Took: well}
+					return takes(well)
 				}
 				at := w.send("e", events, outage)
 				w.mu.Lock()
@@ -85,15 +89,9 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 				time.Sleep(30 * time.Hour)
 
 				for _, url := range urls[1:] {
-					lags, missing := w.lags(url, at)
-					if missing > 0 || lags[len(lags)-1] > time.Second {
-						t.Errorf("%s misses %d events, the last took %v", url, missing, lags[len(lags)-1])
-					}
+					w.arrive(url, at, time.Second)
 				}
-				lags, missing := w.lags(urls[0], at)
-				if missing > 0 {
-					t.Errorf("%d of %d events have not arrived 30 hours after the endpoint recovered", missing, len(at))
-				}
+				lags := w.arrive(urls[0], at, 0)
 				var waited time.Duration
 				for _, lag := range lags {
 					waited += lag
@@ -185,21 +183,18 @@ func TestAHealthyEndpointBesideCrowds(t *testing.T) {
 				w.to(urls...)
 				w.answer = func(r webhook.Request) webhook.Outcome {
 					if r.URL != healthy {
-						return webhook.Outcome{Status: 200, Took: c.takes}
+						return takes(c.takes)
 					}
 					w.mu.Lock()
 					defer w.mu.Unlock()
 					if c.retried && len(w.attempts[r.ID+" "+r.URL]) == 1 {
 						return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: well}
 					}
-					return webhook.Outcome{Status: 200, Took: well}
+					return takes(well)
 				}
 				at := w.send("e", 20, 20*time.Second)
 				time.Sleep(time.Minute)
-				lags, missing := w.lags(healthy, at)
-				if missing > 0 || lags[len(lags)-1] > c.most {
-					t.Errorf("%d events are missing, the others took %v, want %v at the most", missing, lags, c.most)
-				}
+				w.arrive(healthy, at, c.most)
 			})
 		})
 	}
@@ -225,9 +220,9 @@ func TestAWS04OneEventToTenThousand(t *testing.T) {
 			}
 			w.answer = func(r webhook.Request) webhook.Outcome {
 				if bad[r.URL] {
-					return webhook.Outcome{Status: 200, Took: time.Hour}
+					return takes(time.Hour)
 				}
-				return webhook.Outcome{Status: 200, Took: 200 * time.Millisecond}
+				return takes(200 * time.Millisecond)
 			}
 			at := w.send("e", 1, time.Minute)
 			for _, url := range others {
@@ -336,42 +331,253 @@ func TestTheWatermarkSkipsNothing(t *testing.T) {
 }
 
 // TestAStoredEventOutlivesItsSchedule: WHK-18. The event of a delivery is stored as long as the delivery can need it.
+// WHK-18: an event that is delivered again on its eleventh day has all attempts.
 func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
-	t.Run("WHK-18 an event that is delivered again on its eleventh day has all attempts", func(t *testing.T) {
-		options := embedded()
-		options.Schedule = retry.Schedule{0, 24 * time.Hour, 24 * time.Hour}
-		inWorld(t, options, func(w *world) {
-			url := oneOrigin(1)[0]
-			sub := w.to(url)[0]
-			var outcome atomic.Value // of the attempts from now on
-			outcome.Store(tooLarge(0))
-			w.answer = func(webhook.Request) webhook.Outcome { return outcome.Load().(webhook.Outcome) }
-			if err := w.enqueue("evt_1", `{"ok":true}`); err != nil {
-				t.Fatal(err)
+	options := embedded()
+	options.Schedule = retry.Schedule{0, 24 * time.Hour, 24 * time.Hour}
+	inWorld(t, options, func(w *world) {
+		url := oneOrigin(1)[0]
+		sub := w.to(url)[0]
+		var outcome atomic.Value // of the attempts from now on
+		outcome.Store(tooLarge(0))
+		w.answer = func(webhook.Request) webhook.Outcome { return outcome.Load().(webhook.Outcome) }
+		must(t, w.enqueue("evt_1", `{"ok":true}`))
+		time.Sleep(11 * 24 * time.Hour)
+		operations := deadletter.NewOperations(deadletter.Options{DB: w.db, Queue: w.queued})
+		e, err := operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1")
+		if err != nil || e == nil {
+			t.Fatal(e, err)
+		}
+		outcome.Store(succeeds(0))
+		must(t, w.enqueue("evt_2", `{"ok":true}`)) // so that the subscription is not disabled
+		time.Sleep(time.Minute)
+		outcome.Store(fails(0))
+		before := len(w.attemptsTo(url)) // counted first, because the workers do not wait for Deliver to return
+		must(t, operations.Deliver(w.t.Context(), sub, e))
+		time.Sleep(6 * 24 * time.Hour)
+		if n := len(w.attemptsTo(url)) - before; n != len(options.Schedule) {
+			t.Errorf("got %d attempts, want %d", n, len(options.Schedule))
+		}
+		if e, err = operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1"); err != nil || e == nil {
+			t.Errorf("its dead letter has no event any more (%v)", err)
+		}
+	})
+}
+
+// These simulate minutes of many deliveries, which take too long with the race detector.
+
+// way is a way of running the pipeline.
+type way func(t *testing.T, do func(w *world))
+
+func standAlone(t *testing.T, do func(w *world)) { inWorld(t, embedded(), do) }
+
+// functions returns the way with n processes of each function, whose requests take the given time.
+func functions(n int, request time.Duration) way {
+	return func(t *testing.T, do func(w *world)) { inFunctions(t, n, request, do) }
+}
+
+func TestSlowEndpointsDoNotDelayQuickOnes(t *testing.T) {
+	for _, c := range []struct {
+		name                     string
+		run                      way
+		slow, perSecond, seconds int
+		took, p50, p99           time.Duration
+	}{
+		{"stand-alone", standAlone, 4, 60, 20, 1900 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond},
+		{"stand-alone", standAlone, 20, 15, 20, 1900 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond},
+		{"stand-alone", standAlone, 10, 50, 20, 400 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond},
+		{"on AWS", functions(2, 0), 1, 20, 120, 200 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second},
+		{"on AWS", functions(2, 0), 1, 3, 120, 1900 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second},
+		{"on AWS", functions(2, 0), 1, 20, 120, 1900 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second},
+	} {
+		t.Run(fmt.Sprintf("WHK-16 %s, when %d endpoints that answer in %v get %d events per second", c.name, c.slow, c.took, c.perSecond), func(t *testing.T) {
+			c.run(t, func(w *world) {
+				w.subscribeVictim(victim)
+				w.to(oneOrigin(c.slow)...)
+				w.answer = quick(c.took)
+				at := map[string]time.Time{}
+				for second := range c.seconds {
+					id := fmt.Sprint("v", second)
+					at[id] = time.Now()
+					if c.slow > 1 {
+						w.sendArray(fmt.Sprint("s", second, "_"), c.perSecond)
+						w.sendVictim(id)
+						time.Sleep(time.Second)
+					} else {
+						w.sendVictim(id)
+						w.send(fmt.Sprint("s", second, "_"), c.perSecond, time.Second)
+					}
+				}
+				time.Sleep(10 * time.Minute)
+				lags := w.arrive(victim, at, 0)
+				if p50, p99 := lags[len(lags)/2], lags[len(lags)*99/100]; p50 > c.p50 || p99 > c.p99 {
+					t.Errorf("got p50 %v and p99 %v at the quick endpoint, want at most %v and %v", p50, p99, c.p50, c.p99)
+				}
+			})
+		})
+	}
+}
+
+// WHK-16: another principal's endpoint answers in 2.5 s next to 300 that hang.
+func TestManyEndpointsThatHangDoNotDelayASlowOneOfTheirOrigin(t *testing.T) {
+	inWorld(t, embedded(), func(w *world) {
+		const slow = "https://hooks.example.com/slow"
+		w.subscribeVictim(slow)
+		w.to(oneOrigin(300)...)
+		w.answer = answers(time.Hour, map[string]webhook.Outcome{slow: takes(2500 * time.Millisecond)})
+		at := map[string]time.Time{}
+		for i := range 60 {
+			if i%6 == 0 {
+				w.sendArray(fmt.Sprint("s", i), 1)
 			}
-			time.Sleep(11 * 24 * time.Hour)
-			operations := deadletter.NewOperations(deadletter.Options{DB: w.db, Queue: w.queued})
-			e, err := operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1")
-			if err != nil || e == nil {
-				t.Fatal(e, err)
+			id := fmt.Sprint("v", i)
+			at[id] = time.Now()
+			w.sendVictim(id)
+			time.Sleep(10 * time.Second)
+		}
+		time.Sleep(20 * time.Minute)
+		lags, missing := w.lags(slow, at)
+		if missing > 0 || lags[len(lags)*9/10] > 10*time.Second || lags[len(lags)-1] > 2*time.Minute {
+			t.Errorf("the slow endpoint misses %d events, p50 %v, p90 %v, worst %v; want 10s and 2m", missing, lags[len(lags)/2], lags[len(lags)*9/10], lags[len(lags)-1])
+		}
+	})
+}
+
+// WHK-16: an endpoint that answers 503 for ten minutes has few messages in flight, and one per delivery.
+func TestDeliveriesToAPausedEndpointWaitInTheDueTable(t *testing.T) {
+	inWorld(t, embedded(), func(w *world) {
+		url := oneOrigin(1)[0]
+		w.to(url)
+		w.answer = func(webhook.Request) webhook.Outcome {
+			return webhook.Outcome{Status: 503, Category: webhook.HTTP5xx, Took: 20 * time.Millisecond}
+		}
+		const perSecond = 5
+		most := 0
+		for minute := range 10 {
+			w.send(fmt.Sprint("m", minute, "_"), 60*perSecond, time.Minute)
+			d, err := w.queued.Depth(w.t.Context(), queue.Slow)
+			must(t, err)
+			most = max(most, d.InFlight+d.Visible)
+			if all := (minute + 1) * 60 * perSecond; d.InFlight+d.Visible+d.Delayed > all {
+				t.Fatalf("%d messages for %d deliveries: %+v", d.InFlight+d.Visible+d.Delayed, all, d)
 			}
-			outcome.Store(succeeds(0))
-			if err := w.enqueue("evt_2", `{"ok":true}`); err != nil { // so that the subscription is not disabled
-				t.Fatal(err)
+		}
+		if limit := 120_000 / 400 * perSecond; most > limit {
+			t.Errorf("%d messages were in flight or visible at %d deliveries per second, want %d: SQS allows 120,000", most, perSecond, limit)
+		}
+	})
+}
+
+// inFunctions runs the pipeline as n processes of each function do. Each request of dispatch to the store and the queues takes the
+// given time.
+func inFunctions(t *testing.T, n int, request time.Duration, do func(w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		w, config := newWorld(t)
+		config.DB, config.Queue, config.Options = slowStore{unorderedStore{w.db}, request}, slowSender{w.queued, request}, functionOptions()
+		instances := func() chan *Dispatcher {
+			free := make(chan *Dispatcher, n)
+			for range n {
+				free <- NewDispatcher(config)
 			}
-			time.Sleep(time.Minute)
-			outcome.Store(fails(0))
-			before := len(w.attemptsTo(url)) // counted first, because the workers do not wait for Deliver to return
-			if err := operations.Deliver(w.t.Context(), sub, e); err != nil {
-				t.Fatal(err)
+			return free
+		}
+		invoke := func(free chan *Dispatcher, h func(*Dispatcher) queue.Handler) queue.Handler {
+			return func(ctx context.Context, batch []queue.Message) ([]string, error) {
+				d := <-free
+				defer func() { free <- d }()
+				return h(d)(ctx, batch)
 			}
-			time.Sleep(6 * 24 * time.Hour)
-			if n := len(w.attemptsTo(url)) - before; n != len(options.Schedule) {
-				t.Errorf("got %d attempts, want %d", n, len(options.Schedule))
+		}
+		fanout := &fanout.Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: sendOnly{w.queued}}
+		var workers sync.WaitGroup
+		w.consume(ctx, &workers, queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, Visibility: 20 * time.Second})
+		w.consume(ctx, &workers, queue.Deliveries, invoke(instances(), func(d *Dispatcher) queue.Handler { return d.Pages }),
+			queue.ConsumeOptions{Batch: 10, Concurrency: n, Visibility: 58 * time.Second})
+		w.consume(ctx, &workers, queue.Slow, invoke(instances(), func(d *Dispatcher) queue.Handler { return d.Singles }),
+			queue.ConsumeOptions{Batch: 100, Concurrency: n, Visibility: 58 * time.Second})
+		do(w)
+		stop()
+		workers.Wait()
+		_ = w.queued.Close()
+	})
+}
+
+// sendOnly hides that the queues can forward, which SQS cannot.
+type sendOnly struct{ queue.Sender }
+
+// slowSender is a queue like SQS in which each request takes a while.
+type slowSender struct {
+	queue.Sender
+	took time.Duration
+}
+
+func (s slowSender) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) error {
+	time.Sleep(s.took)
+	return s.Sender.Send(ctx, q, msgs...)
+}
+
+// On AWS, a page hands each delivery to a hanging endpoint over to the slow lane with three requests, one after the other. They
+// may take as long as the attempts at the other endpoints. Otherwise a page holds its process longer, and the next one waits.
+func TestAHangingEndpointHarmsNoOther(t *testing.T) {
+	const well = 50 * time.Millisecond // an ordinary answer over the Internet
+	for name, c := range map[string]struct {
+		run    way
+		events int
+		over   time.Duration
+		random bool // the times of the events
+		known  int  // the events after which the processes know that it hangs; the others count
+	}{
+		"stand-alone":                                                 {standAlone, 400, 10 * time.Second, false, 0},
+		"in two processes of each function":                           {functions(2, 0), 2400, 10 * time.Minute, false, 0},
+		"in ten processes of each function":                           {functions(10, 0), 2400, 10 * time.Minute, false, 0},
+		"in two processes whose requests take 10 ms, at random times": {functions(2, 10*time.Millisecond), 1920, 4 * time.Minute, true, 480},
+	} {
+		t.Run("WHK-16 "+name+", when one of twenty endpoints of an origin hangs, then the p99 of the others grows by less than 10 %", func(t *testing.T) {
+			p99 := map[bool]time.Duration{} // by whether the endpoint hangs
+			for _, hangs := range []bool{false, true} {
+				c.run(t, func(w *world) {
+					urls := oneOrigin(20)
+					w.to(urls...)
+					w.answer = answers(well, map[string]webhook.Outcome{urls[0]: takes(map[bool]time.Duration{true: time.Hour, false: well}[hangs])})
+					random := rand.New(rand.NewPCG(1, 2))
+					at := map[string]time.Time{}
+					for i := range c.events {
+						id := fmt.Sprint("e", i)
+						if i >= c.known {
+							at[id] = time.Now()
+						}
+						must(t, w.enqueue(id, `{"ok":true}`))
+						pause := c.over / time.Duration(c.events)
+						if c.random {
+							pause = time.Duration(random.ExpFloat64() * float64(pause))
+						}
+						time.Sleep(pause)
+					}
+					time.Sleep(10 * time.Second)
+					var all []time.Duration
+					for _, url := range urls[1:] {
+						all = append(all, w.arrive(url, at, 0)...)
+					}
+					slices.Sort(all)
+					p99[hangs] = all[len(all)*99/100]
+				})
 			}
-			if e, err = operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1"); err != nil || e == nil {
-				t.Errorf("its dead letter has no event any more (%v)", err)
+			if p99[true] > p99[false]*11/10 {
+				t.Errorf("got a p99 of %v next to the hanging endpoint and %v without it, want less than 10 %% more", p99[true], p99[false])
 			}
 		})
+	}
+}
+
+// WHK-24: an endpoint that answers in 200 ms receives 30 events per second.
+func TestOneSubscriberOnAWS(t *testing.T) {
+	inFunctions(t, 2, 0, func(w *world) {
+		const url = "https://busy.example.com/hook"
+		w.to(url)
+		w.answer = quick(200 * time.Millisecond)
+		at := w.send("e", 60*30, time.Minute)
+		time.Sleep(10 * time.Minute)
+		w.arrive(url, at, 2*time.Second)
 	})
 }

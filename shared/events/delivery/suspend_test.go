@@ -3,132 +3,29 @@ package delivery
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
-// subscribe makes, or refreshes, a subscription of the MCP Events extension.
-func (r *rig) subscribe(change ...func(*subscription.SubscribeRequest)) *subscription.SubscribeResult {
+// recordOutcome records the first attempt of event number n.
+func recordOutcome(r *rig, d *Dispatcher, sub *subscription.Subscriber, n int, out webhook.Outcome) {
 	r.t.Helper()
-	services := r.service(mortal{r.db, r}, r.log)
-	services.Replay = &deadletter.Replayer{Log: r.log, Queue: mortal{r.db, r}}
-	services.Watermark = &lifecycle.Watermark{DB: mortal{r.db, r}}
-	ask := subscription.SubscribeRequest{
-		Name: "ci.build_finished", URL: "https://hooks.example.com/a", Secret: "whsec_a",
-		TTL: subscription.TTL{Asked: true, For: 7 * 24 * time.Hour},
-	}
-	for _, f := range change {
-		f(&ask)
-	}
-	got, err := services.Subscribe(r.t.Context(), r.principal(), ask)
-	if err != nil && !r.dead {
-		r.t.Fatal(err)
-	}
-	return got
-}
-
-func (r *rig) suspend(id string) {
-	r.t.Helper()
-	if err := r.services.Suspend(r.t.Context(), "default", "alice", id, r.resumed(id)); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
-// resumed returns when a subscription was last resumed, or 0 if it has ended.
-func (r *rig) resumed(id string) int64 {
-	r.t.Helper()
-	record, err := r.services.Lookup(r.t.Context(), "default", "alice", id)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if record == nil {
-		return 0
-	}
-	return record.Resumed
-}
-
-func (r *rig) state(id string) subscription.State {
-	r.t.Helper()
-	sub, err := r.services.Lookup(r.t.Context(), "default", "alice", id)
-	if err != nil || sub == nil {
-		r.t.Fatal(sub, err)
-	}
-	return sub.State
-}
-
-// atEachStep has a process die before and after each of its steps. Try reports whether it survived, because the point lies
-// beyond its last step.
-func atEachStep(t *testing.T, least int, try func(point int, late bool) (survived bool)) {
-	t.Helper()
-	for _, late := range []bool{false, true} {
-		point := 1
-		for !try(point, late) {
-			point += everyPoint
-		}
-		if point < least {
-			t.Fatalf("only %d steps were tried", point)
-		}
-	}
-}
-
-// work handles the messages of each queue once. It does not run the retry job, so deliveries that are due later stay there.
-func (r *rig) work() {
-	r.t.Helper()
-	fanout, dispatch, _ := r.process()
-	r.hand(queue.Events, fanout.Handle)
-	r.hand(queue.Deliveries, dispatch.Pages)
-	r.hand(queue.Slow, dispatch.Singles)
-}
-
-// hand gives all messages of a queue to a handler.
-func (r *rig) hand(q queue.Name, handle queue.Handler) {
-	r.t.Helper()
-	batch := r.queues[q]
-	r.queues[q] = nil
-	if len(batch) > 0 {
-		r.done(handle(r.t.Context(), batch))
-	}
-}
-
-// done fails the test if a part of a batch failed.
-func (r *rig) done(failed []string, err error) {
-	r.t.Helper()
-	if err != nil || len(failed) > 0 {
-		r.t.Fatalf("failed %v, %v", failed, err)
-	}
-}
-
-func posted(r *rig) map[string]int {
-	n := map[string]int{}
-	for _, p := range r.posts {
-		n[p.ID]++
-	}
-	return n
-}
-
-func succeeds(int) webhook.Outcome { return webhook.Outcome{Status: 200} }
-func fails(int) webhook.Outcome    { return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx} }
-
-func tooLarge(int) webhook.Outcome { return webhook.Outcome{Status: 413, Category: webhook.HTTP4xx} }
-
-// failsFirst fails the first n attempts.
-func failsFirst(n int) func(int) webhook.Outcome {
-	return func(post int) webhook.Outcome {
-		if post <= n {
-			return fails(post)
-		}
-		return webhook.Outcome{Status: 200}
-	}
+	e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", n), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
+	notes, err := d.outcomes.Record(r.t.Context(), state.New(sub, e, r.now), sub, e, out)
+	must(r.t, err)
+	must(r.t, d.DB.WriteAll(r.t.Context(), notes...))
 }
 
 func TestSuspension(t *testing.T) {
@@ -149,82 +46,47 @@ func TestSuspension(t *testing.T) {
 			{name: "100 failures within 50 minutes", failed: 100, apart: 30 * time.Second, want: subscription.Suspended, dispatchers: 2},
 		} {
 			t.Run(c.name, func(t *testing.T) {
-				r := newRig(t)
-				id := r.subscribe().ID
+				r, id := subscriber(t)
 				apart := max(c.apart, rateAsk)
 				all := make([]*Dispatcher, c.dispatchers)
 				for i := range all {
 					_, all[i], _ = r.process()
 				}
-				record, err := r.services.Lookup(t.Context(), "default", "alice", id)
-				if err != nil {
-					t.Fatal(err)
-				}
-				sub := record.Subscriber()
+				sub := r.record(id).Subscriber()
 				r.now = r.now.Add(2 * time.Minute)
 				for i := range c.ok + c.failed {
-					out := webhook.Outcome{Status: 200}
-					if i >= c.ok {
-						out = fails(i)
+					if i < c.ok {
+						recordOutcome(r, all[i%len(all)], &sub, i, succeeds(i))
+						continue
 					}
-					d := all[i%len(all)]
-					e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", i), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
-					notes, err := d.outcomes.Record(t.Context(), state.New(&sub, e, r.now), &sub, e, out)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := d.DB.WriteAll(t.Context(), notes...); err != nil {
-						t.Fatal(err)
-					}
-					if out.Category != "" {
-						r.now = r.now.Add(apart)
-					}
+					recordOutcome(r, all[i%len(all)], &sub, i, fails(i))
+					r.now = r.now.Add(apart)
 				}
-				if got := r.state(id); got != c.want {
-					t.Errorf("%s, want %s", got, c.want)
-				}
+				equal(t, "the subscription", r.state(id), c.want)
 			})
 		}
 	})
 
 	t.Run("EVX-14 an attempt that began before a refresh and fails after it does not suspend the subscription again", func(t *testing.T) {
-		r := newRig(t)
-		id := r.subscribe().ID
+		r, id := subscriber(t)
 		_, d, _ := r.process()
-		record, err := r.services.Lookup(t.Context(), "default", "alice", id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		sub := record.Subscriber()
+		sub := r.record(id).Subscriber()
 		fail := func(n int) {
-			t.Helper()
-			e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", n), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
-			notes, err := d.outcomes.Record(t.Context(), state.New(&sub, e, r.now), &sub, e, fails(n))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := d.DB.WriteAll(t.Context(), notes...); err != nil {
-				t.Fatal(err)
-			}
+			recordOutcome(r, d, &sub, n, fails(n))
 			r.now = r.now.Add(rateAsk)
 		}
 		r.now = r.now.Add(2 * time.Minute)
 		for n := range 100 {
 			fail(n)
 		}
-		if got := r.state(id); got != subscription.Suspended {
-			t.Fatalf("after 100 failures it is %s, want suspended", got)
-		}
+		equal(t, "the subscription", r.state(id), subscription.Suspended)
 		r.subscribe()
 		fail(100)
-		if got := r.state(id); got != subscription.Active {
-			t.Errorf("after the refresh and the end of an old attempt it is %s, want active", got)
-		}
+		equal(t, "the subscription", r.state(id), subscription.Active)
 	})
 
 	t.Run("EVX-14 410, 413 and our own faults are no failures of the endpoint", func(t *testing.T) {
-		r := newRig(t)
-		id := r.subscribe().ID
+		r, id := subscriber(t)
 		r.script = func(n int) webhook.Outcome {
 			if n%2 == 0 {
 				return webhook.Outcome{Status: 410, Category: webhook.HTTP4xx}
@@ -232,36 +94,24 @@ func TestSuspension(t *testing.T) {
 			return webhook.Outcome{Status: 413, Category: webhook.HTTP4xx}
 		}
 		for i := range 150 {
-			r.publish(fmt.Sprint("e", i))
-			r.work()
+			r.work(fmt.Sprint("e", i))
 			r.now = r.now.Add(10 * time.Second)
 		}
-		if got := r.state(id); got != subscription.Active {
-			t.Errorf("%s", got)
-		}
+		equal(t, "the subscription", r.state(id), subscription.Active)
 	})
 
 	t.Run("EVX-10 EVX-14 a refresh resumes it: nothing is lost, no retry was used up, and its past counts no more", func(t *testing.T) {
-		r := newRig(t)
-		id := r.subscribe().ID
+		r, id := subscriber(t)
 		r.script = fails
-		r.publish("before")
-		r.work()
+		r.work("before")
 		before := len(r.posts)
 		r.now = time.Now() // the log has its own clock
 		r.suspend(id)
 		r.run() // the due retry finds the subscription suspended
-		if n := len(r.posts); n != before {
-			t.Fatalf("%d posts, want the %d before the suspension", n, before)
-		}
-		if st := r.deliveryState(id, "before"); st != state.Suspended {
-			t.Fatalf("the delivery is %s, not suspended", st)
-		}
-		r.publish("meanwhile")
-		r.run()
-		if n := len(r.posts); n != before {
-			t.Fatalf("%d posts although it is suspended", n)
-		}
+		equal(t, "the posts", len(r.posts), before)
+		equal(t, "the delivery of before", r.deliveryState(id, "before"), state.Suspended)
+		r.run("meanwhile")
+		equal(t, "the posts", len(r.posts), before)
 		r.script = succeeds
 		got := r.subscribe()
 		if !got.Refreshed || !got.Suspended || got.Status.LastError != string(webhook.HTTP5xx) || got.Status.FailedSince.IsZero() {
@@ -274,23 +124,18 @@ func TestSuspension(t *testing.T) {
 		if n := posted(r); n["before"] != before+1 || n["meanwhile"] != 1 {
 			t.Errorf("posts: %v", n)
 		}
-		if st := r.deliveryState(id, "before"); st != "none" {
-			t.Errorf("a delivery is left %s", st)
-		}
+		equal(t, "the delivery of before", r.deliveryState(id, "before"), "none")
 	})
 
 	t.Run("EVX-14 an event that was under way when delivery was suspended joins the backlog", func(t *testing.T) {
-		r := newRig(t)
-		id := r.subscribe().ID
+		r, id := subscriber(t)
 		r.publish("waiting")
 		fanout, _, _ := r.process()
 		r.hand(queue.Events, fanout.Handle)
 		r.now = r.now.Add(time.Minute)
 		r.suspend(id)
 		r.run()
-		if n := len(r.posts); n != 0 {
-			t.Fatalf("%d posts", n)
-		}
+		equal(t, "the posts", len(r.posts), 0)
 		r.subscribe()
 		r.run()
 		if n := posted(r); n["waiting"] != 1 {
@@ -314,40 +159,26 @@ func TestSuspension(t *testing.T) {
 func TestASubscriptionIsDisabledWhileItIsSuspended(t *testing.T) {
 	for name, enable := range map[string]func(r *rig, id string){
 		"a person enables it": func(r *rig, id string) {
-			if enabled, err := r.services.Enable(r.t.Context(), "default", "alice", id); err != nil || !enabled {
-				r.t.Fatal(enabled, err)
-			}
-			if err := r.operations().Reactivate(r.t.Context(), r.record(id).Subscription); err != nil {
-				r.t.Fatal(err)
-			}
+			must(r.t, did(r.services.Enable(r.t.Context(), "default", "alice", id)))
+			must(r.t, r.operations().Reactivate(r.t.Context(), r.record(id).Subscription))
 		},
 		"its client subscribes again": func(r *rig, _ string) { r.subscribe() },
 	} {
 		t.Run("EVX-14 its suspended deliveries are sent when "+name, func(t *testing.T) {
-			r := newRig(t)
-			id := r.subscribe().ID
+			r, id := subscriber(t)
 			r.script = fails
-			r.publish("evt_1")
-			r.work()
+			r.work("evt_1")
 			r.now = time.Now() // the log has its own clock
 			r.suspend(id)
 			r.run()
-			if st := r.deliveryState(id, "evt_1"); st != state.Suspended {
-				t.Fatalf("the delivery is %s, want %s", st, state.Suspended)
-			}
-			if ended, err := r.services.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", r.resumed(id)); err != nil || !ended {
-				t.Fatal(ended, err)
-			}
+			equal(t, "the delivery of evt_1", r.deliveryState(id, "evt_1"), state.Suspended)
+			must(t, did(r.services.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", r.resumed(id))))
 			r.script = succeeds
 			before := posted(r)["evt_1"]
 			enable(r, id)
 			r.run()
-			if n := posted(r)["evt_1"] - before; n != 1 {
-				t.Errorf("the event was posted %d times, want 1", n)
-			}
-			if st := r.deliveryState(id, "evt_1"); st != "none" {
-				t.Errorf("the delivery is %s, want none", st)
-			}
+			equal(t, "further posts of evt_1", posted(r)["evt_1"]-before, 1)
+			equal(t, "the delivery of evt_1", r.deliveryState(id, "evt_1"), "none")
 		})
 	}
 }
@@ -359,13 +190,9 @@ func TestARefreshTellsOneOfThePublishedCategories(t *testing.T) {
 		webhook.ConnectionRefused: webhook.ConnectionRefused, webhook.Timeout: webhook.Timeout, webhook.TLSError: webhook.TLSError,
 		webhook.HTTP4xx: webhook.HTTP4xx, webhook.HTTP5xx: webhook.HTTP5xx,
 	} {
-		r := newRig(t)
-		r.subscribe()
+		r, _ := subscriber(t)
 		r.script = func(int) webhook.Outcome { return webhook.Outcome{Category: category, RetryAfter: time.Minute} }
-		r.publish("evt_1")
-		fanout, dispatch, _ := r.process()
-		r.hand(queue.Events, fanout.Handle)
-		r.hand(queue.Deliveries, dispatch.Pages)
+		r.firstAttempts("evt_1")
 		st := r.subscribe().Status
 		if st.LastError != string(want) || st.FailedSince.IsZero() || !st.ThrottledUntil.Equal(r.now.Add(time.Minute).UTC()) {
 			t.Errorf("%s: %+v, want %s", category, st, want)
@@ -377,11 +204,9 @@ func TestARefreshTellsOneOfThePublishedCategories(t *testing.T) {
 // resuming: EVX-14 EVX-10, no event is lost.
 func TestSuspensionSurvivesCrashes(t *testing.T) {
 	atEachStep(t, 15, func(point int, late bool) bool {
-		r := newRig(t)
-		id := r.subscribe().ID
+		r, id := subscriber(t)
 		r.script = fails
-		r.publish("before")
-		r.work()
+		r.work("before")
 		r.suspend(id)
 		r.publish("meanwhile")
 		r.script = succeeds
@@ -403,5 +228,131 @@ func TestSuspensionSurvivesCrashes(t *testing.T) {
 			t.Fatalf("death at step %d (late %v): a delivery is left %s", point, late, st)
 		}
 		return survived
+	})
+}
+
+const operationalType = `
+  - name: mcpevents.subscription_disabled
+    uri: event://mcpevents/subscription-disabled
+    access: {scopes: [events:operate]}
+`
+
+// failingRig has a subscription of a kind, which the clock can outlive.
+func failingRig(t *testing.T, kind subscription.Origin) (*rig, string) {
+	t.Helper()
+	r := newRig(t)
+	cat, err := catalog.Parse([]byte(testCatalog + operationalType))
+	must(t, err)
+	r.catalogs = catalog.NewStatic(cat)
+	r.services = r.service(r.db, r.log)
+	r.script, r.plain = fails, []string{"https://hooks.example.com/"} // events are all that it gets
+	if kind == subscription.SEP1803 {
+		return r, r.register("event://ci/build-finished").ID
+	}
+	return r, r.subscribe().ID
+}
+
+func TestAnEndpointThatOnlyFails(t *testing.T) {
+	for _, kind := range []subscription.Origin{subscription.SEP1803, subscription.MCPEvents} {
+		t.Run("WHK-12 is disabled after five days, a subscription of "+string(kind), func(t *testing.T) {
+			r, id := failingRig(t, kind)
+			began := r.now
+			for _, e := range []string{"evt_1", "evt_2", "evt_3"} {
+				r.run(e)
+			}
+			if st := r.record(id); st.State != subscription.Active || r.now.Sub(began) > 20*24*time.Hour {
+				t.Fatalf("it is %s after %v", st.State, r.now.Sub(began))
+			}
+			if r.now.Before(began.Add(lifecycle.DisableAfter + time.Minute)) {
+				r.now = began.Add(lifecycle.DisableAfter + time.Minute)
+			}
+			r.work("evt_4")
+			r.work()
+			got := r.record(id)
+			if got.State != subscription.Disabled || got.Reason != "all deliveries of five days failed" || got.Status.LastError != string(webhook.HTTP5xx) {
+				t.Fatalf("got %s (%s), last error %q", got.State, got.Reason, got.Status.LastError)
+			}
+			t.Run("and brought back by a person, for five more days", func(t *testing.T) {
+				must(t, did(r.services.Enable(t.Context(), "default", "alice", id)))
+				r.work("evt_5")
+				r.work()
+				if got := r.record(id); got.State != subscription.Active || got.Reason != "" || posted(r)["evt_5"] == 0 {
+					t.Errorf("got %s (%s), sent %d times", got.State, got.Reason, posted(r)["evt_5"])
+				}
+				if again, err := r.services.Enable(t.Context(), "default", "alice", id); err != nil || again {
+					t.Errorf("enabled twice: %v, %v", again, err)
+				}
+			})
+		})
+	}
+	for name, last := range map[string]webhook.Outcome{
+		"with an error": fails(1), "with 410": {Status: 410, Category: webhook.HTTP4xx},
+	} {
+		t.Run("WHK-12 an attempt that began before its owner resumed it, and fails afterwards "+name+", does not disable it", func(t *testing.T) {
+			r, id := failingRig(t, subscription.SEP1803)
+			for _, e := range []string{"evt_1", "evt_2"} { // ten attempts
+				r.run(e)
+			}
+			r.now = r.now.Add(lifecycle.DisableAfter)
+			r.script = func(int) webhook.Outcome {
+				for _, paused := range []bool{true, false} {
+					if _, err := r.services.SetPaused(t.Context(), "default", "alice", id, paused); err != nil {
+						t.Error(err)
+					}
+				}
+				return last
+			}
+			r.work("evt_3")
+			if got := r.record(id); got.State != subscription.Active || posted(r)["evt_3"] == 0 {
+				t.Errorf("it is %s (%s) after %d attempts, want active after at least one", got.State, got.Reason, posted(r)["evt_3"])
+			}
+		})
+	}
+	t.Run("WHK-12 one success in between, and it stays", func(t *testing.T) {
+		r, id := failingRig(t, subscription.SEP1803)
+		r.run("evt_1")
+		r.script = succeeds
+		r.now = r.now.Add(24 * time.Hour)
+		r.run("evt_2")
+		r.script = fails
+		r.now = r.now.Add(4 * 24 * time.Hour)
+		r.work("evt_3")
+		r.work()
+		if got := r.record(id); got.State != subscription.Active {
+			t.Errorf("it is %s", got.State)
+		}
+	})
+	t.Run("WHK-12 a single failure does not count for days without events", func(t *testing.T) {
+		r, id := failingRig(t, subscription.SEP1803)
+		r.script = tooLarge
+		r.run("evt_1")
+		r.now = r.now.Add(6 * 24 * time.Hour)
+		r.run("evt_2")
+		if got := r.record(id); got.State != subscription.Active {
+			t.Errorf("it is %s", got.State)
+		}
+	})
+	t.Run("WHK-12 its owner is notified, and an operational event is published, once", func(t *testing.T) {
+		r, id := failingRig(t, subscription.SEP1803)
+		r.run("evt_1")
+		r.now = r.now.Add(lifecycle.DisableAfter)
+		_, d, _ := r.process()
+		services := d.Subscriptions.(*subscription.Service)
+		services.PrincipalTopic, services.SubscriptionTopic = stream.TopicPrincipal, stream.TopicSubscription
+		record := r.record(id)
+		sub := record.Subscriber()
+		for range 2 {
+			must(t, d.manager.Disable(t.Context(), "default", &sub, "it only fails", record.Status))
+		}
+		if got := r.queues[queue.Inbox]; len(got) != 1 || !strings.Contains(string(got[0].Body), lifecycle.DisabledURI) ||
+			!strings.Contains(string(got[0].Body), `"subscription":"subscription://`+id+`","principal":"alice","origin":"https://hooks.example.com"`) {
+			t.Errorf("the inbox got %v", got)
+		}
+		for _, topic := range []string{stream.TopicSubscription(id), stream.TopicPrincipal("alice")} {
+			page, err := r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + topic})
+			if err != nil || len(page.Items) != 1 {
+				t.Errorf("the topic %s has %d notices (%v), want one", topic, len(page.Items), err)
+			}
+		}
 	})
 }

@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -12,21 +13,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
-
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
-
-// change replaces the catalog by testCatalog with one text put in place of another.
-func (r *rig) change(replacements ...string) {
-	r.t.Helper()
-	cat, err := catalog.Parse([]byte(strings.NewReplacer(replacements...).Replace(testCatalog)))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.catalogs.(*catalog.Static).Replace(cat)
-}
 
 const (
 	buildType  = "    uri: event://ci/build-finished\n"
@@ -40,9 +32,7 @@ const (
 func (r *rig) audit() {
 	r.t.Helper()
 	for range 2 { // the second settles
-		if _, err := r.terminator(mortal{r.db, r}, r.services).Recheck(r.t.Context()); err != nil {
-			r.t.Fatal(err)
-		}
+		must(r.t, errorOf(r.terminator(mortal{r.db, r}, r.services).Recheck(r.t.Context())))
 		r.now = r.now.Add(30 * time.Second) // too soon for the retry of lost messages
 	}
 }
@@ -57,15 +47,6 @@ func (r *rig) notices() (ids map[string]int, bodies []string) {
 		}
 	}
 	return ids, bodies
-}
-
-func (r *rig) served(id string) bool {
-	r.t.Helper()
-	sub, err := r.services.Lookup(r.t.Context(), "default", "alice", id)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return sub != nil
 }
 
 // roster is a directory of one principal.
@@ -121,9 +102,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 				}
 				return
 			}
-			if n := posted(r)["evt_1"]; n != 0 {
-				t.Errorf("the event was sent %d times", n)
-			}
+			equal(t, "the posts of evt_1", posted(r)["evt_1"], 0)
 			ids, bodies := r.notices()
 			if len(r.posts) != 1 || len(ids) != 1 {
 				t.Fatalf("posts %v, want one message", posted(r))
@@ -157,22 +136,18 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		r.directory = keys
 		r.registerAs(rich, "https://hooks.example.com/a", "event://ci/build-finished")
 		keys.keys = []auth.Principal{r.principal(), rich}
-		r.publish("one")
-		r.run()
+		r.run("one")
 		keys.keys = []auth.Principal{r.principal()}
-		r.publish("two")
-		r.run()
+		r.run("two")
 		if n := posted(r); n["one"] != 1 || n["two"] != 0 {
 			t.Errorf("posts %v", n)
 		}
 	})
 
 	t.Run("EVX-17 what is due again is not sent after the end", func(t *testing.T) {
-		r := newRig(t)
-		sub := r.register("event://ci/build-finished")
+		r, sub := registered(t)
 		r.script = fails
-		r.publish("evt_1")
-		r.work()
+		r.work("evt_1")
 		before := len(r.posts)
 		r.change(buildType, restricted)
 		r.run()
@@ -182,8 +157,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 	})
 
 	t.Run("EVX-13 an endpoint that fails is notified as often as of an event", func(t *testing.T) {
-		r := newRig(t)
-		id := r.subscribe().ID
+		r, id := subscriber(t)
 		r.audit()
 		r.script = fails
 		r.change(payload, required)
@@ -196,8 +170,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 	})
 
 	t.Run("EVX-13 who has subscribed again is not notified of the old end", func(t *testing.T) {
-		r := newRig(t)
-		r.subscribe()
+		r, _ := subscriber(t)
 		r.audit()
 		r.script = fails
 		r.change(payload, required)
@@ -221,9 +194,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 			if by == "operator" {
 				e.Plain = []string{"https://other.example.com/", "https://hooks.example.com/"}
 			}
-			if ended, err := e.Terminate(t.Context(), "default", "alice", made.ID); !ended || err != nil {
-				t.Fatal(ended, err)
-			}
+			must(t, did(e.Terminate(t.Context(), "default", "alice", made.ID)))
 			r.run()
 			if len(r.posts) != 0 || r.served(made.ID) {
 				t.Errorf("by the %s: posts %v, served %v", by, posted(r), r.served(made.ID))
@@ -330,9 +301,7 @@ func TestAnOldCatalogEndsNothing(t *testing.T) {
 	} {
 		t.Run("EVX-17 "+name, func(t *testing.T) {
 			old, err := catalog.Parse([]byte(newer))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			r := newRig(t)
 			one, all := r.register("event://ci/build-finished"), r.register("event://ci")
 			fanout, d, _ := r.process()
@@ -394,6 +363,161 @@ func TestTheEndSurvivesCrashes(t *testing.T) {
 				t.Fatalf("death at step %d (late %v, audited %v): it is still served", point, late, audited)
 			}
 			return survived
+		})
+	}
+}
+
+// counting counts the subscriptions that an audit checks, and calls tired at a given number of them.
+type counting struct {
+	*subscription.Service
+	ends, most int
+	tired      func()
+}
+
+func (c *counting) Terminate(ctx context.Context, workspace, principal, id string,
+	judge func(*subscription.Subscription) error, also func(*subscription.Subscription, error) []store.Op,
+) (*subscription.Subscription, error) {
+	if c.ends++; c.ends == c.most {
+		c.tired()
+	}
+	return c.Service.Terminate(ctx, workspace, principal, id, judge, also)
+}
+
+// TestAnAuditThatIsCutOffGoesOn: AWS-16. An audit has its own position.
+func TestAnAuditThatIsCutOffGoesOn(t *testing.T) {
+	r := newRig(t)
+	const all = 450 // the pages are of 200
+	r.to(oneOrigin(all)...)
+	r.audit()
+	r.change(payload, optional) // other terms, which end nothing
+	looked, rounds := 0, 0
+	for done := false; !done; rounds++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		services := &counting{Service: r.services.Service, most: 250, tired: cancel}
+		e := r.terminator(mortal{r.db, r}, r.services)
+		e.Subscriptions = services
+		_, err := e.Recheck(ctx)
+		cancel()
+		looked += services.ends
+		if done = err == nil; rounds > 4 {
+			t.Fatalf("AWS-16: the audit is not done after %d rounds, it looked at %d", rounds, looked)
+		}
+	}
+	if rounds != 3 || looked > all+2*50 {
+		t.Errorf("%d rounds looked at %d of %d subscriptions", rounds, looked, all)
+	}
+}
+
+// TestAnUndecodableRecordDoesNotStopTheAudit: AWS-16.
+func TestAnUndecodableRecordDoesNotStopTheAudit(t *testing.T) {
+	r := newRig(t)
+	var ids []string
+	for range 5 {
+		ids = append(ids, r.register("event://ci/build-finished").ID)
+	}
+	r.audit()
+	for _, id := range ids[1:3] {
+		key := store.Key{Table: store.Subscriptions, Partition: "o#default#alice", Sort: id}
+		must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte("{broken"), Version: 1}, store.Exists())))
+	}
+	r.change(buildType, restricted)
+	r.audit()
+	for _, id := range []string{ids[0], ids[3], ids[4]} {
+		if r.served(id) {
+			t.Errorf("AWS-16: %s is still served", id)
+		}
+	}
+	e := r.terminator(mortal{r.db, r}, r.services)
+	if ended, err := e.Recheck(t.Context()); err != nil || ended != 0 {
+		t.Errorf("the audit does not settle: %d ended, %v", ended, err)
+	}
+}
+
+// hurried is a source of catalogs whose caller runs out of time after some of them.
+type hurried struct {
+	catalog.Source
+	asked map[string]int
+	left  int
+	tired context.CancelFunc
+}
+
+func (s *hurried) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+	if s.left--; s.left < 0 {
+		s.tired()
+		return nil, ctx.Err()
+	}
+	s.asked[workspace]++
+	return s.Source.Catalog(ctx, workspace)
+}
+
+// AWS-16: each workspace has its turn although an audit has time for a few.
+func TestAudits(t *testing.T) {
+	r := newRig(t)
+	const all, each = 10, 3
+	for i := range all {
+		must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: store.Key{Table: store.Subscriptions, Partition: "w#", Sort: fmt.Sprint("w", i)}})))
+	}
+	e := r.terminator(mortal{r.db, r}, r.services)
+	source := &hurried{Source: r.catalogs, asked: map[string]int{}}
+	e.Review.Catalog = source
+	for range all {
+		ctx, cancel := context.WithCancel(t.Context())
+		source.left, source.tired = each, cancel
+		_, _ = e.Recheck(ctx)
+		cancel()
+	}
+	if len(source.asked) != all {
+		t.Errorf("after %d audits %d workspaces were looked at, want %d: %v", all, len(source.asked), all, source.asked)
+	}
+}
+
+// EVX-17: operators see which subscriptions a catalog would end before they use it, and that check ends none.
+func TestWhatACatalogWouldEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		change []string
+		revoke bool
+		used   bool // already
+		before bool // none is in use: the database is of a version before
+		want   string
+	}{
+		"a member that is required":        {change: []string{payload, required}, want: "would end 2 live webhook subscriptions: 2 in workspace default because ci.build_finished changed incompatibly (the payload schema changes at /required (ok));"},
+		"the same, which is in use":        {change: []string{payload, required}, used: true},
+		"the same, after a version before": {change: []string{payload, required}, before: true, want: "would end 2 live webhook subscriptions"},
+		"an event type that is gone":       {change: []string{"ci.build_finished", "ci.renamed"}, want: "2 in workspace default because the event type ci.build_finished was removed"},
+		"no webhooks":                      {change: []string{buildType, pushOnly}, want: "because ci.build_finished is not delivered by webhook"},
+		"a rule that is not met":           {change: []string{buildType, restricted}, want: "because access was revoked"},
+		"an addition":                      {change: []string{payload, optional}},
+		"nothing":                          {},
+		"a key that is gone":               {change: []string{payload, optional}, before: true, revoke: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			keys := &roster{[]auth.Principal{r.principal()}}
+			r.directory = keys
+			plain, events := r.register("event://ci/build-finished"), r.subscribe()
+			if c.revoke {
+				keys.keys = nil
+			}
+			cat, err := catalog.Parse([]byte(strings.NewReplacer(c.change...).Replace(testCatalog)))
+			must(t, err)
+			if c.used {
+				r.change(c.change...)
+			}
+			if c.before {
+				r.catalogs = catalog.Workspaces{}
+			}
+			endings, err := r.terminator(mortal{r.db, r}, r.services).Endings(t.Context(), catalog.NewStatic(cat))
+			must(t, err)
+			got := ""
+			if err := lifecycle.Breaking(endings); err != nil {
+				got = err.Error()
+			}
+			if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+			if !r.served(plain.ID) || !r.served(events.ID) {
+				t.Error("asking has ended a subscription")
+			}
 		})
 	}
 }

@@ -7,25 +7,28 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 
-	"github.com/mcp-events/mcpevents/shared/events/fanout"
-
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
-
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // world is the embedded pipeline with its real queues, in a bubble: time passes when all
@@ -56,9 +59,10 @@ func (w *world) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
 	w.most[r.URL] = max(w.most[r.URL], w.under[r.URL])
 	w.bytes += len(r.Body)
 	w.mostHeld = max(w.mostHeld, w.bytes)
+	answer := w.answer
 	w.mu.Unlock()
 	defer func() { w.mu.Lock(); w.under[r.URL]--; w.bytes -= len(r.Body); w.mu.Unlock() }()
-	out := w.answer(r)
+	out := answer(r)
 	if out.Took > r.Timeout {
 		out = webhook.Outcome{Category: webhook.Timeout, Took: r.Timeout}
 	}
@@ -80,55 +84,52 @@ func (w *world) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
 	return out
 }
 
+// newWorld returns a world without workers, and the parts of its dispatchers.
+func newWorld(t *testing.T) (*world, Config) {
+	log := slog.New(slog.DiscardHandler)
+	w := &world{rig: newRig(t), attempts: map[string][]time.Time{}, arrived: map[string]map[string]time.Time{}, under: map[string]int{}, most: map[string]int{}}
+	queues, err := queuesqlite.Open(w.db.Engine(), queuesqlite.Options{Log: log})
+	must(t, err)
+	w.queued = queues
+	w.services.Records.Now, w.services.Lists.Now = time.Now, time.Now
+	services := &subscription.Service{Records: subscription.Records{DB: w.db}, Catalog: w.catalogs, Log: w.log}
+	return w, Config{
+		DB: w.db, Queue: queues, Subscriptions: services, Catalog: w.catalogs, Poster: w, Opener: plain{}, Log: log,
+		Terminator: &lifecycle.Terminator{
+			Queue: queues, Subscriptions: services, Lists: w.services.Lists, Log: log,
+			Review:      &review.Review{DB: w.db, Catalog: w.catalogs},
+			ErrorObject: func(spec.Profile, error) json.RawMessage { return []byte(`"x"`) },
+		},
+	}
+}
+
+// consume starts the workers of a queue.
+func (w *world) consume(ctx context.Context, workers *sync.WaitGroup, name queue.Name, h queue.Handler, o queue.ConsumeOptions) {
+	workers.Go(func() { _ = w.queued.Consume(ctx, name, h, o) })
+}
+
 // inWorld runs the pipeline like a stand-alone server.
 func inWorld(t *testing.T, options Options, do func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		w := &world{rig: newRig(t), attempts: map[string][]time.Time{}, arrived: map[string]map[string]time.Time{}, under: map[string]int{}, most: map[string]int{}}
-		queues, err := queuesqlite.Open(w.db.Engine(), queuesqlite.Options{Log: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.queued = queues
-		services := &subscription.Service{Records: subscription.Records{DB: w.db}, Catalog: w.catalogs, Log: w.log}
-		w.services.Records.Now, w.services.Lists.Now = time.Now, time.Now
-		terminator := &lifecycle.Terminator{
-			Queue: queues, Subscriptions: services, Lists: w.services.Lists, Log: slog.New(slog.DiscardHandler),
-			Review:      &review.Review{DB: w.db, Catalog: w.catalogs},
-			ErrorObject: func(spec.Profile, error) json.RawMessage { return []byte(`"x"`) },
-		}
-		w.d = NewDispatcher(Config{
-			DB: w.db, Queue: queues, Subscriptions: services, Catalog: w.catalogs, Poster: w, Opener: plain{},
-			Terminator: terminator, Gate: &Gate{}, Options: options, Log: slog.New(slog.DiscardHandler),
-		})
-		fanout := &fanout.Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: queues}
-		w.retry = &retry.Job{DB: w.db, Queue: queues}
+		w, config := newWorld(t)
+		config.Gate, config.Options = &Gate{}, options
+		w.d = NewDispatcher(config)
+		fanout := &fanout.Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: w.queued}
+		w.retry = &retry.Job{DB: w.db, Queue: w.queued}
 		var workers sync.WaitGroup
-		for _, c := range []struct {
-			name queue.Name
-			h    queue.Handler
-			o    queue.ConsumeOptions
-		}{
-			{queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4}},
-			{queue.Deliveries, w.d.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 512, PerGroup: 128, Visibility: 2 * time.Minute}},
-			{queue.Slow, func(ctx context.Context, batch []queue.Message) ([]string, error) {
-				w.mu.Lock()
-				w.received += len(batch)
-				w.mu.Unlock()
-				return w.d.Singles(ctx, batch)
-			}, queue.ConsumeOptions{Batch: 1, Concurrency: 512, PerGroup: 8, Visibility: 2 * time.Minute}},
-		} {
-			workers.Go(func() { _ = queues.Consume(ctx, c.name, c.h, c.o) })
-		}
+		w.consume(ctx, &workers, queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4})
+		w.consume(ctx, &workers, queue.Deliveries, w.d.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 512, PerGroup: 128, Visibility: 2 * time.Minute})
+		w.consume(ctx, &workers, queue.Slow, func(ctx context.Context, batch []queue.Message) ([]string, error) {
+			w.mu.Lock()
+			w.received += len(batch)
+			w.mu.Unlock()
+			return w.d.Singles(ctx, batch)
+		}, queue.ConsumeOptions{Batch: 1, Concurrency: 512, PerGroup: 8, Visibility: 2 * time.Minute})
 		workers.Go(func() {
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-time.After(time.Minute):
-					if _, err := w.retry.Run(context.WithoutCancel(ctx)); err != nil && !w.full.Load() {
-						t.Error(err)
-					}
+			for periodic.Sleep(ctx, time.Minute) == nil {
+				if _, err := w.retry.Run(context.WithoutCancel(ctx)); err != nil && !w.full.Load() {
+					t.Error(err)
 				}
 			}
 		})
@@ -136,8 +137,18 @@ func inWorld(t *testing.T, options Options, do func(w *world)) {
 		stop()
 		workers.Wait()
 		w.d.Wait(context.Background())
-		_ = queues.Close()
+		_ = w.queued.Close()
 	})
+}
+
+// answers returns the answers of endpoints by their URLs. All others succeed after the given time.
+func answers(others time.Duration, by map[string]webhook.Outcome) func(webhook.Request) webhook.Outcome {
+	return func(r webhook.Request) webhook.Outcome {
+		if out, ok := by[r.URL]; ok {
+			return out
+		}
+		return takes(others)
+	}
 }
 
 // send publishes n events, evenly over a time.
@@ -147,9 +158,7 @@ func (w *world) send(prefix string, n int, over time.Duration) (at map[string]ti
 	for i := range n {
 		id := fmt.Sprintf("%s%d", prefix, i)
 		at[id] = time.Now()
-		if err := w.enqueue(id, cmp.Or(w.payload, `{"ok":true}`)); err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, w.enqueue(id, cmp.Or(w.payload, `{"ok":true}`)))
 		time.Sleep(over / time.Duration(n))
 	}
 	return at
@@ -176,6 +185,16 @@ func (w *world) lags(url string, at map[string]time.Time) (lags []time.Duration,
 	return lags, missing
 }
 
+// arrive checks that all events arrived at an endpoint, each within the given time unless it is 0. It returns their sorted times.
+func (w *world) arrive(url string, at map[string]time.Time, within time.Duration) []time.Duration {
+	w.t.Helper()
+	lags, missing := w.lags(url, at)
+	if missing > 0 || within > 0 && lags[len(lags)-1] > within {
+		w.t.Errorf("%s misses %d of %d events, the others took %v, want %v", url, missing, len(at), lags, within)
+	}
+	return lags
+}
+
 func (w *world) mostTo(url string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -198,4 +217,86 @@ func oneOrigin(n int) (urls []string) {
 		urls = append(urls, fmt.Sprintf("https://hooks.example.com/callbacks/%d", i))
 	}
 	return urls
+}
+
+// schedule checks that no attempt to an endpoint came before its time, or later than it may after that time
+// and from. It returns by how much the latest was late.
+func (w *world) schedule(t *testing.T, url string, at map[string]time.Time, from time.Time, late time.Duration) (latest time.Duration) {
+	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	wrong := 0
+	for id, published := range at {
+		made := w.attempts[id+" "+url]
+		due, until := published, published
+		for i, when := range made {
+			if i >= len(retry.StandardSchedule) {
+				t.Errorf("%s: %d attempts", id, len(made))
+				break
+			}
+			if !when.Before(from) {
+				latest = max(latest, when.Sub(lane.Later(until, from)))
+			}
+			if when.Before(due) || when.Sub(lane.Later(until, from)) > late {
+				if wrong++; wrong < 5 {
+					t.Errorf("%s: attempt %d came at %v, due %v to %v", id, i+1, when, due, until)
+				}
+			}
+			if i+1 < len(retry.StandardSchedule) {
+				// An attempt takes up to 20 s before the wait.
+				wait := float64(retry.StandardSchedule[i+1])
+				due, until = when.Add(time.Duration(wait*(1-retry.Jitter))), when.Add(time.Duration(wait*(1+retry.Jitter))+20*time.Second)
+			}
+		}
+	}
+	if wrong > 0 {
+		t.Errorf("%d attempts came at a wrong time", wrong)
+	}
+	return latest
+}
+
+// attemptsTo returns the times of the attempts to an endpoint, in order.
+func (w *world) attemptsTo(url string) (all []time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for key, made := range w.attempts {
+		if strings.HasSuffix(key, " "+url) {
+			all = append(all, made...)
+		}
+	}
+	slices.SortFunc(all, time.Time.Compare)
+	return all
+}
+
+// rate returns the largest number of attempts to an endpoint in any time of the given length after from.
+func (w *world) rate(url string, from time.Time, span time.Duration) (most int) {
+	all, first := w.attemptsTo(url), 0
+	for i, at := range all {
+		if at.Before(from) {
+			first = i + 1
+			continue
+		}
+		for at.Sub(all[first]) >= span {
+			first++
+		}
+		most = max(most, i-first+1)
+	}
+	return most
+}
+
+// dead returns the dead letters of all subscriptions.
+func (w *world) dead(t *testing.T) (dead []*state.Delivery) {
+	t.Helper()
+	subs, _, err := w.services.List(w.t.Context(), w.principal(), "", 1000)
+	must(t, err)
+	for _, s := range subs {
+		page, err := w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: state.LettersOf("default", s.ID).Partition, Limit: 1000})
+		must(t, err)
+		for _, it := range page.Items {
+			del, err := state.Decode(&it)
+			must(t, err)
+			dead = append(dead, del)
+		}
+	}
+	return dead
 }

@@ -1,0 +1,462 @@
+package delivery
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
+)
+
+func TestBodies(t *testing.T) {
+	at := time.Date(2026, 11, 22, 1, 2, 3, 4000, time.FixedZone("", 5400))
+	e := event.Event{ID: "evt_1", URI: "event://ü/\u2028\"&", Name: "a.b", Time: at, Data: json.RawMessage(`{"n":12345678901234567890,"s":"\u003c"}`)}
+	empty := event.Event{ID: "evt_2", Time: at.UTC()}
+	types, err := catalog.Parse([]byte(`
+events:
+  - {name: order.shipped, uriTemplate: "event://orders/{order}/{leg}/shipped", description: A., payloadSchema: {type: object}}
+  - {name: sale.began, uri: "event://sale/began", description: A., payloadSchema: {type: object}}
+`))
+	must(t, err)
+	shipped, sale := types.ByName("order.shipped"), types.ByName("sale.began")
+	about := func(uri string) *event.Event { return &event.Event{ID: "evt_3", Time: at.UTC(), URI: uri} }
+	occurrence := func(meta string) string {
+		return `{"eventId":"evt_3","name":"","timestamp":"2026-11-21T23:32:03.000004Z","data":null,"cursor":null,"_meta":{` + meta + `}}`
+	}
+	for _, tc := range []struct {
+		name string
+		got  []byte
+		want string
+	}{
+		{"a webhook", standardBody(&e, `t"`, "sub_1"), `{"type":"t\"","timestamp":"2026-11-22T01:02:03.000004+01:30","uri":"event://ü/\u2028\"&","subscription":"subscription://sub_1","data":{"n":12345678901234567890,"s":"\u003c"}}`},
+		{"a webhook without data", standardBody(&empty, "t", "sub_1"), `{"type":"t","timestamp":"2026-11-21T23:32:03.000004Z","uri":"","subscription":"subscription://sub_1","data":null}`},
+		{"an occurrence", eventsBody(&e, nil, `c"`), `{"eventId":"evt_1","name":"a.b","timestamp":"2026-11-22T01:02:03.000004+01:30","data":{"n":12345678901234567890,"s":"\u003c"},"cursor":"c\"","_meta":{"io.github.mcp-events/uri":"event://ü/\u2028\"&"}}`},
+		{"an occurrence without cursor", eventsBody(&empty, nil, ""), `{"eventId":"evt_2","name":"","timestamp":"2026-11-21T23:32:03.000004Z","data":null,"cursor":null,"_meta":{"io.github.mcp-events/uri":""}}`},
+		{
+			"an occurrence of a URI with variables", eventsBody(about("event://orders/7%2F%22/home/shipped"), shipped, ""),
+			occurrence(`"io.github.mcp-events/uri":"event://orders/7%2F%22/home/shipped","io.github.mcp-events/arguments":{"order":"7/\"","leg":"home"}`),
+		},
+		{
+			"an occurrence of a URI without variables", eventsBody(about("event://sale/began"), sale, ""),
+			occurrence(`"io.github.mcp-events/uri":"event://sale/began","io.github.mcp-events/arguments":{}`),
+		},
+		{
+			"an occurrence from before the template changed", eventsBody(about("event://order/7/shipped"), shipped, ""),
+			occurrence(`"io.github.mcp-events/uri":"event://order/7/shipped"`),
+		},
+		{
+			"an occurrence from before the URI changed", eventsBody(about("event://sale/started"), sale, ""),
+			occurrence(`"io.github.mcp-events/uri":"event://sale/started"`),
+		},
+	} {
+		var got, want map[string]json.RawMessage
+		if err := json.Unmarshal(tc.got, &got); err != nil {
+			t.Errorf("%s: %v in %s", tc.name, err, tc.got)
+		}
+		_ = json.Unmarshal([]byte(tc.want), &want)
+		var a, b any
+		_, _ = json.Unmarshal(tc.got, &a), json.Unmarshal([]byte(tc.want), &b)
+		if !reflect.DeepEqual(a, b) || string(got["data"]) != string(want["data"]) {
+			t.Errorf("%s: got  %s\nwant %s", tc.name, tc.got, tc.want)
+		}
+	}
+}
+
+func BenchmarkStandardBody(b *testing.B) {
+	e := event.Event{ID: "evt_1", URI: "event://bench/1/tick", Name: "bench.tick", Time: time.Now(), Data: make(json.RawMessage, 500)}
+	for i := range e.Data {
+		e.Data[i] = '1'
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		standardBody(&e, "bench.tick", "sub_0123456789abcdef0123456789abcdef")
+	}
+}
+
+// A queue refuses a group of other characters, and a retry would then have to
+// wait for its due entry.
+func TestARetryHasAGroupThatQueuesTake(t *testing.T) {
+	seen := map[string]string{}
+	for _, target := range []string{"https://a.example/x", "http://127.0.0.1:9999/hook", "https://[2001:db8::1]:8443/"} {
+		group := state.DueEntry{Task: task.Single{Endpoint: task.EndpointID(target)}}.Outgoing(time.Second).Group
+		if !regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`).MatchString(group) {
+			t.Errorf("the group of %s is %q", target, group)
+		}
+		if other := seen[group]; other != "" {
+			t.Errorf("%s and %s share a group", target, other)
+		}
+		seen[group] = target
+	}
+	if task.EndpointID("https://a.example/x") == task.EndpointID("https://a.example/y") {
+		t.Error("two paths of one origin share a group")
+	}
+	if task.EndpointID("https://a.example/x?key=1") != task.EndpointID("https://a.example/x?key=2") {
+		t.Error("one path with two queries has two groups")
+	}
+}
+
+// TestEventsOfOneIDAreRetriedEachByItself publishes two events of different URIs
+// under one id, as independent publishers may.
+func TestEventsOfOneIDAreRetriedEachByItself(t *testing.T) {
+	const build, push = "event://ci/build-finished", "event://github/acme/site/push"
+	r := newRig(t)
+	r.register(build)
+	r.register(push)
+	r.register(build, push)
+	failed := map[string]bool{}
+	r.script = func(int) webhook.Outcome {
+		p := r.posts[len(r.posts)-1]
+		if key := p.SubscriptionID + bodyURI(t, p); !failed[key] {
+			failed[key] = true
+			return fails(0)
+		}
+		return succeeds(0)
+	}
+	r.publish("1")
+	r.publishTo(push, "github.push", "1", `{"ok":true}`)
+	r.run()
+
+	got := map[string]map[string]int{}
+	for _, p := range r.posts {
+		if got[p.SubscriptionID] == nil {
+			got[p.SubscriptionID] = map[string]int{}
+		}
+		got[p.SubscriptionID][bodyURI(t, p)]++
+	}
+	uris := 0
+	for id, posts := range got {
+		uris += len(posts)
+		for uri, n := range posts {
+			if n != 2 {
+				t.Errorf("WHK-02 EVS-06: subscription %s got %s %d times, want a failure and a success", id, uri, n)
+			}
+		}
+	}
+	if len(got) != 3 || uris != 4 {
+		t.Errorf("EVS-06: deliveries by subscription and URI: %v", got)
+	}
+}
+
+// TestTasksWithoutKeyAreRead retries a delivery that was written when deliveries
+// were found by the event's id.
+func TestTasksWithoutKeyAreRead(t *testing.T) {
+	del := &state.Delivery{Workspace: "default", Subscription: "sub_1", Event: "1", Target: "https://hooks.example.com/a"}
+	if got := del.Item().Key; got != state.Key("default", "sub_1", "1") {
+		t.Errorf("the delivery lies at %v", got)
+	}
+	var due state.DueEntry
+	must(t, json.Unmarshal(del.DueItem().Value, &due))
+	if due.Task.EventKey() != "1" {
+		t.Errorf("its task points at %q", due.Task.EventKey())
+	}
+}
+
+func bodyURI(t *testing.T, p webhook.Request) string {
+	t.Helper()
+	var body struct{ URI string }
+	must(t, json.Unmarshal(p.Body, &body))
+	return body.URI
+}
+
+// TestARotatedSecretSignsForADay: WHK-06. The old secret signs next to the new one for the default
+// overlap of 24 hours, and no longer.
+func TestARotatedSecretSignsForADay(t *testing.T) {
+	r := newRig(t)
+	for _, secret := range []string{"whsec_old", "whsec_new"} {
+		r.subscribe(func(s *subscription.SubscribeRequest) { s.Secret = secret })
+	}
+	rotated := r.now
+	for i, step := range []struct {
+		after time.Duration
+		want  []string
+	}{
+		{0, []string{"whsec_new", "whsec_old"}},
+		{24*time.Hour - time.Second, []string{"whsec_new", "whsec_old"}},
+		{24*time.Hour + time.Second, []string{"whsec_new"}},
+	} {
+		r.now = rotated.Add(step.after)
+		r.work(fmt.Sprint("e", i))
+		var keys []string
+		for _, k := range r.posts[len(r.posts)-1].Keys {
+			keys = append(keys, string(k))
+		}
+		if len(r.posts) != i+1 || !slices.Equal(keys, step.want) {
+			t.Errorf("%v after the rotation: %d posts, signed by %v, want %v", step.after, len(r.posts), keys, step.want)
+		}
+	}
+}
+
+// TestMessageIDs: EVX-21. A delivery has one webhook-id, whichever process makes which attempt.
+func TestMessageIDs(t *testing.T) {
+	subscribed := func(r *rig) (a, b string) {
+		other := func(s *subscription.SubscribeRequest) { s.URL = "https://hooks.example.com/b" }
+		return r.subscribe().ID, r.subscribe(other).ID
+	}
+	// ids counts the webhooks of an event by subscription and webhook-id.
+	ids := func(r *rig, event string) (all map[string]map[string]int) {
+		all = map[string]map[string]int{}
+		for _, p := range r.posts {
+			if strings.Contains(string(p.Body), `"eventId":"`+event+`"`) {
+				if all[p.SubscriptionID] == nil {
+					all[p.SubscriptionID] = map[string]int{}
+				}
+				all[p.SubscriptionID][p.ID]++
+			}
+		}
+		return all
+	}
+	format := regexp.MustCompile(`^msg_[0-9a-f]{16}$`)
+
+	t.Run("EVX-21 each delivery has its own, the same in all attempts, by a new process each, and in a retry by hand", func(t *testing.T) {
+		r := newRig(t)
+		r.profile = spec.Final
+		a, b := subscribed(r)
+		r.script = fails
+		r.publish("evt_1", "evt_2")
+		for range len(retry.EventsSchedule) {
+			r.work()
+		}
+		for _, l := range r.letters(deadletter.LetterQuery{Subscription: a}, 2) {
+			must(t, did(r.operations().Retry(t.Context(), "default", l, r.record(a).Subscription, 0)))
+		}
+		r.work()
+		seen := map[string]bool{}
+		for _, event := range []string{"evt_1", "evt_2"} {
+			got := ids(r, event)
+			if len(got[a]) != 1 || len(got[b]) != 1 {
+				t.Fatalf("%s has %v", event, got)
+			}
+			for sub, of := range got {
+				for id, n := range of {
+					want := len(retry.EventsSchedule)
+					if sub == a {
+						want++
+					}
+					if n != want || !format.MatchString(id) || seen[id] {
+						t.Errorf("%s of %s in %d attempts, want %d; seen %v", id, event, n, want, seen[id])
+					}
+					seen[id] = true
+				}
+			}
+		}
+	})
+
+	t.Run("EVX-21 EVX-25 a subscription keeps its profile whatever the default is, and one without has the default's", func(t *testing.T) {
+		for _, fallback := range []spec.Profile{spec.Released, spec.Final} {
+			r := newRig(t)
+			r.profile = fallback
+			of := func(profile spec.Profile) string {
+				return r.subscribe(func(s *subscription.SubscribeRequest) {
+					s.URL, s.Profile = "https://hooks.example.com/"+string(profile), profile
+				}).ID
+			}
+			want := map[string]spec.Profile{of(spec.Released): spec.Released, of(spec.Final): spec.Final, of(""): fallback}
+			r.script = failsFirst(2)
+			r.run("evt_1")
+			r.run()
+			got := ids(r, "evt_1")
+			if len(got) != len(want) {
+				t.Errorf("%d subscriptions have got the event, want %d", len(got), len(want))
+			}
+			for sub, profile := range want {
+				for id := range got[sub] {
+					if (profile == spec.Final) != format.MatchString(id) || len(got[sub]) != 1 {
+						t.Errorf("default %s: a subscription of the profile %q has the webhook-ids %v", fallback, profile, got[sub])
+					}
+				}
+			}
+		}
+	})
+
+	t.Run("EVX-21 SEP-1803 and control messages keep theirs, and the default is the event's", func(t *testing.T) {
+		for _, profile := range []spec.Profile{spec.Final, spec.Released, ""} {
+			r := newRig(t)
+			r.profile = profile
+			standard := r.register("event://ci/build-finished").ID
+			r.subscribe()
+			r.script = refuse(r, fails(0))
+			r.publish("evt_1")
+			for end := r.now.Add(retry.StandardSchedule.Total()); r.now.Before(end); {
+				r.run()
+			}
+			n := map[string]int{}
+			for _, p := range r.posts {
+				switch {
+				case p.SubscriptionID == standard && p.ID == "evt_1":
+					n["standard"]++
+				case p.SubscriptionID != standard && p.ID == "evt_1":
+					n["event"]++
+				case strings.HasPrefix(p.ID, "msg_gap_"):
+					n["gap"]++
+				case format.MatchString(p.ID):
+					n["message"]++
+				}
+			}
+			want := map[string]int{"standard": len(retry.StandardSchedule), "gap": 1, "event": len(retry.EventsSchedule)}
+			if profile == spec.Final {
+				want["message"] = want["event"]
+				delete(want, "event")
+			}
+			if fmt.Sprint(n) != fmt.Sprint(want) {
+				t.Errorf("got %v, want %v", n, want)
+			}
+		}
+	})
+}
+
+// SQS would move a message to the dead queue after 1,000 receives, and delete it after 14 days.
+func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
+	for name, c := range map[string]struct {
+		received int
+		broken   bool // the queue takes nothing
+		left     bool
+		copies   int
+	}{
+		"AWS-06 given a newer message, when it was received seldom, then it stays":                               {task.RenewAfter - 1, false, true, 0},
+		"AWS-06 given a newer message, when it was received often, then a copy takes its place":                  {task.RenewAfter, false, false, 1},
+		"AWS-06 given a newer message that was received often, when the copy cannot be sent, then it stays":      {task.RenewAfter, true, true, 0},
+		"AWS-06 given a newer message of which sending a copy failed before, then the next receive sends a copy": {task.RenewAfter + 1, false, false, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			_, d, _ := r.process()
+			var log bytes.Buffer
+			d.Queue, d.Log = &watched{Sender: d.Queue, broken: c.broken}, slog.New(slog.NewTextHandler(&log, nil))
+			for q, handle := range map[queue.Name]queue.Handler{queue.Deliveries: d.Pages, queue.Slow: d.Singles} {
+				m := message("newer", `{"v":99}`)
+				m.Group, m.Received = "endpoint", c.received
+				failed, err := handle(t.Context(), []queue.Message{m})
+				if err != nil || slices.Contains(failed, "newer") != c.left {
+					t.Errorf("%s: got failed %v and error %v, want it left: %v", q, failed, err, c.left)
+				}
+				copies := r.queues[q]
+				if len(copies) != c.copies {
+					t.Fatalf("%s: got %d copies, want %d", q, len(copies), c.copies)
+				}
+				for _, got := range copies {
+					if string(got.Body) != `{"v":99}` || got.Group != "endpoint" {
+						t.Errorf("%s: got a copy %s of group %q, want the same body and group", q, got.Body, got.Group)
+					}
+				}
+			}
+			equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 0)
+			if got := strings.Contains(log.String(), "newer message not renewed"); got != c.broken {
+				t.Errorf("got a line about the copy in the log: %v, want %v:\n%s", got, c.broken, &log)
+			}
+		})
+	}
+}
+
+func TestFanoutRenewsANewerEventAndHandlesTheLaterOnes(t *testing.T) {
+	for name, c := range map[string]struct {
+		received int
+		broken   bool // the events queue accepts no message
+		left     bool // both events
+	}{
+		"AWS-06 given a newer event, when it was received seldom, then it and the later event of its group stay":             {task.RenewAfter - 1, false, true},
+		"AWS-06 given a newer event, when it was received often, then a copy replaces it and the later event is delivered":   {task.RenewAfter, false, false},
+		"AWS-06 given a newer event that was received often, when the copy cannot be sent, then it and the later event stay": {task.RenewAfter, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, _ := registered(t)
+			r.publish("evt_newer", "evt_behind")
+			batch := append(r.queues[queue.Events], message("poison", `{"v":1`))
+			for i := range batch {
+				batch[i].Group, batch[i].Received = "ci", c.received
+			}
+			batch[0].Body = []byte(strings.Replace(string(batch[0].Body), `"v":1`, `"v":99`, 1))
+			var left []string
+			dead := 2 // the poison, at each receive
+			if c.left {
+				left, dead = []string{batch[0].ID, batch[1].ID, batch[2].ID}, 0
+			}
+			var copies []queue.Message
+			for range 2 { // the process dies before the queue deletes the events, so they are received again
+				r.queues[queue.Events] = slices.Clone(batch)
+				failed, err := r.fanOut(func(f *fanout.Fanout) { f.Queue = &watched{Sender: f.Queue, broken: c.broken} })
+				if err != nil || !slices.Equal(failed, left) {
+					t.Errorf("got failed %v and error %v, want failed %v", failed, err, left)
+				}
+				copies = append(copies, r.queues[queue.Events]...)
+			}
+			equal(t, "the later event is delivered", posted(r)["evt_behind"] > 0, !c.left)
+			equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), dead)
+			if c.left {
+				if len(copies) > 0 {
+					t.Errorf("got %d copies, want none", len(copies))
+				}
+				return
+			}
+			if len(copies) != 2 || copies[0].Dedup == "" || copies[0].Dedup != copies[1].Dedup {
+				t.Fatalf("got copies %+v, want one of each receive, both with one deduplication id", copies)
+			}
+			if got := copies[0]; string(got.Body) != string(batch[0].Body) || got.Group != "ci" {
+				t.Errorf("got a copy %s of group %q, want the same body and group \"ci\"", got.Body, got.Group)
+			}
+		})
+	}
+}
+
+// During a deployment, a process of the old version may come across a delivery that a newer process stored.
+func TestADeliveryOfANewerVersionIsLeftAlone(t *testing.T) {
+	for name, use := range map[string]func(r *rig, d *Dispatcher, message queue.Message){
+		"when its message arrives": func(r *rig, d *Dispatcher, message queue.Message) {
+			for _, message.Received = range []int{1, laterReceives} {
+				failed, err := d.Singles(r.t.Context(), []queue.Message{message})
+				if err != nil || len(failed) != 1 {
+					r.t.Errorf("received %d times: got failed %v and error %v, want its message to stay", message.Received, failed, err)
+				}
+			}
+		},
+		"when its event is sent again": func(r *rig, d *Dispatcher, _ queue.Message) {
+			r.publish("evt_1")
+			fanout, _, _ := r.process()
+			r.hand(queue.Events, fanout.Handle)
+			r.hand(queue.Deliveries, d.Pages)
+		},
+		"when its subscription is reactivated": func(r *rig, d *Dispatcher, message queue.Message) {
+			single, err := task.Decode(message.Body, func(s task.Single) int { return s.V })
+			must(r.t, err)
+			err = d.manager.ReactivateAll(r.t.Context(), "default", task.Reactivation{Principal: "alice", Subscription: single.Subscription})
+			if !errors.Is(err, state.ErrNewer) {
+				r.t.Errorf("got %v, want %v", err, state.ErrNewer)
+			}
+		},
+	} {
+		t.Run("AWS-06 "+name, func(t *testing.T) {
+			r := newRig(t)
+			sub, _ := r.subscribed()
+			d, _ := r.storeFailed()
+			message := r.queues[queue.Slow][0]
+			key := state.Key("default", sub.ID, r.keyOf("evt_1"))
+			newer := store.Item{Key: key, Version: 9, Value: fmt.Appendf(nil, `{"v":%d,"a":"of another type"}`, task.Version+1)}
+			must(t, r.db.Write(t.Context(), store.Put(newer)))
+			use(r, d, message)
+			items, err := r.db.Get(t.Context(), key)
+			if err != nil || items[0] == nil || items[0].Version != newer.Version || string(items[0].Value) != string(newer.Value) {
+				t.Errorf("got the item %+v (%v), want %+v", items[0], err, newer)
+			}
+			equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 0)
+		})
+	}
+}
