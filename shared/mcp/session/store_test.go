@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -46,13 +47,23 @@ func inBubble(t *testing.T, test func(*testing.T, *hooked, *session.Store)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer db.Close()
 		h := &hooked{DB: db}
 		test(t, h, &session.Store{DB: h, MaxURIs: 10})
 	})
+}
+
+// run is a subtest in a bubble.
+func run(t *testing.T, name string, test func(*testing.T, *hooked, *session.Store)) {
+	t.Run(name, func(t *testing.T) { inBubble(t, test) })
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // create makes a session and uses it once.
@@ -64,26 +75,20 @@ func create(t *testing.T, s *session.Store) *session.Session {
 func createUnused(t *testing.T, s *session.Store) *session.Session {
 	t.Helper()
 	made, err := s.Create(t.Context(), session.Session{Workspace: alice.Workspace, Principal: alice.ID})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return made
 }
 
 func load(t *testing.T, s *session.Store, id string) *session.Session {
 	t.Helper()
 	sess, err := s.Load(t.Context(), id, alice, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return sess
 }
 
 func subscribe(t *testing.T, s *session.Store, sess *session.Session, uri string) {
 	t.Helper()
-	if err := s.Subscribe(t.Context(), sess, session.URI{URI: uri}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Subscribe(t.Context(), sess, session.URI{URI: uri}))
 }
 
 // staysSubscribed uses a session once an hour, and checks each time that it is still subscribed.
@@ -100,94 +105,82 @@ func staysSubscribed(t *testing.T, s *session.Store, id string, hours int) {
 }
 
 func TestASubscriptionLivesAsLongAsItsSession(t *testing.T) {
-	t.Run("SES-02 while the session is used every hour", func(t *testing.T) {
-		inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
-			made := create(t, s)
-			subscribe(t, s, made, "event://ci/deploy")
-			staysSubscribed(t, s, made.ID, 100)
-		})
+	run(t, "SES-01 SES-02 while the session is used every hour", func(t *testing.T, _ *hooked, s *session.Store) {
+		made := create(t, s)
+		subscribe(t, s, made, "event://ci/deploy")
+		staysSubscribed(t, s, made.ID, 100)
 	})
-	t.Run("SES-02 when another request prolongs the session between reading it and subscribing", func(t *testing.T) {
-		inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
-			made := create(t, s)
-			time.Sleep(11 * time.Hour)
-			slow := load(t, s, made.ID) // more than half of its life is left
-			time.Sleep(2 * time.Hour)
+	run(t, "SES-02 when another request prolongs the session between reading it and subscribing", func(t *testing.T, _ *hooked, s *session.Store) {
+		made := create(t, s)
+		time.Sleep(11 * time.Hour)
+		slow := load(t, s, made.ID) // more than half of its life is left
+		time.Sleep(2 * time.Hour)
+		load(t, s, made.ID)
+		subscribe(t, s, slow, "event://ci/deploy")
+		staysSubscribed(t, s, made.ID, 50)
+	})
+	run(t, "SES-02 when two requests prolong the session at the same time and the slower one subscribes", func(t *testing.T, h *hooked, s *session.Store) {
+		made := create(t, s)
+		time.Sleep(13 * time.Hour)
+		h.write = func([]store.Op) error {
+			h.write = nil
 			load(t, s, made.ID)
-			subscribe(t, s, slow, "event://ci/deploy")
-			staysSubscribed(t, s, made.ID, 50)
-		})
-	})
-	t.Run("SES-02 when two requests prolong the session at the same time and the slower one subscribes", func(t *testing.T) {
-		inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
-			made := create(t, s)
-			time.Sleep(13 * time.Hour)
-			h.write = func([]store.Op) error {
-				h.write = nil
-				load(t, s, made.ID)
-				return nil
-			}
-			subscribe(t, s, load(t, s, made.ID), "event://ci/deploy")
-			staysSubscribed(t, s, made.ID, 50)
-		})
+			return nil
+		}
+		subscribe(t, s, load(t, s, made.ID), "event://ci/deploy")
+		staysSubscribed(t, s, made.ID, 50)
 	})
 	for _, step := range []string{"the subscriptions are read", "a subscription is written", "the count is written", "the session is written"} {
-		t.Run("SES-02 when prolonging the session is interrupted twice, before "+step, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
-				made := create(t, s)
-				subscribe(t, s, made, "event://ci/deploy")
-				time.Sleep(13 * time.Hour)
-				for range 2 {
-					down := fault.New(fault.Unavailable, "no answer")
-					h.query = func(q store.Query) error {
-						if step == "the subscriptions are read" && strings.HasPrefix(q.After, "u#") {
-							return down
-						}
-						return nil
-					}
-					h.write = func(ops []store.Op) error {
-						sort := ops[0].Item.Sort
-						if step == "a subscription is written" && strings.HasPrefix(sort, "u#") ||
-							step == "the count is written" && sort == "#" || step == "the session is written" && sort == "-" {
-							return down
-						}
-						return nil
-					}
-					_, _ = s.Load(t.Context(), made.ID, alice, false)
-					h.query, h.write = nil, nil
-					time.Sleep(5 * time.Hour)
-				}
-				staysSubscribed(t, s, made.ID, 50)
-			})
-		})
-	}
-	t.Run("SES-01 and what is left of an expired session is found by its principal's list", func(t *testing.T) {
-		inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
+		run(t, "SES-02 when prolonging the session is interrupted twice, before "+step, func(t *testing.T, h *hooked, s *session.Store) {
 			made := create(t, s)
 			subscribe(t, s, made, "event://ci/deploy")
-			time.Sleep(session.TTL + time.Hour)
-			if _, err := s.Load(t.Context(), made.ID, alice, false); err != session.ErrNone {
-				t.Errorf("the session's error is %v, want %v", err, session.ErrNone)
-			}
-			if n := len(stored(t, h, session.ListKey(alice.Workspace, alice.ID))); n != 1 {
-				t.Errorf("the list has %d sessions, want 1", n)
-			}
-			time.Sleep(session.TTL)
-			for _, partition := range []store.Key{session.Partition(made.Key), session.ListKey(alice.Workspace, alice.ID)} {
-				if items := stored(t, h, partition); len(items) > 0 {
-					t.Errorf("a day later there are still %v", items)
+			time.Sleep(13 * time.Hour)
+			for range 2 {
+				down := fault.New(fault.Unavailable, "no answer")
+				h.query = func(q store.Query) error {
+					if step == "the subscriptions are read" && strings.HasPrefix(q.After, "u#") {
+						return down
+					}
+					return nil
 				}
+				h.write = func(ops []store.Op) error {
+					sort := ops[0].Item.Sort
+					if step == "a subscription is written" && strings.HasPrefix(sort, "u#") ||
+						step == "the count is written" && sort == "#" || step == "the session is written" && sort == "-" {
+						return down
+					}
+					return nil
+				}
+				_, _ = s.Load(t.Context(), made.ID, alice, false)
+				h.query, h.write = nil, nil
+				time.Sleep(5 * time.Hour)
 			}
+			staysSubscribed(t, s, made.ID, 50)
 		})
+	}
+	run(t, "SES-01 and what is left of an expired session is found by its principal's list", func(t *testing.T, h *hooked, s *session.Store) {
+		made := create(t, s)
+		subscribe(t, s, made, "event://ci/deploy")
+		time.Sleep(session.TTL + time.Hour)
+		if _, err := s.Load(t.Context(), made.ID, alice, false); err != session.ErrNone {
+			t.Errorf("the session's error is %v, want %v", err, session.ErrNone)
+		}
+		if n := len(stored(t, h, session.ListKey(alice.Workspace, alice.ID))); n != 1 {
+			t.Errorf("the list has %d sessions, want 1", n)
+		}
+		time.Sleep(session.TTL)
+		for _, partition := range []store.Key{session.Partition(made.Key), session.ListKey(alice.Workspace, alice.ID)} {
+			if items := stored(t, h, partition); len(items) > 0 {
+				t.Errorf("a day later there are still %v", items)
+			}
+		}
 	})
 }
 
 func stored(t *testing.T, db store.DB, partition store.Key) []store.Item {
 	t.Helper()
 	page, err := db.Query(t.Context(), store.Query{Table: partition.Table, Partition: partition.Partition})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return page.Items
 }
 
@@ -211,54 +204,83 @@ func TestTakeOver(t *testing.T) {
 			t.Errorf("stream %s is the newest: %v, want %v (error %v)", connection, served != nil, want, err)
 		}
 	}
-	t.Run("SES-03 a stream that did not begin leaves the events since the subscribe to the next one", func(t *testing.T) {
-		inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
-			sess := create(t, s)
-			takeOver(t, s, sess, "a", false, false)
-			takeOver(t, s, sess, "b", true, false)
-			begins(t, s, sess, "a") // too late, because b has taken over
-			takeOver(t, s, sess, "c", true, false)
-			begins(t, s, sess, "c")
-			isNewest(t, s, sess, "c", true)
-			takeOver(t, s, sess, "d", true, true)
-			isNewest(t, s, sess, "c", false)
-			isNewest(t, s, sess, "d", true)
-		})
+	run(t, "SES-03 a stream that did not begin leaves the events since the subscribe to the next one", func(t *testing.T, _ *hooked, s *session.Store) {
+		sess := create(t, s)
+		takeOver(t, s, sess, "a", false, false)
+		takeOver(t, s, sess, "b", true, false)
+		begins(t, s, sess, "a") // too late, because b has taken over
+		takeOver(t, s, sess, "c", true, false)
+		begins(t, s, sess, "c")
+		isNewest(t, s, sess, "c", true)
+		takeOver(t, s, sess, "d", true, true)
+		isNewest(t, s, sess, "c", false)
+		isNewest(t, s, sess, "d", true)
 	})
-	t.Run("SES-04 of two streams that take over at the same time, one finds the other", func(t *testing.T) {
-		inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
-			sess := create(t, s)
-			h.write = func([]store.Op) error {
-				h.write = nil
-				takeOver(t, s, sess, "quicker", false, false)
-				return nil
-			}
-			takeOver(t, s, sess, "slower", true, false)
-			isNewest(t, s, sess, "quicker", false)
-			isNewest(t, s, sess, "slower", true)
-		})
+	run(t, "SES-04 of two streams that take over at the same time, one finds the other", func(t *testing.T, h *hooked, s *session.Store) {
+		sess := create(t, s)
+		h.write = func([]store.Op) error {
+			h.write = nil
+			takeOver(t, s, sess, "quicker", false, false)
+			return nil
+		}
+		takeOver(t, s, sess, "slower", true, false)
+		isNewest(t, s, sess, "quicker", false)
+		isNewest(t, s, sess, "slower", true)
 	})
-	t.Run("SES-03 a stream that begins while another takes over is not overlooked", func(t *testing.T) {
-		inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
-			sess := create(t, s)
-			takeOver(t, s, sess, "a", false, false)
-			h.write = func([]store.Op) error {
-				h.write = nil
-				begins(t, s, sess, "a")
-				return nil
-			}
-			takeOver(t, s, sess, "b", true, true)
-		})
+	run(t, "SES-03 a stream that begins while another takes over is not overlooked", func(t *testing.T, h *hooked, s *session.Store) {
+		sess := create(t, s)
+		takeOver(t, s, sess, "a", false, false)
+		h.write = func([]store.Op) error {
+			h.write = nil
+			begins(t, s, sess, "a")
+			return nil
+		}
+		takeOver(t, s, sess, "b", true, true)
 	})
-	t.Run("SES-03 a stream that an earlier release opened has begun", func(t *testing.T) {
-		inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
-			sess := create(t, s)
-			key := session.Partition(sess.Key)
-			key.Sort = "stream"
-			if err := h.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte("old"), Expires: time.Now().Add(time.Hour)})); err != nil {
-				t.Fatal(err)
+	run(t, "SES-03 a stream that an earlier release opened has begun", func(t *testing.T, h *hooked, s *session.Store) {
+		sess := create(t, s)
+		key := session.Partition(sess.Key)
+		key.Sort = "stream"
+		must(t, h.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte("old"), Expires: time.Now().Add(time.Hour)})))
+		takeOver(t, s, sess, "new", true, true)
+	})
+}
+
+func TestASessionThatIsNeverUsedExpiresSoon(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
+		used, unused := create(t, s), createUnused(t, s)
+		time.Sleep(11 * time.Minute)
+		load(t, s, used.ID)
+		if _, err := s.Load(t.Context(), unused.ID, alice, false); !errors.Is(err, session.ErrNone) {
+			t.Errorf("AUT-07: 11 minutes after initialize, the unused session gives %v, want %v", err, session.ErrNone)
+		}
+	})
+}
+
+func TestTheSessionThatWasUnusedForLongestIsSurplus(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
+		s.Max = func(context.Context, auth.Principal) int { return 3 }
+		var made []*session.Session
+		for range 3 {
+			if surplus, err := s.Surplus(t.Context(), alice); err != nil || surplus != nil {
+				t.Fatalf("with %d sessions, %v is surplus (error %v), want none", len(made), surplus, err)
 			}
-			takeOver(t, s, sess, "new", true, true)
-		})
+			made = append(made, create(t, s))
+			time.Sleep(time.Minute)
+		}
+		time.Sleep(13 * time.Hour)
+		load(t, s, made[0].ID) // prolonged
+		surplus, err := s.Surplus(t.Context(), alice)
+		if err != nil || surplus == nil || surplus.Key != made[1].Key {
+			t.Fatalf("AUT-07: surplus is %+v (error %v), want the second session", surplus, err)
+		}
+		_, err = s.Remove(t.Context(), surplus)
+		must(t, err)
+		if _, err := s.Load(t.Context(), made[1].ID, alice, false); !errors.Is(err, session.ErrNone) {
+			t.Errorf("the removed session gives %v, want %v", err, session.ErrNone)
+		}
+		if surplus, err := s.Surplus(t.Context(), auth.Principal{ID: "anonymous", Workspace: alice.Workspace, Anonymous: true}); err != nil || surplus != nil {
+			t.Errorf("without authentication %v is surplus (error %v), want none", surplus, err)
+		}
 	})
 }
