@@ -1,12 +1,17 @@
 package mcp
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,28 +20,25 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // relayed is an instance that holds the connection to a backend, and another one over the same store.
 func relayed(t *testing.T, backend api.Backend) (holder, other *fixture) {
 	t.Helper()
-	reach := func(o *Options) {
-		g, err := gateway.New(gateway.Options{
-			Backends: []api.Backend{backend}, DB: o.Sessions, Server: json.RawMessage(`{}`),
-			Key: bytes.Repeat([]byte{7}, 32), ListTTL: time.Hour, Log: slog.New(slog.DiscardHandler),
-		})
-		must(t, err)
-		o.Gateway = g
-	}
-	var held api.Gateway
-	holder = newFixture(t, func(o *Options) { reach(o); held = o.Gateway })
-	other = holder.instance(reach)
+	var held *gateway.Gateway
+	holder = newFixture(t, func(o *Options) {
+		held = gatewayTo(t, o.Sessions, time.Hour, backend)
+		o.Gateway = held
+	})
+	other = holder.instance(func(o *Options) { o.Gateway = gatewayTo(t, o.Sessions, time.Hour, backend) })
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	r := &relay.Relay{
 		Backends: func(ctx context.Context) (all []relay.Backend) {
-			for _, b := range held.(*gateway.Gateway).Followed(ctx) {
+			for _, b := range held.Followed(ctx) {
 				all = append(all, b)
 			}
 			return all
@@ -61,7 +63,7 @@ func (f *fixture) allKinds(key string) (streams map[string]*open, ack frame) {
 	req := f.request("GET", key, "", "Accept:", "Accept: text/event-stream")
 	req.URL.Path = "/mcp/" + f.principal(key).Workspace
 	dialect := f.open(req)
-	dialect.lifecycle("streamOpened")
+	dialect.lifecycle("streamOpened", "")
 	return map[string]*open{"2026": listen, "2025": get, "named events": dialect}, ack
 }
 
@@ -71,9 +73,9 @@ func (f *fixture) allKinds(key string) (streams map[string]*open, ack frame) {
 func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	l := startLister(t, "b", true, "t0")
 	l.notified, l.hints = make(chan string), `"ttlMs":3600000,"cacheScope":"private"`
-	_, f := relayed(t, api.Backend{
-		Name: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion, Scopes: []string{"billing"},
-	})
+	b := l.backend()
+	b.Scopes = []string{"billing"}
+	_, f := relayed(t, b)
 	session := f.session(billing, spec.V20251125)
 	allowed, _ := f.allKinds(billing)
 	// alice has not the scope, foreign is in another workspace.
@@ -81,39 +83,30 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	for _, key := range []string{alice, foreign} {
 		refused[key], _ = f.allKinds(key)
 	}
-	kinds := []struct{ note, list string }{
-		{spec.NoteToolsChange, spec.MethodToolsList}, {spec.NotePromptsChange, spec.MethodPromptsList}, {spec.NoteResourcesChange, spec.MethodResources},
+	kinds := []struct {
+		note, list, filter string
+		alone              *open // asks for this kind only
+	}{
+		{spec.NoteToolsChange, spec.MethodToolsList, `{"toolsListChanged":true}`, nil},
+		{spec.NotePromptsChange, spec.MethodPromptsList, `{"promptsListChanged":true}`, nil},
+		{spec.NoteResourcesChange, spec.MethodResources, `{"resourcesListChanged":true}`, nil},
 	}
-	alone := map[string]*open{}
-	for kind, filter := range map[string]string{
-		spec.NoteToolsChange: `{"toolsListChanged":true}`, spec.NotePromptsChange: `{"promptsListChanged":true}`, spec.NoteResourcesChange: `{"resourcesListChanged":true}`,
-	} {
-		alone[kind] = f.listen(billing, "1", filter)
-		alone[kind].next()
+	for i := range kinds {
+		kinds[i].alone = f.listening(billing, "1", kinds[i].filter)
 	}
 	for i := range 3 {
 		for _, kind := range kinds {
 			name := fmt.Sprintf("t%d%s", i, kind.list[:1])
 			l.set(func() { l.names = []string{name} })
 			l.notified <- kind.note
-			if m := alone[kind.note].next(); m.Method != kind.note {
-				t.Fatalf("the listen for %s alone got %s", kind.note, m.sse.Data)
-			}
-			for revision, s := range allowed {
-				if m := s.next(); m.Method != kind.note {
-					t.Fatalf("%s: got %s, want %s", revision, m.sse.Data, kind.note)
-				}
-				for asked, r := range map[string]reply{
-					"2026": f.stateless(billing, kind.list, ""), "2025": f.sessionBased(billing, session, kind.list, ""),
-				} {
+			kind.alone.brings(kind.note)
+			for _, s := range allowed {
+				s.brings(kind.note)
+				for _, in := range []string{"", session} {
 					var p backendPage
-					r.result(t, &p)
-					var got []string
-					for _, x := range slices.Concat(p.Tools, p.Prompts, p.Resources) {
-						got = append(got, x.Name)
-					}
-					if !slices.Contains(got, name) {
-						t.Fatalf("notified by %s, the list of %s is %q, and not of %s", revision, asked, got, name)
+					f.in(billing, in, kind.list, "").result(t, &p)
+					if got := p.names(); !slices.Contains(got, name) {
+						t.Fatalf("after a notification the list in session %q is %q, want %s in it", in, got, name)
 					}
 				}
 			}
@@ -121,30 +114,304 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	}
 	// GWN-04: what a backend says of roots is for the streams of sessions only.
 	l.notified <- spec.NoteRootsChange
-	if m := allowed["2025"].next(); m.Method != spec.NoteRootsChange {
-		t.Fatalf("got %s, want %s", m.sse.Data, spec.NoteRootsChange)
-	}
+	allowed["2025"].brings(spec.NoteRootsChange)
 	l.notified <- spec.NoteToolsChange
-	for revision, s := range allowed {
-		if m := s.next(); m.Method != spec.NoteToolsChange {
-			t.Errorf("%s: got %s, want %s", revision, m.sse.Data, spec.NoteToolsChange)
-		}
+	for _, s := range allowed {
+		s.brings(spec.NoteToolsChange)
 	}
 	for _, workspace := range []string{auth.DefaultWorkspace, "elsewhere"} {
 		must(t, f.log.Notify(t.Context(), workspace, stream.TopicCatalog, json.RawMessage(`{}`)))
 	}
 	for who, theirs := range refused {
 		for revision, s := range theirs {
-			if m := s.next(); m.Method != spec.NoteResourcesChange {
-				t.Errorf("%s, %s: got %s", who, revision, m.sse.Data)
-			}
+			s.brings(spec.NoteResourcesChange)
 			select {
 			case e := <-s.events:
 				if m := (frame{}); json.Unmarshal(e.Data, &m) == nil && m.Method != spec.NoteEventsChange {
-					t.Errorf("%s, %s: then got %s", who, revision, e.Data)
+					t.Errorf("%s, %s: then got %s, want at most %s", who, revision, e.Data, spec.NoteEventsChange)
 				}
 			case <-time.After(50 * time.Millisecond):
 			}
 		}
 	}
+}
+
+// GWN-01, GWN-04: streams of all three kinds that were opened while there was no backend are notified of the lists of one
+// that comes and of what it notifies of then, and that it is gone; where the principal may not see it any
+// longer, they bring nothing of it. Who asked for no lists, and another workspace, is notified of nothing.
+func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
+	l := startLister(t, "b", true, "t0")
+	var now atomic.Pointer[[]api.Backend]
+	now.Store(new([]api.Backend))
+	gw, err := gateway.New(gateway.Options{
+		Server: json.RawMessage(`{}`), Key: make([]byte, 32),
+		Source: func(context.Context) ([]api.Backend, error) { return *now.Load(), nil },
+	})
+	must(t, err)
+	f := newFixture(t, func(o *Options) { o.Gateway = gw })
+	following, ack := f.allKinds(billing)
+	sameJSON(t, ack.Params.Notifications, `{"resourcesListChanged":true}`) // what there is now
+	before := string(ack.Params.Meta[spec.MetaCursor])
+	quiet := map[string]*open{
+		"events only": f.listening(billing, "1", `{"eventsListChanged":true}`), "another workspace": f.listening(foreign, "1", `{"toolsListChanged":true}`),
+	}
+
+	all := []string{spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange}
+	notified := func(o *open, revision string, want ...string) {
+		t.Helper()
+		var got []string
+		for range want {
+			got = append(got, o.next().Method)
+		}
+		equal(t, revision, slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want)))
+	}
+	areNotified := func(want ...string) {
+		t.Helper()
+		for revision, o := range following {
+			notified(o, revision, want...)
+		}
+	}
+	workspace := f.principal(billing).Workspace
+	use := func(version string, backends ...api.Backend) {
+		t.Helper()
+		now.Store(&backends)
+		must(t, stream.AnnounceBackends(t.Context(), f.log, workspace, version))
+	}
+	notify := func(method string) { t.Helper(); f.notifyBackend(t, method, "null") }
+	b := l.backend()
+	b.Scopes = []string{"billing"}
+
+	use("1", b)
+	areNotified(all...)
+	notify(spec.NoteToolsChange)
+	areNotified(spec.NoteToolsChange)
+	// Whoever was away learns of it too, and follows the new one.
+	back := f.open(f.listenRequest(billing, "1", `{"toolsListChanged":true}`, `"`+spec.MetaCursor+`":`+before))
+	back.brings(spec.NoteAcknowledged)
+	notified(back, "resumed", spec.NoteToolsChange)
+
+	hidden := b
+	hidden.Scopes = []string{"never"}
+	use("2", hidden)
+	areNotified(all...)
+	notify(spec.NoteToolsChange)
+	use("3")
+	areNotified(all...)
+	for who, o := range quiet {
+		select {
+		case e := <-o.events:
+			t.Errorf("%s: notified of %s", who, e.Data)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// backendStreams opens a GET stream and a listen that are subscribed to the URIs, which backend b serves.
+func backendStreams(t *testing.T, uris ...string) (f *fixture, streams []*follower) {
+	t.Helper()
+	f = newFixture(t, func(o *Options) { o.Gateway = newFakeGateway(uris...) })
+	return f, []*follower{f.follow(bySession, uris...), f.follow(byListen, uris...)}
+}
+
+// A backend could otherwise make its notification look like an event of ours, and move or end the client's stream.
+func TestBackendUpdateCannotForgeOurMembers(t *testing.T) {
+	const forged = `{"uri":"x://1","payload":{"forged":true},"Uri":"event://ci/deploy","extra":1,"_Meta":{"io.github.mcp-events/cursor":"forged"},"_meta":{
+		"io.github.mcp-events/cursor":"forged","io.github.mcp-events/eventId":"forged","Io.Github.Mcp-Events/time":"forged",
+		"io.modelcontextprotocol/subscriptionId":"forged","dev.mcp/x":"forged","mcp.dev/x":"forged","com.mcp.tools/x":"forged",
+		"com.example.mcp/kept":9007199254740993,"traceparent":"00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01","plain":"kept"}}`
+	const kept = `"com.example.mcp/kept":9007199254740993,"traceparent":"00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01","plain":"kept"`
+	f, streams := backendStreams(t, "x://1")
+	f.notifyBackend(t, spec.NoteUpdated, forged)
+	f.notifyBackend(t, spec.NoteUpdated, `{"uri":"x://1","_meta":5}`)
+	f.notifyBackend(t, spec.NoteUpdated, `{"_meta":{},"uri":"x://1"}`)
+	for _, o := range streams {
+		first := o.next()
+		if text := string(first.sse.Data); strings.Contains(text, "forged") || strings.Contains(text, "extra") || !strings.Contains(text, kept) || first.Params.URI != "x://1" {
+			t.Errorf("%s: got %s, want x://1, no member that is ours or the protocol's, and %s", o.name, text, kept)
+		}
+		o.open.brings("x://1 ", "x://1 ")
+	}
+}
+
+// The schema says of an update that it "might be a sub-resource of the one that the client actually subscribed to".
+func TestUpdateOfASubResourceReachesTheSubscriberOfTheOneAbove(t *testing.T) {
+	f, streams := backendStreams(t, "file:///dir", "x://1")
+	for _, uri := range []string{"file:///dir2", "x://10", "file:///", "file:///dir/a.txt", "x://1?page=2", "x://1"} {
+		f.notifyBackend(t, spec.NoteUpdated, `{"uri":"`+uri+`"}`)
+	}
+	for _, o := range streams {
+		o.open.brings("file:///dir/a.txt ", "x://1?page=2 ", "x://1 ")
+	}
+}
+
+// A session that is used lives on, and the relay unsubscribes when the subscription at the backend has expired.
+func TestSubscriptionAtABackendLivesAsLongAsItsSession(t *testing.T) {
+	g := newFakeGateway("x://1")
+	f := newFixture(t, func(o *Options) { o.Gateway = g })
+	id := f.session(alice, spec.V20251125)
+	f.subscribe(alice, id, "x://1")
+	holder := "x://1 " + session.Key(id)
+	if until := g.subscribed()[holder]; time.Until(until) < session.TTL {
+		t.Errorf("subscribed at the backend for %s, want the session's %s at least", time.Until(until), session.TTL)
+	}
+	// Half of the session's life is over when less of it is left.
+	items, err := f.db.Get(t.Context(), session.Partition(session.Key(id)))
+	must(t, err)
+	items[0].Expires = time.Now().Add(session.TTL/2 - time.Minute)
+	must(t, f.db.Write(t.Context(), store.Put(*items[0])))
+	g.forget(holder)
+	f.sessionBased(alice, id, "ping", "").is(t, "ping", 200, 0)
+	if until := g.subscribed()[holder]; time.Until(until) < session.TTL {
+		t.Errorf("after the session was prolonged it is subscribed at the backend for %s more, want %s at least", time.Until(until), session.TTL)
+	}
+}
+
+func TestResourceThatItsBackendDoesNotListAnyMore(t *testing.T) {
+	g := newFakeGateway("x://1")
+	f := newFixture(t, func(o *Options) { o.Gateway = g })
+	id := f.session(alice, spec.V20251125)
+	f.subscribe(alice, id, "x://1")
+	g.list()
+	t.Run("a reopened stream brings its updates", func(t *testing.T) {
+		get := f.stream(alice, id, "")
+		get.event() // only an id
+		f.notifyBackend(t, spec.NoteUpdated, `{"uri":"x://1"}`)
+		get.brings("x://1 ")
+	})
+	t.Run("a client can unsubscribe", func(t *testing.T) {
+		f.sessionBased(alice, id, spec.MethodUnsubscribe, `"uri":"x://1"`).is(t, "unsubscribe", 200, 0)
+		equal(t, "the subscriptions at the backend", g.subscribed(), map[string]time.Time{})
+	})
+}
+
+// Clients often close the connection right after they have cancelled, answered or ended their session.
+func TestWhatAClientSendsBeforeItLeavesReachesTheBackend(t *testing.T) {
+	for method, send := range map[string]func(f *fixture, session string) *http.Request{
+		"Cancel": func(f *fixture, session string) *http.Request {
+			return f.request("POST", alice, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`, session)
+		},
+		"Answer": func(f *fixture, session string) *http.Request {
+			return f.request("POST", alice, `{"jsonrpc":"2.0","id":"gw_1","result":{}}`, session)
+		},
+		"Progress": func(f *fixture, session string) *http.Request {
+			return f.request("POST", alice, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"gw_1","progress":1}}`, session)
+		},
+		"End": func(f *fixture, session string) *http.Request { return f.request("DELETE", alice, "", session) },
+	} {
+		t.Run("GWN-13 "+method, func(t *testing.T) {
+			g := newFakeGateway()
+			f := newFixture(t, func(o *Options) { o.Gateway = g })
+			id := f.session(alice, spec.V20251125)
+			left, cancel := context.WithCancel(t.Context())
+			cancel()
+			w := httptest.NewRecorder()
+			f.endpoint.ServeHTTP(w, send(f, "Mcp-Session-Id: "+id).WithContext(left))
+			if w.Code >= 300 || !slices.Contains(g.calls, method) {
+				t.Errorf("it was answered with %d, and the gateway got %q, want %s", w.Code, g.calls, method)
+			}
+		})
+	}
+}
+
+// fakeGateway has one backend "b", which everyone may see and which serves the resources in listed. It records the
+// subscriptions at the backend.
+type fakeGateway struct {
+	api.Gateway
+	mu     sync.Mutex
+	listed map[string]bool
+	wanted map[string]time.Time // until when, by "uri holder"
+	calls  []string             // that reached it, see reached
+}
+
+func newFakeGateway(uris ...string) *fakeGateway {
+	g := &fakeGateway{wanted: map[string]time.Time{}}
+	g.list(uris...)
+	return g
+}
+
+// list changes the resources that the backend lists.
+func (g *fakeGateway) list(uris ...string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.listed = map[string]bool{}
+	for _, uri := range uris {
+		g.listed[uri] = true
+	}
+}
+
+// subscribed returns the subscriptions at the backend, by "uri holder".
+func (g *fakeGateway) subscribed() map[string]time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return maps.Clone(g.wanted)
+}
+
+func (g *fakeGateway) Any(context.Context) bool { return true }
+
+func (g *fakeGateway) Backends(context.Context, auth.Principal) []string { return []string{"b"} }
+
+func (g *fakeGateway) Capabilities(context.Context, api.Client) api.Capabilities {
+	return api.Capabilities{Resources: true, Subscribe: true}
+}
+
+func (g *fakeGateway) End(ctx context.Context, _ api.Client) error { return g.reached(ctx, "End") }
+
+func (g *fakeGateway) Cancel(ctx context.Context, _ api.Client, _ json.RawMessage) error {
+	return g.reached(ctx, "Cancel")
+}
+
+func (g *fakeGateway) Answer(ctx context.Context, _ api.Client, _ string, _ json.RawMessage) error {
+	return g.reached(ctx, "Answer")
+}
+
+func (g *fakeGateway) Progress(ctx context.Context, _ api.Client, _ json.RawMessage) error {
+	return g.reached(ctx, "Progress")
+}
+
+// reached records that a request reached the gateway with a context that has not ended.
+func (g *fakeGateway) reached(ctx context.Context, method string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if ctx.Err() == nil {
+		g.calls = append(g.calls, method)
+	}
+	return ctx.Err()
+}
+
+func (g *fakeGateway) Subscribable(_ context.Context, _ auth.Principal, uri string) (string, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.listed[uri] {
+		return "", false
+	}
+	return "b", true
+}
+
+func (g *fakeGateway) Subscribe(_ context.Context, s api.Subscription) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.wanted[s.URI+" "+s.Holder] = s.Until
+	return nil
+}
+
+func (g *fakeGateway) Unsubscribe(_ context.Context, s api.Subscription) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.wanted, s.URI+" "+s.Holder)
+	return nil
+}
+
+// notifyBackend writes to the log that backend b sent a notification.
+func (f *fixture) notifyBackend(t testing.TB, method, params string) {
+	t.Helper()
+	notice, err := json.Marshal(api.Notice{Method: method, Params: json.RawMessage(params)})
+	must(t, err)
+	must(t, f.log.Notify(t.Context(), f.principal(alice).Workspace, stream.TopicBackend("b"), notice))
+}
+
+// forget removes the record of a subscription, to see whether it is written again.
+func (g *fakeGateway) forget(at string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.wanted, at)
 }

@@ -1,9 +1,11 @@
 package mcp
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -18,6 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // lister is a backend that has nothing but lists. Each of its pages has two entries.
@@ -150,23 +154,34 @@ func behindGateway(t *testing.T, change func(*Options), backends ...*lister) *fi
 	t.Helper()
 	var configured []api.Backend
 	for _, l := range backends {
-		b := api.Backend{Name: l.name, URL: l.URL, Prefix: l.name + "_", Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion}
-		if l.name == "plain" {
+		b := l.backend()
+		if b.Prefix = l.name + "_"; l.name == "plain" {
 			b.Prefix = ""
 		}
 		configured = append(configured, b)
 	}
 	return newFixture(t, func(o *Options) {
-		g, err := gateway.New(gateway.Options{
-			Backends: configured, DB: o.Sessions, Server: json.RawMessage(`{"name":"gw","version":"1"}`),
-			Key: bytes.Repeat([]byte{7}, 32), ListTTL: time.Millisecond, CallTimeout: patience, Log: slog.New(slog.DiscardHandler),
-		})
-		must(t, err)
-		o.Gateway = g
+		o.Gateway = gatewayTo(t, o.Sessions, time.Millisecond, configured...)
 		if change != nil {
 			change(o)
 		}
 	})
+}
+
+// backend is how the lister is configured.
+func (l *lister) backend() api.Backend {
+	return api.Backend{Name: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion}
+}
+
+// gatewayTo makes a gateway that keeps lists for a time.
+func gatewayTo(t *testing.T, db store.DB, ttl time.Duration, backends ...api.Backend) *gateway.Gateway {
+	t.Helper()
+	g, err := gateway.New(gateway.Options{
+		Backends: backends, DB: db, Server: json.RawMessage(`{"name":"gw","version":"1"}`),
+		Key: bytes.Repeat([]byte{7}, 32), ListTTL: ttl, CallTimeout: patience, Log: slog.New(slog.DiscardHandler),
+	})
+	must(t, err)
+	return g
 }
 
 // wholeList is a list of the endpoint, read to its end.
@@ -189,6 +204,13 @@ type backendPage struct {
 	} `json:"_meta"`
 }
 
+func (p backendPage) names() (all []string) {
+	for _, x := range slices.Concat(p.Tools, p.Prompts, p.Resources, p.ResourceTemplates) {
+		all = append(all, x.Name)
+	}
+	return all
+}
+
 // wholeList reads a list to its end, and calls between after each page but the last.
 func (f *fixture) wholeList(t *testing.T, method, session string, between func(page int)) (out wholeList) {
 	t.Helper()
@@ -198,11 +220,7 @@ func (f *fixture) wholeList(t *testing.T, method, session string, between func(p
 		r := f.in(alice, session, method, params)
 		r.result(t, &p)
 		out.pages++
-		for _, entries := range [][]struct{ Name string }{p.Tools, p.Prompts, p.Resources, p.ResourceTemplates} {
-			for _, x := range entries {
-				out.names = append(out.names, x.Name)
-			}
-		}
+		out.names = append(out.names, p.names()...)
 		out.scopes = append(out.scopes, p.CacheScope)
 		if p.TTLMs != nil {
 			out.ttls = append(out.ttls, *p.TTLMs)
@@ -243,19 +261,13 @@ func TestListsOfBackendsOverPages(t *testing.T) {
 				spec.MethodTemplates: {"a", "b", "c", "first_b", "x", "y", "z", "w", "d"},
 			} {
 				got := f.wholeList(t, method, session, func(int) { time.Sleep(2 * time.Millisecond) }) // each page is gathered anew
-				if !slices.Equal(got.names, want) {
-					t.Errorf("%s by pages of %d: %q, want %q", method, size, got.names, want)
-				}
-				if pages := (len(want) + size - 1) / size; got.pages != pages {
-					t.Errorf("%s by pages of %d: %d pages, want %d", method, size, got.pages, pages)
-				}
+				equal(t, fmt.Sprintf("%s by pages of %d", method, size), got.names, want)
+				equal(t, fmt.Sprintf("the number of pages of %d", size), got.pages, (len(want)+size-1)/size)
 				var conflicts []string
 				if method == spec.MethodToolsList || method == spec.MethodPromptsList {
 					conflicts = []string{"first_b"}
 				}
-				if !slices.Equal(got.conflicts, conflicts) {
-					t.Errorf("%s: the conflicts are %q, want %q", method, got.conflicts, conflicts)
-				}
+				equal(t, method+": the conflicts", got.conflicts, conflicts)
 				if session != "" && len(got.ttls) > 0 {
 					t.Errorf("%s: a client of an earlier revision is sent a ttl", method)
 				}
@@ -297,9 +309,7 @@ func TestListThatChangesBetweenPages(t *testing.T) {
 				for i, name := range got.names {
 					got.names[i] = strings.TrimPrefix(name, "second_")
 				}
-				if !slices.Equal(got.names, c.want) {
-					t.Errorf("got %q, want %q", got.names, c.want)
-				}
+				equal(t, "the list", got.names, c.want)
 			})
 		}
 	}
@@ -311,14 +321,9 @@ func TestForeignCursorsOfBackendLists(t *testing.T) {
 	session := f.session(alice, spec.V20251125)
 	// The first letter is the part of the list: backends, subscriptions, catalog, and one that does not exist.
 	for _, c := range []string{"btools gone 0 a", "btools first -1 a", "btools first x a", "btools first", "btools first 1", "stools sub_1", "ctools ci.build", "ztools a"} {
-		member := `"` + opaque.Encode([]byte(c)) + `"`
-		r := f.stateless(alice, spec.MethodToolsList, `"cursor":`+member)
-		if r.Status != http.StatusBadRequest || r.code(t) != -32602 {
-			t.Errorf("%v: status %d, %s", c, r.Status, r.Body)
-		}
-		if r := f.sessionBased(alice, session, spec.MethodToolsList, `"cursor":`+member); r.code(t) != -32602 {
-			t.Errorf("%v in a session: %s", c, r.Body)
-		}
+		cursor := `"cursor":"` + opaque.Encode([]byte(c)) + `"`
+		f.stateless(alice, spec.MethodToolsList, cursor).is(t, c, http.StatusBadRequest, -32602)
+		f.sessionBased(alice, session, spec.MethodToolsList, cursor).is(t, c+" in a session", 200, -32602)
 	}
 }
 
@@ -326,13 +331,12 @@ func TestForeignCursorsOfBackendLists(t *testing.T) {
 func TestCachingHintsOfBackendLists(t *testing.T) {
 	const long, short = `"ttlMs":60000,"cacheScope":"public"`, `"ttlMs":2500,"cacheScope":"public"`
 	for _, c := range []struct {
-		name       string
-		hints      []string // of backends of 2026-07-28; "2025" is one of 2025-11-25
-		known      bool     // callers are distinguished
-		forward    bool     // the first gets the callers' tokens
-		tools      string
-		resources  string // with the event types, which all may see and none keeps longer than 5 s
-		afterwards string // of tools, when the first one says so between two pages
+		name      string
+		hints     []string // of backends of 2026-07-28; "2025" is one of 2025-11-25
+		known     bool     // callers are distinguished
+		forward   bool     // the first gets the callers' tokens
+		tools     string
+		resources string // with the event types, which all may see and none keeps longer than 5 s
 	}{
 		{name: "one", hints: []string{long}, tools: "60000 public", resources: "5000 public"},
 		{name: "the smaller of two", hints: []string{long, short}, tools: "2500 public", resources: "2500 public"},
@@ -353,17 +357,12 @@ func TestCachingHintsOfBackendLists(t *testing.T) {
 				if hints != "2025" {
 					l.hints = hints
 				}
-				backends = append(backends, api.Backend{
-					Name: l.name, Prefix: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion, ForwardToken: c.forward && i == 0,
-				})
+				b := l.backend()
+				b.Prefix, b.ForwardToken = l.name, c.forward && i == 0
+				backends = append(backends, b)
 			}
 			f := newFixture(t, func(o *Options) {
-				g, err := gateway.New(gateway.Options{
-					Backends: backends, DB: o.Sessions, Server: json.RawMessage(`{}`), Key: make([]byte, 32), ListTTL: 4 * time.Second,
-					Log: slog.New(slog.DiscardHandler),
-				})
-				must(t, err)
-				o.Gateway, o.PageSize, o.Subscriptions = g, 2, nil
+				o.Gateway, o.PageSize, o.Subscriptions = gatewayTo(t, o.Sessions, 4*time.Second, backends...), 2, nil
 				if !c.known {
 					o.Auth = auth.None()
 				}
@@ -377,9 +376,7 @@ func TestCachingHintsOfBackendLists(t *testing.T) {
 					t.Fatalf("%s has %d page", method, got.pages)
 				}
 				for i := range got.pages {
-					if hint := fmt.Sprint(got.ttls[i], " ", got.scopes[i]); hint != want {
-						t.Errorf("%s, page %d: %s, want %s", method, i, hint, want)
-					}
+					equal(t, fmt.Sprintf("%s, page %d", method, i), fmt.Sprint(got.ttls[i], " ", got.scopes[i]), want)
 				}
 			}
 		})
@@ -396,27 +393,112 @@ func TestScopeDoesNotChangeBetweenPages(t *testing.T) {
 		status      int
 		scope       string
 	}{
-		{"public", "public", 200, "public"},
-		{"private", "private", 200, "private"},
-		{"private", "public", 200, "private"},
+		{"public", "public", 200, `"cacheScope":"public"`},
+		{"private", "private", 200, `"cacheScope":"private"`},
+		{"private", "public", 200, `"cacheScope":"private"`},
 		{"public", "private", 400, ""},
 	} {
 		l.set(func() { l.hints = `"ttlMs":0,"cacheScope":"` + c.before + `"` })
 		var p backendPage
 		f.stateless("", spec.MethodToolsList, "").result(t, &p)
-		if p.CacheScope != c.before {
-			t.Errorf("the first page is %s, want %s", p.CacheScope, c.before)
-		}
+		equal(t, "the first page", p.CacheScope, c.before)
 		l.set(func() { l.hints = `"ttlMs":0,"cacheScope":"` + c.now + `"` })
-		r := f.stateless("", spec.MethodToolsList, fmt.Sprintf(`"cursor":%q`, *p.NextCursor))
-		if r.Status != c.status {
-			t.Errorf("%s, then %s: %d %s", c.before, c.now, r.Status, r.Body)
+		f.stateless("", spec.MethodToolsList, fmt.Sprintf(`"cursor":%q`, *p.NextCursor)).isPlain(t, c.before+", then "+c.now, c.status, c.scope)
+	}
+}
+
+// listRequest is a request for a list in the revision of the session, which is empty for 2026-07-28.
+func (f *fixture) listRequest(method, session, params string, headers ...string) *http.Request {
+	if session == "" {
+		return f.request("POST", alice, statelessBody("1", method, params), append(statelessHeaders(method, params), headers...)...)
+	}
+	return f.request("POST", alice, rpcText("1", method, params), append(headers, "Mcp-Session-Id: "+session)...)
+}
+
+// streamed reads the response of an answer that has to be a stream.
+func streamed(t *testing.T, r reply) (out reply) {
+	t.Helper()
+	if got := r.Header.Get("Content-Type"); r.Status != http.StatusOK || got != sse.ContentType {
+		t.Fatalf("got status %d, %s: %s, want a stream", r.Status, got, r.Body)
+	}
+	events := sse.NewReader(strings.NewReader(r.Body), 1<<20)
+	e, err := events.Next()
+	must(t, err)
+	if _, err := events.Next(); err != io.EOF {
+		t.Errorf("behind the response: %v", err)
+	}
+	return reply{Status: r.Status, Header: r.Header, Body: string(e.Data)}
+}
+
+var listMethods = []string{spec.MethodToolsList, spec.MethodPromptsList, spec.MethodResources, spec.MethodTemplates}
+
+// GWN-01: a list that backends are slow with begins as a stream before it is there, keeps the
+// connection alive, and ends with the result; one that is there at once is JSON.
+func TestSlowListsAreStreams(t *testing.T) {
+	l := startLister(t, "b", true, "a")
+	f := behindGateway(t, func(o *Options) { o.AnswerStreamAfter, o.Heartbeat = 20*time.Millisecond, 5*time.Millisecond }, l)
+	for _, session := range []string{"", f.session(alice, spec.V20251125)} {
+		for _, method := range listMethods {
+			goOn := make(chan struct{})
+			l.set(func() { l.hold = goOn })
+			time.Sleep(2 * time.Millisecond) // no list is fresh any more
+			res, err := f.server.Client().Do(f.listRequest(method, session, ""))
+			must(t, err)
+			if res.StatusCode != http.StatusOK || res.Header.Get("Content-Type") != sse.ContentType {
+				t.Fatalf("%s: status %d, %v", method, res.StatusCode, res.Header)
+			}
+			lines := bufio.NewReader(res.Body)
+			for comments := 0; comments < 3; {
+				line, err := lines.ReadString('\n')
+				must(t, err)
+				if strings.HasPrefix(line, ":") {
+					comments++
+				} else if strings.TrimSpace(line) != "" {
+					t.Fatalf("%s: before the response: %q", method, line)
+				}
+			}
+			close(goOn)
+			e, err := sse.NewReader(lines, 1<<20).Next()
+			must(t, err)
+			reply{Status: 200, Body: string(e.Data)}.is(t, method, 200, 0, `"name":`)
+			must(t, res.Body.Close())
 		}
-		if c.status == 200 {
-			var next backendPage
-			if r.result(t, &next); next.CacheScope != c.scope {
-				t.Errorf("%s, then %s: the second page is %s", c.before, c.now, next.CacheScope)
+	}
+	l.set(func() { l.hold = nil })
+	f = behindGateway(t, nil, l)
+	for _, session := range []string{"", f.session(alice, spec.V20251125)} {
+		for _, method := range listMethods {
+			if r := f.answer(f.listRequest(method, session, "")); r.Status != 200 || r.Header.Get("Content-Type") != "application/json" {
+				t.Errorf("%s at once: %d, %s", method, r.Status, r.Header.Get("Content-Type"))
 			}
 		}
+	}
+}
+
+// GWN-01: with --answer-stream-after 0 each list that backends take part in is a stream. What is
+// wrong with a request is in its status as before; what is found out later, on the stream.
+func TestListsThatAreStreamsAtOnce(t *testing.T) {
+	l := startLister(t, "b", true, "a", "b", "c")
+	f := behindGateway(t, func(o *Options) { o.AnswerStreamAfter, o.PageSize = 0, 2 }, l)
+	session := f.session(alice, spec.V20251125)
+	for _, revision := range []string{"", session} {
+		for _, method := range listMethods {
+			streamed(t, f.answer(f.listRequest(method, revision, ""))).is(t, method, 200, 0)
+			f.answer(f.listRequest(method, revision, "", "Accept:", "Accept: application/json")).is(t, method+" without streams", 200, 0)
+			f.answer(f.listRequest(method, revision, `"cursor":"!"`)).is(t, method+" with no cursor", map[bool]int{true: 400, false: 200}[revision == ""], -32602)
+		}
+		gone := `"cursor":"` + opaque.Encode([]byte("btools gone 0 a")) + `"`
+		streamed(t, f.answer(f.listRequest(spec.MethodToolsList, revision, gone))).is(t, "a cursor of a backend that is gone", 200, -32602)
+	}
+	f.do("POST", alice, statelessBody("1", spec.MethodToolsList, ""), "Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: x").isPlain(t, "a wrong header", 400)
+	if r := f.answer(f.listRequest(spec.MethodEvents, "", "")); r.Status != 200 || r.Header.Get("Content-Type") != "application/json" {
+		t.Errorf("a list of our own: %d %s", r.Status, r.Body)
+	}
+	// 2025-03-26 has batches, whose answer is one array.
+	old := f.session(alice, spec.V20250326)
+	r := f.do("POST", alice, `[{"jsonrpc":"2.0","id":1,"method":"tools/list"},{"jsonrpc":"2.0","id":2,"method":"ping"}]`, "Mcp-Session-Id: "+old)
+	var answers []struct{ ID int }
+	if err := json.Unmarshal([]byte(r.Body), &answers); err != nil || len(answers) != 2 {
+		t.Errorf("a batch: %d %s", r.Status, r.Body)
 	}
 }

@@ -3,20 +3,24 @@ package mcp
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
 // written is an in-memory response that tells when it was written to.
@@ -84,6 +88,7 @@ func inBubble(t *testing.T, db func() store.DB, change func(*Options), request f
 				change(o)
 			}
 		})
+		defer b.f.db.Close()
 		defer b.f.tails.Close()
 		req := request(b.f)
 		ctx, cancel := context.WithCancel(req.Context())
@@ -101,6 +106,11 @@ func inBubble(t *testing.T, db func() store.DB, change func(*Options), request f
 	})
 }
 
+// bubble is a subtest in a bubble.
+func bubble(t *testing.T, name string, db func() store.DB, change func(*Options), request func(*fixture) *http.Request, during func(*testing.T, *bubbled)) {
+	t.Run(name, func(t *testing.T) { inBubble(t, db, change, request, func(b *bubbled) { during(t, b) }) })
+}
+
 // finished says whether the request has been served.
 func (b *bubbled) finished() bool {
 	synctest.Wait()
@@ -112,7 +122,32 @@ func (b *bubbled) finished() bool {
 	}
 }
 
-func inMemory() store.DB { return newMemory() }
+// revocable is an authenticator that changes its mind.
+type revocable struct {
+	auth.Authenticator
+	mind atomic.Pointer[func() (auth.Principal, error)]
+}
+
+func (r *revocable) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
+	if says := r.mind.Load(); says != nil {
+		return (*says)()
+	}
+	return r.Authenticator.Authenticate(ctx, h)
+}
+
+func (r *revocable) say(p auth.Principal, err error) {
+	says := func() (auth.Principal, error) { return p, err }
+	r.mind.Store(&says)
+}
+
+// inMemory is a store of a bubble.
+func inMemory() store.DB {
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
+	if err != nil {
+		panic(err)
+	}
+	return db
+}
 
 // listenTo makes a listen with the filter.
 func listenTo(filter string) func(*fixture) *http.Request {
@@ -124,60 +159,49 @@ func listenTo(filter string) func(*fixture) *http.Request {
 const toCI = `{"resourceSubscriptions":["event://ci"]}`
 
 func TestStreamClock(t *testing.T) {
-	t.Run("SUB-07_a_comment_at_least_every_15_s_of_quiet", func(t *testing.T) {
-		inBubble(t, inMemory, nil, listenTo(toCI), func(b *bubbled) {
-			time.Sleep(20 * time.Second)
-			b.f.publish("event://ci/deploy", `{}`)
-			time.Sleep(100 * time.Second)
-			b.f.publishIn("elsewhere", "event://ci/deploy", `{}`)
-			synctest.Wait()
-			at := b.times()
-			for i := 1; i < len(at); i++ {
-				if d := at[i].Sub(at[i-1]); d > 15*time.Second {
-					t.Errorf("%v of quiet", d)
-				}
-			}
-			comments := strings.Count(b.text(), ": \n\n")
-			if comments < 6 || comments > 8 {
-				t.Errorf("%d comments in two minutes: %q", comments, b.text())
-			}
-			if strings.Contains(b.text(), "\nid:") || strings.Contains(b.text(), "retry:") {
-				t.Error("SUB-10: an SSE id or retry")
-			}
-		})
+	bubble(t, "SUB-07_a_comment_at_least_every_15_s_of_quiet", inMemory, nil, listenTo(toCI), func(t *testing.T, b *bubbled) {
+		time.Sleep(20 * time.Second)
+		b.f.publish(deploy, `{}`)
+		time.Sleep(100 * time.Second)
+		b.f.publishIn("elsewhere", deploy, `{}`)
+		synctest.Wait()
+		b.neverQuietFor(t, 15*time.Second)
+		if n := strings.Count(b.text(), ": \n\n"); n < 6 || n > 8 {
+			t.Errorf("got %d comments in two minutes, want 6 to 8: %q", n, b.text())
+		}
+		if strings.Contains(b.text(), "\nid:") || strings.Contains(b.text(), "retry:") {
+			t.Errorf("SUB-10: got %q, want no SSE id and no retry", b.text())
+		}
 	})
-	t.Run("SUB-06_the_maximum_age_ends_it_with_its_result", func(t *testing.T) {
-		inBubble(t, inMemory, nil, listenTo(toCI), func(b *bubbled) {
-			<-b.done
-			frames := frames(t, b.text())
-			if last := frames[len(frames)-1]; b.took != 5*time.Minute || last.Result.ResultType != "complete" {
-				t.Errorf("it ended after %v with %s", b.took, last.sse.Data)
+	withDeadline := func(f *fixture) *http.Request {
+		ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
+		f.t.Cleanup(cancel)
+		return listenTo(`{}`)(f).WithContext(ctx)
+	}
+	for name, tc := range map[string]struct {
+		request func(*fixture) *http.Request
+		after   time.Duration
+	}{
+		"the_maximum_age":        {listenTo(toCI), 5 * time.Minute},
+		"the_request's_deadline": {withDeadline, 55 * time.Second},
+	} {
+		bubble(t, "SUB-06_"+name+"_ends_it_in_time_with_its_result", inMemory, nil, tc.request, func(t *testing.T, b *bubbled) {
+			if <-b.done; b.took != tc.after || b.last(t).says() != "complete" {
+				t.Errorf("it ended after %v with %s, want a result after %v", b.took, b.last(t).sse.Data, tc.after)
 			}
 		})
-	})
-	t.Run("SUB-06_the_request's_deadline_ends_it_in_time", func(t *testing.T) {
-		inBubble(t, inMemory, nil, func(f *fixture) *http.Request {
-			ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
-			f.t.Cleanup(cancel)
-			return listenTo(`{}`)(f).WithContext(ctx)
-		}, func(b *bubbled) {
-			if <-b.done; b.took != 55*time.Second || !strings.Contains(b.text(), `"resultType":"complete"`) {
-				t.Errorf("after %v: %s", b.took, b.text())
-			}
-		})
-	})
-	t.Run("SUB-05_nothing_is_sent_after_the_client_went_and_what_it_held_is_free_within_a_second", func(t *testing.T) {
-		inBubble(t, inMemory, nil, listenTo(toCI), func(b *bubbled) {
-			time.Sleep(time.Minute)
-			if b.f.endpoint.OpenStreams() != 1 || b.f.tails.Running() == 0 {
-				t.Errorf("%d streams, %d tails", b.f.endpoint.OpenStreams(), b.f.tails.Running())
-			}
-			b.cancel()
-			time.Sleep(time.Second)
-			if b.f.endpoint.OpenStreams() != 0 || b.f.tails.Running() != 0 || strings.Contains(b.text(), `"result"`) {
-				t.Errorf("a second later %d streams, %d tails, and %s", b.f.endpoint.OpenStreams(), b.f.tails.Running(), b.text())
-			}
-		})
+	}
+	bubble(t, "SUB-05_nothing_is_sent_after_the_client_went_and_what_it_held_is_free_within_a_second", inMemory, nil, listenTo(toCI), func(t *testing.T, b *bubbled) {
+		held := func() [2]int64 { return [2]int64{b.f.endpoint.OpenStreams(), int64(b.f.tails.Running())} }
+		time.Sleep(time.Minute)
+		if got := held(); got[0] != 1 || got[1] == 0 {
+			t.Errorf("got the streams and tails %v, want 1 and some", got)
+		}
+		b.cancel()
+		time.Sleep(time.Second)
+		if got := held(); got != [2]int64{} || strings.Contains(b.text(), `"result"`) {
+			t.Errorf("a second later got the streams and tails %v, and %s; want none and no result", got, b.text())
+		}
 	})
 	for v, ends := range map[spec.Version]bool{spec.V20251125: true, spec.V20250618: false} {
 		t.Run("SES-03_whether_a_session's_stream_ends_with_an_id_and_retry_at_"+string(v), func(t *testing.T) {
@@ -185,13 +209,9 @@ func TestStreamClock(t *testing.T) {
 				return f.request("GET", alice, "", "Mcp-Session-Id: "+f.newSession(session.Session{Version: v}).ID)
 			}, func(b *bubbled) {
 				<-b.done
-				var last sse.Event
-				r := sse.NewReader(strings.NewReader(b.text()), 1<<20)
-				for e, err := r.Next(); err == nil; e, err = r.Next() {
-					last = e
-				}
+				last := b.last(t).sse
 				if got := last.Retry == time.Second && last.ID != "" && len(last.Data) == 0; got != ends {
-					t.Errorf("the last event is %+v", last)
+					t.Errorf("the last event is %+v, want only an id and retry: %v", last, ends)
 				}
 			})
 		})
@@ -207,32 +227,45 @@ func (f *fixture) newSession(s session.Session) *session.Session {
 	return made
 }
 
-// frames takes the messages of a stream apart.
-func frames(t testing.TB, text string) (out []frame) {
+// frames are the messages of the stream so far, and when they were written if nothing else was.
+func (w *written) frames(t testing.TB) (out []frame) {
 	t.Helper()
-	r := sse.NewReader(strings.NewReader(text), 1<<20)
-	for {
-		e, err := r.Next()
-		if err != nil {
-			return out
-		}
-		var m frame
-		if err := json.Unmarshal(e.Data, &m); err != nil {
-			t.Fatalf("%q: %v", e.Data, err)
-		}
-		m.sse = e
+	at, r := w.times(), sse.NewReader(strings.NewReader(w.text()), 1<<20)
+	for e, err := r.Next(); err == nil; e, err = r.Next() {
+		m := decodeFrame(t, e)
+		m.at = at[len(out)]
 		out = append(out, m)
+	}
+	return out
+}
+
+// last is the last message.
+func (w *written) last(t testing.TB) (m frame) {
+	t.Helper()
+	for _, m = range w.frames(t) {
+	}
+	return m
+}
+
+// neverQuietFor checks the time between two writes.
+func (w *written) neverQuietFor(t testing.TB, most time.Duration) {
+	t.Helper()
+	at := w.times()
+	for i := 1; i < len(at); i++ {
+		if d := at[i].Sub(at[i-1]); d > most {
+			t.Errorf("nothing was written for %v, want something every %v", d, most)
+		}
 	}
 }
 
 // unordered is a store whose log has several writers and is polled, as DynamoDB's.
-type unordered struct{ *memory }
+type unordered struct{ store.DB }
 
 func (unordered) Stamps() bool { return false }
 func (unordered) Local() bool  { return false }
+func (unordered) End() int64   { return 0 }
 
-// several is such a store.
-func several() store.DB { return unordered{newMemory()} }
+func several() store.DB { return unordered{inMemory()} }
 
 // TestUnsubscribedIsSilent publishes after an unsubscribe of which no notice has come.
 func TestUnsubscribedIsSilent(t *testing.T) {
@@ -251,16 +284,189 @@ func TestUnsubscribedIsSilent(t *testing.T) {
 				return req
 			}, func(b *bubbled) {
 				time.Sleep(10 * time.Second)
-				b.f.publish("event://ci/deploy", `{"n":1}`)
+				b.f.publish(deploy, `{"n":1}`)
 				time.Sleep(10 * time.Second)
-				must(b.f.t, b.f.endpoint.sessions.Unsubscribe(b.f.t.Context(), s, "event://ci/deploy"))
-				b.f.publish("event://ci/deploy", `{"n":2}`)
+				must(b.f.t, b.f.endpoint.sessions.Unsubscribe(b.f.t.Context(), s, deploy))
+				b.f.publish(deploy, `{"n":2}`)
 				b.f.publish("event://ci/build-finished", `{"n":3}`)
 				<-b.done
 				if text := b.text(); !strings.Contains(text, `{"n":1}`) || strings.Contains(text, `{"n":2}`) || !strings.Contains(text, `{"n":3}`) {
-					t.Errorf("got %s", text)
+					t.Errorf("got %s, want the events 1 and 3 and not 2", text)
 				}
 			})
 		})
 	}
+}
+
+// endings report whether a stream ended as one does that the server ends, by the requirement and the framing.
+var endings = map[string]struct {
+	framing
+	ended func(w *written, t *testing.T) bool
+}{
+	"AUT-04 listen":               {byListen, completed},
+	"AUT-04 GET":                  {bySession, says("retry: ")},
+	"AUT-04 the dialect's GET":    {byDialect, says(`{"reason":"revoked"}`)},
+	"AUT-04 EVX-17 events/stream": {byType, terminated},
+}
+
+func says(end string) func(*written, *testing.T) bool {
+	return func(w *written, _ *testing.T) bool { return strings.Contains(w.text(), end) }
+}
+
+// completed reports whether a stream ended with the result of request 1.
+func completed(w *written, t *testing.T) bool {
+	return string(w.last(t).ID) == "1" && w.last(t).says() == "complete"
+}
+
+// terminated reports whether a stream ended with a termination notice and then the result.
+func terminated(w *written, t *testing.T) bool {
+	all := w.frames(t)
+	if len(all) < 3 || !completed(w, t) { // the first is notifications/events/active
+		return false
+	}
+	notice := all[len(all)-2]
+	return notice.Method == spec.NoteEventsTerminated && notice.Params.Error != nil && notice.Params.Error.Code == method.Codes[spec.Released].Forbidden
+}
+
+// served serves a request that must succeed, without a connection.
+func (f *fixture) served(r *http.Request) *httptest.ResponseRecorder {
+	f.t.Helper()
+	w := httptest.NewRecorder()
+	if routed(f.endpoint).ServeHTTP(w, r); w.Code != http.StatusOK || strings.Contains(w.Body.String(), `"error"`) {
+		f.t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	return w
+}
+
+// TestCredentialsOfOpenStreams takes credentials or rights away while a stream is open.
+func TestCredentialsOfOpenStreams(t *testing.T) {
+	minds := map[string]func(*revocable){
+		"unknown now":  func(r *revocable) { r.say(auth.Principal{}, auth.ErrNoToken) },
+		"another":      func(r *revocable) { r.say(auth.Principal{ID: "x", Workspace: "default", Scopes: auth.Scopes()}, nil) },
+		"without read": func(r *revocable) { r.say(auth.Principal{ID: "billing", Workspace: "default"}, nil) },
+	}
+	withoutScope := func(r *revocable) {
+		r.say(auth.Principal{ID: "billing", Workspace: "default", Scopes: auth.Scopes()}, nil)
+	}
+	const heartbeat = 15 * time.Second
+	for name, o := range endings {
+		uris := []string{"event://ci", "event://billing/invoice"}
+		if o.name == byType.name {
+			uris = []string{deploy}
+		}
+		for mind, change := range minds {
+			t.Run(name+" ends: "+mind, func(t *testing.T) {
+				inBubble(t, inMemory, nil, o.opening(uris...), func(b *bubbled) {
+					time.Sleep(time.Minute)
+					if b.finished() {
+						t.Error("it ended before anything was taken away")
+					}
+					change(b.caller)
+					time.Sleep(heartbeat + time.Second)
+					if !b.finished() || !o.ended(b.written, t) {
+						t.Errorf("a quiet stream: ended %v: %s", b.finished(), b.text())
+					}
+				})
+				inBubble(t, inMemory, nil, o.opening(uris...), func(b *bubbled) {
+					change(b.caller)
+					for range 20 { // never quiet
+						b.f.publish(deploy, `{"secret":true}`)
+						time.Sleep(time.Second)
+					}
+					if n := strings.Count(b.text(), o.payload+`{"secret"`); !b.finished() || n < 1 || n > 15 || !o.ended(b.written, t) {
+						t.Errorf("a busy stream: ended %v, after %d events, want 1 to 15: %s", b.finished(), n, b.text())
+					}
+				})
+			})
+		}
+		if len(uris) > 1 {
+			bubble(t, name+" sends no more of what a scope was for", inMemory, nil, o.opening(uris...), func(t *testing.T, b *bubbled) {
+				b.f.publish("event://billing/invoice", `{"n":"first"}`)
+				time.Sleep(2 * time.Second)
+				withoutScope(b.caller)
+				time.Sleep(heartbeat)
+				b.f.publish("event://billing/invoice", `{"n":"second"}`)
+				b.f.publish(deploy, `{"n":"third"}`)
+				time.Sleep(2 * time.Second)
+				if text := b.text(); b.finished() || !strings.Contains(text, "first") || strings.Contains(text, "second") || !strings.Contains(text, "third") {
+					t.Errorf("ended %v: got %s, want the first and the third event", b.finished(), text)
+				}
+			})
+		}
+		bubble(t, name+" stays while credentials cannot be looked at", inMemory, nil, o.opening(uris...), func(t *testing.T, b *bubbled) {
+			b.caller.say(auth.Principal{}, fault.New(fault.Unavailable, "no answer"))
+			time.Sleep(2 * time.Minute)
+			b.f.publish(deploy, `{"n":"still"}`)
+			time.Sleep(2 * time.Second)
+			if b.finished() || !strings.Contains(b.text(), "still") {
+				t.Errorf("ended %v: got %s, want an open stream with the event", b.finished(), b.text())
+			}
+		})
+	}
+	bubble(t, "AUT-04 EVX-17 events/stream ends without the scope that its event type needs", inMemory, nil, byType.opening("event://billing/invoice"), func(t *testing.T, b *bubbled) {
+		b.f.publish("event://billing/invoice", `{"n":"first"}`)
+		time.Sleep(time.Minute)
+		if b.finished() || !strings.Contains(b.text(), "first") {
+			t.Errorf("before anything was taken away: ended %v: %s", b.finished(), b.text())
+		}
+		withoutScope(b.caller)
+		time.Sleep(heartbeat + time.Second)
+		if !b.finished() || !terminated(b.written, t) {
+			t.Errorf("ended %v: %s", b.finished(), b.text())
+		}
+	})
+}
+
+// giveUpOrder makes ci.deploy an unordered event type. The streams hear of it, if at all, three seconds later.
+func (b *bubbled) giveUpOrder(announced bool) {
+	b.f.changeCatalog("  - name: ci.deploy\n", "  - name: ci.deploy\n    order: none\n")
+	if announced {
+		b.f.announceCatalog()
+	}
+}
+
+// An event type gives up its order while clients read it. Where writers stamp, its events then go to other partitions of
+// the log. The clients must get all of them, and so must those that resume.
+func TestAnEventTypeGivesUpItsOrderWhileClientsReadIt(t *testing.T) {
+	for name, tc := range map[string]struct {
+		framing
+		announced bool // a listen learns of changes only from announcements
+	}{
+		"EVX-06 events/stream, announced": {byType, true}, "EVX-06 events/stream, found by a heartbeat": {byType, false}, "SUB-08 a listen, announced": {byListen, true},
+	} {
+		bubble(t, name, several, nil, tc.opening(deploy), func(t *testing.T, b *bubbled) {
+			time.Sleep(time.Second)
+			b.f.publish(deploy, `{"n":"before"}`)
+			time.Sleep(3 * time.Second)
+			b.giveUpOrder(tc.announced)
+			b.f.publish(deploy, `{"n":"at the change"}`)
+			time.Sleep(40 * time.Second)
+			b.f.publish(deploy, `{"n":"after"}`)
+			time.Sleep(2 * time.Minute)
+			for _, want := range []string{`"before"`, `"at the change"`, `"after"`} {
+				if !strings.Contains(b.text(), want) {
+					t.Errorf("got %s, want the event %s in it", b.text(), want)
+				}
+			}
+		})
+	}
+
+	waitIn(t, "RCH-04 wait_for_event", several, time.Hour, aWait(false, 0, `,"seconds":600`), func(t *testing.T, b *bubbled) {
+		time.Sleep(time.Minute)
+		b.giveUpOrder(false)
+		b.f.publish(deploy, `{"n":1}`)
+		got, _ := b.events()
+		if !slices.Equal(got.data(), []string{`{"n":1}`}) || b.took > time.Minute+10*time.Second {
+			t.Errorf("after %v the wait returned %v, want the event within ten seconds of its publication", b.took, got.data())
+		}
+	})
+
+	waitIn(t, "RCH-04 wait_for_event that ends right after the change, and the next call", several, time.Hour, aWait(false, 0, `,"seconds":12`), func(t *testing.T, b *bubbled) {
+		time.Sleep(11 * time.Second)
+		b.giveUpOrder(false)
+		b.f.publish(deploy, `{"n":1}`)
+		got, _ := b.events()
+		next := b.recent(got.Subscription)
+		equal(t, "the events of the wait and the next call", append(got.data(), next.data()...), []string{`{"n":1}`})
+	})
 }

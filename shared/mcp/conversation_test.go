@@ -95,10 +95,11 @@ func message(id string) string { return `"messageId":"` + id + `","content":"` +
 // notify sends a message by a notification; session is empty in 2026-07-28.
 func (f *fixture) notify(key, session, method, params string) reply {
 	f.t.Helper()
+	header := "Mcp-Session-Id: " + session
 	if session == "" {
-		return f.do("POST", key, `{"jsonrpc":"2.0","method":"`+method+`","params":{`+params+`}}`, "Mcp-Protocol-Version: 2026-07-28")
+		header = "Mcp-Protocol-Version: 2026-07-28"
 	}
-	return f.do("POST", key, `{"jsonrpc":"2.0","method":"`+method+`","params":{`+params+`}}`, "Mcp-Session-Id: "+session)
+	return f.do("POST", key, `{"jsonrpc":"2.0","method":"`+method+`","params":{`+params+`}}`, header)
 }
 
 // inEachWay is a message of alice's with the params, as a request and as a notification of both kinds of revisions.
@@ -111,27 +112,25 @@ func (f *fixture) inEachWay(params string) map[string]reply {
 	}
 }
 
-type contextParams struct {
-	MessageID, Context string
-	Meta               map[string]json.RawMessage `json:"_meta"`
-}
-
-// context waits for the next conversation/context.
-func (o *open) context() (p contextParams) {
+// context waits for the next conversation/context, which must be of the message. It says only this, unless text is empty.
+func (o *open) context(id, text string) (meta map[string]json.RawMessage) {
 	o.t.Helper()
-	for {
-		var m struct {
-			Method string
-			Params json.RawMessage
+	var m struct {
+		Method string
+		Params struct {
+			MessageID, Context string
+			Meta               map[string]json.RawMessage `json:"_meta"`
 		}
+	}
+	for m.Method != spec.NoteContext {
 		if e := o.event(); len(e.Data) > 0 {
 			must(o.t, json.Unmarshal(e.Data, &m))
 		}
-		if m.Method == spec.NoteContext {
-			must(o.t, json.Unmarshal(m.Params, &p))
-			return p
-		}
 	}
+	if p := m.Params; p.MessageID != id || len(p.Context) > 1024 || text != "" && p.Context != "Context from echo:\n> "+text {
+		o.t.Errorf("got the context %.2000q of %s, want %q of %s, and at most 1024 bytes", p.Context, p.MessageID, text, id)
+	}
+	return m.Params.Meta
 }
 
 // CNV-01: the capability is there when it is switched on, and only what is switched on.
@@ -157,17 +156,15 @@ func TestConversationCapability(t *testing.T) {
 			if revision == "elsewhere" {
 				expected = "" // no client is there to notify
 			}
-			if string(got.Capabilities.ConversationEvents) != expected || string(got.Capabilities.Extensions[spec.ConversationExtension]) != expected {
-				t.Errorf("%s, %s: got %s, want %s", section, revision, got.Capabilities.ConversationEvents, expected)
-			}
-			if revision == "2026" && (got.CacheScope == method.Private) != (want != "") {
-				t.Errorf("%s: the cache scope is %s", section, got.CacheScope)
+			if c := got.Capabilities; string(c.ConversationEvents) != expected || string(c.Extensions[spec.ConversationExtension]) != expected ||
+				revision == "2026" && (got.CacheScope == method.Private) != (want != "") {
+				t.Errorf("%s, %s: got %+v, want %s, and private if it is there", section, revision, got, expected)
 			}
 		}
 		for name, there := range map[string]bool{spec.MethodUserMessage: strings.Contains(want, "User"), spec.MethodAssistant: strings.Contains(want, "Assistant")} {
 			r := f.stateless(alice, name, message("m"))
 			if got := r.code(t) != -32601; got != there || r.Status == 404 == there {
-				t.Errorf("%s: %s is there: %v, %+v", section, name, got, r)
+				t.Errorf("%s: %s is there: %v, want %v: %+v", section, name, got, there, r)
 			}
 		}
 	}
@@ -180,37 +177,25 @@ func TestContextOnListens(t *testing.T) {
 	first, second := two.listen(alice, `"a"`, `{"conversationContext":true}`), one.listen(alice, `2`, `{"conversationContext":true,"resourcesListChanged":true}`)
 	silent, other := two.listen(alice, `3`, `{"resourcesListChanged":true}`), two.listen(bob, `4`, `{"conversationContext":true}`)
 	for o, want := range map[*open]bool{first: true, second: true, silent: false, other: true} {
-		if ack := o.next(); strings.Contains(string(ack.Params.Notifications), `"conversationContext":true`) != want {
-			t.Errorf("acknowledged %s", ack.Params.Notifications)
-		}
+		ack := string(o.next().Params.Notifications)
+		equal(t, "conversationContext in "+ack, strings.Contains(ack, `"conversationContext":true`), want)
 	}
-	if r := one.notify(alice, "", spec.MethodUserMessage, message("m1")); r.Status != 202 || r.Body != "" {
-		t.Errorf("got %+v", r)
-	}
+	one.notify(alice, "", spec.MethodUserMessage, message("m1")).isPlain(t, "m1", 202)
 	for o, id := range map[*open]string{first: `"a"`, second: `2`} {
-		p := o.context()
-		if p.MessageID != "m1" || p.Context != "Context from echo:\n> "+said+" m1" || string(p.Meta[spec.MetaSubscription]) != id || p.Meta[spec.MetaCursor] == nil {
-			t.Errorf("got %+v", p)
+		if meta := o.context("m1", said+" m1"); string(meta[spec.MetaSubscription]) != id || meta[spec.MetaCursor] == nil {
+			t.Errorf("got %v, want the subscription %s and a cursor", meta, id)
 		}
 	}
 	// What comes behind it shows that nothing came before.
 	one.notify(bob, "", spec.MethodUserMessage, message("m2"))
-	if p := other.context(); p.MessageID != "m2" {
-		t.Errorf("bob got %+v", p)
-	}
-	if n := k.count(); n != 2 {
-		t.Errorf("the provider was asked %d times", n)
-	}
+	other.context("m2", said+" m2")
+	equal(t, "requests to the provider", k.count(), 2)
 	// A long one is cut, and says so.
 	one.notify(alice, "", spec.MethodUserMessage, `"messageId":"m3","content":"`+strings.Repeat("long ", 1000)+`"`)
-	if p := first.context(); p.MessageID != "m3" || len(p.Context) > 1024 || string(p.Meta[spec.MetaContextCut]) != "true" || string(p.Meta[spec.MetaSubscription]) != `"a"` {
-		t.Errorf("got %+v", p)
+	if meta := first.context("m3", ""); string(meta[spec.MetaContextCut]) != "true" || string(meta[spec.MetaSubscription]) != `"a"` {
+		t.Errorf("got %v, want that it is cut, and the subscription", meta)
 	}
-	select {
-	case e := <-silent.events:
-		t.Errorf("the stream that did not ask got %s", e.Data)
-	default:
-	}
+	silent.isQuiet("the stream that did not ask")
 }
 
 // CNV-02: in a session the context comes on its GET stream, wherever that is open; also behind a
@@ -221,27 +206,15 @@ func TestContextInSessions(t *testing.T) {
 			_, one, two := talking(t, "userMessages: true")
 			session, another := one.session(alice, v), one.session(alice, v)
 			o, foreign := two.stream(alice, session, ""), two.stream(alice, another, "")
-			if r := one.notify(alice, session, spec.MethodUserMessage, message("m1")); r.Status != 202 {
-				t.Errorf("got %+v", r)
-			}
-			if p := o.context(); p.MessageID != "m1" || p.Context != "Context from echo:\n> "+said+" m1" {
-				t.Errorf("got %+v", p)
-			}
+			one.notify(alice, session, spec.MethodUserMessage, message("m1")).isPlain(t, "m1", 202)
+			o.context("m1", said+" m1")
 			two.notify(alice, another, spec.MethodUserMessage, message("m2"))
-			if p := foreign.context(); p.MessageID != "m2" {
-				t.Errorf("another session got %+v", p)
-			}
+			foreign.context("m2", said+" m2")
 			if v == spec.V20250326 {
 				batch := `[{"jsonrpc":"2.0","method":"` + spec.MethodUserMessage + `","params":{` + message("m3") + `}},{"jsonrpc":"2.0","id":1,"method":"ping"}]`
-				if r := one.do("POST", alice, batch, "Mcp-Session-Id: "+session); r.Status != 200 || !strings.Contains(r.Body, `"id":1`) {
-					t.Errorf("got %+v", r)
-				}
-				if p := o.context(); p.MessageID != "m3" {
-					t.Errorf("of a batch got %+v", p)
-				}
+				one.do("POST", alice, batch, "Mcp-Session-Id: "+session).isPlain(t, "a batch", 200, `"id":1`)
+				o.context("m3", said+" m3")
 			}
-			o.cancel()
-			<-o.ended
 		})
 	}
 }
@@ -249,15 +222,10 @@ func TestContextInSessions(t *testing.T) {
 // CNV-02: a context that came while a stream was cut off is there when it goes on.
 func TestContextBehindAGap(t *testing.T) {
 	_, one, two := talking(t, "userMessages: true")
-	session := one.session(alice, spec.V20251125)
-	o := one.stream(alice, session, "")
-	last := o.event().ID
-	o.cancel()
-	<-o.ended
-	two.notify(alice, session, spec.MethodUserMessage, message("m1"))
-	if p := two.stream(alice, session, last).context(); p.MessageID != "m1" {
-		t.Errorf("got %+v", p)
-	}
+	c := one.follow(bySession)
+	c.close()
+	two.notify(alice, c.session, spec.MethodUserMessage, message("m1"))
+	two.stream(alice, c.session, c.position).context("m1", said+" m1")
 }
 
 // CNV-02: in the named-event dialect as well.
@@ -265,25 +233,19 @@ func TestContextInTheDialect(t *testing.T) {
 	_, one, two := talking(t, "userMessages: true")
 	o, session := one.dialectStream(alice)
 	note := `{"jsonrpc":"2.0","method":"` + spec.MethodUserMessage + `","params":{` + message("m1") + `}}`
-	if r := two.dialect(alice, note, jsonOnly, "Mcp-Session-Id: "+session); r.Status != 202 {
-		t.Errorf("got %+v", r)
-	}
-	if p := o.context(); p.MessageID != "m1" {
-		t.Errorf("got %+v", p)
-	}
+	two.dialect(alice, note, jsonOnly, "Mcp-Session-Id: "+session).isPlain(t, "m1", 202)
+	o.context("m1", said+" m1")
 }
 
 // CNV-02: a notification without a listener is taken all the same. What waits in the log for a
 // stream is sealed, and not for long.
 func TestContextWithoutAStream(t *testing.T) {
 	_, one, _ := talking(t, "userMessages: true")
-	if r := one.notify(alice, "", spec.MethodUserMessage, message("m1")); r.Status != 202 {
-		t.Errorf("got %+v", r)
-	}
+	one.notify(alice, "", spec.MethodUserMessage, message("m1")).isPlain(t, "m1", 202)
 	page, err := one.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + stream.TopicConversation("alice")})
 	must(t, err)
 	if len(page.Items) != 1 || strings.Contains(string(page.Items[0].Value), said) || time.Until(page.Items[0].Expires) > streams.ContextLife+time.Second {
-		t.Errorf("in the log is %+v", page.Items)
+		t.Errorf("in the log is %+v, want one sealed item that expires within %v", page.Items, streams.ContextLife)
 	}
 }
 
@@ -294,28 +256,21 @@ func TestMalformedMessages(t *testing.T) {
 	long := `"messageId":"m","content":"` + strings.Repeat("x", conversation.MaxContent+1) + `"`
 	for params, want := range map[string]string{`"content":"` + said + `"`: "messageId", `"messageId":"` + said + `","content":{}`: "content", long: "limit content of 65536"} {
 		for what, r := range f.inEachWay(params) {
-			m := r.rpc(t)
-			if m.Error == nil || m.Error.Code != -32602 || !strings.Contains(m.Error.Message, want) || strings.Contains(r.Body, said) {
-				t.Errorf("%s: got %d %s", what, r.Status, r.Body)
-			}
-			if status := map[bool]int{true: 200, false: 400}[what == "2025 request"]; r.Status != status || (m.ID == nil) != strings.Contains(what, "notification") {
-				t.Errorf("%s: got %d %s", what, r.Status, r.Body)
+			r.is(t, what, map[bool]int{true: 200, false: 400}[what == "2025 request"], -32602, want)
+			if strings.Contains(r.Body, said) || (r.rpc(t).ID == nil) != strings.Contains(what, "notification") {
+				t.Errorf("%s: got %s, want nothing of the message, and an id for a request", what, r.Body)
 			}
 		}
 	}
-	if n := k.count(); n != 0 {
-		t.Errorf("the provider was asked %d times", n)
-	}
+	equal(t, "requests to the provider", k.count(), 0)
 }
 
 // CNV-01: without the capability a message in a notification goes nowhere, as any that is unknown.
 func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 	k, f, _ := talking(t, "assistantResponses: true")
-	if r := f.notify(alice, "", spec.MethodUserMessage, message("m")); r.Status != 202 || k.count() != 0 {
-		t.Errorf("got %+v, sent %d times", r, k.count())
-	}
-	if r := f.notify(alice, "", spec.MethodAssistant, message("m")); r.Status != 202 || k.count() != 1 {
-		t.Errorf("got %+v, sent %d times", r, k.count())
+	for want, method := range []string{spec.MethodUserMessage, spec.MethodAssistant} {
+		f.notify(alice, "", method, message("m")).isPlain(t, method, 202)
+		equal(t, "requests to the provider", k.count(), want)
 	}
 }
 
@@ -326,19 +281,11 @@ func TestMoreMessagesThanTheRate(t *testing.T) {
 			o.Rate = quota.New("conversationRate", "messages", quota.Same(0.01), func(float64) float64 { return 1 })
 		})
 	})
-	if r := f.stateless(alice, spec.MethodUserMessage, message("m1")); r.code(t) != 0 {
-		t.Fatalf("%+v", r)
-	}
+	f.stateless(alice, spec.MethodUserMessage, message("m1")).is(t, "m1", 200, 0)
 	for what, r := range f.inEachWay(message("m2")) {
-		m := r.rpc(t)
-		if m.Error == nil || m.Error.Code != method.CodeExhausted || !strings.HasPrefix(string(m.Error.Data), `{"limit":"conversationRate","max":0.01,"retryAfterSeconds":`) {
-			t.Errorf("%s: got %+v", what, r)
-		}
-		if notified := strings.Contains(what, "notification"); notified != (r.Status == http.StatusTooManyRequests) || notified != (r.Header.Get("Retry-After") != "") {
-			t.Errorf("%s: got %+v", what, r)
-		}
+		notified := strings.Contains(what, "notification")
+		r.is(t, what, map[bool]int{true: http.StatusTooManyRequests, false: 200}[notified], method.CodeExhausted, `{"limit":"conversationRate","max":0.01,"retryAfterSeconds":`)
+		equal(t, what+": is there a Retry-After", r.Header.Get("Retry-After") != "", notified)
 	}
-	if r := f.stateless(bob, spec.MethodUserMessage, message("m3")); r.code(t) != 0 {
-		t.Errorf("another principal: %+v", r)
-	}
+	f.stateless(bob, spec.MethodUserMessage, message("m3")).is(t, "another principal", 200, 0)
 }

@@ -1,13 +1,17 @@
 package mcp
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"reflect"
-	"slices"
+	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -41,74 +45,38 @@ func sameJSON(t testing.TB, got json.RawMessage, want string) {
 func TestCapabilities(t *testing.T) {
 	t.Run("EVS-01_every_revision_advertises_event_subscriptions", func(t *testing.T) {
 		initialize, discover := newFixture(t, nil).describeBoth()
-		const resources = `{"events":true,"subscribe":true,"listChanged":true,"subscription":["notification","webhook"]}`
-		const ours = `{"events":true,"subscription":["notification","webhook"]}`
-		for _, d := range []described{initialize, discover} {
-			sameJSON(t, d.Capabilities["resources"], resources)
-			var ext map[string]json.RawMessage
-			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
-			sameJSON(t, ext[spec.OwnExtension], ours)
-			for _, absent := range []string{"tools", "prompts"} {
-				if _, ok := d.Capabilities[absent]; ok {
-					t.Errorf("%s is advertised and not served", absent)
-				}
-			}
-		}
-		sameJSON(t, initialize.Capabilities["completions"], `{}`)
-		sameJSON(t, discover.Capabilities["completions"], `{}`)
-		sameJSON(t, initialize.Capabilities["logging"], `{}`)
-		if _, ok := discover.Capabilities["logging"]; ok {
-			t.Error("logging is advertised in 2026-07-28, where it is not served")
-		}
-		sameJSON(t, initialize.Capabilities["experimental"], `{"`+spec.OwnExtension+`":`+ours+`}`)
-		if _, ok := discover.Capabilities["experimental"]; ok {
-			t.Error("experimental is advertised in 2026-07-28")
-		}
+		const both = `"resources":{"events":true,"subscribe":true,"listChanged":true,"subscription":["notification","webhook"]},
+			"extensions":{"` + spec.OwnExtension + `":{"events":true,"subscription":["notification","webhook"]},"` + spec.EventsExtension + `":{"listChanged":true}},
+			"events":{"listChanged":true},"completions":{}` // and neither tools nor prompts, which are not served
+		sameJSON(t, jsonrpc.Encode(discover.Capabilities), `{`+both+`}`)
+		sameJSON(t, jsonrpc.Encode(initialize.Capabilities), `{`+both+`,"logging":{},"experimental":{"`+spec.OwnExtension+`":{"events":true,"subscription":["notification","webhook"]}}}`)
 	})
-	t.Run("EVX-01_EVX-22_both_shapes_in_every_revision_and_a_client_that_declares_nothing_is_served", func(t *testing.T) {
-		f := newFixture(t, nil)
-		methods := []string{spec.MethodEvents, spec.MethodEventsPoll, spec.MethodEventsSub, spec.MethodEventsUnsub}
-		shapes := func(r reply) {
+	run(t, "EVX-01_EVX-22_both_shapes_in_every_revision_and_a_client_that_declares_nothing_is_served", nil, func(t *testing.T, f *fixture) {
+		served := func(in string) {
 			t.Helper()
-			var d described
-			r.result(t, &d)
-			var ext map[string]json.RawMessage
-			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
-			sameJSON(t, ext[spec.EventsExtension], `{"listChanged":true}`)
-			sameJSON(t, d.Capabilities["events"], `{"listChanged":true}`)
-		}
-		served := func(at spec.Version, method string, r reply) {
-			t.Helper()
-			if r.Status != 200 || r.code(t) != 0 {
-				t.Errorf("%s in %s: %d %s", method, at, r.Status, r.Body)
+			for _, m := range []string{spec.MethodEvents, spec.MethodEventsPoll, spec.MethodEventsSub, spec.MethodEventsUnsub} {
+				f.in(alice, in, m, `"name":"ci.build",`+callback).is(t, m, 200, 0)
 			}
 		}
+		const shapes = `"` + spec.EventsExtension + `":{"listChanged":true}`
 		for _, v := range []spec.Version{spec.V20250326, spec.V20250618, spec.V20251125} {
 			r := f.initialize(alice, v, `{}`)
-			shapes(r)
-			for _, m := range methods {
-				served(v, m, f.sessionBased(alice, r.Header.Get(spec.HeaderSession), m, `"name":"ci.build",`+callback))
-			}
+			r.is(t, string(v), 200, 0, shapes, `"events":{"listChanged":true}`)
+			served(r.Header.Get(spec.HeaderSession))
 		}
-		shapes(f.stateless(alice, spec.MethodDiscover, ""))
-		for _, m := range methods { // clientCapabilities is {}
-			served(spec.V20260728, m, f.stateless(alice, m, `"name":"ci.build",`+callback))
-		}
-		if _, first := f.push(alice, "1", "ci.build", `{}`, ""); *first.Params.Truncated {
-			t.Errorf("got %+v", first)
-		}
+		f.stateless(alice, spec.MethodDiscover, "").is(t, "2026-07-28", 200, 0, shapes, `"events":{"listChanged":true}`)
+		served("") // clientCapabilities is {}
+		f.push(alice, "1", "ci.build", `{}`, "")
 	})
 	t.Run("SUB-09_discover_names_versions_identity_and_caching", func(t *testing.T) {
 		initialize, d := newFixture(t, nil).describeBoth()
-		if want := []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"}; !slices.Equal(d.SupportedVersions, want) {
-			t.Errorf("supportedVersions %v", d.SupportedVersions)
-		}
+		equal(t, "the versions", d.SupportedVersions, []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"})
 		sameJSON(t, d.Meta[spec.MetaServer], `{"name":"mcp-events","version":"1.2.3"}`)
 		if d.ResultType != "complete" || d.TTLMs == nil || d.CacheScope != method.Public {
-			t.Errorf("got %+v", d)
+			t.Errorf("got %+v, want complete, a ttl and public", d)
 		}
 		if initialize.ProtocolVersion != "2025-11-25" || initialize.ServerInfo.Name != "mcp-events" || initialize.ResultType != "" {
-			t.Errorf("got %+v", initialize)
+			t.Errorf("got %+v, want 2025-11-25, the server, and no result type", initialize)
 		}
 	})
 }
@@ -140,18 +108,15 @@ func TestSwitchedOff(t *testing.T) {
 			},
 		},
 	} {
-		t.Run("EVS-01_"+tc.name, func(t *testing.T) {
-			f := newFixture(t, tc.change)
+		run(t, "EVS-01_"+tc.name, tc.change, func(t *testing.T, f *fixture) {
 			for _, m := range tc.unknown {
-				if r := f.stateless(alice, m, `"uri":"event://x"`); r.code(t) != -32601 || r.Status != http.StatusNotFound {
-					t.Errorf("%s in 2026-07-28: %d %s", m, r.Status, r.Body)
-				}
+				f.stateless(alice, m, `"uri":"event://x"`).is(t, m, http.StatusNotFound, -32601)
 			}
 			var d described
 			f.stateless(alice, spec.MethodDiscover, "").result(t, &d)
 			if tc.resource == "" {
 				if d.Capabilities["resources"] != nil || d.Capabilities["events"] != nil {
-					t.Errorf("got %s", d.Capabilities)
+					t.Errorf("got %s, want neither resources nor events", d.Capabilities)
 				}
 				return
 			}
@@ -159,10 +124,79 @@ func TestSwitchedOff(t *testing.T) {
 			sameJSON(t, d.Capabilities["events"], tc.events)
 			s := f.session(alice, spec.V20251125)
 			for _, m := range tc.unknown {
-				if r := f.sessionBased(alice, s, m, ""); r.code(t) != -32601 || r.Status != http.StatusOK {
-					t.Errorf("%s in 2025-11-25: %d %s", m, r.Status, r.Body)
-				}
+				f.sessionBased(alice, s, m, "").is(t, m+" in 2025-11-25", http.StatusOK, -32601)
 			}
 		})
 	}
+}
+
+func always(profile spec.Profile) func(context.Context, auth.Principal) spec.Profile {
+	return func(context.Context, auth.Principal) spec.Profile { return profile }
+}
+
+// TestProfile: the configuration and the client choose the profile of each request and of each subscription.
+func TestProfile(t *testing.T) {
+	f := newFixture(t, func(o *Options) {
+		o.Profile = func(_ context.Context, p auth.Principal) spec.Profile {
+			if p.ID == "bob" {
+				return spec.Final
+			}
+			return spec.Released
+		}
+		o.EventsRevisions = map[string]spec.Profile{"2026-11-01": spec.Final, "2026-10-01": spec.Released}
+	})
+	callOf := func(f *fixture, key, method, params, settings string) reply {
+		body := strings.Replace(statelessBody("1", method, params), `Capabilities":{}`, `Capabilities":{"extensions":{"`+spec.EventsExtension+`":`+settings+`}}`, 1)
+		return f.do("POST", key, body, statelessHeaders(method, "")...)
+	}
+	call := func(key, method, params, settings string) reply { return callOf(f, key, method, params, settings) }
+	const known, unknownEvent = `"name":"ci.build",` + callback, `"name":"no.such",` + callback
+	nothing := strings.Replace(known, "/hook", "/nothing", 1)
+	for _, tc := range []struct {
+		name, key, settings string
+		code                int // of an unknown event type
+		unsubscribe         int // of an unknown subscription
+		stored              spec.Profile
+	}{
+		{"EVX-25 EVX-22 the default, with empty settings", alice, `{}`, -32011, 0, spec.Released},
+		{"EVX-25 a principal that is configured", bob, `{}`, -32023, -32023, spec.Final},
+		{"EVX-25 a revision that the client declares", alice, `{"revision":"2026-11-01"}`, -32023, -32023, spec.Final},
+		{"EVX-25 the client's revision takes precedence", bob, `{"revision":"2026-10-01"}`, -32011, 0, spec.Released},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			equal(t, "EVX-15 the code of an unknown subscription", call(tc.key, spec.MethodEventsUnsub, nothing, tc.settings).code(t), tc.unsubscribe)
+			equal(t, "EVX-16 the code of an unknown event type", call(tc.key, spec.MethodEventsSub, unknownEvent, tc.settings).code(t), tc.code)
+			call(tc.key, spec.MethodEventsSub, known, tc.settings).is(t, "events/subscribe", 200, 0)
+			principal := map[string]string{alice: "alice", bob: "bob"}[tc.key]
+			var subs []*subscription.Subscription
+			must(t, (&subscription.Lists{DB: f.db}).Each(t.Context(), "default", principal, func(sub *subscription.Subscription) error {
+				subs = append(subs, sub)
+				return nil
+			}))
+			if len(subs) != 1 || subs[0].Profile != tc.stored || subs[0].Subscriber().Profile != tc.stored {
+				t.Errorf("the subscription has %+v, want the profile %s", subs, tc.stored)
+			}
+		})
+	}
+	t.Run("EVX-25 an unknown revision is an error that names the known ones", func(t *testing.T) {
+		for _, method := range []string{spec.MethodEvents, spec.MethodEventsPoll, spec.MethodEventsSub, spec.MethodEventsUnsub} {
+			r := call(alice, method, nothing, `{"revision":"2031-01-01"}`)
+			r.fails(t, method, -32014, `{"feature":"revision","value":"2031-01-01","supported":["2026-10-01","2026-11-01"]}`)
+			if want := "2026-10-01, 2026-11-01"; !strings.Contains(r.rpc(t).Error.Message, want) {
+				t.Errorf("%s: got %s, want %s in the message", method, r.Body, want)
+			}
+		}
+		call(bob, spec.MethodEvents, `"cursor":null`, `{"revision":"2031-01-01"}`).fails(t, "a principal of the final profile", -32026, "")
+		call(alice, spec.MethodEvents, `"cursor":null`, `{"revision":1}`).fails(t, "a revision that is no text", -32602, "")
+	})
+	t.Run("EVX-25 other methods do not look at it", func(t *testing.T) {
+		call(alice, spec.MethodResources, `"cursor":null`, `{"revision":"2031-01-01"}`).is(t, "resources/list", 200, 0)
+	})
+	t.Run("EVX-25 while no revision is defined, none may be declared", func(t *testing.T) {
+		r := callOf(newFixture(t, nil), alice, spec.MethodEvents, `"cursor":null`, `{"revision":"1"}`)
+		r.fails(t, "events/list", -32014, `{"feature":"revision","value":"1","supported":[]}`)
+		if want := "none is known yet"; !strings.Contains(r.rpc(t).Error.Message, want) {
+			t.Errorf("got %s, want %s in the message", r.Body, want)
+		}
+	})
 }

@@ -13,15 +13,14 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
-	"github.com/mcp-events/mcpevents/shared/mcp/method"
-	"github.com/mcp-events/mcpevents/shared/mcp/streams"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -65,58 +64,28 @@ func TestDialectPost(t *testing.T) {
 	t.Run("SSE-03_on_the_open_stream_at_another_instance", func(t *testing.T) {
 		o, id := f.dialectStream(alice)
 		other := f.instance()
-		r := other.dialect(alice, list, jsonOnly, "Mcp-Session-Id: "+id)
-		if r.Status != 202 || r.Body != "" {
-			t.Fatalf("%+v", r)
-		}
-		if got := o.response(); got != plain {
-			t.Errorf("got %s", got)
-		}
-		r = other.dialect(alice, rpcText("2", "no/such", ""), "Mcp-Session-Id: "+id)
-		if got := o.response(); r.Status != 202 || !strings.Contains(got, `"id":2,"error":{"code":-32601`) {
-			t.Errorf("%d, %s", r.Status, got)
-		}
-		// It asks for the answer itself ...
-		r = other.dialect(alice, rpcText("3", "ping", ""), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
-		if r.Status != 200 || r.Body != "event: response\ndata: {\"jsonrpc\":\"2.0\",\"id\":3,\"result\":{}}\n\n" {
-			t.Errorf("%+v", r)
-		}
-		// ... or the stream is over.
-		o.cancel()
-		<-o.ended
+		other.dialect(alice, list, jsonOnly, "Mcp-Session-Id: "+id).isPlain(t, "a list", 202)
+		o.answers(plain)
+		other.dialect(alice, rpcText("2", "no/such", ""), "Mcp-Session-Id: "+id).isPlain(t, "an unknown method", 202)
+		o.answers(`"id":2,"error":{"code":-32601`)
+		other.dialect(alice, rpcText("3", "ping", ""), "Accept: text/event-stream", "Mcp-Session-Id: "+id).
+			isPlain(t, "a ping that accepts a stream", 200, "event: response\ndata: {\"jsonrpc\":\"2.0\",\"id\":3,\"result\":{}}\n\n")
+		o.close()
 		f.waitClosed(id)
-		r = other.dialect(alice, rpcText("4", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
-		if r.Status != 200 || r.Body != `{"jsonrpc":"2.0","id":4,"result":{}}` {
-			t.Errorf("%+v", r)
-		}
+		other.dialect(alice, rpcText("4", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id).
+			isPlain(t, "a ping after the end of the stream", 200, `{"jsonrpc":"2.0","id":4,"result":{}}`)
 	})
-	t.Run("SSE-03_an_answer_that_is_on_its_way_comes_after_a_resume", func(t *testing.T) {
+	t.Run("SSE-03_an_answer_that_is_on_its_way_comes_after_a_resume_and_a_batch_of_them_as_a_whole", func(t *testing.T) {
 		o, id := f.dialectStream(alice)
 		f.dialect(alice, rpcText("1", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
-		last := o.event()
-		f.dialect(alice, rpcText("2", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
-		o.response()
-		o.cancel()
-		<-o.ended
-		again, _ := f.dialectStream(alice, "Mcp-Session-Id: "+id, "Last-Event-ID: "+last.ID)
-		if got := again.response(); !strings.Contains(got, `"id":2`) {
-			t.Errorf("got %s", got)
-		}
-	})
-	t.Run("SSE-03_a_client_that_is_cut_off_within_a_batch_of_answers_gets_the_batch_again", func(t *testing.T) {
-		o, id := f.dialectStream(alice)
-		f.dialect(alice, "["+rpcText("1", "ping", "")+","+rpcText("2", "ping", "")+"]", jsonOnly, "Mcp-Session-Id: "+id)
-		first := o.event()
-		if !strings.Contains(string(first.Data), `"id":1`) {
-			t.Fatalf("got %s", first.Data)
-		}
-		o.cancel()
-		<-o.ended
-		again, _ := f.dialectStream(alice, "Mcp-Session-Id: "+id, "Last-Event-ID: "+first.ID)
-		for _, want := range []string{`"id":1`, `"id":2`} {
-			if got := again.response(); !strings.Contains(got, want) {
-				t.Errorf("after the resume: got %s, want %s", got, want)
-			}
+		last := o.answers(`"id":1`)
+		f.dialect(alice, "["+rpcText("2", "ping", "")+","+rpcText("3", "ping", "")+"]", jsonOnly, "Mcp-Session-Id: "+id)
+		within := o.answers(`"id":2`)
+		o.close()
+		for _, cut := range []string{within.ID, last.ID} {
+			again, _ := f.dialectStream(alice, "Mcp-Session-Id: "+id, "Last-Event-ID: "+cut)
+			again.answers(`"id":2`, `"id":3`)
+			again.close()
 		}
 	})
 	t.Run("SSE-03_what_does_not_fit_into_a_notice_is_the_answer_to_the_POST", func(t *testing.T) {
@@ -133,9 +102,8 @@ func TestDialectPost(t *testing.T) {
 		}
 		f.catalogs.Replace(mustParse(t, testCatalog))
 		r = f.dialect(alice, rpcText("2", spec.MethodResources, ""), jsonOnly, "Mcp-Session-Id: "+id)
-		if got := o.response(); r.Status != 202 || !strings.Contains(got, `"id":2`) {
-			t.Errorf("%d, %.200s", r.Status, got)
-		}
+		r.isPlain(t, "a list that fits", 202)
+		o.answers(`"id":2`)
 	})
 	t.Run("SSE-03_the_largest_answer_fits_into_an_item", func(t *testing.T) {
 		o, id := f.dialectStream(alice)
@@ -144,50 +112,37 @@ func TestDialectPost(t *testing.T) {
 		kept := httpjson.NewRecorder()
 		_, _ = kept.Write([]byte(`"` + strings.Repeat("x", maxResponse-2) + `"`))
 		c := &method.Call{Request: f.request("POST", alice, ""), Principal: f.principal(alice), Session: s}
-		if !(dialect{f.endpoint}).respond(c, kept) || len(o.response()) != maxResponse {
-			t.Error("it did not get to the stream")
+		if !(dialect{f.endpoint}).respond(c, kept) || len(o.answers("").Data) != maxResponse {
+			t.Errorf("an answer of %d bytes did not get to the stream", maxResponse)
 		}
 	})
 	t.Run("SSE-03_secrets_on_their_way_are_sealed", func(t *testing.T) {
 		o, id := f.dialectStream(alice)
 		f.dialect(alice, rpcText("1", spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`), jsonOnly, "Mcp-Session-Id: "+id)
-		for {
-			e := o.event()
-			if e.Name != "response" {
-				continue // the list of resources changed
-			}
-			if !strings.Contains(string(e.Data), "whsec_generated") {
-				t.Errorf("got %s", e.Data)
-			}
-			break
+		e := o.event()
+		for e.Name != "response" { // the list of resources changed
+			e = o.event()
 		}
-		key := session.Key(id)
-		page, err := f.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#session-" + key})
+		page, err := f.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#session-" + session.Key(id)})
 		must(t, err)
-		found := false
+		var stored string
 		for _, it := range page.Items {
-			found = found || strings.Contains(string(it.Value), `"response"`)
-			if strings.Contains(string(it.Value), "whsec_") || strings.Contains(string(it.Value), id) {
-				t.Errorf("in the store: %s", it.Value)
-			}
+			stored += string(it.Value)
 		}
-		if !found {
-			t.Error("no answer lies in the log")
+		if !strings.Contains(string(e.Data), "whsec_generated") || !strings.Contains(stored, `"response"`) || strings.Contains(stored, "whsec_") || strings.Contains(stored, id) {
+			t.Errorf("the answer is %s, and in the log is %s, want the secret and the session id only in the answer", e.Data, stored)
 		}
 	})
 	t.Run("SSE-03_what_HTTP_has_to_say_is_said_to_the_POST", func(t *testing.T) {
 		o, id := f.dialectStream(reader)
 		r := f.dialect(reader, rpcText("1", spec.MethodRegister, `"uris":["event://ci"],"targetUri":"https://a.example/"`), jsonOnly, "Mcp-Session-Id: "+id)
-		if r.Status != 403 || !strings.Contains(r.Header.Get("WWW-Authenticate"), "events:subscribe") || r.code(t) != method.CodeForbidden {
-			t.Errorf("%+v", r)
-		}
+		r.is(t, "without the scope", 403, method.CodeForbidden)
+		r.hasHeader(t, "WWW-Authenticate", "events:subscribe")
 		o.cancel()
 	})
 	t.Run("SSE-03_notifications_and_responses_of_clients_are_accepted", func(t *testing.T) {
 		for _, body := range []string{`{"jsonrpc":"2.0","method":"notifications/initialized"}`, `{"jsonrpc":"2.0","id":7,"result":{}}`, `[{"jsonrpc":"2.0","method":"x"}]`} {
-			if r := f.dialect(alice, body, "Accept: text/event-stream"); r.Status != 202 || r.Body != "" {
-				t.Errorf("%s: %+v", body, r)
-			}
+			f.dialect(alice, body, "Accept: text/event-stream").isPlain(t, body, 202)
 		}
 	})
 }
@@ -219,27 +174,16 @@ func TestDialectMessages(t *testing.T) {
 			`{"id":1,"method":"ping"}`: `{"jsonrpc":"2.0","id":1,"error":{"code":-32600}}`,
 			`{"jsonrpc":"2.0","id":null,"method":"ping"}`: `{"jsonrpc":"2.0","error":{"code":-32600}}`,
 		} {
-			for _, accept := range []string{jsonOnly, "Accept: text/event-stream"} {
+			for accept, before := range map[string]string{jsonOnly: "", "Accept: text/event-stream": "event: response\ndata: "} {
 				r := f.dialect(alice, body, accept)
-				text := r.Body
-				if accept != jsonOnly {
-					var ok bool
-					if text, ok = strings.CutPrefix(text, "event: response\ndata: "); !ok {
-						t.Errorf("%s: %q", body, r.Body)
-					}
-				}
-				if r.Status != 400 {
-					t.Errorf("%s: status %d", body, r.Status)
-				}
-				sameJSON(t, json.RawMessage(bare(t, text)), want)
+				r.isPlain(t, body, 400, before)
+				sameJSON(t, json.RawMessage(bare(t, strings.TrimPrefix(r.Body, before))), want)
 			}
 		}
 	})
 	t.Run("SSE-05_ids_come_back_as_they_were_and_codes_where_they_belong", func(t *testing.T) {
 		for _, id := range []string{`1`, `"1"`, `9007199254740993`, `-0`, `""`, `"\u0061"`} {
-			if r := f.dialect(alice, rpcText(id, "ping", ""), jsonOnly); r.Status != 200 || r.Body != `{"jsonrpc":"2.0","id":`+id+`,"result":{}}` {
-				t.Errorf("%s: %+v", id, r)
-			}
+			f.dialect(alice, rpcText(id, "ping", ""), jsonOnly).isPlain(t, id, 200, `{"jsonrpc":"2.0","id":`+id+`,"result":{}}`)
 		}
 		for body, want := range map[string]int{
 			rpcText("1", "no/such", ""):                           -32601,
@@ -248,16 +192,11 @@ func TestDialectMessages(t *testing.T) {
 			rpcText("1", spec.MethodRead, `"uri":"event://none"`): -32002,
 			rpcText("1", spec.MethodRegister, `"uris":[]`):        -32602,
 		} {
-			r := f.dialect(alice, body, jsonOnly)
-			if r.Status != 200 || r.code(t) != want || strings.Contains(r.Body, `"result"`) {
-				t.Errorf("%s: %+v", body, r)
-			}
+			f.dialect(alice, body, jsonOnly).is(t, body, 200, want)
 		}
 		broken := newFixture(t, nil)
 		broken.endpoint.methods["break"] = method.Row{SessionBased: true, Handler: method.Answering{Replies: broken.endpoint.replies, Timing: broken.endpoint.calls.timing, Answer: func(context.Context, *method.Call) (method.Result, error) { panic("oh") }}}
-		if r := broken.dialect(alice, rpcText("1", "break", ""), jsonOnly); r.Status != 500 || r.code(t) != -32603 {
-			t.Errorf("%+v", r)
-		}
+		broken.dialect(alice, rpcText("1", "break", ""), jsonOnly).is(t, "a method that panics", 500, -32603)
 	})
 	t.Run("SSE-05_a_reused_id_is_refused_in_its_session_at_any_instance", func(t *testing.T) {
 		o, id := f.dialectStream(alice)
@@ -288,13 +227,9 @@ func TestDialectMessages(t *testing.T) {
 			}
 		}
 		// The refusal is not on the stream, where it would look like the answer to the first.
-		if r := f.dialect(alice, rpcText("1", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id); r.Status != 400 || r.code(t) != -32600 {
-			t.Errorf("%+v", r)
-		}
+		f.dialect(alice, rpcText("1", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id).is(t, "the id again", 400, -32600)
 		f.dialect(alice, rpcText("99", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
-		if got := o.response(); !strings.Contains(got, `"id":99`) {
-			t.Errorf("got %s", got)
-		}
+		o.answers(`"id":99`)
 	})
 	t.Run("SSE-05_batches", func(t *testing.T) {
 		const three = `[{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","method":"x"},{"jsonrpc":"2.0","id":1,"method":"ping"},7,{"jsonrpc":"2.0","id":2,"method":"initialize"}]`
@@ -302,32 +237,22 @@ func TestDialectMessages(t *testing.T) {
 		sameJSON(t, json.RawMessage(bare(t, r.Body)), `[{"jsonrpc":"2.0","id":1,"result":{}},{"jsonrpc":"2.0","id":1,"result":{}},
 			{"jsonrpc":"2.0","error":{"code":-32600}},{"jsonrpc":"2.0","id":2,"error":{"code":-32600}}]`)
 		r = f.dialect(alice, three, "Accept: text/event-stream")
-		if n := strings.Count(r.Body, "event: response\ndata: {"); n != 4 {
-			t.Errorf("%d responses: %s", n, r.Body)
-		}
+		equal(t, "responses", strings.Count(r.Body, "event: response\ndata: {"), 4)
 		o, id := f.dialectStream(alice)
-		if r = f.dialect(alice, three, jsonOnly, "Mcp-Session-Id: "+id); r.Status != 202 {
-			t.Fatalf("%+v", r)
-		}
+		f.dialect(alice, three, jsonOnly, "Mcp-Session-Id: "+id).isPlain(t, "a batch", 202)
 		seen := map[string]bool{}
 		for i, want := range []string{`{"jsonrpc":"2.0","id":1,"result":{}}`, `{"jsonrpc":"2.0","id":1,"error":{"code":-32600}}`, `{"jsonrpc":"2.0","error":{"code":-32600}}`, `{"jsonrpc":"2.0","id":2,"error":{"code":-32600}}`} {
-			e := o.event()
-			if e.Name != "response" || e.ID == "" || seen[e.ID] {
-				t.Errorf("event %d is %+v", i, e)
+			e := o.answers("")
+			if e.ID == "" || seen[e.ID] {
+				t.Errorf("response %d is %+v, want an id of its own", i, e)
 			}
 			seen[e.ID] = true
 			sameJSON(t, json.RawMessage(bare(t, string(e.Data))), want)
 		}
-		r = f.dialect(alice, "["+strings.Repeat("{},", maxBatch)+"{}]", jsonOnly)
-		if r.Status != 400 || r.code(t) != -32600 {
-			t.Errorf("%+v", r)
-		}
+		f.dialect(alice, "["+strings.Repeat("{},", maxBatch)+"{}]", jsonOnly).is(t, "a batch that is too long", 400, -32600)
 	})
 	t.Run("SSE-03_methods_of_a_session_need_one", func(t *testing.T) {
-		r := f.dialect(alice, rpcText("1", spec.MethodSubscribe, `"uri":"event://ci"`), jsonOnly)
-		if r.Status != 400 || r.code(t) != -32600 {
-			t.Errorf("%+v", r)
-		}
+		f.dialect(alice, rpcText("1", spec.MethodSubscribe, `"uri":"event://ci"`), jsonOnly).is(t, "subscribe", 400, -32600)
 	})
 	t.Run("SSE-03_a_foreign_session_is_unknown", func(t *testing.T) {
 		_, id := f.dialectStream(alice)
@@ -337,9 +262,7 @@ func TestDialectMessages(t *testing.T) {
 			"none":                       f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: x"),
 			"a session of another world": f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: "+f.session(alice, spec.V20250326)),
 		} {
-			if r.Status != 404 || r.Body != "session not found\n" {
-				t.Errorf("%s: %+v", name, r)
-			}
+			r.isPlain(t, name, 404, "session not found\n")
 		}
 	})
 	t.Run("SSE-03_initialize_begins_a_session_or_tells_of_the_client", func(t *testing.T) {
@@ -349,31 +272,19 @@ func TestDialectMessages(t *testing.T) {
 		if r.Status != 200 || id == "" || !strings.Contains(r.Body, `"protocolVersion":"2025-06-18"`) {
 			t.Fatalf("%+v", r)
 		}
-		if r := f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: "+id); r.Status != 400 {
-			t.Errorf("SSE-05: the id of initialize again: %+v", r)
-		}
+		f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: "+id).isPlain(t, "SSE-05: the id of initialize again", 400)
 		o, again := f.dialectStream(alice, "Mcp-Session-Id: "+id)
-		if again != id {
-			t.Errorf("session %s became %s", id, again)
-		}
+		equal(t, "the session", again, id)
 		o.cancel()
 
 		o, id = f.dialectStream(alice)
-		if r := f.dialect(alice, rpcText("1", spec.MethodInitialize, initialize), jsonOnly, "Mcp-Session-Id: "+id); r.Status != 202 {
-			t.Fatalf("%+v", r)
-		}
-		if got := o.response(); !strings.Contains(got, `"protocolVersion":"2025-06-18"`) {
-			t.Errorf("got %s", got)
-		}
+		f.dialect(alice, rpcText("1", spec.MethodInitialize, initialize), jsonOnly, "Mcp-Session-Id: "+id).isPlain(t, "initialize", 202)
+		o.answers(`"protocolVersion":"2025-06-18"`)
 		f.dialect(alice, rpcText("2", spec.MethodSubscribe, `"uri":"event://ci/deploy"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
 		f.publish("event://ci/deploy", `{"n":1}`)
-		if m := o.notification(); string(m.Params.Meta[spec.MetaPayload]) != `{"n":1}` {
-			t.Errorf("without the payload that the client can take: %s", m.sse.Data)
-		}
-		must(t, f.log.Notify(t.Context(), "default", "catalog", json.RawMessage(`{}`)))
-		if a, b := o.notification().Method, o.notification().Method; a != spec.NoteResourcesChange || b != spec.NoteEventsChange {
-			t.Errorf("got %s, %s", a, b)
-		}
+		sameJSON(t, o.next().Params.Meta[spec.MetaPayload], `{"n":1}`)
+		f.announceCatalog()
+		o.notifies(spec.NoteResourcesChange, spec.NoteEventsChange)
 	})
 }
 
@@ -521,44 +432,29 @@ func TestDialectFailures(t *testing.T) {
 		feeds := f.endpoint.options.Feeds
 		defer func() { f.endpoint.options.Feeds = feeds }()
 		f.endpoint.options.Feeds = stream.New(&eventlog.Log{DB: full}, full, feeds.Sealer)
-		r := f.dialect(alice, rpcText("1", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
-		if r.Status != 200 || r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
-			t.Errorf("%+v", r)
-		}
+		f.dialect(alice, rpcText("1", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id).isPlain(t, "ping", 200, `{"jsonrpc":"2.0","id":1,"result":{}}`)
 	})
 	t.Run("SSE-03_without_the_store_sessions_are_unavailable_and_not_unknown", func(t *testing.T) {
 		sessions.down.Store(true)
 		defer sessions.down.Store(false)
 		for name, r := range map[string]reply{
-			"a POST in a session":    f.dialect(alice, rpcText("2", "ping", ""), "Mcp-Session-Id: "+id),
-			"a GET in a session":     f.dialectIn("default", "GET", alice, "", "Mcp-Session-Id: "+id),
-			"a GET that begins one":  f.dialectIn("default", "GET", alice, ""),
-			"an initialize":          f.dialect(alice, rpcText("1", spec.MethodInitialize, `"protocolVersion":"2025-06-18","capabilities":{}`), jsonOnly),
-			"a workspace by the way": f.dialectIn("nowhere", "GET", alice, ""),
+			"a POST in a session":   f.dialect(alice, rpcText("2", "ping", ""), "Mcp-Session-Id: "+id),
+			"a GET in a session":    f.dialectIn("default", "GET", alice, "", "Mcp-Session-Id: "+id),
+			"a GET that begins one": f.dialectIn("default", "GET", alice, ""),
+			"an initialize":         f.dialect(alice, rpcText("1", spec.MethodInitialize, `"protocolVersion":"2025-06-18","capabilities":{}`), jsonOnly),
 		} {
-			want := 503
-			if name == "a workspace by the way" {
-				want = 404
-			}
-			if r.Status != want || want == 503 && (r.code(t) != method.CodeUnavailable || r.Header.Get("Retry-After") == "") {
-				t.Errorf("%s: %+v", name, r)
-			}
+			r.is(t, name, 503, method.CodeUnavailable)
+			r.hasHeader(t, "Retry-After", "")
 		}
-		if r := f.dialect(alice, rpcText("1", "ping", ""), jsonOnly); r.Status != 200 {
-			t.Errorf("what needs no session: %+v", r)
-		}
+		f.dialectIn("nowhere", "GET", alice, "").isPlain(t, "an unknown workspace", 404)
+		f.dialect(alice, rpcText("1", "ping", ""), jsonOnly).is(t, "what needs no session", 200, 0)
 	})
 	t.Run("SSE-03_a_notice_that_cannot_be_opened_does_not_end_the_stream", func(t *testing.T) {
 		must(t, f.log.Notify(t.Context(), "default", "session-"+session.Key(id), jsonrpc.Encode(streams.ResponseNotice{Response: []byte("forged")})))
 		f.dialect(alice, rpcText("3", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
-		if got := o.response(); got != `{"jsonrpc":"2.0","id":3,"result":{}}` {
-			t.Errorf("got %s", got)
-		}
+		o.answers(`{"jsonrpc":"2.0","id":3,"result":{}}`)
 	})
-	t.Run("SSE-06_a_catalog_that_cannot_be_read_is_no_unknown_workspace", func(t *testing.T) {
-		f := newFixture(t, func(o *Options) { o.Catalogs = broken{errDown} })
-		if r := f.dialect(alice, rpcText("1", "ping", ""), jsonOnly); r.Status != 503 {
-			t.Errorf("%+v", r)
-		}
+	run(t, "SSE-06_a_catalog_that_cannot_be_read_is_no_unknown_workspace", func(o *Options) { o.Catalogs = broken{errDown} }, func(t *testing.T, f *fixture) {
+		f.dialect(alice, rpcText("1", "ping", ""), jsonOnly).is(t, "ping", 503, method.CodeUnavailable)
 	})
 }

@@ -2,26 +2,25 @@ package mcp
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/mcp/eventtools/logsource"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
 func withEventTools(o *Options) { o.EventTools = logsource.New }
-
-// toolAnswer is the result of tools/call.
-type toolAnswer struct {
-	Content           []struct{ Type, Text string }
-	StructuredContent json.RawMessage
-	IsError           bool
-}
 
 // shownEvents is the result of a tool that reads.
 type shownEvents struct {
@@ -44,16 +43,27 @@ func toolParams(name, arguments string) string {
 	return fmt.Sprintf(`"name":%q,"arguments":%s`, name, arguments)
 }
 
+// toolAnswer returns the text of a tool's result, and its structured content, which an error does not have.
+func toolAnswer(t testing.TB, r reply) (text string, structured json.RawMessage) {
+	t.Helper()
+	var got struct {
+		Content           []struct{ Type, Text string }
+		StructuredContent json.RawMessage
+		IsError           bool
+	}
+	r.result(t, &got)
+	if len(got.Content) != 1 || got.Content[0].Type != "text" || got.IsError != (got.StructuredContent == nil) {
+		t.Fatalf("got %s, want a text, and structured content or an error", r.Body)
+	}
+	return got.Content[0].Text, got.StructuredContent
+}
+
 // toolResult decodes the result of a call that must succeed.
 func toolResult(t testing.TB, r reply, into any) {
 	t.Helper()
-	var got toolAnswer
-	r.result(t, &got)
-	if got.IsError || len(got.Content) != 1 || got.Content[0].Type != "text" {
-		t.Fatalf("got %s", r.Body)
-	}
-	sameJSON(t, json.RawMessage(got.Content[0].Text), string(got.StructuredContent))
-	must(t, json.Unmarshal(got.StructuredContent, into))
+	text, structured := toolAnswer(t, r)
+	sameJSON(t, json.RawMessage(text), string(structured))
+	must(t, json.Unmarshal(structured, into))
 }
 
 // toolIn calls a tool of an endpoint in the revision of the session, which is empty for 2026-07-28.
@@ -71,28 +81,22 @@ func (f *fixture) tool(t *testing.T, key, name, arguments string) (out shownEven
 // toolRefusal is what a model gets instead of a result.
 func (f *fixture) toolRefusal(t *testing.T, key, name, arguments string) string {
 	t.Helper()
-	var got toolAnswer
-	r := f.toolIn(key, "", name, arguments)
-	r.result(t, &got)
-	if !got.IsError || len(got.Content) != 1 || got.StructuredContent != nil {
-		t.Fatalf("got %s", r.Body)
+	text, structured := toolAnswer(t, f.toolIn(key, "", name, arguments))
+	if structured != nil {
+		t.Fatalf("got the result %s, want a refusal", structured)
 	}
-	return got.Content[0].Text
+	return text
 }
 
 func at(subscription string) string { return fmt.Sprintf(`{"subscription":%q}`, subscription) }
 
 var eventToolNames = []string{"list_event_types", "subscribe", "unsubscribe", "recent_events", "wait_for_event"}
 
+// RCH-04: by default there are no tools. That they are then not advertised is shown without each of the optional features.
 func TestEventToolsAreOff(t *testing.T) {
 	f := newFixture(t, nil)
 	for _, method := range []string{spec.MethodToolsList, spec.MethodToolsCall} {
-		if r := f.stateless(alice, method, toolParams("list_event_types", `{}`)); r.code(t) != -32601 {
-			t.Errorf("RCH-04 by default %s answers %s", method, r.Body)
-		}
-	}
-	if r := f.stateless(alice, spec.MethodDiscover, ""); strings.Contains(r.Body, `"tools":`) || strings.Contains(r.Body, "list_event_types") {
-		t.Errorf("RCH-04 by default there are tools: %s", r.Body)
+		f.stateless(alice, method, toolParams("list_event_types", `{}`)).is(t, method, 404, -32601)
 	}
 }
 
@@ -118,7 +122,7 @@ func TestEventTools(t *testing.T) {
 			for _, x := range list.Tools {
 				names = append(names, x.Name)
 				if x.Title == "" || x.Description == "" || x.InputSchema.Type != "object" || !x.Annotations.ReadOnlyHint {
-					t.Errorf("%+v", x)
+					t.Errorf("got %+v, want a title, a description, an object as input, and the hint", x)
 				}
 				doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(x.OutputSchema))
 				must(t, err)
@@ -127,23 +131,20 @@ func TestEventTools(t *testing.T) {
 				results[x.Name], err = c.Compile("memory:///result")
 				must(t, err)
 				if s := results[x.Name]; s.Types == nil || s.Types.String() != "[object]" || len(s.Properties) == 0 {
-					t.Errorf("the result of %s is %s", x.Name, x.OutputSchema)
+					t.Errorf("the result of %s is %s, want an object with members", x.Name, x.OutputSchema)
 				}
 			}
-			if !slices.Equal(names, eventToolNames) {
-				t.Errorf("the tools are %q", names)
-			}
+			equal(t, "the tools", names, eventToolNames)
 		})
 		t.Run("RCH-04 a model subscribes, waits and reads in "+version, func(t *testing.T) {
 			call := func(name, arguments string, into any) {
 				t.Helper()
 				r := f.toolIn(alice, session, name, arguments)
 				toolResult(t, r, into)
-				var got toolAnswer
-				r.result(t, &got)
-				structured, err := jsonschema.UnmarshalJSON(bytes.NewReader(got.StructuredContent))
+				_, structured := toolAnswer(t, r)
+				v, err := jsonschema.UnmarshalJSON(bytes.NewReader(structured))
 				must(t, err)
-				must(t, results[name].Validate(structured))
+				must(t, results[name].Validate(v))
 			}
 			var types struct {
 				EventTypes []struct {
@@ -153,7 +154,7 @@ func TestEventTools(t *testing.T) {
 			}
 			call("list_event_types", `{}`, &types)
 			if x := types.EventTypes[0]; x.Name != "ci.build" || x.Description == "" || x.Arguments.Properties["status"] == nil {
-				t.Errorf("the first type is %+v", x)
+				t.Errorf("the first type is %+v, want ci.build with a description and the argument status", x)
 			}
 			var sub, first, again, none shownEvents
 			call("subscribe", `{"name":"ci.build","arguments":{"status":"failed"}}`, &sub)
@@ -161,15 +162,14 @@ func TestEventTools(t *testing.T) {
 			ev := f.publish("event://ci/build-finished", `{"status":"failed","n":12345678901234567890}`)
 			call("wait_for_event", at(sub.Subscription), &first)
 			if len(first.Events) != 1 || first.Events[0].ID != ev.ID || first.Events[0].Name != "ci.build" || first.Events[0].URI != ev.URI || first.Events[0].Time != ev.Timestamp() ||
-				string(first.Events[0].Data) != `{"status":"failed","n":12345678901234567890}` || first.More || first.Gap || first.TimedOut {
-				t.Errorf("got %+v", first)
+				string(first.Events[0].Data) != string(ev.Data) || first.More || first.Gap || first.TimedOut {
+				t.Errorf("got %+v, want the event %+v alone", first, ev)
 			}
 			if call("recent_events", at(first.Subscription), &none); len(none.Events) > 0 || none.TimedOut {
-				t.Errorf("then %+v", none)
+				t.Errorf("then got %+v, want no event and no timeout", none)
 			}
-			if call("recent_events", at(sub.Subscription), &again); !slices.Equal(again.data(), first.data()) {
-				t.Errorf("with the subscription of before %+v", again)
-			}
+			call("recent_events", at(sub.Subscription), &again)
+			equal(t, "with the subscription of before", again.data(), first.data())
 			var ended struct{ Ended bool }
 			if call("unsubscribe", at(first.Subscription), &ended); !ended.Ended {
 				t.Error("it has not ended")
@@ -183,27 +183,13 @@ func TestEventTools(t *testing.T) {
 			f.publish("event://github/acme/web/push", fmt.Sprintf(`{"n":%d}`, i))
 			f.publish("event://github/other/web/push", `{}`)
 			next = next.instance()
-			if sub = next.tool(t, alice, "recent_events", at(sub.Subscription)); !slices.Equal(sub.data(), []string{fmt.Sprintf(`{"n":%d}`, i)}) {
-				t.Errorf("got %+v", sub)
-			}
+			sub = next.tool(t, alice, "recent_events", at(sub.Subscription))
+			equal(t, "the events", sub.data(), []string{fmt.Sprintf(`{"n":%d}`, i)})
 		}
 	})
 	t.Run("RCH-04 they are advertised, and the instructions say what for", func(t *testing.T) {
-		for _, r := range []reply{
-			f.stateless(alice, spec.MethodDiscover, ""),
-			f.initialize(alice, spec.V20251125, `{}`),
-		} {
-			var about struct {
-				Capabilities struct{ Tools *listCapability }
-				Instructions string
-			}
-			r.result(t, &about)
-			if tools := about.Capabilities.Tools; tools == nil || tools.ListChanged {
-				t.Errorf("capabilities.tools is %+v", tools)
-			}
-			if !strings.HasPrefix(about.Instructions, "With these tools") {
-				t.Errorf("the instructions are %q", about.Instructions)
-			}
+		for what, r := range map[string]reply{"discover": f.stateless(alice, spec.MethodDiscover, ""), "initialize": f.initialize(alice, spec.V20251125, `{}`)} {
+			r.is(t, what, 200, 0, `"tools":{"listChanged":false}`, `"instructions":"With these tools`)
 		}
 	})
 }
@@ -217,13 +203,13 @@ func TestResultsOfEventToolsAreBounded(t *testing.T) {
 		}
 		part := f.tool(t, alice, "recent_events", fmt.Sprintf(`{"subscription":%q,"limit":3}`, sub.Subscription))
 		if !slices.Equal(part.data(), []string{`{"n":0}`, `{"n":1}`, `{"n":2}`}) || !part.More {
-			t.Errorf("got %+v", part)
+			t.Errorf("got %+v, want the first three and more", part)
 		}
 		if part = f.tool(t, alice, "wait_for_event", at(part.Subscription)); len(part.Events) != 20 || !part.More {
-			t.Errorf("got %d, more %v", len(part.Events), part.More)
+			t.Errorf("got %d, more %v, want 20 and more", len(part.Events), part.More)
 		}
 		if sub = f.tool(t, alice, "wait_for_event", at(part.Subscription)); !slices.Equal(sub.data(), []string{`{"n":23}`, `{"n":24}`}) || sub.More {
-			t.Errorf("got %+v", sub)
+			t.Errorf("got %+v, want the last two", sub)
 		}
 	})
 	t.Run("RCH-04 by their size", func(t *testing.T) {
@@ -232,11 +218,11 @@ func TestResultsOfEventToolsAreBounded(t *testing.T) {
 		}
 		for _, want := range []int{2, 1, 1} {
 			if sub = f.tool(t, alice, "recent_events", at(sub.Subscription)); len(sub.Events) != want || sub.More != (want != 1 || sub.Events[0].Note == "") {
-				t.Fatalf("got %d events, more %v", len(sub.Events), sub.More)
+				t.Fatalf("got %d events, more %v, want %d", len(sub.Events), sub.More, want)
 			}
 		}
 		if e := sub.Events[0]; e.Data != nil || !strings.Contains(e.Note, "too large") || e.ID == "" {
-			t.Errorf("a payload of 70 KiB is shown as %.100s, %q", e.Data, e.Note)
+			t.Errorf("a payload of 70 KiB is shown as %.100s, %q, want a note that it is too large", e.Data, e.Note)
 		}
 	})
 	t.Run("RCH-04 the event types too", func(t *testing.T) {
@@ -263,18 +249,17 @@ func TestResultsOfEventToolsAreBounded(t *testing.T) {
 			more, after = got.More, fmt.Sprintf("%q", got.EventTypes[len(got.EventTypes)-1].Name)
 		}
 		if n != 100 || calls != 2 {
-			t.Errorf("%d types in %d calls", n, calls)
+			t.Errorf("got %d types in %d calls, want 100 in 2", n, calls)
 		}
 	})
-	t.Run("RCH-04 what is lost is a gap", func(t *testing.T) {
-		f := newFixture(t, withEventTools)
+	run(t, "RCH-04 what is lost is a gap", withEventTools, func(t *testing.T, f *fixture) {
 		sub := f.tool(t, alice, "subscribe", `{"name":"ci.deploy"}`)
 		if part := f.tool(t, alice, "recent_events", at(sub.Subscription)); part.Gap {
-			t.Errorf("before: %+v", part)
+			t.Errorf("before: got %+v, want no gap", part)
 		}
 		f.log.Retention = 1 // nothing is kept
 		if part := f.tool(t, alice, "wait_for_event", at(sub.Subscription)); !part.Gap || part.TimedOut {
-			t.Errorf("after the retention: %+v", part)
+			t.Errorf("after the retention: got %+v, want a gap", part)
 		}
 	})
 }
@@ -307,6 +292,8 @@ func TestWhatEventToolsRefuse(t *testing.T) {
 		"too long":                                       {"wait_for_event", at("ci.deploy~~" + strings.Repeat("A", 9000)), noHandle},
 		"an unsubscribe of nothing":                      {"unsubscribe", at("x"), noHandle},
 		"too many events":                                {"recent_events", `{"subscription":"x","limit":51}`, "limit 51 is out of range (1 to 50)"},
+		"no event":                                       {"recent_events", `{"subscription":"x","limit":0}`, "limit 0 is out of range"},
+		"no wait":                                        {"wait_for_event", `{"subscription":"x","seconds":0}`, "seconds 0 is out of range"},
 		"half an event":                                  {"recent_events", `{"subscription":"x","limit":0.5}`, "out of range"},
 		"too long a wait":                                {"wait_for_event", `{"subscription":"x","seconds":601}`, "seconds 601 is out of range (1 to 600)"},
 		"a wait without a number":                        {"wait_for_event", `{"subscription":"x","seconds":"60"}`, "out of range"},
@@ -315,77 +302,62 @@ func TestWhatEventToolsRefuse(t *testing.T) {
 	} {
 		t.Run("RCH-04 "+name, func(t *testing.T) {
 			if got := f.toolRefusal(t, alice, x.tool, x.arguments); !strings.Contains(got, x.says) || len(got) > 300 {
-				t.Errorf("the model reads %q", got)
+				t.Errorf("the model reads %q, want %q and at most 300 bytes", got, x.says)
 			}
 		})
 	}
 	t.Run("RCH-04 a tool that there is not", func(t *testing.T) {
-		if r := f.toolIn(alice, "", "no_such", `{}`); r.Status != 400 || r.code(t) != -32602 {
-			t.Errorf("%d %s", r.Status, r.Body)
-		}
-		if r := f.toolIn(alice, "", "list_event_types", `[]`); r.code(t) != -32602 {
-			t.Errorf("%d %s", r.Status, r.Body)
-		}
+		f.toolIn(alice, "", "no_such", `{}`).is(t, "no_such", 400, -32602)
+		f.toolIn(alice, "", "list_event_types", `[]`).is(t, "arguments that are a list", 400, -32602)
 	})
 }
 
 func TestAccessRulesHoldForEventTools(t *testing.T) {
-	listed := func(f *fixture, key string) (names []string) {
-		var got struct{ EventTypes []struct{ Name string } }
-		toolResult(f.t.(*testing.T), f.toolIn(key, "", "list_event_types", `{}`), &got)
-		for _, x := range got.EventTypes {
-			names = append(names, x.Name)
-		}
-		return names
-	}
+	f := newFixture(t, withEventTools)
 	t.Run("RCH-04 a caller sees what it may have", func(t *testing.T) {
-		f := newFixture(t, withEventTools)
 		for key, want := range map[string][]string{
 			alice:   {"ci.build", "ci.deploy", "github.pull_request", "github.push"},
 			billing: {"ci.build", "ci.deploy", "github.pull_request", "github.push", "billing.invoice"},
 			acme:    {"ci.build", "ci.deploy", "github.pull_request", "github.push", "tenant.alarm"},
 		} {
-			if got := listed(f, key); !slices.Equal(got, want) {
-				t.Errorf("%s sees %q", key, got)
+			var list struct{ EventTypes []struct{ Name string } }
+			toolResult(t, f.toolIn(key, "", "list_event_types", `{}`), &list)
+			var got []string
+			for _, x := range list.EventTypes {
+				got = append(got, x.Name)
 			}
+			equal(t, key, got, want)
 		}
 	})
 	t.Run("RCH-04 claims bind the arguments", func(t *testing.T) {
-		f := newFixture(t, withEventTools)
 		sub := f.tool(t, acme, "subscribe", `{"name":"tenant.alarm","arguments":{"org":"acme"}}`)
 		f.publish("event://tenant/other/alarm", `{"secret":1}`)
 		f.publish("event://tenant/acme/alarm", `{"n":1}`)
-		if got := f.tool(t, acme, "recent_events", at(sub.Subscription)); !slices.Equal(got.data(), []string{`{"n":1}`}) {
-			t.Errorf("got %+v", got)
-		}
+		equal(t, "the events of acme", f.tool(t, acme, "recent_events", at(sub.Subscription)).data(), []string{`{"n":1}`})
 		other := strings.Replace(sub.Subscription, "eyJvcmciOiJhY21lIn0", "eyJvcmciOiJvdGhlciJ9", 1)
 		if other == sub.Subscription {
 			t.Fatalf("the subscription is %q", other)
 		}
 		for tool, arguments := range map[string]string{"subscribe": `{"name":"tenant.alarm","arguments":{"org":"other"}}`, "recent_events": at(other)} {
-			if got := f.toolRefusal(t, acme, tool, arguments); got == "" {
-				t.Errorf("%s gives the reason %q", tool, got)
+			if f.toolRefusal(t, acme, tool, arguments) == "" {
+				t.Errorf("%s gives no reason", tool)
 			}
 		}
 		if got := f.toolRefusal(t, alice, "recent_events", at(sub.Subscription)); !strings.Contains(got, "unknown event type") {
-			t.Errorf("the subscription of another caller: %q", got)
+			t.Errorf("the subscription of another caller: got %q, want an unknown event type", got)
 		}
 	})
 	t.Run("RCH-04 access that was taken away ends it", func(t *testing.T) {
-		f := newFixture(t, withEventTools)
 		sub := f.tool(t, alice, "subscribe", `{"name":"ci.deploy"}`)
 		f.publish("event://ci/deploy", `{"secret":1}`)
 		f.catalogs.Replace(mustParse(t, withoutDeploy))
 		for _, tool := range []string{"recent_events", "wait_for_event"} {
 			if got := f.toolRefusal(t, alice, tool, at(sub.Subscription)); !strings.Contains(got, "unknown event type") {
-				t.Errorf("%s: %q", tool, got)
+				t.Errorf("%s: got %q, want an unknown event type", tool, got)
 			}
 		}
 	})
 }
-
-// withoutDeploy is the catalog of the tests after access to ci.deploy was restricted.
-var withoutDeploy = strings.Replace(testCatalog, "    description: Something was deployed.", "    description: Something was deployed.\n    access: {scopes: [deployers]}", 1)
 
 // Tools of backends are beside those for events.
 func TestEventToolsBesideBackends(t *testing.T) {
@@ -398,22 +370,166 @@ func TestEventToolsBesideBackends(t *testing.T) {
 		f := behindGateway(t, func(o *Options) { o.EventTools, o.PageSize = logsource.New, size }, l)
 		for _, session := range []string{"", f.session(alice, spec.V20251125)} {
 			t.Run(fmt.Sprintf("RCH-04 they follow on pages of %d", size), func(t *testing.T) {
-				if got, want := f.wholeList(t, spec.MethodToolsList, session, nil).names, slices.Concat(eventToolNames, []string{"other", "third"}); !slices.Equal(got, want) {
-					t.Errorf("got %q", got)
-				}
+				equal(t, "the tools", f.wholeList(t, spec.MethodToolsList, session, nil).names, slices.Concat(eventToolNames, []string{"other", "third"}))
 			})
 			t.Run("RCH-04 one of the same name is hidden", func(t *testing.T) {
 				var sub shownEvents
 				if toolResult(t, f.toolIn(alice, session, "subscribe", `{"name":"ci.deploy"}`), &sub); sub.Subscription == "" {
-					t.Errorf("got %+v", sub)
+					t.Errorf("got %+v, want a subscription", sub)
 				}
-				if r := f.toolIn(alice, session, "no_such", `{}`); r.rpc(t).Error == nil {
-					t.Errorf("got %s", r.Body)
+				f.toolIn(alice, session, "no_such", `{}`).fails(t, "no_such", -32602, "")
+				f.toolIn(alice, session, "other", `{}`).is(t, "other", 200, 0, `"of the backend"`)
+			})
+		}
+	}
+}
+
+// aWait is a call of wait_for_event of ci.deploy with more arguments, in the revision of a session if there is to be one,
+// and a deadline of the request unless it is 0.
+func aWait(inSession bool, deadline time.Duration, more string) func(*fixture) *http.Request {
+	return func(f *fixture) *http.Request {
+		call := func(tool, arguments, meta string) *http.Request {
+			params := toolParams(tool, arguments)
+			body := strings.Replace(statelessBody("1", spec.MethodToolsCall, params), `"_meta":{`, `"_meta":{`+meta, 1)
+			if !inSession {
+				return f.request("POST", alice, body, statelessHeaders(spec.MethodToolsCall, params)...)
+			}
+			return f.request("POST", alice, rpcText("1", spec.MethodToolsCall, params+`,"_meta":{`+strings.TrimSuffix(meta, ",")+`}`),
+				"Mcp-Session-Id: "+f.newSession(session.Session{Version: spec.V20251125}).ID)
+		}
+		var sub shownEvents
+		toolResult(f.t, reply{200, nil, f.served(call("subscribe", `{"name":"ci.deploy"}`, "")).Body.String()}, &sub)
+		request := call("wait_for_event", strings.TrimSuffix(at(sub.Subscription), "}")+more+"}", `"progressToken":"p",`)
+		if deadline == 0 {
+			return request
+		}
+		ctx, cancel := context.WithTimeout(f.t.Context(), deadline)
+		f.t.Cleanup(cancel)
+		return request.WithContext(ctx)
+	}
+}
+
+// inWait serves a wait in a bubble, for at most the time that a stream lives.
+func inWait(t *testing.T, db func() store.DB, most time.Duration, request func(*fixture) *http.Request, during func(*bubbled)) {
+	t.Helper()
+	inBubble(t, db, func(o *Options) { o.EventTools, o.MaxAge = logsource.New, most }, request, during)
+}
+
+// waitIn is a subtest of a wait in a bubble.
+func waitIn(t *testing.T, name string, db func() store.DB, most time.Duration, request func(*fixture) *http.Request, during func(*testing.T, *bubbled)) {
+	t.Run(name, func(t *testing.T) { inWait(t, db, most, request, func(b *bubbled) { during(t, b) }) })
+}
+
+// events is what the call ended with, after the messages that came before.
+func (b *bubbled) events() (got shownEvents, before []frame) {
+	b.f.t.Helper()
+	<-b.done
+	if !strings.HasPrefix(b.text(), ":") && !strings.HasPrefix(b.text(), "data: ") {
+		toolResult(b.f.t, reply{200, nil, b.text()}, &got)
+		return got, nil
+	}
+	all := b.frames(b.f.t)
+	last := all[len(all)-1]
+	toolResult(b.f.t, reply{200, nil, string(last.sse.Data)}, &got)
+	return got, all[:len(all)-1]
+}
+
+// recent reads the events behind the wait.
+func (b *bubbled) recent(subscription string) (next shownEvents) {
+	b.f.t.Helper()
+	r := b.f.served(b.f.statelessRequest(alice, spec.MethodToolsCall, toolParams("recent_events", at(subscription))))
+	toolResult(b.f.t, reply{200, nil, r.Body.String()}, &next)
+	return next
+}
+
+func TestWaitForEvent(t *testing.T) {
+	for name, db := range map[string]func() store.DB{"one writer": inMemory, "several": several} {
+		for revision, session := range map[string]bool{"2026-07-28": false, "2025-11-25": true} {
+			waitIn(t, "RCH-04 an event ends the wait, "+name+", "+revision, db, time.Hour, aWait(session, 0, `,"seconds":600`), func(t *testing.T, w *bubbled) {
+				time.Sleep(2 * time.Minute)
+				w.f.publish("event://ci/deploy", `{"n":1}`)
+				got, before := w.events()
+				if !slices.Equal(got.data(), []string{`{"n":1}`}) || got.TimedOut || w.took > 2*time.Minute+2*time.Second {
+					w.f.t.Errorf("after %s got %+v, want the event within two seconds", w.took, got)
 				}
-				if r := f.toolIn(alice, session, "other", `{}`); !strings.Contains(r.Body, `"of the backend"`) {
-					t.Errorf("another is answered %s", r.Body)
+				if len(before) != 24 {
+					w.f.t.Fatalf("got %d notifications of progress, want 24", len(before))
+				}
+				for i, m := range before {
+					params := map[string]any{"progressToken": "p", "progress": 5 * (i + 1), "total": 600, "message": "no event yet"}
+					sameJSON(w.f.t, m.sse.Data, string(jsonrpc.Encode(map[string]any{"jsonrpc": "2.0", "method": spec.NoteProgress, "params": params})))
 				}
 			})
 		}
 	}
+	t.Run("RCH-04 it ends in time", func(t *testing.T) {
+		for name, x := range map[string]struct {
+			more             string
+			maxAge, deadline time.Duration
+			want             time.Duration
+		}{
+			"by itself":                  {"", time.Hour, 0, 50 * time.Second},
+			"as asked":                   {`,"seconds":7`, time.Hour, 0, 7 * time.Second},
+			"at the age of streams":      {`,"seconds":600`, 90 * time.Second, 0, 90 * time.Second},
+			"before the function does":   {`,"seconds":600`, time.Hour, 30 * time.Second, 25 * time.Second},
+			"when there is no time left": {`,"seconds":600`, time.Hour, 4 * time.Second, 0},
+		} {
+			for _, session := range []bool{false, true} {
+				inWait(t, inMemory, x.maxAge, aWait(session, x.deadline, x.more), func(w *bubbled) {
+					got, _ := w.events()
+					if !got.TimedOut || len(got.Events) > 0 || w.took != x.want {
+						w.f.t.Errorf("%s: after %s got %+v, want a timeout after %s", name, w.took, got, x.want)
+					}
+					ev := w.f.publish("event://ci/deploy", `{"n":1}`)
+					if next := w.recent(got.Subscription); len(next.Events) != 1 || next.Events[0].ID != ev.ID {
+						w.f.t.Errorf("%s: then got %+v, want the event %s", name, next, ev.ID)
+					}
+				})
+			}
+		}
+	})
+	t.Run("RCH-04 it ends with its client, and with the server", func(t *testing.T) {
+		for _, session := range []bool{false, true} {
+			inWait(t, inMemory, 5*time.Minute, aWait(session, 0, `,"seconds":600`), func(w *bubbled) {
+				time.Sleep(10 * time.Second)
+				if n := w.f.endpoint.OpenStreams(); n != 1 {
+					w.f.t.Errorf("it counts as %d streams, want 1", n)
+				}
+				w.cancel()
+				if <-w.done; w.took != 10*time.Second || w.f.endpoint.OpenStreams() != 0 {
+					w.f.t.Errorf("it ended after %s, with %d streams, want 10 s and none", w.took, w.f.endpoint.OpenStreams())
+				}
+			})
+			inWait(t, inMemory, 5*time.Minute, aWait(session, 0, `,"seconds":600`), func(w *bubbled) {
+				time.Sleep(10 * time.Second)
+				w.f.close()
+				if got, _ := w.events(); !got.TimedOut || w.took != 10*time.Second {
+					w.f.t.Errorf("after %s got %+v, want a timeout after 10 s", w.took, got)
+				}
+			})
+		}
+	})
+	bubble(t, "RCH-04 it needs room for a stream", inMemory, func(o *Options) { o.EventTools, o.Leases = logsource.New, &oneStream{} }, aWait(false, 0, ""), func(t *testing.T, w *bubbled) {
+		out := newWritten()
+		w.f.endpoint.ServeHTTP(out, aWait(false, 0, "")(w.f))
+		reply{200, out.header, out.text()}.is(t, "a second wait", 200, 503)
+		reply{200, out.header, ""}.hasHeader(t, "Retry-After", "")
+	})
+	t.Run("RCH-04 what happens after access was taken away is not shown", func(t *testing.T) {
+		for name, change := range map[string]func(w *bubbled){
+			"credentials": func(w *bubbled) { w.caller.say(auth.Principal{}, auth.ErrNoToken) },
+			"the right":   func(w *bubbled) { w.caller.say(auth.Principal{ID: "alice", Workspace: auth.DefaultWorkspace}, nil) },
+			"the type":    func(w *bubbled) { w.f.catalogs.Replace(mustParse(t, withoutDeploy)) },
+		} {
+			inWait(t, inMemory, 5*time.Minute, aWait(false, 0, `,"seconds":600`), func(w *bubbled) {
+				time.Sleep(time.Minute)
+				change(w)
+				w.f.publish("event://ci/deploy", `{"secret":1}`)
+				<-w.done
+				if text := w.text(); strings.Contains(text, "secret") || !strings.Contains(text, `"error"`) && !strings.Contains(text, `"isError":true`) {
+					w.f.t.Errorf("%s: got %s, want an error and no secret", name, text)
+				}
+			})
+		}
+	})
 }

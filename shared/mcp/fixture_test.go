@@ -10,14 +10,16 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -26,8 +28,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
-
-	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 // testCatalog has what the tests need: fixed and templated types, a parent with
@@ -77,6 +77,9 @@ events:
     delivery: [push]
 `
 
+// withoutDeploy is the same, but access to ci.deploy is restricted.
+var withoutDeploy = strings.Replace(testCatalog, "description: Something was deployed.", "description: Something was deployed.\n    access: {scopes: [deployers]}", 1)
+
 // fixture is an endpoint over a real log, real subscriptions and a store in
 // memory, served over HTTP.
 type fixture struct {
@@ -115,6 +118,11 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 	return f
 }
 
+// run is a subtest with a fixture of its own.
+func run(t *testing.T, name string, change func(*Options), test func(t *testing.T, f *fixture)) {
+	t.Run(name, func(t *testing.T) { test(t, newFixture(t, change)) })
+}
+
 // serve begins to serve the endpoint over HTTP.
 func (f *fixture) serve() {
 	f.server = httptest.NewServer(routed(f.endpoint))
@@ -151,8 +159,7 @@ func newEndpoint(t testing.TB, change func(*Options)) *fixture {
 
 func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	t.Helper()
-	cat, err := catalog.Parse([]byte(testCatalog))
-	must(t, err)
+	cat := mustParse(t, testCatalog)
 	log := &eventlog.Log{DB: db}
 	sealer, err := eventlog.NewSealer(bytes.Repeat([]byte{7}, 32))
 	must(t, err)
@@ -197,6 +204,18 @@ func mustParse(t testing.TB, src string) *catalog.Catalog {
 	return cat
 }
 
+// changeCatalog replaces a text of the tests' catalog. Streams learn of it by announceCatalog.
+func (f *fixture) changeCatalog(from, to string) {
+	f.t.Helper()
+	f.catalogs.Replace(mustParse(f.t, strings.Replace(testCatalog, from, to, 1)))
+}
+
+// announceCatalog announces that the catalog has changed.
+func (f *fixture) announceCatalog() {
+	f.t.Helper()
+	must(f.t, f.log.Notify(context.Background(), auth.DefaultWorkspace, stream.TopicCatalog, json.RawMessage(`{}`)))
+}
+
 // waitShape waits until a parent is read in band.
 func (f *fixture) waitShape(uri string) {
 	f.t.Helper()
@@ -216,6 +235,14 @@ func (f *fixture) waitFor(what string, done func() bool) {
 			f.t.Fatalf("waiting for %s: %d streams, %d tails", what, f.endpoint.OpenStreams(), f.tails.Running())
 		}
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// equal checks a value.
+func equal[T any](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: got %+v, want %+v", what, got, want)
 	}
 }
 
@@ -322,7 +349,7 @@ func (r reply) result(t testing.TB, into any) {
 	t.Helper()
 	m := r.rpc(t)
 	if m.Error != nil || r.Status != 200 {
-		t.Fatalf("status %d, error %+v", r.Status, m.Error)
+		t.Fatalf("got status %d and the error %+v, want 200 and a result", r.Status, m.Error)
 	}
 	must(t, json.Unmarshal(m.Result, into))
 }
@@ -334,6 +361,46 @@ func (r reply) code(t testing.TB) int {
 		return m.Error.Code
 	}
 	return 0
+}
+
+// is checks the status and the error code (0 for none) of the answer to what was sent, and that the body has the parts.
+func (r reply) is(t testing.TB, sent string, status, code int, parts ...string) {
+	t.Helper()
+	if got := r.code(t); r.Status != status || got != code || !r.has(parts) {
+		t.Errorf("%.200s: got status %d, code %d: %.2000s; want status %d, code %d and %q", sent, r.Status, got, r.Body, status, code, parts)
+	}
+}
+
+// isPlain is the same of an answer that is no JSON-RPC message. One with the status 202 or 204 has no body.
+func (r reply) isPlain(t testing.TB, sent string, status int, parts ...string) {
+	t.Helper()
+	if r.Status != status || !r.has(parts) || (status == 202 || status == 204) && r.Body != "" {
+		t.Errorf("%.200s: got status %d, %v: %.2000s; want status %d and %q", sent, r.Status, r.Header, r.Body, status, parts)
+	}
+}
+
+func (r reply) has(parts []string) bool {
+	return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(r.Body, part) })
+}
+
+// hasHeader checks that a header has a text in it, and is not empty.
+func (r reply) hasHeader(t testing.TB, name, part string) {
+	t.Helper()
+	if got := r.Header.Get(name); got == "" || !strings.Contains(got, part) {
+		t.Errorf("the header %s: got %q, want %q in it", name, got, part)
+	}
+}
+
+// fails checks the code of an error, and its data unless that is empty.
+func (r reply) fails(t testing.TB, sent string, code int, data string) {
+	t.Helper()
+	m := r.rpc(t)
+	if m.Error == nil || m.Error.Code != code {
+		t.Fatalf("%.200s: got status %d: %s; want the error %d", sent, r.Status, r.Body, code)
+	}
+	if data != "" {
+		sameJSON(t, m.Error.Data, data)
+	}
 }
 
 // headers are lines "Name: value"; one without a value removes the default.
@@ -430,7 +497,7 @@ func (f *fixture) session(key string, v spec.Version) string {
 // sessionBased calls a method within a session.
 func (f *fixture) sessionBased(key, session, method, params string) reply {
 	f.t.Helper()
-	return f.do("POST", key, `{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":{`+params+`}}`, "Mcp-Session-Id: "+session)
+	return f.do("POST", key, rpcText("1", method, params), "Mcp-Session-Id: "+session)
 }
 
 // in calls a method in the revision of the session, which is empty for 2026-07-28.
@@ -440,4 +507,29 @@ func (f *fixture) in(key, session, method, params string) reply {
 		return f.stateless(key, method, params)
 	}
 	return f.sessionBased(key, session, method, params)
+}
+
+// instance is another process over the same store.
+func (f *fixture) instance(change ...func(*Options)) *fixture {
+	f.t.Helper()
+	other := *f
+	other.log = &eventlog.Log{DB: f.db}
+	other.tails = stream.New(other.log, f.db, f.tails.Sealer)
+	f.t.Cleanup(other.tails.Close)
+	o := f.endpoint.options
+	o.Feeds = other.tails
+	for _, c := range change {
+		c(&o)
+	}
+	var err error
+	other.endpoint, err = New(o)
+	must(f.t, err)
+	other.serve()
+	return &other
+}
+
+// waitTargets waits until the tails read so many event partitions, beside the topics.
+func (f *fixture) waitTargets(n int) {
+	f.t.Helper()
+	f.waitFor("the partitions", func() bool { return f.tails.Running() == n+3 }) // session, catalog, principal
 }

@@ -48,7 +48,7 @@ func TestLambda(t *testing.T) {
 		body, err := io.ReadAll(res.Body)
 		must(t, err)
 		if res.StatusCode != 200 || res.Headers["Content-Type"] != "application/json" || !json.Valid(body) {
-			t.Errorf("%d %v %s", res.StatusCode, res.Headers, body)
+			t.Errorf("got status %d, %v: %s, want 200 and JSON", res.StatusCode, res.Headers, body)
 		}
 	})
 	t.Run("SUB-01_a_listen", func(t *testing.T) {
@@ -59,23 +59,18 @@ func TestLambda(t *testing.T) {
 			t.Fatalf("%d %v", res.StatusCode, res.Headers)
 		}
 		r := sse.NewReader(res.Body, 1<<20)
-		next := func() (m frame) {
+		brings := func(want string) {
+			t.Helper()
 			e, err := r.Next()
 			must(t, err)
-			must(t, json.Unmarshal(e.Data, &m))
-			return m
+			equal(t, "the next message", decodeFrame(t, e).says(), want)
 		}
-		if m := next(); m.Method != spec.NoteAcknowledged {
-			t.Errorf("got %s", m.Method)
-		}
-		f.publish("event://ci/deploy", `{"n":1}`)
-		m := next()
-		m.isEvent(t, "event://ci/deploy", `{"n":1}`)
+		brings(spec.NoteAcknowledged)
+		f.publish(deploy, `{"n":1}`)
+		brings(deploy + ` {"n":1}`)
 		closed := make(chan error, 1)
 		go func() { closed <- f.endpoint.Close(ctx) }()
-		if m := next(); m.Result.ResultType != "complete" {
-			t.Errorf("SUB-06: got %+v", m)
-		}
+		brings("complete") // SUB-06
 		if _, err := r.Next(); err != io.EOF {
 			t.Errorf("after the end: %v", err)
 		}
@@ -88,8 +83,7 @@ func TestLambda(t *testing.T) {
 		params := `"name":"b_tool","arguments":{}`
 		for client, req := range map[string]*http.Request{
 			"2026-07-28": f.statelessRequest(alice, "tools/call", params),
-			"a_session": f.request("POST", alice, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{`+params+`}}`,
-				"Mcp-Session-Id: "+f.session(alice, spec.V20251125)),
+			"a_session":  f.request("POST", alice, rpcText("1", spec.MethodToolsCall, params), "Mcp-Session-Id: "+f.session(alice, spec.V20251125)),
 		} {
 			t.Run(fmt.Sprintf("GWN-14_a_hanging_backend_and_the_function's_deadline_%s_stateless_%v", client, stateless), func(t *testing.T) {
 				t.Parallel()
@@ -99,7 +93,7 @@ func TestLambda(t *testing.T) {
 				must(t, err)
 				body, err := io.ReadAll(res.Body)
 				if err != nil || !strings.Contains(string(body), `"code":503`) || ctx.Err() != nil {
-					t.Errorf("%s, %v, %v", body, err, ctx.Err())
+					t.Errorf("got %s (%v, %v), want the error 503 before the deadline", body, err, ctx.Err())
 				}
 			})
 		}

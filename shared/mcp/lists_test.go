@@ -7,24 +7,27 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 type listPage struct {
-	Resources         []map[string]any
-	ResourceTemplates []map[string]any
-	Events            []map[string]any
-	NextCursor        string
-	CacheScope        string
+	Resources, ResourceTemplates, Events []map[string]any
+
+	NextCursor, CacheScope string
 }
 
-func (p listPage) entries() []map[string]any {
-	return append(append(p.Resources, p.ResourceTemplates...), p.Events...)
+func (p listPage) names() (names []string) {
+	for _, x := range slices.Concat(p.Resources, p.ResourceTemplates, p.Events) {
+		names = append(names, x["name"].(string))
+	}
+	return names
 }
 
 // all follows a list to its end.
@@ -35,9 +38,7 @@ func (f *fixture) all(key, method string) (names []string, pages []listPage) {
 		var p listPage
 		f.stateless(key, method, params).result(f.t, &p)
 		pages = append(pages, p)
-		for _, x := range p.entries() {
-			names = append(names, x["name"].(string))
-		}
+		names = append(names, p.names()...)
 		if p.NextCursor == "" {
 			return names, pages
 		}
@@ -50,34 +51,50 @@ func (f *fixture) all(key, method string) (names []string, pages []listPage) {
 
 func TestListResources(t *testing.T) {
 	f := newFixture(t, nil)
-	t.Run("EVS-02_fixed_event_types_with_their_schema", func(t *testing.T) {
-		var p listPage
-		f.stateless(alice, spec.MethodResources, "").result(t, &p)
-		want := `{"uri":"event://ci/build-finished","name":"ci.build","title":"Build finished","description":"A build came to its end.",
+	var resources, templates, events listPage
+	f.stateless(alice, spec.MethodResources, "").result(t, &resources)
+	f.stateless(alice, spec.MethodTemplates, "").result(t, &templates)
+	f.stateless(alice, spec.MethodEvents, "").result(t, &events)
+	for name, tc := range map[string]struct {
+		got  any
+		want string
+	}{
+		"EVS-02 a fixed event type is a resource with its schema": {
+			resources.Resources[0], `{"uri":"event://ci/build-finished","name":"ci.build","title":"Build finished","description":"A build came to its end.",
 			"mimeType":"application/json","_meta":{"webhookType":"ci.build",
-			"eventSchema":{"type":"object","required":["status"],"properties":{"status":{"type":"string"}}}}}`
-		got, _ := json.Marshal(p.Resources[0])
-		sameJSON(t, got, want)
+			"eventSchema":{"type":"object","required":["status"],"properties":{"status":{"type":"string"}}}}}`,
+		},
+		"EVS-03 one with variables is a template with both schemas": {
+			templates.ResourceTemplates[0], `{"uriTemplate":"event://github/{owner}/{repo}/pull_request","name":"github.pull_request","title":"Pull request changed",
+			"description":"A pull request changed.","mimeType":"application/json","_meta":{"webhookType":"github.pr","eventSchema":{"type":"object"},
+			"paramsSchema":{"type":"object","properties":{"owner":{"type":"string","pattern":"^[a-z]+$"},"repo":{"type":"string"}},"required":["owner","repo"]}}}`,
+		},
+		"EVS-03 one without a schema of its variables has one all the same": {
+			templates.ResourceTemplates[1]["_meta"], `{"webhookType":"github.push","eventSchema":{"type":"object"},
+			"paramsSchema":{"type":"object","properties":{"owner":{"type":"string"},"repo":{"type":"string"}},"required":["owner","repo"]}}`,
+		},
+		"EVX-02 events/list has its modes": {events.Events[0]["delivery"], `["push","poll","webhook"]`},
+		"EVX-02 and its payload's schema":  {events.Events[0]["payloadSchema"], `{"type":"object","required":["status"],"properties":{"status":{"type":"string"}}}`},
+	} {
+		t.Run(name, func(t *testing.T) { sameJSON(t, jsonrpc.Encode(tc.got), tc.want) })
+	}
+	t.Run("EVX-02 and its name, description and filters", func(t *testing.T) {
+		if e := events.Events[0]; e["name"] != "ci.build" || e["description"] == "" || !strings.Contains(fmt.Sprint(e["inputSchema"]), "status") {
+			t.Errorf("got %v, want ci.build with a description and the filter status", e)
+		}
 	})
 	t.Run("EVS-02_the_same_in_every_revision", func(t *testing.T) {
 		s := f.session(alice, spec.V20250618)
 		var old listPage
 		r := f.sessionBased(alice, s, spec.MethodResources, "")
 		r.result(t, &old)
-		var names []string
-		for _, x := range old.Resources {
-			names = append(names, x["name"].(string))
-		}
-		stateless, _ := f.all(alice, spec.MethodResources)
-		if !slices.Equal(names, stateless) || strings.Contains(r.Body, "resultType") || strings.Contains(r.Body, "ttlMs") {
-			t.Errorf("%v, %v: %s", names, stateless, r.Body)
+		if want, _ := f.all(alice, spec.MethodResources); !slices.Equal(old.names(), want) || strings.Contains(r.Body, "resultType") || strings.Contains(r.Body, "ttlMs") {
+			t.Errorf("got %s, want the names %v, and no resultType and ttlMs", r.Body, want)
 		}
 	})
 	t.Run("EVS-02_a_foreign_cursor_is_refused", func(t *testing.T) {
 		for _, cursor := range []string{`"x"`, `"!"`, `""`, `7`, `"Y25vLnN1Y2g"`} {
-			if r := f.stateless(alice, spec.MethodResources, `"cursor":`+cursor); r.Status != 400 || r.code(t) != -32602 {
-				t.Errorf("%s: %d %s", cursor, r.Status, r.Body)
-			}
+			f.stateless(alice, spec.MethodResources, `"cursor":`+cursor).is(t, cursor, 400, -32602)
 		}
 	})
 }
@@ -95,29 +112,13 @@ func TestCursorsOfOtherLists(t *testing.T) {
 	}
 	for from, cursor := range of {
 		for _, list := range lists {
-			r := f.stateless(alice, list, cursor)
-			if list == from {
-				r.result(t, &listPage{})
-			} else if r.Status != 400 || r.code(t) != -32602 || !strings.Contains(r.Body, "the cursor is not from this list") {
-				t.Errorf("%s with a cursor of %s: %d %s", list, from, r.Status, r.Body)
+			if r, what := f.stateless(alice, list, cursor), list+" with a cursor of "+from; list == from {
+				r.is(t, what, 200, 0)
+			} else {
+				r.is(t, what, 400, -32602, "the cursor is not from this list")
 			}
 		}
 	}
-}
-
-func TestListTemplates(t *testing.T) {
-	f := newFixture(t, nil)
-	t.Run("EVS-03_templates_with_their_schemas", func(t *testing.T) {
-		var p listPage
-		f.stateless(alice, spec.MethodTemplates, "").result(t, &p)
-		got, _ := json.Marshal(p.ResourceTemplates[0])
-		sameJSON(t, got, `{"uriTemplate":"event://github/{owner}/{repo}/pull_request","name":"github.pull_request","title":"Pull request changed",
-			"description":"A pull request changed.","mimeType":"application/json","_meta":{"webhookType":"github.pr","eventSchema":{"type":"object"},
-			"paramsSchema":{"type":"object","properties":{"owner":{"type":"string","pattern":"^[a-z]+$"},"repo":{"type":"string"}},"required":["owner","repo"]}}}`)
-		got, _ = json.Marshal(p.ResourceTemplates[1]["_meta"])
-		sameJSON(t, got, `{"webhookType":"github.push","eventSchema":{"type":"object"},
-			"paramsSchema":{"type":"object","properties":{"owner":{"type":"string"},"repo":{"type":"string"}},"required":["owner","repo"]}}`)
-	})
 }
 
 func TestListsHoldWhatTheCallerMaySee(t *testing.T) {
@@ -133,68 +134,39 @@ func TestListsHoldWhatTheCallerMaySee(t *testing.T) {
 		{"EVX-02", spec.MethodEvents, reader, "ci.build ci.deploy github.pull_request github.push chat.typing"}, // webhooks need a scope
 	} {
 		t.Run(tc.number+" "+tc.method+" of "+tc.key, func(t *testing.T) {
-			if names, _ := f.all(tc.key, tc.method); strings.Join(names, " ") != tc.want {
-				t.Errorf("got %v", names)
-			}
+			names, _ := f.all(tc.key, tc.method)
+			equal(t, "the names", strings.Join(names, " "), tc.want)
 		})
 	}
 }
 
-func TestListEvents(t *testing.T) {
-	f := newFixture(t, nil)
-	t.Run("EVX-02_event_types_with_their_schemas", func(t *testing.T) {
-		var p listPage
-		f.stateless(alice, spec.MethodEvents, "").result(t, &p)
-		got, _ := json.Marshal(p.Events[0])
-		var entry struct {
-			Name, Description          string
-			Delivery                   []string
-			InputSchema, PayloadSchema json.RawMessage
-		}
-		must(t, json.Unmarshal(got, &entry))
-		if entry.Name != "ci.build" || entry.Description == "" || !slices.Equal(entry.Delivery, []string{"push", "poll", "webhook"}) {
-			t.Errorf("%s", got)
-		}
-		if !strings.Contains(string(entry.InputSchema), `"status"`) {
-			t.Errorf("the filter is missing: %s", entry.InputSchema)
-		}
-		sameJSON(t, entry.PayloadSchema, `{"type":"object","required":["status"],"properties":{"status":{"type":"string"}}}`)
-	})
-	t.Run("EVX-02_nobody_unknown_gets_webhooks", func(t *testing.T) {
-		f := newFixture(t, func(o *Options) { o.Auth = auth.None() })
-		if got := f.delivery("", "")["ci.build"]; got != "push poll" {
-			t.Errorf("anonymous gets %s", got)
-		}
-		f = newFixture(t, func(o *Options) { o.Auth, o.AnonymousWebhooks = auth.None(), true })
-		if got := f.delivery("", "")["ci.build"]; got != "push poll webhook" {
-			t.Errorf("anonymous gets %s although it may more", got)
-		}
-	})
-	t.Run("EVX-02_modes_as_really_available", func(t *testing.T) {
-		for _, tc := range []struct {
-			name, key string
-			change    func(*Options)
-			session   bool
-			want      map[string]string
-		}{
-			{name: "all", key: alice, want: map[string]string{"ci.build": "push poll webhook", "audit.entry": "webhook", "chat.typing": "push"}},
-			{name: "without the scope", key: reader, want: map[string]string{"ci.build": "push poll", "audit.entry": "", "chat.typing": "push"}},
-			{name: "no webhooks here", key: alice, change: func(o *Options) { o.Registrar = nil }, want: map[string]string{"ci.build": "push poll", "audit.entry": ""}},
-			{name: "a session", key: alice, session: true, want: map[string]string{"ci.build": "poll webhook", "chat.typing": ""}},
-		} {
-			f := newFixture(t, tc.change)
+func TestDeliveryModes(t *testing.T) {
+	for name, tc := range map[string]struct {
+		key     string
+		change  func(*Options)
+		version spec.Version // of a session, if there is to be one
+		want    map[string]string
+	}{
+		"all":               {alice, nil, "", map[string]string{"ci.build": "push poll webhook", "audit.entry": "webhook", "chat.typing": "push"}},
+		"without the scope": {reader, nil, "", map[string]string{"ci.build": "push poll", "audit.entry": "", "chat.typing": "push"}},
+		"no webhooks here":  {alice, func(o *Options) { o.Registrar = nil }, "", map[string]string{"ci.build": "push poll", "audit.entry": ""}},
+		"a session":         {alice, nil, spec.V20251125, map[string]string{"ci.build": "poll webhook", "chat.typing": ""}},
+		"nobody known":      {"", func(o *Options) { o.Auth = auth.None() }, "", map[string]string{"ci.build": "push poll"}},
+		"nobody known, who may have webhooks": {
+			"", func(o *Options) { o.Auth, o.AnonymousWebhooks = auth.None(), true }, "", map[string]string{"ci.build": "push poll webhook"},
+		},
+	} {
+		run(t, "EVX-02 the modes as really available: "+name, tc.change, func(t *testing.T, f *fixture) {
 			session := ""
-			if tc.session {
-				session = f.session(tc.key, spec.V20251125)
+			if tc.version != "" {
+				session = f.session(tc.key, tc.version)
 			}
 			got := f.delivery(tc.key, session)
 			for name, modes := range tc.want {
-				if got[name] != modes {
-					t.Errorf("%s: %s has %q, want %q", tc.name, name, got[name], modes)
-				}
+				equal(t, name, got[name], modes)
 			}
-		}
-	})
+		})
+	}
 }
 
 // delivery lists the modes of the event types that a caller sees, by their names.
@@ -254,8 +226,7 @@ func TestPagination(t *testing.T) {
 		}
 		fmt.Fprintf(&src, "  - {name: e%02d, uri: \"event://e/%02d\", payloadSchema: {type: object}%s}\n", i, i, access)
 	}
-	cat, err := catalog.Parse([]byte(src.String()))
-	must(t, err)
+	cat := mustParse(t, src.String())
 	for _, size := range []int{1, 4, 8, 17, 25, 100} {
 		for _, subs := range []int{0, 1, 8, 20} {
 			t.Run(fmt.Sprintf("EVS-02_pages_of_%d_with_%d_subscriptions", size, subs), func(t *testing.T) {
@@ -264,26 +235,18 @@ func TestPagination(t *testing.T) {
 				})
 				names, pages := f.all(alice, spec.MethodResources)
 				for _, p := range pages {
-					if len(p.Resources) > size {
-						t.Errorf("a page of %d", len(p.Resources))
-					}
-					if p.CacheScope != method.Private {
-						t.Errorf("EVS-12: a page is %s", p.CacheScope)
+					if len(p.Resources) > size || p.CacheScope != method.Private {
+						t.Errorf("EVS-12: got a page of %d that is %s, want at most %d and private", len(p.Resources), p.CacheScope, size)
 					}
 				}
 				wanted := slices.Clone(want)
 				for i := range subs {
 					wanted = append(wanted, fmt.Sprintf("sub_%032x", i))
 				}
-				if !slices.Equal(names, wanted) {
-					t.Errorf("got %v", names)
-				}
 				events, _ := f.all(alice, spec.MethodEvents)
-				if !slices.Equal(events, want) {
-					t.Errorf("EVX-02: got %v", events)
-				}
-				if got, _ := f.all(bob, spec.MethodResources); !slices.Equal(got, want) {
-					t.Errorf("bob sees %v", got)
+				bobs, _ := f.all(bob, spec.MethodResources)
+				for what, is := range map[string][2][]string{"resources": {names, wanted}, "EVX-02 events": {events, want}, "bob's resources": {bobs, want}} {
+					equal(t, what, is[0], is[1])
 				}
 			})
 		}
@@ -291,31 +254,324 @@ func TestPagination(t *testing.T) {
 }
 
 func TestCacheScope(t *testing.T) {
-	const everybody = "events:\n  - {name: a, uri: \"event://a\", payloadSchema: {type: object}}\n"
-	cat, err := catalog.Parse([]byte(everybody))
-	must(t, err)
-	for _, tc := range []struct {
-		name   string
+	for name, tc := range map[string]struct {
 		change func(*Options)
-		want   string
+		want   string // of templates; resources hold the caller's subscriptions
 	}{
-		{"without callers", func(o *Options) { o.Auth = auth.None() }, method.Public},
-		{"with callers", func(o *Options) {}, method.Private},
+		"without callers": {func(o *Options) { o.Auth = auth.None() }, method.Public},
+		"with callers":    {nil, method.Private},
 	} {
-		t.Run("SUB-10_"+tc.name, func(t *testing.T) {
-			f := newFixture(t, func(o *Options) {
-				o.Catalogs = catalog.NewStatic(cat)
-				tc.change(o)
-			})
-			var p listPage
-			f.stateless(alice, spec.MethodTemplates, "").result(t, &p)
-			if p.CacheScope != tc.want {
-				t.Errorf("templates are %s", p.CacheScope)
-			}
-			f.stateless(alice, spec.MethodResources, "").result(t, &p)
-			if p.CacheScope != method.Private {
-				t.Errorf("resources, which hold the caller's subscriptions, are %s", p.CacheScope)
+		run(t, "SUB-10_"+name, tc.change, func(t *testing.T, f *fixture) {
+			f.catalogs.Replace(mustParse(t, noEvents))
+			for list, want := range map[string]string{spec.MethodTemplates: tc.want, spec.MethodResources: method.Private} {
+				f.stateless(alice, list, "").is(t, list, 200, 0, `"cacheScope":"`+want+`"`)
 			}
 		})
 	}
+}
+
+func (f *fixture) readText(key, uri string, into any) {
+	f.t.Helper()
+	var c struct {
+		Contents []struct{ URI, MIMEType, Text string }
+	}
+	f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`).result(f.t, &c)
+	if len(c.Contents) != 1 || c.Contents[0].URI != uri || c.Contents[0].MIMEType != "application/json" {
+		f.t.Fatalf("got %+v", c)
+	}
+	must(f.t, json.Unmarshal([]byte(c.Contents[0].Text), into))
+}
+
+// latest reads an event URI.
+func (f *fixture) latest(key, uri string) []readEvent {
+	f.t.Helper()
+	var got struct{ Events []readEvent }
+	f.readText(key, uri, &got)
+	return got.Events
+}
+
+type readEvent struct {
+	EventID, Name, URI, Timestamp string
+	Data                          json.RawMessage
+}
+
+// crowded has types with different rules below one parent.
+const crowded = `
+events:
+  - {name: hub.push, uriTemplate: "event://hub/{repo}/push", payloadSchema: {type: object}}
+  - {name: hub.invoice, uriTemplate: "event://hub/{repo}/invoice", payloadSchema: {type: object}, access: {scopes: [billing]}}
+`
+
+func TestRead(t *testing.T) {
+	f := newFixture(t, nil)
+	t.Run("EVS-04_no_events_yet", func(t *testing.T) {
+		var got map[string]json.RawMessage
+		for _, uri := range []string{"event://ci/deploy", "event://ci", "event://github/acme/*/push"} {
+			f.readText(alice, uri, &got)
+			equal(t, uri, string(got["events"]), "[]")
+		}
+	})
+	t.Run("EVS-04_the_latest_events_newest_first", func(t *testing.T) {
+		for i := range 20 + 5 {
+			f.publish("event://ci/build-finished", fmt.Sprintf(`{"status":"%d"}`, i))
+		}
+		last := f.publish("event://ci/deploy", `{"big":9007199254740993}`)
+		got := f.latest(alice, "event://ci/build-finished")
+		if len(got) != 20 || string(got[0].Data) != `{"status":"24"}` || got[0].Name != "ci.build" {
+			t.Errorf("got %d events, the first is %+v, want 20 and number 24 of ci.build", len(got), got[0])
+		}
+		if _, err := time.Parse(time.RFC3339Nano, got[0].Timestamp); err != nil {
+			t.Error(err)
+		}
+		if got = f.latest(alice, "event://ci"); len(got) != 20 || got[0].EventID != last.ID || string(got[0].Data) != `{"big":9007199254740993}` {
+			t.Errorf("a parent: got %d events, the first is %+v, want 20 and %+v", len(got), got[0], last)
+		}
+	})
+	t.Run("EVS-04_a_pattern", func(t *testing.T) {
+		f.publish("event://github/acme/web/push", `{}`)
+		f.publish("event://github/acme/web/pull_request", `{}`)
+		if got := f.latest(alice, "event://github/acme/*/push"); len(got) != 1 || got[0].URI != "event://github/acme/web/push" {
+			t.Errorf("got %+v, want the push alone", got)
+		}
+	})
+	run(t, "EVS-04_others_do_not_take_the_room", nil, func(t *testing.T, f *fixture) {
+		f.catalogs.Replace(mustParse(t, crowded))
+		f.publish("event://hub/web/push", `{"n":"mine"}`)
+		for i := range 20 + 5 {
+			f.publish("event://hub/web/invoice", fmt.Sprintf(`{"n":%d}`, i))
+		}
+		for _, tc := range []struct {
+			key, uri string
+			n        int
+		}{
+			{alice, "event://hub", 1},
+			{alice, "event://hub/web", 1},
+			{billing, "event://hub", 20},
+			{billing, "event://hub/*/push", 1},
+		} {
+			if got := f.latest(tc.key, tc.uri); len(got) != tc.n || tc.n == 1 && string(got[0].Data) != `{"n":"mine"}` {
+				t.Errorf("%s of %s: got %+v, want %d, and if one, mine", tc.uri, tc.key, got, tc.n)
+			}
+		}
+	})
+	run(t, "EVS-04_the_latest_of_very_many_sub-resources", nil, func(t *testing.T, f *fixture) {
+		f.catalogs.Replace(mustParse(t, crowded))
+		f.log.Now = func() time.Time { return time.Now().Add(-12 * time.Hour) }
+		for i := range 60 {
+			f.publish(fmt.Sprintf("event://hub/a%d/push", i), `{}`)
+		}
+		f.log.Now = nil
+		last := f.publish("event://hub/z/push", `{}`)
+		for _, uri := range []string{"event://hub", "event://hub/*/push"} {
+			if got := f.latest(alice, uri); len(got) != 20 || got[0].EventID != last.ID {
+				t.Errorf("%s: got %d events, the first is %+v, want 20 and %s", uri, len(got), got[0], last.ID)
+			}
+		}
+	})
+	s := f.session(alice, spec.V20251125)
+	for _, uri := range []string{
+		"event://nothing", "event://ci/build-finished/x", "event://github/ACME/web/push2", "event://github/UPPER/x/pull_request",
+		"file:///etc/passwd", "event://", "x", "subscription://sub_00000000000000000000000000000000", "subscription://x",
+		"event://" + strings.Repeat("a", 3000),
+	} {
+		t.Run("EVS-04_unknown_"+uri[:min(len(uri), 40)], func(t *testing.T) {
+			f.stateless(alice, spec.MethodRead, `"uri":"`+uri+`"`).is(t, uri, 400, -32602, `"message":"resource not found"`, `"uri":"`+method.Clip(uri)+`"`)
+			f.sessionBased(alice, s, spec.MethodRead, `"uri":"`+uri+`"`).is(t, uri, 200, -32002, `"message":"resource not found"`, `"uri":"`+method.Clip(uri)+`"`)
+		})
+	}
+	t.Run("EVS-04_without_a_uri", func(t *testing.T) {
+		for _, params := range []string{``, `"uri":7`, `"uri":null`, `"URI":"event://ci/deploy"`} {
+			f.sessionBased(alice, s, spec.MethodRead, params).is(t, params, 200, -32602)
+		}
+	})
+	t.Run("AUT-04_access", func(t *testing.T) {
+		f.publish("event://tenant/acme/alarm", `{}`)
+		f.publish("event://tenant/other/alarm", `{}`)
+		equal(t, "events that acme reads", len(f.latest(acme, "event://tenant/acme/alarm")), 1)
+		for key, uri := range map[string]string{alice: "event://tenant/acme/alarm", acme: "event://tenant/other/alarm", billing: "event://tenant"} {
+			f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`).is(t, key+" reads "+uri, 200, method.CodeForbidden)
+		}
+	})
+	t.Run("AUT-05_another_workspace", func(t *testing.T) {
+		equal(t, "events of another workspace", len(f.latest(foreign, "event://ci/build-finished")), 0)
+	})
+	t.Run("EVS-12_a_subscription", func(t *testing.T) {
+		uri := f.registerOne(alice, deploy, "https://a.example/hook")
+		var got struct {
+			URI, TargetURI, State string
+			EventURIs             []string
+			DeliveryStatus        struct {
+				Active    bool
+				LastError *string
+			}
+		}
+		f.readText(alice, uri, &got)
+		if got.URI != uri || got.TargetURI != "https://a.example/hook" || got.EventURIs[0] != deploy || got.State != string(subscription.Active) ||
+			!got.DeliveryStatus.Active || got.DeliveryStatus.LastError != nil {
+			t.Errorf("got %+v, want the active subscription %s of %s without an error", got, uri, deploy)
+		}
+		for _, key := range []string{bob, foreign} {
+			f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`).is(t, key, 400, -32602, "resource not found")
+		}
+	})
+}
+
+const completable = `
+events:
+  - name: deploy.finished
+    uriTemplate: event://deploy/{stage}/{service}/finished
+    paramsSchema: {type: object, properties: {stage: {enum: [staging, production, preproduction]}}}
+  - name: tenant.alarm
+    uriTemplate: event://tenant/{org}/{kind}
+    access: {claims: {org: org}}
+  - name: billing.paid
+    uriTemplate: event://billing/{plan}
+    access: {scopes: [billing]}
+`
+
+const deployTemplate = "event://deploy/{stage}/{service}/finished"
+
+func ref(uri, name, value string) string {
+	return fmt.Sprintf(`"ref":{"type":"ref/resource","uri":%q},"argument":{"name":%q,"value":%q}`, uri, name, value)
+}
+
+func TestComplete(t *testing.T) {
+	f := newFixture(t, nil)
+	f.catalogs.Replace(mustParse(t, completable))
+	for _, uri := range []string{
+		"event://deploy/staging/web/finished", "event://deploy/production/web/finished", "event://deploy/production/worker/finished",
+		"event://deploy/production/a%20b/finished", "event://tenant/acme/fire", "event://tenant/other/flood", "event://billing/gold",
+	} {
+		f.publish(uri, `{}`)
+	}
+	f.publishIn("elsewhere", "event://deploy/staging/secret/finished", `{}`)
+	for name, tc := range map[string]struct {
+		key, params string
+		want        []string
+	}{
+		"all that the schema lists":              {alice, ref(deployTemplate, "stage", ""), []string{"staging", "production", "preproduction"}},
+		"what begins with it before the rest":    {alice, ref(deployTemplate, "stage", "PRO"), []string{"production", "preproduction"}},
+		"nothing fits":                           {alice, ref(deployTemplate, "stage", "x"), []string{}},
+		"what events had, for the known context": {alice, ref(deployTemplate, "service", "w") + `,"context":{"arguments":{"stage":"production"}}`, []string{"web", "worker"}},
+		"another context":                        {alice, ref(deployTemplate, "service", "") + `,"context":{"arguments":{"stage":"staging"}}`, []string{"web"}},
+		"without context":                        {alice, ref(deployTemplate, "service", ""), []string{"a b", "web", "worker"}},
+		"a context that is not known":            {alice, ref(deployTemplate, "service", "") + `,"context":{"arguments":{"stage":"../x"}}`, []string{}},
+		"only what the caller's claim allows":    {acme, ref("event://tenant/{org}/{kind}", "org", ""), []string{"acme"}},
+		"and what of it happened":                {acme, ref("event://tenant/{org}/{kind}", "kind", ""), []string{"fire"}},
+		"a scope that the caller has":            {billing, ref("event://billing/{plan}", "plan", ""), []string{"gold"}},
+	} {
+		t.Run("SES-05_"+strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+			session := f.session(tc.key, spec.V20251125)
+			for _, in := range []string{"", session} {
+				got := f.complete(tc.key, in, tc.params)
+				if !slices.Equal(got.Values, tc.want) || got.Total != len(tc.want) || got.HasMore || got.Values == nil {
+					t.Errorf("got %+v, want all of %q", got, tc.want)
+				}
+			}
+		})
+	}
+	for name, tc := range map[string]struct{ key, params string }{
+		"no ref":                            {alice, `"argument":{"name":"stage","value":""}`},
+		"a prompt":                          {alice, `"ref":{"type":"ref/prompt","name":"x"},"argument":{"name":"stage","value":""}`},
+		"a template that is not there":      {alice, ref("event://no/{such}", "such", "")},
+		"a template that is not the caller": {alice, ref("event://billing/{plan}", "plan", "")},
+		"a URI that is filled in":           {alice, ref("event://deploy/staging/web/finished", "stage", "")},
+		"another variable":                  {alice, ref(deployTemplate, "no", "")},
+		"no argument":                       {alice, `"ref":{"type":"ref/resource","uri":"` + deployTemplate + `"}`},
+		"a value that is no text":           {alice, `"ref":{"type":"ref/resource","uri":"` + deployTemplate + `"},"argument":{"name":"stage","value":7}`},
+		"a context that is no text":         {alice, ref(deployTemplate, "stage", "") + `,"context":{"arguments":{"service":[]}}`},
+	} {
+		t.Run("SES-05_refuses_"+strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+			f.stateless(tc.key, spec.MethodComplete, tc.params).is(t, tc.params, 400, -32602)
+		})
+	}
+	t.Run("SES-05_at_most_100_values", func(t *testing.T) {
+		for i := range 120 {
+			f.publish(fmt.Sprintf("event://deploy/staging/s%03d/finished", i), `{}`)
+		}
+		if c := f.complete(alice, "", ref(deployTemplate, "service", "s")); len(c.Values) != 100 || c.Total != 120 || !c.HasMore {
+			t.Errorf("got %d values of %d, more: %v, want 100 of 120 and more", len(c.Values), c.Total, c.HasMore)
+		}
+	})
+}
+
+func TestSetLevel(t *testing.T) {
+	setLevel := func(f *fixture, s, level string) {
+		t.Helper()
+		equal(t, level, f.sessionBased(alice, s, spec.MethodSetLevel, `"level":"`+level+`"`).Body, `{"jsonrpc":"2.0","id":1,"result":{}}`)
+	}
+	// tells removes event://ci/build-finished from the catalog, announces that twice, and returns the log messages on the stream.
+	tells := func(t *testing.T, f *fixture, g *open) (warnings []json.RawMessage) {
+		t.Helper()
+		f.catalogs.Replace(mustParse(t, "events:\n  - {name: ci.deploy, uri: event://ci/deploy}\n"))
+		for range 2 {
+			f.announceCatalog()
+			f.publish(deploy, `{}`)
+			for updated, changed := false, false; !updated || !changed; { // topics and events have no common order
+				switch m := g.next(); m.Method {
+				case spec.NoteUpdated:
+					updated = true
+				case spec.NoteResourcesChange:
+					changed = true
+				case spec.NoteMessage:
+					var raw struct{ Params json.RawMessage }
+					must(t, json.Unmarshal(m.sse.Data, &raw))
+					warnings = append(warnings, raw.Params)
+				}
+			}
+		}
+		return warnings
+	}
+	for level, want := range map[string]int{"": 0, "debug": 1, "warning": 1, "error": 0} {
+		run(t, "SES-05_what_is_told_at_level_"+level, nil, func(t *testing.T, f *fixture) {
+			s := f.session(alice, spec.V20251125)
+			f.subscribe(alice, s, "event://ci/build-finished", deploy)
+			if level != "" {
+				setLevel(f.instance(), s, "alert")
+				setLevel(f.instance(), s, level)
+			}
+			g := f.stream(alice, s, "")
+			g.event()
+			got := tells(t, f, g)
+			if len(got) != want {
+				t.Fatalf("got %d messages, want %d: %s", len(got), want, got)
+			}
+			for _, m := range got {
+				sameJSON(t, m, `{"level":"warning","logger":"mcp-events","data":{"uri":"event://ci/build-finished","message":"the catalog no longer has this URI for you, so it brings no further events"}}`)
+			}
+		})
+	}
+	run(t, "SES-05_an_open_stream_follows_the_level", nil, func(t *testing.T, f *fixture) {
+		s := f.session(alice, spec.V20250326)
+		f.subscribe(alice, s, "event://ci/build-finished", deploy)
+		g := f.stream(alice, s, "")
+		setLevel(f, s, "info")
+		f.subscribe(alice, s, "event://chat/typing") // what the stream does next, after the level
+		f.waitTargets(3)
+		equal(t, "messages", len(tells(t, f, g)), 2)
+	})
+	run(t, "SES-05_levels_that_there_are_not", nil, func(t *testing.T, f *fixture) {
+		s := f.session(alice, spec.V20250618)
+		for _, params := range []string{``, `"level":"loud"`, `"level":"INFO"`, `"level":3`} {
+			f.sessionBased(alice, s, spec.MethodSetLevel, params).is(t, params, 200, -32602)
+		}
+		for level, want := range map[string][2]int{`"info"`: {200, 0}, `"loud"`: {400, -32602}, `7`: {400, -32602}} {
+			body := strings.Replace(statelessBody("1", spec.MethodDiscover, ""), `"_meta":{`, `"_meta":{"`+spec.MetaLogLevel+`":`+level+`,`, 1)
+			f.do("POST", alice, body, statelessHeaders(spec.MethodDiscover, "")...).is(t, "2026-07-28, "+level, want[0], want[1])
+		}
+	})
+}
+
+// completion is the result of a completion.
+type completion struct {
+	Values  []string
+	Total   int
+	HasMore bool
+}
+
+func (f *fixture) complete(key, session, params string) completion {
+	f.t.Helper()
+	var got struct{ Completion completion }
+	f.in(key, session, spec.MethodComplete, params).result(f.t, &got)
+	return got.Completion
 }

@@ -8,183 +8,88 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-
-	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
-	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// pushed are the params of a notification of events/stream.
-type pushed struct {
-	at     time.Time // in a bubble
-	Method string
-	Params struct {
-		EventID, Name, Timestamp string
-		Data                     json.RawMessage
-		Cursor                   string
-		Truncated                *bool
-		Error                    *struct {
-			Code    int
-			Message string
-			Data    json.RawMessage
-		}
-		Meta map[string]json.RawMessage `json:"_meta"`
-	}
-}
-
-func (o *open) pushed() pushed {
-	o.t.Helper()
-	var p pushed
-	must(o.t, json.Unmarshal(o.event().Data, &p))
-	return p
-}
-
 // push opens an events/stream and reads its first message.
-func (f *fixture) push(key, id, name, arguments, cursor string) (*open, pushed) {
+func (f *fixture) push(key, id, name, arguments, cursor string) (*open, frame) {
 	f.t.Helper()
 	o := f.open(f.request("POST", key, statelessBody(id, spec.MethodEventsStream, pollParams(name, arguments, cursor)), statelessHeaders(spec.MethodEventsStream, "")...))
-	first := o.pushed()
+	first := o.next()
 	if o.status != 200 || first.Method != spec.NoteEventsActive || first.Params.Cursor == "" || first.Params.Truncated == nil {
-		f.t.Fatalf("EVX-06: %d %+v", o.status, first)
+		f.t.Fatalf("EVX-06: got status %d, %+v, want 200 and %s with its members", o.status, first, spec.NoteEventsActive)
 	}
 	return o, first
 }
 
 func TestPush(t *testing.T) {
-	t.Run("EVX-06_active_events_and_the_id_on_each", func(t *testing.T) {
-		f := newFixture(t, nil)
-		for _, id := range []string{`1`, `"1"`, `9007199254740993`, `"a\"b\u0041"`} {
-			o, first := f.push(alice, id, "ci.deploy", `{}`, "")
-			if *first.Params.Truncated {
-				t.Errorf("truncated: %+v", first)
-			}
-			members := map[string]int{spec.NoteEventsActive: 1, spec.NoteEventsEvent: 3}
-			frames := []pushed{first}
-			for i := range 3 {
-				ev := f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d}`, i))
-				p := o.pushed()
-				if p.Method != spec.NoteEventsEvent || p.Params.EventID != ev.ID || p.Params.Name != "ci.deploy" || p.Params.Cursor == "" ||
-					string(p.Params.Data) != fmt.Sprintf(`{"n":%d}`, i) || p.Params.Timestamp != ev.Timestamp() {
-					t.Errorf("EVX-04: got %+v", p)
-				}
-				frames = append(frames, p)
-			}
-			for _, p := range frames {
-				if got := string(p.Params.Meta[spec.MetaSubscription]); got != id || len(p.Params.Meta) != members[p.Method] {
-					t.Errorf("%s: _meta is %v, want the id %s", p.Method, p.Params.Meta, id)
-				}
-			}
-			o.cancel()
-		}
-	})
-	t.Run("EVX-24_each_event_says_which_thing_it_is_about", func(t *testing.T) {
-		f := newFixture(t, nil)
+	run(t, "EVX-24_each_event_says_which_thing_it_is_about", nil, func(t *testing.T, f *fixture) {
 		o, _ := f.push(alice, "1", "github.push", `{"owner":"acme"}`, "")
 		f.publish("event://github/acme/a%20b/push", `{"n":1}`)
-		isAbout(t, o.pushed().Params.Meta, `"event://github/acme/a%20b/push"`, `{"owner":"acme","repo":"a b"}`)
+		isAbout(t, o.next().Params.Meta, `"event://github/acme/a%20b/push"`, `{"owner":"acme","repo":"a b"}`)
 		fixed, _ := f.push(alice, "2", "ci.deploy", `{}`, "")
 		f.publish("event://ci/deploy", `{"n":2}`)
-		isAbout(t, fixed.pushed().Params.Meta, `"event://ci/deploy"`, `{}`)
+		isAbout(t, fixed.next().Params.Meta, `"event://ci/deploy"`, `{}`)
 	})
-	t.Run("EVX-06_the_server's_end_is_a_result_with_the_id", func(t *testing.T) {
-		f := newFixture(t, nil)
-		o, _ := f.push(alice, `"x"`, "ci.deploy", `{}`, "")
-		must(t, f.endpoint.Close(t.Context()))
-		m := o.next()
-		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[spec.MetaSubscription]) != `"x"` || m.Result.Meta[spec.MetaCursor] != nil {
-			t.Errorf("got %s", m.sse.Data)
-		}
-		o.end()
-	})
-	t.Run("EVX-06_many_streams_of_a_client_one_subscription_each", func(t *testing.T) {
-		f := newFixture(t, nil)
+	run(t, "EVX-06_many_streams_of_a_client_one_subscription_each", nil, func(t *testing.T, f *fixture) {
 		a, _ := f.push(alice, "1", "ci.deploy", `{}`, "")
 		b, _ := f.push(alice, "2", "github.push", `{"owner":"acme"}`, "")
 		f.publish("event://github/other/web/push", `{"n":0}`)
 		f.publish("event://ci/deploy", `{"n":1}`)
 		f.publish("event://github/acme/web/push", `{"n":2}`)
-		if p := a.pushed(); string(p.Params.Data) != `{"n":1}` {
-			t.Errorf("got %+v", p)
-		}
+		a.brings(deploy + ` {"n":1}`)
 		a.cancel()
-		for i, want := range []string{`{"n":2}`, `{"n":3}`} {
-			if i == 1 { // events of two URIs have no order
-				f.publish("event://github/acme/api/push", want)
-			}
-			if p := b.pushed(); string(p.Params.Data) != want || string(p.Params.Meta[spec.MetaSubscription]) != "2" {
-				t.Errorf("got %+v", p)
-			}
-		}
+		b.brings(`event://github/acme/web/push {"n":2}`)
+		f.publish("event://github/acme/api/push", `{"n":3}`)
+		m := b.brings(`event://github/acme/api/push {"n":3}`)
+		equal(t, "the subscription id", string(m.Params.Meta[spec.MetaSubscription]), "2")
 	})
-	t.Run("EVX-07_resumes_in_any_mode_at_any_instance", func(t *testing.T) {
-		f := newFixture(t, nil)
+	run(t, "EVX-07_resumes_in_any_mode_at_any_instance", nil, func(t *testing.T, f *fixture) {
 		for _, args := range []string{`{"owner":"acme","repo":"web"}`, `{"owner":"acme"}`} {
-			at, n, cursor := f, 0, ""
-			publish := func() { f.publish("event://github/acme/web/push", fmt.Sprintf(`{"n":%d}`, n)); n++ }
-			expect := func(got string, i int) {
+			at, read := f, 0
+			expect := func(data json.RawMessage) {
 				t.Helper()
-				if got != fmt.Sprintf(`{"n":%d}`, i) {
-					t.Errorf("%s: got %s, want number %d", args, got, i)
-				}
+				equal(t, args, string(data), fmt.Sprintf(`{"n":%d}`, read))
+				read++
 			}
-			read := 0
-			cursor = f.poll(alice, "github.push", args, "", "").Cursor
-			for range 3 {
-				for range 4 {
-					publish()
+			cursor := f.poll(alice, "github.push", args, "", "").Cursor
+			for round := range 3 {
+				for i := range 4 {
+					f.publish("event://github/acme/web/push", fmt.Sprintf(`{"n":%d}`, 4*round+i))
 				}
 				at = at.instance()
 				o, first := at.push(alice, "1", "github.push", args, cursor)
-				if *first.Params.Truncated {
-					t.Errorf("%s: a gap", args)
-				}
+				equal(t, args+": truncated", *first.Params.Truncated, false)
 				for range 2 { // and two stay unread
-					p := o.pushed()
-					expect(string(p.Params.Data), read)
-					cursor = p.Params.Cursor
-					read++
+					m := o.next()
+					expect(m.Params.Data)
+					cursor = m.Params.Cursor
 				}
 				o.cancel()
 				at = at.instance()
 				p := at.poll(alice, "github.push", args, cursor, `,"maxEvents":1`)
-				expect(string(p.Events[0].Data), read)
-				read++
-				cursor = p.Cursor
+				expect(p.Events[0].Data)
 				var made struct{ Cursor string }
-				at.stateless(alice, spec.MethodEventsSub, `"name":"github.push","arguments":`+args+`,"cursor":"`+cursor+`",`+callback).result(t, &made)
-				if made.Cursor == "" {
-					t.Fatal("no cursor of a webhook")
-				}
+				at.stateless(alice, spec.MethodEventsSub, `"name":"github.push","arguments":`+args+`,"cursor":"`+p.Cursor+`",`+callback).result(t, &made)
 				p = at.poll(alice, "github.push", args, made.Cursor, "")
-				expect(string(p.Events[len(p.Events)-1].Data), read)
-				read++
+				expect(p.Events[len(p.Events)-1].Data)
 				cursor = p.Cursor
 			}
 		}
 	})
-	t.Run("EVX-07_too_old_is_truncated_in_active", func(t *testing.T) {
-		f := newFixture(t, nil)
+	run(t, "EVX-07_older_than_maxAgeMs_is_truncated_in_active", nil, func(t *testing.T, f *fixture) {
 		old := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
-		short := f.instance()
-		short.log.Retention = time.Nanosecond
-		_, first := short.push(alice, "1", "ci.deploy", `{}`, old)
-		if !*first.Params.Truncated || first.Params.Cursor == old {
-			t.Errorf("got %+v", first)
-		}
-		late := f.instance()
-		late.log.Now = func() time.Time { return time.Now().Add(time.Hour) }
-		o := late.open(late.statelessRequest(alice, spec.MethodEventsStream, pollParams("ci.deploy", `{}`, old)+`,"maxAgeMs":60000`))
-		if first = o.pushed(); !*first.Params.Truncated {
-			t.Errorf("older than maxAgeMs: %+v", first)
-		}
+		f.log.Now = func() time.Time { return time.Now().Add(time.Hour) }
+		f.open(f.statelessRequest(alice, spec.MethodEventsStream, pollParams("ci.deploy", `{}`, old)+`,"maxAgeMs":60000`)).brings("gap")
 	})
 	t.Run("EVX-17_what_ends_a_subscription_is_said_and_additions_end_nothing", func(t *testing.T) {
 		const had = "description: Something was deployed.\n    payloadSchema: {type: object}"
@@ -202,35 +107,27 @@ func TestPush(t *testing.T) {
 		} {
 			f := newFixture(t, nil)
 			o, _ := f.push(alice, "7", "ci.deploy", `{}`, "")
-			f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, tc.from, tc.to, 1)))
-			must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+			f.changeCatalog(tc.from, tc.to)
+			f.announceCatalog()
 			if tc.code == 0 {
-				f.publish("event://ci/deploy", `{"n":1}`)
-				if p := o.pushed(); p.Method != spec.NoteEventsEvent { // nor is there a list_changed: EVX-18
-					t.Errorf("%s: got %+v", tc.name, p)
-				}
-				o.cancel()
+				f.publish(deploy, `{"n":1}`)
+				o.brings(deploy + ` {"n":1}`) // nor is there a list_changed: EVX-18
 				continue
 			}
-			p := o.pushed()
-			if p.Method != spec.NoteEventsTerminated || p.Params.Error == nil || p.Params.Error.Code != tc.code || string(p.Params.Meta[spec.MetaSubscription]) != "7" {
-				t.Fatalf("%s: got %+v", tc.name, p)
+			p := o.brings(spec.NoteEventsTerminated)
+			if p.Params.Error == nil || p.Params.Error.Code != tc.code || string(p.Params.Meta[spec.MetaSubscription]) != "7" {
+				t.Fatalf("%s: got %s, want the error %d and the id 7", tc.name, p.sse.Data, tc.code)
 			}
 			sameJSON(t, p.Params.Error.Data, tc.data)
-			if m := o.next(); m.Result.ResultType != "complete" || string(m.ID) != "7" {
-				t.Errorf("%s: then %s", tc.name, m.sse.Data)
-			}
+			equal(t, tc.name+": the id", string(o.brings("complete").ID), "7")
 			o.end()
 		}
 	})
-	t.Run("EVX-17_the_change_is_seen_with_the_next_event_too", func(t *testing.T) {
-		f := newFixture(t, nil)
+	run(t, "EVX-17_the_change_is_seen_with_the_next_event_too", nil, func(t *testing.T, f *fixture) {
 		o, _ := f.push(alice, "1", "ci.deploy", `{}`, "")
-		f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, "payloadSchema: {type: object}", "payloadSchema: {type: object, required: [n]}", 1)))
-		f.publish("event://ci/deploy", `{"n":1}`)
-		if p := o.pushed(); p.Method != spec.NoteEventsTerminated {
-			t.Errorf("got %+v", p)
-		}
+		f.changeCatalog("payloadSchema: {type: object}", "payloadSchema: {type: object, required: [n]}")
+		f.publish(deploy, `{"n":1}`)
+		o.brings(spec.NoteEventsTerminated)
 	})
 	t.Run("EVX-06_who_does_not_read_is_ended_and_can_come_back", func(t *testing.T) {
 		f := newEndpoint(t, func(o *Options) { o.WriteTimeout = time.Second })
@@ -253,11 +150,11 @@ func TestPush(t *testing.T) {
 		}
 		slow, first := f.push(alice, "1", "ci.deploy", `{}`, "")
 		fast, _ := f.push(bob, "1", "ci.deploy", `{}`, "")
-		slow.stop() // reads no more
+		close(slow.hold) // reads no more
 		const n = 10
 		for i := range n {
 			f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d,"x":"%s"}`, i, strings.Repeat("x", 200<<10)))
-			if p := fast.pushed(); !strings.HasPrefix(string(p.Params.Data), fmt.Sprintf(`{"n":%d,`, i)) {
+			if p := fast.next(); !strings.HasPrefix(string(p.Params.Data), fmt.Sprintf(`{"n":%d,`, i)) {
 				t.Fatalf("the other got %.60s, want number %d", p.Params.Data, i)
 			}
 		}
@@ -278,7 +175,7 @@ func TestPush(t *testing.T) {
 
 // TestPushClock shows heartbeats, and what is tried again.
 func TestPushClock(t *testing.T) {
-	serve := func(t *testing.T, change func(*Options), params string, during func(b *bubbled)) (out []pushed) {
+	serve := func(t *testing.T, change func(*Options), params string, during func(b *bubbled)) (out []frame) {
 		t.Helper()
 		inBubble(t, inMemory, change, func(f *fixture) *http.Request {
 			return f.statelessRequest(alice, spec.MethodEventsStream, params)
@@ -286,12 +183,7 @@ func TestPushClock(t *testing.T) {
 			during(b)
 			b.cancel()
 			<-b.done
-			at := b.times()
-			for i, m := range frames(t, b.text()) {
-				p := pushed{at: at[i]}
-				must(b.f.t, json.Unmarshal(m.sse.Data, &p))
-				out = append(out, p)
-			}
+			out = b.frames(t)
 		})
 		return out
 	}
@@ -355,10 +247,8 @@ func TestPushClock(t *testing.T) {
 			}, func(b *bubbled) {
 				time.Sleep(time.Second)
 				cursors := map[string]bool{}
-				for _, m := range frames(t, b.text()) {
-					var p pushed
-					must(t, json.Unmarshal(m.sse.Data, &p))
-					cursors[p.Params.Cursor] = true
+				for _, m := range b.frames(t) {
+					cursors[m.Params.Cursor] = true
 				}
 				if n := len(cursors); n < 4 {
 					t.Errorf("within a second the client got %d cursors, want one after each 1,000 of 3,000 events", n)
@@ -407,24 +297,6 @@ func TestPushClock(t *testing.T) {
 	})
 }
 
-// revocable is an authenticator that changes its mind.
-type revocable struct {
-	auth.Authenticator
-	mind atomic.Pointer[func() (auth.Principal, error)]
-}
-
-func (r *revocable) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
-	if says := r.mind.Load(); says != nil {
-		return (*says)()
-	}
-	return r.Authenticator.Authenticate(ctx, h)
-}
-
-func (r *revocable) say(p auth.Principal, err error) {
-	says := func() (auth.Principal, error) { return p, err }
-	r.mind.Store(&says)
-}
-
 // numbers are an error's, by the set of [codeSets].
 type numbers map[string]int
 
@@ -470,19 +342,21 @@ func TestWhatCannotBeFollowed(t *testing.T) {
 		} {
 			t.Run(tc.name+", "+set, func(t *testing.T) {
 				for _, m := range methods {
-					if r := f.stateless(tc.key, m.method, tc.params+m.more); r.code(t) != tc.code[set] || !strings.Contains(r.Body, tc.says) {
-						t.Errorf("%s: %d %s", m.method, r.Status, r.Body)
+					r := f.stateless(tc.key, m.method, tc.params+m.more)
+					r.fails(t, m.method, tc.code[set], "")
+					if !strings.Contains(r.Body, tc.says) {
+						t.Errorf("%s: got %s, want %s in it", m.method, r.Body, tc.says)
 					}
 				}
 			})
 		}
 		t.Run("EVX-02 EVX-16 by another mode only, "+set, func(t *testing.T) {
 			for _, m := range methods {
-				got := f.stateless(alice, m.method, `"name":"`+m.not+`"`+m.more).rpc(t)
-				if got.Error == nil || got.Error.Code != unsupported[set] || !strings.HasPrefix(got.Error.Message, "Unsupported") {
-					t.Fatalf("%s: %+v", m.method, got.Error)
+				r := f.stateless(alice, m.method, `"name":"`+m.not+`"`+m.more)
+				r.fails(t, m.method, unsupported[set], `{"feature":"deliveryMode","value":"`+m.mode+`"}`)
+				if !strings.HasPrefix(r.rpc(t).Error.Message, "Unsupported") {
+					t.Errorf("%s: got %s, want a message that begins with Unsupported", m.method, r.Body)
 				}
-				sameJSON(t, got.Error.Data, `{"feature":"deliveryMode","value":"`+m.mode+`"}`)
 			}
 		})
 	}
@@ -493,8 +367,252 @@ func TestMaxEvents(t *testing.T) {
 	for maxEvents, code := range map[string]int{
 		"0": -32602, "-1": -32602, "1.5": -32602, `"5"`: -32602, "[]": -32602, "1e999": -32602, "1": 0, "1e1": 0, "500": 0, "1000000000000": 0,
 	} {
-		if r := f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != code {
-			t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
-		}
+		equal(t, "EVX-05: the code of maxEvents "+maxEvents, f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents).code(t), code)
 	}
+}
+
+// polled is the result of events/poll.
+type polled struct {
+	ResultType string
+	Events     []struct {
+		EventID, Name, Timestamp string
+		Data                     json.RawMessage
+		Cursor                   json.RawMessage
+		Meta                     map[string]json.RawMessage `json:"_meta"`
+	}
+	Cursor     string
+	Truncated  *bool
+	HasMore    *bool
+	NextPollMs *int64
+}
+
+func (p *polled) data() (out []string) {
+	for _, e := range p.Events {
+		out = append(out, string(e.Data))
+	}
+	return out
+}
+
+// poll calls events/poll; more are further members of params, with a comma in front.
+func (f *fixture) poll(key, name, arguments, cursor, more string) polled {
+	f.t.Helper()
+	var p polled
+	f.stateless(key, spec.MethodEventsPoll, pollParams(name, arguments, cursor)+more).result(f.t, &p)
+	if p.ResultType != "complete" || p.Cursor == "" || p.Truncated == nil || p.HasMore == nil || p.NextPollMs == nil {
+		f.t.Fatalf("EVX-05 EVX-18: a member is missing: %+v", p)
+	}
+	return p
+}
+
+func pollParams(name, arguments, cursor string) string {
+	if cursor == "" {
+		cursor = "null"
+	} else {
+		cursor = `"` + cursor + `"`
+	}
+	return `"name":"` + name + `","arguments":` + arguments + `,"cursor":` + cursor
+}
+
+// isAbout checks what the _meta of an EventOccurrence says of the event.
+func isAbout(t *testing.T, meta map[string]json.RawMessage, uri, arguments string) {
+	t.Helper()
+	equal(t, "the uri in _meta", string(meta[match.MetaURI]), uri)
+	equal(t, "the arguments in _meta", string(meta[match.MetaArguments]), arguments)
+}
+
+func TestPoll(t *testing.T) {
+	run(t, "EVX-05_null_bootstraps_and_brings_no_history", nil, func(t *testing.T, f *fixture) {
+		f.publish("event://ci/deploy", `{"n":1}`)
+		first := f.poll(alice, "ci.deploy", `{}`, "", "")
+		if len(first.Events) != 0 || *first.Truncated || *first.HasMore {
+			t.Errorf("got %+v", first)
+		}
+		var absent polled // EVX-04: an absent member is null
+		f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &absent)
+		ev := f.publish("event://ci/deploy", `{"n":2}`)
+		for _, cursor := range []string{first.Cursor, absent.Cursor} {
+			p := f.poll(alice, "ci.deploy", `null`, cursor, `,"maxAgeMs":null,"maxEvents":null`)
+			if len(p.Events) != 1 || p.Events[0].EventID != ev.ID || p.Events[0].Name != "ci.deploy" ||
+				string(p.Events[0].Data) != `{"n":2}` || p.Events[0].Timestamp != ev.Timestamp() || p.Events[0].Cursor != nil {
+				t.Errorf("EVX-04: got %+v", p)
+			}
+			equal(t, "events of the next poll", len(f.poll(alice, "ci.deploy", `{}`, p.Cursor, "").Events), 0)
+		}
+	})
+	run(t, "EVX-24_each_event_says_which_thing_it_is_about", nil, func(t *testing.T, f *fixture) {
+		cursor := f.poll(alice, "github.push", `{"owner":"acme"}`, "", "").Cursor
+		f.publish("event://github/acme/a%20b/push", `{"n":1}`)
+		f.publish("event://github/acme/web/push", `{"n":2}`)
+		p := f.poll(alice, "github.push", `{"owner":"acme"}`, cursor, "")
+		if len(p.Events) != 2 {
+			t.Fatalf("got %d events, want 2", len(p.Events))
+		}
+		isAbout(t, p.Events[0].Meta, `"event://github/acme/a%20b/push"`, `{"owner":"acme","repo":"a b"}`)
+		isAbout(t, p.Events[1].Meta, `"event://github/acme/web/push"`, `{"owner":"acme","repo":"web"}`)
+	})
+	run(t, "EVX-05_pages", nil, func(t *testing.T, f *fixture) {
+		concrete := f.poll(alice, "github.push", `{"owner":"acme","repo":"web"}`, "", "")
+		open := f.poll(alice, "github.push", `{}`, "", "")
+		var want []string
+		for i := range 25 {
+			want = append(want, fmt.Sprintf(`{"n":%d}`, i))
+			f.publish("event://github/acme/web/push", want[i])
+		}
+		for args, cursor := range map[string]string{`{"owner":"acme","repo":"web"}`: concrete.Cursor, `{}`: open.Cursor} {
+			var got []string
+			for {
+				p := f.poll(alice, "github.push", args, cursor, `,"maxEvents":10`)
+				got = append(got, p.data()...)
+				cursor = p.Cursor
+				equal(t, fmt.Sprintf("%s: hasMore after %d", args, len(got)), *p.HasMore, len(got) < 25)
+				if !*p.HasMore {
+					break
+				}
+			}
+			equal(t, args, got, want)
+		}
+	})
+	run(t, "EVX-05_a_page_is_bounded_by_bytes", nil, func(t *testing.T, f *fixture) {
+		cursor := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
+		large := `{"x":"` + strings.Repeat("x", 200<<10) + `"}`
+		for range 8 {
+			f.publish("event://ci/deploy", large)
+		}
+		p := f.poll(alice, "ci.deploy", `{}`, cursor, "")
+		if n := len(p.Events); n != 5 || !*p.HasMore {
+			t.Errorf("%d events, hasMore %v", n, *p.HasMore)
+		}
+		if p = f.poll(alice, "ci.deploy", `{}`, p.Cursor, ""); len(p.Events) != 3 || *p.HasMore {
+			t.Errorf("then %d events, hasMore %v", len(p.Events), *p.HasMore)
+		}
+	})
+	run(t, "EVX-07_too_old_is_truncated_with_a_fresh_cursor", nil, func(t *testing.T, f *fixture) {
+		old := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
+		f.log.Now = func() time.Time { return time.Now().Add(time.Hour) }
+		truncated := func(what, cursor, more string, want bool) (next string) {
+			t.Helper()
+			p := f.poll(alice, "ci.deploy", `{}`, cursor, more)
+			if *p.Truncated != want || len(p.Events) != 0 || want && p.Cursor == cursor {
+				t.Errorf("%s: got %+v, want truncated %v, no events, and a fresh cursor if truncated", what, p, want)
+			}
+			return p.Cursor
+		}
+		fresh := truncated("older than maxAgeMs", old, `,"maxAgeMs":60000`, true)
+		truncated("the fresh one", fresh, `,"maxAgeMs":60000`, false)
+		truncated("within the retention", old, "", false)
+		truncated("without a cursor maxAgeMs means nothing", "", `,"maxAgeMs":0`, false)
+		f.log.Retention = time.Minute
+		truncated("older than the retention", old, "", true)
+	})
+	run(t, "SUB-08_EVX-07_a_forged_or_foreign_cursor_is_refused_wherever_one_is_taken", nil, func(t *testing.T, f *fixture) {
+		theirs := f.poll(foreign, "ci.deploy", `{}`, "", "").Cursor
+		own := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
+		for _, cursor := range []string{`"x"`, `7`, `""`, `{}`, `"` + theirs + `"`, `"` + strings.ToUpper(own) + `"`, `"` + strings.Repeat("A", 5000) + `"`} {
+			listen := strings.Replace(statelessBody("1", spec.MethodListen, `"notifications":{}`), `"_meta":{`, `"_meta":{"`+spec.MetaCursor+`":`+cursor+`,`, 1)
+			for method, r := range map[string]reply{
+				spec.MethodEventsPoll:   f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy","cursor":`+cursor),
+				spec.MethodEventsStream: f.stateless(alice, spec.MethodEventsStream, `"name":"ci.deploy","cursor":`+cursor),
+				spec.MethodEventsSub:    f.stateless(alice, spec.MethodEventsSub, `"name":"ci.deploy",`+callback+`,"cursor":`+cursor),
+				spec.MethodListen:       f.do("POST", alice, listen, statelessHeaders(spec.MethodListen, "")...),
+			} {
+				if method == spec.MethodEventsSub && cursor == `""` {
+					continue // where an empty one is none
+				}
+				r.is(t, method+" with the cursor "+cursor, 400, -32602)
+			}
+		}
+	})
+	run(t, "EVX-05_comes_later_the_longer_it_was_quiet", func(o *Options) { o.PollMin, o.PollMax = 2*time.Second, 20*time.Second }, func(t *testing.T, f *fixture) {
+		now := time.Now().Add(-5 * time.Minute) // the store stamps with its own clock
+		f.log.Now = func() time.Time { return now }
+		cursor := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
+		var got []int64
+		for range 6 {
+			p := f.poll(alice, "ci.deploy", `{}`, cursor, "")
+			got = append(got, *p.NextPollMs)
+			now, cursor = now.Add(20*time.Second), p.Cursor
+		}
+		equal(t, "nextPollMs", got, []int64{2000, 5000, 10000, 15000, 20000, 20000})
+		f.publish("event://ci/deploy", `{}`)
+		now = now.Add(time.Second)
+		if p := f.poll(alice, "ci.deploy", `{}`, cursor, ""); *p.NextPollMs != 2000 || len(p.Events) != 1 {
+			t.Errorf("after traffic: %+v", p)
+		}
+	})
+	run(t, "EVX-05_in_a_session_too", nil, func(t *testing.T, f *fixture) {
+		for _, v := range []spec.Version{spec.V20250326, spec.V20250618, spec.V20251125} {
+			s := f.session(alice, v)
+			var p polled
+			f.sessionBased(alice, s, spec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &p)
+			f.publish("event://ci/deploy", `{"n":1}`)
+			f.sessionBased(alice, s, spec.MethodEventsPoll, pollParams("ci.deploy", `{}`, p.Cursor)).result(t, &p)
+			if len(p.Events) != 1 || p.ResultType != "" {
+				t.Errorf("%s: %+v", v, p)
+			}
+			f.sessionBased(alice, s, spec.MethodEventsStream, `"name":"ci.deploy"`).is(t, "EVX-06: events/stream", 200, -32601)
+		}
+	})
+	run(t, "EVX-17_access_is_checked_each_time", nil, func(t *testing.T, f *fixture) {
+		cursor := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
+		poll := func() reply { return f.stateless(alice, spec.MethodEventsPoll, pollParams("ci.deploy", `{}`, cursor)) }
+		f.catalogs.Replace(mustParse(t, withoutDeploy))
+		poll().is(t, "without access", http.StatusForbidden, -32012)
+		f.changeCatalog("name: ci.deploy", "name: ci.rollout")
+		poll().fails(t, "removed", -32011, `{"kind":"event"}`)
+	})
+}
+
+// FuzzFollow sends any params to events/poll and events/stream: they are answered in
+// form, never with an internal error, and a stream that opens says so first.
+func FuzzFollow(f *testing.F) {
+	for _, seed := range []string{
+		`{"name":"ci.deploy"}`,
+		`{"name":"ci.build","arguments":{"status":["a","b*"]},"cursor":null,"maxAgeMs":1e3,"maxEvents":5}`,
+		`{"name":"github.push","arguments":{"owner":"a/b","repo":"*"},"cursor":"AQ"}`,
+		`{"name":"github.pull_request","arguments":{"owner":"acme","repo":"\u0000"},"maxAgeMs":0,"maxEvents":0.5}`,
+		`{"name":"tenant.alarm","arguments":null,"cursor":"","maxAgeMs":-1}`,
+		`{"name":7,"arguments":[],"maxEvents":99999999999999999999}`,
+		`[]`, `null`, `{`,
+	} {
+		f.Add(seed)
+	}
+	x := newEndpoint(f, nil)
+	f.Fuzz(func(t *testing.T, params string) {
+		if len(params) > 1<<16 {
+			return
+		}
+		if rest, ok := strings.CutPrefix(params, "{"); ok {
+			if strings.TrimSpace(rest) != "}" {
+				rest = "," + rest
+			}
+			params = "{" + meta2026 + rest
+		}
+		for _, method := range []string{spec.MethodEventsPoll, spec.MethodEventsStream} {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			w := &written{header: http.Header{}}
+			body := `{"jsonrpc":"2.0","id":1,"method":"` + method + `","params":` + params + `}`
+			x := *x
+			x.t = t
+			x.endpoint.ServeHTTP(w, x.request("POST", acme, body, statelessHeaders(method, "")...).WithContext(ctx))
+			cancel()
+			text := w.text()
+			if first, ok := strings.CutPrefix(text, "data: "); ok {
+				text, _, _ = strings.Cut(first, "\n")
+			}
+			var m struct {
+				Method string
+				Result json.RawMessage
+				Error  *struct{ Code int }
+			}
+			if err := json.Unmarshal([]byte(text), &m); err != nil {
+				t.Fatalf("%s %s: %q: %v", method, params, text, err)
+			}
+			switch {
+			case m.Error != nil && (m.Error.Code == -32603 || m.Error.Code == 0):
+				t.Errorf("%s %s: %s", method, params, text)
+			case m.Error == nil && m.Result == nil && m.Method != spec.NoteEventsActive:
+				t.Errorf("%s %s: %s", method, params, text)
+			}
+		}
+	})
 }

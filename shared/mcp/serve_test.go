@@ -2,42 +2,47 @@ package mcp
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 func TestCallers(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.ResourceMetadata = "https://mcp.example/.well-known/oauth-protected-resource" })
+	challenged := func(t *testing.T, r reply, status int, parts ...string) {
+		t.Helper()
+		got := r.Header.Get("WWW-Authenticate")
+		for _, want := range parts {
+			if r.Status != status || !strings.HasPrefix(got, "Bearer ") || !strings.Contains(got, want) {
+				t.Errorf("got status %d and the challenge %q, want %d and %s", r.Status, got, status, want)
+			}
+		}
+	}
 	t.Run("AUT-01_401_names_the_metadata_and_the_scope", func(t *testing.T) {
 		for _, method := range []string{"POST", "GET", "DELETE"} {
-			r := f.do(method, "", `{}`)
-			got := r.Header.Get("WWW-Authenticate")
-			if r.Status != 401 || !strings.HasPrefix(got, "Bearer ") || !strings.Contains(got, "resource_metadata=") || !strings.Contains(got, `scope="events:read"`) {
-				t.Errorf("%s: %d, %q", method, r.Status, got)
-			}
+			challenged(t, f.do(method, "", `{}`), 401, "resource_metadata=", `scope="events:read"`)
 		}
 	})
 	t.Run("AUT-01_403_names_the_missing_scopes", func(t *testing.T) {
 		r := f.stateless(reader, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
-		if got := r.Header.Get("WWW-Authenticate"); r.Status != 403 || !strings.Contains(got, `error="insufficient_scope"`) || !strings.Contains(got, `scope="events:subscribe"`) {
-			t.Errorf("%d, %q", r.Status, got)
-		}
-		if r.code(t) != method.CodeForbidden {
-			t.Error(r.Body)
-		}
-		r = f.stateless(alice, spec.MethodRead, `"uri":"event://billing/invoice"`)
-		if got := r.Header.Get("WWW-Authenticate"); r.Status != 403 || !strings.Contains(got, `scope="billing"`) {
-			t.Errorf("%d, %q", r.Status, got)
-		}
+		challenged(t, r, 403, `error="insufficient_scope"`, `scope="events:subscribe"`)
+		r.is(t, "register", 403, method.CodeForbidden)
+		challenged(t, f.stateless(alice, spec.MethodRead, `"uri":"event://billing/invoice"`), 403, `scope="billing"`)
 	})
 }
 
@@ -49,65 +54,50 @@ func TestOrigins(t *testing.T) {
 		for origin, status := range map[string]int{"": 200, "https://app.example": 200, "https://evil.example": 403} {
 			r := f.do("POST", alice, discover, append(statelessHeaders(spec.MethodDiscover, ""), "Origin: "+origin)...)
 			if got := r.Header.Get("Access-Control-Allow-Origin"); r.Status != status || status == 200 && got != origin {
-				t.Errorf("%s: status %d, allowed origin %q", origin, r.Status, got)
+				t.Errorf("%s: got status %d for the origin %q, want %d", origin, r.Status, got, status)
 			}
 		}
 	})
 	t.Run("AUT-06_another_host", func(t *testing.T) {
 		req := f.statelessRequest(alice, spec.MethodDiscover, "")
 		req.Host = "evil.example"
-		if r := f.answer(req); r.Status != 403 {
-			t.Errorf("%+v", r)
-		}
+		f.answer(req).isPlain(t, req.Host, 403)
 	})
 	t.Run("AUT-06_preflight", func(t *testing.T) {
-		r := f.do("OPTIONS", "", "", "Origin: https://app.example")
-		if r.Status != 204 || !strings.Contains(r.Header.Get("Access-Control-Allow-Headers"), "Mcp-Session-Id") {
-			t.Errorf("%+v", r)
-		}
-		if r := f.do("OPTIONS", "", "", "Origin: https://evil.example"); r.Status != 403 {
-			t.Errorf("%+v", r)
-		}
-		r = f.do("OPTIONS", "", "", "Origin: https://app.example", "Access-Control-Request-Headers: content-type,mcp-param-region,x-other")
+		r := f.do("OPTIONS", "", "", "Origin: https://app.example", "Access-Control-Request-Headers: content-type,mcp-param-region,x-other")
+		r.isPlain(t, "preflight", 204)
 		allowed := strings.Join(r.Header.Values("Access-Control-Allow-Headers"), ", ")
-		if !strings.Contains(allowed, "mcp-param-region") || strings.Contains(allowed, "x-other") {
-			t.Errorf("a page may send the headers %s, want those of parameters and no others of its choice", allowed)
+		if !strings.Contains(allowed, "Mcp-Session-Id") || !strings.Contains(allowed, "mcp-param-region") || strings.Contains(allowed, "x-other") {
+			t.Errorf("a page may send the headers %s, want ours, those of parameters, and no others of its choice", allowed)
 		}
+		f.do("OPTIONS", "", "", "Origin: https://evil.example").isPlain(t, "evil.example", 403)
 	})
 }
 
 func TestMediaTypes(t *testing.T) {
 	f := newFixture(t, nil)
-	body, headers := statelessBody("1", spec.MethodDiscover, ""), statelessHeaders(spec.MethodDiscover, "")
 	for _, tc := range []struct {
-		name   string
-		header []string
-		status int
+		name, method string
+		header       []string
+		status       int
 	}{
-		{"charset", []string{"Content-Type:", "Content-Type: application/json; charset=utf-8"}, 200},
-		{"text", []string{"Content-Type:", "Content-Type: text/plain"}, 415},
-		{"none", []string{"Content-Type:"}, 415},
-		{"accept anything", []string{"Accept:", "Accept: */*"}, 200},
-		{"accept nothing said", []string{"Accept:"}, 200},
-		{"accept JSON only", []string{"Accept:", "Accept: application/json;q=0.9"}, 200},
-		{"accept HTML", []string{"Accept:", "Accept: text/html, image/*"}, 406},
-		{"accept streams only", []string{"Accept:", "Accept: text/event-stream"}, 406},
+		{"charset", spec.MethodDiscover, []string{"Content-Type:", "Content-Type: application/json; charset=utf-8"}, 200},
+		{"text", spec.MethodDiscover, []string{"Content-Type:", "Content-Type: text/plain"}, 415},
+		{"none", spec.MethodDiscover, []string{"Content-Type:"}, 415},
+		{"accept anything", spec.MethodDiscover, []string{"Accept:", "Accept: */*"}, 200},
+		{"accept nothing said", spec.MethodDiscover, []string{"Accept:"}, 200},
+		{"accept JSON only", spec.MethodDiscover, []string{"Accept:", "Accept: application/json;q=0.9"}, 200},
+		{"accept HTML", spec.MethodDiscover, []string{"Accept:", "Accept: text/html, image/*"}, 406},
+		{"accept streams only", spec.MethodDiscover, []string{"Accept:", "Accept: text/event-stream"}, 406},
+		{"listen needs a stream", spec.MethodListen, []string{"Accept:", "Accept: application/json"}, 406},
 	} {
 		t.Run("SES-04_"+tc.name, func(t *testing.T) {
-			if r := f.do("POST", alice, body, append(headers, tc.header...)...); r.Status != tc.status {
-				t.Errorf("%d %s", r.Status, r.Body)
-			}
+			f.do("POST", alice, statelessBody("1", tc.method, `"notifications":{}`), append(statelessHeaders(tc.method, ""), tc.header...)...).isPlain(t, tc.method, tc.status)
 		})
 	}
-	t.Run("SES-04_listen needs a stream", func(t *testing.T) {
-		r := f.do("POST", alice, statelessBody("1", spec.MethodListen, `"notifications":{}`), append(statelessHeaders(spec.MethodListen, ""), "Accept:", "Accept: application/json")...)
-		if r.Status != 406 {
-			t.Errorf("%d %s", r.Status, r.Body)
-		}
-	})
 	t.Run("SES-04_other methods", func(t *testing.T) {
-		if r := f.do("PUT", alice, body); r.Status != 405 || r.Header.Get("Allow") != "GET, POST, DELETE" {
-			t.Errorf("%d %v", r.Status, r.Header)
+		if r := f.do("PUT", alice, "{}"); r.Status != 405 || r.Header.Get("Allow") != "GET, POST, DELETE" {
+			t.Errorf("got status %d, %v, want 405 and the allowed methods", r.Status, r.Header)
 		}
 	})
 }
@@ -136,18 +126,16 @@ func TestFailures(t *testing.T) {
 		{"a failure of ours", errors.New("secret detail"), 200, method.CodeUnavailable},
 		{"an internal fault", fault.New(fault.Internal, "secret detail"), 200, method.CodeUnavailable},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			f := newFixture(t, func(o *Options) { o.Catalogs = broken{tc.err} })
+		run(t, tc.name, func(o *Options) { o.Catalogs = broken{tc.err} }, func(t *testing.T, f *fixture) {
 			r := f.stateless(alice, spec.MethodResources, "")
-			if r.Status != tc.status || r.code(t) != tc.code || strings.Contains(r.Body, "secret") {
-				t.Errorf("%d %s", r.Status, r.Body)
+			if r.is(t, tc.name, tc.status, tc.code); strings.Contains(r.Body, "secret") {
+				t.Errorf("got %s, want no detail", r.Body)
 			}
 		})
 	}
-	t.Run("the caller is not known now", func(t *testing.T) {
-		f := newFixture(t, func(o *Options) { o.Auth = broken{fault.New(fault.Unavailable, "secret detail")} })
+	run(t, "the caller is not known now", func(o *Options) { o.Auth = broken{fault.New(fault.Unavailable, "secret detail")} }, func(t *testing.T, f *fixture) {
 		if r := f.stateless(alice, spec.MethodPing, ""); r.Status != 503 || r.Header.Get("Retry-After") == "" || strings.Contains(r.Body, "secret") {
-			t.Errorf("%d %s", r.Status, r.Body)
+			t.Errorf("got status %d, %v: %s, want 503, Retry-After and no detail", r.Status, r.Header, r.Body)
 		}
 	})
 	t.Run("an endpoint without callers or catalog is not made", func(t *testing.T) {
@@ -169,8 +157,138 @@ func TestBodyOfUnknownLength(t *testing.T) {
 		req.ContentLength = -1
 		rec := httptest.NewRecorder()
 		f.endpoint.ServeHTTP(rec, req)
-		if rec.Code != status {
-			t.Errorf("%d bytes: status %d, want %d", len(body), rec.Code, status)
+		equal(t, fmt.Sprintf("the status of %d bytes", len(body)), rec.Code, status)
+	}
+}
+
+// TestWhileTheStoreIsGone: AUT-06: the answer does not say what the server tried.
+func TestWhileTheStoreIsGone(t *testing.T) {
+	f := newFixture(t, nil)
+	must(t, f.db.(io.Closer).Close())
+	for name, r := range map[string]reply{
+		"read":       f.stateless(alice, spec.MethodRead, `"uri":"event://ci/deploy"`),
+		"poll":       f.stateless(alice, spec.MethodEventsPoll, `"name":"github.push","arguments":{"owner":"acme"}`),
+		"listen":     f.stateless(alice, spec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`),
+		"initialize": f.initialize(alice, spec.V20251125, `{}`),
+		"register":   f.stateless(alice, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`),
+		"subscribe":  f.stateless(alice, spec.MethodEventsSub, `"name":"ci.build",`+callback),
+		"a session":  f.sessionBased(alice, "some", spec.MethodPing, ""),
+	} {
+		r.fails(t, name, method.CodeUnavailable, "")
+		if want := "this cannot be done now; try again"; r.rpc(t).Error.Message != want || strings.Contains(r.Body, "data") {
+			t.Errorf("%s: got %s, want only the message %q", name, r.Body, want)
 		}
 	}
+}
+
+// shaky are catalogs that cannot be read so many times.
+type shaky struct {
+	catalog.Source
+	fails atomic.Int64
+}
+
+func (s *shaky) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+	if s.fails.Add(-1) >= 0 {
+		return nil, fault.New(fault.Unavailable, "the catalog cannot be read")
+	}
+	return s.Source.Catalog(ctx, workspace)
+}
+
+// TestDisconnect shows what becomes of a request whose client goes away.
+func TestDisconnect(t *testing.T) {
+	for name, tc := range map[string]struct {
+		path      string
+		cancelled bool
+	}{
+		"SES-05_is_no_cancellation_in_a_session":   {"/mcp", false},
+		"SES-05_nor_in_the_dialect":                {"/mcp/default", false},
+		"SUB-05_is_the_cancellation_in_2026-07-28": {"/mcp", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, nil)
+			arrived, gone, outcome := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+			f.endpoint.methods["slow"] = method.Row{SessionBased: true, Stateless: true, Handler: method.Answering{Replies: f.endpoint.replies, Timing: f.endpoint.calls.timing, Answer: func(ctx context.Context, c *method.Call) (method.Result, error) {
+				close(arrived)
+				<-gone
+				wait := 200 * time.Millisecond // longer than the server takes to see it
+				if tc.cancelled {
+					wait = patience // it has to
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(wait):
+				}
+				outcome <- ctx.Err()
+				return method.Result{}, nil
+			}}}
+			headers := []string{"Mcp-Session-Id: " + f.session(alice, spec.V20251125)}
+			body := rpcText("1", "slow", "")
+			if tc.cancelled {
+				headers, body = statelessHeaders("slow", ""), statelessBody("1", "slow", "")
+			}
+			if tc.path != "/mcp" {
+				headers = nil
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			req := f.request("POST", alice, body, headers...).WithContext(ctx)
+			req.URL.Path = tc.path
+			failed := make(chan error, 1)
+			go func() {
+				res, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+				if err == nil {
+					res.Body.Close()
+				}
+				failed <- err
+			}()
+			<-arrived
+			cancel()
+			<-failed
+			close(gone)
+			equal(t, "the request is cancelled", errors.Is(<-outcome, context.Canceled), tc.cancelled)
+		})
+	}
+}
+
+// GWN-01: as long as there are no backends the endpoint is to clients what it is without a gateway.
+func TestGatewayWithoutBackends(t *testing.T) {
+	g, err := gateway.New(gateway.Options{Server: json.RawMessage(`{}`), Key: make([]byte, 32)})
+	must(t, err)
+	without, with := newFixture(t, nil), newFixture(t, func(o *Options) { o.Gateway = g })
+	type request struct{ method, params string }
+	stateless := []request{
+		{spec.MethodDiscover, ""},
+		{spec.MethodToolsList, ""},
+		{spec.MethodToolsCall, `"name":"t","arguments":{}`},
+		{spec.MethodPromptsList, ""},
+		{spec.MethodPromptsGet, `"name":"p"`},
+		{spec.MethodResources, ""},
+		{spec.MethodTemplates, ""},
+		{spec.MethodResources, `"cursor":"Yng"`},
+		{spec.MethodRead, `"uri":"file:///x"`},
+		{spec.MethodComplete, `"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"a","value":""}`},
+	}
+	same := func(what string, want, got reply) {
+		t.Helper()
+		if got.Status != want.Status || got.Body != want.Body {
+			t.Errorf("%s: got status %d: %s, want as without a gateway %d: %s", what, got.Status, got.Body, want.Status, want.Body)
+		}
+	}
+	for _, r := range stateless {
+		same(r.method, without.stateless(alice, r.method, r.params), with.stateless(alice, r.method, r.params))
+	}
+	a, b := without.session(alice, spec.V20251125), with.session(alice, spec.V20251125)
+	for _, r := range append(stateless[1:], request{spec.MethodSubscribe, `"uri":"file:///x"`}, request{spec.MethodSetLevel, `"level":"debug"`}) {
+		same("in a session "+r.method, without.sessionBased(alice, a, r.method, r.params), with.sessionBased(alice, b, r.method, r.params))
+	}
+	for _, note := range []string{
+		`{"jsonrpc":"2.0","id":"gw_x","result":{}}`,
+		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`,
+		`{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`,
+	} {
+		same(note, without.do("POST", alice, note, "Mcp-Session-Id: "+a), with.do("POST", alice, note, "Mcp-Session-Id: "+b))
+	}
+	one, _ := without.describeBoth()
+	two, _ := with.describeBoth()
+	equal(t, "the capabilities", string(jsonrpc.Encode(two.Capabilities)), string(jsonrpc.Encode(one.Capabilities)))
 }

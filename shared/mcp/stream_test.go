@@ -1,14 +1,19 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -32,17 +37,51 @@ type frame struct {
 	ID     json.RawMessage
 	Method string
 	Params struct {
-		URI           string
-		Payload       json.RawMessage
-		Notifications json.RawMessage
-		Meta          map[string]json.RawMessage `json:"_meta"`
+		URI, EventID, Name, Timestamp, Cursor, Reason string
+		Payload, Data, Notifications                  json.RawMessage
+		Truncated                                     *bool
+		Error                                         *struct {
+			Code int
+			Data json.RawMessage
+		}
+		Meta map[string]json.RawMessage `json:"_meta"`
 	}
 	Result struct {
 		ResultType string
 		Meta       map[string]json.RawMessage `json:"_meta"`
 	}
-	Error *struct{ Code int }
-	sse   sse.Event
+	sse sse.Event
+	at  time.Time // when it was written, in a bubble
+}
+
+// says puts a message into the same words for all framings: an event is "URI payload", a gap "gap" with its URI if there is one, a result
+// is its type, and any other message its method.
+func (m frame) says() string {
+	switch p := m.Params; {
+	case string(p.Meta[spec.MetaTruncated]) == "true" || p.Truncated != nil && *p.Truncated:
+		return strings.TrimSpace("gap " + p.URI + string(p.Payload))
+	case m.Method == spec.NoteUpdated:
+		return p.URI + " " + string(p.Payload)
+	case m.Method == spec.NoteEventsEvent:
+		return strings.Trim(string(p.Meta[match.MetaURI]), `"`) + " " + string(p.Data)
+	}
+	return cmp.Or(m.Method, m.Result.ResultType)
+}
+
+// position is where a client continues that has read this message.
+func (m frame) position() string {
+	return cmp.Or(m.sse.ID, m.Params.Cursor, strings.Trim(string(m.Params.Meta[spec.MetaCursor])+string(m.Result.Meta[spec.MetaCursor]), `"`))
+}
+
+func decodeFrame(t testing.TB, e sse.Event) (m frame) {
+	t.Helper()
+	if len(e.Data) > 0 { // the first event of a session's stream has only an id
+		if err := json.Unmarshal(e.Data, &m); err != nil {
+			t.Fatalf("%q: %v", e.Data, err)
+		}
+	}
+	m.sse = e
+	return m
 }
 
 func (f *fixture) open(req *http.Request) *open {
@@ -79,34 +118,10 @@ func (f *fixture) open(req *http.Request) *open {
 	return o
 }
 
-// stop leaves the stream open and reads no more.
-func (o *open) stop() { close(o.hold) }
-
-// listen opens a subscriptions/listen.
-func (f *fixture) listen(key, id, filter string) *open {
-	f.t.Helper()
-	return f.listenWith(key, id, filter, "")
-}
-
-// listenWith adds members to the request's _meta.
-func (f *fixture) listenWith(key, id, filter, meta string) *open {
-	f.t.Helper()
-	if meta != "" {
-		meta = "," + meta
-	}
-	body := `{"jsonrpc":"2.0","id":` + id + `,"method":"subscriptions/listen","params":{"notifications":` + filter +
-		`,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"extensions":{}}` + meta + `}}}`
-	return f.open(f.request("POST", key, body, statelessHeaders(spec.MethodListen, "")...))
-}
-
-// stream opens the GET stream of a session.
-func (f *fixture) stream(key, session, last string) *open {
-	f.t.Helper()
-	headers := []string{"Accept:", "Accept: text/event-stream", "Mcp-Session-Id: " + session}
-	if last != "" {
-		headers = append(headers, "Last-Event-ID: "+last)
-	}
-	return f.open(f.request("GET", key, "", headers...))
+// close closes the stream and waits until it has ended.
+func (o *open) close() {
+	o.cancel()
+	<-o.ended
 }
 
 // event is the next SSE event; none within the patience ends the test.
@@ -127,13 +142,28 @@ func (o *open) event() sse.Event {
 // next is the next message.
 func (o *open) next() frame {
 	o.t.Helper()
-	e := o.event()
-	var m frame
-	if err := json.Unmarshal(e.Data, &m); err != nil {
-		o.t.Fatalf("%q: %v", e.Data, err)
+	return decodeFrame(o.t, o.event())
+}
+
+// brings checks what the next messages say, and returns the last of them.
+func (o *open) brings(says ...string) (last frame) {
+	o.t.Helper()
+	for _, want := range says {
+		if last = o.next(); last.says() != want {
+			o.t.Fatalf("got %q, want %q: %s", last.says(), want, last.sse.Data)
+		}
 	}
-	m.sse = e
-	return m
+	return last
+}
+
+// isQuiet checks that no message is there that nobody has read.
+func (o *open) isQuiet(what string) {
+	o.t.Helper()
+	select {
+	case e := <-o.events:
+		o.t.Errorf("%s: got %s, want no message", what, e.Data)
+	default:
+	}
 }
 
 // end waits for the end of the stream, with nothing before it.
@@ -147,4 +177,147 @@ func (o *open) end() {
 	case <-time.After(patience):
 		o.t.Fatal("the stream did not end")
 	}
+}
+
+// listenRequest is a subscriptions/listen; meta has further members of its _meta.
+func (f *fixture) listenRequest(key, id, filter, meta string) *http.Request {
+	if meta != "" {
+		meta = "," + meta
+	}
+	body := `{"jsonrpc":"2.0","id":` + id + `,"method":"subscriptions/listen","params":{"notifications":` + filter +
+		`,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"extensions":{}}` + meta + `}}}`
+	return f.request("POST", key, body, statelessHeaders(spec.MethodListen, "")...)
+}
+
+// listen opens a subscriptions/listen.
+func (f *fixture) listen(key, id, filter string) *open {
+	f.t.Helper()
+	return f.open(f.listenRequest(key, id, filter, ""))
+}
+
+// listening is a listen that has been acknowledged.
+func (f *fixture) listening(key, id, filter string) *open {
+	f.t.Helper()
+	l := f.listen(key, id, filter)
+	l.brings(spec.NoteAcknowledged)
+	return l
+}
+
+// stream opens the GET stream of a session.
+func (f *fixture) stream(key, session, last string) *open {
+	f.t.Helper()
+	headers := []string{"Accept:", "Accept: text/event-stream", "Mcp-Session-Id: " + session}
+	if last != "" {
+		headers = append(headers, "Last-Event-ID: "+last)
+	}
+	return f.open(f.request("GET", key, "", headers...))
+}
+
+// framing is one of the ways in which a stream sends events.
+type framing struct {
+	name    string
+	request func(f *fixture, c *follower) *http.Request
+	payload string // how a payload begins on it
+}
+
+var (
+	byListen  = framing{"a listen", followByListen, `"payload":`}
+	bySession = framing{"the stream of a session", func(f *fixture, c *follower) *http.Request { return followInSession(f, c, "/mcp") }, `"payload":`}
+	byDialect = framing{"a stream of the dialect", func(f *fixture, c *follower) *http.Request { return followInSession(f, c, dialectPath) }, `"payload":`}
+	byType    = framing{"an events/stream", followByType, `"data":`}
+)
+
+// follower is a client that follows events at any instance.
+type follower struct {
+	framing
+	key      string
+	uris     []string // one URI of an event type without variables for an events/stream
+	lists    bool     // it wants to hear of changes of lists, too, and declares MCP Events
+	session  string   // begun by the first request
+	position string   // of the last message that it has read
+	*open
+}
+
+// follow opens a stream of alice's, and reads its first message.
+func (f *fixture) follow(by framing, uris ...string) *follower {
+	f.t.Helper()
+	c := &follower{framing: by, key: alice, uris: uris}
+	c.resume(f)
+	return c
+}
+
+// opening is the request by which billing begins to follow URIs.
+func (by framing) opening(uris ...string) func(f *fixture) *http.Request {
+	return func(f *fixture) *http.Request { return by.request(f, &follower{key: billing, uris: uris}) }
+}
+
+// resume opens the stream behind the last message that was read, and returns its first message.
+func (c *follower) resume(f *fixture) frame {
+	f.t.Helper()
+	if c.open != nil {
+		c.close()
+	}
+	c.open = f.open(c.request(f, c))
+	return c.next()
+}
+
+func (c *follower) next() frame {
+	c.t.Helper()
+	m := c.open.next()
+	if at := m.position(); at != "" {
+		c.position = at
+	}
+	return m
+}
+
+// brings is that of [open], and requires that one can continue behind each message.
+func (c *follower) brings(says ...string) {
+	c.t.Helper()
+	for _, want := range says {
+		if m := c.next(); m.says() != want || m.position() == "" {
+			c.t.Fatalf("got %q with the position %q, want %q and a position: %s", m.says(), m.position(), want, m.sse.Data)
+		}
+	}
+}
+
+func followByListen(f *fixture, c *follower) *http.Request {
+	quoted, _ := json.Marshal(c.uris)
+	filter, meta := `{"resourceSubscriptions":`+string(quoted)+`}`, ""
+	if c.lists {
+		filter = strings.TrimSuffix(filter, "}") + `,"resourcesListChanged":true,"eventsListChanged":true}`
+	}
+	if c.position != "" {
+		meta = `"` + spec.MetaCursor + `":"` + c.position + `"`
+	}
+	return f.listenRequest(c.key, "1", filter, meta)
+}
+
+func followInSession(f *fixture, c *follower, path string) *http.Request {
+	at := func(method, body string, headers ...string) *http.Request {
+		r := f.request(method, c.key, body, headers...)
+		r.URL.Path = path
+		return r
+	}
+	if c.session == "" {
+		capabilities := `{}`
+		if c.lists {
+			capabilities = `{"extensions":{"` + spec.EventsExtension + `":{}}}`
+		}
+		r := f.served(at("POST", rpcText("0", spec.MethodInitialize, `"protocolVersion":"2025-11-25","capabilities":`+capabilities)))
+		c.session = r.Header().Get(spec.HeaderSession)
+		for i, uri := range c.uris {
+			f.served(at("POST", rpcText(fmt.Sprint(i+1), spec.MethodSubscribe, `"uri":"`+uri+`"`), "Mcp-Session-Id: "+c.session))
+		}
+	}
+	headers := []string{"Accept:", "Accept: text/event-stream", "Mcp-Session-Id: " + c.session}
+	if c.position != "" {
+		headers = append(headers, "Last-Event-ID: "+c.position)
+	}
+	return at("GET", "", headers...)
+}
+
+func followByType(f *fixture, c *follower) *http.Request {
+	cat, _ := f.catalogs.Catalog(context.Background(), auth.DefaultWorkspace)
+	entry, _, _ := cat.Match(c.uris[0])
+	return f.statelessRequest(c.key, spec.MethodEventsStream, pollParams(entry.Name, `{}`, c.position))
 }

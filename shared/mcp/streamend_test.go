@@ -14,13 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcp/method"
-
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 )
@@ -57,37 +54,36 @@ func (f fading) Authenticate(ctx context.Context, h http.Header) (auth.Principal
 
 // OPS-12: each end of a stream is a line with its reason, and is counted by it.
 func TestWhyAStreamEnded(t *testing.T) {
-	const all = `{"resourceSubscriptions":["event://ci/deploy"]}`
-	listen := func(f *fixture) *open {
-		o := f.listen(alice, "1", all)
-		o.next()
-		return o
+	opened := func(by framing) func(*fixture) *follower {
+		return func(f *fixture) *follower { return f.follow(by, deploy) }
 	}
+	listen, inSession, ofType := opened(byListen), opened(bySession), opened(byType)
+	leave := func(_ *fixture, c *follower) { c.cancel() }
 	revoking := &revocable{}
 	for name, tc := range map[string]struct {
 		change func(*Options)
-		open   func(*fixture) *open // nil is a listen
-		end    func(*fixture, *open)
+		open   func(*fixture) *follower
+		end    func(*fixture, *follower) // nil if it ends by itself
 		reason string
 		kind   string
 	}{
-		"client_closed":           {end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: "subscriptions/listen"},
-		"max_age":                 {change: func(o *Options) { o.MaxAge = 50 * time.Millisecond }, reason: "max_age", kind: "subscriptions/listen"},
-		"shutdown":                {end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: "subscriptions/listen"},
-		"superseded":              {change: keep(1, false), end: func(f *fixture, _ *open) { listen(f) }, reason: "superseded", kind: "subscriptions/listen"},
-		"credentials_expired":     {change: func(o *Options) { o.Auth = fading{o.Auth} }, reason: "credentials_expired", kind: "subscriptions/listen"},
-		"the stream of a session": {open: sessionOf, end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: "session"},
-		"session_taken":           {open: sessionOf, end: func(f *fixture, o *open) { f.stream(alice, o.header.Get("Test-Session"), "").event() }, reason: "session_taken", kind: "session"},
-		"events/stream":           {open: func(f *fixture) *open { o, _ := f.push(alice, "1", "ci.deploy", `{}`, ""); return o }, end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: "events/stream"},
-		"subscription_ended": {open: func(f *fixture) *open { o, _ := f.push(alice, "1", "ci.deploy", `{}`, ""); return o }, end: func(f *fixture, _ *open) {
+		"a listen is closed":        {nil, listen, leave, "client_closed", "subscriptions/listen"},
+		"a session's is closed":     {nil, inSession, leave, "client_closed", "session"},
+		"an events/stream is":       {nil, ofType, leave, "client_closed", "events/stream"},
+		"its age":                   {func(o *Options) { o.MaxAge = 50 * time.Millisecond }, listen, nil, "max_age", "subscriptions/listen"},
+		"shutdown":                  {nil, listen, func(f *fixture, _ *follower) { f.close() }, "shutdown", "subscriptions/listen"},
+		"shutdown, for the dialect": {nil, opened(byDialect), func(f *fixture, _ *follower) { f.close() }, "shutdown", "named_events"},
+		"a listen over the quota":   {keep(1, false), listen, func(f *fixture, _ *follower) { listen(f) }, "superseded", "subscriptions/listen"},
+		"another of its session":    {nil, inSession, func(f *fixture, c *follower) { f.stream(alice, c.session, "").event() }, "session_taken", "session"},
+		"the credentials expire":    {func(o *Options) { o.Auth = fading{o.Auth} }, listen, nil, "credentials_expired", "subscriptions/listen"},
+		"its event type is removed": {nil, ofType, func(f *fixture, _ *follower) {
 			f.catalogs.Replace(mustParse(f.t, "events: []\n"))
-			must(f.t, f.log.Notify(f.t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-		}, reason: "subscription_ended", kind: "events/stream"},
-		"credentials_revoked": {change: func(o *Options) { revoking.Authenticator = o.Auth; o.Auth = revoking }, end: func(f *fixture, _ *open) {
+			f.announceCatalog()
+		}, "subscription_ended", "events/stream"},
+		"the credentials are revoked": {func(o *Options) { revoking.Authenticator = o.Auth; o.Auth = revoking }, listen, func(f *fixture, _ *follower) {
 			revoking.say(auth.Principal{}, auth.ErrNoToken)
-			must(f.t, f.log.Notify(f.t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-		}, reason: "credentials_revoked", kind: "subscriptions/listen"},
-		"a stream of the dialect, ended": {open: func(f *fixture) *open { o, _ := f.dialectStream(alice); return o }, end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: "named_events"},
+			f.announceCatalog()
+		}, "credentials_revoked", "subscriptions/listen"},
 	} {
 		t.Run("OPS-12 "+name, func(t *testing.T) {
 			log := &logText{}
@@ -100,12 +96,9 @@ func TestWhyAStreamEnded(t *testing.T) {
 					tc.change(o)
 				}
 			})
-			if tc.open == nil {
-				tc.open = listen
-			}
-			o := tc.open(f)
+			c := tc.open(f)
 			if tc.end != nil {
-				tc.end(f, o)
+				tc.end(f, c)
 			}
 			f.waitFor("the end of the stream", func() bool { return len(log.ends(t)) > 0 })
 			got := log.ends(t)[0]
@@ -121,15 +114,6 @@ func TestWhyAStreamEnded(t *testing.T) {
 			}
 		})
 	}
-}
-
-// sessionOf opens the stream of a new session of alice's, and has its header tell the session.
-func sessionOf(f *fixture) *open {
-	session := f.session(alice, spec.V20251125)
-	o := f.stream(alice, session, "")
-	o.event()
-	o.header.Set("Test-Session", session)
-	return o
 }
 
 // OPS-13: the trace of a message is that of its _meta, or else that of the HTTP request.
@@ -149,8 +133,6 @@ func TestATraceComesInMetaOrByHTTP(t *testing.T) {
 			c.Request.Header.Set("traceparent", tc.header)
 		}
 		joinTrace(&c)
-		if got := trace.From(c.Request.Context()); got != tc.want {
-			t.Errorf("%s: got %+v", name, got)
-		}
+		equal(t, name, trace.From(c.Request.Context()), tc.want)
 	}
 }

@@ -4,11 +4,16 @@ import (
 	"encoding/json"
 	"net/textproto"
 	"os"
+	"path"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // TestTranscripts plays the conversations in testdata/transcripts: each is what a
@@ -121,4 +126,117 @@ func compareJSON(t *testing.T, at string, got, want any, names map[string]string
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%s: got %v, want %v", at, got, want)
 	}
+}
+
+// block finds the n-th block of a language behind a heading of docs/reference/protocol.md.
+func block(t *testing.T, heading, language string, n int) string {
+	t.Helper()
+	doc, err := os.ReadFile("../../docs/reference/protocol.md")
+	must(t, err)
+	_, rest, _ := strings.Cut(string(doc), "\n"+heading+"\n")
+	text, ok := "", false
+	for range n {
+		_, rest, _ = strings.Cut(rest, "```"+language+"\n")
+		text, rest, ok = strings.Cut(rest, "```")
+	}
+	if !ok {
+		t.Fatalf("docs/reference/protocol.md: no %s %d under %s", language, n, heading)
+	}
+	return text
+}
+
+// sameButNamed compares two JSON values but for what is never the same twice.
+func sameButNamed(t *testing.T, got, want []byte) {
+	t.Helper()
+	var a, b any
+	must(t, json.Unmarshal(got, &a))
+	must(t, json.Unmarshal(want, &b))
+	for _, v := range []any{a, b} {
+		blank(v)
+	}
+	if !reflect.DeepEqual(a, b) {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func blank(v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, x := range v {
+			if s, ok := x.(string); ok && s != "" && slices.Contains([]string{"eventId", "timestamp", "time", "cursor"}, path.Base(k)) {
+				v[k] = "…"
+			}
+			blank(x)
+		}
+	case []any:
+		for _, x := range v {
+			blank(x)
+		}
+	}
+}
+
+// TestFollowingDocumented holds the examples of polls and streams in
+// docs/reference/protocol.md to what is served: EVX-05, EVX-06.
+func TestFollowingDocumented(t *testing.T) {
+	f := newFixture(t, nil)
+	request := strings.Replace(block(t, "### Polls", "json", 1), `"params":{`, `"params":{`+meta2026+`,`, 1)
+	poll := func(body string) (result json.RawMessage) {
+		m := f.do("POST", alice, body, statelessHeaders(spec.MethodEventsPoll, "")...).rpc(t)
+		if m.Error != nil {
+			t.Fatalf("the example is refused: %+v", m.Error)
+		}
+		return m.Result
+	}
+	var first polled
+	must(t, json.Unmarshal(poll(request), &first))
+	o := f.open(f.request("POST", alice, strings.NewReplacer(
+		`"id":1`, `"id":7`, "events/poll", "events/stream", `,"maxEvents":20`, "").Replace(request), statelessHeaders(spec.MethodEventsStream, "")...))
+	frames := []sse.Event{o.event()}
+	f.publish("event://ci/build-finished", `{"status":"passed"}`)
+	f.publish("event://ci/build-finished", `{"status":"failed"}`)
+	frames = append(frames, o.event())
+
+	var result map[string]json.RawMessage
+	must(t, json.Unmarshal(poll(strings.Replace(request, "null", `"`+first.Cursor+`"`, 1)), &result))
+	delete(result, "_meta")
+	got, _ := json.Marshal(result)
+	sameButNamed(t, got, []byte(block(t, "### Polls", "json", 2)))
+
+	f.changeCatalog("required: [status]", "required: [state]")
+	f.announceCatalog()
+	frames = append(frames, o.event(), o.event())
+	o.end()
+	sameEvents(t, frames, block(t, "### Streams", "sse-events", 1))
+}
+
+// sameEvents compares the events of a stream with those of a documented one.
+func sameEvents(t *testing.T, got []sse.Event, documented string) {
+	t.Helper()
+	r := sse.NewReader(strings.NewReader(documented), 1<<20)
+	for _, ev := range got {
+		want, err := r.Next()
+		must(t, err)
+		if ev.Name != want.Name || (ev.ID == "") != (want.ID == "") || ev.Retry != want.Retry {
+			t.Errorf("got  %+v\nwant %+v", ev, want)
+		}
+		sameButNamed(t, ev.Data, want.Data)
+	}
+	if extra, err := r.Next(); err == nil {
+		t.Errorf("docs/reference/protocol.md shows more: %s", extra.Data)
+	}
+}
+
+// TestDialectDocumented holds the example of docs/reference/protocol.md to what is sent.
+func TestDialectDocumented(t *testing.T) {
+	f := newFixture(t, nil)
+	req := f.request("GET", alice, "", "Accept:", "Accept: text/event-stream")
+	req.URL.Path = dialectPath
+	o := f.open(req)
+	got := []sse.Event{o.event()}
+	f.dialect(alice, rpcText(`"1"`, spec.MethodSubscribe, `"uri":"event://ci/build-finished"`), jsonOnly, "Mcp-Session-Id: "+o.header.Get(spec.HeaderSession))
+	got = append(got, o.event())
+	f.publish("event://ci/build-finished", `{"status":"passed"}`)
+	got = append(got, o.event())
+	f.close()
+	sameEvents(t, append(got, o.event()), block(t, "## The named-event dialect", "sse", 1))
 }

@@ -26,17 +26,18 @@ func (f *fixture) registerOne(key, uri, target string) string {
 func TestRegister(t *testing.T) {
 	f := newFixture(t, nil)
 	s := f.session(alice, spec.V20250326)
+	register := func(in string) map[string]json.RawMessage {
+		t.Helper()
+		var got struct{ Subscription map[string]json.RawMessage }
+		f.in(alice, in, spec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`).result(t, &got)
+		return got.Subscription
+	}
 	t.Run("EVS-08_answer", func(t *testing.T) {
-		for _, r := range []reply{
-			f.stateless(alice, spec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
-			f.sessionBased(alice, s, spec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
-		} {
-			var got struct{ Subscription map[string]json.RawMessage }
-			r.result(t, &got)
-			sameJSON(t, got.Subscription["eventUris"], `["event://ci/deploy","event://github/acme"]`)
-			sameJSON(t, got.Subscription["targetUri"], `"https://a.example/x"`)
-			// EVS-09
-			sameJSON(t, got.Subscription["webhookSecret"], `{"type":"standard","key":"whsec_generatedstandard"}`)
+		for _, in := range []string{"", s} {
+			got := register(in)
+			sameJSON(t, got["eventUris"], `["event://ci/deploy","event://github/acme"]`)
+			sameJSON(t, got["targetUri"], `"https://a.example/x"`)
+			sameJSON(t, got["webhookSecret"], `{"type":"standard","key":"whsec_generatedstandard"}`) // EVS-09
 		}
 	})
 	t.Run("EVS-08_all_or_nothing", func(t *testing.T) {
@@ -50,13 +51,10 @@ func TestRegister(t *testing.T) {
 			`"uris":["event://ci/deploy"]`,
 			`"uris":["event://ci/deploy"],"targetUri":"http://a.example/"`,
 		} {
-			if r := f.stateless(alice, spec.MethodRegister, params); r.Status != 400 || r.code(t) != -32602 {
-				t.Errorf("%s: %d %s", params, r.Status, r.Body)
-			}
+			f.stateless(alice, spec.MethodRegister, params).is(t, params, 400, -32602)
 		}
-		if after, _ := f.all(alice, spec.MethodResources); len(after) != len(before) {
-			t.Error("a subscription was made")
-		}
+		after, _ := f.all(alice, spec.MethodResources)
+		equal(t, "the resources", after, before)
 	})
 	t.Run("EVS-09_raw_and_no_secret", func(t *testing.T) {
 		for kind, want := range map[subscription.SecretType]string{
@@ -64,9 +62,7 @@ func TestRegister(t *testing.T) {
 			subscription.None: `{"type":"none"}`,
 		} {
 			f.registrar.Options.Secret = kind
-			var got struct{ Subscription map[string]json.RawMessage }
-			f.stateless(alice, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/x"`).result(t, &got)
-			sameJSON(t, got.Subscription["webhookSecret"], want)
+			sameJSON(t, register("")["webhookSecret"], want)
 		}
 		f.registrar.Options.Secret = ""
 	})
@@ -77,7 +73,7 @@ func TestRegister(t *testing.T) {
 		f.do("POST", alice, body, statelessHeaders(spec.MethodRegister, "")...).result(t, &first)
 		f.do("POST", alice, body, statelessHeaders(spec.MethodRegister, "")...).result(t, &second)
 		if first != second || first.Subscription.URI == "" {
-			t.Errorf("%v, %v", first, second)
+			t.Errorf("got %v, then %v, want the same subscription", first, second)
 		}
 	})
 }
@@ -136,9 +132,7 @@ func TestEventsSubscribe(t *testing.T) {
 			`,"ttlMs":null`:      0,
 			`,"ttlMs":604800000`: 7 * 24 * time.Hour,
 		} {
-			if got := grant(ttl); got != want {
-				t.Errorf("%s: granted %v, want %v", ttl, got, want)
-			}
+			equal(t, ttl, grant(ttl), want)
 		}
 	})
 	webhook := func(members string) string { return `"name":"ci.build","delivery":{` + members + `}` }
@@ -162,13 +156,7 @@ func TestEventsSubscribe(t *testing.T) {
 		} {
 			t.Run(name+"_"+set, func(t *testing.T) {
 				r := f.stateless(alice, spec.MethodEventsSub, tc.params)
-				m := r.rpc(t)
-				if m.Error == nil || m.Error.Code != tc.code[set] {
-					t.Fatalf("%d %s", r.Status, r.Body)
-				}
-				if tc.data != "" {
-					sameJSON(t, m.Error.Data, tc.data)
-				}
+				r.fails(t, tc.params, tc.code[set], tc.data)
 				if strings.Contains(r.Body, "hunter2") || strings.Contains(r.Body, "MfKQ9r") {
 					t.Errorf("the secret is in the answer: %s", r.Body)
 				}
@@ -177,19 +165,14 @@ func TestEventsSubscribe(t *testing.T) {
 		t.Run("EVX-16_limits_name_the_limit_"+set, func(t *testing.T) {
 			f.service.Records.QuotaOf = func(context.Context, string, string) int64 { return 1 }
 			f.stateless(alice, spec.MethodEventsSub, `"name":"ci.build",`+callback)
-			m := f.stateless(alice, spec.MethodEventsSub, `"name":"ci.deploy",`+callback).rpc(t)
-			if m.Error == nil || m.Error.Code != exhausted[set] {
-				t.Fatalf("got %+v", m)
-			}
-			sameJSON(t, m.Error.Data, `{"limit":"subscriptions","max":1}`)
+			f.stateless(alice, spec.MethodEventsSub, `"name":"ci.deploy",`+callback).fails(t, "the second", exhausted[set], `{"limit":"subscriptions","max":1}`)
 		})
 	}
-	t.Run("EVX-08_a_known_principal_is_needed", func(t *testing.T) {
-		f := newFixture(t, func(o *Options) { o.Auth = auth.None() })
+	run(t, "EVX-08_a_known_principal_is_needed", func(o *Options) { o.Auth = auth.None() }, func(t *testing.T, f *fixture) {
 		for _, m := range []string{spec.MethodEventsSub, spec.MethodEventsUnsub} {
-			if r := f.stateless("", m, `"name":"ci.build",`+callback); r.code(t) != -32012 || r.Status != http.StatusUnauthorized || r.Header.Get("WWW-Authenticate") == "" {
-				t.Errorf("%s: %d %v %s", m, r.Status, r.Header, r.Body)
-			}
+			r := f.stateless("", m, `"name":"ci.build",`+callback)
+			r.is(t, m, http.StatusUnauthorized, -32012)
+			r.hasHeader(t, "WWW-Authenticate", "")
 		}
 	})
 }
@@ -214,28 +197,18 @@ func TestForward(t *testing.T) {
 	})
 	t.Run("EVS-08_in_every_revision", func(t *testing.T) {
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
-		if r := f.stateless(alice, spec.MethodDeregister, `"uri":"`+uri+`"`); r.code(t) != 0 {
-			t.Error(r.Body)
-		}
+		f.stateless(alice, spec.MethodDeregister, `"uri":"`+uri+`"`).is(t, "deregister", 200, 0)
 		s := f.session(alice, spec.V20250618)
 		r := f.sessionBased(alice, s, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
-		if r.code(t) != 0 || strings.Contains(r.Body, "resultType") {
-			t.Error(r.Body)
+		if r.is(t, "register", 200, 0); strings.Contains(r.Body, "resultType") {
+			t.Errorf("got %s, want no resultType", r.Body)
 		}
 		want := "Bearer " + alice + "  2025-06-18" // without the session, in its revision
-		if got := forwarded[len(forwarded)-1]; got != want {
-			t.Errorf("forwarded %q, want %q", got, want)
-		}
-		if r := f.stateless(alice, spec.MethodEventsSub, `"name":"no.such",`+callback); r.code(t) != -32011 {
-			t.Error(r.Body)
-		}
+		equal(t, "forwarded", forwarded[len(forwarded)-1], want)
+		f.stateless(alice, spec.MethodEventsSub, `"name":"no.such",`+callback).fails(t, "events/subscribe", -32011, "")
 	})
 	t.Run("EVS-01_what_is_forwarded_is_advertised", func(t *testing.T) {
-		var d described
-		f.stateless(alice, spec.MethodDiscover, "").result(t, &d)
-		if !strings.Contains(string(d.Capabilities["resources"]), "webhook") {
-			t.Errorf("got %s", d.Capabilities["resources"])
-		}
+		f.stateless(alice, spec.MethodDiscover, "").is(t, "discover", 200, 0, `"subscription":["notification","webhook"]`)
 	})
 	t.Run("a_batch_gets_each_its_answer", func(t *testing.T) {
 		s := f.session(alice, spec.V20250326)
@@ -245,13 +218,48 @@ func TestForward(t *testing.T) {
 		var answers []map[string]json.RawMessage
 		must(t, json.Unmarshal([]byte(r.Body), &answers))
 		if len(answers) != 2 || !strings.Contains(string(answers[1]["result"]), "subscription://") {
-			t.Error(r.Body)
+			t.Errorf("got %s, want two answers, the second with a subscription", r.Body)
 		}
 	})
 	t.Run("no_scope_goes_no_further", func(t *testing.T) {
 		before := len(forwarded)
 		if r := f.stateless(reader, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`); r.Status != 403 || len(forwarded) != before {
-			t.Errorf("%d, forwarded %d", r.Status, len(forwarded)-before)
+			t.Errorf("got status %d, forwarded %d, want 403 and none", r.Status, len(forwarded)-before)
 		}
 	})
+}
+
+// TestNoLeak gives everybody else the URI of alice's subscription and lets them
+// try every method that takes or shows one.
+func TestNoLeak(t *testing.T) {
+	f := newFixture(t, nil)
+	uri := f.registerOne(alice, "event://ci/deploy", "https://alice.example/")
+	f.stateless(alice, spec.MethodEventsSub, `"name":"ci.build",`+callback)
+	f.publish("event://ci/deploy", `{"of":"alice"}`)
+	for _, key := range []string{bob, foreign} {
+		s := f.session(key, spec.V20251125)
+		listened := f.listen(key, "1", `{"resourceSubscriptions":["`+uri+`"]}`).next()
+		for name, got := range map[string]string{
+			spec.MethodResources:   f.stateless(key, spec.MethodResources, "").Body,
+			spec.MethodRead:        f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`).Body,
+			spec.MethodDeregister:  f.stateless(key, spec.MethodDeregister, `"uri":"`+uri+`"`).Body,
+			spec.MethodEventsUnsub: f.stateless(key, spec.MethodEventsUnsub, `"name":"ci.build",`+callback).Body,
+			spec.MethodSubscribe:   f.sessionBased(key, s, spec.MethodSubscribe, `"uri":"`+uri+`"`).Body,
+			spec.MethodListen:      string(listened.sse.Data),
+		} {
+			t.Run("AUT-05_"+strings.ReplaceAll(name, "/", "_")+"_by_"+key, func(t *testing.T) {
+				// The URI that they sent may be echoed; anything else of alice's must not.
+				for _, secret := range []string{"alice.example", `"state"`, `"of"`} {
+					if strings.Contains(got, secret) {
+						t.Errorf("got %s, want no %s in it", got, secret)
+					}
+				}
+				if (name == spec.MethodResources || name == spec.MethodListen) && strings.Contains(got, uri) {
+					t.Errorf("got %s, want no %s in it", got, uri)
+				}
+			})
+		}
+	}
+	names, _ := f.all(alice, spec.MethodResources)
+	equal(t, "resources of alice", len(names), 6)
 }

@@ -1,0 +1,408 @@
+package mcp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+)
+
+// slowCalls is a backend that answers calls by hand.
+type slowCalls struct {
+	*lister
+	calls chan slowCall
+}
+
+type slowCall struct {
+	progress chan struct{} // sends a log message for each
+	answer   chan struct{} // closed: answers
+	gone     chan struct{} // closed when the gateway has given up
+}
+
+func startSlowCalls(t *testing.T, stateless bool) *slowCalls {
+	t.Helper()
+	s := &slowCalls{lister: startLister(t, "b", stateless, "tool"), calls: make(chan slowCall, 1)}
+	s.set(func() {
+		s.call = func(w http.ResponseWriter, r *http.Request, id json.RawMessage) {
+			c := slowCall{make(chan struct{}), make(chan struct{}), make(chan struct{})}
+			s.calls <- c
+			w.Header().Set("Content-Type", sse.ContentType)
+			w.(http.Flusher).Flush()
+			for {
+				select {
+				case <-c.progress:
+					fmt.Fprint(w, "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{\"level\":\"info\",\"data\":1}}\n\n")
+					w.(http.Flusher).Flush()
+				case <-c.answer:
+					fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":{\"content\":[]}}\n\n", id)
+					return
+				case <-r.Context().Done():
+					close(c.gone)
+					return
+				}
+			}
+		}
+	})
+	return s
+}
+
+const callTool = `"name":"b_tool","arguments":{},"_meta":{"io.modelcontextprotocol/logLevel":"info"}`
+
+// callRequests are calls of the backend's tool by clients of both revisions.
+func callRequests(f *fixture, accept string) map[string]*http.Request {
+	headers := append(statelessHeaders("tools/call", callTool), "Accept:", "Accept: "+accept)
+	body := strings.Replace(statelessBody("1", "tools/call", `"name":"b_tool","arguments":{}`), `"_meta":{`, `"_meta":{"io.modelcontextprotocol/logLevel":"info",`, 1)
+	return map[string]*http.Request{
+		"2026-07-28": f.request("POST", alice, body, headers...),
+		"a session":  f.request("POST", alice, rpcText("1", spec.MethodToolsCall, `"name":"b_tool","arguments":{}`), "Mcp-Session-Id: "+f.session(alice, spec.V20251125), "Accept:", "Accept: "+accept),
+	}
+}
+
+const both = "application/json, text/event-stream"
+
+// GWN-02, SUB-07: while a call is quiet for longer than a heartbeat its client gets comments, before the backend's first
+// message and after it. One that takes no streams gets JSON, however long it takes.
+func TestLongCallsAreKeptAlive(t *testing.T) {
+	for _, stateless := range []bool{true, false} {
+		b := startSlowCalls(t, stateless)
+		f := behindGateway(t, func(o *Options) { o.Heartbeat = 5 * time.Millisecond }, b.lister)
+		for client, req := range callRequests(f, both) {
+			t.Run(fmt.Sprintf("%s, backend of 2026 %v", client, stateless), func(t *testing.T) {
+				res, err := f.server.Client().Do(req)
+				must(t, err)
+				defer res.Body.Close()
+				if res.StatusCode != 200 || res.Header.Get("Content-Type") != sse.ContentType {
+					t.Fatalf("%d %v", res.StatusCode, res.Header)
+				}
+				c := <-b.calls
+				lines := bufio.NewReader(res.Body)
+				quiet := func() (message string) {
+					for comments := 0; comments < 3; {
+						line, err := lines.ReadString('\n')
+						must(t, err)
+						if strings.HasPrefix(line, ":") {
+							comments++
+						} else if strings.TrimSpace(line) != "" {
+							message = line
+						}
+					}
+					return message
+				}
+				equal(t, "before any message, besides comments", quiet(), "")
+				c.progress <- struct{}{}
+				for !strings.Contains(quiet(), "notifications/message") {
+				}
+				close(c.answer)
+				e, err := sse.NewReader(lines, 1<<20).Next()
+				must(t, err)
+				if rest, err := io.ReadAll(lines); err != nil || strings.TrimSpace(string(rest)) != "" || !strings.Contains(string(e.Data), `"content":[]`) {
+					t.Errorf("got %s and then %q (%v), want the result and nothing more", e.Data, rest, err)
+				}
+			})
+		}
+		for client, req := range callRequests(f, "application/json") {
+			t.Run(fmt.Sprintf("%s without streams, backend of 2026 %v", client, stateless), func(t *testing.T) {
+				go func() {
+					c := <-b.calls
+					c.progress <- struct{}{}
+					time.Sleep(30 * time.Millisecond) // several heartbeats
+					close(c.answer)
+				}()
+				r := f.answer(req)
+				if r.Status != 200 || r.Header.Get("Content-Type") != "application/json" || !strings.Contains(r.Body, `"content":[]`) || strings.Contains(r.Body, "notifications") {
+					t.Errorf("%d %v %s", r.Status, r.Header, r.Body)
+				}
+			})
+		}
+	}
+}
+
+// SUB-06, GWN-14: calls that run when the endpoint closes go on, for as long as there is time to notify their clients and the backend. Then
+// the client gets an error, and the backend's work is given up, whether the client is of a revision with sessions or not.
+func TestCallsEndWithTheEndpoint(t *testing.T) {
+	for _, stateless := range []bool{true, false} {
+		for _, accept := range []string{both, "application/json"} {
+			for _, client := range []string{"2026-07-28", "a session"} {
+				t.Run(fmt.Sprintf("%s, %s, backend of 2026 %v", client, accept, stateless), func(t *testing.T) {
+					t.Parallel()
+					b := startSlowCalls(t, stateless)
+					f := behindGateway(t, nil, b.lister)
+					ends, runs := callRequests(f, accept)[client], callRequests(f, accept)[client]
+					answers := make(chan reply, 1)
+					ask := func(req *http.Request) slowCall {
+						go func() { answers <- f.answer(req) }()
+						return <-b.calls
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					defer cancel()
+					short := ask(ends)
+					must(t, f.endpoint.Close(ctx))
+					close(short.answer)
+					(<-answers).isPlain(t, "a call that ends in time", 200, `"content":[]`)
+					long := ask(runs)
+					select {
+					case r := <-answers:
+						if !strings.Contains(r.Body, `"code":503`) || !strings.Contains(r.Body, "shutting down") || strings.Count(r.Body, "jsonrpc") != 1 {
+							t.Errorf("a call that takes longer: %d %s", r.Status, r.Body)
+						}
+					case <-ctx.Done():
+						t.Fatal("a call outlives the endpoint")
+					}
+					select {
+					case <-long.gone:
+					case <-ctx.Done():
+						t.Error("the backend goes on")
+					}
+				})
+			}
+		}
+	}
+}
+
+// Given a principal whose calls all wait for a backend and whose clients have left, when it makes one more, then that call is
+// refused by name, and another principal's call is made.
+func TestAUT_07_CallsOfClientsThatLeft(t *testing.T) {
+	b := startSlowCalls(t, false)
+	f := behindGateway(t, func(o *Options) { o.Calls = quota.NewHeld("calls", "calls", quota.Same(2), 100) }, b.lister)
+	body := rpcText("1", spec.MethodToolsCall, `"name":"b_tool","arguments":{}`)
+	session := f.session(alice, spec.V20251125)
+	var waiting []slowCall
+	for range 2 {
+		ctx, leave := context.WithCancel(t.Context())
+		go func() {
+			res, err := http.DefaultClient.Do(f.request("POST", alice, body, "Mcp-Session-Id: "+session).WithContext(ctx))
+			if err == nil {
+				res.Body.Close()
+			}
+		}()
+		waiting = append(waiting, <-b.calls)
+		leave()
+	}
+	f.do("POST", alice, body, "Mcp-Session-Id: "+session).is(t, "a third call", 200, 429, `"limit":"calls","max":2`)
+
+	other := make(chan reply)
+	go func() { other <- f.do("POST", bob, body, "Mcp-Session-Id: "+f.session(bob, spec.V20251125)) }()
+	close((<-b.calls).answer)
+	(<-other).is(t, "another principal's call", 200, 0)
+	for _, call := range waiting {
+		close(call.answer)
+	}
+}
+
+// asker is a backend whose tool asks the user, and tells what came of it; or waits until it is cancelled.
+type asker struct {
+	*lister
+	answers   chan json.RawMessage // to its question
+	waiting   chan json.RawMessage // the ids of calls that wait
+	cancelled chan json.RawMessage // the notifications
+}
+
+const question = `"method":"elicitation/create","params":{"message":"Name?","requestedSchema":{"type":"object","properties":{}}}`
+
+func startAsker(t *testing.T, stateless bool) *asker {
+	t.Helper()
+	a := &asker{
+		lister: startLister(t, "b", stateless, "ask"), answers: make(chan json.RawMessage, 1),
+		waiting: make(chan json.RawMessage, 1), cancelled: make(chan json.RawMessage, 1),
+	}
+	a.lister.Server = httptest.NewServer(a)
+	t.Cleanup(a.lister.Server.Close)
+	return a
+}
+
+func (a *asker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	id, method := jsonrpc.Member(body, "id"), jsonrpc.Member(body, "method")
+	switch {
+	case string(method) == `"notifications/cancelled"`:
+		a.cancelled <- body
+		w.WriteHeader(http.StatusAccepted)
+	case string(method) == `"tools/call"` && bytes.Contains(body, []byte("wait")):
+		a.waiting <- id
+		<-r.Context().Done()
+	case string(method) == `"tools/call"`:
+		a.call(w, r, id)
+	case method == nil:
+		a.answers <- body
+		w.WriteHeader(http.StatusAccepted)
+	default:
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		a.lister.ServeHTTP(w, r)
+	}
+}
+
+func (a *asker) call(w http.ResponseWriter, r *http.Request, id json.RawMessage) {
+	if a.stateless {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"input_required","inputRequests":{"name":{%s}}}}`, id, question)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":\"q\",%s}\n\n", question)
+	w.(http.Flusher).Flush()
+	select {
+	case answer := <-a.answers:
+		fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":{\"content\":[],\"structuredContent\":%s}}\n\n", id, answer)
+	case <-r.Context().Done():
+	}
+}
+
+// capable is the header of a new session of a client that could answer.
+func (f *fixture) capable(v spec.Version) string {
+	f.t.Helper()
+	return "Mcp-Session-Id: " + f.initialize(alice, v, `{"elicitation":{}}`).Header.Get(spec.HeaderSession)
+}
+
+// capableInDialect is the same of the named-event dialect.
+func (f *fixture) capableInDialect() string {
+	f.t.Helper()
+	const params = `"protocolVersion":"2025-06-18","capabilities":{"elicitation":{}},"clientInfo":{"name":"t","version":"1"}`
+	return "Mcp-Session-Id: " + f.dialect(alice, rpcText("0", spec.MethodInitialize, params), jsonOnly).Header.Get(spec.HeaderSession)
+}
+
+// GWN-10, GWN-14: within a call whose client takes no event stream no elicitation is possible. So a backend of the earlier
+// revisions gets an error for its question and goes on, and a call to one of 2026-07-28 ends; neither waits.
+func TestNobodyIsAskedWithoutAStream(t *testing.T) {
+	call := rpcText("1", spec.MethodToolsCall, `"name":"b_ask","arguments":{}`)
+	for _, stateless := range []bool{false, true} {
+		f := behindGateway(t, nil, startAsker(t, stateless).lister)
+		for name, ask := range map[string]func() reply{
+			"JSON only": func() reply {
+				return f.do("POST", alice, call, "Accept:", jsonOnly, f.capable(spec.V20251125))
+			},
+			"a batch": func() reply {
+				r := f.do("POST", alice, "["+call+"]", f.capable(spec.V20250326))
+				r.Body = strings.Trim(r.Body, "[]")
+				return r
+			},
+			"the dialect": func() reply { return f.dialect(alice, call, jsonOnly, f.capableInDialect()) },
+		} {
+			if stateless {
+				ask().is(t, name, 200, jsonrpc.InvalidRequest)
+			} else { // the backend returns the answer that it got
+				ask().is(t, name, 200, 0, fmt.Sprintf(`"error":{"code":%d`, jsonrpc.MethodNotFound))
+			}
+		}
+	}
+}
+
+// GWN-11: an answer is taken from a batch, too; one to nothing is an error there, and keeps nothing from the others.
+func TestAnswersInABatch(t *testing.T) {
+	f := behindGateway(t, nil, startAsker(t, false).lister)
+	session := f.capable(spec.V20250326)
+	o := f.open(f.request("POST", alice, rpcText("1", spec.MethodToolsCall, `"name":"b_ask","arguments":{}`), session))
+	id := o.next().ID
+	r := f.do("POST", alice, `[{"jsonrpc":"2.0","id":"gw_other","result":{}},{"jsonrpc":"2.0","id":`+string(id)+`,"result":{"action":"decline"}}]`, session)
+	if n := strings.Count(r.Body, `"error"`); r.Status != 200 || n != 1 {
+		t.Errorf("got status %d and %d errors, want 200 and 1: %s", r.Status, n, r.Body)
+	}
+	if m := o.event(); !strings.Contains(string(m.Data), `"action":"decline"`) {
+		t.Errorf("the call ended with %s, want the answer", m.Data)
+	}
+	f.do("POST", alice, `[{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}]`, session).isPlain(t, "a batch of a cancellation", 202)
+}
+
+// GWN-13: a call within a session of the named-event dialect is cancelled as in the revisions that it stands for.
+func TestCancellationInTheDialect(t *testing.T) {
+	a := startAsker(t, false)
+	f := behindGateway(t, nil, a.lister)
+	session := f.capableInDialect()
+	req := f.request("POST", alice, rpcText("7", spec.MethodToolsCall, `"name":"b_ask","arguments":{"wait":true}`), session)
+	req.URL.Path = dialectPath
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if res, err := f.server.Client().Do(req.WithContext(ctx)); err == nil {
+			_ = res.Body.Close()
+		}
+	}()
+	id := <-a.waiting
+	f.dialect(alice, `{"jsonrpc":"2.0","id":"gw_x","result":{}}`, session).isPlain(t, "an answer to nothing", 202)
+	f.dialect(alice, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`, session).isPlain(t, "a cancellation", 202)
+	select {
+	case m := <-a.cancelled:
+		equal(t, "the cancelled request", string(jsonrpc.Member(jsonrpc.Member(m, "params"), "requestId")), string(id))
+	case <-time.After(patience):
+		t.Error("the cancellation does not reach the backend")
+	}
+	cancel()
+	a.CloseClientConnections()
+	<-done
+}
+
+// logText is a log as its operator reads it: from level info on.
+type logText struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logText) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(line)
+}
+
+// take is what was written since the last time.
+func (l *logText) take() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.text.Reset()
+	return l.text.String()
+}
+
+// GWN-14: the answer says that a backend failed, not why; the log does, without what
+// was sent and without what the backend's URL may hold.
+func TestWhyACallFailedIsLogged(t *testing.T) {
+	for _, stateless := range []bool{true, false} {
+		b := startLister(t, "b", stateless, "tool")
+		b.URL += "/?key=hush"
+		b.Config.SetKeepAlivesEnabled(false) // a connection that rests would be found closed, not refused
+		said := &logText{}
+		f := behindGateway(t, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(said, nil)) }, b)
+		session := f.session(alice, spec.V20251125)
+		f.wholeList(t, spec.MethodToolsList, "", nil)
+		b.Close()
+		for _, in := range []string{"", session} {
+			r := f.in(alice, in, "tools/call", `"name":"b_tool","arguments":{"private":"whisper"}`)
+			line := said.take()
+			if r.fails(t, "a call", method.CodeUnavailable, ""); strings.Contains(r.Body, "refused") {
+				t.Errorf("stateless backend %v, session %q: got %s, want no reason", stateless, in, r.Body)
+			}
+			if strings.Count(line, "\n") != 1 || !strings.Contains(line, "backend b") || !strings.Contains(line, "connection refused") || strings.Contains(line, "hush") || strings.Contains(line, "whisper") {
+				t.Errorf("stateless backend %v, session %q: the log has %q, want a line with the backend and the reason only", stateless, in, line)
+			}
+		}
+	}
+}
+
+// A client that went away has no answer that could be wrong.
+func TestClientsThatWentAwayAreNoFailures(t *testing.T) {
+	said := &logText{}
+	f := newFixture(t, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(said, nil)) })
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	why := fault.Wrap(fault.Unavailable, fmt.Errorf("exchange: %w", context.Canceled), "reach a backend")
+	f.endpoint.faults.Translate(gone, why, spec.V20260728, "")
+	equal(t, "the log", said.take(), "")
+	f.endpoint.faults.Translate(t.Context(), why, spec.V20260728, "")
+	if line := said.take(); !strings.Contains(line, "context canceled") {
+		t.Errorf("of a client that waits the log has %q", line)
+	}
+}

@@ -1,0 +1,425 @@
+package mcp
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// subscribe subscribes a session to URIs.
+func (f *fixture) subscribe(key, session string, uris ...string) {
+	f.t.Helper()
+	for _, uri := range uris {
+		f.sessionBased(key, session, spec.MethodSubscribe, `"uri":"`+uri+`"`).is(f.t, "subscribe to "+uri, 200, 0)
+	}
+}
+
+func TestSubscribe(t *testing.T) {
+	f := newFixture(t, nil)
+	s := f.session(alice, spec.V20251125)
+	subscribe := func(uri string) reply { return f.sessionBased(alice, s, spec.MethodSubscribe, `"uri":"`+uri+`"`) }
+	for _, uri := range []string{
+		"event://ci/build-finished", "event://ci", "event://github/acme", "event://github/acme/web/push", "event://github/acme/*/push",
+		"EVENT://ci/build-finished", "event://chat",
+	} {
+		t.Run("EVS-05_accepts_"+uri, func(t *testing.T) {
+			for _, m := range []string{spec.MethodSubscribe, spec.MethodSubscribe, spec.MethodUnsubscribe, spec.MethodUnsubscribe} {
+				r := f.sessionBased(alice, s, m, `"uri":"`+uri+`"`)
+				equal(t, m, r.Body, `{"jsonrpc":"2.0","id":1,"result":{}}`)
+			}
+		})
+	}
+	for uri, names := range map[string]string{
+		"event://nothing":                        "nothing",
+		"event://github/UPPER/web/pull_request":  "owner",
+		"event://github/acme/web/pull_request/x": "pull_request/x",
+		"event://ci/build-finished?x=1":          "query",
+		"event://github/{owner}/web/push":        "variable",
+		"file:///x":                              "event://",
+		"event://audit/entry":                    "stream",
+	} {
+		t.Run("EVS-05_refuses_"+uri, func(t *testing.T) { subscribe(uri).is(t, uri, 200, -32602, names) })
+	}
+	for _, uri := range []string{"event://billing/invoice", "event://tenant/acme/alarm", "event://billing"} {
+		t.Run("AUT-04_refuses_what_the_caller_may_not_have_"+uri, func(t *testing.T) { subscribe(uri).fails(t, uri, method.CodeForbidden, "") })
+	}
+	run(t, "AUT-07_bounded", func(o *Options) { o.MaxStreamURIs, o.MaxStreamPatterns = 10, 3 }, func(t *testing.T, f *fixture) {
+		s := f.session(alice, spec.V20251125)
+		exceed := func(uri, data string) {
+			t.Helper()
+			f.sessionBased(alice, s, spec.MethodSubscribe, `"uri":"`+uri+`"`).fails(t, uri, method.CodeExhausted, data)
+		}
+		for i := range 10 {
+			f.subscribe(alice, s, fmt.Sprintf("event://github/acme/%d/push", i))
+		}
+		exceed("event://ci", `{"limit":"streamURIs","max":10}`)
+		f.sessionBased(alice, s, spec.MethodUnsubscribe, `"uri":"event://github/acme/7/push"`)
+		f.subscribe(alice, s, "event://ci", "event://github/acme/8/push")
+
+		s = f.session(alice, spec.V20251125)
+		f.subscribe(alice, s, "event://ci", "event://github", "event://github/acme", "event://github/acme")
+		exceed("event://chat", `{"limit":"streamPatterns","max":3}`)
+		f.subscribe(alice, s, deploy)
+	})
+}
+
+func TestSessionStream(t *testing.T) {
+	run(t, "EVS-06_each_matching_event_and_no_other", nil, func(t *testing.T, f *fixture) {
+		s := f.session(alice, spec.V20251125)
+		f.subscribe(alice, s, "event://ci/build-finished")
+		g := f.stream(alice, s, "")
+		if e := g.event(); e.ID == "" || len(e.Data) != 0 || e.Data == nil {
+			t.Errorf("SES-03: the first event is %+v, want an id and empty data", e)
+		}
+		f.publish(deploy, `{"n":0}`)
+		ev := f.publish("event://ci/build-finished", `{"status":"ok","n":9007199254740993}`)
+		m := g.brings(`event://ci/build-finished {"status":"ok","n":9007199254740993}`)
+		for key, want := range map[string]string{spec.MetaEventID: ev.ID, spec.MetaTime: ev.Timestamp()} {
+			sameJSON(t, m.Params.Meta[key], `"`+want+`"`)
+		}
+		if m.Params.Meta[spec.MetaCursor] == nil || m.Params.Meta[spec.MetaPayload] != nil || m.Params.Meta[spec.MetaSubscription] != nil || m.sse.ID == "" {
+			t.Errorf("got %+v, want an id and a cursor, and neither a subscription nor a payload in _meta", m)
+		}
+		f.publishIn("elsewhere", "event://ci/build-finished", `{"status":"theirs"}`)
+		f.publish("event://ci/build-finished", `{"status":"last"}`)
+		g.brings(`event://ci/build-finished {"status":"last"}`)
+	})
+	run(t, "EVS-13_a_parent_and_overlapping_subscriptions_send_once", nil, func(t *testing.T, f *fixture) {
+		c := f.follow(bySession, "event://github", "event://github/acme", "event://github/acme/web/push", "event://github/acme/*/push")
+		got := map[string]int{}
+		want := map[string]int{`event://github/acme/web/push {"n":1}`: 1, `event://github/other/web/pull_request {"n":2}`: 1, `event://github/acme/web/push {"n":3}`: 1}
+		for _, event := range slices.Sorted(maps.Keys(want)) {
+			uri, payload, _ := strings.Cut(event, " ")
+			f.publish(uri, payload)
+		}
+		for range want {
+			got[c.next().says()]++
+		}
+		equal(t, "the events", got, want)
+	})
+	run(t, "SES-02_subscriptions_made_at_another_instance", nil, func(t *testing.T, f *fixture) {
+		s := f.session(alice, spec.V20250618)
+		g := f.stream(alice, s, "")
+		f.instance().subscribe(alice, s, "event://ci/build-finished", "event://github/acme")
+		f.publish("event://ci/build-finished", `{"n":1}`)
+		g.brings(`event://ci/build-finished {"n":1}`)
+		f.publish("event://github/acme/web/push", `{"n":2}`)
+		g.brings(`event://github/acme/web/push {"n":2}`)
+	})
+	run(t, "SES-02_EVS-12_EVS-14_list_changed_once_for_each_change", nil, func(t *testing.T, f *fixture) {
+		c := f.follow(bySession)
+		f.registerOne(bob, deploy, "https://b.example/") // bob's own business
+		uri := f.registerOne(alice, deploy, "https://a.example/")
+		c.brings(spec.NoteResourcesChange)
+		f.stateless(alice, spec.MethodDeregister, `"uri":"`+uri+`"`)
+		c.brings(spec.NoteResourcesChange)
+		f.announceCatalog()
+		c.brings(spec.NoteResourcesChange)
+		f.subscribe(alice, c.session, deploy)
+		f.publish(deploy, `{}`)
+		c.brings(deploy + ` {}`)
+	})
+	run(t, "EVX-01_events_list_changed_for_who_declares_the_extension", nil, func(t *testing.T, f *fixture) {
+		c := &follower{framing: bySession, key: alice, lists: true}
+		c.resume(f)
+		f.announceCatalog()
+		c.brings(spec.NoteResourcesChange, spec.NoteEventsChange)
+	})
+	run(t, "EVS-12_a_change_of_state", nil, func(t *testing.T, f *fixture) {
+		uri := f.registerOne(alice, deploy, "https://a.example/")
+		c := f.follow(bySession, uri)
+		f.sessionBased(bob, f.session(bob, spec.V20251125), spec.MethodSubscribe, `"uri":"`+uri+`"`).is(t, "bob's subscribe", 200, -32002)
+		id, _ := subscription.ParseURI(uri)
+		_, err := f.service.Disable(t.Context(), "default", "alice", id, "gone", 0)
+		must(t, err)
+		got := map[string]bool{c.next().says(): true, c.next().says(): true} // either may come first
+		if !got[uri+` {"state":"disabled"}`] || !got[spec.NoteResourcesChange] {
+			t.Errorf("got %v, want the state and %s", got, spec.NoteResourcesChange)
+		}
+	})
+	run(t, "SES-04_the_newest_stream_takes_over", nil, func(t *testing.T, f *fixture) {
+		c := f.follow(bySession, deploy)
+		second := f.instance().stream(alice, c.session, "")
+		second.event()
+		c.end()
+		f.publish(deploy, `{}`)
+		second.brings(deploy + ` {}`)
+	})
+	run(t, "SES-01_DELETE_ends_the_stream", nil, func(t *testing.T, f *fixture) {
+		c := f.follow(bySession)
+		f.instance().do("DELETE", alice, "", "Mcp-Session-Id: "+c.session).isPlain(t, "DELETE", 204)
+		c.end()
+	})
+	run(t, "SES-03_no_priming_event_before_2025-11-25", nil, func(t *testing.T, f *fixture) {
+		for _, v := range []spec.Version{spec.V20250326, spec.V20250618} {
+			s := f.session(alice, v)
+			f.subscribe(alice, s, deploy)
+			g := f.stream(alice, s, "")
+			f.publish(deploy, `{}`)
+			if m := g.brings(deploy + ` {}`); m.sse.ID == "" {
+				t.Errorf("%s: got %+v, want an id", v, m)
+			}
+		}
+	})
+	run(t, "payloads_in_meta_for_who_declares_the_extension", nil, func(t *testing.T, f *fixture) {
+		s := f.initialize(alice, spec.V20251125, `{"experimental":{"`+spec.OwnExtension+`":{}}}`).Header.Get(spec.HeaderSession)
+		f.subscribe(alice, s, deploy)
+		g := f.stream(alice, s, "")
+		g.event()
+		f.publish(deploy, `{"n":1}`)
+		sameJSON(t, g.next().Params.Meta[spec.MetaPayload], `{"n":1}`)
+	})
+	run(t, "SES-03_an_id_of_another_session_is_refused", nil, func(t *testing.T, f *fixture) {
+		one, two := f.follow(bySession), f.session(alice, spec.V20251125)
+		parts := strings.Split(one.position, ".")
+		for _, id := range []struct{ session, last string }{
+			{two, one.position}, {one.session, "x"}, {one.session, parts[0] + "." + parts[1] + "." + strings.Repeat("A", len(parts[2]))},
+		} {
+			f.do("GET", alice, "", "Mcp-Session-Id: "+id.session, "Last-Event-ID: "+id.last).isPlain(t, id.last, 400)
+		}
+	})
+	t.Run("SES-02_SES-03_when_the_first_stream_fails_the_second_sends_the_events_since_the_subscribe", func(t *testing.T) {
+		catalogs := &shaky{}
+		f := newFixture(t, func(o *Options) { catalogs.Source, o.Catalogs = o.Catalogs, catalogs })
+		s := f.session(alice, spec.V20251125)
+		f.publish(deploy, `{"n":0}`)
+		f.subscribe(alice, s, deploy)
+		f.publish(deploy, `{"n":1}`)
+		catalogs.fails.Store(1)
+		f.do("GET", alice, "", "Accept:", "Accept: text/event-stream", "Mcp-Session-Id: "+s).isPlain(t, "the first stream", 503)
+		g := f.stream(alice, s, "")
+		g.brings("", deploy+` {"n":1}`)
+		g.cancel()
+		g = f.stream(alice, s, "") // the stream has begun now, so this one starts at the end of the log
+		g.event()
+		f.publish(deploy, `{"n":2}`)
+		g.brings(deploy + ` {"n":2}`)
+	})
+	t.Run("SES-04_of_two_first_streams_that_open_at_the_same_time_one_stays_open", func(t *testing.T) {
+		db := &takenOver{}
+		f := newFixture(t, func(o *Options) { db.DB, o.Sessions = o.Sessions, db })
+		s := f.session(alice, spec.V20251125)
+		f.subscribe(alice, s, deploy)
+		var quicker *open
+		during := func() {
+			quicker = f.stream(alice, s, "")
+			quicker.event()
+		}
+		db.during.Store(&during)
+		slower := f.stream(alice, s, "")
+		slower.event()
+		quicker.end()
+		f.publish(deploy, `{"n":1}`)
+		slower.brings(deploy + ` {"n":1}`)
+	})
+}
+
+// takenOver is a store that calls a function once when a stream is about to take over its session.
+type takenOver struct {
+	store.DB
+	during atomic.Pointer[func()]
+}
+
+func (db *takenOver) Write(ctx context.Context, ops ...store.Op) error {
+	if ops[0].Item.Sort == "stream" {
+		if during := db.during.Swap(nil); during != nil {
+			(*during)()
+		}
+	}
+	return db.DB.Write(ctx, ops...)
+}
+
+func TestInitialize(t *testing.T) {
+	f := newFixture(t, nil)
+	for asked, want := range map[string]string{
+		"2025-03-26": "2025-03-26", "2025-06-18": "2025-06-18", "2025-11-25": "2025-11-25",
+		"2024-11-05": "2025-11-25", "2026-07-28": "2025-11-25", "2099-01-01": "2025-11-25", "x": "2025-11-25",
+	} {
+		t.Run("SES-01_negotiates_"+asked, func(t *testing.T) {
+			r := f.initialize(alice, spec.Version(asked), `{}`)
+			var d described
+			r.result(t, &d)
+			id := r.Header.Get(spec.HeaderSession)
+			if d.ProtocolVersion != want || len(id) < 43 || strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
+				t.Errorf("got %s, session %q", d.ProtocolVersion, id)
+			}
+		})
+	}
+	t.Run("SES-01_without_a_version", func(t *testing.T) {
+		r := f.do("POST", alice, rpcText("1", spec.MethodInitialize, ""))
+		if r.fails(t, "initialize", -32602, ""); r.Header.Get(spec.HeaderSession) != "" {
+			t.Errorf("got %v, want no session", r.Header)
+		}
+	})
+	t.Run("SES-01_sessions_differ_and_cannot_be_guessed", func(t *testing.T) {
+		one, two := f.session(alice, spec.V20251125), f.session(alice, spec.V20251125)
+		if one == two || len(one) < 26 || strings.Contains(session.Key(one), one) { // 128 random bits, at least, and stored as a hash
+			t.Errorf("got %s, stored as %s, and %s, want two ids of at least 26 characters that are not stored", one, session.Key(one), two)
+		}
+	})
+}
+
+func TestSessions(t *testing.T) {
+	f := newFixture(t, nil)
+	s := f.session(alice, spec.V20251125)
+	const ping = `{"jsonrpc":"2.0","id":7,"method":"ping"}`
+	in := "Mcp-Session-Id: " + s
+	for _, tc := range []struct {
+		name, method, key, body string
+		headers                 []string
+		status                  int
+	}{
+		{"SES-01_ping", "POST", alice, ping, []string{in}, 200},
+		{"SES-01_ping_with_its_version", "POST", alice, ping, []string{in, "Mcp-Protocol-Version: 2025-11-25"}, 200},
+		{"SES-01_no_session", "POST", alice, ping, nil, 400},
+		{"SES-01_no_session_for_a_notification", "POST", alice, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, nil, 400},
+		{"SES-01_unknown_session", "POST", alice, ping, []string{"Mcp-Session-Id: x"}, 404},
+		{"SES-04_session_of_another_principal", "POST", bob, ping, []string{in}, 404},
+		{"SES-04_session_of_another_workspace", "POST", foreign, ping, []string{in}, 404},
+		{"SES-01_unknown_version", "POST", alice, ping, []string{in, "Mcp-Protocol-Version: 2024-11-05"}, 400},
+		{"SES-01_malformed_version", "POST", alice, ping, []string{in, "Mcp-Protocol-Version: banana"}, 400},
+		{"SES-01_initialized", "POST", alice, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, []string{in}, 202},
+		{"SES-05_cancelled", "POST", alice, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`, []string{in}, 202},
+		{"SES-01_a_response", "POST", alice, `{"jsonrpc":"2.0","id":1,"result":{}}`, []string{in}, 202},
+		{"SES-01_no_stream_without_session", "GET", alice, "", nil, 400},
+		{"SES-01_no_stream_of_an_unknown_session", "GET", alice, "", []string{"Mcp-Session-Id: x"}, 404},
+		{"SES-04_no_stream_for_another_principal", "GET", bob, "", []string{in}, 404},
+		{"SES-04_stream_with_a_wrong_Accept", "GET", alice, "", []string{in, "Accept:", "Accept: application/json"}, 406},
+		{"SES-01_no_end_without_session", "DELETE", alice, "", nil, 400},
+		{"SES-04_no_end_by_another_principal", "DELETE", bob, "", []string{in}, 404},
+		{"SES-01_end", "DELETE", alice, "", []string{in}, 204},
+		{"SES-01_ended", "POST", alice, ping, []string{in}, 404},
+		{"SES-01_ended_already", "DELETE", alice, "", []string{in}, 404},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := f.do(tc.method, tc.key, tc.body, tc.headers...)
+			r.isPlain(t, tc.method+" "+tc.body, tc.status)
+			if tc.status == 400 && tc.method == "POST" && r.code(t) != -32600 && r.code(t) != -32602 {
+				t.Errorf("got %s, want the error -32600 or -32602", r.Body)
+			}
+		})
+	}
+	t.Run("SES-01_a_session_is_stored_under_a_hash", func(t *testing.T) {
+		s := f.session(alice, spec.V20251125)
+		if strings.Contains(session.Key(s), s) {
+			t.Error("the id is in the key")
+		}
+	})
+	t.Run("SES-01_another_instance_serves_it", func(t *testing.T) {
+		f.instance().sessionBased(alice, f.session(alice, spec.V20251125), spec.MethodPing, "").is(t, "ping", 200, 0)
+	})
+	t.Run("SES-05_methods_that_are_not_there", func(t *testing.T) {
+		s := f.session(alice, spec.V20251125)
+		for _, m := range []string{"tools/list", "tools/call", "prompts/get", "prompts/list", spec.MethodListen, spec.MethodDiscover, "x"} {
+			f.sessionBased(alice, s, m, "").is(t, m, 200, -32601)
+		}
+	})
+}
+
+func TestBatches(t *testing.T) {
+	f := newFixture(t, nil)
+	const two = `[{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","method":"notifications/initialized"},{"jsonrpc":"2.0","id":"b","method":"x"},7,{"jsonrpc":"2.0","id":2,"method":"initialize"}]`
+	t.Run("SES-04_accepted_in_2025-03-26", func(t *testing.T) {
+		r := f.do("POST", alice, two, "Mcp-Session-Id: "+f.session(alice, spec.V20250326))
+		r.isPlain(t, two, 200)
+		sameJSON(t, json.RawMessage(r.Body), `[{"jsonrpc":"2.0","id":1,"result":{}},
+			{"jsonrpc":"2.0","id":"b","error":{"code":-32601,"message":"unknown method x"}},
+			{"jsonrpc":"2.0","error":{"code":-32600,"message":"a message must be an object"}},
+			{"jsonrpc":"2.0","id":2,"error":{"code":-32601,"message":"unknown method initialize"}}]`)
+	})
+	const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
+	for name, tc := range map[string]struct {
+		version spec.Version
+		batch   string
+		status  int
+	}{
+		"only notifications":    {spec.V20250326, `[{"jsonrpc":"2.0","method":"notifications/initialized"}]`, 202},
+		"bounded":               {spec.V20250326, "[" + strings.Repeat(ping+",", maxBatch) + ping + "]", 400},
+		"refused in 2025-06-18": {spec.V20250618, two, 400},
+		"refused in 2025-11-25": {spec.V20251125, two, 400},
+	} {
+		t.Run("SES-04_"+name, func(t *testing.T) {
+			r := f.do("POST", alice, tc.batch, "Mcp-Session-Id: "+f.session(alice, tc.version))
+			if r.isPlain(t, tc.batch, tc.status); tc.status == 400 && r.code(t) != jsonrpc.InvalidRequest {
+				t.Errorf("got %s, want the error %d", r.Body, jsonrpc.InvalidRequest)
+			}
+		})
+	}
+}
+
+// Who sends neither header gets the error about the version first: a client of the stateless revision has no session to send.
+func TestAMissingVersionIsNotAMissingSession(t *testing.T) {
+	f := newFixture(t, nil)
+	list := rpcText("1", spec.MethodResources, "")
+	r := f.do("POST", alice, list)
+	if r.isPlain(t, "without any header", 400, "the header MCP-Protocol-Version is missing: send 2026-07-28"); strings.Contains(r.Body, "Mcp-Session-Id") {
+		t.Errorf("got %s, want nothing about sessions", r.Body)
+	}
+	f.do("POST", alice, list, "Mcp-Protocol-Version: 2025-11-25").isPlain(t, "without a session", 400, "the header Mcp-Session-Id is missing")
+}
+
+// damage makes values of items of a session unreadable.
+func (f *fixture) damage(id string, which func(sort string) bool) (n int) {
+	f.t.Helper()
+	page, err := f.db.Query(f.t.Context(), store.Query{Table: store.Sessions, Partition: "s#" + session.Key(id), Limit: 1000})
+	must(f.t, err)
+	for _, it := range page.Items {
+		if which(it.Sort) {
+			it.Value = []byte(`{"u":5,"ver":[`)
+			must(f.t, f.db.Write(f.t.Context(), store.Put(it)))
+			n++
+		}
+	}
+	return n
+}
+
+// SES-02: a session whose item cannot be decoded is as one that there is not: its client begins another. It is counted, and no other session
+// is harmed.
+func TestAnUndecodableSessionIsNone(t *testing.T) {
+	f := newFixture(t, nil)
+	bad, good := f.session(alice, spec.V20251125), f.session(alice, spec.V20251125)
+	open := f.stream(alice, bad, "")
+	open.event()
+	equal(t, "damaged items", f.damage(bad, func(sort string) bool { return sort == "-" }), 1)
+	for range 3 {
+		f.sessionBased(alice, bad, spec.MethodResources, "").isPlain(t, "the damaged session", http.StatusNotFound)
+	}
+	equal(t, "counted", f.endpoint.sessions.Broken.Count("session"), 3)
+	for what, id := range map[string]string{"another": good, "a new one": f.session(alice, spec.V20251125)} {
+		f.sessionBased(alice, id, spec.MethodResources, "").is(t, what, 200, 0)
+	}
+}
+
+// SES-04: of the subscriptions of a session one that cannot be decoded brings nothing, the others go on, and all of them end with it.
+func TestAnUndecodableSubscriptionOfASession(t *testing.T) {
+	f := newFixture(t, nil)
+	id := f.session(alice, spec.V20251125)
+	f.subscribe(alice, id, deploy, "event://ci/build-finished")
+	h := sha256.Sum256([]byte("event://ci/build-finished"))
+	bad := "u#" + base64.RawURLEncoding.EncodeToString(h[:])
+	equal(t, "damaged items", f.damage(id, func(sort string) bool { return sort == bad }), 1)
+	s := f.stream(alice, id, "")
+	s.event()
+	f.publish(deploy, `{"n":1}`)
+	s.brings(deploy + ` {"n":1}`)
+	if got := f.endpoint.sessions.Broken.Count("subscription of a session"); got == 0 {
+		t.Error("it was not counted")
+	}
+	f.do("DELETE", alice, "", "Mcp-Session-Id: "+id).isPlain(t, "DELETE", http.StatusNoContent)
+	equal(t, "items left behind", f.damage(id, func(string) bool { return true }), 0)
+}

@@ -1,0 +1,305 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+const deploy = "event://ci/deploy"
+
+func TestAStreamResumesAtAnotherInstance(t *testing.T) {
+	for number, by := range map[string]framing{"SUB-08": byListen, "SES-03": bySession, "SSE-04": byDialect} {
+		run(t, number+" "+by.name+" repeats and loses nothing", nil, func(t *testing.T, f *fixture) {
+			c := f.follow(by, deploy, "event://github/acme")
+			seen := map[string]bool{}
+			read := func(n int) {
+				t.Helper()
+				for range n {
+					m := c.next()
+					if !strings.HasPrefix(m.says(), "event://") || seen[m.says()] {
+						t.Fatalf("got %q, want an event that did not come before", m.says())
+					}
+					seen[m.says()] = true
+				}
+			}
+			at := f
+			for round := range 4 {
+				for n := range 5 {
+					f.publish(deploy, fmt.Sprintf(`{"round":%d,"n":%d}`, round, n))
+					f.publish("event://github/acme/web/push", fmt.Sprintf(`{"round":%d,"push":%d}`, round, n))
+				}
+				lost := round * 2 // the last ones of each round get lost on the way
+				read(10 - lost)
+				for range 2 { // the second time behind the first message of the resumed stream
+					if at = at.instance(); strings.HasPrefix(c.resume(at).says(), "gap") {
+						t.Error("the resumed stream begins with a gap")
+					}
+				}
+				read(lost)
+			}
+		})
+	}
+}
+
+func TestAStreamTellsThatEventsAreLost(t *testing.T) {
+	for number, tc := range map[string]struct {
+		by    framing
+		first string   // what the resumed stream begins with
+		then  []string // and goes on with
+	}{
+		"SUB-08": {byListen, "gap", nil},
+		"SES-03": {bySession, "", []string{"gap " + deploy, spec.NoteResourcesChange}},
+		"SSE-04": {byDialect, "streamOpened", []string{"gap " + deploy, spec.NoteResourcesChange}},
+		"EVX-07": {byType, "gap", nil},
+	} {
+		run(t, number+" when "+tc.by.name+" resumes from before the retention", nil, func(t *testing.T, f *fixture) {
+			c := f.follow(tc.by, deploy)
+			old := c.position
+			f.log.Retention = time.Nanosecond
+			if m := c.resume(f); m.says() != tc.first || m.position() == old {
+				t.Errorf("it begins with %q at %s, want %q at another position: %s", m.says(), m.position(), tc.first, m.sse.Data)
+			}
+			c.brings(tc.then...)
+		})
+		run(t, number+" when "+tc.by.name+" meets an item of the log that cannot be decoded, once and between the events", nil, func(t *testing.T, f *fixture) {
+			c := f.follow(tc.by, deploy)
+			f.publishAroundADamagedItem()
+			gap := "gap " + deploy
+			if tc.by.name == byType.name {
+				gap = "gap" // events/stream is active again and truncated
+			}
+			c.brings(deploy+` {"n":1}`, gap, deploy+` {"n":2}`)
+		})
+	}
+	run(t, "EVX-05 EVX-07 when a poll meets such an item, in its result and not in the next one", nil, func(t *testing.T, f *fixture) {
+		cursor := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
+		f.publishAroundADamagedItem()
+		p := f.poll(alice, "ci.deploy", `{}`, cursor, "")
+		if len(p.Events) != 2 || !*p.Truncated || *p.HasMore {
+			t.Errorf("the poll returns %+v, want two events, truncated, and no more", p)
+		}
+		if p = f.poll(alice, "ci.deploy", `{}`, p.Cursor, ""); *p.Truncated {
+			t.Error("the next poll is truncated, too")
+		}
+	})
+	run(t, "SES-03 again when the client of a session is cut off before it knows of the whole gap", nil, func(t *testing.T, f *fixture) {
+		c := f.follow(bySession, "event://ci", "event://github") // the log has the events of parents from now on
+		parts := strings.SplitN(c.position, ".", 3)
+		last := parts[0] + "." + parts[1] + "." + f.tails.Sealer.Seal(auth.DefaultWorkspace, eventlog.Cursor{At: f.log.Position() - time.Hour.Microseconds()})
+		for read := range 3 { // messages before it is cut off
+			c.position = last
+			ids, gaps := []string{last, c.resume(f).position()}, map[string]bool{}
+			for range 2 {
+				m := c.next()
+				ids, gaps[m.says()] = append(ids, m.position()), true
+			}
+			if !gaps["gap event://ci"] || !gaps["gap event://github"] {
+				t.Errorf("cut off after %d messages: got %v, want the gaps of both URIs", read, gaps)
+			}
+			last = ids[read]
+		}
+	})
+}
+
+// publishAroundADamagedItem publishes two events with an item between them that cannot be decoded.
+func (f *fixture) publishAroundADamagedItem() {
+	f.t.Helper()
+	f.publish(deploy, `{"n":1}`)
+	must(f.t, f.db.Write(f.t.Context(), store.Put(store.Item{
+		Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", deploy).Name(), Sort: store.AtCommit}, Value: []byte("{"),
+	})))
+	f.publish(deploy, `{"n":2}`)
+}
+
+func TestAClientThatIsCutOffBetweenTwoNotificationsOfAChangeGetsBoth(t *testing.T) {
+	for number, by := range map[string]framing{"SUB-08": byListen, "SES-03": bySession} {
+		run(t, number+" "+by.name, nil, func(t *testing.T, f *fixture) {
+			c := &follower{framing: by, key: alice, lists: true}
+			c.resume(f)
+			f.announceCatalog()
+			c.brings(spec.NoteResourcesChange)
+			c.resume(f)
+			c.brings(spec.NoteResourcesChange, spec.NoteEventsChange)
+			c.resume(f)
+			must(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("alice"), json.RawMessage(`{}`)))
+			c.brings(spec.NoteResourcesChange)
+			c.isQuiet("behind the last notification")
+		})
+	}
+}
+
+// The position that a stream ends with is in front of the event that it could not send.
+func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
+	for number, by := range map[string]framing{"SUB-08": byListen, "SES-03": bySession, "SSE-03": byDialect} {
+		t.Run(number+" "+by.name, func(t *testing.T) {
+			catalogs := &shaky{}
+			f := newFixture(t, func(o *Options) { catalogs.Source, o.Catalogs = o.Catalogs, catalogs })
+			c := f.follow(by, deploy)
+			f.publish(deploy, `{"n":1}`)
+			c.brings(deploy + ` {"n":1}`)
+			catalogs.fails.Store(math.MaxInt64)
+			f.publish(deploy, `{"n":2}`)
+			if last := c.next(); last.position() == "" || strings.HasPrefix(last.says(), "event://") {
+				t.Fatalf("the stream ends with %s, want a position", last.sse.Data)
+			}
+			catalogs.fails.Store(0)
+			c.resume(f)
+			c.brings(deploy + ` {"n":2}`)
+		})
+	}
+}
+
+// Two URIs that a stream follows, each by itself and by a common parent, have an event of the same id.
+func TestStreamsTellEventsOfOneIDApart(t *testing.T) {
+	f := newFixture(t, nil)
+	c := f.follow(byListen, deploy, "event://ci/build-finished", "event://ci")
+	start := c.position
+	for _, uri := range []string{deploy, "event://ci/build-finished"} {
+		f.publishEvent(event.Event{Workspace: auth.DefaultWorkspace, ID: "1", URI: uri, Data: json.RawMessage(`{}`)})
+	}
+	both := map[string]bool{deploy + " {}": true, "event://ci/build-finished {}": true} // the order is that of each URI
+	equal(t, "EVS-06 EVS-13: the events", map[string]bool{c.next().says(): true, c.next().says(): true}, both)
+	c.uris, c.position = []string{"event://ci"}, start
+	c.resume(f)
+	equal(t, "SUB-08: the events after a resume", map[string]bool{c.next().says(): true, c.next().says(): true}, both)
+}
+
+// SUB-02, EVX-06: every message names the request by an id of the same value and type.
+func TestTheIDOfTheRequestIsOnEveryMessage(t *testing.T) {
+	f := newFixture(t, nil)
+	for _, id := range []string{`1`, `"1"`, `9007199254740993`, `"a\"b\u0041"`} {
+		t.Run("SUB-02 SUB-08 SUB-10 a listen "+id, func(t *testing.T) {
+			l := f.listen(alice, id, `{"resourceSubscriptions":["event://ci/deploy"],"resourcesListChanged":true,"eventsListChanged":true}`)
+			defer l.cancel()
+			for i, want := range []string{spec.NoteAcknowledged, deploy + " {}", spec.NoteResourcesChange, spec.NoteEventsChange} {
+				m := l.brings(want)
+				if got := string(m.Params.Meta[spec.MetaSubscription]); got != id || m.Params.Meta[spec.MetaCursor] == nil || m.sse.ID != "" || m.sse.Retry != 0 {
+					t.Errorf("got %+v, want the subscription id %s, a cursor, and no SSE id or retry", m, id)
+				}
+				switch i {
+				case 0:
+					f.publish(deploy, `{}`)
+				case 1:
+					f.announceCatalog()
+				}
+			}
+		})
+		t.Run("EVX-04 EVX-06 an events/stream "+id, func(t *testing.T) {
+			o, first := f.push(alice, id, "ci.deploy", `{}`, "")
+			defer o.cancel()
+			if got := string(first.Params.Meta[spec.MetaSubscription]); got != id || len(first.Params.Meta) != 1 || *first.Params.Truncated {
+				t.Errorf("got %+v, want the subscription id %s alone in _meta, and no gap", first, id)
+			}
+			for i := range 3 {
+				ev := f.publish(deploy, fmt.Sprintf(`{"n":%d}`, i))
+				p := o.next()
+				if p.Method != spec.NoteEventsEvent || p.Params.EventID != ev.ID || p.Params.Name != "ci.deploy" || p.Params.Cursor == "" ||
+					string(p.Params.Data) != string(ev.Data) || p.Params.Timestamp != ev.Timestamp() {
+					t.Errorf("got %+v, want the event %+v", p, ev)
+				}
+				if got := string(p.Params.Meta[spec.MetaSubscription]); got != id || len(p.Params.Meta) != 3 {
+					t.Errorf("_meta is %v, want the id %s and the members of EVX-24", p.Params.Meta, id)
+				}
+			}
+		})
+	}
+}
+
+func TestHeadersOfStreams(t *testing.T) {
+	f := newFixture(t, nil)
+	ours := map[string]string{"Content-Type": "text/event-stream", "X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
+	for number, tc := range map[string]struct {
+		by   framing
+		more map[string]string
+	}{
+		"SUB-07 SUB-10": {byListen, map[string]string{spec.HeaderSession: ""}}, "SUB-07 SES-02": {bySession, nil}, "SUB-07 EVX-06": {byType, nil},
+		"SSE-01": {byDialect, map[string]string{"Connection": "keep-alive"}},
+	} {
+		t.Run(number+" "+tc.by.name, func(t *testing.T) {
+			c := f.follow(tc.by, deploy)
+			for _, headers := range []map[string]string{ours, tc.more} {
+				for name, want := range headers {
+					if got := c.header.Get(name); c.status != 200 || got != want {
+						t.Errorf("status %d, %s: got %q, want 200 and %q", c.status, name, got, want)
+					}
+				}
+			}
+		})
+	}
+	t.Run("SSE-01 no Connection header in HTTP/2", func(t *testing.T) {
+		h := http.Header{}
+		streamHeaders(h, &http.Request{ProtoMajor: 2})
+		if h.Get("Connection") != "" || h.Get("Content-Type") != sse.ContentType {
+			t.Errorf("got %v, want a Content-Type and no Connection", h)
+		}
+	})
+}
+
+// What a stream says when the endpoint closes.
+func TestShutdownEndsStreams(t *testing.T) {
+	f := newFixture(t, nil)
+	l, p := f.listening(alice, `"x"`, `{}`), f.open(f.request("POST", reader, statelessBody(`"x"`, spec.MethodEventsStream, `"name":"ci.deploy"`), statelessHeaders(spec.MethodEventsStream, "")...))
+	p.brings(spec.NoteEventsActive)
+	d := f.follow(byDialect)
+	must(t, f.endpoint.Close(t.Context()))
+	for number, o := range map[string]*open{"SUB-06 a listen": l, "EVX-06 an events/stream": p} {
+		t.Run(number+" ends with its result", func(t *testing.T) {
+			m := o.brings("complete")
+			if string(m.ID) != `"x"` || string(m.Result.Meta[spec.MetaSubscription]) != `"x"` || m.Result.Meta[spec.MetaServer] == nil || (m.Result.Meta[spec.MetaCursor] != nil) != (o == l) {
+				t.Errorf("got %s, want a result with the id, the server, and a cursor only for a listen", m.sse.Data)
+			}
+			o.end()
+		})
+	}
+	t.Run("SSE-02 a stream of the dialect says why", func(t *testing.T) {
+		d.lifecycle("streamClosed", "shutdown")
+		d.end()
+	})
+	t.Run("SUB-06 and no stream begins", func(t *testing.T) {
+		if r := f.stateless(alice, spec.MethodListen, `"notifications":{}`); r.Status != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
+			t.Errorf("got %+v, want 503 and Retry-After", r)
+		}
+	})
+}
+
+// TestStalledReadersAtTheEnd closes an endpoint while clients take nothing of what they
+// are sent.
+func TestStalledReadersAtTheEnd(t *testing.T) {
+	f := newFixture(t, nil)
+	all := []framing{byListen, byType, bySession, byDialect}
+	for _, by := range all {
+		c, err := net.Dial("tcp", f.server.Listener.Addr().String())
+		must(t, err)
+		defer c.Close()
+		must(t, c.(*net.TCPConn).SetReadBuffer(4<<10))
+		must(t, by.opening(deploy)(f).Write(c)) // and reads nothing
+	}
+	f.waitFor("the streams", func() bool { return f.endpoint.OpenStreams() >= int64(len(all)) })
+	reading := f.follow(byListen, deploy)
+	for i := range 40 { // 9 MiB, more than the connections hold
+		f.publish(deploy, fmt.Sprintf(`{"n":%d,"x":"%s"}`, i, strings.Repeat("x", 230<<10)))
+		reading.next()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // less than a write may take
+	defer cancel()
+	began := time.Now()
+	if err := f.endpoint.Close(ctx); err != nil {
+		t.Errorf("SUB-06: after %v: %v", time.Since(began), err)
+	}
+	reading.brings("complete")
+}
