@@ -3,13 +3,14 @@ package tools
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/mcp/eventtools"
 )
 
-func TestInboxReportsLostEvents(t *testing.T) {
+func TestInbox(t *testing.T) {
 	all := eventtools.Query{Limit: eventtools.MaxEvents}
 	newInbox := func() *inbox {
 		return &inbox{changed: make(chan struct{}), waiting: map[*string]struct{}{}}
@@ -17,6 +18,18 @@ func TestInboxReportsLostEvents(t *testing.T) {
 	event := func(i int) client.Event {
 		return client.Event{ID: fmt.Sprint(i), Name: "ci.build", Data: json.RawMessage(`{}`)}
 	}
+	t.Run("RCH-04 a result is bounded by its size, and the rest stays unread", func(t *testing.T) {
+		b := newInbox()
+		for i := range 3 {
+			e := event(i)
+			e.Data = json.RawMessage(`"` + strings.Repeat("x", eventtools.MaxBytes*2/5) + `"`)
+			b.add("s1", e)
+		}
+		first, rest := b.readUnread(all), b.readUnread(all)
+		if len(first.Events) != 2 || !first.More || len(rest.Events) != 1 || rest.More || rest.Events[0].ID != "2" {
+			t.Errorf("got %d events, more %v, then %d, more %v; want 2 and more, then event 2", len(first.Events), first.More, len(rest.Events), rest.More)
+		}
+	})
 	t.Run("RCH-04 a gap is reported once", func(t *testing.T) {
 		b := newInbox()
 		b.addGap("s1", "ci.build")

@@ -73,8 +73,7 @@ func TestEventsArePushedToClaudeCode(t *testing.T) {
 		}
 	})
 	t.Run("RCH-04 an event that a call waits for is not pushed", func(t *testing.T) {
-		w.n++
-		w.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"wait_for_event","_meta":{"progressToken":1}}}`, w.n))
+		w.ask("tools/call", `{"name":"wait_for_event","_meta":{"progressToken":1}}`)
 		if l := w.next(); l.Method != "notifications/progress" {
 			t.Fatalf("got %s, want progress", l.text)
 		}
@@ -143,8 +142,7 @@ func TestEventsArePushedOnRequest(t *testing.T) {
 			t.Errorf("wait_for_event after reading the resource: got %+v, want the second event", got)
 		}
 		w.request("resources/unsubscribe", `{"uri":"events://recent"}`)
-		w.n++
-		w.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"resources/subscribe","params":{"uri":"file:///etc/passwd"}}`, w.n))
+		w.ask("resources/subscribe", `{"uri":"file:///etc/passwd"}`)
 		if l := w.next(); l.Error == nil {
 			t.Errorf("got %s, want an error for another resource", l.text)
 		}
