@@ -100,7 +100,7 @@ func TestAPI(t *testing.T) {
 		}
 	}
 	if got := said("operator", "?principal=ann"); got != said("ann", "") {
-		t.Errorf("the operator sees %s", got)
+		t.Errorf("the operator sees %s, want as ann", got)
 	}
 	if got := said("bob", ""); got != "bob fast:false(false by bob) slow:false bad:false events:false" {
 		t.Errorf("got %s", got)

@@ -3,6 +3,7 @@ package conversation
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
@@ -72,6 +74,12 @@ func newRig(t *testing.T, src string, change ...func(*Options)) *rig {
 		}
 	})
 	return r
+}
+
+// inBubble runs a test of a service in a synctest bubble.
+func inBubble(t *testing.T, src string, test func(*testing.T, *rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(t, newRig(t, src)) })
 }
 
 const conversationCatalog = `
@@ -179,6 +187,31 @@ func (r *rig) say() *Context {
 	c, err := r.sayAs(ann, UserMessage)
 	must(r.t, err)
 	return c
+}
+
+// saysWithin forwards a message from ann, and checks how long that takes and the context.
+func (r *rig) saysWithin(took time.Duration, text string) {
+	r.t.Helper()
+	began := time.Now()
+	if got := r.say(); got.Text != text || time.Since(began) != took {
+		r.t.Errorf("after %v got %q, want %q after %v", time.Since(began), got.Text, text, took)
+	}
+}
+
+// counted checks the reasons that are counted for a provider.
+func (r *rig) counted(provider, want string) {
+	r.t.Helper()
+	if got := fmt.Sprint(r.Counts()["default/"+provider]); got != "map["+want+"]" {
+		r.t.Errorf("%s: counted %s, want %s", provider, got, want)
+	}
+}
+
+// wasAsked checks how often a host was asked so far.
+func (r *rig) wasAsked(host string, want int) {
+	r.t.Helper()
+	if got := r.calls(host); got != want {
+		r.t.Errorf("%s was asked %d times, want %d", host, got, want)
+	}
 }
 
 // sayAs forwards a message of the given kind.
