@@ -52,25 +52,19 @@ func TestARegistrationWithAChallenge(t *testing.T) {
 	defer server.Close()
 	hooks := &client.Handler{}
 	end, err := hooks.Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer end()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	c, err := client.Connect(ctx, server.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728), Webhooks: hooks})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var sub *client.Subscription
 	t.Run("SRF-07 the challenge of a registration is echoed before the secret is known", func(t *testing.T) {
 		sub, err = c.Subscribe(ctx, client.SubscribeOptions{
 			URIs: []string{"event://a"}, Mode: client.ModeWebhook,
 			Event: func(_ context.Context, e client.Event) error { t.Errorf("got %+v, want no event", e); return nil },
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	})
 	t.Run("SRF-07 afterwards an unsigned challenge is refused", func(t *testing.T) {
 		if status, _ := challenge(hooks.URL, id, nonce); status != http.StatusUnauthorized {

@@ -41,9 +41,7 @@ type home struct {
 func newHome(t *testing.T, change func(*standalone.Options)) *home {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	addr := l.Addr().String()
 	_ = l.Close()
 	h := &home{t: t, options: standalone.Options{
@@ -62,11 +60,9 @@ func newHome(t *testing.T, change func(*standalone.Options)) *home {
 
 func (h *home) start() {
 	h.t.Helper()
-	s, err := standalone.New(context.Background(), h.options)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	h.server = s
+	var err error
+	h.server, err = standalone.New(context.Background(), h.options)
+	must(h.t, err)
 }
 
 func (h *home) stop() {
@@ -83,9 +79,14 @@ func (h *home) publish(ids ...string) {
 	h.t.Helper()
 	for _, id := range ids {
 		_, err := h.server.Publish(h.t.Context(), "default", standalone.Event{ID: id, URI: shipped, Data: json.RawMessage(`{"id":"` + id + `"}`)})
-		if err != nil {
-			h.t.Fatal(err)
-		}
+		must(h.t, err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -140,6 +141,18 @@ func run(t *testing.T, url, mode string, change func(*program)) *program {
 	}()
 	t.Cleanup(cancel)
 	return p
+}
+
+// failFirst does not acknowledge the first attempts at an event.
+func (p *program) failFirst(attempts int32, id string) {
+	var tries atomic.Int32
+	p.sub.Event = func(_ context.Context, e client.Event) error {
+		if e.ID == id && tries.Add(1) <= attempts {
+			return errors.New("not now")
+		}
+		p.got <- e.ID
+		return nil
+	}
 }
 
 // receive subscribes, and returns when the subscription has ended.
@@ -266,20 +279,7 @@ func TestSubscribe(t *testing.T) {
 			h := newHome(t, func(o *standalone.Options) {
 				o.Limits.EventsSchedule = []time.Duration{0, time.Second, time.Second}
 			})
-			var mu sync.Mutex
-			failed := false
-			p := run(t, h.server.URL, mode, func(p *program) {
-				p.sub.Event = func(_ context.Context, e client.Event) error {
-					mu.Lock()
-					defer mu.Unlock()
-					if !failed {
-						failed = true
-						return errors.New("not now")
-					}
-					p.got <- e.ID
-					return nil
-				}
-			})
+			p := run(t, h.server.URL, mode, func(p *program) { p.failFirst(1, "a") })
 			p.begins()
 			h.publish("a")
 			p.handles("a")
@@ -293,19 +293,7 @@ func TestWebhooksThatTheServerGaveUp(t *testing.T) {
 	t.Run("EVX-13 EVX-19 a gap is reported, and the events after its cursor arrive again", func(t *testing.T) {
 		t.Parallel()
 		h := newHome(t, func(o *standalone.Options) { o.Limits.EventsSchedule = []time.Duration{0, time.Second} })
-		var mu sync.Mutex
-		tries := 0
-		p := run(t, h.server.URL, client.ModeWebhook, func(p *program) {
-			p.sub.Event = func(_ context.Context, e client.Event) error {
-				mu.Lock()
-				defer mu.Unlock()
-				if tries++; e.ID == "a" && tries <= 2 {
-					return errors.New("not now")
-				}
-				p.got <- e.ID
-				return nil
-			}
-		})
+		p := run(t, h.server.URL, client.ModeWebhook, func(p *program) { p.failFirst(2, "a") })
 		p.begins()
 		h.publish("a")
 		if g := take(t, p.gaps, p.ended); g.Cursor == "" || g.Name != "order.shipped" {
@@ -408,13 +396,9 @@ func TestSubscribeRefusesInvalidOptions(t *testing.T) {
 	h := newHome(t, nil)
 	event := func(context.Context, client.Event) error { return nil }
 	c, err := client.Connect(t.Context(), h.server.URL, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	unwritable := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(unwritable, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(unwritable, []byte("x"), 0o600))
 	for _, tt := range []struct {
 		name string
 		sub  client.SubscribeOptions

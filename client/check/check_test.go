@@ -12,12 +12,11 @@ import (
 	"testing"
 	"time"
 
-	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
-
 	"github.com/mcp-events/mcpevents/client/check"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
 // startServer starts a stand-alone server with quick retries and heartbeats, and returns the options that check it.
@@ -49,12 +48,30 @@ func listIDs(r *check.Report, result string) (ids []string) {
 	return ids
 }
 
-func TestOurServerHoldsTheRules(t *testing.T) {
-	t.Parallel()
-	report, err := check.Run(t.Context(), startServer(t, nil))
+// runCheck checks a server.
+func runCheck(t *testing.T, o check.Options) *check.Report {
+	t.Helper()
+	report, err := check.Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return report
+}
+
+// expectRules checks that rules came to a result.
+func expectRules(t *testing.T, r *check.Report, result string, ids ...string) {
+	t.Helper()
+	got := listIDs(r, result)
+	for _, want := range ids {
+		if !slices.Contains(got, want) {
+			t.Errorf("RCH-06: %s: got %q, want %s among them", result, got, want)
+		}
+	}
+}
+
+func TestOurServerHoldsTheRules(t *testing.T) {
+	t.Parallel()
+	report := runCheck(t, startServer(t, nil))
 	t.Run("RCH-06 EVX-25 it fails no rule, in the released profile", func(t *testing.T) {
 		if got := listIDs(report, check.Failed); len(got) > 0 || report.Profile != "released" {
 			t.Errorf("failed: %q in the profile %q %v, want none in released", got, report.Profile, report.ShownBy)
@@ -107,13 +124,10 @@ func checkWritten(t *testing.T, report *check.Report) {
 
 func TestAServerOfTheFinalProfileHoldsAllRules(t *testing.T) {
 	t.Parallel()
-	report, err := check.Run(t.Context(), startServer(t, func(o *standalone.Options) {
+	report := runCheck(t, startServer(t, func(o *standalone.Options) {
 		o.Limits.Profile = "final"
 		o.Catalog = append(o.Catalog, "  - {name: poll.only, uri: event://poll/only, delivery: [poll]}\n"...)
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
 	if got := listIDs(report, check.Failed); len(got) > 0 || report.Profile != "final" {
 		t.Errorf("RCH-06 EVX-25: failed: %q in the profile %q %v, want none in final", got, report.Profile, report.ShownBy)
 	}
@@ -127,19 +141,9 @@ func TestAddressesThatAServerMustRefuse(t *testing.T) {
 	t.Parallel()
 	o := startServer(t, func(o *standalone.Options) { o.Limits.AllowInsecureTargets = false })
 	o.Receiver = "https://receiver.invalid"
-	report, err := check.Run(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := listIDs(report, check.Passed)
-	for _, want := range []string{"webhook-https", "webhook-private", "webhook-url", "webhook-secret"} {
-		if !slices.Contains(got, want) {
-			t.Errorf("RCH-06: %s did not pass: %q", want, got)
-		}
-	}
-	if got := listIDs(report, check.Failed); !slices.Contains(got, "webhook-subscribe") {
-		t.Errorf("the failed rules are %q, want webhook-subscribe because the receiver cannot be reached", got)
-	}
+	report := runCheck(t, o)
+	expectRules(t, report, check.Passed, "webhook-https", "webhook-private", "webhook-url", "webhook-secret")
+	expectRules(t, report, check.Failed, "webhook-subscribe") // the receiver cannot be reached
 }
 
 func TestAServerWithoutEventsIsReported(t *testing.T) {
