@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/test/harness"
 )
@@ -29,7 +28,7 @@ const (
 // githubSecret names the parameter with the secret of the source github.
 const githubSecret = "/mcp-events/e2e/github"
 
-// awsSources returns sources of both kinds. The path leads to the title of a pull request.
+// awsSources returns the configuration of the source. The path leads to the title of a pull request.
 func awsSources(title string) string {
 	return `sources:
   - name: github
@@ -44,35 +43,6 @@ func awsSources(title string) string {
           action: /body/action
           number: /body/number
           pull_request: {title: ` + title + `, author: /body/pull_request/user/login}
-  - name: alarms
-    workspace: sourced
-    from: eventbridge
-    events:
-      - match: {detail-type: [CloudWatch Alarm State Change], detail: {state: {value: [ALARM]}}}
-        name: incident.created
-        variables: {service: /detail/alarmName}
-        id: /id
-        time: /time
-        data: {id: /id, title: /detail/state/reason, severity: critical}
-  - name: builds
-    workspace: sourced
-    from: sns
-    events:
-      - match: {TopicArn: [{suffix: ":builds"}]}
-        name: ci.build_finished
-        id: /MessageId
-        time: /Timestamp
-        data: {build: /Message/build, status: /Message/status}
-  - name: uploads
-    workspace: sourced
-    from: s3
-    events:
-      - match: {eventName: [{prefix: "ObjectCreated:"}]}
-        name: storage.object_created
-        variables: {bucket: /s3/bucket/name}
-        id: /responseElements/x-amz-request-id
-        time: /eventTime
-        data: {key: /s3/object/key, size: /s3/object/size}
 `
 }
 
@@ -145,8 +115,8 @@ func pullOpened(id string, number int) hookRequest {
 			"\"pull_request\":{\"title\":\"Größe \\u00e4ndern \\ud83d\\ude80\",\"user\":{\"login\":\"octocat\"}}}\r\n", number)}
 }
 
-// TestSourcesOnLocalAWS tests sources on AWS, where requests arrive through a Function URL, AWS services put messages
-// into the inbox, and any process may handle each of them.
+// TestSourcesOnLocalAWS tests sources on AWS, where requests arrive through a Function URL, and any process may handle each
+// of them. TestServicesSendToTheInbox of package functions tests the messages of AWS services.
 func TestSourcesOnLocalAWS(t *testing.T) {
 	t.Parallel()
 	aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
@@ -212,18 +182,15 @@ func TestSourcesOnLocalAWS(t *testing.T) {
 		}
 	})
 	t.Run("SRC-04 OPS-04 an unfit document becomes a dead letter, and an event after its mapping was fixed", func(t *testing.T) { mendMapping(t, aws, p, hook) })
-	t.Run("buses", func(t *testing.T) { fromBuses(t, aws, receiver) })
-	t.Run("SRC-03 operators see the outcomes of requests and messages", func(t *testing.T) {
+	t.Run("SRC-03 operators see the outcomes of requests", func(t *testing.T) {
 		o := operate(t, &aws.Target)
-		for source, kinds := range map[string][]string{"github": {"accepted", "unmatched", "unverified", "unfit"}, "alarms": {"accepted", "unmatched"}} {
-			for _, kind := range kinds {
-				var l struct {
-					Items []struct{ Kind, Reason string }
-				}
-				o.callAs(listener, "GET", "sources/"+source+"/outcomes?kind="+kind, "", http.StatusOK, &l)
-				if len(l.Items) == 0 || l.Items[0].Kind != kind || strings.Contains(l.Items[0].Reason, p.secret) {
-					t.Errorf("outcomes of %s %s: %+v", source, kind, l.Items)
-				}
+		for _, kind := range []string{"accepted", "unmatched", "unverified", "unfit"} {
+			var l struct {
+				Items []struct{ Kind, Reason string }
+			}
+			o.callAs(listener, "GET", "sources/github/outcomes?kind="+kind, "", http.StatusOK, &l)
+			if len(l.Items) == 0 || l.Items[0].Kind != kind || strings.Contains(l.Items[0].Reason, p.secret) {
+				t.Errorf("outcomes of %s: %+v", kind, l.Items)
 			}
 		}
 	})
@@ -274,55 +241,5 @@ func mendMapping(t *testing.T, aws *harness.AWS, p githubApp, hook *harness.Endp
 	})
 	if left := list(); len(left) > 0 {
 		t.Errorf("left %+v", left)
-	}
-}
-
-// fromBuses puts messages into the inbox as EventBridge, SNS and S3 would.
-func fromBuses(t *testing.T, aws *harness.AWS, receiver *harness.Receiver) {
-	client := aws.Stateless(listener)
-	for name, tc := range map[string]struct{ event, id, body, other string }{
-		"SRC-01 an event of EventBridge": {
-			"incident.created", "e-1",
-			`{"version":"0","id":"e-1","detail-type":"CloudWatch Alarm State Change","source":"aws.cloudwatch","account":"123456789012","time":"2026-11-23T08:00:00Z","region":"us-east-1","resources":[],"detail":{"alarmName":"checkout","state":{"value":"ALARM","reason":"Threshold crossed"}}}`,
-			`{"version":"0","id":"e-0","detail-type":"CloudWatch Alarm State Change","source":"aws.cloudwatch","account":"123456789012","time":"2026-11-23T08:00:00Z","region":"us-east-1","resources":[],"detail":{"alarmName":"checkout","state":{"value":"OK","reason":"Back"}}}`,
-		},
-		"SRC-01 a message of SNS": {
-			"ci.build_finished", "sns-1",
-			`{"Type":"Notification","MessageId":"sns-1","TopicArn":"arn:aws:sns:us-east-1:123456789012:builds","Message":"{\"build\":7,\"status\":\"passed\"}","Timestamp":"2026-11-23T08:00:00.000Z","SignatureVersion":"1","Signature":"x","SigningCertURL":"x","UnsubscribeURL":"x"}`,
-			`{"Type":"Notification","MessageId":"sns-0","TopicArn":"arn:aws:sns:us-east-1:123456789012:others","Message":"{}","Timestamp":"2026-11-23T08:00:00.000Z"}`,
-		},
-		"SRC-01 a notification of S3": {
-			"storage.object_created", "S3REQUEST1",
-			`{"Records":[{"eventVersion":"2.1","eventSource":"aws:s3","awsRegion":"us-east-1","eventTime":"2026-11-23T08:00:00.000Z","eventName":"ObjectCreated:Put","responseElements":{"x-amz-request-id":"S3REQUEST1"},"s3":{"bucket":{"name":"uploads"},"object":{"key":"a/b.csv","size":12}}}]}`,
-			`{"Service":"Amazon S3","Event":"s3:TestEvent","Time":"2026-11-23T08:00:00.000Z","Bucket":"uploads","RequestId":"x","HostId":"y"}`,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			hook := receiver.Endpoint(tc.event)
-			subscribe(t, client, hook, tc.event, nil)
-			poller := &follower{client: client, name: tc.event, arguments: object{}}
-			poller.poll(t, nil)
-			for _, body := range []string{tc.other, tc.body, tc.body} { // standard queues may deliver twice
-				aws.Enqueue(t, "InboxQueue", body, nil)
-			}
-			got := poller.wait(t, 1)[0]
-			at, err := time.Parse(time.RFC3339, got.Timestamp)
-			if got.EventID != tc.id || err != nil || !at.Equal(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)) {
-				t.Errorf("the poll has %+v", got)
-			}
-			aws.Enqueue(t, "InboxQueue", strings.ReplaceAll(tc.body, tc.id, tc.id+"-next"), nil)
-			hook.Wait(t, 2)
-			if all := hook.IDs(); len(all) != 2 || all[tc.id] != 1 {
-				t.Errorf("arrived: %v", all)
-			}
-			if got := poller.wait(t, 2); len(got) != 2 {
-				t.Errorf("the poll has %+v", got)
-			}
-		})
-	}
-	o := operate(t, &aws.Target)
-	var l struct{ Items []object }
-	if o.callAs(listener, "GET", "dead-letters?queue=inbox", "", http.StatusOK, &l); len(l.Items) > 0 {
-		t.Errorf("dead letters: %v", l.Items)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestCommands tests the command line with the stand-alone server. TestRequirementsOnLocalAWS does the same with AWS.
+// TestCommands tests the command line with the stand-alone server. TestOnLocalAWS does the same with AWS.
 func TestCommands(t *testing.T) {
 	t.Parallel()
 	commanding(t, &harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "failures"}}).Target)

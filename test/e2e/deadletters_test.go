@@ -35,8 +35,8 @@ func stuckEvent(id string, published time.Time) string {
 		id, micros, micros)
 }
 
-// TestDeadLettersOfQueues tests the stand-alone server, whose queues are in its file. TestRequirementsOnLocalAWS does
-// the same on AWS.
+// TestDeadLettersOfQueues tests the stand-alone server, whose queues are in its file. TestOnLocalAWS does the
+// same on AWS.
 func TestDeadLettersOfQueues(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})

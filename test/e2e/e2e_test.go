@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"os"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -135,4 +136,27 @@ func incident(id, service, severity string) harness.Event {
 	return harness.Event{ID: id, URI: "event://incidents/" + service + "/created", Data: object{
 		"id": id, "title": "It is down", "severity": severity,
 	}}
+}
+
+// message returns a valid event of the type message.created.
+func message(id, channel string) harness.Event { return messageIn("acme", id, channel) }
+
+// messageIn returns a message in another chat workspace.
+func messageIn(workspace, id, channel string) harness.Event {
+	return harness.Event{ID: id, URI: "event://chat/" + workspace + "/" + channel + "/message", Data: object{"id": id, "user": "u1", "text": "Hello"}}
+}
+
+// push returns a valid event of the type github.push.
+func push(id, owner, repo string) harness.Event {
+	return harness.Event{
+		ID: id, URI: "event://github/" + owner + "/" + repo + "/push",
+		Data: object{"ref": "refs/heads/main", "after": strings.Repeat("0123456789", 4), "pusher": id},
+	}
+}
+
+func idsOf(updates []*harness.Update) (ids []string) {
+	for _, u := range updates {
+		ids = append(ids, u.EventID)
+	}
+	return ids
 }

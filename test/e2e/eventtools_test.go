@@ -11,17 +11,10 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestEventTools tests events for clients that support only tools, in every mode.
+// TestEventTools tests events for clients that support only tools. TestOnLocalAWS does the same on AWS.
 func TestEventTools(t *testing.T) {
 	t.Parallel()
-	t.Run("embedded", func(t *testing.T) {
-		t.Parallel()
-		withTools(t, &harness.StartServer(t, harness.ServerOptions{Args: []string{"--event-tools"}}).Target)
-	})
-	t.Run("local AWS", func(t *testing.T) {
-		t.Parallel()
-		withTools(t, &harness.StartAWS(t, harness.AWSOptions{Env: map[string]string{"MCPEVENTS_EVENT_TOOLS": "true"}}).Target)
-	})
+	withTools(t, &harness.StartServer(t, harness.ServerOptions{Args: []string{"--event-tools"}}).Target)
 }
 
 // toolResult is the result of a tool.

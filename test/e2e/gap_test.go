@@ -9,18 +9,11 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestGap tests endpoints that refuse events until their retries end, stand-alone and with the functions.
+// TestGap tests endpoints that refuse events until their retries end. TestOnLocalAWS does the same on AWS.
 func TestGap(t *testing.T) {
 	t.Parallel()
-	t.Run("embedded", func(t *testing.T) {
-		t.Parallel()
-		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--events-retry-schedule", "0s,1s,1s"}})
-		lostEvents(t, &s.Target)
-	})
-	t.Run("local AWS", func(t *testing.T) {
-		t.Parallel()
-		lostEvents(t, &harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick}).Target)
-	})
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--events-retry-schedule", "0s,1s,1s"}})
+	lostEvents(t, &s.Target)
 }
 
 func lostEvents(t *testing.T, s *harness.Target) {

@@ -4,13 +4,13 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/test/harness"
 )
@@ -26,81 +26,71 @@ events:
 `
 )
 
-// TestLiveCatalog changes the catalog while clients are connected, stand-alone and with the functions.
+// replaceFile replaces a file with a new one, as editors do.
+func replaceFile(t *testing.T, file, text string) {
+	t.Helper()
+	if err := errors.Join(os.WriteFile(file+"~", []byte(text), 0o600), os.Rename(file+"~", file)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLiveCatalog changes the catalog while clients are connected. TestOnLocalAWS does the same on AWS.
 func TestLiveCatalog(t *testing.T) {
 	t.Parallel()
-	t.Run("embedded", func(t *testing.T) {
-		t.Parallel()
-		file := filepath.Join(t.TempDir(), "live.yaml")
-		put := func(t *testing.T, text string) {
-			// Replace the file with a new one, as editors do.
-			if err := os.WriteFile(file+"~", []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Rename(file+"~", file); err != nil {
-				t.Fatal(err)
-			}
-		}
-		put(t, before)
-		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--workspace-catalog", "live=" + file}})
-		liveCatalog(t, &s.Target, func(t *testing.T) { put(t, after) })
+	file := filepath.Join(t.TempDir(), "live.yaml")
+	put := func(t *testing.T, text string) { t.Helper(); replaceFile(t, file, text) }
+	put(t, before)
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--workspace-catalog", "live=" + file}})
+	liveCatalog(t, &s.Target, func(t *testing.T) { put(t, after) })
 
-		t.Run("EVS-14 a faulty file keeps the old catalog and is reported to the operator", func(t *testing.T) {
-			put(t, after+"  - {name: live.two, uri: event://live/twice}\n")
-			harness.Eventually(t, harness.Patience, "the complaint", func() bool {
-				return strings.Contains(s.Output(), "live.yaml:") && strings.Contains(s.Output(), "reload failed")
-			})
-			if n := len(s.Stateless("operator").All(t, "resources/list", "resources")); n != 2 {
-				t.Errorf("%d resources, want the 2 of the catalog in use", n)
-			}
+	t.Run("EVS-14 a faulty file keeps the old catalog and is reported to the operator", func(t *testing.T) {
+		put(t, after+"  - {name: live.two, uri: event://live/twice}\n")
+		harness.Eventually(t, harness.Patience, "the complaint", func() bool {
+			return strings.Contains(s.Output(), "live.yaml:") && strings.Contains(s.Output(), "reload failed")
 		})
-		t.Run("EVS-14 SIGHUP reloads the files, and a breaking change is logged", func(t *testing.T) {
-			c := s.Stateless("operator")
-			l := c.Listen(t, 1, object{"resourcesListChanged": true}, nil)
-			l.Next(t)
-			put(t, before)
-			s.Signal(syscall.SIGHUP)
-			if m := l.Next(t); m.Method != "notifications/resources/list_changed" {
-				t.Errorf("got %s", m.Raw)
-			}
-			told := func() bool {
-				return strings.Contains(s.Output(), "is removed") && strings.Contains(s.Output(), `"breaking":true`)
-			}
-			if !harness.Within(t, harness.Patience, told) {
-				t.Errorf("the breaking change is not in the log")
-			}
-		})
-		t.Run("EVS-14 SUB-08 a client that reconnects is notified of a change while the server was down", func(t *testing.T) {
-			l := s.Stateless("operator").Listen(t, 1, object{"resourcesListChanged": true}, nil)
-			var cursor string
-			if err := json.Unmarshal(harness.Meta(l.Next(t).Params, harness.Prefix+"cursor"), &cursor); err != nil {
-				t.Fatal(err)
-			}
-			s.Stop()
-			put(t, after)
-			s.Start()
-			l = s.Stateless("operator").Listen(t, 2, object{"resourcesListChanged": true}, object{harness.Prefix + "cursor": cursor})
-			l.Next(t)
-			if m := l.Next(t); m.Method != "notifications/resources/list_changed" {
-				t.Errorf("got %s", m.Raw)
-			}
-		})
-		t.Run("AUT-02 a removed key is refused, and a new one accepted", func(t *testing.T) {
-			s.SetCallers(t, append(harness.SameKeys(s)[1:], harness.Caller{Principal: "newcomer", Scopes: harness.All}))
-			harness.Eventually(t, harness.Patience, "the new key", func() bool {
-				return s.Stateless("newcomer").Do(t, "resources/list", nil).Status == 200
-			})
-			if a := s.Stateless("alice").Do(t, "resources/list", nil); a.Status != 401 {
-				t.Errorf("status %d", a.Status)
-			}
-		})
+		if n := len(s.Stateless("operator").All(t, "resources/list", "resources")); n != 2 {
+			t.Errorf("%d resources, want the 2 of the catalog in use", n)
+		}
 	})
-	t.Run("local AWS", func(t *testing.T) {
-		t.Parallel()
-		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
-		aws.AnnounceCatalog(t, "live", before) // wait until all functions use it
-		time.Sleep(3 * time.Second)            // with different clocks, a stream may begin two seconds early
-		liveCatalog(t, &aws.Target, func(t *testing.T) { aws.AnnounceCatalog(t, "live", after) })
+	t.Run("EVS-14 SIGHUP reloads the files, and a breaking change is logged", func(t *testing.T) {
+		c := s.Stateless("operator")
+		l := c.Listen(t, 1, object{"resourcesListChanged": true}, nil)
+		l.Next(t)
+		put(t, before)
+		s.Signal(syscall.SIGHUP)
+		if m := l.Next(t); m.Method != "notifications/resources/list_changed" {
+			t.Errorf("got %s", m.Raw)
+		}
+		told := func() bool {
+			return strings.Contains(s.Output(), "is removed") && strings.Contains(s.Output(), `"breaking":true`)
+		}
+		if !harness.Within(t, harness.Patience, told) {
+			t.Errorf("the breaking change is not in the log")
+		}
+	})
+	t.Run("EVS-14 SUB-08 a client that reconnects is notified of a change while the server was down", func(t *testing.T) {
+		l := s.Stateless("operator").Listen(t, 1, object{"resourcesListChanged": true}, nil)
+		var cursor string
+		if err := json.Unmarshal(harness.Meta(l.Next(t).Params, harness.Prefix+"cursor"), &cursor); err != nil {
+			t.Fatal(err)
+		}
+		s.Stop()
+		put(t, after)
+		s.Start()
+		l = s.Stateless("operator").Listen(t, 2, object{"resourcesListChanged": true}, object{harness.Prefix + "cursor": cursor})
+		l.Next(t)
+		if m := l.Next(t); m.Method != "notifications/resources/list_changed" {
+			t.Errorf("got %s", m.Raw)
+		}
+	})
+	t.Run("AUT-02 a removed key is refused, and a new one accepted", func(t *testing.T) {
+		s.SetCallers(t, append(harness.SameKeys(s)[1:], harness.Caller{Principal: "newcomer", Scopes: harness.All}))
+		harness.Eventually(t, harness.Patience, "the new key", func() bool {
+			return s.Stateless("newcomer").Do(t, "resources/list", nil).Status == 200
+		})
+		if a := s.Stateless("alice").Do(t, "resources/list", nil); a.Status != 401 {
+			t.Errorf("status %d", a.Status)
+		}
 	})
 }
 
@@ -144,7 +134,7 @@ func liveCatalog(t *testing.T, s *harness.Target, change func(*testing.T)) {
 			}
 		}
 	})
-	t.Run("EVS-14 EVX-18 each stream that asked for it is notified once, and others are not", func(t *testing.T) {
+	t.Run("EVS-14 EVX-18 SUB-03 each stream that asked for it is notified once, and others are not", func(t *testing.T) {
 		for what, want := range map[string]struct {
 			*harness.Stream
 			resources, events int

@@ -16,7 +16,7 @@ import (
 
 type rawJSON = json.RawMessage
 
-// TestMainJob tests the product's main job in every mode: clients of both kinds of revisions, and webhooks registered
+// TestMainJob tests the product's main job in each mode: clients of both kinds of revisions, and webhooks registered
 // in both ways, receive exactly the events that they asked for, while eight publishers concurrently publish 1,000
 // events of five types.
 func TestMainJob(t *testing.T) {
@@ -24,16 +24,16 @@ func TestMainJob(t *testing.T) {
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
 		s := harness.StartServer(t, harness.ServerOptions{})
-		mainJob(t, &s.Target, 0)
+		mainJob(t, &s.Target)
 	})
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
-		mainJob(t, &harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick}).Target, 50) // instead of 1,000, where the machine is slow
+		mainJob(t, &harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick}).Target)
 	})
 }
 
 // mainJob runs the same test against any target.
-func mainJob(t *testing.T, target *harness.Target, repeats int) {
+func mainJob(t *testing.T, target *harness.Target) {
 	js := harness.Node(t)
 	receiver := harness.NewReceiver(t)
 
@@ -102,7 +102,7 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 	}
 	complete := func() bool {
 		for name, updates := range streams {
-			if len(updates()) < len(wants[name]) {
+			if seen := idsOf(updates()); len(slices.Compact(slices.Sorted(slices.Values(seen)))) < len(wants[name]) {
 				return false
 			}
 		}
@@ -111,13 +111,13 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 			return n < len(w.wanted(h.want))
 		})
 	}
-	harness.Within(t, 4*time.Minute, complete) // a failed batch is redelivered after three minutes; missing events are reported below
+	harness.Within(t, 4*time.Minute+harness.Patience, complete) // a failed batch is redelivered after three minutes; missing events are reported below
 	t.Logf("accepted after %v, all arrived after %v", accepted, time.Since(began))
 	got := map[string][]*harness.Update{}
 	for name, updates := range streams {
 		got[name] = updates()
-		t.Run("EVS-06 stream "+name+" has exactly its events", func(t *testing.T) {
-			checkStream(t, name, got[name], wants[name], repeats)
+		t.Run("EVS-06 EVS-13 stream "+name+" has exactly its events", func(t *testing.T) {
+			checkStream(t, name, got[name], wants[name], target.Name == "local AWS")
 		})
 	}
 	t.Run("events of a URI are in the same order on all streams", func(t *testing.T) { checkOrder(t, got) })

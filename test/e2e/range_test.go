@@ -26,21 +26,12 @@ events:
 // TestRanges uses ranges in arguments wherever arguments select events: RCH-09.
 func TestRanges(t *testing.T) {
 	t.Parallel()
-	t.Run("embedded", func(t *testing.T) {
-		t.Parallel()
-		file := filepath.Join(t.TempDir(), "orders.yaml")
-		if err := os.WriteFile(file, []byte(orders), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--workspace-catalog", "shops=" + file}})
-		ranges(t, &s.Target)
-	})
-	t.Run("local AWS", func(t *testing.T) {
-		t.Parallel()
-		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
-		aws.AnnounceCatalog(t, "shops", orders)
-		ranges(t, &aws.Target)
-	})
+	file := filepath.Join(t.TempDir(), "orders.yaml")
+	if err := os.WriteFile(file, []byte(orders), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--workspace-catalog", "shops=" + file}})
+	ranges(t, &s.Target)
 }
 
 func ranges(t *testing.T, s *harness.Target) {

@@ -4,14 +4,13 @@ package e2e
 
 import (
 	"bytes"
-	"crypto/hmac"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,138 +29,59 @@ func TestRegister(t *testing.T) {
 	registering(t, &s.Target, 0)
 }
 
-// registering runs the tests. After is how long after the response to deregister an attempt may still start.
+// registering runs the tests. An attempt may still start until late after the response to deregister.
 func registering(t *testing.T, s *harness.Target, late time.Duration) {
 	receiver := harness.NewReceiver(t)
-	// silent checks that no attempt started after that. Each attempt contains the second in which it was made; one
-	// that had already started may arrive later.
+	c := s.Stateless("alice")
+	// silent checks that no attempt started later. Each attempt contains the second in which it was made; one that
+	// had already started may arrive at any time.
 	silent := func(t *testing.T, e *harness.Endpoint, answered time.Time) {
 		t.Helper()
 		for _, d := range e.Deliveries() {
 			made, err := strconv.ParseInt(d.Header.Get("webhook-timestamp"), 10, 64)
-			if after := d.At.Sub(answered); err != nil || made > answered.Add(late).Unix() || after > late+2*time.Second {
-				t.Errorf("an attempt of %s, made at %d, arrived %v after the response", d.ID(), made, after)
+			if err != nil || made > answered.Add(late).Unix() {
+				t.Errorf("an attempt of %s was made %d s after the response, want at most %v", d.ID(), made-answered.Unix(), late)
 			}
 		}
 	}
-
-	for _, c := range []*harness.Client{s.Stateless("alice"), s.SessionBased(t, "alice", harness.V20251125)} {
-		t.Run("EVS-08 the result, in "+c.Version, func(t *testing.T) {
-			hook := receiver.Endpoint("answer-" + c.Version)
-			uris := []string{"event://ci/build-finished", "event://github/acme/website/pull_request", "event://incidents"}
-			r := register(t, c, hook, uris...).Subscription
-			if !subscriptionURI.MatchString(r.URI) || r.TargetURI != hook.URL() || strings.Join(r.EventURIs, " ") != strings.Join(uris, " ") {
-				t.Errorf("registered as %+v", r)
-			}
-			t.Run("EVS-09 a standard secret of 32 random bytes", func(t *testing.T) {
-				key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(r.WebhookSecret.Key, "whsec_"))
-				if r.WebhookSecret.Type != "standard" || !strings.HasPrefix(r.WebhookSecret.Key, "whsec_") || err != nil || len(key) != 32 {
-					t.Errorf("secret %+v, %v", r.WebhookSecret, err)
-				}
-			})
-			other := register(t, c, hook, uris...).Subscription
-			if other.URI == r.URI || other.WebhookSecret.Key == r.WebhookSecret.Key {
-				t.Error("two registrations share their URI or secret")
-			}
-			deregister(t, c, other.URI)
-			hook.SetSecret(r.WebhookSecret.Key)
-			// An event that is published after the response is always delivered.
-			for i := range 20 {
-				id := "r-" + c.Version + "-" + string(rune('a'+i))
-				s.Publish(t, build(id, i+1))
-			}
-			hook.Wait(t, 20)
-			deregister(t, c, r.URI)
-		})
-	}
-	t.Run("EVS-08 with 50 URIs, all or nothing", func(t *testing.T) {
-		hook := receiver.Endpoint("fifty")
-		uris := make([]string, 50)
-		for i := range uris {
-			uris[i] = "event://incidents/s" + string(rune('a'+i%26)) + string(rune('a'+i/26)) + "/created"
+	t.Run("EVS-08 EVS-09 the result has a standard secret, and events published after it are delivered", func(t *testing.T) {
+		hook := receiver.Endpoint("answer")
+		uris := []string{"event://incidents/registered/created", "event://github/registered/website/pull_request", "event://storage/registered"}
+		r := register(t, c, hook, uris...).Subscription
+		if !subscriptionURI.MatchString(r.URI) || r.TargetURI != hook.URL() || !slices.Equal(r.EventURIs, uris) {
+			t.Errorf("registered as %+v", r)
 		}
-		c := s.Stateless("bob")
-		bad := append(append([]string(nil), uris[:49]...), "event://no/such")
-		c.Refused(t, -32602, "resources/subscriptions/register", object{"uris": bad, "targetUri": hook.URL()})
-		r := register(t, c, hook, uris...)
-		s.Publish(t, incident("fifty-1", "saa", "info"), incident("fifty-2", "sxb", "info"))
-		hook.Wait(t, 2)
-		deregister(t, c, r.Subscription.URI)
-		for _, d := range hook.Deliveries() {
-			if id := d.Header.Get("X-MCP-Subscription-Id"); id != strings.TrimPrefix(r.Subscription.URI, "subscription://") {
-				t.Errorf("a delivery for %s: the refused registration receives events", id)
-			}
+		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(r.WebhookSecret.Key, "whsec_"))
+		if r.WebhookSecret.Type != "standard" || !strings.HasPrefix(r.WebhookSecret.Key, "whsec_") || err != nil || len(key) != 32 {
+			t.Errorf("got the secret %+v, %v, want a standard one of 32 bytes", r.WebhookSecret, err)
 		}
-	})
-	t.Run("a repeated registration with the same idempotency key", func(t *testing.T) {
-		hook := receiver.Endpoint("again")
-		c := s.Stateless("bob")
-		params := object{
-			"uris": []string{"event://ci/build-finished"}, "targetUri": hook.URL(),
-			"_meta": object{harness.Prefix + "idempotencyKey": "k1"},
+		for i := range 20 {
+			s.Publish(t, incident(fmt.Sprint("registered-", i), "registered", "info"))
 		}
-		var first, second registered
-		c.Call(t, "resources/subscriptions/register", params, &first)
-		c.Call(t, "resources/subscriptions/register", params, &second)
-		if first.Subscription.URI != second.Subscription.URI {
-			t.Errorf("two subscriptions: %s, %s", first.Subscription.URI, second.Subscription.URI)
-		}
-		hook.SetSecret(second.Subscription.WebhookSecret.Key)
-		s.Publish(t, build("idem", 1))
-		d := hook.Wait(t, 1)[0]
-		for _, r := range []registered{first, second} {
-			if err := d.Verify(r.Subscription.WebhookSecret.Key); err != nil {
-				t.Errorf("not verified by one of the two secrets: %v", err)
-			}
-		}
-		deregister(t, c, first.Subscription.URI)
+		hook.Wait(t, 20)
+		deregister(t, c, r.URI)
 	})
 	t.Run("EVS-11 deregister cancels pending retries", func(t *testing.T) {
-		c := s.Stateless("alice")
 		failing := receiver.Endpoint("failing")
 		failing.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: 500} })
-		r := register(t, c, failing, "event://ci/build-finished")
-		s.Publish(t, build("retried", 1))
+		r := register(t, c, failing, "event://incidents/retried/created")
+		s.Publish(t, incident("retried", "retried", "info"))
 		failing.WaitAttempts(t, 2)
 		deregister(t, c, r.Subscription.URI)
 		answered := time.Now()
 		control := receiver.Endpoint("control")
-		register(t, c, control, "event://ci/build-finished")
+		register(t, c, control, "event://incidents/retried/created")
 		control.Answer(func(n int, _ *harness.Delivery) harness.Reply {
 			if n < 4 {
 				return harness.Reply{Status: 500}
 			}
 			return harness.Reply{}
 		})
-		s.Publish(t, build("control", 2))
-		control.WaitAttempts(t, 4) // retries would take another three seconds
+		s.Publish(t, incident("control", "retried", "info"))
+		control.WaitAttempts(t, 4) // by then there would have been retries
 		silent(t, failing, answered)
 	})
-	t.Run("EVS-11 missing subscriptions and those of others are refused in the same way", func(t *testing.T) {
-		alice := s.Stateless("alice")
-		owned := register(t, alice, receiver.Endpoint("owned"), "event://ci/build-finished").Subscription.URI
-		for _, bob := range []*harness.Client{s.Stateless("bob"), s.SessionBased(t, "bob", harness.V20251125)} {
-			ended := register(t, bob, receiver.Endpoint("ended-"+bob.Version), "event://ci/build-finished").Subscription.URI
-			deregister(t, bob, ended)
-			answers := map[string]string{}
-			for what, uri := range map[string]string{
-				"unknown": "subscription://sub_00000000000000000000000000000000", "malformed": "subscription://x", "not owned": owned,
-				"ended": ended, "of an event": "event://ci/deploy", "no URI": "nonsense",
-			} {
-				a := bob.Do(t, "resources/subscriptions/deregister", object{"uri": uri})
-				if a.Error == nil {
-					t.Fatalf("%s, %s: %s", bob.Version, what, a.Body)
-				}
-				answers[strconv.Itoa(a.Status)+" "+strings.ReplaceAll(a.Error.Error(), uri, "URI")] = what
-			}
-			if len(answers) != 1 {
-				t.Errorf("%s: the errors differ: %v", bob.Version, answers)
-			}
-		}
-		readStatus(t, alice, owned) // it still exists
-	})
 	t.Run("EVS-11 under load, no attempt starts after the response", func(t *testing.T) {
-		c := s.Stateless("alice")
 		hook := receiver.Endpoint("load")
 		r := register(t, c, hook, "event://incidents/load/created")
 		var wg sync.WaitGroup
@@ -185,44 +105,6 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 			t.Error("an event that was published after the response was delivered")
 		}
 		silent(t, hook, answered)
-	})
-}
-
-// TestSecretKinds tests the kinds of secrets that an operator can choose.
-func TestSecretKinds(t *testing.T) {
-	t.Parallel()
-	receiver := harness.NewReceiver(t)
-	t.Run("EVS-09 raw", func(t *testing.T) {
-		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-secret", "raw"}})
-		hook := receiver.Endpoint("raw")
-		r := register(t, s.Stateless("alice"), hook, "event://ci/build-finished").Subscription.WebhookSecret
-		if r.Type != "raw" || len(r.Value) < 32 || r.Key != "" {
-			t.Fatalf("secret %+v", r)
-		}
-		s.Publish(t, build("raw", 1))
-		d := hook.Wait(t, 1)[0]
-		mac := hmac.New(sha256.New, []byte(r.Value))
-		mac.Write(d.Body)
-		if got, want := d.Header.Get("X-Hub-Signature-256"), "sha256="+hex.EncodeToString(mac.Sum(nil)); got != want {
-			t.Errorf("X-Hub-Signature-256 %q, want %q", got, want)
-		}
-		for _, h := range []string{"webhook-id", "webhook-timestamp", "webhook-signature"} {
-			if d.Header.Get(h) == "" {
-				t.Errorf("the header %s is missing", h)
-			}
-		}
-	})
-	t.Run("EVS-09 no secret, only if the operator allows it", func(t *testing.T) {
-		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-secret", "none"}})
-		hook := receiver.Endpoint("none")
-		r := register(t, s.Stateless("alice"), hook, "event://ci/build-finished").Subscription.WebhookSecret
-		if r.Type != "none" || r.Key != "" || r.Value != "" {
-			t.Fatalf("secret %+v", r)
-		}
-		s.Publish(t, build("none", 1))
-		if d := hook.Wait(t, 1)[0]; d.Header.Get("webhook-signature") != "" || d.ID() != "none" {
-			t.Errorf("headers %v", d.Header)
-		}
 	})
 }
 

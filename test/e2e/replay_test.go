@@ -39,7 +39,7 @@ func TestReplayOnAWS(t *testing.T) {
 		}
 		aws.Publish(t, batch...)
 	}
-	harness.Eventually(t, 2*time.Minute, "all events are in the log", func() bool {
+	harness.Eventually(t, harness.Patience, "all events are in the log", func() bool {
 		var r contents
 		alice.Call(t, "resources/read", object{"uri": uri}, &r)
 		return len(r.Contents) > 0 && strings.Contains(r.Contents[0].Text, `"`+missed[events-1]+`"`) // events of one URI are logged in order

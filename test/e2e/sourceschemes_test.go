@@ -46,6 +46,9 @@ func isTimed(s sender.Scheme) bool { return s.Timed }
 
 func hasHeader(s sender.Scheme) bool { return s.Credential != "" }
 
+// isFirst selects one scheme, for shots at what is the same in all schemes.
+func isFirst(s sender.Scheme) bool { return s.Name == "github" }
+
 func with1(name, value string) func(*http.Request) {
 	return func(r *http.Request) { r.Header.Set(name, value) }
 }
@@ -71,40 +74,40 @@ func shots() []shot {
 		{name: "SRC-02 from the future", body: plain, at: 11 * time.Minute, want: 401, only: isTimed},
 		{name: "SRC-02 old, and within the tolerance", body: plain, at: -20 * time.Second, want: 202},
 		{name: "SRC-02 a forged body that is not GZIP", body: plain, signed: "{}", edit: gzipped, want: 401, only: signsBody},
-		{name: "SRC-05 GZIP, signed before", body: plain, zip: "signed before", edit: gzipped, want: 202},
-		{name: "SRC-05 GZIP, signed after", body: plain, zip: "signed after", edit: gzipped, want: 202},
-		{name: "SRC-05 malformed GZIP", body: plain, edit: gzipped, want: 400},
-		{name: "SRC-05 GZIP without its end", body: zipped(plain)[:30], edit: gzipped, want: 400},
-		{name: "SRC-05 GZIP of too large a body", body: zipped(strings.Repeat(" ", 50<<20)), edit: gzipped, want: 413},
-		{name: "SRC-05 another encoding", body: plain, edit: with1("Content-Encoding", "br"), want: 415},
-		{name: "SRC-05 the largest body", body: plain + strings.Repeat(" ", publish.MaxBody-len(plain)), want: 202},
-		{name: "SRC-05 a byte more", body: plain + strings.Repeat(" ", publish.MaxBody-len(plain)+1), want: 413},
-		{name: "SRC-05 a byte more, of unknown length", body: plain + strings.Repeat(" ", publish.MaxBody-len(plain)+1), want: 413, edit: func(r *http.Request) { r.ContentLength = -1 }},
-		{name: "SRC-05 another charset", body: plain, edit: with1("Content-Type", "application/json; charset=iso-8859-1"), want: 415},
-		{name: "SRC-05 another type", body: plain, edit: with1("Content-Type", "application/xml"), want: 415},
-		{name: "SRC-05 no type", body: plain, edit: func(r *http.Request) { r.Header.Del("Content-Type") }, want: 202},
-		{name: "SRC-05 not UTF-8", body: ofMember("\"n\":\"\xff\""), want: 400},
-		{name: "SRC-05 nothing", body: "", want: 400},
-		{name: "SRC-05 half an object", body: plain[:20], want: 400},
-		{name: "SRC-05 two objects", body: plain + plain, want: 400},
-		{name: "SRC-05 a NUL", body: ofMember("\"n\":\"\x00\""), want: 400},
-		{name: "SRC-05 an escaped NUL", body: ofMember(`"n":"\u0000"`), want: 202},
-		{name: "SRC-05 U+FFFE", body: ofMember("\"n\":\"\uFFFE\uFFFF\""), want: 202},
-		{name: "SRC-05 members twice", body: ofMember(`"n":1,"n":2`), want: 202},
-		{name: "SRC-05 nested 100 deep", body: ofMember(`"n":` + strings.Repeat("[", 100) + strings.Repeat("]", 100)), want: 400},
-		{name: "SRC-05 nested 100,000 deep", body: ofMember(`"n":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000)), want: 400},
-		{name: "SRC-04 a number that no JSON schema can look at", body: ofMember(`"n":1e999999`), want: 422},
-		{name: "SRC-05 a form with a payload", body: "payload=%7B%22text%22%3A%22" + unloggable + "%22%7D", edit: form, want: 202},
-		{name: "SRC-05 a form without one", body: "a=b&text=" + unloggable, edit: form, want: 202},
-		{name: "SRC-05 a form whose payload is not JSON", body: "payload=" + unloggable, edit: form, want: 400},
-		{name: "SRC-05 a malformed form", body: "a=%zz", edit: form, want: 400},
-		{name: "SRC-04 a payload that does not match the schema", body: `["` + unloggable + `"]`, want: 422},
-		{name: "SRC-04 an event that is too large", body: ofMember(`"n":"` + strings.Repeat("a", 250<<10) + `"`), want: 413},
-		{name: "SRC-01 another method", body: plain, edit: func(r *http.Request) { r.Method = http.MethodPut }, want: 405},
-		{name: "AUT-06 from a page of another site", body: plain, edit: with1("Origin", "https://evil.example"), want: 403},
-		{name: "AUT-06 from a page without an origin", body: plain, edit: with1("Origin", "null"), want: 403},
-		{name: "AUT-06 with an unknown host name", body: plain, edit: func(r *http.Request) { r.Host = "evil.example" }, want: 403},
-		{name: "AUT-06 with a tunnel's host name", body: plain, edit: func(r *http.Request) { r.Host = "hooks.example.com" }, want: 202},
+		{name: "SRC-05 GZIP, signed before", body: plain, zip: "signed before", edit: gzipped, want: 202, only: isFirst},
+		{name: "SRC-05 GZIP, signed after", body: plain, zip: "signed after", edit: gzipped, want: 202, only: isFirst},
+		{name: "SRC-05 malformed GZIP", body: plain, edit: gzipped, want: 400, only: isFirst},
+		{name: "SRC-05 GZIP without its end", body: zipped(plain)[:30], edit: gzipped, want: 400, only: isFirst},
+		{name: "SRC-05 GZIP of too large a body", body: zipped(strings.Repeat(" ", 50<<20)), edit: gzipped, want: 413, only: isFirst},
+		{name: "SRC-05 another encoding", body: plain, edit: with1("Content-Encoding", "br"), want: 415, only: isFirst},
+		{name: "SRC-05 the largest body", body: plain + strings.Repeat(" ", publish.MaxBody-len(plain)), want: 202, only: isFirst},
+		{name: "SRC-05 a byte more", body: plain + strings.Repeat(" ", publish.MaxBody-len(plain)+1), want: 413, only: isFirst},
+		{name: "SRC-05 a byte more, of unknown length", body: plain + strings.Repeat(" ", publish.MaxBody-len(plain)+1), want: 413, edit: func(r *http.Request) { r.ContentLength = -1 }, only: isFirst},
+		{name: "SRC-05 another charset", body: plain, edit: with1("Content-Type", "application/json; charset=iso-8859-1"), want: 415, only: isFirst},
+		{name: "SRC-05 another type", body: plain, edit: with1("Content-Type", "application/xml"), want: 415, only: isFirst},
+		{name: "SRC-05 no type", body: plain, edit: func(r *http.Request) { r.Header.Del("Content-Type") }, want: 202, only: isFirst},
+		{name: "SRC-05 not UTF-8", body: ofMember("\"n\":\"\xff\""), want: 400, only: isFirst},
+		{name: "SRC-05 nothing", body: "", want: 400, only: isFirst},
+		{name: "SRC-05 half an object", body: plain[:20], want: 400, only: isFirst},
+		{name: "SRC-05 two objects", body: plain + plain, want: 400, only: isFirst},
+		{name: "SRC-05 a NUL", body: ofMember("\"n\":\"\x00\""), want: 400, only: isFirst},
+		{name: "SRC-05 an escaped NUL", body: ofMember(`"n":"\u0000"`), want: 202, only: isFirst},
+		{name: "SRC-05 U+FFFE", body: ofMember("\"n\":\"\uFFFE\uFFFF\""), want: 202, only: isFirst},
+		{name: "SRC-05 members twice", body: ofMember(`"n":1,"n":2`), want: 202, only: isFirst},
+		{name: "SRC-05 nested 100 deep", body: ofMember(`"n":` + strings.Repeat("[", 100) + strings.Repeat("]", 100)), want: 400, only: isFirst},
+		{name: "SRC-05 nested 100,000 deep", body: ofMember(`"n":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000)), want: 400, only: isFirst},
+		{name: "SRC-04 a number that no JSON schema can look at", body: ofMember(`"n":1e999999`), want: 422, only: isFirst},
+		{name: "SRC-05 a form with a payload", body: "payload=%7B%22text%22%3A%22" + unloggable + "%22%7D", edit: form, want: 202, only: isFirst},
+		{name: "SRC-05 a form without one", body: "a=b&text=" + unloggable, edit: form, want: 202, only: isFirst},
+		{name: "SRC-05 a form whose payload is not JSON", body: "payload=" + unloggable, edit: form, want: 400, only: isFirst},
+		{name: "SRC-05 a malformed form", body: "a=%zz", edit: form, want: 400, only: isFirst},
+		{name: "SRC-04 a payload that does not match the schema", body: `["` + unloggable + `"]`, want: 422, only: isFirst},
+		{name: "SRC-04 an event that is too large", body: ofMember(`"n":"` + strings.Repeat("a", 250<<10) + `"`), want: 413, only: isFirst},
+		{name: "SRC-01 another method", body: plain, edit: func(r *http.Request) { r.Method = http.MethodPut }, want: 405, only: isFirst},
+		{name: "AUT-06 from a page of another site", body: plain, edit: with1("Origin", "https://evil.example"), want: 403, only: isFirst},
+		{name: "AUT-06 from a page without an origin", body: plain, edit: with1("Origin", "null"), want: 403, only: isFirst},
+		{name: "AUT-06 with an unknown host name", body: plain, edit: func(r *http.Request) { r.Host = "evil.example" }, want: 403, only: isFirst},
+		{name: "AUT-06 with a tunnel's host name", body: plain, edit: func(r *http.Request) { r.Host = "hooks.example.com" }, want: 202, only: isFirst},
 	}
 }
 
@@ -142,9 +145,6 @@ func TestSourceSchemes(t *testing.T) {
 				}
 				t.Run("SRC-02 forged", func(t *testing.T) { s.forge(t, scheme) })
 				t.Run("SRC-04 twenty concurrent requests become one event", func(t *testing.T) { s.together(t, scheme) })
-				if scheme.Timed {
-					t.Run("SRC-02 a replay is the same event while it is accepted, and is then refused", func(t *testing.T) { s.replay(t, scheme) })
-				}
 			})
 		}
 	})
@@ -170,11 +170,7 @@ func (s *schemes) fire(t *testing.T, scheme sender.Scheme, id, body, signed stri
 	t.Helper()
 	header := scheme.Headers(id, []byte(signed), at)
 	path := scheme.Path(scheme.Name)
-	begun := time.Now()
 	a := post(t, s.Base()+path, header, []byte(body), edit)
-	if took := time.Since(begun); took > 3*time.Second { // Slack waits only this long, less than any other provider
-		t.Logf("response after %v", took)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, secret := range []string{scheme.Secret, header.Get(scheme.Credential)} {
@@ -279,24 +275,4 @@ func (s *schemes) together(t *testing.T, scheme sender.Scheme) {
 		})
 	}
 	wg.Wait()
-}
-
-// replay repeats a request until it is too old.
-func (s *schemes) replay(t *testing.T, scheme sender.Scheme) {
-	tolerance := 5 * time.Minute
-	if scheme.Name == "hmac" {
-		tolerance = time.Minute
-	}
-	id, body, at := "replay-"+scheme.Name, ofMember(`"n":"replayed `+scheme.Name+`"`), time.Now().Add(3*time.Second-tolerance)
-	wantAccepted(t, s.fire(t, scheme, id, body, body, at, nil), id)
-	harness.Eventually(t, harness.Patience, "the end of the tolerance", func() bool {
-		a := s.fire(t, scheme, id, body, body, at, nil)
-		switch {
-		case a.Status == http.StatusAccepted && strings.Contains(string(a.Body), id):
-			return false
-		case a.Status != http.StatusUnauthorized || !strings.Contains(string(a.Body), "too old"):
-			t.Errorf("%d %s", a.Status, a.Body)
-		}
-		return true
-	})
 }

@@ -30,46 +30,30 @@ import (
 // expected response, and no response or stream contains another tenant's data.
 func TestTenants(t *testing.T) {
 	t.Parallel()
-	serve := func(t *testing.T, o harness.ServerOptions) *harness.Server {
-		dir := t.TempDir()
-		for name, text := range map[string]string{"tenants": owned, "outside": granted} {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			o.Args = append(o.Args, "--workspace-catalog", name+"="+filepath.Join(dir, name))
+	p := identity.Start(t, "")
+	o := harness.ServerOptions{Provider: p, Args: []string{"--event-tools", "--jwt-workspace-claim", "ws"}}
+	dir := t.TempDir()
+	for name, text := range map[string]string{"tenants": owned, "outside": granted} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
 		}
-		return harness.StartServer(t, o)
+		o.Args = append(o.Args, "--workspace-catalog", name+"="+filepath.Join(dir, name))
 	}
-	t.Run("embedded, tokens", func(t *testing.T) {
-		t.Parallel()
-		p := identity.Start(t, "")
-		s := serve(t, harness.ServerOptions{Provider: p, Args: []string{"--jwt-workspace-claim", "ws"}})
-		acme := claims{"org": "acme", "ws": "tenants"}
-		with := func(more claims) claims { c := maps.Clone(acme); maps.Copy(c, more); return c }
-		s.Keys["victim"] = p.Token("victim", everything, acme)
-		tenants(t, &s.Target, map[string]string{
-			"no token":        "",
-			"expired":         p.Token("victim", everything, with(claims{"exp": time.Now().Add(-time.Hour).Unix()})),
-			"wrong audience":  p.Token("victim", everything, with(claims{"aud": s.Base() + "/other"})),
-			"wrong workspace": p.Token("victim", everything, with(claims{"ws": "outside"})),
-			"other principal": p.Token("rival", everything, with(claims{"org": "evil"})),
-			"missing scope":   p.Token("mute", "profile", acme),
-		})
-	})
-	t.Run("embedded, keys", func(t *testing.T) {
-		t.Parallel()
-		s := serve(t, harness.ServerOptions{})
-		tenants(t, &s.Target, tenantKeys(&s.Target))
-	})
-	t.Run("local AWS, keys", func(t *testing.T) {
-		t.Parallel()
-		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
-		aws.ApplyCatalog(t, "outside", granted)
-		aws.AnnounceCatalog(t, "tenants", owned) // wait until all functions use both
-		tenants(t, &aws.Target, tenantKeys(&aws.Target))
+	s := harness.StartServer(t, o)
+	acme := claims{"org": "acme", "ws": "tenants"}
+	with := func(more claims) claims { c := maps.Clone(acme); maps.Copy(c, more); return c }
+	s.Keys["victim"] = p.Token("victim", everything, acme)
+	tenants(t, &s.Target, map[string]string{
+		"no token":        "",
+		"expired":         p.Token("victim", everything, with(claims{"exp": time.Now().Add(-time.Hour).Unix()})),
+		"wrong audience":  p.Token("victim", everything, with(claims{"aud": s.Base() + "/other"})),
+		"wrong workspace": p.Token("victim", everything, with(claims{"ws": "outside"})),
+		"other principal": p.Token("rival", everything, with(claims{"org": "evil"})),
+		"missing scope":   p.Token("mute", "profile", acme),
 	})
 }
 
+// tenantKeys returns the same credentials as API keys.
 func tenantKeys(s *harness.Target) map[string]string {
 	return map[string]string{
 		"no token": "", "expired": s.Keys["late"], "wrong workspace": s.Keys["outsider"],
@@ -207,8 +191,10 @@ func (v *victim) attacks() map[string][]attack {
 			{scope: read, params: object{"notifications": object{"resourceSubscriptions": []string{secretURI, v.own, "event://repos", "event://repos/acme"}, "resourcesListChanged": true, "eventsListChanged": true}}, stateless: fine},
 			{scope: read, params: object{"notifications": object{"resourceSubscriptions": []string{"event://repos"}}, "_meta": object{harness.Prefix + "cursor": v.cursor}}, stateless: []want{{200, 0}, {400, -32602}}},
 		},
-		"tools/list":   {{}},
-		"tools/call":   {{params: object{"name": "x"}}},
+		"tools/list": {{scope: read, stateless: fine, sessionBased: fine}},
+		"tools/call": {
+			{scope: read, params: object{"name": "x"}, stateless: []want{{400, -32602}, {400, -32602}}, sessionBased: []want{{200, -32602}, {200, -32602}}},
+		},
 		"prompts/list": {{}},
 		"prompts/get":  {{params: object{"name": "x"}}},
 		// These exist only where they are enabled, see TestConversation.
@@ -396,12 +382,13 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 			all = append(all, h)
 		}
 	}
-	v.publish(t, s, 2) // the victim's own requests still work
-	began := time.Now()
+	// The victim's own requests still work. When a second round of events has arrived, the first one would have arrived
+	// wherever it must not.
+	v.publish(t, s, 2)
+	v.publish(t, s, 3)
 	shared := harness.Within(t, harness.Patience, func() bool {
-		return slices.ContainsFunc(all, func(h *received) bool { return !h.over() && strings.Contains(h.String(), "shared-payload") })
+		return slices.ContainsFunc(all, func(h *received) bool { return !h.over() && strings.Contains(h.String(), "shared-event-3") })
 	})
-	time.Sleep(time.Until(began.Add(1500 * time.Millisecond))) // time for events that must not arrive
 	open := 0
 	for _, h := range all {
 		if !h.over() {

@@ -3,20 +3,17 @@
 package e2e
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/ed25519"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,6 +31,7 @@ func TestWebhookRequest(t *testing.T) {
 	r := register(t, alice, hook, "event://github/acme/website/pull_request")
 	sub := subscribe(t, alice, events, "github.pull_request", object{"owner": "acme"})
 	payload := `{"action":"opened","number":9007199254740993,"pull_request":{"title":"Grüße <&>   \ud83d\ude00","author":"o"},"float":1.50,"zero":-0.0}`
+	published := time.Now().Unix()
 	a := s.PostEvents(t, "publisher", "application/json",
 		`{"id":"exact","time":"2026-11-03T10:00:00.5+02:00","uri":"event://github/acme/website/pull_request","data":`+payload+`}`)
 	if a.Status != http.StatusAccepted {
@@ -72,8 +70,8 @@ func TestWebhookRequest(t *testing.T) {
 		})
 		t.Run("WHK-03 webhook-timestamp is the time of the attempt, "+what, func(t *testing.T) {
 			at, err := strconv.ParseInt(got.Header.Get("webhook-timestamp"), 10, 64)
-			if err != nil || got.At.Unix()-at < 0 || got.At.Unix()-at > 20 {
-				t.Errorf("webhook-timestamp %q, arrived %d", got.Header.Get("webhook-timestamp"), got.At.Unix())
+			if err != nil || at < published || at > got.At.Unix() {
+				t.Errorf("webhook-timestamp %q, published %d, arrived %d", got.Header.Get("webhook-timestamp"), published, got.At.Unix())
 			}
 		})
 		t.Run("the payload is unchanged, "+what, func(t *testing.T) {
@@ -186,119 +184,5 @@ func TestPublicKeys(t *testing.T) {
 		if !verified {
 			t.Errorf("no v1a signature can be verified: %s", d.Header.Get("webhook-signature"))
 		}
-	})
-}
-
-// TestStatuses tests the consequences of each kind of response from an endpoint. shared/events/webhook tests all
-// statuses.
-func TestStatuses(t *testing.T) {
-	t.Parallel()
-	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--retry-schedule", "0s,1s"}})
-	receiver := harness.NewReceiver(t)
-	alice := s.Stateless("alice")
-	const uri = "event://ci/build-finished"
-	attempts := map[int]int{
-		204: 1, 307: 2, 404: 2, 429: 2, 503: 2,
-		413: 1, // final for the event
-	}
-	elsewhere := receiver.Endpoint("elsewhere")
-	hooks := map[int]*harness.Endpoint{}
-	for status := range attempts {
-		hook := receiver.Endpoint(fmt.Sprint(status))
-		hook.Answer(func(n int, d *harness.Delivery) harness.Reply {
-			return harness.Reply{Status: status, Header: map[string]string{"Location": elsewhere.URL()}}
-		})
-		register(t, alice, hook, uri)
-		hooks[status] = hook
-	}
-	last := receiver.Endpoint("last")
-	last.Answer(func(n int, _ *harness.Delivery) harness.Reply {
-		if n < 2 {
-			return harness.Reply{Status: 500}
-		}
-		return harness.Reply{}
-	})
-	register(t, alice, last, uri)
-	s.Publish(t, build("one", 1))
-	for status, want := range attempts {
-		t.Run(fmt.Sprintf("WHK-07 %d", status), func(t *testing.T) {
-			hooks[status].WaitAttempts(t, want)
-		})
-	}
-	last.WaitAttempts(t, 2)
-	s.Publish(t, build("two", 2))
-	for status, want := range attempts {
-		t.Run(fmt.Sprintf("WHK-07 %d leads to %d attempts, and the next event is delivered", status, want), func(t *testing.T) {
-			harness.Eventually(t, harness.Patience, "the next event", func() bool { return hooks[status].IDs()["two"] > 0 })
-			if got := hooks[status].IDs()["one"]; got != want {
-				t.Errorf("%d attempts, want %d", got, want)
-			}
-		})
-	}
-	t.Run("WHK-07 no redirect was followed", func(t *testing.T) {
-		if n, _ := elsewhere.Count(); n != 0 {
-			t.Errorf("%d requests", n)
-		}
-	})
-}
-
-// TestDripFeed tests an endpoint that responds byte by byte.
-func TestDripFeed(t *testing.T) {
-	t.Parallel()
-	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-timeout", "1s", "--retry-schedule", "0s,1s"}})
-	var requests atomic.Int32
-	ended := make(chan time.Duration, 8)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			requests.Add(1)
-			go func() {
-				defer conn.Close()
-				if _, err := http.ReadRequest(bufio.NewReader(conn)); err != nil {
-					return
-				}
-				began := time.Now()
-				tick := time.NewTicker(50 * time.Millisecond)
-				defer tick.Stop()
-				for _, b := range "HTTP/1.1 200 OK\r\nX-Long: " + strings.Repeat("x", 1000) {
-					if _, err := conn.Write([]byte(string(b))); err != nil {
-						break
-					}
-					<-tick.C
-				}
-				ended <- time.Since(began)
-			}()
-		}
-	}()
-	alice := s.Stateless("alice")
-	var r registered
-	alice.Call(t, "resources/subscriptions/register", object{
-		"uris": []string{"event://ci/build-finished"}, "targetUri": "http://" + l.Addr().String() + "/",
-	}, &r)
-	s.Publish(t, build("drip", 1))
-	t.Run("WHK-11 a slow response is cut off at the timeout", func(t *testing.T) {
-		select {
-		case took := <-ended:
-			if took > 15*time.Second { // the complete response would take 50 s
-				t.Errorf("the exchange lasted %v, the timeout is 1 s", took)
-			}
-		case <-time.After(harness.Patience):
-			t.Fatal("the exchange did not end")
-		}
-		status := waitStatus(t, alice, r.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
-		if *status.DeliveryStatus.LastError != "timeout" {
-			t.Errorf("lastError %q", *status.DeliveryStatus.LastError)
-		}
-	})
-	t.Run("WHK-10 the delivery is retried", func(t *testing.T) {
-		harness.Eventually(t, harness.Patience, "the second attempt", func() bool { return requests.Load() >= 2 })
 	})
 }
