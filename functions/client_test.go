@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // received is a received webhook.
@@ -40,7 +42,7 @@ func wait[T any](t *testing.T, what string, c <-chan T) T {
 	select {
 	case v := <-c:
 		return v
-	case <-time.After(30 * time.Second):
+	case <-time.After(harness.Patience):
 		t.Fatalf("did not arrive in time: %s", what)
 		panic("unreachable")
 	}
@@ -103,7 +105,7 @@ func request(method, params string) (body string, header map[string]string) {
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(harness.Patience)
 	for !f() {
 		if time.Now().After(deadline) {
 			t.Fatalf("did not happen in time: %s", what)

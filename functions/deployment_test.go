@@ -109,7 +109,7 @@ func TestDeployment(t *testing.T) {
 	t.Parallel()
 	stack := deploy(t, func(o *runner.Options) {
 		o.Env = map[string]string{"MCPEVENTS_RETRY_SCHEDULE": "0s,1s,1s", "MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s"}
-		o.Timeouts = map[string]time.Duration{"RelayFunction": 12 * time.Second}
+		o.Timeouts = map[string]time.Duration{"RelayFunction": relayTime}
 	})
 	t.Run("an event reaches a webhook and a stream", func(t *testing.T) { delivered(t, stack) })
 	t.Run("stream forwards changes of subscriptions", func(t *testing.T) { handedOver(t, stack) })

@@ -113,19 +113,33 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	wait(t, "the webhook of the registration", hooks)
 	wait(t, "the webhook of the subscription", eventsHooks)
 	old.Close()
+	d, _ := readDeployment(t)
+	for name, arn := range parameters {
+		if strings.HasSuffix(name, "Arn") && !matches(d.Parameters[name].AllowedPattern, arn) {
+			t.Errorf("the template refuses %s=%s", name, arn)
+		}
+	}
 	// Copy the secrets and deploy.
 	if err := awslocal.PutParameterIn(t.Context(), region, ends.MiniStack, parameter, token); err != nil {
 		t.Fatal(err)
 	}
 	moved := deployCopy(t, ends, prefix+"moved", region, parameters)
 
+	t.Run("AWS-12 the stack adopts the tables, and does not create its own", func(t *testing.T) {
+		for _, table := range store.Tables() {
+			id := prefix + "moved-" + strings.ToUpper(string(table[:1])) + string(table[1:]) + "Table"
+			if _, err := db.DescribeTable(t.Context(), &dynamodb.DescribeTableInput{TableName: &id}); err == nil {
+				t.Errorf("the stack created the table %s", id)
+			}
+		}
+	})
 	t.Run("AWS-22 a cursor from before the move continues", func(t *testing.T) {
 		got := poll(t, moved, cursor)
 		if got.Truncated || len(got.Events) != 1 || got.Events[0].EventID != kept {
 			t.Errorf("got %+v, want the event %s and no gap", got, kept)
 		}
 	})
-	t.Run("AWS-22 existing subscriptions get webhooks with their old signature keys", func(t *testing.T) {
+	t.Run("AWS-12 AWS-22 existing subscriptions get webhooks with their old signature keys", func(t *testing.T) {
 		id := publish(t, moved, 3)
 		for _, subscriber := range []struct {
 			hooks  <-chan received

@@ -23,6 +23,9 @@ import (
 
 const watched = "test://watched-resource"
 
+// relayTime bounds an invocation of relay.
+const relayTime = 12 * time.Second
+
 // secret creates a parameter in Parameter Store.
 func secret(t *testing.T, name, value string) {
 	t.Helper()
@@ -84,13 +87,6 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		}
 		return s
 	}
-	// A configuration is in use after 5 s. The rest is for an overloaded machine.
-	within := func(what string, since time.Time) {
-		t.Helper()
-		if took := time.Since(since); took > 20*time.Second {
-			t.Errorf("%s took %s", what, took)
-		}
-	}
 
 	const (
 		tools, prompts = "notifications/tools/list_changed", "notifications/prompts/list_changed"
@@ -113,12 +109,10 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	}
 
 	secret(t, "/mcp-events/Test/b", "Bearer s3cret")
-	began := time.Now()
 	// Only the backend whose secret is missing fails.
 	configure(fmt.Sprintf("backends:\n  - {name: b, url: %q, prefix: b_, headers: {Authorization: \"ssm:/mcp-events/Test/b\"}}\n  - {name: x, url: %q, headers: {Authorization: \"env:NOT_SET\"}}\n",
 		server.URL+"/mcp", server.URL+"/mcp"))
 	eventually(t, "its tools are listed", func() bool { return listed("b_test_simple_text") })
-	within("the new configuration", began)
 	if got := seen().Headers.Get("Authorization"); got != "Bearer s3cret" {
 		t.Errorf("the backend got the header %q", got)
 	}
@@ -173,10 +167,8 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	changed("uri=" + watched)
 	notified(update, prompts) // changes that may have happened without a listener
 
-	began = time.Now()
 	configure("backends: []\n")
 	eventually(t, "its tools are gone", func() bool { return !listed("b_test_simple_text") })
-	within("the configuration without it", began)
 	for len(early) > 0 { // the backend's changes
 		<-early
 	}
@@ -185,7 +177,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	eventually(t, "relay ends immediately again", func() bool {
 		start := time.Now()
 		_, err := stack.Invoke(t.Context(), "RelayFunction", []byte(`{}`))
-		return err == nil && time.Since(start) < 2*time.Second
+		return err == nil && time.Since(start) < relayTime/2
 	})
 }
 

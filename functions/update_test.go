@@ -226,7 +226,7 @@ func TestARestoredTableIsKept(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	t.Run("AWS-18 the subscriptions of an adopted table get webhooks", func(t *testing.T) {
+	t.Run("AWS-12 AWS-18 the subscriptions of an adopted table get webhooks", func(t *testing.T) {
 		update(t, stack, map[string]string{"SubscriptionsTableArn": arn})
 		arrives(t, 1)
 	})

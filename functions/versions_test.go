@@ -159,10 +159,7 @@ func TestDeployAndRollBackUnderTraffic(t *testing.T) {
 	for _, fn := range eventPath {
 		stack.Deploy(fn[0], next[fn[0]])
 	}
-	deadline := time.Now().Add(3 * time.Minute)
-	for delivered() < total && time.Now().Before(deadline) {
-		time.Sleep(50 * time.Millisecond)
-	}
+	harness.Within(t, 2*harness.Patience, func() bool { return delivered() >= total })
 	if got := delivered(); got != total {
 		t.Errorf("AWS-06 %d of %d events were lost", total-got, total)
 	}

@@ -3,8 +3,10 @@
 Reads a list of parameter sets from stdin and prints for each of them, by the logical id of the function, its
 configuration and its published version.
 """
+import copy
 import hashlib
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -24,8 +26,9 @@ class NoManagedPolicies:
 
 
 class Stack:
-    def __init__(self, source, given):
-        template = yaml_parse(source)
+    def __init__(self, parsed, given):
+        template = copy.deepcopy(parsed)
+        self.fingerprints = {}
         self.values = {name: given.get(name, p["Default"]) for name, p in template["Parameters"].items()}
         for resource in template["Resources"].values():
             if resource["Type"] == "AWS::Serverless::Function":
@@ -90,10 +93,17 @@ class Stack:
         return self.value(self.template["Conditions"][condition])
 
     def fingerprint(self, id):
-        properties = self.value(self.template["Resources"][id]["Properties"])
-        return hashlib.sha256(json.dumps(properties, sort_keys=True).encode()).hexdigest()
+        if id not in self.fingerprints:
+            properties = self.value(self.template["Resources"][id]["Properties"])
+            self.fingerprints[id] = hashlib.sha256(json.dumps(properties, sort_keys=True).encode()).hexdigest()
+        return self.fingerprints[id]
+
+
+def functions(given):
+    return Stack(parsed, given).functions()
 
 
 with open(sys.argv[1]) as f:
-    source = f.read()
-json.dump([Stack(source, given).functions() for given in json.load(sys.stdin)], sys.stdout)
+    parsed = yaml_parse(f.read())
+with multiprocessing.get_context("fork").Pool() as pool:
+    json.dump(pool.map(functions, json.load(sys.stdin)), sys.stdout)
