@@ -37,7 +37,7 @@ type door struct {
 
 func newDoor(t *testing.T) *door {
 	d := &door{endpoints: map[string]http.Handler{}, broken: map[string]http.HandlerFunc{}}
-	d.url = "http://" + serve(t, "127.0.0.1:0", d).String() + "/"
+	d.url = "http://" + serve(t, d).String() + "/"
 	return d
 }
 
