@@ -353,7 +353,7 @@ func chatting(t *testing.T, c *chatGPT) {
 			t.Errorf("the first has %d events", n)
 		}
 	})
-	t.Run("EVX-20 8: or it unsubscribes, twice, and gets empty results", func(t *testing.T) {
+	t.Run("EVX-15 EVX-20 8: or it unsubscribes, twice, and gets empty results", func(t *testing.T) {
 		c.T = t
 		for range 2 {
 			var result object

@@ -44,7 +44,7 @@ func TestCheckOfServersOfOthers(t *testing.T) {
 // checked checks a server, and compares the results of some rules.
 func checked(t *testing.T, s *theirs, o check.Options, want map[string][]string) {
 	t.Helper()
-	o.URL, o.Key, o.Agent, o.Event, o.Arguments, o.Wait = s.url, s.key, "check/1", "ticket.updated", []byte(`{"ticket":"T1"}`), 3*time.Second
+	o.URL, o.Key, o.Agent, o.Event, o.Arguments, o.Wait = s.url, s.key, "check/1", "ticket.updated", []byte(`{"ticket":"T1"}`), 10*time.Second // which some rules wait in vain
 	n := 0
 	o.Publish = func(context.Context) error {
 		n++

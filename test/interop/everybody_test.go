@@ -71,7 +71,7 @@ func testEverybody(t *testing.T, s *harness.Target, killServer func(*rand.Rand))
 	all := publish(t, s, events, &accepted)
 	<-killed
 	t.Logf("%d events are published after %v", events, time.Since(began).Round(time.Millisecond))
-	harness.Within(t, 4*time.Minute, func() bool {
+	harness.Within(t, 2*harness.Patience, func() bool {
 		return !slices.ContainsFunc(parties, func(p *party) bool { return p.distinct() < len(p.wanted(all)) })
 	})
 	t.Logf("all events are received after %v", time.Since(began).Round(time.Millisecond))

@@ -49,6 +49,13 @@ type occurrence struct {
 	Truncated                bool
 }
 
+// page is the result of events/poll.
+type page struct {
+	Events    []occurrence
+	Cursor    string
+	Truncated bool
+}
+
 // steps holds the steps of a client, in one queue for each step name.
 type steps struct {
 	mu     sync.Mutex

@@ -9,6 +9,7 @@ const client = new MCPClient({
   servers: {
     events: {
       url: new URL(url),
+      connectTimeout: 60_000, // the default of 3 s is short for the first request to a function
       requestInit: { headers: { Authorization: `Bearer ${key}` } },
       capabilities: { extensions: { [prefix + "subscriptions"]: {} } },
     },
