@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -235,22 +236,27 @@ func (c *caller) notify(ctx context.Context, method string, params map[string]an
 	return err
 }
 
-// end ends the session.
+// end ends the session. It tries again if an instance did not reach the store in time.
 func (c *caller) end(ctx context.Context) error {
-	req, err := c.Request(ctx, "", nil, nil)
-	if err != nil {
-		return err
+	for tries := 1; ; tries++ {
+		req, err := c.Request(ctx, "", nil, nil)
+		if err != nil {
+			return err
+		}
+		req.Method, req.Body, req.ContentLength, req.GetBody = http.MethodDelete, nil, 0, nil
+		resp, err := c.http.Do(req)
+		if err != nil {
+			return err
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode/100 == 2 {
+			return nil
+		}
+		if resp.StatusCode != http.StatusServiceUnavailable || tries == 10 {
+			return fmt.Errorf("DELETE: status %d", resp.StatusCode)
+		}
+		time.Sleep(time.Second)
 	}
-	req.Method, req.Body, req.ContentLength, req.GetBody = http.MethodDelete, nil, 0, nil
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("DELETE: status %d", resp.StatusCode)
-	}
-	return nil
 }
 
 // newAnswer returns the result for a question. It contains the mark of the answering client's call.

@@ -81,7 +81,7 @@ func TestInstances(t *testing.T) {
 			return b.State(t).Sessions == before
 		})
 	})
-	t.Run("GWN-14 a backend dies within calls at both instances", p.dies)
+	t.Run("GWN-07 GWN-14 a backend dies within calls at both instances, and is used again when it is back", p.dies)
 }
 
 func (p *pair) echo(t *testing.T, c *caller, prefix string) {
