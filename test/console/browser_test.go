@@ -25,7 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-const patience = 20 * time.Second
+const patience = harness.Patience
 
 // chromium is one process for all tests of this package.
 var chromium = sync.OnceValues(func() (context.Context, context.CancelFunc) {
