@@ -243,21 +243,6 @@ func (a *AWS) KillAny() {
 // takes an instance away.
 func (a *AWS) Retire(function string) { a.stack.Retire(function) }
 
-// KillUntil kills processes at random times, perSecond of them on average, until
-// done is closed.
-func (a *AWS) KillUntil(done <-chan struct{}, perSecond float64) {
-	for {
-		timer := time.NewTimer(time.Duration(rand.ExpFloat64() / perSecond * float64(time.Second)))
-		select {
-		case <-timer.C:
-			a.Kill()
-		case <-done:
-			timer.Stop()
-			return
-		}
-	}
-}
-
 // Killed counts the processes that were killed.
 func (a *AWS) Killed() int { return int(a.killed.Load()) }
 

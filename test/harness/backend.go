@@ -9,9 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/test/backend"
 )
@@ -37,7 +35,7 @@ func StartBackend(tb testing.TB, kind backend.Kind) *Backend {
 	b.URL = b.base + "/mcp"
 	b.Start()
 	tb.Cleanup(func() {
-		if err := b.p.stop(10 * time.Second); err != nil {
+		if err := b.p.stop(Patience); err != nil {
 			tb.Errorf("end the %s backend: %v", kind, err)
 		}
 		keepOutput(tb, "the "+string(kind)+" backend", b.out)
@@ -70,12 +68,6 @@ func (b *Backend) Start() {
 
 // Kill ends it with SIGKILL.
 func (b *Backend) Kill() { b.p.kill() }
-
-// Freeze lets it do nothing, its connections open, until [Backend.Thaw].
-func (b *Backend) Freeze() { _ = b.p.cmd.Process.Signal(syscall.SIGSTOP) }
-
-// Thaw ends [Backend.Freeze].
-func (b *Backend) Thaw() { _ = b.p.cmd.Process.Signal(syscall.SIGCONT) }
 
 // State returns the requests that the backend has seen since it started.
 func (b *Backend) State(tb testing.TB) (s backend.State) {

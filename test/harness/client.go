@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 )
 
 // The protocol revisions that tests name.
@@ -83,7 +82,7 @@ type Answer struct {
 
 // callers is shared by all clients; streams have connections of their own.
 var callers = &http.Client{
-	Timeout:   time.Minute,
+	Timeout:   Patience,
 	Transport: &http.Transport{MaxIdleConnsPerHost: 64},
 }
 

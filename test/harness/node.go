@@ -74,7 +74,7 @@ func (j *JS) Command(ctx context.Context, script string, args ...string) *exec.C
 // decodes the JSON that it writes.
 func (j *JS) Run(tb testing.TB, script string, v, result any) {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(tb.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(tb.Context(), 2*Patience)
 	defer cancel()
 	input, err := json.Marshal(v)
 	if err != nil {

@@ -33,7 +33,7 @@ type HTTPAnswer struct {
 
 // publishers keeps as many connections open as a test publishes concurrently.
 var publishers = &http.Client{
-	Timeout:   time.Minute,
+	Timeout:   Patience,
 	Transport: &http.Transport{MaxIdleConnsPerHost: 32},
 }
 

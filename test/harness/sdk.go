@@ -17,7 +17,6 @@ type SDKClient struct {
 
 	mu      sync.Mutex
 	updates []*Update
-	changed int
 	acks    int
 }
 
@@ -49,11 +48,7 @@ func (t *Target) SDK(tb testing.TB, principal, version string, o SDKOptions) *SD
 		opts.Capabilities.AddExtension(Extension, nil)
 	}
 	if o.ListChanged {
-		opts.ResourceListChangedHandler = func(context.Context, *sdk.ResourceListChangedRequest) {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.changed++
-		}
+		opts.ResourceListChangedHandler = func(context.Context, *sdk.ResourceListChangedRequest) {}
 	}
 	client := sdk.NewClient(&sdk.Implementation{Name: "harness", Version: "1"}, opts)
 	client.AddReceivingMiddleware(func(next sdk.MethodHandler) sdk.MethodHandler {
@@ -111,13 +106,6 @@ func (c *SDKClient) Updates() []*Update {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return append([]*Update(nil), c.updates...)
-}
-
-// Changed counts resources/list_changed.
-func (c *SDKClient) Changed() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.changed
 }
 
 // bearer adds a key to each request, as an application's OAuth layer would.

@@ -119,7 +119,7 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 	s.args = append(s.args, o.Args...)
 	tb.Cleanup(func() {
 		if s.p != nil {
-			if err := s.p.stop(20 * time.Second); err != nil {
+			if err := s.p.stop(Patience); err != nil {
 				tb.Errorf("end the server: %v", err)
 			}
 		}
@@ -178,7 +178,7 @@ func (s *Server) healthy(ctx context.Context) bool {
 func (s *Server) Kill() { s.p.kill() }
 
 // TryStop ends the server with SIGTERM and waits for it. It may be called from any goroutine.
-func (s *Server) TryStop() error { return s.p.stop(40 * time.Second) }
+func (s *Server) TryStop() error { return s.p.stop(Patience) }
 
 // SetCatalog replaces the text of the catalog file, which [ServerOptions.Catalog] must have named. A running server
 // notices the change. It may be called from any goroutine.
@@ -193,7 +193,7 @@ func (s *Server) SetCatalog(text string) error {
 // Stop ends the server with SIGTERM and waits for it.
 func (s *Server) Stop() {
 	s.tb.Helper()
-	if err := s.p.stop(20 * time.Second); err != nil {
+	if err := s.p.stop(Patience); err != nil {
 		s.tb.Fatalf("stop the server: %v", err)
 	}
 }
@@ -288,7 +288,7 @@ func (s *Server) Metrics(tb testing.TB) string {
 
 // plain is a client for probes: no connection of it is kept.
 var plain = &http.Client{
-	Timeout:   10 * time.Second,
+	Timeout:   Patience,
 	Transport: &http.Transport{DisableKeepAlives: true, Proxy: nil},
 }
 

@@ -148,7 +148,7 @@ func (c *Client) TryOpen(ctx context.Context, lastEventID string) (*Stream, erro
 }
 
 // streams have a connection each and no time limit.
-var streams = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: time.Minute}}
+var streams = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: Patience}}
 
 func open(req *http.Request, cancel context.CancelFunc, acknowledged bool) (*Stream, error) {
 	resp, err := streams.Do(req)
@@ -268,17 +268,6 @@ func (s *Stream) Next(tb testing.TB) *Message {
 	defer s.mu.Unlock()
 	s.read++
 	return s.messages[n]
-}
-
-// NextUpdate waits for the next message, which must be a resource update.
-func (s *Stream) NextUpdate(tb testing.TB) *Update {
-	tb.Helper()
-	m := s.Next(tb)
-	u, err := m.Update()
-	if err != nil {
-		tb.Fatalf("%v: %.300s", err, m.Raw)
-	}
-	return u
 }
 
 // Updates returns the resource updates so far.
