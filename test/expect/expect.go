@@ -1,0 +1,44 @@
+// Package expect checks values in tests. Every failure names the value and prints what the test got and wanted.
+package expect
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// OK ends the test if err is not nil.
+func OK(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("got the error %v, want none", err)
+	}
+}
+
+// Equal compares two values.
+func Equal[T comparable](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+// List compares two lists.
+func List[T comparable](t testing.TB, what string, got, want []T) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+// Fault checks the kind of an error.
+func Fault(t testing.TB, what string, err error, want fault.Kind) {
+	t.Helper()
+	if !fault.Is(err, want) {
+		t.Errorf("%s: got the error %v, want a fault of kind %v", what, err, want)
+	}
+}
+
+// ErrOf drops the value that a call returned and keeps its error.
+func ErrOf[T any](_ T, err error) error { return err }
