@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // cancelling is the cancellation of the request 1.
@@ -22,64 +22,7 @@ var cancelling = json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/cance
 // cancelFirst cancels the request 1 of session s.
 func cancelFirst(t *testing.T, g *Gateway) {
 	t.Helper()
-	if err := g.Cancel(t.Context(), sessionBased("s"), cancelling); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// GWN-13: given a call whose session is being begun, when the client cancels it, at the same or at another instance, then the
-// backend is not called.
-func TestCancellationWhileTheSessionBegins(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
-		var slow atomic.Bool
-		s.intercept(func(_ http.ResponseWriter, _ *http.Request, m got) bool {
-			if m.Method == "initialize" && slow.Load() {
-				time.Sleep(time.Second)
-			}
-			return false
-		})
-		db := memory(t)
-		g, second := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
-		sees(t, g, sessionBased("s"), "t")
-		sees(t, second, sessionBased("s"), "t")
-		slow.Store(true)
-		x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{}}`)
-		time.Sleep(300 * time.Millisecond)
-		cancelFirst(t, second)
-		if err := x.end(t); !fault.Is(err, fault.Conflict) {
-			t.Errorf("the call ended with %v, want a fault of kind conflict", err)
-		}
-		if n := len(s.received("tools/call")); n != 0 {
-			t.Errorf("the backend was called %d times after the call was cancelled", n)
-		}
-	})
-}
-
-// GWN-13: servers of the official TypeScript library send nothing after a cancellation and keep the connection open. The call ends
-// all the same, at whichever instance the client cancels.
-func TestCancelledCallEndsThoughItsBackendStaysSilent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newScripted(t, func(s *scripted) {
-			s.call = func(t *turn) {
-				t.notify("notifications/message", `{"level":"info","data":"x"}`)
-				<-t.r.Context().Done()
-			}
-		})
-		db := memory(t)
-		g, second := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
-		x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{}}`)
-		x.next(t)
-		began := time.Now()
-		cancelFirst(t, second)
-		s.next(t, "notifications/cancelled")
-		if err := x.end(t); !fault.Is(err, fault.Conflict) {
-			t.Errorf("the call ended with %v, want a fault of kind conflict", err)
-		}
-		if took := time.Since(began); took > 10*time.Second {
-			t.Errorf("the call ended %s after it was cancelled, want 10 s at most", took)
-		}
-	})
+	expect.OK(t, g.Cancel(t.Context(), sessionBased("s"), cancelling))
 }
 
 // GWN-13: a request and its cancellation reach the backend on two connections. A busy backend may see the cancellation first and
@@ -110,72 +53,27 @@ func TestACancellationThatOvertakesItsRequestIsRepeated(t *testing.T) {
 		x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{}}`)
 		<-arrived
 		cancelFirst(t, g)
-		if err := x.end(t); !fault.Is(err, fault.Conflict) {
-			t.Errorf("the call ended with %v, want a fault of kind conflict", err)
-		}
+		expect.Fault(t, "the call", x.end(t), fault.Conflict)
 		time.Sleep(time.Minute)
 		mu.Lock()
 		defer mu.Unlock()
-		if want := []string{"cancellation", "request", "cancellation"}; !slices.Equal(order, want) {
-			t.Errorf("the backend saw %q, want %q", order, want)
-		}
+		expect.List(t, "the backend saw", order, []string{"cancellation", "request", "cancellation"})
 	})
 }
 
 // GWN-13: a cancellation applies only to a call that began before it.
 func TestIDThatIsUsedAgainAfterItsCancellation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScripted(t, func(s *scripted) {
+		_, g := alone(t, func(s *scripted) {
 			s.stateless = true
 			s.call = func(t *turn) { time.Sleep(3 * time.Second); t.result(`{"content":[],"resultType":"complete"}`) }
 		})
-		g := gatewayOver(t, memory(t), at("b", s))
 		cancelFirst(t, g)
 		time.Sleep(5 * time.Second)
 		if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
 			t.Errorf("a call with the id of one that was cancelled before: %v", err)
 		}
 	})
-}
-
-// GWN-13: if a call fails at the gateway, the gateway cancels it at the backend, because the client no longer waits for it.
-func TestCallThatFailsHereIsCancelledAtTheBackend(t *testing.T) {
-	for name, say := range map[string]func(*turn, *mortal){
-		"the question cannot be stored": func(t *turn, db *mortal) {
-			db.dead.Store(true)
-			t.send("42", "elicitation/create", sure)
-		},
-		"a message is too large": func(t *turn, _ *mortal) {
-			t.notify("notifications/message", `{"level":"info","data":"`+strings.Repeat("x", 9<<20)+`"}`)
-		},
-		"the stream ends": func(t *turn, _ *mortal) {
-			t.notify("notifications/message", `{"level":"info","data":"x"}`)
-			panic(http.ErrAbortHandler)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				db := &mortal{DB: memory(t)}
-				s := newScripted(t, func(s *scripted) {
-					s.call = func(t *turn) {
-						if strings.Contains(string(t.Params), "go") {
-							say(t, db)
-						}
-						t.result(`{"content":[]}`)
-					}
-				})
-				g := gatewayOver(t, db, at("b", s))
-				mustCall(t, g, sessionBased("s"), "t")
-				x := start(t, g, sessionBased("s"), "t", "2", `{"name":"t","arguments":{"go":1}}`)
-				if err := x.end(t); err == nil {
-					t.Fatal("the call has not failed")
-				}
-				if n := len(s.received("notifications/cancelled")); n != 1 {
-					t.Errorf("the backend was notified %d times that the call has failed, want once", n)
-				}
-			})
-		})
-	}
 }
 
 // A call whose response is an error is made once, whatever the status and the words of the error.
@@ -191,7 +89,7 @@ func TestErrorOfACallIsItsAnswer(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(c.status, c.code), func(t *testing.T) {
 			calls := 0
-			s := newScripted(t, func(s *scripted) {
+			_, g := alone(t, func(s *scripted) {
 				s.call = func(t *turn) {
 					calls++
 					t.w.Header().Set("Content-Type", "application/json")
@@ -199,43 +97,12 @@ func TestErrorOfACallIsItsAnswer(t *testing.T) {
 					fmt.Fprintf(t.w, `{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":%q}}`, t.ID, c.code, c.message)
 				}
 			})
-			g := gatewayOver(t, memory(t), at("b", s))
 			text, err := call(t, g, sessionBased("s"), "t")
 			if err != nil || !strings.Contains(text, c.message) {
 				t.Errorf("got %s, %v, want the backend's error", text, err)
 			}
-			if calls != 1 {
-				t.Errorf("the call was made %d times, want once", calls)
-			}
+			expect.Equal(t, "calls", calls, 1)
 		})
-	}
-}
-
-// GWN-10, GWN-11: servers of the official TypeScript library withdraw a question after a minute.
-func TestQuestionThatTheBackendWithdraws(t *testing.T) {
-	withdraw, release := make(chan bool), make(chan bool)
-	s := newScripted(t, func(s *scripted) {
-		s.call = func(t *turn) {
-			t.send("42", "elicitation/create", sure)
-			<-withdraw
-			t.notify("notifications/cancelled", `{"requestId":42.0,"reason":"Request timed out"}`)
-			<-release
-			t.result(`{"content":[]}`)
-		}
-	})
-	g := gatewayOver(t, memory(t), at("b", s))
-	x, id := startAsked(t, g)
-	close(withdraw)
-	want := fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%q,"reason":"Request timed out"}}`, id)
-	if m := x.next(t); m.text != want {
-		t.Errorf("the client got %s, want %s", m.text, want)
-	}
-	if err := g.Answer(t.Context(), sessionBased("s"), id, accepting(id)); !fault.Is(err, fault.NotFound) {
-		t.Errorf("the answer to the withdrawn question: got %v, want a fault of kind not found", err)
-	}
-	close(release)
-	if err := x.end(t); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -263,28 +130,26 @@ func newPolled(t *testing.T, first string, again func(w http.ResponseWriter, id 
 // Transports). Without the field, the gateway polls once per second.
 func TestCallIsPolledAsItsBackendWantsIt(t *testing.T) {
 	for name, retry := range map[string]time.Duration{"5 s": 5 * time.Second, "without a wish": 0} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				began, polls, line := time.Now(), 0, ""
-				if retry > 0 {
-					line = fmt.Sprintf("retry: %d\n", retry.Milliseconds())
+		bubble(t, name, func(t *testing.T) {
+			began, polls, line := time.Now(), 0, ""
+			if retry > 0 {
+				line = fmt.Sprintf("retry: %d\n", retry.Milliseconds())
+			}
+			g := newPolled(t, line, func(w http.ResponseWriter, id string) {
+				polls++
+				w.Header().Set("Content-Type", "text/event-stream")
+				if time.Since(began) < 4*time.Minute {
+					fmt.Fprintf(w, "id: %s.1\ndata: \n\n", id)
+					return
 				}
-				g := newPolled(t, line, func(w http.ResponseWriter, id string) {
-					polls++
-					w.Header().Set("Content-Type", "text/event-stream")
-					if time.Since(began) < 4*time.Minute {
-						fmt.Fprintf(w, "id: %s.1\ndata: \n\n", id)
-						return
-					}
-					fmt.Fprintf(w, "id: %s.2\ndata: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":{\"content\":[]}}\n\n", id, id)
-				})
-				if err := <-start(t, g, sessionBased("s"), "t", "1", `{"name":"t"}`).done; err != nil {
-					t.Errorf("the call failed after %s: %v", time.Since(began), err)
-				}
-				if least := 4 * time.Minute / max(retry, time.Second); polls > int(least)+2 {
-					t.Errorf("the backend was polled %d times, want %d at most", polls, least)
-				}
+				fmt.Fprintf(w, "id: %s.2\ndata: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":{\"content\":[]}}\n\n", id, id)
 			})
+			if err := <-start(t, g, sessionBased("s"), "t", "1", `{"name":"t"}`).done; err != nil {
+				t.Errorf("the call failed after %s: %v", time.Since(began), err)
+			}
+			if least := 4 * time.Minute / max(retry, time.Second); polls > int(least)+2 {
+				t.Errorf("the backend was polled %d times, want %d at most", polls, least)
+			}
 		})
 	}
 }
@@ -297,50 +162,13 @@ func TestCallThatCannotBeResumedFailsSoon(t *testing.T) {
 		},
 		"without an event": func(w http.ResponseWriter, _ string) { w.Header().Set("Content-Type", "text/event-stream") },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				began := time.Now()
-				g := newPolled(t, "", again)
-				if _, err := call(t, g, sessionBased("s"), "t"); !fault.Is(err, fault.Unavailable) {
-					t.Errorf("got %v, want a fault of kind unavailable", err)
-				}
-				if took := time.Since(began); took > 15*time.Second {
-					t.Errorf("the call failed after %s, want 15 s at most", took)
-				}
-			})
-		})
-	}
-}
-
-// GWN-11, GWN-13: given a call that waits for the client's answer, when an operator removes the backend or changes its URL, then
-// the call ends.
-func TestCallWaitingForAnAnswerEndsWhenItsBackendIsRemoved(t *testing.T) {
-	for name, stateless := range map[string]bool{"2025-11-25": false, "2026-07-28": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newScripted(t, func(s *scripted) {
-					s.stateless = stateless
-					s.call = func(t *turn) {
-						if !stateless {
-							t.ask("elicitation/create", sure)
-							return
-						}
-						t.result(`{"resultType":"input_required","inputRequests":{"k":{"method":"elicitation/create","params":{"message":"x","requestedSchema":{"type":"object","properties":{}}}}}}`)
-					}
-				})
-				g := gatewayOver(t, memory(t), at("b", s))
-				x, id := startAsked(t, g)
-				g.Replace(t.Context(), []api.Backend{at("other", newScripted(t))})
-				if err := g.Answer(t.Context(), sessionBased("s"), id, accepting(id)); !fault.Is(err, fault.NotFound) {
-					t.Errorf("an answer to the removed backend: got %v, want a fault of kind not found", err)
-				}
-				if err := x.end(t); !fault.Is(err, fault.Unavailable) {
-					t.Errorf("the call ended with %v, want a fault of kind unavailable", err)
-				}
-				if n := len(s.received("notifications/cancelled")); !stateless && n != 1 {
-					t.Errorf("the backend was notified %d times, want once", n)
-				}
-			})
+		bubble(t, name, func(t *testing.T) {
+			began := time.Now()
+			g := newPolled(t, "", again)
+			expect.Fault(t, "the call", expect.ErrOf(call(t, g, sessionBased("s"), "t")), fault.Unavailable)
+			if took := time.Since(began); took > 15*time.Second {
+				t.Errorf("the call failed after %s, want 15 s at most", took)
+			}
 		})
 	}
 }
@@ -348,7 +176,7 @@ func TestCallWaitingForAnAnswerEndsWhenItsBackendIsRemoved(t *testing.T) {
 // GWN-08: the gateway never ends a session in which calls may be running in order to begin another one.
 func TestSessionInUseIsNotEndedForAnother(t *testing.T) {
 	running, release := make(chan bool, 1), make(chan bool)
-	s := newScripted(t, func(s *scripted) {
+	_, g := alone(t, func(s *scripted) {
 		s.call = func(t *turn) {
 			if strings.Contains(string(t.Params), "wait") {
 				running <- true
@@ -363,7 +191,6 @@ func TestSessionInUseIsNotEndedForAnother(t *testing.T) {
 			t.result(`{"content":[]}`)
 		}
 	})
-	g := gatewayOver(t, memory(t), at("b", s))
 	x := start(t, g, declaring(ann, 0), "t", "1", `{"name":"t","arguments":{"wait":true}}`)
 	<-running
 	for i := 1; i < maxInUse; i++ {
@@ -479,7 +306,7 @@ func TestCompletionHasNoNameHeader(t *testing.T) {
 // GWN-09: "The progress value MUST increase with each notification", even if the gateway repeats the call with the client's
 // answers.
 func TestProgressDoesNotGoBackBetweenRounds(t *testing.T) {
-	s := newScripted(t, func(s *scripted) {
+	_, g := alone(t, func(s *scripted) {
 		s.stateless = true
 		s.call = func(t *turn) {
 			t.notify("notifications/progress", `{"progressToken":"p","progress":1}`)
@@ -492,7 +319,6 @@ func TestProgressDoesNotGoBackBetweenRounds(t *testing.T) {
 			t.result(`{"content":[],"resultType":"complete"}`)
 		}
 	})
-	g := gatewayOver(t, memory(t), at("b", s))
 	x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{},"_meta":{"progressToken":"p"}}`)
 	var values []string
 	for {
@@ -505,38 +331,99 @@ func TestProgressDoesNotGoBackBetweenRounds(t *testing.T) {
 			Method string
 			Params struct{ Progress json.Number }
 		}
-		if err := json.Unmarshal([]byte(m.text), &n); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal([]byte(m.text), &n))
 		if n.Method != "elicitation/create" {
 			values = append(values, n.Params.Progress.String())
 		} else if err := g.Answer(t.Context(), sessionBased("s"), n.ID, accepting(n.ID)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := strings.Join(values, " "); got != "1 50 60" {
-		t.Errorf("the client got the progress %s, want 1 50 60", got)
+	expect.Equal(t, "the client got the progress", strings.Join(values, " "), "1 50 60")
+}
+
+// GWN-11, GWN-13: given a call that waits for the client's answer, when an operator removes its stateless backend or changes its
+// URL, then the call ends. [TestStatesOfACall] shows it for a session-based one.
+func TestCallWaitingForAnAnswerEndsWhenItsBackendIsRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, g := alone(t, func(s *scripted) {
+			s.stateless, s.call = true, wantsInput(`{"k":{"method":"elicitation/create","params":`+sure+`}}`)
+		})
+		x, id := startAsked(t, g)
+		g.Replace(t.Context(), []api.Backend{at("other", newScripted(t))})
+		expect.Fault(t, "an answer to the removed backend", g.Answer(t.Context(), sessionBased("s"), id, accepting(id)), fault.NotFound)
+		expect.Fault(t, "the call", x.end(t), fault.Unavailable)
+	})
+}
+
+// startAsked starts a call whose backend asks a question with id 42. It returns the call and the question's id at the client.
+func startAsked(t *testing.T, g *Gateway) (x *calling, id string) {
+	t.Helper()
+	x = start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{}}`)
+	id, _ = x.question(t)
+	return x, id
+}
+
+// sure is an elicitation of a form without fields.
+const sure = `{"message":"sure?","requestedSchema":{"type":"object","properties":{}}}`
+
+func accepting(id string) json.RawMessage {
+	return json.RawMessage(fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,"result":{"action":"accept"}}`, id))
+}
+
+// GWN-11: given a backend that refuses an answer, or cannot be reached, when the client sends the answer again, then the backend
+// gets it. A refusal with a body in JSON is a refusal, too.
+func TestAnswerThatTheBackendRefusesCanBeSentAgain(t *testing.T) {
+	const unreachable = 0
+	for _, status := range []int{unreachable, 400, 404, 409, 500, 503} {
+		bubble(t, fmt.Sprint(status), func(t *testing.T) {
+			var refusing atomic.Bool
+			refusing.Store(true)
+			s := newAsking(t, `42`)
+			s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+				if m.Method != "" || !refusing.Load() {
+					return false
+				}
+				if status == unreachable {
+					panic(http.ErrAbortHandler)
+				}
+				refuseWith(status, -32603, "try again later")(w)
+				return true
+			})
+			g := gatewayOver(t, memory(t), at("b", s))
+			x, id := startAsked(t, g)
+			expect.Fault(t, fmt.Sprintf("an answer that the backend refuses with %d", status), g.Answer(t.Context(), sessionBased("s"), id, accepting(id)), fault.Unavailable)
+			refusing.Store(false)
+			if err := g.Answer(t.Context(), sessionBased("s"), id, accepting(id)); err != nil {
+				t.Fatalf("the answer sent again: %v", err)
+			}
+			expect.OK(t, x.end(t))
+		})
 	}
 }
 
-func TestBackendThatWantsToBeCalledLater(t *testing.T) {
+// GWN-11: two answers may arrive together, because the client repeats one whose response is late, or because two users answer.
+func TestOfTwoAnswersAtTheSameTimeTheBackendGetsOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		began, calls := time.Now(), 0
-		s := newScripted(t, func(s *scripted) {
-			s.stateless = true
-			s.call = func(t *turn) {
-				if calls++; time.Since(began) < 5*time.Minute {
-					t.result(`{"resultType":"input_required","requestState":"later"}`)
-					return
-				}
-				t.result(`{"content":[],"resultType":"complete"}`)
+		var answers atomic.Int64
+		s := newAsking(t, `42`)
+		s.intercept(func(_ http.ResponseWriter, _ *http.Request, m got) bool {
+			if m.Method == "" && string(m.ID) == "42" {
+				answers.Add(1)
+				time.Sleep(time.Second)
 			}
+			return false
 		})
-		if err := <-start(t, gatewayOver(t, memory(t), at("b", s)), sessionBased("s"), "t", "1", `{"name":"t"}`).done; err != nil {
-			t.Errorf("the call failed after %s: %v", time.Since(began), err)
+		g := gatewayOver(t, memory(t), at("b", s))
+		x, id := startAsked(t, g)
+		done := make(chan error, 2)
+		for range 2 {
+			go func() { done <- g.Answer(t.Context(), sessionBased("s"), id, accepting(id)) }()
 		}
-		if calls > 100 {
-			t.Errorf("the backend was called %d times in five minutes", calls)
+		one, other := <-done, <-done
+		if (one == nil) == (other == nil) {
+			t.Errorf("got %v and %v, want one of the answers to be accepted and the other to be refused", one, other)
 		}
+		expect.OK(t, x.end(t))
+		expect.Equal(t, "answers at the backend", answers.Load(), 1)
 	})
 }

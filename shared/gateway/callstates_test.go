@@ -13,17 +13,21 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // callWalk is a call whose client and backend follow a row of [TestStatesOfACall].
 type callWalk struct {
 	*testing.T
 	gateway *Gateway
+	second  *Gateway // another instance, at which the client cancels
 	backend *scripted
+	db      *mortal
 	turns   chan *turn // the request as the backend has it; the backend answers when the row says so
 	over    chan struct{}
 	x       *calling
 	gone    atomic.Bool // the client takes no more messages
+	ending  time.Time   // when the client cancelled, or zero
 }
 
 const plainResult = `{"content":[]}`
@@ -51,7 +55,8 @@ func (w *callWalk) waiting() (at *turn, answered <-chan got, id string) {
 
 func (w *callWalk) cancel() {
 	w.Helper()
-	cancelFirst(w.T, w.gateway)
+	w.ending = time.Now()
+	cancelFirst(w.T, w.second)
 }
 
 // endStream ends the stream of a call after an event from which it can be resumed.
@@ -61,8 +66,9 @@ func (w *callWalk) endStream(at *turn) {
 	close(w.over)
 }
 
-// GWN-11, GWN-13, GWN-14: each row follows one arrow of the diagram in the comment of [exchange]. A call that ends without a
-// response also ends at the backend, if the backend has received it.
+// GWN-10, GWN-11, GWN-13, GWN-14: each row follows one arrow of the diagram in the comment of [exchange]. A call that ends without
+// a response also ends at the backend, if the backend has received it. A cancelled call ends soon, at whichever instance the client
+// cancels it, though servers of the official TypeScript library send nothing after a cancellation and keep the connection open.
 func TestStatesOfACall(t *testing.T) {
 	kind := func(k fault.Kind) func(error) bool { return func(err error) bool { return fault.Is(err, k) } }
 	none := func(err error) bool { return err == nil }
@@ -91,10 +97,20 @@ func TestStatesOfACall(t *testing.T) {
 			time.Sleep(2 * requestLead)
 			w.cancel()
 		}, kind(fault.Conflict), false, 1, -1},
+		{"called, cancelled after a message: ended", func(w *callWalk) {
+			w.called().notify("notifications/message", `{"level":"info","data":"x"}`)
+			w.x.next(w.T)
+			w.cancel()
+		}, kind(fault.Conflict), false, 1, -1},
 		{"called, the connection breaks: ended", func(w *callWalk) {
 			w.called().notify("notifications/message", `{"level":"info","data":"x"}`)
 			close(w.over)
-		}, kind(fault.Unavailable), false, 1, -1},
+		}, kind(fault.Unavailable), false, 1, 1},
+		{"called, the question cannot be stored: ended", func(w *callWalk) {
+			at := w.called()
+			w.db.dead.Store(true)
+			at.send("42", "elicitation/create", sure)
+		}, some, false, 1, 1},
 		{"called, the client is gone: ended", func(w *callWalk) {
 			at := w.called()
 			w.gone.Store(true)
@@ -103,7 +119,9 @@ func TestStatesOfACall(t *testing.T) {
 		{"called, the time is over: ended", func(w *callWalk) {
 			w.called()
 			time.Sleep(w.gateway.options.CallTimeout)
-		}, some, false, 1, -1},
+		}, func(err error) bool {
+			return fault.Is(err, fault.Unavailable) && strings.Contains(fault.Public(err), "timed out") && strings.Contains(err.Error(), "tools/call t: ")
+		}, false, 1, -1},
 		{"waiting, the answer: called, and then answered", func(w *callWalk) {
 			at, answered, id := w.waiting()
 			if err := w.gateway.Answer(w.Context(), sessionBased("s"), id, accepting(id)); err != nil {
@@ -114,11 +132,11 @@ func TestStatesOfACall(t *testing.T) {
 			close(w.over)
 		}, none, true, 1, 0},
 		{"waiting, the backend withdraws its question: called, and then answered", func(w *callWalk) {
-			at, _, _ := w.waiting()
-			at.notify("notifications/cancelled", `{"requestId":42}`)
-			if m := w.x.next(w.T); !strings.Contains(m.text, "notifications/cancelled") {
-				w.Errorf("the client got %s, want the end of the question", m.text)
-			}
+			at, _, id := w.waiting() // servers of the official TypeScript library withdraw a question after a minute
+			at.notify("notifications/cancelled", `{"requestId":42.0,"reason":"Request timed out"}`)
+			want := fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%q,"reason":"Request timed out"}}`, id)
+			expect.Equal(w.T, "what the client got", w.x.next(w.T).text, want)
+			expect.Fault(w.T, "an answer to the withdrawn question", w.gateway.Answer(w.Context(), sessionBased("s"), id, accepting(id)), fault.NotFound)
 			at.result(plainResult)
 			close(w.over)
 		}, none, true, 1, 0},
@@ -127,70 +145,71 @@ func TestStatesOfACall(t *testing.T) {
 			w.cancel()
 		}, kind(fault.Conflict), false, 1, -1},
 		{"waiting, the backend is removed: ended", func(w *callWalk) {
-			w.waiting()
+			_, _, id := w.waiting()
 			w.gateway.Replace(w.Context(), []api.Backend{at("other", newScripted(w.T))})
-		}, kind(fault.Unavailable), false, 1, -1},
+			expect.Fault(w.T, "an answer to the removed backend", w.gateway.Answer(w.Context(), sessionBased("s"), id, accepting(id)), fault.NotFound)
+		}, kind(fault.Unavailable), false, 1, 1},
 	} {
-		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := &callWalk{T: t, turns: make(chan *turn, 1), over: make(chan struct{}), x: &calling{messages: make(chan sent, 100), done: make(chan error, 1)}}
-				w.backend = newScripted(t, func(s *scripted) {
-					s.call = func(at *turn) {
-						w.turns <- at
-						select {
-						case <-w.over:
-						case <-at.r.Context().Done():
-						}
-						at.mu.Lock() // the test may still be writing the message that ended the call
-						defer at.mu.Unlock()
+		bubble(t, row.name, func(t *testing.T) {
+			w := &callWalk{T: t, turns: make(chan *turn, 1), over: make(chan struct{}), x: &calling{messages: make(chan sent, 100), done: make(chan error, 1)}}
+			w.backend = newScripted(t, func(s *scripted) {
+				s.call = func(at *turn) {
+					w.turns <- at
+					select {
+					case <-w.over:
+					case <-at.r.Context().Done():
 					}
-				})
-				w.backend.intercept(func(rw http.ResponseWriter, r *http.Request, m got) bool {
-					id, _, resumed := strings.Cut(r.Header.Get("Last-Event-ID"), ".")
-					switch {
-					case m.Method == "initialize":
-						time.Sleep(time.Second)
-					case r.Method == http.MethodGet && resumed:
-						rw.Header().Set("Content-Type", "text/event-stream")
-						fmt.Fprintf(rw, "id: %s.2\ndata: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":"+plainResult+"}\n\n", id, id)
-						return true
-					}
-					return false
-				})
-				w.gateway = gatewayOver(t, memory(t), at("b", w.backend))
-				sees(t, w.gateway, sessionBased("s"), "t")
-				go func() {
-					w.x.done <- w.gateway.Call(t.Context(), api.Call{
-						Client: sessionBased("s"), Kind: api.Tools, Name: "t", Member: "name", Method: "tools/call",
-						ID: json.RawMessage(`1`), Params: json.RawMessage(`{"name":"t","arguments":{}}`),
-						Send: func(m json.RawMessage, response bool) error {
-							if w.gone.Load() {
-								return errors.New("the client is gone")
-							}
-							w.x.messages <- sent{string(m), response, time.Now()}
-							return nil
-						},
-					})
-				}()
-				row.when(w)
-				if err := w.x.end(t); !row.want(err) {
-					t.Errorf("the call ended with %v", err)
-				}
-				time.Sleep(time.Minute)
-				response := false
-				for len(w.x.messages) > 0 {
-					response = response || (<-w.x.messages).response
-				}
-				if response != row.response {
-					t.Errorf("the client had a response: %t, want %t", response, row.response)
-				}
-				if n := len(w.backend.received("tools/call")); n != row.calls {
-					t.Errorf("the backend was called %d times, want %d", n, row.calls)
-				}
-				if n := len(w.backend.received("notifications/cancelled")); n != row.notified && (row.notified != -1 || n == 0) {
-					t.Errorf("the backend was notified %d times that the call has ended, want %d (-1: at least once)", n, row.notified)
+					at.mu.Lock() // the test may still be writing the message that ended the call
+					defer at.mu.Unlock()
 				}
 			})
+			w.backend.intercept(func(rw http.ResponseWriter, r *http.Request, m got) bool {
+				id, _, resumed := strings.Cut(r.Header.Get("Last-Event-ID"), ".")
+				switch {
+				case m.Method == "initialize":
+					time.Sleep(time.Second)
+				case r.Method == http.MethodGet && resumed:
+					rw.Header().Set("Content-Type", "text/event-stream")
+					fmt.Fprintf(rw, "id: %s.2\ndata: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":"+plainResult+"}\n\n", id, id)
+					return true
+				}
+				return false
+			})
+			w.db = &mortal{DB: memory(t)}
+			w.gateway, w.second = gatewayOver(t, w.db, at("b", w.backend)), gatewayOver(t, w.db, at("b", w.backend))
+			for _, g := range []*Gateway{w.gateway, w.second} {
+				sees(t, g, sessionBased("s"), "t")
+			}
+			go func() {
+				w.x.done <- w.gateway.Call(t.Context(), api.Call{
+					Client: sessionBased("s"), Kind: api.Tools, Name: "t", Member: "name", Method: "tools/call",
+					ID: json.RawMessage(`1`), Params: json.RawMessage(`{"name":"t","arguments":{}}`),
+					Send: func(m json.RawMessage, response bool) error {
+						if w.gone.Load() {
+							return errors.New("the client is gone")
+						}
+						w.x.messages <- sent{string(m), response, time.Now()}
+						return nil
+					},
+				})
+			}()
+			row.when(w)
+			if err := w.x.end(t); !row.want(err) {
+				t.Errorf("the call ended with %v", err)
+			}
+			if took := time.Since(w.ending); !w.ending.IsZero() && took > 10*time.Second {
+				t.Errorf("the call ended %s after it was cancelled, want 10 s at most", took)
+			}
+			time.Sleep(time.Minute)
+			response := false
+			for len(w.x.messages) > 0 {
+				response = response || (<-w.x.messages).response
+			}
+			expect.Equal(t, "the client had a response", response, row.response)
+			expect.Equal(t, "calls of the backend", len(w.backend.received("tools/call")), row.calls)
+			if n := len(w.backend.received("notifications/cancelled")); n != row.notified && (row.notified != -1 || n == 0) {
+				t.Errorf("the backend was notified %d times that the call has ended, want %d (-1: at least once)", n, row.notified)
+			}
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const said = `{"messageId":"m","content":"c","_meta":{"io.github.mcp-events/principal":"p"}}`
@@ -85,9 +86,7 @@ func TestUserMessageThatABackendDoesNotTake(t *testing.T) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := g.Converse(t.Context(), statelessClient(ann), "secret", userMessage, json.RawMessage(said)); !fault.Is(err, fault.Invalid) {
-		t.Errorf("one that the caller may not use: got %v", err)
-	}
+	expect.Fault(t, "one that the caller may not use", expect.ErrOf(g.Converse(t.Context(), statelessClient(ann), "secret", userMessage, json.RawMessage(said))), fault.Invalid)
 }
 
 // CNV-03: a status from 400 to 499 refuses one message, so the backend still gets other clients' messages. Any other status is a
@@ -106,30 +105,26 @@ func TestAStatusInsteadOfAnAnswerToAUserMessage(t *testing.T) {
 // CNV-03: a message that takes too long is cancelled in the way of the backend's revision.
 func TestLateUserMessageIsCancelled(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
-		t.Run(fmt.Sprint("stateless ", stateless), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				gone := make(chan struct{})
-				b := listener(t, stateless, func(x *turn) {
-					x.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
-					<-x.r.Context().Done()
-					close(gone)
-				})
-				g := gatewayOver(t, memory(t), at("notes", b))
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
-				if _, err := g.Converse(ctx, sessionBased("s"), "notes", userMessage, json.RawMessage(said)); !fault.Is(err, fault.Unavailable) {
-					t.Errorf("got %v", err)
-				}
-				<-gone
-				if stateless {
-					return
-				}
-				n := b.next(t, "notifications/cancelled")
-				var p struct{ RequestID json.RawMessage }
-				if err := json.Unmarshal(n.Params, &p); err != nil || string(p.RequestID) != string(b.received(userMessage)[0].ID) {
-					t.Errorf("got %s, %v", n.Params, err)
-				}
+		bubble(t, fmt.Sprint("stateless ", stateless), func(t *testing.T) {
+			gone := make(chan struct{})
+			b := listener(t, stateless, func(x *turn) {
+				x.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
+				<-x.r.Context().Done()
+				close(gone)
 			})
+			g := gatewayOver(t, memory(t), at("notes", b))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			expect.Fault(t, "the call", expect.ErrOf(g.Converse(ctx, sessionBased("s"), "notes", userMessage, json.RawMessage(said))), fault.Unavailable)
+			<-gone
+			if stateless {
+				return
+			}
+			n := b.next(t, "notifications/cancelled")
+			var p struct{ RequestID json.RawMessage }
+			if err := json.Unmarshal(n.Params, &p); err != nil || string(p.RequestID) != string(b.received(userMessage)[0].ID) {
+				t.Errorf("got %s, %v", n.Params, err)
+			}
 		})
 	}
 }
@@ -154,19 +149,13 @@ func TestPreparedSessionIsReadyForAMessage(t *testing.T) {
 			return err
 		}
 		for range 2 {
-			if err := converse(budget); !fault.Is(err, fault.Unavailable) {
-				t.Errorf("got %v", err)
-			}
+			expect.Fault(t, "a message whose session is not ready", converse(budget), fault.Unavailable)
 		}
-		if err := g.Prepare(t.Context(), sessionBased("s"), "notes"); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, g.Prepare(t.Context(), sessionBased("s"), "notes"))
 		made := len(b.received("initialize"))
 		if err := converse(patience); err != nil || len(b.received("initialize")) != made {
 			t.Errorf("prepared, got %v after %d more sessions", err, len(b.received("initialize"))-made)
 		}
-		if err := g.Prepare(t.Context(), sessionBased("s"), "other"); !fault.Is(err, fault.Invalid) {
-			t.Errorf("one that is not there: %v", err)
-		}
+		expect.Fault(t, "one that is not there", g.Prepare(t.Context(), sessionBased("s"), "other"), fault.Invalid)
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // journal keeps the log lines of a gateway about dropped messages.
@@ -41,9 +43,7 @@ func (j *journal) dropped(t *testing.T, backend string) (counts map[string]int64
 			GatewayMessagesDropped     int64
 			AWS                        json.RawMessage `json:"_aws"`
 		}
-		if err := json.Unmarshal([]byte(text), &line); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal([]byte(text), &line))
 		if line.GatewayMessagesDropped == 0 {
 			continue
 		}
@@ -95,7 +95,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 			return emptyList(method)
 		}
 	})
-	good := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	good := newScripted(t)
 	j := &journal{}
 	g := gatewayOver(t, memory(t), at("bad", bad, prefix("bad_")), at("good", good, prefix("good_")))
 	g.drops.Log, g.drops.Every = slog.New(slog.NewJSONHandler(j, nil)), 300*time.Millisecond
@@ -104,17 +104,13 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	for i := range calls {
 		all.Go(func() {
 			x := start(t, g, sessionBased(fmt.Sprint("s", i)), "bad_t", "1", `{"name":"bad_t","_meta":{"progressToken":1}}`)
-			if err := x.end(t); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, x.end(t))
 			for range each {
 				if m := x.next(t); !strings.Contains(m.text, `"level":"info"`) {
 					t.Errorf("the client got %s", m.text)
 				}
 			}
-			if m := x.next(t); m.text != progress(`"progressToken":1,`) {
-				t.Errorf("the client got %s", m.text)
-			}
+			expect.Equal(t, "the client", x.next(t).text, progress(`"progressToken":1,`))
 			if m := x.next(t); m.text != `{"jsonrpc":"2.0","id":1,"result":{"ok":true}}` || len(x.messages) > 0 {
 				t.Errorf("the client got %s, and %d more", m.text, len(x.messages))
 			}
@@ -142,7 +138,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 // call.
 func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScripted(t, func(s *scripted) {
+		_, g := alone(t, func(s *scripted) {
 			s.stateless = true
 			s.call = func(t *turn) {
 				t.write(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{"message":"m"}}`)
@@ -150,15 +146,12 @@ func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
 				t.result(`{"content":[]}`)
 			}
 		})
-		g := gatewayOver(t, memory(t), at("b", s))
 		for n, c := range []api.Client{someone(v2026), sessionBased("s1")} {
 			text, err := call(t, g, c, "t")
 			if err != nil || !strings.Contains(text, `"content":[]`) {
 				t.Errorf("client of %s: got %s, %v", c.Version, text, err)
 			}
-			if got := g.Dropped()["default/b"][dropOutOfPlace]; got != int64(n+1) {
-				t.Errorf("client of %s: %d messages were counted", c.Version, got)
-			}
+			expect.Equal(t, fmt.Sprintf("client of %s: messages were counted", c.Version), g.Dropped()["default/b"][dropOutOfPlace], int64(n+1))
 		}
 	})
 }
@@ -207,5 +200,148 @@ func TestDroppedNotificationsAreCounted(t *testing.T) {
 				t.Errorf("counted %v, want %v", got, want)
 			}
 		})
+	}
+}
+
+// GWN-04, GWN-05: during a flood of notifications, list changes are coalesced and the last one is announced when the flood is
+// over. Updates without a subscriber are dropped and counted.
+func TestFloodsAreThrottled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const flood = 3000
+		s := newScripted(t)
+		db := memory(t)
+		g, other := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
+		subscribe(t, g, wants("x://asked", "s"))
+		l := newLog()
+		relaying(t, "r", g, l)
+		s.only(t, 1)
+		// Each subscription that takes effect is announced as one update, before or after the mark.
+		if asked := func(text string) bool { return strings.Contains(text, "x://asked") }; !slices.ContainsFunc(l.until(t, s), asked) {
+			for !asked(l.next(t)) {
+			}
+		}
+		other.List(t.Context(), statelessClient(ann), api.Tools)
+		for range flood {
+			s.notify(toolsChanged)
+			s.notify(updated("x://none"))
+		}
+		s.list(oneTool("new"))
+		s.notify(toolsChanged)
+		s.notify(updated("x://asked"))
+		changed, unasked, asked := 0, 0, false
+		for deadline := time.After(patience); !asked; {
+			select {
+			case text := <-l:
+				asked = strings.Contains(text, "x://asked")
+				if strings.Contains(text, "tools/list_changed") {
+					changed++
+				} else if !asked {
+					unasked++
+				}
+			case <-deadline:
+				t.Fatal("the update that was asked for did not come")
+			}
+		}
+		if changed > 50+20 || unasked > 1000 {
+			t.Errorf("of %d each, %d changes and %d updates that nothing asked for were announced", flood, changed, unasked)
+		}
+		expect.Equal(t, "updates that were counted as dropped", g.Dropped()["default/b"]["an update that no client subscribed to"], flood-int64(unasked))
+		// The last one is held, unless it came in the very moment in which one more was allowed.
+		for !slices.Equal(names(other.List(t.Context(), statelessClient(ann), api.Tools)), []string{"new"}) {
+			for !strings.Contains(l.next(t), "list_changed") {
+			}
+		}
+	})
+}
+
+// GWN-05: entries whose names, URIs or titles have control characters or invalid Unicode are dropped and counted. The other
+// entries stay.
+func TestNamesWithControlCharactersAreDropped(t *testing.T) {
+	bad := []string{`\u0000`, `\u001b[31m`, `\n`, `\t`, "\x7f", `\u0085`, "\u009b", `\u061c`, `\u200f`, `\u202e`, "\u202e", `\u2066`, `\ud800`}
+	s := newScripted(t, func(s *scripted) {
+		s.lists = func(method, _ string) string {
+			for _, k := range api.Kinds {
+				if k.Method() != method {
+					continue
+				}
+				entries := []string{
+					fmt.Sprintf(`{%q:"x:good","title":"Gut \u00e4\u200d\ud83d\ude00","description":"a\n\u001bb"}`, k.Name()),
+					fmt.Sprintf(`{%q:"x:0","Name":"\u001b"}`, k.Name()),
+				}
+				for i, c := range bad {
+					entries = append(entries,
+						fmt.Sprintf(`{%q:"x:%s"}`, k.Name(), c),
+						fmt.Sprintf(`{%q:"x:%d","title":"t%s"}`, k.Name(), i, c),
+						fmt.Sprintf(`{"name":"n%s",%q:"x:%d"}`, c, k.Name(), i),
+						fmt.Sprintf(`{%q:"x:%d","annotations":{"title":"t%s"}}`, k.Name(), i, c))
+				}
+				return fmt.Sprintf(`{%q:[%s]}`, k.Member(), strings.Join(entries, ","))
+			}
+			return `{}`
+		}
+	})
+	for _, p := range []string{"", "p_"} {
+		g := gatewayOver(t, memory(t), at("b", s, prefix(p)))
+		dropped := int64(0)
+		for _, k := range api.Kinds {
+			list := g.List(t.Context(), sessionBased("s"), k)
+			if len(list.Entries) != 1 || !strings.HasSuffix(list.Entries[0].Name, "x:good") {
+				t.Errorf("%s: got %d entries, %+v", k, len(list.Entries), list.Entries)
+			}
+			dropped += int64(4*len(bad) + 1)
+		}
+		if got := g.Dropped()["default/b"]; got["an entry of a list with control characters in its name"] != dropped || len(got) != 1 {
+			t.Errorf("counted %v, want %d", got, dropped)
+		}
+	}
+}
+
+// GWN-05: an entry that is nested too deeply is dropped and counted. The other entries stay.
+func TestListWithADeepEntry(t *testing.T) {
+	nested := func(depth int) string { return strings.Repeat("[", depth) + strings.Repeat("]", depth) }
+	for name, c := range map[string]struct{ good, bad string }{
+		"by a level":         {nested(60), nested(61)},
+		"by hundreds":        {nested(1), nested(900)},
+		"in its annotations": {nested(1), strings.Repeat(`{"annotations":`, 900) + "1" + strings.Repeat("}", 900)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, g := alone(t, func(s *scripted) {
+				s.lists = func(method, _ string) string {
+					for _, k := range api.Kinds {
+						if k.Method() == method {
+							return fmt.Sprintf(`{%q:[{%q:"x:good","annotations":%s},{%q:"x:bad","annotations":%s}]}`, k.Member(), k.Name(), c.good, k.Name(), c.bad)
+						}
+					}
+					return `{}`
+				}
+			})
+			for _, k := range api.Kinds {
+				list := g.List(t.Context(), sessionBased("s"), k)
+				if len(list.Entries) != 1 || list.Entries[0].Name != "x:good" {
+					t.Errorf("%s: got %d entries, want x:good alone", k, len(list.Entries))
+				}
+			}
+			if got, want := g.Dropped()["default/b"], int64(len(api.Kinds)); got["an entry of a list that is nested too deeply"] != want || len(got) != 1 {
+				t.Errorf("counted %v, want %d", got, want)
+			}
+		})
+	}
+}
+
+// GWN-05: a list that is not UTF-8 does not reach clients.
+func TestListThatIsNotUTF8(t *testing.T) {
+	_, g := alone(t, func(s *scripted) {
+		s.lists = func(method, _ string) string {
+			if method != "tools/list" {
+				return emptyList(method)
+			}
+			return "{\"tools\":[{\"name\":\"good\"},{\"name\":\"a\xffb\"},{\"name\":\"c\xc0\x9b\"}]}"
+		}
+	})
+	if list := g.List(t.Context(), sessionBased("s"), api.Tools); len(list.Entries) != 0 {
+		t.Errorf("got %+v", list.Entries)
+	}
+	if got := g.Dropped()["default/b"]; got[upstream.NotJSON] == 0 {
+		t.Errorf("counted %v", got)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
@@ -19,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/pipes"
 )
 
@@ -101,7 +103,7 @@ type scripted struct {
 	noSession    bool
 	// lists returns the result of a list method for a cursor. An empty result means that the method is unknown.
 	lists func(method, cursor string) string
-	// call answers tools/call and all other requests that the backend does not answer itself.
+	// call answers tools/call and all other requests that the backend does not answer itself. The default is an empty result.
 	call func(*turn)
 	// allow reports whether a request is allowed; nil allows all.
 	allow func(http.Header) bool
@@ -118,6 +120,7 @@ type scripted struct {
 	refused func(uri string) bool
 
 	mu       sync.Mutex
+	first    func(http.ResponseWriter, *http.Request, got) bool // see intercept; may be nil
 	sessions map[string]bool
 	made     int
 	seen     []got
@@ -137,6 +140,7 @@ func newScripted(t *testing.T, change ...func(*scripted)) *scripted {
 		arrived: make(chan got, 1000),
 	}
 	s.lists = oneTool("t")
+	s.call = func(t *turn) { t.result(`{}`) }
 	for _, c := range change {
 		c(s)
 	}
@@ -170,8 +174,17 @@ func emptyList(method string) string {
 func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	session := r.Header.Get("Mcp-Session-Id")
 	s.mu.Lock()
-	info, ends := session == "" || s.sessions[session], s.ends
+	first, info, ends := s.first, session == "" || s.sessions[session], s.ends
 	s.mu.Unlock()
+	if first != nil {
+		body, _ := io.ReadAll(r.Body)
+		m := got{Header: r.Header.Clone(), Session: session, Raw: string(body)}
+		_ = json.Unmarshal(body, &m)
+		r.Body = io.NopCloser(strings.NewReader(m.Raw))
+		if first(w, r, m) {
+			return
+		}
+	}
 	switch {
 	case s.allow != nil && !s.allow(r.Header):
 		w.WriteHeader(http.StatusUnauthorized)
@@ -336,15 +349,37 @@ func (s *scripted) sendTo(asked, text string) {
 
 // intercept makes first handle requests before the scripted backend. A request for which first reports false goes to the backend.
 func (s *scripted) intercept(first func(w http.ResponseWriter, r *http.Request, m got) bool) {
-	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		m := got{Header: r.Header.Clone(), Session: r.Header.Get("Mcp-Session-Id"), Raw: string(body)}
-		_ = json.Unmarshal(body, &m)
-		r.Body = io.NopCloser(strings.NewReader(string(body)))
-		if !first(w, r, m) {
-			s.ServeHTTP(w, r)
+	s.change(func(s *scripted) { s.first = first })
+}
+
+// on makes handle answer the requests of a method in place of the scripted backend.
+func (s *scripted) on(method string, handle func(w http.ResponseWriter, r *http.Request, m got)) {
+	s.intercept(func(w http.ResponseWriter, r *http.Request, m got) bool {
+		if m.Method == method {
+			handle(w, r, m)
 		}
+		return m.Method == method
 	})
+}
+
+// fails answers a request with a status and a JSON-RPC error.
+func (m got) fails(w http.ResponseWriter, status, code int, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":%q}}`, m.ID, code, message)
+}
+
+// change changes the backend while it serves.
+func (s *scripted) change(f func(*scripted)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(s)
+}
+
+// alive returns the number of its sessions.
+func (s *scripted) alive() (n int) {
+	s.change(func(s *scripted) { n = len(s.sessions) })
+	return n
 }
 
 // hangUp ends all open streams.
@@ -439,9 +474,7 @@ func (s *scripted) next(t *testing.T, method string) got {
 func memory(t *testing.T) store.DB {
 	t.Helper()
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -459,9 +492,7 @@ func at(name string, s *scripted, change ...func(*api.Backend)) api.Backend {
 func parsed(t *testing.T, format string, args ...any) *config.Config {
 	t.Helper()
 	c, err := config.Parse(fmt.Appendf(nil, "backends:\n"+format, args...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return c
 }
 
@@ -475,6 +506,13 @@ func gatewayOver(t *testing.T, db store.DB, backends ...api.Backend) *Gateway {
 	return newGateway(t, Options{Backends: backends, DB: db})
 }
 
+// alone returns a backend and a gateway that serves it alone.
+func alone(t *testing.T, change ...func(*scripted)) (*scripted, *Gateway) {
+	t.Helper()
+	s := newScripted(t, change...)
+	return s, gatewayOver(t, memory(t), at("b", s))
+}
+
 // newGateway returns a gateway with the given options and the defaults of tests.
 func newGateway(t *testing.T, o Options) *Gateway {
 	t.Helper()
@@ -484,9 +522,7 @@ func newGateway(t *testing.T, o Options) *Gateway {
 	o.Server, o.Key = json.RawMessage(`{"name":"gw","version":"1"}`), []byte("0123456789abcdef0123456789abcdef")
 	o.Log, o.ListTTL = cmp.Or(o.Log, quiet), time.Minute
 	g, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return g
 }
 
@@ -575,18 +611,14 @@ func call(t *testing.T, g *Gateway, c api.Client, name string) (string, error) {
 func mustCall(t *testing.T, g *Gateway, c api.Client, name string) string {
 	t.Helper()
 	text, err := call(t, g, c, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return text
 }
 
 // sees checks the names of the tools that a client sees.
 func sees(t *testing.T, g *Gateway, c api.Client, want ...string) {
 	t.Helper()
-	if got := names(g.List(t.Context(), c, api.Tools)); !slices.Equal(got, want) {
-		t.Errorf("the tools are %q, want %q", got, want)
-	}
+	expect.List(t, "the tools", names(g.List(t.Context(), c, api.Tools)), want)
 }
 
 // until waits until ok reports true.
@@ -598,5 +630,17 @@ func until(t *testing.T, what string, ok func() bool) {
 			t.Fatalf("not within %s: %s", patience, what)
 		}
 		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// bubble runs a subtest that has a clock of its own.
+func bubble(t *testing.T, name string, f func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+}
+
+// revisions runs a test with a session-based backend and with a stateless one.
+func revisions(t *testing.T, f func(t *testing.T, stateless bool)) {
+	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
+		bubble(t, name, func(t *testing.T) { f(t, stateless) })
 	}
 }

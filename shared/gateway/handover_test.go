@@ -45,79 +45,75 @@ func runBounded(t *testing.T, by string, g *Gateway, l log, change func(*relay.R
 // GWN-03, GWN-04: a process with limited time hands a backend over in the last part of that time. Its successor listens before it
 // stops, so no update is lost and no earlier list change is announced again. A relay without work ends immediately.
 func TestNothingIsLostOverAHandover(t *testing.T) {
-	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newScripted(t, func(s *scripted) { s.stateless = stateless })
-				db, l := memory(t), newLog()
-				gateways := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
-				subscribe(t, gateways(), wants("x://1", "s"))
-				began := time.Now()
-				first := runBounded(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
-				s.only(t, 1)
-				l.has(t, `first default b notifications/resources/updated {"uri":"x://1"}`) // its subscription took effect
-				if took := waitForEnd(t, "another one, early", gateways(), l, inTime(20*time.Second, 4*time.Second)); took > 3*time.Second {
-					t.Errorf("it took %s to see that other relays have all backends", took)
-				}
-				s.list(oneTool("t", "u"))
-				s.notify(toolsChanged)
-				l.has(t, "first default b notifications/tools/list_changed")
-				until(t, "the change is remembered", func() bool { return string(remembered(t, db)) != "?" })
-				time.Sleep(time.Until(began.Add(2500 * time.Millisecond))) // until the last part of its time
+	revisions(t, func(t *testing.T, stateless bool) {
+		s := newScripted(t, func(s *scripted) { s.stateless = stateless })
+		db, l := memory(t), newLog()
+		gateways := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
+		subscribe(t, gateways(), wants("x://1", "s"))
+		began := time.Now()
+		first := runBounded(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
+		s.only(t, 1)
+		l.has(t, `first default b notifications/resources/updated {"uri":"x://1"}`) // its subscription took effect
+		if took := waitForEnd(t, "another one, early", gateways(), l, inTime(20*time.Second, 4*time.Second)); took > 3*time.Second {
+			t.Errorf("it took %s to see that other relays have all backends", took)
+		}
+		s.list(oneTool("t", "u"))
+		s.notify(toolsChanged)
+		l.has(t, "first default b notifications/tools/list_changed")
+		until(t, "the change is remembered", func() bool { return string(remembered(t, db)) != "?" })
+		time.Sleep(time.Until(began.Add(2500 * time.Millisecond))) // until the last part of its time
 
-				sent, stop, ended := 0, make(chan struct{}), make(chan struct{})
-				go func() {
-					defer close(ended)
-					for tick := time.NewTicker(5 * time.Millisecond); ; sent++ {
-						select {
-						case <-stop:
-							tick.Stop()
-							return
-						case <-tick.C:
-							s.notify(updated(fmt.Sprintf("x://n%d", sent)))
-						}
-					}
-				}()
-				time.Sleep(300 * time.Millisecond)
-				runBounded(t, "second", gateways(), l, inTime(20*time.Second, 4*time.Second))
+		sent, stop, ended := 0, make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			for tick := time.NewTicker(5 * time.Millisecond); ; sent++ {
 				select {
-				case <-first:
-				case <-time.After(patience):
-					t.Fatal("the first one goes on")
+				case <-stop:
+					tick.Stop()
+					return
+				case <-tick.C:
+					s.notify(updated(fmt.Sprintf("x://n%d", sent)))
 				}
-				until(t, "one stream is open", func() bool { return s.open() == 1 })
-				time.Sleep(500 * time.Millisecond)
-				close(stop)
-				<-ended
-				times, by := map[string]int{}, map[string]int{}
-				for _, text := range l.until(t, s) {
-					who, what, _ := strings.Cut(text, " ")
-					times[what]++
-					by[who]++
-					if strings.Contains(what, "list_changed") {
-						t.Errorf("announced %q", text)
-					}
-				}
-				repeats := 0
-				for n := range sent {
-					switch times[fmt.Sprintf(`default b notifications/resources/updated {"uri":"x://n%d","x":9007199254740993}`, n)] {
-					case 0:
-						t.Errorf("update %d of %d was lost", n, sent)
-					case 1:
-					default:
-						repeats++
-					}
-				}
-				t.Logf("%d updates, by %v, %d of them twice", sent, by, repeats)
-				if by["first"] == 0 || by["second"] == 0 || repeats > sent/2 {
-					t.Errorf("announced by %v, %d twice", by, repeats)
-				}
-				if times[`default b notifications/resources/updated {"uri":"x://1"}`] > 0 {
-					t.Error("an update that the backend did not send was announced")
-				}
-			})
-		})
-	}
+			}
+		}()
+		time.Sleep(300 * time.Millisecond)
+		runBounded(t, "second", gateways(), l, inTime(20*time.Second, 4*time.Second))
+		select {
+		case <-first:
+		case <-time.After(patience):
+			t.Fatal("the first one goes on")
+		}
+		until(t, "one stream is open", func() bool { return s.open() == 1 })
+		time.Sleep(500 * time.Millisecond)
+		close(stop)
+		<-ended
+		times, by := map[string]int{}, map[string]int{}
+		for _, text := range l.until(t, s) {
+			who, what, _ := strings.Cut(text, " ")
+			times[what]++
+			by[who]++
+			if strings.Contains(what, "list_changed") {
+				t.Errorf("announced %q", text)
+			}
+		}
+		repeats := 0
+		for n := range sent {
+			switch times[fmt.Sprintf(`default b notifications/resources/updated {"uri":"x://n%d","x":9007199254740993}`, n)] {
+			case 0:
+				t.Errorf("update %d of %d was lost", n, sent)
+			case 1:
+			default:
+				repeats++
+			}
+		}
+		t.Logf("%d updates, by %v, %d of them twice", sent, by, repeats)
+		if by["first"] == 0 || by["second"] == 0 || repeats > sent/2 {
+			t.Errorf("announced by %v, %d twice", by, repeats)
+		}
+		if times[`default b notifications/resources/updated {"uri":"x://1"}`] > 0 {
+			t.Error("an update that the backend did not send was announced")
+		}
+	})
 }
 
 // GWN-03, GWN-06: after a holder has died, its successor announces an update of each subscribed resource, because it may have

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // wantsInput returns the calls of a backend of 2026-07-28 that asks for the inputs and repeats the answers in its result.
@@ -39,9 +40,7 @@ func answering(t *testing.T, at *Gateway, answer func(method string) string) fun
 				body := json.RawMessage(fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,%s}`, id, answer(method)))
 				stranger := c.Client
 				stranger.Session = "another session"
-				if err := at.Answer(t.Context(), stranger, id, body); !fault.Is(err, fault.NotFound) {
-					t.Errorf("an answer from another session: %v", err)
-				}
+				expect.Fault(t, "an answer from another session", at.Answer(t.Context(), stranger, id, body), fault.NotFound)
 				if err := at.Answer(t.Context(), c.Client, id, body); err != nil {
 					t.Errorf("answer %s: %v", id, err)
 				}
@@ -95,21 +94,17 @@ func TestDeclinesAndErrorsOfA2025ClientAreAnswers(t *testing.T) {
 		{"roots/list", `{}`, `"result":{"roots":[]}`, `:state-1{"q":{"roots":[]}}`, ""},
 		{"sampling/createMessage", `{"messages":[],"maxTokens":1}`, `"error":{"code":-1,"message":"rejected","data":{"x":1.0}}`, "", `{"code":-1,"message":"rejected","data":{"x":1.0}}`},
 	} {
-		t.Run(tt.method+tt.answer, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { // for there are pauses
-				s := serving(t, true, wantsInput(`{"q":{"method":"`+tt.method+`","params":`+tt.params+`}}`))
-				g := instances(t, 2, s)
-				o := called(t, g[0], someone(v2025), "", answering(t, g[1], func(string) string { return tt.answer }))
-				if tt.failure != "" {
-					if got := jsonrpc.Member(o.response, "error"); string(got) != tt.failure || string(jsonrpc.Member(o.response, "id")) != "7" {
-						t.Errorf("got %s (%v), want the error %s", o.response, o.err, tt.failure)
-					}
-					return
+		bubble(t, tt.method+tt.answer, func(t *testing.T) { // for there are pauses
+			s := serving(t, true, wantsInput(`{"q":{"method":"`+tt.method+`","params":`+tt.params+`}}`))
+			g := instances(t, 2, s)
+			o := called(t, g[0], someone(v2025), "", answering(t, g[1], func(string) string { return tt.answer }))
+			if tt.failure != "" {
+				if got := jsonrpc.Member(o.response, "error"); string(got) != tt.failure || string(jsonrpc.Member(o.response, "id")) != "7" {
+					t.Errorf("got %s (%v), want the error %s", o.response, o.err, tt.failure)
 				}
-				if got := o.says(t); got != tt.text {
-					t.Errorf("got %s, want %s", got, tt.text)
-				}
-			})
+				return
+			}
+			expect.Equal(t, "the result", o.says(t), tt.text)
 		})
 	}
 }
@@ -130,27 +125,6 @@ func TestInputOfAnUndeclaredCapabilityIsNotAskedFor(t *testing.T) {
 	}
 }
 
-// GWN-17: a backend that asks for a retry without a question is called again with its state. After too many retries the call ends
-// with an error.
-func TestBackendThatWantsToBeAskedAgain(t *testing.T) {
-	for enough, want := range map[int]string{3: `:"s2"`, maxRounds + 1: ""} {
-		synctest.Test(t, func(t *testing.T) { // for there are pauses
-			n := 0
-			s := serving(t, true, func(x *turn) {
-				if n++; n < enough {
-					x.result(fmt.Sprintf(`{"resultType":"input_required","requestState":"s%d"}`, n))
-					return
-				}
-				x.result(text("%s", jsonrpc.Member(x.Params, "requestState")))
-			})
-			o := called(t, instances(t, 1, s)[0], someone(v2025), "")
-			if want == "" && !fault.Is(o.err, fault.Unavailable) || want != "" && o.says(t) != want {
-				t.Errorf("enough after %d: got %s, %v", enough, o.response, o.err)
-			}
-		})
-	}
-}
-
 // GWN-16, GWN-17: the gateway adds to the request what 2026-07-28 requires: the session's capabilities, its log level and the
 // headers for annotated arguments. It replaces members that the client wrote in their place. It removes from the result the
 // members that the client's revision does not have.
@@ -168,25 +142,19 @@ func TestRequestOf2025AtA2026Backend(t *testing.T) {
 	c.Level = "info"
 	o := called(t, instances(t, 1, s)[0], c, `,"arguments":{"region":"Köln","in":{"n":4.2e1},"flag":false,"none":null},`+
 		`"_meta":{"progressToken":12345678901234567890,"io.modelcontextprotocol/protocolVersion":"1999-01-01","x":1.0}`)
-	if want := `{"content":[],"_meta":{"n":1.0}}`; string(o.result(t)) != want {
-		t.Errorf("got %s, want %s", o.result(t), want)
-	}
+	expect.Equal(t, "the result", string(o.result(t)), `{"content":[],"_meta":{"n":1.0}}`)
 	if len(o.before) != 1 || !strings.Contains(string(o.before[0]), "12345678901234567890") {
 		t.Errorf("before the result: %s", o.before)
 	}
 	meta := jsonrpc.Member(s.received("tools/call")[0].Params, "_meta")
 	want := `{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":` + able +
 		`,"io.modelcontextprotocol/clientInfo":{"name":"client","version":"2"},"io.modelcontextprotocol/logLevel":"info","progressToken":12345678901234567890,"x":1.0}`
-	if string(meta) != want {
-		t.Errorf("_meta is %s\nwant %s", meta, want)
-	}
+	expect.Equal(t, "_meta", string(meta), want)
 	for name, value := range map[string]string{
 		"Mcp-Method": "tools/call", "Mcp-Name": "tool", "Mcp-Protocol-Version": "2026-07-28", "Mcp-Session-Id": "",
 		"Mcp-Param-Region": "=?base64?S8O2bG4=?=", "Mcp-Param-Deep-N": "42", "Mcp-Param-Flag": "false", "Mcp-Param-None": "",
 	} {
-		if got := header.Get(name); got != value {
-			t.Errorf("%s: %q, want %q", name, got, value)
-		}
+		expect.Equal(t, name, header.Get(name), value)
 	}
 }
 
@@ -218,43 +186,37 @@ func TestErrorsOf2026DoNotReachA2025Client(t *testing.T) {
 // connection within a second, even while the call waits for the client's answer. A cancellation of another session has no effect.
 func TestCancellationIsAClosedStreamToA2026Backend(t *testing.T) {
 	for _, waiting := range []string{"for the backend", "for the client"} {
-		t.Run(waiting, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				closed := false
-				s := serving(t, true, func(x *turn) {
-					if waiting == "for the client" {
-						x.result(`{"resultType":"input_required","inputRequests":{"q":{"method":"roots/list"}}}`)
-						return
-					}
-					x.notify("notifications/message", `{"level":"info","data":"begun"}`)
-					<-x.r.Context().Done()
-					closed = true
-				})
-				g := instances(t, 2, s)
-				x := start(t, g[0], someone(v2025), "tool", `"a"`, `{"name":"tool"}`)
-				x.next(t)
-				body := json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"a"}}`)
-				stranger := someone(v2025)
-				stranger.Session = "another session"
-				if err := g[1].Cancel(t.Context(), stranger, body); err != nil {
-					t.Fatal(err)
+		bubble(t, waiting, func(t *testing.T) {
+			closed := false
+			s := serving(t, true, func(x *turn) {
+				if waiting == "for the client" {
+					x.result(`{"resultType":"input_required","inputRequests":{"q":{"method":"roots/list"}}}`)
+					return
 				}
-				time.Sleep(time.Minute)
-				if len(x.done) > 0 {
-					t.Fatal("another session ended the call")
-				}
-				began := time.Now()
-				if err := g[1].Cancel(t.Context(), someone(v2025), body); err != nil {
-					t.Fatal(err)
-				}
-				if err := x.end(t); !fault.Is(err, fault.Conflict) || time.Since(began) > time.Second {
-					t.Errorf("ended after %v with %v", time.Since(began), err)
-				}
-				synctest.Wait()
-				if waiting == "for the backend" && !closed {
-					t.Error("the stream at the backend is still open")
-				}
+				x.notify("notifications/message", `{"level":"info","data":"begun"}`)
+				<-x.r.Context().Done()
+				closed = true
 			})
+			g := instances(t, 2, s)
+			x := start(t, g[0], someone(v2025), "tool", `"a"`, `{"name":"tool"}`)
+			x.next(t)
+			body := json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"a"}}`)
+			stranger := someone(v2025)
+			stranger.Session = "another session"
+			expect.OK(t, g[1].Cancel(t.Context(), stranger, body))
+			time.Sleep(time.Minute)
+			if len(x.done) > 0 {
+				t.Fatal("another session ended the call")
+			}
+			began := time.Now()
+			expect.OK(t, g[1].Cancel(t.Context(), someone(v2025), body))
+			if err := x.end(t); !fault.Is(err, fault.Conflict) || time.Since(began) > time.Second {
+				t.Errorf("ended after %v with %v", time.Since(began), err)
+			}
+			synctest.Wait()
+			if waiting == "for the backend" && !closed {
+				t.Error("the stream at the backend is still open")
+			}
 		})
 	}
 }
@@ -301,8 +263,37 @@ func TestOutputSchemaOfAListedTool(t *testing.T) {
 	const tool = `{"name":"tool","inputSchema":{"type":"object"},"outputSchema":{"type":"array"},"x":1.0}`
 	e := instances(t, 1, serving(t, true, nil, tool))[0].List(t.Context(), someone(v2025), api.Tools).Entries[0]
 	for version, want := range map[spec.Version]string{v2026: tool, v2025: `{"name":"tool","inputSchema":{"type":"object"},"x":1.0}`} {
-		if got := string(e.For(version)); got != want {
-			t.Errorf("%s: %s, want %s", version, got, want)
-		}
+		expect.Equal(t, fmt.Sprint("the tool in ", version), string(e.For(version)), want)
+	}
+}
+
+// GWN-17: a backend that asks for a retry without a question is called again with its state, for minutes and with pauses, until the
+// time of the call is over.
+func TestBackendThatWantsToBeAskedAgain(t *testing.T) {
+	for name, row := range map[string]struct {
+		after time.Duration // when the backend has its result
+		calls int           // from which on it gives its result
+		fails bool
+	}{"after three calls": {0, 3, false}, "after five minutes": {5 * time.Minute, 3, false}, "never": {24 * time.Hour, 3, true}} {
+		bubble(t, name, func(t *testing.T) {
+			began, n := time.Now(), 0
+			s := serving(t, true, func(x *turn) {
+				if n++; n < row.calls || time.Since(began) < row.after {
+					x.result(fmt.Sprintf(`{"resultType":"input_required","requestState":"s%d"}`, n))
+					return
+				}
+				x.result(text("%s", jsonrpc.Member(x.Params, "requestState")))
+			})
+			x := start(t, instances(t, 1, s)[0], someone(v2025), "tool", "7", `{"name":"tool"}`)
+			err := <-x.done
+			if row.fails {
+				expect.Fault(t, "the call", err, fault.Unavailable)
+			} else if got := x.next(t).text; err != nil || !strings.Contains(got, fmt.Sprintf(`"text":"\"s%d\""`, n-1)) {
+				t.Errorf("got %s, %v, want the last state", got, err)
+			}
+			if n > 100 && !row.fails {
+				t.Errorf("the backend was called %d times, want 100 at most", n)
+			}
+		})
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // names returns the names in a list.
@@ -59,43 +60,31 @@ func TestListsAreGathered(t *testing.T) {
 		if got, want := names(l), []string{"a_one", "a_two", "one", "three", "four"}; !slices.Equal(got, want) {
 			t.Fatalf("got %q, want %q", got, want)
 		}
-		if !slices.Equal(l.Conflicts, []string{"one"}) {
-			t.Errorf("the conflicts are %q", l.Conflicts)
-		}
+		expect.List(t, "the conflicts", l.Conflicts, []string{"one"})
 		for _, e := range l.Entries {
-			if string(e.JSON) != entry(e.Name) {
-				t.Errorf("got %s", e.JSON)
-			}
+			expect.Equal(t, "the entry", string(e.JSON), entry(e.Name))
 		}
-		if got := names(g.List(t.Context(), of(ann), api.Prompts)); !slices.Equal(got, []string{"a_p", "p"}) {
-			t.Errorf("the prompts are %q", got)
-		}
-		if got := names(g.List(t.Context(), of(ann), api.Resources)); !slices.Equal(got, []string{"file:///one"}) {
-			t.Errorf("the resources are %q", got)
-		}
+		expect.List(t, "the prompts", names(g.List(t.Context(), of(ann), api.Prompts)), []string{"a_p", "p"})
+		expect.List(t, "the resources", names(g.List(t.Context(), of(ann), api.Resources)), []string{"file:///one"})
 		for uri, want := range map[string]bool{"file:///one": true, "t://one/5": true, "t://two/5": false, "t://one/": false, "bad://x": false} {
 			if got := g.Has(t.Context(), sessionBased("s"), api.Resources, uri); got != want && uri != "t://one/" {
 				t.Errorf("%s is served: %v", uri, got)
 			}
 		}
 	}
-	if n := len(first.received("tools/list")); n != 2 {
-		t.Errorf("%d requests for a list of two pages that is kept", n)
-	}
+	expect.Equal(t, "requests for a list of two pages that is kept", len(first.received("tools/list")), 2)
 }
 
 // GWN-01: a name that two backends have is logged once, however often it is listed or called.
 func TestConflictIsLoggedOnce(t *testing.T) {
-	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	s := newScripted(t)
 	var j journal
 	g := newGateway(t, Options{Backends: []api.Backend{at("a", s), at("b", s)}, Log: slog.New(slog.NewTextHandler(&j, nil))})
 	for range 5 {
 		g.List(t.Context(), of(ann), api.Tools)
 		mustCall(t, g, sessionBased("s"), "t")
 	}
-	if n := strings.Count(j.buf.String(), "backend names conflict"); n != 1 {
-		t.Errorf("%d lines", n)
-	}
+	expect.Equal(t, "lines about the conflict", strings.Count(j.buf.String(), "backend names conflict"), 1)
 }
 
 // Given a backend that cannot be reached, when clients keep asking for its lists and capabilities, then the log names it once per
@@ -117,9 +106,7 @@ func TestAnUnreachableBackendDoesNotFillTheLog(t *testing.T) {
 		for _, message := range []string{"backend list failed", "backend capabilities unknown"} {
 			for _, name := range []string{"a", "b"} {
 				line := fmt.Sprintf("msg=%q backend=%s ", message, name)
-				if got := strings.Count(j.buf.String(), line); got != 2 {
-					t.Errorf("%d lines with %s after 100 requests in two intervals, want 2", got, line)
-				}
+				expect.Equal(t, fmt.Sprintf("lines with %s after 100 requests in two intervals", line), strings.Count(j.buf.String(), line), 2)
 			}
 		}
 	})
@@ -136,12 +123,8 @@ func TestABackendCannotOfferToolsUnderThePrefixOfAnother(t *testing.T) {
 	owner := newScripted(t, func(s *scripted) { s.lists, s.call = oneTool("merge", "gh_merge"), answers("owner") })
 	g := gatewayOver(t, memory(t), at("stranger", stranger), at("short", short, prefix("g")), at("owner", owner, prefix("gh_")))
 	l := g.List(t.Context(), of(ann), api.Tools)
-	if got, want := names(l), []string{"other", "gown", "gh_merge", "gh_gh_merge"}; !slices.Equal(got, want) {
-		t.Errorf("the tools are %q, want %q", got, want)
-	}
-	if got, want := l.Conflicts, []string{"gh_merge", "gh_only_here", "gh_merge"}; !slices.Equal(got, want) {
-		t.Errorf("the conflicts are %q, want %q", got, want)
-	}
+	expect.List(t, "the tools", names(l), []string{"other", "gown", "gh_merge", "gh_gh_merge"})
+	expect.List(t, "the conflicts", l.Conflicts, []string{"gh_merge", "gh_only_here", "gh_merge"})
 	if got := mustCall(t, g, sessionBased("s"), "gh_merge"); !strings.Contains(fmt.Sprint(got), "owner") {
 		t.Errorf("gh_merge was answered %v, want the answer of its owner", got)
 	}
@@ -199,16 +182,10 @@ func TestRevisionIsFoundOut(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if string(version) != c.want {
-				t.Errorf("Ask returned the revision %s, want %s", version, c.want)
-			}
+			expect.OK(t, err)
+			expect.Equal(t, "Ask returned the revision", string(version), c.want)
 			want := api.Capabilities{Tools: true, ToolsChanged: true, Resources: true}
-			if capabilities != want {
-				t.Errorf("Ask returned the capabilities %+v, want %+v", capabilities, want)
-			}
+			expect.Equal(t, "Ask returned the capabilities", capabilities, want)
 			if c.pinned != api.AutoVersion && !c.stateless && len(s.received("server/discover")) > 0 {
 				t.Error("it was asked in a revision that it is not pinned to")
 			}
@@ -218,8 +195,7 @@ func TestRevisionIsFoundOut(t *testing.T) {
 
 // GWN-02: an instance has one session of its own with a backend, however often it asks for the capabilities.
 func TestOwnSessionsAreEnded(t *testing.T) {
-	s := newScripted(t)
-	g := gatewayOver(t, memory(t), at("b", s))
+	s, g := alone(t)
 	for range 5 {
 		if _, _, err := g.Followed(t.Context())[0].Ask(t.Context()); err != nil {
 			t.Fatal(err)
@@ -234,7 +210,7 @@ func TestOwnSessionsAreEnded(t *testing.T) {
 
 // GWN-04: a principal can use exactly the backends of its workspace whose scopes it has.
 func TestBackendsAreSeenByWorkspaceAndScopes(t *testing.T) {
-	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("open", s), at("scoped", s, prefix("s_"), func(b *api.Backend) { b.Scopes = []string{"x", "y"} }),
 		at("other", s, prefix("o_"), func(b *api.Backend) { b.Workspace = "other" }))
 	for _, c := range []struct {
@@ -249,9 +225,7 @@ func TestBackendsAreSeenByWorkspaceAndScopes(t *testing.T) {
 		{"no workspace", auth.Principal{ID: "e", Scopes: []string{"x", "y"}}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := names(g.List(t.Context(), of(c.p), api.Tools)); !slices.Equal(got, c.want) {
-				t.Errorf("sees %q, want %q", got, c.want)
-			}
+			expect.List(t, "the tools", names(g.List(t.Context(), of(c.p), api.Tools)), c.want)
 			for _, name := range []string{"t", "s_t", "o_t"} {
 				client := sessionBased("s-" + c.p.ID)
 				client.Principal = c.p
@@ -259,9 +233,7 @@ func TestBackendsAreSeenByWorkspaceAndScopes(t *testing.T) {
 					t.Errorf("call %s: %v", name, err)
 				}
 			}
-			if got, want := len(g.Backends(t.Context(), c.p)), len(c.want); got != want {
-				t.Errorf("%d backends, want %d", got, want)
-			}
+			expect.Equal(t, "backends", len(g.Backends(t.Context(), c.p)), len(c.want))
 		})
 	}
 }
@@ -287,7 +259,6 @@ func TestEachBackendGetsItsOwnCredentials(t *testing.T) {
 	only := func(want string) func(*scripted) {
 		return func(s *scripted) {
 			s.allow = func(h http.Header) bool { return h.Get("Authorization") == want }
-			s.call = func(t *turn) { t.result(`{}`) }
 		}
 	}
 	fixed, granted := newScripted(t, only("Bearer operator")), newScripted(t, only("Bearer granted"))
@@ -352,31 +323,29 @@ func TestListsThatTakeTooMuch(t *testing.T) {
 		"endless": {0, 0, 200},
 		"slow":    {0, answerTime / 4, 4*3 + 1},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := 0
-				s := newScripted(t, func(s *scripted) {
-					s.lists = func(string, string) string {
-						n++
-						time.Sleep(tt.pause)
-						return fmt.Sprintf(`{"tools":[{"name":"t%d","x":%q}],"nextCursor":"c%d"}`, n, strings.Repeat("x", tt.size), n)
-					}
-				})
-				g := newGateway(t, Options{Backends: []api.Backend{at("much", s), at("ok", newScripted(t))}, AskTimeout: answerTime})
-				began := time.Now()
-				if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
-					t.Errorf("got %d tools", len(got))
-				}
-				if tt.pause > 0 { // it rests
-					g.List(t.Context(), of(ann), api.Tools)
-				}
-				if asked := len(s.received("tools/list")); asked > tt.pages || tt.pause == 0 && asked != tt.pages {
-					t.Errorf("%d pages were read, want %d", asked, tt.pages)
-				}
-				if took := time.Since(began); took > 3*answerTime {
-					t.Errorf("it took %s", took)
+		bubble(t, name, func(t *testing.T) {
+			n := 0
+			s := newScripted(t, func(s *scripted) {
+				s.lists = func(string, string) string {
+					n++
+					time.Sleep(tt.pause)
+					return fmt.Sprintf(`{"tools":[{"name":"t%d","x":%q}],"nextCursor":"c%d"}`, n, strings.Repeat("x", tt.size), n)
 				}
 			})
+			g := newGateway(t, Options{Backends: []api.Backend{at("much", s), at("ok", newScripted(t))}, AskTimeout: answerTime})
+			began := time.Now()
+			if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
+				t.Errorf("got %d tools", len(got))
+			}
+			if tt.pause > 0 { // it rests
+				g.List(t.Context(), of(ann), api.Tools)
+			}
+			if asked := len(s.received("tools/list")); asked > tt.pages || tt.pause == 0 && asked != tt.pages {
+				t.Errorf("%d pages were read, want %d", asked, tt.pages)
+			}
+			if took := time.Since(began); took > 3*answerTime {
+				t.Errorf("it took %s", took)
+			}
 		})
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // inProduction gives a relay the pauses that it has in production.
@@ -96,10 +97,11 @@ func (t *transitions) take() []string {
 	return out
 }
 
-// TestStatesOfAConnection walks through the states of the relay's connection to a backend.
+// GWN-07: an old replica, or one that is restarting, may answer that there is no stream. The relay asks again later. The test walks
+// through the states of the relay's connection to a backend. Clients can subscribe while the stream is open.
 func TestStatesOfAConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScripted(t, func(s *scripted) { s.capabilities = `{"tools":{}}` })
+		s := newScripted(t, withResources("x://1"), func(s *scripted) { s.capabilities = `{"tools":{},"resources":{}}` })
 		states := &transitions{}
 		g := gatewayOver(t, memory(t), at("b", s))
 		relaying(t, "r", g, newLog(), inProduction, func(r *relay.Relay) { r.Log = slog.New(states) })
@@ -111,10 +113,8 @@ func TestStatesOfAConnection(t *testing.T) {
 		}{
 			{"it notifies of nothing", func() {}, 4 * time.Minute, []string{"asking", "no stream"}},
 			{"it notifies since it was updated", func() {
-				s.mu.Lock()
-				s.capabilities = `{"tools":{"listChanged":true}}`
-				s.mu.Unlock()
-			}, 2 * time.Minute, []string{"asking", "connecting", "comparing", "streaming"}},
+				s.change(func(s *scripted) { s.capabilities = `{"tools":{},"resources":{"subscribe":true}}` })
+			}, 6 * time.Minute, []string{"asking", "connecting", "comparing", "streaming"}},
 			{"its stream ends", s.hangUp, time.Minute, []string{"asking", "connecting", "comparing", "streaming"}},
 			{"it does not serve streams", func() { s.refuse(405); s.hangUp() }, time.Minute, []string{"asking", "connecting", "no stream"}},
 			{"it serves streams again", func() { s.refuse(0) }, 5 * time.Minute, []string{"asking", "connecting", "comparing", "streaming"}},
@@ -129,6 +129,10 @@ func TestStatesOfAConnection(t *testing.T) {
 			if got := states.take(); !slices.Equal(slices.Compact(got), slices.Compact(step.want)) && !retries(got, step.want) {
 				t.Errorf("%s: the states were %q, want %q", step.given, got, step.want)
 			}
+			streams := step.want[len(step.want)-1] == "streaming"
+			if _, ok := g.Subscribable(t.Context(), ann, "x://1"); ok != streams || (s.open() == 1) != streams {
+				t.Errorf("%s: clients can subscribe: %t, open streams: %d, want a stream: %t", step.given, ok, s.open(), streams)
+			}
 		}
 	})
 }
@@ -138,75 +142,38 @@ func retries(got, want []string) bool {
 	return len(got) >= 6 && len(want) >= 6 && slices.Equal(got[len(got)-4:], want[len(want)-4:]) && slices.Equal(got[:2], want[:2])
 }
 
-// GWN-07: an old replica, or one that is restarting, may answer that there is no stream. The relay asks again later.
-func TestBackendThatHadNoStreamIsAskedAgain(t *testing.T) {
-	for name, c := range map[string]struct{ before, after func(*scripted) }{
-		"405 to the GET": {func(s *scripted) { s.getStatus = 405 }, func(s *scripted) { s.getStatus = 0 }},
-		"no capability":  {func(s *scripted) { s.capabilities = `{"tools":{},"resources":{}}` }, func(s *scripted) { s.capabilities = `{"tools":{},"resources":{"subscribe":true}}` }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newScripted(t, withResources("x://1"), c.before)
-				l := newLog()
-				g := gatewayOver(t, memory(t), at("b", s))
-				relaying(t, "r", g, l, inProduction)
-				time.Sleep(10 * time.Second)
-				if backend, ok := g.Subscribable(t.Context(), ann, "x://1"); ok {
-					t.Errorf("while backend %s has no stream a client can subscribe to its resources", backend)
-				}
-				s.mu.Lock()
-				c.after(s)
-				s.mu.Unlock()
-				time.Sleep(6 * time.Minute)
-				if n := s.open(); n != 1 {
-					t.Errorf("six minutes after the backend began to notify %d streams are open, want 1", n)
-				}
-				if _, ok := g.Subscribable(t.Context(), ann, "x://1"); !ok {
-					t.Error("a client cannot subscribe though the stream is open")
-				}
-			})
-		})
-	}
-}
-
 // GWN-04, GWN-07: a resource that the backend refuses does not affect subscriptions to other resources.
 func TestRefusedSubscriptionLeavesTheOthersAlone(t *testing.T) {
 	for _, status := range []int{200, 400, 404, 405, 500, 501} {
 		for _, noSession := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%d, backend without sessions %v", status, noSession), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := newScripted(t, func(s *scripted) { s.noSession = noSession })
-					var refused atomic.Int64
-					s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
-						if m.Method != "resources/subscribe" || !strings.Contains(string(m.Params), "bad") {
-							return false
-						}
-						refused.Add(1)
-						if status == 200 {
-							w.Header().Set("Content-Type", "application/json")
-							fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"unknown"}}`, m.ID)
-						} else {
-							w.WriteHeader(status)
-						}
-						return true
-					})
-					l := newLog()
-					g := gatewayOver(t, memory(t), at("b", s))
-					subscribe(t, g, wants("x://victim", "v"))
-					relaying(t, "r", g, l, inProduction)
-					s.only(t, 1)
-					subscribe(t, g, wants("x://bad", "a"))
-					time.Sleep(12 * time.Minute)
-					l.forget()
-					s.notify(updated("x://victim"))
-					if n := l.count("x://victim", time.Second); n != 1 {
-						t.Errorf("%d updates of another resource were announced, want 1", n)
+			bubble(t, fmt.Sprintf("%d, backend without sessions %v", status, noSession), func(t *testing.T) {
+				s := newScripted(t, func(s *scripted) { s.noSession = noSession })
+				var refused atomic.Int64
+				s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+					if m.Method != "resources/subscribe" || !strings.Contains(string(m.Params), "bad") {
+						return false
 					}
-					s.only(t, 1)
-					if n := refused.Load(); n < 2 || n > 4 {
-						t.Errorf("in twelve minutes the refused resource was asked for %d times, want once every five minutes", n)
+					if refused.Add(1); status == 200 {
+						m.fails(w, status, -32602, "unknown")
+					} else {
+						w.WriteHeader(status)
 					}
+					return true
 				})
+				l := newLog()
+				g := gatewayOver(t, memory(t), at("b", s))
+				subscribe(t, g, wants("x://victim", "v"))
+				relaying(t, "r", g, l, inProduction)
+				s.only(t, 1)
+				subscribe(t, g, wants("x://bad", "a"))
+				time.Sleep(12 * time.Minute)
+				l.forget()
+				s.notify(updated("x://victim"))
+				expect.Equal(t, "announced updates of another resource", l.count("x://victim", time.Second), 1)
+				s.only(t, 1)
+				if n := refused.Load(); n < 2 || n > 4 {
+					t.Errorf("in twelve minutes the refused resource was asked for %d times, want once every five minutes", n)
+				}
 			})
 		}
 	}
@@ -215,7 +182,7 @@ func TestRefusedSubscriptionLeavesTheOthersAlone(t *testing.T) {
 // GWN-04: the resources of one principal do not delay another principal's, whether they are many or slow.
 func TestSubscriptionsOfPrincipalsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScripted(t)
+		s, g, _ := follow(t, plain, inProduction)
 		subscribed := make(chan string, 10_000)
 		s.intercept(func(_ http.ResponseWriter, r *http.Request, m got) bool {
 			if m.Method == "resources/subscribe" {
@@ -228,26 +195,20 @@ func TestSubscriptionsOfPrincipalsTakeTurns(t *testing.T) {
 			}
 			return false
 		})
-		g := gatewayOver(t, memory(t), at("b", s))
-		relaying(t, "r", g, newLog(), inProduction)
-		s.only(t, 1)
-		for i := range 10 {
-			for j := range 100 {
-				w := wants(fmt.Sprintf("x://%d/%d", i, j), fmt.Sprint("s", i))
-				w.Principal = "many"
-				subscribe(t, g, w)
-			}
+		by := func(principal, uri string) {
+			w := wants(uri, principal)
+			w.Principal = principal
+			subscribe(t, g, w)
+		}
+		for i := range 1000 {
+			by("many", fmt.Sprintf("x://%d", i))
 		}
 		for i := range 50 {
-			w := wants(fmt.Sprintf("x://hangs/%d", i), "h")
-			w.Principal = "hangs"
-			subscribe(t, g, w)
+			by("hangs", fmt.Sprintf("x://hangs/%d", i))
 		}
 		time.Sleep(2 * time.Second)
 		began := time.Now()
-		w := wants("x://victim", "v")
-		w.Principal = "victim"
-		subscribe(t, g, w)
+		by("victim", "x://victim")
 		for text := range subscribed {
 			if strings.Contains(text, "victim") {
 				break
@@ -276,13 +237,9 @@ func TestPrincipalHasALimitOfResourcesAtABackend(t *testing.T) {
 	for i := range maxWanted { // without counting them each time
 		uri := w(i, "ann").URI
 		key := store.Key{Table: store.Sessions, Partition: "w#default#b", Sort: fmt.Sprintf("%s%x#s", principal, sha256.Sum256([]byte(uri)))}
-		if err := g.options.DB.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(uri), Expires: w(i, "ann").Until})); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, g.options.DB.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(uri), Expires: w(i, "ann").Until})))
 	}
-	if err := g.Subscribe(t.Context(), w(maxWanted, "ann")); !fault.Is(err, fault.Exhausted) {
-		t.Errorf("one more than %d resources: got %v, want a fault of kind exhausted", maxWanted, err)
-	}
+	expect.Fault(t, "one resource too many", g.Subscribe(t.Context(), w(maxWanted, "ann")), fault.Exhausted)
 	subscribe(t, g, w(7, "ann"), w(maxWanted, "bob")) // prolonged, and another principal's
 	unsubscribe(t, g, w(7, "ann"))
 	subscribe(t, g, w(maxWanted, "ann"))
@@ -291,26 +248,18 @@ func TestPrincipalHasALimitOfResourcesAtABackend(t *testing.T) {
 // GWN-04: a resource may change after the client subscribed and before the relay has subscribed at the backend. So the relay
 // announces an update when its subscription takes effect.
 func TestSubscriptionThatTakesEffectIsAnnounced(t *testing.T) {
-	for name, stateless := range map[string]bool{"2025-11-25": false, "2026-07-28": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newScripted(t, func(s *scripted) { s.stateless, s.getStatus = stateless, 503 })
-				l := newLog()
-				g := gatewayOver(t, memory(t), at("b", s))
-				relaying(t, "r", g, l, inProduction)
-				subscribe(t, g, wants("x://before", "s"))
-				time.Sleep(5 * time.Minute) // there is no connection yet
-				s.refuse(0)
-				if n := l.count("x://before", 10*time.Minute); n != 1 {
-					t.Errorf("a resource that was subscribed to before the first connection was announced %d times, want once", n)
-				}
-				subscribe(t, g, wants("x://later", "s"))
-				if n := l.count("x://later", 10*time.Minute); n != 1 {
-					t.Errorf("a resource that was subscribed to later was announced %d times, want once", n)
-				}
-			})
-		})
-	}
+	revisions(t, func(t *testing.T, stateless bool) {
+		s := newScripted(t, func(s *scripted) { s.stateless, s.getStatus = stateless, 503 })
+		l := newLog()
+		g := gatewayOver(t, memory(t), at("b", s))
+		relaying(t, "r", g, l, inProduction)
+		subscribe(t, g, wants("x://before", "s"))
+		time.Sleep(5 * time.Minute) // there is no connection yet
+		s.refuse(0)
+		expect.Equal(t, "announcements of a resource that was subscribed to before the first connection", l.count("x://before", 10*time.Minute), 1)
+		subscribe(t, g, wants("x://later", "s"))
+		expect.Equal(t, "announcements of a resource that was subscribed to later", l.count("x://later", 10*time.Minute), 1)
+	})
 }
 
 // GWN-05: a listen that the backend refuses does not cause an announcement.
@@ -318,15 +267,9 @@ func TestRefusedListenAnnouncesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) { s.stateless = true })
 		var listens atomic.Int64
-		s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
-			if m.Method != "subscriptions/listen" {
-				return false
-			}
+		s.on("subscriptions/listen", func(w http.ResponseWriter, _ *http.Request, m got) {
 			listens.Add(1)
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(http.StatusNotFound)
-			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"Method not found"}}`, m.ID)
-			return true
+			m.fails(w, http.StatusNotFound, -32601, "Method not found")
 		})
 		l := newLog()
 		g := gatewayOver(t, memory(t), at("b", s))
@@ -348,35 +291,31 @@ func TestRefusedResourceOfAListenLeavesTheOthersAlone(t *testing.T) {
 		"left out": func(s *scripted) { s.refused = bad },
 		"refused":  func(*scripted) {},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newScripted(t, func(s *scripted) { s.stateless = true }, change)
-				s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
-					if name != "refused" || m.Method != "subscriptions/listen" || !bad(string(m.Params)) {
-						return false
-					}
-					w.Header().Set("Content-Type", "application/json")
-					w.WriteHeader(http.StatusBadRequest)
-					fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"unknown resource"}}`, m.ID)
-					return true
-				})
-				l := newLog()
-				g := gatewayOver(t, memory(t), at("b", s))
-				for _, uri := range []string{"x://1", "x://2", "x://bad", "x://3"} {
-					subscribe(t, g, wants(uri, "s"))
+		bubble(t, name, func(t *testing.T) {
+			s := newScripted(t, func(s *scripted) { s.stateless = true }, change)
+			s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+				if name != "refused" || m.Method != "subscriptions/listen" || !bad(string(m.Params)) {
+					return false
 				}
-				relaying(t, "r", g, l, inProduction)
-				time.Sleep(time.Minute)
-				subscribe(t, g, wants("x://bad/2", "s"), wants("x://4", "s"))
-				time.Sleep(time.Minute)
-				for _, uri := range []string{"x://1", "x://2", "x://3", "x://4"} {
-					l.forget()
-					s.sendTo(uri+`"`, updated(uri))
-					if n := l.count(uri, time.Second); n != 1 {
-						t.Errorf("%d updates of %s were announced, want 1", n, uri)
-					}
-				}
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(http.StatusBadRequest)
+				fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"unknown resource"}}`, m.ID)
+				return true
 			})
+			l := newLog()
+			g := gatewayOver(t, memory(t), at("b", s))
+			for _, uri := range []string{"x://1", "x://2", "x://bad", "x://3"} {
+				subscribe(t, g, wants(uri, "s"))
+			}
+			relaying(t, "r", g, l, inProduction)
+			time.Sleep(time.Minute)
+			subscribe(t, g, wants("x://bad/2", "s"), wants("x://4", "s"))
+			time.Sleep(time.Minute)
+			for _, uri := range []string{"x://1", "x://2", "x://3", "x://4"} {
+				l.forget()
+				s.sendTo(uri+`"`, updated(uri))
+				expect.Equal(t, fmt.Sprintf("updates of %s were announced", uri), l.count(uri, time.Second), 1)
+			}
 		})
 	}
 }
@@ -387,15 +326,11 @@ func TestSlowBackendIsAskedLessAndLessOften(t *testing.T) {
 		s := newScripted(t)
 		var mu sync.Mutex
 		var tries []time.Time
-		s.intercept(func(_ http.ResponseWriter, r *http.Request, m got) bool {
-			if m.Method != "server/discover" {
-				return false
-			}
+		s.on("server/discover", func(_ http.ResponseWriter, r *http.Request, m got) {
 			mu.Lock()
 			tries = append(tries, time.Now())
 			mu.Unlock()
 			<-r.Context().Done()
-			return true
 		})
 		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), inProduction)
 		time.Sleep(20 * time.Minute)
@@ -434,20 +369,16 @@ func TestGapAfterAHandoverThatFailedIsAnnounced(t *testing.T) {
 		<-first
 		until(t, "no relay listens", func() bool { return s.open() == 0 })
 		failing.Store(false) // the resource changes now
-		if n := l.count(`updated {"uri":"x://1"}`, 20*time.Second); n != 1 {
-			t.Errorf("after the gap %d updates were announced, want 1", n)
-		}
+		expect.Equal(t, "updates that were announced after the gap", l.count(`updated {"uri":"x://1"}`, 20*time.Second), 1)
 	})
 }
 
 // GWN-04, GWN-06: a change that the throttle held is announced later, even if the first attempt to write it to the log fails.
 func TestHeldChangeWhoseAnnouncementFailsIsAnnouncedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScripted(t)
-		l := newLog()
 		var fail atomic.Bool
 		var failed atomic.Int64
-		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), l, func(r *relay.Relay) {
+		s, _, l := follow(t, plain, func(r *relay.Relay) {
 			announce := r.Announce
 			r.Announce = func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
 				if fail.Load() && strings.Contains(string(notice), "tools/list_changed") {
@@ -457,7 +388,6 @@ func TestHeldChangeWhoseAnnouncementFailsIsAnnouncedLater(t *testing.T) {
 				return announce(ctx, workspace, backend, notice)
 			}
 		})
-		s.only(t, 1)
 		l.until(t, s)
 		for range 51 { // the last one is held
 			s.notify(toolsChanged)
@@ -476,18 +406,13 @@ func TestHeldChangeWhoseAnnouncementFailsIsAnnouncedLater(t *testing.T) {
 // GWN-04: the relay continues to read notifications while it answers a ping.
 func TestPingWhoseAnswerHangsDelaysNoNotification(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScripted(t, func(s *scripted) { s.hang = func(method string) bool { return method == "" } })
-		l := newLog()
-		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), l, inProduction)
-		s.only(t, 1)
+		s, _, l := follow(t, func(s *scripted) { s.hang = func(method string) bool { return method == "" } }, inProduction)
 		l.until(t, s)
 		for i := range 10 {
 			s.notify(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"ping"}`, i))
 		}
 		s.notify(toolsChanged)
-		if n := l.count("tools/list_changed", time.Minute); n != 1 {
-			t.Errorf("after the pings %d changes were announced, want 1", n)
-		}
+		expect.Equal(t, "changes that were announced after the pings", l.count("tools/list_changed", time.Minute), 1)
 	})
 }
 
@@ -504,9 +429,7 @@ func TestSessionWhoseInitializedFailsIsEnded(t *testing.T) {
 		})
 		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), inProduction)
 		time.Sleep(20 * time.Minute)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if n := len(s.sessions); n > 1 {
+		if n := s.alive(); n > 1 {
 			t.Errorf("after 20 minutes %d sessions are open at the backend, want 1 at most", n)
 		}
 	})
@@ -515,7 +438,7 @@ func TestSessionWhoseInitializedFailsIsEnded(t *testing.T) {
 // GWN-07: a proxy may keep the stream of a dead backend open. The relay notices it with pings.
 func TestStreamOfADeadBackendIsGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScripted(t)
+		s, _, _ := follow(t, plain, inProduction)
 		var dead atomic.Bool
 		s.intercept(func(_ http.ResponseWriter, r *http.Request, m got) bool {
 			if dead.Load() && r.Method == http.MethodPost {
@@ -524,8 +447,6 @@ func TestStreamOfADeadBackendIsGivenUp(t *testing.T) {
 			}
 			return false
 		})
-		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), inProduction)
-		s.only(t, 1)
 		dead.Store(true)
 		untilIn(t, "the stream is closed", 10*time.Minute, func() bool { return s.open() == 0 })
 		dead.Store(false)
@@ -553,9 +474,7 @@ func TestOtherInstanceAsksARestartedBackendAgain(t *testing.T) {
 		relaying(t, "r", gatewayOver(t, db, at("b", s)), l)
 		s.only(t, 1)
 		time.Sleep(3 * time.Second)
-		s.mu.Lock()
-		s.capabilities = `{"prompts":{"listChanged":true},"tools":{"listChanged":true}}`
-		s.mu.Unlock()
+		s.change(func(s *scripted) { s.capabilities = `{"prompts":{"listChanged":true},"tools":{"listChanged":true}}` })
 		s.forget() // it was restarted
 		s.hangUp()
 		l.has(t, "r default b notifications/tools/list_changed")

@@ -8,10 +8,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // of returns a member of the result.
@@ -35,17 +37,13 @@ func TestQuestionsOfA2025BackendAreRoundsOfA2026Client(t *testing.T) {
 		t.Errorf("the first round asks %s", got)
 	}
 	cancelled := jsonrpc.Member(s.next(t, "notifications/cancelled").Params, "requestId")
-	if want := s.received("tools/call")[0].ID; string(cancelled) != string(want) {
-		t.Errorf("cancelled %s, want the request %s", cancelled, want)
-	}
+	expect.Equal(t, "the cancelled request", string(cancelled), string(s.received("tools/call")[0].ID))
 	second := called(t, g[1], someone(v2026), first.retry(`{"action":"accept","content":{"name":"Ada"}}`)).required(t)
 	if got := second.Requests["input-2"]; len(second.Requests) != 1 || !same(jsonrpc.Member(got, "method"), json.RawMessage(`"sampling/createMessage"`)) {
 		t.Errorf("the second round asks %s", second.Requests)
 	}
 	last := called(t, g[2], someone(v2026), second.retry(`{"role":"assistant","content":{"type":"text","text":"x"},"model":"m1"}`))
-	if got, want := last.says(t), `complete:{"name":"Ada"} and "m1"`; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	expect.Equal(t, "the result", last.says(t), `complete:{"name":"Ada"} and "m1"`)
 }
 
 // GWN-17: questions that a backend asks at the same time are in one round.
@@ -65,9 +63,7 @@ func TestConcurrentQuestionsAreOneRound(t *testing.T) {
 		t.Fatalf("asked %s", r.Requests)
 	}
 	retry := r.retryBy(map[string]string{"elicitation/create": `{"action":"decline"}`, "roots/list": `{"roots":[]}`})
-	if got, want := called(t, g, someone(v2026), retry).says(t), `complete:"decline" []`; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	expect.Equal(t, "the result", called(t, g, someone(v2026), retry).says(t), `complete:"decline" []`)
 }
 
 // GWN-17: the gateway asks again for a missing answer, and ignores responses to unknown questions.
@@ -86,7 +82,7 @@ func TestMissingInputIsAskedForAgain(t *testing.T) {
 }
 
 // GWN-17: a requestState is sealed, whether the gateway or the backend made it. Only the same principal can return it, unchanged
-// and with the same request. Otherwise the backend is not called.
+// and with the same request. Otherwise, or if inputResponses is no object, the backend is not called.
 func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 	const arguments = `,"arguments":{"a":1,"b":2}`
 	for name, s := range map[string]*scripted{
@@ -136,6 +132,9 @@ func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 				"two, the second null":  called(t, g, someone(v2026), arguments+state("forged")+`,"requestState":null`),
 				"two, the second sound": called(t, g, someone(v2026), arguments+state("forged")+retry),
 			}
+			if !s.stateless {
+				outcomes["responses in a list"] = called(t, g, someone(v2026), `,"inputResponses":[]`)
+			}
 			for name, change := range others {
 				outcomes[name] = called(t, g, someone(v2026), arguments+retry, change)
 			}
@@ -144,9 +143,7 @@ func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 					t.Errorf("%s: got %v and %s, want an invalid request", name, o.err, o.response)
 				}
 			}
-			if n := calls() - before; n != 0 {
-				t.Errorf("the backend was called %d times", n)
-			}
+			expect.Equal(t, "calls of the backend", calls()-before, 0)
 			// The order of members is not part of the request.
 			if o := called(t, g, someone(v2026), `,"arguments":{"b":2,"a":1}`+retry); o.err != nil {
 				t.Errorf("the same arguments in another order: %v", o.err)
@@ -156,14 +153,6 @@ func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 				t.Errorf("the backend got its state as %s", state)
 			}
 		})
-	}
-}
-
-// GWN-17: inputResponses that are no object are refused.
-func TestInputResponsesThatAreNoObject(t *testing.T) {
-	g := instances(t, 1, serving(t, false, asksTwice))[0]
-	if o := called(t, g, someone(v2026), `,"inputResponses":[]`); !fault.Is(o.err, fault.Invalid) {
-		t.Errorf("got %v and %s", o.err, o.response)
 	}
 }
 
@@ -190,9 +179,7 @@ func TestOnlyDeclaredCapabilitiesAreAsked(t *testing.T) {
 			c.Capabilities = json.RawMessage(tt.declared)
 			o := called(t, instances(t, 1, s)[0], c, "")
 			if tt.lacks == "" {
-				if got := o.says(t); got != "complete:refused" {
-					t.Errorf("got %s", got)
-				}
+				expect.Equal(t, "the result", o.says(t), "complete:refused")
 				return
 			}
 			code, data := o.code()
@@ -227,9 +214,7 @@ func TestErrorsOf2025DoNotReachA2026Client(t *testing.T) {
 		t.Errorf("declined: %v %s", o.err, o.response)
 	}
 	visited = true
-	if got := called(t, g, someone(v2026), r.retry(`{"action":"accept"}`)).says(t); got != "complete:done" {
-		t.Errorf("accepted: %s", got)
-	}
+	expect.Equal(t, "accepted", called(t, g, someone(v2026), r.retry(`{"action":"accept"}`)).says(t), "complete:done")
 	if code, data := called(t, g, someone(v2026), "", ofResource).code(); code != -32602 || data != `{"uri":"test://resource"}` {
 		t.Errorf("a resource that is not there: %d %s", code, data)
 	}
@@ -249,9 +234,7 @@ func TestURLQuestionIsRecognized(t *testing.T) {
 	if strings.Contains(string(r.Requests["input-1"]), "elicitationId") {
 		t.Errorf("this revision has no elicitationId: %s", r.Requests["input-1"])
 	}
-	if got := called(t, g, someone(v2026), r.retry(`{"action":"accept"}`)).says(t); got != `complete:"accept"` {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, "the result", called(t, g, someone(v2026), r.retry(`{"action":"accept"}`)).says(t), `complete:"accept"`)
 	path = "pay"
 	called(t, g, someone(v2026), r.retry(`{"action":"accept"}`)).required(t)
 }
@@ -265,9 +248,7 @@ func TestTheSameQuestionTwiceHasTwoAnswers(t *testing.T) {
 	g := instances(t, 1, s)[0]
 	first := called(t, g, someone(v2026), "").required(t)
 	second := called(t, g, someone(v2026), first.retry(`{"action":"accept"}`)).required(t)
-	if got := called(t, g, someone(v2026), second.retry(`{"action":"decline"}`)).says(t); got != `complete:"accept" then "decline"` {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, "the result", called(t, g, someone(v2026), second.retry(`{"action":"decline"}`)).says(t), `complete:"accept" then "decline"`)
 }
 
 // GWN-08, GWN-16, GWN-17: the gateway removes members that only 2026-07-28 has from the request. It sets the log level at the
@@ -291,16 +272,12 @@ func TestRequestOf2026AtA2025Backend(t *testing.T) {
 	c := someone(v2026)
 	c.Level = "warning"
 	o := called(t, g, c, meta)
-	if want := `{"resultType":"complete","content":[],"_meta":{"big":12345678901234567890}}`; string(o.result(t)) != want {
-		t.Errorf("got %s, want %s", o.result(t), want)
-	}
+	expect.Equal(t, "the result", string(o.result(t)), `{"resultType":"complete","content":[],"_meta":{"big":12345678901234567890}}`)
 	want := []string{
 		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"error","data":"high"}}`,
 		`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":12345678901234567890,"progress":2}}`,
 	}
-	if got := fmt.Sprintf("%s", o.before); got != fmt.Sprint(want) {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	expect.Equal(t, "the result", fmt.Sprintf("%s", o.before), fmt.Sprint(want))
 	if got := s.received("logging/setLevel"); len(got) != 1 || string(got[0].Params) != `{"level":"warning"}` {
 		t.Errorf("the level was set by %v", got)
 	}
@@ -313,34 +290,10 @@ func TestRequestOf2026AtA2025Backend(t *testing.T) {
 	}
 	c.Level = ""
 	for range 2 {
-		if o := called(t, g, c, ""); len(o.before) != 0 {
-			t.Errorf("without a level: %s", o.before)
-		}
+		expect.Equal(t, "messages without a level", len(called(t, g, c, "").before), 0)
 	}
 	if n := len(s.received("initialize")); n != 3 { // the gateway's own, one with the level, one without
 		t.Errorf("%d sessions were begun", n)
-	}
-}
-
-// GWN-13: when a client of 2026-07-28 closes its connection, the gateway sends notifications/cancelled to a session-based backend,
-// with the id that the backend knows.
-func TestClosedConnectionIsANotificationToA2025Backend(t *testing.T) {
-	ctx, leave := context.WithCancel(t.Context())
-	s := serving(t, false, func(x *turn) {
-		x.notify("notifications/progress", `{}`)
-		leave()
-		<-x.r.Context().Done()
-	})
-	err := instances(t, 1, s)[0].Call(ctx, api.Call{
-		Client: someone(v2026), Kind: api.Tools, Name: "tool", Member: "name", Method: "tools/call",
-		ID: json.RawMessage(`1`), Params: json.RawMessage(`{"name":"tool"}`), Send: func(json.RawMessage, bool) error { return nil },
-	})
-	if err == nil {
-		t.Error("the call went well")
-	}
-	got := jsonrpc.Member(s.next(t, "notifications/cancelled").Params, "requestId")
-	if want := s.received("tools/call")[0].ID; string(got) != string(want) {
-		t.Errorf("cancelled %s, want %s", got, want)
 	}
 }
 
@@ -380,10 +333,55 @@ func TestCallsInOneSessionAreIndependent(t *testing.T) {
 	wg.Wait()
 	slices.Sort(ids)
 	slices.Sort(sessions)
-	if n := len(slices.Compact(ids)); n != calls {
-		t.Errorf("%d ids for %d calls", n, calls)
+	expect.Equal(t, "ids of the calls", len(slices.Compact(ids)), calls)
+	expect.Equal(t, "sessions of the calls", len(slices.Compact(sessions)), 1)
+}
+
+// GWN-13: when a client of 2026-07-28 closes its connection, the gateway closes its own to the backend. To a session-based backend
+// it also sends notifications/cancelled, with the id that the backend knows.
+func TestClosedConnectionEndsTheCallAtTheBackend(t *testing.T) {
+	revisions(t, func(t *testing.T, stateless bool) {
+		ctx, leave := context.WithCancel(t.Context())
+		closed := make(chan struct{})
+		s := serving(t, stateless, func(x *turn) {
+			x.notify("notifications/progress", `{}`)
+			leave()
+			<-x.r.Context().Done()
+			close(closed)
+		})
+		err := instances(t, 1, s)[0].Call(ctx, api.Call{
+			Client: someone(v2026), Kind: api.Tools, Name: "tool", Member: "name", Method: "tools/call",
+			ID: json.RawMessage(`1`), Params: json.RawMessage(`{"name":"tool"}`), Send: func(json.RawMessage, bool) error { return nil },
+		})
+		if err == nil {
+			t.Error("the call succeeded, want an error")
+		}
+		<-closed
+		if !stateless {
+			got := jsonrpc.Member(s.next(t, "notifications/cancelled").Params, "requestId")
+			expect.Equal(t, "the cancelled request", string(got), string(s.received("tools/call")[0].ID))
+		}
+	})
+}
+
+// GWN-17: a requestState is valid for an hour, for the same caller and under the same key.
+func TestRequestStateExpires(t *testing.T) {
+	s, err := newStates(make([]byte, 32))
+	expect.OK(t, err)
+	now := time.Unix(1_800_000_000, 0)
+	sealed := s.seal([]byte("state"), []byte("alice"), now)
+	if got, err := s.open(sealed, []byte("alice"), now.Add(stateLife-time.Second)); err != nil || string(got) != "state" {
+		t.Errorf("in time: %q, %v", got, err)
 	}
-	if got := slices.Compact(sessions); len(got) != 1 {
-		t.Errorf("the calls were in the sessions %v", got)
+	if _, err := s.open(sealed, []byte("alice"), now.Add(stateLife)); err == nil {
+		t.Error("an hour later it is still good")
+	}
+	if _, err := s.open(sealed, []byte("bob"), now); err == nil {
+		t.Error("another may use it")
+	}
+	other, err := newStates([]byte("another key of thirty-two bytes!"))
+	expect.OK(t, err)
+	if _, err := other.open(sealed, []byte("alice"), now); err == nil {
+		t.Error("another key opens it")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -16,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // GWN-01, GWN-03: backends can be added, changed and removed while the process runs. Unchanged backends are not asked again.
@@ -34,9 +36,7 @@ func TestBackendsAreReplaced(t *testing.T) {
 		g.Replace(t.Context(), []api.Backend{at("two", two, prefix("x_")), at("one", one)})
 		sees(t, g, of(ann), "x_u", "t")
 		two.only(t, 1)
-		if n := len(one.received("tools/list")); n != asked {
-			t.Errorf("the one that stayed was asked %d times more", n-asked)
-		}
+		expect.Equal(t, "how often the one that stayed was asked", len(one.received("tools/list")), asked)
 		// The second one changes, the first one goes.
 		g.Replace(t.Context(), []api.Backend{at("two", two, prefix("y_"))})
 		sees(t, g, of(ann), "y_u")
@@ -65,9 +65,7 @@ func TestSourceOfBackends(t *testing.T) {
 			return nil, errors.New("away")
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for _, c := range []struct {
 		name string
 		now  *[]api.Backend
@@ -99,9 +97,7 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 		DB: memory(t), Server: []byte(`{}`), Key: make([]byte, 32), Log: quiet,
 		Source: func(context.Context) ([]api.Backend, error) { return c.Backends, nil },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	// Its secret is not there.
 	sees(t, g, of(ann), "t")
 	if n := len(locked.received("server/discover")) + len(locked.received("initialize")); n > 0 {
@@ -147,9 +143,7 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 		// After the change the other workspace has the new list.
 		sees(t, g, of(auth.Principal{ID: "x", Workspace: "other"}), "t", "u")
 		g.List(t.Context(), of(ann), api.Tools)
-		if n := len(mine.received("tools/list")); n != asked {
-			t.Error("its change made the other one's list old")
-		}
+		expect.Equal(t, "how often the other workspace's backend was asked", len(mine.received("tools/list")), asked)
 	})
 }
 
@@ -161,23 +155,17 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 		r.write(`{"jsonrpc":"2.0","id":"secret","method":"elicitation/create","params":{"message":"?"}}`)
 		<-r.r.Context().Done()
 	}
-	one, two := newScripted(t, func(s *scripted) { s.call = ask }), newScripted(t, func(s *scripted) {
-		s.made = 100 // other names of sessions
-		s.call = func(r *turn) { r.result(`{}`) }
-	})
+	one := newScripted(t, func(s *scripted) { s.call = ask })
+	two := newScripted(t, func(s *scripted) { s.made = 100 }) // other names of sessions
 	g := gatewayOver(t, memory(t), at("b", one))
 	x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t"}`)
 	id, _ := jsonrpc.String(jsonrpc.Member([]byte(x.next(t).text), "id"))
 	had := one.received("tools/call")[0].Session
 	g.Replace(t.Context(), []api.Backend{at("b", two)})
 	answer := fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%q,"result":{"action":"decline"}}`, id)
-	if err := g.Answer(t.Context(), sessionBased("s"), id, answer); !fault.Is(err, fault.NotFound) {
-		t.Errorf("the answer to a server that is gone: %v", err)
-	}
+	expect.Fault(t, "the answer to a server that is gone", g.Answer(t.Context(), sessionBased("s"), id, answer), fault.NotFound)
 	mustCall(t, g, sessionBased("s"), "t")
-	if err := g.End(t.Context(), sessionBased("s")); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, g.End(t.Context(), sessionBased("s")))
 	two.mu.Lock()
 	defer two.mu.Unlock()
 	for _, m := range two.seen {
@@ -192,9 +180,6 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := newScripted(t), newScripted(t)
-		for _, s := range []*scripted{one, two} {
-			s.call = func(r *turn) { r.result(`{}`) }
-		}
 		g := gatewayOver(t, memory(t), at("b", one))
 		mustCall(t, g, sessionBased("s"), "t")
 		ofClient := one.received("tools/call")[0].Session
@@ -218,4 +203,153 @@ func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 			t.Errorf("the one that hangs held it up for %v", time.Since(began))
 		}
 	})
+}
+
+// personal returns a backend that shows each caller a tool named after its token, and refuses callers without a token.
+func personal(t *testing.T, stateless bool) *scripted {
+	t.Helper()
+	s := newScripted(t, func(s *scripted) {
+		s.stateless = stateless
+		s.allow = func(h http.Header) bool { return strings.HasPrefix(h.Get("Authorization"), "Bearer ") }
+		s.call = func(t *turn) {
+			t.result(fmt.Sprintf(`{"resultType":"complete","for":%q}`, t.Header.Get("Authorization")))
+		}
+	})
+	s.intercept(func(w http.ResponseWriter, r *http.Request, m got) bool {
+		who, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if !ok || m.Method != "tools/list" {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, oneTool("of-"+who)(m.Method, ""))
+		return true
+	})
+	return s
+}
+
+func forwarded(b *api.Backend) { b.ForwardToken = true }
+
+func withToken(id, token string) api.Client {
+	c := sessionBased("s-" + id)
+	c.Principal.ID, c.Token = id, token
+	return c
+}
+
+// GWN-19, GWN-02: given a backend without credentials of the operator, then the gateway reads its capabilities and lists with the
+// caller's token. A caller cannot see or call the tools of another principal, of the same principal with another token, or of any
+// caller if it has no token.
+func TestCallersSeeTheirOwnLists(t *testing.T) {
+	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
+		t.Run(name, func(t *testing.T) {
+			s := personal(t, stateless)
+			g := gatewayOver(t, memory(t), at("b", s, forwarded))
+			callers := map[string]api.Client{
+				"alice": withToken("ann", "Bearer alice"), "bob": withToken("bob", "Bearer bob"), "alice2": withToken("ann", "Bearer alice2"),
+			}
+			var all sync.WaitGroup
+			for range 5 {
+				for token, c := range callers {
+					all.Go(func() {
+						expect.List(t, fmt.Sprint("the tools of ", token), names(g.List(t.Context(), c, api.Tools)), []string{"of-" + token})
+					})
+				}
+			}
+			all.Wait()
+			for token, c := range callers {
+				if !g.Capabilities(t.Context(), c).Tools {
+					t.Errorf("%s is not offered tools", token)
+				}
+				for other := range callers {
+					got, err := call(t, g, c, "of-"+other)
+					if (err == nil) != (token == other) || err == nil && !strings.Contains(got, `"Bearer `+token+`"`) {
+						t.Errorf("%s calls what is %s's: %s, %v", token, other, got, err)
+					}
+				}
+			}
+			for _, tokenless := range []api.Client{withToken("ann", ""), of(ann)} {
+				if got := names(g.List(t.Context(), tokenless, api.Tools)); len(got) > 0 {
+					t.Errorf("without a token one sees %q", got)
+				}
+				if g.Has(t.Context(), tokenless, api.Tools, "of-alice") || g.Capabilities(t.Context(), tokenless).Tools {
+					t.Error("without a token there is something")
+				}
+			}
+			if l := g.List(t.Context(), callers["bob"], api.Tools); l.Shared {
+				t.Error("a caller's own list is public")
+			}
+			for _, m := range s.seen {
+				if m.Header.Get("Authorization") == "" {
+					t.Errorf("%s was asked for without a token", m.Method)
+				}
+			}
+		})
+	}
+}
+
+// GWN-19: given a backend that has credentials of the operator and gets callers' tokens, then lists use the operator's credentials
+// and calls use the caller's token. A caller without a token does not call with the operator's credentials.
+func TestOperatorListsAndCallerCalls(t *testing.T) {
+	t.Setenv("GATEWAY_TEST_SECRET", "Bearer operator")
+	s := personal(t, false)
+	c := parsed(t, "  - {name: b, url: %q, forwardToken: true, headers: {Authorization: \"env:GATEWAY_TEST_SECRET\"}}\n", s.URL)
+	g := gatewayOver(t, memory(t), c.Backends...)
+	l := newLog()
+	defer relaying(t, "r", g, l)()
+	until(t, "the stream is open", func() bool { return s.open() == 1 })
+	for _, token := range []string{"alice", "bob"} {
+		c := withToken(token, "Bearer "+token)
+		expect.List(t, fmt.Sprint("the tools of ", token), names(g.List(t.Context(), c, api.Tools)), []string{"of-operator"})
+		if got, err := call(t, g, c, "of-operator"); err != nil || !strings.Contains(got, `"Bearer `+token+`"`) {
+			t.Errorf("%s calls: %s, %v", token, got, err)
+		}
+	}
+	if got, err := call(t, g, withToken("eve", ""), "of-operator"); err == nil {
+		t.Errorf("without a token one calls: %s", got)
+	}
+	if g.List(t.Context(), withToken("bob", "Bearer bob"), api.Tools).Shared {
+		t.Error("a list of a backend that distinguishes callers is public")
+	}
+	for _, m := range append(s.received("tools/call"), s.received("GET")...) {
+		if want := map[string]string{"GET": "Bearer operator"}[m.Method]; want != "" && m.Header.Get("Authorization") != want {
+			t.Errorf("%s with %q", m.Method, m.Header.Get("Authorization"))
+		}
+	}
+}
+
+// GWN-19: the gateway keeps a limited number of callers' views, and ends its own sessions of the views that it removes.
+func TestViewsAreBounded(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.capabilities = `{"tools":{}}` })
+	g := gatewayOver(t, memory(t), at("b", s, forwarded))
+	const maxViews = 256
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for i := next.Add(1); i <= maxViews+20; i = next.Add(1) {
+				g.List(t.Context(), withToken(fmt.Sprint("p", i), fmt.Sprint("Bearer ", i)), api.Tools)
+			}
+		})
+	}
+	all.Wait()
+	if n := s.alive(); n != maxViews || s.made != maxViews+20 {
+		t.Errorf("%d of %d sessions are open, want %d of %d", n, s.made, maxViews, maxViews+20)
+	}
+}
+
+// GWN-19, GWN-04: the relay does not follow a backend without credentials of the operator, and clients cannot subscribe to its
+// resources.
+func TestRelayDoesNotFollowWithCallersTokens(t *testing.T) {
+	s := personal(t, false)
+	withResources("x://1")(s)
+	other := newScripted(t)
+	g := gatewayOver(t, memory(t), at("b", s, forwarded), at("other", other))
+	l := newLog()
+	defer relaying(t, "r", g, l)()
+	until(t, "another's stream is open", func() bool { return other.open() == 1 })
+	if n := len(s.received("initialize")); n > 0 {
+		t.Errorf("it was asked %d times", n)
+	}
+	if _, ok := g.Subscribable(t.Context(), auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace}, "x://1"); ok {
+		t.Error("a caller's own resource can be subscribed to by all")
+	}
 }

@@ -3,12 +3,16 @@ package gateway
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // declaring returns a client of 2026-07-28 with capabilities that differ for each i.
@@ -46,20 +50,14 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 			t.Fatalf("%v: %v", key, err)
 		}
 		items[0].Expires = time.Now().Add(time.Hour)
-		if err := db.Write(t.Context(), store.Put(*items[0])); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, db.Write(t.Context(), store.Put(*items[0])))
 	}
 	const clients = 3 * maxUnused
 	for i := 1; i < clients; i++ {
 		if i == 5 { // its use is recorded
-			if again := by(1, declaring(ann, 0)); again != first {
-				t.Errorf("it is in another session, %s", again)
-			}
+			expect.Equal(t, "the session of the first client", by(1, declaring(ann, 0)), first)
 		}
-		if sid := by(i, declaring(ann, i)); sid != by(i+1, declaring(ann, i)) {
-			t.Errorf("client %d has a session for each call", i)
-		}
+		expect.Equal(t, fmt.Sprint("the sessions of two calls of client ", i), by(i, declaring(ann, i)), by(i+1, declaring(ann, i)))
 		s.mu.Lock()
 		n := len(s.sessions) - len(gateways) - len(others) // without the gateways' own
 		s.mu.Unlock()
@@ -72,9 +70,7 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 		t.Errorf("%d are listed, %v", len(page.Items), err)
 	}
 	for name, c := range others {
-		if sid := by(1, c); sid != was[name] {
-			t.Errorf("%s has another session", name)
-		}
+		expect.Equal(t, fmt.Sprint("the session of ", name), by(1, c), was[name])
 	}
 	if _, err := call(t, gateways[0], declaring(ann, 1), "t"); err != nil {
 		t.Errorf("a client whose session was ended: %v", err)
@@ -83,7 +79,7 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 
 // GWN-08: a session does not expire while it is in use.
 func TestUsedSessionsAreKept(t *testing.T) {
-	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
 	for _, c := range []api.Client{sessionBased("s"), statelessClient(ann)} {
@@ -99,12 +95,54 @@ func TestUsedSessionsAreKept(t *testing.T) {
 		fresh := expires()
 		items, _ := db.Get(t.Context(), key)
 		items[0].Expires = time.Now().Add(time.Minute)
-		if err := db.Write(t.Context(), store.Put(*items[0])); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, db.Write(t.Context(), store.Put(*items[0])))
 		mustCall(t, g, c, "t")
 		if now := expires(); now.Before(fresh) {
 			t.Errorf("it expires at %s, before %s", now, fresh)
 		}
 	}
+}
+
+// GWN-08: given a stored session that cannot be decoded, then the next call begins a new one and continues.
+func TestAnUndecodableSessionWithABackend(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
+	db := memory(t)
+	g := gatewayOver(t, db, at("b", s))
+	key := sessionKey(holder(sessionBased("s1")), g.VisibleTo(t.Context(), ann)[0])
+	for range 2 {
+		damaged := store.Item{Key: key, Value: []byte(`{"v":`), Version: 7, Expires: time.Now().Add(time.Hour)}
+		expect.OK(t, db.Write(t.Context(), store.Put(damaged)))
+		for range 2 {
+			if text, err := call(t, g, sessionBased("s1"), "t"); err != nil || !strings.Contains(text, `"content":[]`) {
+				t.Errorf("got %s, %v", text, err)
+			}
+		}
+	}
+	expect.Equal(t, "broken items that were counted", g.broken.Count("session with a backend"), 2)
+	expect.Equal(t, "calls of the backend", len(s.received("tools/call")), 4)
+}
+
+// GWN-09: given a stored question that cannot be decoded, then an answer to it is an answer to an unknown question.
+func TestAnUndecodableQuestion(t *testing.T) {
+	s := newScripted(t)
+	db := memory(t)
+	g := gatewayOver(t, db, at("b", s))
+	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.VisibleTo(t.Context(), ann)[0], backendSession{}, json.RawMessage(`1`), nil)
+	expect.OK(t, err)
+	expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: elicitationKey(id), Value: []byte(`[`), Expires: time.Now().Add(time.Hour)})))
+	expect.Fault(t, "an answer to it", g.Answer(t.Context(), sessionBased("s1"), id, json.RawMessage(`{}`)), fault.NotFound)
+	expect.Equal(t, "broken items that were counted", g.broken.Count("request of a backend"), 1)
+}
+
+// GWN-03: a lease that cannot be decoded belongs to another relay until it expires. Then any relay can take it.
+func TestAnUndecodableLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t)
+		db := memory(t)
+		g := gatewayOver(t, db, at("b", s))
+		key := store.Key{Table: store.Sessions, Partition: "relay#default#b", Sort: "-"}
+		expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{`), Expires: time.Now().Add(2 * time.Second)})))
+		relaying(t, "r", g, newLog())
+		until(t, "the stream is open", func() bool { return s.open() == 1 })
+	})
 }
