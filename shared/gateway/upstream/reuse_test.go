@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // closing is a connection that reports when the client closes it.
@@ -62,9 +64,7 @@ func TestClosedConnectionIsReplaced(t *testing.T) {
 	}})
 	for range 2 {
 		x, err := c.Post(ctx, Request{Body: []byte(`{}`)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if got, _, err := all(t, x); err != io.EOF || len(got) != 1 {
 			t.Fatalf("got %q, %v", got, err)
 		}
@@ -84,17 +84,13 @@ func TestRequestThatWasReadIsNotRepeated(t *testing.T) {
 		answer("application/json", 200, result)(w, r)
 	})
 	x, err := c.Post(t.Context(), Request{Body: []byte(`{}`)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	_, _, _ = all(t, x)
 	if x, err = c.Post(t.Context(), Request{Body: []byte(`{}`)}); err == nil {
 		x.Close()
 		t.Error("the second request has an answer, want an error")
 	}
-	if served.Load() != 2 {
-		t.Errorf("the backend read %d requests", served.Load())
-	}
+	expect.Equal(t, "requests that the backend read", served.Load(), 2)
 }
 
 // GWN-14: after a connection was idle for as long as servers allow, the client does not use it, because the server may have closed it.
@@ -121,9 +117,7 @@ func TestConnectionsRestForAShortTime(t *testing.T) {
 				t.Fatalf("after %v: %v", rest, err)
 			}
 		}
-		if connections != 4 {
-			t.Errorf("there were %d connections, want 4: one is used twice", connections)
-		}
+		expect.Equal(t, "connections (one is used twice)", connections, 4)
 	})
 }
 
@@ -171,12 +165,8 @@ func TestConnectionBehindAStream(t *testing.T) {
 			const requests = 20
 			for range requests {
 				x, err := c.Post(t.Context(), Request{Body: []byte(`{}`)})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := x.next(); err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
+				expect.OK(t, expect.ErrOf(x.next()))
 				x.Finish()
 			}
 			// On a busy machine an end may come late.

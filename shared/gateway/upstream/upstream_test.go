@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func serve(t *testing.T, h http.HandlerFunc) *Client {
@@ -84,9 +85,7 @@ func TestAnswersAreRead(t *testing.T) {
 				}
 				answer(c.media, c.status, c.body)(w, r)
 			}).Post(t.Context(), Request{Body: []byte(`{}`)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			got, garbage, err := all(t, x)
 			if !errors.Is(err, io.EOF) {
 				t.Errorf("the answer ended with %v", err)
@@ -175,9 +174,7 @@ func TestMessagesAreBounded(t *testing.T) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			endless(w, "data: {\"a\":\"")
 		}).Post(t.Context(), Request{Body: []byte(`{}`)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if got, _, err := all(t, x); !errors.Is(err, sse.ErrTooLarge) || len(got) > 0 {
 			t.Errorf("got %d messages and %v", len(got), err)
 		}
@@ -217,9 +214,7 @@ func TestHeadersOfRequests(t *testing.T) {
 		_, _ = io.WriteString(w, "id: e7\ndata: {}\n\n")
 	})
 	x, err := c.Post(t.Context(), Request{Body: []byte(`{}`), Version: "2025-11-25", Session: "s", Header: http.Header{"Mcp-Method": {"m"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if _, _, err := all(t, x); !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
@@ -227,17 +222,13 @@ func TestHeadersOfRequests(t *testing.T) {
 		"Mcp-Protocol-Version": "2025-11-25", "Mcp-Session-Id": "s", "Mcp-Method": "m",
 		"Accept": "application/json, text/event-stream", "Content-Type": "application/json",
 	} {
-		if got.Get(name) != want {
-			t.Errorf("%s is %q, want %q", name, got.Get(name), want)
-		}
+		expect.Equal(t, name, got.Get(name), want)
 	}
 	if x.Session != "made" || x.EventID != "e7" || x.events == nil {
 		t.Errorf("got session %q, event %q, streamed %v", x.Session, x.EventID, x.events != nil)
 	}
 	x, err = c.Get(t.Context(), Request{Session: "s"}, "e7")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	x.Close()
 	if method != http.MethodGet || got.Get("Last-Event-Id") != "e7" || got.Get("Accept") != "text/event-stream" {
 		t.Errorf("a stream was asked for by %s with %v", method, got)
@@ -251,9 +242,7 @@ func TestHeadersOfRequests(t *testing.T) {
 // GWN-14: a backend that cannot be reached, or disconnects within its answer, causes an error.
 func TestBackendIsGone(t *testing.T) {
 	c := &Client{URL: "http://127.0.0.1:1/", HTTP: NewHTTP()}
-	if _, err := c.Post(t.Context(), Request{}); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got %v", err)
-	}
+	expect.Fault(t, "the call", expect.ErrOf(c.Post(t.Context(), Request{})), fault.Unavailable)
 	c = serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, "data: {}\n\n")
@@ -261,9 +250,7 @@ func TestBackendIsGone(t *testing.T) {
 		panic(http.ErrAbortHandler)
 	})
 	x, err := c.Post(t.Context(), Request{Body: []byte(`{}`)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if got, _, err := all(t, x); err == nil || errors.Is(err, io.EOF) || len(got) != 1 {
 		t.Errorf("got %q and %v", got, err)
 	}
