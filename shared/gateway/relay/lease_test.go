@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // faulty is a store whose writes of leases fail while a test demands it.
@@ -86,9 +87,7 @@ func TestRenewalsAreTriedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				db, err := sqlite.Open(":memory:", sqlite.Options{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
 				defer func() { _ = db.Close() }()
 				store, backend := &faulty{DB: db}, &follower{Backend: named{}}
 				first := &Relay{DB: store, Log: slog.New(slog.DiscardHandler), Lease: 30 * time.Second}
@@ -101,17 +100,13 @@ func TestRenewalsAreTriedAgain(t *testing.T) {
 				store.set(tc.fault)
 				for began := time.Now(); time.Since(began) < 2*time.Minute && held.ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
 					rival, err := second.acquire(t.Context(), backend)
-					if err != nil {
-						t.Fatal(err)
-					}
+					expect.OK(t, err)
 					if rival != nil {
 						rival.release()
 						t.Fatalf("after %s another one has the lease, too", time.Since(began))
 					}
 				}
-				if kept := held.ctx.Err() == nil; kept != tc.keeps {
-					t.Errorf("the lease is kept: %v, want %v", kept, tc.keeps)
-				}
+				expect.Equal(t, "whether the lease is kept", held.ctx.Err() == nil, tc.keeps)
 				if store.writes < tc.attempts || !tc.keeps && store.writes > 10 {
 					t.Errorf("%d renewals were tried", store.writes)
 				}
