@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func get(ctx context.Context, h http.HandlerFunc) (*http.Response, error) {
@@ -32,9 +34,7 @@ func TestAHandlerGetsWhatAServerWouldGive(t *testing.T) {
 		w.Header().Set("X-Late", "unseen") // the header has left
 		fmt.Fprint(w, r.Method, " ", r.URL, " ", r.RequestURI, " ", r.Host, " ", string(text), " ", err)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if want := "POST /mcp?a=b /mcp?a=b localhost question <nil>"; err != nil || string(text) != want {
@@ -47,9 +47,7 @@ func TestAHandlerGetsWhatAServerWouldGive(t *testing.T) {
 
 func TestAHandlerThatWritesNothingAnswersWith200(t *testing.T) {
 	resp, err := get(t.Context(), func(http.ResponseWriter, *http.Request) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || len(text) > 0 || resp.StatusCode != http.StatusOK {
 		t.Errorf("status %d with %q, %v", resp.StatusCode, text, err)
@@ -75,9 +73,7 @@ func TestAHeaderComesWithAFlushAndLinesOneByOne(t *testing.T) {
 			fmt.Fprintln(w, "line", i)
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
 	for i := range 3 {
@@ -103,13 +99,9 @@ func TestAHandlerWaitsForItsReader(t *testing.T) {
 				written++
 			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		synctest.Wait()
-		if written != 0 {
-			t.Errorf("the handler wrote %d pieces ahead of its reader", written)
-		}
+		expect.Equal(t, "pieces that the handler wrote ahead of its reader", written, 0)
 		resp.Body.Close()
 		synctest.Wait()
 	})
@@ -133,9 +125,7 @@ func TestTheEndOfTheCallerEndsTheHandler(t *testing.T) {
 					_, err := w.Write([]byte("late"))
 					refused = err != nil
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
 				leave(cancel, resp)
 				synctest.Wait()
 				if !ended || !refused {
@@ -170,9 +160,7 @@ func TestAPanicOfTheHandlerIsItsOwn(t *testing.T) {
 		fmt.Fprint(w, "half")
 		panic(http.ErrAbortHandler)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	text, err := io.ReadAll(resp.Body)
 	if string(text) != "half" || !errors.Is(err, errAborted) {
 		t.Errorf("got %q, %v", text, err)
@@ -186,9 +174,7 @@ func TestWaitIsForHandlers(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, URL, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if _, err := tr.RoundTrip(req); err == nil {
 			t.Fatal("it answered")
 		}

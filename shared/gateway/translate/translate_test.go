@@ -7,6 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // kind returns a name for the pair of revisions, e.g. for the name of a test.
@@ -141,9 +142,7 @@ func TestParamsHaveWhatTheBackendsRevisionHas(t *testing.T) {
 	got = ToStateless(json.RawMessage(plain), spec.V20260728, Client{Info: json.RawMessage(`{"name":"c"}`), Capabilities: json.RawMessage(`{"roots":{}}`), Level: "info"})
 	want := `{"_meta":{"` + spec.MetaVersion + `":"2026-07-28","` + spec.MetaCapabilities + `":{"roots":{}},"` + spec.MetaClient + `":{"name":"c"},"` +
 		spec.MetaLogLevel + `":"info","progressToken":1,"mine":true},"name":"t","arguments":{"n":1e2}}`
-	if string(got) != want {
-		t.Errorf("for a stateless backend:\n%s, want\n%s", got, want)
-	}
+	expect.Equal(t, "the params for a stateless backend", string(got), want)
 	// What a client forged of these members does not get through.
 	forged := ToStateless(json.RawMessage(`{"_meta":{"`+spec.MetaVersion+`":"1999"}}`), spec.V20260728, Client{Info: json.RawMessage(`{}`), Capabilities: json.RawMessage(`{}`)})
 	if v, _ := jsonrpc.String(jsonrpc.Member(jsonrpc.Member(forged, "_meta"), spec.MetaVersion)); v != string(spec.V20260728) {
@@ -164,9 +163,7 @@ func TestOutputsAreObjectsUpTo2025(t *testing.T) {
 			if v == spec.V20260728 {
 				want = tt.in
 			}
-			if got := Tool(json.RawMessage(tt.in), v); string(got) != want {
-				t.Errorf("%s for %s: %s, want %s", tt.in, v, got, want)
-			}
+			expect.Equal(t, fmt.Sprintf("%s for %s", tt.in, v), string(Tool(json.RawMessage(tt.in), v)), want)
 		}
 	}
 }
@@ -189,6 +186,46 @@ func TestWhatAClientLacksForAQuestion(t *testing.T) {
 	} {
 		if got := Lacking(json.RawMessage(tt.capabilities), tt.method, json.RawMessage(tt.params)); got != tt.want {
 			t.Errorf("%s with %s, %s: %q, want %q", tt.method, tt.capabilities, tt.params, got, tt.want)
+		}
+	}
+}
+
+// GWN-17: an annotation counts where 2026-07-28 allows it. Anywhere else it makes the tool unusable.
+func TestParameterAnnotations(t *testing.T) {
+	const name = `"x-mcp-header":"Name"`
+	for _, tt := range []struct{ schema, want string }{
+		{`{"properties":{"a":{"type":"string",` + name + `}}}`, "[{Mcp-Param-Name [a] string}]"},
+		{`{"properties":{"o":{"properties":{"a":{` + name + `,"type":"integer"}}}}}`, "[{Mcp-Param-Name [o a] integer}]"},
+		{`{"properties":{"items":{"type":"boolean",` + name + `}}}`, "[{Mcp-Param-Name [items] boolean}]"},
+		{`{"properties":{"a":{"type":"string","default":"x-mcp-header"}}}`, "[]"},
+		{`{"properties":{"a":{"type":"number",` + name + `}}}`, "error"},
+		{`{"properties":{"a":{` + name + `}}}`, "error"},
+		{`{"properties":{"a":{"type":"string","x-mcp-header":""}}}`, "error"},
+		{`{"properties":{"a":{"type":"string","x-mcp-header":"a b"}}}`, "error"},
+		{`{"properties":{"a":{"type":"string","x-mcp-header":"a\r\nb"}}}`, "error"},
+		{`{"properties":{"a":{"type":"string",` + name + `},"b":{"type":"string","x-mcp-header":"nAME"}}}`, "error"},
+		{`{"properties":{"a":{"type":"array","items":{"type":"string",` + name + `}}}}`, "error"},
+		{`{"anyOf":[{"properties":{"a":{"type":"string",` + name + `}}}]}`, "error"},
+		{`{` + name + `,"type":"object"}`, "error"},
+	} {
+		list, err := Parameters([]byte(`{"name":"t","inputSchema":` + tt.schema + `}`))
+		got := fmt.Sprint(list)
+		if err != nil {
+			got = "error"
+		}
+		expect.Equal(t, tt.schema, got, tt.want)
+	}
+}
+
+// GWN-17: headers have integers in the range that 2026-07-28 allows.
+func TestIntegersOfHeaders(t *testing.T) {
+	for text, want := range map[string]string{
+		"42": "42", "-7": "-7", "42.0": "42", "4.2e1": "42", "0": "0", "9007199254740991": "9007199254740991",
+		"9007199254740992": "", "1e999999999": "", "1.5": "", "": "", "x": "", "0x10": "",
+	} {
+		n, ok := integer(text)
+		if got := fmt.Sprint(n); ok && got != want || !ok && want != "" {
+			t.Errorf("%q: %s %v, want %q", text, got, ok, want)
 		}
 	}
 }
