@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const patternCatalog = `events:
@@ -24,16 +25,10 @@ const patternCatalog = `events:
     uriTemplate: event://deep/{a}/{b}/{c}/{d}/{e}/{f}
 `
 
-func parse(t interface {
-	Helper()
-	Fatal(...any)
-}, src string,
-) *catalog.Catalog {
+func parse(t testing.TB, src string) *catalog.Catalog {
 	t.Helper()
 	cat, err := catalog.Parse([]byte(src))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return cat
 }
 
@@ -62,9 +57,7 @@ func TestResolve(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			var keys []string
 			for _, p := range got {
 				keys = append(keys, p.Key+" "+p.Shape.Scope+"/"+p.Shape.Name)
@@ -151,9 +144,7 @@ func TestFilters(t *testing.T) {
 	} {
 		t.Run("EVX-03 "+tc.name, func(t *testing.T) {
 			f, err := newFilter(tc.pointer, catalog.NoRange, []byte(tc.argument))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if got := (&Payload{Event: &event.Event{Data: payload}}).Passes([]Filter{f}); got != tc.want {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
