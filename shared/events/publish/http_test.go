@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func handler(t testing.TB) (*Handler, *sent) {
@@ -181,9 +182,7 @@ func TestHandlerRefuses(t *testing.T) {
 			if w.Code != tc.status || !strings.Contains(w.Body.String(), tc.want) || !strings.HasPrefix(w.Body.String(), `{"error":{"kind":"`) || !json.Valid(w.Body.Bytes()) {
 				t.Errorf("got %d %.400s\nwant %d %s", w.Code, w.Body, tc.status, tc.want)
 			}
-			if len(q.on) != 0 {
-				t.Error("an event was queued")
-			}
+			expect.Equal(t, "queues with messages", len(q.on), 0)
 		})
 	}
 }
@@ -198,9 +197,7 @@ func testKeys(t *testing.T) auth.Authenticator {
 		{Principal: "reader", Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe}, SHA256: hash("reader-key")},
 		{Principal: "publisher", Workspace: "other", Scopes: []string{auth.ScopePublish}, SHA256: hash("publisher-key")},
 	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return keys
 }
 
@@ -285,18 +282,14 @@ func TestCloudEventsSDK(t *testing.T) {
 	server := httptest.NewServer(h)
 	defer server.Close()
 	client, err := cloudevents.NewClientHTTP(cloudevents.WithTarget(server.URL + "/events"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	e := cloudevents.NewEvent()
 	e.SetID("a/1 ü")
 	e.SetSource("https://ci.example.com/builds")
 	e.SetType("com.example.build")
 	e.SetSubject("event://ci/build-finished")
 	e.SetTime(noon.Add(-time.Hour))
-	if err := e.SetData(cloudevents.ApplicationJSON, map[string]any{"build": 7, "html": "<b>"}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, e.SetData(cloudevents.ApplicationJSON, map[string]any{"build": 7, "html": "<b>"}))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for name, ctx := range map[string]context.Context{
@@ -307,17 +300,11 @@ func TestCloudEventsSDK(t *testing.T) {
 		}
 	}
 	r, err := cehttp.NewHTTPRequestFromEvents(ctx, server.URL+"/events", []cloudevents.Event{e, e})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	_ = answer.Body.Close()
-	if answer.StatusCode != http.StatusAccepted {
-		t.Errorf("batch: got %s", answer.Status)
-	}
+	expect.Equal(t, "the status of the batch", answer.StatusCode, http.StatusAccepted)
 	events := q.events(t)
 	if len(events) != 4 {
 		t.Fatalf("got %d events, want 4", len(events))

@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func inbox(t testing.TB) (*Inbox, *sent) {
@@ -92,17 +93,13 @@ func TestInboxDeadLettersFaultyMessages(t *testing.T) {
 			if len(failed) > 0 || err != nil {
 				t.Fatal(failed, err)
 			}
-			if got := len(q.on[queue.Events]); got != 2 {
-				t.Errorf("got %d events of the good messages, want 2", got)
-			}
+			expect.Equal(t, "events of the good messages", len(q.on[queue.Events]), 2)
 			dead := q.on[queue.Dead]
 			if len(dead) != 1 || len(dead[0].Body) > queue.MaxBody {
 				t.Fatalf("got %d dead letters", len(dead))
 			}
 			l, err := queue.ParseDeadLetter(dead[0].Body)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if !strings.Contains(l.Reason, tc.reason) || l.Queue != queue.Inbox || l.Message != "m2" || l.Received != 1 || !l.Sent.Equal(noon.Add(-time.Minute)) || !l.Dead.Equal(noon) {
 				t.Errorf("AWS-07: got %+v, want the reason %q", l, tc.reason)
 			}
@@ -131,9 +128,7 @@ func TestADeadLetterHasTheAttributesOfItsMessage(t *testing.T) {
 				t.Fatal(failed, err)
 			}
 			l, err := queue.ParseDeadLetter(q.on[queue.Dead][0].Body)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if len(l.Attributes) != tc.want || l.Body != "{" || tc.want > 0 && l.Attributes["from"] != tc.value {
 				t.Errorf("got %.200v", l)
 			}
@@ -223,18 +218,14 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			db, err := sqlite.Open(":memory:", sqlite.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			defer db.Close()
 			apply := func(src string) {
 				cat, err := catalog.Parse([]byte(src))
 				if err == nil {
 					err = catalogtest.Store(t.Context(), db, "default", cat)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
 			}
 			b, q := inbox(t)
 			stored := catalog.NewStored(db, nil, slog.New(slog.DiscardHandler))
@@ -251,9 +242,7 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 			reason := ""
 			for _, m := range q.on[queue.Dead] {
 				l, err := queue.ParseDeadLetter(m.Body)
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
 				reason = l.Reason
 			}
 			if reason != tc.dead || len(q.on[queue.Events])+len(q.on[queue.Dead]) != 1 {
@@ -269,9 +258,7 @@ func TestInboxSendsEventsBack(t *testing.T) {
 	b, q := inbox(t)
 	resend := func(letter string) queue.Message {
 		out, err := InboxMessage("default", Input{URI: "event://ci/build-finished", ID: "x", Data: json.RawMessage(`1`), Resend: letter})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		return message("m"+letter, string(out.Body))
 	}
 	failed, err := b.Handle(t.Context(), []queue.Message{resend(""), resend("letter1"), resend("letter1"), resend("letter2")})
@@ -282,10 +269,6 @@ func TestInboxSendsEventsBack(t *testing.T) {
 	if m[0].Dedup == m[1].Dedup || m[1].Dedup != m[2].Dedup || m[2].Dedup == m[3].Dedup {
 		t.Errorf("got deduplication ids %q, %q, %q, %q, want one per letter", m[0].Dedup, m[1].Dedup, m[2].Dedup, m[3].Dedup)
 	}
-	if m[0].Group != m[1].Group {
-		t.Errorf("got groups %q and %q, want the same", m[0].Group, m[1].Group)
-	}
-	if _, err := decode([]byte(`{"uri":"event://ci/build-finished","data":1,"resend":"x"}`), false); !fault.Is(err, fault.Invalid) {
-		t.Errorf("POST /events with resend: got %v, want it refused", err)
-	}
+	expect.Equal(t, "the group of the second event", m[0].Group, m[1].Group)
+	expect.Fault(t, "POST /events with resend", expect.ErrOf(decode([]byte(`{"uri":"event://ci/build-finished","data":1,"resend":"x"}`), false)), fault.Invalid)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const types = `events:
@@ -54,9 +55,7 @@ func (s *sent) events(t testing.TB) []event.Event {
 	var out []event.Event
 	for _, m := range s.on[queue.Events] {
 		var e event.Event
-		if err := json.Unmarshal(m.Body, &e); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal(m.Body, &e))
 		out = append(out, e)
 	}
 	return out
@@ -70,9 +69,7 @@ var (
 func service(t testing.TB) (*Service, *sent) {
 	t.Helper()
 	cat, err := catalog.Parse([]byte(types))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	q, s := &sent{}, catalog.NewStatic(cat)
 	return &Service{Catalog: catalog.Workspaces{Own: map[string]catalog.Source{"default": s, "other": s}}, Queue: q, Now: func() time.Time { return noon }}, q
 }
@@ -85,9 +82,7 @@ func TestAcceptFillsIn(t *testing.T) {
 		{URI: "event://ci/build-finished", ID: "run-7", Time: when, Data: json.RawMessage(`7`)},
 		{URI: "event://ci/build-finished", ID: "a/b", Source: "//x", Data: json.RawMessage(`null`)},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if got[0].URI != "event://github/acme/a.b/pull_request" || !strings.HasPrefix(got[0].ID, "evt_") ||
 		got[1] != (Accepted{"run-7", "event://ci/build-finished"}) || got[2].ID != event.ForeignID("//x", "a/b") {
 		t.Errorf("got %+v", got)
@@ -110,14 +105,10 @@ func TestGroupsAndDeduplication(t *testing.T) {
 	s, q := service(t)
 	in := func(uri, id string) Input { return Input{URI: uri, ID: id, Data: json.RawMessage(`1`)} }
 	ci := "event://ci/build-finished"
-	if _, err := s.Accept(t.Context(), publisher, []Input{in(ci, "1"), in(ci, "1"), in(ci, "2")}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(s.Accept(t.Context(), publisher, []Input{in(ci, "1"), in(ci, "1"), in(ci, "2")})))
 	other := publisher
 	other.Workspace = "other"
-	if _, err := s.Accept(t.Context(), other, []Input{in(ci, "1")}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(s.Accept(t.Context(), other, []Input{in(ci, "1")})))
 	m := q.on[queue.Events]
 	if m[0].Group != m[2].Group || m[0].Dedup != m[1].Dedup || m[0].Dedup == m[2].Dedup {
 		t.Errorf("want one group per URI and the same deduplication id for a repeated id: %+v", m)
@@ -142,9 +133,7 @@ func TestAnUnorderedURIHasSeveralGroups(t *testing.T) {
 		for i := range 400 {
 			in = append(in, Input{URI: "event://ci/line", ID: fmt.Sprint(i), Data: json.RawMessage(`1`)})
 		}
-		if _, err := s.Accept(t.Context(), publisher, in); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(s.Accept(t.Context(), publisher, in)))
 	}
 	sizes, m := map[string]int{}, q.on[queue.Events]
 	for i := range 400 {
@@ -152,9 +141,7 @@ func TestAnUnorderedURIHasSeveralGroups(t *testing.T) {
 			t.Fatalf("event %d and its repetition are in different groups", i)
 		}
 	}
-	if len(sizes) != groups {
-		t.Errorf("got %d groups, want %d", len(sizes), groups)
-	}
+	expect.Equal(t, "groups", len(sizes), groups)
 	for _, n := range sizes {
 		if n > 2*400/groups {
 			t.Errorf("one group has %d of 400 events", n)
@@ -210,9 +197,7 @@ func TestAcceptRefuses(t *testing.T) {
 func TestLargestPayloadFits(t *testing.T) {
 	s, q := service(t)
 	data := json.RawMessage(`"` + strings.Repeat("a", event.MaxPayload-2) + `"`)
-	if _, err := s.Accept(t.Context(), publisher, []Input{{URI: "event://ci/build-finished", ID: strings.Repeat("x", 128), Data: data}}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(s.Accept(t.Context(), publisher, []Input{{URI: "event://ci/build-finished", ID: strings.Repeat("x", 128), Data: data}})))
 	if n := len(q.on[queue.Events][0].Body); n > queue.MaxBody {
 		t.Errorf("the message has %d bytes", n)
 	}
@@ -277,9 +262,7 @@ func TestRate(t *testing.T) {
 	if _, err := s.Accept(t.Context(), publisher, batch[:100]); err != nil {
 		t.Errorf("AUT-07: 100 events are refused a second later: %v", err)
 	}
-	if _, err := s.Accept(t.Context(), publisher, batch[:1]); !fault.Is(err, fault.Exhausted) {
-		t.Errorf("AUT-07: a further event: %v", err)
-	}
+	expect.Fault(t, "AUT-07: a further event", expect.ErrOf(s.Accept(t.Context(), publisher, batch[:1])), fault.Exhausted)
 	anonymous, _ := auth.None().Authenticate(t.Context(), nil)
 	before := len(q.on[queue.Events])
 	for range 5 {
@@ -287,9 +270,7 @@ func TestRate(t *testing.T) {
 			t.Errorf("AUT-07: --auth none is not limited: %v", err)
 		}
 	}
-	if got := len(q.on[queue.Events]) - before; got != 5*MaxEvents {
-		t.Errorf("got %d events", got)
-	}
+	expect.Equal(t, "events", len(q.on[queue.Events])-before, 5*MaxEvents)
 }
 
 func BenchmarkAccept(b *testing.B) {
