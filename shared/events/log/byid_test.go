@@ -13,6 +13,7 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // BenchmarkAppend appends single events to the log of a file, with 16 concurrent writers.
@@ -83,9 +84,7 @@ func TestAnEventIsFoundByItsID(t *testing.T) {
 		for i, id := range ids {
 			events = append(events, event.Event{Workspace: "default", ID: id, URI: uri, Data: fmt.Append(nil, i)})
 		}
-		if _, err := log.Append(t.Context(), "default", uri, events, keys); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", uri, events, keys)))
 	}
 	find := func(workspace, id, uri string) *event.Event {
 		t.Helper()
@@ -153,9 +152,7 @@ func TestAnEventIsLookedFor(t *testing.T) {
 			e.ID = event.NewID()
 			ours = e.ID
 		}
-		if _, err := log.Append(t.Context(), "default", uri, []event.Event{e}, nil); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", uri, []event.Event{e}, nil)))
 	}
 	for id, want := range map[string]bool{"e59": true, "e51": true, ours: true, "e1": false} {
 		counts.reads = 0
@@ -163,11 +160,7 @@ func TestAnEventIsLookedFor(t *testing.T) {
 		if err != nil || (e != nil) != want || e != nil && e.ID != id {
 			t.Errorf("OPS-05 %s: got %+v, %v", id, e, err)
 		}
-		if counts.reads != 1 {
-			t.Errorf("OPS-05 %s: %d queries", id, counts.reads)
-		}
+		expect.Equal(t, fmt.Sprintf("OPS-05 queries for %s", id), counts.reads, 1)
 	}
-	if counts.partitions["id#default#e1"] != 0 {
-		t.Error("OPS-05: each event is billed for an item of its id")
-	}
+	expect.Equal(t, "OPS-05: items of its id", counts.partitions["id#default#e1"], 0)
 }

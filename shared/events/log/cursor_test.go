@@ -2,21 +2,25 @@ package eventlog
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"fmt"
 	"reflect"
+	"runtime"
 	"slices"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func sealer(t testing.TB, fill byte) *Sealer {
 	t.Helper()
 	s, err := NewSealer(bytes.Repeat([]byte{fill}, 32))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return s
 }
 
@@ -28,9 +32,7 @@ func TestCursor(t *testing.T) {
 	}
 	for _, c := range []Cursor{{}, {At: 1}, {At: 1 << 60, Sent: []uint64{7, 1 << 63}}, {At: 5, Sent: many}} {
 		got, err := s.Open("default", s.Seal("default", c))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if want := c.Sent[:min(len(c.Sent), MaxSent)]; got.At != c.At || !slices.Equal(got.Sent, want) {
 			t.Errorf("got %+v, want %+v", got, c)
 		}
@@ -46,9 +48,7 @@ func TestCursor(t *testing.T) {
 			t.Errorf("%d bytes: got %+v, %v, want %+v", len(token), got, err, c)
 		}
 		for uri, want := range map[string]int64{"0": 100, "15": 115, "16": 5} {
-			if at := s.From(got, Own("default", uri)); at != want {
-				t.Errorf("from %d in %s, want %d", at, uri, want)
-			}
+			expect.Equal(t, fmt.Sprintf("the start in %s", uri), s.From(got, Own("default", uri)), want)
 		}
 	})
 	t.Run("EVX-07 tokens of earlier releases are read", func(t *testing.T) {
@@ -73,16 +73,12 @@ func TestCursor(t *testing.T) {
 			"with padding":          func() (Cursor, error) { return s.Open("default", token+"=") },
 			"with a line break":     func() (Cursor, error) { return s.Open("default", token+"\n") },
 		} {
-			if _, err := open(); !fault.Is(err, fault.Invalid) {
-				t.Errorf("%s: %v", name, err)
-			}
+			expect.Fault(t, name, expect.ErrOf(open()), fault.Invalid)
 		}
 	})
 	t.Run("EVX-07 every changed bit is noticed", func(t *testing.T) {
 		raw, err := base64.RawURLEncoding.DecodeString(token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for i := range len(raw) * 8 {
 			raw[i/8] ^= 1 << (i % 8)
 			if _, err := s.Open("default", base64.RawURLEncoding.EncodeToString(raw)); err == nil {
@@ -103,4 +99,58 @@ func FuzzCursor(f *testing.F) {
 			t.Fatalf("%q opens to what seals otherwise", token)
 		}
 	})
+}
+
+// measured is a store that notes the largest heap at the beginning of a query.
+type measured struct {
+	store.DB
+	largest uint64
+}
+
+func (m *measured) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	m.largest = max(m.largest, heap())
+	return m.DB.Query(ctx, q)
+}
+
+func heap() uint64 {
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.HeapAlloc
+}
+
+func TestReadingAParentWithLargeEvents(t *testing.T) {
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	expect.OK(t, err)
+	defer db.Close()
+	m := &measured{DB: db}
+	log := &Log{DB: m, Retention: 1e12}
+	payload := append(append([]byte(`"`), bytes.Repeat([]byte("x"), 200<<10)...), '"')
+	for i := range maxChildren {
+		uri := fmt.Sprintf("event://large/%02d", i)
+		var events []event.Event
+		for n := range 5 {
+			at := log.Time()
+			events = append(events, event.Event{Workspace: "default", ID: fmt.Sprintf("%d_%d", i, n), URI: uri, Data: payload, Published: at})
+		}
+		expect.OK(t, log.RecordChild(t.Context(), "default", uri))
+		for _, e := range events {
+			expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", uri, []event.Event{e}, nil)))
+		}
+	}
+	before := heap()
+	m.largest = 0
+	latest, err := log.LatestBelow(t.Context(), "default", "event://large", 20, func(string) (bool, bool) { return true, false })
+	expect.OK(t, err)
+	size := 0
+	for _, e := range latest {
+		size += len(e.Data)
+	}
+	if size > LatestBytes || size < LatestBytes-len(payload) {
+		t.Errorf("AUT-06 it returns %d bytes, want as many as fit into %d", size, LatestBytes)
+	}
+	expect.Equal(t, "the URI of the newest event", latest[len(latest)-1].URI, "event://large/49")
+	if held := m.largest - before; held > 8*LatestBytes {
+		t.Errorf("AUT-06 it held %d bytes while it read, want at most %d", held, 8*LatestBytes)
+	}
 }

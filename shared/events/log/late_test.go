@@ -1,6 +1,8 @@
 package eventlog_test
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -8,7 +10,10 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // unordered is a store that does not stamp: like DynamoDB.
@@ -25,15 +30,11 @@ func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 	const uri = "event://ci/build-finished"
 	events := []event.Event{{Workspace: "default", ID: "evt_1", URI: uri, Data: []byte(`{}`)}}
 	write := func() {
-		if _, err := log.Append(t.Context(), "default", uri, events, nil); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", uri, events, nil)))
 	}
 	read := func(after int64) []eventlog.Entry {
 		entries, _, _, err := log.Read(t.Context(), eventlog.Own("default", uri), after, 100)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		return entries
 	}
 	write()
@@ -44,16 +45,10 @@ func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 	now = now.Add(eventlog.Window + time.Second)
 	passed := now.Add(-eventlog.Window).UnixMicro() // by a reader that saw nothing
 	write()
-	if n := len(read(passed)); n != 1 {
-		t.Errorf("SUB-08: a reader that passed the first key finds %d events, want the one", n)
-	}
+	expect.Equal(t, "SUB-08: events for a reader that passed the first key", len(read(passed)), 1)
 	latest, err := log.Latest(t.Context(), "default", uri, false, 10)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(latest) != 1 {
-		t.Errorf("EVS-04: %d latest events, want the one", len(latest))
-	}
+	expect.OK(t, err)
+	expect.Equal(t, "EVS-04: latest events", len(latest), 1)
 }
 
 // Several writers may stamp the same microsecond. A page that ends between two
@@ -64,15 +59,154 @@ func TestAPageEndsAfterAWholeStamp(t *testing.T) {
 	const many = 250
 	for i := range many {
 		e := event.Event{Workspace: "default", ID: fmt.Sprint(i), URI: "event://ci/x", Data: []byte(`{}`)}
-		if err := log.AppendPatterns(t.Context(), eventlog.Appended{}, []event.Event{e}, []string{"event://ci/**"}, false); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, log.AppendPatterns(t.Context(), eventlog.Appended{}, []event.Event{e}, []string{"event://ci/**"}, false))
 		if i == many/2 {
 			now = now.Add(time.Microsecond)
 		}
 	}
 	got := slices.Compact(read(t, log, eventlog.Pattern("default", "event://ci/**"))) // by pages of three
-	if len(got) != many {
-		t.Errorf("SUB-08 EVX-07: %d of %d events were read", len(got), many)
+	expect.Equal(t, "SUB-08 EVX-07: events that were read", len(got), many)
+}
+
+// After a rollback, a partition has an item of a later release between two events.
+func TestReadersThatDoNotWaitPassAnItemOfALaterRelease(t *testing.T) {
+	for name, db := range map[string]store.DB{"ordered": memory(t), "writers stamp": unordered{memory(t)}} {
+		t.Run("EVX-26 "+name, func(t *testing.T) {
+			now := time.Now()
+			log := &eventlog.Log{DB: db, Now: func() time.Time { return now }}
+			parts := log.Of("default", uri, false)
+			publish := func(id string) {
+				t.Helper()
+				now = now.Add(time.Second)
+				e := event.Event{Workspace: "default", ID: id, URI: uri, Data: []byte(`{}`), Published: now}
+				expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", uri, []event.Event{e}, nil)))
+			}
+			newest := func() store.Item {
+				t.Helper()
+				page, err := db.Query(t.Context(), store.Query{Table: store.Log, Partition: parts[0].Name(), Reverse: true, Limit: 1})
+				expect.OK(t, err)
+				return page.Items[0]
+			}
+			publish("before")
+			publish("later")
+			later := newest()
+			later.Value = []byte(`{"v":2}`)
+			expect.OK(t, db.Write(t.Context(), store.Put(later)))
+			publish("after")
+
+			want := []string{"before", "after"}
+			ids := func(events []event.Event) (ids []string) {
+				for _, e := range events {
+					ids = append(ids, e.ID)
+				}
+				return ids
+			}
+			entries, more, _, err := log.ReadPast(t.Context(), parts[0], 0, 100)
+			if lost := len(entries) == 3 && entries[1].Lost; err != nil || more || !lost {
+				t.Errorf("ReadPast returned %+v, %v, %v; want two events with a lost entry between them", entries, more, err)
+			}
+			latest, err := log.Latest(t.Context(), "default", uri, false, 10)
+			if got := ids(latest); err != nil || !slices.Equal(got, want) {
+				t.Errorf("Latest returned %v, %v; want %v", got, err, want)
+			}
+			listed, _, err := log.Newest(t.Context(), parts, time.Time{}, time.Time{}, "", 10)
+			slices.Reverse(listed)
+			if got := ids(listed); err != nil || !slices.Equal(got, want) {
+				t.Errorf("Newest returned %v, %v; want %v", got, err, want)
+			}
+			if e, err := log.Find(t.Context(), parts, "before", 10); err != nil || e == nil || e.ID != "before" {
+				t.Errorf("Find returned %v, %v; want the event before the item", e, err)
+			}
+		})
+	}
+}
+
+// A parent with more than a page of sub-resources has the sub-resources of all pages.
+func TestAParentOfManySubResources(t *testing.T) {
+	db := memory(t)
+	log := &eventlog.Log{DB: db}
+	const n = 2500
+	child := func(i int) string { return fmt.Sprintf("event://many/%04d", i) }
+	for i := range n {
+		expect.OK(t, log.RecordChild(t.Context(), "default", child(i)))
+	}
+	last := child(n - 1)
+	expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", last, []event.Event{{Workspace: "default", ID: "e", URI: last, Data: []byte(`{}`)}}, nil)))
+	latest, err := log.LatestBelow(t.Context(), "default", "event://many", 5, func(uri string) (bool, bool) { return uri >= child(n-40), false })
+	if err != nil || len(latest) != 1 || latest[0].ID != "e" {
+		t.Errorf("latest: %v, %v", latest, err)
+	}
+	for _, want := range []int{10, 1000, 1001, n} {
+		uris, err := log.Below(t.Context(), "default", "event://many", want)
+		if err != nil || len(uris) != want {
+			t.Errorf("%d sub-resources, %v, want %d", len(uris), err, want)
+		}
+	}
+}
+
+const uri = "event://ci/build-finished"
+
+func memory(t *testing.T) *sqlite.DB {
+	t.Helper()
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+	expect.OK(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// cut is a store that takes so many writes and then no more.
+type cut struct {
+	store.DB
+	left int
+}
+
+func (c *cut) Write(ctx context.Context, ops ...store.Op) error {
+	if c.left--; c.left < 0 {
+		return fault.New(fault.Unavailable, "cut off")
+	}
+	return c.DB.Write(ctx, ops...)
+}
+
+// Wherever a batch is interrupted, and however it is divided when it is redelivered, each
+// of its events is in the log once.
+func TestABatchThatComesAgainIsInTheLogOnce(t *testing.T) {
+	var events []event.Event
+	for i := range 8 { // of which a segment holds two
+		data, _ := json.Marshal(fmt.Sprintf("%0*d", 180<<10, i))
+		events = append(events, event.Event{Workspace: "default", ID: fmt.Sprintf("e%d", i), URI: uri, Data: data})
+	}
+	for writes := range 5 {
+		for _, first := range []int{8, 3, 1} {
+			t.Run(fmt.Sprintf("%d_writes_then_%d_events", writes, first), func(t *testing.T) {
+				db := memory(t)
+				_, err := (&eventlog.Log{DB: &cut{DB: db, left: writes}}).Append(t.Context(), "default", uri, events[:7], nil)
+				if (err != nil) != (writes < 4) {
+					t.Fatalf("%d writes: %v", writes, err)
+				}
+				log := &eventlog.Log{DB: db}
+				for _, batch := range [][]event.Event{events[:first], events[first:], events[first:]} {
+					if len(batch) == 0 {
+						continue
+					}
+					known, err := log.Append(t.Context(), "default", uri, batch, nil)
+					expect.OK(t, err)
+					if !known.First && writes > 0 && &batch[0] == &events[0] {
+						t.Error("what follows the first append of a URI would be left out")
+					}
+				}
+				var got []string
+				after := int64(0)
+				for more := true; more; {
+					var entries []eventlog.Entry
+					if entries, more, after, err = log.Read(t.Context(), eventlog.Own("default", uri), after, 100); err != nil {
+						t.Fatal(err)
+					}
+					for _, e := range entries {
+						got = append(got, e.Event.ID)
+					}
+				}
+				expect.List(t, "the log", got, []string{"e0", "e1", "e2", "e3", "e4", "e5", "e6", "e7"})
+			})
+		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // stamping is a store whose writers stamp, as DynamoDB's, and that counts what it is asked.
@@ -80,9 +81,7 @@ func read(t *testing.T, log *eventlog.Log, parts []eventlog.Partition) (ids []st
 // each event once, including the events from the time when the URI was ordered.
 func TestAnUnorderedURI(t *testing.T) {
 	db, log := logOf(t)
-	if _, err := log.Append(t.Context(), "default", uri, numbered(0, 10), nil); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", uri, numbered(0, 10), nil)))
 	const parent = "event://ci/**"
 	var writers sync.WaitGroup
 	for i := 10; i < 210; i += 20 {
@@ -101,9 +100,7 @@ func TestAnUnorderedURI(t *testing.T) {
 	if got := read(t, log, log.Of("default", uri, true)); !slices.Equal(got, want) {
 		t.Errorf("%d events are read, want 210: %v", len(got), got)
 	}
-	if got := read(t, log, eventlog.Pattern("default", parent)); len(got) != 200 {
-		t.Errorf("%d events are read of the parent, want 200", len(got))
-	}
+	expect.Equal(t, "events of the parent", len(read(t, log, eventlog.Pattern("default", parent))), 200)
 	if len(db.partitions) != 1+2*eventlog.Shards {
 		t.Errorf("the events are in the partitions %v", db.partitions)
 	}
@@ -142,9 +139,7 @@ func TestCostOfAnUnorderedBatch(t *testing.T) {
 	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || !done.First {
 		t.Errorf("a repeated batch: got %+v, %v, want First", done, err)
 	}
-	if got := read(t, log, log.Of("default", uri, true)); len(got) != 120 {
-		t.Errorf("%d events are in the log, want 120", len(got))
-	}
+	expect.Equal(t, "events in the log", len(read(t, log, log.Of("default", uri, true))), 120)
 }
 
 func fnv32(s string) uint32 {
@@ -174,9 +169,7 @@ func TestGivenAStoreWithSlowWritesWhenAFullBatchIsAppendedToPatternsThenItTakesH
 				db := memory(t)
 				log := &eventlog.Log{DB: patient{unordered: unordered{db}, took: 300 * time.Millisecond}}
 				began := time.Now()
-				if err := log.AppendPatterns(t.Context(), eventlog.Appended{}, numbered(0, 10), patterns, ofType); err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, log.AppendPatterns(t.Context(), eventlog.Appended{}, numbered(0, 10), patterns, ofType))
 				if took := time.Since(began); took >= 600*time.Millisecond {
 					t.Errorf("10 events and %d patterns took %v, want hardly more than the 300ms of one write", len(patterns), took)
 				}
@@ -204,14 +197,10 @@ func TestABatchOfAnUnorderedTypeThatComesAgainAfterAnotherOneIsInTheLogOnce(t *t
 	reused := group("a1")
 	reused[0].Published = published.Add(6 * time.Minute) // so it is another event
 	for _, batch := range [][]event.Event{group("a1", "a2"), group("b1"), group("a1", "a2", "a3"), group("b1"), reused, group("b2"), reused} {
-		if _, err := log.AppendUnordered(t.Context(), "default", uri, batch, nil); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(log.AppendUnordered(t.Context(), "default", uri, batch, nil)))
 	}
 	got := read(t, log, log.Of("default", uri, true))
-	if want := []string{"a1", "a1", "a2", "a3", "b1", "b2"}; !slices.Equal(got, want) {
-		t.Errorf("EVX-26: the log holds %v, want %v", got, want)
-	}
+	expect.List(t, "EVX-26: the log", got, []string{"a1", "a1", "a2", "a3", "b1", "b2"})
 }
 
 // panicking panics when a segment is written.
