@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func same(t *testing.T, got, want *store.Item) {
@@ -71,9 +72,7 @@ func TestHowManyRequestsACallTakes(t *testing.T) {
 				t.Errorf("%s: %v", tt.name, err)
 			}
 		})
-		if got != tt.want {
-			t.Errorf("%s: sent %q, want %q", tt.name, got, tt.want)
-		}
+		expect.Equal(t, "the requests of "+tt.name, got, tt.want)
 	}
 }
 
@@ -186,13 +185,9 @@ func TestUnprocessedItemsOfABatchAreRetried(t *testing.T) {
 	db := open(t)
 	db.wire.add(wireFault{"BatchWriteItem", unprocessed("UnprocessedItems")})
 	db.wire.add(wireFault{"BatchGetItem", unprocessed("UnprocessedKeys")})
-	if err := db.WriteAll(t.Context(), store.Put(store.Item{Key: key}), store.Put(store.Item{Key: other, Version: 2})); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, db.WriteAll(t.Context(), store.Put(store.Item{Key: key}), store.Put(store.Item{Key: other, Version: 2})))
 	items, err := db.Get(t.Context(), other, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	same(t, items[0], &store.Item{Key: other, Version: 2})
 	same(t, items[1], &store.Item{Key: key})
 	if db.wire.left() > 0 {
@@ -238,9 +233,7 @@ func TestABusyTableIsUnavailableInTheEnd(t *testing.T) {
 				}
 				client := dynamodb.NewFromConfig(awslocal.Config("http://127.0.0.1:1"), func(o *dynamodb.Options) { o.HTTPClient = all{w} })
 				err := tt.call(t.Context(), New(client, func(table store.Table) string { return string(table) }))
-				if !fault.Is(err, fault.Unavailable) {
-					t.Errorf("got %v, want unavailable", err)
-				}
+				expect.Fault(t, "the request", err, fault.Unavailable)
 			})
 		})
 	}
@@ -289,9 +282,7 @@ func TestRangesOverExpiredItemsAndBothBounds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tt.query.Table, tt.query.Partition = store.Log, "p"
 			page, err := db.Query(t.Context(), tt.query)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			var got string
 			for _, item := range page.Items {
 				got += item.Sort
@@ -317,9 +308,7 @@ func TestWritesOutsideOfTheLimitsAreRefused(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if err := db.Write(t.Context(), tt.ops...); !fault.Is(err, tt.kind) {
-				t.Errorf("got %v, want kind %v", err, tt.kind)
-			}
+			expect.Fault(t, "the request", db.Write(t.Context(), tt.ops...), tt.kind)
 		})
 	}
 	write(t, db, large(10)...)
@@ -331,9 +320,7 @@ func TestWritesOutsideOfTheLimitsAreRefused(t *testing.T) {
 		keys[i] = op.Item.Key
 	}
 	items, err := db.Get(t.Context(), keys...) // more than the 16 MB of one answer
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for i, item := range items {
 		if item == nil || len(item.Value) != store.MaxItem {
 			t.Errorf("item %d is missing", i)
@@ -360,9 +347,7 @@ func TestTablesAreMadeOnceAndExpireItems(t *testing.T) {
 	}
 	name := db.name(store.Log)
 	ttl, err := db.client.DescribeTimeToLive(t.Context(), &dynamodb.DescribeTimeToLiveInput{TableName: &name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if d := ttl.TimeToLiveDescription; d.TimeToLiveStatus != types.TimeToLiveStatusEnabled || *d.AttributeName != "exp" {
 		t.Errorf("got %+v", d)
 	}

@@ -18,8 +18,10 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/storetest"
 	"github.com/mcp-events/mcpevents/test/awscount"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestMain(m *testing.M) {
@@ -38,9 +40,7 @@ func tables(t testing.TB, client *dynamodb.Client) func(store.Table) string {
 	t.Helper()
 	prefix := fmt.Sprintf("t%d-%d-", time.Now().UnixNano(), created.Add(1))
 	name := func(table store.Table) string { return prefix + string(table) }
-	if err := awslocal.CreateTables(t.Context(), client, name); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, awslocal.CreateTables(t.Context(), client, name))
 	return name
 }
 
@@ -185,4 +185,21 @@ func reply(status int, body string) *http.Response {
 		Body:          io.NopCloser(strings.NewReader(body)),
 		ContentLength: int64(len(body)),
 	}
+}
+
+func TestStoreOnDynamoDBLocal(t *testing.T) {
+	t.Parallel()
+	suite(t, awslocal.Start(t, awslocal.DynamoDB).DynamoDB)
+}
+
+// The local AWS mode runs on such an emulator, so the store must work there too.
+func TestStoreOnMiniStack(t *testing.T) {
+	t.Parallel()
+	suite(t, awslocal.Start(t, awslocal.MiniStack).MiniStack)
+}
+
+func suite(t *testing.T, endpoint string) {
+	client := dynamodb.NewFromConfig(awslocal.Config(endpoint))
+	db := New(client, tables(t, client))
+	storetest.Run(t, func(*testing.T) store.DB { return db })
 }
