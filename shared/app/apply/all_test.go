@@ -9,14 +9,13 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestFilesAreAppliedAllOrNone(t *testing.T) {
 	db := database(t)
 	target := &Target{DB: db}
-	if _, err := target.Apply(t.Context(), files(t, plain, "keys: []")); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(target.Apply(t.Context(), files(t, plain, "keys: []"))))
 	// Hashes cannot be compressed, so these keys are too large for one item.
 	var keys strings.Builder
 	keys.WriteString("keys:\n")
@@ -29,9 +28,7 @@ func TestFilesAreAppliedAllOrNone(t *testing.T) {
 	next.AllowBreaking = true
 	_, err := target.Apply(t.Context(), next)
 	t.Run("EVS-14 a configuration that is too large is refused", func(t *testing.T) {
-		if !fault.Is(err, fault.TooLarge) {
-			t.Errorf("got %v, want an error of kind too large", err)
-		}
+		expect.Fault(t, "the text", err, fault.TooLarge)
 	})
 	t.Run("EVS-14 the catalog that came with it is not in use", func(t *testing.T) {
 		got, err := catalog.Load(t.Context(), db, "default")

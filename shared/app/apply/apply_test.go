@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const (
@@ -25,9 +26,7 @@ const (
 func database(t *testing.T) store.DB {
 	t.Helper()
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -37,16 +36,12 @@ func files(t *testing.T, cat, conf string) Files {
 	var f Files
 	if cat != "" {
 		c, err := catalog.Parse([]byte(cat))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		f.Catalogs = map[string]*catalog.Catalog{"default": c}
 	}
 	if conf != "" {
 		c, err := config.Parse([]byte(conf))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		f.Config = c
 	}
 	return f
@@ -73,9 +68,7 @@ func TestAllFilesOrNone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			db := database(t)
-			if _, err := (&Target{DB: db}).Apply(t.Context(), tc.before); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf((&Target{DB: db}).Apply(t.Context(), tc.before)))
 			target := &Target{
 				DB:      db,
 				Endings: func(context.Context, catalog.Source) ([]lifecycle.Ending, error) { return tc.endings, nil },
@@ -100,9 +93,7 @@ func TestAllFilesOrNone(t *testing.T) {
 // If the subscriptions cannot be read, a change that could end subscriptions must be confirmed.
 func TestEventTypesThatCouldEndSubscriptions(t *testing.T) {
 	target := Deployment(database(t), false)
-	if _, err := target.Apply(t.Context(), files(t, chatter, "")); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(target.Apply(t.Context(), files(t, chatter, ""))))
 	if _, err := target.Apply(t.Context(), files(t, plain, "")); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "said (it is removed); use --allow-breaking") {
 		t.Errorf("got %v", err)
 	}
@@ -119,9 +110,7 @@ func TestWhatIsNotGivenIsRemoved(t *testing.T) {
 	all.Catalogs["default"] = files(t, chatter, "").Catalogs["default"]
 	all.Catalogs[catalog.Shared] = files(t, plain, "").Catalogs["default"]
 	all.All, all.AllowBreaking = true, true
-	if _, err := target.Apply(t.Context(), all); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(target.Apply(t.Context(), all)))
 	delete(all.Catalogs, "default")
 	if _, err := target.Apply(t.Context(), all); err == nil || !strings.Contains(err.Error(), "declares no event type") {
 		t.Errorf("CNV-07: got %v, want a refusal, because the shared catalog lacks the events of conversations", err)

@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/settings/settingstest"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func hashOf(key string) string {
@@ -25,9 +26,7 @@ func hashOf(key string) string {
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 }
 
 func TestParseReadsAllMembers(t *testing.T) {
@@ -68,9 +67,7 @@ backends:
 	if got, err := gh.Headers["X-Team"].Resolve(lookup); got != "blue" || err != nil {
 		t.Errorf("got %q, %v", got, err)
 	}
-	if _, err := tickets.OAuth.ClientSecret.Resolve(lookup); !fault.Is(err, fault.Invalid) {
-		t.Errorf("a missing variable: got %v", err)
-	}
+	expect.Fault(t, "a missing variable", expect.ErrOf(tickets.OAuth.ClientSecret.Resolve(lookup)), fault.Invalid)
 	if tickets.ProtocolVersion != "2025-11-25" || tickets.Scopes[0] != "tickets" || tickets.OAuth.ClientID != "me" || tickets.ForwardToken || !mine.ForwardToken {
 		t.Errorf("got %+v, %+v", tickets, mine)
 	}
@@ -173,20 +170,14 @@ func TestStoredKeysAreRevokedWithinMaxAge(t *testing.T) {
 			}
 			return p.ID
 		}
-		if got := caller("a"); got != "" {
-			t.Errorf("AUT-02: without a configuration got %q", got)
-		}
+		expect.Equal(t, "AUT-02: the caller without a configuration", caller("a"), "")
 		for _, name := range []string{"a", "b"} {
 			src := "keys:\n  - {principal: " + name + ", sha256: " + hashOf(name) + "}\n"
 			replace(t, db, src)
 			time.Sleep(settings.MaxAge)
-			if got := caller(name); got != name {
-				t.Errorf("AUT-02: the key of %s gives %q", name, got)
-			}
+			expect.Equal(t, fmt.Sprint("AUT-02: the caller with the key of ", name), caller(name), name)
 		}
-		if got := caller("a"); got != "" {
-			t.Errorf("AUT-02: the removed key still gives %q", got)
-		}
+		expect.Equal(t, "AUT-02: the caller with the removed key", caller("a"), "")
 		if c, err := stored.Config(t.Context()); err != nil || c.Keys[0].Principal != "b" {
 			t.Errorf("got %+v, %v", c, err)
 		}
