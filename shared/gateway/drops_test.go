@@ -246,7 +246,7 @@ func TestFloodsAreThrottled(t *testing.T) {
 			t.Errorf("of %d each, %d changes and %d updates that nothing asked for were announced", flood, changed, unasked)
 		}
 		expect.Equal(t, "updates that were counted as dropped", g.Dropped()["default/b"]["an update that no client subscribed to"], flood-int64(unasked))
-		// The last one is held, unless it came in the very moment in which one more was allowed.
+		// The last change is held back, unless it arrived at the moment when another announcement was allowed.
 		for !slices.Equal(names(other.List(t.Context(), statelessClient(ann), api.Tools)), []string{"new"}) {
 			for !strings.Contains(l.next(t), "list_changed") {
 			}
