@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestVerifyTarget(t *testing.T) {
@@ -26,9 +27,7 @@ func TestVerifyTarget(t *testing.T) {
 		s := open(t, Options{})
 		var challenges []string
 		for range 2 {
-			if err := s.Verify(t.Context(), srv.URL, "sub_1", [][]byte{key}); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, s.Verify(t.Context(), srv.URL, "sub_1", [][]byte{key}))
 			var v verification
 			if err := json.Unmarshal(seen.body, &v); err != nil || v.Type != "verification" || len(v.Challenge) < 40 {
 				t.Errorf("body %s", seen.body)
@@ -44,9 +43,7 @@ func TestVerifyTarget(t *testing.T) {
 		if id := seen.header.Get(HeaderID); !strings.HasPrefix(id, "msg_verification_") || strings.Contains(id, ".") || len(id) < 30 {
 			t.Errorf("EVX-13 webhook-id %q", id)
 		}
-		if seen.header.Get(HeaderSubscription) != "sub_1" {
-			t.Error("no subscription id")
-		}
+		expect.Equal(t, "the header with the subscription id", seen.header.Get(HeaderSubscription), "sub_1")
 	})
 
 	for name, tt := range map[string]struct {
@@ -80,9 +77,7 @@ func TestVerifyTarget(t *testing.T) {
 			})
 			err := open(t, Options{}).Verify(t.Context(), srv.URL, "sub_1", [][]byte{key})
 			if tt.want == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
 				return
 			}
 			wantReason(t, err, tt.want)
@@ -188,9 +183,7 @@ func TestVerifyAndChallenge(t *testing.T) {
 			r := request(srv.URL)
 			r.Keys = [][]byte{key}
 			tt.change(&r)
-			if status := s.Send(t.Context(), r).Status; status != tt.status {
-				t.Errorf("status %d, want %d", status, tt.status)
-			}
+			expect.Equal(t, "the status", s.Send(t.Context(), r).Status, tt.status)
 		})
 	}
 }
@@ -220,14 +213,8 @@ func TestVerify_Errors(t *testing.T) {
 		"no signature": header("evt_1", at, ""),
 		"another kind": header("evt_1", at, strings.Replace(good, "v1,", "v1a,", 1)),
 	} {
-		if err := Verify(h, body, secret); !fault.Is(err, fault.Unauthenticated) {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Fault(t, name, Verify(h, body, secret), fault.Unauthenticated)
 	}
-	if err := Verify(header("evt_1", at, good), body); !fault.Is(err, fault.Unauthenticated) {
-		t.Errorf("without a secret: %v", err)
-	}
-	if err := Verify(header("evt_1", at, good), body, "whsec_x"); !fault.Is(err, fault.Invalid) {
-		t.Errorf("with a malformed secret: %v", err)
-	}
+	expect.Fault(t, "without a secret", Verify(header("evt_1", at, good), body), fault.Unauthenticated)
+	expect.Fault(t, "with a malformed secret", Verify(header("evt_1", at, good), body, "whsec_x"), fault.Invalid)
 }

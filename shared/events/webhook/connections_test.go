@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestSend_Connections(t *testing.T) {
@@ -47,9 +49,7 @@ func TestSend_Connections(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 60 {
 			wg.Go(func() {
-				if o := s.Send(t.Context(), request(srv.URL)); !o.OK() {
-					t.Error(o.Err)
-				}
+				delivers(t, s, request(srv.URL))
 			})
 		}
 		wg.Wait()
@@ -62,19 +62,13 @@ func TestSend_Connections(t *testing.T) {
 		srv, conns := start(t, func(http.ResponseWriter, *http.Request) {})
 		port := strconv.Itoa(int(portOf(t, srv.URL)))
 		const idle, workers, hosts = 40, 16, 2000
-		s := open(t, Options{
-			MaxConns: 2 * idle,
-			Guard:    here(t),
-		})
+		s := open(t, Options{MaxConns: 2 * idle, Guard: here(t)})
 		next := make(chan int, workers)
 		var wg sync.WaitGroup
 		for range workers {
 			wg.Go(func() {
 				for i := range next {
-					o := s.Send(t.Context(), request(fmt.Sprintf("http://h%d.example.com:%s/", i, port)))
-					if !o.OK() {
-						t.Error(o.Err)
-					}
+					delivers(t, s, request(fmt.Sprintf("http://h%d.example.com:%s/", i, port)))
 				}
 			})
 		}
@@ -99,18 +93,13 @@ func TestSend_Connections(t *testing.T) {
 			o.MaxConns = bound
 		}, certified(t, "*.example.com", time.Hour), conns.count)
 		for i := range hosts {
-			o := s.Send(t.Context(), request(strings.Replace(target, "example", fmt.Sprintf("h%d.example", i), 1)))
-			if !o.OK() {
-				t.Fatal(o.Err)
-			}
+			delivers(t, s, request(strings.Replace(target, "example", fmt.Sprintf("h%d.example", i), 1)))
 		}
 		// The server notices a closed connection slightly later than the sender.
 		if n := conns.most.Load(); n > 3*bound {
 			t.Errorf("%d connections open at the same time", n)
 		}
-		if n := conns.opened.Load(); n != hosts {
-			t.Errorf("opened %d connections", n)
-		}
+		expect.Equal(t, "connections that were opened", conns.opened.Load(), hosts)
 	})
 
 	t.Run("WHK-17 when all connections are in use, a request waits within its own timeout and the endpoint is not blamed", func(t *testing.T) {
@@ -130,9 +119,7 @@ func TestSend_Connections(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range bound {
 			wg.Go(func() {
-				if o := s.Send(t.Context(), request(target("hold"+strconv.Itoa(i))+"/hold")); !o.OK() {
-					t.Errorf("got %+v", o)
-				}
+				delivers(t, s, request(target("hold"+strconv.Itoa(i))+"/hold"))
 			})
 		}
 		for range bound {
@@ -141,9 +128,7 @@ func TestSend_Connections(t *testing.T) {
 		for range 3 {
 			r := request(target("other"))
 			r.Timeout = 100 * time.Millisecond
-			if o := s.Send(t.Context(), r); o.Category != Internal || o.OK() {
-				t.Errorf("got %+v", o)
-			}
+			failsAs(t, s, r, Internal)
 		}
 		waiting := make(chan Outcome, 1)
 		go func() { waiting <- s.Send(t.Context(), request(target("other"))) }()
@@ -183,9 +168,7 @@ func TestSend_Connections(t *testing.T) {
 			<-arrived
 		}
 		for range 20 {
-			if o := s.Send(t.Context(), request(srv.URL)); !o.OK() {
-				t.Errorf("got %+v", o)
-			}
+			delivers(t, s, request(srv.URL))
 		}
 		wg.Wait()
 		if timeouts.Load() < 4 || internal.Load() == 0 || timeouts.Load()+internal.Load() != 20 {
@@ -211,9 +194,7 @@ func TestSend_Connections(t *testing.T) {
 		})
 		s := open(t, Options{})
 		for range 2 {
-			if o := s.Send(t.Context(), request("http://"+addr)); !o.OK() {
-				t.Fatal(o.Err)
-			}
+			expect.OK(t, s.Send(t.Context(), request("http://"+addr)).Err)
 		}
 		if conns.Load() != 2 || ids.Load() != 3 {
 			t.Errorf("%d connections, %d requests", conns.Load(), ids.Load())
@@ -270,9 +251,7 @@ func TestSend_Connections(t *testing.T) {
 		var sent sync.WaitGroup
 		for range kept {
 			sent.Go(func() {
-				if o := s.Send(t.Context(), request("http://"+addr)); !o.OK() {
-					t.Error(o.Err)
-				}
+				delivers(t, s, request("http://"+addr))
 			})
 		}
 		sent.Wait()
@@ -304,11 +283,7 @@ func TestAWebhookIsOneWrite(t *testing.T) {
 	}
 	r := Request{URL: bareReceiver(t), ID: "evt_1", SubscriptionID: "sub_1", Body: bytes.Repeat([]byte("x"), 4<<10)}
 	for range 3 {
-		if o := s.Send(t.Context(), r); !o.OK() {
-			t.Fatal(o.Err)
-		}
+		expect.OK(t, s.Send(t.Context(), r).Err)
 	}
-	if got := writes.Load(); got != 3 {
-		t.Errorf("3 webhooks of 4 KiB took %d writes", got)
-	}
+	expect.Equal(t, "writes for 3 webhooks of 4 KiB", writes.Load(), 3)
 }

@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // childEndpoint names the variable that tells a child process the endpoint.
@@ -93,9 +95,7 @@ func outOfDescriptors(t *testing.T, endpoint string) {
 
 func lowerLimit(t *testing.T, n uint64) {
 	t.Helper()
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n}))
 }
 
 // TestSend_HangingOriginsUnderALowLimit sends to two hundred origins that hang, with 128 descriptors and the sender's
@@ -128,9 +128,7 @@ func TestSend_HangingOriginsUnderALowLimit(t *testing.T) {
 		}
 	}))
 	got := strings.Join(inChild(t, port), "; ")
-	if got != "hanging: timeouts true, others 0; healthy:" {
-		t.Errorf("WHK-17 got %q", got)
-	}
+	expect.Equal(t, "WHK-17", got, "hanging: timeouts true, others 0; healthy:")
 	if n := most.Load(); n < 1 || n > 40 {
 		t.Errorf("WHK-17 %d concurrent connections", n)
 	}

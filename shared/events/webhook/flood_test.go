@@ -17,6 +17,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // framed is an HTTP/2 endpoint that writes single frames. It passes each request's stream to answer, and reports when
@@ -38,10 +40,7 @@ func serveFrames(t *testing.T, answer func(f *http2.Framer, stream uint32) error
 	})
 	_, port, _ := net.SplitHostPort(addr)
 	srv.target = "https://example.com:" + port
-	return srv, open(t, Options{
-		RootCAs: trust,
-		Guard:   here(t),
-	})
+	return srv, open(t, Options{RootCAs: trust, Guard: here(t)})
 }
 
 func (srv *framed) serve(c net.Conn, answer func(*http2.Framer, uint32) error) {
@@ -212,9 +211,7 @@ func TestSend_FloodAfterSilence(t *testing.T) {
 	check := baseline(t)
 	r := request(srv.target)
 	r.Timeout = 200 * time.Millisecond
-	if o := s.Send(t.Context(), r); o.Category != Timeout {
-		t.Errorf("got %+v", o)
-	}
+	failsAs(t, s, r, Timeout)
 	close(begin)
 	<-srv.ended
 	check()
@@ -245,9 +242,7 @@ func TestSend_SharedConnection(t *testing.T) {
 		wg.Go(func() {
 			r := request(target + "/hang")
 			r.Timeout = 2 * time.Second
-			if o := s.Send(t.Context(), r); o.Category != Timeout {
-				t.Errorf("WHK-17 a path that hangs: got %+v", o)
-			}
+			failsAs(t, s, r, Timeout)
 		})
 	}
 	hanging.Wait()
@@ -261,9 +256,7 @@ func TestSend_SharedConnection(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := conns.opened.Load(); n != 1 {
-		t.Errorf("WHK-17 %d connections", n)
-	}
+	expect.Equal(t, "WHK-17 connections", conns.opened.Load(), 1)
 }
 
 // TestConn_Quota tests the quota directly.
@@ -292,9 +285,7 @@ func TestConn_Quota(t *testing.T) {
 		t.Errorf("WHK-17 %d bytes were read", n)
 	}
 	_ = c.Close()
-	if closed != 1 {
-		t.Errorf("closed %d times", closed)
-	}
+	expect.Equal(t, "how often it was closed", closed, 1)
 }
 
 type endless struct{ net.Conn }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // forbidden are addresses that we must never connect to (SRF-02): at least one of every special-purpose range,
@@ -146,12 +147,8 @@ func TestGuard_Rebinding(t *testing.T) {
 	webhook := request(target)
 	webhook.Keys = [][]byte{key}
 	t.Run("SRF-01 a name that is public at registration and private at delivery is refused", func(t *testing.T) {
-		if err := s.Verify(t.Context(), target, "sub_1", [][]byte{key}); err != nil {
-			t.Fatal(err)
-		}
-		if o := s.Send(t.Context(), webhook); !o.OK() {
-			t.Fatal(o.Err)
-		}
+		expect.OK(t, s.Verify(t.Context(), target, "sub_1", [][]byte{key}))
+		expect.OK(t, s.Send(t.Context(), webhook).Err)
 		if all := seen.take(); len(all) != 1 || all[0].Addr() != loopback.Addr() {
 			t.Fatalf("connected to %v", all)
 		}
@@ -170,9 +167,7 @@ func TestGuard_Rebinding(t *testing.T) {
 		answer.Store([]netip.Addr{
 			netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("::1"), loopback.Addr(), netip.MustParseAddr("169.254.169.254"),
 		})
-		if o := open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), webhook); !o.OK() {
-			t.Errorf("got %+v", o)
-		}
+		delivers(t, open(t, Options{Guard: s.guard, RootCAs: pool(srv)}), webhook)
 		for _, a := range seen.take() {
 			if a.Addr() != loopback.Addr() {
 				t.Errorf("connected to %s", a)
@@ -187,9 +182,7 @@ func TestGuard_Rebinding(t *testing.T) {
 			}
 			return []netip.Addr{netip.MustParseAddr("127.0.0.4")}
 		}).resolver()
-		if o := open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), webhook); o.Category != Blocked {
-			t.Errorf("got %+v", o)
-		}
+		failsAs(t, open(t, Options{Guard: s.guard, RootCAs: pool(srv)}), webhook, Blocked)
 		if all := seen.take(); len(all) > 0 {
 			t.Errorf("connected to %v", all)
 		}

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/vectors.json")
@@ -35,12 +37,8 @@ func TestInterop(t *testing.T) {
 	deliveries := deliver(t)
 	file := filepath.Join(t.TempDir(), "deliveries.json")
 	b, err := json.Marshal(deliveries)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, os.WriteFile(file, b, 0o600))
 
 	t.Run("WHK-04 the Go library", func(t *testing.T) {
 		verdicts := make([][]bool, len(deliveries))
@@ -76,9 +74,7 @@ func deliver(t *testing.T) []delivery {
 	seen := make(chan captured, 1)
 	srv := serve(t, capture(seen))
 	key, err := ParseIdentity(GenerateIdentity())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	plain, identified := open(t, Options{}), open(t, Options{Identity: NewIdentity(key)})
 	secret, k := NewSecret()
 	older, olderKey := NewSecret()
@@ -108,9 +104,7 @@ func deliver(t *testing.T) []delivery {
 	} {
 		r := request(srv.URL)
 		r.Keys, r.Body = tt.keys, []byte(tt.body)
-		if o := tt.sender.Send(t.Context(), r); !o.OK() {
-			t.Fatal(o.Err)
-		}
+		expect.OK(t, tt.sender.Send(t.Context(), r).Err)
 		got := <-seen
 		if string(got.body) != tt.body {
 			t.Fatalf("%s: other bytes arrived", tt.name)
@@ -134,9 +128,7 @@ func compare(t *testing.T, deliveries []delivery, verdicts [][]bool) {
 		t.Fatalf("%d verdicts on %d deliveries", len(verdicts), len(deliveries))
 	}
 	for i, d := range deliveries {
-		if !slices.Equal(verdicts[i], d.valid) {
-			t.Errorf("%s: got %v, want %v", d.Name, verdicts[i], d.valid)
-		}
+		expect.List(t, d.Name, verdicts[i], d.valid)
 	}
 }
 
@@ -163,9 +155,7 @@ func installed(t *testing.T, name string, files []string, command ...string) str
 	contents := map[string][]byte{}
 	for _, f := range files {
 		b, err := os.ReadFile(filepath.Join("testdata", "interop", f))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		contents[f] = b
 		h.Write(b)
 	}
@@ -173,17 +163,11 @@ func installed(t *testing.T, name string, files []string, command ...string) str
 	if _, err := os.Stat(final); err == nil {
 		return final
 	}
-	if err := os.MkdirAll(filepath.Dir(final), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.MkdirAll(filepath.Dir(final), 0o755))
 	dir, err := os.MkdirTemp(filepath.Dir(final), name+"-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for f, b := range contents {
-		if err := os.WriteFile(filepath.Join(dir, f), b, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(filepath.Join(dir, f), b, 0o644))
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -234,25 +218,17 @@ type vector struct {
 func TestSign_Vectors(t *testing.T) {
 	const path = "testdata/vectors.json"
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var vectors []vector
-	if err := json.Unmarshal(b, &vectors); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(b, &vectors))
 	for i, v := range vectors {
 		key, err := ParseSecret(v.Secret)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		at := time.Unix(v.Timestamp, 0)
 		got := Sign([][]byte{key}, v.ID, at, []byte(v.Body))
 		if v.Key != "" {
 			k, err := ParseIdentity(v.Key)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			got += " " + NewIdentity(k).Sign(v.ID, at, []byte(v.Body))
 		}
 		if *update {
@@ -263,11 +239,7 @@ func TestSign_Vectors(t *testing.T) {
 	}
 	if *update {
 		b, err := json.MarshalIndent(vectors, "", "  ")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, append(b, '\n'), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
+		expect.OK(t, os.WriteFile(path, append(b, '\n'), 0o644))
 	}
 }

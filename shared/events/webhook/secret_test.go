@@ -3,12 +3,17 @@ package webhook
 import (
 	"bytes"
 	"encoding/base64"
+	"errors"
+	"fmt"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestParseSecret: EVX-08.
@@ -63,20 +68,14 @@ func TestIdentity(t *testing.T) {
 		"", "whsk_", seed, "whsec_" + seed, "whsk_" + seed + "AAAA", "whsk_%",
 		"whsk_" + base64.StdEncoding.EncodeToString(make([]byte, 64)),
 	} {
-		if _, err := ParseIdentity(bad); !fault.Is(err, fault.Invalid) {
-			t.Errorf("%q: %v", bad, err)
-		}
+		expect.Fault(t, fmt.Sprint(bad), expect.ErrOf(ParseIdentity(bad)), fault.Invalid)
 	}
 	var none *Identity
-	if got := string(none.JWKS()); got != `{"keys":[]}` {
-		t.Errorf("without an identity: %s", got)
-	}
+	expect.Equal(t, "the keys without an identity", string(none.JWKS()), `{"keys":[]}`)
 	// The key, its public part and its thumbprint are from RFC 8037 appendix A.
 	seedOf8037, _ := base64.RawURLEncoding.DecodeString("nWGxne_9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A")
 	key, err := ParseIdentity("whsk_" + base64.StdEncoding.EncodeToString(seedOf8037))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	want := `{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",` +
 		`"kid":"kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k","use":"sig","alg":"EdDSA"}]}`
 	if got := string(NewIdentity(key).JWKS()); got != want {
@@ -100,4 +99,223 @@ func FuzzParseSecret(f *testing.F) {
 			t.Fatalf("the library refuses %q: %v", secret, err)
 		}
 	})
+}
+
+var home = Binding{Workspace: "default", Subscription: "sub_1", Target: "https://example.com/hook"}
+
+func keys(t *testing.T) (private []byte, s *Sealer, o *Opener) {
+	t.Helper()
+	private, public, err := GenerateKeyset()
+	expect.OK(t, err)
+	return private, sealer(t, public), opener(t, private)
+}
+
+func sealer(t *testing.T, public []byte) *Sealer {
+	t.Helper()
+	s, err := NewSealer(public)
+	expect.OK(t, err)
+	return s
+}
+
+func opener(t *testing.T, private []byte) *Opener {
+	t.Helper()
+	o, err := NewOpener(private)
+	expect.OK(t, err)
+	return o
+}
+
+func seal(t *testing.T, s *Sealer, secret []byte, b Binding) []byte {
+	t.Helper()
+	sealed, err := s.Seal(t.Context(), secret, b)
+	expect.OK(t, err)
+	return sealed
+}
+
+func TestSealing(t *testing.T) {
+	private, s, o := keys(t)
+	_, secret := NewSecret()
+	sealed := seal(t, s, secret, home)
+
+	t.Run("opens for its binding, also from the cache", func(t *testing.T) {
+		for range 2 {
+			got, err := o.Open(t.Context(), sealed, home)
+			if err != nil || !bytes.Equal(got, secret) {
+				t.Fatalf("got %x, %v", got, err)
+			}
+		}
+	})
+	t.Run("sealing the same secret twice gives different results", func(t *testing.T) {
+		if bytes.Equal(sealed, seal(t, s, secret, home)) {
+			t.Error("equal")
+		}
+	})
+	t.Run("does not open with another binding", func(t *testing.T) {
+		for _, b := range []Binding{
+			{"other", home.Subscription, home.Target},
+			{home.Workspace, "sub_2", home.Target},
+			{home.Workspace, home.Subscription, "https://example.com/hook2"},
+			{"defaul", "tsub_1", home.Target}, // the same bytes, split differently
+			{},
+		} {
+			if _, err := o.Open(t.Context(), sealed, b); err == nil {
+				t.Errorf("opens for %+v", b)
+			}
+		}
+	})
+	t.Run("a changed byte is detected", func(t *testing.T) {
+		for i := range sealed {
+			changed := bytes.Clone(sealed)
+			changed[i] ^= 1
+			if _, err := o.Open(t.Context(), changed, home); err == nil {
+				t.Errorf("byte %d", i)
+			}
+		}
+		if _, err := o.Open(t.Context(), nil, home); err == nil {
+			t.Error("nothing opens")
+		}
+	})
+	t.Run("another keyset does not open it", func(t *testing.T) {
+		_, _, other := keys(t)
+		if _, err := other.Open(t.Context(), sealed, home); err == nil {
+			t.Error("it does")
+		}
+	})
+	t.Run("the public keyset cannot open", func(t *testing.T) {
+		public, err := PublicKeyset(private)
+		expect.OK(t, err)
+		if o, err := NewOpener(public); err == nil {
+			if _, err := o.Open(t.Context(), sealed, home); err == nil {
+				t.Error("it opens")
+			}
+		}
+		if _, err := NewSealer(private); err == nil {
+			t.Error("a sealer accepts a private keyset")
+		}
+		if _, err := NewOpener([]byte("no keyset")); err == nil {
+			t.Error("an opener accepts arbitrary bytes")
+		}
+	})
+	t.Run("sizes are as documented", func(t *testing.T) {
+		expect.Equal(t, "bytes that sealing adds", len(sealed)-len(secret), 53)
+		if n := len(private); n > 220 {
+			t.Errorf("a private keyset of one key has %d bytes", n)
+		}
+	})
+}
+
+// TestSealing_Rotation follows the two steps of a rotation: first every sender gets the new key, then registering
+// begins to use it. Every secret can be opened at any time.
+func TestSealing_Rotation(t *testing.T) {
+	before, s, _ := keys(t)
+	_, secret := NewSecret()
+	old := seal(t, s, secret, home)
+
+	added, err := AddKey(before)
+	expect.OK(t, err)
+	public, err := PublicKeyset(added)
+	expect.OK(t, err)
+	between := seal(t, sealer(t, public), secret, home)
+	if _, err := opener(t, before).Open(t.Context(), between, home); err != nil {
+		t.Errorf("the new key is in use before it was promoted: %v", err)
+	}
+
+	after, public, err := PromoteKey(added)
+	expect.OK(t, err)
+	fresh := seal(t, sealer(t, public), secret, home)
+	if _, err := opener(t, before).Open(t.Context(), fresh, home); err == nil {
+		t.Error("the old key still seals after the new one was promoted")
+	}
+	for name, private := range map[string][]byte{"added": added, "promoted": after} {
+		for i, sealed := range [][]byte{old, between, fresh} {
+			if got, err := opener(t, private).Open(t.Context(), sealed, home); err != nil || !bytes.Equal(got, secret) {
+				t.Errorf("%s, %d: %v", name, i, err)
+			}
+		}
+	}
+	t.Run("ten rotations fit in a wrapping request", func(t *testing.T) {
+		private := before
+		for range 10 {
+			if private, err = AddKey(private); err != nil {
+				t.Fatal(err)
+			}
+			if private, _, err = PromoteKey(private); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(private) > 4096 {
+			t.Errorf("%d bytes", len(private))
+		}
+		if _, err := opener(t, private).Open(t.Context(), old, home); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestOpener_Concurrent(t *testing.T) {
+	_, s, o := keys(t)
+	var sealed [8][]byte
+	for i := range sealed {
+		sealed[i] = seal(t, s, []byte(strconv.Itoa(i)), home)
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for i := range 64 {
+				got, err := o.Open(t.Context(), sealed[i%8], home)
+				if err != nil || string(got) != strconv.Itoa(i%8) {
+					t.Errorf("%d: %q, %v", i%8, got, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestDropKeys_KeepsTheSealingKeyAndKeysInUse(t *testing.T) {
+	private, public, err := GenerateKeyset()
+	expect.OK(t, err)
+	var sealed [][]byte // one for each key that has sealed, oldest first
+	seal := func() {
+		t.Helper()
+		s, err := NewSealer(public)
+		expect.OK(t, err)
+		text, err := s.Seal(t.Context(), []byte("secret"), Binding{})
+		expect.OK(t, err)
+		sealed = append(sealed, text)
+	}
+	seal()
+	for range 3 {
+		if private, err = AddKey(private); err != nil {
+			t.Fatal(err)
+		}
+		if private, public, err = PromoteKey(private); err != nil {
+			t.Fatal(err)
+		}
+		seal()
+	}
+	if private, err = AddKey(private); err != nil { // it seals after its promotion
+		t.Fatal(err)
+	}
+	used := sealed[1]
+	private, public, dropped, err := DropKeys(private, func(prefix []byte) (bool, error) { return bytes.HasPrefix(used, prefix), nil })
+	if err != nil || dropped != 2 {
+		t.Fatalf("removed %d keys, %v; want 2 of 5", dropped, err)
+	}
+	opener, err := NewOpener(private)
+	expect.OK(t, err)
+	for i, want := range []bool{false, true, false, true} {
+		if _, err := opener.Open(t.Context(), sealed[i], Binding{}); (err == nil) != want {
+			t.Errorf("key %d opens: %v, want %v", i, err == nil, want)
+		}
+	}
+	seal()
+	if _, err := opener.Open(t.Context(), sealed[4], Binding{}); err != nil {
+		t.Errorf("the new public keyset seals with a key that the private one lacks: %v", err)
+	}
+	if _, _, err = PromoteKey(private); err != nil {
+		t.Error(err)
+	}
+	if _, _, _, err := DropKeys(private, func([]byte) (bool, error) { return false, errors.New("cannot search") }); err == nil || err.Error() != "cannot search" {
+		t.Errorf("got %v, want the error of the search", err)
+	}
 }

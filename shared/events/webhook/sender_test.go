@@ -6,6 +6,7 @@ import (
 	"crypto/ed25519"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -16,6 +17,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // captured holds parts of a received request.
@@ -48,9 +51,7 @@ func TestSend_Headers(t *testing.T) {
 		r := request("http://" + addr + "/hook?a=b")
 		r.RawSecret = []byte("raw")
 		r.At = time.Unix(1_700_000_000, 0)
-		if o := open(t, Options{UserAgent: "mcp-events/1.2.3"}).Send(t.Context(), r); !o.OK() {
-			t.Fatal(o.Err)
-		}
+		expect.OK(t, open(t, Options{UserAgent: "mcp-events/1.2.3"}).Send(t.Context(), r).Err)
 		got := <-heads
 		want := []string{
 			"POST /hook?a=b HTTP/1.1",
@@ -75,17 +76,13 @@ func TestSend_Headers(t *testing.T) {
 	s := open(t, Options{})
 	send := func(t *testing.T, s *Sender, r Request) captured {
 		t.Helper()
-		if o := s.Send(t.Context(), r); !o.OK() {
-			t.Fatal(o.Err)
-		}
+		expect.OK(t, s.Send(t.Context(), r).Err)
 		return <-seen
 	}
 
 	t.Run("WHK-02 webhook-id is the event id at every attempt", func(t *testing.T) {
 		for range 3 {
-			if got := send(t, s, request(srv.URL)).header.Get(HeaderID); got != "evt_1" {
-				t.Errorf("webhook-id %q", got)
-			}
+			expect.Equal(t, "the header webhook-id", send(t, s, request(srv.URL)).header.Get(HeaderID), "evt_1")
 		}
 	})
 
@@ -95,9 +92,7 @@ func TestSend_Headers(t *testing.T) {
 		for i := range 2 {
 			r.At = time.Unix(1_700_000_000+int64(i), 999_999_999)
 			got := send(t, s, r)
-			if v := got.header.Get(HeaderTimestamp); v != strconv.FormatInt(r.At.Unix(), 10) {
-				t.Errorf("timestamp %q", v)
-			}
+			expect.Equal(t, "the header webhook-timestamp", got.header.Get(HeaderTimestamp), strconv.FormatInt(r.At.Unix(), 10))
 			signatures = append(signatures, got.header.Get(HeaderSignature))
 		}
 		if signatures[0] == signatures[1] {
@@ -107,9 +102,7 @@ func TestSend_Headers(t *testing.T) {
 
 	t.Run("WHK-05 a v1a signature next to v1 verifies with the published key set", func(t *testing.T) {
 		key, err := ParseIdentity(GenerateIdentity())
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		id := NewIdentity(key)
 		got := send(t, open(t, Options{Identity: id}), request(srv.URL))
 		v1, v1a, ok := strings.Cut(got.header.Get(HeaderSignature), " ")
@@ -121,9 +114,7 @@ func TestSend_Headers(t *testing.T) {
 			t.Fatalf("the key set is %s, %v", id.JWKS(), err)
 		}
 		signature, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(v1a, "v1a,"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		verifies := func(key jwk, body string) bool {
 			x, err := base64.RawURLEncoding.DecodeString(key.X)
 			return err == nil && ed25519.Verify(x, []byte(got.header.Get(HeaderID)+"."+got.header.Get(HeaderTimestamp)+"."+body), signature)
@@ -191,9 +182,7 @@ func TestSend_RetryAfter(t *testing.T) {
 		"Fri, 21 Nov 2036 12:00:00 GMT":    24 * time.Hour,
 		strings.Repeat("1", 10_000):        0,
 	} {
-		if got := ParseRetryAfter(value, now); got != want {
-			t.Errorf("%.40q: got %s, want %s", value, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("%.40q", value), ParseRetryAfter(value, now), want)
 	}
 
 	srv := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -203,9 +192,7 @@ func TestSend_RetryAfter(t *testing.T) {
 	})
 	s := open(t, Options{})
 	for code, want := range map[int]time.Duration{200: 0, 429: 30 * time.Second, 502: 30 * time.Second, 503: 30 * time.Second, 504: 30 * time.Second} {
-		if o := s.Send(t.Context(), request(srv.URL+"/?code="+strconv.Itoa(code))); o.RetryAfter != want {
-			t.Errorf("WHK-09 status %d: got %s, want %s", code, o.RetryAfter, want)
-		}
+		expect.Equal(t, fmt.Sprintf("WHK-09 the pause after status %d", code), s.Send(t.Context(), request(srv.URL+"/?code="+strconv.Itoa(code))).RetryAfter, want)
 	}
 }
 
@@ -227,20 +214,14 @@ func TestSend_Redirects(t *testing.T) {
 		if o.OK() || o.Status != code || o.Category != HTTP4xx {
 			t.Errorf("WHK-07 %d: got %+v", code, o)
 		}
-		if requests.Load() != 1 {
-			t.Errorf("WHK-07 %d: %d requests", code, requests.Load())
-		}
+		expect.Equal(t, fmt.Sprintf("WHK-07 requests with status %d", code), requests.Load(), 1)
 	}
-	if contacted.Load() != 0 {
-		t.Errorf("WHK-07 SRF-04 a redirect was followed %d times", contacted.Load())
-	}
+	expect.Equal(t, "WHK-07 SRF-04 redirects that were followed", contacted.Load(), 0)
 }
 
 func TestSend_Failures(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	refused := closed.Addr().String()
 	_ = closed.Close()
 
@@ -257,16 +238,12 @@ func TestSend_Failures(t *testing.T) {
 			t.Errorf("got %+v", o)
 		}
 		for _, name := range names.names() {
-			if name != "nowhere.example." {
-				t.Errorf("looked up %q, want an absolute name", name)
-			}
+			expect.Equal(t, "the looked up name", name, "nowhere.example.")
 		}
 	})
 	t.Run("a name server that does not respond", func(t *testing.T) {
 		conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer conn.Close()
 		silent := &nameServer{conn: conn}
 		r := request("https://nowhere.example")

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // spellings returns URLs in which different parsers see different hosts or addresses (SRF-03).
@@ -118,9 +119,7 @@ func TestGuard_Spellings(t *testing.T) {
 			if !fault.Is(err, fault.Invalid) || !strings.HasPrefix(err.Error(), "the target URL ") {
 				t.Errorf("%.80q: %v", target, err)
 			}
-			if err := s.Verify(t.Context(), target, "sub_1", nil); !fault.Is(err, fault.Invalid) {
-				t.Errorf("the challenge to %.80q: %v", target, err)
-			}
+			expect.Fault(t, fmt.Sprintf("the challenge to %.80q", target), s.Verify(t.Context(), target, "sub_1", nil), fault.Invalid)
 		}
 		silent(t)
 	})

@@ -12,11 +12,17 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"os"
+	"runtime"
+	"runtime/pprof"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // nameServer answers every question for a name with the addresses that answer returns. Without an address, it answers that the name
@@ -310,5 +316,62 @@ func newEndpoint(secrets ...string) http.HandlerFunc {
 			return
 		}
 		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+// delivers sends a request that the endpoint must accept.
+func delivers(t testing.TB, s *Sender, r Request) {
+	t.Helper()
+	if o := s.Send(t.Context(), r); !o.OK() {
+		t.Errorf("the outcome for %.80q is %+v, want success", r.URL, o)
+	}
+}
+
+// failsAs sends a request that must fail soon after its timeout and in the given way.
+func failsAs(t testing.TB, s *Sender, r Request, want Category) {
+	t.Helper()
+	if o := s.Send(t.Context(), r); o.OK() || o.Category != want || o.Took > r.Timeout+8*time.Second {
+		t.Errorf("the outcome for %.80q is %+v, want the category %q soon after its timeout", r.URL, o, want)
+	}
+}
+
+// baseline counts goroutines and descriptors. The returned function checks that there are no more than that later,
+// and that the process is idle.
+func baseline(t *testing.T) (check func()) {
+	t.Helper()
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	goroutines, descriptors := runtime.NumGoroutine(), countDescriptors(t)
+	return func() {
+		t.Helper()
+		deadline := time.Now().Add(20 * time.Second)
+		for runtime.NumGoroutine() > goroutines || countDescriptors(t) > descriptors {
+			if time.Now().After(deadline) {
+				var all strings.Builder
+				_ = pprof.Lookup("goroutine").WriteTo(&all, 1)
+				t.Errorf("WHK-17 %d goroutines and %d descriptors, before there were %d and %d\n%s",
+					runtime.NumGoroutine(), countDescriptors(t), goroutines, descriptors, &all)
+				return
+			}
+			time.Sleep(10 * time.Millisecond) // there is no signal for the end of the last goroutine
+		}
+	}
+}
+
+func countDescriptors(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	expect.OK(t, err)
+	return len(all)
+}
+
+// rests fails if the process uses more than a fifteenth of a core for a while. A goroutine in a busy loop would use a
+// whole core.
+func rests(t *testing.T) {
+	t.Helper()
+	before := cpu()
+	const while = 300 * time.Millisecond
+	time.Sleep(while) // the process must stay idle for this time
+	if used := cpu() - before; used > 20*time.Millisecond {
+		t.Errorf("WHK-17 at rest %s of CPU in %s", used, while)
 	}
 }

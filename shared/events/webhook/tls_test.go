@@ -18,27 +18,23 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // certificate returns a self-signed certificate, and a pool that trusts it.
 func certificate(t *testing.T, name string, until time.Time) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
 		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: until, IsCA: true, BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	p := x509.NewCertPool()
 	p.AddCert(cert)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, p
@@ -77,9 +73,7 @@ func TestSend_TLS(t *testing.T) {
 	}
 	t.Run("TLS 1.2 is accepted", func(t *testing.T) {
 		_, s, target := serveTLS(t, ok, func(srv *httptest.Server, _ *Options) { srv.TLS = &tls.Config{MaxVersion: tls.VersionTLS12} })
-		if o := s.Send(t.Context(), request(target)); !o.OK() {
-			t.Errorf("got %+v", o)
-		}
+		delivers(t, s, request(target))
 	})
 
 	guarded := func(addr string) (*Sender, string) {
@@ -99,17 +93,13 @@ func TestSend_TLS(t *testing.T) {
 	})
 	t.Run("a connection that ends during the handshake fails", func(t *testing.T) {
 		s, target := guarded(startTCP(t, func(c net.Conn, _ <-chan struct{}) { _, _ = c.Read(make([]byte, 100)) }))
-		if o := s.Send(t.Context(), request(target)); o.Category != TLSError {
-			t.Errorf("got %+v", o)
-		}
+		failsAs(t, s, request(target), TLSError)
 	})
 	t.Run("WHK-11 a handshake that never completes times out", func(t *testing.T) {
 		s, target := guarded(startTCP(t, func(_ net.Conn, done <-chan struct{}) { <-done }))
 		r := request(target)
 		r.Timeout = 200 * time.Millisecond
-		if o := s.Send(t.Context(), r); o.Category != Timeout || o.Took > 8*time.Second {
-			t.Errorf("got %+v", o)
-		}
+		failsAs(t, s, r, Timeout)
 	})
 }
 
@@ -117,9 +107,7 @@ func TestSend_HTTP2(t *testing.T) {
 	seen := make(chan captured, 1)
 	_, s, target := serveTLS(t, capture(seen))
 	r := request(target + "/hook")
-	if o := s.Send(t.Context(), r); !o.OK() {
-		t.Fatal(o.Err)
-	}
+	expect.OK(t, s.Send(t.Context(), r).Err)
 	got := <-seen
 	if got.proto != "HTTP/2.0" || got.method != http.MethodPost {
 		t.Errorf("got %s %s", got.method, got.proto)
@@ -148,9 +136,7 @@ func TestSend_HTTP2(t *testing.T) {
 		done := make(chan Outcome, 1)
 		go func() { done <- s.Send(t.Context(), slow) }()
 		for range 20 {
-			if o := s.Send(t.Context(), request(target+"/")); !o.OK() {
-				t.Error(o.Err)
-			}
+			delivers(t, s, request(target+"/"))
 		}
 		if o := <-done; o.Category != Timeout || o.Took > 8*time.Second {
 			t.Errorf("got %+v", o)
@@ -176,9 +162,7 @@ func TestSend_HTTP2(t *testing.T) {
 		})
 		r := request(target)
 		r.Timeout = 300 * time.Millisecond
-		if o := s.Send(t.Context(), r); o.Category != Timeout || o.Took > 8*time.Second {
-			t.Errorf("got %+v", o)
-		}
+		failsAs(t, s, r, Timeout)
 	})
 	t.Run("SRF-04 an endless body is cut off", func(t *testing.T) {
 		_, s, target := serveTLS(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -188,9 +172,7 @@ func TestSend_HTTP2(t *testing.T) {
 				}
 			}
 		})
-		if o := s.Send(t.Context(), request(target)); !o.OK() {
-			t.Errorf("got %+v", o)
-		}
+		delivers(t, s, request(target))
 	})
 	t.Run("SRF-04 SRF-05 a huge header is refused", func(t *testing.T) {
 		_, s, target := serveTLS(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -213,17 +195,11 @@ func TestSend_KeepsTheName(t *testing.T) {
 		sni <- r.TLS.ServerName
 		host <- r.Host
 	})
-	if o := s.Send(t.Context(), request(target+"/x")); !o.OK() {
-		t.Fatal(o.Err)
-	}
-	if got := <-sni; got != "example.com" {
-		t.Errorf("SRF-01 SNI %q", got)
-	}
+	expect.OK(t, s.Send(t.Context(), request(target+"/x")).Err)
+	expect.Equal(t, "SRF-01 SNI", <-sni, "example.com")
 	if got := <-host; "https://"+got != target {
 		t.Errorf("SRF-01 Host %q", got)
 	}
 	// The certificate does not match another name that resolves to the same address.
-	if o := s.Send(t.Context(), request(strings.Replace(target, "example.com", "other.example", 1))); o.Category != TLSError {
-		t.Errorf("SRF-01 got %+v", o)
-	}
+	failsAs(t, s, request(strings.Replace(target, "example.com", "other.example", 1)), TLSError)
 }
