@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // own returns the patterns of n single URIs below the parent of [parentPattern].
@@ -48,66 +49,64 @@ func TestAResumeRepeatsNothingWherePositionsAreExact(t *testing.T) {
 		{"SES-03 one URI and topics, stamped by writers", dynamo, own(1), []string{"a", "b"}},
 		{"SUB-08 sixteen URIs, stamped by writers", dynamo, own(16), []string{"a"}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				r := over(t, tc.open(t))
-				request := stream.Request{Patterns: tc.patterns, Topics: tc.topics}
-				f := r.open(request)
-				const total = 600
-				published := make(chan struct{})
-				var writing sync.WaitGroup
-				uris := max(1, len(tc.patterns)/4*4)
-				writing.Go(func() {
-					for n := 0; n < total; {
-						uri := fmt.Sprintf("event://sim/p/%d", n%uris)
-						var batch []event.Event
-						for range min(1+rand.IntN(90), total-n) {
-							batch = append(batch, occurrence(fmt.Sprint("e-", n), uri))
-							n++
-						}
-						if _, err := r.log.Append(t.Context(), "default", uri, batch, []string{parentPattern.Key}); err != nil {
+		bubble(t, tc.name, func(t *testing.T) {
+			r := over(t, tc.open(t))
+			request := stream.Request{Patterns: tc.patterns, Topics: tc.topics}
+			f := r.open(request)
+			const total = 600
+			published := make(chan struct{})
+			var writing sync.WaitGroup
+			uris := max(1, len(tc.patterns)/4*4)
+			writing.Go(func() {
+				for n := 0; n < total; {
+					uri := fmt.Sprintf("event://sim/p/%d", n%uris)
+					var batch []event.Event
+					for range min(1+rand.IntN(90), total-n) {
+						batch = append(batch, occurrence(fmt.Sprint("e-", n), uri))
+						n++
+					}
+					if _, err := r.log.Append(t.Context(), "default", uri, batch, []string{parentPattern.Key}); err != nil {
+						t.Error(err)
+					}
+					if len(tc.topics) > 0 && rand.IntN(3) == 0 {
+						if err := r.log.Notify(t.Context(), "default", tc.topics[0], json.RawMessage(`{}`)); err != nil {
 							t.Error(err)
 						}
-						if len(tc.topics) > 0 && rand.IntN(3) == 0 {
-							if err := r.log.Notify(t.Context(), "default", tc.topics[0], json.RawMessage(`{}`)); err != nil {
-								t.Error(err)
-							}
-						}
-						time.Sleep(upTo(100 * time.Millisecond))
 					}
-					close(published)
-				})
-				got, resumes := map[string]int{}, 0
-				for done := false; ; resumes++ {
-					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-					for range 1 + rand.IntN(150) {
-						d, err := await(ctx, f)
-						if err != nil {
-							done = true
-							break
-						}
-						if d.Event != nil {
-							got[d.Event.ID]++
-						}
-						request.Cursor = d.Cursor
-					}
-					cancel()
-					f.Close()
-					if done {
+					time.Sleep(upTo(100 * time.Millisecond))
+				}
+				close(published)
+			})
+			got, resumes := map[string]int{}, 0
+			for done := false; ; resumes++ {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				for range 1 + rand.IntN(150) {
+					d, err := await(ctx, f)
+					if err != nil {
+						done = true
 						break
 					}
-					f = r.open(request)
+					if d.Event != nil {
+						got[d.Event.ID]++
+					}
+					request.Cursor = d.Cursor
 				}
-				<-published
-				writing.Wait()
-				repeated := 0
-				for _, n := range got {
-					repeated += n - 1
+				cancel()
+				f.Close()
+				if done {
+					break
 				}
-				if len(got) != total || repeated > 0 || resumes < 4 {
-					t.Errorf("%d of %d events, %d repeated, after %d resumes", len(got), total, repeated, resumes)
-				}
-			})
+				f = r.open(request)
+			}
+			<-published
+			writing.Wait()
+			repeated := 0
+			for _, n := range got {
+				repeated += n - 1
+			}
+			if len(got) != total || repeated > 0 || resumes < 4 {
+				t.Errorf("%d of %d events, %d repeated, after %d resumes", len(got), total, repeated, resumes)
+			}
 		})
 	}
 }
@@ -123,7 +122,7 @@ func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 	stores := map[string]func(*testing.T, *clock) store.DB{
 		"embedded": func(t *testing.T, c *clock) store.DB {
 			db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: c.now}})
-			must(t, err)
+			expect.OK(t, err)
 			t.Cleanup(func() { _ = db.Close() })
 			return db
 		},
@@ -131,49 +130,43 @@ func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 	}
 	for name, open := range stores {
 		for kind, pattern := range map[string]match.Pattern{"a URI": own(1)[0], "a wildcard": openPattern} {
-			t.Run("EVX-07 SUB-08 "+kind+", "+name, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var c clock
-					db := open(t, &c)
-					r := reading(t, db, &eventlog.Log{DB: db, Now: c.now})
-					publish := func(first, n int) {
-						t.Helper()
-						for i := range n {
-							r.append([]event.Event{occurrence(fmt.Sprint(first+i), own(1)[0].Key)}, openPattern.Key)
-							time.Sleep(10 * time.Millisecond)
-						}
+			bubble(t, "EVX-07 SUB-08 "+kind+", "+name, func(t *testing.T) {
+				var c clock
+				db := open(t, &c)
+				r := reading(t, db, &eventlog.Log{DB: db, Now: c.now})
+				publish := func(first, n int) {
+					t.Helper()
+					for i := range n {
+						r.append([]event.Event{occurrence(fmt.Sprint(first+i), own(1)[0].Key)}, openPattern.Key)
+						time.Sleep(10 * time.Millisecond)
 					}
-					r.open(from("", pattern)).Close() // there is interest
-					publish(0, 40)
-					c.behind.Store(int64(24 * time.Hour))
-					poll := stream.PollRequest{Pattern: pattern, Most: 100, Bytes: 1 << 20}
-					poll.Cursor = r.poll(poll).Cursor
-					f := r.open(from("", pattern))
-					publish(100, 5)
-					var streamed []string
-					for range 5 {
-						streamed = append(streamed, next(t, f, 10*time.Second))
-					}
-					if id := next(t, f, 10*time.Second); id != "" {
-						t.Errorf("the stream brings %q beyond %v", id, streamed)
-					}
-					cursor := f.Cursor()
-					f.Close()
-					time.Sleep(time.Minute)
-					page := r.poll(poll)
-					var polled []string
-					for _, e := range page.Events {
-						polled = append(polled, e.ID)
-					}
-					if want := "[100 101 102 103 104]"; fmt.Sprint(streamed) != want || fmt.Sprint(polled) != want || page.Truncated {
-						t.Errorf("streamed %v, polled %v, truncated %v, want %s of both", streamed, polled, page.Truncated, want)
-					}
-					again := r.open(from(cursor, pattern))
-					defer again.Close()
-					if id := next(t, again, 10*time.Second); id != "" {
-						t.Errorf("the resumed stream brings %q again", id)
-					}
-				})
+				}
+				r.open(from("", pattern)).Close() // there is interest
+				publish(0, 40)
+				c.behind.Store(int64(24 * time.Hour))
+				poll := stream.PollRequest{Pattern: pattern, Most: 100, Bytes: 1 << 20}
+				poll.Cursor = r.poll(poll).Cursor
+				f := r.open(from("", pattern))
+				publish(100, 5)
+				var streamed []string
+				for range 5 {
+					streamed = append(streamed, next(t, f, 10*time.Second))
+				}
+				expect.Equal(t, fmt.Sprintf("an event after %v", streamed), next(t, f, 10*time.Second), "")
+				cursor := f.Cursor()
+				f.Close()
+				time.Sleep(time.Minute)
+				page := r.poll(poll)
+				var polled []string
+				for _, e := range page.Events {
+					polled = append(polled, e.ID)
+				}
+				if want := "[100 101 102 103 104]"; fmt.Sprint(streamed) != want || fmt.Sprint(polled) != want || page.Truncated {
+					t.Errorf("streamed %v, polled %v, truncated %v, want %s of both", streamed, polled, page.Truncated, want)
+				}
+				again := r.open(from(cursor, pattern))
+				defer again.Close()
+				expect.Equal(t, "an event of the resumed stream", next(t, again, 10*time.Second), "")
 			})
 		}
 	}
@@ -188,78 +181,70 @@ func TestReadersPassAnItemThatCannotBeDecodedAndReportTheGap(t *testing.T) {
 			for name, value := range map[string]string{
 				"no JSON": "{", "an unknown version": `{"v":0}`, "an event that is none": `{"v":1,"e":[{"v":0}]}`,
 			} {
-				t.Run(fmt.Sprintf("EVX-07 EVX-26 %s, %s, %s", kind, which, name), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						r := over(t, newDB(t))
-						poll := stream.PollRequest{Pattern: pattern, Most: 10, Bytes: 1 << 20}
-						poll.Cursor = r.poll(poll).Cursor
-						f := r.open(from("", pattern))
-						r.append([]event.Event{occurrence("before", ownPattern.Key)}, openPattern.Key)
-						time.Sleep(time.Second)
-						breakItem(t, r, partitionOf(t, r, pattern, "before"), value)
-						time.Sleep(time.Second)
-						r.append([]event.Event{occurrence("after", ownPattern.Key)}, openPattern.Key)
+				bubble(t, fmt.Sprintf("EVX-07 EVX-26 %s, %s, %s", kind, which, name), func(t *testing.T) {
+					r := over(t, newDB(t))
+					poll := stream.PollRequest{Pattern: pattern, Most: 10, Bytes: 1 << 20}
+					poll.Cursor = r.poll(poll).Cursor
+					f := r.open(from("", pattern))
+					r.append([]event.Event{occurrence("before", ownPattern.Key)}, openPattern.Key)
+					time.Sleep(time.Second)
+					breakItem(t, r, partitionOf(t, r, pattern, "before"), value)
+					time.Sleep(time.Second)
+					r.append([]event.Event{occurrence("after", ownPattern.Key)}, openPattern.Key)
 
-						cursors := map[string]string{}
-						var got []string
-						for range 3 {
-							ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-							d, err := await(ctx, f)
-							cancel()
-							id := ""
-							switch {
-							case err != nil:
-								t.Fatalf("after %v: %v", got, err)
-							case d.Event != nil:
-								id = d.Event.ID
-							case d.Lost == pattern.Key:
-								id = "lost"
-							}
-							got, cursors[id] = append(got, id), d.Cursor
+					cursors := map[string]string{}
+					var got []string
+					for range 3 {
+						ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+						d, err := await(ctx, f)
+						cancel()
+						id := ""
+						switch {
+						case err != nil:
+							t.Fatalf("after %v: %v", got, err)
+						case d.Event != nil:
+							id = d.Event.ID
+						case d.Lost == pattern.Key:
+							id = "lost"
 						}
-						f.Close()
-						if want := []string{"before", "lost", "after"}; !slices.Equal(got, want) {
-							t.Errorf("the stream brings %v, want %v", got, want)
+						got, cursors[id] = append(got, id), d.Cursor
+					}
+					f.Close()
+					expect.List(t, "the events of the stream", got, []string{"before", "lost", "after"})
+					page := r.poll(poll)
+					if len(page.Events) != 2 || !page.Truncated || page.More {
+						t.Errorf("the poll returns %d events, truncated %v, more %v; want 2, true, false", len(page.Events), page.Truncated, page.More)
+					}
+					for at, cursor := range map[string]string{"the poll": page.Cursor, "the gap in the stream": cursors["lost"]} {
+						poll.Cursor = cursor
+						if page := r.poll(poll); page.Truncated {
+							t.Errorf("a poll from %s is truncated again", at)
 						}
-						page := r.poll(poll)
-						if len(page.Events) != 2 || !page.Truncated || page.More {
-							t.Errorf("the poll returns %d events, truncated %v, more %v; want 2, true, false", len(page.Events), page.Truncated, page.More)
-						}
-						for at, cursor := range map[string]string{"the poll": page.Cursor, "the gap in the stream": cursors["lost"]} {
-							poll.Cursor = cursor
-							if page := r.poll(poll); page.Truncated {
-								t.Errorf("a poll from %s is truncated again", at)
-							}
-						}
-						poll.Cursor = cursors["before"]
-						if page := r.poll(poll); !page.Truncated || len(page.Events) != 1 {
-							t.Errorf("a poll from before the gap returns %d events, truncated %v, want 1 and true", len(page.Events), page.Truncated)
-						}
-						latest, err := r.log.Latest(t.Context(), "default", ownPattern.Key, false, 5)
-						if err != nil || len(latest) != 2 {
-							t.Errorf("the latest events are %v, %v, want 2", latest, err)
-						}
-						if n := r.log.Broken.Load(); n != 1 {
-							t.Errorf("%d broken items were counted, want 1", n)
-						}
-						another := &eventlog.Log{DB: r.db} // of another process
-						if _, _, _, err := another.Read(t.Context(), partitionOf(t, r, pattern, "before"), 0, 100); err != nil {
-							t.Error(err)
-						}
-						recorded := func() (bodies []string) {
-							must(t, r.log.BrokenItems(t.Context(), func(it *store.Item) error {
-								bodies = append(bodies, string(it.Value))
-								return nil
-							}))
-							return bodies
-						}
-						if got := recorded(); !slices.Equal(got, []string{value}) {
-							t.Errorf("recorded are the items %q, want %q", got, value)
-						}
-						if got := recorded(); got != nil {
-							t.Errorf("the items %q are recorded again", got)
-						}
-					})
+					}
+					poll.Cursor = cursors["before"]
+					if page := r.poll(poll); !page.Truncated || len(page.Events) != 1 {
+						t.Errorf("a poll from before the gap returns %d events, truncated %v, want 1 and true", len(page.Events), page.Truncated)
+					}
+					latest, err := r.log.Latest(t.Context(), "default", ownPattern.Key, false, 5)
+					if err != nil || len(latest) != 2 {
+						t.Errorf("the latest events are %v, %v, want 2", latest, err)
+					}
+					expect.Equal(t, "broken items that were counted", r.log.Broken.Load(), 1)
+					another := &eventlog.Log{DB: r.db} // of another process
+					if _, _, _, err := another.Read(t.Context(), partitionOf(t, r, pattern, "before"), 0, 100); err != nil {
+						t.Error(err)
+					}
+					recorded := func() (bodies []string) {
+						expect.OK(t, r.log.BrokenItems(t.Context(), func(it *store.Item) error {
+							bodies = append(bodies, string(it.Value))
+							return nil
+						}))
+						return bodies
+					}
+					expect.List(t, "the recorded items", recorded(), []string{value})
+					if got := recorded(); got != nil {
+						t.Errorf("the items %q are recorded again", got)
+					}
 				})
 			}
 		}
@@ -272,7 +257,7 @@ func partitionOf(t *testing.T, r *rig, pattern match.Pattern, id string) eventlo
 	parts := pattern.Partitions(r.log, "default")
 	i := slices.IndexFunc(parts, func(p eventlog.Partition) bool {
 		page, err := r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: p.Name(), Limit: 1})
-		must(t, err)
+		expect.OK(t, err)
 		return len(page.Items) > 0 && strings.Contains(string(page.Items[0].Value), strconv.Quote(id))
 	})
 	if i < 0 {
@@ -288,7 +273,7 @@ func breakItem(t *testing.T, r *rig, p eventlog.Partition, value string) {
 	if !r.db.Stamps() {
 		broken.Sort = fmt.Sprintf("%016d", time.Now().UnixMicro())
 	}
-	must(t, r.db.Write(t.Context(), store.Put(broken)))
+	expect.OK(t, r.db.Write(t.Context(), store.Put(broken)))
 }
 
 // A stream tells its client its position in each heartbeat, also while an entry is written that the stream has not read yet.
@@ -312,7 +297,7 @@ func TestAStreamCutWhileItCannotReadTheNextEventResumesWithoutRepeatingOthers(t 
 			want = append(want, id)
 			db.fails.Store(1000) // the stream cannot read
 			_, err := publisher.Append(t.Context(), "default", p.Key, []event.Event{occurrence(id, p.Key)}, []string{openPattern.Key})
-			must(t, err)
+			expect.OK(t, err)
 			synctest.Wait()
 			cursor := f.Cursor()
 			db.fails.Store(0)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // cut is the store as an instance sees it that is killed, or cut off, after some calls.
@@ -46,9 +47,7 @@ func over(t *testing.T, test func(t *testing.T, db store.DB, fleet *Shared)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		db, err := sqlite.Open(":memory:", sqlite.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer func() { _ = db.Close() }()
 		test(t, db, &Shared{DB: db, Max: same(3), Life: 5 * time.Minute})
 	})
