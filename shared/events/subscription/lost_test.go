@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // replays records replays. They fail while err is set.
@@ -71,17 +72,13 @@ func TestARefreshAfterTheURITemplateChanged(t *testing.T) {
 		counts := func(key string) [2]int {
 			t.Helper()
 			items, err := f.db.Get(t.Context(), HeaderKey("default", key))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			return [2]int{HeaderCount(items[0]), len(f.subscribers(key))}
 		}
 		check := func(when string, old, moved int) {
 			t.Helper()
 			for key, want := range map[string]int{keys.old: old, keys.moved: moved} {
-				if got := counts(key); got != [2]int{want, want} {
-					t.Errorf("%s, %s counts %d subscribers and has %d; want %d", when, key, got[0], got[1], want)
-				}
+				expect.Equal(t, fmt.Sprintf("%s: the count of subscribers of %s, and their number", when, key), counts(key), [2]int{want, want})
 			}
 		}
 		first := f.subscribe(SubscribeRequest{
@@ -95,21 +92,13 @@ func TestARefreshAfterTheURITemplateChanged(t *testing.T) {
 		if second.ID != first.ID || !second.Refreshed {
 			t.Errorf("EVX-08 the refresh answered %+v, want a refresh of %s", second, first.ID)
 		}
-		if len(r.after) != 1 {
-			t.Errorf("EVX-11 the events since the change were replayed %d times, want once", len(r.after))
-		}
+		expect.Equal(t, "EVX-11 replays after a change", len(r.after), 1)
 		f.subscribe(request)
 		check("EVX-08 after another refresh", 0, 1)
-		if len(r.after) != 1 {
-			t.Errorf("EVX-11 after another refresh they were replayed %d times, want once", len(r.after))
-		}
-		if err := f.Unsubscribe(t.Context(), alice, "github.push", request.Arguments, "https://chat.example/cb"); err != nil {
-			t.Fatal(err)
-		}
+		expect.Equal(t, "EVX-11 replays after another refresh", len(r.after), 1)
+		expect.OK(t, f.Unsubscribe(t.Context(), alice, "github.push", request.Arguments, "https://chat.example/cb"))
 		check("EVX-08 after the unsubscribe", 0, 0)
-		if _, err := f.Subscribe(t.Context(), bob, SubscribeRequest{Name: "github.push", Arguments: request.Arguments, URL: "https://b.example/", Secret: "whsec_b"}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(f.Subscribe(t.Context(), bob, SubscribeRequest{Name: "github.push", Arguments: request.Arguments, URL: "https://b.example/", Secret: "whsec_b"})))
 		check("EVX-08 after another principal subscribed", 0, 1)
 	}
 }
@@ -133,9 +122,7 @@ func TestACursorFromBeforeAPatternWasReadIsAGap(t *testing.T) {
 	if !sub(f.clock.Add(-time.Hour)).Truncated {
 		t.Error("got truncated false, want true because the log has no events of the pattern for the last hour")
 	}
-	if err := f.Unsubscribe(t.Context(), alice, "github.push", json.RawMessage(`{"owner":"a"}`), "https://chat.example/cb"); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, f.Unsubscribe(t.Context(), alice, "github.push", json.RawMessage(`{"owner":"a"}`), "https://chat.example/cb"))
 	began := f.clock
 	f.clock = f.clock.Add(time.Hour)
 	if sub(began).Truncated {
@@ -150,9 +137,7 @@ func TestASubscriptionFromACursorThatIsFurtherInSomeShards(t *testing.T) {
 	r := &replays{}
 	f.Replay = r
 	f.Log.Now = f.Now
-	if _, err := f.Log.Interested(t.Context(), "default", "event://github/a/*/push", f.clock.Add(time.Hour)); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(f.Log.Interested(t.Context(), "default", "event://github/a/*/push", f.clock.Add(time.Hour))))
 	polled := f.clock.Add(time.Minute).UnixMicro()
 	behind := polled - time.Second.Microseconds()
 	f.clock = f.clock.Add(time.Hour)
@@ -161,9 +146,7 @@ func TestASubscriptionFromACursorThatIsFurtherInSomeShards(t *testing.T) {
 		Arguments: json.RawMessage(`{"owner":"a"}`),
 		Cursor:    f.Sealer.Seal("default", eventlog.Cursor{At: polled, Places: []eventlog.Place{f.Sealer.PlaceOf(shard, behind)}}),
 	})
-	if want := []int64{behind}; !slices.Equal(r.after, want) {
-		t.Errorf("EVX-26: events are replayed after %v, want %v", r.after, want)
-	}
+	expect.List(t, "EVX-26: the starts of the replays", r.after, []int64{behind})
 }
 
 // TestACursorOlderThanTheClientWantsIsAGap: EVX-07, by maxAgeMs of a subscription.
@@ -193,14 +176,10 @@ func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
 	for _, at := range []time.Duration{-10 * time.Second, 50 * time.Second} {
 		f.clock = got.RefreshBefore.Add(at)
 		n, err := f.Sweep(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		swept += n
 	}
-	if swept != 1 {
-		t.Errorf("swept %d, want 1", swept)
-	}
+	expect.Equal(t, "subscriptions that were swept", swept, 1)
 	if _, err := f.trySubscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"c"}`)}); err != nil {
 		t.Errorf("what has ended still takes the principal's quota: %v", err)
 	}
@@ -254,9 +233,7 @@ func TestHeadersOfUnusedPatternsExpire(t *testing.T) {
 	}
 	end := func(uri string) {
 		t.Helper()
-		if err := f.Deregister(t.Context(), alice, uri); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, f.Deregister(t.Context(), alice, uri))
 	}
 	one, two := register(), register()
 	end(one)
@@ -325,9 +302,7 @@ func TestRegistrationsAreLimited(t *testing.T) {
 		f.subscribe(r)
 	}
 	for range 10 {
-		if err := register(alice); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, register(alice))
 	}
 	_, err := f.trySubscribe(r)
 	for name, err := range map[string]error{"register": register(alice), "subscribe": err} {
@@ -357,9 +332,7 @@ func TestWhatIsKnownToBeWrittenIsBounded(t *testing.T) {
 	}
 	for i := range bounded.DefaultBound + 1 {
 		f.Records.DB = absorbing{f.db}
-		if err := f.Records.once(t.Context(), key(i), value); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, f.Records.once(t.Context(), key(i), value))
 	}
 	made = 0
 	if _ = f.Records.once(t.Context(), key(bounded.DefaultBound), value); made != 0 {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // resealAll seals all secrets again, by adding a prefix to secrets without one, and returns how many pages it took.
@@ -60,13 +61,9 @@ func TestReseal(t *testing.T) {
 			f.register(alice, RegisterRequest{URIs: []string{build}, Target: fmt.Sprintf("https://a.example/%d", i)})
 		}
 		f.register(auth.Principal{ID: "carol", Workspace: "other", Scopes: auth.Scopes()}, RegisterRequest{URIs: []string{build}, Target: "https://c.example/"})
-		if got, want := f.resealAll("new:", nil), 3; got != want {
-			t.Errorf("got %d pages, want %d", got, want)
-		}
+		expect.Equal(t, "pages", f.resealAll("new:", nil), 3)
 		secrets := f.secrets(alice, build)
-		if len(secrets) != 2*n {
-			t.Errorf("got %d secrets, want %d", len(secrets), 2*n)
-		}
+		expect.Equal(t, "secrets", len(secrets), 2*n)
 		for _, s := range secrets {
 			if !bytes.HasPrefix(s, []byte("new:")) || bytes.HasPrefix(s, []byte("new:new:")) {
 				t.Fatalf("got the secret %q, want one that was sealed again once", s)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // outside stands for the targets: it seals by reversing, and verifies as told.
@@ -80,14 +82,10 @@ var (
 func newFixture(t *testing.T, o Options) *fixture {
 	t.Helper()
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	sealer, err := eventlog.NewSealer(make([]byte, 32))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	f := &fixture{t: t, db: db, outside: &outside{}, clock: time.Now().Truncate(time.Second)}
 	f.Lists = &Lists{DB: db, Now: func() time.Time { return f.clock }}
 	f.Service = &Service{
@@ -128,25 +126,14 @@ func (f *fixture) subscribers(key string) []Subscriber {
 const patternCatalog = `events:
   - name: ci.build_finished
     uri: event://ci/build-finished
-  - name: github.pull_request
-    uriTemplate: event://github/{owner}/{repo}/pull_request
-    paramsSchema: {type: object, properties: {owner: {type: string, pattern: "^[a-z-]+$"}}}
   - name: github.push
     uriTemplate: event://github/{owner}/{repo}/push
-  - name: deep.thing
-    uriTemplate: event://deep/{a}/{b}/{c}/{d}/{e}/{f}
 `
 
-func parse(t interface {
-	Helper()
-	Fatal(...any)
-}, src string,
-) *catalog.Catalog {
+func parse(t testing.TB, src string) *catalog.Catalog {
 	t.Helper()
 	cat, err := catalog.Parse([]byte(src))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return cat
 }
 
@@ -165,12 +152,8 @@ func TestRegister(t *testing.T) {
 			}
 		}
 		_, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{build, "event://unknown/x"}, Target: "https://a.example/hook"})
-		if !fault.Is(err, fault.Invalid) {
-			t.Errorf("got %v, want a fault of kind Invalid", err)
-		}
-		if n := len(f.subscribers(build)); n != 1 {
-			t.Errorf("%d subscribers after a refused registration", n)
-		}
+		expect.Fault(t, "the registration", err, fault.Invalid)
+		expect.Equal(t, "subscribers after a refused registration", len(f.subscribers(build)), 1)
 	})
 	t.Run("EVS-08 one to fifty URIs", func(t *testing.T) {
 		f := newFixture(t, Options{})
@@ -203,9 +186,7 @@ func TestRegister(t *testing.T) {
 			}
 		}
 		v, err := f.Read(t.Context(), alice, URI(got.Subscription.ID))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if b, _ := json.Marshal(v); bytes.Contains(b, []byte(got.Secret)) {
 			t.Error("the view holds the secret")
 		}
@@ -217,13 +198,9 @@ func TestRegister(t *testing.T) {
 		if first.Subscription.ID != second.Subscription.ID || first.Secret == second.Secret {
 			t.Errorf("first %s %s, second %s %s", first.Subscription.ID, first.Secret, second.Subscription.ID, second.Secret)
 		}
-		if n := len(f.subscribers(build)); n != 1 {
-			t.Errorf("%d subscribers", n)
-		}
+		expect.Equal(t, "subscribers", len(f.subscribers(build)), 1)
 		r.Target = "https://b.example/"
-		if _, err := f.Register(t.Context(), alice, r); !fault.Is(err, fault.Invalid) {
-			t.Errorf("other parameters under the same key: %v", err)
-		}
+		expect.Fault(t, "other parameters under the same key", expect.ErrOf(f.Register(t.Context(), alice, r)), fault.Invalid)
 	})
 	t.Run("concurrent repetitions make one subscription", func(t *testing.T) {
 		f := newFixture(t, Options{})
@@ -236,9 +213,7 @@ func TestRegister(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if n := len(f.subscribers(build)); n != 1 {
-			t.Errorf("%d subscribers", n)
-		}
+		expect.Equal(t, "subscribers", len(f.subscribers(build)), 1)
 	})
 	t.Run("the quota is kept and named", func(t *testing.T) {
 		f := newFixture(t, Options{})
@@ -250,12 +225,8 @@ func TestRegister(t *testing.T) {
 		if !fault.Is(err, fault.Exhausted) || !strings.Contains(fault.Public(err), "2") {
 			t.Errorf("got %v", err)
 		}
-		if n := len(f.subscribers(build)); n != 2 {
-			t.Errorf("%d subscribers", n)
-		}
-		if err := f.Deregister(t.Context(), alice, URI(first.Subscription.ID)); err != nil {
-			t.Fatal(err)
-		}
+		expect.Equal(t, "subscribers", len(f.subscribers(build)), 2)
+		expect.OK(t, f.Deregister(t.Context(), alice, URI(first.Subscription.ID)))
 		f.register(alice, r)
 	})
 }
@@ -285,19 +256,13 @@ func TestDeregister(t *testing.T) {
 		t.Errorf("the answers differ: %q", texts)
 	}
 	t.Run("EVS-11 the owner ends it, and it leaves nothing to look up", func(t *testing.T) {
-		if err := f.Deregister(t.Context(), alice, uri); err != nil {
-			t.Fatal(err)
-		}
-		if len(f.subscribers(build))+len(f.subscribers("event://ci/**")) != 0 {
-			t.Error("subscribers are left")
-		}
+		expect.OK(t, f.Deregister(t.Context(), alice, uri))
+		expect.Equal(t, "subscribers that are left", len(f.subscribers(build))+len(f.subscribers("event://ci/**")), 0)
 		if len(f.ended) != 1 || f.ended[0] != got.Subscription.ID {
 			t.Errorf("notified of the end of %v", f.ended)
 		}
 		items, err := f.db.Get(t.Context(), ShapesKey("default", "entry:ci.build_finished"), ShapesKey("default", match.Scope("")))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for _, it := range items {
 			if webhooks, _ := InUse(it, "", f.clock); len(webhooks) != 0 {
 				t.Errorf("shapes still in use: %v", webhooks)
@@ -318,20 +283,14 @@ func TestOverlappingPatternsDeliverOnce(t *testing.T) {
 			}
 		}
 	}
-	if wants != 1 {
-		t.Errorf("EVS-13: the event would be sent %d times", wants)
-	}
+	expect.Equal(t, "EVS-13: subscriptions that want the event", wants, 1)
 }
 
 func TestDisabledSubscriptionIsShownToItsOwner(t *testing.T) {
 	f := newFixture(t, Options{})
 	got := f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/"})
-	if _, err := f.Disable(t.Context(), "default", "alice", got.Subscription.ID, "the endpoint is gone", 0); err != nil {
-		t.Fatal(err)
-	}
-	if n := len(f.subscribers(build)); n != 0 {
-		t.Errorf("WHK-08: %d subscribers are left", n)
-	}
+	expect.OK(t, expect.ErrOf(f.Disable(t.Context(), "default", "alice", got.Subscription.ID, "the endpoint is gone", 0)))
+	expect.Equal(t, "WHK-08: subscribers that are left", len(f.subscribers(build)), 0)
 	v, err := f.Read(t.Context(), alice, URI(got.Subscription.ID))
 	if err != nil || v.State != Disabled || v.Reason == "" {
 		t.Errorf("EVS-12: %+v %v", v, err)
@@ -351,17 +310,13 @@ func TestListShowsOnesOwn(t *testing.T) {
 	after := ""
 	for {
 		page, next, err := f.List(t.Context(), alice, after, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		all = append(all, page...)
 		if after = next; after == "" {
 			break
 		}
 	}
-	if len(all) != 3 {
-		t.Errorf("EVS-12: alice sees %d subscriptions", len(all))
-	}
+	expect.Equal(t, "EVS-12: alice's subscriptions", len(all), 3)
 }
 
 func newEvent(uri string) *event.Event {
@@ -410,4 +365,59 @@ func (i *interrupted) Write(ctx context.Context, ops ...store.Op) error {
 
 func quotaOf(n int64) func(context.Context, string, string) int64 {
 	return func(context.Context, string, string) int64 { return n }
+}
+
+func TestOriginsInOneSpelling(t *testing.T) {
+	for text, want := range map[string]string{
+		"https://hooks.example.com":          "https://hooks.example.com",
+		"HTTPS://Hooks.Example.COM:443":      "https://hooks.example.com",
+		"http://hooks.example.com:80/":       "http://hooks.example.com",
+		"http://hooks.example.com:443":       "http://hooks.example.com:443",
+		"https://[2001:DB8::1]:8443":         "https://[2001:db8::1]:8443",
+		"https://[2001:db8::443]":            "https://[2001:db8::443]",
+		"hooks.example.com":                  "hooks.example.com",
+		"":                                   "",
+		"https://hooks.example.com:4430/a?b": "https://hooks.example.com:4430",
+	} {
+		if got := SameOrigin(text); got != want {
+			t.Errorf("OPS-01 %q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestDecodeSubscriber(t *testing.T) {
+	text := func(n int) []byte {
+		b, _ := json.Marshal(Subscriber{V: recordVersion, ID: fmt.Sprint("sub_", n), Principal: "p", Skip: []string{"a"}, Filters: []match.Filter{{Pointer: "/a"}}})
+		return b
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for i := range 12_000 { // more than are kept, and each text twice in turn
+				b := text(i / 2)
+				got, err := decodeSubscriber(b)
+				var want Subscriber
+				_ = json.Unmarshal(b, &want)
+				if err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("got %+v, %v", got, err)
+					return
+				}
+				clear(b) // the text is the caller's
+			}
+		})
+	}
+	wg.Wait()
+	for range 2 {
+		if _, err := decodeSubscriber([]byte(`{"v":"x"}`)); err == nil {
+			t.Error("what is no subscriber is decoded")
+		}
+	}
+}
+
+func BenchmarkDecodeSubscriber(b *testing.B) {
+	text, _ := json.Marshal(Subscriber{V: recordVersion, ID: "sub_0123456789abcdef0123456789abcdef", Principal: "alice", Target: Target{URL: "https://example.com/hook", Secret: make([]byte, 200)}})
+	b.ReportAllocs()
+	for b.Loop() {
+		_, _ = decodeSubscriber(text)
+	}
 }

@@ -2,6 +2,7 @@ package subscription
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -10,9 +11,12 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func (f *fixture) subscribe(r SubscribeRequest) *SubscribeResult {
@@ -49,32 +53,22 @@ func TestSubscribe(t *testing.T) {
 		other, err := f.Subscribe(t.Context(), bob, SubscribeRequest{
 			Name: "github.push", Arguments: args(`{"owner":"acme","repo":"app"}`), URL: "https://chat.example/cb", Secret: "whsec_one",
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if other.ID == a.ID {
 			t.Error("two principals share an id")
 		}
-		if n := len(f.subscribers("event://github/acme/app/push")); n != 2 {
-			t.Errorf("%d subscribers", n)
-		}
+		expect.Equal(t, "subscribers", len(f.subscribers("event://github/acme/app/push")), 2)
 	})
 	t.Run("EVX-03 an omitted variable matches all, an unknown argument is refused", func(t *testing.T) {
 		f := newFixture(t, Options{})
 		f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"acme"}`)})
-		if n := len(f.subscribers("event://github/acme/*/push")); n != 1 {
-			t.Errorf("%d subscribers", n)
-		}
-		if _, err := f.trySubscribe(SubscribeRequest{Arguments: args(`{"nope":1}`)}); !fault.Is(err, fault.Invalid) {
-			t.Errorf("got %v", err)
-		}
+		expect.Equal(t, "subscribers", len(f.subscribers("event://github/acme/*/push")), 1)
+		expect.Fault(t, "the call", expect.ErrOf(f.trySubscribe(SubscribeRequest{Arguments: args(`{"nope":1}`)})), fault.Invalid)
 	})
 	t.Run("EVX-08 an authenticated principal is required", func(t *testing.T) {
 		f := newFixture(t, Options{})
 		anonymous, err := auth.None().Authenticate(t.Context(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		_, err = f.Subscribe(t.Context(), anonymous, SubscribeRequest{Name: "github.push", URL: "https://x.example/", Secret: "whsec_x"})
 		if !fault.Is(err, fault.Unauthenticated) {
 			t.Errorf("got %v", err)
@@ -94,9 +88,7 @@ func TestSubscribe(t *testing.T) {
 			{"null where it is not allowed", TTL{Asked: true, Forever: true}, 2 * time.Hour},
 		} {
 			got := f.subscribe(SubscribeRequest{TTL: tc.ttl})
-			if d := got.RefreshBefore.Sub(f.clock); d != tc.want {
-				t.Errorf("%s: granted %s, want %s", tc.name, d, tc.want)
-			}
+			expect.Equal(t, "the granted time of "+tc.name, got.RefreshBefore.Sub(f.clock), tc.want)
 		}
 		f.Options.AllowNoExpiry = true
 		if got, err := f.trySubscribe(SubscribeRequest{TTL: TTL{Asked: true, Forever: true}}); err != nil || !got.RefreshBefore.IsZero() {
@@ -119,9 +111,7 @@ func TestSubscribe(t *testing.T) {
 		if err != nil || n != 1 {
 			t.Fatalf("swept %d: %v", n, err)
 		}
-		if n := len(f.subscribers(key)); n != 0 {
-			t.Errorf("%d subscribers are left", n)
-		}
+		expect.Equal(t, "subscribers that are left", len(f.subscribers(key)), 0)
 	})
 	t.Run("EVX-09 a refreshed subscription survives the sweep of its first end", func(t *testing.T) {
 		f := newFixture(t, Options{MinTTL: time.Minute})
@@ -156,24 +146,18 @@ func TestSubscribe(t *testing.T) {
 		if _, err := f.trySubscribe(SubscribeRequest{}); err == nil {
 			t.Error("subscribed an endpoint that refused")
 		}
-		if n := len(f.subscribers("event://github/*/*/push")); n != 0 {
-			t.Errorf("%d subscribers after a failed verification", n)
-		}
+		expect.Equal(t, "subscribers after a failed verification", len(f.subscribers("event://github/*/*/push")), 0)
 		f.outside.refuse = nil
 		for _, owner := range []string{"a", "b", "a"} {
 			f.subscribe(SubscribeRequest{Arguments: args(fmt.Sprintf(`{"owner":%q}`, owner))})
 		}
-		if len(f.outside.verified) != 2 {
-			t.Errorf("%d challenges, want one that failed and one that did not", len(f.outside.verified))
-		}
+		expect.Equal(t, "challenges", len(f.outside.verified), 2)
 	})
 	t.Run("SRF-07 a registration is verified where the operator asks for it", func(t *testing.T) {
 		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
 		f := newFixture(t, Options{})
 		f.register(alice, r)
-		if len(f.outside.verified) != 0 {
-			t.Error("challenged without being asked to")
-		}
+		expect.Equal(t, "challenges", len(f.outside.verified), 0)
 		f = newFixture(t, Options{VerifyRegistrations: true, VerifiedTargets: []string{"https://listed.example/"}})
 		f.outside.refuse = fault.New(fault.Unavailable, "not verified: timeout").With(map[string]any{"reason": "timeout"})
 		_, err := f.Register(t.Context(), alice, r)
@@ -184,9 +168,7 @@ func TestSubscribe(t *testing.T) {
 			t.Errorf("it left something: %d, %v", used, err)
 		}
 		f.outside.refuse = fault.New(fault.Exhausted, "too many verifications")
-		if _, err := f.Register(t.Context(), alice, r); !fault.Is(err, fault.Exhausted) {
-			t.Errorf("over the limit of a host: %v", err)
-		}
+		expect.Fault(t, "over the limit of a host", expect.ErrOf(f.Register(t.Context(), alice, r)), fault.Exhausted)
 		f.outside.refuse = nil
 		f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://listed.example/hook"})
 		f.register(alice, r)
@@ -203,22 +185,16 @@ func TestSubscribe(t *testing.T) {
 			t.Fatal(ended, err)
 		}
 		f.register(alice, r)
-		if len(f.outside.verified) != 2 {
-			t.Errorf("%d challenges, want one before and one after the 410", len(f.outside.verified))
-		}
+		expect.Equal(t, "challenges", len(f.outside.verified), 2)
 	})
 	t.Run("EVX-12 a malformed secret is refused where the endpoint is verified already", func(t *testing.T) {
 		f := newFixture(t, Options{})
 		r := SubscribeRequest{Arguments: args(`{"owner":"a"}`)}
 		f.subscribe(r)
 		r.Secret = "hunter2"
-		if _, err := f.trySubscribe(r); !fault.Is(err, fault.Invalid) {
-			t.Errorf("a refresh: %v", err)
-		}
+		expect.Fault(t, "a refresh", expect.ErrOf(f.trySubscribe(r)), fault.Invalid)
 		r.Arguments = args(`{"owner":"b"}`)
-		if _, err := f.trySubscribe(r); !fault.Is(err, fault.Invalid) {
-			t.Errorf("another subscription: %v", err)
-		}
+		expect.Fault(t, "another subscription", expect.ErrOf(f.trySubscribe(r)), fault.Invalid)
 	})
 	t.Run("EVX-12 a verification lapses in its time", func(t *testing.T) {
 		f := newFixture(t, Options{})
@@ -234,26 +210,16 @@ func TestSubscribe(t *testing.T) {
 		unsubscribe := func() error {
 			return f.Unsubscribe(t.Context(), alice, "github.push", args(`{"repo":"b","owner":"a"}`), "https://chat.example/cb")
 		}
-		if err := unsubscribe(); err != nil {
-			t.Fatal(err)
-		}
-		if n := len(f.subscribers("event://github/a/b/push")); n != 0 {
-			t.Errorf("%d subscribers", n)
-		}
-		if err := unsubscribe(); !fault.Is(err, fault.NotFound) {
-			t.Errorf("again: %v, want a fault of kind NotFound", err)
-		}
+		expect.OK(t, unsubscribe())
+		expect.Equal(t, "subscribers", len(f.subscribers("event://github/a/b/push")), 0)
+		expect.Fault(t, "a second unsubscribe", unsubscribe(), fault.NotFound)
 	})
 	t.Run("EVX-15 unsubscribe with arguments that the event type refuses by now", func(t *testing.T) {
 		f := newFixture(t, Options{})
 		f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a"}`)})
 		f.Catalog = catalog.NewStatic(parse(t, strings.ReplaceAll(patternCatalog, "owner", "org")))
-		if err := f.Unsubscribe(t.Context(), alice, "github.push", args(`{"owner":"a"}`), "https://chat.example/cb"); err != nil {
-			t.Fatal(err)
-		}
-		if n := len(f.subscribers("event://github/a/*/push")); n != 0 {
-			t.Errorf("%d subscribers", n)
-		}
+		expect.OK(t, f.Unsubscribe(t.Context(), alice, "github.push", args(`{"owner":"a"}`), "https://chat.example/cb"))
+		expect.Equal(t, "subscribers", len(f.subscribers("event://github/a/*/push")), 0)
 	})
 }
 
@@ -264,9 +230,7 @@ func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
 		request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
 		id := f.subscribe(request).ID
 		resumed, err := f.Lookup(t.Context(), "default", "alice", id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if ended, err := f.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", resumed.Resumed); err != nil || !ended {
 			t.Fatal(ended, err)
 		}
@@ -295,4 +259,66 @@ func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
 			t.Errorf("%d count towards the quota (%v), want 1", used, err)
 		}
 	})
+}
+
+// The first cursor of a subscription is the end of the log. It stays valid although the log was quiet for days.
+func TestAfterDaysWithoutEventsTheCursorOfANewSubscriptionLeadsToNoGap(t *testing.T) {
+	f := newFixture(t, Options{})
+	const uri = "event://github/acme/app/push"
+	expect.OK(t, expect.ErrOf(f.Service.Log.Append(t.Context(), "default", uri, []event.Event{*newEvent(uri)}, nil)))
+	f.Service.Log.Now = func() time.Time { return time.Now().Add(48 * time.Hour) }
+	made := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme","repo":"app"}`)})
+	c, err := f.Registrar.Sealer.Open("default", made.Cursor)
+	expect.OK(t, err)
+	if _, truncated := f.Service.Log.Reach(c, c.At, f.Service.Log.Oldest()); truncated {
+		t.Errorf("EVX-11: a reader with the new cursor %+v is told of a gap", c)
+	}
+}
+
+// slowEndpoint is verified while something else happens.
+type slowEndpoint struct {
+	*outside
+	meanwhile func()
+}
+
+func (e slowEndpoint) Verify(context.Context, string, string, []byte) error {
+	e.meanwhile()
+	return nil
+}
+
+// stampedByWriters is a store that does not order commits.
+type stampedByWriters struct{ store.DB }
+
+func (stampedByWriters) Stamps() bool { return false }
+func (stampedByWriters) Local() bool  { return false }
+func (stampedByWriters) End() int64   { return 0 }
+
+// The log writes the partitions of a template only from the subscription on. The time in which the endpoint is verified is
+// no gap, however long it is and whatever is published then.
+func TestAfterAnEndpointWasVerifiedSlowlyTheCursorOfItsSubscriptionLeadsToNoGap(t *testing.T) {
+	const uri = "event://github/acme/app/push"
+	for name, use := range map[string]func(*fixture, *eventlog.Log){
+		"EVX-11 an event on an ordered log": func(f *fixture, log *eventlog.Log) {
+			f.Registrar.Targets = slowEndpoint{f.outside, func() {
+				expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", uri, []event.Event{*newEvent(uri)}, nil)))
+			}}
+		},
+		"EVX-11 ten seconds where writers stamp": func(f *fixture, log *eventlog.Log) {
+			log.DB = stampedByWriters{log.DB}
+			var late time.Duration
+			log.Now = func() time.Time { return time.Now().Add(late) }
+			f.Registrar.Targets = slowEndpoint{f.outside, func() { late += 10 * time.Second }}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, Options{})
+			use(f, f.Service.Log)
+			request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme"}`)}
+			request.Cursor = f.subscribe(request).Cursor
+			request.URL = "https://moved.example.com/hook"
+			if moved := f.subscribe(request); moved.Truncated {
+				t.Error("a client that moves to another endpoint with its first cursor is told of a gap, want none")
+			}
+		})
+	}
 }

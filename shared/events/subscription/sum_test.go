@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // refusing is a store that takes no record of a subscription.
@@ -86,32 +87,22 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		sum := int64(1)
 		f := limited(t, 100, &sum)
 		first := f.register(alice, request).Subscription
-		if err := f.Deregister(t.Context(), alice, URI(first.ID)); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, f.Deregister(t.Context(), alice, URI(first.ID)))
 		used(t, f, 0)
 		second := f.register(alice, request).Subscription
 		end := func(*Subscription) error { return &Terminated{} }
-		if _, err := f.Terminate(t.Context(), "default", alice.ID, second.ID, end, func(*Subscription, error) []store.Op { return nil }); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(f.Terminate(t.Context(), "default", alice.ID, second.ID, end, func(*Subscription, error) []store.Op { return nil })))
 		used(t, f, 0)
-		if _, err := f.Enable(t.Context(), "default", alice.ID, second.ID); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(f.Enable(t.Context(), "default", alice.ID, second.ID)))
 		used(t, f, 1)
-		if err := f.End(t.Context(), "default", alice.ID, second.ID); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, f.End(t.Context(), "default", alice.ID, second.ID))
 		f.clock = f.clock.Truncate(time.Minute).Add(30 * time.Second)
 		third := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}})
 		if _, err := f.trySubscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"c"}`)}); fault.LimitOf(err) != "workspaceSubscriptions" {
 			t.Errorf("one more: %v", err)
 		}
 		f.clock = third.RefreshBefore.Add(2 * time.Minute)
-		if _, err := f.Sweep(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(f.Sweep(t.Context())))
 		used(t, f, 0)
 	})
 	t.Run("OPS-15 what was refused does not count, and what may have been written does", func(t *testing.T) {
@@ -138,4 +129,148 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		}
 		used(t, f, 2)
 	})
+}
+
+// TestTheSumOfAWorkspaceIsCorrected: OPS-15, after processes that died between counting and writing a subscription.
+func TestTheSumOfAWorkspaceIsCorrected(t *testing.T) {
+	request := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
+	const limit = 5
+	start := func(t *testing.T) *fixture {
+		f := newFixture(t, Options{})
+		f.Records.SumOf = func(context.Context, string) int64 { return limit }
+		f.register(alice, request)
+		f.register(auth.Principal{ID: "bob", Workspace: "default", Scopes: auth.Scopes()}, request)
+		return f
+	}
+	// drift changes the sum as such a process leaves it.
+	drift := func(t *testing.T, f *fixture, by int64) {
+		t.Helper()
+		expect.OK(t, f.db.Write(t.Context(), store.Add(sumKey("default"), map[string]int64{quotaCount: by}, nil)))
+	}
+	recount := func(t *testing.T, f *fixture, rounds int) (corrected int) {
+		t.Helper()
+		for range rounds {
+			f.clock = f.clock.Add(time.Minute)
+			n, err := f.Recount(t.Context())
+			expect.OK(t, err)
+			corrected += n
+		}
+		return corrected
+	}
+	used := func(t *testing.T, f *fixture, want int64) {
+		t.Helper()
+		it, err := store.One(t.Context(), f.db, sumKey("default"), "read the sum")
+		if err != nil || it == nil || it.Counts[quotaCount] != want {
+			t.Errorf("the sum is %+v, %v, want %d", it, err, want)
+		}
+	}
+	t.Run("OPS-15 a workspace that is locked out is let in again", func(t *testing.T) {
+		f := start(t)
+		if n := recount(t, f, 2); n != 0 { // today's recount was before
+			t.Errorf("corrected %d right sums", n)
+		}
+		drift(t, f, limit-2)
+		if _, err := f.Register(t.Context(), alice, request); fault.LimitOf(err) != "workspaceSubscriptions" {
+			t.Fatalf("got %v, want a workspace that is locked out", err)
+		}
+		expect.Equal(t, "corrected sums", recount(t, f, 12), 1)
+		f.register(alice, request)
+		used(t, f, 3)
+	})
+	for _, by := range []int64{-2, -1, 1, 2} {
+		f := start(t)
+		drift(t, f, by)
+		recount(t, f, 2)
+		used(t, f, 2)
+	}
+	t.Run("OPS-15 a registration that is under way during one recount changes nothing", func(t *testing.T) {
+		f := start(t)
+		drift(t, f, 1)
+		recount(t, f, 1)
+		drift(t, f, -1)
+		expect.Equal(t, "corrected sums", recount(t, f, 3), 0)
+		used(t, f, 2)
+	})
+}
+
+// TestShapeCountersBelowZero: earlier releases counted subscriptions down that they had not counted up.
+func TestShapeCountersBelowZero(t *testing.T) {
+	f := newFixture(t, Options{})
+	const pattern = "event://github/acme/app/push"
+	request := RegisterRequest{URIs: []string{pattern}, Target: "https://a.example/"}
+	sub := f.register(alice, request).Subscription
+	shapes, shape := ShapesKey("default", sub.Patterns[0].Shape.Scope), sub.Patterns[0].Shape
+	expect.OK(t, f.db.Write(t.Context(), store.Add(shapes, map[string]int64{"w_" + shape.Name: -2}, nil)))
+	f.register(alice, request)
+	it, err := store.One(t.Context(), f.db, shapes, "read the shapes")
+	expect.OK(t, err)
+	if webhooks, _ := InUse(it, shape.Scope, f.clock); !slices.Contains(webhooks, shape) {
+		t.Errorf("EVS-08 the shapes in use are %v, want %v among them", webhooks, shape)
+	}
+}
+
+// subscribeFor makes subscriptions that end together.
+func (f *fixture) subscribeFor(ttl time.Duration, n int) (ids []string, until time.Time) {
+	f.t.Helper()
+	for i := range n {
+		got, err := f.trySubscribe(SubscribeRequest{
+			Arguments: json.RawMessage(fmt.Sprintf(`{"owner":"a","repo":"r%d"}`, i)), TTL: TTL{Asked: true, For: ttl},
+		})
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		ids, until = append(ids, got.ID), got.RefreshBefore
+	}
+	return ids, until
+}
+
+// TestWhatCannotBeDecodedDoesNotStopTheSweep: AWS-16.
+func TestWhatCannotBeDecodedDoesNotStopTheSweep(t *testing.T) {
+	f := newFixture(t, Options{})
+	var aside []string
+	f.DeadLetter = func(ctx context.Context, it *store.Item, reason error) error {
+		aside = append(aside, it.Sort)
+		return f.db.Write(ctx, store.Delete(it.Key))
+	}
+	const all = 12
+	ids, until := f.subscribeFor(time.Minute, all)
+	// One entry and one record are broken, wherever they come among the others.
+	var entry, record store.Key
+	for shard := range sweepShards {
+		page, err := f.db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: expiryPartition(shard, until)})
+		expect.OK(t, err)
+		if len(page.Items) > 0 {
+			entry = page.Items[0].Key
+		}
+	}
+	for _, id := range ids {
+		if id != entry.Sort {
+			record = recordKey("default", "alice", id)
+		}
+	}
+	for _, k := range []store.Key{entry, record} {
+		expect.OK(t, f.db.Write(t.Context(), store.Put(store.Item{Key: k, Value: []byte("{broken")})))
+	}
+	f.clock = until
+	n, err := f.Sweep(t.Context())
+	if err != nil || n != all-2 {
+		t.Errorf("AWS-16: swept %d of %d, %v", n, all-2, err)
+	}
+	slices.Sort(aside)
+	expect.List(t, "the items that were set aside", aside, slices.Sorted(slices.Values([]string{entry.Sort, record.Sort})))
+	f.clock = f.clock.Add(time.Minute)
+	if n, err := f.Sweep(t.Context()); err != nil || n != 0 || len(aside) != 2 {
+		t.Errorf("the next round met them again: swept %d, set aside %d, %v", n, len(aside), err)
+	}
+}
+
+// The version before swept along with the due table.
+func TestTheSweepGoesOnWhereTheVersionBeforeStood(t *testing.T) {
+	f := newFixture(t, Options{})
+	_, until := f.subscribeFor(time.Minute, 1)
+	expect.OK(t, f.db.Write(t.Context(), store.Put(store.Item{Key: sweepKeyBefore, Version: f.clock.Truncate(time.Minute).Unix()})))
+	f.clock = until.Add(24 * time.Hour)
+	if n, err := f.Sweep(t.Context()); err != nil || n != 1 {
+		t.Errorf("swept %d, %v; want what ended a day ago", n, err)
+	}
 }
