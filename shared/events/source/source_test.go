@@ -12,32 +12,27 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source/pattern"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func decoded(t *testing.T, text string) any {
 	t.Helper()
 	doc, err := Document([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return doc
 }
 
 func value(t *testing.T, text string) Value {
 	t.Helper()
 	v, err := ParseValue(decoded(t, text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return v
 }
 
 func matching(t *testing.T, text string) *pattern.Pattern {
 	t.Helper()
 	p, err := pattern.Parse([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return p
 }
 
@@ -165,9 +160,7 @@ func TestReadRequest(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			doc, err := ReadRequest(&http.Request{Header: header(tt.contentType), URL: &url.URL{RawQuery: "q=1&q=2"}}, []byte(tt.body), []string{"x-signature"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			want := decoded(t, `{"headers":{"content-type":"`+tt.contentType+`","x-two":"a, b"},"query":{"q":"1, 2"},"body":`+tt.want+`}`)
 			if !reflect.DeepEqual(any(doc), want) {
 				t.Errorf("got %v, want %v", doc, want)

@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/pipes"
 )
 
@@ -30,13 +31,9 @@ func (f *fixture) letter(t *testing.T, n int) (queue.DeadLetter, string) {
 		t.Fatalf("%d dead letters", len(f.sent[queue.Dead]))
 	}
 	letter, err := queue.ParseDeadLetter(f.sent[queue.Dead][n].Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	body, err := letter.Content()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return letter, string(body)
 }
 
@@ -69,9 +66,7 @@ func (f *fixture) wantEvents(t *testing.T, ids ...string) {
 	for _, e := range f.events(t) {
 		got = append(got, e.ID)
 	}
-	if strings.Join(got, " ") != strings.Join(ids, " ") {
-		t.Errorf("got the events %v, want %v", got, ids)
-	}
+	expect.Equal(t, "the events", strings.Join(got, " "), strings.Join(ids, " "))
 }
 
 func TestRetriedDeadLetters(t *testing.T) {
@@ -154,9 +149,7 @@ func TestRetriedDeadLetters(t *testing.T) {
 				r.Header.Set("X-Delivery", id)
 				f.wants(t, r, 422, ``, ingest.Unfit)
 			}
-			if n := len(f.sent[queue.Dead]); n != 2 {
-				t.Errorf("%d dead letters", n)
-			}
+			expect.Equal(t, "dead letters", len(f.sent[queue.Dead]), 2)
 		}
 	})
 	t.Run("SRC-04 a document with an unusable variable is dead-lettered", func(t *testing.T) {
@@ -187,9 +180,7 @@ func TestRetriedDeadLetters(t *testing.T) {
 		f.wantEvents(t, "c")
 		f.read(t, `{"workspace":"default","retry":{"source":"github","packed":"AAAA"}}`)
 		f.read(t, `{"workspace":"default","retry":7}`)
-		if n := len(f.sent[queue.Dead]); n != 2 {
-			t.Errorf("%d dead letters", n)
-		}
+		expect.Equal(t, "dead letters", len(f.sent[queue.Dead]), 2)
 	})
 }
 
@@ -365,12 +356,8 @@ func TestLargeBodiesThatArriveSlowly(t *testing.T) {
 				t.Errorf("another one got %d %s, want 202", status, body)
 			}
 			time.Sleep(time.Second) // net/http closes the connection after half of it
-			if n := len(statuses); n != 1 {
-				t.Errorf("%d of the slow ones were answered, want 1", n)
-			}
-			if got := <-statuses; got != "HTTP/1.1 429" {
-				t.Errorf("the slowest one got %q, want 429", got)
-			}
+			expect.Equal(t, "slow requests that were answered", len(statuses), 1)
+			expect.Equal(t, "the answer to the slowest one", <-statuses, "HTTP/1.1 429")
 		})
 	})
 }
@@ -410,9 +397,7 @@ func TestTheKeyIsNotLogged(t *testing.T) {
 func TestTry(t *testing.T) {
 	f := newFixture(t)
 	cat, err := f.Catalogs.Catalog(t.Context(), "default")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	try := func(s source.Source, raw string) ingest.Trial {
 		t.Helper()
 		all, err := ingest.Try(t.Context(), cat, s, []byte(raw), f.now, f.Secrets)

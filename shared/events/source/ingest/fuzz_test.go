@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/provider"
 )
 
@@ -108,9 +109,7 @@ func FuzzHandler(f *testing.F) {
 			if err != nil || len(out.Body) > queue.MaxBody || strings.Contains(letter.Body, s.Secret) {
 				t.Fatalf("%s: the dead letter %.300s, %v", s.Name, out.Body, err)
 			}
-			if _, err := fix.inbox.Handle(t.Context(), []queue.Message{{ID: "m", Outgoing: queue.Outgoing{Body: []byte(letter.Body)}}}); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf(fix.inbox.Handle(t.Context(), []queue.Message{{ID: "m", Outgoing: queue.Outgoing{Body: []byte(letter.Body)}}})))
 		}
 	})
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const sharedSecret = "It's a Secret to Everybody"
@@ -191,9 +192,7 @@ func (f *fixture) events(t *testing.T) []event.Event {
 	var all []event.Event
 	for _, out := range f.sent[queue.Events] {
 		var e event.Event
-		if err := json.Unmarshal(out.Body, &e); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal(out.Body, &e))
 		all = append(all, e)
 	}
 	return all
@@ -215,17 +214,13 @@ func TestHandler(t *testing.T) {
 		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Accepted)
 		f.now = f.now.Add(71 * time.Hour)
 		f.wants(t, pull("d-1", opened), 202, `{"accepted":[{"id":"d-1","uri":"event://github/acme/site/pull_request"}]}`, ingest.Duplicate)
-		if n := len(f.events(t)); n != 1 {
-			t.Errorf("%d events", n)
-		}
+		expect.Equal(t, "events", len(f.events(t)), 1)
 	})
 	t.Run("SRC-04 a new process knows the ids that another has accepted", func(t *testing.T) {
 		f := newFixture(t)
 		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Accepted)
 		db := f.Seen.DB // the record joins the next commit, which is this one
-		if err := db.Write(t.Context(), store.Put(store.Item{Key: store.Key{Table: store.Deliveries, Partition: "test", Sort: "commit"}})); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: store.Key{Table: store.Deliveries, Partition: "test", Sort: "commit"}})))
 		f.Seen = ingest.NewSeen(db)
 		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Duplicate)
 		f.wants(t, pull("d-2", opened), 202, `"d-1"`, ingest.Duplicate)
@@ -346,11 +341,54 @@ func TestBus(t *testing.T) {
 		t.Errorf("SRC-03 an unmatched message: %+v %+v", f.sent, f.outcomes)
 	}
 	f.read(t, `{"uri":"event://cloudwatch/alarm","data":{}}`)
-	if len(f.events(t)) != 2 {
-		t.Error("SRC-01 a direct sender's event is no longer accepted")
-	}
+	expect.Equal(t, "SRC-01 events after that of a direct sender", len(f.events(t)), 2)
 	f.read(t, `{"Type":"Notification","TopicArn":"arn","Message":"x"}`)
 	if len(f.events(t)) != 2 || len(f.sent[queue.Dead]) > 0 {
 		t.Error("SRC-01 a message of a bus without sources is not dropped")
 	}
+}
+
+func TestChecksHaveLines(t *testing.T) {
+	cat, err := catalog.Parse([]byte(catalogFile))
+	expect.OK(t, err)
+	cfg, err := config.Parse([]byte(`sources:
+  - name: mixed
+    verify: {scheme: github, secrets: ["env:MISSING"]}
+    events:
+      - {name: github.unknown, match: {body: {a: [1]}}}
+      - {name: cloudwatch.alarm, match: {body: {a: [2]}}}
+      - {name: github.pull_request, match: {body: {a: [3]}}, variables: {owner: /body/o}}
+      - {name: cloudwatch.alarm, variables: {owner: /body/o}}
+`))
+	expect.OK(t, err)
+	t.Run("SRC-01 a mapping that does not fit the catalog is reported with its line", func(t *testing.T) {
+		err := ingest.CheckCatalog(cat, cfg.Sources[0])
+		for _, want := range []string{
+			"line 5: source mixed: github.unknown is not an event type", "line 7: source mixed: github.pull_request: the variable repo is missing",
+			"line 8: source mixed: cloudwatch.alarm: the event type does not have owner (it has: none); delete it from variables",
+		} {
+			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want %q", err, want)
+			}
+		}
+		if strings.Contains(err.Error(), "line 6") {
+			t.Errorf("a mapping that fits is refused: %v", err)
+		}
+	})
+	t.Run("SRC-01 SRC-02 a missing secret is reported with its line", func(t *testing.T) {
+		err := ingest.CheckSecrets(t.Context(), cfg.Sources, func(context.Context, secret.Value) (string, error) {
+			return "", fault.New(fault.Invalid, "env:MISSING is not set")
+		})
+		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "line 2: source mixed") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func parseValue(text string) (source.Value, error) {
+	var v any
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		return source.Value{}, err
+	}
+	return source.ParseValue(v)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
@@ -42,26 +43,20 @@ func listed(t *testing.T, db store.DB, ask ingest.RecordQuery) []ingest.Record {
 	t.Helper()
 	commit(t, db)
 	list, _, err := ingest.ListRecords(t.Context(), db, "default", "github", ask, "", 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return list
 }
 
 // commit makes the store commit its pending unhurried writes.
 func commit(t *testing.T, db store.DB) {
 	t.Helper()
-	if err := db.Write(t.Context(), store.Put(store.Item{Key: store.Key{Table: store.Deliveries, Partition: "commit", Sort: "commit"}})); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: store.Key{Table: store.Deliveries, Partition: "commit", Sort: "commit"}})))
 }
 
 func open(t *testing.T) store.DB {
 	t.Helper()
 	db, err := sqlite.Open(":memory:", sqlite.Options{Engine: engine.Options{Now: func() time.Time { return noon }}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -126,9 +121,7 @@ func TestRecords(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if n != 50 {
-			t.Errorf("%d records of 10,000", n)
-		}
+		expect.Equal(t, "records of 10,000", n, 50)
 	})
 }
 
@@ -193,9 +186,7 @@ func (broken) Write(context.Context, ...store.Op) error {
 func TestOutcomesAreCounted(t *testing.T) {
 	reader := otel.NewManualReader()
 	set, err := metric.NewSet(otel.NewMeterProvider(otel.WithReader(reader)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var log bytes.Buffer
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // the client has disconnected
@@ -212,9 +203,7 @@ func TestOutcomesAreCounted(t *testing.T) {
 		t.Errorf("SRC-04 logged: %s", &log)
 	}
 	var all metricdata.ResourceMetrics
-	if err := reader.Collect(t.Context(), &all); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, reader.Collect(t.Context(), &all))
 	counts := map[string]int64{}
 	for _, m := range all.ScopeMetrics[0].Metrics {
 		if sum, ok := m.Data.(metricdata.Sum[int64]); ok && strings.HasPrefix(m.Name, "mcpevents_source") {

@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // In each of these sources, the id of the event is in a header that is not signed.
@@ -99,9 +100,7 @@ func TestReplays(t *testing.T) {
 			for _, id := range []string{"d-1", "d-2"} {
 				f.wants(t, signedRequest(name, id, `{"a":1}`, at), 422, ``, ingest.Unfit)
 			}
-			if n := len(f.sent[queue.Dead]); n != 1 {
-				t.Errorf("%d dead letters", n)
-			}
+			expect.Equal(t, "dead letters", len(f.sent[queue.Dead]), 1)
 			_, body := f.letter(t, 0)
 			for i := range f.Sources.(sources) {
 				f.Sources.(sources)[i].Events[0].Data, _ = parseValue(`"/body"`)

@@ -7,10 +7,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestSavedIsLive sends a request and also reads it from a file: mappings must see the same document. The two could
@@ -36,13 +39,9 @@ func TestSavedIsLive(t *testing.T) {
 	} {
 		t.Run("SRC-03 SRC-06 "+name, func(t *testing.T) {
 			conn, err := net.Dial("tcp", server.Listener.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			defer conn.Close()
-			if _, err := io.WriteString(conn, raw); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf(io.WriteString(conn, raw)))
 			if _, err := bufio.NewReader(conn).ReadByte(); err != nil { // the response has begun
 				t.Fatal(err)
 			}
@@ -54,9 +53,7 @@ func TestSavedIsLive(t *testing.T) {
 				t.Errorf("live: %v, want %v", live, want)
 			}
 			r, _, err := savedRequest([]byte(raw))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if saved := documentOf(r, []byte("{}")); !reflect.DeepEqual(saved, want) {
 				t.Errorf("saved: %v, want %v", saved, want)
 			}
@@ -84,4 +81,48 @@ func FuzzSavedRequest(f *testing.F) {
 			t.Fatalf("got %+v with %d bytes of %d", r, len(body), len(raw))
 		}
 	})
+}
+
+func TestBodiesAreUnpackedOneAtATime(t *testing.T) {
+	var m bodySlots
+	from := func(addr string) *http.Request {
+		r := httptest.NewRequest("POST", "/sources/github", nil)
+		r.RemoteAddr = addr
+		return r
+	}
+	var running sync.WaitGroup
+	unpack := func(addr string) {
+		running.Go(func() {
+			if err := m.unpack(from(addr), nil, func([]byte) {}); err != nil {
+				t.Errorf("%s: %v", addr, err)
+			}
+		})
+	}
+	waiting := func() (n int) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for _, of := range m.waiting {
+			n += of
+		}
+		return n
+	}
+
+	m.turn.Lock() // as if a body were being unpacked
+	for range unpacking {
+		unpack("192.0.2.1:1")
+	}
+	for waiting() < unpacking {
+		runtime.Gosched()
+	}
+	err := m.unpack(from("192.0.2.1:2"), nil, func([]byte) { t.Error("SRC-05 it was unpacked") })
+	if fault.LimitOf(err) != "unpacking" || !fault.Is(err, fault.Exhausted) {
+		t.Errorf("SRC-05 given %d waiting requests of a client, the next one got %v, want the limit unpacking", unpacking, err)
+	}
+	unpack("192.0.2.2:1") // another client may still wait
+	for waiting() < unpacking+1 {
+		runtime.Gosched()
+	}
+	m.turn.Unlock()
+	running.Wait()
+	expect.Equal(t, "clients that are still counted after all requests have ended", len(m.waiting), 0)
 }

@@ -2,8 +2,17 @@ package pattern
 
 import (
 	"encoding/json"
+	"fmt"
+	"math/big"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func decode(t testing.TB, text string) any {
@@ -23,9 +32,7 @@ func TestMatches(t *testing.T) {
 	for _, tt := range examples {
 		t.Run("SRC-03 "+tt.name, func(t *testing.T) {
 			p, err := Parse([]byte(tt.pattern))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			for _, doc := range tt.matches {
 				if !p.Matches(decode(t, doc)) {
 					t.Errorf("%s does not match %s", tt.pattern, doc)
@@ -40,9 +47,7 @@ func TestMatches(t *testing.T) {
 	}
 	t.Run("SRC-03 a document that is not an object never matches", func(t *testing.T) {
 		p, err := Parse([]byte(`{"a":[{"exists":false}]}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for _, doc := range []string{`null`, `1`, `"a"`, `[{"b":1}]`} {
 			if p.Matches(decode(t, doc)) {
 				t.Errorf("matches %s", doc)
@@ -170,4 +175,166 @@ var faulty = map[string]faultyPattern{
 	"a leaf twice":         {`{"a":[1],"$or":[{"a":[2]},{"b":[1]}]}`, []string{"/$or/0/a: is also set by an object that applies at the same time; set it only once"}, false},
 	"a leaf and an object": {`{"a":[1],"$or":[{"a":{"c":[2]}},{"b":[1]}]}`, []string{"/$or/0/a/c: is also set by an object that applies at the same time; set it only once"}, true},
 	"an object and a leaf": {`{"a":{"c":[1]},"$or":[{"a":[2]},{"b":[1]}]}`, []string{"/$or/0/a: is also set by an object that applies at the same time; set it only once"}, true},
+}
+
+// TestDecimal compares our comparison with a comparison of exact fractions. The product cannot use exact fractions, because a number
+// with a large exponent would take a lot of memory.
+func TestDecimal(t *testing.T) {
+	number := rapid.Custom(func(t *rapid.T) json.Number {
+		text := rapid.StringMatching(`-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,4})?`).Draw(t, "mantissa")
+		if rapid.Bool().Draw(t, "has exponent") {
+			text += rapid.SampledFrom([]string{"e", "E", "e+", "e-"}).Draw(t, "e") + fmt.Sprint(rapid.IntRange(0, 6).Draw(t, "exponent"))
+		}
+		return json.Number(text)
+	})
+	exact := func(n json.Number) *big.Rat {
+		r, ok := new(big.Rat).SetString(string(n))
+		if !ok {
+			t.Fatalf("%s is not a number", n)
+		}
+		return r
+	}
+	t.Run("SRC-03 numbers are ordered by value", rapid.MakeCheck(func(t *rapid.T) {
+		a, b := number.Draw(t, "a"), number.Draw(t, "b")
+		c := parseDecimal(a).compare(parseDecimal(b))
+		if got, want := min(max(c, -1), 1), exact(a).Cmp(exact(b)); got != want {
+			t.Fatalf("%s to %s: got %d, want %d", a, b, got, want)
+		}
+	}))
+	for _, tt := range []struct {
+		a, b string
+		want int
+	}{
+		{"1e99999999999999999999", "1e10000", 1},
+		{"-1e99999999999999999999", "-1e10000", -1},
+		{"1e-99999999999999999999", "0", 1},
+		{"0e99999999999999999999", "0", 0},
+		{"1" + strings.Repeat("0", 1000), "1e1000", 0},
+		{"0." + strings.Repeat("0", 999) + "1", "1e-1000", 0},
+		{"123456789012345678901234567890.1", "123456789012345678901234567890.2", -1},
+	} {
+		t.Run(fmt.Sprintf("SRC-03 %.30s to %s", tt.a, tt.b), func(t *testing.T) {
+			a, b := parseDecimal(json.Number(tt.a)), parseDecimal(json.Number(tt.b))
+			if got := min(max(a.compare(b), -1), 1); got != tt.want {
+				t.Errorf("got %d, want %d", got, tt.want)
+			}
+			expect.Equal(t, "the comparison the other way", min(max(b.compare(a), -1), 1), -tt.want)
+		})
+	}
+}
+
+// BenchmarkMatches evaluates a typical pattern for GitHub on a large document without a match.
+func BenchmarkMatches(b *testing.B) {
+	many := `{"body":{"commits":[` + strings.TrimSuffix(strings.Repeat(`{"id":"0123456789","author":{"name":"x"},"added":["a","b"]},`, 5000), ",") + `]}}`
+	for name, tt := range map[string]struct{ pattern, doc string }{
+		"two headers and an action": {
+			`{"headers":{"x-github-event":["pull_request"]},"body":{"action":["opened","closed","reopened"]}}`,
+			`{"headers":{"x-github-event":"pull_request","content-type":"application/json"},"body":{"action":"reopened","number":1}}`,
+		},
+		"5000 elements": {`{"body":{"commits":{"author":{"name":["y"]},"added":[{"wildcard":"*c*d*"}]}}}`, many},
+	} {
+		b.Run(name, func(b *testing.B) {
+			p, err := Parse([]byte(tt.pattern))
+			if err != nil {
+				b.Fatal(err)
+			}
+			doc := decode(b, tt.doc)
+			b.ReportAllocs()
+			for b.Loop() {
+				p.Matches(doc)
+			}
+		})
+	}
+}
+
+func wantFaults(t *testing.T, pattern string, want []string) {
+	t.Helper()
+	_, err := Parse([]byte(pattern))
+	if !fault.Is(err, fault.Invalid) {
+		t.Fatalf("got %v", err)
+	}
+	faults, _ := fault.DataOf(err).([]jsonpointer.Fault)
+	var got []string
+	for _, f := range faults {
+		got = append(got, f.String())
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if !strings.Contains(err.Error(), want[0]) {
+		t.Errorf("%q does not name the first fault", err)
+	}
+}
+
+func TestParse_Bounds(t *testing.T) {
+	or := func(alternatives, times int) string {
+		var b strings.Builder
+		for i := range times {
+			if i > 0 {
+				b.WriteString(",")
+			}
+			fmt.Fprintf(&b, `"m%d":{"$or":[`, i)
+			for j := range alternatives {
+				if j > 0 {
+					b.WriteString(",")
+				}
+				fmt.Fprintf(&b, `{"n%d":[1]}`, j)
+			}
+			b.WriteString("]}")
+		}
+		return "{" + b.String() + "}"
+	}
+	t.Run("SRC-03 a thousand alternatives are allowed", func(t *testing.T) {
+		p, err := Parse([]byte(or(10, 3)))
+		expect.OK(t, err)
+		if !p.Matches(decode(t, `{"m0":{"n9":1},"m1":{"n5":1},"m2":{"n0":1}}`)) {
+			t.Error("does not match")
+		}
+	})
+	t.Run("SRC-03 more are refused before they are built", func(t *testing.T) {
+		wantFaults(t, or(2, 10), []string{"/m9: makes the pattern stand for 1024 alternatives, 1000 are allowed"})
+	})
+	t.Run("SRC-03 a pattern that is too long is refused", func(t *testing.T) {
+		wantFaults(t, `{"a":["`+strings.Repeat("x", MaxSize)+`"]}`, []string{"has 8202 bytes, 8192 are allowed"})
+	})
+	t.Run("SRC-03 a pattern that is too deep is refused", func(t *testing.T) {
+		deep := func(n int) string { return strings.Repeat(`{"a":`, n) + `["x"]` + strings.Repeat("}", n) }
+		expect.OK(t, expect.ErrOf(Parse([]byte(deep(MaxDepth-1)))))
+		wantFaults(t, deep(MaxDepth), []string{strings.Repeat("/a", MaxDepth) + ": is nested deeper than 64 levels"})
+		// Continuing to parse would take quadratic time in the depth.
+		wantFaults(t, strings.Repeat("[", MaxSize/2)+strings.Repeat("]", MaxSize/2), []string{strings.Repeat("/0", MaxDepth) + ": is nested deeper than 64 levels"})
+	})
+	t.Run("SRC-03 too many values in all alternatives are refused", func(t *testing.T) {
+		long := `["` + strings.TrimSuffix(strings.Repeat(`x","`, 50), `","`) + `"]`
+		pattern := strings.TrimSuffix(or(10, 3), "}") + `,"v":` + long + "}"
+		wantFaults(t, pattern, []string{"/v: makes the alternatives of the pattern have 57000 values together, 20000 are allowed"})
+	})
+	t.Run("SRC-03 a pattern with a hundred faults lists twenty", func(t *testing.T) {
+		_, err := Parse([]byte(`{"a":[` + strings.TrimSuffix(strings.Repeat("[],", 100), ",") + `]}`))
+		if faults, _ := fault.DataOf(err).([]jsonpointer.Fault); len(faults) != maxFaults || !strings.Contains(err.Error(), "(and 99 more)") {
+			t.Errorf("%d faults: %v", len(faults), err)
+		}
+	})
+}
+
+// BenchmarkParse parses the patterns that take the longest.
+func BenchmarkParse(b *testing.B) {
+	leaves := `{"$or":[` + strings.TrimSuffix(strings.Repeat(`{"a":[1]},`, 800), ",") + `]}`
+	members := ""
+	for i := range 500 {
+		members += fmt.Sprintf(`,"%d":[%d]`, i, i)
+	}
+	for name, pattern := range map[string]string{
+		"deep":         strings.Repeat("[", MaxSize/2) + strings.Repeat("]", MaxSize/2),
+		"wide":         "{" + members[1:] + "}",
+		"alternatives": leaves,
+		"multiplied":   `{"$or":[{"x":[1]},{"y":[1]}],"a":{"$or":[{"x":[1]},{"y":[1]}]},"b":{"$or":[{"x":[1]},{"y":[1]}]},"c":{"$or":[{"x":[1]},{"y":[1]}]},"d":{"$or":[{"x":[1]},{"y":[1]}]},"e":{"$or":[{"x":[1]},{"y":[1]}]},"f":{"$or":[{"x":[1]},{"y":[1]}]},"g":{"$or":[{"x":[1]},{"y":[1]}]},"h":{"$or":[{"x":[1]},{"y":[1]}]}` + members + "}",
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(int64(len(pattern)))
+			for b.Loop() {
+				_, _ = Parse([]byte(pattern))
+			}
+		})
+	}
 }

@@ -1,6 +1,8 @@
 package ready_test
 
 import (
+	"encoding/json"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -9,9 +11,14 @@ import (
 	"strings"
 	"testing"
 
+	"go.yaml.in/yaml/v3"
+
+	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/source/ready"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // variables matches the references to secrets in a configuration.
@@ -61,23 +68,17 @@ func TestWrite(t *testing.T) {
 	files := func(dir string) (texts [2]string) {
 		for i, name := range []string{ready.CatalogFile, ready.ConfigFile} {
 			text, err := os.ReadFile(filepath.Join(dir, name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			texts[i] = string(text)
 		}
 		return texts
 	}
 	t.Run("SRC-06 all providers go into one catalog and one configuration", func(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "new", "folder")
-		if err := ready.Write(dir, all, false); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, ready.Write(dir, all, false))
 		texts := files(dir)
 		cat, err := catalog.Parse([]byte(texts[0]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for _, name := range []string{"github.pull_request", "stripe.customer.subscription", "cloudwatch.alarm"} {
 			if cat.ByName(name) == nil {
 				t.Errorf("the catalog lacks %s", name)
@@ -92,9 +93,7 @@ func TestWrite(t *testing.T) {
 	t.Run("SRC-06 existing files are kept unless force is set", func(t *testing.T) {
 		dir := t.TempDir()
 		own := filepath.Join(dir, ready.ConfigFile)
-		if err := os.WriteFile(own, []byte("keys: []\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(own, []byte("keys: []\n"), 0o600))
 		err := ready.Write(dir, all[:1], false)
 		if !fault.Is(err, fault.Conflict) || !strings.Contains(fault.Public(err), own+" exists") || !strings.Contains(fault.Public(err), "--force") {
 			t.Errorf("%v", err)
@@ -105,9 +104,7 @@ func TestWrite(t *testing.T) {
 		if text, _ := os.ReadFile(own); string(text) != "keys: []\n" {
 			t.Errorf("the file is now %q", text)
 		}
-		if err := ready.Write(dir, all[:1], true); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, ready.Write(dir, all[:1], true))
 		if got := files(dir); !strings.HasPrefix(got[1], "# Sources") {
 			t.Errorf("by force: %q", got[1])
 		}
@@ -117,4 +114,109 @@ func TestWrite(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
+}
+
+// other returns an argument that an event with the given value does not match.
+func other(value any) any {
+	switch v := value.(type) {
+	case bool:
+		return !v
+	case map[string]any: // a range
+		return map[string]any{"$gt": 1_000_000_000}
+	case []any:
+		return []any{"another", "and-another"}
+	}
+	return "another"
+}
+
+// follower polls for events with fixed arguments.
+type follower struct {
+	client    *client.Client
+	name      string
+	arguments map[string]any
+	cursor    any
+}
+
+func follow(t *testing.T, base, name string, arguments map[string]any) *follower {
+	t.Helper()
+	c, err := client.Connect(t.Context(), base, client.Options{Agent: "test/1", Revision: string(spec.V20260728)})
+	expect.OK(t, err)
+	f := &follower{client: c, name: name, arguments: arguments}
+	f.poll(t)
+	return f
+}
+
+// poll returns the ids of the events since the previous poll.
+func (f *follower) poll(t *testing.T) (ids []string) {
+	t.Helper()
+	var page struct {
+		Events []struct{ EventID string }
+		Cursor string
+	}
+	params := map[string]any{"name": f.name, "arguments": f.arguments, "cursor": f.cursor}
+	expect.OK(t, f.client.Call(t.Context(), spec.MethodEventsPoll, params, &page))
+	f.cursor = page.Cursor
+	for _, e := range page.Events {
+		ids = append(ids, e.EventID)
+	}
+	return ids
+}
+
+// TestMembers compares the members that mappings produce with the schema that subscribers see in the catalog.
+func TestMembers(t *testing.T) {
+	for _, p := range ready.Providers() {
+		cat, _ := read(t, p)
+		made := made(t, p)
+		for _, e := range cat.Entries() {
+			t.Run("SRC-06 "+e.Name+" has exactly the members of its schema", func(t *testing.T) {
+				var schema struct {
+					Properties map[string]json.RawMessage
+					Required   []string
+				}
+				expect.OK(t, json.Unmarshal(e.PayloadSchema, &schema))
+				declared := slices.Sorted(maps.Keys(schema.Properties))
+				expect.List(t, "the members that the mappings produce", slices.Sorted(maps.Keys(made[e.Name])), declared)
+				pointers := append(slices.Collect(maps.Values(e.Filters)), e.Redact...)
+				for _, pointer := range pointers {
+					if name := strings.Split(pointer, "/")[1]; !slices.Contains(declared, name) {
+						t.Errorf("a filter or redaction uses %s, which no event has", pointer)
+					}
+				}
+				for _, pointer := range e.Redact {
+					if slices.Contains(schema.Required, pointer[1:]) {
+						t.Errorf("%s is optional in the mapping but required by the schema", pointer)
+					}
+				}
+				if e.Title == "" || e.Description == "" {
+					t.Error("agents see no description of it")
+				}
+			})
+		}
+	}
+}
+
+// made returns the members of the data that the mappings produce for each event type.
+func made(t *testing.T, p ready.Provider) map[string]map[string]bool {
+	t.Helper()
+	var c struct {
+		Sources []struct {
+			Events []struct {
+				Name string
+				Data map[string]any
+			}
+		}
+	}
+	expect.OK(t, yaml.Unmarshal(ready.Config(p), &c))
+	all := map[string]map[string]bool{}
+	for _, s := range c.Sources {
+		for _, e := range s.Events {
+			if all[e.Name] == nil {
+				all[e.Name] = map[string]bool{}
+			}
+			for name := range e.Data {
+				all[e.Name][name] = true
+			}
+		}
+	}
+	return all
 }

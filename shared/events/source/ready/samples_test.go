@@ -24,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/source/ready"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // sample is a message from a provider's documentation, and the event that it should become.
@@ -48,15 +49,11 @@ func samples(t *testing.T, provider string) []sample {
 	t.Helper()
 	dir := filepath.Join("testdata", provider)
 	text, err := os.ReadFile(filepath.Join(dir, "samples.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var all []sample
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	d.KnownFields(true)
-	if err := d.Decode(&all); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, d.Decode(&all))
 	for i := range all {
 		if all[i].body, err = os.ReadFile(filepath.Join(dir, all[i].File)); err != nil {
 			t.Fatal(err)
@@ -69,13 +66,9 @@ func samples(t *testing.T, provider string) []sample {
 func read(t *testing.T, providers ...ready.Provider) (*catalog.Catalog, *config.Config) {
 	t.Helper()
 	cat, err := catalog.Parse(ready.Catalog(providers...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	c, err := config.Parse(ready.Config(providers...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return cat, c
 }
 
@@ -203,9 +196,7 @@ func try(t *testing.T, cat *catalog.Catalog, src source.Source, s sample, provid
 // TestNullDraft: a server without draft pull requests sends null for draft.
 func TestNullDraft(t *testing.T) {
 	github, err := ready.Select("github")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	cat, c := read(t, github...)
 	for _, s := range samples(t, "github") {
 		if s.File != "pull_request.labeled.json" {
@@ -225,9 +216,7 @@ func instant(t *testing.T, text string) (at time.Time) {
 		return at
 	}
 	at, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return at
 }
 
@@ -235,17 +224,13 @@ func instant(t *testing.T, text string) (at time.Time) {
 func document(t *testing.T, v any) any {
 	t.Helper()
 	text, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return decoded(t, text)
 }
 
 func decoded(t *testing.T, text []byte) (v any) {
 	t.Helper()
-	if err := json.Unmarshal(text, &v); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(text, &v))
 	return v
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/ready"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // patience limits every wait.
@@ -78,9 +79,7 @@ func serve(t *testing.T, p ready.Provider) (url string) {
 		Data: ":memory:", Catalog: ready.Catalog(p), CatalogName: ready.CatalogFile, Config: c, Auth: auth.ModeNone,
 		Limits: standalone.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	h := httptest.NewServer(s.Handler())
 	t.Cleanup(func() {
 		h.Close()
@@ -100,9 +99,7 @@ func post(t *testing.T, base, provider string, s sample, at time.Time) []accepte
 	t.Helper()
 	path, headers := sign(provider, s.body, at)
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+path, strings.NewReader(string(s.body)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	r.Header.Set("Content-Type", "application/json")
 	for _, all := range []map[string]string{s.Headers, headers} {
 		for name, value := range all {
@@ -117,17 +114,13 @@ func post(t *testing.T, base, provider string, s sample, at time.Time) []accepte
 func exchange(t *testing.T, r *http.Request, status int, out any) {
 	t.Helper()
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != status {
 		t.Fatalf("status %d, %v: %s", resp.StatusCode, err, text)
 	}
-	if err := json.Unmarshal(text, out); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(text, out))
 }
 
 // mark publishes one more event to the URI of a sample. The events of a URI are logged in order, so a client that
@@ -135,13 +128,9 @@ func exchange(t *testing.T, r *http.Request, status int, out any) {
 func mark(t *testing.T, base string, s sample) {
 	t.Helper()
 	body, err := json.Marshal(map[string]any{"id": "mark", "uri": s.Want.URI, "data": s.Want.Data})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+"/events", strings.NewReader(string(body)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	r.Header.Set("Content-Type", "application/json")
 	var answer any
 	exchange(t, r, http.StatusAccepted, &answer)

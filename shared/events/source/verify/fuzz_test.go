@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var reasons = []string{
@@ -30,9 +31,7 @@ func FuzzVerify(f *testing.F) {
 		now := time.Unix(int64(seconds), 0)
 		for _, s := range senders {
 			v, err := New(s.settings, s.secrets[:1]) // a secret that the seeds do not use
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			h := http.Header{"Webhook-Id": {"msg_1"}}
 			r := Request{Header: h, Body: []byte(body), Key: signature}
 			h.Set(s.signature, signature)

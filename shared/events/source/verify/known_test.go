@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // at is the time of most examples: 2026-10-19T00:00:00Z.
@@ -147,17 +148,13 @@ func TestKnownAnswers(t *testing.T) {
 	} {
 		t.Run("SRC-02 "+name, func(t *testing.T) {
 			v, err := New(tt.settings, []string{tt.secret})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			r := Request{Header: tt.header, Body: []byte(tt.body), Key: tt.key}
 			if err := refusalOf(v, r, tt.now); err != nil {
 				t.Errorf("refused: %v", err)
 			}
 			other, err := New(tt.settings, []string{otherSecret(tt.secret)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if err := refusalOf(other, r, tt.now); !fault.Is(err, fault.Unauthenticated) || err.Error() != NoMatch {
 				t.Errorf("with another secret: got %v, want %q", err, NoMatch)
 			}
@@ -228,14 +225,10 @@ func TestVerify_Signed(t *testing.T) {
 	for _, s := range senders {
 		t.Run("SRC-02 the hash of the text signed by "+s.name, func(t *testing.T) {
 			v, err := New(s.settings, s.secrets[:2])
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			signed := func(body, secret string, at time.Time) string {
 				text, err := v.Verify(Request{Header: s.send([]byte(body), secret, at), Body: []byte(body)}, at)
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
 				return text
 			}
 			first := signed("{}", s.secrets[0], at)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestVerify_Refuses changes a genuine request of each sender in every relevant way.
@@ -55,9 +56,7 @@ func TestVerify_Refuses(t *testing.T) {
 			}
 			t.Run("SRC-02 "+s.name+": "+tt.name, func(t *testing.T) {
 				v, err := New(s.settings, s.secrets[:1])
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
 				r := Request{Header: s.send([]byte("{}"), s.secrets[0], at), Body: []byte("{}")}
 				tt.change(&r)
 				wantReason(t, refusalOf(v, r, at.Add(tt.after)), tt.want, s.secrets)
@@ -159,9 +158,7 @@ func TestVerify_WrongForm(t *testing.T) {
 	} {
 		t.Run("SRC-02 "+name, func(t *testing.T) {
 			v, err := New(tt.settings, plain[:1])
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			wantReason(t, refusalOf(v, Request{Header: tt.header, Body: []byte("{}")}, at), tt.want, plain)
 		})
 	}
@@ -185,9 +182,7 @@ func TestVerify_Rotation(t *testing.T) {
 		} {
 			t.Run("SRC-02 "+s.name+": "+tt.name, func(t *testing.T) {
 				v, err := New(s.settings, tt.secrets)
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
 				r := Request{Header: s.send([]byte("{}"), tt.signedBy, at), Body: []byte("{}")}
 				wantReason(t, refusalOf(v, r, at), tt.want, s.secrets)
 				if s.time != "" && tt.want == "" {
@@ -199,9 +194,7 @@ func TestVerify_Rotation(t *testing.T) {
 	t.Run("SRC-02 gitlab: from a secret token to a signing token", func(t *testing.T) {
 		for _, secrets := range [][]string{{plain[0], standard[0]}, {standard[0], plain[0]}} {
 			v, err := New(Settings{Scheme: GitLab}, secrets)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			before := Request{Header: headers("X-Gitlab-Token", plain[0]), Body: []byte("{}")}
 			after := Request{Header: sendStandard([]byte("{}"), standard[0], at), Body: []byte("{}")}
 			wantReason(t, refusalOf(v, before, at), "", plain)
@@ -216,9 +209,7 @@ func TestVerify_Rotation(t *testing.T) {
 func TestVerify_None(t *testing.T) {
 	secrets := [3]string{"dY5fM0-a~b.c_UZ1qRrL4HJx", "QmVub3RoZXJzZWNyZXRrZXkx", ""}
 	v, err := New(Settings{Scheme: None}, secrets[:2])
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for key, want := range map[string]string{
 		secrets[0]: "", secrets[1]: "", "": NoMatch, secrets[0][:23]: NoMatch, secrets[0] + "x": NoMatch, "DY5FM0-A~B.C_UZ1QRRL4HJX": NoMatch,
 	} {
