@@ -5,12 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestForwardedMessages(t *testing.T) {
@@ -21,9 +21,7 @@ func TestForwardedMessages(t *testing.T) {
 			msgs = append(msgs, queue.Outgoing{Body: []byte(b)})
 		}
 		start := time.Now()
-		if err := q.Forward(context.Background(), queue.Deliveries, msgs...); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, q.Forward(context.Background(), queue.Deliveries, msgs...))
 		return time.Since(start)
 	}
 	t.Run("given a forwarded message, when it is accepted soon, then it is never written", func(t *testing.T) {
@@ -31,13 +29,9 @@ func TestForwardedMessages(t *testing.T) {
 			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, accept)()
 			time.Sleep(time.Second) // until there are no other writes
 			before := q.engine.Stats().Commits
-			if took := forward(t, q, "a", "b"); took != 0 {
-				t.Errorf("the sender waited %v, want 0", took)
-			}
+			expect.Equal(t, "the time that the sender waited", forward(t, q, "a", "b"), 0)
 			time.Sleep(time.Second)
-			if n := rowsOf(t, q, queue.Deliveries); n != 0 {
-				t.Errorf("got %d rows, want 0", n)
-			}
+			expect.Equal(t, "rows", rowsOf(t, q, queue.Deliveries), 0)
 			if d := depth(t, q, queue.Deliveries); d.Visible+d.InFlight != 0 {
 				t.Errorf("got depth %+v, want no messages", d)
 			}
@@ -54,17 +48,11 @@ func TestForwardedMessages(t *testing.T) {
 				<-release
 				return nil, nil
 			})()
-			if took := forward(t, q, "a"); took != forwardWithin {
-				t.Errorf("the sender waited %v, want %v", took, forwardWithin)
-			}
-			if n := rowsOf(t, q, queue.Deliveries); n != 1 {
-				t.Errorf("got %d rows while the handler runs, want 1", n)
-			}
+			expect.Equal(t, "the time that the sender waited", forward(t, q, "a"), forwardWithin)
+			expect.Equal(t, "rows while the handler runs", rowsOf(t, q, queue.Deliveries), 1)
 			close(release)
 			time.Sleep(time.Second)
-			if n := rowsOf(t, q, queue.Deliveries); n != 0 {
-				t.Errorf("got %d rows in the end, want 0", n)
-			}
+			expect.Equal(t, "rows in the end", rowsOf(t, q, queue.Deliveries), 0)
 		})
 	})
 	t.Run("given a forwarded message, when it fails at first, then it is written and redelivered", func(t *testing.T) {
@@ -79,14 +67,10 @@ func TestForwardedMessages(t *testing.T) {
 			})()
 			forward(t, q, "a")
 			for want := 1; want <= 3; want++ {
-				if got := <-calls; got != want {
-					t.Errorf("got receive %d, want %d", got, want)
-				}
+				expect.Equal(t, "the receive", <-calls, want)
 			}
 			time.Sleep(time.Second)
-			if n := rowsOf(t, q, queue.Deliveries); n != 0 {
-				t.Errorf("%d rows are left", n)
-			}
+			expect.Equal(t, "rows that are left", rowsOf(t, q, queue.Deliveries), 0)
 		})
 	})
 	t.Run("given a forwarded message, when it cannot be written, then it keeps its body, also as a dead letter", func(t *testing.T) {
@@ -110,18 +94,14 @@ func TestForwardedMessages(t *testing.T) {
 			})
 			time.Sleep(time.Minute)
 			stop()
-			if !slices.Equal(bodies, []string{"forwarded", "forwarded"}) {
-				t.Errorf("the handler got %q, want the forwarded body twice", bodies)
-			}
+			expect.List(t, "the bodies that the handler got", bodies, []string{"forwarded", "forwarded"})
 			var letter queue.DeadLetter
 			stop = run(q, queue.Dead, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
 				return nil, json.Unmarshal(batch[0].Body, &letter)
 			})
 			time.Sleep(time.Minute)
 			stop()
-			if letter.Body != "forwarded" {
-				t.Errorf("got %q in the dead letter, want the forwarded body", letter.Body)
-			}
+			expect.Equal(t, "the body of the dead letter", letter.Body, "forwarded")
 		})
 	})
 	t.Run("given little memory, when messages are sent and forwarded, then each is delivered once", func(t *testing.T) {
@@ -150,13 +130,9 @@ func TestForwardedMessages(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			mu.Lock()
 			defer mu.Unlock()
-			if len(seen) != 120 {
-				t.Errorf("got %d messages, want 120", len(seen))
-			}
+			expect.Equal(t, "messages", len(seen), 120)
 			for body, n := range seen {
-				if n != 1 {
-					t.Errorf("got %s %d times, want once", body, n)
-				}
+				expect.Equal(t, fmt.Sprintf("deliveries of %s", body), n, 1)
 			}
 			mq := q.queues[queue.Deliveries]
 			n := rowsOf(t, q, queue.Deliveries)

@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	store "github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func rowsOf(t *testing.T, q *Queues, name queue.Name) (n int64) {
@@ -29,18 +30,14 @@ func rowsOf(t *testing.T, q *Queues, name queue.Name) (n int64) {
 		n, err = c.Int("SELECT count(*) FROM " + q.queues[name].sql.table)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return n
 }
 
 func depth(t *testing.T, q *Queues, name queue.Name) queue.Depth {
 	t.Helper()
 	d, err := q.Depth(context.Background(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return d
 }
 
@@ -115,23 +112,17 @@ func TestAGroupAtItsBoundIsPassedOver(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		mu.Lock()
-		if healthy != 20 {
-			t.Errorf("got %d healthy messages in a second, want 20", healthy)
-		}
+		expect.Equal(t, "healthy messages in a second", healthy, 20)
 		mu.Unlock()
 		time.Sleep(each / perGroup * 20 * time.Second)
 		time.Sleep(time.Minute)
 		mu.Lock()
 		defer mu.Unlock()
-		if want := 20 + hanging*(each+1); done != want {
-			t.Errorf("got %d calls, want %d", done, want)
-		}
+		expect.Equal(t, "calls", done, 20+hanging*(each+1))
 		mq := q.queues[queue.Slow]
 		mq.mu.Lock()
 		defer mq.mu.Unlock()
-		if len(mq.window.ready.groups) != 0 {
-			t.Errorf("got %d groups in the end, want 0", len(mq.window.ready.groups))
-		}
+		expect.Equal(t, "groups in the end", len(mq.window.ready.groups), 0)
 	})
 }
 
@@ -161,9 +152,7 @@ func TestPushFrontIsLinear(t *testing.T) {
 			last = v
 		}
 	}
-	if last != 2*n-1 {
-		t.Errorf("got %d as the last number, want %d", last, 2*n-1)
-	}
+	expect.Equal(t, "the last number", last, 2*n-1)
 }
 
 func TestAHandlerThatPanicsOrReportsAnUnknownIDFailsItsBatch(t *testing.T) {
@@ -190,9 +179,7 @@ func TestDepth(t *testing.T) {
 		began := time.Now()
 		want := func(what string, want queue.Depth) {
 			t.Helper()
-			if got := depth(t, q, queue.Slow); got != want {
-				t.Errorf("%s: got %+v, want %+v", what, got, want)
-			}
+			expect.Equal(t, what, depth(t, q, queue.Slow), want)
 		}
 		oldest := began.UTC().Truncate(time.Microsecond)
 		want("empty", queue.Depth{})
@@ -217,9 +204,7 @@ func TestDepth(t *testing.T) {
 		time.Sleep(time.Hour)
 		stop()
 		want("all accepted", queue.Depth{})
-		if rows := rowsOf(t, q, queue.Slow); rows != 0 {
-			t.Errorf("got %d rows in the end, want 0", rows)
-		}
+		expect.Equal(t, "rows in the end", rowsOf(t, q, queue.Slow), 0)
 	})
 }
 
@@ -338,27 +323,17 @@ func TestUnacceptedMessagesSurviveARestart(t *testing.T) {
 
 func TestConsumingEndsWhenTheQueuesAreClosed(t *testing.T) {
 	db, err := store.Open(store.Memory, store.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer db.Close()
 	q, err := Open(db.Engine(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	result := make(chan error)
 	go func() {
 		result <- q.Consume(context.Background(), queue.Inbox, accept, queue.ConsumeOptions{Concurrency: 3})
 	}()
-	if err := q.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-result; !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got %v, want an error of kind unavailable", err)
-	}
-	if err := q.Consume(context.Background(), "nowhere", accept, queue.ConsumeOptions{}); !fault.Is(err, fault.Invalid) {
-		t.Errorf("an unknown queue: got %v, want an error of kind invalid", err)
-	}
+	expect.OK(t, q.Close())
+	expect.Fault(t, "the send", <-result, fault.Unavailable)
+	expect.Fault(t, "an unknown queue", q.Consume(context.Background(), "nowhere", accept, queue.ConsumeOptions{}), fault.Invalid)
 }
 
 // TestCloseWaitsForRunningHandlers checks that Close ends the context of a running handler, waits for the handler, so that it
@@ -366,13 +341,9 @@ func TestConsumingEndsWhenTheQueuesAreClosed(t *testing.T) {
 func TestCloseWaitsForRunningHandlers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.db")
 	db, err := store.Open(path, store.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	q, err := Open(db.Engine(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	send(t, q, queue.Slow, queue.Outgoing{Body: []byte("accepted"), Group: "a"}, queue.Outgoing{Body: []byte("failed"), Group: "b"})
 	running, returned := make(chan struct{}, 2), make(chan error, 2)
 	stop := run(q, queue.Slow, queue.ConsumeOptions{Batch: 1, Concurrency: 2}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
@@ -411,13 +382,9 @@ func TestCloseWaitsForRunningHandlers(t *testing.T) {
 func TestCloseDoesNotWaitForever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, err := store.Open(store.Memory, store.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		q, err := Open(db.Engine(), Options{Log: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		send(t, q, queue.Inbox, queue.Outgoing{Body: []byte("m")})
 		running := make(chan struct{})
 		stop := run(q, queue.Inbox, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) {
@@ -454,12 +421,8 @@ func TestAKilledProcessLosesNoMessage(t *testing.T) {
 		child.Env = append(os.Environ(), fmt.Sprintf("%s=%s", crashFile, path), fmt.Sprintf("QUEUE_CRASH_ROUND=%d", round))
 		child.Stderr = os.Stderr
 		out, err := child.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := child.Start(); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
+		expect.OK(t, child.Start())
 		lines := bufio.NewScanner(out)
 		for n := 0; lines.Scan(); n++ {
 			verb, body, _ := strings.Cut(lines.Text(), " ")
@@ -589,9 +552,7 @@ func TestTheBytesInHandlersAreBounded(t *testing.T) {
 			for i := range 60 {
 				msgs = append(msgs, queue.Outgoing{Body: []byte(strings.Repeat("x", size)), Group: []string{"a", "a", "b"}[i%3]})
 			}
-			if err := q.Send(context.Background(), queue.Deliveries, msgs...); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, q.Send(context.Background(), queue.Deliveries, msgs...))
 			time.Sleep(time.Minute)
 			mu.Lock()
 			defer mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestAGroupDoesNotFillTheMemory(t *testing.T) {
@@ -53,9 +54,7 @@ func TestAGroupDoesNotFillTheMemory(t *testing.T) {
 				}
 				time.Sleep(time.Duration(tc.each/8+10) * 3 * time.Second)
 				mu.Lock()
-				if want := tc.each * tc.noisy; noisy != want {
-					t.Errorf("got %d messages of slow groups, want %d", noisy, want)
-				}
+				expect.Equal(t, "messages of slow groups", noisy, tc.each*tc.noisy)
 				mu.Unlock()
 				stop()
 				if mq := q.queues[queue.Slow]; len(mq.window.spills) > 0 || mq.window.messages != 0 || mq.window.bytes != 0 || mq.window.depth() != (queue.Depth{}) {
@@ -125,9 +124,7 @@ func TestSpilledMessagesAreHandledOnce(t *testing.T) {
 					} else {
 						err = q.Send(t.Context(), name, msgs...)
 					}
-					if err != nil {
-						t.Fatal(err)
-					}
+					expect.OK(t, err)
 					time.Sleep(time.Duration(r.IntN(1500)) * time.Millisecond)
 				}
 				time.Sleep(time.Hour)
@@ -135,9 +132,7 @@ func TestSpilledMessagesAreHandledOnce(t *testing.T) {
 				mu.Lock()
 				for group, bodies := range sent {
 					for i, body := range bodies {
-						if accepted[body] != 1 {
-							t.Errorf("seed %d: %s of %s was accepted %d times, want once", seed, body, group, accepted[body])
-						}
+						expect.Equal(t, fmt.Sprintf("seed %d: how often %s of %s was accepted", seed, body, group), accepted[body], 1)
 						if name.FIFO() && (i >= len(order[group]) || order[group][i] != body) {
 							t.Fatalf("seed %d: the order of %s is %v, want %v", seed, group, order[group], bodies)
 						}

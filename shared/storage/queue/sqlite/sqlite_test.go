@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue/queuetest"
 	store "github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // backend is a [Queues] with its file.
@@ -27,9 +28,7 @@ func open(t testing.TB, path string, opts Options) *Queues {
 func start(t testing.TB, path string, file store.Options, opts Options) (q *Queues, end func()) {
 	t.Helper()
 	db, err := store.Open(path, file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	opts.Log = slog.New(slog.DiscardHandler)
 	if q, err = Open(db.Engine(), opts); err != nil {
 		t.Fatal(err)

@@ -5,15 +5,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	store "github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // inBubble runs a test in a synctest bubble, with queues in memory.
@@ -24,9 +28,7 @@ func inBubble(t *testing.T, opts Options, test func(t *testing.T, q *Queues)) {
 
 func send(t *testing.T, q *Queues, name queue.Name, msgs ...queue.Outgoing) {
 	t.Helper()
-	if err := q.Send(context.Background(), name, msgs...); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, q.Send(context.Background(), name, msgs...))
 }
 
 // arrivals collects bodies with the time since the test began.
@@ -108,9 +110,7 @@ func TestTimes(t *testing.T) {
 				t.Errorf("got %+v after %d calls, want a dead letter in group g after 12", m, len(times))
 			}
 			var l queue.DeadLetter
-			if err := json.Unmarshal(m.Body, &l); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, json.Unmarshal(m.Body, &l))
 			want := queue.DeadLetter{
 				V: 2, Queue: queue.Slow, Reason: queue.ReasonReceives, Message: "1", Sent: m.Sent, Dead: l.Dead, Received: 12, Group: "g", Body: `m "quoted" ä`,
 			}
@@ -125,18 +125,14 @@ func TestTimes(t *testing.T) {
 			defer run(q, queue.Slow, queue.ConsumeOptions{Concurrency: 2}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
 				a.add(batch)
 				<-ctx.Done()
-				if took := time.Since(a.start); took != 30*time.Second {
-					t.Errorf("the context ended after %v, want the visibility", took)
-				}
+				expect.Equal(t, "the time until the context ended", time.Since(a.start), 30*time.Second)
 				time.Sleep(time.Hour)
 				return nil, nil // late, but still the result
 			})()
 			send(t, q, queue.Slow, text("m", 0))
 			time.Sleep(3 * time.Hour)
 			a.want(t, "m@0s#1")
-			if n := rowsOf(t, q, queue.Slow); n != 0 {
-				t.Errorf("%d rows, want none", n)
-			}
+			expect.Equal(t, "rows", rowsOf(t, q, queue.Slow), 0)
 		})
 	})
 	t.Run("a_message_that_failed_with_others_is_redelivered_alone", func(t *testing.T) {
@@ -186,9 +182,7 @@ func TestTimes(t *testing.T) {
 			synctest.Wait()
 			(&settling{queue: mq}).Done(errors.New("the database is locked"))
 			time.Sleep(retryAfter + time.Second)
-			if n := rowsOf(t, q, queue.Slow); n != 0 {
-				t.Errorf("%d rows, want none", n)
-			}
+			expect.Equal(t, "rows", rowsOf(t, q, queue.Slow), 0)
 		})
 	})
 	t.Run("a_settlement_that_could_not_be_written_is_written_later", func(t *testing.T) {
@@ -209,13 +203,133 @@ func TestTimes(t *testing.T) {
 				t.Fatalf("%d messages to delete, want 1", len(job.taken.accepted))
 			}
 			job.Done(errors.New("disk full"))
-			if n := rowsOf(t, q, queue.Slow); n != 1 {
-				t.Errorf("%d rows before, want 1", n)
-			}
+			expect.Equal(t, "rows before", rowsOf(t, q, queue.Slow), 1)
 			time.Sleep(retryAfter + time.Second)
-			if n := rowsOf(t, q, queue.Slow); n != 0 {
-				t.Errorf("%d rows after, want none", n)
+			expect.Equal(t, "rows after", rowsOf(t, q, queue.Slow), 0)
+		})
+	})
+}
+
+// TestDelaysAfterTheClockWentBack sets the clock of the machine back by a day and by some minutes. Timers continue, as they do
+// on a machine.
+func TestDelaysAfterTheClockWentBack(t *testing.T) {
+	text := func(body string, delay time.Duration) queue.Outgoing {
+		return queue.Outgoing{Body: []byte(body), Delay: delay}
+	}
+	for name, back := range map[string]time.Duration{"by a day": 24 * time.Hour, "by ten minutes": 10 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var ahead atomic.Int64
+				ahead.Store(int64(back))
+				now := func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+				q, end := start(t, store.Memory, store.Options{SweepEvery: -1, Engine: engine.Options{Now: now}}, Options{})
+				defer end()
+				arrived := map[string]time.Duration{}
+				var stop func()
+				start := time.Now()
+				read := func() {
+					stop = run(q, queue.Slow, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+						for _, m := range batch {
+							if _, again := arrived[string(m.Body)]; again {
+								t.Errorf("got %s twice, want it once", m.Body)
+							}
+							arrived[string(m.Body)] = time.Since(start)
+						}
+						return nil, nil
+					})
+				}
+				read()
+				send(t, q, queue.Slow, text("before", time.Second))
+				time.Sleep(2 * time.Second)
+				stop()
+				if arrived["before"] != time.Second {
+					t.Fatalf("got the first message after %v, want 1s", arrived["before"])
+				}
+				send(t, q, queue.Slow, text("in memory", time.Second)) // becomes ready while there is no consumer
+				time.Sleep(2 * time.Second)
+				send(t, q, queue.Slow, text("waiting", 5*time.Second))
+
+				ahead.Store(0)
+				start = time.Now()
+				send(t, q, queue.Slow, text("after", 5*time.Second))
+				read()
+				time.Sleep(20 * time.Minute)
+				stop()
+				for body, want := range map[string][2]time.Duration{
+					"in memory": {0, 0},
+					"after":     {5 * time.Second, 5 * time.Second},
+					"waiting":   {0, min(back, 2*time.Minute) + queue.MaxDelay}, // at most the longest delay, if the step of the clock is too small to be noticed
+				} {
+					if got, ok := arrived[body]; !ok || got < want[0] || got > want[1] {
+						t.Errorf("got %q after %v (%v), want %v to %v", body, got, ok, want[0], want[1])
+					}
+				}
+				if got := arrived["waiting"]; back > queue.MaxDelay && got > time.Minute {
+					t.Errorf("got the message that was due in a day after %v, want it within a minute", got)
+				}
+				expect.Equal(t, "rows in the end", rowsOf(t, q, queue.Slow), 0)
+			})
+		})
+	}
+}
+
+// blocking is a job that holds up the writer until it is released.
+type blocking struct{ began, release chan struct{} }
+
+func (b *blocking) Apply(*engine.Tx) error { close(b.began); <-b.release; return nil }
+func (*blocking) Done(error)               {}
+
+func TestDiscard(t *testing.T) {
+	const rows = discardRows + 10
+	delayed := func(i int) queue.Outgoing {
+		return queue.Outgoing{Body: fmt.Appendf(nil, `{"sub":"sub_%032d","n":2}`, i), Delay: time.Minute}
+	}
+	t.Run("given delayed messages, when some texts are discarded, the messages with them are never delivered", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			var msgs []queue.Outgoing
+			for i := range rows {
+				msgs = append(msgs, delayed(i))
 			}
+			send(t, q, queue.Slow, msgs...)
+			send(t, q, queue.Slow, queue.Outgoing{Body: msgs[3].Body}) // due, so it stays
+			texts := []string{"text that no message has", "x"}
+			for i := range rows - 5 {
+				texts = append(texts, fmt.Sprintf("sub_%032d", i))
+			}
+			expect.OK(t, q.Discard(t.Context(), queue.Slow, texts...))
+			if d := depth(t, q, queue.Slow); d.Delayed != 5 || d.Visible != 1 {
+				t.Errorf("got depth %+v, want 5 delayed and 1 visible", d)
+			}
+			got := map[string]int{}
+			stop := run(q, queue.Slow, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				for _, m := range batch {
+					got[string(m.Body)]++
+				}
+				return nil, nil
+			})
+			time.Sleep(2 * time.Minute)
+			stop()
+			if len(got) != 6 || got[string(msgs[3].Body)] != 1 || got[string(msgs[rows-1].Body)] != 1 {
+				t.Errorf("got %v, want the last five and the one that was due", got)
+			}
+		})
+	})
+	t.Run("given a busy writer, when texts are discarded that no message has, the search does not wait for it", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			q := open(t, filepath.Join(t.TempDir(), "q.db"), Options{})
+			send(t, q, queue.Slow, delayed(1), delayed(2))
+			b := &blocking{make(chan struct{}), make(chan struct{})}
+			go func() { _ = q.engine.Do(context.Background(), b) }()
+			<-b.began
+			var err error
+			done := false
+			go func() { err = q.Discard(context.Background(), queue.Slow, "sub_other"); done = true }()
+			synctest.Wait()
+			if !done || err != nil {
+				t.Errorf("got done %v, %v while the writer was busy, want it done", done, err)
+			}
+			close(b.release)
+			synctest.Wait()
 		})
 	})
 }

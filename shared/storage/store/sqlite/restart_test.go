@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func lastStamp(t *testing.T, db *DB) int64 {
@@ -26,17 +27,13 @@ func lastStamp(t *testing.T, db *DB) int64 {
 		t.Fatalf("%d items, %v", len(page.Items), err)
 	}
 	stamp, err := strconv.ParseInt(page.Items[0].Sort, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return stamp
 }
 
 func mustWrite(t *testing.T, db *DB, ops ...store.Op) {
 	t.Helper()
-	if err := db.Write(context.Background(), ops...); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, db.Write(context.Background(), ops...))
 }
 
 func logged(span int) store.Op {
@@ -74,18 +71,14 @@ func TestStampsNeverGoBack(t *testing.T) {
 		t.Run(step.name, func(t *testing.T) {
 			clock.us.Store(start + step.clock)
 			db, err := Open(path, opts)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			defer db.Close()
 			mustWrite(t, db, logged(step.span))
 			got := lastStamp(t, db)
 			if got != step.want || got <= last {
 				t.Errorf("got stamp %d after %d, want %d", got, last, step.want)
 			}
-			if end := db.End(); end != got {
-				t.Errorf("the end is %d, want %d", end, got)
-			}
+			expect.Equal(t, "the end", db.End(), got)
 			last = got
 			if step.restart {
 				mustWrite(t, db, store.Delete(store.Key{Table: store.Log, Partition: "p", Sort: fmt.Sprintf("%016d", got)}))
@@ -103,9 +96,7 @@ func TestAFailedCommitDoesNotLoseTheLimitOfStamps(t *testing.T) {
 	for _, job := range []engine.Job{
 		waitFor(gate), &write{db: db, ops: []store.Op{logged(maxSpan)}}, sql("this is no SQL"),
 	} {
-		if err := db.engine.Post(job); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, db.engine.Post(job))
 	}
 	close(gate)
 	mustWrite(t, db, logged(1))
@@ -125,9 +116,7 @@ func limitInFile(t *testing.T, db *DB) (n int64) {
 		n, err = c.Int("SELECT last FROM stamps")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return n
 }
 
@@ -146,9 +135,7 @@ func TestExpiredItemsAreRemoved(t *testing.T) {
 		}
 		ops = append(ops, store.Put(item))
 	}
-	if err := db.WriteAll(context.Background(), ops...); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, db.WriteAll(context.Background(), ops...))
 	for _, step := range []struct {
 		after time.Duration
 		want  int
@@ -164,18 +151,10 @@ func TestExpiredItemsAreRemoved(t *testing.T) {
 func TestAFileOfALaterReleaseIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.db")
 	db, err := Open(path, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := db.engine.Do(context.Background(), sql(fmt.Sprintf("PRAGMA user_version=%d", schemaVersion+1))); err != nil {
-		t.Fatal(err)
-	}
-	if err := db.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Open(path, Options{}); !fault.Is(err, fault.Unsupported) {
-		t.Errorf("got %v", err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, db.engine.Do(context.Background(), sql(fmt.Sprintf("PRAGMA user_version=%d", schemaVersion+1))))
+	expect.OK(t, db.Close())
+	expect.Fault(t, "the call", expect.ErrOf(Open(path, Options{})), fault.Unsupported)
 }
 
 type sql string
@@ -201,28 +180,20 @@ func TestAKilledProcessLosesNoAnsweredWrite(t *testing.T) {
 		child.Env = append(os.Environ(), crashFile+"="+path)
 		child.Stderr = os.Stderr
 		out, err := child.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := child.Start(); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
+		expect.OK(t, child.Start())
 		lines := bufio.NewScanner(out)
 		for n := 0; lines.Scan(); n++ {
 			acknowledged[lines.Text()] = true
 			if n == 200*(round+1) {
-				if _, err := Open(path, Options{}); !fault.Is(err, fault.Conflict) {
-					t.Errorf("opening the file while another process has it: %v", err)
-				}
+				expect.Fault(t, "opening the file while another process has it", expect.ErrOf(Open(path, Options{})), fault.Conflict)
 				_ = child.Process.Kill()
 			}
 		}
 		_ = child.Wait()
 
 		db, err := Open(path, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for line := range acknowledged {
 			items, err := db.Get(context.Background(),
 				store.Key{Table: store.Subscriptions, Partition: "p", Sort: line}, store.Key{Table: store.Deliveries, Partition: line, Sort: "s"})
@@ -240,9 +211,7 @@ func TestAKilledProcessLosesNoAnsweredWrite(t *testing.T) {
 		} else {
 			newest = stamp
 		}
-		if err := db.Close(); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, db.Close())
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // job is a [Job] of functions.
@@ -33,9 +34,7 @@ func exec(sql string) job { return job{apply: func(tx *Tx) error { return tx.Exe
 func openAt(t *testing.T, path string) *Engine {
 	t.Helper()
 	e, err := Open(path, Options{Readers: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Errorf("Close: %v", err)
@@ -54,9 +53,7 @@ func openTable(t *testing.T) *Engine {
 
 func do(t *testing.T, e *Engine, j Job) {
 	t.Helper()
-	if err := e.Do(context.Background(), j); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, e.Do(context.Background(), j))
 }
 
 func insert(i int64, s string) job {
@@ -75,9 +72,7 @@ func number(t *testing.T, e *Engine, sql string) (n int64) {
 		n, err = c.Int(sql)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return n
 }
 
@@ -87,9 +82,7 @@ func hold(t *testing.T, e *Engine) (release func()) {
 	t.Helper()
 	holding, released := make(chan struct{}), make(chan struct{})
 	err := e.Post(job{apply: func(*Tx) error { close(holding); <-released; return nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	<-holding
 	return func() { close(released) }
 }
@@ -103,18 +96,12 @@ func TestWaitingJobsShareACommit(t *testing.T) {
 		inner := insert(i, "x")
 		j := job{apply: func(tx *Tx) error { attempts[tx.Attempt]++; return inner.apply(tx) }, done: func(error) { all.Done() }}
 		all.Add(1)
-		if err := e.Post(j); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, e.Post(j))
 	}
 	release()
 	all.Wait()
-	if len(attempts) != 1 {
-		t.Errorf("20 waiting jobs took %d transactions", len(attempts))
-	}
-	if n := number(t, e, "SELECT count(*) FROM n"); n != 20 {
-		t.Errorf("%d rows, want 20", n)
-	}
+	expect.Equal(t, "transactions of 20 waiting jobs", len(attempts), 1)
+	expect.Equal(t, "rows", number(t, e, "SELECT count(*) FROM n"), 20)
 }
 
 func TestAJobThatFailsHarmsNoOther(t *testing.T) {
@@ -137,9 +124,7 @@ func TestAJobThatFailsHarmsNoOther(t *testing.T) {
 				}
 				all.Add(1)
 				inner.done = func(err error) { results[i] = err; all.Done() }
-				if err := e.Post(inner); err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, e.Post(inner))
 			}
 			release()
 			all.Wait()
@@ -148,9 +133,7 @@ func TestAJobThatFailsHarmsNoOther(t *testing.T) {
 					t.Errorf("job %d: %v", i, err)
 				}
 			}
-			if n := number(t, e, "SELECT count(*) FROM n") - before; n != 4 {
-				t.Errorf("%d rows came in, want 4", n)
-			}
+			expect.Equal(t, "rows that came in", number(t, e, "SELECT count(*) FROM n")-before, 4)
 		})
 	}
 }
@@ -170,9 +153,7 @@ func TestDoWithAContextThatEnds(t *testing.T) {
 	}
 	release()
 	do(t, e, insert(2, "x"))
-	if n := number(t, e, "SELECT count(*) FROM n WHERE i=1"); n != 0 {
-		t.Error("the job was applied although its caller was told otherwise")
-	}
+	expect.Equal(t, "rows of a job that failed", number(t, e, "SELECT count(*) FROM n WHERE i=1"), 0)
 }
 
 func TestCloseCommitsWhatWaitsAndRefusesTheRest(t *testing.T) {
@@ -181,23 +162,13 @@ func TestCloseCommitsWhatWaitsAndRefusesTheRest(t *testing.T) {
 	do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
 	release := hold(t, e)
 	for i := range int64(10) {
-		if err := e.Post(insert(i, "x")); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, e.Post(insert(i, "x")))
 	}
 	release()
-	if err := e.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Do(context.Background(), insert(11, "x")); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("Do after Close: %v", err)
-	}
-	if err := e.Read(context.Background(), func(*Conn) error { return nil }); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("Read after Close: %v", err)
-	}
-	if n := number(t, openAt(t, path), "SELECT count(*) FROM n"); n != 10 {
-		t.Errorf("%d rows after reopening, want 10", n)
-	}
+	expect.OK(t, e.Close())
+	expect.Fault(t, "Do after Close", e.Do(context.Background(), insert(11, "x")), fault.Unavailable)
+	expect.Fault(t, "Read after Close", e.Read(context.Background(), func(*Conn) error { return nil }), fault.Unavailable)
+	expect.Equal(t, "rows after reopening", number(t, openAt(t, path), "SELECT count(*) FROM n"), 10)
 }
 
 func TestASecondServerIsRefused(t *testing.T) {
@@ -207,18 +178,14 @@ func TestASecondServerIsRefused(t *testing.T) {
 	if !fault.Is(err, fault.Conflict) || !strings.Contains(err.Error(), "another server") {
 		t.Errorf("got %v", err)
 	}
-	if err := e.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, e.Close())
 	openAt(t, path) // the file is free again
 }
 
 func TestOpenTellsWhatIsWrong(t *testing.T) {
 	dir := t.TempDir()
 	noDB := filepath.Join(dir, "no.db")
-	if err := os.WriteFile(noDB, []byte(strings.Repeat("this is no database", 400)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(noDB, []byte(strings.Repeat("this is no database", 400)), 0o600))
 	for path, want := range map[string]string{
 		filepath.Join(dir, "nowhere", "e.db"): "unable to open",
 		noDB:                                  "not a database",
@@ -235,9 +202,7 @@ func TestTheFileIsForItsOwnerOnly(t *testing.T) {
 	do(t, e, exec("CREATE TABLE n (i INTEGER)"))
 	for _, suffix := range []string{"", "-wal", "-shm"} {
 		info, err := os.Stat(path + suffix)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if mode := info.Mode().Perm(); mode != 0o600 {
 			t.Errorf("mode of e.db%s is %o", suffix, mode)
 		}
@@ -307,16 +272,12 @@ func TestTheLogStartsOverUnderSteadyLoad(t *testing.T) {
 	var frames int
 	for range rounds {
 		do(t, e, fill)
-		if err := e.checkpoint(); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, e.checkpoint())
 		// The first write may be in one commit with the job that starts the log over. The second one is the log's first frame.
 		do(t, e, exec("UPDATE n SET i=i WHERE i=0"))
 		do(t, e, exec("UPDATE n SET i=i WHERE i=0"))
 		err := e.Read(ctx, func(c *Conn) (err error) { frames, _, err = c.checkpoint("PASSIVE"); return err })
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if frames > 0 && frames < e.maxFrames { // 0 while the engine makes a checkpoint
 			return
 		}
@@ -339,9 +300,7 @@ func TestSnapshotSeesOneCommit(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 }
 
 func TestValuesOfAllSizes(t *testing.T) {
@@ -371,9 +330,7 @@ func TestValuesOfAllSizes(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 	}
 }
 
@@ -382,23 +339,15 @@ func TestALazyJobRidesAlongOrGoesAlone(t *testing.T) {
 	attempts := make(chan int64, 2)
 	lazy := job{apply: func(tx *Tx) error { attempts <- tx.Attempt; return nil }}
 	release := hold(t, e)
-	if err := e.Lazily(lazy); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, e.Lazily(lazy))
 	var other int64
 	var all sync.WaitGroup
 	all.Add(1)
-	if err := e.Post(job{apply: func(tx *Tx) error { other = tx.Attempt; return nil }, done: func(error) { all.Done() }}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, e.Post(job{apply: func(tx *Tx) error { other = tx.Attempt; return nil }, done: func(error) { all.Done() }}))
 	release()
 	all.Wait()
-	if got := <-attempts; got != other {
-		t.Errorf("the lazy job had transaction %d, the other one %d", got, other)
-	}
-	if err := e.Lazily(lazy); err != nil {
-		t.Fatal(err)
-	}
+	expect.Equal(t, "the transaction of the lazy job", <-attempts, other)
+	expect.OK(t, e.Lazily(lazy))
 	if got := <-attempts; got <= other {
 		t.Errorf("alone, the lazy job had transaction %d after %d", got, other)
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // filled makes a closed file with some hundred pages.
@@ -19,16 +20,12 @@ func filled(t *testing.T) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "e.db")
 	e, err := Open(path, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
 	for i := range int64(300) {
 		do(t, e, insert(i, strings.Repeat("x", 3000)))
 	}
-	if err := e.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, e.Close())
 	return path
 }
 
@@ -36,17 +33,13 @@ func filled(t *testing.T) (path string) {
 func garbage(t *testing.T, path string, at int64, n int) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer f.Close()
 	b := make([]byte, n)
 	for i := range b {
 		b[i] = byte(rand.Uint32())
 	}
-	if _, err := f.WriteAt(b, at); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(f.WriteAt(b, at)))
 }
 
 func TestADamagedFileIsRefused(t *testing.T) {
@@ -55,9 +48,7 @@ func TestADamagedFileIsRefused(t *testing.T) {
 		"schema": func(t *testing.T, path string) { garbage(t, path, 100, 3900) },
 		"a page": func(t *testing.T, path string) { garbage(t, path, 5*4096, 64*4096) },
 		"cut": func(t *testing.T, path string) {
-			if err := os.Truncate(path, 100*4096); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, os.Truncate(path, 100*4096))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -98,12 +89,8 @@ func TestHealthFollowsTheLastWrite(t *testing.T) {
 	}
 	// An idle server finds out by itself that the disk takes writes again. Only a write tells, not an empty commit.
 	deadline := time.After(20 * time.Second)
-	if err := e.Do(context.Background(), exec("SELECT 1")); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Health(); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("after the write that failed: %v", err)
-	}
+	expect.OK(t, e.Do(context.Background(), exec("SELECT 1")))
+	expect.Fault(t, "after the write that failed", e.Health(), fault.Unavailable)
 	for e.Health() != nil {
 		select {
 		case <-time.After(10 * time.Millisecond):
@@ -133,9 +120,7 @@ func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
 	for name, path := range map[string]string{"file": filepath.Join(t.TempDir(), "e.db"), "memory": Memory} {
 		t.Run(name, func(t *testing.T) {
 			e, err := Open(path, Options{Readers: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			defer e.Close()
 			do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
 			do(t, e, insert(1, "x"))
@@ -159,9 +144,7 @@ func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
 				do(t, e, insert(10+rows, "x"))
 				err := e.Snapshot(context.Background(), func(c *Conn) error {
 					got, err := c.Int("SELECT count(*) FROM n")
-					if got != rows+1 {
-						t.Errorf("after a panic in a %s: %d rows, want %d", name, got, rows+1)
-					}
+					expect.Equal(t, "rows after a panic in a "+name, got, rows+1)
 					return err
 				})
 				if err != nil {
@@ -175,9 +158,7 @@ func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
 func size(t *testing.T, path string) int64 {
 	t.Helper()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return info.Size()
 }
 
@@ -193,18 +174,14 @@ func TestTheFileShrinks(t *testing.T) {
 			return nil
 		}})
 		do(t, e, exec("DELETE FROM n"))
-		if err := e.Shrink(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, e.Shrink(context.Background()))
 	}
 	t.Run("new", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "e.db")
 		e := openAt(t, path)
 		do(t, e, exec(table))
 		fill(t, e)
-		if err := e.Close(); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, e.Close())
 		if got := size(t, path); got > (keepFree+100)*4096 {
 			t.Errorf("%d bytes are left of 8 million", got)
 		}
@@ -212,12 +189,8 @@ func TestTheFileShrinks(t *testing.T) {
 	t.Run("of_an_earlier_release", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "e.db")
 		c, err := openConn(path, "journal_mode=WAL")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Exec(table); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
+		expect.OK(t, c.Exec(table))
 		c.close()
 		e := openAt(t, path)
 		fill(t, e)
@@ -233,9 +206,7 @@ func TestTheFileShrinks(t *testing.T) {
 func TestStatsOfAnyPath(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "link")
-	if err := os.Symlink(t.TempDir(), link); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.Symlink(t.TempDir(), link))
 	for _, path := range []string{filepath.Join(dir, "a b?c=d#e%20&f.db"), filepath.Join(link, "e.db")} {
 		e := openAt(t, path)
 		do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
@@ -259,9 +230,7 @@ func TestStats(t *testing.T) {
 		do(t, e, insert(i, "x"))
 	}
 	after := e.Stats()
-	if got := after.Commits - before.Commits; got != 10 {
-		t.Errorf("%d commits, want 10", got)
-	}
+	expect.Equal(t, "commits", after.Commits-before.Commits, 10)
 	// The checkpoint syncs twice, and once more where the log starts over.
 	if got, most := after.Syncs-before.Syncs, 10+3*(after.Checkpoints-before.Checkpoints+1); got < 10 || got > most {
 		t.Errorf("%d syncs, want 10 to %d", got, most)

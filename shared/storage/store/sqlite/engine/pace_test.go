@@ -1,10 +1,16 @@
 package engine
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // slowCommits calls test in a bubble, with an engine and a job whose commit takes as long as a sync.
@@ -24,9 +30,7 @@ func TestACommitWaitsForOtherJobsOnlyUnderLoad(t *testing.T) {
 			for range n {
 				do(t, e, sleeping)
 			}
-			if took := time.Since(start); took != n*length {
-				t.Errorf("got %v for %d commits, want %v", took, n, n*length)
-			}
+			expect.Equal(t, fmt.Sprintf("the time of %d commits", n), time.Since(start), n*length)
 		})
 	})
 	t.Run("many_per_second", func(t *testing.T) {
@@ -90,9 +94,7 @@ func TestACommitWaitsForOtherJobsOnlyUnderLoad(t *testing.T) {
 func lazily(t *testing.T, e *Engine, delay time.Duration) <-chan error {
 	t.Helper()
 	done := make(chan error, 1)
-	if err := e.Within(delay, job{apply: func(*Tx) error { return nil }, done: func(err error) { done <- err }}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, e.Within(delay, job{apply: func(*Tx) error { return nil }, done: func(err error) { done <- err }}))
 	return done
 }
 
@@ -100,26 +102,20 @@ func TestALazyJobRidesAlong(t *testing.T) {
 	slowCommits(t, func(t *testing.T, e *Engine, sleeping Job, length time.Duration) {
 		start := time.Now()
 		<-lazily(t, e, lazyDelay)
-		if took := time.Since(start); took != lazyDelay {
-			t.Errorf("a single job took %v, want %v", took, lazyDelay)
-		}
+		expect.Equal(t, "the time of a single job", time.Since(start), lazyDelay)
 		// A job with a shorter delay commits the other too.
 		start = time.Now()
 		first, second := lazily(t, e, lazyDelay), lazily(t, e, lazyDelay/10)
 		<-first
 		<-second
-		if took := time.Since(start); took != lazyDelay/10 {
-			t.Errorf("with one that waits %v it took %v", lazyDelay/10, took)
-		}
+		expect.Equal(t, "the time with one that waits a tenth", time.Since(start), lazyDelay/10)
 		// Others that come do not put it off, and take it along.
 		start = time.Now()
 		done := lazily(t, e, lazyDelay)
 		time.Sleep(10 * time.Millisecond)
 		do(t, e, sleeping)
 		<-done
-		if took := time.Since(start); took != 10*time.Millisecond+length {
-			t.Errorf("with company it took %v", took)
-		}
+		expect.Equal(t, "the time with company", time.Since(start), 10*time.Millisecond+length)
 		// Ever more lazy ones wait no longer than the first.
 		start = time.Now()
 		done = lazily(t, e, lazyDelay)
@@ -132,4 +128,54 @@ func TestALazyJobRidesAlong(t *testing.T) {
 			t.Errorf("ten lazy jobs took %v", took)
 		}
 	})
+}
+
+func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
+	for name, tt := range map[string]struct {
+		remove, restore func(path string) error
+	}{
+		"OPS-16 a database that is removed":       {os.Remove, nil},
+		"OPS-16 a log that is removed":            {func(path string) error { return os.Remove(path + "-wal") }, nil},
+		"OPS-16 a database that is replaced":      {func(path string) error { return replace(path) }, nil},
+		"OPS-16 a folder that is moved, and back": {func(path string) error { return move(path, ".old") }, func(path string) error { return move(path+".old", "") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filled(t)
+			e, err := Open(path, Options{})
+			expect.OK(t, err)
+			do(t, e, insert(100_000, "kept"))
+			expect.OK(t, tt.remove(path))
+			expect.Fault(t, "a write", e.Do(t.Context(), insert(100_001, "lost")), fault.Unavailable)
+			expect.Fault(t, "the health", e.Health(), fault.Unavailable)
+			if tt.restore == nil {
+				expect.Fault(t, "the close", e.Close(), fault.Unavailable)
+				return
+			}
+			expect.OK(t, tt.restore(path))
+			if err := e.Health(); err != nil {
+				t.Errorf("health got %v although the files are back", err)
+			}
+			do(t, e, insert(100_001, "kept, too"))
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// replace puts another file in the place of the one at path.
+func replace(path string) error {
+	if err := os.WriteFile(path+".new", nil, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// move moves the folder of the file at path, which has the ending from already, to one with the ending to.
+func move(path, to string) error {
+	if to != "" {
+		return os.Rename(filepath.Dir(path), filepath.Dir(path)+to)
+	}
+	dir := filepath.Dir(path)
+	return os.Rename(dir+".old", dir)
 }
