@@ -2,19 +2,26 @@ package sqs
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/queue/queuetest"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestMain(m *testing.M) {
@@ -29,9 +36,7 @@ func open(t testing.TB, endpoint string) *Queues {
 	t.Helper()
 	client := sqs.NewFromConfig(awslocal.Config(endpoint))
 	urls, err := create(t.Context(), client, fmt.Sprintf("t%d-%d-", time.Now().UnixNano(), created.Add(1)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return New(client, urls, slog.New(slog.DiscardHandler))
 }
 
@@ -41,9 +46,7 @@ func send(t *testing.T, q *Queues, name queue.Name, group string, bodies ...stri
 	for _, body := range bodies {
 		msgs = append(msgs, queue.Outgoing{Body: []byte(body), Group: group})
 	}
-	if err := q.Send(t.Context(), name, msgs...); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, q.Send(t.Context(), name, msgs...))
 }
 
 func BenchmarkSendAndConsume(b *testing.B) {
@@ -71,4 +74,151 @@ func BenchmarkSendAndConsume(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+}
+
+func TestQueuesOnElasticMQ(t *testing.T) {
+	t.Parallel()
+	suite(t, awslocal.Start(t, awslocal.SQS).SQS)
+}
+
+// The local AWS mode runs on such an emulator, so the queues must work there too.
+func TestQueuesOnMiniStack(t *testing.T) {
+	t.Parallel()
+	suite(t, awslocal.Start(t, awslocal.MiniStack).MiniStack)
+}
+
+func suite(t *testing.T, endpoint string) {
+	queuetest.Run(t, func(t *testing.T) queuetest.Backend { return backend{open(t, endpoint)} })
+}
+
+type backend struct{ *Queues }
+
+func (backend) Grain() time.Duration { return time.Second }
+
+// create makes the queues, as template.yaml does on AWS, with names that start with prefix, and returns their URLs for
+// [New].
+func create(ctx context.Context, client *sqs.Client, prefix string) (func(queue.Name) string, error) {
+	urls := map[queue.Name]string{}
+	for _, name := range queue.Names() {
+		full, attributes := prefix+string(name), map[string]string{}
+		if name.FIFO() {
+			full += ".fifo"
+			maps.Copy(attributes, map[string]string{
+				string(types.QueueAttributeNameFifoQueue):           "true",
+				string(types.QueueAttributeNameDeduplicationScope):  "messageGroup",
+				string(types.QueueAttributeNameFifoThroughputLimit): "perMessageGroupId",
+			})
+		}
+		out, err := client.CreateQueue(ctx, &sqs.CreateQueueInput{QueueName: aws.String(full), Attributes: attributes})
+		if err != nil {
+			return nil, failure(err, "creating queue %s", full)
+		}
+		urls[name] = *out.QueueUrl
+	}
+	return func(name queue.Name) string { return urls[name] }, nil
+}
+
+// ElasticMQ moves messages to dead-letter queues as SQS does; MiniStack ignores redrive policies.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	q := open(t, awslocal.Start(t, awslocal.SQS).SQS)
+	redrive(t, q, queue.Inbox)
+	in := &sqs.SendMessageInput{
+		QueueUrl: aws.String(q.urls[queue.Inbox]), MessageBody: aws.String("poison"),
+		MessageAttributes: map[string]types.MessageAttributeValue{"team": {DataType: aws.String("String"), StringValue: aws.String("red")}},
+	}
+	expect.OK(t, expect.ErrOf(q.client.SendMessage(t.Context(), in)))
+	moved(t, q, queue.Inbox)
+	send(t, q, queue.Dead, "", texts(24)...)
+
+	var got []queue.Message
+	accept := func(_ context.Context, batch []queue.Message) ([]string, error) {
+		got = append(got, batch...)
+		return nil, nil
+	}
+	t.Run("OPS-04 given a message that fails, then it stays and all others are accepted and deleted", func(t *testing.T) {
+		fails := ""
+		n, err := q.Drain(t.Context(), q.urls[queue.Dead], "", func(_ context.Context, batch []queue.Message) (failed []string, err error) {
+			if fails == "" {
+				fails = batch[len(batch)-1].ID // not the message that SQS moved, which is the oldest
+			}
+			for _, m := range batch {
+				if m.ID == fails {
+					failed = append(failed, m.ID)
+				} else {
+					got = append(got, m)
+				}
+			}
+			return failed, nil
+		})
+		if err == nil || n != 24 || len(got) != 24 {
+			t.Errorf("accepted %d messages, handled %d, %v; want 24 and an error", n, len(got), err)
+		}
+		if depth, err := q.depth(t.Context(), queue.Dead); err != nil || depth.InFlight != 1 || depth.Visible != 0 {
+			t.Errorf("got %+v, %v, want the failed message in flight", depth, err)
+		}
+	})
+	t.Run("AWS-07 a message that SQS moved has its queue, its attributes and when it was sent", func(t *testing.T) {
+		i := slices.IndexFunc(got, func(m queue.Message) bool { return string(m.Body) == "poison" })
+		if i < 0 {
+			t.Fatal("it is not there")
+		}
+		if m := got[i]; m.From != queue.Inbox || m.Attributes["team"] != "red" || time.Since(m.Sent) > time.Minute {
+			t.Errorf("got %+v", m)
+		}
+		others := slices.DeleteFunc(slices.Clone(got), func(m queue.Message) bool { return m.From == "" })
+		expect.Equal(t, "letters that say that SQS moved them", len(others), 1)
+	})
+	t.Run("OPS-04 a queue's own dead-letter queue stands for what SQS does not say", func(t *testing.T) {
+		send(t, q, queue.Dead, "", "one")
+		got = nil
+		if _, err := q.Drain(t.Context(), q.urls[queue.Dead], queue.Events, accept); err != nil || len(got) != 1 || got[0].From != queue.Events {
+			t.Errorf("got %+v, %v", got, err)
+		}
+	})
+	t.Run("OPS-04 given a batch of which all messages fail, then the others wait for the next call", func(t *testing.T) {
+		send(t, q, queue.Dead, "", texts(24)...)
+		calls := 0
+		n, err := q.Drain(t.Context(), q.urls[queue.Dead], "", func(_ context.Context, batch []queue.Message) ([]string, error) {
+			calls++
+			return listIDs(batch), nil
+		})
+		if err == nil || n != 0 || calls != 1 {
+			t.Errorf("accepted %d messages in %d batches, %v; want an error after the first batch", n, calls, err)
+		}
+	})
+}
+
+func texts(n int) (bodies []string) {
+	for i := range n {
+		bodies = append(bodies, fmt.Sprint("letter ", i))
+	}
+	return bodies
+}
+
+// redrive has SQS move messages of a queue to the dead queue after one receive.
+func redrive(t *testing.T, q *Queues, name queue.Name) {
+	t.Helper()
+	out, err := q.client.GetQueueAttributes(t.Context(), &sqs.GetQueueAttributesInput{
+		QueueUrl: aws.String(q.urls[queue.Dead]), AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameQueueArn},
+	})
+	expect.OK(t, err)
+	policy, _ := json.Marshal(map[string]string{"deadLetterTargetArn": out.Attributes["QueueArn"], "maxReceiveCount": "1"})
+	_, err = q.client.SetQueueAttributes(t.Context(), &sqs.SetQueueAttributesInput{
+		QueueUrl: aws.String(q.urls[name]), Attributes: map[string]string{string(types.QueueAttributeNameRedrivePolicy): string(policy)},
+	})
+	expect.OK(t, err)
+}
+
+// moved receives a message of a queue until SQS moves it.
+func moved(t *testing.T, q *Queues, name queue.Name) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
+		_, err := q.client.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: aws.String(q.urls[name]), VisibilityTimeout: 1, WaitTimeSeconds: 1})
+		expect.OK(t, err)
+		if depth, err := q.depth(t.Context(), queue.Dead); err == nil && depth.Visible == 1 {
+			return
+		}
+	}
+	t.Fatal("SQS does not move the message")
 }

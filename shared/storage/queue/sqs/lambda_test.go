@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func record(id, group string) events.SQSMessage {
@@ -106,14 +107,10 @@ func TestAFunctionReportsFailedMessages(t *testing.T) {
 				}
 			}
 			got, err := (&fake{refuse: map[string]int{"": 100}}).queues().Lambda(func(_ context.Context, batch []queue.Message) ([]string, error) {
-				if len(batch) != len(records) {
-					t.Errorf("a batch of %d", len(batch))
-				}
+				expect.Equal(t, "the size of the batch", len(batch), len(records))
 				return tt.failed, nil
 			})(t.Context(), event)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if diff := cmp.Diff(Response(tt.want), got); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
 			}

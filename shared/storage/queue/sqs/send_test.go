@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // fake is SQS as far as requests go; it refuses entries of a batch as told.
@@ -122,16 +123,12 @@ func TestSendTakesFewRequests(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			f := &fake{}
-			if err := f.queues().Send(t.Context(), queue.Events, tt.msgs...); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, f.queues().Send(t.Context(), queue.Events, tt.msgs...))
 			var got []int
 			for _, bodies := range f.requests {
 				got = append(got, len(bodies))
 			}
-			if !slices.Equal(got, tt.want) {
-				t.Errorf("requests of %v messages, want %v", got, tt.want)
-			}
+			expect.List(t, "messages by request", got, tt.want)
 			if all := slices.Concat(f.requests...); len(tt.msgs) > 0 && strings.TrimSpace(all[0]) > strings.TrimSpace(all[len(all)-1]) && len(tt.msgs) < 10 {
 				t.Errorf("out of order: %q", all)
 			}
@@ -142,13 +139,9 @@ func TestSendTakesFewRequests(t *testing.T) {
 func TestRejectedEntriesOfABatchAreSentAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{refuse: map[string]int{"1": 2, "3": 1}}
-		if err := f.queues().Send(t.Context(), queue.Deliveries, outgoing(4, 1)...); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, f.queues().Send(t.Context(), queue.Deliveries, outgoing(4, 1)...))
 		want := "[[0 1 2 3] [1 3] [1]]"
-		if got := fmt.Sprint(f.requests); got != want {
-			t.Errorf("sent %s, want %s", got, want)
-		}
+		expect.Equal(t, "the requests", fmt.Sprint(f.requests), want)
 	})
 }
 
@@ -202,9 +195,7 @@ func TestSendRefusesInvalidMessages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := &fake{}
 			err := f.queues().Send(t.Context(), tt.name, queue.Outgoing{Body: []byte("{}"), Group: "g"}, tt.msg)
-			if !fault.Is(err, tt.kind) {
-				t.Errorf("got %v, want kind %v", err, tt.kind)
-			}
+			expect.Fault(t, "the request", err, tt.kind)
 			if len(f.requests) > 0 {
 				t.Error("something was sent")
 			}
@@ -215,7 +206,5 @@ func TestSendRefusesInvalidMessages(t *testing.T) {
 func TestSendEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := (&fake{}).queues().Send(ctx, queue.Slow, outgoing(100, 1)...); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got %v, want unavailable", err)
-	}
+	expect.Fault(t, "the request", (&fake{}).queues().Send(ctx, queue.Slow, outgoing(100, 1)...), fault.Unavailable)
 }
