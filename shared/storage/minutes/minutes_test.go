@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/minutes"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var key = store.Key{Table: store.Deliveries, Partition: "position", Sort: "-"}
@@ -24,9 +25,7 @@ type walk struct {
 
 func newWalk(t *testing.T) *walk {
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	return &walk{t, db, time.Date(2026, 11, 22, 12, 0, 30, 0, time.UTC)}
 }
@@ -157,22 +156,16 @@ func TestAWalkThatFoundNothingWritesItsPositionOnceInAWhile(t *testing.T) {
 			visited[minute] = true
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		items, err := w.db.Get(t.Context(), key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if items[0] != nil && items[0].Version != had {
 			had = items[0].Version
 			writes++
 		}
 		w.now = w.now.Add(time.Minute)
 	}
-	if writes != 3 {
-		t.Errorf("%d writes in two and a half hours, want 3", writes)
-	}
+	expect.Equal(t, "writes in two and a half hours", writes, 3)
 	for minute := began.Truncate(time.Minute); minute.Before(w.now.Truncate(time.Minute)); minute = minute.Add(time.Minute) {
 		if !visited[minute] {
 			t.Errorf("the minute %v was not visited", minute)

@@ -2,9 +2,11 @@ package settings_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,13 +18,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings/settingstest"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestWriteAndReadInSQLite(t *testing.T) {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer func() { _ = db.Close() }()
 	testWriteAndRead(t, db)
 }
@@ -31,9 +32,7 @@ func TestWriteAndRead(t *testing.T) {
 	db := settingstest.New()
 	testWriteAndRead(t, db)
 	db.Fail(fault.New(fault.Unavailable, "down"))
-	if _, err := Read(t.Context(), db, "d"); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got %v, want Unavailable", err)
-	}
+	expect.Fault(t, "the call", expect.ErrOf(Read(t.Context(), db, "d")), fault.Unavailable)
 }
 
 func testWriteAndRead(t *testing.T, db store.DB) {
@@ -48,9 +47,7 @@ func testWriteAndRead(t *testing.T, db store.DB) {
 		changes bool
 	}{{"one", 1, true}, {"one", 1, false}, {"two", 2, true}, {"", 3, true}} {
 		old, err := Read(ctx, db, "d")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		e := Edit{Old: old, Text: []byte(step.text)}
 		if err := Write(ctx, db, e); e.Version() != step.version || e.Changes() != step.changes || err != nil {
 			t.Errorf("step %d: got %d, %v, %v; want %d, %v", i, e.Version(), e.Changes(), err, step.version, step.changes)
@@ -76,9 +73,7 @@ func TestWriteRefusesATextThatDoesNotFit(t *testing.T) {
 		noise[i] = letters[rng.IntN(len(letters))]
 	}
 	for name, src := range map[string][]byte{"compressed": noise, "uncompressed": make([]byte, MaxText+1)} {
-		if err := Write(t.Context(), settingstest.New(), Edit{Old: Stored{Name: "d"}, Text: src}); !fault.Is(err, fault.TooLarge) {
-			t.Errorf("%s: got %v, want TooLarge", name, err)
-		}
+		expect.Fault(t, name, Write(t.Context(), settingstest.New(), Edit{Old: Stored{Name: "d"}, Text: src}), fault.TooLarge)
 	}
 }
 
@@ -87,13 +82,9 @@ func TestWriteRefusesATextThatDoesNotFit(t *testing.T) {
 func TestGivenADocumentThatAnotherWriterChangedAnEditIsRefused(t *testing.T) {
 	db := settingstest.New()
 	old, err := Read(t.Context(), db, "d")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	write(t, db, "rival")
-	if err := Write(t.Context(), db, Edit{Old: old, Text: []byte("mine")}); !fault.Is(err, fault.Conflict) {
-		t.Errorf("got %v, want Conflict", err)
-	}
+	expect.Fault(t, "the write", Write(t.Context(), db, Edit{Old: old, Text: []byte("mine")}), fault.Conflict)
 	if got, _ := Read(t.Context(), db, "d"); string(got.Text) != "rival" {
 		t.Errorf("got %q, want rival", got.Text)
 	}
@@ -111,12 +102,8 @@ func cache(db store.DB) *Cache[string] {
 func write(t *testing.T, db store.DB, text string) {
 	t.Helper()
 	old, err := Read(t.Context(), db, "d")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := Write(t.Context(), db, Edit{Old: old, Text: []byte(text)}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, Write(t.Context(), db, Edit{Old: old, Text: []byte(text)}))
 }
 
 func TestCacheFollowsTheStore(t *testing.T) {
@@ -162,9 +149,7 @@ func TestCacheFollowsTheStore(t *testing.T) {
 		wants("three", 4)
 		db.Reads("head")
 		wants("three", 4)
-		if n := db.Reads("head"); n != 0 {
-			t.Errorf("the store was asked again %d times right after a failure", n)
-		}
+		expect.Equal(t, "reads of the store right after a failure", db.Reads("head"), 0)
 		time.Sleep(MaxStale)
 		if _, _, err := c.Get(t.Context(), "d"); !fault.Is(err, fault.Unavailable) {
 			t.Errorf("got %v after %v without the store", err, MaxStale)
@@ -278,9 +263,7 @@ func TestTheOnlyWriterReadsOnce(t *testing.T) {
 				}
 				time.Sleep(2 * MaxStale)
 			}
-			if n := db.Reads("head"); n != 1 {
-				t.Errorf("%d reads, want 1", n)
-			}
+			expect.Equal(t, "reads", db.Reads("head"), 1)
 		}
 	})
 }
@@ -318,6 +301,213 @@ func TestWrittenDuringARead(t *testing.T) {
 		<-done
 		if v, _, err := c.Get(t.Context(), "d"); v != "two" || err != nil {
 			t.Errorf("got %q, %v", v, err)
+		}
+	})
+}
+
+// EVS-14, GWN-01: a change of a document is announced when every function uses the document, once for each workspace. A
+// change that could not be announced stays.
+func TestAnnounce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+		expect.OK(t, err)
+		defer func() { _ = db.Close() }()
+		version := int64(0)
+		write := func(text string, ops func(version int64) []store.Op) {
+			old := Stored{Name: "d", Version: version}
+			version++
+			if err := Write(context.Background(), db, Edit{Old: old, Text: []byte(text), Also: ops(version)}); err != nil {
+				t.Error(err)
+			}
+		}
+		// The second one replaces the first one's change of that catalog, and no change of backends.
+		write("one", func(v int64) []store.Op {
+			return slices.Concat(Unannounced(Catalog, "a", []string{"a"}, v), UnannouncedOf(Backends, []string{"a", "b"}, v))
+		})
+		write("two", func(v int64) []store.Op {
+			return slices.Concat(
+				Unannounced(Catalog, "a", []string{"a"}, v), UnannouncedOf(Backends, []string{"c"}, v), UnannouncedOf(Backends, nil, v),
+			)
+		})
+		began := time.Now()
+		// A version that is stored while the announcer waits is announced by its next round, in place of the one before.
+		time.AfterFunc(MaxAge/2, func() {
+			write("three", func(v int64) []store.Op { return Unannounced(Catalog, "a", []string{"a"}, v) })
+		})
+		var announced []string
+		down := true
+		announce := func(_ context.Context, c Change) error {
+			if c.Workspace == "b" && down {
+				down = false
+				return fault.New(fault.Unavailable, "down")
+			}
+			announced = append(announced, fmt.Sprint(c.Kind, " ", c.Workspace, " ", c.Version))
+			return nil
+		}
+		for _, round := range []struct {
+			took  time.Duration
+			fails bool
+			want  []string
+		}{
+			{MaxAge, true, []string{"backends a 1", "backends c 2"}}, // AWS-16: those behind the failed one had their turn
+			{2 * MaxAge, false, []string{"backends a 1", "backends b 1", "catalog a 3"}},
+			{2 * MaxAge, false, nil},
+		} {
+			err := Announce(t.Context(), db, MaxAge, announce)
+			slices.Sort(announced)
+			if took := time.Since(began); took != round.took || (err != nil) != round.fails || !slices.Equal(announced, round.want) {
+				t.Errorf("after %s: announced %q, %v; want %q after %s", took, announced, err, round.want, round.took)
+			}
+			announced = announced[:0]
+		}
+	})
+}
+
+// frozenStore fails one read after it is thawed, and the following reads with the error later.
+type frozenStore struct {
+	*settingstest.Store
+	freezes bool // the next read
+	thawed  chan struct{}
+	later   error
+}
+
+func (s *frozenStore) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	if s.freezes {
+		s.freezes = false
+		<-s.thawed
+		return nil, fault.New(fault.Unavailable, "the connection was closed")
+	}
+	if s.later != nil {
+		return nil, s.later
+	}
+	return s.Store.Get(ctx, keys...)
+}
+
+// TestAProcessThatWasFrozenDuringARead shows what happens when Lambda freezes a process while a read is under way and thaws it an
+// hour later, when the store has closed the connection.
+func TestAProcessThatWasFrozenDuringARead(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		later error
+		want  string
+	}{
+		{"serves the document as it is now if the store answers again", nil, "new"},
+		{"serves no document of an hour ago if the store does not answer", fault.New(fault.Unavailable, "no answer"), ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				db := &frozenStore{Store: settingstest.New(), thawed: make(chan struct{})}
+				var frozen time.Duration
+				now := func() time.Time { return time.Now().Add(frozen) }
+				c := NewCache(db, "", func(src []byte) (string, error) { return string(src), nil }, now, slog.New(slog.DiscardHandler))
+				write(t, db, "old")
+				if got, _, err := c.Get(t.Context(), "d"); got != "old" || err != nil {
+					t.Fatalf("got %q, %v", got, err)
+				}
+				write(t, db, "new")
+				time.Sleep(RecheckAfter)
+				db.freezes, db.later = true, tc.later
+				var got string
+				var err error
+				before, cancel := context.WithCancel(t.Context())
+				go func() { _, _, _ = c.Get(before, "d") }()
+				synctest.Wait()
+				cancel() // the invocation that began the read is over
+				frozen = time.Hour
+				go func() { got, _, err = c.Get(t.Context(), "d") }()
+				synctest.Wait()
+				close(db.thawed)
+				synctest.Wait()
+				if got != tc.want || (err != nil) != (tc.want == "") {
+					t.Errorf("got %q, %v; want %q", got, err, tc.want)
+				}
+			})
+		})
+	}
+}
+
+// slow is a store that takes its time, and gives up with its caller.
+type slow struct {
+	*settingstest.Store
+	takes time.Duration
+}
+
+func (s *slow) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	select {
+	case <-time.After(s.takes):
+		return s.Store.Get(ctx, keys...)
+	case <-ctx.Done():
+		return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "get")
+	}
+}
+
+// TestCallersThatDisconnectDoNotDelayOthers checks that a written document is in use after MaxAge although callers keep
+// starting to read it and disconnecting.
+func TestCallersThatDisconnectDoNotDelayOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := &slow{settingstest.New(), 50 * time.Millisecond}
+		c := cache(db)
+		write(t, db, "one")
+		if got, _, err := c.Get(t.Context(), "d"); got != "one" || err != nil {
+			t.Fatal(got, err)
+		}
+		stop := make(chan struct{})
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				_, _, _ = c.Get(ctx, "d")
+				cancel()
+				select {
+				case <-stop:
+					return
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+		}()
+		write(t, db, "two")
+		time.Sleep(MaxAge)
+		if got, _, err := c.Get(t.Context(), "d"); got != "two" || err != nil {
+			t.Errorf("after %s: got %q, %v", MaxAge, got, err)
+		}
+		close(stop)
+		<-ended
+		time.Sleep(time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if _, _, err := c.Get(ctx, "d"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a caller waits beyond its own context: %v", err)
+		}
+		time.Sleep(time.Second) // the read ends with the bubble
+	})
+}
+
+// Slow reads are used, and hanging reads end.
+func TestASlowStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := &slow{settingstest.New(), MaxAge / 4}
+		c := cache(db)
+		write(t, db, "one")
+		began := time.Now()
+		for range 3 {
+			if got, _, err := c.Get(t.Context(), "d"); got != "one" || err != nil {
+				t.Fatalf("got %q, %v", got, err)
+			}
+			if got, _, err := c.Latest(t.Context(), "d"); got != "one" || err != nil {
+				t.Fatalf("latest: got %q, %v", got, err)
+			}
+			time.Sleep(MaxAge)
+		}
+		if took := time.Since(began); took > 45*time.Second {
+			t.Errorf("it took %s", took)
+		}
+		db.takes = time.Hour
+		time.Sleep(MaxAge)
+		began = time.Now()
+		got, _, err := c.Get(t.Context(), "d")
+		if took := time.Since(began); got != "one" || err != nil || took > MaxAge {
+			t.Errorf("from a store that hangs: %q, %v after %s", got, err, took)
 		}
 	})
 }
