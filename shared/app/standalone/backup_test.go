@@ -5,13 +5,19 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestBackup(t *testing.T) {
@@ -19,9 +25,7 @@ func TestBackup(t *testing.T) {
 	s := serve(t, func(o *Options) { settings = *o })
 	file := filepath.Join(t.TempDir(), "backup.tar.gz")
 	var bars bytes.Buffer
-	if err := Backup(t.Context(), settings.Data, file, &bars); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, Backup(t.Context(), settings.Data, file, &bars))
 	t.Run("OPS-16 a backup of a running server is for its owner only, and shows how far it is", func(t *testing.T) {
 		if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 {
 			t.Errorf("its mode is %v, %v", info.Mode(), err)
@@ -33,9 +37,7 @@ func TestBackup(t *testing.T) {
 	})
 	t.Run("OPS-16 a restored server starts with the same keys, and files that only its owner reads", func(t *testing.T) {
 		data := filepath.Join(t.TempDir(), "new")
-		if err := Restore(t.Context(), file, data, nil); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, Restore(t.Context(), file, data, nil))
 		left(t, data, keysName, databaseName)
 		for _, name := range []string{databaseName, keysName} {
 			if info, err := os.Stat(filepath.Join(data, name)); err != nil || info.Mode() != 0o600 {
@@ -49,24 +51,18 @@ func TestBackup(t *testing.T) {
 		restored := settings
 		restored.Data = data
 		again, err := New(t.Context(), restored)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		end(t, again)
 	})
 	end(t, s)
 	t.Run("OPS-16 nothing is overwritten, and nothing stays of what fails", func(t *testing.T) {
 		whole, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		damaged := bytes.Clone(whole)
 		damaged[len(damaged)-6] ^= 1 // in the checksum
 		write := func(b []byte) string {
 			name := filepath.Join(t.TempDir(), "x.tar.gz")
-			if err := os.WriteFile(name, b, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, os.WriteFile(name, b, 0o600))
 			return name
 		}
 		interrupted, cancel := context.WithCancel(t.Context())
@@ -120,7 +116,126 @@ func left(t *testing.T, dir string, want ...string) {
 		}
 		return nil
 	})
-	if text := strings.Join(got, " "); text != strings.Join(want, " ") {
-		t.Errorf("%s contains %q, want %q", dir, text, want)
+	expect.Equal(t, dir, strings.Join(got, " "), strings.Join(want, " "))
+}
+
+// drops calls DropKeys and checks the number of removed keys.
+func drops(t *testing.T, data string, want int) {
+	t.Helper()
+	if got, err := DropKeys(t.Context(), data); err != nil || got != want {
+		t.Errorf("removed %d keys, %v; want %d", got, err, want)
 	}
+}
+
+func TestDropKeys(t *testing.T) {
+	var settings Options
+	e := serve(t, func(s *Options) { settings = *s })
+	subscribed(t, e, "http://127.0.0.1:9/first", buildFinished)
+	t.Run("given a running server, when keys are dropped, then it is refused", func(t *testing.T) {
+		before, err := readSecrets(settings.Data)
+		expect.OK(t, err)
+		expect.Fault(t, "the call", expect.ErrOf(DropKeys(t.Context(), settings.Data)), fault.Conflict)
+		after, err := readSecrets(settings.Data)
+		if err != nil || !bytes.Equal(before.Private, after.Private) {
+			t.Errorf("the keys have changed, %v", err)
+		}
+	})
+	stored := store.Item{Key: store.Key{Table: store.Deliveries, Partition: "d", Sort: "-"}}
+	err := (&subscription.Lists{DB: e.db}).Each(t.Context(), "default", "anonymous", func(s *subscription.Subscription) (err error) {
+		stored.Value, err = json.Marshal(s.Target)
+		return err
+	})
+	if err != nil || stored.Value == nil {
+		t.Fatalf("no subscription, %v", err)
+	}
+	expect.OK(t, e.db.Write(t.Context(), store.Put(stored)))
+	end(t, e)
+	drops(t, settings.Data, 0) // the server has only one key
+	rotates := func() {
+		t.Helper()
+		expect.OK(t, RotateKeys(settings.Data))
+	}
+	rotates()
+	rotates()
+	if e, err = New(t.Context(), settings); err != nil {
+		t.Fatal(err)
+	}
+	subscribed(t, e, "http://127.0.0.1:9/second", pullRequest)
+	end(t, e)
+	t.Run("given a stored delivery with a copy of a secret, when keys are dropped, then the key that opens it stays", func(t *testing.T) {
+		drops(t, settings.Data, 1)
+		drops(t, settings.Data, 0)
+	})
+	if e, err = New(t.Context(), settings); err != nil {
+		t.Fatal(err)
+	}
+	opened := func(want int) {
+		t.Helper()
+		keys, err := readSecrets(settings.Data)
+		expect.OK(t, err)
+		opener, err := webhook.NewOpener(keys.Private)
+		expect.OK(t, err)
+		n := 0
+		err = (&subscription.Lists{DB: e.db}).Each(t.Context(), "default", "anonymous", func(s *subscription.Subscription) error {
+			n++
+			_, err := opener.Open(t.Context(), s.Target.Secret, webhook.Binding(s.Binding()))
+			return err
+		})
+		if err != nil || n != want {
+			t.Errorf("opened the secrets of %d subscriptions, %v; want %d", n, err, want)
+		}
+	}
+	opened(2)
+	expect.OK(t, e.db.Write(t.Context(), store.Delete(stored.Key)))
+	end(t, e)
+	t.Run("given only secrets of subscriptions, when keys are dropped, then the newest key stays and a server starts", func(t *testing.T) {
+		drops(t, settings.Data, 1)
+		starts(t, settings)
+	})
+	if e, err = New(t.Context(), settings); err != nil {
+		t.Fatal(err)
+	}
+	opened(2)
+	end(t, e)
+}
+
+// A server refuses to start with a database that was restored without its keys or with the keys of another database,
+// because it could not sign any webhook.
+func TestKeysThatDoNotOpenTheSecretsAreRefused(t *testing.T) {
+	var settings Options
+	e := serve(t, func(s *Options) { settings = *s })
+	subscribed(t, e, "http://127.0.0.1:9/hook", buildFinished)
+	end(t, e)
+	path := secretsPath(settings.Data)
+	keys, err := os.ReadFile(path)
+	expect.OK(t, err)
+	var foreign secrets
+	if foreign, err = newSecrets(); err != nil {
+		t.Fatal(err)
+	}
+	other, err := json.Marshal(foreign)
+	expect.OK(t, err)
+	missing := func() {
+		t.Helper()
+		refuses(t, settings, path+" is missing")
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Fatalf("keys were created, want an error: %v", err)
+		}
+	}
+	expect.OK(t, os.Remove(path))
+	missing()
+	missing() // the refused start has not created new keys
+	expect.OK(t, os.WriteFile(path, other, 0o600))
+	refuses(t, settings, path+" cannot open the webhook secrets")
+	expect.OK(t, os.WriteFile(path, keys, 0o600))
+	starts(t, settings)
+	expect.OK(t, RotateKeys(settings.Data))
+	if e, err = New(t.Context(), settings); err != nil {
+		t.Fatal(err)
+	}
+	// A database of an earlier version has no mark of the keys.
+	err = e.db.Write(t.Context(), store.Delete(sealedKey))
+	end(t, e)
+	expect.OK(t, errors.Join(err, os.Remove(path)))
+	missing()
 }

@@ -3,22 +3,26 @@ package standalone
 import (
 	"bufio"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
+	"github.com/mcp-events/mcpevents/test/pipes"
 )
 
 // serveAtMost serves a handler with a maximum number of connections.
 func serveAtMost(t *testing.T, most int, h http.HandlerFunc) (addr string, l *connections) {
 	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	l = limitConnections(inner, most).reserving()
 	s := &http.Server{Handler: boundBodies(h, time.Minute)}
 	l.attach(s)
@@ -35,14 +39,10 @@ func serveAtMost(t *testing.T, most int, h http.HandlerFunc) (addr string, l *co
 func connect(t *testing.T, addr, text string) net.Conn {
 	t.Helper()
 	c, err := net.DialTimeout("tcp", addr, 10*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-	if _, err := io.WriteString(c, text); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(io.WriteString(c, text)))
 	return c
 }
 
@@ -69,9 +69,7 @@ func TestAFullServerMakesRoom(t *testing.T) {
 			connect(t, addr, "GET /mcp HTTP/1.1\r\nHost:")
 		},
 		"of idle clients": func(t *testing.T, addr string, _ *connections) {
-			if got := answered(t, connect(t, addr, get)); got != http.StatusOK {
-				t.Errorf("status %d, want 200", got)
-			}
+			expect.Equal(t, "the status", answered(t, connect(t, addr, get)), http.StatusOK)
 		},
 	} {
 		t.Run("OPS-16 "+name, func(t *testing.T) {
@@ -79,9 +77,7 @@ func TestAFullServerMakesRoom(t *testing.T) {
 			for range 60 {
 				open(t, addr, l)
 			}
-			if got := answered(t, connect(t, addr, get)); got != http.StatusOK {
-				t.Errorf("a new client gets the status %d, want 200", got)
-			}
+			expect.Equal(t, "the status of a new client", answered(t, connect(t, addr, get)), http.StatusOK)
 		})
 	}
 	t.Run("OPS-16 of clients that send a body slowly", func(t *testing.T) {
@@ -101,9 +97,7 @@ func TestAFullServerMakesRoom(t *testing.T) {
 			}
 			return n == 18
 		})
-		if got := answered(t, connect(t, addr, get)); got != http.StatusOK {
-			t.Errorf("a new client gets the status %d, want 200", got)
-		}
+		expect.Equal(t, "the status of a new client", answered(t, connect(t, addr, get)), http.StatusOK)
 	})
 }
 
@@ -163,9 +157,7 @@ func TestAFloodOfSlowClients(t *testing.T) {
 				}
 				return n == l.most-l.reserved && len(l.open) == n // those on the reserved places were answered
 			})
-			if got := answered(t, connect(t, addr, get)); got != http.StatusOK {
-				t.Errorf("a new client gets the status %d, want 200", got)
-			}
+			expect.Equal(t, "the status of a new client", answered(t, connect(t, addr, get)), http.StatusOK)
 		})
 	}
 }
@@ -173,9 +165,7 @@ func TestAFloodOfSlowClients(t *testing.T) {
 func TestAResponseThatIsNotRead(t *testing.T) {
 	deadline := make(chan time.Time, 1)
 	k := limitConnections(nil, 20).reserving().admit(noting{nil, deadline})
-	if _, err := k.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(k.Write([]byte("x"))))
 	if left := time.Until(<-deadline); left <= 0 || left > readTime {
 		t.Errorf("OPS-16 the write may take %s, want at most %s", left, readTime)
 	}
@@ -224,9 +214,7 @@ func TestAClientThatReadsAFewBytesAtATime(t *testing.T) {
 					k.all.mu.Lock()
 					longest = max(longest, k.waits(time.Now()))
 					k.all.mu.Unlock()
-					if err := <-written; err != nil {
-						t.Fatal(err)
-					}
+					expect.OK(t, <-written)
 				}
 				if slow := longest > slowClient; slow != c.want {
 					t.Errorf("it waited for the client for %s, so it is slow: %t, want %t", longest, slow, c.want)
@@ -272,14 +260,10 @@ func TestAServerFullOfStreamsServesOperators(t *testing.T) {
 		streams = append(streams, connect(t, addr, get))
 		<-started
 	}
-	if got := answered(t, connect(t, addr, get)); got != http.StatusServiceUnavailable {
-		t.Errorf("OPS-16 one stream too many gets the status %d, want 503", got)
-	}
+	expect.Equal(t, "OPS-16 the status of one stream too many", answered(t, connect(t, addr, get)), http.StatusServiceUnavailable)
 	for range 2 { // which take the last places until they are closed
 		c := connect(t, addr, "POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx")
-		if got := answered(t, c); got != http.StatusServiceUnavailable {
-			t.Errorf("OPS-16 a request without the rest of its body gets the status %d, want 503", got)
-		}
+		expect.Equal(t, "OPS-16 the status of a request without the rest of its body", answered(t, c), http.StatusServiceUnavailable)
 	}
 	eventually(t, func() bool {
 		l.mu.Lock()
@@ -287,15 +271,11 @@ func TestAServerFullOfStreamsServesOperators(t *testing.T) {
 		return len(l.open) == 18
 	})
 	for _, path := range []string{"/healthz", "/admin/subscriptions"} {
-		if got := answered(t, connect(t, addr, "GET "+path+" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")); got != http.StatusOK {
-			t.Errorf("OPS-16 %s gets the status %d, want 200", path, got)
-		}
+		expect.Equal(t, "OPS-16 the status of "+path, answered(t, connect(t, addr, "GET "+path+" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")), http.StatusOK)
 	}
 	close(end)
 	for i, c := range streams {
-		if got := answered(t, c); got != http.StatusOK {
-			t.Errorf("OPS-16 stream %d was cut off: status %d, want 200", i, got)
-		}
+		expect.Equal(t, fmt.Sprintf("OPS-16 the status of stream %d", i), answered(t, c), http.StatusOK)
 	}
 }
 
@@ -387,9 +367,7 @@ func TestOtherListenersAreLimited(t *testing.T) {
 			for range c.most + more {
 				all = append(all, connect(t, c.addr, ""))
 			}
-			if got := answered(t, connect(t, c.addr, "GET "+c.path+" HTTP/1.1\r\nHost: localhost\r\n\r\n")); got != http.StatusOK {
-				t.Errorf("status %d, want 200", got)
-			}
+			expect.Equal(t, "the status", answered(t, connect(t, c.addr, "GET "+c.path+" HTTP/1.1\r\nHost: localhost\r\n\r\n")), http.StatusOK)
 			closed := 0
 			for _, k := range all[:more] { // the oldest ones were closed before the answer
 				_ = k.SetReadDeadline(time.Now().Add(2 * time.Second))
@@ -397,9 +375,7 @@ func TestOtherListenersAreLimited(t *testing.T) {
 					closed++
 				}
 			}
-			if closed != more {
-				t.Errorf("of %d connections %d were closed, want %d", c.most+more, closed, more)
-			}
+			expect.Equal(t, fmt.Sprintf("closed ones of %d connections", c.most+more), closed, more)
 		})
 	}
 }
@@ -408,14 +384,10 @@ func TestOtherListenersAreLimited(t *testing.T) {
 func debugging(t *testing.T, s *Server) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	addr = l.Addr().String()
 	_ = l.Close()
-	if err := ServeDebug(t.Context(), addr, func() *Server { return s }); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, ServeDebug(t.Context(), addr, func() *Server { return s }))
 	return addr
 }
 
@@ -427,8 +399,62 @@ func TestPagesOfOtherSitesCannotDebug(t *testing.T) {
 		"Host: localhost\r\nOrigin: https://other.example": http.StatusForbidden,
 		"Host: localhost\r\nSec-Fetch-Site: cross-site":    http.StatusForbidden,
 	} {
-		if got := answered(t, connect(t, addr, "GET /debug/vars HTTP/1.1\r\n"+header+"\r\n\r\n")); got != want {
-			t.Errorf("AUT-06 with %q the status is %d, want %d", header, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("AUT-06 the status with %q", header), answered(t, connect(t, addr, "GET /debug/vars HTTP/1.1\r\n"+header+"\r\n\r\n")), want)
 	}
+}
+
+// TestBodiesComeInTime (AUT-06) checks that the time limit for a body applies before the body is parsed.
+func TestBodiesComeInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 10 * time.Second
+		server := pipes.Serve(t, boundBodies(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/refused":
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			case "/exact": // a handler that knows the length and does not read to EOF
+				if _, err := io.ReadFull(r.Body, make([]byte, r.ContentLength)); err != nil {
+					t.Errorf("read a whole body: %v", err)
+				}
+			default:
+				if _, err := io.ReadAll(r.Body); err != nil {
+					w.WriteHeader(http.StatusBadRequest)
+					return
+				}
+			}
+			select { // a stream
+			case <-r.Context().Done():
+				t.Errorf("%s: the request ended with its deadline", r.URL.Path)
+			case <-time.After(4 * limit):
+			}
+		}), limit))
+
+		send := func(path string, length int, body string) (status string, err error) {
+			c, err := pipes.Dial(t.Context(), server.Listener.Addr().String())
+			expect.OK(t, err)
+			defer c.Close()
+			_, _ = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", path, length, body)
+			_ = c.SetDeadline(time.Now().Add(time.Hour))
+			answer, err := io.ReadAll(c)
+			if len(answer) < 12 {
+				return "", err
+			}
+			return string(answer[9:12]), err
+		}
+		for path, want := range map[string]string{"/slow": "400", "/refused": "401"} {
+			began := time.Now()
+			if status, err := send(path, 1000, "{"); err != nil || status != want {
+				t.Errorf("AUT-06: a body that stops at %s: status %q, %v; want %s and the end of the connection", path, status, err, want)
+			}
+			if took := time.Since(began); path == "/refused" && took > 2*refusedBodyTime {
+				t.Errorf("AUT-06: a request that was refused before its body arrived was answered after %v, want at most %v", took, 2*refusedBodyTime)
+			}
+		}
+		for _, path := range []string{"/whole", "/exact"} {
+			// The connection stays open for another request.
+			if status, err := send(path, 2, "{}"); !errors.Is(err, os.ErrDeadlineExceeded) || status != "200" {
+				t.Errorf("a whole body at %s: status %q, %v", path, status, err)
+			}
+		}
+	})
 }

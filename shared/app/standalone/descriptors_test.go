@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestConnectionsBelowTheLimit opens more connections than the server may have descriptors. The server still responds on the
@@ -21,9 +23,7 @@ import (
 func TestConnectionsBelowTheLimit(t *testing.T) {
 	const child, files = "MCPEVENTS_TEST_SERVE", 128
 	if os.Getenv(child) != "" {
-		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: files}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: files}))
 		serveUntilAsked(t)
 		return
 	}
@@ -31,16 +31,10 @@ func TestConnectionsBelowTheLimit(t *testing.T) {
 	server.Env = append(os.Environ(), child+"=1")
 	server.Stderr = os.Stderr
 	out, err := server.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	ask, err := server.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, server.Start())
 	lines := bufio.NewScanner(out)
 	lines.Scan()
 	addr := strings.TrimPrefix(lines.Text(), "http://")
@@ -48,23 +42,17 @@ func TestConnectionsBelowTheLimit(t *testing.T) {
 	var all []net.Conn
 	for range 2 * files {
 		c, err := net.DialTimeout("tcp", addr, 5*time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		all = append(all, c)
 	}
 	last := all[len(all)-1] // older ones may have been closed to make room, because they send nothing
 	_ = last.SetDeadline(time.Now().Add(20 * time.Second))
-	if _, err := io.WriteString(last, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(io.WriteString(last, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")))
 	answer, err := http.ReadResponse(bufio.NewReader(last), nil)
 	if err != nil || answer.StatusCode != http.StatusOK {
 		t.Errorf("WHK-17 the newest connection is answered by %v, %v", answer, err)
 	}
-	if _, err := io.WriteString(ask, "count\n"); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(io.WriteString(ask, "count\n")))
 	lines.Scan()
 	var free int
 	if _, err := fmt.Sscanf(lines.Text(), "free %d", &free); err != nil || free < files/4 {

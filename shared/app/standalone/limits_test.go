@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // limited starts a server with a caller for each quota. For example, the caller "streams" may have only one stream. A
@@ -28,9 +29,7 @@ func limited(t *testing.T) *Server {
 			text += fmt.Sprintf("  - {principal: %s, workspace: few, sha256: %s, scopes: [events:subscribe, events:operate]}\n", who, hash(who))
 		}
 		c, err := config.ParseFile("config.yaml", []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		o.Config, o.Auth = c, auth.ModeKeys
 	})
 }
@@ -134,9 +133,7 @@ func TestLimits(t *testing.T) {
 	}
 	t.Run("OPS-15 the page of limits has their names", func(t *testing.T) {
 		page, err := os.ReadFile("../../../docs/reference/limits.md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for name := range meet {
 			if !strings.Contains(string(page), "`"+name+"`") {
 				t.Errorf("the page does not mention %s", name)
@@ -175,14 +172,20 @@ func superseded(t *testing.T, s *Server) {
 		resp := call(t, s, "streams", spec.MethodListen, map[string]any{"notifications": map[string]any{}})
 		t.Cleanup(func() { _ = resp.Body.Close() })
 		r := bufio.NewReader(resp.Body)
-		if _, err := r.ReadString('\n'); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(r.ReadString('\n')))
 		return r
 	}
 	first := open()
 	open()
-	if _, err := io.Copy(io.Discard, first); err != nil {
-		t.Fatal(err)
+	expect.OK(t, expect.ErrOf(io.Copy(io.Discard, first)))
+}
+
+func TestTheHeapMayGrowByTheReserveOrDouble(t *testing.T) {
+	for live, want := range map[uint64]int{
+		0: maxPercent, 1 << 20: maxPercent, 16 << 20: 400, 32 << 20: 200, 64 << 20: 100, 4 << 30: 100,
+	} {
+		if got := gcPercent(live); got != want {
+			t.Errorf("with %d MiB live: %d %%, want %d", live>>20, got, want)
+		}
 	}
 }

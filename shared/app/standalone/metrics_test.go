@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // scrape reads GET /metrics as Prometheus does. The key is optional.
@@ -39,9 +40,7 @@ func scrape(t *testing.T, s *Server, key ...string) map[string]*dto.MetricFamily
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return families
 }
 
@@ -110,14 +109,10 @@ sources:
 		subscribed(t, s, fmt.Sprintf("%s/%d", endpoint.URL, i), pullRequest)
 	}
 	mcp, err := client.Connect(t.Context(), s.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	const polls = 3
 	for range polls {
-		if err := mcp.Call(t.Context(), "events/poll", map[string]any{"name": "github.pull_request", "arguments": map[string]string{"owner": "acme", "repo": "website"}, "cursor": nil}, nil); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, mcp.Call(t.Context(), "events/poll", map[string]any{"name": "github.pull_request", "arguments": map[string]string{"owner": "acme", "repo": "website"}, "cursor": nil}, nil))
 	}
 	if err := mcp.Call(t.Context(), "tools/list", map[string]any{}, nil); err != nil {
 		t.Log("tools/list of a backend without tools:", err)
@@ -141,9 +136,7 @@ sources:
 				Data: fmt.Appendf(nil, `{"action":"opened","number":%d,"pull_request":{"title":"t","author":"a","base":"main","url":"https://example.com/1"}}`, 1+i%20),
 			}
 		}
-		if _, err := s.Publish(t.Context(), auth.DefaultWorkspace, batch...); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(s.Publish(t.Context(), auth.DefaultWorkspace, batch...)))
 	}
 	var families map[string]*dto.MetricFamily
 	wrong := func() (all []string) {
@@ -218,18 +211,14 @@ func served() map[string]bool {
 
 func dashboardAsksForWhatIsServed(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/grafana-dashboard.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var dashboard struct {
 		Panels []struct {
 			Title   string
 			Targets []struct{ Expr string }
 		}
 	}
-	if err := json.Unmarshal(text, &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(text, &dashboard))
 	known, asked := served(), map[string]bool{}
 	for _, p := range dashboard.Panels {
 		for _, target := range p.Targets {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -17,6 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // patience bounds every wait.
@@ -28,9 +31,7 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 func serve(t *testing.T, change func(*Options)) *Server {
 	t.Helper()
 	src, err := os.ReadFile("../../../catalog.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	s := Options{
 		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: src, CatalogName: "catalog.yaml", Auth: auth.ModeNone,
 		Limits: config.DefaultLimits(), Log: quiet(),
@@ -40,9 +41,7 @@ func serve(t *testing.T, change func(*Options)) *Server {
 		change(&s)
 	}
 	e, err := New(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { end(t, e) })
 	return e
 }
@@ -75,9 +74,7 @@ func refuses(t *testing.T, o Options, says string) {
 func starts(t *testing.T, o Options) {
 	t.Helper()
 	s, err := New(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	end(t, s)
 }
 
@@ -91,9 +88,7 @@ func hash(key string) string {
 func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http.Response {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	req.Header = http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
 	if who != "" {
 		req.Header.Set("Authorization", "Bearer "+who)
@@ -103,9 +98,7 @@ func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http
 		req.Header.Set(spec.HeaderMethod, rpc)
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return resp
 }
 
@@ -114,9 +107,7 @@ func read(t *testing.T, resp *http.Response) (status int, text string) {
 	t.Helper()
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return resp.StatusCode, strings.TrimSpace(string(b))
 }
 
@@ -133,9 +124,7 @@ func call(t *testing.T, s *Server, who, method string, params map[string]any) *h
 		spec.MetaVersion: spec.V20260728, spec.MetaClient: map[string]string{"name": "test", "version": "1"}, spec.MetaCapabilities: map[string]any{},
 	}
 	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return request(t, s, who, "POST", "/mcp", method, string(body))
 }
 
@@ -152,3 +141,115 @@ const (
 	buildFinished = "event://ci/build-finished"
 	pullRequest   = "event://github/acme/website/pull_request"
 )
+
+func TestLiveStreamsEndWithTheirKey(t *testing.T) {
+	t.Parallel() // the server checks keys every five seconds
+	operators := func(names ...string) *config.Config {
+		text := "keys:\n"
+		for _, name := range names {
+			text += fmt.Sprintf("  - {principal: %s, sha256: %s, scopes: [events:operate]}\n", name, hash(name))
+		}
+		return configured(t, text)
+	}
+	var o Options
+	s := serve(t, func(with *Options) {
+		with.Auth, with.Config = auth.ModeKeys, operators("removed", "kept")
+		o = *with
+	})
+	open := func(who string) (ended chan bool) {
+		resp := request(t, s, who, "GET", "/admin/v1/live", "", "")
+		t.Cleanup(func() { _ = resp.Body.Close() })
+		ended = make(chan bool)
+		go func() {
+			defer close(ended)
+			_, _ = io.Copy(io.Discard, resp.Body)
+		}()
+		return ended
+	}
+	kept, removed := open("kept"), open("removed")
+	o.Config = operators("kept")
+	expect.OK(t, s.Reload(t.Context(), o))
+	select {
+	case <-removed:
+	case <-kept:
+		t.Error("AUT-04 the stream of a key that is still there ended")
+	case <-time.After(30 * time.Second):
+		t.Error("AUT-04 the stream of a removed key is open after 30 s")
+	}
+}
+
+// Dead letters of queues are in the list, and a retry sends them back to their queue. The messages of this test are invalid,
+// so they become dead letters again.
+func TestDeadLettersOfQueues(t *testing.T) {
+	s := serve(t, nil)
+	type letter struct {
+		ID, Queue, Reason string
+		First, Dead       time.Time
+	}
+	call := func(method, path, body string, want int, out any) {
+		t.Helper()
+		status, text := ask(t, s, "", method, "/admin/v1/"+path, body)
+		if status != want {
+			t.Fatalf("%s %s: got status %d %s, want %d", method, path, status, text, want)
+		}
+		if out != nil {
+			expect.OK(t, json.Unmarshal([]byte(text), out))
+		}
+	}
+	listed := func(query string, n int) (items []letter) {
+		t.Helper()
+		for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			var l struct{ Items []letter }
+			if call("GET", "dead-letters"+query, "", 200, &l); len(l.Items) == n {
+				return l.Items
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s: got %d dead letters, want %d", query, len(l.Items), n)
+			}
+		}
+	}
+	for name, body := range map[queue.Name]string{queue.Inbox: "no event", queue.Events: `{"v":1}`, queue.Slow: "no delivery"} {
+		m := queue.Outgoing{Body: []byte(body)}
+		if name.FIFO() {
+			m.Group = "g"
+		}
+		expect.OK(t, s.queues.Send(t.Context(), name, m))
+	}
+	t.Run("OPS-04 AWS-07 they tell their queue, a reason and since when", func(t *testing.T) {
+		for query, n := range map[string]int{"": 3, "?queue=inbox": 1, "?queue=events": 1, "?queue=slow": 1, "?queue=webhooks": 0, "?event=ci.build_finished": 0, "?queue=other": 0} {
+			for _, l := range listed(query, n) {
+				if l.Reason == "" || l.First.IsZero() || l.Dead.Before(l.First) || query != "" && query != "?queue="+l.Queue {
+					t.Errorf("%s: got %+v", query, l)
+				}
+			}
+		}
+	})
+	t.Run("OPS-04 one is sent back to its queue, once", func(t *testing.T) {
+		for _, name := range []string{"inbox", "events", "slow"} {
+			id := listed("?queue="+name, 1)[0].ID
+			var sent struct{ Queue string }
+			if call("POST", "dead-letters/"+id+"/retry", "", 202, &sent); sent.Queue != name {
+				t.Errorf("got %+v", sent)
+			}
+			call("POST", "dead-letters/"+id+"/retry", "", 404, nil)
+			if name == "events" { // events are sent back through the inbox, which rejects this one
+				listed("?queue=inbox", 2)
+				continue
+			}
+			if again := listed("?queue="+name, 1)[0]; again.ID == id {
+				t.Errorf("%s: the dead letter %s is still there, want a new one", name, id)
+			}
+		}
+	})
+	t.Run("OPS-04 a replay is of webhooks, unless it names a queue that takes messages", func(t *testing.T) {
+		for name, want := range map[string]int{"": 0, "webhooks": 0, "slow": 1} {
+			var count struct{ Count int }
+			if call("POST", "replays", `{"select":{"queue":"`+name+`"},"dryRun":true}`, 200, &count); count.Count != want {
+				t.Errorf("%s: it counts %d", name, count.Count)
+			}
+		}
+		for _, name := range []string{"dead", "table:log", "other"} {
+			call("POST", "replays", `{"select":{"queue":"`+name+`"},"dryRun":true}`, 400, nil)
+		}
+	})
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +13,7 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func types(t *testing.T, names ...string) []byte {
@@ -28,18 +28,14 @@ func types(t *testing.T, names ...string) []byte {
 func ownTypes(t *testing.T, names ...string) *catalog.Catalog {
 	t.Helper()
 	c, err := catalog.Parse(types(t, names...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return c
 }
 
 func configured(t *testing.T, src string) *config.Config {
 	t.Helper()
 	c, err := config.Parse([]byte(src))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return c
 }
 
@@ -47,9 +43,7 @@ func configured(t *testing.T, src string) *config.Config {
 func in(t *testing.T, s *Server, workspace string) (names []string) {
 	t.Helper()
 	c, err := s.core.Catalogs.Catalog(t.Context(), workspace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for _, e := range c.Entries() {
 		names = append(names, e.Name)
 	}
@@ -68,13 +62,9 @@ func TestFilesOfTheStartWin(t *testing.T) {
 	o.Config = nil
 	for range 2 {
 		s, err := New(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for workspace, want := range map[string]string{"own": "shared", "kept": "kept", "any": "shared"} {
-			if got := in(t, s, workspace); !slices.Equal(got, []string{want}) {
-				t.Errorf("workspace %s has %q, want %s", workspace, got, want)
-			}
+			expect.List(t, fmt.Sprint("the event types of workspace ", workspace), in(t, s, workspace), []string{want})
 		}
 		if c, err := s.core.Config.Config(t.Context()); err != nil || len(c.Backends) != 0 || s.backends.Any(t.Context()) {
 			t.Errorf("backends of the run before: %+v, %v", c, err)
@@ -83,13 +73,9 @@ func TestFilesOfTheStartWin(t *testing.T) {
 	}
 	o.Workspaces["own"] = ownTypes(t, "again")
 	s, err := New(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer end(t, s)
-	if got := in(t, s, "own"); !slices.Equal(got, []string{"again"}) {
-		t.Errorf("a catalog that is given again: %q", got)
-	}
+	expect.List(t, "a catalog that is given again", in(t, s, "own"), []string{"again"})
 }
 
 // A reload returns only when the new catalog and keys are in use.
@@ -106,16 +92,10 @@ func TestAReloadIsInUseAtOnce(t *testing.T) {
 		_, err := s.core.Auth.Authenticate(t.Context(), http.Header{"Authorization": {"Bearer " + secret}})
 		return err
 	}
-	if err := caller("key"); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, caller("key"))
 	o.Catalog, o.Config = types(t, "after"), key("two")
-	if err := s.Reload(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
-	if got := in(t, s, "default"); !slices.Equal(got, []string{"after"}) {
-		t.Errorf("EVS-14: the event types are %q, want after", got)
-	}
+	expect.OK(t, s.Reload(t.Context(), o))
+	expect.List(t, "EVS-14: the event types", in(t, s, "default"), []string{"after"})
 	if err := caller("two"); err != nil || !fault.Is(caller("key"), fault.Unauthenticated) {
 		t.Errorf("AUT-02: got %v for the new key, want nil; got %v for the old key, want a refusal", err, caller("key"))
 	}
@@ -136,9 +116,7 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 	open := func(workspace, cursor string) *stream.Feed {
 		t.Helper()
 		f, err := s.tails.Open(t.Context(), stream.Request{Workspace: workspace, Topics: []string{stream.TopicCatalog}, Cursor: cursor})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		t.Cleanup(f.Close)
 		return f
 	}
@@ -148,9 +126,7 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 		t.Helper()
 		marks++
 		mark := string(rune('a' + marks))
-		if err := stream.AnnounceBackends(t.Context(), &eventlog.Log{DB: s.db}, workspace, mark); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, stream.AnnounceBackends(t.Context(), &eventlog.Log{DB: s.db}, workspace, mark))
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		for {
@@ -175,9 +151,7 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 	first, second, own := open("first", ""), open("second", ""), open("own", "")
 	o.Catalog = types(t, "after")
 	for range 2 { // the second reload has the same catalog
-		if err := s.Reload(t.Context(), o); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, s.Reload(t.Context(), o))
 	}
 	cursors := map[string]string{}
 	for workspace, c := range map[string]struct {
@@ -185,9 +159,7 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 		want int
 	}{"first": {first, 1}, "second": {second, 1}, "own": {own, 0}} {
 		n, cursor := notified(c.feed, workspace)
-		if n != c.want {
-			t.Errorf("workspace %s was notified %d times, want %d", workspace, n, c.want)
-		}
+		expect.Equal(t, fmt.Sprint("notifications of workspace ", workspace), n, c.want)
 		cursors[workspace] = cursor
 	}
 	end(t, s)
@@ -251,26 +223,18 @@ func TestSettingsThatAreRefused(t *testing.T) {
 	const usual, refused = `{"status":"ready"}`, `{"settings":"refused","status":"ready"}`
 	t.Run("OPS-16 a refused reload keeps the settings and shows in readyz and the metrics", func(t *testing.T) {
 		ready(t, s, usual)
-		if err := s.Reload(t.Context(), bad); !fault.Is(err, fault.Invalid) {
-			t.Errorf("got %v, want an error of kind invalid", err)
-		}
-		if got := in(t, s, "any"); !slices.Equal(got, []string{"good"}) {
-			t.Errorf("the event types are %q, want good", got)
-		}
+		expect.Fault(t, "the reload", s.Reload(t.Context(), bad), fault.Invalid)
+		expect.List(t, "the event types", in(t, s, "any"), []string{"good"})
 		ready(t, s, refused)
 		if _, text := ask(t, s, "", "GET", "/metrics", ""); !strings.Contains(text, "\nmcpevents_settings_refused 1") {
 			t.Error("the metric mcpevents_settings_refused is not 1")
 		}
-		if err := s.Reload(t.Context(), good); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, s.Reload(t.Context(), good))
 		ready(t, s, usual)
 	})
 	end(t, s)
 	t.Run("OPS-16 a start with refused settings fails unless it may use the last ones", func(t *testing.T) {
-		if _, err := New(t.Context(), bad); !fault.Is(err, fault.Invalid) {
-			t.Errorf("got %v, want an error of kind invalid", err)
-		}
+		expect.Fault(t, "the call", expect.ErrOf(New(t.Context(), bad)), fault.Invalid)
 	})
 	unread := good
 	unread.Catalog, unread.SettingsError = nil, fault.New(fault.Invalid, "there is no catalog")
@@ -278,13 +242,9 @@ func TestSettingsThatAreRefused(t *testing.T) {
 		t.Run("OPS-16 a start with settings that are "+name+" uses the last ones", func(t *testing.T) {
 			with.LastSettings = true
 			s, err := New(t.Context(), with)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			defer end(t, s)
-			if got := in(t, s, "any"); !slices.Equal(got, []string{"good"}) {
-				t.Errorf("the event types are %q, want good", got)
-			}
+			expect.List(t, "the event types", in(t, s, "any"), []string{"good"})
 			ready(t, s, refused)
 			if err := s.Reload(t.Context(), good); err != nil {
 				t.Error(err)
@@ -295,9 +255,7 @@ func TestSettingsThatAreRefused(t *testing.T) {
 	t.Run("OPS-16 the first start with refused settings fails", func(t *testing.T) {
 		first := bad
 		first.Data, first.LastSettings = t.TempDir(), true
-		if _, err := New(t.Context(), first); !fault.Is(err, fault.Invalid) {
-			t.Errorf("got %v, want an error of kind invalid", err)
-		}
+		expect.Fault(t, "the call", expect.ErrOf(New(t.Context(), first)), fault.Invalid)
 	})
 }
 
@@ -332,9 +290,7 @@ func TestAKeyThatIsRemoved(t *testing.T) {
 			s, o := start(t)
 			refuse(&o)
 			o.Config = configured(t, "keys:\n"+key("kept"))
-			if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) {
-				t.Errorf("got %v, want an error of kind invalid", err)
-			}
+			expect.Fault(t, "the reload", s.Reload(t.Context(), o), fault.Invalid)
 			valid(t, s, "leaked", false)
 			valid(t, s, "kept", true)
 		})
@@ -344,9 +300,7 @@ func TestAKeyThatIsRemoved(t *testing.T) {
 			refuse(&o)
 			o.Config, o.LastSettings = configured(t, "keys:\n"+key("kept")), true
 			s, err := New(t.Context(), o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			defer end(t, s)
 			valid(t, s, "leaked", false)
 			valid(t, s, "kept", true)
@@ -358,17 +312,13 @@ func TestAKeyThatIsRemoved(t *testing.T) {
 	t.Run("EVS-14 is refused although it was the last one", func(t *testing.T) {
 		s, o := start(t)
 		o.Config = configured(t, "keys: []\n")
-		if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) {
-			t.Errorf("got %v, want an error of kind invalid", err)
-		}
+		expect.Fault(t, "the reload", s.Reload(t.Context(), o), fault.Invalid)
 		valid(t, s, "leaked", false)
 	})
 	t.Run("EVS-14 stays valid while the file is empty", func(t *testing.T) {
 		s, o := start(t)
 		o.Config = configured(t, "")
-		if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) {
-			t.Errorf("got %v, want an error of kind invalid", err)
-		}
+		expect.Fault(t, "the reload", s.Reload(t.Context(), o), fault.Invalid)
 		valid(t, s, "kept", true)
 	})
 }

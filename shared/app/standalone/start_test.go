@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // RCH-07: the error of a server with invalid options names the problem.
@@ -44,26 +45,20 @@ func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
 		{"is missing", func() error { return os.Remove(path) }},
 		{"is damaged", func() error { return os.WriteFile(path, []byte(strings.Repeat("no database ", 1000)), 0o600) }},
 	} {
-		if err := step.damage(); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, step.damage())
 		refuses(t, settings, step.name)
 		refuses(t, settings, "a backup")
 	}
 	// An operator who removes the database and the keys starts again with an empty server.
 	for _, name := range []string{path, secretsPath(settings.Data)} {
-		if err := os.Remove(name); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.Remove(name))
 	}
 	starts(t, settings)
 }
 
 func TestADataDirectoryThatCannotBeWrittenIsNamed(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o555); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.Chmod(dir, 0o555))
 	if f, err := os.CreateTemp(dir, "x"); err == nil { // by root
 		_ = f.Close()
 		dir = "/proc/self"
@@ -75,34 +70,24 @@ func TestADataDirectoryThatCannotBeWrittenIsNamed(t *testing.T) {
 func openDescriptors(t *testing.T) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return len(all)
 }
 
 // A failed start leaves no goroutines and no open files, no matter how far it came.
 func TestAFailedStartLeavesNothingOpen(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer taken.Close()
 	parsed := func(src string) *config.Config {
 		c, err := config.Parse([]byte(src))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		return c
 	}
 	for name, change := range map[string]func(*Options){
 		"keys": func(s *Options) {
-			if err := os.WriteFile(filepath.Join(s.Data, "keys.json"), []byte("{"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(s.Data, "mcpevents.db"), nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, os.WriteFile(filepath.Join(s.Data, "keys.json"), []byte("{"), 0o600))
+			expect.OK(t, os.WriteFile(filepath.Join(s.Data, "mcpevents.db"), nil, 0o600))
 		},
 		"address": func(s *Options) { s.Addr = taken.Addr().String() },
 		"backend": func(s *Options) {
@@ -165,9 +150,7 @@ func TestAliveAndReady(t *testing.T) {
 	if code != http.StatusServiceUnavailable || body != `{"reason":"the last write to the database failed","status":"unavailable"}` {
 		t.Errorf("got %d %s", code, body)
 	}
-	if err := do("PRAGMA max_page_count=1000000; CREATE TABLE x AS SELECT zeroblob(100000)"); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, do("PRAGMA max_page_count=1000000; CREATE TABLE x AS SELECT zeroblob(100000)"))
 	if code, body := get(); code != http.StatusOK {
 		t.Errorf("after a successful write: got %d %s, want 200", code, body)
 	}
@@ -189,13 +172,9 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	}))
 	defer receiver.Close()
 	e, err := New(t.Context(), settings)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	subscribed(t, e, receiver.URL+"/hook", buildFinished)
-	if _, err := e.Publish(t.Context(), auth.DefaultWorkspace, Event{URI: buildFinished, Data: []byte(`{"build":1,"status":"passed"}`)}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(e.Publish(t.Context(), auth.DefaultWorkspace, Event{URI: buildFinished, Data: []byte(`{"build":1,"status":"passed"}`)})))
 	<-arrived
 	http.DefaultClient.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
@@ -212,9 +191,7 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	}
 	settings.Log = quiet()
 	again, err := New(t.Context(), settings)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer end(t, again)
 	defer close(release)
 	select {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // spanCollector is an OpenTelemetry collector that keeps the spans it receives. Requests must be valid OTLP messages.
@@ -85,9 +86,7 @@ func publishedIn(t *testing.T, s *Server, id, parent, state string) {
 	r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/events", strings.NewReader(pull(id)))
 	r.Header = http.Header{"Content-Type": {"application/json"}, "Traceparent": {parent}, "Tracestate": {state}}
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if status, text := read(t, resp); status != http.StatusAccepted {
 		t.Fatalf("got %d %s", status, text)
 	}
@@ -136,18 +135,14 @@ func TestTraces(t *testing.T) {
 		t.Parallel() // retries wait
 		c := newSpanCollector(t)
 		provider, err := otlp.Provider(otlp.Options{Endpoint: c.URL, Log: quiet()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		s := serve(t, func(o *Options) { retries(o); o.Traces = provider })
 		endpoint, got := failing(t, 1)
 		subscribed(t, s, endpoint, pullRequest)
 		publishedIn(t, s, "pr-1", sampledParent, "vendor=1")
 		first, second := receive(t, got), receive(t, got)
 		end(t, s)
-		if err := provider.Shutdown(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, provider.Shutdown(t.Context()))
 		publish, fanout, attempts := c.named(publisherTrace, "publish"), c.named(publisherTrace, "fanout"), c.named(publisherTrace, "attempt")
 		if len(publish) != 1 || len(fanout) != 1 || len(attempts) != 2 {
 			t.Fatalf("got %v", c.spans)
@@ -199,9 +194,7 @@ func TestTraces(t *testing.T) {
 		t.Parallel() // retries wait
 		c := newSpanCollector(t)
 		provider, err := otlp.Provider(otlp.Options{Endpoint: c.URL, Ratio: 0, Log: quiet()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		s := serve(t, func(o *Options) { retries(o); o.Traces = provider })
 		endpoint, got := failing(t, 0)
 		subscribed(t, s, endpoint, pullRequest)

@@ -4,13 +4,13 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"testing"
 	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // program is the MCP server of a program that embeds the package.
@@ -66,9 +66,7 @@ func mounted(t *testing.T, p *program, change func(*Options)) (*Server, *httptes
 func dial(t *testing.T, url string, o *sdk.ClientOptions) *sdk.ClientSession {
 	t.Helper()
 	session, err := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, o).Connect(t.Context(), &sdk.StreamableClientTransport{Endpoint: url + "/mcp"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = session.Close() })
 	return session
 }
@@ -76,9 +74,7 @@ func dial(t *testing.T, url string, o *sdk.ClientOptions) *sdk.ClientSession {
 func tools(t *testing.T, session *sdk.ClientSession) (names []string) {
 	t.Helper()
 	for tool, err := range session.Tools(t.Context(), nil) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		names = append(names, tool.Name)
 	}
 	return names
@@ -94,14 +90,10 @@ func TestAProgramsOwnServer(t *testing.T) {
 	})
 
 	t.Run("RCH-07 its tools have their names, beside the event types", func(t *testing.T) {
-		if got := tools(t, session); !slices.Equal(got, []string{"ship"}) {
-			t.Errorf("the tools are %q", got)
-		}
+		expect.List(t, "the tools", tools(t, session), []string{"ship"})
 		types := 0
 		for _, err := range session.ResourceTemplates(t.Context(), nil) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			types++
 		}
 		if types == 0 {
@@ -113,15 +105,9 @@ func TestAProgramsOwnServer(t *testing.T) {
 		params := &sdk.CallToolParams{Name: "ship", Arguments: order{"42"}}
 		params.SetProgressToken("token")
 		result, err := session.CallTool(t.Context(), params)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if text := result.Content[0].(*sdk.TextContent).Text; text != "shipped 42" {
-			t.Errorf("the result is %q", text)
-		}
-		if got := <-progress; got != "packed" {
-			t.Errorf("the progress is %q", got)
-		}
+		expect.OK(t, err)
+		expect.Equal(t, "the result", result.Content[0].(*sdk.TextContent).Text, "shipped 42")
+		expect.Equal(t, "the progress", <-progress, "packed")
 	})
 
 	t.Run("RCH-07 a notification of it reaches clients", func(t *testing.T) {
@@ -131,9 +117,7 @@ func TestAProgramsOwnServer(t *testing.T) {
 		case <-t.Context().Done():
 			t.Fatal("the client was not notified")
 		}
-		if got := tools(t, session); !slices.Equal(got, []string{"return", "ship"}) {
-			t.Errorf("the tools are %q", got)
-		}
+		expect.List(t, "the tools", tools(t, session), []string{"return", "ship"})
 	})
 
 	t.Run("RCH-07 a shutdown ends calls that do not end", func(t *testing.T) {
@@ -166,15 +150,11 @@ func TestAProgramsOwnServerIsForTheDefaultWorkspace(t *testing.T) {
 		session, err := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(), &sdk.StreamableClientTransport{
 			Endpoint: mine.URL + "/mcp", HTTPClient: &http.Client{Transport: bearer(key)},
 		}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer session.Close()
 		return tools(t, session)
 	}
-	if got := as("key"); !slices.Equal(got, []string{"ship"}) {
-		t.Errorf("RCH-07: who is in the default workspace sees %q", got)
-	}
+	expect.List(t, "RCH-07: the tools in the default workspace", as("key"), []string{"ship"})
 	if got := as("two"); len(got) > 0 {
 		t.Errorf("who is in another workspace sees %q", got)
 	}
@@ -182,9 +162,7 @@ func TestAProgramsOwnServerIsForTheDefaultWorkspace(t *testing.T) {
 		t.Error("the program was not asked")
 	}
 	for range len(p.asked) {
-		if h := <-p.asked; h.Get("Authorization") != "" {
-			t.Error("the program gets the key of a caller")
-		}
+		expect.Equal(t, "the credentials that the program gets", (<-p.asked).Get("Authorization"), "")
 	}
 }
 
