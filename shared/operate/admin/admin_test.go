@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestSubscriptions: OPS-02.
@@ -31,9 +32,7 @@ func TestSubscriptions(t *testing.T) {
 			"?principal=alice&event=incident.created":                                   {two},
 		} {
 			slices.Sort(want)
-			if got := ids(f.list("op", "subscriptions"+query), "id"); got != strings.Join(want, " ") {
-				t.Errorf("%s: got %s, want %v", query, got, want)
-			}
+			expect.Equal(t, query, ids(f.list("op", "subscriptions"+query), "id"), strings.Join(want, " "))
 		}
 	})
 	t.Run("OPS-01 are paged by cursors", func(t *testing.T) {
@@ -89,16 +88,12 @@ func TestSubscriptions(t *testing.T) {
 			t.Errorf("the switches are %v", sw)
 		}
 		f.call("op", "POST", "subscriptions/"+one+"/resume", "", 200, &got)
-		if got["state"] != "active" {
-			t.Errorf("got state %v, want active", got["state"])
-		}
+		expect.Equal(t, "the state", got["state"], "active")
 	})
 	t.Run("OPS-02 one is ended", func(t *testing.T) {
 		f.call("op", "DELETE", "subscriptions/"+three, "", 204, nil)
 		f.call("op", "GET", "subscriptions/"+three, "", 404, nil)
-		if got := ids(f.list("op", "subscriptions?principal=bob"), "id"); got != "" {
-			t.Errorf("got %s, want no subscription of bob", got)
-		}
+		expect.Equal(t, "bob's subscriptions", ids(f.list("op", "subscriptions?principal=bob"), "id"), "")
 	})
 	t.Run("OPS-08 the trail has every change, with before and after", func(t *testing.T) {
 		l := f.list("op", "audit")
@@ -114,12 +109,8 @@ func TestSubscriptions(t *testing.T) {
 			t.Errorf("the pause is %v", pause)
 		}
 		page := f.list("op", "audit?limit=1")
-		if rest := f.list("op", "audit?cursor="+page.Next); ids(rest, "action") != strings.TrimPrefix(want, "subscription.end ") {
-			t.Errorf("the second page is %v", rest)
-		}
-		if past := f.list("op", "audit?until=2020-01-01T00:00:00Z"); len(past.Items) != 0 {
-			t.Errorf("before there was anything: %v", past)
-		}
+		expect.Equal(t, "the second page", ids(f.list("op", "audit?cursor="+page.Next), "action"), strings.TrimPrefix(want, "subscription.end "))
+		f.sees("op", "audit?until=2020-01-01T00:00:00Z", 0)
 	})
 }
 
@@ -146,9 +137,7 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 		if it := l.Items[0]; it["attempt"] != 1.0 || it["status"] != "4xx" || it["category"] != "http_4xx" || it["outcome"] != "dead" || it["durationMs"] == nil || it["nextAttempt"] != nil {
 			t.Errorf("got %v, want the first attempt, dead because of a 4xx status", it)
 		}
-		if l.Kept != "all" {
-			t.Errorf("it says that %q is kept", l.Kept)
-		}
+		expect.Equal(t, "the records that are kept", l.Kept, "all")
 	})
 	t.Run("OPS-04 WHK-13 a dead letter is found each way, with its history", func(t *testing.T) {
 		for _, query := range []string{"", "?subscription=" + id, "?origin=" + origin, "?event=ci.build_finished", "?queue=webhooks", "?since=2020-01-01T00:00:00Z"} {
@@ -158,9 +147,7 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 			}
 		}
 		for _, query := range []string{"?subscription=sub_x", "?origin=https://x.example", "?event=other", "?queue=other", "?until=2020-01-01T00:00:00Z"} {
-			if l := f.list("op", "dead-letters"+query); len(l.Items) != 0 {
-				t.Errorf("%s: got %v", query, l)
-			}
+			f.sees("op", "dead-letters"+query, 0)
 		}
 	})
 	t.Run("OPS-04 WHK-13 a retry keeps the webhook-id, and is made once", func(t *testing.T) {
@@ -175,9 +162,7 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 		f.call("op", "POST", "dead-letters/"+letter+"/retry", "", 202, nil)
 		f.call("op", "POST", "dead-letters/"+letter+"/retry", "", 404, nil)
 		f.eventually("the event", func() bool { return f.arrived("evt_2") == 2 })
-		if l := f.list("op", "dead-letters"); len(l.Items) != 0 {
-			t.Errorf("left %v", l)
-		}
+		f.sees("op", "dead-letters", 0)
 	})
 }
 
@@ -210,9 +195,7 @@ func TestSwitches(t *testing.T) {
 			}
 		})
 	}
-	if l := f.list("op", "switches"); len(l.Items) != 0 {
-		t.Errorf("OPS-06: left %v", l)
-	}
+	f.sees("op", "switches", 0)
 	f.call("op", "PUT", "switches/other", "", 400, nil)
 	f.call("op", "PUT", "switches/all", `{"state":"off"}`, 400, nil)
 	f.call("op", "PUT", "switches/all", `{"raeson":"x"}`, 400, nil)
@@ -247,12 +230,8 @@ func TestPermissions(t *testing.T) {
 					t.Errorf("%s differs from %s", mine, none)
 				}
 			}
-			if l := f.list(who, "subscriptions"); len(l.Items) != 0 {
-				t.Errorf("%s sees %v", who, l)
-			}
-			if l := f.list(who, "subscriptions?principal=alice"); len(l.Items) != 0 {
-				t.Errorf("%s sees %v", who, l)
-			}
+			f.sees(who, "subscriptions", 0)
+			f.sees(who, "subscriptions?principal=alice", 0)
 		}
 		f.call("bob", "GET", "deliveries?subscription="+id, "", 404, nil)
 		f.call("bob", "GET", "dead-letters?subscription="+id, "", 404, nil)
@@ -262,9 +241,7 @@ func TestPermissions(t *testing.T) {
 			}
 		}
 		for _, path := range []string{"subscriptions", "deliveries", "dead-letters", "switches", "audit", "deliveries?subscription=" + id} {
-			if l := f.list("foreign", path); len(l.Items) != 0 {
-				t.Errorf("OPS-01: another workspace sees %v", l)
-			}
+			f.sees("foreign", path, 0)
 		}
 	})
 	t.Run("OPS-09 owners see and steer their own", func(t *testing.T) {
@@ -273,9 +250,7 @@ func TestPermissions(t *testing.T) {
 			t.Errorf("got %s, want %s", got, id)
 		}
 		f.eventually("the deliveries", func() bool { return len(f.list("alice", "deliveries?subscription="+id).Items) > 0 })
-		if l := f.list("alice", "dead-letters?subscription="+id); len(l.Items) != 1 {
-			t.Errorf("sees %v", l)
-		}
+		f.sees("alice", "dead-letters?subscription="+id, 1)
 		f.call("alice", "POST", "subscriptions/"+id+"/pause", "", 200, nil)
 		f.call("alice", "POST", "subscriptions/"+id+"/resume", "", 200, nil)
 		f.call("alice", "POST", "subscriptions/"+id+"/test", "", 202, nil)
@@ -325,13 +300,9 @@ func TestAnAddressForOperators(t *testing.T) {
 	f.list("op", "subscriptions")
 	f.s.AdminURL = f.s.URL
 	resp, err := f.send("GET", "subscriptions", "op", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	_ = resp.Body.Close()
-	if resp.StatusCode != 404 {
-		t.Errorf("OPS-01: it is at the public address, too: %d", resp.StatusCode)
-	}
+	expect.Equal(t, "OPS-01: the status at the public address", resp.StatusCode, 404)
 }
 
 // TestReplays: OPS-04, WHK-13.
@@ -350,13 +321,9 @@ func TestReplays(t *testing.T) {
 	t.Run("OPS-04 a dry run counts and does nothing", func(t *testing.T) {
 		for sel, want := range map[string]int{`{}`: n, `{"event":"ci.build_finished"}`: n, `{"event":"other"}`: 0, `{"origin":"` + f.hold.URL + `"}`: n, `{"until":"2020-01-01T00:00:00Z"}`: 0} {
 			f.call("op", "POST", "replays", `{"select":`+sel+`,"dryRun":true}`, 200, &count)
-			if count.Count != want {
-				t.Errorf("%s: counts %d, want %d", sel, count.Count, want)
-			}
+			expect.Equal(t, fmt.Sprintf("the count of %s", sel), count.Count, want)
 		}
-		if l := f.list("op", "dead-letters"); len(l.Items) != n {
-			t.Errorf("%d are left", len(l.Items))
-		}
+		expect.Equal(t, "dead letters that are left", len(f.list("op", "dead-letters").Items), n)
 	})
 	t.Run("OPS-04 a replay shows its progress, and is not canceled after its end", func(t *testing.T) {
 		var job struct {
@@ -375,9 +342,7 @@ func TestReplays(t *testing.T) {
 			t.Errorf("got %+v, want %d replayed and 0 skipped", job, n)
 		}
 		f.call("op", "DELETE", "replays/"+job.ID, "", 200, &job)
-		if job.State != "done" {
-			t.Errorf("canceled after its end: %+v", job)
-		}
+		expect.Equal(t, "the state of a job that was canceled after its end", job.State, "done")
 	})
 	f.call("op", "POST", "replays", `{}`, 400, nil)
 	f.call("op", "POST", "replays", `{"select":{},"rate":0}`, 400, nil)
@@ -439,9 +404,7 @@ func TestEvents(t *testing.T) {
 		}
 		since := `{"select":{"events":true,"subscription":"` + id + `","since":"2020-01-01T00:00:00Z"}`
 		f.call("op", "POST", "replays", since+`,"dryRun":true}`, 200, &count)
-		if count.Count != 2 {
-			t.Errorf("counts %d", count.Count)
-		}
+		expect.Equal(t, "the count", count.Count, 2)
 		f.call("op", "POST", "replays", since+`,"rate":1000}`, 202, &job)
 		f.eventually("both again", func() bool { return f.arrived("evt_1") == 3 && f.arrived("evt_2") == 2 })
 		f.call("op", "POST", "replays", since+`,"rate":1000}`, 202, &same)
@@ -470,9 +433,7 @@ func TestEveryPathIsDescribed(t *testing.T) {
 		served := strings.NewReplacer("/switches/{name}", "switches/other", "{id}", "none").Replace(strings.TrimPrefix(path, "/"))
 		for method := range methods {
 			resp, err := f.send(strings.ToUpper(method), strings.TrimPrefix(served, "/"), "foreign", "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			_ = resp.Body.Close()
 			if resp.StatusCode == 405 {
 				t.Errorf("OPS-01: %s %s is described and not served", method, path)

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/operate/admin/admintest"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const patience = servertest.Patience
@@ -55,9 +56,7 @@ func start(t *testing.T, change func(*standalone.Options)) *fixture {
 	}
 	f.s = servertest.Start(t, o)
 	resp, err := f.send("GET", "openapi.json", "op", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer resp.Body.Close()
 	src, _ := io.ReadAll(resp.Body)
 	if f.contract, err = admintest.Parse(src); err != nil {
@@ -196,6 +195,14 @@ func (f *fixture) list(who, path string) listed {
 	var l listed
 	f.call(who, "GET", path, "", 200, &l)
 	return l
+}
+
+// sees checks how many items a caller gets from a list.
+func (f *fixture) sees(who, path string, want int) {
+	f.Helper()
+	if l := f.list(who, path); len(l.Items) != want {
+		f.Errorf("%s gets %v from %s, want %d items", who, l.Items, path, want)
+	}
 }
 
 func ids(l listed, member string) string {

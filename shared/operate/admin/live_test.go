@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // watch opens a live stream; ticks come until it ends.
@@ -140,9 +141,7 @@ func TestOverview(t *testing.T) {
 	if o.Subscriptions["active"] != 1 || o.Subscriptions["paused"] != 1 || o.DeadLetters != 2 || len(o.Paused) != 1 || o.Recent.Attempts != 2 || o.Recent.Failed != 2 {
 		t.Errorf("got %+v, want 1 active and 1 paused subscription, 2 dead letters, 1 switch, 2 failed attempts", o)
 	}
-	if l := f.list("op", "backends"); len(l.Items) != 0 {
-		t.Errorf("got %v, want no backends", l)
-	}
+	f.sees("op", "backends", 0)
 	if s := o.Recent.Series; len(s) != 1 || s[0]["attempts"] != 2.0 || s[0]["failed"] != 2.0 {
 		t.Errorf("OPS-11 the series is %v", s)
 	}
@@ -173,21 +172,15 @@ func TestSubscriptionsOfAnEvent(t *testing.T) {
 		}
 		slices.Sort(got)
 		slices.Sort(want)
-		if !slices.Equal(got, want) {
-			t.Errorf("OPS-11 by %s: got %v, want %v", limit, got, want)
-		}
+		expect.List(t, "OPS-11 by "+limit, got, want)
 	}
-	if l := f.list("bob", "subscriptions?uri="+uri); len(l.Items) != 1 {
-		t.Errorf("OPS-11 an owner sees %v", l.Items)
-	}
+	f.sees("bob", "subscriptions?uri="+uri, 1)
 	for _, also := range []string{"", "&principal=alice", "&state=active", "&event=incident.created"} {
 		if l := f.list("op", "subscriptions?uri="+url.QueryEscape("EVENT://incidents/api/%63reated")+also); len(l.Items) == 0 {
 			t.Errorf("OPS-11 none of another spelling with %q", also)
 		}
 		for _, none := range []string{"event://none", "event://incidents/api/created/by"} {
-			if l := f.list("op", "subscriptions?uri="+none+also); len(l.Items) != 0 {
-				t.Errorf("OPS-11 of %s with %q there are %v", none, also, l.Items)
-			}
+			f.sees("op", "subscriptions?uri="+none+also, 0)
 		}
 		for uri, want := range map[string]string{
 			"event://incidents/*/created":         "event://incidents/*/created\\\", which is a pattern (allowed: the URI of one event",

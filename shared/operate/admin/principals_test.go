@@ -2,16 +2,22 @@ package admin_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestErase: OPS-07 and WHK-21, against the files of the store.
@@ -35,9 +41,7 @@ func TestErase(t *testing.T) {
 	f.call("op", "POST", "replays", `{"select":{"subscription":"`+two+`","until":"2020-01-01T00:00:00Z"}}`, 202, nil)
 	f.call("op", "DELETE", "subscriptions/"+gone, "", 204, nil)
 	c, err := client.Connect(t.Context(), f.s.URL, client.Options{Key: "alice", Agent: "test/1", Revision: string(spec.V20251125)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if err := c.Call(t.Context(), spec.MethodResources, nil, nil); err != nil { // in a session
 		t.Fatal(err)
 	}
@@ -50,9 +54,7 @@ func TestErase(t *testing.T) {
 		f.call("op", "DELETE", "principals/alice?dryRun=true", "", 200, &counted)
 		want := map[string]int{"subscriptions": 2, "deadLetters": 3, "sessions": 1, "replays": 1, "bodies": 2, "quotas": 1}
 		for kind, n := range want {
-			if counted.Counts[kind] != n {
-				t.Errorf("%d %s, want %d", counted.Counts[kind], kind, n)
-			}
+			expect.Equal(t, kind, counted.Counts[kind], n)
 		}
 		if !counted.DryRun || !counted.Complete || counted.Counts["records"] < 6 || counted.Counts["deliveries"] < 6 || counted.Counts["auditEntries"] < 3 {
 			t.Errorf("got %+v, want a complete dry run with at least 6 records, 6 deliveries and 3 audit entries", counted)
@@ -78,9 +80,7 @@ func TestErase(t *testing.T) {
 			t.Errorf("erased %+v, counted %+v", erased, counted)
 		}
 		// The configuration names who has keys.
-		if n, keys := inFiles(t, dir, "alice"), inFiles(t, dir, "principal: alice"); n != keys {
-			t.Errorf("its name is in the files %d times, and in the configuration %d", n, keys)
-		}
+		expect.Equal(t, "how often its name is in the files", inFiles(t, dir, "alice"), inFiles(t, dir, "principal: alice"))
 		for _, secret := range []string{one, two, gone, "secret-path"} {
 			if n := inFiles(t, dir, secret); n > 0 {
 				t.Errorf("%q is in the files %d times", secret, n)
@@ -146,10 +146,175 @@ func inFiles(t *testing.T, dir, text string) (n int) {
 	}
 	for _, file := range files {
 		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		n += bytes.Count(b, []byte(text))
 	}
 	return n
+}
+
+func TestSpansAndOriginsOfLists(t *testing.T) {
+	f := start(t, nil)
+	id := f.subscribe("alice", "/a", built)
+	origin := f.hold.URL
+	t.Run("OPS-01 a span that ends before it begins is refused", func(t *testing.T) {
+		for _, path := range []string{"deliveries?", "dead-letters?", "events?name=ci.build_finished&", "audit?", "sources/ci/outcomes?"} {
+			raw := string(f.call("op", "GET", path+"since=2026-11-22T12:00:00Z&until=2026-11-22T11:00:00Z", "", 400, nil))
+			if !strings.Contains(raw, "until is 2026-11-22T11:00:00Z, which is before since, 2026-11-22T12:00:00Z") {
+				t.Errorf("%s: %s", path, raw)
+			}
+			if path != "sources/ci/outcomes?" { // there is no such source
+				f.call("op", "GET", path+"since=2026-11-22T12:00:00Z&until=2026-11-22T12:00:00Z", "", 200, nil)
+			}
+		}
+		f.call("op", "POST", "replays", `{"select":{"since":"2026-11-22T12:00:00Z","until":"2026-11-22T11:00:00Z"},"dryRun":true}`, 400, nil)
+	})
+	t.Run("OPS-01 a time is one of RFC 3339, with small letters too", func(t *testing.T) {
+		f.call("op", "GET", "deliveries?since=2026-11-22t12:00:00z", "", 200, nil)
+		f.call("op", "GET", "deliveries?since=2026-11-22T12:00:00,5Z", "", 400, nil)
+	})
+	t.Run("OPS-01 an origin may be spelled with capitals", func(t *testing.T) {
+		for _, spelled := range []string{origin, strings.ToUpper(origin), origin + "/"} {
+			expect.Equal(t, spelled, ids(f.list("op", "subscriptions?origin="+spelled), "id"), id)
+		}
+	})
+}
+
+func TestCursorsAreForTheirList(t *testing.T) {
+	f := start(t, nil)
+	f.subscribe("alice", "/a", built)
+	f.subscribe("alice", "/b", built)
+	next := f.list("op", "subscriptions?limit=1").Next
+	if got := f.list("op", "subscriptions?limit=1&cursor="+next); len(got.Items) != 1 || got.Next != "" {
+		t.Errorf("the second page of subscriptions is %v", got)
+	}
+	for _, path := range []string{"deliveries", "dead-letters", "audit", "switches", "sources", "backends", "event-types", "events?name=ci.build_finished"} {
+		sep := "?"
+		if strings.Contains(path, "?") {
+			sep = "&"
+		}
+		if raw := string(f.call("op", "GET", path+sep+"cursor="+next, "", 400, nil)); !strings.Contains(raw, "the cursor is not from this list") {
+			t.Errorf("OPS-01 %s with the cursor of another list: %s", path, raw)
+		}
+	}
+	names := ""
+	for at := "event-types?limit=2"; at != ""; {
+		page := f.list("op", at)
+		if names += " " + ids(page, "name"); len(page.Items) > 2 {
+			t.Errorf("a page has %d event types", len(page.Items))
+		}
+		if at = ""; page.Next != "" {
+			at = "event-types?limit=2&cursor=" + page.Next
+		}
+	}
+	if all := ids(f.list("op", "event-types"), "name"); names != " "+all {
+		t.Errorf("pages of two have%s, all are %s", names, all)
+	}
+}
+
+func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
+	f := start(t, nil)
+	if raw := string(f.call("op", "PUT", "switches/event/ci.biuld_finished", `{}`, 404, nil)); !strings.Contains(raw, "ci.biuld_finished") {
+		t.Errorf("the answer does not name it: %s", raw)
+	}
+	f.call("op", "PUT", "switches/event/ci.build_finished", `{}`, 200, nil)
+	f.call("op", "DELETE", "switches/event/ci.biuld_finished", "", 204, nil)
+	for body, want := range map[string]string{
+		`{"select":5}`:             "select has the wrong type, number",
+		`[]`:                       "it has the wrong type, array",
+		`{"dryRun":"x"}`:           "dryRun has the wrong type, string",
+		`{"select":{"since":"x"}}`: `\"x\" is not a time (e.g. 2026-11-22T12:00:00Z)`,
+		`{"selct":{}}`:             `the member \"selct\" is not known`,
+		`{"select":`:               "it is not valid JSON",
+	} {
+		if raw := string(f.call("op", "POST", "replays", body, 400, nil)); !strings.Contains(raw, "openapi.json: "+want+`"`) {
+			t.Errorf("%s: got %s", body, raw)
+		}
+	}
+}
+
+// suspend creates a subscription of MCP Events whose endpoint fails with every event, waits until it is suspended, and returns its
+// id.
+func suspend(f *fixture) string {
+	f.Helper()
+	hooks := &client.Handler{}
+	hold := httptest.NewServer(hooks)
+	f.Cleanup(hold.Close)
+	hooks.URL = hold.URL
+	c, err := client.Connect(f.Context(), f.s.URL, client.Options{Key: "alice", Agent: "test/1", Webhooks: hooks})
+	if err != nil {
+		f.Fatal(err)
+	}
+	sub, err := c.Subscribe(f.Context(), client.SubscribeOptions{
+		Name: "ci.build_finished", Mode: client.ModeWebhook,
+		Event: func(context.Context, client.Event) error { return errors.New("not now") },
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = sub.Close() })
+	for i := range 110 {
+		f.publish(built, fmt.Sprint("evt_failed_", i))
+	}
+	id := ""
+	f.eventually("the suspension", func() bool {
+		id = ids(f.list("op", "subscriptions?state=suspended"), "id")
+		return id != ""
+	})
+	return id
+}
+
+func TestASuspendedSubscription(t *testing.T) {
+	f := start(t, func(o *standalone.Options) { o.Limits.EventsSchedule = []time.Duration{0} })
+	began := time.Now().Add(-time.Minute)
+	id := suspend(f)
+	t.Run("OPS-02 resume says that the subscriber must refresh the subscription", func(t *testing.T) {
+		for _, who := range []string{"op", "alice"} {
+			raw := string(f.call(who, "POST", "subscriptions/"+id+"/resume", "", 409, nil))
+			if !strings.Contains(raw, "suspended") || !strings.Contains(raw, "events/subscribe") {
+				t.Errorf("%s: %s", who, raw)
+			}
+		}
+	})
+	t.Run("OPS-02 one that is paused too is resumed, and suspended then", func(t *testing.T) {
+		var got object
+		f.call("op", "POST", "subscriptions/"+id+"/pause", `{"reason":"moving"}`, 200, &got)
+		f.call("op", "POST", "subscriptions/"+id+"/resume", "", 200, &got)
+		expect.Equal(t, "the state", got["state"], "suspended")
+	})
+	job := func(what string) (got object) {
+		f.call("op", "POST", "replays", what, 202, &got)
+		replay := fmt.Sprint("replays/", got["id"])
+		f.eventually("the end of "+replay, func() bool {
+			f.call("op", "GET", replay, "", 200, &got)
+			return got["state"] == "done"
+		})
+		return got
+	}
+	t.Run("OPS-04 a replay of events says how many it did not send, and why", func(t *testing.T) {
+		got := job(fmt.Sprintf(`{"select":{"events":true,"subscription":%q,"since":%q}}`, id, began.Format(time.RFC3339)))
+		if got["replayed"] != 0.0 || got["skipped"] != 110.0 || fmt.Sprint(got["skippedBecause"]) != "map[suspended:110]" {
+			t.Errorf("got %v, want 0 replayed and 110 skipped because they are suspended", got)
+		}
+	})
+	count := func() int {
+		var got struct{ Count int }
+		f.call("op", "POST", "replays", fmt.Sprintf(`{"select":{"subscription":%q},"dryRun":true}`, id), 200, &got)
+		return got.Count
+	}
+	t.Run("OPS-04 a replay of dead letters leaves them, and says so", func(t *testing.T) {
+		letters := count()
+		got := job(fmt.Sprintf(`{"select":{"subscription":%q},"rate":1000}`, id))
+		if letters == 0 || got["replayed"] != 0.0 || got["skipped"] != float64(letters) || fmt.Sprint(got["skippedBecause"]) != fmt.Sprintf("map[suspended:%d]", letters) {
+			t.Errorf("%d letters: got %v", letters, got)
+		}
+		expect.Equal(t, "letters that are left", count(), letters)
+	})
+	t.Run("OPS-04 of one that has ended meanwhile, too", func(t *testing.T) {
+		letters := count()
+		f.call("op", "DELETE", "subscriptions/"+id, "", 204, nil)
+		got := job(fmt.Sprintf(`{"select":{"subscription":%q},"rate":50}`, id))
+		if fmt.Sprint(got["skippedBecause"]) != fmt.Sprintf("map[ended:%d]", letters) {
+			t.Errorf("%d letters: got %v", letters, got)
+		}
+	})
 }

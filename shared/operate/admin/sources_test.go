@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const (
@@ -36,9 +37,7 @@ func startSources(t *testing.T, keep string) (f *fixture, send func(body string)
 	return f, func(body string) int {
 		t.Helper()
 		resp, err := http.Post(f.s.URL+"/sources/builds/"+buildKey, "application/json", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		_ = resp.Body.Close()
 		return resp.StatusCode
 	}
@@ -51,13 +50,9 @@ func TestSources(t *testing.T) {
 	for body, status := range map[string]int{
 		goodBuild: 202, `{"kind":"other"}`: 202, `{"kind":"build","id":"b-2","n":"many","state":"passed"}`: 422, `{"kind":`: 400,
 	} {
-		if got := send(body); got != status {
-			t.Errorf("%s: got %d, want %d", body, got, status)
-		}
+		expect.Equal(t, body, send(body), status)
 	}
-	if got := send(goodBuild); got != 202 {
-		t.Errorf("again: got %d", got)
-	}
+	expect.Equal(t, "the status of a second request", send(goodBuild), 202)
 	resp, err := http.Post(f.s.URL+"/sources/builds/a-wrong-key", "application/json", strings.NewReader(goodBuild))
 	if err != nil || resp.StatusCode != 401 {
 		t.Fatalf("got %v, %v, want 401", resp, err)
@@ -122,12 +117,8 @@ func TestSources(t *testing.T) {
 		if got := ids(f.list("op", outcomes+"?kind=refused"), "kind"); len(strings.Fields(got)) != 3 || strings.Contains(got, "unmatched") {
 			t.Errorf("refused: got %s", got)
 		}
-		if got := f.list("op", outcomes+"?until=2020-01-01T00:00:00Z"); len(got.Items) != 0 {
-			t.Errorf("got %v, want no outcomes", got)
-		}
-		if got := f.list("op", outcomes+"?since="+time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)); len(got.Items) != 6 {
-			t.Errorf("got %v, want 6 outcomes", got)
-		}
+		f.sees("op", outcomes+"?until=2020-01-01T00:00:00Z", 0)
+		f.sees("op", outcomes+"?since="+time.Now().Add(-time.Minute).UTC().Format(time.RFC3339), 6)
 	})
 	t.Run("OPS-01 both lists are paged", func(t *testing.T) {
 		for _, path := range []string{"sources?limit=1", outcomes + "?limit=2", outcomes + "?kind=refused&limit=2"} {
@@ -171,9 +162,7 @@ func TestSources(t *testing.T) {
 		} {
 			f.call(x.who, x.method, x.path, x.body, x.status, nil)
 		}
-		if got := ids(f.list("foreign", "sources"), "name"); got != "theirs" {
-			t.Errorf("got %s, want theirs", got)
-		}
+		expect.Equal(t, "the sources", ids(f.list("foreign", "sources"), "name"), "theirs")
 	})
 	t.Run("SRC-01 a request is tried, with its signature, and nothing comes of it", func(t *testing.T) {
 		before := len(f.list("op", "events?name=ci.build_finished").Items)
