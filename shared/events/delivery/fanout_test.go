@@ -62,9 +62,7 @@ func TestFanoutOfLongURIs(t *testing.T) {
 		if failed, err := r.fanOut(nil); len(failed) > 0 || err != nil {
 			t.Fatalf("got failed %v, %v, want none", failed, err)
 		}
-		if posted(r)["evt_long"] != 1 {
-			t.Errorf("got posts %v, want one of evt_long", posted(r))
-		}
+		equal(t, "the posts of evt_long", posted(r)["evt_long"], 1)
 		below, err := r.log.Below(t.Context(), "default", "event://github/acme", 10)
 		if err != nil || !slices.Equal(below, []string{uri}) {
 			t.Errorf("got %d sub-resources, %v, want the URI", len(below), err)
@@ -80,9 +78,7 @@ func TestFanoutOfLongURIs(t *testing.T) {
 		if len(failed) > 0 || err != nil {
 			t.Fatalf("got failed %v, %v, want none", failed, err)
 		}
-		if posted(r)["evt_1"] != 1 {
-			t.Errorf("got posts %v, want one of evt_1", posted(r))
-		}
+		equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
 		if got := r.deadReasons(); len(got) != 1 || !strings.Contains(got[0], "partition key") {
 			t.Errorf("got dead letters %q, want one about the key", got)
 		}
@@ -324,9 +320,7 @@ func TestAnEventOfARenamedType(t *testing.T) {
 			r.hand(queue.Events, fanout.Handle)
 			r.hand(queue.Deliveries, d.Pages)
 			for _, id := range ids {
-				if n := posted(r)[id]; n != 1 {
-					t.Errorf("%s was posted %d times, want once", id, n)
-				}
+				equal(t, "the posts of "+id, posted(r)[id], 1)
 			}
 		})
 	}

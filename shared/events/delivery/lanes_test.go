@@ -124,7 +124,7 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 		inWorld(t, embedded(), func(w *world) {
 			urls := oneOrigin(6)
 			w.to(urls...)
-			w.answer = func(webhook.Request) webhook.Outcome { return takes(well) }
+			w.answer = answers(well, nil)
 			page, err := w.db.Query(w.t.Context(), store.Query{
 				Table: store.Subscriptions, Partition: subscription.HeaderKey("default", "event://ci/build-finished").Partition, After: "#",
 			})
@@ -161,7 +161,7 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 			urls := oneOrigin(6)
 			w.to(urls...)
 			w.d.sender.opener = refusing{urls[3]}
-			w.answer = func(webhook.Request) webhook.Outcome { return takes(well) }
+			w.answer = answers(well, nil)
 			at := w.send("e", 3, time.Second)
 			time.Sleep(2 * time.Hour)
 			for _, url := range urls {

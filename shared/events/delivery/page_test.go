@@ -157,9 +157,7 @@ func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 		}
 		r.now = r.now.Add(10 * time.Second)
 	}
-	if len(r.posts) != len(wants) {
-		t.Errorf("%d posts, want %d", len(r.posts), len(wants))
-	}
+	equal(t, "the posts", len(r.posts), len(wants))
 	equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
 }
 
@@ -184,11 +182,9 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 	old := fmt.Sprintf(`{"v":1,"ws":"default","pr":"alice","sub":%q,"ev":"evt_1","k":%q,"n":2}`, sub.ID, key)
 	r.queues[queue.Slow] = nil
 	at := r.now.Add(3 * time.Minute)
-	if err := r.db.Write(t.Context(), store.Put(store.Item{
+	must(t, r.db.Write(t.Context(), store.Put(store.Item{
 		Key: state.DueKey("default", sub.ID, key, at), Value: fmt.Appendf(nil, `{"t":%s,"at":%d}`, old, at.UnixMilli()),
-	})); err != nil {
-		t.Fatal(err)
-	}
+	})))
 	must(t, errorOf(retry.Run(t.Context()))) // sets the position
 	r.now = r.now.Add(5 * time.Minute)
 	if n, err := retry.Run(t.Context()); err != nil || n == 0 {
@@ -209,20 +205,12 @@ func TestEndpointRates(t *testing.T) {
 		inWorld(t, options, func(w *world) {
 			urls := oneOrigin(2)
 			w.to(urls...)
-			w.answer = func(webhook.Request) webhook.Outcome {
-				return takes(10 * time.Millisecond)
-			}
+			w.answer = answers(10*time.Millisecond, nil)
 			at := w.send("e", 200, 2*time.Second)
 			time.Sleep(2 * time.Minute)
 			for _, url := range urls {
-				lags, missing := w.lags(url, at)
-				if missing > 0 {
-					t.Errorf("%s misses %d events", url, missing)
-					continue
-				}
-				if n := len(w.attemptsTo(url)); n != len(at) {
-					t.Errorf("%d attempts for %d events", n, len(at))
-				}
+				lags := w.arrive(url, at, 0)
+				equal(t, "the attempts", len(w.attemptsTo(url)), len(at))
 				if n := w.perSecond(url); n > 10 {
 					t.Errorf("%d attempts in a second, want at most 10", n)
 				}
@@ -238,10 +226,8 @@ func TestEndpointRates(t *testing.T) {
 		options.Schedule = retry.Schedule{0, time.Second}
 		inWorld(t, options, func(w *world) {
 			url := oneOrigin(1)[0]
-			sub := w.to(url)[0]
-			w.answer = func(webhook.Request) webhook.Outcome {
-				return takes(10 * time.Millisecond)
-			}
+			w.to(url)
+			w.answer = answers(10*time.Millisecond, nil)
 			// Another process uses half of the rate.
 			foreign := lane.New(w.db, lane.Limits{Attempts: 1, PerEndpoint: 1, Bytes: 1 << 20, Rate: options.EndpointRate}, time.Now)
 			stop := time.Now().Add(40 * time.Minute)
@@ -257,17 +243,8 @@ func TestEndpointRates(t *testing.T) {
 			}()
 			at := w.send("e", 1500, time.Second)
 			time.Sleep(3 * time.Hour)
-			if _, missing := w.lags(url, at); missing > 0 {
-				t.Errorf("%d of %d events are missing", missing, len(at))
-			}
-			dead := 0
-			err := store.Each(w.t.Context(), w.db, state.LettersOf("default", sub.ID), "list dead letters", func(*store.Item) error {
-				dead++
-				return nil
-			})
-			if err != nil || dead > 0 {
-				t.Errorf("%d dead letters (%v), want none", dead, err)
-			}
+			w.arrive(url, at, 0)
+			equal(t, "the dead letters", len(w.dead(t)), 0)
 			if n := w.perSecond(url); n > int(options.EndpointRate) {
 				t.Errorf("%d attempts in a second, want at most %d", n, options.EndpointRate)
 			}
@@ -620,9 +597,7 @@ func TestALateEndDoesNotSilenceASubscriptionMadeAnew(t *testing.T) {
 	d.Gate.Started(sub.ID)
 	d.Gate.Ended(sub.ID) // of the one before it
 	r.done(d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
-	if len(r.posts) != 1 {
-		t.Errorf("%d deliveries, want 1", len(r.posts))
-	}
+	equal(t, "the posts", len(r.posts), 1)
 }
 
 // TestNothingStartsAfterDeregistering: EVS-11. Wherever a delivery is when its subscription is
@@ -653,9 +628,7 @@ func TestNothingStartsAfterDeregistering(t *testing.T) {
 			before := len(r.posts)
 			must(t, r.services.Deregister(t.Context(), r.principal(), subscription.URI(id)))
 			r.run()
-			if n := len(r.posts) - before; n != 0 {
-				t.Errorf("%d attempts started after the answer", n)
-			}
+			equal(t, "the further posts", len(r.posts)-before, 0)
 		})
 	}
 	t.Run("EVS-11 a retry on AWS that waits for a slow store after its subscription was read", func(t *testing.T) {

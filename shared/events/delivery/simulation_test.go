@@ -129,9 +129,7 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 			at := w.send("e", 24, 24*time.Hour)
 			time.Sleep(retry.StandardSchedule.Total() + time.Hour)
 			w.schedule(t, urls[0], at, time.Time{}, 3*time.Second)
-			if n := len(w.attemptsTo(urls[0])); n != len(at)*len(retry.StandardSchedule) {
-				t.Errorf("%d attempts, want %d for each of %d events", n, len(retry.StandardSchedule), len(at))
-			}
+			equal(t, "the attempts", len(w.attemptsTo(urls[0])), len(at)*len(retry.StandardSchedule))
 			if n := len(w.dead(t)); n != len(at) {
 				t.Errorf("%d dead letters, want %d", n, len(at))
 			}
