@@ -232,10 +232,28 @@ func render(functions map[string][]statement) []byte {
 	for _, id := range sorted(functions) {
 		fmt.Fprintf(&b, "\n## %s\n\n| purpose | permissions | resource | condition |\n|---|---|---|---|\n", id)
 		for _, st := range functions[id] {
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", splitWords(st.Sid), strings.Join(st.Action, ", "), strings.Join(st.Resource, ", "), st.conditions())
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", splitWords(st.Sid), joinActions(st.Action), strings.Join(st.Resource, ", "), st.conditions())
 		}
 	}
 	return b.Bytes()
+}
+
+// joinActions lists actions. It names a service only once, so that a cell fits on a line, for example "sqs:SendMessage, ReceiveMessage".
+func joinActions(actions []string) string {
+	var b strings.Builder
+	last := ""
+	for i, action := range actions {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		service, name, _ := strings.Cut(action, ":")
+		if service != last {
+			b.WriteString(service + ":")
+		}
+		b.WriteString(name)
+		last = service
+	}
+	return b.String()
 }
 
 // conditions returns the statement's conditions as text.
