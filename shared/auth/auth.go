@@ -162,7 +162,7 @@ var ErrInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")
 // URL of the protected resource's metadata if there is one, the required scopes, and the error. It returns "", so that callers leave the
 // header out, unless the error is of kind fault.Unauthenticated or has [MissingScopes].
 //
-// scopes are all scopes that the refused request requires. Challenge adds the missing scopes of the error.
+// The argument scopes lists all scopes that the refused request requires. Challenge adds the missing scopes of the error.
 func Challenge(err error, metadataURL string, scopes ...string) string {
 	var code string
 	scopes = slices.Clone(scopes)

@@ -19,7 +19,7 @@ const Wildcard = "*"
 // characters of a segment except the unreserved ones of RFC 3986 are percent-encoded in upper case. For example, it returns
 // event://a/b%3Ac for EVENT://a/b:c. Clients that expand a template as RFC 6570 says get the canonical form.
 //
-// Segments are case-sensitive. The error is of kind fault.Invalid if the URI has a query, a fragment, user information, an empty
+// The segments are case-sensitive. The error is of kind fault.Invalid if the URI has a query, a fragment, user information, an empty
 // segment, a dot segment (URI libraries remove those), a control character or invalid UTF-8, or if it is longer than [event.MaxURI]
 // bytes.
 func Canonical(uri string) (string, error) { return canonical(uri, false) }

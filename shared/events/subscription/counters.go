@@ -20,8 +20,8 @@ import (
 //	        each shape ("w_" counts), and until when a stream or poll reads it ("i_" times)
 //	header  one per pattern: how many subscribers it has
 //
-// Both are raised before a subscription is written and lowered after it is removed. After a crash they may therefore be too high, which
-// costs a look-up, but never too low, which would lose an event. A header expires shortly after it has reached zero, so that unused
+// The counts are raised before a subscription is written and lowered after it is removed. After a crash they may therefore be too high,
+// which costs a look-up, but never too low, which would lose an event. A header expires shortly after it has reached zero, so that unused
 // patterns leave no items.
 
 // ShapesKey returns the key of the item that counts the shapes of a scope.

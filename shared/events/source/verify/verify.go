@@ -78,8 +78,8 @@ func New(s Settings, secrets []string) (*Verifier, error) {
 // Verify checks that r was sent by someone with one of the secrets, and that the signed time is within the tolerance
 // of now. Otherwise it returns a fault of kind Unauthenticated with one of the reasons above.
 //
-// Signed is a hash of the signed text. It is the same for all replays of a request, for any of the secrets, and
-// "" if the scheme signs nothing.
+// The result signed is a hash of the signed text. It is the same for all replays of a request, for any of the secrets, and
+// "" if the scheme has no signature.
 //
 // Verify tries every secret even after a match, so that its duration does not reveal which one matched.
 func (v *Verifier) Verify(r Request, now time.Time) (signed string, err error) {

@@ -151,7 +151,7 @@ var deliveryCases = []testCase{
 			b.Errorf("got the delayed message after %v, want %v", after, delay)
 		}
 		if !arrived["soon"].Before(arrived["late"]) {
-			b.Error("got the message without a delay after the delayed one")
+			b.Error("the delayed message arrived first")
 		}
 	}},
 	{"a_handler_may_send", func(b *bench) {
