@@ -68,8 +68,8 @@ func (s *script) asked(t *testing.T, method string, want ...any) {
 	}
 }
 
-// page is a poll's result with the events e<from> to e<to-1>, and page with the rest of its members.
-func page(from, to int, members string) string {
+// makePage returns the result of a poll with the events e<from> to e<to-1>, followed by the other members.
+func makePage(from, to int, members string) string {
 	var events []string
 	for i := from; i < to; i++ {
 		events = append(events, occurrence("e"+strconv.Itoa(i)))
@@ -218,11 +218,11 @@ func TestPoll(t *testing.T) {
 		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(n int, _ http.ResponseWriter) string {
 			switch n {
 			case 1:
-				return page(0, first, `"cursor":"a","hasMore":true`)
+				return makePage(0, first, `"cursor":"a","hasMore":true`)
 			case 2:
-				return page(first, all, `"cursor":"b","hasMore":true`)
+				return makePage(first, all, `"cursor":"b","hasMore":true`)
 			case 3:
-				return page(all-10_000, first, `"cursor":"c","hasMore":true`)
+				return makePage(all-10_000, first, `"cursor":"c","hasMore":true`)
 			}
 			return `{"events":[` + occurrence("last") + `],"cursor":"d"}`
 		}})
@@ -289,7 +289,7 @@ func TestAnEventThatIsNotAcknowledgedBoundsHowManyLaterOnesAreHandled(t *testing
 	t.Parallel()
 	const most, last = 1000, 2500
 	s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(n int, _ http.ResponseWriter) string {
-		return page((n-1)*100, min(n*100, last+1), fmt.Sprintf(`"cursor":"c%d","hasMore":%t`, n, n*100 <= last))
+		return makePage((n-1)*100, min(n*100, last+1), fmt.Sprintf(`"cursor":"c%d","hasMore":%t`, n, n*100 <= last))
 	}})
 	older, logged := make(chan struct{}), make(chan string, 100)
 	var handled atomic.Int32

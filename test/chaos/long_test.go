@@ -99,7 +99,7 @@ var chaotic = map[string]string{
 	"MCPEVENTS_LOG_LEVEL":             "warn",
 }
 
-// retries returns the schedule. In a short run nothing is away for long, and a busy machine may need more time to answer.
+// retries returns the schedule. In a short run all interruptions are short, but a busy machine may need more time to answer.
 func retries() string {
 	schedule := "0s,1s,1s,2s,2s,4s,4s,8s,8s,16s,16s,32s"
 	if os.Getenv(chaosTimeEnv) == "" {

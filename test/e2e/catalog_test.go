@@ -32,7 +32,7 @@ func TestDiscovery(t *testing.T) {
 				t.Errorf("capabilities.extensions = %v and capabilities.events = %s, want events in both shapes", extensions, c["events"])
 			}
 			if c["tools"] != nil || c["prompts"] != nil {
-				t.Errorf("capabilities.tools = %s and capabilities.prompts = %s, want neither", c["tools"], c["prompts"])
+				t.Errorf("capabilities.tools = %s and capabilities.prompts = %s, want both absent", c["tools"], c["prompts"])
 			}
 		})
 	}

@@ -54,7 +54,7 @@ func inBubble(t *testing.T, test func(*testing.T, *hooked, *session.Store)) {
 	})
 }
 
-// run is a subtest in a bubble.
+// run runs a subtest in a bubble.
 func run(t *testing.T, name string, test func(*testing.T, *hooked, *session.Store)) {
 	t.Run(name, func(t *testing.T) { inBubble(t, test) })
 }
