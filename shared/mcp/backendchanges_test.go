@@ -200,7 +200,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	for who, o := range quiet {
 		select {
 		case e := <-o.events:
-			t.Errorf("%s: notified of %s", who, e.Data)
+			t.Errorf("%s: notified of %s, want nothing", who, e.Data)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}

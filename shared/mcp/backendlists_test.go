@@ -269,7 +269,7 @@ func TestListsOfBackendsOverPages(t *testing.T) {
 				}
 				equal(t, method+": the conflicts", got.conflicts, conflicts)
 				if session != "" && len(got.ttls) > 0 {
-					t.Errorf("%s: a client of an earlier revision is sent a ttl", method)
+					t.Errorf("%s: a client of an earlier revision got the ttls %v, want none", method, got.ttls)
 				}
 			}
 		}
@@ -373,7 +373,7 @@ func TestCachingHintsOfBackendLists(t *testing.T) {
 			} {
 				got := f.wholeList(t, method, "", nil)
 				if got.pages < 2 {
-					t.Fatalf("%s has %d page", method, got.pages)
+					t.Fatalf("%s has %d page, want several", method, got.pages)
 				}
 				for i := range got.pages {
 					equal(t, fmt.Sprintf("%s, page %d", method, i), fmt.Sprint(got.ttls[i], " ", got.scopes[i]), want)
@@ -445,7 +445,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 			res, err := f.server.Client().Do(f.listRequest(method, session, ""))
 			must(t, err)
 			if res.StatusCode != http.StatusOK || res.Header.Get("Content-Type") != sse.ContentType {
-				t.Fatalf("%s: status %d, %v", method, res.StatusCode, res.Header)
+				t.Fatalf("%s: got status %d, %v, want a stream", method, res.StatusCode, res.Header)
 			}
 			lines := bufio.NewReader(res.Body)
 			for comments := 0; comments < 3; {
@@ -454,7 +454,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 				if strings.HasPrefix(line, ":") {
 					comments++
 				} else if strings.TrimSpace(line) != "" {
-					t.Fatalf("%s: before the response: %q", method, line)
+					t.Fatalf("%s: before the response got %q, want comments", method, line)
 				}
 			}
 			close(goOn)
@@ -469,7 +469,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 	for _, session := range []string{"", f.session(alice, spec.V20251125)} {
 		for _, method := range listMethods {
 			if r := f.answer(f.listRequest(method, session, "")); r.Status != 200 || r.Header.Get("Content-Type") != "application/json" {
-				t.Errorf("%s at once: %d, %s", method, r.Status, r.Header.Get("Content-Type"))
+				t.Errorf("%s at once: got status %d, %s, want JSON", method, r.Status, r.Header.Get("Content-Type"))
 			}
 		}
 	}
@@ -492,13 +492,13 @@ func TestListsThatAreStreamsAtOnce(t *testing.T) {
 	}
 	f.do("POST", alice, statelessBody("1", spec.MethodToolsList, ""), "Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: x").isPlain(t, "a wrong header", 400)
 	if r := f.answer(f.listRequest(spec.MethodEvents, "", "")); r.Status != 200 || r.Header.Get("Content-Type") != "application/json" {
-		t.Errorf("a list of our own: %d %s", r.Status, r.Body)
+		t.Errorf("a list of our own: got status %d: %s, want JSON", r.Status, r.Body)
 	}
 	// 2025-03-26 has batches, whose answer is one array.
 	old := f.session(alice, spec.V20250326)
 	r := f.do("POST", alice, `[{"jsonrpc":"2.0","id":1,"method":"tools/list"},{"jsonrpc":"2.0","id":2,"method":"ping"}]`, "Mcp-Session-Id: "+old)
 	var answers []struct{ ID int }
 	if err := json.Unmarshal([]byte(r.Body), &answers); err != nil || len(answers) != 2 {
-		t.Errorf("a batch: %d %s", r.Status, r.Body)
+		t.Errorf("a batch: got status %d: %s, want two answers", r.Status, r.Body)
 	}
 }

@@ -88,7 +88,7 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 				must(t, err)
 				defer res.Body.Close()
 				if res.StatusCode != 200 || res.Header.Get("Content-Type") != sse.ContentType {
-					t.Fatalf("%d %v", res.StatusCode, res.Header)
+					t.Fatalf("got status %d, %v, want a stream", res.StatusCode, res.Header)
 				}
 				c := <-b.calls
 				lines := bufio.NewReader(res.Body)
@@ -126,7 +126,7 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 				}()
 				r := f.answer(req)
 				if r.Status != 200 || r.Header.Get("Content-Type") != "application/json" || !strings.Contains(r.Body, `"content":[]`) || strings.Contains(r.Body, "notifications") {
-					t.Errorf("%d %v %s", r.Status, r.Header, r.Body)
+					t.Errorf("got status %d, %v: %s, want the result as JSON", r.Status, r.Header, r.Body)
 				}
 			})
 		}
@@ -159,7 +159,7 @@ func TestCallsEndWithTheEndpoint(t *testing.T) {
 					select {
 					case r := <-answers:
 						if !strings.Contains(r.Body, `"code":503`) || !strings.Contains(r.Body, "shutting down") || strings.Count(r.Body, "jsonrpc") != 1 {
-							t.Errorf("a call that takes longer: %d %s", r.Status, r.Body)
+							t.Errorf("a call that takes longer: got status %d: %s, want one error 503 about the shutdown", r.Status, r.Body)
 						}
 					case <-ctx.Done():
 						t.Fatal("a call outlives the endpoint")
@@ -167,7 +167,7 @@ func TestCallsEndWithTheEndpoint(t *testing.T) {
 					select {
 					case <-long.gone:
 					case <-ctx.Done():
-						t.Error("the backend goes on")
+						t.Error("the backend continues, want the end of its work")
 					}
 				})
 			}
@@ -403,6 +403,6 @@ func TestClientsThatWentAwayAreNoFailures(t *testing.T) {
 	equal(t, "the log", said.take(), "")
 	f.endpoint.faults.Translate(t.Context(), why, spec.V20260728, "")
 	if line := said.take(); !strings.Contains(line, "context canceled") {
-		t.Errorf("of a client that waits the log has %q", line)
+		t.Errorf("of a client that waits the log has %q, want the error", line)
 	}
 }

@@ -333,7 +333,7 @@ func (f *fixture) served(r *http.Request) *httptest.ResponseRecorder {
 	f.t.Helper()
 	w := httptest.NewRecorder()
 	if routed(f.endpoint).ServeHTTP(w, r); w.Code != http.StatusOK || strings.Contains(w.Body.String(), `"error"`) {
-		f.t.Fatalf("%d %s", w.Code, w.Body)
+		f.t.Fatalf("got status %d: %s, want 200 without an error", w.Code, w.Body)
 	}
 	return w
 }
@@ -364,7 +364,7 @@ func TestCredentialsOfOpenStreams(t *testing.T) {
 					change(b.caller)
 					time.Sleep(heartbeat + time.Second)
 					if !b.finished() || !o.ended(b.written, t) {
-						t.Errorf("a quiet stream: ended %v: %s", b.finished(), b.text())
+						t.Errorf("a quiet stream: ended %v, want true and its last message: %s", b.finished(), b.text())
 					}
 				})
 				inBubble(t, inMemory, nil, o.opening(uris...), func(b *bubbled) {
@@ -407,12 +407,12 @@ func TestCredentialsOfOpenStreams(t *testing.T) {
 		b.f.publish("event://billing/invoice", `{"n":"first"}`)
 		time.Sleep(time.Minute)
 		if b.finished() || !strings.Contains(b.text(), "first") {
-			t.Errorf("before anything was taken away: ended %v: %s", b.finished(), b.text())
+			t.Errorf("before anything was taken away: ended %v, want false and the event: %s", b.finished(), b.text())
 		}
 		withoutScope(b.caller)
 		time.Sleep(heartbeat + time.Second)
 		if !b.finished() || !terminated(b.written, t) {
-			t.Errorf("ended %v: %s", b.finished(), b.text())
+			t.Errorf("ended %v, want true and a termination: %s", b.finished(), b.text())
 		}
 	})
 }

@@ -130,7 +130,7 @@ func TestDialectStream(t *testing.T) {
 		subscribe := func(id, uri string) {
 			r := f.dialect(alice, rpcText("1", spec.MethodSubscribe, `"uri":"`+uri+`"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
 			if r.Status != 200 || r.Body != "event: response\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n" {
-				t.Fatalf("%+v", r)
+				t.Fatalf("got %+v, want the result as an event", r)
 			}
 		}
 		subscribe(id, "event://github/acme")
@@ -198,7 +198,7 @@ func TestDialectWorkspaces(t *testing.T) {
 		a := f.dialectIn("elsewhere", "POST", foreign, rpcText("1", spec.MethodResources, ""))
 		b := f.dialectIn("nowhere", "POST", foreign, rpcText("1", spec.MethodResources, ""))
 		if a.Status != 404 || a.Body != b.Body {
-			t.Errorf("%+v, %+v", a, b)
+			t.Errorf("got %+v and %+v, want the same 404", a, b)
 		}
 	})
 	t.Run("SSE-06_each_has_its_catalog_and_its_events", func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestDialectWorkspaces(t *testing.T) {
 		}
 		if a, b := names("default", alice), names("elsewhere", foreign); !strings.Contains(a, "ci.build") || strings.Contains(a, "other.thing") ||
 			!strings.Contains(b, "other.thing") || strings.Contains(b, "ci.build") {
-			t.Errorf("default lists %s, elsewhere %s", a, b)
+			t.Errorf("default lists %s, elsewhere %s, want ci.build and other.thing", a, b)
 		}
 	})
 	run(t, "SSE-06_without_authentication_there_is_default", func(o *Options) { o.Auth = auth.None() }, func(t *testing.T, f *fixture) {

@@ -53,11 +53,11 @@ func TestDialectPost(t *testing.T) {
 			if tc.stream {
 				want, contentType = "event: response\ndata: "+plain+"\n\n", "text/event-stream"
 				if r.Header.Get("Cache-Control") != "no-cache" || r.Header.Get("Connection") != "keep-alive" {
-					t.Errorf("%q: %v", tc.accept, r.Header)
+					t.Errorf("%q: got %v, want the headers of a stream", tc.accept, r.Header)
 				}
 			}
 			if r.Status != 200 || r.Body != want || r.Header.Get("Content-Type") != contentType || r.Header.Get(spec.HeaderSession) != "" {
-				t.Errorf("%q: %+v", tc.accept, r)
+				t.Errorf("%q: got %+v, want %s as %s", tc.accept, r, want, contentType)
 			}
 		}
 	})
@@ -98,7 +98,7 @@ func TestDialectPost(t *testing.T) {
 		o, id := f.dialectStream(alice)
 		r := f.dialect(alice, rpcText("1", spec.MethodResources, ""), jsonOnly, "Mcp-Session-Id: "+id)
 		if r.Status != 200 || len(r.Body) <= maxResponse || !json.Valid([]byte(r.Body)) {
-			t.Fatalf("status %d, %d bytes", r.Status, len(r.Body))
+			t.Fatalf("got status %d, %d bytes, want 200 and more than %d", r.Status, len(r.Body), maxResponse)
 		}
 		f.catalogs.Replace(mustParse(t, testCatalog))
 		r = f.dialect(alice, rpcText("2", spec.MethodResources, ""), jsonOnly, "Mcp-Session-Id: "+id)
@@ -223,7 +223,7 @@ func TestDialectMessages(t *testing.T) {
 			}
 			r := tc.on.dialect(alice, rpcText(tc.id, "ping", ""), headers...)
 			if tc.fresh != (r.Status == 200) || !tc.fresh && (r.Status != 400 || !strings.Contains(r.Body, `"id":`+tc.id+`,"error":{"code":-32600`)) {
-				t.Errorf("%s in %.4q: %+v", tc.id, tc.session, r)
+				t.Errorf("%s in %.4q: got %+v, want fresh: %v", tc.id, tc.session, r, tc.fresh)
 			}
 		}
 		// The refusal is not on the stream, where it would look like the answer to the first.
@@ -270,7 +270,7 @@ func TestDialectMessages(t *testing.T) {
 		r := f.dialect(alice, rpcText("1", spec.MethodInitialize, initialize), jsonOnly)
 		id := r.Header.Get(spec.HeaderSession)
 		if r.Status != 200 || id == "" || !strings.Contains(r.Body, `"protocolVersion":"2025-06-18"`) {
-			t.Fatalf("%+v", r)
+			t.Fatalf("got %+v, want a session at 2025-06-18", r)
 		}
 		f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: "+id).isPlain(t, "SSE-05: the id of initialize again", 400)
 		o, again := f.dialectStream(alice, "Mcp-Session-Id: "+id)
@@ -341,7 +341,7 @@ func FuzzDialectPost(f *testing.F) {
 					break
 				}
 				if ev.Name != "response" || ev.ID != "" || ev.Retry != 0 {
-					t.Fatalf("got %+v", ev)
+					t.Fatalf("got %+v, want a response without an id and retry", ev)
 				}
 				checkResponses(t, ev.Data)
 			}

@@ -56,7 +56,7 @@ func TestLambda(t *testing.T) {
 		res, err := invoke(ctx, functionURL(req))
 		must(t, err)
 		if res.StatusCode != 200 || res.Headers["Content-Type"] != sse.ContentType || res.Headers["X-Accel-Buffering"] != "no" {
-			t.Fatalf("%d %v", res.StatusCode, res.Headers)
+			t.Fatalf("got status %d, %v, want a stream", res.StatusCode, res.Headers)
 		}
 		r := sse.NewReader(res.Body, 1<<20)
 		brings := func(want string) {

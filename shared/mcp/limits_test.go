@@ -101,7 +101,7 @@ func TestABatchOfLargeAnswers(t *testing.T) {
 		Result, Error json.RawMessage
 	}
 	if err := json.Unmarshal([]byte(r.Body), &answers); err != nil || len(answers) != maxBatch {
-		t.Fatalf("%d answers, %v: %.200s", len(answers), err, r.Body)
+		t.Fatalf("got %d answers (%v), want %d: %.200s", len(answers), err, maxBatch, r.Body)
 	}
 	if size := len(r.Body); size > 2*maxBatchBytes {
 		t.Errorf("AUT-06 the answer has %d bytes, want at most %d", size, 2*maxBatchBytes)

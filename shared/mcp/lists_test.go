@@ -106,7 +106,7 @@ func TestCursorsOfOtherLists(t *testing.T) {
 	for _, list := range lists {
 		var p listPage
 		if f.stateless(alice, list, "").result(t, &p); p.NextCursor == "" {
-			t.Fatalf("%s has one page", list)
+			t.Fatalf("%s has one page, want several", list)
 		}
 		of[list] = `"cursor":"` + p.NextCursor + `"`
 	}
@@ -277,7 +277,7 @@ func (f *fixture) readText(key, uri string, into any) {
 	}
 	f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`).result(f.t, &c)
 	if len(c.Contents) != 1 || c.Contents[0].URI != uri || c.Contents[0].MIMEType != "application/json" {
-		f.t.Fatalf("got %+v", c)
+		f.t.Fatalf("got %+v, want one JSON item of %s", c, uri)
 	}
 	must(f.t, json.Unmarshal([]byte(c.Contents[0].Text), into))
 }

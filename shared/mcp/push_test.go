@@ -208,17 +208,17 @@ func TestPushClock(t *testing.T) {
 			case spec.NoteEventsHeartbeat:
 				beats++
 				if p.Params.Cursor == "" || cursors[p.Params.Cursor] || string(p.Params.Meta[spec.MetaSubscription]) != "1" {
-					t.Errorf("heartbeat %d: %+v", beats, p)
+					t.Errorf("heartbeat %d: got %+v, want a new cursor and the id 1", beats, p)
 				}
 				cursors[p.Params.Cursor] = true
 			}
 			if d := p.at.Sub(last); d > 25*time.Second {
-				t.Errorf("%v between heartbeats", d)
+				t.Errorf("got %v between heartbeats, want at most 25 s", d)
 			}
 			last = p.at
 		}
 		if events != 100 || beats < 6 || beats > 12 {
-			t.Errorf("%d events and %d heartbeats in 200 s", events, beats)
+			t.Errorf("got %d events and %d heartbeats in 200 s, want 100 and 6 to 12", events, beats)
 		}
 	})
 	// publishMany appends 3,000 events with "status":"passed" to the log.
@@ -272,7 +272,7 @@ func TestPushClock(t *testing.T) {
 			}
 		}
 		if len(got) < 1000 || beats < 3 {
-			t.Errorf("%d messages and %d heartbeats in two minutes", len(got), beats)
+			t.Errorf("got %d messages and %d heartbeats in two minutes, want at least 1000 and 3", len(got), beats)
 		}
 	})
 	t.Run("EVX-06_a_failure_that_passes_is_announced_and_loses_nothing", func(t *testing.T) {
@@ -283,16 +283,13 @@ func TestPushClock(t *testing.T) {
 			id = b.f.publish("event://ci/deploy", `{}`).ID
 			time.Sleep(3 * time.Second)
 		})
-		if len(got) != 4 {
-			t.Fatalf("got %+v", got)
+		if len(got) != 4 || got[3].Method != spec.NoteEventsEvent || got[3].Params.EventID != id {
+			t.Fatalf("got %+v, want active, two errors, and the event %s", got, id)
 		}
 		for _, p := range got[1:3] {
 			if p.Method != spec.NoteEventsError || p.Params.Error == nil || p.Params.Error.Code != method.CodeUnavailable || string(p.Params.Meta[spec.MetaSubscription]) != "1" {
-				t.Errorf("got %+v", p)
+				t.Errorf("got %+v, want an error %d with the id 1", p, method.CodeUnavailable)
 			}
-		}
-		if p := got[3]; p.Method != spec.NoteEventsEvent || p.Params.EventID != id {
-			t.Errorf("got %+v", p)
 		}
 	})
 }
@@ -399,7 +396,7 @@ func (f *fixture) poll(key, name, arguments, cursor, more string) polled {
 	var p polled
 	f.stateless(key, spec.MethodEventsPoll, pollParams(name, arguments, cursor)+more).result(f.t, &p)
 	if p.ResultType != "complete" || p.Cursor == "" || p.Truncated == nil || p.HasMore == nil || p.NextPollMs == nil {
-		f.t.Fatalf("EVX-05 EVX-18: a member is missing: %+v", p)
+		f.t.Fatalf("EVX-05 EVX-18: got %+v, want all members", p)
 	}
 	return p
 }
@@ -425,7 +422,7 @@ func TestPoll(t *testing.T) {
 		f.publish("event://ci/deploy", `{"n":1}`)
 		first := f.poll(alice, "ci.deploy", `{}`, "", "")
 		if len(first.Events) != 0 || *first.Truncated || *first.HasMore {
-			t.Errorf("got %+v", first)
+			t.Errorf("got %+v, want no events, not truncated and no more", first)
 		}
 		var absent polled // EVX-04: an absent member is null
 		f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &absent)
@@ -434,7 +431,7 @@ func TestPoll(t *testing.T) {
 			p := f.poll(alice, "ci.deploy", `null`, cursor, `,"maxAgeMs":null,"maxEvents":null`)
 			if len(p.Events) != 1 || p.Events[0].EventID != ev.ID || p.Events[0].Name != "ci.deploy" ||
 				string(p.Events[0].Data) != `{"n":2}` || p.Events[0].Timestamp != ev.Timestamp() || p.Events[0].Cursor != nil {
-				t.Errorf("EVX-04: got %+v", p)
+				t.Errorf("EVX-04: got %+v, want the event %+v alone", p, ev)
 			}
 			equal(t, "events of the next poll", len(f.poll(alice, "ci.deploy", `{}`, p.Cursor, "").Events), 0)
 		}
@@ -479,12 +476,9 @@ func TestPoll(t *testing.T) {
 			f.publish("event://ci/deploy", large)
 		}
 		p := f.poll(alice, "ci.deploy", `{}`, cursor, "")
-		if n := len(p.Events); n != 5 || !*p.HasMore {
-			t.Errorf("%d events, hasMore %v", n, *p.HasMore)
-		}
-		if p = f.poll(alice, "ci.deploy", `{}`, p.Cursor, ""); len(p.Events) != 3 || *p.HasMore {
-			t.Errorf("then %d events, hasMore %v", len(p.Events), *p.HasMore)
-		}
+		rest := f.poll(alice, "ci.deploy", `{}`, p.Cursor, "")
+		equal(t, "the events of two polls", []int{len(p.Events), len(rest.Events)}, []int{5, 3})
+		equal(t, "hasMore of two polls", []bool{*p.HasMore, *rest.HasMore}, []bool{true, false})
 	})
 	run(t, "EVX-07_too_old_is_truncated_with_a_fresh_cursor", nil, func(t *testing.T, f *fixture) {
 		old := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
@@ -536,7 +530,7 @@ func TestPoll(t *testing.T) {
 		f.publish("event://ci/deploy", `{}`)
 		now = now.Add(time.Second)
 		if p := f.poll(alice, "ci.deploy", `{}`, cursor, ""); *p.NextPollMs != 2000 || len(p.Events) != 1 {
-			t.Errorf("after traffic: %+v", p)
+			t.Errorf("after traffic: got %+v, want one event and 2000 ms", p)
 		}
 	})
 	run(t, "EVX-05_in_a_session_too", nil, func(t *testing.T, f *fixture) {
@@ -547,7 +541,7 @@ func TestPoll(t *testing.T) {
 			f.publish("event://ci/deploy", `{"n":1}`)
 			f.sessionBased(alice, s, spec.MethodEventsPoll, pollParams("ci.deploy", `{}`, p.Cursor)).result(t, &p)
 			if len(p.Events) != 1 || p.ResultType != "" {
-				t.Errorf("%s: %+v", v, p)
+				t.Errorf("%s: got %+v, want one event and no result type", v, p)
 			}
 			f.sessionBased(alice, s, spec.MethodEventsStream, `"name":"ci.deploy"`).is(t, "EVX-06: events/stream", 200, -32601)
 		}

@@ -256,7 +256,7 @@ func TestInitialize(t *testing.T) {
 			r.result(t, &d)
 			id := r.Header.Get(spec.HeaderSession)
 			if d.ProtocolVersion != want || len(id) < 43 || strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
-				t.Errorf("got %s, session %q", d.ProtocolVersion, id)
+				t.Errorf("got %s, session %q, want %s and an id of at least 43 characters of base64url", d.ProtocolVersion, id, want)
 			}
 		})
 	}
@@ -314,12 +314,6 @@ func TestSessions(t *testing.T) {
 			}
 		})
 	}
-	t.Run("SES-01_a_session_is_stored_under_a_hash", func(t *testing.T) {
-		s := f.session(alice, spec.V20251125)
-		if strings.Contains(session.Key(s), s) {
-			t.Error("the id is in the key")
-		}
-	})
 	t.Run("SES-01_another_instance_serves_it", func(t *testing.T) {
 		f.instance().sessionBased(alice, f.session(alice, spec.V20251125), spec.MethodPing, "").is(t, "ping", 200, 0)
 	})
@@ -418,7 +412,7 @@ func TestAnUndecodableSubscriptionOfASession(t *testing.T) {
 	f.publish(deploy, `{"n":1}`)
 	s.brings(deploy + ` {"n":1}`)
 	if got := f.endpoint.sessions.Broken.Count("subscription of a session"); got == 0 {
-		t.Error("it was not counted")
+		t.Errorf("counted %d, want at least 1", got)
 	}
 	f.do("DELETE", alice, "", "Mcp-Session-Id: "+id).isPlain(t, "DELETE", http.StatusNoContent)
 	equal(t, "items left behind", f.damage(id, func(string) bool { return true }), 0)

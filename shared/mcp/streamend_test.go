@@ -110,7 +110,7 @@ func TestWhyAStreamEnded(t *testing.T) {
 			var data metricdata.ResourceMetrics
 			must(t, reader.Collect(t.Context(), &data))
 			if text := fmt.Sprint(data); !strings.Contains(text, metric.StreamsEnded) || !strings.Contains(text, tc.reason) {
-				t.Errorf("the metrics are %s", text)
+				t.Errorf("the metrics are %s, want %s with the reason %s", text, metric.StreamsEnded, tc.reason)
 			}
 		})
 	}

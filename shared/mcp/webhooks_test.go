@@ -18,7 +18,7 @@ func (f *fixture) registerOne(key, uri, target string) string {
 	var got struct{ Subscription struct{ URI string } }
 	f.stateless(key, spec.MethodRegister, `"uris":["`+uri+`"],"targetUri":"`+target+`"`).result(f.t, &got)
 	if !strings.HasPrefix(got.Subscription.URI, "subscription://") {
-		f.t.Fatalf("got %+v", got)
+		f.t.Fatalf("got %+v, want the URI of a subscription", got)
 	}
 	return got.Subscription.URI
 }
@@ -99,7 +99,7 @@ func TestEventsSubscribe(t *testing.T) {
 		b := subscribe(t, callback+`, "cursor":null, "arguments":{ "status" : "failed" }, "name":"ci.build"`)
 		c := subscribe(t, `"name":"ci.build",`+callback)
 		if a.ID == "" || a.ID != b.ID || a.ID == c.ID || a.RefreshBefore == nil || a.Truncated == nil || *a.Truncated || a.ResultType != "complete" || a.Cursor == nil {
-			t.Errorf("got %+v, %+v, %+v", a, b, c)
+			t.Errorf("got %+v, %+v and %+v, want one id for the same arguments and another for others, and all members", a, b, c)
 		}
 		if at, err := time.Parse(time.RFC3339, *a.RefreshBefore); err != nil || at.Location() != time.UTC {
 			t.Errorf("refreshBefore %s: %v", *a.RefreshBefore, err)
@@ -108,7 +108,7 @@ func TestEventsSubscribe(t *testing.T) {
 		var old answer
 		f.sessionBased(alice, s, spec.MethodEventsSub, `"name":"ci.build",`+callback).result(t, &old)
 		if old.ID != c.ID || old.ResultType != "" {
-			t.Errorf("in 2025-11-25: %+v", old)
+			t.Errorf("in 2025-11-25: got %+v, want the id %s and no result type", old, c.ID)
 		}
 	})
 	t.Run("EVX-09_ttl", func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestEventsSubscribe(t *testing.T) {
 				r := f.stateless(alice, spec.MethodEventsSub, tc.params)
 				r.fails(t, tc.params, tc.code[set], tc.data)
 				if strings.Contains(r.Body, "hunter2") || strings.Contains(r.Body, "MfKQ9r") {
-					t.Errorf("the secret is in the answer: %s", r.Body)
+					t.Errorf("got %s, want no secret in it", r.Body)
 				}
 			})
 		}

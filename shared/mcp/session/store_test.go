@@ -171,7 +171,7 @@ func TestASubscriptionLivesAsLongAsItsSession(t *testing.T) {
 		time.Sleep(session.TTL)
 		for _, partition := range []store.Key{session.Partition(made.Key), session.ListKey(alice.Workspace, alice.ID)} {
 			if items := stored(t, h, partition); len(items) > 0 {
-				t.Errorf("a day later there are still %v", items)
+				t.Errorf("a day later there are still %v, want none", items)
 			}
 		}
 	})
