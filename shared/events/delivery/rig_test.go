@@ -313,7 +313,7 @@ func subscriber(t *testing.T) (*rig, string) {
 	return r, r.subscribe().ID
 }
 
-// firstAttempts publishes events, and has a process make the first attempts of all that were published.
+// firstAttempts publishes events, and has a process make the first attempts of all waiting events.
 func (r *rig) firstAttempts(ids ...string) (*Dispatcher, *retry.Job) {
 	r.t.Helper()
 	r.publish(ids...)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The attempts that wait for a slot: those of the fast lane in turn, and those of the slow lane in order of arrival.
+// Attempts that wait for a slot of the fast lane are served in turn. In the slow lane they are served in order of arrival.
 
 const (
 	quickPool = iota
