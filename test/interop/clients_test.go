@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// driver makes a client do things, and tells what happened to it.
+// driver makes a client do things, and reports the results.
 type driver interface {
 	do(t *testing.T, command object, result any)
 	next(t *testing.T, name string) step
