@@ -24,7 +24,13 @@ func BenchmarkHanging(b *testing.B) {
 	for _, shape := range []struct {
 		name     string
 		defaults bool
-	}{{"default parameters", true}, {"ten workers", false}} {
+		answer   time.Duration // of the healthy endpoints
+	}{
+		{"default parameters, answers in 50 ms", true, 50 * time.Millisecond},
+		{"ten workers, answers in 50 ms", false, 50 * time.Millisecond},
+		{"default parameters, immediate answers", true, 0},
+		{"ten workers, immediate answers", false, 0},
+	} {
 		b.Run(shape.name, func(b *testing.B) {
 			a := harness.StartAWS(b, harness.AWSOptions{Env: map[string]string{"MCPEVENTS_QUOTA": "100000"}, Defaults: shape.defaults})
 			r := harness.NewReceiver(b)
@@ -36,6 +42,7 @@ func BenchmarkHanging(b *testing.B) {
 			var healthy []*harness.Endpoint
 			for i := range endpoints - 1 {
 				e := r.Endpoint(fmt.Sprint("healthy-", i))
+				e.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{After: shape.answer} })
 				healthy = append(healthy, e)
 				subscribe(b, a, 1, uris["with"], e.URL())
 				subscribe(b, a, 1, uris["without"], e.URL())

@@ -126,11 +126,11 @@ func (d *Dispatcher) recordDetached(ctx context.Context, del *state.Delivery, su
 }
 
 // toSlowLane turns a first attempt into a single delivery in the slow lane. It delays the message until the endpoint may get
-// attempts, because earlier receives would be in vain.
+// attempts, because earlier receives would be in vain, and at least for [Options.SlowLaneDelay].
 func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
-	_, err := d.deliveries.Schedule(ctx, state.New(sub, e, now.Add(turn)), e, now.Add(wait))
+	_, err := d.deliveries.Schedule(ctx, state.New(sub, e, now.Add(turn)), e, now.Add(max(wait, d.Options.SlowLaneDelay)))
 	return err
 }
 

@@ -205,8 +205,8 @@ func (l *Lanes) take(e *endpointState, p *pool, c Call) *Slot {
 	l.fast.add(c.Bytes)
 	p.used.add(c.Bytes)
 	s := &Slot{lanes: l, e: e, Call: c, kind: fastSlot, pool: p, hung: e.silent, Patience: l.limits.Patience}
-	if s.hung { // an endpoint that takes longer than the slow answer belongs in the slow lane anyway
-		s.Patience = min(s.Patience, l.limits.SlowAnswer)
+	if s.hung { // a probe must not hold up its page for long, and the slow lane serves the endpoint meanwhile
+		s.Patience = min(s.Patience, l.limits.SlowAnswer/2)
 	}
 	return s
 }

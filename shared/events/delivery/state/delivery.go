@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -98,6 +99,9 @@ const (
 	KeptFor = 7 * 24 * time.Hour
 	// Backup is the delay after which a due entry repeats the message of a retry, in case the message was lost.
 	Backup = 2 * time.Minute
+	// EarlyMessage is the delay from which on the message of a new delivery is sent while the delivery is written, which
+	// takes far less time.
+	EarlyMessage = time.Second
 	// DueShards spreads the entries of a minute.
 	DueShards = 8
 	// RetriedFor is how long the event of a delivery is stored: for its retries, and then as a dead letter.
@@ -295,6 +299,9 @@ type Deliveries struct {
 	Now    func() time.Time
 	Log    *slog.Logger
 	bodies *bounded.Map[string, storedBody] // by workspace and key
+
+	mu      sync.Mutex
+	storing map[string]chan struct{} // events that are being stored, by the same; closed afterwards
 }
 
 // maxBodies bounds the events of which a process knows that they are stored.
@@ -305,7 +312,10 @@ func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.
 	if now == nil {
 		now = time.Now
 	}
-	return &Deliveries{db, q, now, cmp.Or(log, slog.Default()), bounded.NewMap[string, storedBody](maxBodies)}
+	return &Deliveries{
+		DB: db, Queue: q, Now: now, Log: cmp.Or(log, slog.Default()),
+		bodies: bounded.NewMap[string, storedBody](maxBodies), storing: map[string]chan struct{}{},
+	}
 }
 
 // RememberStored is how long a process remembers that an event is stored. The event may be deleted meanwhile, because the
@@ -329,40 +339,87 @@ type storedBody struct {
 // If the item holds an event that was published under the same id at another time, StoreBody gives the delivery a key that
 // includes the time of publication, so that both events are delivered.
 func (ds *Deliveries) StoreBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) error {
-	now, published := ds.Now(), e.Published.UnixMicro()
-	expires := now.Add(keep)
 	for range maxContests {
-		id := e.Workspace + "#" + del.EventKey()
-		known, ok := ds.bodies.Get(id)
-		if ok = ok && now.Sub(known.seen) < RememberStored; ok && known.published != published {
-			del.Key = del.ownKey()
-			continue
+		body, err := ds.claimBody(ctx, del, e, keep)
+		if body == nil || err != nil {
+			return err
 		}
-		if ok && !known.expires.Before(expires.Add(-expiryTolerance)) {
-			return nil
-		}
-		body, err := ds.putBody(ctx, del, e, expires)
+		body.stored, err = ds.putBody(ctx, body.item, e.Published.UnixMicro())
+		body.release(err == nil)
 		if err != nil {
 			return fault.Wrap(fault.Unavailable, err, "store the event for its retries")
-		}
-		if body.seen = now; body.published != 0 || !body.expires.IsZero() {
-			ds.bodies.Put(id, body)
 		}
 	}
 	return fault.New(fault.Unavailable, "store the event for its retries: its item changes too often")
 }
 
-// putBody writes the event of a delivery, unless its item has another event or lasts long enough, and returns the stored
-// body. The result is zero if another process changed the item meanwhile.
-func (ds *Deliveries) putBody(ctx context.Context, del *Delivery, e *event.Event, expires time.Time) (storedBody, error) {
-	value, err := json.Marshal(e)
-	if err != nil {
-		return storedBody{}, fault.Wrap(fault.Internal, err, "encode the event")
+// newBody is an event that this process is about to store. Other deliveries of the event wait for its release.
+type newBody struct {
+	item    store.Item
+	stored  storedBody // after a success
+	release func(success bool)
+}
+
+// claimBody returns the event of a delivery for storing it, or nil if this process knows that it is stored. It waits while
+// another delivery stores the same event.
+func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) (*newBody, error) {
+	now, published := ds.Now(), e.Published.UnixMicro()
+	expires := now.Add(keep)
+	for {
+		id := e.Workspace + "#" + del.EventKey()
+		ds.mu.Lock()
+		known, ok := ds.bodies.Get(id)
+		ok = ok && now.Sub(known.seen) < RememberStored
+		storing := ds.storing[id]
+		switch {
+		case ok && known.published != published:
+			ds.mu.Unlock()
+			del.Key = del.ownKey()
+			continue
+		case ok && !known.expires.Before(expires.Add(-expiryTolerance)):
+			ds.mu.Unlock()
+			return nil, nil
+		case storing != nil:
+			ds.mu.Unlock()
+			select {
+			case <-storing:
+				continue
+			case <-ctx.Done():
+				return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the event to be stored")
+			}
+		}
+		done := make(chan struct{})
+		ds.storing[id] = done
+		ds.mu.Unlock()
+		value, err := json.Marshal(e)
+		// The version is the expiry, so that of two processes that extend it the later expiry wins.
+		body := &newBody{
+			item:   store.Item{Key: BodyKey(e.Workspace, del.EventKey()), Value: value, Version: expires.Unix(), Expires: expires},
+			stored: storedBody{published: published, expires: expires},
+		}
+		body.release = func(success bool) {
+			ds.mu.Lock()
+			defer ds.mu.Unlock()
+			if success && body.stored != (storedBody{}) {
+				body.stored.seen = now
+				ds.bodies.Put(id, body.stored)
+			}
+			delete(ds.storing, id)
+			close(done)
+		}
+		if err != nil {
+			body.release(false)
+			return nil, fault.Wrap(fault.Internal, err, "encode the event")
+		}
+		return body, nil
 	}
-	// The version is the expiry, so that of two processes that extend it the later expiry wins.
-	it := store.Item{Key: BodyKey(e.Workspace, del.EventKey()), Value: value, Version: expires.Unix(), Expires: expires}
-	written := storedBody{published: e.Published.UnixMicro(), expires: expires}
-	err = ds.DB.Write(ctx, store.Put(it, store.Absent()))
+}
+
+// putBody writes the item of an event, unless the stored item has another event or lasts long enough, and returns the stored
+// body. The result is zero if another process changed the item meanwhile.
+func (ds *Deliveries) putBody(ctx context.Context, it store.Item, published int64) (storedBody, error) {
+	written := storedBody{published: published, expires: it.Expires}
+	err := ds.DB.Write(ctx, store.Put(it, store.Absent()))
 	if !errors.Is(err, store.ErrConflict) {
 		return written, err
 	}
@@ -372,7 +429,7 @@ func (ds *Deliveries) putBody(ctx context.Context, del *Delivery, e *event.Event
 	}
 	if had, err := DecodeEvent(items[0]); err == nil {
 		stored := storedBody{published: had.Published.UnixMicro(), expires: items[0].Expires}
-		if stored.published != written.published || !stored.expires.Before(expires.Add(-expiryTolerance)) {
+		if stored.published != published || !stored.expires.Before(it.Expires.Add(-expiryTolerance)) {
 			return stored, nil
 		}
 	}

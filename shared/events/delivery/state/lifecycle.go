@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -114,8 +115,12 @@ func Lost(state string) Claim {
 }
 
 // Schedule sets the time of a delivery's next attempt, in one transaction with the writes in also. If the queue can delay a
-// message that long, Schedule then sends the message for the attempt. It stores the event of a new delivery. For a stored
+// message that long, Schedule also sends the message for the attempt. It stores the event of a new delivery. For a stored
 // delivery, e may be nil.
+//
+// A page waits while it hands a first attempt over to the slow lane. So the message of a delivery without attempts is sent while
+// the delivery is written, if the message is delayed by at least [EarlyMessage]. A message that arrives before its delivery
+// is stale, and the due entry then replaces it.
 func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also ...store.Op) (Claim, error) {
 	if del.Version != 0 {
 		e = nil // stored already
@@ -126,15 +131,30 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 	if direct {
 		del.DueAt = due.Add(Backup)
 	}
+	delay := max(0, due.Sub(now))
+	message := func() queue.Outgoing { return del.NextTask().Outgoing(delay) }
+	var early queue.Outgoing
+	var sent chan error // of the early message
+	if direct && del.Version == 0 && len(del.Attempts) == 0 && delay >= EarlyMessage {
+		early, sent = message(), make(chan error, 1)
+		go func() { sent <- ds.Queue.Send(ctx, queue.Slow, early) }()
+	}
 	whose, err := ds.write(ctx, del, change{
 		step: StepSchedule, what: "record an attempt", event: e, keep: RetriedFor, entry: del.DueItem,
 		also: func() []store.Op { return also },
 	})
+	var sendErr error
+	if sent != nil {
+		sendErr = <-sent
+	}
 	if err != nil || whose != Mine || !direct {
 		return whose, err
 	}
-	err = ds.Queue.Send(ctx, queue.Slow, del.NextTask().Outgoing(max(0, due.Sub(now))))
-	if err != nil {
+	// The delivery may have got another key or the attempts of a dead one while it was written.
+	if m := message(); sent == nil || !bytes.Equal(m.Body, early.Body) {
+		sendErr = ds.Queue.Send(ctx, queue.Slow, m)
+	}
+	if err := sendErr; err != nil {
 		// The due entry brings it back: the delivery is late, not lost.
 		ds.Log.WarnContext(ctx, "retry postponed", "subscription", del.Subscription, "event", del.Event, "error", err)
 	}
@@ -212,22 +232,31 @@ const maxContests = 5
 // write makes one step of a delivery, in one transaction with the other writes of the change.
 func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (Claim, error) {
 	fresh := del.Stored == None && del.Version == 0
-	for range maxContests {
+	for try := range maxContests {
 		to, ok := Lifecycle[del.Stored][c.step]
 		if !ok {
 			return 0, fault.New(fault.Internal, "cannot %s a delivery that is %q", c.step, del.Stored)
 		}
-		if c.event != nil {
-			if err := ds.StoreBody(ctx, del, c.event, c.keep); err != nil {
-				return 0, err
-			}
+		var body *newBody
+		var err error
+		switch {
+		case c.event == nil:
+		case fresh && try == 0:
+			body, err = ds.claimBody(ctx, del, c.event, c.keep)
+		default:
+			err = ds.StoreBody(ctx, del, c.event, c.keep)
 		}
-		conditional, err := ds.put(ctx, del, to, c)
-		if err == nil {
+		if err != nil {
+			return 0, err
+		}
+		conditional, err := ds.put(ctx, del, to, c, body)
+		switch {
+		case err == nil:
 			return Mine, nil
-		}
-		if !errors.Is(err, store.ErrConflict) {
+		case !errors.Is(err, store.ErrConflict):
 			return 0, fault.Wrap(fault.Unavailable, err, "%s", c.what)
+		case body != nil:
+			continue // perhaps only because another process has stored the event
 		}
 		whose, err := ds.contest(ctx, del, c.step, fresh)
 		if err != nil || whose != Mine {
@@ -240,8 +269,13 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (Claim
 	return 0, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.what)
 }
 
-// put writes the transaction of a step. It reports whether the change brought conditions of its own.
-func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change) (conditional bool, err error) {
+// put writes the transaction of a step, together with the event if body is not nil. It reports whether the change brought
+// conditions of its own.
+func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change, body *newBody) (conditional bool, err error) {
+	written := false
+	if body != nil {
+		defer func() { body.release(written) }()
+	}
 	before := del.State
 	if del.State = to.State; to.State == Paused {
 		del.State = Pending
@@ -254,6 +288,9 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change)
 	}
 	it := del.Item()
 	ops = append(ops, store.Put(it, Continues(del.Version)))
+	if body != nil {
+		ops = append(ops, store.Put(body.item, store.Absent()))
+	}
 	if del.Place != (store.Key{}) && del.Place != waits {
 		ops = append(ops, store.Delete(del.Place))
 	}
@@ -267,6 +304,7 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change)
 		del.State = before
 		return conditional, err
 	}
+	written = true
 	del.Version, del.Place, del.Stored, del.recorded = it.Version, waits, to.State, len(del.Attempts)
 	return conditional, nil
 }

@@ -1,0 +1,148 @@
+package state
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
+)
+
+const request = 10 * time.Millisecond
+
+// slow is a store and a queue whose requests take a while. It counts the requests and keeps the messages.
+type slow struct {
+	store.DB
+	mu       sync.Mutex
+	writes   int
+	messages []task.Single
+}
+
+func (s *slow) Write(ctx context.Context, ops ...store.Op) error {
+	time.Sleep(request)
+	s.mu.Lock()
+	s.writes++
+	s.mu.Unlock()
+	return s.DB.Write(ctx, ops...)
+}
+
+func (s *slow) Send(_ context.Context, _ queue.Name, messages ...queue.Outgoing) error {
+	time.Sleep(request)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range messages {
+		t, err := task.Decode(m.Body, func(t task.Single) int { return t.V })
+		if err != nil {
+			return err
+		}
+		s.messages = append(s.messages, t)
+	}
+	return nil
+}
+
+// inSlowStore runs a test with deliveries whose requests take a while.
+func inSlowStore(t *testing.T, do func(t *testing.T, s *slow, ds *Deliveries)) {
+	synctest.Test(t, func(t *testing.T) {
+		db, err := sqlite.Open(":memory:", sqlite.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = db.Close() }()
+		s := &slow{DB: db}
+		do(t, s, NewDeliveries(s, s, nil, nil))
+	})
+}
+
+func someEvent(published time.Time) *event.Event {
+	return &event.Event{ID: "e1", URI: "event://ci/build-finished", Name: "ci.build_finished", Workspace: "default", Published: published, Time: published, Data: []byte(`{"build":7}`)}
+}
+
+func newDelivery(n int, e *event.Event) *Delivery {
+	return New(&subscription.Subscriber{ID: fmt.Sprint("sub_", n), Principal: "alice"}, e, time.Now())
+}
+
+func TestHandingOverTakesOneRequest(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		delay time.Duration
+		takes time.Duration
+	}{
+		{"the message is sent meanwhile", EarlyMessage, request},
+		{"an immediate message is sent afterwards, because it may arrive before the delivery", 0, 2 * request},
+	} {
+		t.Run("WHK-16 "+c.name, func(t *testing.T) {
+			inSlowStore(t, func(t *testing.T, s *slow, ds *Deliveries) {
+				e := someEvent(time.Now())
+				del, began := newDelivery(1, e), time.Now()
+				whose, err := ds.Schedule(t.Context(), del, e, began.Add(c.delay))
+				if took := time.Since(began); whose != Mine || err != nil || took != c.takes {
+					t.Fatalf("got claim %v, %v after %v, want the delivery after %v", whose, err, took, c.takes)
+				}
+				if len(s.messages) != 1 || s.writes != 1 {
+					t.Errorf("got %d messages and %d writes, want one of each", len(s.messages), s.writes)
+				}
+				current, others, err := ds.Current(t.Context(), s.messages[0], BodyKey(e.Workspace, del.EventKey()))
+				if err != nil || current == nil || others[0] == nil {
+					t.Errorf("the message is for %v with the event %v, %v, want the delivery and its event", current, others, err)
+				}
+			})
+		})
+	}
+}
+
+func TestConcurrentDeliveriesStoreTheirEventOnce(t *testing.T) {
+	t.Run("WHK-16 WHK-22 given twenty deliveries of one event, when they are written concurrently, then the event is written once", func(t *testing.T) {
+		inSlowStore(t, func(t *testing.T, s *slow, ds *Deliveries) {
+			const n = 20
+			e := someEvent(time.Now())
+			var all sync.WaitGroup
+			for i := range n {
+				all.Go(func() {
+					if whose, err := ds.Schedule(t.Context(), newDelivery(i, e), e, time.Now().Add(time.Minute)); whose != Mine || err != nil {
+						t.Errorf("delivery %d: got claim %v, %v, want it written", i, whose, err)
+					}
+				})
+			}
+			all.Wait()
+			if s.writes != n {
+				t.Errorf("got %d writes, want %d, one of which has the event", s.writes, n)
+			}
+		})
+	})
+}
+
+func TestAnotherProcessHasStoredTheEvent(t *testing.T) {
+	for name, again := range map[string]time.Duration{"the same event": 0, "an event with its id that was published earlier": 10 * time.Minute} {
+		t.Run("WHK-16 EVX-26 "+name, func(t *testing.T) {
+			inSlowStore(t, func(t *testing.T, s *slow, other *Deliveries) {
+				first := someEvent(time.Now())
+				if _, err := other.Schedule(t.Context(), newDelivery(1, first), first, time.Now().Add(time.Minute)); err != nil {
+					t.Fatal(err)
+				}
+				ds := NewDeliveries(s, s, nil, nil)
+				e := someEvent(first.Published.Add(again))
+				del := newDelivery(2, e)
+				if whose, err := ds.Schedule(t.Context(), del, e, time.Now().Add(time.Minute)); whose != Mine || err != nil {
+					t.Fatalf("got claim %v, %v, want the delivery written", whose, err)
+				}
+				// The last message is for the delivery's final key.
+				current, others, err := ds.Current(t.Context(), s.messages[len(s.messages)-1], BodyKey(e.Workspace, del.EventKey()))
+				if err != nil || current == nil {
+					t.Fatalf("the message is for %v, %v, want the delivery", current, err)
+				}
+				if stored, err := current.EventIn(others[0]); err != nil || stored == nil || !stored.Published.Equal(e.Published) {
+					t.Errorf("got the event %v, %v, want the one published at %v", stored, err, e.Published)
+				}
+			})
+		})
+	}
+}
