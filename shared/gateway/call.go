@@ -35,6 +35,9 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 		// The backend might use the other one of the two members, which was not checked here.
 		return fault.New(fault.Invalid, "params have a member twice")
 	}
+	if err := checkToken(jsonrpc.Member(c.Params, "_meta")); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, g.options.CallTimeout)
 	defer cancel()
 	info, err := e.View.LoadInfo(ctx)
@@ -58,6 +61,15 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 		return errors.Join(public, err)
 	}
 	return err
+}
+
+// checkToken returns an error if the progress token in _meta is longer than an id may be. Each of the call's progress notifications
+// repeats the token, so a long one would multiply what the backend sends.
+func checkToken(meta json.RawMessage) error {
+	if n := len(jsonrpc.Member(meta, "progressToken")); n > jsonrpc.MaxID {
+		return fault.New(fault.Invalid, "progressToken has %d bytes (allowed: up to %d)", n, jsonrpc.MaxID)
+	}
+	return nil
 }
 
 // way makes a call and handles the backend's messages that differ between revisions. There are four
@@ -329,6 +341,9 @@ func (w *sessionWay) elicit(ctx context.Context, m upstream.Message) error {
 	}
 	params := jsonrpc.Member(m.Raw, "params")
 	meta := jsonrpc.Member(params, "_meta")
+	if err := checkToken(meta); err != nil { // the token would be stored with the question
+		return x.refuse(ctx, m, jsonrpc.InvalidParams, err.Error())
+	}
 	token := jsonrpc.Member(meta, "progressToken")
 	id, err := w.x.gateway.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, m.ID, token)
 	if err != nil {

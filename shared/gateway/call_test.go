@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -417,6 +418,29 @@ func TestForeignAnswersAreRefused(t *testing.T) {
 	expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, body))
 	expect.OK(t, x.end(t))
 	expect.Equal(t, "answers at the backend", len(s.received("")), 1)
+}
+
+// Each progress notification repeats the token, so the gateway rejects one that is longer than an id may be: a client's before it
+// calls the backend, and a backend's before it stores the question.
+func TestLongProgressTokensAreRejected(t *testing.T) {
+	meta := func(length int) string { return `"_meta":{"progressToken":"` + strings.Repeat("t", length-2) + `"}` }
+	s := serving(t, false, func(x *turn) {
+		answer := x.ask("sampling/createMessage", `{"messages":[],"maxTokens":1,`+meta(jsonrpc.MaxID+1)+`}`)
+		x.result(`{"content":[{"type":"text","text":"` + string(jsonrpc.Member(answer.Error, "code")) + `"}]}`)
+	})
+	g := instances(t, 1, s)[0]
+	for _, version := range []string{v2025, v2026} {
+		if o := called(t, g, someone(version), ","+meta(jsonrpc.MaxID+1)); !fault.Is(o.err, fault.Invalid) {
+			t.Errorf("%s: got the error %v, want the token to be rejected", version, o.err)
+		}
+	}
+	if got := s.received("tools/call"); len(got) != 0 {
+		t.Errorf("the backend got %d calls, want none", len(got))
+	}
+	o := called(t, g, someone(v2025), ","+meta(jsonrpc.MaxID))
+	if want := `{"content":[{"type":"text","text":"-32602"}]}`; string(o.result(t)) != want || len(o.before) != 0 {
+		t.Errorf("got %s after %d messages, want %s and no question", o.result(t), len(o.before), want)
+	}
 }
 
 // GWN-09: clients report progress with the requests of backends, for example with sampling. It reaches the backend that asked,
