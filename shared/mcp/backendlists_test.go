@@ -243,6 +243,22 @@ func (f *fixture) wholeList(t *testing.T, method, session string, between func(p
 // of backends.
 const noEvents = "events:\n  - {name: event, uri: \"event://e\", payloadSchema: {type: object}}\n"
 
+// GWN-01: given backends that list URIs which this server serves itself, when a client lists resources and templates, then it sees
+// only this server's entries for them, as a read of such a URI also stays here.
+func TestOwnResourcesHideThoseOfBackends(t *testing.T) {
+	f := behindGateway(t, func(o *Options) { o.Subscriptions = nil },
+		startLister(t, "event", false, "e", "t", "other"), startLister(t, "subscription", true, "sub_1"))
+	f.catalogs.Replace(mustParse(t, noEvents+"  - {name: open, uriTemplate: \"event://t/{id}\", payloadSchema: {type: object}}\n"))
+	for method, want := range map[string][]string{
+		spec.MethodResources: {"event", "other"},
+		spec.MethodTemplates: {"open", "e", "other"},
+	} {
+		if got := f.wholeList(t, method, "", nil).names; !slices.Equal(got, want) {
+			t.Errorf("%s: got %q, want %q", method, got, want)
+		}
+	}
+}
+
 // GWN-01: the four lists of several backends over several pages, whatever the size of a page and the
 // revisions of client and backends: complete, in order, with the prefixes, conflicts named on each page.
 func TestListsOfBackendsOverPages(t *testing.T) {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
@@ -107,7 +109,19 @@ func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, 
 	} else if from.where == atSubscriptions {
 		return method.Result{}, errListCursor
 	}
-	return h.addBackends(ctx, c, &page, kind)
+	return h.addBackends(ctx, c, &page, kind, func(x api.Entry) bool { return servesURI(cat, kind, x.Name) })
+}
+
+// servesURI reports whether this server, not a backend, serves a resource or a template.
+func servesURI(cat *catalog.Catalog, kind api.Kind, uri string) bool {
+	if strings.HasPrefix(uri, streams.SubscriptionScheme) {
+		return true
+	}
+	if kind == api.Templates {
+		return slices.ContainsFunc(cat.Entries(), func(e *catalog.Entry) bool { return e.URITemplate == uri })
+	}
+	_, _, err := match.Resolve(cat, uri)
+	return err == nil
 }
 
 func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subscriptions streams.Subscriptions) error {
@@ -124,8 +138,8 @@ func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subsc
 	return nil
 }
 
-// addBackends adds the backends' items of a kind, and returns the result of the page.
-func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind) (method.Result, error) {
+// addBackends adds the backends' items of a kind, except for the hidden ones, and returns the result of the page.
+func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind, hidden func(api.Entry) bool) (method.Result, error) {
 	if !h.Backends.Any(ctx) {
 		if page.from.where == atBackends {
 			return method.Result{}, errListCursor
@@ -145,7 +159,7 @@ func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPag
 		if !ok {
 			return method.Result{}, errListCursor
 		}
-		for _, x := range h.backendEntries(kind, entries) {
+		for _, x := range hide(entries, hidden) {
 			page.add(x.For(c.Version))
 		}
 		if after != "" {
@@ -234,7 +248,9 @@ func (h *Lists) listBackends(ctx context.Context, c *method.Call, kind api.Kind)
 			page.add(tool)
 		}
 	}
-	return h.addBackends(ctx, c, &page, kind)
+	return h.addBackends(ctx, c, &page, kind, func(x api.Entry) bool {
+		return kind == api.Tools && h.Tools != nil && h.Tools.Has(x.Name)
+	})
 }
 
 // Tools are the endpoint's own tools. They hide tools of backends with the same names.
@@ -248,10 +264,7 @@ type Tools interface {
 	Call(ctx context.Context, c *method.Call) (method.Result, error)
 }
 
-// backendEntries returns the entries of a backends' list without the tools that our own tools hide.
-func (h *Lists) backendEntries(kind api.Kind, entries []api.Entry) []api.Entry {
-	if h.Tools == nil || kind != api.Tools {
-		return entries
-	}
-	return slices.DeleteFunc(slices.Clone(entries), func(x api.Entry) bool { return h.Tools.Has(x.Name) })
+// hide returns the entries without the hidden ones. This server serves something with the same name itself.
+func hide(entries []api.Entry, hidden func(api.Entry) bool) []api.Entry {
+	return slices.DeleteFunc(slices.Clone(entries), hidden)
 }
