@@ -114,3 +114,20 @@ func TestOriginOfTheConsole(t *testing.T) {
 		expect.Equal(t, fmt.Sprintf("OPS-11 the status for origin %q", origin), w.Code, want)
 	}
 }
+
+// A reason is stored in the audit trail for 400 days, so its length is limited as openapi.json says.
+func TestReasonsHaveALimit(t *testing.T) {
+	f := start(t, nil)
+	id := f.subscribe("alice", "/a", built)
+	body := func(n int) string { return `{"reason":"` + strings.Repeat("é", n) + `"}` }
+	for _, x := range []struct{ who, method, path string }{
+		{"alice", http.MethodPost, "subscriptions/" + id + "/pause"},
+		{"op", http.MethodPut, "switches/subscription/" + id},
+		{"op", http.MethodPut, "switches/all"},
+	} {
+		if raw := f.call(x.who, x.method, x.path, body(501), http.StatusBadRequest, nil); !strings.Contains(string(raw), "reason has 501 characters") {
+			t.Errorf("%s %s: got %s, want the reason to be named", x.method, x.path, raw)
+		}
+		f.call(x.who, x.method, x.path, body(500), http.StatusOK, nil)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
@@ -126,9 +127,23 @@ type reasoned struct {
 	State string `json:"state"`
 }
 
-func (h *subscriptionHandlers) pause(c *call) (any, error) {
-	var in reasoned
+// maxReason is the maximum length of a reason, in characters, as openapi.json says. The audit trail keeps reasons for 400 days.
+const maxReason = 500
+
+// readReasoned reads a body that may give a reason.
+func (c *call) readReasoned() (in reasoned, err error) {
 	if err := c.readBody(&in); err != nil {
+		return in, err
+	}
+	if n := utf8.RuneCountInString(in.Reason); n > maxReason {
+		return in, fault.New(fault.Invalid, "reason has %d characters (allowed: up to %d)", n, maxReason)
+	}
+	return in, nil
+}
+
+func (h *subscriptionHandlers) pause(c *call) (any, error) {
+	in, err := c.readReasoned()
+	if err != nil {
 		return nil, err
 	}
 	return h.update(c, func(s *subscription.Selected) error { return h.setPaused(c, s, in.Reason, true) })

@@ -48,8 +48,8 @@ func (h *switchHandlers) put(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var in reasoned
-	if err := c.readBody(&in); err != nil {
+	in, err := c.readReasoned()
+	if err != nil {
 		return nil, err
 	}
 	if in.State != "" && in.State != switches.StatePaused {
