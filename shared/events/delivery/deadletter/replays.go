@@ -161,7 +161,7 @@ func (rs *Replays) Count(ctx context.Context, workspace string, sub *subscriptio
 // Start starts a replay. If a replay of the same selection is running, Start returns that one. It also returns a finished replay
 // of events that was created less than [SameReplay] ago, so that a repeated request does not send its events twice.
 //
-// Sub is the selected subscription. Only a replay of events needs it.
+// A replay of events needs sub, the selected subscription. For a replay of dead letters it is nil.
 func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
 	text, _ := json.Marshal(s) // texts and times
 	hash := sha256.Sum256(text)

@@ -245,8 +245,8 @@ const maxForgets = 16
 
 // WriteNotes writes the notes of attempts, which are their records and the deletions that [Delivery.Forget] returns.
 //
-// Notes are written some time after their delivery was read. Meanwhile another worker may have continued the delivery, or it
-// was requested again; see [Deliveries.renew]. Then the delivery stays, and its due entry brings it back.
+// After a delivery was read and before its notes are written, another worker may have continued it, or its event may have been
+// requested again; see [Deliveries.renew]. Then WriteNotes keeps the delivery, and its due entry brings it back.
 func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 	var plain []store.Op
 	var forgets [][]store.Op
