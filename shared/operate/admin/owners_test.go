@@ -116,6 +116,20 @@ func TestOriginOfTheConsole(t *testing.T) {
 }
 
 // A reason is stored in the audit trail for 400 days, so its length is limited as openapi.json says.
+func TestRepeatedMembersAreRejected(t *testing.T) {
+	f := start(t, nil)
+	for body, name := range map[string]string{
+		`{"select":{},"dryRun":true,"dryRun":false}`:       "dryRun",
+		`{"select":{},"dryRun":true,"DryRun":false}`:       "DryRun",
+		`{"select":{"event":"a","Event":"b"}}`:             "Event",
+		`{"select":{},"dryRun":true,"select":{},"rate":1}`: "select",
+	} {
+		if raw := f.call("op", http.MethodPost, "replays", body, http.StatusBadRequest, nil); !strings.Contains(string(raw), name) {
+			t.Errorf("%s: got %s, want the repeated member %s to be named", body, raw, name)
+		}
+	}
+}
+
 func TestReasonsHaveALimit(t *testing.T) {
 	f := start(t, nil)
 	id := f.subscribe("alice", "/a", built)

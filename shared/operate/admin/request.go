@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 const (
@@ -203,7 +204,32 @@ func (c *call) readBodyUpTo(most int64, v any) error {
 	if d.More() {
 		return fault.New(fault.Invalid, "the body has more than one JSON value")
 	}
+	if name := findRepeated(b); name != "" {
+		return fault.New(fault.Invalid, "the body has the member %.100q more than once", name)
+	}
 	return nil
+}
+
+// findRepeated returns the name of a member that an object in the JSON value has more than once, or an empty name.
+// Package json uses the last one of them and ignores the case of names, so "dryRun": true could be overridden by "DryRun": false.
+func findRepeated(value json.RawMessage) string {
+	names := map[string]bool{}
+	for key, member := range jsonrpc.Members(value) {
+		name := strings.ToLower(string(key))
+		if names[name] {
+			return string(key)
+		}
+		names[name] = true
+		if name := findRepeated(member); name != "" {
+			return name
+		}
+	}
+	for element := range jsonrpc.Elements(value) {
+		if name := findRepeated(element); name != "" {
+			return name
+		}
+	}
+	return ""
 }
 
 // explain returns the problem that package json found, without words of Go.
