@@ -166,3 +166,17 @@ func TestContentLengthIsNotBelieved(t *testing.T) {
 		t.Errorf("AUT-06 %d bytes are allocated for a body that does not arrive, want at most %d", used, 4*firstRead)
 	}
 }
+
+func TestRepeatedParamsAreRejected(t *testing.T) {
+	f := newFixture(t, nil)
+	for method, params := range map[string]string{
+		spec.MethodEventsPoll: `"name":"ci.build_finished","arguments":{},"cursor":null,"name":"chat.message"`,
+		spec.MethodRead:       `"uri":"event://ci/build-finished","uri":"event://ci"`,
+	} {
+		t.Run("AUT-06 "+method, func(t *testing.T) {
+			if got := f.stateless(alice, method, params); !strings.Contains(got.Body, `"code":-32602`) || !strings.Contains(got.Body, "twice") {
+				t.Errorf("got %d %s, want the code -32602 for params with a member twice", got.Status, got.Body)
+			}
+		})
+	}
+}

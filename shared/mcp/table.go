@@ -133,6 +133,9 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 	if err == nil {
 		err = m.Permits(c)
 	}
+	if err == nil && jsonrpc.Repeats(c.Msg.Params) {
+		err = method.InvalidParams("params have a member twice") // readers disagree about which one counts
+	}
 	if err == nil {
 		err = m.Handler.Serve(w, c)
 	}
