@@ -194,8 +194,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 }
 
 // message is the body of a webhook: an EventOccurrence, or a control envelope, which has a type and no eventId (SEP-3415,
-// "Non-event webhook bodies"). A publisher cannot imitate a control envelope, because its own members are below data. The client does
-// not require that the webhook-id begins with the type, because the AI SDK's example server leaves the type out.
+// "Non-event webhook bodies"). A publisher cannot imitate a control envelope, because its own members are inside data. The client does
+// not require that the webhook-id begins with the type, because the example server of Vercel's AI SDK leaves the type out.
 type message struct {
 	occurrence
 	Type      string `json:"type"`

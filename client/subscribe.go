@@ -86,7 +86,7 @@ type Event struct {
 // which ones. Read the current state in another way, for example with a tool (SEP-3415, "Cursor Lifecycle"). A webhook subscription
 // continues at Cursor, so a server that only gave up deliveries sends those events again.
 type Gap struct {
-	// Name is the event type. It is empty for URIs.
+	// Name is the event type. It is empty if the subscription is for URIs.
 	Name string
 	// Cursor is where the subscription continues.
 	Cursor string

@@ -121,7 +121,7 @@ type listener struct {
 	retry   time.Duration // the pause that the server asked for
 }
 
-// maxStreamEvent limits an event of a stream in bytes.
+// maxStreamEvent is the maximum size of an event on a stream, in bytes.
 const maxStreamEvent = 4 << 20
 
 // receiveUpdates receives the events of URIs from streams.

@@ -46,8 +46,8 @@ type Options struct {
 	// Publish makes the server emit an event of that type that matches the arguments. Without it, rules that need an event are not
 	// testable.
 	Publish func(ctx context.Context) error
-	// Listen is the address of the webhook receiver; empty is 127.0.0.1:0. Receiver is the URL at which the server reaches it, if that
-	// is a different one.
+	// Listen is the address on which the webhook receiver listens. The default is 127.0.0.1:0. Set Receiver to the receiver's URL if the
+	// server reaches it under another address.
 	Listen, Receiver string
 	// Wait is how long to wait for a delivery, a retry or a heartbeat; 0 is 40 s.
 	Wait time.Duration

@@ -51,7 +51,7 @@ func isJSON(h http.Header) bool {
 	return media == "application/json"
 }
 
-// endpoints are the hooks that receive the same events concurrently.
+// endpoints is a set of webhook endpoints that all receive the same events, at the same time.
 type endpoints struct {
 	retried, gone, large, redirect, target, expiring *hook
 	expires                                          time.Time // zero if that takes longer than the wait

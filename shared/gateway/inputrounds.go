@@ -93,7 +93,7 @@ func (w *inputRoundsWay) header() (http.Header, error) {
 	return h, w.x.addParameters(h)
 }
 
-// supplyInput gets the input that the backend demands and returns the params of the next round.
+// supplyInput asks the client for the input that the backend requested, and returns the params of the next round.
 func (w *inputRoundsWay) supplyInput(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
 	if !translate.MultiRound[w.x.call.Method] {
 		return nil, w.x.callError(errors.New("gateway: the backend asks for input, which the revision does not allow for this method"))

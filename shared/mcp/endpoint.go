@@ -48,8 +48,8 @@ type Options struct {
 	Subscriptions streams.Subscriptions
 	Registrar     events.Registrar
 	Deregistrar   events.Deregistrar
-	// ForwardRegistrar and ForwardDeregistrar receive the whole HTTP requests, including the credentials, that Registrar and Deregistrar
-	// would serve. They check the requests again.
+	// ForwardRegistrar and ForwardDeregistrar, if set, serve the requests instead of Registrar and Deregistrar. They get the whole HTTP
+	// request with its credentials, and check it again.
 	ForwardRegistrar   http.Handler
 	ForwardDeregistrar http.Handler
 	// AnonymousWebhooks lets the principal of --auth none use events/subscribe. It is for development only.

@@ -7,7 +7,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// EnvSettings is the variable for settings without a parameter of the deployment, for example "quota=50;webhook-timeout=10s".
+// EnvSettings is the environment variable with the settings for which the template has no parameter, for example
+// "quota=50;webhook-timeout=10s".
 const EnvSettings = EnvPrefix + "SETTINGS"
 
 // withSettings returns a lookup that also finds the settings in [EnvSettings]. The error is of kind fault.Invalid if a setting is

@@ -325,8 +325,8 @@ type sent struct {
 	subscribers map[string]bool // the ones that are done
 }
 
-// sendAll makes the first attempts of a page, to all subscribers concurrently, and returns when all outcomes are recorded. If
-// an event fails internally for one subscriber, only that event is left.
+// sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded. If sending
+// one event to one subscriber fails internally, only that event is sent to it again, later.
 func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.Subscriber, read time.Time) sent {
 	var (
 		wg  sync.WaitGroup

@@ -109,8 +109,8 @@ func (d *Dispatcher) act(ctx context.Context, how verdict, del *state.Delivery, 
 	return nil, err
 }
 
-// visit sends the events of a page to one subscriber and returns when the outcomes are recorded. If it ends early because of an
-// error, the events that the subscriber wants have failed.
+// visit sends the events of a page to one subscriber and returns when the outcomes are recorded. If an error ends it early, all
+// remaining events that match the subscription count as failed.
 func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.Subscriber, read time.Time, wait lane.Patience) *visit {
 	v := &visit{d: d, task: t, sub: sub, read: read, wait: wait, call: lane.Call{
 		Endpoint: task.EndpointID(sub.Target.URL), URL: sub.Target.URL, Principal: t.Workspace + "#" + sub.Principal, Since: t.Since,

@@ -53,7 +53,7 @@ func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 		return Selection{}, fault.Wrap(fault.Invalid, err, "arguments")
 	}
 	s.Pattern = ForEntry(e, s.Vars)
-	// No event has a URI that is too long, or has a dot segment or control characters.
+	// Reject a pattern that no event can match: URIs of events have a maximum length and no dot segments or control characters.
 	if _, err := catalog.CanonicalPattern(s.Pattern.URI()); err != nil {
 		return Selection{}, fault.Wrap(fault.Invalid, err, "arguments")
 	}

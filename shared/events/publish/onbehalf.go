@@ -35,7 +35,7 @@ func (b ByInbox) Publish(ctx context.Context, p auth.Principal, in Input) error 
 	return fault.Wrap(fault.Unavailable, b.Queue.Send(ctx, queue.Inbox, out), "send to the inbox")
 }
 
-// InboxMessage returns the message with which [Inbox] publishes an event of a workspace. It carries no trace.
+// InboxMessage returns a message that makes [Inbox] publish an event in a workspace. It has no trace context.
 func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 	body := jsonrpc.AppendString([]byte(`{"workspace":`), workspace)
 	body = jsonrpc.AppendString(append(body, `,"uri":`...), in.URI)

@@ -292,7 +292,7 @@ func (s *Sender) header(r *Request) http.Header {
 		HeaderTimestamp:    one(strconv.FormatInt(at.Unix(), 10)),
 		HeaderSubscription: one(r.SubscriptionID),
 		// An empty Idempotency-Key is not sent. It tells the transport that it may repeat the request on a new
-		// connection if a kept one turns out to be closed. This is common after a Lambda instance was frozen between
+		// connection if its idle connection turns out to be closed. This is common after a Lambda instance was frozen between
 		// two invocations.
 		"Idempotency-Key": {},
 	}

@@ -232,8 +232,8 @@ func (f *following) fail(err error) {
 	}
 }
 
-// unsettled replaces the hash of a list from its change until the new hash is known. If no relay stores the new hash, the next
-// relay that connects announces a change.
+// unsettled is stored instead of a list's hash after the list has changed, until the relay knows the new hash. It equals no hash. So
+// if the relay dies before it stores the new one, the next relay that connects announces a change.
 var unsettled = []byte("?")
 
 // markUnsettled stores unsettled for the lists that have changed.

@@ -20,7 +20,7 @@ import (
 type holding struct {
 	Owner string `json:"o"`
 	Until int64  `json:"u,omitempty"` // when the holder will end, in milliseconds since 1970; 0 means never
-	// Connected reports whether the holder was connected when it wrote this.
+	// Connected is true if the holder was connected to the backend when it wrote this item.
 	Connected bool `json:"c,omitempty"`
 }
 

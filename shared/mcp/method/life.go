@@ -6,15 +6,17 @@ import (
 	"time"
 )
 
-// How long a call runs depends on its revision and on what it does:
+// How long a call runs depends on its revision and on what it does. At the end of a shutdown, the server also ends the calls that
+// still run:
 //
-//	call                               client disconnects   at the latest                             server cuts it off
-//	of the stateless revisions         ends                 at the request's deadline                 continues
-//	of a session                       continues            after [DetachedFor], or at the deadline   ends
-//	notification, response, DELETE     continues            after [NoticeFor], or at the deadline     ends
-//	to a backend, stateless            ends                 [CallReserve] before the deadline         is answered with an error
-//	to a backend, of a session         continues            [CallReserve] before the deadline         is answered with an error
-//	stream                             ends                 see the admission of package streams      see there
+//	kind of call                       if the client disconnects   time limit                             at the end of a shutdown
+//	stateless revisions                its context ends            the request's deadline                 it continues
+//	in a session                       it continues                [DetachedFor], or the deadline         its context ends
+//	notification, response, DELETE     it continues                [NoticeFor], or the deadline           its context ends
+//	to a backend, stateless            its context ends            [CallReserve] before the deadline      it is answered with an error
+//	to a backend, in a session         it continues                [CallReserve] before the deadline      it is answered with an error
+//
+// Streams have limits of their own; see Admission in package streams.
 //
 // In the revisions with sessions, a disconnect does not cancel a request (2025-11-25, Transports, "Sending Messages to the Server"). Only
 // Lambda sets a deadline for the request; a stand-alone server does not. While an answer is written, [sse.Writer] and [Send] move the

@@ -117,7 +117,7 @@ func next(b []byte, i int) int {
 	return i
 }
 
-// Spaced reports whether valid JSON contains space between tokens.
+// Spaced reports whether b, which must be valid JSON, has whitespace between its tokens.
 func Spaced(b json.RawMessage) bool {
 	for i := 0; i < len(b); i++ {
 		switch b[i] {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// ContentType is the media type of the format.
+// ContentType is the media type of an event stream.
 const ContentType = "text/event-stream"
 
 // Event is one event, or a comment.

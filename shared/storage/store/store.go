@@ -113,8 +113,8 @@ type DB interface {
 // last of them. With [SameStamp] it gets the stamp of the put before it. Stores whose [DB.Stamps] is false refuse it.
 const AtCommit = "\x00commit"
 
-// SameStamp, as the [Op.Span] of a put at [AtCommit], gives it the stamp of the last put at [AtCommit] before it in the
-// same write. The two must be in different partitions.
+// SameStamp is an [Op.Span] for the second of two puts at [AtCommit] in one write. Both then get the same stamp. They must be in
+// different partitions.
 const SameStamp = -1
 
 // Watcher is a store that immediately notifies this process of its own writes to a partition of [Log].

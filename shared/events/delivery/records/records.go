@@ -53,7 +53,8 @@ type Record struct {
 	Omitted int64 `json:"om,omitempty"`
 }
 
-// Records of version 1 are only in the list of their subscription, and lack the members sub and or.
+// recordVersion is the version of new records. Records of version 1 have no Subscription and no Origin, and exist only in the
+// list of their subscription.
 const recordVersion = 2
 
 // Log makes the delivery records, and limits the records outside of the subscriptions' own lists.

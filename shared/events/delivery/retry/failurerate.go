@@ -80,8 +80,8 @@ func (r *rates) get(workspace, id string, now time.Time) *tally {
 	return t
 }
 
-// count counts an attempt and returns the writes that are due. After a failure or with flush these are all unwritten counts,
-// and after a success either all or none.
+// count counts an attempt and returns the writes that are due. After a failure, or if flush is set, it returns all counts that
+// are not written yet. After a success it returns them only if there are enough, because a write per success would be expensive.
 func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

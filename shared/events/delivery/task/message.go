@@ -39,8 +39,8 @@ type Page struct {
 	// Since is when the first of the tasks that led to this one was queued, in milliseconds since 1970. If it is missing,
 	// this is the first.
 	Since int64 `json:"at,omitempty"`
-	// Reactivation makes this a task without events, for the deliveries that were suspended with a subscription. The range
-	// then has only that subscription.
+	// Reactivation, if set, makes this a task without events: it resumes the deliveries that waited while a subscription was
+	// suspended. Range then contains only that subscription.
 	Reactivation *Reactivation `json:"res,omitempty"`
 
 	// Paused is the key of the item that keeps the watermark of the task's subscribers from passing its events, because the

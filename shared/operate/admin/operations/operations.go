@@ -1,5 +1,5 @@
-// Package operations declares the operations of the admin API once. Package admin makes its routes from the table, and the
-// document of the API (OpenAPI 3.1) is the table with the schemas of document.json.
+// Package operations declares the operations of the admin API in one table. Package admin makes its routes from this table. The
+// OpenAPI 3.1 document is generated from it and from the schemas in document.json.
 package operations
 
 import (

@@ -69,7 +69,8 @@ func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.
 	return canceled
 }
 
-// part returns one operation of a transaction. If expired is true, an addition replaces an expired item.
+// part returns op as an item of a DynamoDB transaction. If expired is true, the stored item has expired, and an addition overwrites it
+// instead of adding to it.
 func (db *DB) part(op store.Op, expired bool) types.TransactWriteItem {
 	e := &expression{}
 	table := aws.String(db.names[op.Item.Table])

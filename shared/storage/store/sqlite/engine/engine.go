@@ -31,8 +31,8 @@ const Memory = ":memory:"
 
 // Options change how an [Engine] works. The zero value is the default.
 type Options struct {
-	// Readers is the number of connections for reading; 0 is two per CPU in use, at most 8. In memory there is one connection for
-	// everything.
+	// Readers is the number of read connections. The default is 2*GOMAXPROCS, at most 8. A database in memory has a single connection
+	// for reads and writes.
 	Readers int
 	// CacheSize is the page cache of each connection in bytes; 0 is 8 MiB.
 	CacheSize int
