@@ -91,6 +91,7 @@ func TestMetricsOfALongInvocation(t *testing.T) {
 				written.Reset()
 				set.Published(1)
 				time.Sleep(time.Minute + time.Second)
+				synctest.Wait()
 				if !strings.Contains(written.String(), metric.EventsPublished) {
 					t.Errorf("minute %d: got the log %q, want the metric %s", minute, written.String(), metric.EventsPublished)
 				}
