@@ -228,6 +228,9 @@ func (a *account) check() {
 			}
 		}
 		switch {
+		case c.given == "" && len(c.answers) > 0 && c.refused && c.restarted:
+			// The backend ended before it acknowledged the answer.
+			a.counts["refused answers that had reached their backend, and it restarted"]++
 		case c.given == "" && len(c.answers) > 0:
 			wrong(c, "the backend got an answer that the client did not give")
 		case c.given == "":
