@@ -226,7 +226,7 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 		return out
 	}
 	published := del.Published
-	if published.IsZero() { // of a notice
+	if published.IsZero() { // notices have no time of publication
 		published = del.First
 	}
 	lag := s.now().Sub(published)

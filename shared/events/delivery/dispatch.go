@@ -69,8 +69,8 @@ type Options struct {
 	// SlowAnswer is the time after which an answer counts as slow (2 s). The next deliveries to its endpoint take the slow
 	// lane.
 	SlowAnswer time.Duration
-	// SlowLaneDelay is the least delay of a message with which a page hands a first attempt over to the slow lane (0). With
-	// [state.EarlyMessage], the page sends the message while it writes the delivery.
+	// SlowLaneDelay is the minimum delay of the message when a page hands a first attempt over to the slow lane (0). At
+	// [state.EarlyMessage] or more, the page sends the message while it writes the delivery.
 	SlowLaneDelay time.Duration
 	// Detached is the number of attempts that may continue without their page after that. The other ones are canceled, and
 	// the slow lane repeats them. A process that is frozen after its batch needs 0.

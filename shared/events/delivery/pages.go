@@ -322,7 +322,7 @@ func (d *Dispatcher) sendPages(ctx context.Context, tasks []task.Page) error {
 type sent struct {
 	ops         []store.Op      // to write
 	left        []task.Page     // for the remaining events
-	subscribers map[string]bool // the ones that are done
+	subscribers map[string]bool // the ones that need no further task
 }
 
 // sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded. If sending

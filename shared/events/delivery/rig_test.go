@@ -136,7 +136,7 @@ func failing(broken *atomic.Bool) func(context.Context, []store.Op) error {
 	}
 }
 
-// watched is a queue that can be out of order and is seen to be sent to.
+// watched is a queue that can fail, and that calls functions before and after messages are sent.
 type watched struct {
 	queue.Sender
 	broken bool

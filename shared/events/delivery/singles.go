@@ -193,10 +193,10 @@ const (
 type single struct {
 	d    *Dispatcher
 	task task.Single
-	read time.Time // right before sub was read
+	read time.Time // right before the subscription was read
 
 	del *state.Delivery
-	e   *event.Event // nil of a notice
+	e   *event.Event // nil for a notice
 	sub subscription.Subscriber
 }
 
@@ -216,8 +216,9 @@ func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.
 	}
 	out := lane.Unused
 	defer func() { slot.Done(out) }()
+	started := false
 	for range maxJudged {
-		s := single{d: d, task: t, read: time.Now()}
+		s := single{d: d, task: t}
 		how, err := s.judge(ctx)
 		switch {
 		case err != nil:
@@ -230,7 +231,7 @@ func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.
 		case how.action != attempt:
 			return d.act(ctx, how, s.del, s.e)
 		}
-		if !slot.Start(ctx, s.sub.Target.URL) {
+		if started = started || slot.Start(ctx, s.sub.Target.URL); !started {
 			if m.Received >= tokenReceives {
 				return nil, d.waitForRate(ctx, t)
 			}
@@ -256,6 +257,7 @@ func (s *single) judge(ctx context.Context) (verdict, error) {
 	if s.del = del; del.Control != nil {
 		return s.judgeNotice(ctx)
 	}
+	s.read = time.Now()
 	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
 	switch {
 	case err != nil:
@@ -304,6 +306,7 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	if how.action != attempt || err != nil {
 		return how, err
 	}
+	s.read = time.Now()
 	record, err := d.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil {
 		return verdict{}, err

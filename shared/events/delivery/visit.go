@@ -105,6 +105,9 @@ func (d *Dispatcher) act(ctx context.Context, how verdict, del *state.Delivery, 
 	case postpone:
 		del.First = how.due
 		_, err = d.deliveries.Schedule(ctx, del, nil, how.due)
+	case stop:
+	default:
+		err = fault.New(fault.Internal, "no lane acts on the verdict %d", how.action)
 	}
 	return nil, err
 }

@@ -124,13 +124,13 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 		key := store.Key{Table: store.Deliveries, Partition: ErasedPartition, Sort: fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text())}
 		ops = append(ops, store.Put(store.Item{Key: key, Value: value}))
 	}
-	return fault.Wrap(fault.Unavailable, o.Deliveries.DB.WriteAll(ctx, ops...), "note what is erased")
+	return fault.Wrap(fault.Unavailable, o.Deliveries.DB.WriteAll(ctx, ops...), "record the erased subscriptions")
 }
 
 // SweepErased deletes everything that was recorded for subscriptions after they were erased. A subscription that its client
 // has created again keeps everything since then.
 func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
-	err = store.Each(ctx, o.Deliveries.DB, store.Key{Table: store.Deliveries, Partition: ErasedPartition}, "list what is erased", func(it *store.Item) error {
+	err = store.Each(ctx, o.Deliveries.DB, store.Key{Table: store.Deliveries, Partition: ErasedPartition}, "list the erasures", func(it *store.Item) error {
 		var e erased
 		if err := json.Unmarshal(it.Value, &e); err != nil {
 			return o.Deliveries.SetAside(ctx, it, fault.Wrap(fault.Internal, err, "decode an erasure"))

@@ -34,7 +34,8 @@ import (
 //     same attempt, one records it and schedules the next one. The other one learns from the [Claim] of its write that it
 //     has nothing left to do.
 //   - The item and its due entry are written in one transaction, before the message for the next attempt is sent. If the
-//     worker dies in between, the due entry replaces the lost message.
+//     worker dies in between, the due entry replaces the lost message. Only the delayed message of a new delivery may be
+//     sent at the same time; see [Deliveries.Schedule].
 //   - A message is stale, and dropped, if its attempt is not the delivery's next one.
 //
 // [Lifecycle] has all states and steps.
@@ -99,8 +100,8 @@ const (
 	KeptFor = 7 * 24 * time.Hour
 	// Backup is the delay after which a due entry repeats the message of a retry, in case the message was lost.
 	Backup = 2 * time.Minute
-	// EarlyMessage is the delay from which on the message of a new delivery is sent while the delivery is written, which
-	// takes far less time.
+	// EarlyMessage is the minimum delay for sending the message of a new delivery while the delivery is written. A write
+	// normally takes far less time.
 	EarlyMessage = time.Second
 	// DueShards spreads the entries of a minute.
 	DueShards = 8
@@ -301,7 +302,7 @@ type Deliveries struct {
 	bodies *bounded.Map[string, storedBody] // by workspace and key
 
 	mu      sync.Mutex
-	storing map[string]chan struct{} // events that are being stored, by the same; closed afterwards
+	storing map[string]*newBody // events that are being stored, by workspace and key
 }
 
 // maxBodies bounds the events of which a process knows that they are stored.
@@ -314,7 +315,7 @@ func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.
 	}
 	return &Deliveries{
 		DB: db, Queue: q, Now: now, Log: cmp.Or(log, slog.Default()),
-		bodies: bounded.NewMap[string, storedBody](maxBodies), storing: map[string]chan struct{}{},
+		bodies: bounded.NewMap[string, storedBody](maxBodies), storing: map[string]*newBody{},
 	}
 }
 
@@ -344,20 +345,31 @@ func (ds *Deliveries) StoreBody(ctx context.Context, del *Delivery, e *event.Eve
 		if body == nil || err != nil {
 			return err
 		}
-		body.stored, err = ds.putBody(ctx, body.item, e.Published.UnixMicro())
-		body.release(err == nil)
-		if err != nil {
+		if err := ds.storeClaimed(ctx, body); err != nil {
 			return fault.Wrap(fault.Unavailable, err, "store the event for its retries")
 		}
 	}
 	return fault.New(fault.Unavailable, "store the event for its retries: its item changes too often")
 }
 
+// storeClaimed stores a claimed event and releases it.
+func (ds *Deliveries) storeClaimed(ctx context.Context, body *newBody) (err error) {
+	written := false
+	defer func() { body.release(written, err) }()
+	body.stored, err = ds.putBody(ctx, body.item, body.stored.published)
+	written = err == nil
+	return err
+}
+
 // newBody is an event that this process is about to store. Other deliveries of the event wait for its release.
 type newBody struct {
-	item    store.Item
-	stored  storedBody // after a success
-	release func(success bool)
+	item   store.Item
+	stored storedBody // the event in the store, if it was written
+	// release ends the wait of the other deliveries. If the event could not be written because of an error, they fail with
+	// that error. After a conflict they look again.
+	release func(written bool, err error)
+	done    chan struct{}
+	err     error // may be read when done is closed
 }
 
 // claimBody returns the event of a delivery for storing it, or nil if this process knows that it is stored. It waits while
@@ -365,7 +377,7 @@ type newBody struct {
 func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) (*newBody, error) {
 	now, published := ds.Now(), e.Published.UnixMicro()
 	expires := now.Add(keep)
-	for {
+	for ctx.Err() == nil {
 		id := e.Workspace + "#" + del.EventKey()
 		ds.mu.Lock()
 		known, ok := ds.bodies.Get(id)
@@ -382,58 +394,61 @@ func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Eve
 		case storing != nil:
 			ds.mu.Unlock()
 			select {
-			case <-storing:
-				continue
+			case <-storing.done:
+				if storing.err != nil {
+					return nil, storing.err
+				}
 			case <-ctx.Done():
-				return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the event to be stored")
 			}
+			continue
 		}
-		done := make(chan struct{})
-		ds.storing[id] = done
+		body := &newBody{done: make(chan struct{}), stored: storedBody{published: published, expires: expires}}
+		ds.storing[id] = body
 		ds.mu.Unlock()
-		value, err := json.Marshal(e)
-		// The version is the expiry, so that of two processes that extend it the later expiry wins.
-		body := &newBody{
-			item:   store.Item{Key: BodyKey(e.Workspace, del.EventKey()), Value: value, Version: expires.Unix(), Expires: expires},
-			stored: storedBody{published: published, expires: expires},
-		}
-		body.release = func(success bool) {
+		body.release = func(written bool, err error) {
 			ds.mu.Lock()
 			defer ds.mu.Unlock()
-			if success && body.stored != (storedBody{}) {
+			switch {
+			case written && body.stored != (storedBody{}):
 				body.stored.seen = now
 				ds.bodies.Put(id, body.stored)
+			case err != nil && !errors.Is(err, store.ErrConflict) && !errors.Is(err, context.Canceled):
+				body.err = fault.Wrap(fault.Unavailable, err, "store the event for its retries")
 			}
 			delete(ds.storing, id)
-			close(done)
+			close(body.done)
 		}
+		value, err := json.Marshal(e)
 		if err != nil {
-			body.release(false)
+			body.release(false, nil)
 			return nil, fault.Wrap(fault.Internal, err, "encode the event")
 		}
+		// The version is the expiry, so that of two processes that extend it the later expiry wins.
+		body.item = store.Item{Key: BodyKey(e.Workspace, del.EventKey()), Value: value, Version: expires.Unix(), Expires: expires}
 		return body, nil
 	}
+	return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the event to be stored")
 }
 
 // putBody writes the item of an event, unless the stored item has another event or lasts long enough, and returns the stored
 // body. The result is zero if another process changed the item meanwhile.
 func (ds *Deliveries) putBody(ctx context.Context, it store.Item, published int64) (storedBody, error) {
 	written := storedBody{published: published, expires: it.Expires}
-	err := ds.DB.Write(ctx, store.Put(it, store.Absent()))
-	if !errors.Is(err, store.ErrConflict) {
-		return written, err
-	}
-	items, err := ds.DB.Get(ctx, it.Key)
-	if err != nil || items[0] == nil {
+	items, err := ds.DB.Get(ctx, it.Key) // first, because the event is usually stored
+	if err != nil {
 		return storedBody{}, err
 	}
-	if had, err := DecodeEvent(items[0]); err == nil {
-		stored := storedBody{published: had.Published.UnixMicro(), expires: items[0].Expires}
-		if stored.published != published || !stored.expires.Before(it.Expires.Add(-expiryTolerance)) {
-			return stored, nil
+	unchanged := store.Absent()
+	if items[0] != nil {
+		if had, err := DecodeEvent(items[0]); err == nil {
+			stored := storedBody{published: had.Published.UnixMicro(), expires: items[0].Expires}
+			if stored.published != published || !stored.expires.Before(it.Expires.Add(-expiryTolerance)) {
+				return stored, nil
+			}
 		}
+		unchanged = store.VersionIs(items[0].Version)
 	}
-	err = ds.DB.Write(ctx, store.Put(it, store.VersionIs(items[0].Version)))
+	err = ds.DB.Write(ctx, store.Put(it, unchanged))
 	if errors.Is(err, store.ErrConflict) {
 		return storedBody{}, nil
 	}
@@ -489,7 +504,7 @@ func (del *Delivery) resume(now time.Time) {
 type control struct {
 	Body   json.RawMessage     `json:"b,omitempty"`
 	Target subscription.Target `json:"t"`
-	// Gap is set for a gap notice; see gap.go.
+	// Gap is set for a gap notice; see the Manager in package lifecycle.
 	Gap gap `json:"g,omitempty"`
 }
 

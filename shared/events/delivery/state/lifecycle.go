@@ -119,8 +119,8 @@ func Lost(state string) Claim {
 // delivery, e may be nil.
 //
 // A page waits while it hands a first attempt over to the slow lane. So the message of a delivery without attempts is sent while
-// the delivery is written, if the message is delayed by at least [EarlyMessage]. A message that arrives before its delivery
-// is stale, and the due entry then replaces it.
+// the delivery is written, if the message is delayed by at least [EarlyMessage]. If the message arrives first, it is dropped as
+// stale. So after a write that takes longer than the delay, Schedule sends another one.
 func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also ...store.Op) (Claim, error) {
 	if del.Version != 0 {
 		e = nil // stored already
@@ -131,13 +131,17 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 	if direct {
 		del.DueAt = due.Add(Backup)
 	}
-	delay := max(0, due.Sub(now))
-	message := func() queue.Outgoing { return del.NextTask().Outgoing(delay) }
-	var early queue.Outgoing
-	var sent chan error // of the early message
-	if direct && del.Version == 0 && len(del.Attempts) == 0 && delay >= EarlyMessage {
-		early, sent = message(), make(chan error, 1)
-		go func() { sent <- ds.Queue.Send(ctx, queue.Slow, early) }()
+	message := func() queue.Outgoing { return del.NextTask().Outgoing(max(0, due.Sub(now))) }
+	early := message()
+	var sent chan error // the result of sending the early message
+	if direct && del.Version == 0 && len(del.Attempts) == 0 && early.Delay >= EarlyMessage {
+		sent = make(chan error, 1)
+		go func() {
+			var err error
+			defer func() { sent <- err }()
+			defer fault.Recovered(&err)
+			err = ds.Queue.Send(ctx, queue.Slow, early)
+		}()
 	}
 	whose, err := ds.write(ctx, del, change{
 		step: StepSchedule, what: "record an attempt", event: e, keep: RetriedFor, entry: del.DueItem,
@@ -150,8 +154,8 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 	if err != nil || whose != Mine || !direct {
 		return whose, err
 	}
-	// The delivery may have got another key or the attempts of a dead one while it was written.
-	if m := message(); sent == nil || !bytes.Equal(m.Body, early.Body) {
+	// The early message does not fit if the delivery got another key, or the attempts of a dead one, while it was written.
+	if m := message(); sent == nil || ds.Now().Sub(now) >= early.Delay || !bytes.Equal(m.Body, early.Body) {
 		sendErr = ds.Queue.Send(ctx, queue.Slow, m)
 	}
 	if err := sendErr; err != nil {
@@ -274,7 +278,7 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (Claim
 func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change, body *newBody) (conditional bool, err error) {
 	written := false
 	if body != nil {
-		defer func() { body.release(written) }()
+		defer func() { body.release(written, err) }()
 	}
 	before := del.State
 	if del.State = to.State; to.State == Paused {
@@ -380,7 +384,7 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (Cla
 	}
 	items, err := ds.DB.Get(ctx, current.Place)
 	if err != nil {
-		return Others, fault.Wrap(fault.Unavailable, err, "read what a delivery waits for")
+		return Others, fault.Wrap(fault.Unavailable, err, "read the delivery's due entry or message")
 	}
 	waiting, replaced := items[0], store.Delete(current.Place)
 	if waiting != nil {
@@ -453,7 +457,7 @@ func (ds *Deliveries) Current(ctx context.Context, t task.Single, others ...stor
 		return nil, nil, fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}
 	if items[0] == nil {
-		return nil, nil, nil // delivered, or ended with its subscription
+		return nil, nil, nil // delivered, ended with its subscription, or not written yet
 	}
 	del, err := Decode(items[0])
 	if err != nil || del.State != Pending || len(del.Attempts)+1 != t.Attempt || del.Control != nil && del.Event != t.Event {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
@@ -23,15 +24,20 @@ const request = 10 * time.Millisecond
 type slow struct {
 	store.DB
 	mu       sync.Mutex
+	takes    time.Duration // for a write
+	fails    bool          // each write
 	writes   int
 	messages []task.Single
 }
 
 func (s *slow) Write(ctx context.Context, ops ...store.Op) error {
-	time.Sleep(request)
+	time.Sleep(s.takes)
 	s.mu.Lock()
 	s.writes++
 	s.mu.Unlock()
+	if s.fails {
+		return fault.New(fault.Unavailable, "the store is down")
+	}
 	return s.DB.Write(ctx, ops...)
 }
 
@@ -57,7 +63,7 @@ func inSlowStore(t *testing.T, do func(t *testing.T, s *slow, ds *Deliveries)) {
 			t.Fatal(err)
 		}
 		defer func() { _ = db.Close() }()
-		s := &slow{DB: db}
+		s := &slow{DB: db, takes: request}
 		do(t, s, NewDeliveries(s, s, nil, nil))
 	})
 }
@@ -70,7 +76,7 @@ func newDelivery(n int, e *event.Event) *Delivery {
 	return New(&subscription.Subscriber{ID: fmt.Sprint("sub_", n), Principal: "alice"}, e, time.Now())
 }
 
-func TestHandingOverTakesOneRequest(t *testing.T) {
+func TestHandOverTime(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		delay time.Duration
@@ -97,6 +103,49 @@ func TestHandingOverTakesOneRequest(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestEarlyMessages(t *testing.T) {
+	t.Run("WHK-18 given a write that takes longer than the delay, when the early message was in vain, then another one follows", func(t *testing.T) {
+		inSlowStore(t, func(t *testing.T, s *slow, ds *Deliveries) {
+			s.takes = 2 * EarlyMessage
+			e := someEvent(time.Now())
+			if whose, err := ds.Schedule(t.Context(), newDelivery(1, e), e, time.Now().Add(EarlyMessage)); whose != Mine || err != nil {
+				t.Fatalf("got claim %v, %v, want the delivery written", whose, err)
+			}
+			if len(s.messages) != 2 {
+				t.Errorf("got %d messages, want one before and one after the write", len(s.messages))
+			}
+		})
+	})
+	t.Run("WHK-18 given a write that fails, then the early message is stale and the caller gets the error", func(t *testing.T) {
+		inSlowStore(t, func(t *testing.T, s *slow, ds *Deliveries) {
+			s.fails = true
+			e := someEvent(time.Now())
+			if whose, err := ds.Schedule(t.Context(), newDelivery(1, e), e, time.Now().Add(EarlyMessage)); !fault.Is(err, fault.Unavailable) {
+				t.Fatalf("got claim %v, %v, want an error of kind unavailable", whose, err)
+			}
+			s.fails = false
+			if current, _, err := ds.Current(t.Context(), s.messages[0]); current != nil || err != nil {
+				t.Errorf("got the delivery %v, %v for the early message, want none", current, err)
+			}
+			if whose, err := ds.Schedule(t.Context(), newDelivery(1, e), e, time.Now().Add(EarlyMessage)); whose != Mine || err != nil {
+				t.Errorf("got claim %v, %v after the failure, want the delivery written", whose, err)
+			}
+		})
+	})
+	t.Run("WHK-16 given a clock that advances with each reading, then the message is still sent meanwhile", func(t *testing.T) {
+		inSlowStore(t, func(t *testing.T, s *slow, _ *Deliveries) {
+			var readings time.Duration
+			now := func() time.Time { readings += time.Microsecond; return time.Now().Add(readings) }
+			ds := NewDeliveries(s, s, now, nil)
+			e := someEvent(time.Now())
+			began := time.Now()
+			if whose, err := ds.Schedule(t.Context(), newDelivery(1, e), e, now().Add(EarlyMessage)); whose != Mine || err != nil || time.Since(began) != request {
+				t.Errorf("got claim %v, %v after %v, want the delivery after %v", whose, err, time.Since(began), request)
+			}
+		})
+	})
 }
 
 func TestConcurrentDeliveriesStoreTheirEventOnce(t *testing.T) {
