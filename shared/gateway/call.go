@@ -33,7 +33,7 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 	}
 	if jsonrpc.Repeats(c.Params) {
 		// The backend might use the other one of the two members, which was not checked here.
-		return fault.New(fault.Invalid, "params have a member twice")
+		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
 	}
 	if err := checkToken(jsonrpc.Member(c.Params, "_meta")); err != nil {
 		return err

@@ -382,7 +382,7 @@ func (f *fixture) damage(id string, which func(sort string) bool) (n int) {
 	return n
 }
 
-// SES-02: a session whose item cannot be decoded is as one that there is not: its client begins another. It is counted, and no other session
+// SES-02: a session whose item cannot be decoded counts as unknown, so its client begins a new one. It is counted in a metric, and no other session
 // is harmed.
 func TestAnUndecodableSessionIsNone(t *testing.T) {
 	f := newFixture(t, nil)
@@ -399,7 +399,7 @@ func TestAnUndecodableSessionIsNone(t *testing.T) {
 	}
 }
 
-// SES-04: of the subscriptions of a session one that cannot be decoded brings nothing, the others go on, and all of them end with it.
+// SES-04: a subscription that cannot be decoded sends no events. The other subscriptions of the session continue, and all of them end with it.
 func TestAnUndecodableSubscriptionOfASession(t *testing.T) {
 	f := newFixture(t, nil)
 	id := f.session(alice, spec.V20251125)

@@ -134,7 +134,7 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 		err = m.Permits(c)
 	}
 	if err == nil && jsonrpc.Repeats(c.Msg.Params) {
-		err = method.InvalidParams("params have a member twice") // readers disagree about which one counts
+		err = method.InvalidParams("params have a member twice, or more than %d members", jsonrpc.MaxDistinct) // readers disagree about which one counts
 	}
 	if err == nil {
 		err = m.Handler.Serve(w, c)

@@ -278,9 +278,6 @@ type Message struct {
 	Raw    json.RawMessage
 }
 
-// maxParams limits the number of members in params, because the check for duplicate names needs memory for each.
-const maxParams = 1000
-
 // Read parses a message. It reports false if the message is not valid JSON-RPC, or if it or its params have a member twice. In
 // that case the client, which gets the same bytes, might use the other member than the one that was checked here.
 func Read(raw json.RawMessage) (m Message, ok bool) {
@@ -309,7 +306,7 @@ func Read(raw json.RawMessage) (m Message, ok bool) {
 		}
 		*slot = value
 	}
-	if string(version) != `"2.0"` || repeats(params) {
+	if string(version) != `"2.0"` || jsonrpc.Repeats(params) {
 		return m, false
 	}
 	if id != nil && string(id) != "null" {
@@ -323,17 +320,6 @@ func Read(raw json.RawMessage) (m Message, ok bool) {
 		return m, m.Method != "" && m.Result == nil && m.Error == nil
 	}
 	return m, (m.Result != nil) != (m.Error != nil) && (m.ID != nil || m.Error != nil)
-}
-
-// repeats reports whether params have a member twice, or too many members to check.
-func repeats(params json.RawMessage) bool {
-	members := 0
-	for range jsonrpc.Members(params) {
-		if members++; members > maxParams {
-			return true
-		}
-	}
-	return jsonrpc.Repeats(params)
 }
 
 // Response reports whether the message answers a request.

@@ -50,11 +50,15 @@ func Without(object json.RawMessage, out func(name string) bool) json.RawMessage
 	return append(kept, '}')
 }
 
-// Repeats reports whether an object has two members with the same name, which readers interpret differently.
+// MaxDistinct is the number of members up to which [Repeats] compares their names, because it needs memory for each.
+const MaxDistinct = 1000
+
+// Repeats reports whether an object has two members with the same name, which readers interpret differently, or more than
+// [MaxDistinct] members.
 func Repeats(object json.RawMessage) bool {
 	names := map[string]bool{}
 	for key := range Members(object) {
-		if names[string(key)] {
+		if names[string(key)] || len(names) == MaxDistinct {
 			return true
 		}
 		names[string(key)] = true
