@@ -115,12 +115,13 @@ func TestOriginOfTheConsole(t *testing.T) {
 	}
 }
 
-// A reason is stored in the audit trail for 400 days, so its length is limited as openapi.json says.
+// A repeated member could turn a dry run into a replay.
 func TestRepeatedMembersAreRejected(t *testing.T) {
 	f := start(t, nil)
 	for body, name := range map[string]string{
 		`{"select":{},"dryRun":true,"dryRun":false}`:       "dryRun",
 		`{"select":{},"dryRun":true,"DryRun":false}`:       "DryRun",
+		`{"ſelect":{"event":"a"},"select":{}}`:             "select",
 		`{"select":{"event":"a","Event":"b"}}`:             "Event",
 		`{"select":{},"dryRun":true,"select":{},"rate":1}`: "select",
 	} {
@@ -130,6 +131,7 @@ func TestRepeatedMembersAreRejected(t *testing.T) {
 	}
 }
 
+// A reason is stored in the audit trail for 400 days, so its length is limited as openapi.json says.
 func TestReasonsHaveALimit(t *testing.T) {
 	f := start(t, nil)
 	id := f.subscribe("alice", "/a", built)

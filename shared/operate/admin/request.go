@@ -215,7 +215,7 @@ func (c *call) readBodyUpTo(most int64, v any) error {
 func findRepeated(value json.RawMessage) string {
 	names := map[string]bool{}
 	for key, member := range jsonrpc.Members(value) {
-		name := strings.ToLower(string(key))
+		name := strings.ToLower(strings.ToUpper(string(key))) // as package json: the long s is an s
 		if names[name] {
 			return string(key)
 		}
