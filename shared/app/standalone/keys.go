@@ -78,7 +78,7 @@ var (
 func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (sealed bool, err error) {
 	items, err := db.Get(ctx, sealedKey)
 	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "read the mark of the sealing keys")
+		return false, fault.Wrap(fault.Unavailable, err, "read the check value of the sealing keys")
 	}
 	if items[0] == nil && !fresh { // an earlier version wrote the database
 		return false, nil
@@ -96,7 +96,7 @@ func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (seale
 	if err != nil || len(workspaces) == 0 {
 		return false, err
 	}
-	return false, fault.New(fault.Conflict, "the keys do not open the mark")
+	return false, fault.New(fault.Conflict, "the keys cannot decrypt the check value")
 }
 
 func markSealed(ctx context.Context, db store.DB, s secrets) error {
@@ -108,7 +108,7 @@ func markSealed(ctx context.Context, db store.DB, s secrets) error {
 	if err != nil {
 		return err
 	}
-	return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: sealedKey, Value: mark})), "write the mark of the sealing keys")
+	return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: sealedKey, Value: mark})), "write the check value of the sealing keys")
 }
 
 func newSecrets() (secrets, error) {
