@@ -66,7 +66,7 @@ type Value[T any] struct {
 // run is one load. Its result may be read when done is closed.
 type run[T any] struct {
 	began   time.Time
-	expired bool // its value, by Expire
+	expired bool // Expire was called during the load
 	done    chan struct{}
 	value   T
 	err     error
