@@ -25,7 +25,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// relayed is an instance that holds the connection to a backend, and another one over the same store.
+// relayed starts two instances over the same store. Only holder is connected to the backend, and its relay passes the
+// backend's notifications to other.
 func relayed(t *testing.T, backend api.Backend) (holder, other *fixture) {
 	t.Helper()
 	var held *gateway.Gateway
@@ -53,13 +54,14 @@ func relayed(t *testing.T, backend api.Backend) (holder, other *fixture) {
 	return holder, other
 }
 
-// allKinds are streams of all three kinds that follow the lists, and the acknowledgment of the listen.
+// allKinds opens one stream of each kind: a listen that subscribes to changes of all lists, a session's GET stream and a
+// stream of the named-event dialect. It also returns the acknowledgment of the listen.
 func (f *fixture) allKinds(key string) (streams map[string]*open, ack frame) {
 	f.t.Helper()
 	listen := f.listen(key, "1", `{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`)
 	ack = listen.next()
 	get := f.stream(key, f.session(key, spec.V20251125), "")
-	get.event() // only an id
+	get.event() // The first event has only an id.
 	req := f.request("GET", key, "", "Accept:", "Accept: text/event-stream")
 	req.URL.Path = "/mcp/" + f.principal(key).Workspace
 	dialect := f.open(req)
@@ -67,9 +69,9 @@ func (f *fixture) allKinds(key string) (streams map[string]*open, ack frame) {
 	return map[string]*open{"2026": listen, "2025": get, "named events": dialect}, ack
 }
 
-// GWN-01, GWN-04: a change of a backend's list reaches the streams of all three kinds once, at an
-// instance that has no connection to the backend, and none of those that may not see the
-// backend; whoever asks then gets the new list, every time. SUB-03: a listen that asked for one kind gets that alone.
+// GWN-01, GWN-04: streams of all three kinds, at an instance without a connection to the backend, are notified once of each
+// change to the backend's lists. A client that then requests the list always gets the new one. Streams of principals
+// without access to the backend get no notification. SUB-03: a listen for one kind of change gets only that kind.
 func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	l := startLister(t, "b", true, "t0")
 	l.notified, l.hints = make(chan string), `"ttlMs":3600000,"cacheScope":"private"`
@@ -78,14 +80,14 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	_, f := relayed(t, b)
 	session := f.session(billing, spec.V20251125)
 	allowed, _ := f.allKinds(billing)
-	// alice has not the scope, foreign is in another workspace.
+	// alice lacks the scope, and foreign is in another workspace.
 	refused := map[string]map[string]*open{}
 	for _, key := range []string{alice, foreign} {
 		refused[key], _ = f.allKinds(key)
 	}
 	kinds := []struct {
 		note, list, filter string
-		alone              *open // asks for this kind only
+		alone              *open // a listen for this kind only
 	}{
 		{spec.NoteToolsChange, spec.MethodToolsList, `{"toolsListChanged":true}`, nil},
 		{spec.NotePromptsChange, spec.MethodPromptsList, `{"promptsListChanged":true}`, nil},
@@ -112,7 +114,7 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 			}
 		}
 	}
-	// GWN-04: what a backend says of roots is for the streams of sessions only.
+	// GWN-04: only the streams of sessions get a backend's notifications about roots.
 	l.notified <- spec.NoteRootsChange
 	allowed["2025"].brings(spec.NoteRootsChange)
 	l.notified <- spec.NoteToolsChange
@@ -136,9 +138,10 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	}
 }
 
-// GWN-01, GWN-04: streams of all three kinds that were opened while there was no backend are notified of the lists of one
-// that comes and of what it notifies of then, and that it is gone; where the principal may not see it any
-// longer, they bring nothing of it. Who asked for no lists, and another workspace, is notified of nothing.
+// GWN-01, GWN-04: the streams of all three kinds are opened before any backend is configured. They are notified that lists
+// changed when a backend is added, when it sends a notification itself, and when it is removed. After the principal loses
+// access to the backend, they no longer pass on its notifications. A listen that did not subscribe to lists and a stream
+// in another workspace stay silent throughout.
 func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	l := startLister(t, "b", true, "t0")
 	var now atomic.Pointer[[]api.Backend]
@@ -150,7 +153,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	must(t, err)
 	f := newFixture(t, func(o *Options) { o.Gateway = gw })
 	following, ack := f.allKinds(billing)
-	sameJSON(t, ack.Params.Notifications, `{"resourcesListChanged":true}`) // what there is now
+	sameJSON(t, ack.Params.Notifications, `{"resourcesListChanged":true}`) // the only list so far
 	before := string(ack.Params.Meta[spec.MetaCursor])
 	quiet := map[string]*open{
 		"events only": f.listening(billing, "1", `{"eventsListChanged":true}`), "another workspace": f.listening(foreign, "1", `{"toolsListChanged":true}`),
@@ -185,7 +188,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	areNotified(all...)
 	notify(spec.NoteToolsChange)
 	areNotified(spec.NoteToolsChange)
-	// Whoever was away learns of it too, and follows the new one.
+	// A client that resumes learns of the missed change and is notified of the new backend's changes.
 	back := f.open(f.listenRequest(billing, "1", `{"toolsListChanged":true}`, `"`+spec.MetaCursor+`":`+before))
 	back.brings(spec.NoteAcknowledged)
 	notified(back, "resumed", spec.NoteToolsChange)
@@ -206,14 +209,15 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	}
 }
 
-// backendStreams opens a GET stream and a listen that are subscribed to the URIs, which backend b serves.
+// backendStreams opens a GET stream and a listen, both subscribed to URIs that backend b serves.
 func backendStreams(t *testing.T, uris ...string) (f *fixture, streams []*follower) {
 	t.Helper()
 	f = newFixture(t, func(o *Options) { o.Gateway = newFakeGateway(uris...) })
 	return f, []*follower{f.follow(bySession, uris...), f.follow(byListen, uris...)}
 }
 
-// A backend could otherwise make its notification look like an event of ours, and move or end the client's stream.
+// The endpoint must drop these members. Otherwise a backend could pass its notification off as one of our events, and move
+// or end the client's stream.
 func TestBackendUpdateCannotForgeOurMembers(t *testing.T) {
 	const forged = `{"uri":"x://1","payload":{"forged":true},"Uri":"event://ci/deploy","extra":1,"_Meta":{"io.github.mcp-events/cursor":"forged"},"_meta":{
 		"io.github.mcp-events/cursor":"forged","io.github.mcp-events/eventId":"forged","Io.Github.Mcp-Events/time":"forged",
@@ -233,7 +237,8 @@ func TestBackendUpdateCannotForgeOurMembers(t *testing.T) {
 	}
 }
 
-// The schema says of an update that it "might be a sub-resource of the one that the client actually subscribed to".
+// According to the MCP schema, the URI of an update "might be a sub-resource of the one that the client actually
+// subscribed to".
 func TestUpdateOfASubResourceReachesTheSubscriberOfTheOneAbove(t *testing.T) {
 	f, streams := backendStreams(t, "file:///dir", "x://1")
 	for _, uri := range []string{"file:///dir2", "x://10", "file:///", "file:///dir/a.txt", "x://1?page=2", "x://1"} {
@@ -244,7 +249,8 @@ func TestUpdateOfASubResourceReachesTheSubscriberOfTheOneAbove(t *testing.T) {
 	}
 }
 
-// A session that is used lives on, and the relay unsubscribes when the subscription at the backend has expired.
+// Each use of a session can prolong it. Its subscriptions at the backend must be prolonged with it, because the relay
+// unsubscribes once they expire.
 func TestSubscriptionAtABackendLivesAsLongAsItsSession(t *testing.T) {
 	g := newFakeGateway("x://1")
 	f := newFixture(t, func(o *Options) { o.Gateway = g })
@@ -254,7 +260,7 @@ func TestSubscriptionAtABackendLivesAsLongAsItsSession(t *testing.T) {
 	if until := g.subscribed()[holder]; time.Until(until) < session.TTL {
 		t.Errorf("subscribed at the backend for %s, want the session's %s at least", time.Until(until), session.TTL)
 	}
-	// Half of the session's life is over when less of it is left.
+	// A session is prolonged once less than half of its lifetime is left.
 	items, err := f.db.Get(t.Context(), session.Partition(session.Key(id)))
 	must(t, err)
 	items[0].Expires = time.Now().Add(session.TTL/2 - time.Minute)
@@ -274,7 +280,7 @@ func TestResourceThatItsBackendDoesNotListAnyMore(t *testing.T) {
 	g.list()
 	t.Run("a reopened stream brings its updates", func(t *testing.T) {
 		get := f.stream(alice, id, "")
-		get.event() // only an id
+		get.event() // The first event has only an id.
 		f.notifyBackend(t, spec.NoteUpdated, `{"uri":"x://1"}`)
 		get.brings("x://1 ")
 	})
@@ -284,7 +290,7 @@ func TestResourceThatItsBackendDoesNotListAnyMore(t *testing.T) {
 	})
 }
 
-// Clients often close the connection right after they have cancelled, answered or ended their session.
+// Clients often close the connection right after sending a cancellation, an answer or the end of their session.
 func TestWhatAClientSendsBeforeItLeavesReachesTheBackend(t *testing.T) {
 	for method, send := range map[string]func(f *fixture, session string) *http.Request{
 		"Cancel": func(f *fixture, session string) *http.Request {
@@ -313,14 +319,14 @@ func TestWhatAClientSendsBeforeItLeavesReachesTheBackend(t *testing.T) {
 	}
 }
 
-// fakeGateway has one backend "b", which everyone may see and which serves the resources in listed. It records the
+// fakeGateway has one backend "b", which every principal may see and which serves the resources in listed. It records the
 // subscriptions at the backend.
 type fakeGateway struct {
 	api.Gateway
 	mu     sync.Mutex
 	listed map[string]bool
-	wanted map[string]time.Time // until when, by "uri holder"
-	calls  []string             // that reached it, see reached
+	wanted map[string]time.Time // the expiry of each subscription, by "uri holder"
+	calls  []string             // the methods that reached it, see reached
 }
 
 func newFakeGateway(uris ...string) *fakeGateway {
@@ -329,7 +335,7 @@ func newFakeGateway(uris ...string) *fakeGateway {
 	return g
 }
 
-// list changes the resources that the backend lists.
+// list sets the resources that the backend lists.
 func (g *fakeGateway) list(uris ...string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -368,7 +374,7 @@ func (g *fakeGateway) Progress(ctx context.Context, _ api.Client, _ json.RawMess
 	return g.reached(ctx, "Progress")
 }
 
-// reached records that a request reached the gateway with a context that has not ended.
+// reached records that a request reached the gateway, unless the context has already ended.
 func (g *fakeGateway) reached(ctx context.Context, method string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -401,7 +407,7 @@ func (g *fakeGateway) Unsubscribe(_ context.Context, s api.Subscription) error {
 	return nil
 }
 
-// notifyBackend writes to the log that backend b sent a notification.
+// notifyBackend writes a notification of backend b to the log.
 func (f *fixture) notifyBackend(t testing.TB, method, params string) {
 	t.Helper()
 	notice, err := json.Marshal(api.Notice{Method: method, Params: json.RawMessage(params)})
@@ -409,7 +415,7 @@ func (f *fixture) notifyBackend(t testing.TB, method, params string) {
 	must(t, f.log.Notify(t.Context(), f.principal(alice).Workspace, stream.TopicBackend("b"), notice))
 }
 
-// forget removes the record of a subscription, to see whether it is written again.
+// forget removes the record of a subscription so that a test can see whether the endpoint subscribes again.
 func (g *fakeGateway) forget(at string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -24,20 +24,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// lister is a backend that has nothing but lists. Each of its pages has two entries.
+// lister is a backend that serves only lists, in pages of two entries.
 type lister struct {
 	*httptest.Server
 	name      string
 	stateless bool
 
 	mu       sync.Mutex
-	names    []string // of the entries of each list
-	hints    string   // members of each page, such as `"ttlMs":5`
+	names    []string // the names of the entries, the same in every list
+	hints    string   // extra members of each page, e.g. `"ttlMs":5`
 	down     bool
-	hold     chan struct{}                                                    // lists wait until it is closed; may be nil
-	mute     bool                                                             // it answers no calls
-	call     func(w http.ResponseWriter, r *http.Request, id json.RawMessage) // answers calls; may be nil
-	notified chan string                                                      // methods to notify of on the stream that listens; nil for a backend that notifies of nothing
+	hold     chan struct{}                                                    // if set, list requests block until it is closed
+	mute     bool                                                             // leaves calls unanswered
+	call     func(w http.ResponseWriter, r *http.Request, id json.RawMessage) // if set, answers calls
+	notified chan string                                                      // methods to send on the listening stream; nil if the backend does not support notifications
 }
 
 func startLister(t *testing.T, name string, stateless bool, entries ...string) *lister {
@@ -48,7 +48,7 @@ func startLister(t *testing.T, name string, stateless bool, entries ...string) *
 	return l
 }
 
-// set changes what the backend lists.
+// set changes the lister's fields under its lock.
 func (l *lister) set(change func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,7 +115,7 @@ func (l *lister) answer(method string, cursor *string) string {
 	case !strings.HasSuffix(method, "/list"):
 		return `"error":{"code":-32601,"message":"no such method"}`
 	}
-	// The empty cursor is one as good as others in 2026-07-28.
+	// In 2026-07-28 the empty string is a valid cursor.
 	first, next := 0, ""
 	if cursor != nil && *cursor == "" {
 		first = 2
@@ -148,8 +148,8 @@ func (l *lister) answer(method string, cursor *string) string {
 	return fmt.Sprintf(`"result":{%q:[%s]%s%s}`, member, strings.Join(entries, ","), next, hints)
 }
 
-// behindGateway is an endpoint in front of backends. Prefixes are the names with an
-// underscore, but for the backend "plain".
+// behindGateway returns an endpoint in front of the backends. The prefix of each is its name and an underscore, e.g.
+// "first_". Only the backend "plain" has no prefix.
 func behindGateway(t *testing.T, change func(*Options), backends ...*lister) *fixture {
 	t.Helper()
 	var configured []api.Backend
@@ -168,12 +168,12 @@ func behindGateway(t *testing.T, change func(*Options), backends ...*lister) *fi
 	})
 }
 
-// backend is how the lister is configured.
+// backend returns the gateway configuration for the lister.
 func (l *lister) backend() api.Backend {
 	return api.Backend{Name: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion}
 }
 
-// gatewayTo makes a gateway that keeps lists for a time.
+// gatewayTo returns a gateway to the backends that caches their lists for ttl.
 func gatewayTo(t *testing.T, db store.DB, ttl time.Duration, backends ...api.Backend) *gateway.Gateway {
 	t.Helper()
 	g, err := gateway.New(gateway.Options{
@@ -184,13 +184,13 @@ func gatewayTo(t *testing.T, db store.DB, ttl time.Duration, backends ...api.Bac
 	return g
 }
 
-// wholeList is a list of the endpoint, read to its end.
+// wholeList is a list that was read from the endpoint to its last page.
 type wholeList struct {
 	names     []string
 	pages     int
 	scopes    []string
 	ttls      []int64
-	conflicts []string // of the last page
+	conflicts []string // from the last page
 }
 
 type backendPage struct {
@@ -211,7 +211,7 @@ func (p backendPage) names() (all []string) {
 	return all
 }
 
-// wholeList reads a list to its end, and calls between after each page but the last.
+// wholeList reads all pages of a list, and calls between after every page except the last.
 func (f *fixture) wholeList(t *testing.T, method, session string, between func(page int)) (out wholeList) {
 	t.Helper()
 	params := ""
@@ -239,12 +239,11 @@ func (f *fixture) wholeList(t *testing.T, method, session string, between func(p
 	}
 }
 
-// noEvents is a catalog of one event type, which is on each list of resources before those
-// of backends.
+// noEvents is a catalog with a single event type. Lists of resources show it before the backends' resources.
 const noEvents = "events:\n  - {name: event, uri: \"event://e\", payloadSchema: {type: object}}\n"
 
-// GWN-01: given backends that list URIs which this server serves itself, when a client lists resources and templates, then it sees
-// only this server's entries for them, as a read of such a URI also stays here.
+// GWN-01: if backends list URIs that this server serves itself, clients that list resources and templates see only this
+// server's entries for them, because this server also handles reads of those URIs.
 func TestOwnResourcesHideThoseOfBackends(t *testing.T) {
 	f := behindGateway(t, func(o *Options) { o.Subscriptions = nil },
 		startLister(t, "event", false, "e", "t", "other"), startLister(t, "subscription", true, "sub_1"))
@@ -259,8 +258,8 @@ func TestOwnResourcesHideThoseOfBackends(t *testing.T) {
 	}
 }
 
-// GWN-01: the four lists of several backends over several pages, whatever the size of a page and the
-// revisions of client and backends: complete, in order, with the prefixes, conflicts named on each page.
+// GWN-01: the four lists of several backends are complete and in order, use the prefixes, and name the conflicts on each
+// page. This holds for every page size and for every revision of the client and the backends.
 func TestListsOfBackendsOverPages(t *testing.T) {
 	first := startLister(t, "first", false, "a", "b", "c")
 	second := startLister(t, "plain", true, "first_b", "x", "y", "z", "w")
@@ -272,11 +271,11 @@ func TestListsOfBackendsOverPages(t *testing.T) {
 			for method, want := range map[string][]string{
 				spec.MethodToolsList:   {"first_a", "first_b", "first_c", "x", "y", "z", "w", "third_d"},
 				spec.MethodPromptsList: {"first_a", "first_b", "first_c", "x", "y", "z", "w", "third_d"},
-				// These have no prefix, and other URIs.
+				// Resources and templates have no prefix. Their URIs differ, so there are no conflicts.
 				spec.MethodResources: {"event", "a", "b", "c", "first_b", "x", "y", "z", "w", "d"},
 				spec.MethodTemplates: {"a", "b", "c", "first_b", "x", "y", "z", "w", "d"},
 			} {
-				got := f.wholeList(t, method, session, func(int) { time.Sleep(2 * time.Millisecond) }) // each page is gathered anew
+				got := f.wholeList(t, method, session, func(int) { time.Sleep(2 * time.Millisecond) }) // The lists expire, so the gateway fetches them again for each page.
 				equal(t, fmt.Sprintf("%s by pages of %d", method, size), got.names, want)
 				equal(t, fmt.Sprintf("the number of pages of %d", size), got.pages, (len(want)+size-1)/size)
 				var conflicts []string
@@ -292,13 +291,13 @@ func TestListsOfBackendsOverPages(t *testing.T) {
 	}
 }
 
-// GWN-01: a list that changes between two pages goes on where it was, also when the entry that the
-// cursor names is gone; what did not change is neither missing nor twice.
+// GWN-01: if a list changes between two pages, the next page continues at the cursor, even if the entry that the cursor
+// names is gone. Unchanged entries appear exactly once.
 func TestListThatChangesBetweenPages(t *testing.T) {
 	start := []string{"a", "b", "c", "d", "e"}
 	for _, c := range []struct {
 		name string
-		now  []string // of the first backend, from behind the second page on
+		now  []string // the first backend's entries after the second page was read
 		down bool
 		want []string
 	}{
@@ -331,11 +330,11 @@ func TestListThatChangesBetweenPages(t *testing.T) {
 	}
 }
 
-// GWN-01: a cursor that is none of the list is refused with -32602 in both revisions.
+// GWN-01: the endpoint refuses a cursor that does not belong to the list with -32602 in both revisions.
 func TestForeignCursorsOfBackendLists(t *testing.T) {
 	f := behindGateway(t, nil, startLister(t, "first", true, "a", "b"))
 	session := f.session(alice, spec.V20251125)
-	// The first letter is the part of the list: backends, subscriptions, catalog, and one that does not exist.
+	// The first letter names the part of the list: b for backends, s for subscriptions and c for the catalog. No part has z.
 	for _, c := range []string{"btools gone 0 a", "btools first -1 a", "btools first x a", "btools first", "btools first 1", "stools sub_1", "ctools ci.build", "ztools a"} {
 		cursor := `"cursor":"` + opaque.Encode([]byte(c)) + `"`
 		f.stateless(alice, spec.MethodToolsList, cursor).is(t, c, http.StatusBadRequest, -32602)
@@ -343,16 +342,16 @@ func TestForeignCursorsOfBackendLists(t *testing.T) {
 	}
 }
 
-// GWN-01: ttlMs is the smallest of the backends' and cacheScope the strictest, on all pages the same.
+// GWN-01: all pages have the same hints: the smallest ttlMs and the strictest cacheScope of the backends.
 func TestCachingHintsOfBackendLists(t *testing.T) {
 	const long, short = `"ttlMs":60000,"cacheScope":"public"`, `"ttlMs":2500,"cacheScope":"public"`
 	for _, c := range []struct {
 		name      string
-		hints     []string // of backends of 2026-07-28; "2025" is one of 2025-11-25
-		known     bool     // callers are distinguished
-		forward   bool     // the first gets the callers' tokens
+		hints     []string // one per backend of 2026-07-28; "2025" stands for a backend of 2025-11-25
+		known     bool     // the endpoint authenticates callers
+		forward   bool     // the endpoint forwards the callers' tokens to the first backend
 		tools     string
-		resources string // with the event types, which all may see and none keeps longer than 5 s
+		resources string // includes our event types, which are public and cached for at most 5 s
 	}{
 		{name: "one", hints: []string{long}, tools: "60000 public", resources: "5000 public"},
 		{name: "the smaller of two", hints: []string{long, short}, tools: "2500 public", resources: "2500 public"},
@@ -399,8 +398,8 @@ func TestCachingHintsOfBackendLists(t *testing.T) {
 	}
 }
 
-// GWN-01: the pages of one list have one scope. A list that is not public any more when the next page
-// is asked for is to be read again from its beginning.
+// GWN-01: all pages of a list have the same scope. If a public list has become private by the time the client requests
+// the next page, the endpoint refuses the cursor and the client must read the list again from the beginning.
 func TestScopeDoesNotChangeBetweenPages(t *testing.T) {
 	l := startLister(t, "b", true, "a", "b", "c")
 	f := behindGateway(t, func(o *Options) { o.PageSize, o.Auth = 2, auth.None() }, l)
@@ -423,7 +422,7 @@ func TestScopeDoesNotChangeBetweenPages(t *testing.T) {
 	}
 }
 
-// listRequest is a request for a list in the revision of the session, which is empty for 2026-07-28.
+// listRequest returns a request for a list in the session's revision, or in 2026-07-28 if session is empty.
 func (f *fixture) listRequest(method, session, params string, headers ...string) *http.Request {
 	if session == "" {
 		return f.request("POST", alice, statelessBody("1", method, params), append(statelessHeaders(method, params), headers...)...)
@@ -431,7 +430,7 @@ func (f *fixture) listRequest(method, session, params string, headers ...string)
 	return f.request("POST", alice, rpcText("1", method, params), append(headers, "Mcp-Session-Id: "+session)...)
 }
 
-// streamed reads the response of an answer that has to be a stream.
+// streamed returns the only response on an answer that must be an event stream.
 func streamed(t *testing.T, r reply) (out reply) {
 	t.Helper()
 	if got := r.Header.Get("Content-Type"); r.Status != http.StatusOK || got != sse.ContentType {
@@ -448,8 +447,8 @@ func streamed(t *testing.T, r reply) (out reply) {
 
 var listMethods = []string{spec.MethodToolsList, spec.MethodPromptsList, spec.MethodResources, spec.MethodTemplates}
 
-// GWN-01: a list that backends are slow with begins as a stream before it is there, keeps the
-// connection alive, and ends with the result; one that is there at once is JSON.
+// GWN-01: if the backends are slow to return a list, the endpoint starts a stream, sends comments to keep the connection
+// alive, and ends the stream with the result. If the list is available immediately, the answer is plain JSON.
 func TestSlowListsAreStreams(t *testing.T) {
 	l := startLister(t, "b", true, "a")
 	f := behindGateway(t, func(o *Options) { o.AnswerStreamAfter, o.Heartbeat = 20*time.Millisecond, 5*time.Millisecond }, l)
@@ -457,7 +456,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 		for _, method := range listMethods {
 			goOn := make(chan struct{})
 			l.set(func() { l.hold = goOn })
-			time.Sleep(2 * time.Millisecond) // no list is fresh any more
+			time.Sleep(2 * time.Millisecond) // all cached lists expire
 			res, err := f.server.Client().Do(f.listRequest(method, session, ""))
 			must(t, err)
 			if res.StatusCode != http.StatusOK || res.Header.Get("Content-Type") != sse.ContentType {
@@ -491,8 +490,8 @@ func TestSlowListsAreStreams(t *testing.T) {
 	}
 }
 
-// GWN-01: with --answer-stream-after 0 each list that backends take part in is a stream. What is
-// wrong with a request is in its status as before; what is found out later, on the stream.
+// GWN-01: with --answer-stream-after 0 the endpoint answers with a stream whenever backends contribute to the list. Errors
+// in the request itself still set the HTTP status. Errors that are found later are sent on the stream.
 func TestListsThatAreStreamsAtOnce(t *testing.T) {
 	l := startLister(t, "b", true, "a", "b", "c")
 	f := behindGateway(t, func(o *Options) { o.AnswerStreamAfter, o.PageSize = 0, 2 }, l)
@@ -510,7 +509,7 @@ func TestListsThatAreStreamsAtOnce(t *testing.T) {
 	if r := f.answer(f.listRequest(spec.MethodEvents, "", "")); r.Status != 200 || r.Header.Get("Content-Type") != "application/json" {
 		t.Errorf("a list of our own: got status %d: %s, want JSON", r.Status, r.Body)
 	}
-	// 2025-03-26 has batches, whose answer is one array.
+	// 2025-03-26 has batches. The answer to a batch is a single array, even if it includes a list.
 	old := f.session(alice, spec.V20250326)
 	r := f.do("POST", alice, `[{"jsonrpc":"2.0","id":1,"method":"tools/list"},{"jsonrpc":"2.0","id":2,"method":"ping"}]`, "Mcp-Session-Id: "+old)
 	var answers []struct{ ID int }

@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// sink is a response that is thrown away.
+// sink is a response that only counts the bytes written to it.
 type sink struct {
 	header http.Header
 	n      int
@@ -30,7 +30,7 @@ func (s *sink) Header() http.Header         { return s.header }
 func (s *sink) WriteHeader(int)             {}
 func (s *sink) Write(b []byte) (int, error) { s.n += len(b); return len(b), nil }
 
-// static authenticates everybody as one principal.
+// static authenticates every caller as the same principal.
 type static struct{ p auth.Principal }
 
 func (s static) Authenticate(context.Context, http.Header) (auth.Principal, error) { return s.p, nil }
@@ -63,8 +63,8 @@ func (none) Read(context.Context, auth.Principal, string) (*subscription.View, e
 	return nil, method.NotFound("")
 }
 
-// BenchmarkResourcesList is resources/list in the handler: everything but the
-// network and the store (goal: 20 µs, 50 allocations).
+// BenchmarkResourcesList measures resources/list in the handler, without the network and the store. The goal is 20 µs and
+// 50 allocations.
 func BenchmarkResourcesList(b *testing.B) {
 	for _, bc := range []struct {
 		entries int
@@ -119,9 +119,9 @@ func (c *counter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// BenchmarkOpenStreams holds 10,000 listens to one URI and sends one event to
-// all: the memory of each without its connection, and the time until the last was written
-// (goal, with the connection: 40 KiB and 500 ms).
+// BenchmarkOpenStreams opens 10,000 listens to one URI and sends one event to all of them. It measures the memory per
+// stream without its connection, and the time until the last stream was written. The goal, with the connection, is 40 KiB
+// and 500 ms.
 func BenchmarkOpenStreams(b *testing.B) {
 	const streams = 10_000
 	f := newEndpoint(b, func(o *Options) { o.Auth = static{principalOfBench} })

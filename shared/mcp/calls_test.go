@@ -23,16 +23,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// slowCalls is a backend that answers calls by hand.
+// slowCalls is a backend whose calls each test controls: it decides when they send a message and when they return.
 type slowCalls struct {
 	*lister
 	calls chan slowCall
 }
 
 type slowCall struct {
-	progress chan struct{} // sends a log message for each
-	answer   chan struct{} // closed: answers
-	gone     chan struct{} // closed when the gateway has given up
+	progress chan struct{} // each value makes the backend send a log message
+	answer   chan struct{} // close it to return the result
+	gone     chan struct{} // closed when the gateway has canceled the call
 }
 
 func startSlowCalls(t *testing.T, stateless bool) *slowCalls {
@@ -64,7 +64,7 @@ func startSlowCalls(t *testing.T, stateless bool) *slowCalls {
 
 const callTool = `"name":"b_tool","arguments":{},"_meta":{"io.modelcontextprotocol/logLevel":"info"}`
 
-// callRequests are calls of the backend's tool by clients of both revisions.
+// callRequests returns calls to the backend's tool, one in 2026-07-28 and one in a session.
 func callRequests(f *fixture, accept string) map[string]*http.Request {
 	headers := append(statelessHeaders("tools/call", callTool), "Accept:", "Accept: "+accept)
 	body := strings.Replace(statelessBody("1", "tools/call", `"name":"b_tool","arguments":{}`), `"_meta":{`, `"_meta":{"io.modelcontextprotocol/logLevel":"info",`, 1)
@@ -76,8 +76,8 @@ func callRequests(f *fixture, accept string) map[string]*http.Request {
 
 const both = "application/json, text/event-stream"
 
-// GWN-02, SUB-07: while a call is quiet for longer than a heartbeat its client gets comments, before the backend's first
-// message and after it. One that takes no streams gets JSON, however long it takes.
+// GWN-02, SUB-07: while the backend is silent for longer than a heartbeat, the client gets comments, both before and after
+// the backend's first message. A client that does not accept streams gets JSON, even after a long wait.
 func TestLongCallsAreKeptAlive(t *testing.T) {
 	for _, stateless := range []bool{true, false} {
 		b := startSlowCalls(t, stateless)
@@ -133,8 +133,9 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 	}
 }
 
-// SUB-06, GWN-14: calls that run when the endpoint closes go on, for as long as there is time to notify their clients and the backend. Then
-// the client gets an error, and the backend's work is given up, whether the client is of a revision with sessions or not.
+// SUB-06, GWN-14: when the endpoint closes, running calls continue until just enough time is left to notify their clients
+// and the backend. Then the client gets an error and the backend's request is canceled. Both kinds of revisions, with and
+// without sessions, behave the same.
 func TestCallsEndWithTheEndpoint(t *testing.T) {
 	for _, stateless := range []bool{true, false} {
 		for _, accept := range []string{both, "application/json"} {
@@ -175,8 +176,8 @@ func TestCallsEndWithTheEndpoint(t *testing.T) {
 	}
 }
 
-// Given a principal whose calls all wait for a backend and whose clients have left, when it makes one more, then that call is
-// refused by name, and another principal's call is made.
+// Calls that still wait for a backend count toward the principal's limit, even after their clients have left. The endpoint
+// refuses the next call with an error that names the limit. Other principals can still call.
 func TestAUT_07_CallsOfClientsThatLeft(t *testing.T) {
 	b := startSlowCalls(t, false)
 	f := behindGateway(t, func(o *Options) { o.Calls = quota.NewHeld("calls", "calls", quota.Same(2), 100) }, b.lister)
@@ -205,12 +206,13 @@ func TestAUT_07_CallsOfClientsThatLeft(t *testing.T) {
 	}
 }
 
-// asker is a backend whose tool asks the user, and tells what came of it; or waits until it is cancelled.
+// asker is a backend with one tool. The tool asks the user a question and returns the answer, or, with the argument wait,
+// blocks until it is cancelled.
 type asker struct {
 	*lister
-	answers   chan json.RawMessage // to its question
-	waiting   chan json.RawMessage // the ids of calls that wait
-	cancelled chan json.RawMessage // the notifications
+	answers   chan json.RawMessage // the answers to its question
+	waiting   chan json.RawMessage // the ids of waiting calls
+	cancelled chan json.RawMessage // the cancellation notifications
 }
 
 const question = `"method":"elicitation/create","params":{"message":"Name?","requestedSchema":{"type":"object","properties":{}}}`
@@ -263,21 +265,21 @@ func (a *asker) call(w http.ResponseWriter, r *http.Request, id json.RawMessage)
 	}
 }
 
-// capable is the header of a new session of a client that could answer.
+// capable starts a session of a client with the elicitation capability and returns its session header.
 func (f *fixture) capable(v spec.Version) string {
 	f.t.Helper()
 	return "Mcp-Session-Id: " + f.initialize(alice, v, `{"elicitation":{}}`).Header.Get(spec.HeaderSession)
 }
 
-// capableInDialect is the same of the named-event dialect.
+// capableInDialect does the same in the named-event dialect.
 func (f *fixture) capableInDialect() string {
 	f.t.Helper()
 	const params = `"protocolVersion":"2025-06-18","capabilities":{"elicitation":{}},"clientInfo":{"name":"t","version":"1"}`
 	return "Mcp-Session-Id: " + f.dialect(alice, rpcText("0", spec.MethodInitialize, params), jsonOnly).Header.Get(spec.HeaderSession)
 }
 
-// GWN-10, GWN-14: within a call whose client takes no event stream no elicitation is possible. So a backend of the earlier
-// revisions gets an error for its question and goes on, and a call to one of 2026-07-28 ends; neither waits.
+// GWN-10, GWN-14: elicitation needs an event stream to the client. Without one, a backend of an earlier revision immediately
+// gets an error as the answer to its question and can continue. A call to a backend of 2026-07-28 immediately fails.
 func TestNobodyIsAskedWithoutAStream(t *testing.T) {
 	call := rpcText("1", spec.MethodToolsCall, `"name":"b_ask","arguments":{}`)
 	for _, stateless := range []bool{false, true} {
@@ -295,14 +297,15 @@ func TestNobodyIsAskedWithoutAStream(t *testing.T) {
 		} {
 			if stateless {
 				ask().is(t, name, 200, jsonrpc.InvalidRequest)
-			} else { // the backend returns the answer that it got
+			} else { // The backend returns the answer to its question.
 				ask().is(t, name, 200, 0, fmt.Sprintf(`"error":{"code":%d`, jsonrpc.MethodNotFound))
 			}
 		}
 	}
 }
 
-// GWN-11: an answer is taken from a batch, too; one to nothing is an error there, and keeps nothing from the others.
+// GWN-11: the endpoint also accepts answers in a batch. An answer to an unknown question gets an error, and the other
+// messages of the batch are still processed.
 func TestAnswersInABatch(t *testing.T) {
 	f := behindGateway(t, nil, startAsker(t, false).lister)
 	session := f.capable(spec.V20250326)
@@ -318,7 +321,7 @@ func TestAnswersInABatch(t *testing.T) {
 	f.do("POST", alice, `[{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}]`, session).isPlain(t, "a batch of a cancellation", 202)
 }
 
-// GWN-13: a call within a session of the named-event dialect is cancelled as in the revisions that it stands for.
+// GWN-13: cancelling a call in a session of the named-event dialect works as in the revision that the session negotiated.
 func TestCancellationInTheDialect(t *testing.T) {
 	a := startAsker(t, false)
 	f := behindGateway(t, nil, a.lister)
@@ -347,7 +350,7 @@ func TestCancellationInTheDialect(t *testing.T) {
 	<-done
 }
 
-// logText is a log as its operator reads it: from level info on.
+// logText collects the text of a log.
 type logText struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -359,7 +362,7 @@ func (l *logText) Write(line []byte) (int, error) {
 	return l.text.Write(line)
 }
 
-// take is what was written since the last time.
+// take returns the text that was written since the last take.
 func (l *logText) take() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -367,13 +370,13 @@ func (l *logText) take() string {
 	return l.text.String()
 }
 
-// GWN-14: the answer says that a backend failed, not why; the log does, without what
-// was sent and without what the backend's URL may hold.
+// GWN-14: the answer says that a backend failed, and only the log says why. The log line leaves out the request's content
+// and secrets in the backend's URL, e.g. a key in its query.
 func TestWhyACallFailedIsLogged(t *testing.T) {
 	for _, stateless := range []bool{true, false} {
 		b := startLister(t, "b", stateless, "tool")
 		b.URL += "/?key=hush"
-		b.Config.SetKeepAlivesEnabled(false) // a connection that rests would be found closed, not refused
+		b.Config.SetKeepAlivesEnabled(false) // With keep-alive, the error could be a closed connection instead of a refused one.
 		said := &logText{}
 		f := behindGateway(t, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(said, nil)) }, b)
 		session := f.session(alice, spec.V20251125)
@@ -392,7 +395,7 @@ func TestWhyACallFailedIsLogged(t *testing.T) {
 	}
 }
 
-// A client that went away has no answer that could be wrong.
+// A request that failed because its client left is not logged as an error, because there is no client to answer.
 func TestClientsThatWentAwayAreNoFailures(t *testing.T) {
 	said := &logText{}
 	f := newFixture(t, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(said, nil)) })

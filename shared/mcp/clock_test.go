@@ -23,13 +23,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// written is an in-memory response that tells when it was written to.
+// written is an in-memory response that records the time of each write.
 type written struct {
 	mu     sync.Mutex
 	header http.Header
 	buf    bytes.Buffer
 	at     []time.Time
-	takes  time.Duration // for a write
+	takes  time.Duration // the duration of each write
 }
 
 func newWritten() *written { return &written{header: http.Header{}} }
@@ -47,7 +47,7 @@ func (w *written) Write(b []byte) (int, error) {
 	return w.buf.Write(b)
 }
 
-// slowDown makes every write take a time.
+// slowDown makes every following write last as long as takes.
 func (w *written) slowDown(takes time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -71,13 +71,13 @@ type bubbled struct {
 	*written
 	f      *fixture
 	caller *revocable
-	cancel context.CancelFunc // the client goes away
-	done   chan struct{}      // closed when it has been served
+	cancel context.CancelFunc // disconnects the client
+	done   chan struct{}      // closed once the request has been served
 	began  time.Time
 	took   time.Duration
 }
 
-// inBubble serves a request over a response that cannot flush, and ends it after during.
+// inBubble serves a request in a bubble and cancels it after during has returned. The response cannot flush.
 func inBubble(t *testing.T, db func() store.DB, change func(*Options), request func(*fixture) *http.Request, during func(*bubbled)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -106,12 +106,12 @@ func inBubble(t *testing.T, db func() store.DB, change func(*Options), request f
 	})
 }
 
-// bubble is a subtest in a bubble.
+// bubble runs a subtest with [inBubble].
 func bubble(t *testing.T, name string, db func() store.DB, change func(*Options), request func(*fixture) *http.Request, during func(*testing.T, *bubbled)) {
 	t.Run(name, func(t *testing.T) { inBubble(t, db, change, request, func(b *bubbled) { during(t, b) }) })
 }
 
-// finished says whether the request has been served.
+// finished reports whether the request has been served.
 func (b *bubbled) finished() bool {
 	synctest.Wait()
 	select {
@@ -122,7 +122,7 @@ func (b *bubbled) finished() bool {
 	}
 }
 
-// revocable is an authenticator that changes its mind.
+// revocable is an authenticator whose result can change during a test.
 type revocable struct {
 	auth.Authenticator
 	mind atomic.Pointer[func() (auth.Principal, error)]
@@ -140,7 +140,7 @@ func (r *revocable) say(p auth.Principal, err error) {
 	r.mind.Store(&says)
 }
 
-// inMemory is a store of a bubble.
+// inMemory opens a store for a bubble.
 func inMemory() store.DB {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
 	if err != nil {
@@ -149,7 +149,7 @@ func inMemory() store.DB {
 	return db
 }
 
-// listenTo makes a listen with the filter.
+// listenTo returns a function that makes a listen request with the filter.
 func listenTo(filter string) func(*fixture) *http.Request {
 	return func(f *fixture) *http.Request {
 		return f.statelessRequest(alice, spec.MethodListen, `"notifications":`+filter)
@@ -218,7 +218,7 @@ func TestStreamClock(t *testing.T) {
 	}
 }
 
-// newSession begins one of alice's without a request.
+// newSession creates a session for alice directly, without a request.
 func (f *fixture) newSession(s session.Session) *session.Session {
 	f.t.Helper()
 	s.Workspace, s.Principal = auth.DefaultWorkspace, "alice"
@@ -227,7 +227,7 @@ func (f *fixture) newSession(s session.Session) *session.Session {
 	return made
 }
 
-// frames are the messages of the stream so far, and when they were written if nothing else was.
+// frames returns the messages that the stream has sent so far. Their times are right only if each write was one message.
 func (w *written) frames(t testing.TB) (out []frame) {
 	t.Helper()
 	at, r := w.times(), sse.NewReader(strings.NewReader(w.text()), 1<<20)
@@ -239,7 +239,7 @@ func (w *written) frames(t testing.TB) (out []frame) {
 	return out
 }
 
-// last is the last message.
+// last returns the stream's last message.
 func (w *written) last(t testing.TB) (m frame) {
 	t.Helper()
 	for _, m = range w.frames(t) {
@@ -247,7 +247,7 @@ func (w *written) last(t testing.TB) (m frame) {
 	return m
 }
 
-// neverQuietFor checks the time between two writes.
+// neverQuietFor checks that at most this much time passed between two writes.
 func (w *written) neverQuietFor(t testing.TB, most time.Duration) {
 	t.Helper()
 	at := w.times()
@@ -258,7 +258,7 @@ func (w *written) neverQuietFor(t testing.TB, most time.Duration) {
 	}
 }
 
-// unordered is a store whose log has several writers and is polled, as DynamoDB's.
+// unordered is a store whose log has several writers and must be polled, like the log in DynamoDB.
 type unordered struct{ store.DB }
 
 func (unordered) Stamps() bool { return false }
@@ -267,7 +267,7 @@ func (unordered) End() int64   { return 0 }
 
 func several() store.DB { return unordered{inMemory()} }
 
-// TestUnsubscribedIsSilent publishes after an unsubscribe of which no notice has come.
+// TestUnsubscribedIsSilent publishes an event right after an unsubscribe, before the stream has been notified of it.
 func TestUnsubscribedIsSilent(t *testing.T) {
 	for name, dialect := range map[string]bool{"EVS-06_a_session's_stream": false, "SSE-04_a_stream_of_the_dialect": true} {
 		t.Run(name, func(t *testing.T) {
@@ -298,7 +298,7 @@ func TestUnsubscribedIsSilent(t *testing.T) {
 	}
 }
 
-// endings report whether a stream ended as one does that the server ends, by the requirement and the framing.
+// endings maps each requirement and framing to a check that the server has ended the stream properly.
 var endings = map[string]struct {
 	framing
 	ended func(w *written, t *testing.T) bool
@@ -321,14 +321,14 @@ func completed(w *written, t *testing.T) bool {
 // terminated reports whether a stream ended with a termination notice and then the result.
 func terminated(w *written, t *testing.T) bool {
 	all := w.frames(t)
-	if len(all) < 3 || !completed(w, t) { // the first is notifications/events/active
+	if len(all) < 3 || !completed(w, t) { // The first message is notifications/events/active.
 		return false
 	}
 	notice := all[len(all)-2]
 	return notice.Method == spec.NoteEventsTerminated && notice.Params.Error != nil && notice.Params.Error.Code == method.Codes[spec.Released].Forbidden
 }
 
-// served serves a request that must succeed, without a connection.
+// served serves a request without a network connection. The request must succeed.
 func (f *fixture) served(r *http.Request) *httptest.ResponseRecorder {
 	f.t.Helper()
 	w := httptest.NewRecorder()
@@ -338,7 +338,7 @@ func (f *fixture) served(r *http.Request) *httptest.ResponseRecorder {
 	return w
 }
 
-// TestCredentialsOfOpenStreams takes credentials or rights away while a stream is open.
+// TestCredentialsOfOpenStreams revokes credentials or scopes while a stream is open.
 func TestCredentialsOfOpenStreams(t *testing.T) {
 	minds := map[string]func(*revocable){
 		"unknown now":  func(r *revocable) { r.say(auth.Principal{}, auth.ErrNoToken) },
@@ -369,7 +369,7 @@ func TestCredentialsOfOpenStreams(t *testing.T) {
 				})
 				inBubble(t, inMemory, nil, o.opening(uris...), func(b *bubbled) {
 					change(b.caller)
-					for range 20 { // never quiet
+					for range 20 { // more often than heartbeats are due
 						b.f.publish(deploy, `{"secret":true}`)
 						time.Sleep(time.Second)
 					}
@@ -417,7 +417,8 @@ func TestCredentialsOfOpenStreams(t *testing.T) {
 	})
 }
 
-// giveUpOrder makes ci.deploy an unordered event type. The streams hear of it, if at all, three seconds later.
+// giveUpOrder makes ci.deploy an unordered event type. If announced is set, it also announces the change, and the streams
+// notice it three seconds later.
 func (b *bubbled) giveUpOrder(announced bool) {
 	b.f.changeCatalog("  - name: ci.deploy\n", "  - name: ci.deploy\n    order: none\n")
 	if announced {
@@ -425,12 +426,12 @@ func (b *bubbled) giveUpOrder(announced bool) {
 	}
 }
 
-// An event type gives up its order while clients read it. Where writers stamp, its events then go to other partitions of
-// the log. The clients must get all of them, and so must those that resume.
+// An event type becomes unordered while clients read it. In stores whose log has several writers, its events then go to
+// other partitions of the log. Clients must still get all events, and so must clients that resume.
 func TestAnEventTypeGivesUpItsOrderWhileClientsReadIt(t *testing.T) {
 	for name, tc := range map[string]struct {
 		framing
-		announced bool // a listen learns of changes only from announcements
+		announced bool // A listen learns of changes only from announcements.
 	}{
 		"EVX-06 events/stream, announced": {byType, true}, "EVX-06 events/stream, found by a heartbeat": {byType, false}, "SUB-08 a listen, announced": {byListen, true},
 	} {

@@ -25,17 +25,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// said is in every message of these tests.
+// said is a word that every message in these tests contains.
 const said = "larkspur"
 
-// talk is a service with one provider, which repeats what it gets.
+// talk is a service with one provider. The provider returns the message's content as its context.
 type talk struct {
 	*conversation.Service
 	mu    sync.Mutex
 	asked int
 }
 
-// configured is a configuration that does not change.
+// configured is a source whose configuration never changes.
 type configured struct{ rules *rules.Conversation }
 
 func (c configured) Conversation(context.Context) (*rules.Conversation, error) { return c.rules, nil }
@@ -72,7 +72,7 @@ func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversa
 	must(t, err)
 	for _, p := range []auth.Principal{{ID: "alice", Workspace: auth.DefaultWorkspace}, {ID: "bob", Workspace: auth.DefaultWorkspace}} {
 		if !k.Enabled(t.Context()) {
-			break // no user can consent to what is off
+			break // Users cannot consent while the feature is off.
 		}
 		_, err := k.Consent(t.Context(), p, "echo", p.ID, true)
 		must(t, err)
@@ -80,7 +80,7 @@ func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversa
 	return k
 }
 
-// talking are two instances over one store.
+// talking starts two instances over one store, with the settings in section.
 func talking(t *testing.T, section string) (k *talk, one, two *fixture) {
 	t.Helper()
 	one = newFixture(t, func(o *Options) {
@@ -92,7 +92,7 @@ func talking(t *testing.T, section string) (k *talk, one, two *fixture) {
 
 func message(id string) string { return `"messageId":"` + id + `","content":"` + said + ` ` + id + `"` }
 
-// notify sends a message by a notification; session is empty in 2026-07-28.
+// notify sends a message as a notification in the session, or in 2026-07-28 if session is empty.
 func (f *fixture) notify(key, session, method, params string) reply {
 	f.t.Helper()
 	header := "Mcp-Session-Id: " + session
@@ -102,7 +102,7 @@ func (f *fixture) notify(key, session, method, params string) reply {
 	return f.do("POST", key, `{"jsonrpc":"2.0","method":"`+method+`","params":{`+params+`}}`, header)
 }
 
-// inEachWay is a message of alice's with the params, as a request and as a notification of both kinds of revisions.
+// inEachWay sends alice's message as a request and as a notification, in both kinds of revisions. It returns the replies.
 func (f *fixture) inEachWay(params string) map[string]reply {
 	f.t.Helper()
 	session := f.session(alice, spec.V20251125)
@@ -112,7 +112,8 @@ func (f *fixture) inEachWay(params string) map[string]reply {
 	}
 }
 
-// context waits for the next conversation/context, which must be of the message. It says only this, unless text is empty.
+// context waits for the next conversation/context and checks that it belongs to the message with this id. Unless text is
+// empty, it also checks that the context is exactly this text.
 func (o *open) context(id, text string) (meta map[string]json.RawMessage) {
 	o.t.Helper()
 	var m struct {
@@ -133,7 +134,7 @@ func (o *open) context(id, text string) (meta map[string]json.RawMessage) {
 	return m.Params.Meta
 }
 
-// CNV-01: the capability is there when it is switched on, and only what is switched on.
+// CNV-01: the capability is advertised with exactly the features that are switched on.
 func TestConversationCapability(t *testing.T) {
 	for section, want := range map[string]string{
 		"userMessages: true":                             `{"onUserMessage":true}`,
@@ -154,7 +155,7 @@ func TestConversationCapability(t *testing.T) {
 			r.result(t, &got)
 			expected := want
 			if revision == "elsewhere" {
-				expected = "" // no client is there to notify
+				expected = "" // The provider is in the default workspace.
 			}
 			if c := got.Capabilities; string(c.ConversationEvents) != expected || string(c.Extensions[spec.ConversationExtension]) != expected ||
 				revision == "2026" && (got.CacheScope == method.Private) != (want != "") {
@@ -170,8 +171,8 @@ func TestConversationCapability(t *testing.T) {
 	}
 }
 
-// CNV-02: a message in a notification at one instance has its context on the listens of its
-// principal that asked for it, wherever they are open, and nowhere else.
+// CNV-02: if a client notifies one instance of a message, the context is sent on the principal's listens that subscribed
+// to it, at any instance. Other streams do not get it.
 func TestContextOnListens(t *testing.T) {
 	k, one, two := talking(t, "userMessages: true")
 	first, second := two.listen(alice, `"a"`, `{"conversationContext":true}`), one.listen(alice, `2`, `{"conversationContext":true,"resourcesListChanged":true}`)
@@ -186,11 +187,11 @@ func TestContextOnListens(t *testing.T) {
 			t.Errorf("got %v, want the subscription %s and a cursor", meta, id)
 		}
 	}
-	// What comes behind it shows that nothing came before.
+	// The next context on bob's stream is his own, so the first one was not sent there.
 	one.notify(bob, "", spec.MethodUserMessage, message("m2"))
 	other.context("m2", said+" m2")
 	equal(t, "requests to the provider", k.count(), 2)
-	// A long one is cut, and says so.
+	// A context that is too long is cut and marked as cut.
 	one.notify(alice, "", spec.MethodUserMessage, `"messageId":"m3","content":"`+strings.Repeat("long ", 1000)+`"`)
 	if meta := first.context("m3", ""); string(meta[spec.MetaContextCut]) != "true" || string(meta[spec.MetaSubscription]) != `"a"` {
 		t.Errorf("got %v, want that it is cut, and the subscription", meta)
@@ -198,8 +199,8 @@ func TestContextOnListens(t *testing.T) {
 	silent.isQuiet("the stream that did not ask")
 }
 
-// CNV-02: in a session the context comes on its GET stream, wherever that is open; also behind a
-// gap, by the id of the last event. Other sessions of the principal get nothing.
+// CNV-02: for a message in a session, the context is sent on the session's GET stream, at any instance. The principal's
+// other sessions do not get it.
 func TestContextInSessions(t *testing.T) {
 	for _, v := range []spec.Version{spec.V20250326, spec.V20250618, spec.V20251125} {
 		t.Run(string(v), func(t *testing.T) {
@@ -219,7 +220,7 @@ func TestContextInSessions(t *testing.T) {
 	}
 }
 
-// CNV-02: a context that came while a stream was cut off is there when it goes on.
+// CNV-02: a client that resumes its stream by the id of the last event gets the contexts that it missed.
 func TestContextBehindAGap(t *testing.T) {
 	_, one, two := talking(t, "userMessages: true")
 	c := one.follow(bySession)
@@ -228,7 +229,7 @@ func TestContextBehindAGap(t *testing.T) {
 	two.stream(alice, c.session, c.position).context("m1", said+" m1")
 }
 
-// CNV-02: in the named-event dialect as well.
+// CNV-02: the context is also sent on streams of the named-event dialect.
 func TestContextInTheDialect(t *testing.T) {
 	_, one, two := talking(t, "userMessages: true")
 	o, session := one.dialectStream(alice)
@@ -237,8 +238,8 @@ func TestContextInTheDialect(t *testing.T) {
 	o.context("m1", said+" m1")
 }
 
-// CNV-02: a notification without a listener is taken all the same. What waits in the log for a
-// stream is sealed, and not for long.
+// CNV-02: the endpoint accepts a notification even if no stream is open. The context waits in the log, where it is
+// encrypted and soon expires.
 func TestContextWithoutAStream(t *testing.T) {
 	_, one, _ := talking(t, "userMessages: true")
 	one.notify(alice, "", spec.MethodUserMessage, message("m1")).isPlain(t, "m1", 202)
@@ -249,8 +250,8 @@ func TestContextWithoutAStream(t *testing.T) {
 	}
 }
 
-// CNV-08: what is malformed is -32602, also of a notification; what is over a limit names it; and who may
-// not read is refused.
+// CNV-08: a malformed message is refused with -32602, even in a notification. If a message exceeds a limit, the error names
+// the limit. Errors do not repeat the message.
 func TestMalformedMessages(t *testing.T) {
 	k, f, _ := talking(t, "userMessages: true")
 	long := `"messageId":"m","content":"` + strings.Repeat("x", conversation.MaxContent+1) + `"`
@@ -265,7 +266,7 @@ func TestMalformedMessages(t *testing.T) {
 	equal(t, "requests to the provider", k.count(), 0)
 }
 
-// CNV-01: without the capability a message in a notification goes nowhere, as any that is unknown.
+// CNV-01: without the capability the endpoint ignores a message in a notification, like any unknown notification.
 func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 	k, f, _ := talking(t, "assistantResponses: true")
 	for want, method := range []string{spec.MethodUserMessage, spec.MethodAssistant} {
@@ -274,7 +275,7 @@ func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 	}
 }
 
-// AUT-07: who sends more than its rate gets a clear error: which limit, and when to come again.
+// AUT-07: a client that sends messages faster than its rate gets an error that names the limit and the time to wait.
 func TestMoreMessagesThanTheRate(t *testing.T) {
 	f := newFixture(t, func(o *Options) {
 		o.Conversation = newTalk(t, o.Sessions, "userMessages: true", func(o *conversation.Options) {

@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// described is what initialize and server/discover say.
+// described is the result of initialize or server/discover.
 type described struct {
 	ProtocolVersion   string
 	SupportedVersions []string
@@ -47,7 +47,7 @@ func TestCapabilities(t *testing.T) {
 		initialize, discover := newFixture(t, nil).describeBoth()
 		const both = `"resources":{"events":true,"subscribe":true,"listChanged":true,"subscription":["notification","webhook"]},
 			"extensions":{"` + spec.OwnExtension + `":{"events":true,"subscription":["notification","webhook"]},"` + spec.EventsExtension + `":{"listChanged":true}},
-			"events":{"listChanged":true},"completions":{}` // and neither tools nor prompts, which are not served
+			"events":{"listChanged":true},"completions":{}` // Tools and prompts are missing because they are not served.
 		sameJSON(t, jsonrpc.Encode(discover.Capabilities), `{`+both+`}`)
 		sameJSON(t, jsonrpc.Encode(initialize.Capabilities), `{`+both+`,"logging":{},"experimental":{"`+spec.OwnExtension+`":{"events":true,"subscription":["notification","webhook"]}}}`)
 	})
@@ -65,7 +65,7 @@ func TestCapabilities(t *testing.T) {
 			served(r.Header.Get(spec.HeaderSession))
 		}
 		f.stateless(alice, spec.MethodDiscover, "").is(t, "2026-07-28", 200, 0, shapes, `"events":{"listChanged":true}`)
-		served("") // clientCapabilities is {}
+		served("") // The clientCapabilities are {}.
 		f.push(alice, "1", "ci.build", `{}`, "")
 	})
 	t.Run("SUB-09_discover_names_versions_identity_and_caching", func(t *testing.T) {
@@ -81,14 +81,14 @@ func TestCapabilities(t *testing.T) {
 	})
 }
 
-// TestSwitchedOff takes the parts of an endpoint away one by one: what nothing
-// serves is neither advertised nor known.
+// TestSwitchedOff removes parts of an endpoint. The methods of a missing part must be unknown, and the endpoint must not
+// advertise its capabilities.
 func TestSwitchedOff(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		change   func(*Options)
 		unknown  []string
-		resource string // the capability in discover
+		resource string // the resources capability in discover
 		events   string
 	}{
 		{
@@ -134,7 +134,7 @@ func always(profile spec.Profile) func(context.Context, auth.Principal) spec.Pro
 	return func(context.Context, auth.Principal) spec.Profile { return profile }
 }
 
-// TestProfile: the configuration and the client choose the profile of each request and of each subscription.
+// TestProfile checks that the configuration and the client choose the profile of each request and each subscription.
 func TestProfile(t *testing.T) {
 	f := newFixture(t, func(o *Options) {
 		o.Profile = func(_ context.Context, p auth.Principal) spec.Profile {
@@ -154,8 +154,8 @@ func TestProfile(t *testing.T) {
 	nothing := strings.Replace(known, "/hook", "/nothing", 1)
 	for _, tc := range []struct {
 		name, key, settings string
-		code                int // of an unknown event type
-		unsubscribe         int // of an unknown subscription
+		code                int // the error code for an unknown event type
+		unsubscribe         int // the error code for an unknown subscription
 		stored              spec.Profile
 	}{
 		{"EVX-25 EVX-22 the default, with empty settings", alice, `{}`, -32011, 0, spec.Released},

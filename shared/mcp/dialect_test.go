@@ -18,7 +18,7 @@ const jsonOnly = "Accept: application/json"
 // dialectPath is the endpoint of the named-event dialect.
 const dialectPath = "/mcp/default"
 
-// dialect asks /mcp/{workspace}; a header "Accept:" replaces the one that lists both types.
+// dialectIn sends a request to /mcp/{workspace}. It has no Accept header unless headers add one.
 func (f *fixture) dialectIn(workspace, method, key, body string, headers ...string) reply {
 	f.t.Helper()
 	req := f.request(method, key, body, append([]string{"Accept:"}, headers...)...)
@@ -33,7 +33,7 @@ func (f *fixture) dialect(key, body string, headers ...string) reply {
 	return f.dialectIn("default", "POST", key, body, headers...)
 }
 
-// dialectStream opens the GET stream and takes its first event.
+// dialectStream opens a GET stream and reads its first event. It returns the stream and its session.
 func (f *fixture) dialectStream(key string, headers ...string) (o *open, session string) {
 	f.t.Helper()
 	req := f.request("GET", key, "", append([]string{"Accept:", "Accept: text/event-stream"}, headers...)...)
@@ -43,7 +43,7 @@ func (f *fixture) dialectStream(key string, headers ...string) (o *open, session
 	return o, o.header.Get(spec.HeaderSession)
 }
 
-// lifecycle is the next event, which must be of this kind and have the reason.
+// lifecycle returns the next event, which must be a lifecycle event with this method and reason.
 func (o *open) lifecycle(method, reason string) frame {
 	o.t.Helper()
 	m := o.next()
@@ -53,7 +53,7 @@ func (o *open) lifecycle(method, reason string) frame {
 	return m
 }
 
-// answers checks that the next events are responses that have these texts.
+// answers checks that the next events are responses that contain these texts, and returns the last of them.
 func (o *open) answers(texts ...string) (last sse.Event) {
 	o.t.Helper()
 	for _, want := range texts {
@@ -64,7 +64,7 @@ func (o *open) answers(texts ...string) (last sse.Event) {
 	return last
 }
 
-// notifies checks what the next events say, which must be notifications.
+// notifies checks that the next events are these notifications, and returns the last of them.
 func (o *open) notifies(says ...string) (last frame) {
 	o.t.Helper()
 	for _, want := range says {
@@ -120,7 +120,7 @@ func TestDialectStream(t *testing.T) {
 		equal(t, "the session", again, id)
 		older.lifecycle("streamClosed", "superseded")
 		older.end()
-		// What the older one did at its end must not make the newer one look closed.
+		// The older stream's cleanup must not make the session look as if it had no open stream.
 		f.dialect(alice, rpcText("1", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id).isPlain(t, "ping", 202)
 		newer.answers(`"id":1`)
 	})

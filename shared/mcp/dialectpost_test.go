@@ -120,7 +120,7 @@ func TestDialectPost(t *testing.T) {
 		o, id := f.dialectStream(alice)
 		f.dialect(alice, rpcText("1", spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`), jsonOnly, "Mcp-Session-Id: "+id)
 		e := o.event()
-		for e.Name != "response" { // the list of resources changed
+		for e.Name != "response" { // skips the notification that the list of resources changed
 			e = o.event()
 		}
 		page, err := f.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#session-" + session.Key(id)})
@@ -154,7 +154,7 @@ func (f *fixture) principal(key string) auth.Principal {
 	return p
 }
 
-// waitClosed waits until no stream of the session is open.
+// waitClosed waits until the session's streams are closed.
 func (f *fixture) waitClosed(id string) {
 	f.t.Helper()
 	f.waitFor("the end of the stream", func() bool {
@@ -187,7 +187,7 @@ func TestDialectMessages(t *testing.T) {
 		}
 		for body, want := range map[string]int{
 			rpcText("1", "no/such", ""):                           -32601,
-			rpcText("1", spec.MethodDiscover, ""):                 -32601, // not of this revision
+			rpcText("1", spec.MethodDiscover, ""):                 -32601, // This revision does not have the method.
 			rpcText("1", spec.MethodRead, ""):                     -32602,
 			rpcText("1", spec.MethodRead, `"uri":"event://none"`): -32002,
 			rpcText("1", spec.MethodRegister, `"uris":[]`):        -32602,
@@ -226,7 +226,7 @@ func TestDialectMessages(t *testing.T) {
 				t.Errorf("%s in %.4q: got %+v, want fresh: %v", tc.id, tc.session, r, tc.fresh)
 			}
 		}
-		// The refusal is not on the stream, where it would look like the answer to the first.
+		// The refusal must not be sent on the stream, where it would look like the answer to the first request.
 		f.dialect(alice, rpcText("1", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id).is(t, "the id again", 400, -32600)
 		f.dialect(alice, rpcText("99", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
 		o.answers(`"id":99`)
@@ -288,7 +288,7 @@ func TestDialectMessages(t *testing.T) {
 	})
 }
 
-// bare leaves of errors only their codes.
+// bare returns the JSON with each error reduced to its code. It also checks that every error has a message.
 func bare(t testing.TB, text string) string {
 	t.Helper()
 	var v any
@@ -351,7 +351,7 @@ func FuzzDialectPost(f *testing.F) {
 	})
 }
 
-// checkResponses holds a response, or each of a batch, to the rules.
+// checkResponses checks that a response, or each response of a batch, is well-formed.
 func checkResponses(t *testing.T, text []byte) {
 	t.Helper()
 	one := func(text []byte) {
@@ -397,7 +397,7 @@ func FuzzOpenResponse(f *testing.F) {
 	})
 }
 
-// unwell is a store that fails on demand.
+// unwell is a store that fails while down is set.
 type unwell struct {
 	store.DB
 	down atomic.Bool

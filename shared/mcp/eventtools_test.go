@@ -22,7 +22,7 @@ import (
 
 func withEventTools(o *Options) { o.EventTools = logsource.New }
 
-// shownEvents is the result of a tool that reads.
+// shownEvents is the result of a tool that reads events.
 type shownEvents struct {
 	Events []struct {
 		ID, Name, URI, Time, Note string
@@ -43,7 +43,7 @@ func toolParams(name, arguments string) string {
 	return fmt.Sprintf(`"name":%q,"arguments":%s`, name, arguments)
 }
 
-// toolAnswer returns the text of a tool's result, and its structured content, which an error does not have.
+// toolAnswer returns the text and the structured content of a tool's result. Errors have no structured content.
 func toolAnswer(t testing.TB, r reply) (text string, structured json.RawMessage) {
 	t.Helper()
 	var got struct {
@@ -66,7 +66,7 @@ func toolResult(t testing.TB, r reply, into any) {
 	must(t, json.Unmarshal(structured, into))
 }
 
-// toolIn calls a tool of an endpoint in the revision of the session, which is empty for 2026-07-28.
+// toolIn calls a tool in the session's revision, or in 2026-07-28 if session is empty.
 func (f *fixture) toolIn(key, session, name, arguments string) reply {
 	f.t.Helper()
 	return f.in(key, session, spec.MethodToolsCall, toolParams(name, arguments))
@@ -78,7 +78,7 @@ func (f *fixture) tool(t *testing.T, key, name, arguments string) (out shownEven
 	return out
 }
 
-// toolRefusal is what a model gets instead of a result.
+// toolRefusal calls a tool that must fail, and returns the error text that the model gets.
 func (f *fixture) toolRefusal(t *testing.T, key, name, arguments string) string {
 	t.Helper()
 	text, structured := toolAnswer(t, f.toolIn(key, "", name, arguments))
@@ -92,7 +92,7 @@ func at(subscription string) string { return fmt.Sprintf(`{"subscription":%q}`, 
 
 var eventToolNames = []string{"list_event_types", "subscribe", "unsubscribe", "recent_events", "wait_for_event"}
 
-// RCH-04: by default there are no tools. That they are then not advertised is shown without each of the optional features.
+// RCH-04: by default there are no tools. TestEndpointWithoutExtensions also checks that they are not advertised.
 func TestEventToolsAreOff(t *testing.T) {
 	f := newFixture(t, nil)
 	for _, method := range []string{spec.MethodToolsList, spec.MethodToolsCall} {
@@ -257,7 +257,7 @@ func TestResultsOfEventToolsAreBounded(t *testing.T) {
 		if part := f.tool(t, alice, "recent_events", at(sub.Subscription)); part.Gap {
 			t.Errorf("before: got %+v, want no gap", part)
 		}
-		f.log.Retention = 1 // nothing is kept
+		f.log.Retention = 1 // every event has expired
 		if part := f.tool(t, alice, "wait_for_event", at(sub.Subscription)); !part.Gap || part.TimedOut {
 			t.Errorf("after the retention: got %+v, want a gap", part)
 		}
@@ -359,7 +359,7 @@ func TestAccessRulesHoldForEventTools(t *testing.T) {
 	})
 }
 
-// Tools of backends are beside those for events.
+// The list of tools has the event tools first and then the backends' tools.
 func TestEventToolsBesideBackends(t *testing.T) {
 	l := startLister(t, "plain", true, "other", "subscribe", "third")
 	l.call = func(w http.ResponseWriter, _ *http.Request, id json.RawMessage) {
@@ -384,8 +384,8 @@ func TestEventToolsBesideBackends(t *testing.T) {
 	}
 }
 
-// aWait is a call of wait_for_event of ci.deploy with more arguments, in the revision of a session if there is to be one,
-// and a deadline of the request unless it is 0.
+// aWait returns a function that subscribes to ci.deploy and makes a wait_for_event request. The text more adds
+// arguments to it, e.g. `,"seconds":7`. The request is in a session if inSession is set, and has the deadline unless that is 0.
 func aWait(inSession bool, deadline time.Duration, more string) func(*fixture) *http.Request {
 	return func(f *fixture) *http.Request {
 		call := func(tool, arguments, meta string) *http.Request {
@@ -409,18 +409,18 @@ func aWait(inSession bool, deadline time.Duration, more string) func(*fixture) *
 	}
 }
 
-// inWait serves a wait in a bubble, for at most the time that a stream lives.
+// inWait serves a wait in a bubble. The maximum age of streams, most, also limits the wait.
 func inWait(t *testing.T, db func() store.DB, most time.Duration, request func(*fixture) *http.Request, during func(*bubbled)) {
 	t.Helper()
 	inBubble(t, db, func(o *Options) { o.EventTools, o.MaxAge = logsource.New, most }, request, during)
 }
 
-// waitIn is a subtest of a wait in a bubble.
+// waitIn runs a subtest with [inWait].
 func waitIn(t *testing.T, name string, db func() store.DB, most time.Duration, request func(*fixture) *http.Request, during func(*testing.T, *bubbled)) {
 	t.Run(name, func(t *testing.T) { inWait(t, db, most, request, func(b *bubbled) { during(t, b) }) })
 }
 
-// events is what the call ended with, after the messages that came before.
+// events waits for the end of the call. It returns the result and the messages that were sent before it.
 func (b *bubbled) events() (got shownEvents, before []frame) {
 	b.f.t.Helper()
 	<-b.done
@@ -434,7 +434,7 @@ func (b *bubbled) events() (got shownEvents, before []frame) {
 	return got, all[:len(all)-1]
 }
 
-// recent reads the events behind the wait.
+// recent reads the events after the wait.
 func (b *bubbled) recent(subscription string) (next shownEvents) {
 	b.f.t.Helper()
 	r := b.f.served(b.f.statelessRequest(alice, spec.MethodToolsCall, toolParams("recent_events", at(subscription))))

@@ -10,8 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// TestEndpointWithoutExtensions shows that the endpoint works without each of the features that register themselves, that it does
-// not serve or advertise the missing one, and that the others still work.
+// TestEndpointWithoutExtensions checks that each optional feature can be left out. The endpoint must not serve or advertise
+// the missing feature, and the other features must still work.
 func TestEndpointWithoutExtensions(t *testing.T) {
 	features := []string{"the dialect", "conversations", "event tools"}
 	build := func(t *testing.T, missing ...string) *fixture {

@@ -30,8 +30,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// testCatalog has what the tests need: fixed and templated types, a parent with
-// several children, filters, access rules of both kinds, types without streams and without webhooks.
+// testCatalog is the catalog for most tests. It has fixed and templated event types, a parent with several children,
+// filters, access rules of both kinds, and types without streams or without webhooks.
 const testCatalog = `
 events:
   - name: ci.build
@@ -77,11 +77,10 @@ events:
     delivery: [push]
 `
 
-// withoutDeploy is the same, but access to ci.deploy is restricted.
+// withoutDeploy is the same catalog, except that access to ci.deploy requires a scope that no caller has.
 var withoutDeploy = strings.Replace(testCatalog, "description: Something was deployed.", "description: Something was deployed.\n    access: {scopes: [deployers]}", 1)
 
-// fixture is an endpoint over a real log, real subscriptions and a store in
-// memory, served over HTTP.
+// fixture is an endpoint with a real log, real subscriptions and an in-memory store, served over HTTP.
 type fixture struct {
 	t         testing.TB
 	db        store.DB
@@ -96,14 +95,14 @@ type fixture struct {
 	targets   *fakeTargets
 }
 
-// The callers of the tests, by their keys.
+// These are the callers' API keys.
 const (
 	alice   = "alice-key"
 	bob     = "bob-key"
-	reader  = "reader-key" // may read only
+	reader  = "reader-key" // has only the read scope
 	billing = "billing-key"
 	acme    = "acme-key"    // has the claim org: acme
-	foreign = "foreign-key" // alice of another workspace
+	foreign = "foreign-key" // alice in another workspace
 )
 
 func keyFor(key, principal, workspace string, claims map[string]string, scopes ...string) auth.Key {
@@ -118,12 +117,12 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 	return f
 }
 
-// run is a subtest with a fixture of its own.
+// run runs a subtest with a new fixture.
 func run(t *testing.T, name string, change func(*Options), test func(t *testing.T, f *fixture)) {
 	t.Run(name, func(t *testing.T) { test(t, newFixture(t, change)) })
 }
 
-// serve begins to serve the endpoint over HTTP.
+// serve starts to serve the endpoint over HTTP.
 func (f *fixture) serve() {
 	f.server = httptest.NewServer(routed(f.endpoint))
 	f.t.Cleanup(func() {
@@ -132,7 +131,7 @@ func (f *fixture) serve() {
 	})
 }
 
-// routed is the endpoint at its paths.
+// routed returns a handler that serves the endpoint at its paths.
 func routed(e *Endpoint) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", e)
@@ -148,7 +147,7 @@ func (f *fixture) close() {
 	}
 }
 
-// newEndpoint is a fixture without a server.
+// newEndpoint returns a fixture without an HTTP server.
 func newEndpoint(t testing.TB, change func(*Options)) *fixture {
 	t.Helper()
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
@@ -204,7 +203,7 @@ func mustParse(t testing.TB, src string) *catalog.Catalog {
 	return cat
 }
 
-// changeCatalog replaces a text of the tests' catalog. Streams learn of it by announceCatalog.
+// changeCatalog switches to testCatalog with a text replaced. Call announceCatalog to notify streams of the change.
 func (f *fixture) changeCatalog(from, to string) {
 	f.t.Helper()
 	f.catalogs.Replace(mustParse(f.t, strings.Replace(testCatalog, from, to, 1)))
@@ -216,7 +215,7 @@ func (f *fixture) announceCatalog() {
 	must(f.t, f.log.Notify(context.Background(), auth.DefaultWorkspace, stream.TopicCatalog, json.RawMessage(`{}`)))
 }
 
-// waitShape waits until a parent is read in band.
+// waitShape waits until a stream has registered its interest in the events below a parent.
 func (f *fixture) waitShape(uri string) {
 	f.t.Helper()
 	f.waitFor("a reader of "+uri, func() bool {
@@ -226,7 +225,7 @@ func (f *fixture) waitShape(uri string) {
 	})
 }
 
-// waitFor polls: nothing announces what another goroutine does to the endpoint.
+// waitFor polls until done returns true. It polls because changes by other goroutines are not announced.
 func (f *fixture) waitFor(what string, done func() bool) {
 	f.t.Helper()
 	deadline := time.Now().Add(patience)
@@ -238,7 +237,7 @@ func (f *fixture) waitFor(what string, done func() bool) {
 	}
 }
 
-// equal checks a value.
+// equal checks that two values are deeply equal.
 func equal[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if !reflect.DeepEqual(got, want) {
@@ -257,7 +256,7 @@ type noQueue struct{}
 
 func (noQueue) Send(context.Context, queue.Name, ...queue.Outgoing) error { return nil }
 
-// fakeTargets takes https URLs, and fails the challenge of those that say so.
+// fakeTargets accepts https URLs. The challenge fails if the URL contains "unverified".
 type fakeTargets struct{}
 
 func (*fakeTargets) Check(url string) error {
@@ -289,7 +288,7 @@ func (*fakeTargets) Seal(_ context.Context, key []byte, _ subscription.Binding) 
 	return key, nil
 }
 
-// publish takes an event through fanout.
+// publish passes an event through fanout.
 func (f *fixture) publish(uri, data string) event.Event {
 	f.t.Helper()
 	return f.publishIn(auth.DefaultWorkspace, uri, data)
@@ -300,7 +299,7 @@ func (f *fixture) publishIn(workspace, uri, data string) event.Event {
 	return f.publishEvent(event.Event{Workspace: workspace, ID: event.NewID(), URI: uri, Data: json.RawMessage(data)})
 }
 
-// publishEvent adds the name and the time.
+// publishEvent adds the name and the time to an event and passes it through fanout.
 func (f *fixture) publishEvent(e event.Event) event.Event {
 	f.t.Helper()
 	cat, _ := f.catalogs.Catalog(context.Background(), e.Workspace)
@@ -319,14 +318,14 @@ func (f *fixture) publishEvent(e event.Event) event.Event {
 	return e
 }
 
-// reply is an HTTP answer, read whole.
+// reply is an HTTP response with its whole body.
 type reply struct {
 	Status int
 	Header http.Header
 	Body   string
 }
 
-// rpc is the JSON-RPC message in it.
+// rpc decodes the JSON-RPC message in the body.
 func (r reply) rpc(t testing.TB) (m struct {
 	ID     json.RawMessage
 	Result json.RawMessage
@@ -344,7 +343,7 @@ func (r reply) rpc(t testing.TB) (m struct {
 	return m
 }
 
-// result decodes the result, which must be there.
+// result decodes the result of a reply that must succeed.
 func (r reply) result(t testing.TB, into any) {
 	t.Helper()
 	m := r.rpc(t)
@@ -354,7 +353,7 @@ func (r reply) result(t testing.TB, into any) {
 	must(t, json.Unmarshal(m.Result, into))
 }
 
-// code is the error's code; 0 when there is none.
+// code returns the error's code, or 0 if the reply is not an error.
 func (r reply) code(t testing.TB) int {
 	t.Helper()
 	if m := r.rpc(t); m.Error != nil {
@@ -363,7 +362,8 @@ func (r reply) code(t testing.TB) int {
 	return 0
 }
 
-// is checks the status and the error code (0 for none) of the answer to what was sent, and that the body has the parts.
+// is checks the reply's status and error code, and that its body contains the parts. The code 0 stands for a result. The
+// text sent describes the request in failure messages.
 func (r reply) is(t testing.TB, sent string, status, code int, parts ...string) {
 	t.Helper()
 	if got := r.code(t); r.Status != status || got != code || !r.has(parts) {
@@ -371,7 +371,7 @@ func (r reply) is(t testing.TB, sent string, status, code int, parts ...string) 
 	}
 }
 
-// isPlain is the same of an answer that is no JSON-RPC message. One with the status 202 or 204 has no body.
+// isPlain is like [reply.is] for a reply that need not be a JSON-RPC message. With status 202 or 204 the body must be empty.
 func (r reply) isPlain(t testing.TB, sent string, status int, parts ...string) {
 	t.Helper()
 	if r.Status != status || !r.has(parts) || (status == 202 || status == 204) && r.Body != "" {
@@ -383,7 +383,7 @@ func (r reply) has(parts []string) bool {
 	return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(r.Body, part) })
 }
 
-// hasHeader checks that a header has a text in it, and is not empty.
+// hasHeader checks that a header is set and contains a text.
 func (r reply) hasHeader(t testing.TB, name, part string) {
 	t.Helper()
 	if got := r.Header.Get(name); got == "" || !strings.Contains(got, part) {
@@ -391,7 +391,7 @@ func (r reply) hasHeader(t testing.TB, name, part string) {
 	}
 }
 
-// fails checks the code of an error, and its data unless that is empty.
+// fails checks that the reply is an error with this code and, unless data is empty, with this data.
 func (r reply) fails(t testing.TB, sent string, code int, data string) {
 	t.Helper()
 	m := r.rpc(t)
@@ -403,7 +403,8 @@ func (r reply) fails(t testing.TB, sent string, code int, data string) {
 	}
 }
 
-// headers are lines "Name: value"; one without a value removes the default.
+// do sends a request and returns the reply. Each header is a line like "Name: value". A line without a value, e.g. "Accept:",
+// removes the default.
 func (f *fixture) do(method, key, body string, headers ...string) reply {
 	f.t.Helper()
 	return f.answer(f.request(method, key, body, headers...))
@@ -444,8 +445,8 @@ func (f *fixture) request(method, key, body string, headers ...string) *http.Req
 	return req
 }
 
-// statelessBody is a request of 2026-07-28; params are its members besides _meta,
-// without braces.
+// statelessBody returns the body of a request in 2026-07-28. Pass the members of its params without braces and without
+// _meta.
 func statelessBody(id, method, params string) string {
 	if params != "" {
 		params += ","
@@ -466,24 +467,24 @@ func statelessHeaders(method, params string) []string {
 	return h
 }
 
-// statelessRequest is a request of 2026-07-28.
+// statelessRequest returns a request in 2026-07-28.
 func (f *fixture) statelessRequest(key, method, params string) *http.Request {
 	return f.request("POST", key, statelessBody("1", method, params), statelessHeaders(method, params)...)
 }
 
-// stateless calls a method of 2026-07-28.
+// stateless calls a method in 2026-07-28.
 func (f *fixture) stateless(key, method, params string) reply {
 	f.t.Helper()
 	return f.answer(f.statelessRequest(key, method, params))
 }
 
-// initialize begins a session of a client with the capabilities.
+// initialize starts a session for a client with these capabilities.
 func (f *fixture) initialize(key string, v spec.Version, capabilities string) reply {
 	f.t.Helper()
 	return f.do("POST", key, rpcText("0", spec.MethodInitialize, `"protocolVersion":"`+string(v)+`","capabilities":`+capabilities+`,"clientInfo":{"name":"t","version":"1"}`))
 }
 
-// session begins one at the revision and returns its id.
+// session starts a session in this revision and returns its id.
 func (f *fixture) session(key string, v spec.Version) string {
 	f.t.Helper()
 	r := f.initialize(key, v, `{}`)
@@ -500,7 +501,7 @@ func (f *fixture) sessionBased(key, session, method, params string) reply {
 	return f.do("POST", key, rpcText("1", method, params), "Mcp-Session-Id: "+session)
 }
 
-// in calls a method in the revision of the session, which is empty for 2026-07-28.
+// in calls a method in the session's revision, or in 2026-07-28 if session is empty.
 func (f *fixture) in(key, session, method, params string) reply {
 	f.t.Helper()
 	if session == "" {
@@ -509,7 +510,7 @@ func (f *fixture) in(key, session, method, params string) reply {
 	return f.sessionBased(key, session, method, params)
 }
 
-// instance is another process over the same store.
+// instance starts another instance over the same store.
 func (f *fixture) instance(change ...func(*Options)) *fixture {
 	f.t.Helper()
 	other := *f
@@ -528,8 +529,8 @@ func (f *fixture) instance(change ...func(*Options)) *fixture {
 	return &other
 }
 
-// waitTargets waits until the tails read so many event partitions, beside the topics.
+// waitTargets waits until the tails read n event partitions in addition to the three topics.
 func (f *fixture) waitTargets(n int) {
 	f.t.Helper()
-	f.waitFor("the partitions", func() bool { return f.tails.Running() == n+3 }) // session, catalog, principal
+	f.waitFor("the partitions", func() bool { return f.tails.Running() == n+3 }) // 3 topics: session, catalog and principal
 }

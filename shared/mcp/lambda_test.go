@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// functionURL is the event that a Function URL makes of a request.
+// functionURL converts a request to the event that AWS sends for a Function URL.
 func functionURL(r *http.Request) *events.LambdaFunctionURLRequest {
 	headers := map[string]string{}
 	for name, values := range r.Header {
@@ -33,8 +33,7 @@ func functionURL(r *http.Request) *events.LambdaFunctionURLRequest {
 	}
 }
 
-// TestLambda serves through lambdaurl, whose responses cannot flush: every write
-// has to leave by itself.
+// TestLambda serves requests through lambdaurl. Its responses cannot flush, so every write must be sent immediately.
 func TestLambda(t *testing.T) {
 	f := newEndpoint(t, nil)
 	defer f.close()

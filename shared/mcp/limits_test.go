@@ -19,15 +19,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// keep is an option: so many streams for each principal, of which the oldest ends for one more, unless that is refused.
-// That a process and a fleet count alike is shown with [lease].
+// keep returns an option that allows n streams per principal. If refuse is set, the endpoint refuses one more stream;
+// otherwise it ends the principal's oldest stream. The tests of [lease] show that a single process and a fleet count alike.
 func keep(n int, refuse bool) func(*Options) {
 	return func(o *Options) {
 		o.Leases = lease.NewLocal(func(context.Context, auth.Principal) int { return n }, refuse)
 	}
 }
 
-// oneStream are the leases of a fleet that has room for one stream.
+// oneStream stands for the leases of a fleet with room for only one stream.
 type oneStream struct{ taken atomic.Bool }
 
 func (o *oneStream) Take(context.Context, auth.Principal, func()) (release func(), err error) {
@@ -82,7 +82,7 @@ func TestStreamsOfAPrincipal(t *testing.T) {
 
 const readDeploys = `"uri":"event://ci/deploy"`
 
-// large publishes events of almost a MiB, which is what resources/read returns at most.
+// large publishes events with a total size of almost 1 MiB, the most that resources/read returns.
 func large(f *fixture) {
 	for i := range 4 {
 		f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d,"x":"%s"}`, i, strings.Repeat("x", 230<<10)))
@@ -114,7 +114,7 @@ func TestABatchOfLargeAnswers(t *testing.T) {
 	}
 }
 
-// unread is a connection whose client reads nothing until it is closed.
+// unread is a response whose writes block until the connection is closed, because its client does not read.
 type unread struct {
 	*httptest.ResponseRecorder
 	writing chan<- bool
@@ -140,7 +140,7 @@ func TestAnswersThatAreNotRead(t *testing.T) {
 		}()
 	}
 	for range answers {
-		<-writing // of the answer, or of its refusal
+		<-writing // Each request writes an answer or a refusal.
 	}
 	f.answer(request(alice)).is(t, "AUT-07 one more of alice, who does not read many answers", 200, method.CodeExhausted, `"limit":"answerBytes"`)
 	f.answer(request(bob)).is(t, "AUT-07 bob's", 200, 0)

@@ -30,7 +30,7 @@ func (p listPage) names() (names []string) {
 	return names
 }
 
-// all follows a list to its end.
+// all reads all pages of a list. It returns the names of the entries and the pages.
 func (f *fixture) all(key, method string) (names []string, pages []listPage) {
 	f.t.Helper()
 	params := ""
@@ -99,7 +99,7 @@ func TestListResources(t *testing.T) {
 	})
 }
 
-// GWN-01, EVS-02, EVS-03, EVX-02: a cursor is for the list that it came with.
+// GWN-01, EVS-02, EVS-03, EVX-02: a cursor is only valid for the list that returned it.
 func TestCursorsOfOtherLists(t *testing.T) {
 	f := behindGateway(t, func(o *Options) { o.PageSize = 1 }, startLister(t, "b", true, "a", "b", "c"))
 	lists, of := append(slices.Clone(listMethods), spec.MethodEvents), map[string]string{}
@@ -131,7 +131,7 @@ func TestListsHoldWhatTheCallerMaySee(t *testing.T) {
 		{"EVX-02", spec.MethodEvents, alice, "ci.build ci.deploy github.pull_request github.push audit.entry chat.typing"},
 		{"EVX-02", spec.MethodEvents, billing, "ci.build ci.deploy github.pull_request github.push billing.invoice audit.entry chat.typing"},
 		{"EVX-02", spec.MethodEvents, acme, "ci.build ci.deploy github.pull_request github.push tenant.alarm audit.entry chat.typing"},
-		{"EVX-02", spec.MethodEvents, reader, "ci.build ci.deploy github.pull_request github.push chat.typing"}, // webhooks need a scope
+		{"EVX-02", spec.MethodEvents, reader, "ci.build ci.deploy github.pull_request github.push chat.typing"}, // Webhooks need a scope that reader lacks.
 	} {
 		t.Run(tc.number+" "+tc.method+" of "+tc.key, func(t *testing.T) {
 			names, _ := f.all(tc.key, tc.method)
@@ -144,7 +144,7 @@ func TestDeliveryModes(t *testing.T) {
 	for name, tc := range map[string]struct {
 		key     string
 		change  func(*Options)
-		version spec.Version // of a session, if there is to be one
+		version spec.Version // the revision of the session; "" for 2026-07-28
 		want    map[string]string
 	}{
 		"all":               {alice, nil, "", map[string]string{"ci.build": "push poll webhook", "audit.entry": "webhook", "chat.typing": "push"}},
@@ -169,7 +169,7 @@ func TestDeliveryModes(t *testing.T) {
 	}
 }
 
-// delivery lists the modes of the event types that a caller sees, by their names.
+// delivery returns the delivery modes of each event type that the caller sees, by its name.
 func (f *fixture) delivery(key, session string) map[string]string {
 	f.t.Helper()
 	var p struct {
@@ -186,7 +186,7 @@ func (f *fixture) delivery(key, session string) map[string]string {
 	return modes
 }
 
-// counted is a set of subscriptions of one caller.
+// counted lists n subscriptions for a single caller.
 type counted struct {
 	n    int
 	only string
@@ -256,7 +256,7 @@ func TestPagination(t *testing.T) {
 func TestCacheScope(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*Options)
-		want   string // of templates; resources hold the caller's subscriptions
+		want   string // the scope for templates; resources are always private because they include subscriptions
 	}{
 		"without callers": {func(o *Options) { o.Auth = auth.None() }, method.Public},
 		"with callers":    {nil, method.Private},
@@ -282,7 +282,7 @@ func (f *fixture) readText(key, uri string, into any) {
 	must(f.t, json.Unmarshal([]byte(c.Contents[0].Text), into))
 }
 
-// latest reads an event URI.
+// latest reads an event URI and returns its latest events.
 func (f *fixture) latest(key, uri string) []readEvent {
 	f.t.Helper()
 	var got struct{ Events []readEvent }
@@ -295,7 +295,7 @@ type readEvent struct {
 	Data                          json.RawMessage
 }
 
-// crowded has types with different rules below one parent.
+// crowded is a catalog whose event types have different access rules and the same parent.
 const crowded = `
 events:
   - {name: hub.push, uriTemplate: "event://hub/{repo}/push", payloadSchema: {type: object}}
@@ -500,14 +500,15 @@ func TestSetLevel(t *testing.T) {
 		t.Helper()
 		equal(t, level, f.sessionBased(alice, s, spec.MethodSetLevel, `"level":"`+level+`"`).Body, `{"jsonrpc":"2.0","id":1,"result":{}}`)
 	}
-	// tells removes event://ci/build-finished from the catalog, announces that twice, and returns the log messages on the stream.
+	// tells removes event://ci/build-finished from the catalog, announces the change twice, and returns the log messages that
+	// the stream sends.
 	tells := func(t *testing.T, f *fixture, g *open) (warnings []json.RawMessage) {
 		t.Helper()
 		f.catalogs.Replace(mustParse(t, "events:\n  - {name: ci.deploy, uri: event://ci/deploy}\n"))
 		for range 2 {
 			f.announceCatalog()
 			f.publish(deploy, `{}`)
-			for updated, changed := false, false; !updated || !changed; { // topics and events have no common order
+			for updated, changed := false, false; !updated || !changed; { // The order of the two notifications may vary.
 				switch m := g.next(); m.Method {
 				case spec.NoteUpdated:
 					updated = true
@@ -546,7 +547,7 @@ func TestSetLevel(t *testing.T) {
 		f.subscribe(alice, s, "event://ci/build-finished", deploy)
 		g := f.stream(alice, s, "")
 		setLevel(f, s, "info")
-		f.subscribe(alice, s, "event://chat/typing") // what the stream does next, after the level
+		f.subscribe(alice, s, "event://chat/typing") // The stream applies this change after the new level.
 		f.waitTargets(3)
 		equal(t, "messages", len(tells(t, f, g)), 2)
 	})
@@ -562,7 +563,7 @@ func TestSetLevel(t *testing.T) {
 	})
 }
 
-// completion is the result of a completion.
+// completion is the result of completion/complete.
 type completion struct {
 	Values  []string
 	Total   int

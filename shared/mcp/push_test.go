@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// push opens an events/stream and reads its first message.
+// push opens an events/stream, and returns it and its first message.
 func (f *fixture) push(key, id, name, arguments, cursor string) (*open, frame) {
 	f.t.Helper()
 	o := f.open(f.request("POST", key, statelessBody(id, spec.MethodEventsStream, pollParams(name, arguments, cursor)), statelessHeaders(spec.MethodEventsStream, "")...))
@@ -69,7 +69,7 @@ func TestPush(t *testing.T) {
 				at = at.instance()
 				o, first := at.push(alice, "1", "github.push", args, cursor)
 				equal(t, args+": truncated", *first.Params.Truncated, false)
-				for range 2 { // and two stay unread
+				for range 2 { // leaves two events unread
 					m := o.next()
 					expect(m.Params.Data)
 					cursor = m.Params.Cursor
@@ -111,7 +111,7 @@ func TestPush(t *testing.T) {
 			f.announceCatalog()
 			if tc.code == 0 {
 				f.publish(deploy, `{"n":1}`)
-				o.brings(deploy + ` {"n":1}`) // nor is there a list_changed: EVX-18
+				o.brings(deploy + ` {"n":1}`) // EVX-18: no list_changed arrives before it.
 				continue
 			}
 			p := o.brings(spec.NoteEventsTerminated)
@@ -133,7 +133,7 @@ func TestPush(t *testing.T) {
 		f := newEndpoint(t, func(o *Options) { o.WriteTimeout = time.Second })
 		f.server = httptest.NewUnstartedServer(f.endpoint)
 		f.server.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-			_ = c.(*net.TCPConn).SetWriteBuffer(64 << 10) // so that little is under way unread
+			_ = c.(*net.TCPConn).SetWriteBuffer(64 << 10) // keeps the number of sent but unread bytes small
 			return ctx
 		}
 		f.server.Start()
@@ -150,7 +150,7 @@ func TestPush(t *testing.T) {
 		}
 		slow, first := f.push(alice, "1", "ci.deploy", `{}`, "")
 		fast, _ := f.push(bob, "1", "ci.deploy", `{}`, "")
-		close(slow.hold) // reads no more
+		close(slow.hold) // stops reading
 		const n = 10
 		for i := range n {
 			f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d,"x":"%s"}`, i, strings.Repeat("x", 200<<10)))
@@ -173,7 +173,7 @@ func TestPush(t *testing.T) {
 	})
 }
 
-// TestPushClock shows heartbeats, and what is tried again.
+// TestPushClock checks heartbeats and retries on an events/stream, with a fake clock.
 func TestPushClock(t *testing.T) {
 	serve := func(t *testing.T, change func(*Options), params string, during func(b *bubbled)) (out []frame) {
 		t.Helper()
@@ -191,7 +191,7 @@ func TestPushClock(t *testing.T) {
 		got := serve(t, nil, `"name":"ci.build","arguments":{"status":"passed"}`, func(b *bubbled) {
 			for i := range 200 {
 				status := "passed"
-				if i >= 100 { // its filter drops these
+				if i >= 100 { // The stream's filter drops these events.
 					status = "failed"
 				}
 				b.f.publish("event://ci/build-finished", `{"status":"`+status+`"}`)
@@ -294,7 +294,7 @@ func TestPushClock(t *testing.T) {
 	})
 }
 
-// numbers are an error's, by the set of [codeSets].
+// numbers are the codes of one error, by their set in [codeSets].
 type numbers map[string]int
 
 var (
@@ -307,7 +307,7 @@ var (
 	badEndpoint = numbers{"sketch": -32015, "SEP-3415": -32027}
 )
 
-// TestWhatCannotBeFollowed holds for all three modes.
+// TestWhatCannotBeFollowed checks requests that must fail, in all three delivery modes.
 func TestWhatCannotBeFollowed(t *testing.T) {
 	methods := []struct{ method, more, mode, not string }{
 		{spec.MethodEventsPoll, "", "poll", "audit.entry"}, {spec.MethodEventsStream, "", "push", "audit.entry"}, {spec.MethodEventsSub, "," + callback, "webhook", "chat.typing"},
@@ -390,7 +390,7 @@ func (p *polled) data() (out []string) {
 	return out
 }
 
-// poll calls events/poll; more are further members of params, with a comma in front.
+// poll calls events/poll. The text more adds members to its params, e.g. `,"maxEvents":1`.
 func (f *fixture) poll(key, name, arguments, cursor, more string) polled {
 	f.t.Helper()
 	var p polled
@@ -410,7 +410,7 @@ func pollParams(name, arguments, cursor string) string {
 	return `"name":"` + name + `","arguments":` + arguments + `,"cursor":` + cursor
 }
 
-// isAbout checks what the _meta of an EventOccurrence says of the event.
+// isAbout checks the URI and the arguments in the _meta of an EventOccurrence.
 func isAbout(t *testing.T, meta map[string]json.RawMessage, uri, arguments string) {
 	t.Helper()
 	equal(t, "the uri in _meta", string(meta[match.MetaURI]), uri)
@@ -424,7 +424,7 @@ func TestPoll(t *testing.T) {
 		if len(first.Events) != 0 || *first.Truncated || *first.HasMore {
 			t.Errorf("got %+v, want no events, not truncated and no more", first)
 		}
-		var absent polled // EVX-04: an absent member is null
+		var absent polled // EVX-04: an absent cursor means null.
 		f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &absent)
 		ev := f.publish("event://ci/deploy", `{"n":2}`)
 		for _, cursor := range []string{first.Cursor, absent.Cursor} {
@@ -510,14 +510,14 @@ func TestPoll(t *testing.T) {
 				spec.MethodListen:       f.do("POST", alice, listen, statelessHeaders(spec.MethodListen, "")...),
 			} {
 				if method == spec.MethodEventsSub && cursor == `""` {
-					continue // where an empty one is none
+					continue // Here an empty cursor stands for no cursor.
 				}
 				r.is(t, method+" with the cursor "+cursor, 400, -32602)
 			}
 		}
 	})
 	run(t, "EVX-05_comes_later_the_longer_it_was_quiet", func(o *Options) { o.PollMin, o.PollMax = 2*time.Second, 20*time.Second }, func(t *testing.T, f *fixture) {
-		now := time.Now().Add(-5 * time.Minute) // the store stamps with its own clock
+		now := time.Now().Add(-5 * time.Minute) // in the past, because the store stamps events with its own clock
 		f.log.Now = func() time.Time { return now }
 		cursor := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
 		var got []int64
@@ -556,8 +556,8 @@ func TestPoll(t *testing.T) {
 	})
 }
 
-// FuzzFollow sends any params to events/poll and events/stream: they are answered in
-// form, never with an internal error, and a stream that opens says so first.
+// FuzzFollow sends arbitrary params to events/poll and events/stream. The answers must be well-formed and never internal
+// errors, and the first message on an opened stream must say that it is active.
 func FuzzFollow(f *testing.F) {
 	for _, seed := range []string{
 		`{"name":"ci.deploy"}`,

@@ -46,7 +46,7 @@ func TestCallers(t *testing.T) {
 	})
 }
 
-// Which origins and hosts there may be is shown with [auth.Guard].
+// TestOrigins checks that the endpoint applies its guard. The tests of [auth.Guard] show which origins and hosts it allows.
 func TestOrigins(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Guard = auth.Guard{Origins: []string{"https://app.example"}} })
 	discover := statelessBody("1", spec.MethodDiscover, "")
@@ -102,7 +102,7 @@ func TestMediaTypes(t *testing.T) {
 	})
 }
 
-// broken fails in the way that its error says; nil panics.
+// broken is a source that returns its error, or panics if the error is nil.
 type broken struct{ err error }
 
 func (b broken) Catalog(context.Context, string) (*catalog.Catalog, error) {
@@ -161,7 +161,7 @@ func TestBodyOfUnknownLength(t *testing.T) {
 	}
 }
 
-// TestWhileTheStoreIsGone: AUT-06: the answer does not say what the server tried.
+// AUT-06: while the store is unavailable, the answers do not reveal the server's internals.
 func TestWhileTheStoreIsGone(t *testing.T) {
 	f := newFixture(t, nil)
 	must(t, f.db.(io.Closer).Close())
@@ -181,7 +181,7 @@ func TestWhileTheStoreIsGone(t *testing.T) {
 	}
 }
 
-// shaky are catalogs that cannot be read so many times.
+// shaky is a catalog source. Its next reads fail, and fails holds their remaining number.
 type shaky struct {
 	catalog.Source
 	fails atomic.Int64
@@ -194,7 +194,7 @@ func (s *shaky) Catalog(ctx context.Context, workspace string) (*catalog.Catalog
 	return s.Source.Catalog(ctx, workspace)
 }
 
-// TestDisconnect shows what becomes of a request whose client goes away.
+// TestDisconnect checks whether a request is canceled when its client disconnects.
 func TestDisconnect(t *testing.T) {
 	for name, tc := range map[string]struct {
 		path      string
@@ -211,9 +211,9 @@ func TestDisconnect(t *testing.T) {
 			f.endpoint.methods["slow"] = method.Row{SessionBased: true, Stateless: true, Handler: method.Answering{Replies: f.endpoint.replies, Timing: f.endpoint.calls.timing, Answer: func(ctx context.Context, c *method.Call) (method.Result, error) {
 				close(arrived)
 				<-gone
-				wait := 200 * time.Millisecond // longer than the server takes to see it
+				wait := 200 * time.Millisecond // longer than the server needs to notice the disconnect
 				if tc.cancelled {
-					wait = patience // it has to
+					wait = patience // The request must be canceled.
 				}
 				select {
 				case <-ctx.Done():
@@ -250,7 +250,7 @@ func TestDisconnect(t *testing.T) {
 	}
 }
 
-// GWN-01: as long as there are no backends the endpoint is to clients what it is without a gateway.
+// GWN-01: as long as there are no backends, clients get the same answers as from an endpoint without a gateway.
 func TestGatewayWithoutBackends(t *testing.T) {
 	g, err := gateway.New(gateway.Options{Server: json.RawMessage(`{}`), Key: make([]byte, 32)})
 	must(t, err)
@@ -307,7 +307,7 @@ func TestTheOrderOfChecks(t *testing.T) {
 		headers []string
 		status  int
 		code    int
-		id      string // of the response; "" for none
+		id      string // the id of the response; "" if it has no id
 	}{
 		{"SUB-09_origin_before_caller", "wrong", `{`, []string{"Origin: https://evil.example"}, 403, method.CodeForbidden, ""},
 		{"SUB-09_caller_before_body", "wrong", `{`, nil, 401, method.CodeUnauthenticated, ""},

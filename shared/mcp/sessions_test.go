@@ -21,7 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// subscribe subscribes a session to URIs.
+// subscribe subscribes a session to the URIs.
 func (f *fixture) subscribe(key, session string, uris ...string) {
 	f.t.Helper()
 	for _, uri := range uris {
@@ -123,7 +123,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	run(t, "SES-02_EVS-12_EVS-14_list_changed_once_for_each_change", nil, func(t *testing.T, f *fixture) {
 		c := f.follow(bySession)
-		f.registerOne(bob, deploy, "https://b.example/") // bob's own business
+		f.registerOne(bob, deploy, "https://b.example/") // must not notify alice
 		uri := f.registerOne(alice, deploy, "https://a.example/")
 		c.brings(spec.NoteResourcesChange)
 		f.stateless(alice, spec.MethodDeregister, `"uri":"`+uri+`"`)
@@ -147,7 +147,7 @@ func TestSessionStream(t *testing.T) {
 		id, _ := subscription.ParseURI(uri)
 		_, err := f.service.Disable(t.Context(), "default", "alice", id, "gone", 0)
 		must(t, err)
-		got := map[string]bool{c.next().says(): true, c.next().says(): true} // either may come first
+		got := map[string]bool{c.next().says(): true, c.next().says(): true} // The order may vary.
 		if !got[uri+` {"state":"disabled"}`] || !got[spec.NoteResourcesChange] {
 			t.Errorf("got %v, want the state and %s", got, spec.NoteResourcesChange)
 		}
@@ -205,7 +205,7 @@ func TestSessionStream(t *testing.T) {
 		g := f.stream(alice, s, "")
 		g.brings("", deploy+` {"n":1}`)
 		g.cancel()
-		g = f.stream(alice, s, "") // the stream has begun now, so this one starts at the end of the log
+		g = f.stream(alice, s, "") // The session has had a stream, so a stream without an id now starts at the end of the log.
 		g.event()
 		f.publish(deploy, `{"n":2}`)
 		g.brings(deploy + ` {"n":2}`)
@@ -268,7 +268,7 @@ func TestInitialize(t *testing.T) {
 	})
 	t.Run("SES-01_sessions_differ_and_cannot_be_guessed", func(t *testing.T) {
 		one, two := f.session(alice, spec.V20251125), f.session(alice, spec.V20251125)
-		if one == two || len(one) < 26 || strings.Contains(session.Key(one), one) { // 128 random bits, at least, and stored as a hash
+		if one == two || len(one) < 26 || strings.Contains(session.Key(one), one) { // An id has at least 128 random bits and is stored as a hash.
 			t.Errorf("got %s, stored as %s, and %s, want two ids of at least 26 characters that are not stored", one, session.Key(one), two)
 		}
 	})
@@ -356,7 +356,8 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// Who sends neither header gets the error about the version first: a client of the stateless revision has no session to send.
+// A request without both headers gets the error about the version first, because clients of the stateless revision have no
+// session to send.
 func TestAMissingVersionIsNotAMissingSession(t *testing.T) {
 	f := newFixture(t, nil)
 	list := rpcText("1", spec.MethodResources, "")
@@ -367,7 +368,8 @@ func TestAMissingVersionIsNotAMissingSession(t *testing.T) {
 	f.do("POST", alice, list, "Mcp-Protocol-Version: 2025-11-25").isPlain(t, "without a session", 400, "the header Mcp-Session-Id is missing")
 }
 
-// damage makes values of items of a session unreadable.
+// damage makes the selected items of a session unreadable and returns their number. The function which selects them
+// by their sort key.
 func (f *fixture) damage(id string, which func(sort string) bool) (n int) {
 	f.t.Helper()
 	page, err := f.db.Query(f.t.Context(), store.Query{Table: store.Sessions, Partition: "s#" + session.Key(id), Limit: 1000})
@@ -382,8 +384,8 @@ func (f *fixture) damage(id string, which func(sort string) bool) (n int) {
 	return n
 }
 
-// SES-02: a session whose item cannot be decoded counts as unknown, so its client begins a new one. It is counted in a metric, and no other session
-// is harmed.
+// SES-02: the endpoint treats a session that it cannot decode as unknown, so that the client starts a new one. A metric
+// counts these sessions. Other sessions still work.
 func TestAnUndecodableSessionIsNone(t *testing.T) {
 	f := newFixture(t, nil)
 	bad, good := f.session(alice, spec.V20251125), f.session(alice, spec.V20251125)
@@ -399,7 +401,8 @@ func TestAnUndecodableSessionIsNone(t *testing.T) {
 	}
 }
 
-// SES-04: a subscription that cannot be decoded sends no events. The other subscriptions of the session continue, and all of them end with it.
+// SES-04: a subscription that cannot be decoded sends no events. The session's other subscriptions still work, and all of
+// its subscriptions end with the session.
 func TestAnUndecodableSubscriptionOfASession(t *testing.T) {
 	f := newFixture(t, nil)
 	id := f.session(alice, spec.V20251125)

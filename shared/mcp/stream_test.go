@@ -18,21 +18,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// patience is how long a test waits for what must come.
+// patience is how long a test waits for an expected message or state before it fails.
 const patience = 30 * time.Second
 
-// open is a stream that a test reads.
+// open is an open stream that a test reads.
 type open struct {
 	t      testing.TB
-	events chan sse.Event // closed at the end of the stream
+	events chan sse.Event // closed when the stream ends
 	header http.Header
 	status int
 	cancel context.CancelFunc
 	ended  chan struct{}
-	hold   chan struct{} // closed: nothing more is read
+	hold   chan struct{} // close it to stop reading
 }
 
-// frame is a message of a stream.
+// frame is a message on a stream.
 type frame struct {
 	ID     json.RawMessage
 	Method string
@@ -51,11 +51,11 @@ type frame struct {
 		Meta       map[string]json.RawMessage `json:"_meta"`
 	}
 	sse sse.Event
-	at  time.Time // when it was written, in a bubble
+	at  time.Time // the time of the write, only set in a bubble
 }
 
-// says puts a message into the same words for all framings: an event is "URI payload", a gap "gap" with its URI if there is one, a result
-// is its type, and any other message its method.
+// says returns the same short text for a message in every framing. For an event it is "URI payload", for a gap "gap" and
+// the URI if there is one, for a result its type, and for any other message its method.
 func (m frame) says() string {
 	switch p := m.Params; {
 	case string(p.Meta[spec.MetaTruncated]) == "true" || p.Truncated != nil && *p.Truncated:
@@ -68,14 +68,14 @@ func (m frame) says() string {
 	return cmp.Or(m.Method, m.Result.ResultType)
 }
 
-// position is where a client continues that has read this message.
+// position returns the position from which a client that has read this message can resume.
 func (m frame) position() string {
 	return cmp.Or(m.sse.ID, m.Params.Cursor, strings.Trim(string(m.Params.Meta[spec.MetaCursor])+string(m.Result.Meta[spec.MetaCursor]), `"`))
 }
 
 func decodeFrame(t testing.TB, e sse.Event) (m frame) {
 	t.Helper()
-	if len(e.Data) > 0 { // the first event of a session's stream has only an id
+	if len(e.Data) > 0 { // The first event on a session's stream has only an id.
 		if err := json.Unmarshal(e.Data, &m); err != nil {
 			t.Fatalf("%q: %v", e.Data, err)
 		}
@@ -124,7 +124,7 @@ func (o *open) close() {
 	<-o.ended
 }
 
-// event is the next SSE event; none within the patience ends the test.
+// event returns the next SSE event. It ends the test if no event arrives in time.
 func (o *open) event() sse.Event {
 	o.t.Helper()
 	select {
@@ -139,13 +139,13 @@ func (o *open) event() sse.Event {
 	return sse.Event{}
 }
 
-// next is the next message.
+// next returns the next message.
 func (o *open) next() frame {
 	o.t.Helper()
 	return decodeFrame(o.t, o.event())
 }
 
-// brings checks what the next messages say, and returns the last of them.
+// brings checks that the next messages say these texts, see [frame.says], and returns the last message.
 func (o *open) brings(says ...string) (last frame) {
 	o.t.Helper()
 	for _, want := range says {
@@ -156,7 +156,7 @@ func (o *open) brings(says ...string) (last frame) {
 	return last
 }
 
-// isQuiet checks that no message is there that nobody has read.
+// isQuiet checks that no unread message has arrived.
 func (o *open) isQuiet(what string) {
 	o.t.Helper()
 	select {
@@ -166,7 +166,7 @@ func (o *open) isQuiet(what string) {
 	}
 }
 
-// end waits for the end of the stream, with nothing before it.
+// end waits for the end of the stream, before which no further message may arrive.
 func (o *open) end() {
 	o.t.Helper()
 	select {
@@ -179,7 +179,7 @@ func (o *open) end() {
 	}
 }
 
-// listenRequest is a subscriptions/listen; meta has further members of its _meta.
+// listenRequest returns a subscriptions/listen request. The text meta adds members to its _meta.
 func (f *fixture) listenRequest(key, id, filter, meta string) *http.Request {
 	if meta != "" {
 		meta = "," + meta
@@ -189,13 +189,13 @@ func (f *fixture) listenRequest(key, id, filter, meta string) *http.Request {
 	return f.request("POST", key, body, statelessHeaders(spec.MethodListen, "")...)
 }
 
-// listen opens a subscriptions/listen.
+// listen opens a subscriptions/listen stream.
 func (f *fixture) listen(key, id, filter string) *open {
 	f.t.Helper()
 	return f.open(f.listenRequest(key, id, filter, ""))
 }
 
-// listening is a listen that has been acknowledged.
+// listening opens a subscriptions/listen stream and reads its acknowledgment.
 func (f *fixture) listening(key, id, filter string) *open {
 	f.t.Helper()
 	l := f.listen(key, id, filter)
@@ -203,7 +203,7 @@ func (f *fixture) listening(key, id, filter string) *open {
 	return l
 }
 
-// stream opens the GET stream of a session.
+// stream opens a session's GET stream.
 func (f *fixture) stream(key, session, last string) *open {
 	f.t.Helper()
 	headers := []string{"Accept:", "Accept: text/event-stream", "Mcp-Session-Id: " + session}
@@ -217,7 +217,7 @@ func (f *fixture) stream(key, session, last string) *open {
 type framing struct {
 	name    string
 	request func(f *fixture, c *follower) *http.Request
-	payload string // how a payload begins on it
+	payload string // the text before each payload on the stream
 }
 
 var (
@@ -227,18 +227,18 @@ var (
 	byType    = framing{"an events/stream", followByType, `"data":`}
 )
 
-// follower is a client that follows events at any instance.
+// follower is a client that follows events and can resume at any instance.
 type follower struct {
 	framing
 	key      string
-	uris     []string // one URI of an event type without variables for an events/stream
-	lists    bool     // it wants to hear of changes of lists, too, and declares MCP Events
-	session  string   // begun by the first request
-	position string   // of the last message that it has read
+	uris     []string // An events/stream needs exactly one URI, of an event type without variables.
+	lists    bool     // also subscribes to changes of lists and declares MCP Events
+	session  string   // started by the first request
+	position string   // the position of the last message that it read
 	*open
 }
 
-// follow opens a stream of alice's, and reads its first message.
+// follow opens a stream as alice and reads its first message.
 func (f *fixture) follow(by framing, uris ...string) *follower {
 	f.t.Helper()
 	c := &follower{framing: by, key: alice, uris: uris}
@@ -246,12 +246,13 @@ func (f *fixture) follow(by framing, uris ...string) *follower {
 	return c
 }
 
-// opening is the request by which billing begins to follow URIs.
+// opening returns a function that makes billing's request to follow these URIs.
 func (by framing) opening(uris ...string) func(f *fixture) *http.Request {
 	return func(f *fixture) *http.Request { return by.request(f, &follower{key: billing, uris: uris}) }
 }
 
-// resume opens the stream behind the last message that was read, and returns its first message.
+// resume closes the stream and opens it again after the last message that was read. It returns the new stream's first
+// message.
 func (c *follower) resume(f *fixture) frame {
 	f.t.Helper()
 	if c.open != nil {
@@ -270,7 +271,7 @@ func (c *follower) next() frame {
 	return m
 }
 
-// brings is that of [open], and requires that one can continue behind each message.
+// brings is like [open.brings], and also checks that the client can resume after each message.
 func (c *follower) brings(says ...string) {
 	c.t.Helper()
 	for _, want := range says {

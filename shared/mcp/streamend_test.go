@@ -22,14 +22,14 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 )
 
-// endedLine is the log line of a stream's end.
+// endedLine is the line that is logged when a stream ends.
 type endedLine struct {
 	Msg, Level, Reason, Kind, Workspace, Principal, Error string
 
 	Open float64 `json:"open_s"`
 }
 
-// ends are the lines of ends of streams so far.
+// ends returns the lines logged so far for ended streams.
 func (l *logText) ends(t *testing.T) (all []endedLine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,7 +43,7 @@ func (l *logText) ends(t *testing.T) (all []endedLine) {
 	return all
 }
 
-// fading has the tokens of callers expire.
+// fading is an authenticator whose callers' tokens expire after 100 ms.
 type fading struct{ auth.Authenticator }
 
 func (f fading) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
@@ -52,7 +52,7 @@ func (f fading) Authenticate(ctx context.Context, h http.Header) (auth.Principal
 	return p, err
 }
 
-// OPS-12: each end of a stream is a line with its reason, and is counted by it.
+// OPS-12: the end of each stream is logged and counted with its reason.
 func TestWhyAStreamEnded(t *testing.T) {
 	opened := func(by framing) func(*fixture) *follower {
 		return func(f *fixture) *follower { return f.follow(by, deploy) }
@@ -63,7 +63,7 @@ func TestWhyAStreamEnded(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*Options)
 		open   func(*fixture) *follower
-		end    func(*fixture, *follower) // nil if it ends by itself
+		end    func(*fixture, *follower) // nil if the stream ends by itself
 		reason string
 		kind   string
 	}{
@@ -116,7 +116,7 @@ func TestWhyAStreamEnded(t *testing.T) {
 	}
 }
 
-// OPS-13: the trace of a message is that of its _meta, or else that of the HTTP request.
+// OPS-13: a message joins the trace in its _meta. Without a valid one, it joins the trace of the HTTP request.
 func TestATraceComesInMetaOrByHTTP(t *testing.T) {
 	const a, b = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	for name, tc := range map[string]struct {

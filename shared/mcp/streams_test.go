@@ -47,9 +47,9 @@ func TestAStreamResumesAtAnotherInstance(t *testing.T) {
 					f.publish(deploy, fmt.Sprintf(`{"round":%d,"n":%d}`, round, n))
 					f.publish("event://github/acme/web/push", fmt.Sprintf(`{"round":%d,"push":%d}`, round, n))
 				}
-				lost := round * 2 // the last ones of each round get lost on the way
+				lost := round * 2 // the number of events at the end of the round that the client misses
 				read(10 - lost)
-				for range 2 { // the second time behind the first message of the resumed stream
+				for range 2 { // The second resume starts after the first message of the first resumed stream.
 					if at = at.instance(); strings.HasPrefix(c.resume(at).says(), "gap") {
 						t.Error("the resumed stream begins with a gap")
 					}
@@ -63,8 +63,8 @@ func TestAStreamResumesAtAnotherInstance(t *testing.T) {
 func TestAStreamTellsThatEventsAreLost(t *testing.T) {
 	for number, tc := range map[string]struct {
 		by    framing
-		first string   // what the resumed stream begins with
-		then  []string // and goes on with
+		first string   // the first message of the resumed stream
+		then  []string // the messages after it
 	}{
 		"SUB-08": {byListen, "gap", nil},
 		"SES-03": {bySession, "", []string{"gap " + deploy, spec.NoteResourcesChange}},
@@ -85,7 +85,7 @@ func TestAStreamTellsThatEventsAreLost(t *testing.T) {
 			f.publishAroundADamagedItem()
 			gap := "gap " + deploy
 			if tc.by.name == byType.name {
-				gap = "gap" // events/stream is active again and truncated
+				gap = "gap" // An events/stream sends a new active message, marked as truncated.
 			}
 			c.brings(deploy+` {"n":1}`, gap, deploy+` {"n":2}`)
 		})
@@ -102,10 +102,10 @@ func TestAStreamTellsThatEventsAreLost(t *testing.T) {
 		}
 	})
 	run(t, "SES-03 again when the client of a session is cut off before it knows of the whole gap", nil, func(t *testing.T, f *fixture) {
-		c := f.follow(bySession, "event://ci", "event://github") // the log has the events of parents from now on
+		c := f.follow(bySession, "event://ci", "event://github") // From now on the log keeps events for these parents.
 		parts := strings.SplitN(c.position, ".", 3)
 		last := parts[0] + "." + parts[1] + "." + f.tails.Sealer.Seal(auth.DefaultWorkspace, eventlog.Cursor{At: f.log.Position() - time.Hour.Microseconds()})
-		for read := range 3 { // messages before it is cut off
+		for read := range 3 { // the number of messages before the client is cut off
 			c.position = last
 			ids, gaps := []string{last, c.resume(f).position()}, map[string]bool{}
 			for range 2 {
@@ -120,7 +120,7 @@ func TestAStreamTellsThatEventsAreLost(t *testing.T) {
 	})
 }
 
-// publishAroundADamagedItem publishes two events with an item between them that cannot be decoded.
+// publishAroundADamagedItem publishes two events and, between them, puts an item in the log that cannot be decoded.
 func (f *fixture) publishAroundADamagedItem() {
 	f.t.Helper()
 	f.publish(deploy, `{"n":1}`)
@@ -147,7 +147,7 @@ func TestAClientThatIsCutOffBetweenTwoNotificationsOfAChangeGetsBoth(t *testing.
 	}
 }
 
-// The position that a stream ends with is in front of the event that it could not send.
+// If a stream fails to send an event, it ends with a position before that event, so that a resume sends it.
 func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
 	for number, by := range map[string]framing{"SUB-08": byListen, "SES-03": bySession, "SSE-03": byDialect} {
 		t.Run(number+" "+by.name, func(t *testing.T) {
@@ -168,7 +168,8 @@ func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
 	}
 }
 
-// Two URIs that a stream follows, each by itself and by a common parent, have an event of the same id.
+// Two events with the same id and different URIs are different events. A stream that follows both URIs, directly or through
+// their parent, must send both events.
 func TestStreamsTellEventsOfOneIDApart(t *testing.T) {
 	f := newFixture(t, nil)
 	c := f.follow(byListen, deploy, "event://ci/build-finished", "event://ci")
@@ -176,14 +177,14 @@ func TestStreamsTellEventsOfOneIDApart(t *testing.T) {
 	for _, uri := range []string{deploy, "event://ci/build-finished"} {
 		f.publishEvent(event.Event{Workspace: auth.DefaultWorkspace, ID: "1", URI: uri, Data: json.RawMessage(`{}`)})
 	}
-	both := map[string]bool{deploy + " {}": true, "event://ci/build-finished {}": true} // the order is that of each URI
+	both := map[string]bool{deploy + " {}": true, "event://ci/build-finished {}": true} // Only events of the same URI have an order.
 	equal(t, "EVS-06 EVS-13: the events", map[string]bool{c.next().says(): true, c.next().says(): true}, both)
 	c.uris, c.position = []string{"event://ci"}, start
 	c.resume(f)
 	equal(t, "SUB-08: the events after a resume", map[string]bool{c.next().says(): true, c.next().says(): true}, both)
 }
 
-// SUB-02, EVX-06: every message names the request by an id of the same value and type.
+// SUB-02, EVX-06: every message has the id of the request, with the same value and type.
 func TestTheIDOfTheRequestIsOnEveryMessage(t *testing.T) {
 	f := newFixture(t, nil)
 	for _, id := range []string{`1`, `"1"`, `9007199254740993`, `"a\"b\u0041"`} {
@@ -254,7 +255,7 @@ func TestHeadersOfStreams(t *testing.T) {
 	})
 }
 
-// What a stream says when the endpoint closes.
+// TestShutdownEndsStreams checks the last message of each kind of stream when the endpoint closes.
 func TestShutdownEndsStreams(t *testing.T) {
 	f := newFixture(t, nil)
 	l, p := f.listening(alice, `"x"`, `{}`), f.open(f.request("POST", reader, statelessBody(`"x"`, spec.MethodEventsStream, `"name":"ci.deploy"`), statelessHeaders(spec.MethodEventsStream, "")...))
@@ -281,8 +282,7 @@ func TestShutdownEndsStreams(t *testing.T) {
 	})
 }
 
-// TestStalledReadersAtTheEnd closes an endpoint while clients take nothing of what they
-// are sent.
+// TestStalledReadersAtTheEnd closes an endpoint while some clients have open streams but do not read from them.
 func TestStalledReadersAtTheEnd(t *testing.T) {
 	f := newFixture(t, nil)
 	all := []framing{byListen, byType, bySession, byDialect}
@@ -291,15 +291,15 @@ func TestStalledReadersAtTheEnd(t *testing.T) {
 		must(t, err)
 		defer c.Close()
 		must(t, c.(*net.TCPConn).SetReadBuffer(4<<10))
-		must(t, by.opening(deploy)(f).Write(c)) // and reads nothing
+		must(t, by.opening(deploy)(f).Write(c)) // The client never reads.
 	}
 	f.waitFor("the streams", func() bool { return f.endpoint.OpenStreams() >= int64(len(all)) })
 	reading := f.follow(byListen, deploy)
-	for i := range 40 { // 9 MiB, more than the connections hold
+	for i := range 40 { // 9 MiB in total, more than the connections can buffer
 		f.publish(deploy, fmt.Sprintf(`{"n":%d,"x":"%s"}`, i, strings.Repeat("x", 230<<10)))
 		reading.next()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // less than a write may take
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // shorter than the write timeout
 	defer cancel()
 	began := time.Now()
 	if err := f.endpoint.Close(ctx); err != nil {
@@ -398,11 +398,11 @@ func TestListen(t *testing.T) {
 	})
 }
 
-// agedCatalog is a source whose cached catalog is older than its latest one.
+// agedCatalog is a source whose cached catalog is out of date.
 type agedCatalog struct {
 	catalog.Source
 	latest *catalog.Catalog
 }
 
-// Latest returns the catalog that the cache does not have yet.
+// Latest returns the newer catalog, which is not cached yet.
 func (a agedCatalog) Latest(context.Context, string) (*catalog.Catalog, error) { return a.latest, nil }

@@ -16,15 +16,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// TestTranscripts plays the conversations in testdata/transcripts: each is what a
-// client sends and what it gets, in files that also tell a reader what is on the wire.
+// TestTranscripts replays the transcripts in testdata/transcripts. Each file lists a client's requests and the expected
+// responses, and also shows readers the messages on the wire.
 //
 //	-- POST --          a request: headers, an empty line, the body
 //	-- 200 --           its response: headers that must be there, an empty line, the body
 //	-- publish URI --   an event happens, with this payload
 //
-// A body is compared as JSON, where "<any>" fits anything and "<NAME>" any text,
-// which $NAME stands for in what follows; that works in headers, too.
+// The test compares bodies as JSON. In an expected body or header, "<any>" matches any value and "<NAME>" matches any text.
+// After that, $NAME stands for the matched text.
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/transcripts/*.txt")
 	must(t, err)
@@ -69,7 +69,7 @@ func play(t *testing.T, f *fixture, src string) {
 			} else {
 				var a, b any
 				if json.Unmarshal([]byte(got.Body), &a) != nil {
-					a = got.Body // plain text
+					a = got.Body // The body is plain text.
 				}
 				if err := json.Unmarshal([]byte(want), &b); err != nil {
 					t.Fatalf("%v in %s", err, want)
@@ -88,7 +88,7 @@ func play(t *testing.T, f *fixture, src string) {
 	}
 }
 
-// compareJSON compares a value with the wanted one, and records the values of names in angle brackets.
+// compareJSON compares a value with the expected one, and records in names the texts that match names in angle brackets.
 func compareJSON(t *testing.T, at string, got, want any, names map[string]string) {
 	t.Helper()
 	switch want := want.(type) {
@@ -128,7 +128,7 @@ func compareJSON(t *testing.T, at string, got, want any, names map[string]string
 	}
 }
 
-// block finds the n-th block of a language behind a heading of docs/reference/protocol.md.
+// block returns the n-th code block in this language below a heading of docs/reference/protocol.md.
 func block(t *testing.T, heading, language string, n int) string {
 	t.Helper()
 	doc, err := os.ReadFile("../../docs/reference/protocol.md")
@@ -145,7 +145,7 @@ func block(t *testing.T, heading, language string, n int) string {
 	return text
 }
 
-// sameButNamed compares two JSON values but for what is never the same twice.
+// sameButNamed compares two JSON values. It ignores the values of members that always differ: event ids, times and cursors.
 func sameButNamed(t *testing.T, got, want []byte) {
 	t.Helper()
 	var a, b any
@@ -175,8 +175,7 @@ func blank(v any) {
 	}
 }
 
-// TestFollowingDocumented holds the examples of polls and streams in
-// docs/reference/protocol.md to what is served: EVX-05, EVX-06.
+// EVX-05, EVX-06: the examples of polls and streams in docs/reference/protocol.md match the server's answers.
 func TestFollowingDocumented(t *testing.T) {
 	f := newFixture(t, nil)
 	request := strings.Replace(block(t, "### Polls", "json", 1), `"params":{`, `"params":{`+meta2026+`,`, 1)
@@ -209,7 +208,7 @@ func TestFollowingDocumented(t *testing.T) {
 	sameEvents(t, frames, block(t, "### Streams", "sse-events", 1))
 }
 
-// sameEvents compares the events of a stream with those of a documented one.
+// sameEvents compares the events on a stream with the events of a documented stream.
 func sameEvents(t *testing.T, got []sse.Event, documented string) {
 	t.Helper()
 	r := sse.NewReader(strings.NewReader(documented), 1<<20)
@@ -226,7 +225,7 @@ func sameEvents(t *testing.T, got []sse.Event, documented string) {
 	}
 }
 
-// TestDialectDocumented holds the example of docs/reference/protocol.md to what is sent.
+// TestDialectDocumented checks that the example in docs/reference/protocol.md matches the events that the server sends.
 func TestDialectDocumented(t *testing.T) {
 	f := newFixture(t, nil)
 	req := f.request("GET", alice, "", "Accept:", "Accept: text/event-stream")

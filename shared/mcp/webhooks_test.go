@@ -177,8 +177,8 @@ func TestEventsSubscribe(t *testing.T) {
 	})
 }
 
-// TestForward puts the methods that change subscriptions behind other endpoints,
-// as on AWS: stream hands the whole request on.
+// TestForward serves the methods that change subscriptions from separate endpoints. On AWS these are separate functions, and
+// the stream function forwards whole requests to them.
 func TestForward(t *testing.T) {
 	var forwarded []string
 	note := func(h http.Handler) http.Handler {
@@ -203,7 +203,7 @@ func TestForward(t *testing.T) {
 		if r.is(t, "register", 200, 0); strings.Contains(r.Body, "resultType") {
 			t.Errorf("got %s, want no resultType", r.Body)
 		}
-		want := "Bearer " + alice + "  2025-06-18" // without the session, in its revision
+		want := "Bearer " + alice + "  2025-06-18" // the revision of the session, but not its id
 		equal(t, "forwarded", forwarded[len(forwarded)-1], want)
 		f.stateless(alice, spec.MethodEventsSub, `"name":"no.such",`+callback).fails(t, "events/subscribe", -32011, "")
 	})
@@ -229,8 +229,8 @@ func TestForward(t *testing.T) {
 	})
 }
 
-// TestNoLeak gives everybody else the URI of alice's subscription and lets them
-// try every method that takes or shows one.
+// TestNoLeak calls every method that accepts or returns a subscription's URI as other principals who know the URI of
+// alice's subscription.
 func TestNoLeak(t *testing.T) {
 	f := newFixture(t, nil)
 	uri := f.registerOne(alice, "event://ci/deploy", "https://alice.example/")
@@ -248,7 +248,7 @@ func TestNoLeak(t *testing.T) {
 			spec.MethodListen:      string(listened.sse.Data),
 		} {
 			t.Run("AUT-05_"+strings.ReplaceAll(name, "/", "_")+"_by_"+key, func(t *testing.T) {
-				// The URI that they sent may be echoed; anything else of alice's must not.
+				// Answers may repeat the URI from the request, but must not contain other data of alice's subscription.
 				for _, secret := range []string{"alice.example", `"state"`, `"of"`} {
 					if strings.Contains(got, secret) {
 						t.Errorf("got %s, want no %s in it", got, secret)
