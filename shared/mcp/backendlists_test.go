@@ -484,7 +484,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 	for _, session := range []string{"", f.session(alice, spec.V20251125)} {
 		for _, method := range listMethods {
 			if r := f.answer(f.listRequest(method, session, "")); r.Status != 200 || r.Header.Get("Content-Type") != "application/json" {
-				t.Errorf("%s at once: got status %d, %s, want JSON", method, r.Status, r.Header.Get("Content-Type"))
+				t.Errorf("%s, available immediately: got status %d, %s, want JSON", method, r.Status, r.Header.Get("Content-Type"))
 			}
 		}
 	}

@@ -253,7 +253,7 @@ func (w *written) neverQuietFor(t testing.TB, most time.Duration) {
 	at := w.times()
 	for i := 1; i < len(at); i++ {
 		if d := at[i].Sub(at[i-1]); d > most {
-			t.Errorf("nothing was written for %v, want something every %v", d, most)
+			t.Errorf("got no write for %v, want one at least every %v", d, most)
 		}
 	}
 }

@@ -259,7 +259,7 @@ func TestMalformedMessages(t *testing.T) {
 		for what, r := range f.inEachWay(params) {
 			r.is(t, what, map[bool]int{true: 200, false: 400}[what == "2025 request"], -32602, want)
 			if strings.Contains(r.Body, said) || (r.rpc(t).ID == nil) != strings.Contains(what, "notification") {
-				t.Errorf("%s: got %s, want nothing of the message, and an id for a request", what, r.Body)
+				t.Errorf("%s: got %s, want no part of the message, and an id for a request", what, r.Body)
 			}
 		}
 	}

@@ -116,7 +116,7 @@ func TestSwitchedOff(t *testing.T) {
 			f.stateless(alice, spec.MethodDiscover, "").result(t, &d)
 			if tc.resource == "" {
 				if d.Capabilities["resources"] != nil || d.Capabilities["events"] != nil {
-					t.Errorf("got %s, want neither resources nor events", d.Capabilities)
+					t.Errorf("got %s, want no resources and no events", d.Capabilities)
 				}
 				return
 			}

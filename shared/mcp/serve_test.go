@@ -68,7 +68,7 @@ func TestOrigins(t *testing.T) {
 		r.isPlain(t, "preflight", 204)
 		allowed := strings.Join(r.Header.Values("Access-Control-Allow-Headers"), ", ")
 		if !strings.Contains(allowed, "Mcp-Session-Id") || !strings.Contains(allowed, "mcp-param-region") || strings.Contains(allowed, "x-other") {
-			t.Errorf("a page may send the headers %s, want ours, those of parameters, and no others of its choice", allowed)
+			t.Errorf("a page may send the headers %s, want our headers, the parameters' headers, and no others of its choice", allowed)
 		}
 		f.do("OPTIONS", "", "", "Origin: https://evil.example").isPlain(t, "evil.example", 403)
 	})

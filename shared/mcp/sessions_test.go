@@ -93,7 +93,7 @@ func TestSessionStream(t *testing.T) {
 			sameJSON(t, m.Params.Meta[key], `"`+want+`"`)
 		}
 		if m.Params.Meta[spec.MetaCursor] == nil || m.Params.Meta[spec.MetaPayload] != nil || m.Params.Meta[spec.MetaSubscription] != nil || m.sse.ID == "" {
-			t.Errorf("got %+v, want an id and a cursor, and neither a subscription nor a payload in _meta", m)
+			t.Errorf("got %+v, want an id and a cursor, and no subscription or payload in _meta", m)
 		}
 		f.publishIn("elsewhere", "event://ci/build-finished", `{"status":"theirs"}`)
 		f.publish("event://ci/build-finished", `{"status":"last"}`)
