@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
-	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
@@ -51,16 +49,10 @@ func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 		return route{}, false, err
 	}
 	ctx := c.Request.Context()
-	if cat, err := h.catalogs.Of(ctx, c.Principal); err == nil && isInCatalog(cat, uri) {
-		return route{}, false, nil
+	if cat, err := h.catalogs.Of(ctx, c.Principal); err == nil && match.InCatalog(cat, uri) {
+		return route{}, false, nil // never forwarded to a backend
 	}
 	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.Client(), api.Resources, uri), nil
-}
-
-// isInCatalog reports whether the catalog has a URI. Reads of such URIs, and subscriptions to them, are never forwarded to backends.
-func isInCatalog(cat *catalog.Catalog, uri string) bool {
-	_, _, err := match.Resolve(cat, uri)
-	return err == nil
 }
 
 // routeComplete routes completion/complete to a backend unless the template is an event type's.
@@ -70,7 +62,7 @@ func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
 		return route{api.Prompts, name, "ref"}, true, nil
 	}
 	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
-	if cat, err := h.catalogs.Of(c.Request.Context(), c.Principal); err == nil && slices.ContainsFunc(cat.Entries(), func(x *catalog.Entry) bool { return x.URITemplate == uri }) {
+	if cat, err := h.catalogs.Of(c.Request.Context(), c.Principal); err == nil && cat.HasTemplate(uri) {
 		return route{}, false, nil
 	}
 	to := route{api.Templates, uri, "ref"}

@@ -113,7 +113,7 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (metho
 		return method.Result{}, err
 	}
 	ofBackend := record != nil && record.Backend != ""
-	if record == nil && h.backends.Any(ctx) && !isInCatalog(cat, uri) {
+	if record == nil && h.backends.Any(ctx) && !match.InCatalog(cat, uri) {
 		_, ofBackend = h.backends.Subscribable(ctx, c.Principal, uri)
 	}
 	switch {

@@ -134,7 +134,8 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 		err = m.Permits(c)
 	}
 	if err == nil && jsonrpc.Repeats(c.Msg.Params) {
-		err = method.InvalidParams("params have a member twice, or more than %d members", jsonrpc.MaxDistinct) // readers disagree about which one counts
+		// Readers disagree about which one counts.
+		err = method.InvalidParams("params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
 	}
 	if err == nil {
 		err = m.Handler.Serve(w, c)

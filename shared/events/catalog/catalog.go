@@ -100,6 +100,11 @@ func (c *Catalog) Entries() []*Entry {
 	return c.entries
 }
 
+// HasTemplate reports whether an event type has the given URI template.
+func (c *Catalog) HasTemplate(template string) bool {
+	return slices.ContainsFunc(c.Entries(), func(e *Entry) bool { return e.URITemplate == template })
+}
+
 // ByName returns the event type with a name, or nil.
 func (c *Catalog) ByName(name string) *Entry {
 	if c == nil {

@@ -84,6 +84,12 @@ type Access struct {
 	Vars  map[string]string
 }
 
+// InCatalog reports whether the catalog has a URI, in any of the ways that [Resolve] knows.
+func InCatalog(cat *catalog.Catalog, uri string) bool {
+	_, _, err := Resolve(cat, uri)
+	return err == nil
+}
+
 // Resolve returns the patterns for a URI, and the event types that they cover, for [CheckAccess]. The URI may belong to an event type. It
 // may be a filled-in template (with `*` for an open variable), a parent of either, or both an event and a parent. For any other URI,
 // Resolve returns an error of kind Invalid that names the mistake.

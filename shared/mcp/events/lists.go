@@ -118,10 +118,9 @@ func servesURI(cat *catalog.Catalog, kind api.Kind, uri string) bool {
 		return true
 	}
 	if kind == api.Templates {
-		return slices.ContainsFunc(cat.Entries(), func(e *catalog.Entry) bool { return e.URITemplate == uri })
+		return cat.HasTemplate(uri)
 	}
-	_, _, err := match.Resolve(cat, uri)
-	return err == nil
+	return match.InCatalog(cat, uri)
 }
 
 func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subscriptions streams.Subscriptions) error {
@@ -138,7 +137,7 @@ func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subsc
 	return nil
 }
 
-// addBackends adds the backends' items of a kind, except for the hidden ones, and returns the result of the page.
+// addBackends adds the backends' items of a kind, except for the hidden ones, whose names this server serves itself, and returns the result of the page.
 func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind, hidden func(api.Entry) bool) (method.Result, error) {
 	if !h.Backends.Any(ctx) {
 		if page.from.where == atBackends {
@@ -159,8 +158,10 @@ func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPag
 		if !ok {
 			return method.Result{}, errListCursor
 		}
-		for _, x := range hide(entries, hidden) {
-			page.add(x.For(c.Version))
+		for _, x := range entries {
+			if !hidden(x) {
+				page.add(x.For(c.Version))
+			}
 		}
 		if after != "" {
 			page.next = cursor{atBackends, after}
@@ -262,9 +263,4 @@ type Tools interface {
 	Has(name string) bool
 	// Call serves a tools/call.
 	Call(ctx context.Context, c *method.Call) (method.Result, error)
-}
-
-// hide returns the entries without the hidden ones. This server serves something with the same name itself.
-func hide(entries []api.Entry, hidden func(api.Entry) bool) []api.Entry {
-	return slices.DeleteFunc(slices.Clone(entries), hidden)
 }
