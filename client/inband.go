@@ -38,7 +38,7 @@ func (o *occurrence) event(via string) Event {
 func (o *occurrence) uri() string {
 	var meta map[string]json.RawMessage
 	var uri string
-	if json.Unmarshal(o.Meta, &meta) != nil || json.Unmarshal(meta[metaURI], &uri) != nil {
+	if json.Unmarshal(o.Meta, &meta) != nil || json.Unmarshal(meta[spec.MetaURI], &uri) != nil {
 		return ""
 	}
 	return uri

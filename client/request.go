@@ -104,14 +104,3 @@ func (c *Client) header(method string, params map[string]any) http.Header {
 	}
 	return h
 }
-
-// The names of this project's additions to MCP.
-const (
-	prefix          = "io.github.mcp-events/"
-	metaCursor      = prefix + "cursor"
-	metaEventID     = prefix + "eventId"
-	metaTime        = prefix + "time"
-	metaURI         = prefix + "uri"
-	metaTruncated   = prefix + "truncated"
-	metaIdempotency = prefix + "idempotencyKey"
-)

@@ -55,7 +55,7 @@ func (c *Client) receiveRegistered(f *flow) error {
 		} `json:"subscription"`
 	}
 	// All tries have the same idempotency key, so that a try finds the registration of an earlier one whose answer was lost.
-	params := map[string]any{"uris": f.sub.URIs, "targetUri": k.url, "_meta": map[string]any{metaIdempotency: rand.Text()}}
+	params := map[string]any{"uris": f.sub.URIs, "targetUri": k.url, "_meta": map[string]any{spec.MetaIdempotency: rand.Text()}}
 	if err := c.retry(f.ctx, func() error {
 		_, err := c.call(f.ctx, spec.MethodRegister, params, &result)
 		return err
@@ -200,7 +200,7 @@ func (l *listener) connect() (io.ReadCloser, error) {
 	if c.isStateless() {
 		params := map[string]any{"notifications": map[string]any{"resourceSubscriptions": l.sub.URIs}}
 		if l.cursor != "" {
-			params["_meta"] = map[string]any{metaCursor: l.cursor}
+			params["_meta"] = map[string]any{spec.MetaCursor: l.cursor}
 		}
 		return c.openCall(l.ctx, spec.MethodListen, params)
 	}
@@ -240,7 +240,7 @@ func (l *listener) handleMessage(data []byte) error {
 		}
 		return e.fault(http.StatusOK)
 	}
-	cursor, truncated := meta(metaCursor), string(jsonrpc.Member(metadata, metaTruncated)) == "true"
+	cursor, truncated := meta(spec.MetaCursor), string(jsonrpc.Member(metadata, spec.MetaTruncated)) == "true"
 	if method == spec.NoteAcknowledged {
 		var honored []string
 		_ = json.Unmarshal(jsonrpc.Member(jsonrpc.Member(params, "notifications"), "resourceSubscriptions"), &honored) // if absent, none is honored
@@ -257,7 +257,7 @@ func (l *listener) handleMessage(data []byte) error {
 		err = l.handleGap(Gap{Cursor: cursor})
 	case method == spec.NoteUpdated:
 		err = l.startHandling(Event{
-			Via: "stream", ID: meta(metaEventID), URI: uri, Time: meta(metaTime),
+			Via: "stream", ID: meta(spec.MetaEventID), URI: uri, Time: meta(spec.MetaTime),
 			Cursor: cursor, Received: time.Now(), Data: bytes.Clone(jsonrpc.Member(params, "payload")),
 		})
 	default:

@@ -371,7 +371,8 @@ func (r reply) is(t testing.TB, sent string, status, code int, parts ...string) 
 	}
 }
 
-// isPlain is like [reply.is] for a reply that need not be a JSON-RPC message. With status 202 or 204 the body must be empty.
+// isPlain checks the status and parts of the body, as [reply.is] does, also of a reply that is no JSON-RPC message. With status 202 or
+// 204 the body must be empty.
 func (r reply) isPlain(t testing.TB, sent string, status int, parts ...string) {
 	t.Helper()
 	if r.Status != status || !r.has(parts) || (status == 202 || status == 204) && r.Body != "" {

@@ -14,7 +14,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
-	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -413,8 +412,8 @@ func pollParams(name, arguments, cursor string) string {
 // isAbout checks the URI and the arguments in the _meta of an EventOccurrence.
 func isAbout(t *testing.T, meta map[string]json.RawMessage, uri, arguments string) {
 	t.Helper()
-	equal(t, "the uri in _meta", string(meta[match.MetaURI]), uri)
-	equal(t, "the arguments in _meta", string(meta[match.MetaArguments]), arguments)
+	equal(t, "the uri in _meta", string(meta[spec.MetaURI]), uri)
+	equal(t, "the arguments in _meta", string(meta[spec.MetaArguments]), arguments)
 }
 
 func TestPoll(t *testing.T) {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -63,7 +62,7 @@ func (m frame) says() string {
 	case m.Method == spec.NoteUpdated:
 		return p.URI + " " + string(p.Payload)
 	case m.Method == spec.NoteEventsEvent:
-		return strings.Trim(string(p.Meta[match.MetaURI]), `"`) + " " + string(p.Data)
+		return strings.Trim(string(p.Meta[spec.MetaURI]), `"`) + " " + string(p.Data)
 	}
 	return cmp.Or(m.Method, m.Result.ResultType)
 }
@@ -271,7 +270,7 @@ func (c *follower) next() frame {
 	return m
 }
 
-// brings is like [open.brings], and also checks that the client can resume after each message.
+// brings checks the next messages, as [open.brings] does, and that the client can resume after each of them.
 func (c *follower) brings(says ...string) {
 	c.t.Helper()
 	for _, want := range says {

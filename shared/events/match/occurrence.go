@@ -4,13 +4,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-)
-
-// The _meta keys of an EventOccurrence (SEP-3415). Without them, a subscriber with open variables, e.g. a subscriber to all orders, could
-// not tell which order an event is about.
-const (
-	MetaURI       = "io.github.mcp-events/uri"
-	MetaArguments = "io.github.mcp-events/arguments"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // AppendOccurrenceMeta appends the members that the _meta of an EventOccurrence has in every delivery mode, without braces.
@@ -18,7 +12,7 @@ const (
 // The arguments are the values of the variables of the event type's URI template, e.g. {"owner":"acme","repo":"web"}. They are
 // left out if the catalog has lost the event type or changed its template since the event was published; entry is nil in the first case.
 func AppendOccurrenceMeta(b []byte, e *event.Event, entry *catalog.Entry) []byte {
-	b = jsonrpc.AppendString(append(b, `"`+MetaURI+`":`...), e.URI)
+	b = jsonrpc.AppendString(append(b, `"`+spec.MetaURI+`":`...), e.URI)
 	if entry == nil {
 		return b
 	}
@@ -26,7 +20,7 @@ func AppendOccurrenceMeta(b []byte, e *event.Event, entry *catalog.Entry) []byte
 	if !ok {
 		return b
 	}
-	b = append(b, `,"`+MetaArguments+`":{`...)
+	b = append(b, `,"`+spec.MetaArguments+`":{`...)
 	for i, name := range entry.Variables() {
 		if i > 0 {
 			b = append(b, ',')

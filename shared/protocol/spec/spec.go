@@ -162,6 +162,10 @@ const (
 	MetaEventID = OwnPrefix + "eventId"
 	MetaTime    = OwnPrefix + "time"
 	MetaPayload = OwnPrefix + "payload"
+	// MetaURI and MetaArguments describe the event of an EventOccurrence (SEP-3415). Without them, a subscriber with open variables, e.g.
+	// a subscriber to all orders, could not tell which order an event is about.
+	MetaURI       = OwnPrefix + "uri"
+	MetaArguments = OwnPrefix + "arguments"
 	// MetaTruncated says that the log no longer reaches back to the cursor.
 	MetaTruncated = OwnPrefix + "truncated"
 	// MetaConflicts lists the names that several backends have.
