@@ -132,9 +132,12 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 		del.DueAt = due.Add(Backup)
 	}
 	message := func() queue.Outgoing { return del.NextTask().Outgoing(max(0, due.Sub(now))) }
-	early := message()
+	var early queue.Outgoing
 	var sent chan error // the result of sending the early message
-	if direct && del.Version == 0 && len(del.Attempts) == 0 && early.Delay >= EarlyMessage {
+	if direct && del.Version == 0 && len(del.Attempts) == 0 {
+		early = message()
+	}
+	if early.Delay >= EarlyMessage {
 		sent = make(chan error, 1)
 		go func() {
 			var err error
