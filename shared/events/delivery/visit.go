@@ -40,7 +40,7 @@ type visit struct {
 	err    error      // the last failure
 }
 
-// action is what a lane does with an event for a subscriber.
+// action is the way in which a lane handles an event for a subscriber.
 type action int
 
 const (

@@ -91,8 +91,8 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// A week with an event every 18 seconds to one subscriber, the log kept for a day and records for two, and one hour in
-// which forty times as many come: the file stays within a small multiple of what lives, and shrinks after the burst.
+// A week with an event every 18 seconds to one subscriber, the log kept for a day and records for two, and one hour with
+// forty times as many events. The file stays within a small multiple of the stored data, and shrinks after the burst.
 func TestTheFileIsBoundedOverAWeek(t *testing.T) {
 	var clock wallClock
 	clock.us.Store(1_800_000_000_000_000)
