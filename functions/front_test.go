@@ -122,7 +122,11 @@ func TestNoURLIsUnused(t *testing.T) {
 // is rolled back by alarms that a new version may raise. A message that anyone can send must not raise them.
 func TestVersionsAndAliases(t *testing.T) {
 	doc := tree(t)
-	resources := at(doc, "Resources")
+	resources, shift := at(doc, "Resources"), at(doc, "Globals", "Function", "DeploymentPreference")
+	if enabled, kind := value(at(shift, "Enabled")), value(at(shift, "Type")); enabled != "GradualDeployment" || kind != "TrafficShift" {
+		t.Fatalf("DeploymentPreference has Enabled %q and Type %q, want GradualDeployment and TrafficShift", enabled, kind)
+	}
+	rolledBackBy(t, resources, at(shift, "Alarms"))
 	for i := 0; i < len(resources.Content); i += 2 {
 		id, r := resources.Content[i].Value, resources.Content[i+1]
 		switch value(at(r, "Type")) {
@@ -138,11 +142,9 @@ func TestVersionsAndAliases(t *testing.T) {
 			if value(at(p, "AutoPublishAlias")) != "live" || value(at(p, "AutoPublishAliasAllProperties")) != "true" || value(at(p, "VersionDescription")) != "Keys.Fingerprint" {
 				t.Errorf("%s: the alias may not follow a change", id)
 			}
-			shift := at(p, "DeploymentPreference")
-			if value(at(shift, "Enabled")) != "GradualDeployment" || value(at(shift, "Type")) != "TrafficShift" {
-				t.Errorf("%s: got %s", id, written(t, *shift))
+			if at(p, "DeploymentPreference") != nil {
+				t.Errorf("%s overrides the DeploymentPreference of all functions", id)
 			}
-			rolledBackBy(t, resources, id, at(shift, "Alarms"))
 			for _, alarm := range []string{"ErrorsAlarm", "ThrottlesAlarm"} {
 				if !strings.Contains(written(t, *at(resources, alarm)), "Value: !Ref "+id+"}") {
 					t.Errorf("%s does not watch %s", alarm, id)
@@ -153,7 +155,7 @@ func TestVersionsAndAliases(t *testing.T) {
 }
 
 // rolledBackBy checks the alarms that roll back an alias, which are the alarms of the stack that a new version may raise.
-func rolledBackBy(t *testing.T, resources *yaml.Node, id string, alarms *yaml.Node) {
+func rolledBackBy(t *testing.T, resources, alarms *yaml.Node) {
 	t.Helper()
 	const most = 10 // the limit of a deployment group; the current quota is 50
 	want := []string{
@@ -164,11 +166,11 @@ func rolledBackBy(t *testing.T, resources *yaml.Node, id string, alarms *yaml.No
 	for _, alarm := range alarms.Content {
 		got = append(got, alarm.Value)
 		if value(at(resources, alarm.Value, "Type")) != "AWS::CloudWatch::Alarm" {
-			t.Errorf("%s: %s is not an alarm", id, alarm.Value)
+			t.Errorf("%s is not an alarm", alarm.Value)
 		}
 	}
 	if !slices.Equal(got, want) || len(got) > most {
-		t.Errorf("%s is rolled back by %q", id, got)
+		t.Errorf("deployments are rolled back by %q, want %q", got, want)
 	}
 }
 
