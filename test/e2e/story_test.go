@@ -39,7 +39,7 @@ func TestStoryOfAnOutageOnAWS(t *testing.T) {
 	aws := harness.StartAWS(t, harness.AWSOptions{
 		// Functions have half of this time. With less, some time out on a busy machine, and repeat events that are
 		// already dead letters.
-		Visibility: 20 * time.Second, Env: map[string]string{"MCPEVENTS_RETRY_SCHEDULE": "0s,1s", "MCPEVENTS_DELIVERY_LOG": "all"},
+		Visibility: 40 * time.Second, Env: map[string]string{"MCPEVENTS_RETRY_SCHEDULE": "0s,1s", "MCPEVENTS_DELIVERY_LOG": "all"},
 	})
 	aws.ApplyCatalog(t, "operated", operatedCatalog(t))
 	harness.Eventually(t, harness.Patience, "the catalog of the workspace is in use", func() bool {

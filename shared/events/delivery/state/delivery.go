@@ -67,6 +67,8 @@ type Delivery struct {
 	Base int `json:"base,omitempty"`
 	// Renewals is how often its event was requested again while it was stored. Each time its due entry gets another key.
 	Renewals int `json:"rn,omitempty"`
+	// Died is when it was given up. The keys of its dead letter contain this time. A version before stored none.
+	Died time.Time `json:"died,omitzero"`
 	// Again is set if a person had the event delivered again. A gap of it was announced before.
 	Again bool `json:"again,omitempty"`
 	// Test is set for a test event, which is delivered whatever the subscription asks for.
@@ -85,6 +87,8 @@ type Delivery struct {
 	// recorded is the number of attempts in the item.
 	recorded int       `json:"-"`
 	Place    store.Key `json:"-"` // its due entry, or its place while it waits for a switch; otherwise zero
+	// replaced is the dead letter of the delivery that it took the place of. The next write deletes these items.
+	replaced []store.Key `json:"-"`
 }
 
 // Result is one recorded attempt. It has the category of the outcome but never the body of the endpoint's answer.

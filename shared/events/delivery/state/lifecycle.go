@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,7 +50,8 @@ type next struct {
 // happen. For example, a suspended delivery is scheduled before it is attempted, so it cannot be given up.
 //
 // A dead delivery can be scheduled because people deliver events again, by a replay, from a dead letter, or by
-// subscribing with an older cursor. Its dead letter stays in place, unless they retried that letter.
+// subscribing with an older cursor. A page that is repeated does so, too. The dead letter is then deleted, so that an event
+// never has two letters of one subscription, and none after it was delivered.
 var Lifecycle = map[string]map[Step]next{
 	None: {
 		StepSchedule: {State: Pending, Due: true},
@@ -196,7 +198,7 @@ func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event)
 		e = nil // stored already
 	}
 	now := ds.Now()
-	del.Due = time.Time{}
+	del.Due, del.Died = time.Time{}, now
 	return ds.write(ctx, del, change{
 		step: StepGiveUp, what: "record a dead letter", event: e, keep: RetriedFor,
 		also: func() (letters []store.Op) {
@@ -307,11 +309,16 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change,
 			ops = append(ops, op)
 		}
 	}
+	for _, key := range del.replaced {
+		if !slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == key }) {
+			ops = append(ops, store.Delete(key))
+		}
+	}
 	if err := ds.DB.Write(ctx, ops...); err != nil {
 		del.State = before
 		return conditional, err
 	}
-	written = true
+	written, del.replaced = true, nil
 	del.Version, del.Place, del.Stored, del.recorded = it.Version, waits, to.State, len(del.Attempts)
 	return conditional, nil
 }
@@ -343,7 +350,7 @@ func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh 
 	case Meets(state) != Mine:
 		return ds.renew(ctx, current, s)
 	case current == nil:
-		del.Version, del.Stored = 0, None
+		del.Version, del.Stored, del.replaced = 0, None, nil
 	default:
 		del.TakePlaceOf(current)
 	}
@@ -435,6 +442,9 @@ func (del *Delivery) TakePlaceOf(dead *Delivery) {
 	del.Base = len(dead.Attempts)
 	del.Attempts = append(append(make([]Result, 0, len(dead.Attempts)+len(made)), dead.Attempts...), made...)
 	del.Version, del.Stored = dead.Version, Dead
+	if del.replaced = nil; !dead.Died.IsZero() {
+		del.replaced = dead.LetterKeys(dead.Died)
+	}
 }
 
 // otherPublication reports whether two deliveries of one event id are of events that were published at different times.
