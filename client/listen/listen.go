@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -34,6 +36,9 @@ type Options struct {
 	Arguments json.RawMessage
 	Mode      string
 	TTL       time.Duration
+	// OrFollow reads a stream or polls instead if the server cannot reach the webhook receiver, which has the address Listen on this
+	// machine.
+	OrFollow bool
 
 	// Cursor is the cursor to begin with if File does not exist yet.
 	Cursor string
@@ -71,7 +76,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	ctx, full := context.WithCancel(ctx)
 	defer full()
-	p := &printer{out: o.Out, want: o.Count, full: full}
+	p := &printer{out: o.Out, want: o.Count, full: full, via: o.Mode}
 	err := o.receive(ctx, p)
 	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
 		err = nil
@@ -84,6 +89,51 @@ func Run(ctx context.Context, o Options) error {
 
 // receive subscribes and receives until the subscription ends.
 func (o *Options) receive(ctx context.Context, p *printer) error {
+	if o.OrFollow && !isLocal(o.URL) {
+		_, err := o.followed().receiveOneWay(ctx, p, "the server runs on another machine and cannot reach this one (to receive webhooks, give the URL of a tunnel as --target)")
+		return err
+	}
+	accepted, err := o.receiveOneWay(ctx, p, "")
+	if accepted || !o.OrFollow || !isRefusal(err) {
+		return err
+	}
+	_, err = o.followed().receiveOneWay(ctx, p, "the server refused a webhook to this machine: "+err.Error())
+	return err
+}
+
+// followed returns options that read a stream or poll.
+func (o *Options) followed() *Options {
+	follow := *o
+	follow.Stream = o.Name == ""
+	follow.Mode = ""
+	return &follow
+}
+
+// isLocal reports whether a server runs on this machine, as far as its URL says.
+func isLocal(server string) bool {
+	u, err := url.Parse(server)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
+}
+
+// isRefusal reports whether the server refused a subscription, so that another one may work.
+func isRefusal(err error) bool {
+	if err == nil {
+		return false
+	}
+	switch fault.KindOf(err) {
+	case fault.Invalid, fault.NotFound, fault.Forbidden, fault.Unauthenticated, fault.Unprocessable, fault.Unsupported:
+		return true
+	}
+	return false
+}
+
+// receiveOneWay subscribes in the way that the options say, and receives until the subscription ends. It reports whether
+// the server accepted the subscription, and then logs why there are no webhooks.
+func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks string) (accepted bool, err error) {
 	what := o.subscription(p)
 	settings := client.Options{Key: o.Key, Agent: o.Agent, Revision: o.Revision, MinPoll: leastPoll, Log: o.Log}
 	if o.File != "" {
@@ -93,18 +143,22 @@ func (o *Options) receive(ctx context.Context, p *printer) error {
 		settings.Webhooks = &client.Handler{URL: o.Target, Log: o.Log}
 		end, err := settings.Webhooks.Listen(o.Listen)
 		if err != nil {
-			return err
+			return false, err
 		}
 		defer end()
 	}
 	c, err := client.Connect(ctx, o.URL, settings)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer func() { _ = c.Close() }() // if that fails, the server forgets the session later
 	sub, err := c.Subscribe(ctx, what)
 	if err != nil {
-		return err
+		return false, err
+	}
+	p.receivesBy(sub.Mode())
+	if noWebhooks != "" {
+		o.Log.Info("following without webhooks", "mode", sub.Mode(), "reason", noWebhooks)
 	}
 	switch {
 	case settings.Webhooks != nil:
@@ -120,7 +174,7 @@ func (o *Options) receive(ctx context.Context, p *printer) error {
 		o.Log.Info("stream open", "revision", o.Revision, "uris", o.URIs)
 	}
 	<-sub.Done()
-	return sub.Err()
+	return true, sub.Err()
 }
 
 // subscription returns the options of the subscription.
@@ -129,7 +183,7 @@ func (o *Options) subscription(p *printer) client.SubscribeOptions {
 		Cursor: o.Cursor,
 		Event:  func(_ context.Context, e client.Event) error { return p.print(line{Event: e}) },
 		Gap: func(_ context.Context, g client.Gap) error {
-			return p.print(line{Event: client.Event{Via: o.Mode, Name: g.Name, Cursor: g.Cursor, Received: time.Now()}, Envelope: "gap"})
+			return p.print(line{Event: client.Event{Via: p.mode(), Name: g.Name, Cursor: g.Cursor, Received: time.Now()}, Envelope: "gap"})
 		},
 	}
 	if o.Name == "" {
@@ -167,6 +221,7 @@ type printer struct {
 	out  io.Writer
 	want int // 0 is no limit
 	got  int
+	via  string // the mode of the subscription
 	full func()
 }
 
@@ -200,6 +255,19 @@ func (p *printer) counted() {
 	if p.got++; p.got == p.want {
 		p.full()
 	}
+}
+
+// receivesBy sets the mode of the subscription, which lines about gaps name.
+func (p *printer) receivesBy(mode string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.via = mode
+}
+
+func (p *printer) mode() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.via
 }
 
 // missing returns the number of events that have not arrived yet.

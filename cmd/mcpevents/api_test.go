@@ -68,7 +68,7 @@ func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 			continue
 		}
 		has[api] = true
-		known := []string{"help", "json", "server", "key", "yes", "detach", "limit", "cursor", "uri"}
+		known := []string{"help", "json", "output", "wide", "server", "key", "yes", "detach", "limit", "cursor", "uri"}
 		for _, p := range o.Parameters {
 			known = append(known, p.Name)
 		}
@@ -93,6 +93,11 @@ func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 			}
 		}
 		if columns := n.Tag.Get("columns"); columns != "" {
+			for dropped := range strings.SplitSeq(n.Tag.Get("drop"), ",") {
+				if !strings.Contains(","+columns, ","+dropped) {
+					t.Errorf("OPS-10 %s: a narrow terminal drops %s, which is not a column", n.FullPath(), dropped)
+				}
+			}
 			item := resolve(o.Responses["200"].Content["application/json"].Schema).Properties["items"].Items
 			for column := range strings.SplitSeq(columns, ",") {
 				s := resolve(item)

@@ -27,6 +27,28 @@ func TestTheBinary(t *testing.T) {
 	bin := harness.Binary(t, "./cmd/mcpevents", false)
 	t.Run("OPS-10 an interrupted replay continues on the server, and the command says so", func(t *testing.T) { testInterruptedReplay(t, bin) })
 	t.Run("OPS-16 an event that was accepted before a backup is delivered after its restore", func(t *testing.T) { testRestore(t, bin) })
+	t.Run("a shell completes a command, wherever the program is", func(t *testing.T) { testCompletion(t, bin) })
+}
+
+// testCompletion has bash evaluate the printed code, with a function complete that runs the command of -C as bash does.
+func testCompletion(t *testing.T, bin string) {
+	b, err := os.ReadFile(bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	awkward := filepath.Join(t.TempDir(), "Ada's programs")
+	if err := os.Mkdir(awkward, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	awkward = filepath.Join(awkward, "mcpevents")
+	if err := os.WriteFile(awkward, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const script = `complete() { COMP_LINE="mcpevents deadl" COMP_POINT=15 bash -c "$4"; }; eval "$("$0" completion bash)"`
+	out, err := exec.CommandContext(t.Context(), "bash", "-c", script, awkward).CombinedOutput()
+	if err != nil || string(out) != "deadletters\n" {
+		t.Errorf("got %s, %v, want deadletters", out, err)
+	}
 }
 
 func testInterruptedReplay(t *testing.T, bin string) {

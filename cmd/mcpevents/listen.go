@@ -15,10 +15,10 @@ type ListenCmd struct {
 	Remote
 	Stream   bool     `help:"With --uri: read a stream instead of receiving webhooks."`
 	Revision string   `default:"2026-07-28" enum:"2025-03-26,2025-06-18,2025-11-25,2026-07-28" help:"Revision of MCP to speak: ${enum}."`
-	Via      string   `default:"register" enum:"register,events" help:"How to subscribe: register (SEP-1803, with --uri) or events (MCP Events, with --name and --arg). --name alone means events."`
+	Via      string   `default:"" enum:",register,events" placeholder:"HOW" help:"Subscribe with a webhook in this way: register (SEP-1803, with --uri) or events (MCP Events, with --name and --arg). Default: the one that fits --uri or --name."`
 	URI      []string `name:"uri" sep:"none" placeholder:"event://…" help:"URI of the events to receive: of an event, of a parent of several, or a template with * for variables. May be repeated."`
 
-	Mode string `enum:",webhook,poll,push" default:"" help:"With --name: how to receive: webhook, poll or push (a stream). Default: webhook. With --exec and without --target: push or poll, whichever the event type offers, because they need no public address."`
+	Mode string `enum:",webhook,poll,push" default:"" help:"With --name: how to receive: webhook, poll or push (a stream). Default: webhook if the server can reach this machine, and otherwise push or poll, whichever the event type offers. With --exec and without --target: push or poll."`
 
 	Name   string            `placeholder:"NAME" help:"Name of the event type to receive."`
 	Arg    map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"With --name: an argument that binds a variable or filters events. Lists, objects, true and false are read as JSON, all other values as text; NAME:=JSON always reads JSON. May be repeated."`
@@ -42,11 +42,13 @@ type ListenCmd struct {
 
 // Help returns the long help of the command.
 func (c *ListenCmd) Help() string {
-	return `By default listen subscribes with a webhook: it answers the server's challenge, verifies every signature, prints each event as a line of JSON, and unsubscribes when it ends (SIGINT, SIGTERM, --count or --for). With --cursor-file the subscription stays until it expires, so that the next run continues it.
+	return `Prints each event as a line of JSON, until SIGINT, SIGTERM, --count or --for ends it.
 
-With --mode push (for --name) or --stream (for --uri) it reads a stream instead, and with --mode poll it polls. Both continue after an interruption without a gap.
+If the server runs on this machine and may send webhooks to it (--allow-insecure-targets), listen subscribes with a webhook: it answers the server's challenge, verifies every signature, and unsubscribes when it ends. With --cursor-file the subscription stays until it expires, so that the next run continues it.
 
-Unless a server runs with --allow-insecure-targets, it sends webhooks only to public https URLs. Use a tunnel, and give its URL as --target.
+Any other server cannot reach this machine, so listen reads a stream or polls, and says so. These need no public URL, and they continue after an interruption without a gap. To choose one, use --mode push or --mode poll (for --name) or --stream (for --uri).
+
+To receive webhooks from a server elsewhere, use a tunnel, and give its public https URL as --target.
 
 Examples:
   mcpevents listen --uri event://ci/build-finished
@@ -55,6 +57,9 @@ Examples:
   mcpevents listen --stream --uri event://github/acme
   mcpevents listen --name incident.created --cursor-file incidents.cursor --exec ./on-incident`
 }
+
+// anyPort is the default of --listen.
+const anyPort = "127.0.0.1:0"
 
 // Run implements the command.
 func (c *ListenCmd) Run(g *Globals) error {
@@ -71,6 +76,7 @@ func (c *ListenCmd) Run(g *Globals) error {
 	}
 	if c.Mode == "" && (c.Exec == "" || c.Target != "") {
 		o.Mode = spec.ModeWebhook
+		o.OrFollow = c.Via == "" && c.Listen == anyPort && c.Target == "" && c.TTL == 0 && !c.ShowSecret && !c.Stream
 	}
 	if c.ShowSecret {
 		o.Secret = g.err
@@ -83,14 +89,12 @@ func (c *ListenCmd) Run(g *Globals) error {
 	return listen.Run(ctx, o)
 }
 
-// Validate checks that the flags fit together. --name without --via means --via events.
+// Validate checks that the flags fit together.
 func (c *ListenCmd) Validate() error {
 	// Without a webhook, the command reads a stream or polls.
 	followed := c.Mode != "" && c.Mode != spec.ModeWebhook || c.Mode == "" && c.Exec != "" && c.Target == ""
-	if c.Name != "" && len(c.URI) == 0 && !c.Stream { // only MCP Events has names of event types
-		c.Via = "events"
-	}
-	events := (c.Via == "events" || followed) && !c.Stream
+	named := c.Name != "" && len(c.URI) == 0 // only MCP Events has names of event types
+	events := (c.Via == "events" || named || followed) && !c.Stream
 	switch {
 	case c.Name == "" && (c.Exec != "" || c.CursorFile != ""):
 		return fault.New(fault.Invalid, "--exec and --cursor-file need --name, the name of an event type")

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -301,6 +303,61 @@ func TestListenReadsStreams(t *testing.T) {
 	}
 }
 
+// TestListenNeedsNoPublicURL tests that listen works with a server that refuses webhooks to this machine.
+func TestListenNeedsNoPublicURL(t *testing.T) {
+	t.Parallel()
+	strict := serve(t, func(s *standalone.Options) { s.Limits.AllowInsecureTargets = false })
+	for _, tt := range []struct {
+		name string
+		args []string
+		via  string
+	}{
+		{"a_uri", []string{"--uri", buildURI}, "stream"},
+		{"a_uri_in_a_session", []string{"--uri", buildURI, "--revision", "2025-11-25"}, "stream"},
+		{"a_name", []string{"--name", "ci.build_finished"}, "push"},
+		{"a_name_without_streams", []string{"--name", "ci.build_finished", "--revision", "2025-11-25"}, "poll"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := start(t, append([]string{"listen", "--server", strict.URL, "--count", "1"}, tt.args...)...)
+			l.follows(strict.URL, tt.via, "the server refused a webhook to this machine: ")
+		})
+	}
+}
+
+// TestListenFollowsAServerElsewhere tests that listen does not ask for webhooks to 127.0.0.1 if the server is not on this machine.
+func TestListenFollowsAServerElsewhere(t *testing.T) {
+	e := serve(t, func(s *standalone.Options) { s.Limits.AllowedHosts = []string{"events.example.com"} })
+	old := http.DefaultTransport
+	defer func() { http.DefaultTransport = old }()
+	moved := old.(*http.Transport).Clone() // has the name of the server resolved to its address
+	moved.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, strings.TrimPrefix(e.URL, "http://"))
+	}
+	defer moved.CloseIdleConnections()
+	http.DefaultTransport = moved
+	l := start(t, "listen", "--server", "http://events.example.com", "--count", "1", "--name", "ci.build_finished")
+	l.follows(e.URL, "push", "the server runs on another machine and cannot reach this one (to receive webhooks, give the URL of a tunnel as --target)")
+	if all := subscriptions(t, e.URL); len(all) > 0 {
+		t.Errorf("it registered the webhooks %q", all)
+	}
+}
+
+// follows publishes an event when the command follows without webhooks, and checks how the event arrives.
+func (b *background) follows(server, via, reason string) {
+	b.t.Helper()
+	b.err.await(b.t, "following without webhooks", 1)
+	publishOne(b.t, server, buildURI, "", build)
+	if code := b.wait(); code != exitDone {
+		b.t.Fatalf("exit code %d: %s", code, b.err)
+	}
+	if got := b.lines(); len(got) != 1 || got[0].Via != via {
+		b.t.Errorf("got %+v, want an event via %s", got, via)
+	}
+	if !strings.Contains(b.err.String(), reason) {
+		b.t.Errorf("it says\n%s\nwant the reason %q", b.err, reason)
+	}
+}
+
 func freeAddr(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -327,7 +384,7 @@ func TestListenExplainsErrors(t *testing.T) {
 		{"an_unknown_uri_of_a_session", []string{"--server", e.URL, "--stream", "--revision", "2025-11-25", "--uri", "event://no/such"}, exitRefused, "event://no/such"},
 		{"an_unknown_event_type", []string{"--server", e.URL, "--via", "events", "--name", "no.such"}, exitRefused, "no.such"},
 		{"an_unknown_argument", []string{"--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--arg", "x=y"}, exitRefused, `"x"`},
-		{"a_private_target", []string{"--server", strict.URL, "--uri", buildURI}, exitRefused, "https"},
+		{"a_private_target", []string{"--server", strict.URL, "--via", "register", "--uri", buildURI}, exitRefused, "https"},
 		{"an_endpoint_that_fails_the_challenge", []string{
 			"--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--target", noServer,
 		}, exitRefused, "CallbackEndpointError"},
@@ -336,8 +393,9 @@ func TestListenExplainsErrors(t *testing.T) {
 		{"a_server_that_has_not_started_yet", []string{"--server", noServer, "--uri", buildURI, "--for", "200ms", "--log-format", "text"}, exitUnavailable, `msg="request failed, retrying" try=2 of=5`},
 		{"too_few_events", []string{"--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "300ms"}, exitUnavailable, "1 of 1 events did not arrive"},
 		{"a_bad_cursor", []string{"--server", e.URL, "--stream", "--uri", buildURI, "--cursor", "nonsense"}, exitRefused, "cursor"},
+		{"an_unknown_uri_of_a_server_without_webhooks_to_this_machine", []string{"--server", strict.URL, "--uri", "event://no/such"}, exitRefused, "event://no/such"},
 		{"nothing_to_listen_to", nil, exitUsage, "--name or --uri is missing"},
-		{"a_target_that_is_not_https", []string{"--server", strict.URL, "--uri", buildURI}, exitRefused, "--allow-insecure-targets"},
+		{"a_target_that_is_not_https", []string{"--server", strict.URL, "--listen", "localhost:0", "--uri", buildURI}, exitRefused, "--allow-insecure-targets"},
 		{"a_name_without_via", []string{"--server", e.URL, "--name", "no.such"}, exitRefused, `unknown event type "no.such"`},
 		{"a_name_and_a_uri", []string{"--name", "x", "--uri", buildURI}, exitUsage, "--uri and --name cannot be combined"},
 		{"a_command_for_a_uri", []string{"--uri", buildURI, "--exec", "true"}, exitUsage, "--exec and --cursor-file need --name"},

@@ -14,12 +14,15 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/mattn/go-isatty"
+	"github.com/willabides/kongplete"
+	"golang.org/x/term"
 
 	"github.com/mcp-events/mcpevents/bench/demo"
 	"github.com/mcp-events/mcpevents/shared/app"
@@ -44,36 +47,78 @@ type Globals struct {
 type CLI struct {
 	Globals
 
-	Serve   ServeCmd   `cmd:"" help:"Run the stand-alone server: one process, one SQLite file."`
-	Publish PublishCmd `cmd:"" help:"Publish one or more events."`
-	Listen  ListenCmd  `cmd:"" help:"Receive events by webhook, stream or poll, and print each as a line of JSON."`
-	Mcp     McpCmd     `cmd:"" help:"Serve events as MCP tools over stdio, for MCP clients that do not support events."`
-	Consent ConsentCmd `cmd:"" help:"List, give or revoke consent to share your conversation messages with providers."`
-	Catalog CatalogCmd `cmd:"" help:"Check a catalog of event types, apply it to a deployment on AWS, or create one for known providers."`
-	Source  SourceCmd  `cmd:"" help:"Test the sources of a configuration."`
-	Demo    DemoCmd    `cmd:"" help:"Publish one event and show when it arrives by webhook and stream."`
-	Check   CheckCmd   `cmd:"" help:"Test any MCP Events server against the specification."`
-	Bench   BenchCmd   `cmd:"" help:"Measure the throughput or latency of a server."`
-	Keys    KeysCmd    `cmd:"" help:"Rotate the sealing keys of a stand-alone server."`
-	Backup  BackupCmd  `cmd:"" help:"Back up a stand-alone server, which may be running, into a file."`
-	Restore RestoreCmd `cmd:"" help:"Create the data directory of a stand-alone server from a backup."`
-	Health  HealthCmd  `cmd:"" help:"Check whether a server is healthy, for example in a container's health check."`
-	Version VersionCmd `cmd:"" help:"Print the version."`
+	Demo    DemoCmd    `cmd:"" group:"start" help:"Publish one event and show when it arrives by webhook and stream."`
+	Serve   ServeCmd   `cmd:"" group:"start" help:"Run the stand-alone server: one process, one SQLite file."`
+	Publish PublishCmd `cmd:"" group:"start" help:"Publish one or more events."`
+	Listen  ListenCmd  `cmd:"" group:"start" help:"Receive events by webhook, stream or poll, and print each as a line of JSON."`
 
-	operate.Commands
+	Mcp     McpCmd     `cmd:"" group:"agents" help:"Serve events as MCP tools over stdio, for MCP clients that do not support events."`
+	Consent ConsentCmd `cmd:"" group:"agents" help:"List, give or revoke consent to share your conversation messages with providers."`
+
+	Catalog CatalogCmd `cmd:"" group:"configure" help:"Check a catalog of event types, apply it to a deployment on AWS, or create one for known providers."`
+	Source  SourceCmd  `cmd:"" group:"configure" help:"Test the sources of a configuration."`
+	Check   CheckCmd   `cmd:"" group:"configure" help:"Test any MCP Events server against the specification."`
+	Bench   BenchCmd   `cmd:"" group:"configure" help:"Measure the throughput or latency of a server."`
+
+	operate.Commands `group:"operate"`
+
+	Keys    KeysCmd    `cmd:"" group:"maintain" help:"Rotate the sealing keys of a stand-alone server."`
+	Backup  BackupCmd  `cmd:"" group:"maintain" help:"Back up a stand-alone server, which may be running, into a file."`
+	Restore RestoreCmd `cmd:"" group:"maintain" help:"Create the data directory of a stand-alone server from a backup."`
+	Health  HealthCmd  `cmd:"" group:"maintain" help:"Check whether a server is healthy, for example in a container's health check."`
+
+	Completion CompletionCmd `cmd:"" group:"program" help:"Print the code that completes commands and flags in your shell."`
+	Usage      HelpCmd       `cmd:"" name:"help" group:"program" help:"Show the help of a command."`
+	Version    VersionCmd    `cmd:"" group:"program" help:"Print the version."`
 }
 
 const description = `Event subscriptions for MCP: publish an event once, and every subscriber receives it by webhook, stream or poll.
 
 Examples:
-  mcpevents demo                                          see one event arrive, without any setup
-  mcpevents serve                                         run a server with the event types of catalog.yaml
-  mcpevents listen --mode push --name ci.build_finished   receive events from it
-  mcpevents publish --uri event://ci/build-finished --data '{"build":7,"status":"passed"}'
+  mcpevents demo                             see one event arrive, without any setup
+  mcpevents serve                            run a server with the event types of catalog.yaml
+  mcpevents listen --name ci.build_finished  receive events from it
+  mcpevents publish --uri event://ci/build-finished --data '{"build":7,"status":"passed"}'`
 
+// footer follows the list of commands.
+const footer = `
 You can set every flag with the environment variable that is shown with it.
 
-Exit codes: 0 success; 1 internal error; 2 wrong usage; 3 the input was refused; 4 the caller may not do this; 5 the server is unavailable or a limit is reached, so a later try may succeed; 130 interrupted by SIGINT or SIGTERM.`
+Exit codes:
+  0    success
+  1    internal error, which is worth reporting
+  2    wrong usage
+  3    the input was refused
+  4    the caller may not do this
+  5    the server is unavailable or a limit is reached, so a later try may succeed
+  130  interrupted by SIGINT or SIGTERM
+`
+
+// groups are the groups of commands in the help of the program.
+var groups = kong.ExplicitGroups([]kong.Group{
+	{Key: "start", Title: "Start here:"},
+	{Key: "agents", Title: "Connect agents:"},
+	{Key: "configure", Title: "Configure, check and measure:"},
+	{Key: "operate", Title: "Operate a server:"},
+	{Key: "maintain", Title: "Maintain a stand-alone server:"},
+	{Key: "program", Title: "This program:"},
+})
+
+// printHelp prints the help of the program as its commands in groups, and the help of a command as kong does.
+func printHelp(o kong.HelpOptions, ctx *kong.Context) error {
+	if ctx.Selected() == nil {
+		o.NoExpandSubcommands, o.FlagsLast = true, true
+		if err := kong.DefaultHelpPrinter(o, ctx); err != nil {
+			return err
+		}
+		_, err := io.WriteString(ctx.Stdout, footer)
+		return err
+	}
+	for _, n := range ctx.Model.Children {
+		n.Group = nil // its subcommands would have it too
+	}
+	return kong.DefaultHelpPrinter(o, ctx)
+}
 
 func main() {
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
@@ -96,17 +141,33 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 		&cli, kong.Name("mcpevents"), kong.Description(description),
 		kong.Vars{"workspace": auth.DefaultWorkspace}, kong.Writers(stdout, stderr), kong.Exit(func(c int) { panic(left{c}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
-		environment(),
+		kong.Help(printHelp), groups, environment(),
 	)
 	if err != nil {
 		panic(err) // a mistake in the structs above
 	}
-	parsed, err := parser.Parse(args)
+	if os.Getenv("COMP_LINE") != "" { // set by the shell's code of [CompletionCmd]
+		kongplete.Complete(parser)
+	}
+	parsed, err := parser.Parse(rewrite(args))
 	if err != nil {
 		return usage(stderr, err)
 	}
-	t := operate.Terminal{In: stdin, Out: stdout, Err: stderr, Bar: cli.bar(), Agent: agent()}
+	t := operate.Terminal{In: stdin, Out: stdout, Err: stderr, Bar: cli.bar(), Agent: agent(), Width: terminalWidth(stdout), Interactive: isTerminal(stdin)}
 	return report(stderr, parsed.Run(&cli.Globals, t))
+}
+
+// rewrite supports the customary spellings: no arguments and "help" print the help, and --version the version.
+func rewrite(args []string) []string {
+	switch {
+	case len(args) == 0:
+		return []string{"--help"}
+	case args[0] == "help" && !slices.Contains(args, "--help"):
+		return append(slices.Clone(args[1:]), "--help")
+	case args[0] == "--version":
+		return append([]string{"version"}, args[1:]...)
+	}
+	return args
 }
 
 // environment gives every flag an environment variable, unless it declares one. The flags of serve are settings, which the functions
@@ -152,6 +213,15 @@ func isTerminal(w any) bool {
 	return ok && isatty.IsTerminal(f.Fd())
 }
 
+// terminalWidth returns the width of a terminal in characters, or 0 if w is not a terminal or its width is unknown.
+func terminalWidth(w any) int {
+	if f, ok := w.(*os.File); ok && isTerminal(w) {
+		width, _, _ := term.GetSize(int(f.Fd()))
+		return max(0, width)
+	}
+	return 0
+}
+
 // interruptible returns a context that ends with SIGINT or SIGTERM. A second signal ends the program.
 func interruptible() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -189,6 +259,11 @@ func (c *HealthCmd) Run() error {
 		err = fault.New(fault.Unavailable, "%s is not healthy: HTTP %d", url, resp.StatusCode)
 	}
 	return err
+}
+
+// HelpCmd stands for "help" in the list of commands. [rewrite] implements it.
+type HelpCmd struct {
+	Command []string `arg:"" optional:"" help:"The command. Default: the program, with all commands."`
 }
 
 // VersionCmd prints the version.

@@ -120,6 +120,12 @@ func TestOperatorsCommands(t *testing.T) {
 			"backends":                                                `tools +https://tools.example/mcp +t_`,
 			"switches list":                                           `^NAME +STATE +BY +AT +REASON\n$`,
 			"subscriptions list --state paused --json":                `^\{"items":\[\]\}\n$`,
+			"subscriptions -o name":                                   `^` + id + `\n$`,
+			"subscriptions -o yaml":                                   `(?m)^items:\n  - id: ` + id + `\n(.*\n)*.* "?20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d`,
+			"subscriptions -o json --state paused":                    `^\{"items":\[\]\}\n$`,
+			"subscriptions show " + id + " --output name":             `^` + id + `\n$`,
+			"events list -o name --name ci.build_finished":            `^evt_fine\nevt_dead\n$`,
+			"backends -o name":                                        `^tools\n$`,
 			"subscriptions show " + id:                                `(?m)^principal: alice\n(.*\n)*delivery:\n  last: 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d$`,
 			"deadletters show " + letter:                              `(?m)^attempts:\n  - attempt: 1$`,
 			"events show evt_fine":                                    `(?m)^data:\n  build: 1\n  status: passed$`,
@@ -171,7 +177,10 @@ func TestOperatorsCommands(t *testing.T) {
 		}
 		o.eventually("the test event", func() bool { return o.arrived.Load() > before })
 		gone := o.subscribe("http://127.0.0.1:9/gone")
-		if out := o.says("subscriptions", "end", gone); out != "Done.\n" {
+		if code, _, errs := command(t, "yes\n", "subscriptions", "end", gone); code != exitRefused || !strings.Contains(errs, "not a terminal on which to ask: add --yes") {
+			t.Errorf("without --yes: exit code %d: %s", code, errs)
+		}
+		if out := o.says("subscriptions", "end", gone, "--yes"); out != "Done.\n" {
 			t.Error(out)
 		}
 		if code, _, errs := command(t, "", "subscriptions", "show", gone); code != exitRefused || !strings.Contains(errs, "there is no such subscription") {
@@ -240,6 +249,8 @@ func TestOperatorsCommands(t *testing.T) {
 			{"deliveries list --since yesterday", exitRefused, `--since: "yesterday" is not a time (e.g. 2026-`},
 			{"events list", exitRefused, "name a uri"},
 			{"deadletters replay --rate 5000", exitRefused, "allowed: 1 to 1000"},
+			{"deliveries -o name", exitRefused, "prints no ids or names"},
+			{"subscriptions --json -o yaml", exitUsage, "--json and --output yaml cannot be combined"},
 			{"deadletters replay --rate 0", exitRefused, "rate is 0 (allowed: 1 to 1000)"},
 			{"overview --server http://127.0.0.1:1", exitUnavailable, "is it running, and is its URL right"},
 			{"overview --server " + o.URL + "/mcp", exitRefused, o.URL + "/admin/v1"},
@@ -269,35 +280,6 @@ func startAPI(t *testing.T, answers map[string]string) {
 	}))
 	t.Cleanup(s.Close)
 	t.Setenv("MCPEVENTS_SERVER", s.URL)
-}
-
-func TestErasingAsksFirst(t *testing.T) {
-	const path = "/admin/v1/principals/al%2Fice?dryRun="
-	dry := map[string]string{"DELETE " + path + "true": `{"subscriptions":3}`}
-	both := map[string]string{"DELETE " + path + "true": `{"subscriptions":3}`, "DELETE " + path + "false": `{"subscriptions":3,"done":true}`}
-	for _, x := range []struct {
-		name, stdin string
-		answers     map[string]string
-		args        []string
-		code        int
-	}{
-		{"a dry run does not ask", "", dry, []string{"--dry-run"}, exitDone},
-		{"the name is repeated", "al/ice\n", both, nil, exitDone},
-		{"another name erases nothing", "bob\n", dry, nil, exitRefused},
-		{"no answer erases nothing", "", dry, nil, exitRefused},
-		{"--yes does not ask", "", map[string]string{"DELETE " + path + "false": `{"done":true}`}, []string{"--yes"}, exitDone},
-	} {
-		t.Run("OPS-07 OPS-10 "+x.name, func(t *testing.T) {
-			startAPI(t, x.answers)
-			code, out, errs := command(t, x.stdin, append([]string{"principals", "erase", "al/ice"}, x.args...)...)
-			if code != x.code || strings.Contains(out, "done") != (code == exitDone && len(x.answers) > 0 && x.name != "a dry run does not ask") {
-				t.Errorf("exit code %d: %s%s", code, out, errs)
-			}
-			if asked := strings.Contains(errs, "subscriptions: 3\nThis cannot be undone. Type al/ice to continue: "); asked != (len(x.args) == 0) {
-				t.Errorf("got %s, want the question: %v", errs, len(x.args) == 0)
-			}
-		})
-	}
 }
 
 func TestAnErasureContinuesUntilItIsComplete(t *testing.T) {

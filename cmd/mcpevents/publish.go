@@ -21,12 +21,13 @@ type PublishCmd struct {
 	Time  time.Time `placeholder:"TIME" help:"When the event happened, e.g. 2026-11-22T12:00:00Z. Default: now."`
 	Batch int       `default:"100" help:"Maximum number of events per request. The server accepts all events of a request or none."`
 	Tries int       `default:"5" help:"How often an unanswered request is sent."`
+	JSON  bool      `name:"json" help:"Print one JSON document, in the form of the server's response, instead of a line for each event."`
 	Quiet bool      `short:"q" help:"Do not print the accepted events."`
 }
 
 // Help returns the long help of the command.
 func (c *PublishCmd) Help() string {
-	return `Prints a line {"id","uri"} for each accepted event. A repeated request has the same event ids, so no event is published twice.
+	return `Prints a line {"id","uri"} for each accepted event or, with --json, one document {"accepted":[{"id","uri"}]}. A repeated request has the same event ids, so no event is published twice.
 
 Examples:
   mcpevents publish --uri event://ci/build-finished --data '{"build":7,"status":"passed"}'
@@ -51,20 +52,11 @@ func (c *PublishCmd) Run(g *Globals) error {
 	defer func() { _ = source.Close() }()
 	ctx, stop := interruptible()
 	defer stop()
-	lines, accepted := json.NewEncoder(g.out), 0
-	if c.Quiet {
-		lines = json.NewEncoder(io.Discard)
-	}
+	out := newAcceptedPrinter(c, g.out)
 	p := client.Publisher{
 		URL: c.Server, Key: c.Key, Agent: agent(), URI: c.URI, ID: c.ID, Time: c.Time, Batch: c.Batch, Tries: c.Tries,
 		Accepted: func(events []client.Accepted) error {
-			accepted += len(events)
-			for _, e := range events {
-				if err := lines.Encode(e); err != nil {
-					return fault.Wrap(fault.Unavailable, err, "print")
-				}
-			}
-			return nil
+			return fault.Wrap(fault.Unavailable, out.print(events), "print")
 		},
 		Waiting: func(text string) { fmt.Fprintln(g.err, "mcpevents:", text) },
 	}
@@ -75,9 +67,64 @@ func (c *PublishCmd) Run(g *Globals) error {
 	data, done := progress.Bytes(shown, "read", size, source)
 	err = p.Publish(ctx, data)
 	done()
-	if err != nil && accepted > 0 {
-		return fault.Wrap(fault.Internal, err, "%d events were accepted before this", accepted)
+	if ended := out.end(); err == nil {
+		err = fault.Wrap(fault.Unavailable, ended, "print")
 	}
+	if err != nil && out.events > 0 {
+		return fault.Wrap(fault.Internal, err, "%d events were accepted before this", out.events)
+	}
+	return err
+}
+
+// acceptedPrinter prints accepted events as they are accepted: as lines, or as the members of one document.
+type acceptedPrinter struct {
+	out    io.Writer
+	json   bool
+	events int // accepted so far
+}
+
+func newAcceptedPrinter(c *PublishCmd, out io.Writer) *acceptedPrinter {
+	if c.Quiet {
+		out = io.Discard
+	}
+	return &acceptedPrinter{out: out, json: c.JSON}
+}
+
+func (p *acceptedPrinter) print(events []client.Accepted) error {
+	first := p.events == 0
+	p.events += len(events)
+	for _, e := range events {
+		before, after := "", "\n"
+		switch {
+		case p.json && first:
+			before, after, first = acceptedStart, "", false
+		case p.json:
+			before, after = ",", ""
+		}
+		b, err := json.Marshal(e)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(p.out, "%s%s%s", before, b, after); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// acceptedStart begins the document of --json.
+const acceptedStart = `{"accepted":[`
+
+// end completes the document, so that it is valid JSON even if an error ended the command.
+func (p *acceptedPrinter) end() error {
+	if !p.json {
+		return nil
+	}
+	text := "]}\n"
+	if p.events == 0 {
+		text = acceptedStart + text
+	}
+	_, err := io.WriteString(p.out, text)
 	return err
 }
 

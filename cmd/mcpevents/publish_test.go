@@ -285,6 +285,27 @@ func TestPublishReportsAcceptedEvents(t *testing.T) {
 	}
 }
 
+func TestPublishPrintsOneDocument(t *testing.T) {
+	for _, tt := range []struct {
+		name, stdin string
+		answers     []func(http.ResponseWriter)
+		want        string
+		code        int
+	}{
+		{"several_batches", "1 2 3", nil, `{"accepted":[{"id":"ID","uri":"event://a/b"},{"id":"ID","uri":"event://a/b"},{"id":"ID","uri":"event://a/b"}]}`, exitDone},
+		{"no_events", "", nil, `{"accepted":[]}`, exitRefused},
+		{"a_refusal", "1", []func(http.ResponseWriter){answer(422, `{"error":{"message":"no"}}`)}, `{"accepted":[]}`, exitRefused},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newEventsServer(t, tt.answers...)
+			code, out, errs := command(t, tt.stdin, "publish", "--json", "--server", s.URL, "--uri", "event://a/b", "--data", "-", "--batch", "2")
+			if code != tt.code || hideIDs(out) != tt.want+"\n" {
+				t.Errorf("got exit code %d and %s%s, want %d and %s", code, hideIDs(out), errs, tt.code, tt.want)
+			}
+		})
+	}
+}
+
 func TestAKeyIsSentAndNotPrinted(t *testing.T) {
 	t.Setenv("MCPEVENTS_KEY", "very-secret")
 	s := newEventsServer(t, answer(403, `{"error":{"message":"no"}}`))
@@ -322,8 +343,10 @@ func TestEveryFlagHasAVariable(t *testing.T) {
 }
 
 func TestTheVersionIsPrinted(t *testing.T) {
-	code, out, _ := command(t, "", "version")
-	if want := fmt.Sprintf("mcpevents %s", app.Version); code != exitDone || !strings.HasPrefix(out, want) {
-		t.Errorf("exit code %d, got %q, want %q…", code, out, want)
+	for _, spelling := range []string{"version", "--version"} {
+		code, out, _ := command(t, "", spelling)
+		if want := fmt.Sprintf("mcpevents %s", app.Version); code != exitDone || !strings.HasPrefix(out, want) {
+			t.Errorf("%s: exit code %d, got %q, want %q…", spelling, code, out, want)
+		}
 	}
 }

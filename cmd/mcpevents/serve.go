@@ -72,7 +72,7 @@ func (c *ServeCmd) Run(g *Globals) error {
 	}
 	started.Store(e)
 	go c.follow(ctx, e, changed, hangup, s.Log)
-	s.Log.Info("serving", "mcp", e.URL+"/mcp", "events", e.URL+"/events", "data", s.Data, "auth", string(s.Auth))
+	s.Log.Info("serving", "mcp", e.URL+"/mcp", "events", e.URL+"/events", "console", e.AdminURL+"/console/", "data", s.Data, "auth", string(s.Auth))
 	if s.Limits.AllowInsecureTargets {
 		s.Log.Warn("insecure webhook targets allowed")
 	}

@@ -133,7 +133,10 @@ func commanding(t *testing.T, target *harness.Target) {
 		}
 	})
 	t.Run("OPS-10 a subscription is ended, and the audit trail has every action", func(t *testing.T) {
-		if out := says("subscriptions end " + id); out != "Done.\n" {
+		if code, _, errs := target.Command(t, "chief", "subscriptions", "end", id); code != 3 || !strings.Contains(errs, "add --yes") {
+			t.Errorf("without a terminal and --yes: exit code %d: %s", code, errs)
+		}
+		if out := says("subscriptions end " + id + " --yes"); out != "Done.\n" {
 			t.Error(out)
 		}
 		out := says("audit list --since 1h")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -24,20 +25,22 @@ type Command struct {
 	// API is the method and the path below /admin/v1, e.g. "GET subscriptions/{id}". In a value for {name...}, slashes are not
 	// escaped.
 	API string
-	// Columns are the columns of the table that a list prints.
-	Columns []string
+	// Columns are the columns of the table that a list prints. On a narrow terminal, those in Drop are left out first.
+	Columns, Drop []string
 	// Args are the values in the path.
 	Args []string
 	// Values are the members of the query or, unless the method is GET or DELETE, of the body.
 	Values map[string]any
 	// Limit is the maximum number of items of a list; 0 means all.
 	Limit int
-	// JSON prints the API's response as JSON.
-	JSON bool
+	// Format is the output format: json, yaml, name, or empty for a table or a document that people read.
+	Format string
+	// Wide prints tables in full, however narrow the terminal is.
+	Wide bool
 	// Follow waits until a replay is done, and shows its progress.
 	Follow bool
-	// Confirm asks the caller to repeat the argument first.
-	Confirm bool
+	// Confirm asks the caller before an action that cannot be undone: with confirmErase or confirmEnd. Empty does not ask.
+	Confirm string
 }
 
 // Run makes the request and prints the response.
@@ -50,7 +53,7 @@ func (c *Command) Run(ctx context.Context, s httpcall.Server) error {
 	if len(c.Columns) > 0 {
 		return c.list(ctx, api, path, query)
 	}
-	if c.Confirm {
+	if c.Confirm != "" {
 		if err := c.confirm(ctx, api, method, path); err != nil {
 			return err
 		}
@@ -70,22 +73,52 @@ func (c *Command) Run(ctx context.Context, s httpcall.Server) error {
 		}
 	}
 	switch {
-	case c.JSON && len(answer) == 0:
-		answer = json.RawMessage("{}")
-	case len(answer) == 0:
+	case len(answer) > 0:
+	case c.Format == "":
 		fmt.Fprintln(c.Out, "Done.")
 		return nil
+	case c.Format == formatName: // of an object that no longer exists
+		return nil
+	default:
+		answer = json.RawMessage("{}")
 	}
-	return c.print(answer, func() error { return printDocument(c.Out, answer) })
+	return c.print(answer, []json.RawMessage{answer}, func() error { return printDocument(c.Out, answer, localTimes) })
 }
 
-// print prints the response as JSON or, if people read it, with human.
-func (c *Command) print(answer json.RawMessage, human func() error) error {
-	if !c.JSON {
-		return human()
+// print prints the response in the chosen format or, if people read it, with human. The items are the objects that -o name names.
+func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human func() error) error {
+	switch c.Format {
+	case formatJSON:
+		_, err := fmt.Fprintf(c.Out, "%s\n", answer)
+		return fault.Wrap(fault.Unavailable, err, "print")
+	case formatYAML:
+		return printDocument(c.Out, answer, exactTimes)
+	case formatName:
+		name, err := c.naming(items)
+		if err != nil {
+			return err
+		}
+		return printNames(c.Out, items, name)
 	}
-	_, err := fmt.Fprintf(c.Out, "%s\n", answer)
-	return fault.Wrap(fault.Unavailable, err, "print")
+	return human()
+}
+
+// naming returns the member by which other commands know the printed objects. In a list it is a column: id or, first, name.
+func (c *Command) naming(items []json.RawMessage) (string, error) {
+	switch {
+	case slices.Contains(c.Columns, "id"):
+		return "id", nil
+	case len(c.Columns) > 0 && c.Columns[0] == "name":
+		return "name", nil
+	case len(c.Columns) == 0:
+		for _, name := range []string{"id", "name"} {
+			var object map[string]json.RawMessage
+			if json.Unmarshal(items[0], &object) == nil && object[name] != nil {
+				return name, nil
+			}
+		}
+	}
+	return "", fault.New(fault.Invalid, "--output name: this command prints no ids or names (use --output json)")
 }
 
 // request returns the request with the arguments in its path, and the values in its query or body.
@@ -149,8 +182,20 @@ func (c *Command) list(ctx context.Context, api Client, path string, query url.V
 	if err != nil {
 		return err
 	}
-	if err := c.print(l.json(), func() error { return printTable(c.Out, c.Columns, l.Items) }); err != nil || c.JSON {
+	var hidden []string
+	err = c.print(l.json(), l.Items, func() (err error) {
+		width := c.Width
+		if c.Wide {
+			width = 0
+		}
+		hidden, err = printTable(c.Out, c.Columns, c.Drop, width, l.Items)
 		return err
+	})
+	if err != nil || c.Format != "" {
+		return err
+	}
+	if len(hidden) > 0 {
+		fmt.Fprintf(c.Err, "Not shown, because the terminal is narrow: %s (--wide shows everything).\n", strings.Join(hidden, ", "))
 	}
 	for name, value := range l.More {
 		if note := notes[fmt.Sprintf("%q:%s", name, value)]; note != "" {
@@ -166,16 +211,30 @@ func (c *Command) list(ctx context.Context, api Client, path string, query url.V
 	return nil
 }
 
-// confirm prints the effect of the command, and has the caller type the argument again.
+// Kinds of confirmation.
+const (
+	confirmErase = "erase" // shows the counts of a dry run, and has the caller type the argument again
+	confirmEnd   = "end"   // shows the object, and has the caller type yes
+)
+
+// confirm shows what the command would change and asks whether to continue. It refuses if there is no terminal to ask on, because
+// a script that is stuck in a question, or answers it by accident, is worse than one that fails.
 func (c *Command) confirm(ctx context.Context, api Client, method, path string) error {
-	would, err := api.Do(ctx, method, path, url.Values{"dryRun": {"true"}}, nil)
+	if !c.Interactive {
+		return fault.New(fault.Invalid, "this cannot be undone, and standard input is not a terminal on which to ask: add --yes if you are sure")
+	}
+	query, want := url.Values{"dryRun": {"true"}}, c.Args[0]
+	if c.Confirm == confirmEnd {
+		method, query, want = http.MethodGet, nil, "yes"
+	}
+	would, err := api.Do(ctx, method, path, query, nil)
 	if err != nil {
 		return err
 	}
-	if err := printDocument(c.Err, would); err != nil {
+	if err := printDocument(c.Err, would, localTimes); err != nil {
 		return err
 	}
-	fmt.Fprintf(c.Err, "This cannot be undone. Type %s to continue: ", cell(c.Args[0]))
+	fmt.Fprintf(c.Err, "This cannot be undone. Type %s to continue: ", cell(want))
 	answered := make(chan string, 1) // the reader does not end after an interrupt, but the program does
 	go func() {
 		line, _ := bufio.NewReader(c.In).ReadString('\n') // an empty line confirms nothing
@@ -185,8 +244,8 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 	case <-ctx.Done():
 		return ctx.Err()
 	case line := <-answered:
-		if line != c.Args[0] {
-			return fault.New(fault.Invalid, "canceled: %.100q is not %q (use --yes to skip the question)", line, c.Args[0])
+		if line != want {
+			return fault.New(fault.Invalid, "canceled: %.100q is not %q (use --yes to skip the question)", line, want)
 		}
 		return nil
 	}

@@ -20,9 +20,10 @@ import (
 //
 //   - api: the method and the path, e.g. "GET subscriptions/{id}"
 //   - columns: the columns of the table that a list prints
+//   - drop: the columns that a narrow terminal does not show, the least important first
 //   - follow: the command may start a replay, and waits until it is done
 //   - select: a member of the replay's selection that is always true
-//   - confirm: the command asks for confirmation
+//   - confirm: the command cannot be undone and asks first: erase or end, see [Command.confirm]
 type Commands struct {
 	Subscriptions struct {
 		Flags
@@ -33,7 +34,7 @@ type Commands struct {
 			Origin    string `placeholder:"URL" help:"With endpoints at this scheme, host and port."`
 			State     string `help:"active, paused, suspended or disabled."`
 			URI       string `name:"uri" placeholder:"event://…" help:"That get events with this URI."`
-		} `cmd:"" default:"withargs" api:"GET subscriptions" columns:"id,principal,state,events,target,delivery.last,delivery.lastError" help:"List subscriptions."`
+		} `cmd:"" default:"withargs" api:"GET subscriptions" columns:"id,principal,state,events,target,delivery.last,delivery.lastError" drop:"delivery.last,target,principal" help:"List subscriptions."`
 		Show  ID `cmd:"" api:"GET subscriptions/{id}" help:"Show a subscription, with the status of its deliveries."`
 		Pause struct {
 			ID
@@ -41,7 +42,10 @@ type Commands struct {
 		} `cmd:"" api:"POST subscriptions/{id}/pause" help:"Pause a subscription. Deliveries wait until it is resumed."`
 		Resume ID `cmd:"" api:"POST subscriptions/{id}/resume" help:"Resume a subscription and send the waiting deliveries."`
 		Test   ID `cmd:"" api:"POST subscriptions/{id}/test" help:"Deliver a test event to a subscription."`
-		End    ID `cmd:"" api:"DELETE subscriptions/{id}" help:"End a subscription permanently."`
+		End    struct {
+			ID
+			Yes bool `help:"Do not ask for confirmation."`
+		} `cmd:"" api:"DELETE subscriptions/{id}" confirm:"end" help:"End a subscription permanently."`
 	} `cmd:"" help:"See and control subscriptions."`
 	Deliveries struct {
 		Flags
@@ -52,14 +56,14 @@ type Commands struct {
 			Event        string `placeholder:"ID" help:"Of the event with this id."`
 			Origin       string `placeholder:"URL" help:"To endpoints at this scheme, host and port."`
 			Outcome      string `help:"delivered, failed or dead."`
-		} `cmd:"" default:"withargs" api:"GET deliveries" columns:"at,outcome,event,name,subscription,attempt,status,category,durationMs,nextAttempt" help:"List attempts, newest first."`
+		} `cmd:"" default:"withargs" api:"GET deliveries" columns:"at,outcome,event,name,subscription,attempt,status,category,durationMs,nextAttempt" drop:"durationMs,nextAttempt,attempt,category,name" help:"List attempts, newest first."`
 	} `cmd:"" help:"See each attempt to deliver."`
 	Deadletters struct {
 		Flags
 		List struct {
 			Page
 			Letters
-		} `cmd:"" default:"withargs" api:"GET dead-letters" columns:"id,dead,queue,reason,event,name,subscription,origin" help:"List dead letters, newest first."`
+		} `cmd:"" default:"withargs" api:"GET dead-letters" columns:"id,dead,queue,reason,event,name,subscription,origin" drop:"queue,origin,subscription,name" help:"List dead letters, newest first."`
 		Show   ID `cmd:"" api:"GET dead-letters/{id}" help:"Show a dead letter, with all its attempts."`
 		Retry  ID `cmd:"" api:"POST dead-letters/{id}/retry" help:"Deliver a dead letter again, with its webhook-id."`
 		Replay struct {
@@ -80,7 +84,7 @@ type Commands struct {
 			Span
 			URI  string `name:"uri" placeholder:"event://…" help:"With this URI."`
 			Name string `help:"Of this event type."`
-		} `cmd:"" default:"withargs" api:"GET events" columns:"published,id,name,uri,time" help:"List the events of a URI or a type in the log, newest first."`
+		} `cmd:"" default:"withargs" api:"GET events" columns:"published,id,name,uri,time" drop:"time,name" help:"List the events of a URI or a type in the log, newest first."`
 		Types struct{} `cmd:"" api:"GET event-types" columns:"name,uri,delivery,title" help:"List the event types of the catalog."`
 		Show  struct {
 			ID
@@ -112,14 +116,14 @@ type Commands struct {
 			ID
 			DryRun bool `help:"Only count the data."`
 			Yes    bool `help:"Do not ask for confirmation."`
-		} `cmd:"" api:"DELETE principals/{id}" confirm:"" help:"Remove a principal's subscriptions, records, dead letters and sessions permanently."`
+		} `cmd:"" api:"DELETE principals/{id}" confirm:"erase" help:"Remove a principal's subscriptions, records, dead letters and sessions permanently."`
 	} `cmd:"" help:"Erase principals."`
 	Audit struct {
 		Flags
 		List struct {
 			Page
 			Span
-		} `cmd:"" default:"withargs" api:"GET audit" columns:"at,by,via,action,target,error" help:"List the actions of people, newest first."`
+		} `cmd:"" default:"withargs" api:"GET audit" columns:"at,by,via,action,target,error" drop:"via" help:"List the actions of people, newest first."`
 	} `cmd:"" help:"See who did what."`
 	Backends struct {
 		Flags
@@ -127,14 +131,14 @@ type Commands struct {
 	} `cmd:"" help:"See the servers behind the gateway."`
 	Sources struct {
 		Flags
-		List     struct{ Page } `cmd:"" default:"withargs" api:"GET sources" columns:"name,from,path,verify,events.name=events,recent.outcomes=recent,last.time=last,last.kind=outcome,last.reason" help:"List the sources, with the outcomes of the newest requests."`
+		List     struct{ Page } `cmd:"" default:"withargs" api:"GET sources" columns:"name,from,path,verify,events.name=events,recent.outcomes=recent,last.time=last,last.kind=outcome,last.reason" drop:"recent.outcomes,path,events.name,verify" help:"List the sources, with the outcomes of the newest requests."`
 		Show     Source         `cmd:"" api:"GET sources/{name}" help:"Show a source, with its mappings."`
 		Outcomes struct {
 			Source
 			Page
 			Span
 			Kind string `help:"accepted, duplicate, unmatched, verified, unverified, invalid, unfit, limited or unavailable; refused is the last five."`
-		} `cmd:"" api:"GET sources/{name}/outcomes" columns:"time,kind,name,id,omitted,reason,uri" help:"List the outcomes of requests to a source, newest first."`
+		} `cmd:"" api:"GET sources/{name}/outcomes" columns:"time,kind,name,id,omitted,reason,uri" drop:"omitted,uri,name" help:"List the outcomes of requests to a source, newest first."`
 		Try struct {
 			Source
 			Request Request `required:"" placeholder:"FILE" help:"File with the request: headers, an empty line, and the body, or the message of a bus. - is the standard input."`
@@ -207,13 +211,27 @@ type Job struct {
 type Flags struct {
 	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"The server (${default}), or its address for operators (--admin-addr). On AWS without a custom domain: the stack's output for the admin API."`
 	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY; it needs the scope events:operate. Prefer the variable: other users of the machine can see arguments."`
-	JSON   bool   `name:"json" help:"Print the response of the API as one JSON document."`
+	JSON   bool   `name:"json" help:"Print the response of the API as one JSON document, as -o json does."`
+	Output string `short:"o" enum:",json,yaml,name" default:"" placeholder:"FORMAT" help:"Print json or yaml, the response of the API, or name, only the ids, one per line. Default: a table, or YAML with local times."`
+	Wide   bool   `help:"Print tables in full. By default, a terminal shows shortened ids and the columns that fit."`
+}
+
+// Validate checks that the flags fit together.
+func (o *Flags) Validate() error {
+	if o.JSON && o.Output != "" && o.Output != formatJSON {
+		return fault.New(fault.Invalid, "--json and --output %s cannot be combined", o.Output)
+	}
+	return nil
 }
 
 // Terminal has the inputs and outputs of commands.
 type Terminal struct {
 	In       io.Reader
 	Out, Err io.Writer
+	// Width is the width of the terminal at Out, to which tables are fitted. 0 prints tables in full.
+	Width int
+	// Interactive is true if In is a terminal, on which a person can answer a question.
+	Interactive bool
 	// Bar shows the progress of replays. It may be nil.
 	Bar io.Writer
 	// Agent is the User-Agent of requests.
@@ -223,9 +241,15 @@ type Terminal struct {
 // Run makes the request of the selected command.
 func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	n := k.Selected()
-	c := Command{Terminal: t, API: n.Tag.Get("api"), Values: map[string]any{}, JSON: o.JSON}
+	c := Command{Terminal: t, API: n.Tag.Get("api"), Values: map[string]any{}, Format: o.Output, Wide: o.Wide}
+	if o.JSON {
+		c.Format = formatJSON
+	}
 	if n.Tag.Has("columns") {
 		c.Columns = strings.Split(n.Tag.Get("columns"), ",")
+	}
+	if n.Tag.Has("drop") {
+		c.Drop = strings.Split(n.Tag.Get("drop"), ",")
 	}
 	for _, p := range n.Positional {
 		c.Args = append(c.Args, p.Target.String())
@@ -256,11 +280,13 @@ func (o *Flags) Run(k *kong.Context, t Terminal) error {
 		}
 	}
 	c.Follow = n.Tag.Has("follow") && !set["detach"]
-	c.Confirm = n.Tag.Has("confirm") && !set["yes"] && !set["dry-run"]
+	if !set["yes"] && !set["dry-run"] {
+		c.Confirm = n.Tag.Get("confirm")
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	return c.Run(ctx, httpcall.Server{URL: o.Server, Key: o.Key, Agent: t.Agent})
 }
 
 // notSent are the flags that are not sent to the API.
-var notSent = []string{"help", "server", "key", "json", "limit", "yes", "detach"}
+var notSent = []string{"help", "server", "key", "json", "output", "wide", "limit", "yes", "detach"}

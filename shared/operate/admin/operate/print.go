@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
@@ -27,30 +30,121 @@ func localTime(s string) (text string, isTime bool) {
 	return s, false
 }
 
+// The formats of --output.
+const (
+	formatJSON = "json"
+	formatYAML = "yaml"
+	formatName = "name"
+)
+
+// gap is the number of spaces between columns, and leastColumns the number of columns that even the narrowest terminal shows.
+const (
+	gap          = 2
+	leastColumns = 2
+)
+
 // printTable prints members of objects as aligned columns. A column is a path, e.g. delivery.lastError, optionally with a
 // heading, e.g. events.name=events.
-func printTable(w io.Writer, columns []string, items []json.RawMessage) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	var heads []string
+//
+// If the table is wider than width, printTable shortens ids, except in the column id, whose values are arguments of other commands.
+// If that is not enough, it hides columns, first those in drop and then the last ones, and returns their headings.
+// A width of 0 has no limit.
+func printTable(w io.Writer, columns, drop []string, width int, items []json.RawMessage) (hidden []string, err error) {
+	rows := [][]string{nil} // the first has the headings
+	var paths []string
 	for _, c := range columns {
-		heads = append(heads, headingOf(c[strings.IndexByte(c, '=')+1:]))
+		path, heading, named := strings.Cut(c, "=")
+		if !named {
+			heading = path
+		}
+		paths, rows[0] = append(paths, path), append(rows[0], headingOf(heading))
 	}
-	fmt.Fprintln(t, strings.Join(heads, "\t"))
 	for _, raw := range items {
 		d := json.NewDecoder(bytes.NewReader(raw))
 		d.UseNumber()
 		var item any
 		if err := d.Decode(&item); err != nil {
-			return fault.Wrap(fault.Unavailable, err, "read an item")
+			return nil, fault.Wrap(fault.Unavailable, err, "read an item")
 		}
 		var cells []string
-		for _, c := range columns {
-			path, _, _ := strings.Cut(c, "=")
+		for _, path := range paths {
 			cells = append(cells, cell(member(item, path)))
 		}
+		rows = append(rows, cells)
+	}
+	if width > 0 && tableWidth(rows) > width {
+		hidden = fit(rows, paths, drop, width)
+	}
+	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
+	for _, cells := range rows {
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
-	return fault.Wrap(fault.Unavailable, t.Flush(), "print")
+	return hidden, fault.Wrap(fault.Unavailable, t.Flush(), "print")
+}
+
+// fit changes the rows so that the table is not wider than width, and returns the headings of the hidden columns.
+func fit(rows [][]string, paths, drop []string, width int) (hidden []string) {
+	for _, cells := range rows[1:] {
+		for i := range cells {
+			if paths[i] != "id" {
+				cells[i] = shortID(cells[i])
+			}
+		}
+	}
+	for tableWidth(rows) > width && len(paths) > leastColumns {
+		at := len(paths) - 1
+		if len(drop) > 0 {
+			at, drop = slices.Index(paths, drop[0]), drop[1:]
+		}
+		hidden = append(hidden, rows[0][at])
+		paths = slices.Delete(slices.Clone(paths), at, at+1)
+		for i := range rows {
+			rows[i] = slices.Delete(rows[i], at, at+1)
+		}
+	}
+	return hidden
+}
+
+// tableWidth returns the width of a table in characters.
+func tableWidth(rows [][]string) int {
+	width := gap * (len(rows[0]) - 1)
+	for i := range rows[0] {
+		widest := 0
+		for _, cells := range rows {
+			widest = max(widest, utf8.RuneCountInString(cells[i]))
+		}
+		width += widest
+	}
+	return width
+}
+
+// longID matches generated ids, such as evt_0198c1d2-7a44-7c3e-9d11-5b6f0a8e2c47.
+var longID = regexp.MustCompile(`^([a-z]+_)[A-Za-z0-9_-]{16,}$`)
+
+// shortID shortens a generated id in the middle, e.g. to evt_0198…2c47. Other texts stay as they are.
+func shortID(text string) string {
+	found := longID.FindStringSubmatch(text)
+	if found == nil {
+		return text
+	}
+	const kept = 4 // characters on each side
+	return text[:len(found[1])+kept] + "…" + text[len(text)-kept:]
+}
+
+// printNames prints the names of objects, one per line: the values of a member. Objects without the member are left out.
+func printNames(w io.Writer, items []json.RawMessage, name string) error {
+	for _, raw := range items {
+		var object map[string]any
+		if err := json.Unmarshal(raw, &object); err != nil {
+			return fault.Wrap(fault.Unavailable, err, "read an item")
+		}
+		if text := cell(object[name]); text != "" {
+			if _, err := fmt.Fprintln(w, text); err != nil {
+				return fault.Wrap(fault.Unavailable, err, "print")
+			}
+		}
+	}
+	return nil
 }
 
 // headingOf returns the heading for a path, e.g. LAST ERROR for delivery.lastError.
@@ -108,11 +202,17 @@ func cell(v any) string {
 	return text
 }
 
+// How printDocument prints times.
+const (
+	localTimes = true  // in the local time zone, for people
+	exactTimes = false // as the API sends them, for programs
+)
+
 // printDocument prints a JSON value as YAML, which is easier to read. It keeps the order of the members.
-func printDocument(w io.Writer, raw json.RawMessage) error {
+func printDocument(w io.Writer, raw json.RawMessage, local bool) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
-	n, err := node(d)
+	n, err := node(d, local)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the answer")
 	}
@@ -124,8 +224,8 @@ func printDocument(w io.Writer, raw json.RawMessage) error {
 	return fault.Wrap(fault.Unavailable, e.Close(), "print")
 }
 
-// node reads the next JSON value and returns it as a YAML node.
-func node(d *json.Decoder) (*yaml.Node, error) {
+// node reads the next JSON value and returns it as a YAML node. With local it prints times in the local time zone.
+func node(d *json.Decoder, local bool) (*yaml.Node, error) {
 	token, err := d.Token()
 	if err != nil {
 		return nil, err
@@ -138,7 +238,7 @@ func node(d *json.Decoder) (*yaml.Node, error) {
 			n.Kind = yaml.MappingNode // its content alternates keys and values
 		}
 		for d.More() {
-			child, err := node(d)
+			child, err := node(d, local)
 			if err != nil {
 				return nil, err
 			}
@@ -146,10 +246,9 @@ func node(d *json.Decoder) (*yaml.Node, error) {
 		}
 		_, err = d.Token() // the end
 	case string:
-		text, isTime := localTime(v)
-		n.Value, n.Tag = text, "!!str"
-		if isTime {
-			n.Tag = "!!timestamp" // without quotes
+		n.Value, n.Tag = v, "!!str"
+		if text, isTime := localTime(v); isTime && local {
+			n.Value, n.Tag = text, "!!timestamp" // without quotes
 		}
 	case nil:
 		n.Value, n.Tag = "null", "!!null"

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestTheProgramAloneShowsItsCommandsInGroups(t *testing.T) {
+	code, help, errs := command(t, "")
+	if code != exitDone || errs != "" {
+		t.Fatalf("exit code %d: %s", code, errs)
+	}
+	for _, group := range []string{
+		"Start here:\n  demo ", "Connect agents:\n  mcp ", "Configure, check and measure:\n  catalog ", "Operate a server:\n  subscriptions ",
+		"Maintain a stand-alone server:\n  keys ", "This program:\n  completion ",
+	} {
+		if !strings.Contains(help, "\n"+group) {
+			t.Errorf("the group %q is missing:\n%s", group, help)
+		}
+	}
+	if strings.Contains(help, "subscriptions list") {
+		t.Errorf("it lists the commands of commands:\n%s", help)
+	}
+	for line := range strings.Lines(help) {
+		if len(line) > 101 {
+			t.Errorf("a line has %d characters: %s", len(line), line)
+		}
+	}
+	for _, spelling := range []string{"--help", "-h", "help"} {
+		code, same, _ := command(t, "", spelling)
+		if code != exitDone || same != help {
+			t.Errorf("%s: exit code %d and\n%s", spelling, code, same)
+		}
+	}
+}
+
+func TestHelpOfACommand(t *testing.T) {
+	for _, of := range []string{"publish", "subscriptions", "subscriptions end", "catalog check"} {
+		code, got, _ := command(t, "", append([]string{"help"}, strings.Fields(of)...)...)
+		_, want, _ := command(t, "", append(strings.Fields(of), "--help")...)
+		if code != exitDone || got != want || !strings.HasPrefix(got, "Usage: mcpevents "+of+" ") {
+			t.Errorf("help %s: exit code %d and\n%s\nwant\n%s", of, code, got, want)
+		}
+	}
+	if _, help, _ := command(t, "", "help", "subscriptions"); !strings.Contains(help, "\nCommands:\n  list ") && !strings.Contains(help, "\nCommands:\n  subscriptions list ") {
+		t.Errorf("help subscriptions lists no commands:\n%s", help)
+	}
+	if code, _, errs := command(t, "", "help", "nonsense"); code != exitUsage || !strings.Contains(errs, "nonsense is not a command") {
+		t.Errorf("help nonsense: exit code %d: %s", code, errs)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	for line, want := range map[string][]string{
+		"mcpevents sub":                        {"subscriptions"},
+		"mcpevents subscriptions e":            {"end"},
+		"mcpevents subscriptions list --st":    {"--state"},
+		"mcpevents serve --auth ":              {"jwt", "keys", "none"},
+		"mcpevents completion ":                {"bash", "fish", "zsh"},
+		"mcpevents subscriptions -o ":          {"json", "name", "yaml"},
+		"mcpevents nonsense --no-such-flag-at": nil,
+	} {
+		t.Setenv("COMP_LINE", line)
+		code, out, errs := command(t, "")
+		got := strings.Fields(out)
+		for _, w := range want {
+			if !strings.Contains(" "+strings.Join(got, " ")+" ", " "+w+" ") {
+				t.Errorf("%q: got %q, want it to contain %q", line, got, w)
+			}
+		}
+		if code != exitDone || errs != "" || want == nil && len(got) > 0 {
+			t.Errorf("%q: exit code %d, %q: %s", line, code, got, errs)
+		}
+	}
+}
+
+func TestTheCodeOfShells(t *testing.T) {
+	for shell, want := range map[string]string{
+		"bash": `^complete -o default -C "'/.*'" mcpevents\n$`,
+		"zsh":  `^autoload -U \+X bashcompinit && bashcompinit\ncomplete -o default -C "'/.*'" mcpevents\n$`,
+		"fish": `(?s)^function __complete_mcpevents\n.*\n    '/.*'\nend\ncomplete -f -c mcpevents -a "\(__complete_mcpevents\)"\n$`,
+	} {
+		if code, out, _ := command(t, "", "completion", shell); code != exitDone || !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("%s: exit code %d and %s, want %s", shell, code, out, want)
+		}
+	}
+}
