@@ -1,0 +1,117 @@
+package main
+
+import (
+	"archive/zip"
+	"bytes"
+	"debug/elf"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const root = "../.."
+
+// contents returns the files of an archive, and the modes.
+func contents(t *testing.T, b []byte) (files map[string][]byte, modes map[string]os.FileMode) {
+	t.Helper()
+	z, err := zip.NewReader(bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, modes = map[string][]byte{}, map[string]os.FileMode{}
+	for _, f := range z.File {
+		r, err := f.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if files[f.Name], err = io.ReadAll(r); err != nil {
+			t.Fatal(err)
+		}
+		_ = r.Close()
+		modes[f.Name] = f.Mode()
+	}
+	return files, modes
+}
+
+func TestTheBundleHasAllThatADeploymentNeeds(t *testing.T) {
+	var built []string
+	fake := func(_, function, version string, a architecture) ([]byte, error) {
+		built = append(built, function)
+		return []byte("binary of " + function + " " + version + " " + a.goarch), nil
+	}
+	for _, a := range architectures {
+		t.Run("RCH-10 "+a.lambda, func(t *testing.T) {
+			built = nil
+			b, err := bundle(root, "1.2.3", a, fake)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files, _ := contents(t, b)
+			template := string(files["template.yaml"])
+			uris := regexp.MustCompile(`(?m)^ +CodeUri: (.*)$`).FindAllStringSubmatch(template, -1)
+			mains, err := filepath.Glob(root + "/functions/*/main.go")
+			if err != nil || len(uris) != len(mains) || len(uris) < 10 {
+				t.Fatalf("the template has %d functions, and the repository %d (%v)", len(uris), len(mains), err)
+			}
+			for _, uri := range uris {
+				function, zipped := contents(t, files[uri[1]])
+				folder := strings.TrimSuffix(uri[1], ".zip")
+				if want := "binary of " + folder + " 1.2.3 " + a.goarch; string(function["bootstrap"]) != want || len(function) != 1 {
+					t.Errorf("%s has %q, want bootstrap with %q", uri[1], function, want)
+				}
+				if mode := zipped["bootstrap"]; mode.Perm() != 0o755 {
+					t.Errorf("%s: bootstrap has mode %v, want one that Lambda can execute", uri[1], mode)
+				}
+				if !slices.Contains(built, folder) {
+					t.Errorf("%s is not built: %q", folder, built)
+				}
+			}
+			if strings.Contains(template, "BuildMethod") {
+				t.Error("the template still tells SAM to build")
+			}
+			if want := "Architecture:\n    Type: String\n    Default: " + a.lambda + "\n    AllowedValues: [" + a.lambda + "]\n"; !strings.Contains(template, want) {
+				t.Errorf("the template allows other architectures than %s", a.lambda)
+			}
+			for _, name := range []string{"samconfig.toml", "catalog.yaml", "LICENSE"} {
+				want, err := os.ReadFile(filepath.Join(root, name))
+				if err != nil || !bytes.Equal(files[name], want) {
+					t.Errorf("%s differs from the repository's (%v)", name, err)
+				}
+			}
+			again, err := bundle(root, "1.2.3", a, fake)
+			if err != nil || !bytes.Equal(again, b) {
+				t.Errorf("a second build of the same source differs (%v)", err)
+			}
+		})
+	}
+}
+
+// TestAFunctionIsBuiltForItsArchitecture compiles one function, for the architecture for which other tests compile its packages.
+func TestAFunctionIsBuiltForItsArchitecture(t *testing.T) {
+	b, err := compile(root, "functions/publish", "1.2.3", architectures[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := elf.NewFile(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Machine != elf.EM_AARCH64 || slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		t.Errorf("RCH-10: it is for %v, or needs a loader", f.Machine)
+	}
+	if !bytes.Contains(b, []byte("1.2.3")) {
+		t.Error("RCH-10: it does not have the version of the release")
+	}
+}
+
+func TestAVersionIsNeeded(t *testing.T) {
+	for _, version := range []string{"", "v1.2.3", "1.2.3 -X main.x=y", "../1"} {
+		if err := run(version, t.TempDir()); err == nil || !strings.Contains(err.Error(), "is not a version") {
+			t.Errorf("%q: got %v", version, err)
+		}
+	}
+}
