@@ -159,10 +159,21 @@ $(VENV)/installed:
 	$(LOCKED) $(VENV).lock bash -ec '[ ! -e $@ ] || exit 0; \
 	  python3 -m venv $(VENV); $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-input -r tools/lint.txt; touch $@'
 
-# The tool of releases takes minutes to compile, once.
+# The release tool takes minutes to compile, once.
 .PHONY: lint-release
-lint-release: ## check the configuration of releases, by the release tool's own check
+lint-release: ## check the configuration of releases, with the release tool
 	GOFLAGS= go run $(GORELEASER) check
+
+.PHONY: snapshot
+snapshot: ## build the files of a release into dist/ and build/bundle/, without publishing
+	GOFLAGS= go run $(GORELEASER) release --snapshot --clean
+
+# The tag to release, for example v0.1.0. Only the workflow of releases sets it.
+NOTES_OF ?=
+.PHONY: release
+release:
+	mkdir -p build && .ci/release-notes "$(NOTES_OF)" >build/notes.md
+	GOFLAGS= go run $(GORELEASER) release --clean --release-notes build/notes.md
 
 .PHONY: format
 format: ## format the Go code

@@ -111,6 +111,45 @@ func TestTheRelease(t *testing.T) {
 	})
 }
 
+// TestTheNotesOfARelease tests the text that the workflow of releases gives to a release.
+func TestTheNotesOfARelease(t *testing.T) {
+	t.Parallel()
+	notes := func(tag string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), filepath.Join(harness.Root(t), ".ci", "release-notes"), tag)
+		out, err := cmd.Output()
+		return string(out), err
+	}
+	t.Run("RCH-10 they are the section of the version, short, with links that work elsewhere", func(t *testing.T) {
+		text, err := notes("v0.1.0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(text, "The first release.") || strings.Contains(text, "\n## ") {
+			t.Errorf("got\n%s\nwant the section 0.1.0", text)
+		}
+		if words := len(strings.Fields(text)); words > 300 {
+			t.Errorf("they have %d words, which takes longer than a minute to read", words)
+		}
+		for _, link := range regexp.MustCompile(`\]\(([^)]*)\)`).FindAllStringSubmatch(text, -1) {
+			path, ok := strings.CutPrefix(link[1], "https://github.com/mcp-events/mcpevents/blob/v0.1.0/")
+			if path, _, _ = strings.Cut(path, "#"); !ok || read(t, path) == "" {
+				t.Errorf("%s is not a link to a file of the release", link[1])
+			}
+		}
+	})
+	t.Run("a release candidate has the notes of its version", func(t *testing.T) {
+		text, err := notes("v0.1.0-rc.1")
+		if err != nil || !strings.Contains(text, "The first release.") || !strings.Contains(text, "/blob/v0.1.0-rc.1/") {
+			t.Errorf("got %v and\n%s", err, text)
+		}
+	})
+	t.Run("a version without a section is refused", func(t *testing.T) {
+		if text, err := notes("v99.0.0"); err == nil {
+			t.Errorf("got\n%s", text)
+		}
+	})
+}
+
 // sbom has the release's command describe a binary, and returns the names of the components.
 func sbom(t *testing.T, file release, binary string) (names []string) {
 	t.Helper()
