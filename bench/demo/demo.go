@@ -72,7 +72,7 @@ func Run(ctx context.Context, o Options) error {
 		defer cancel()
 		_ = srv.Shutdown(last) // its data goes with it
 	}()
-	d.say("server", "serving %s and %s/events, one SQLite file in %s", srv.URL+"/mcp", srv.URL, dir)
+	d.say("server", "serving %s/mcp, data in one SQLite file", srv.URL)
 	d.url, d.agent = srv.URL, o.Agent
 	err = d.run(ctx)
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && errors.Is(err, context.DeadlineExceeded) {
@@ -271,7 +271,7 @@ func account(r client.Event) string {
 	_ = json.Unmarshal(r.Data, &action) // only for show
 	what := fmt.Sprintf("action %q", action.Action)
 	if r.Verified != nil {
-		return fmt.Sprintf("POST received, signature verified, webhook-id %s, %s", r.ID, what)
+		return "POST received, signature verified, " + what
 	}
-	return fmt.Sprintf("notifications/resources/updated %s, %s", r.URI, what)
+	return "notifications/resources/updated, " + what
 }
