@@ -1,6 +1,7 @@
 package functions_test
 
 import (
+	"encoding/json"
 	"os"
 	"regexp"
 	"slices"
@@ -22,6 +23,44 @@ func alarms(t *testing.T) map[string]string {
 		}
 	}
 	return all
+}
+
+// charts returns the metrics on the dashboard, with namespace, name and dimensions separated by spaces. It expands
+// CloudWatch's shorthand: "." repeats the value at the same place of the previous metric, and "..." repeats all values up
+// to the remaining ones.
+func charts(t *testing.T) (metrics []string) {
+	t.Helper()
+	var body struct {
+		Widgets []struct {
+			Properties struct {
+				Metrics [][]any `json:"metrics"`
+			} `json:"properties"`
+		} `json:"widgets"`
+	}
+	if err := json.Unmarshal([]byte(value(at(tree(t), "Resources", "Dashboard", "Properties", "DashboardBody"))), &body); err != nil {
+		t.Fatalf("parse the dashboard: %v", err)
+	}
+	for _, w := range body.Widgets {
+		var previous []string
+		for _, m := range w.Properties.Metrics {
+			var parts []string
+			for _, part := range m {
+				if text, ok := part.(string); ok { // not the options
+					parts = append(parts, text)
+				}
+			}
+			if parts[0] == "..." {
+				parts = slices.Concat(previous[:len(previous)-len(parts)+1], parts[1:])
+			}
+			for i, part := range parts {
+				if part == "." {
+					parts[i] = previous[i]
+				}
+			}
+			metrics, previous = append(metrics, strings.Join(parts, " ")), parts
+		}
+	}
+	return metrics
 }
 
 func TestAlarms(t *testing.T) {
@@ -108,6 +147,23 @@ func TestAlarms(t *testing.T) {
 		// their log themselves.
 		if got := value(at(tree(t), "Globals", "Function", "LoggingConfig", "ApplicationLogLevel")); got != "DEBUG" {
 			t.Errorf("ApplicationLogLevel is %q, want DEBUG", got)
+		}
+	})
+	t.Run("OPS-14 the dashboard is JSON and shows each queue's age and each function's errors", func(t *testing.T) {
+		shown := charts(t)
+		for _, q := range []string{"Inbox", "Events", "Deliveries", "Slow", "Dead"} {
+			if want := "AWS/SQS ApproximateAgeOfOldestMessage QueueName ${" + q + "Queue.QueueName}"; !slices.Contains(shown, want) {
+				t.Errorf("the dashboard shows %q, want %q", shown, want)
+			}
+		}
+		functions := regexp.MustCompile(`Value: !Ref (\w+)}`).FindAllStringSubmatch(all["ErrorsAlarm"], -1)
+		for _, f := range functions {
+			if want := "AWS/Lambda Errors FunctionName ${" + f[1] + "}"; !slices.Contains(shown, want) {
+				t.Errorf("the dashboard shows %q, want %q", shown, want)
+			}
+		}
+		if len(functions) == 0 {
+			t.Error("ErrorsAlarm watches no function")
 		}
 	})
 	t.Run("OPS-14 alarms and charts use only metrics that exist", func(t *testing.T) {
