@@ -29,10 +29,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // The stores and queues of the tests in this package: mortal dies at a step, hooked fails or interrupts chosen calls, watched
@@ -192,6 +194,8 @@ type rig struct {
 	profile  spec.Profile
 	// unordered has processes stamp events themselves, as they do over DynamoDB.
 	unordered bool
+	// slow has each process know that the endpoint fails. Pages then hand their first attempts over to the slow lane.
+	slow bool
 	// before, if not nil, is called before each step of a process, with the context of the step.
 	before func(context.Context)
 	// directory may be nil.
@@ -414,6 +418,17 @@ func (r *rig) process() (*fanout.Fanout, *Dispatcher, *retry.Job) {
 		Now: clock, Options: Options{Records: records.All, Profile: r.profile}, Log: slog.New(slog.DiscardHandler),
 		Gaps: &lifecycle.Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return r.sealer, nil }},
 	})
+	if r.slow {
+		d.Options.SlowLaneDelay = state.EarlyMessage // as on AWS
+		const url = "https://hooks.example.com/a"
+		for v := lane.Granted; v == lane.Granted; {
+			var s *lane.Slot
+			if s, v = d.lanes.Reserve(r.t.Context(), lane.Call{Endpoint: task.EndpointID(url), URL: url}, lane.Patience{}); v == lane.Granted {
+				s.Start(r.t.Context(), url)
+				s.Done(webhook.Outcome{Category: webhook.HTTP5xx, Status: 500})
+			}
+		}
+	}
 	return &fanout.Fanout{DB: m, Log: log, Catalog: r.catalogs, Queue: m}, d, &retry.Job{DB: m, Queue: m, Now: clock}
 }
 
@@ -519,23 +534,28 @@ func (r *rig) deliveryState(sub, eventID string) string {
 }
 
 // TestOneChain: WHK-23, WHK-02. A process is killed at every single step of the pipeline, before the step takes effect and
-// after it: the endpoint gets the attempts of one chain, and at most one more.
+// after it: the endpoint gets the attempts of one chain, and at most one more. The page makes the first attempt, or hands it
+// over to the slow lane.
 func TestOneChain(t *testing.T) {
 	const failing = 3 // attempts that fail before one succeeds
-	atEachStep(t, 15, func(point int, late bool) bool {
-		r, sub := registered(t)
-		r.script = failsFirst(failing)
-		r.publish("evt_1")
-		r.budget, r.late = point, late
-		r.run()
-		if extra := len(r.posts) - (failing + 1); extra < 0 || extra > 1 || posted(r)["evt_1"] != len(r.posts) {
-			t.Fatalf("death at step %d (late %v): posts %v, want the %d of one delivery and at most one more", point, late, posted(r), failing+1)
-		}
-		if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
-			t.Fatalf("death at step %d (late %v): a delivery is left %s", point, late, st)
-		}
-		return r.budget > 0 // the point lies beyond the last step
-	})
+	for name, slow := range map[string]bool{"WHK-23 the page makes the first attempt": false, "WHK-23 the slow lane makes the first attempt": true} {
+		t.Run(name, func(t *testing.T) {
+			atEachStep(t, 15, func(point int, late bool) bool {
+				r, sub := registered(t)
+				r.script, r.slow = failsFirst(failing), slow
+				r.publish("evt_1")
+				r.budget, r.late = point, late
+				r.run()
+				if extra := len(r.posts) - (failing + 1); extra < 0 || extra > 1 || posted(r)["evt_1"] != len(r.posts) {
+					t.Fatalf("death at step %d (late %v): posts %v, want the %d of one delivery and at most one more", point, late, posted(r), failing+1)
+				}
+				if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
+					t.Fatalf("death at step %d (late %v): a delivery is left %s", point, late, st)
+				}
+				return r.budget > 0 // the point lies beyond the last step
+			})
+		})
+	}
 }
 
 // subscribe makes, or refreshes, a subscription of the MCP Events extension.
