@@ -128,10 +128,10 @@ lint-docs:
 	go run ./tools/docs
 	go test -count=1 -run '^TestTheCommandsOfThePagesParse$$|^TestTheSettingsAreDocumented$$' ./cmd/mcpevents
 
-# docs/conformance.md is generated.
+# docs/internals/conformance.md is generated.
 .PHONY: lint-prose
 lint-prose:
-	@files=$$(git ls-files '*.go' '*.md' | grep -v -e /testdata/ -e '^docs/conformance.md$$'); \
+	@files=$$(git ls-files '*.go' '*.md' | grep -v -e /testdata/ -e '^docs/internals/conformance.md$$'); \
 	CGO_ENABLED=1 go run $(VALE) $$files && CGO_ENABLED=1 go run $(VALE) --config .vale/functions.ini $$(grep '\.go$$' <<<"$$files")
 
 # Without the vulnerability database, which is on the network, there is nothing to
@@ -258,11 +258,11 @@ conformance: prerequisites ## run the official conformance suite of MCP through 
 	go test -count=1 -v -timeout 10m ./test/conformance | grep -v '^ *=== '
 
 .PHONY: conformance-table
-conformance-table: $(TESTLOG) ## write docs/conformance.md from the last make test-full
+conformance-table: $(TESTLOG) ## write docs/internals/conformance.md from the last make test-full
 	go run ./tools/conformance -log $(TESTLOG)
 
 .PHONY: permissions
-permissions: ## write docs/permissions.md from template.yaml
+permissions: ## write docs/internals/permissions.md from template.yaml
 	go run ./tools/permissions
 
 .PHONY: permissions-check

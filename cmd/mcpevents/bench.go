@@ -24,7 +24,7 @@ type BenchCmd struct {
 
 	JSON    string   `placeholder:"FILE" help:"Write the results as JSON to this file, or with - to standard output."`
 	SVG     string   `placeholder:"FILE" help:"Write a chart of the delivery times to this file."`
-	Adapter []string `placeholder:"FILE" help:"Then measure another sender with the same receiver. The file (YAML or JSON) describes how to run it; docs/explanation/benchmarks.md has an example."`
+	Adapter []string `placeholder:"FILE" help:"Then measure another sender with the same receiver. The file (YAML or JSON) describes how to run it; docs/internals/benchmarks.md has an example."`
 
 	Server   string        `placeholder:"URL" help:"Measure this server instead of starting one. Its CPU time and memory are then unknown."`
 	Key      string        `help:"With --server: the key or token of a principal that may publish and subscribe."`

@@ -16,5 +16,5 @@
 // A method is in the table if something serves it, here or by an [http.Handler] to which the endpoint forwards the whole request. A
 // method that is not in the table is not advertised and is answered as unknown.
 //
-// The way of a tools/call is in docs/explanation/architecture.md.
+// The way of a tools/call is in docs/internals/architecture.md.
 package mcp

@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// From the tables of docs/explanation/benchmarks.md: dollars for a million events to an origin that refuses connections,
+// From the tables of docs/internals/benchmarks.md: dollars for a million events to an origin that refuses connections,
 // published one a second, if every retry is a delayed message.
 const priceDownStandard, priceDownEvents = 65.80, 33.82
 

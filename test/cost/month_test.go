@@ -24,7 +24,7 @@ const (
 	hours        = 720.0
 )
 
-// From the tables of docs/explanation/benchmarks.md.
+// From the tables of docs/internals/benchmarks.md.
 const (
 	monthMinutes, monthRetry, monthPollers = 0.56, 0.06, 0.84
 	streamBusy, streamQuiet                = 0.0034, 0.0009 // the store, an hour

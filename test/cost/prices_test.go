@@ -229,6 +229,6 @@ func TestThePriceModelFitsTheTemplate(t *testing.T) {
 		}
 	}
 	if got := limits["FanoutFunction"].gb; got != 0.5 {
-		t.Errorf("AWS-15 fanout is billed with %v GB: change docs/explanation/benchmarks.md with it", got)
+		t.Errorf("AWS-15 fanout is billed with %v GB: change docs/internals/benchmarks.md with it", got)
 	}
 }

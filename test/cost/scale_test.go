@@ -27,7 +27,7 @@ const (
 	groupBatch      = 10.0    // messages of a FIFO queue per invocation
 )
 
-// These figures are not quotas. They are from the tables of docs/explanation/benchmarks.md, or assumed as on that page.
+// These figures are not quotas. They are from the tables of docs/internals/benchmarks.md, or assumed as on that page.
 const (
 	fanoutBatch  = 0.080 // seconds: 40 ms of fanout, and as much to receive and delete
 	publishCall  = 0.015
@@ -236,9 +236,9 @@ func TestTheScalePageIsWhatTheModelSays(t *testing.T) {
 	}
 }
 
-// The model's copies of figures equal the figures in docs/explanation/benchmarks.md.
+// The model's copies of figures equal the figures in docs/internals/benchmarks.md.
 func TestTheScaleModelUsesTheFiguresThatWereMeasured(t *testing.T) {
-	src, err := os.ReadFile(filepath.Join(harness.Root(t), "docs", "explanation", "benchmarks.md"))
+	src, err := os.ReadFile(filepath.Join(harness.Root(t), "docs", "internals", "benchmarks.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func TestTheScaleModelUsesTheFiguresThatWereMeasured(t *testing.T) {
 		_, rest, _ := strings.Cut(string(src), want.row)
 		line, _, _ := strings.Cut(rest, "\n")
 		if text := strings.TrimPrefix(fmt.Sprint(want.figure), "0"); !strings.Contains(line, text) {
-			t.Errorf("docs/explanation/benchmarks.md no longer says %v of %q: %s", want.figure, want.row, line)
+			t.Errorf("docs/internals/benchmarks.md no longer says %v of %q: %s", want.figure, want.row, line)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // Command conformance writes the table of requirements and the tests that show them.
 //
-//	go run ./tools/conformance -requirements docs/requirements.tsv -log build/test.json -out docs/conformance.md
+//	go run ./tools/conformance -requirements docs/requirements.tsv -log build/test.json -out docs/internals/conformance.md
 //
 // A test shows a requirement if its name contains the number (TestX/WHK-02_…, TestWHK02…) or the comment of its function
 // does. Tests in other languages are found by their titles in the output of the Go test that runs them. A requirement without
@@ -18,7 +18,7 @@ import (
 func main() {
 	requirements := flag.String("requirements", "docs/requirements.tsv", "file with one requirement per line: number, text and, optionally, the parts that its tests do not show, separated by tabs")
 	log := flag.String("log", "build/test.json", "output of go test -json")
-	out := flag.String("out", "docs/conformance.md", "the table to write")
+	out := flag.String("out", "docs/internals/conformance.md", "the table to write")
 	flag.Parse()
 	if err := run(*requirements, *log, *out, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)

@@ -37,7 +37,7 @@ func write(groups []group, tests []test) ([]byte, summary) {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, `# Conformance
 
-Written by `+"`make conformance-table`"+` from [requirements.tsv](requirements.tsv) and the last run of the tests;
+Written by `+"`make conformance-table`"+` from [requirements.tsv](../requirements.tsv) and the last run of the tests;
 not to be edited. A row is *passed* when every test that carries its number passed and they show all that it asks,
 *in part* when they passed and show only some of it, *failed* when one failed or was skipped, *open* when
 no test carries it. What the tests do not show of a row stands beside its state.

@@ -1,4 +1,4 @@
-// Package layout tests that packages import each other only as docs/explanation/architecture.md allows.
+// Package layout tests that packages import each other only as docs/internals/architecture.md allows.
 package layout
 
 import (

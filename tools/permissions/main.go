@@ -1,4 +1,4 @@
-// Command permissions writes docs/permissions.md: which function may send which request to AWS and
+// Command permissions writes docs/internals/permissions.md: which function may send which request to AWS and
 // why, and which services may send to queues, as template.yaml says.
 //
 // Its test fails if the code of a function makes an operation that the template does not allow. With the calls that
@@ -53,7 +53,7 @@ func (l *list) UnmarshalYAML(n *yaml.Node) error {
 
 func main() {
 	template := flag.String("template", "template.yaml", "the deployment template")
-	out := flag.String("out", "docs/permissions.md", "the page to write")
+	out := flag.String("out", "docs/internals/permissions.md", "the page to write")
 	check := flag.Bool("check", false, "fail if the page is not up to date, instead of writing it")
 	calls := flag.String("calls", "", "file with the calls that tests recorded; fail if a permission is neither among them nor needed by the code")
 	flag.Parse()

@@ -11,7 +11,7 @@ const template = "../../template.yaml"
 
 func TestPermissions(t *testing.T) {
 	t.Run("AWS-10 the page is what the template says", func(t *testing.T) {
-		if err := run(template, "../../docs/permissions.md", true, ""); err != nil {
+		if err := run(template, "../../docs/internals/permissions.md", true, ""); err != nil {
 			t.Error(err)
 		}
 	})

@@ -88,7 +88,7 @@ func TestEventRuler_Refuses(t *testing.T) {
 	}
 }
 
-// TestEventRuler_Differences shows where we deliberately give another result (docs/explanation/decisions.md). If one
+// TestEventRuler_Differences shows where we deliberately give another result (docs/internals/decisions.md). If one
 // of these fails because of Event Ruler's result, the difference no longer exists.
 func TestEventRuler_Differences(t *testing.T) {
 	for name, tt := range map[string]struct {

@@ -1,6 +1,6 @@
 // Package otlp exports spans, and the metrics of functions, to an OpenTelemetry collector with OTLP over HTTP and bodies in JSON.
 //
-// OpenTelemetry's own exporters write protobuf, which would make the functions larger than our limit, see docs/explanation/decisions.md.
+// OpenTelemetry's own exporters write protobuf, which would make the functions larger than our limit, see docs/internals/decisions.md.
 // Its SDK does the sampling, batching and aggregation.
 package otlp
 
