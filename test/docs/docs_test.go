@@ -8,6 +8,8 @@
 //	sh             run it and wait for its end
 //	sh background  run it concurrently with the following blocks, until the end of the page
 //	sh dry-run     print the commands that make would run, without running them
+//	sh install     provide the packages that the block would install, from the tests' own
+//	ts program     write the block into the file that its first line names, as a reader does by hand (also yaml catalog)
 //	text output    (or json output) compare it with the output of the commands so far; … stands for any text
 package docs_test
 
@@ -38,12 +40,20 @@ const (
 
 func TestTheCommandsOfThePagesWork(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ numbers, name string }{
-		{"", "README.md"},
-		{"", "docs/tutorial.md"},
-		{"SRC-07 ", "docs/how-to/github-to-an-agent.md"},
-		{"SRC-01 SRC-02 SRC-04 ", "docs/how-to/write-a-mapping.md"},
-		{"SRC-01 SRC-03 ", "docs/how-to/aws-events.md"},
+	for _, c := range []struct {
+		numbers, name string
+		install       func(*testing.T, *shell) // instead of the page's own block
+		after         func(*testing.T, *shell)
+	}{
+		{"", "README.md", nil, nil},
+		{"", "docs/tutorial.md", nil, nil},
+		{"SRC-07 ", "docs/how-to/github-to-an-agent.md", nil, nil},
+		{"SRC-01 SRC-02 SRC-04 ", "docs/how-to/write-a-mapping.md", nil, nil},
+		{"SRC-01 SRC-03 ", "docs/how-to/aws-events.md", nil, nil},
+		{"RCH-08 ", "docs/how-to/add-events-to-a-typescript-server.md", installNode, clientGetsEvents},
+		{"RCH-08 ", "docs/how-to/add-events-to-a-python-server.md", installPython, clientGetsEvents},
+		{"RCH-01 ", "docs/how-to/receive-events-in-go.md", startServer("receiver"), nil},
+		{"RCH-01 ", "docs/how-to/publish-from-go.md", startServer("publisher"), nil},
 	} {
 		name := c.name
 		t.Run(c.numbers+name, func(t *testing.T) {
@@ -59,6 +69,11 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 				switch {
 				case b.Is("output"):
 					s.expect(at, b.Text)
+				case b.Is("program"), b.Is("catalog"):
+					s.write(at, b)
+				case b.Is("install"):
+					c.install(t, s)
+					ran++
 				case b.Language() != "sh":
 				case b.Is("background"):
 					s.background(at, b)
@@ -70,8 +85,11 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 					ran++
 				}
 			}
-			if ran < 5 {
+			if ran < 3 {
 				t.Errorf("%s has only %d blocks of commands", name, ran)
+			}
+			if c.after != nil {
+				c.after(t, s)
 			}
 		})
 	}
@@ -109,6 +127,8 @@ func clone(t *testing.T) string {
 type shell struct {
 	t     *testing.T
 	in    io.Writer
+	dir   string      // where it starts
+	bin   string      // the first directory in PATH
 	done  chan string // the marks behind the blocks
 	out   *transcript
 	ports *strings.Replacer
@@ -118,7 +138,7 @@ type shell struct {
 // openShell starts it, with the installed binary first in PATH.
 func openShell(t *testing.T, dir string) *shell {
 	t.Helper()
-	main, second, receiver := freePort(t), freePort(t), freePort(t)
+	main, second, receiver, backend := freePort(t), freePort(t), freePort(t), freePort(t)
 	bin := t.TempDir()
 	cmd := exec.Command("bash", "-eu", "-o", "pipefail")
 	cmd.Dir = dir
@@ -145,8 +165,9 @@ func openShell(t *testing.T, dir string) *shell {
 		t.Fatal(err)
 	}
 	s := &shell{
-		t: t, in: in, done: make(chan string), out: &transcript{},
-		ports: strings.NewReplacer("127.0.0.1:8080", address, "127.0.0.1:8081", "127.0.0.1:"+second, "127.0.0.1:9999", "127.0.0.1:"+receiver),
+		t: t, in: in, dir: dir, bin: bin, done: make(chan string), out: &transcript{},
+		ports: strings.NewReplacer("127.0.0.1:8080", address, "127.0.0.1:8081", "127.0.0.1:"+second, "127.0.0.1:9999", "127.0.0.1:"+receiver,
+			"127.0.0.1:9000", "127.0.0.1:"+backend, "listen(9000", "listen("+backend, "port=9000", "port="+backend),
 	}
 	stopped := make(chan struct{})
 	go func() {
@@ -209,7 +230,7 @@ func (s *shell) run(at, commands string) {
 // These log lines show that a block in the background is ready. The sample agent logs text.
 var (
 	serving    = regexp.MustCompile(`"msg":"serving"`)
-	subscribed = regexp.MustCompile(`"msg":"(receiving webhooks|following)"|msg=following`)
+	subscribed = regexp.MustCompile(`"msg":"(receiving webhooks|following)"|msg=following|waiting for events by|listening on port|Uvicorn running on`)
 )
 
 // background starts a block and waits until it works: a server listens, a listener has said
@@ -224,6 +245,13 @@ func (s *shell) background(at string, b page.Block) {
 	before := count(s.out.text())
 	s.run(at, "{\n"+strings.TrimRight(b.Text, "\n")+"\n} </dev/null &")
 	s.await(at, ready.String(), patience, func(text string) bool { return count(text) > before })
+}
+
+// write writes a program or another file, as a reader would with an editor. The first line names the file.
+func (s *shell) write(at string, b page.Block) {
+	s.t.Helper()
+	first, _, _ := strings.Cut(b.Text, "\n")
+	s.run(at, "cat > "+strings.TrimLeft(first, "/# ")+" <<'END OF FILE'\n"+b.Text+"END OF FILE")
 }
 
 // expect waits until the output of a page has been printed.

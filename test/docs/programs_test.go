@@ -79,58 +79,46 @@ func TestTheGoServerOfThePage(t *testing.T) {
 	})
 }
 
-func TestTheServersInOtherLanguages(t *testing.T) {
-	for _, c := range []struct {
-		number, name, language, file string
-		command                      func(t *testing.T, file string) *exec.Cmd
-	}{
-		{"RCH-08 TypeScript", "docs/how-to/add-events-to-a-typescript-server.md", "ts", "server.ts", typescript},
-		{"RCH-08 Python", "docs/how-to/add-events-to-a-python-server.md", "python", "server.py", python},
-	} {
-		t.Run(c.number, func(t *testing.T) {
-			t.Parallel()
-			port := freePort(t)
-			s := harness.StartServer(t, harness.ServerOptions{
-				Catalog: shown(t, c.name, "yaml", "catalog"),
-				Config:  strings.ReplaceAll(shown(t, c.name, "yaml", "config"), "127.0.0.1:9000", "127.0.0.1:"+port),
-			})
-			file := filepath.Join(t.TempDir(), c.file)
-			if err := os.WriteFile(file, []byte(shown(t, c.name, c.language, "program")), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			cmd := c.command(t, file)
-			cmd.Env = append(cmd.Env, "PORT="+port, "EVENTS_URL="+s.Events, "EVENTS_KEY="+s.Keys["publisher"])
-			cmd.Stderr = os.Stderr
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				_ = cmd.Process.Kill()
-				_ = cmd.Wait()
-			})
-			listening(t, "127.0.0.1:"+port)
-			getsWhatAToolPublishes(t, s.MCP, s.Keys["alice"])
-		})
+// installCommand makes the command line available to a page that assumes it.
+func installCommand(t *testing.T, s *shell) {
+	t.Helper()
+	if err := os.Symlink(harness.Binary(t, "./cmd/mcpevents", false), filepath.Join(s.bin, "mcpevents")); err != nil {
+		t.Fatal(err)
 	}
 }
 
-// typescript runs a file in the directory of the tests' packages, with a Node.js that supports types.
-func typescript(t *testing.T, file string) *exec.Cmd {
+// installNode provides the packages of the tests instead of installing them with npm, and a Node.js that runs TypeScript.
+func installNode(t *testing.T, s *shell) {
+	installCommand(t, s)
 	js := harness.Node(t)
-	text, err := os.ReadFile(file)
-	if err == nil {
-		err = os.WriteFile(js.Path(filepath.Base(file)), text, 0o600)
+	s.run("npm", "ln -s '"+js.Path("node_modules")+"' node_modules\necho '{\"type\": \"module\"}' > package.json\n"+
+		"export PATH='"+filepath.Dir(js.Program())+"':$PATH NODE_OPTIONS='--experimental-strip-types --disable-warning=ExperimentalWarning'")
+}
+
+// installPython provides the packages of the tests instead of installing them with pip.
+func installPython(t *testing.T, s *shell) {
+	installCommand(t, s)
+	s.run("pip", "export PATH='"+filepath.Dir(harness.NewPython(t).Command(t.Context(), "").Path)+"':$PATH PYTHONDONTWRITEBYTECODE=1")
+}
+
+// startServer starts the server that the reader of a page has already, and begins a program in the module of the tests.
+func startServer(program string) func(*testing.T, *shell) {
+	return func(t *testing.T, s *shell) {
+		installCommand(t, s)
+		s.run("install", "mkdir "+program+"\ncd "+program)
+		s.background("make run", page.Block{Text: "mcpevents serve --catalog ../catalog.yaml --data :memory:"})
 	}
+}
+
+// clientGetsEvents connects the client of an SDK to the servers of a page.
+func clientGetsEvents(t *testing.T, s *shell) {
+	secrets, err := os.ReadFile(filepath.Join(s.dir, "orders", "secrets"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := js.Command(context.Background(), filepath.Base(file))
-	cmd.Env = append(cmd.Env, "NODE_OPTIONS=--experimental-strip-types --disable-warning=ExperimentalWarning")
-	return cmd
-}
-
-func python(t *testing.T, file string) *exec.Cmd {
-	return harness.NewPython(t).Command(context.Background(), file)
+	_, rest, _ := strings.Cut(string(secrets), "CHATGPT_KEY=")
+	key, _, _ := strings.Cut(rest, "\n")
+	getsWhatAToolPublishes(t, s.ports.Replace("http://127.0.0.1:8080/mcp"), key)
 }
 
 // bearer adds a key to each request, if there is one.

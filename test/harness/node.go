@@ -62,6 +62,9 @@ func NodeIn(tb testing.TB, dir string) *JS {
 // Path returns the path of a file in the directory of the scripts, or below node_modules.
 func (j *JS) Path(name string) string { return filepath.Join(j.dir, name) }
 
+// Program returns the path of Node.js.
+func (j *JS) Program() string { return j.node }
+
 // Command prepares a script to run.
 func (j *JS) Command(ctx context.Context, script string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, j.node, append([]string{j.Path(script)}, args...)...)
