@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/explanation/scale.md")
+var update = flag.Bool("update", false, "write the tables of docs/explanation/scale.md and cost.md")
 
 // Quotas of AWS as documented (November 2026).
 const (
@@ -207,25 +207,32 @@ func counters() string {
 }
 
 func TestTheScalePageIsWhatTheModelSays(t *testing.T) {
-	path := filepath.Join(harness.Root(t), "docs", "explanation", "scale.md")
+	modelSays(t, "docs/explanation/scale.md", map[string]string{
+		"one to a million": oneToMany(t), "a hundred million a day": daily(t), "a million at rest": idle(), "one URI": oneURI(), "counters": counters(),
+		"a month": month(t), "answers": answering(t), "down": down(t),
+	})
+	modelSays(t, "docs/explanation/cost.md", map[string]string{"three loads": threeLoads(t)})
+}
+
+// modelSays compares the generated parts of a page with the model, or writes them with -update.
+func modelSays(t *testing.T, name string, parts map[string]string) {
+	t.Helper()
+	path := filepath.Join(harness.Root(t), filepath.FromSlash(name))
 	src, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	page := string(src)
-	for name, text := range map[string]string{
-		"one to a million": oneToMany(t), "a hundred million a day": daily(t), "a million at rest": idle(), "one URI": oneURI(), "counters": counters(),
-		"a month": month(t), "answers": answering(t), "down": down(t),
-	} {
-		begin, end := "<!-- generated: "+name+" -->\n", "<!-- end -->"
+	for part, text := range parts {
+		begin, end := "<!-- generated: "+part+" -->\n", "<!-- end -->"
 		_, rest, found := strings.Cut(page, begin)
 		had, _, closed := strings.Cut(rest, end)
 		if !found || !closed {
-			t.Errorf("docs/explanation/scale.md has no place for %q", name)
+			t.Errorf("%s has no place for %q", name, part)
 			continue
 		}
 		if had != text && !*update {
-			t.Errorf("docs/explanation/scale.md, %s: run go test ./test/cost -run Scale -update\ngot\n%s\nwant\n%s", name, had, text)
+			t.Errorf("%s, %s: run go test ./test/cost -run Scale -update\ngot\n%s\nwant\n%s", name, part, had, text)
 		}
 		page = strings.Replace(page, begin+had+end, begin+text+end, 1)
 	}
