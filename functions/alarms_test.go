@@ -3,6 +3,7 @@ package functions_test
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/tools/docs/page"
 )
 
 // alarms returns the alarms in the template, as text.
@@ -87,6 +89,45 @@ func TestAlarms(t *testing.T) {
 		slices.Sort(names)
 		if !slices.Equal(headings, names) {
 			t.Errorf("the runbook has %q, the template %q", headings, names)
+		}
+	})
+	t.Run("OPS-14 the runbook begins with a table of all alarms and helpers that bash can read", func(t *testing.T) {
+		p, err := page.Read("../docs/runbook.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		src, err := os.ReadFile(p.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		top, _, _ := strings.Cut(string(src), "\n## ")
+		for name := range all {
+			if !strings.Contains(top, "| ["+name+"](#"+strings.ToLower(name)+") | ") {
+				t.Errorf("the table has no row for %s", name)
+			}
+		}
+		helpers := p.Blocks[0].Text
+		cmd := exec.CommandContext(t.Context(), "bash", "-n")
+		cmd.Stdin = strings.NewReader(helpers)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		resources, outputs := at(tree(t), "Resources"), at(tree(t), "Outputs")
+		for variable, suffix := range map[string]string{"f": "Function", "q": "Queue"} {
+			m := regexp.MustCompile("for " + variable + " in ([^;]+); do").FindStringSubmatch(helpers)
+			if m == nil {
+				t.Fatalf("no loop over %s", variable)
+			}
+			for name := range strings.FieldsSeq(m[1]) {
+				if at(resources, name+suffix) == nil {
+					t.Errorf("the template has no %s", name+suffix)
+				}
+			}
+		}
+		for _, m := range regexp.MustCompile(`\$\(out (\w+)\)`).FindAllStringSubmatch(helpers, -1) {
+			if at(outputs, m[1]) == nil {
+				t.Errorf("the template has no output %s", m[1])
+			}
 		}
 	})
 	t.Run("OPS-14 each alarm reaches the topic or the address", func(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -237,10 +238,48 @@ func dashboardAsksForWhatIsServed(t *testing.T) {
 	}
 }
 
+func alertsAskForWhatIsServed(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/prometheus-alerts.yml")
+	expect.OK(t, err)
+	var file struct {
+		Groups []struct {
+			Rules []struct{ Alert, Expr string }
+		}
+	}
+	expect.OK(t, yaml.Unmarshal(text, &file))
+	runbook, err := os.ReadFile("../../../docs/runbook-stand-alone.md")
+	expect.OK(t, err)
+	known, alerts := served(), 0
+	for _, g := range file.Groups {
+		for _, r := range g.Rules {
+			alerts++
+			for _, name := range regexp.MustCompile(`mcpevents_[a-z_]+`).FindAllString(r.Expr, -1) {
+				histogram := strings.TrimSuffix(strings.TrimSuffix(name, "_sum"), "_count")
+				if !known[name] && !known[histogram] {
+					t.Errorf("%s uses the unknown metric %s", r.Alert, name)
+				}
+			}
+			anchor := strings.ToLower(r.Alert)
+			for _, part := range []string{"\n## " + r.Alert + "\n", "| [" + r.Alert + "](#" + anchor + ") | "} {
+				if !strings.Contains(string(runbook), part) {
+					t.Errorf("docs/runbook-stand-alone.md lacks %q", part)
+				}
+			}
+			if !strings.Contains(string(text), "runbook: docs/runbook-stand-alone.md#"+anchor+"}") {
+				t.Errorf("%s has no link to its heading in the runbook", r.Alert)
+			}
+		}
+	}
+	if headings := strings.Count(string(runbook), "\n## "); headings != alerts {
+		t.Errorf("the runbook has %d headings for %d alerts", headings, alerts)
+	}
+}
+
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	t.Run("OPS-12 metrics agree with what publishers and receivers counted", metricsAgree)
 	t.Run("OPS-12 the dashboard asks only for what is served", dashboardAsksForWhatIsServed)
+	t.Run("OPS-12 the alerts ask only for what is served, and the runbook has each", alertsAskForWhatIsServed)
 	t.Run("OPS-12 AUT-05 only operators of the default workspace see them", func(t *testing.T) {
 		s := serve(t, func(o *Options) {
 			o.Auth, o.Config = auth.ModeKeys, configured(t, fmt.Sprintf(`keys:
