@@ -161,7 +161,7 @@ func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	del.Version, del.Stored, del.Place, del.Died = 0, state.None, store.Key{}, time.Time{} // those of the delivery's own item
+	del.Version, del.Stored, del.Place, del.Died = 0, state.None, store.Key{}, time.Time{} // they belong to the delivery's own item
 	var micros int64
 	if _, err := fmt.Sscanf(it.Sort, "%d#", &micros); err != nil {
 		return nil, time.Time{}, fault.Wrap(fault.Internal, err, "decode the key of a dead letter")
