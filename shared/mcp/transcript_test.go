@@ -128,19 +128,19 @@ func compareJSON(t *testing.T, at string, got, want any, names map[string]string
 	}
 }
 
-// block returns the n-th code block in this language below a heading of docs/reference/protocol.md.
-func block(t *testing.T, heading, language string, n int) string {
+// block returns the n-th code block in this language below a heading of a page of docs/reference.
+func block(t *testing.T, page, heading, language string, n int) string {
 	t.Helper()
-	doc, err := os.ReadFile("../../docs/reference/protocol.md")
+	doc, err := os.ReadFile("../../docs/reference/" + page)
 	must(t, err)
-	_, rest, _ := strings.Cut(string(doc), "\n"+heading+"\n")
+	_, rest, _ := strings.Cut("\n"+string(doc), "\n"+heading+"\n")
 	text, ok := "", false
 	for range n {
 		_, rest, _ = strings.Cut(rest, "```"+language+"\n")
 		text, rest, ok = strings.Cut(rest, "```")
 	}
 	if !ok {
-		t.Fatalf("docs/reference/protocol.md: no %s %d under %s", language, n, heading)
+		t.Fatalf("docs/reference/%s: no %s %d under %s", page, language, n, heading)
 	}
 	return text
 }
@@ -178,7 +178,7 @@ func blank(v any) {
 // EVX-05, EVX-06: the examples of polls and streams in docs/reference/protocol.md match the server's answers.
 func TestFollowingDocumented(t *testing.T) {
 	f := newFixture(t, nil)
-	request := strings.Replace(block(t, "### Polls", "json", 1), `"params":{`, `"params":{`+meta2026+`,`, 1)
+	request := strings.Replace(block(t, "protocol.md", "### Polls", "json", 1), `"params":{`, `"params":{`+meta2026+`,`, 1)
 	poll := func(body string) (result json.RawMessage) {
 		m := f.do("POST", alice, body, statelessHeaders(spec.MethodEventsPoll, "")...).rpc(t)
 		if m.Error != nil {
@@ -199,13 +199,13 @@ func TestFollowingDocumented(t *testing.T) {
 	must(t, json.Unmarshal(poll(strings.Replace(request, "null", `"`+first.Cursor+`"`, 1)), &result))
 	delete(result, "_meta")
 	got, _ := json.Marshal(result)
-	sameButNamed(t, got, []byte(block(t, "### Polls", "json", 2)))
+	sameButNamed(t, got, []byte(block(t, "protocol.md", "### Polls", "json", 2)))
 
 	f.changeCatalog("required: [status]", "required: [state]")
 	f.announceCatalog()
 	frames = append(frames, o.event(), o.event())
 	o.end()
-	sameEvents(t, frames, block(t, "### Streams", "sse-events", 1))
+	sameEvents(t, frames, block(t, "protocol.md", "### Streams", "sse-events", 1))
 }
 
 // sameEvents compares the events on a stream with the events of a documented stream.
@@ -225,7 +225,7 @@ func sameEvents(t *testing.T, got []sse.Event, documented string) {
 	}
 }
 
-// TestDialectDocumented checks that the example in docs/reference/protocol.md matches the events that the server sends.
+// TestDialectDocumented checks that the example in docs/reference/dialect.md matches the events that the server sends.
 func TestDialectDocumented(t *testing.T) {
 	f := newFixture(t, nil)
 	req := f.request("GET", alice, "", "Accept:", "Accept: text/event-stream")
@@ -237,5 +237,5 @@ func TestDialectDocumented(t *testing.T) {
 	f.publish("event://ci/build-finished", `{"status":"passed"}`)
 	got = append(got, o.event())
 	f.close()
-	sameEvents(t, append(got, o.event()), block(t, "## The named-event dialect", "sse", 1))
+	sameEvents(t, append(got, o.event()), block(t, "dialect.md", "# The named-event dialect", "sse", 1))
 }

@@ -1,4 +1,4 @@
-// Command sources generates the part of docs/reference/sources.md that describes the ready-made sources of package
+// Command sources generates the part of docs/reference/ready-made-sources.md that describes the ready-made sources of package
 // shared/events/source/ready.
 package main
 
@@ -24,7 +24,7 @@ const (
 )
 
 func main() {
-	page := flag.String("page", "docs/reference/sources.md", "the page to write")
+	page := flag.String("page", "docs/reference/ready-made-sources.md", "the page to write")
 	check := flag.Bool("check", false, "fail if the page is not up to date, instead of writing it")
 	flag.Parse()
 	if err := run(*page, *check); err != nil {
@@ -90,7 +90,7 @@ func render(providers []ready.Provider) ([]byte, error) {
 		}
 	}
 	for _, p := range providers {
-		fmt.Fprintf(&b, "\n### %s\n\n", p.Title)
+		fmt.Fprintf(&b, "\n## %s\n\n", p.Title)
 		for i, step := range p.Setup {
 			fmt.Fprintf(&b, "%d. %s\n", i+1, step)
 		}

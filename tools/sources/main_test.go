@@ -11,7 +11,7 @@ import (
 
 func TestSources(t *testing.T) {
 	t.Run("SRC-06 the page is what the ready-made sources say", func(t *testing.T) {
-		if err := run("../../docs/reference/sources.md", true); err != nil {
+		if err := run("../../docs/reference/ready-made-sources.md", true); err != nil {
 			t.Error(err)
 		}
 	})
