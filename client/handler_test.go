@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
 
@@ -95,10 +96,10 @@ func post(t *testing.T, url, secret, subscription, id, body string, change func(
 		change(req)
 	}
 	resp, err := http.DefaultClient.Do(req)
-	must(t, err)
+	expect.OK(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
-	must(t, err)
+	expect.OK(t, err)
 	return resp.StatusCode, string(b)
 }
 
@@ -106,12 +107,12 @@ func signed(t *testing.T, url, secret, subscription, id, body string) *http.Requ
 	t.Helper()
 	now := time.Now()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
-	must(t, err)
+	expect.OK(t, err)
 	if secret != "" {
 		wh, err := standardwebhooks.NewWebhook(secret)
-		must(t, err)
+		expect.OK(t, err)
 		signature, err := wh.Sign(id, now, []byte(body))
-		must(t, err)
+		expect.OK(t, err)
 		req.Header.Set(webhook.HeaderSignature, signature)
 	}
 	req.Header.Set(webhook.HeaderID, id)

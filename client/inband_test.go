@@ -21,6 +21,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"pgregory.net/rapid"
 )
 
@@ -54,7 +55,7 @@ func receive(ctx context.Context, c *client.Client, o client.SubscribeOptions) e
 func cursorOf(t *testing.T, params json.RawMessage) any {
 	t.Helper()
 	var p struct{ Cursor any }
-	must(t, json.Unmarshal(params, &p))
+	expect.OK(t, json.Unmarshal(params, &p))
 	return p.Cursor
 }
 
@@ -115,7 +116,7 @@ func TestPush(t *testing.T) {
 		}})
 		defer close(done)
 		c, err := client.Connect(t.Context(), s.URL, client.Options{})
-		must(t, err)
+		expect.OK(t, err)
 		client.SetSilence(c, 50*time.Millisecond)
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
@@ -429,7 +430,7 @@ func TestAServerThatEndsEachSessionAtOnceIsNotAskedWithoutAPause(t *testing.T) {
 	}))
 	defer s.Close()
 	c, err := client.Connect(t.Context(), s.URL, client.Options{})
-	must(t, err)
+	expect.OK(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
 	defer cancel()
 	err = receive(ctx, c, client.SubscribeOptions{Name: "order.shipped", Mode: client.ModePoll, Event: func(context.Context, client.Event) error { return nil }})

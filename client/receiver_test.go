@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestARegistrationWithAChallenge registers at a server that verifies endpoints before it answers.
@@ -52,19 +53,19 @@ func TestARegistrationWithAChallenge(t *testing.T) {
 	defer server.Close()
 	hooks := &client.Handler{}
 	end, err := hooks.Listen("127.0.0.1:0")
-	must(t, err)
+	expect.OK(t, err)
 	defer end()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	c, err := client.Connect(ctx, server.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728), Webhooks: hooks})
-	must(t, err)
+	expect.OK(t, err)
 	var sub *client.Subscription
 	t.Run("SRF-07 the challenge of a registration is echoed before the secret is known", func(t *testing.T) {
 		sub, err = c.Subscribe(ctx, client.SubscribeOptions{
 			URIs: []string{"event://a"}, Mode: client.ModeWebhook,
 			Event: func(_ context.Context, e client.Event) error { t.Errorf("got %+v, want no event", e); return nil },
 		})
-		must(t, err)
+		expect.OK(t, err)
 	})
 	t.Run("SRF-07 afterwards an unsigned challenge is refused", func(t *testing.T) {
 		if status, _ := challenge(hooks.URL, id, nonce); status != http.StatusUnauthorized {

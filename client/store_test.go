@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestFilesOfCursors(t *testing.T) {
@@ -23,7 +24,7 @@ func TestFilesOfCursors(t *testing.T) {
 	t.Run("RCH-01 each key has the cursor that was saved last under it", func(t *testing.T) {
 		for _, cursor := range []string{"1", "2"} {
 			for _, key := range []string{"a", "b"} {
-				must(t, d.Save(t.Context(), key, key+cursor))
+				expect.OK(t, d.Save(t.Context(), key, key+cursor))
 			}
 		}
 		loads(t, d, "a", "a2")
@@ -42,7 +43,7 @@ func TestFilesOfCursors(t *testing.T) {
 	})
 	t.Run("RCH-01 RCH-03 two subscriptions cannot share a file", func(t *testing.T) {
 		file := client.File(filepath.Join(t.TempDir(), "cursor"))
-		must(t, file.Save(t.Context(), "a", "a1"))
+		expect.OK(t, file.Save(t.Context(), "a", "a1"))
 		if cursor, err := file.Load(t.Context(), "b"); !fault.Is(err, fault.Conflict) {
 			t.Errorf("another subscription loaded %q, %v, want an error of kind conflict", cursor, err)
 		}
@@ -53,15 +54,15 @@ func TestFilesOfCursors(t *testing.T) {
 	})
 	t.Run("RCH-01 RCH-03 a file that holds only a cursor belongs to the subscription that loads it", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "cursor")
-		must(t, os.WriteFile(path, []byte("a1"), 0o600))
+		expect.OK(t, os.WriteFile(path, []byte("a1"), 0o600))
 		file := client.File(path)
 		loads(t, file, "a", "a1")
-		must(t, file.Save(t.Context(), "a", "a2"))
+		expect.OK(t, file.Save(t.Context(), "a", "a2"))
 		loads(t, file, "a", "a2")
 	})
 	t.Run("RCH-01 a file that does not hold a cursor is refused", func(t *testing.T) {
 		file := filepath.Join(dir, "large")
-		must(t, os.WriteFile(file, []byte(strings.Repeat("x", 100_000)), 0o600))
+		expect.OK(t, os.WriteFile(file, []byte(strings.Repeat("x", 100_000)), 0o600))
 		if _, err := client.File(file).Load(t.Context(), ""); !fault.Is(err, fault.Invalid) {
 			t.Errorf("got %v, want an error of kind invalid", err)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // first subscribes to event://a/b with a stream and returns the first event.
@@ -47,7 +48,7 @@ func streaming(t *testing.T, silence time.Duration, write func(n int, w *streamW
 	}))
 	t.Cleanup(s.Close)
 	c, err := client.Connect(t.Context(), s.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728)})
-	must(t, err)
+	expect.OK(t, err)
 	if silence > 0 {
 		client.SetSilence(c, silence)
 	}
@@ -131,7 +132,7 @@ func TestAStreamReadsMembersByTheirExactNames(t *testing.T) {
 		w.update(`{"uri":"event://a/b","payload":1,"_meta":{"io.github.mcp-events/cursor":"c1"},"URI":"event://forged","Payload":2,"_META":{"io.github.mcp-events/cursor":"forged"}}`)
 	})
 	got, err := first(t.Context(), c)
-	must(t, err)
+	expect.OK(t, err)
 	if got.URI != "event://a/b" || string(got.Data) != "1" || got.Cursor != "c1" {
 		t.Errorf("got the event of %s with data %s and cursor %s, want event://a/b, 1 and c1", got.URI, got.Data, got.Cursor)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const (
@@ -41,7 +42,7 @@ type home struct {
 func newHome(t *testing.T, change func(*standalone.Options)) *home {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	expect.OK(t, err)
 	addr := l.Addr().String()
 	_ = l.Close()
 	h := &home{t: t, options: standalone.Options{
@@ -62,7 +63,7 @@ func (h *home) start() {
 	h.t.Helper()
 	var err error
 	h.server, err = standalone.New(context.Background(), h.options)
-	must(h.t, err)
+	expect.OK(h.t, err)
 }
 
 func (h *home) stop() {
@@ -79,14 +80,7 @@ func (h *home) publish(ids ...string) {
 	h.t.Helper()
 	for _, id := range ids {
 		_, err := h.server.Publish(h.t.Context(), "default", standalone.Event{ID: id, URI: shipped, Data: json.RawMessage(`{"id":"` + id + `"}`)})
-		must(h.t, err)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
+		expect.OK(h.t, err)
 	}
 }
 
@@ -396,9 +390,9 @@ func TestSubscribeRefusesInvalidOptions(t *testing.T) {
 	h := newHome(t, nil)
 	event := func(context.Context, client.Event) error { return nil }
 	c, err := client.Connect(t.Context(), h.server.URL, client.Options{})
-	must(t, err)
+	expect.OK(t, err)
 	unwritable := filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(unwritable, []byte("x"), 0o600))
+	expect.OK(t, os.WriteFile(unwritable, []byte("x"), 0o600))
 	for _, tt := range []struct {
 		name string
 		sub  client.SubscribeOptions

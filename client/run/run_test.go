@@ -18,18 +18,12 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/client/run"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var shipped = client.Event{
 	Via: "poll", ID: "e1", Name: "order.shipped", Time: "2026-11-21T09:24:00Z", URI: "event://orders/1/shipped", Cursor: "c1",
 	Data: json.RawMessage(`{"carrier":"$(touch hacked); ` + "`id`" + `"}`),
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func command(line string) *run.Command {
@@ -42,7 +36,7 @@ func TestTheCommandGetsTheEvent(t *testing.T) {
 	var out bytes.Buffer
 	c := command(`printf '%s|%s|%s|%s|%s|%s|%s|' "$EVENT_ID" "$EVENT_NAME" "$EVENT_TIME" "$EVENT_URI" "$EVENT_CURSOR" "$MCPEVENTS_KEY" "$OTHER"; cat`)
 	c.Stdout = &out
-	must(t, c.Handle(t.Context(), shipped))
+	expect.OK(t, c.Handle(t.Context(), shipped))
 	members, input, _ := strings.Cut(out.String(), "|{")
 	t.Run("RCH-03 its main members are in the environment, but not the server's key", func(t *testing.T) {
 		if want := "e1|order.shipped|2026-11-21T09:24:00Z|event://orders/1/shipped|c1||stays"; members != want {
@@ -65,7 +59,7 @@ func TestInvalidVariablesAreEmpty(t *testing.T) {
 			var out bytes.Buffer
 			c := command(`printf '%s|%s|' "$EVENT_ID" "$EVENT_NAME"; cat`)
 			c.Stdout = &out
-			must(t, c.Handle(t.Context(), odd))
+			expect.OK(t, c.Handle(t.Context(), odd))
 			input, found := strings.CutPrefix(out.String(), "|order.shipped|")
 			var got client.Event
 			if err := json.Unmarshal([]byte(input), &got); !found || err != nil || got.ID != id {
@@ -95,10 +89,10 @@ func TestFailedCommands(t *testing.T) {
 					t.Fatalf("run %d acknowledged the event", n+1)
 				}
 			}
-			must(t, c.Handle(t.Context(), e))
+			expect.OK(t, c.Handle(t.Context(), e))
 		}
 		b, err := os.ReadFile(c.Failed)
-		must(t, err)
+		expect.OK(t, err)
 		lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 		var last struct {
 			Event client.Event
@@ -121,7 +115,7 @@ func TestFailedCommands(t *testing.T) {
 		c.Failed, c.Tries = filepath.Join(t.TempDir(), "failed.jsonl"), 2
 		_ = c.Handle(t.Context(), shipped)
 		c.Line = "true"
-		must(t, c.Handle(t.Context(), shipped))
+		expect.OK(t, c.Handle(t.Context(), shipped))
 		c.Line = "false"
 		if err := c.Handle(t.Context(), shipped); err == nil {
 			t.Error("the first failure after a success acknowledged the event, want an error")
@@ -134,9 +128,9 @@ func TestACommandThatDoesNotEnd(t *testing.T) {
 	alive := func(t *testing.T, file string) bool {
 		t.Helper()
 		b, err := os.ReadFile(file)
-		must(t, err)
+		expect.OK(t, err)
 		pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
-		must(t, err)
+		expect.OK(t, err)
 		for range 1000 {
 			stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 			if syscall.Kill(pid, 0) != nil || err == nil && strings.Contains(string(stat), ") Z ") {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func hashOf(key string) string {
@@ -26,13 +27,6 @@ func header(values ...string) http.Header {
 		h.Add("Authorization", v)
 	}
 	return h
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestNone(t *testing.T) {
@@ -49,7 +43,7 @@ func TestKeys(t *testing.T) {
 		{Principal: "bob", Workspace: "other", Scopes: []string{ScopePublish}, SHA256: strings.ToUpper(hashOf("key-b")), Expires: now},
 		{Principal: "carol", SHA256: hashOf("key-c"), Expires: now.Add(time.Second)},
 	}, func() time.Time { return now })
-	must(t, err)
+	expect.OK(t, err)
 	for name, tc := range map[string]struct {
 		header http.Header
 		want   string // principal@workspace, or empty
@@ -221,10 +215,10 @@ func TestDirectory(t *testing.T) {
 		{Principal: "alice", Workspace: "other", SHA256: strings.Repeat("c", 64)},
 	}
 	keys, err := Keys(list, func() time.Time { return now })
-	must(t, err)
+	expect.OK(t, err)
 	scopes := func(workspace, id string) (all []string) {
 		found, err := keys.Principals(t.Context(), workspace, id, true)
-		must(t, err)
+		expect.OK(t, err)
 		for _, p := range found {
 			all = append(all, strings.Join(p.Scopes, " "))
 		}

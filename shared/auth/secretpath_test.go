@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestSecretPath(t *testing.T) {
@@ -18,7 +20,7 @@ func TestSecretPath(t *testing.T) {
 		{Principal: "bob", SHA256: hashOf(bare)},
 		{Principal: "carol", SHA256: hashOf(old), Path: true, Expires: now.Add(-time.Hour)},
 	}, func() time.Time { return now })
-	must(t, err)
+	expect.OK(t, err)
 	proxies, bad := ParseProxies([]string{"10.1.0.0/16", "192.0.2.7"})
 	if bad != "" || len(proxies) != 2 {
 		t.Fatal(bad)
@@ -61,7 +63,7 @@ func TestSecretPath(t *testing.T) {
 			r.RemoteAddr = c.remote
 			if c.local != "" {
 				addr, err := net.ResolveTCPAddr("tcp", c.local)
-				must(t, err)
+				expect.OK(t, err)
 				r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(addr)))
 			}
 			if c.proto != "" {

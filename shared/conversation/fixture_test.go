@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // marker is in every message and context of these tests.
@@ -62,7 +63,7 @@ func newRig(t *testing.T, src string, change ...func(*Options)) *rig {
 	}
 	var err error
 	r.Service, err = New(o)
-	must(t, err)
+	expect.OK(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
@@ -96,17 +97,10 @@ events:
     access: {scopes: [conversation]}
 `
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func parseRules(t *testing.T, src string) *rules.Conversation {
 	t.Helper()
 	c, err := config.Parse([]byte(src))
-	must(t, err)
+	expect.OK(t, err)
 	return &c.Conversation
 }
 
@@ -177,7 +171,7 @@ func (r *rig) consent(names ...string) {
 	r.t.Helper()
 	for _, name := range names {
 		_, err := r.Consent(r.t.Context(), ann, name, "ann", true)
-		must(r.t, err)
+		expect.OK(r.t, err)
 	}
 }
 
@@ -185,7 +179,7 @@ func (r *rig) consent(names ...string) {
 func (r *rig) say() *Context {
 	r.t.Helper()
 	c, err := r.sayAs(ann, UserMessage)
-	must(r.t, err)
+	expect.OK(r.t, err)
 	return c
 }
 
@@ -268,6 +262,6 @@ func (l *lockedBuffer) String() string {
 func mustCatalog(t *testing.T, src string) *catalog.Catalog {
 	t.Helper()
 	cat, err := catalog.Parse([]byte(src))
-	must(t, err)
+	expect.OK(t, err)
 	return cat
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const three = `
@@ -203,7 +204,7 @@ func TestConsent(t *testing.T) {
 		r.consent("fast")
 		for _, p := range []auth.Principal{{ID: "bob", Workspace: ann.Workspace}, {ID: "ann", Workspace: "other"}} {
 			_, err := r.sayAs(p, UserMessage)
-			must(t, err)
+			expect.OK(t, err)
 		}
 		r.wasAsked("fast", 0)
 		r.say()
@@ -246,7 +247,7 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 		r.source.Store(parseRules(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
 		respond := func() {
 			_, err := r.sayAs(ann, AssistantResponse)
-			must(t, err)
+			expect.OK(t, err)
 		}
 		respond()
 		r.wasAsked("fast", 1)
@@ -289,7 +290,7 @@ func TestAnonymousCallersCannotConsent(t *testing.T) {
 		r.on("fast", says("x", 0))
 		r.consent("fast") // as if it had been allowed before
 		_, err := r.sayAs(anonymous, UserMessage)
-		must(t, err)
+		expect.OK(t, err)
 		if got := r.calls("fast") == 1; got != allowed || r.Offers(t.Context(), anonymous).Any() != allowed {
 			t.Errorf("allowed %v: sent %v, offered %+v", allowed, got, r.Offers(t.Context(), anonymous))
 		}
@@ -338,13 +339,13 @@ func TestEvents(t *testing.T) {
 	r.consent(rules.EventsProvider)
 	bob := auth.Principal{ID: "bob", Workspace: ann.Workspace}
 	_, err := r.Consent(t.Context(), bob, rules.EventsProvider, "bob", true)
-	must(t, err)
+	expect.OK(t, err)
 	for _, said := range []struct {
 		who  auth.Principal
 		kind Kind
 	}{{ann, UserMessage}, {ann, UserMessage}, {ann, AssistantResponse}, {bob, UserMessage}} {
 		_, err := r.Forward(t.Context(), Caller{Principal: said.who}, &Message{Kind: said.kind, ID: "m", Content: marker, History: []Turn{{"user", "before"}}})
-		must(t, err)
+		expect.OK(t, err)
 	}
 	p := r.published
 	if len(p) != 4 || p[0].URI != UserMessageURI || string(p[0].Data) != `{"messageId":"m","content":"`+marker+`","principal":"ann"}` || p[2].URI != AssistantResponseURI {

@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // relayed starts two instances over the same store. Only holder is connected to the backend, and its relay passes the
@@ -122,7 +123,7 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 		s.brings(spec.NoteToolsChange)
 	}
 	for _, workspace := range []string{auth.DefaultWorkspace, "elsewhere"} {
-		must(t, f.log.Notify(t.Context(), workspace, stream.TopicCatalog, json.RawMessage(`{}`)))
+		expect.OK(t, f.log.Notify(t.Context(), workspace, stream.TopicCatalog, json.RawMessage(`{}`)))
 	}
 	for who, theirs := range refused {
 		for revision, s := range theirs {
@@ -150,7 +151,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 		Server: json.RawMessage(`{}`), Key: make([]byte, 32),
 		Source: func(context.Context) ([]api.Backend, error) { return *now.Load(), nil },
 	})
-	must(t, err)
+	expect.OK(t, err)
 	f := newFixture(t, func(o *Options) { o.Gateway = gw })
 	following, ack := f.allKinds(billing)
 	sameJSON(t, ack.Params.Notifications, `{"resourcesListChanged":true}`) // the only list so far
@@ -178,7 +179,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	use := func(version string, backends ...api.Backend) {
 		t.Helper()
 		now.Store(&backends)
-		must(t, stream.AnnounceBackends(t.Context(), f.log, workspace, version))
+		expect.OK(t, stream.AnnounceBackends(t.Context(), f.log, workspace, version))
 	}
 	notify := func(method string) { t.Helper(); f.notifyBackend(t, method, "null") }
 	b := l.backend()
@@ -262,9 +263,9 @@ func TestSubscriptionAtABackendLivesAsLongAsItsSession(t *testing.T) {
 	}
 	// A session is prolonged once less than half of its lifetime is left.
 	items, err := f.db.Get(t.Context(), session.Partition(session.Key(id)))
-	must(t, err)
+	expect.OK(t, err)
 	items[0].Expires = time.Now().Add(session.TTL/2 - time.Minute)
-	must(t, f.db.Write(t.Context(), store.Put(*items[0])))
+	expect.OK(t, f.db.Write(t.Context(), store.Put(*items[0])))
 	g.forget(holder)
 	f.sessionBased(alice, id, "ping", "").is(t, "ping", 200, 0)
 	if until := g.subscribed()[holder]; time.Until(until) < session.TTL {
@@ -411,8 +412,8 @@ func (g *fakeGateway) Unsubscribe(_ context.Context, s api.Subscription) error {
 func (f *fixture) notifyBackend(t testing.TB, method, params string) {
 	t.Helper()
 	notice, err := json.Marshal(api.Notice{Method: method, Params: json.RawMessage(params)})
-	must(t, err)
-	must(t, f.log.Notify(t.Context(), f.principal(alice).Workspace, stream.TopicBackend("b"), notice))
+	expect.OK(t, err)
+	expect.OK(t, f.log.Notify(t.Context(), f.principal(alice).Workspace, stream.TopicBackend("b"), notice))
 }
 
 // forget removes the record of a subscription so that a test can see whether the endpoint subscribes again.

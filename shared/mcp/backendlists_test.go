@@ -22,6 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // lister is a backend that serves only lists, in pages of two entries.
@@ -180,7 +181,7 @@ func gatewayTo(t *testing.T, db store.DB, ttl time.Duration, backends ...api.Bac
 		Backends: backends, DB: db, Server: json.RawMessage(`{"name":"gw","version":"1"}`),
 		Key: bytes.Repeat([]byte{7}, 32), ListTTL: ttl, CallTimeout: patience, Log: slog.New(slog.DiscardHandler),
 	})
-	must(t, err)
+	expect.OK(t, err)
 	return g
 }
 
@@ -438,7 +439,7 @@ func streamed(t *testing.T, r reply) (out reply) {
 	}
 	events := sse.NewReader(strings.NewReader(r.Body), 1<<20)
 	e, err := events.Next()
-	must(t, err)
+	expect.OK(t, err)
 	if _, err := events.Next(); err != io.EOF {
 		t.Errorf("behind the response: %v", err)
 	}
@@ -458,14 +459,14 @@ func TestSlowListsAreStreams(t *testing.T) {
 			l.set(func() { l.hold = goOn })
 			time.Sleep(2 * time.Millisecond) // all cached lists expire
 			res, err := f.server.Client().Do(f.listRequest(method, session, ""))
-			must(t, err)
+			expect.OK(t, err)
 			if res.StatusCode != http.StatusOK || res.Header.Get("Content-Type") != sse.ContentType {
 				t.Fatalf("%s: got status %d, %v, want a stream", method, res.StatusCode, res.Header)
 			}
 			lines := bufio.NewReader(res.Body)
 			for comments := 0; comments < 3; {
 				line, err := lines.ReadString('\n')
-				must(t, err)
+				expect.OK(t, err)
 				if strings.HasPrefix(line, ":") {
 					comments++
 				} else if strings.TrimSpace(line) != "" {
@@ -474,9 +475,9 @@ func TestSlowListsAreStreams(t *testing.T) {
 			}
 			close(goOn)
 			e, err := sse.NewReader(lines, 1<<20).Next()
-			must(t, err)
+			expect.OK(t, err)
 			reply{Status: 200, Body: string(e.Data)}.is(t, method, 200, 0, `"name":`)
-			must(t, res.Body.Close())
+			expect.OK(t, res.Body.Close())
 		}
 	}
 	l.set(func() { l.hold = nil })

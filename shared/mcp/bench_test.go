@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // sink is a response that only counts the bytes written to it.
@@ -78,7 +79,7 @@ func BenchmarkResourcesList(b *testing.B) {
 					Catalogs: catalog.NewStatic(benchmarkCatalog(b, bc.entries, bc.access)),
 				}
 				e, err := New(o)
-				must(b, err)
+				expect.OK(b, err)
 				body := []byte(statelessBody("1", spec.MethodResources, ""))
 				header := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
 				if revision == "2026" {

@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // slowCalls is a backend whose calls each test controls: it decides when they send a message and when they return.
@@ -85,7 +86,7 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 		for client, req := range callRequests(f, both) {
 			t.Run(fmt.Sprintf("%s, backend of 2026 %v", client, stateless), func(t *testing.T) {
 				res, err := f.server.Client().Do(req)
-				must(t, err)
+				expect.OK(t, err)
 				defer res.Body.Close()
 				if res.StatusCode != 200 || res.Header.Get("Content-Type") != sse.ContentType {
 					t.Fatalf("got status %d, %v, want a stream", res.StatusCode, res.Header)
@@ -95,7 +96,7 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 				quiet := func() (message string) {
 					for comments := 0; comments < 3; {
 						line, err := lines.ReadString('\n')
-						must(t, err)
+						expect.OK(t, err)
 						if strings.HasPrefix(line, ":") {
 							comments++
 						} else if strings.TrimSpace(line) != "" {
@@ -110,7 +111,7 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 				}
 				close(c.answer)
 				e, err := sse.NewReader(lines, 1<<20).Next()
-				must(t, err)
+				expect.OK(t, err)
 				if rest, err := io.ReadAll(lines); err != nil || strings.TrimSpace(string(rest)) != "" || !strings.Contains(string(e.Data), `"content":[]`) {
 					t.Errorf("got %s and then %q (%v), want the result and nothing more", e.Data, rest, err)
 				}
@@ -153,7 +154,7 @@ func TestCallsEndWithTheEndpoint(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					defer cancel()
 					short := ask(ends)
-					must(t, f.endpoint.Close(ctx))
+					expect.OK(t, f.endpoint.Close(ctx))
 					close(short.answer)
 					(<-answers).isPlain(t, "a call that ends in time", 200, `"content":[]`)
 					long := ask(runs)

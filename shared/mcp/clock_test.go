@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // written is an in-memory response that records the time of each write.
@@ -223,7 +224,7 @@ func (f *fixture) newSession(s session.Session) *session.Session {
 	f.t.Helper()
 	s.Workspace, s.Principal = auth.DefaultWorkspace, "alice"
 	made, err := f.endpoint.sessions.Create(f.t.Context(), s)
-	must(f.t, err)
+	expect.OK(f.t, err)
 	return made
 }
 
@@ -275,7 +276,7 @@ func TestUnsubscribedIsSilent(t *testing.T) {
 			inBubble(t, several, nil, func(f *fixture) *http.Request {
 				s = f.newSession(session.Session{Version: spec.V20251125, Dialect: dialect})
 				for _, uri := range []string{"event://ci/deploy", "event://ci/build-finished"} {
-					must(f.t, f.endpoint.sessions.Subscribe(f.t.Context(), s, session.URI{URI: uri}))
+					expect.OK(f.t, f.endpoint.sessions.Subscribe(f.t.Context(), s, session.URI{URI: uri}))
 				}
 				req := f.request("GET", alice, "", "Mcp-Session-Id: "+s.ID)
 				if dialect {
@@ -286,7 +287,7 @@ func TestUnsubscribedIsSilent(t *testing.T) {
 				time.Sleep(10 * time.Second)
 				b.f.publish(deploy, `{"n":1}`)
 				time.Sleep(10 * time.Second)
-				must(b.f.t, b.f.endpoint.sessions.Unsubscribe(b.f.t.Context(), s, deploy))
+				expect.OK(b.f.t, b.f.endpoint.sessions.Unsubscribe(b.f.t.Context(), s, deploy))
 				b.f.publish(deploy, `{"n":2}`)
 				b.f.publish("event://ci/build-finished", `{"n":3}`)
 				<-b.done

@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // said is a word that every message in these tests contains.
@@ -61,7 +62,7 @@ func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversa
 	}))
 	t.Cleanup(provider.Close)
 	c, err := config.Parse([]byte("conversation:\n  " + section + "\n  budget: 5s\n  maxContext: 1024\n  providers: [{name: echo, url: '" + provider.URL + "'}]\n"))
-	must(t, err)
+	expect.OK(t, err)
 	o := conversation.Options{
 		Source: configured{&c.Conversation}, DB: db, Key: bytes.Repeat([]byte{3}, 32), Log: slog.New(slog.DiscardHandler),
 	}
@@ -69,13 +70,13 @@ func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversa
 		f(&o)
 	}
 	k.Service, err = conversation.New(o)
-	must(t, err)
+	expect.OK(t, err)
 	for _, p := range []auth.Principal{{ID: "alice", Workspace: auth.DefaultWorkspace}, {ID: "bob", Workspace: auth.DefaultWorkspace}} {
 		if !k.Enabled(t.Context()) {
 			break // Users cannot consent while the feature is off.
 		}
 		_, err := k.Consent(t.Context(), p, "echo", p.ID, true)
-		must(t, err)
+		expect.OK(t, err)
 	}
 	return k
 }
@@ -125,7 +126,7 @@ func (o *open) context(id, text string) (meta map[string]json.RawMessage) {
 	}
 	for m.Method != spec.NoteContext {
 		if e := o.event(); len(e.Data) > 0 {
-			must(o.t, json.Unmarshal(e.Data, &m))
+			expect.OK(o.t, json.Unmarshal(e.Data, &m))
 		}
 	}
 	if p := m.Params; p.MessageID != id || len(p.Context) > 1024 || text != "" && p.Context != "Context from echo:\n> "+text {
@@ -244,7 +245,7 @@ func TestContextWithoutAStream(t *testing.T) {
 	_, one, _ := talking(t, "userMessages: true")
 	one.notify(alice, "", spec.MethodUserMessage, message("m1")).isPlain(t, "m1", 202)
 	page, err := one.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + stream.TopicConversation("alice")})
-	must(t, err)
+	expect.OK(t, err)
 	if len(page.Items) != 1 || strings.Contains(string(page.Items[0].Value), said) || time.Until(page.Items[0].Expires) > streams.ContextLife+time.Second {
 		t.Errorf("in the log is %+v, want one sealed item that expires within %v", page.Items, streams.ContextLife)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // described is the result of initialize or server/discover.
@@ -169,7 +170,7 @@ func TestProfile(t *testing.T) {
 			call(tc.key, spec.MethodEventsSub, known, tc.settings).is(t, "events/subscribe", 200, 0)
 			principal := map[string]string{alice: "alice", bob: "bob"}[tc.key]
 			var subs []*subscription.Subscription
-			must(t, (&subscription.Lists{DB: f.db}).Each(t.Context(), "default", principal, func(sub *subscription.Subscription) error {
+			expect.OK(t, (&subscription.Lists{DB: f.db}).Each(t.Context(), "default", principal, func(sub *subscription.Subscription) error {
 				subs = append(subs, sub)
 				return nil
 			}))

@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const jsonOnly = "Accept: application/json"
@@ -24,7 +25,7 @@ func (f *fixture) dialectIn(workspace, method, key, body string, headers ...stri
 	req := f.request(method, key, body, append([]string{"Accept:"}, headers...)...)
 	var err error
 	req.URL, err = url.Parse(f.server.URL + "/mcp/" + workspace)
-	must(f.t, err)
+	expect.OK(f.t, err)
 	return f.answer(req)
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestDialectPost(t *testing.T) {
@@ -108,7 +109,7 @@ func TestDialectPost(t *testing.T) {
 	t.Run("SSE-03_the_largest_answer_fits_into_an_item", func(t *testing.T) {
 		o, id := f.dialectStream(alice)
 		s, err := f.endpoint.sessions.Load(t.Context(), id, f.principal(alice), true)
-		must(t, err)
+		expect.OK(t, err)
 		kept := httpjson.NewRecorder()
 		_, _ = kept.Write([]byte(`"` + strings.Repeat("x", maxResponse-2) + `"`))
 		c := &method.Call{Request: f.request("POST", alice, ""), Principal: f.principal(alice), Session: s}
@@ -124,7 +125,7 @@ func TestDialectPost(t *testing.T) {
 			e = o.event()
 		}
 		page, err := f.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#session-" + session.Key(id)})
-		must(t, err)
+		expect.OK(t, err)
 		var stored string
 		for _, it := range page.Items {
 			stored += string(it.Value)
@@ -150,7 +151,7 @@ func TestDialectPost(t *testing.T) {
 func (f *fixture) principal(key string) auth.Principal {
 	f.t.Helper()
 	p, err := f.endpoint.options.Auth.Authenticate(f.t.Context(), http.Header{"Authorization": {"Bearer " + key}})
-	must(f.t, err)
+	expect.OK(f.t, err)
 	return p
 }
 
@@ -159,7 +160,7 @@ func (f *fixture) waitClosed(id string) {
 	f.t.Helper()
 	f.waitFor("the end of the stream", func() bool {
 		open, err := f.endpoint.sessions.Streaming(f.t.Context(), session.Key(id))
-		must(f.t, err)
+		expect.OK(f.t, err)
 		return !open
 	})
 }
@@ -292,7 +293,7 @@ func TestDialectMessages(t *testing.T) {
 func bare(t testing.TB, text string) string {
 	t.Helper()
 	var v any
-	must(t, json.Unmarshal([]byte(text), &v))
+	expect.OK(t, json.Unmarshal([]byte(text), &v))
 	strip := func(v any) {
 		m, _ := v.(map[string]any)
 		if e, ok := m["error"].(map[string]any); ok {
@@ -450,7 +451,7 @@ func TestDialectFailures(t *testing.T) {
 		f.dialect(alice, rpcText("1", "ping", ""), jsonOnly).is(t, "what needs no session", 200, 0)
 	})
 	t.Run("SSE-03_a_notice_that_cannot_be_opened_does_not_end_the_stream", func(t *testing.T) {
-		must(t, f.log.Notify(t.Context(), "default", "session-"+session.Key(id), jsonrpc.Encode(streams.ResponseNotice{Response: []byte("forged")})))
+		expect.OK(t, f.log.Notify(t.Context(), "default", "session-"+session.Key(id), jsonrpc.Encode(streams.ResponseNotice{Response: []byte("forged")})))
 		f.dialect(alice, rpcText("3", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
 		o.answers(`{"jsonrpc":"2.0","id":3,"result":{}}`)
 	})

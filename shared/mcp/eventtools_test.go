@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
@@ -63,7 +64,7 @@ func toolResult(t testing.TB, r reply, into any) {
 	t.Helper()
 	text, structured := toolAnswer(t, r)
 	sameJSON(t, json.RawMessage(text), string(structured))
-	must(t, json.Unmarshal(structured, into))
+	expect.OK(t, json.Unmarshal(structured, into))
 }
 
 // toolIn calls a tool in the session's revision, or in 2026-07-28 if session is empty.
@@ -125,11 +126,11 @@ func TestEventTools(t *testing.T) {
 					t.Errorf("got %+v, want a title, a description, an object as input, and the hint", x)
 				}
 				doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(x.OutputSchema))
-				must(t, err)
+				expect.OK(t, err)
 				c := jsonschema.NewCompiler()
-				must(t, c.AddResource("memory:///result", doc))
+				expect.OK(t, c.AddResource("memory:///result", doc))
 				results[x.Name], err = c.Compile("memory:///result")
-				must(t, err)
+				expect.OK(t, err)
 				if s := results[x.Name]; s.Types == nil || s.Types.String() != "[object]" || len(s.Properties) == 0 {
 					t.Errorf("the result of %s is %s, want an object with members", x.Name, x.OutputSchema)
 				}
@@ -143,8 +144,8 @@ func TestEventTools(t *testing.T) {
 				toolResult(t, r, into)
 				_, structured := toolAnswer(t, r)
 				v, err := jsonschema.UnmarshalJSON(bytes.NewReader(structured))
-				must(t, err)
-				must(t, results[name].Validate(v))
+				expect.OK(t, err)
+				expect.OK(t, results[name].Validate(v))
 			}
 			var types struct {
 				EventTypes []struct {

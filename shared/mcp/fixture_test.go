@@ -28,6 +28,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // testCatalog is the catalog for most tests. It has fixed and templated event types, a parent with several children,
@@ -151,7 +152,7 @@ func (f *fixture) close() {
 func newEndpoint(t testing.TB, change func(*Options)) *fixture {
 	t.Helper()
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	must(t, err)
+	expect.OK(t, err)
 	t.Cleanup(func() { db.Close() })
 	return newEndpointOn(t, db, change)
 }
@@ -161,7 +162,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	cat := mustParse(t, testCatalog)
 	log := &eventlog.Log{DB: db}
 	sealer, err := eventlog.NewSealer(bytes.Repeat([]byte{7}, 32))
-	must(t, err)
+	expect.OK(t, err)
 	f := &fixture{t: t, db: db, log: log, catalogs: catalog.NewStatic(cat), targets: &fakeTargets{}}
 	f.tails = stream.New(log, db, sealer)
 	t.Cleanup(f.tails.Close)
@@ -180,7 +181,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 		keyFor(acme, "acme", "", map[string]string{"org": "acme"}, all...),
 		keyFor(foreign, "alice", "elsewhere", nil, all...),
 	}, nil)
-	must(t, err)
+	expect.OK(t, err)
 	o := Options{
 		Server: Implementation{Name: "mcp-events", Version: "1.2.3"},
 		Auth:   keys, Catalogs: f.catalogs, Feeds: f.tails, Sessions: db,
@@ -192,14 +193,14 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 		change(&o)
 	}
 	f.endpoint, err = New(o)
-	must(t, err)
+	expect.OK(t, err)
 	return f
 }
 
 func mustParse(t testing.TB, src string) *catalog.Catalog {
 	t.Helper()
 	cat, err := catalog.Parse([]byte(src))
-	must(t, err)
+	expect.OK(t, err)
 	return cat
 }
 
@@ -212,7 +213,7 @@ func (f *fixture) changeCatalog(from, to string) {
 // announceCatalog announces that the catalog has changed.
 func (f *fixture) announceCatalog() {
 	f.t.Helper()
-	must(f.t, f.log.Notify(context.Background(), auth.DefaultWorkspace, stream.TopicCatalog, json.RawMessage(`{}`)))
+	expect.OK(f.t, f.log.Notify(context.Background(), auth.DefaultWorkspace, stream.TopicCatalog, json.RawMessage(`{}`)))
 }
 
 // waitShape waits until a stream has registered its interest in the events below a parent.
@@ -220,7 +221,7 @@ func (f *fixture) waitShape(uri string) {
 	f.t.Helper()
 	f.waitFor("a reader of "+uri, func() bool {
 		items, err := f.db.Get(context.Background(), eventlog.InterestKey(auth.DefaultWorkspace, uri+"/**"))
-		must(f.t, err)
+		expect.OK(f.t, err)
 		return items[0] != nil
 	})
 }
@@ -242,13 +243,6 @@ func equal[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%s: got %+v, want %+v", what, got, want)
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -310,7 +304,7 @@ func (f *fixture) publishEvent(e event.Event) event.Event {
 	e.Name, e.Time = entry.Name, time.Now().UTC().Truncate(time.Microsecond)
 	e.Published = e.Time
 	body, err := json.Marshal(e)
-	must(f.t, err)
+	expect.OK(f.t, err)
 	failed, err := f.fanout.Handle(context.Background(), []queue.Message{{ID: e.ID + e.URI, Outgoing: queue.Outgoing{Body: body}, Sent: time.Now()}})
 	if err != nil || len(failed) > 0 {
 		f.t.Fatalf("fanout: %v, failed %v", err, failed)
@@ -350,7 +344,7 @@ func (r reply) result(t testing.TB, into any) {
 	if m.Error != nil || r.Status != 200 {
 		t.Fatalf("got status %d and the error %+v, want 200 and a result", r.Status, m.Error)
 	}
-	must(t, json.Unmarshal(m.Result, into))
+	expect.OK(t, json.Unmarshal(m.Result, into))
 }
 
 // code returns the error's code, or 0 if the reply is not an error.
@@ -414,10 +408,10 @@ func (f *fixture) do(method, key, body string, headers ...string) reply {
 func (f *fixture) answer(req *http.Request) reply {
 	f.t.Helper()
 	res, err := f.server.Client().Do(req)
-	must(f.t, err)
+	expect.OK(f.t, err)
 	defer res.Body.Close()
 	text, err := io.ReadAll(res.Body)
-	must(f.t, err)
+	expect.OK(f.t, err)
 	return reply{res.StatusCode, res.Header, string(text)}
 }
 
@@ -427,7 +421,7 @@ func (f *fixture) request(method, key, body string, headers ...string) *http.Req
 		url = f.server.URL + "/mcp"
 	}
 	req, err := http.NewRequestWithContext(f.t.Context(), method, url, strings.NewReader(body))
-	must(f.t, err)
+	expect.OK(f.t, err)
 	if key != "" {
 		req.Header.Set("Authorization", "Bearer "+key)
 	}
@@ -525,7 +519,7 @@ func (f *fixture) instance(change ...func(*Options)) *fixture {
 	}
 	var err error
 	other.endpoint, err = New(o)
-	must(f.t, err)
+	expect.OK(f.t, err)
 	other.serve()
 	return &other
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // functionURL converts a request to the event that AWS sends for a Function URL.
@@ -43,9 +44,9 @@ func TestLambda(t *testing.T) {
 
 	t.Run("SUB-09_an_answer", func(t *testing.T) {
 		res, err := invoke(ctx, functionURL(f.statelessRequest(alice, spec.MethodDiscover, "")))
-		must(t, err)
+		expect.OK(t, err)
 		body, err := io.ReadAll(res.Body)
-		must(t, err)
+		expect.OK(t, err)
 		if res.StatusCode != 200 || res.Headers["Content-Type"] != "application/json" || !json.Valid(body) {
 			t.Errorf("got status %d, %v: %s, want 200 and JSON", res.StatusCode, res.Headers, body)
 		}
@@ -53,7 +54,7 @@ func TestLambda(t *testing.T) {
 	t.Run("SUB-01_a_listen", func(t *testing.T) {
 		req := f.statelessRequest(alice, spec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`)
 		res, err := invoke(ctx, functionURL(req))
-		must(t, err)
+		expect.OK(t, err)
 		if res.StatusCode != 200 || res.Headers["Content-Type"] != sse.ContentType || res.Headers["X-Accel-Buffering"] != "no" {
 			t.Fatalf("got status %d, %v, want a stream", res.StatusCode, res.Headers)
 		}
@@ -61,7 +62,7 @@ func TestLambda(t *testing.T) {
 		brings := func(want string) {
 			t.Helper()
 			e, err := r.Next()
-			must(t, err)
+			expect.OK(t, err)
 			equal(t, "the next message", decodeFrame(t, e).says(), want)
 		}
 		brings(spec.NoteAcknowledged)
@@ -73,7 +74,7 @@ func TestLambda(t *testing.T) {
 		if _, err := r.Next(); err != io.EOF {
 			t.Errorf("after the end: %v", err)
 		}
-		must(t, <-closed)
+		expect.OK(t, <-closed)
 	})
 	for _, stateless := range []bool{true, false} {
 		b := startLister(t, "b", stateless, "tool")
@@ -89,7 +90,7 @@ func TestLambda(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), method.CallReserve+300*time.Millisecond)
 				defer cancel()
 				res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(req))
-				must(t, err)
+				expect.OK(t, err)
 				body, err := io.ReadAll(res.Body)
 				if err != nil || !strings.Contains(string(body), `"code":503`) || ctx.Err() != nil {
 					t.Errorf("got %s (%v, %v), want the error 503 before the deadline", body, err, ctx.Err())

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 type listPage struct {
@@ -279,7 +280,7 @@ func (f *fixture) readText(key, uri string, into any) {
 	if len(c.Contents) != 1 || c.Contents[0].URI != uri || c.Contents[0].MIMEType != "application/json" {
 		f.t.Fatalf("got %+v, want one JSON item of %s", c, uri)
 	}
-	must(f.t, json.Unmarshal([]byte(c.Contents[0].Text), into))
+	expect.OK(f.t, json.Unmarshal([]byte(c.Contents[0].Text), into))
 }
 
 // latest reads an event URI and returns its latest events.
@@ -516,7 +517,7 @@ func TestSetLevel(t *testing.T) {
 					changed = true
 				case spec.NoteMessage:
 					var raw struct{ Params json.RawMessage }
-					must(t, json.Unmarshal(m.sse.Data, &raw))
+					expect.OK(t, json.Unmarshal(m.sse.Data, &raw))
 					warnings = append(warnings, raw.Params)
 				}
 			}

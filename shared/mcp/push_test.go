@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // push opens an events/stream, and returns it and its first message.
@@ -233,7 +234,7 @@ func TestPushClock(t *testing.T) {
 				})
 			}
 			_, err := f.log.Append(context.Background(), auth.DefaultWorkspace, uri, batch, nil)
-			must(f.t, err)
+			expect.OK(f.t, err)
 		}
 	}
 	for name, db := range map[string]func() store.DB{"SQLite": inMemory, "DynamoDB": several} {

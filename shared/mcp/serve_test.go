@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestCallers(t *testing.T) {
@@ -164,7 +165,7 @@ func TestBodyOfUnknownLength(t *testing.T) {
 // AUT-06: while the store is unavailable, the answers do not reveal the server's internals.
 func TestWhileTheStoreIsGone(t *testing.T) {
 	f := newFixture(t, nil)
-	must(t, f.db.(io.Closer).Close())
+	expect.OK(t, f.db.(io.Closer).Close())
 	for name, r := range map[string]reply{
 		"read":       f.stateless(alice, spec.MethodRead, `"uri":"event://ci/deploy"`),
 		"poll":       f.stateless(alice, spec.MethodEventsPoll, `"name":"github.push","arguments":{"owner":"acme"}`),
@@ -253,7 +254,7 @@ func TestDisconnect(t *testing.T) {
 // GWN-01: as long as there are no backends, clients get the same answers as from an endpoint without a gateway.
 func TestGatewayWithoutBackends(t *testing.T) {
 	g, err := gateway.New(gateway.Options{Server: json.RawMessage(`{}`), Key: make([]byte, 32)})
-	must(t, err)
+	expect.OK(t, err)
 	without, with := newFixture(t, nil), newFixture(t, func(o *Options) { o.Gateway = g })
 	type request struct{ method, params string }
 	stateless := []request{

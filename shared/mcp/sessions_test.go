@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // subscribe subscribes a session to the URIs.
@@ -146,7 +147,7 @@ func TestSessionStream(t *testing.T) {
 		f.sessionBased(bob, f.session(bob, spec.V20251125), spec.MethodSubscribe, `"uri":"`+uri+`"`).is(t, "bob's subscribe", 200, -32002)
 		id, _ := subscription.ParseURI(uri)
 		_, err := f.service.Disable(t.Context(), "default", "alice", id, "gone", 0)
-		must(t, err)
+		expect.OK(t, err)
 		got := map[string]bool{c.next().says(): true, c.next().says(): true} // The order may vary.
 		if !got[uri+` {"state":"disabled"}`] || !got[spec.NoteResourcesChange] {
 			t.Errorf("got %v, want the state and %s", got, spec.NoteResourcesChange)
@@ -373,11 +374,11 @@ func TestAMissingVersionIsNotAMissingSession(t *testing.T) {
 func (f *fixture) damage(id string, which func(sort string) bool) (n int) {
 	f.t.Helper()
 	page, err := f.db.Query(f.t.Context(), store.Query{Table: store.Sessions, Partition: "s#" + session.Key(id), Limit: 1000})
-	must(f.t, err)
+	expect.OK(f.t, err)
 	for _, it := range page.Items {
 		if which(it.Sort) {
 			it.Value = []byte(`{"u":5,"ver":[`)
-			must(f.t, f.db.Write(f.t.Context(), store.Put(it)))
+			expect.OK(f.t, f.db.Write(f.t.Context(), store.Put(it)))
 			n++
 		}
 	}

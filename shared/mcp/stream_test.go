@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // patience is how long a test waits for an expected message or state before it fails.
@@ -88,7 +89,7 @@ func (f *fixture) open(req *http.Request) *open {
 	ctx, cancel := context.WithCancel(req.Context())
 	f.t.Cleanup(cancel)
 	res, err := f.server.Client().Do(req.WithContext(ctx))
-	must(f.t, err)
+	expect.OK(f.t, err)
 	o := &open{t: f.t, events: make(chan sse.Event, 100), header: res.Header, status: res.StatusCode, cancel: cancel, ended: make(chan struct{}), hold: make(chan struct{})}
 	go func() {
 		defer close(o.ended)

@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/test/expect"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 )
@@ -35,7 +36,7 @@ func (l *logText) ends(t *testing.T) (all []endedLine) {
 	defer l.mu.Unlock()
 	for line := range bytes.Lines(l.text.Bytes()) {
 		var e endedLine
-		must(t, json.Unmarshal(line, &e))
+		expect.OK(t, json.Unmarshal(line, &e))
 		if e.Msg == "stream ended" {
 			all = append(all, e)
 		}
@@ -89,7 +90,7 @@ func TestWhyAStreamEnded(t *testing.T) {
 			log := &logText{}
 			reader := sdk.NewManualReader()
 			set, err := metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader)))
-			must(t, err)
+			expect.OK(t, err)
 			f := newFixture(t, func(o *Options) {
 				o.Logger, o.Metrics = slog.New(slog.NewJSONHandler(log, nil)), set
 				if tc.change != nil {
@@ -108,7 +109,7 @@ func TestWhyAStreamEnded(t *testing.T) {
 				t.Errorf("got %+v, want %s of %s", got, tc.reason, tc.kind)
 			}
 			var data metricdata.ResourceMetrics
-			must(t, reader.Collect(t.Context(), &data))
+			expect.OK(t, reader.Collect(t.Context(), &data))
 			if text := fmt.Sprint(data); !strings.Contains(text, metric.StreamsEnded) || !strings.Contains(text, tc.reason) {
 				t.Errorf("the metrics are %s, want %s with the reason %s", text, metric.StreamsEnded, tc.reason)
 			}

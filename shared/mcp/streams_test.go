@@ -22,6 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const deploy = "event://ci/deploy"
@@ -124,7 +125,7 @@ func TestAStreamTellsThatEventsAreLost(t *testing.T) {
 func (f *fixture) publishAroundADamagedItem() {
 	f.t.Helper()
 	f.publish(deploy, `{"n":1}`)
-	must(f.t, f.db.Write(f.t.Context(), store.Put(store.Item{
+	expect.OK(f.t, f.db.Write(f.t.Context(), store.Put(store.Item{
 		Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", deploy).Name(), Sort: store.AtCommit}, Value: []byte("{"),
 	})))
 	f.publish(deploy, `{"n":2}`)
@@ -140,7 +141,7 @@ func TestAClientThatIsCutOffBetweenTwoNotificationsOfAChangeGetsBoth(t *testing.
 			c.resume(f)
 			c.brings(spec.NoteResourcesChange, spec.NoteEventsChange)
 			c.resume(f)
-			must(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("alice"), json.RawMessage(`{}`)))
+			expect.OK(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("alice"), json.RawMessage(`{}`)))
 			c.brings(spec.NoteResourcesChange)
 			c.isQuiet("behind the last notification")
 		})
@@ -261,7 +262,7 @@ func TestShutdownEndsStreams(t *testing.T) {
 	l, p := f.listening(alice, `"x"`, `{}`), f.open(f.request("POST", reader, statelessBody(`"x"`, spec.MethodEventsStream, `"name":"ci.deploy"`), statelessHeaders(spec.MethodEventsStream, "")...))
 	p.brings(spec.NoteEventsActive)
 	d := f.follow(byDialect)
-	must(t, f.endpoint.Close(t.Context()))
+	expect.OK(t, f.endpoint.Close(t.Context()))
 	for number, o := range map[string]*open{"SUB-06 a listen": l, "EVX-06 an events/stream": p} {
 		t.Run(number+" ends with its result", func(t *testing.T) {
 			m := o.brings("complete")
@@ -288,10 +289,10 @@ func TestStalledReadersAtTheEnd(t *testing.T) {
 	all := []framing{byListen, byType, bySession, byDialect}
 	for _, by := range all {
 		c, err := net.Dial("tcp", f.server.Listener.Addr().String())
-		must(t, err)
+		expect.OK(t, err)
 		defer c.Close()
-		must(t, c.(*net.TCPConn).SetReadBuffer(4<<10))
-		must(t, by.opening(deploy)(f).Write(c)) // The client never reads.
+		expect.OK(t, c.(*net.TCPConn).SetReadBuffer(4<<10))
+		expect.OK(t, by.opening(deploy)(f).Write(c)) // The client never reads.
 	}
 	f.waitFor("the streams", func() bool { return f.endpoint.OpenStreams() >= int64(len(all)) })
 	reading := f.follow(byListen, deploy)
@@ -338,9 +339,9 @@ func TestListen(t *testing.T) {
 			f.publish("event://ci/build-finished", `{"status":"x"}`)
 			f.publish("event://ci/deploy", `{}`)
 			id, _ := subscription.ParseURI(uri)
-			must(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("alice"), json.RawMessage(`{}`)))
-			must(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("bob"), json.RawMessage(`{}`)))
-			must(t, f.log.Notify(t.Context(), "default", stream.TopicSubscription(id), json.RawMessage(`{"state":"disabled"}`)))
+			expect.OK(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("alice"), json.RawMessage(`{}`)))
+			expect.OK(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("bob"), json.RawMessage(`{}`)))
+			expect.OK(t, f.log.Notify(t.Context(), "default", stream.TopicSubscription(id), json.RawMessage(`{"state":"disabled"}`)))
 			var got []string
 			for range want {
 				got = append(got, l.next().Method)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestTranscripts replays the transcripts in testdata/transcripts. Each file lists a client's requests and the expected
@@ -27,14 +28,14 @@ import (
 // After that, $NAME stands for the matched text.
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/transcripts/*.txt")
-	must(t, err)
+	expect.OK(t, err)
 	if len(files) == 0 {
 		t.Fatal("there are no transcripts")
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
 			src, err := os.ReadFile(file)
-			must(t, err)
+			expect.OK(t, err)
 			play(t, newFixture(t, nil), string(src))
 		})
 	}
@@ -132,7 +133,7 @@ func compareJSON(t *testing.T, at string, got, want any, names map[string]string
 func block(t *testing.T, page, heading, language string, n int) string {
 	t.Helper()
 	doc, err := os.ReadFile("../../docs/reference/" + page)
-	must(t, err)
+	expect.OK(t, err)
 	_, rest, _ := strings.Cut("\n"+string(doc), "\n"+heading+"\n")
 	text, ok := "", false
 	for range n {
@@ -149,8 +150,8 @@ func block(t *testing.T, page, heading, language string, n int) string {
 func sameButNamed(t *testing.T, got, want []byte) {
 	t.Helper()
 	var a, b any
-	must(t, json.Unmarshal(got, &a))
-	must(t, json.Unmarshal(want, &b))
+	expect.OK(t, json.Unmarshal(got, &a))
+	expect.OK(t, json.Unmarshal(want, &b))
 	for _, v := range []any{a, b} {
 		blank(v)
 	}
@@ -187,7 +188,7 @@ func TestFollowingDocumented(t *testing.T) {
 		return m.Result
 	}
 	var first polled
-	must(t, json.Unmarshal(poll(request), &first))
+	expect.OK(t, json.Unmarshal(poll(request), &first))
 	o := f.open(f.request("POST", alice, strings.NewReplacer(
 		`"id":1`, `"id":7`, "events/poll", "events/stream", `,"maxEvents":20`, "").Replace(request), statelessHeaders(spec.MethodEventsStream, "")...))
 	frames := []sse.Event{o.event()}
@@ -196,7 +197,7 @@ func TestFollowingDocumented(t *testing.T) {
 	frames = append(frames, o.event())
 
 	var result map[string]json.RawMessage
-	must(t, json.Unmarshal(poll(strings.Replace(request, "null", `"`+first.Cursor+`"`, 1)), &result))
+	expect.OK(t, json.Unmarshal(poll(strings.Replace(request, "null", `"`+first.Cursor+`"`, 1)), &result))
 	delete(result, "_meta")
 	got, _ := json.Marshal(result)
 	sameButNamed(t, got, []byte(block(t, "protocol.md", "### Polls", "json", 2)))
@@ -214,7 +215,7 @@ func sameEvents(t *testing.T, got []sse.Event, documented string) {
 	r := sse.NewReader(strings.NewReader(documented), 1<<20)
 	for _, ev := range got {
 		want, err := r.Next()
-		must(t, err)
+		expect.OK(t, err)
 		if ev.Name != want.Name || (ev.ID == "") != (want.ID == "") || ev.Retry != want.Retry {
 			t.Errorf("got  %+v\nwant %+v", ev, want)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func (f *fixture) registerOne(key, uri, target string) string {
@@ -120,7 +121,7 @@ func TestEventsSubscribe(t *testing.T) {
 				return 0
 			}
 			at, err := time.Parse(time.RFC3339, *a.RefreshBefore)
-			must(t, err)
+			expect.OK(t, err)
 			return time.Until(at).Round(10 * time.Second)
 		}
 		for ttl, want := range map[string]time.Duration{
@@ -189,9 +190,9 @@ func TestForward(t *testing.T) {
 	}
 	f := newFixture(t, func(o *Options) {
 		register, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, Logger: o.Logger})
-		must(t, err)
+		expect.OK(t, err)
 		deregister, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Deregistrar: o.Deregistrar, Logger: o.Logger})
-		must(t, err)
+		expect.OK(t, err)
 		o.ForwardRegistrar, o.ForwardDeregistrar = note(register), note(deregister)
 		o.Registrar, o.Deregistrar = nil, nil
 	})
@@ -216,7 +217,7 @@ func TestForward(t *testing.T) {
 			{"jsonrpc":"2.0","id":2,"method":"resources/subscriptions/register","params":{"uris":["event://ci/deploy"],"targetUri":"https://a.example/"}}]`,
 			"Mcp-Session-Id: "+s)
 		var answers []map[string]json.RawMessage
-		must(t, json.Unmarshal([]byte(r.Body), &answers))
+		expect.OK(t, json.Unmarshal([]byte(r.Body), &answers))
 		if len(answers) != 2 || !strings.Contains(string(answers[1]["result"]), "subscription://") {
 			t.Errorf("got %s, want two answers, the second with a subscription", r.Body)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -48,7 +49,7 @@ func TestStoreRequestsOfACall(t *testing.T) {
 			call := func(n int) {
 				r := request{tool: x.prefix + x.tool, mark: "mk-cost-0-end", id: json.RawMessage(fmt.Sprint(n)), arguments: map[string]any{"message": "m"}}
 				o, err := c.call(t.Context(), r)
-				must(t, err)
+				expect.OK(t, err)
 				if o.response == nil || o.response.Error != nil {
 					t.Fatal(o.text())
 				}

@@ -37,6 +37,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -104,7 +105,7 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 		})
 	}
 	allowed, err := auth.Keys(keys, nil)
-	must(t, err)
+	expect.OK(t, err)
 	for n := range o.instances {
 		if f.instances = append(f.instances, f.startInstance(t, o, allowed)); n == 0 && o.onFirst != nil {
 			o.onFirst()
@@ -117,18 +118,18 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 func (f *fleet) openStore(t testing.TB, inDynamo bool) store.DB {
 	if !inDynamo {
 		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-		must(t, err)
+		expect.OK(t, err)
 		t.Cleanup(func() { _ = db.Close() })
 		return db
 	}
 	emulator, err := awslocal.StartAll(t.Context(), os.Stderr, awslocal.DynamoDB)
-	must(t, err)
+	expect.OK(t, err)
 	t.Cleanup(emulator.Close)
 	client := dynamodb.NewFromConfig(awslocal.Config(emulator.DynamoDB), func(o *dynamodb.Options) {
 		o.HTTPClient = &http.Client{Transport: f.toDynamo}
 	})
 	name := func(table store.Table) string { return fmt.Sprintf("fleet-%d-%s", os.Getpid(), table) }
-	must(t, awslocal.CreateTables(t.Context(), client, name))
+	expect.OK(t, awslocal.CreateTables(t.Context(), client, name))
 	return dynamo.New(client, name)
 }
 
@@ -137,25 +138,25 @@ func (f *fleet) startInstance(t testing.TB, o fleetOptions, allowed auth.Authent
 	t.Helper()
 	i := &instance{store: f.ledger.open(), upstream: upstream.NewHTTP(), relayDone: make(chan struct{})}
 	cat, err := catalog.Parse([]byte(fleetCatalog))
-	must(t, err)
+	expect.OK(t, err)
 	logger := slog.New(slog.NewTextHandler(f.log, nil))
 	key := []byte("0123456789abcdef0123456789abcdef")
 	sealer, err := eventlog.NewSealer(key)
-	must(t, err)
+	expect.OK(t, err)
 	events := &eventlog.Log{DB: i.store}
 	i.tails = stream.New(events, i.store, sealer)
 	i.gateway, err = gateway.New(gateway.Options{
 		Backends: o.backends, DB: i.store, HTTP: i.upstream, Key: key, CallTimeout: o.callTimeout,
 		Server: json.RawMessage(`{"name":"fleet","version":"1"}`), Log: logger,
 	})
-	must(t, err)
+	expect.OK(t, err)
 	i.endpoint, err = mcp.New(mcp.Options{
 		Server: mcp.Implementation{Name: "fleet", Version: "1"}, Auth: allowed, Catalogs: catalog.NewStatic(cat),
 		Feeds: i.tails, Sessions: i.store, Gateway: i.gateway,
 		MaxAge: 5 * time.Minute, Heartbeat: 15 * time.Second, AnswerStreamAfter: time.Second,
 		Leases: &lease.Shared{DB: i.store, Max: func(context.Context, auth.Principal) int { return 1000 }, Life: 5 * time.Minute}, Logger: logger,
 	})
-	must(t, err)
+	expect.OK(t, err)
 	relay := app.NewRelay(&app.Core{DB: i.store, EventLog: events, Log: logger}, i.gateway)
 	relay.Lease = o.lease
 	ctx, end := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -298,11 +299,4 @@ func settledGoroutines() int {
 		least = min(least, runtime.NumGoroutine())
 	}
 	return least
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

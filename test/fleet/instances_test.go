@@ -14,6 +14,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -76,7 +77,7 @@ func TestInstances(t *testing.T) {
 		if got := b.State(t).Sessions; got != before+1 {
 			t.Errorf("after the calls there are %d more sessions at the backend, want 1", got-before)
 		}
-		must(t, c.end(t.Context()))
+		expect.OK(t, c.end(t.Context()))
 		harness.Eventually(t, harness.Patience, "the session with the backend ends with the client's", func() bool {
 			return b.State(t).Sessions == before
 		})
@@ -88,7 +89,7 @@ func (p *pair) echo(t *testing.T, c *caller, prefix string) {
 	t.Helper()
 	r := request{tool: prefix + "test_echo", mark: "mk-echo-0-end", id: json.RawMessage(fmt.Sprint(time.Now().UnixNano())), arguments: map[string]any{"mark": "mk-echo-0-end"}}
 	o, err := c.call(t.Context(), r)
-	must(t, err)
+	expect.OK(t, err)
 	if !strings.Contains(o.text(), r.mark) {
 		t.Errorf("%s: got %s, want the mark %s", r.tool, o.text(), r.mark)
 	}
@@ -142,13 +143,13 @@ func (p *pair) answers(t *testing.T, prefix string) {
 			answered++
 		}
 		r := request{tool: prefix + "test_elicitation", mark: mark, id: json.RawMessage("1"), arguments: map[string]any{"message": mark}}
-		must(t, one.once(t.Context(), r, map[string]any{"name": r.tool, "arguments": r.arguments}, &o))
+		expect.OK(t, one.once(t.Context(), r, map[string]any{"name": r.tool, "arguments": r.arguments}, &o))
 		if want := "action=" + how; answered != 1 || !strings.Contains(o.text(), want) || strings.Contains(o.text(), "thief") || how == accept && !strings.Contains(o.text(), mark) {
 			t.Errorf("%d questions, the result is %s, want %s", answered, o.text(), want)
 		}
 		harness.Eventually(t, harness.Patience, "the call's questions are deleted from the store", func() bool {
 			left, err := p.ledger.sessionKeys(t.Context(), "q#")
-			must(t, err)
+			expect.OK(t, err)
 			return len(left) == 0
 		})
 		// An answer to an unknown question is refused, and the session stays usable.
@@ -170,7 +171,7 @@ func (p *pair) cancels(t *testing.T, prefix string, b *harness.Backend) {
 		_, _ = p.moved(c, 0).call(ctx, request{tool: prefix + "test_wait", mark: "m", id: json.RawMessage(`"<1>"`), arguments: map[string]any{}})
 	}()
 	harness.Eventually(t, harness.Patience, "the call is at the backend", func() bool { return b.State(t).Calls["test_wait"] > calls })
-	must(t, p.moved(c, 1).notify(t.Context(), "notifications/cancelled", map[string]any{"requestId": "<1>"}))
+	expect.OK(t, p.moved(c, 1).notify(t.Context(), "notifications/cancelled", map[string]any{"requestId": "<1>"}))
 	harness.Eventually(t, harness.Patience, "the call is cancelled at the backend", func() bool { return b.State(t).Cancelled["test_wait"] > before })
 	<-ended
 	if ctx.Err() != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -68,7 +69,7 @@ func TestSoak(t *testing.T) {
 	if text := os.Getenv(soakTimeEnv); text != "" {
 		var err error
 		length, err = time.ParseDuration(text)
-		must(t, err)
+		expect.OK(t, err)
 	}
 	s := &soak{t: t, sound: map[string]*harness.Backend{}, bound: 15 * time.Second}
 	if length > time.Minute {
@@ -154,7 +155,7 @@ func (s *soak) pairs() int {
 		return 20
 	}
 	n, err := strconv.Atoi(text)
-	must(s.t, err)
+	expect.OK(s.t, err)
 	return max(1, (n-10)/2)
 }
 
@@ -575,7 +576,7 @@ func (s *soak) checkLeftovers() {
 		var left []string
 		ok := harness.Within(t, s.bound+slack, func() bool {
 			keys, err := s.on.sessionKeys(t.Context(), prefix)
-			must(t, err)
+			expect.OK(t, err)
 			left = nil
 			for _, key := range keys {
 				left = append(left, key.Partition+" "+key.Sort)

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestEveryEventReachesEverySubscriberOverDynamoDB(t *testing.T) {
@@ -22,7 +23,7 @@ func TestEveryEventReachesEverySubscriberOverDynamoDB(t *testing.T) {
 		shared: func(t *testing.T) store.DB {
 			prefix := fmt.Sprintf("property-%d-", time.Now().UnixNano())
 			name := func(table store.Table) string { return prefix + string(table) }
-			must(t, awslocal.CreateTables(t.Context(), client, name))
+			expect.OK(t, awslocal.CreateTables(t.Context(), client, name))
 			return dynamo.New(client, name)
 		},
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestMain(m *testing.M) {
@@ -92,7 +93,7 @@ func TestEveryEventReachesEverySubscriber(t *testing.T) {
 		s.delay = func() time.Duration { return time.Duration(rand.Int64N(int64(30 * time.Millisecond))) }
 		s.shared = func(t *testing.T) store.DB {
 			db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-			must(t, err)
+			expect.OK(t, err)
 			return unorderedStore{db}
 		}
 		s.attempts = delivery.Options{Concurrency: 64}

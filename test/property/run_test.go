@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 
@@ -131,7 +132,7 @@ func catalogText(turned, late bool) string {
 func parse(t testing.TB, text string) *catalog.Catalog {
 	t.Helper()
 	cat, err := catalog.Parse([]byte(text))
-	must(t, err)
+	expect.OK(t, err)
 	return cat
 }
 

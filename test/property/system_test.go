@@ -35,6 +35,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
@@ -101,18 +102,18 @@ type process struct {
 func newSystem(t *testing.T, s setup, cat *catalog.Catalog, at *endpoints) *system {
 	t.Helper()
 	sealer, err := eventlog.NewSealer(make([]byte, 32))
-	must(t, err)
+	expect.OK(t, err)
 	hash := sha256.Sum256([]byte(key))
 	keys, err := auth.Keys([]auth.Key{{Principal: caller.ID, Scopes: caller.Scopes, SHA256: hex.EncodeToString(hash[:])}}, nil)
-	must(t, err)
+	expect.OK(t, err)
 	sys := &system{setup: s, t: t, endpoints: at, sealer: sealer, auth: keys, catalog: cat, dir: memoryFolder(t)}
 	if s.shared != nil {
 		sys.base = s.shared(t)
-		must(t, catalogtest.Store(t.Context(), sys.base, catalog.Shared, cat))
+		expect.OK(t, catalogtest.Store(t.Context(), sys.base, catalog.Shared, cat))
 		e, err := engine.Open(engine.Memory, engine.Options{})
-		must(t, err)
+		expect.OK(t, err)
 		sys.queues, err = queuesqlite.Open(e, queuesqlite.Options{Log: quiet})
-		must(t, err)
+		expect.OK(t, err)
 		t.Cleanup(func() { _ = sys.queues.Close(); _ = e.Close() })
 	}
 	for i := range max(1, s.instances) {
@@ -158,15 +159,15 @@ func (s *system) start(number int, path string) *process {
 			path = filepath.Join(s.dir, "life-0.db")
 		}
 		db, err := sqlite.Open(path, sqlite.Options{})
-		must(s.t, err)
+		expect.OK(s.t, err)
 		p.db = db
 		queues, err = queuesqlite.Open(db.Engine(), queuesqlite.Options{Log: quiet})
-		must(s.t, err)
+		expect.OK(s.t, err)
 		p.queues = queues
 		p.core.DB = watchedStore{lineStore{db, p.line}, db}
 		p.core.Queues = forwardingSender{lineSender{queues, p.line}}
 		gate = &delivery.Gate{}
-		must(s.t, catalogtest.Store(context.Background(), db, catalog.Shared, s.catalog))
+		expect.OK(s.t, catalogtest.Store(context.Background(), db, catalog.Shared, s.catalog))
 	} else {
 		queues = s.queues
 		p.core.DB = lineStore{s.base, p.line}
@@ -209,7 +210,7 @@ func (s *system) start(number int, path string) *process {
 		Feeds: p.tails, Leases: app.NewLocalLeases(p.core), Deregistrar: p.subs,
 		Registrar: webhooks.NewRegistrar(p.core, webhooks.RegistrarOptions{Subscriptions: p.subs, Targets: openSecrets{}, Cursors: s.sealer}),
 	})
-	must(s.t, err)
+	expect.OK(s.t, err)
 
 	ctx, end := context.WithCancel(context.Background())
 	p.end = end
@@ -262,7 +263,7 @@ func (s *system) replace(number int) {
 	if old.db != nil { // a killed server leaves the commits that it had made
 		s.lives++
 		path = filepath.Join(s.dir, fmt.Sprintf("life-%d.db", s.lives))
-		must(s.t, engine.Copy(context.Background(), filepath.Join(s.dir, fmt.Sprintf("life-%d.db", s.lives-1)), path, func(int64) {}))
+		expect.OK(s.t, engine.Copy(context.Background(), filepath.Join(s.dir, fmt.Sprintf("life-%d.db", s.lives-1)), path, func(int64) {}))
 	}
 	s.stop(old)
 	fresh := s.start(number, path)
@@ -369,11 +370,4 @@ func (openSecrets) NewSecret(subscription.SecretType) (string, []byte) {
 
 func (openSecrets) Seal(_ context.Context, key []byte, _ subscription.Binding) ([]byte, error) {
 	return key, nil
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -24,11 +24,6 @@ func hashOf(key string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	expect.OK(t, err)
-}
-
 func TestParseReadsAllMembers(t *testing.T) {
 	c, err := Parse(fmt.Appendf(nil, `# who may call
 keys:
@@ -49,7 +44,7 @@ backends:
     oauth: {tokenUrl: https://id.example.com/token, clientId: me, clientSecret: env:SECRET, scopes: [a]}
   - {name: mine, url: "https://x.example.com/mcp", forwardToken: true}
 `, hashOf("a"), hashOf("b")))
-	must(t, err)
+	expect.OK(t, err)
 	if k := c.Keys[0]; k.Principal != "alice" || k.Workspace != "default" || len(k.Scopes) != 2 || k.SHA256 != hashOf("a") || !k.Expires.IsZero() {
 		t.Errorf("got %+v", k)
 	}
@@ -143,7 +138,7 @@ func TestParseFaults(t *testing.T) {
 func parsed(t *testing.T, src string) *Config {
 	t.Helper()
 	c, err := Parse([]byte(src))
-	must(t, err)
+	expect.OK(t, err)
 	return c
 }
 
@@ -151,12 +146,12 @@ func parsed(t *testing.T, src string) *Config {
 func replace(t *testing.T, db store.DB, src string) {
 	t.Helper()
 	d, err := Read(t.Context(), db)
-	must(t, err)
+	expect.OK(t, err)
 	e := d.Replace(parsed(t, src))
 	if !e.Changes() {
 		t.Errorf("got no change to %q", src)
 	}
-	must(t, settings.Write(t.Context(), db, e))
+	expect.OK(t, settings.Write(t.Context(), db, e))
 }
 
 func TestStoredKeysAreRevokedWithinMaxAge(t *testing.T) {

@@ -23,7 +23,7 @@ func TestQuotas(t *testing.T) {
   - {workspace: small, subscriptions: 10, streams: 2, sessions: 7, registrationRate: 0.5, workspaceSubscriptions: 30}
   - {workspace: small, principal: alice, streams: 5, conversationRate: 3, verifications: 7}
 `))
-	must(t, err)
+	expect.OK(t, err)
 	l := DefaultLimits()
 	for _, x := range []struct {
 		who  string
@@ -72,7 +72,7 @@ func TestPrincipals(t *testing.T) {
   - {workspace: small, profile: final}
   - {workspace: small, principal: bob, profile: released}
 `))
-		must(t, err)
+		expect.OK(t, err)
 		for who, want := range map[string]spec.Profile{
 			"default alice": spec.Final, "default bob": "", "small alice": spec.Final, "small bob": spec.Released,
 		} {
@@ -148,7 +148,7 @@ conversation:
 backends:
   - {name: n, url: "https://n.example.com/mcp"}
 `))
-	must(t, err)
+	expect.OK(t, err)
 	v := c.Conversation
 	if !v.UserMessages || !v.AssistantResponses || v.Budget != 1500*time.Millisecond || v.MaxContext != 4096 || !v.Enabled() ||
 		v.Events != (rules.Events{UserMessage: true, Workspace: "other"}) {
@@ -313,7 +313,7 @@ func TestFingerprint(t *testing.T) {
 // Each version of the configuration has records of its own.
 func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	must(t, err)
+	expect.OK(t, err)
 	defer func() { _ = db.Close() }()
 	for _, src := range []string{
 		"backends:\n  - {name: a, url: 'https://a.example/mcp'}\n",

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const githubSource = `sources:
@@ -22,13 +23,13 @@ const githubSource = `sources:
 func TestSources(t *testing.T) {
 	t.Run("SRC-01 an HTTP source", func(t *testing.T) {
 		c, err := Parse([]byte(githubSource))
-		must(t, err)
+		expect.OK(t, err)
 		s := c.Sources[0]
 		if s.Name != "github" || s.Workspace != "default" || s.From != source.HTTP || len(s.Secrets) != 2 || s.Secrets[0].String() != "env:NEW" {
 			t.Errorf("got %+v", s)
 		}
 		doc, err := source.Document([]byte(`{"headers":{"x-github-event":"pull_request","x-github-delivery":"d"},"body":{"action":"reopened","repository":{"name":"r","owner":{"login":"o"}}}}`))
-		must(t, err)
+		expect.OK(t, err)
 		e, err := s.Map(doc)
 		if err != nil || e == nil || e.ID != "d" || e.Variables["owner"] != "o" || string(e.Data) != `{"action":"reopened","fixed":7}` {
 			t.Errorf("got %+v, %v", e, err)
@@ -40,7 +41,7 @@ func TestSources(t *testing.T) {
     verify: {scheme: hmac, secrets: ["ssm:/x"], header: X-Sig, algorithm: sha512, encoding: base64, prefix: "v1=", signed: "{timestamp}.{body}", timestamp: X-Time, tolerance: 1m}
     events: [{name: a.b}]
 `))
-		must(t, err)
+		expect.OK(t, err)
 		if v := c.Sources[0].Verify; v.Header != "X-Sig" || v.Algorithm != "sha512" || v.Timestamp != "X-Time" || v.Tolerance != time.Minute {
 			t.Errorf("got %+v", v)
 		}

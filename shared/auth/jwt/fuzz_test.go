@@ -8,6 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
@@ -19,7 +20,7 @@ func newAuthenticator(tb testing.TB) (*jwt.Authenticator, *identity.Provider) {
 		Issuers: []string{p.Issuer}, Audience: []string{audience}, Algorithms: []string{"RS256", "ES256"},
 		Leeway: time.Minute, Log: slog.New(slog.DiscardHandler),
 	})
-	must(tb, err)
+	expect.OK(tb, err)
 	return a, p
 }
 

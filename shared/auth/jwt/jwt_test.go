@@ -16,19 +16,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
 const audience = "https://events.example.com/mcp"
 
 type claims = identity.Claims
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // world is an authenticator, its provider, and a clock that a test can move.
 type world struct {
@@ -50,7 +44,7 @@ func start(t *testing.T, change func(*jwt.Options)) *world {
 		change(&o)
 	}
 	a, err := jwt.New(o)
-	must(t, err)
+	expect.OK(t, err)
 	w.Authenticator = a
 	return w
 }
@@ -130,7 +124,7 @@ func TestBadTokens(t *testing.T) {
 	stranger := identity.NewKey(t, "rsa-1", "RS256") // with the id of a key that is trusted
 	other := identity.Start(t, audience)
 	public, err := x509.MarshalPKIXPublicKey(p.Key(0).Private.Public())
-	must(t, err)
+	expect.OK(t, err)
 	// confused returns a token that is signed with HS256, and with a public key as the secret.
 	confused := func(secret []byte) string {
 		return identity.Token(t, claims{"alg": "HS256", "kid": "rsa-1", "typ": "JWT"}, p.Claims("alice", "", nil), func(input string) []byte {

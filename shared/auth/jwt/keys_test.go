@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
@@ -113,7 +114,7 @@ func TestOneFetchForAll(t *testing.T) {
 func jsonOf(t testing.TB, v any) string {
 	t.Helper()
 	b, err := json.Marshal(v)
-	must(t, err)
+	expect.OK(t, err)
 	return string(b)
 }
 
@@ -135,7 +136,7 @@ func TestAProviderThatHangs(t *testing.T) {
 			Issuers: []string{issuer}, Audience: []string{audience}, Algorithms: []string{"RS256"},
 			Client: &http.Client{Transport: hanging{}},
 		})
-		must(t, err)
+		expect.OK(t, err)
 		token := key.Sign(t, nil, claims{"iss": issuer, "aud": audience, "sub": "alice", "exp": time.Now().Add(time.Hour).Unix()})
 		began := time.Now()
 		var all sync.WaitGroup

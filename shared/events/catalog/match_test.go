@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestCanonical(t *testing.T) {
@@ -231,7 +232,7 @@ func FuzzParse(f *testing.F) {
 
 func BenchmarkParseStored(b *testing.B) {
 	src, err := os.ReadFile("../../../catalog.yaml")
-	must(b, err)
+	expect.OK(b, err)
 	for name, checked := range map[string]bool{"file": false, "stored": true} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // sample has an entry of each shape.
@@ -39,7 +40,7 @@ const sample = `events:
 func parse(t testing.TB, src string) *Catalog {
 	t.Helper()
 	c, err := Parse([]byte(src))
-	must(t, err)
+	expect.OK(t, err)
 	return c
 }
 
@@ -78,13 +79,6 @@ func TestParseReadsAllMembers(t *testing.T) {
 	}
 	if c.ByName("nothing") != nil {
 		t.Error("an unknown name was found")
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -221,7 +215,7 @@ func itoa(i int) string { return string(rune('0'+i/10)) + string(rune('0'+i%10))
 
 func TestTheSampleCatalogIsValid(t *testing.T) {
 	src, err := os.ReadFile("../../../catalog.yaml")
-	must(t, err)
+	expect.OK(t, err)
 	c := parse(t, string(src))
 	fixed, templated := 0, 0
 	for _, e := range c.Entries() {

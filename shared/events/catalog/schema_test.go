@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestValidatePayload(t *testing.T) {
@@ -49,7 +50,7 @@ func TestValidatePayload(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := a.ValidatePayload([]byte(tc.payload))
 			if tc.want == "" {
-				must(t, err)
+				expect.OK(t, err)
 				return
 			}
 			got, _ := json.Marshal(fault.DataOf(err))
@@ -176,7 +177,7 @@ func TestInputSchema(t *testing.T) {
 			var v any
 			_ = json.Unmarshal([]byte(tc.args), &v)
 			faults, err := s.faults(v)
-			must(t, err)
+			expect.OK(t, err)
 			out, _ := json.Marshal(faults)
 			if (tc.want == "") != (string(out) == "null") || !strings.Contains(string(out), tc.want) {
 				t.Errorf("got %s, want %q", out, tc.want)
@@ -187,7 +188,7 @@ func TestInputSchema(t *testing.T) {
 
 func TestSchemasAreCompiledAndUsedConcurrently(t *testing.T) {
 	c, err := parseStored([]byte(sample))
-	must(t, err)
+	expect.OK(t, err)
 	e := c.ByName("github.pull_request")
 	if _, err := parseStored([]byte("events:\n  - {name: a, uri: 'event://a', payloadSchema: {type: 5}}\n")); err != nil {
 		t.Errorf("a stored schema is compiled before anybody needs it: %v", err)

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings/settingstest"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func one(name string) []byte {
@@ -23,9 +24,9 @@ func one(name string) []byte {
 func replace(t *testing.T, db store.DB, workspace string, next *Catalog) (version int64, changed bool) {
 	t.Helper()
 	d, err := Read(t.Context(), db, workspace)
-	must(t, err)
+	expect.OK(t, err)
 	e := d.Replace(next)
-	must(t, settings.Write(t.Context(), db, e))
+	expect.OK(t, settings.Write(t.Context(), db, e))
 	return e.Version(), e.Changes()
 }
 
@@ -183,7 +184,7 @@ func TestContract(t *testing.T) {
 	} {
 		before, after := entry(), entry(c.edit...)
 		kept, err := ParseContract(before.Contract())
-		must(t, err)
+		expect.OK(t, err)
 		if got := Broken(kept, after); got != c.want {
 			t.Errorf("%s: got the broken part %q, want %q", name, got, c.want)
 		}
@@ -199,7 +200,7 @@ func TestContract(t *testing.T) {
 // SSE-06: a workspace without its own catalog has the shared one. The versions continue after a removed catalog.
 func TestSharedCatalog(t *testing.T) {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	must(t, err)
+	expect.OK(t, err)
 	defer func() { _ = db.Close() }()
 	src := NewStored(db, nil, nil)
 	for _, step := range []struct {

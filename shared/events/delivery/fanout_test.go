@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // pushURI returns the URI of a github.push event with n bytes.
@@ -47,7 +48,7 @@ func (r *rig) deadReasons() (reasons []string) {
 	r.t.Helper()
 	for _, m := range r.queues[queue.Dead] {
 		l, err := queue.ParseDeadLetter(m.Body)
-		must(r.t, err)
+		expect.OK(r.t, err)
 		reasons = append(reasons, l.Reason)
 	}
 	return reasons
@@ -62,7 +63,7 @@ func TestFanoutOfLongURIs(t *testing.T) {
 		if failed, err := r.fanOut(nil); len(failed) > 0 || err != nil {
 			t.Fatalf("got failed %v, %v, want none", failed, err)
 		}
-		equal(t, "the posts of evt_long", posted(r)["evt_long"], 1)
+		expect.Equal(t, "the posts of evt_long", posted(r)["evt_long"], 1)
 		below, err := r.log.Below(t.Context(), "default", "event://github/acme", 10)
 		if err != nil || !slices.Equal(below, []string{uri}) {
 			t.Errorf("got %d sub-resources, %v, want the URI", len(below), err)
@@ -78,7 +79,7 @@ func TestFanoutOfLongURIs(t *testing.T) {
 		if len(failed) > 0 || err != nil {
 			t.Fatalf("got failed %v, %v, want none", failed, err)
 		}
-		equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
+		expect.Equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
 		if got := r.deadReasons(); len(got) != 1 || !strings.Contains(got[0], "partition key") {
 			t.Errorf("got dead letters %q, want one about the key", got)
 		}
@@ -128,7 +129,7 @@ func TestFanoutWithAnOldCatalog(t *testing.T) {
 	const added = testCatalog + "  - name: new.type\n    uri: event://new/type\n"
 	parse := func(src string) *catalog.Catalog {
 		c, err := catalog.Parse([]byte(src))
-		must(t, err)
+		expect.OK(t, err)
 		return c
 	}
 	for name, tc := range map[string]struct {
@@ -141,11 +142,11 @@ func TestFanoutWithAnOldCatalog(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
-				must(t, catalogtest.Store(t.Context(), r.db, catalog.Shared, parse(testCatalog)))
+				expect.OK(t, catalogtest.Store(t.Context(), r.db, catalog.Shared, parse(testCatalog)))
 				stored := catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler))
-				must(t, errorOf(stored.Catalog(t.Context(), "default"))) // of an earlier batch
+				expect.OK(t, expect.ErrOf(stored.Catalog(t.Context(), "default"))) // of an earlier batch
 				time.Sleep(time.Second)
-				must(t, catalogtest.Store(t.Context(), r.db, catalog.Shared, parse(tc.latest)))
+				expect.OK(t, catalogtest.Store(t.Context(), r.db, catalog.Shared, parse(tc.latest)))
 				r.catalogs = catalog.NewStatic(parse(added))
 				r.services = r.service(r.db, r.log)
 				r.register("event://new/type")
@@ -231,7 +232,7 @@ func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardl
 				{Kind: match.Parent, Key: "event://github/acme/**", Shape: match.Shape{Scope: "parents", Name: "d2"}},
 				{Kind: match.Parent, Key: "event://github/**", Shape: match.Shape{Scope: "parents", Name: "d1"}},
 			} {
-				must(t, errorOf(subscription.Interested(t.Context(), unorderedStore{r.db}, log, "default", p)))
+				expect.OK(t, expect.ErrOf(subscription.Interested(t.Context(), unorderedStore{r.db}, log, "default", p)))
 			}
 			for i := range events {
 				r.publishTo(fmt.Sprintf("event://github/acme/app%d/push", i%uris), "github.push", fmt.Sprint("evt_", i), `{}`)
@@ -250,7 +251,7 @@ func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardl
 				n := 0
 				for _, p := range eventlog.Pattern("default", key) {
 					entries, _, _, err := log.Read(t.Context(), p, 0, 100)
-					must(t, err)
+					expect.OK(t, err)
 					n += len(entries)
 				}
 				if n != events {
@@ -309,7 +310,7 @@ func TestAnEventOfARenamedType(t *testing.T) {
 			r := newRig(t)
 			r.script = succeeds
 			old, err := r.catalogs.Catalog(t.Context(), "default")
-			must(t, err)
+			expect.OK(t, err)
 			r.change("ci.build_finished", "ci.renamed")
 			r.register("event://ci/build-finished")
 			for _, id := range ids {
@@ -320,7 +321,7 @@ func TestAnEventOfARenamedType(t *testing.T) {
 			r.hand(queue.Events, fanout.Handle)
 			r.hand(queue.Deliveries, d.Pages)
 			for _, id := range ids {
-				equal(t, "the posts of "+id, posted(r)[id], 1)
+				expect.Equal(t, "the posts of "+id, posted(r)[id], 1)
 			}
 		})
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
@@ -59,7 +60,7 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		if failed, err := d.Singles(t.Context(), batch); err != nil || len(failed) > 0 || posted(r)["evt_1"] != 1 {
 			t.Fatalf("the message came again: failed %v, %v, %d posts; want the first one only", failed, err, posted(r)["evt_1"])
 		}
-		equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
+		expect.Equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
 		r.now = r.now.Add(time.Hour)
 		r.deliverAgain(sub, "evt_1")
 		r.drain(d, retry)
@@ -103,7 +104,7 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 				}
 			}
 		}
-		equal(t, "the further posts", len(r.posts)-before, 1)
+		expect.Equal(t, "the further posts", len(r.posts)-before, 1)
 	})
 }
 
@@ -112,19 +113,19 @@ func TestADisabledSubscriptionKeepsItsRetries(t *testing.T) {
 	r, sub := registered(t)
 	r.script = fails
 	r.work("evt_1")
-	must(t, did(r.services.Disable(t.Context(), "default", "alice", sub.ID, "all deliveries of five days failed", 0)))
+	expect.OK(t, did(r.services.Disable(t.Context(), "default", "alice", sub.ID, "all deliveries of five days failed", 0)))
 	r.run() // the next attempt is due
 	letters := r.lettersFor(sub.ID)
 	if len(letters) != 1 || letters[0].Event != "evt_1" {
 		t.Fatalf("the dead letters are %+v, want one of the pending retry", letters)
 	}
 	t.Run("WHK-18 and after it is resumed they can be delivered", func(t *testing.T) {
-		must(t, did(r.services.Enable(t.Context(), "default", "alice", sub.ID)))
+		expect.OK(t, did(r.services.Enable(t.Context(), "default", "alice", sub.ID)))
 		r.script = succeeds
 		before := posted(r)["evt_1"]
-		must(t, did(r.operations().Retry(t.Context(), "default", letters[0], r.record(sub.ID).Subscription, 0)))
+		expect.OK(t, did(r.operations().Retry(t.Context(), "default", letters[0], r.record(sub.ID).Subscription, 0)))
 		r.run()
-		equal(t, "further posts of evt_1", posted(r)["evt_1"]-before, 1)
+		expect.Equal(t, "further posts of evt_1", posted(r)["evt_1"]-before, 1)
 	})
 	t.Run("WHK-21 an ended subscription leaves no dead letter", func(t *testing.T) {
 		r, sub := registered(t)
@@ -145,7 +146,7 @@ func TestASubscriptionIsCreatedAgainAfterAnErasure(t *testing.T) {
 	r.work("evt_0")
 	operations := r.operations()
 	r.end(id)
-	must(t, operations.SweepLater(t.Context(), "default", []string{id}))
+	expect.OK(t, operations.SweepLater(t.Context(), "default", []string{id}))
 	r.now = r.now.Add(30 * time.Second)
 	if again := r.subscribe().ID; again != id {
 		t.Fatalf("the new subscription is %s, want the id of the erased one, %s", again, id)
@@ -155,9 +156,9 @@ func TestASubscriptionIsCreatedAgainAfterAnErasure(t *testing.T) {
 	r.script = fails
 	r.work("evt_1")
 	r.now = r.now.Add(10 * time.Second)
-	must(t, errorOf(operations.SweepErased(t.Context())))
-	equal(t, "the delivery of evt_1", r.deliveryState(id, "evt_1"), state.Pending)
-	equal(t, "the delivery of evt_0", r.deliveryState(id, "evt_0"), "none")
+	expect.OK(t, expect.ErrOf(operations.SweepErased(t.Context())))
+	expect.Equal(t, "the delivery of evt_1", r.deliveryState(id, "evt_1"), state.Pending)
+	expect.Equal(t, "the delivery of evt_0", r.deliveryState(id, "evt_0"), "none")
 }
 
 // TestTwoWorkersAtOneJob: WHK-22, OPS-05. A worker sends messages, and another worker starts the same job before the first
@@ -175,7 +176,7 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 		second := r.replaysOf(r.operationsOn(r.db, mortal{r.db, r}))
 		var once sync.Once
 		q := &watched{Sender: mortal{r.db, r}, seen: func(queue.Name) {
-			once.Do(func() { must(t, errorOf(second.Run(t.Context()))) })
+			once.Do(func() { expect.OK(t, expect.ErrOf(second.Run(t.Context()))) })
 		}}
 		first := r.replaysOf(r.operationsOn(r.db, q))
 		job := r.replay(first, sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
@@ -197,16 +198,16 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 		r.posts = nil
 		r.now = time.UnixMicro(r.db.End())
 		replays := r.replaysOf(r.operationsOn(mortal{r.db, r}, mortal{r.db, r}))
-		must(t, errorOf(replays.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20)))
+		expect.OK(t, expect.ErrOf(replays.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20)))
 		r.budget = 3 // after its claim
 		if _, err := replays.Run(t.Context()); err == nil {
 			t.Fatal("it did not die")
 		}
 		r.dead, r.budget = false, 0
 		r.now = r.now.Add(deadletter.ReplayClaim + time.Second)
-		must(t, errorOf(replays.Run(t.Context())))
+		expect.OK(t, expect.ErrOf(replays.Run(t.Context())))
 		r.work()
-		equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
+		expect.Equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
 	})
 	t.Run("WHK-22 each paused message is requeued once", func(t *testing.T) {
 		r, _ := registered(t)
@@ -214,14 +215,14 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 		r.pause(n, nil)
 		r.handle("evt_1")
 		a, b := r.switches(), r.switches()
-		must(t, did(a.Resume(t.Context(), "default", n)))
+		expect.OK(t, did(a.Resume(t.Context(), "default", n)))
 		var once sync.Once
 		a.Queue = &watched{Sender: mortal{r.db, r}, seen: func(queue.Name) {
-			once.Do(func() { must(t, errorOf(b.RequeueOf(t.Context(), "default", n))) })
+			once.Do(func() { expect.OK(t, expect.ErrOf(b.RequeueOf(t.Context(), "default", n))) })
 		}}
-		must(t, errorOf(a.RequeueOf(t.Context(), "default", n)))
+		expect.OK(t, expect.ErrOf(a.RequeueOf(t.Context(), "default", n)))
 		r.handle()
-		equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
+		expect.Equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
 	})
 }
 
@@ -229,7 +230,7 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 func TestAnItemCannotBeDecoded(t *testing.T) {
 	deadLetters := func(t *testing.T, r *rig, want int) {
 		t.Helper()
-		equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), want)
+		expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), want)
 	}
 	t.Run("AWS-16 among the messages of a resumed switch", func(t *testing.T) {
 		r := newRig(t)
@@ -240,20 +241,20 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 			ops = append(ops, store.Put(set.Item("default", n, switches.Message{Queue: queue.Slow, Body: fmt.Appendf(nil, `{"n":%d}`, i)})))
 		}
 		ops[7].Item.Value = []byte(`{"v":`)
-		must(t, r.db.WriteAll(t.Context(), ops...))
+		expect.OK(t, r.db.WriteAll(t.Context(), ops...))
 		r.pause(n, nil)
-		must(t, did(set.Resume(t.Context(), "default", n)))
+		expect.OK(t, did(set.Resume(t.Context(), "default", n)))
 		if _, err := set.Requeue(t.Context()); err != nil {
 			t.Errorf("got the error %v", err)
 		}
-		equal(t, "the messages of the queue Slow", len(r.queues[queue.Slow]), 39)
+		expect.Equal(t, "the messages of the queue Slow", len(r.queues[queue.Slow]), 39)
 		deadLetters(t, r, 1)
 	})
 	t.Run("AWS-16 among the erasures", func(t *testing.T) {
 		r := newRig(t)
 		o := r.operations()
 		broken := store.Item{Key: store.Key{Table: store.Deliveries, Partition: deadletter.ErasedPartition, Sort: "0000000000000001"}, Value: []byte(`{`)}
-		must(t, r.db.Write(t.Context(), store.Put(broken)))
+		expect.OK(t, r.db.Write(t.Context(), store.Put(broken)))
 		if _, err := o.SweepErased(t.Context()); err != nil {
 			t.Errorf("got the error %v", err)
 		}
@@ -267,7 +268,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		r.now = time.Now()
 		r.suspend(id)
 		r.run()
-		must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: state.Key("default", id, r.keyOf("evt_1")), Value: []byte(`{`), Version: 1})))
+		expect.OK(t, r.db.Write(t.Context(), store.Put(store.Item{Key: state.Key("default", id, r.keyOf("evt_1")), Value: []byte(`{`), Version: 1})))
 		r.script = succeeds
 		before := posted(r)
 		r.subscribe()
@@ -290,9 +291,9 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 			t.Fatal(len(page.Items), err)
 		}
 		del, at, err := deadletter.DecodeLetter(&page.Items[1])
-		must(t, err)
+		expect.OK(t, err)
 		for _, key := range del.LetterKeys(at) {
-			must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{"v":`)})))
+			expect.OK(t, r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{"v":`)})))
 		}
 		if list := r.lettersFor(sub.ID); len(list) != 2 {
 			t.Errorf("%d dead letters are listed, want the other 2", len(list))
@@ -307,7 +308,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		r.script = tooLarge
 		r.run("evt_1", "evt_2", "evt_3")
 		key := event.Event{URI: "event://ci/build-finished", ID: "evt_2"}.Key()
-		must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: state.BodyKey("default", key), Value: []byte(`{"v":`)})))
+		expect.OK(t, r.db.Write(t.Context(), store.Put(store.Item{Key: state.BodyKey("default", key), Value: []byte(`{"v":`)})))
 		r.now = r.now.Add(time.Second)
 		if job := r.replay(r.replays(), nil, deadletter.ReplaySelect{}); job.State != deadletter.ReplayDone || job.Replayed != 2 || job.Skipped != 1 {
 			t.Errorf("the replay is %+v, want 2 replayed, one skipped", job)
@@ -316,10 +317,10 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 
 	t.Run("WHK-18 where a new delivery of its event begins", func(t *testing.T) {
 		r, sub := registered(t)
-		must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: state.Key("default", sub.ID, r.keyOf("evt_1")), Value: []byte(`{`), Version: 3})))
+		expect.OK(t, r.db.Write(t.Context(), store.Put(store.Item{Key: state.Key("default", sub.ID, r.keyOf("evt_1")), Value: []byte(`{`), Version: 3})))
 		r.script = failsFirst(1)
 		r.run("evt_1")
-		equal(t, "the posts of evt_1", posted(r)["evt_1"], 2)
+		expect.Equal(t, "the posts of evt_1", posted(r)["evt_1"], 2)
 		deadLetters(t, r, 1)
 	})
 }
@@ -330,7 +331,7 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 	id := r.register("event://ci/build-finished").ID
 	r.script = func(int) webhook.Outcome {
 		for _, err := range []error{r.services.End(t.Context(), "default", "alice", id), operations.SweepLater(t.Context(), "default", []string{id})} {
-			must(t, err)
+			expect.OK(t, err)
 		}
 		return fails(1)
 	}
@@ -345,7 +346,7 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 			}
 			return err
 		})
-		must(t, err)
+		expect.OK(t, err)
 		return n
 	}
 	if stored() == 0 {
@@ -353,7 +354,7 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 	}
 	waits := func() int {
 		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition})
-		must(t, err)
+		expect.OK(t, err)
 		return len(page.Items)
 	}
 	t.Run("OPS-07 WHK-21 what was in flight is deleted by the next round", func(t *testing.T) {
@@ -380,13 +381,13 @@ func TestAnErasureOfManySubscriptions(t *testing.T) {
 	for i := range ids {
 		ids[i] = fmt.Sprintf("sub_%032x", i)
 	}
-	must(t, r.operations().SweepLater(t.Context(), "default", ids))
+	expect.OK(t, r.operations().SweepLater(t.Context(), "default", ids))
 	page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition})
-	must(t, err)
+	expect.OK(t, err)
 	found := 0
 	for _, it := range page.Items {
 		var erased struct{ IDs []byte }
-		must(t, json.Unmarshal(it.Value, &erased))
+		expect.OK(t, json.Unmarshal(it.Value, &erased))
 		found += len(erased.IDs) / 16
 	}
 	if found != many {
@@ -410,9 +411,9 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	body := state.BodyKey("default", e.Key())
 	kept := func() *store.Item {
 		t.Helper()
-		must(t, d.deliveries.StoreBody(t.Context(), state.New(&subscription.Subscriber{}, e, r.now), e, state.RetriedFor))
+		expect.OK(t, d.deliveries.StoreBody(t.Context(), state.New(&subscription.Subscriber{}, e, r.now), e, state.RetriedFor))
 		items, err := r.db.Get(t.Context(), body)
-		must(t, err)
+		expect.OK(t, err)
 		return items[0]
 	}
 	for range 3 {
@@ -423,7 +424,7 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	if n := asked[body.Partition]; n != 1 {
 		t.Errorf("OPS-07: stored %d times within a moment", n)
 	}
-	must(t, r.db.Write(t.Context(), store.Delete(body)))
+	expect.OK(t, r.db.Write(t.Context(), store.Delete(body)))
 	r.now = r.now.Add(state.RememberStored)
 	if kept() == nil {
 		t.Error("OPS-07: the event is gone for its later subscribers")

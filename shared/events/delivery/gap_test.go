@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
@@ -54,7 +55,7 @@ func (r *rig) gapAt(t *testing.T, p webhook.Request) int64 {
 		t.Fatalf("the notice is %s, %v", p.Body, err)
 	}
 	c, err := r.sealer.Open("default", body["cursor"])
-	must(t, err)
+	expect.OK(t, err)
 	return c.At
 }
 
@@ -123,7 +124,7 @@ func TestGaps(t *testing.T) {
 		r.work()
 		r.now = r.now.Add(6 * time.Hour)
 		_, d, _ := r.process()
-		must(t, d.DB.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())))
+		expect.OK(t, d.DB.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())))
 		r.script = refuse(r, failed)
 		lost := r.now
 		r.run("lost")
@@ -198,7 +199,7 @@ func TestGaps(t *testing.T) {
 			}
 			ids, p := r.gaps(t)
 			if refreshed {
-				equal(t, "the gap notices", len(ids), 0)
+				expect.Equal(t, "the gap notices", len(ids), 0)
 				return
 			}
 			if len(ids) != 1 || ids[p.ID] != 1 {
@@ -266,7 +267,7 @@ func TestCursorsOfAWildcardThatIsSeldomRefreshed(t *testing.T) {
 		r := newRig(t)
 		now := func() time.Time { return r.now }
 		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: now}})
-		must(t, err)
+		expect.OK(t, err)
 		t.Cleanup(func() { _ = db.Close() })
 		r.db, r.log = db, &eventlog.Log{DB: db, Now: now}
 		r.services = r.service(db, r.log)
@@ -287,7 +288,7 @@ func TestCursorsOfAWildcardThatIsSeldomRefreshed(t *testing.T) {
 			Workspace: "default", Cursor: cursor, Most: 10, Bytes: 1 << 20,
 			Pattern: match.Pattern{Kind: match.Wildcard, Key: pattern, Entry: "github.push", Shape: match.Shape{Scope: "entry:github.push", Name: "m2"}},
 		})
-		must(t, err)
+		expect.OK(t, err)
 		var ids []string
 		for _, e := range page.Events {
 			ids = append(ids, e.ID)
@@ -315,7 +316,7 @@ func TestCursorsOfAWildcardThatIsSeldomRefreshed(t *testing.T) {
 				t.Fatalf("%d gap notices were sent, want 1", len(ids))
 			}
 			var body struct{ Cursor string }
-			must(t, json.Unmarshal(notice.Body, &body))
+			expect.OK(t, json.Unmarshal(notice.Body, &body))
 			if got, want := poll(t, r, body.Cursor), "[e]"; fmt.Sprint(got) != want {
 				t.Errorf("a poll with the cursor returned %v, want %s", got, want)
 			}
@@ -348,7 +349,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 	now := func() time.Time { return time.UnixMicro(h.clock.Load()) }
 	h.clock.Store(h.now.UnixMicro())
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: now}})
-	must(t, err)
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	h.db, h.log = db, &eventlog.Log{DB: db, Now: now}
 	h.services = h.service(db, h.log)
@@ -365,7 +366,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 	for range 3 {
 		h.procs = append(h.procs, h.start())
 	}
-	must(t, errorOf(h.procs[0].retry.Run(t.Context()))) // it has run every minute before
+	expect.OK(t, expect.ErrOf(h.procs[0].retry.Run(t.Context()))) // it has run every minute before
 	h.id = h.subscribe().ID
 	return h
 }
@@ -478,7 +479,7 @@ func TestAResumeAfterDaysIsNoGap(t *testing.T) {
 			}
 			h.wait(8 * time.Hour)
 			c, err := h.sealer.Open("default", cursor)
-			must(t, err)
+			expect.OK(t, err)
 			if _, gap := h.log.Reach(c, c.At, h.log.Oldest()); gap {
 				t.Errorf("the cursor is at %v, given %v, the log reaches back to %v",
 					time.UnixMicro(c.At), time.UnixMicro(c.Given), time.UnixMicro(h.log.Oldest()))

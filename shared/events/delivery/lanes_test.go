@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
@@ -135,7 +136,7 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 			var sub subscription.Subscriber
 			_ = json.Unmarshal(broken.Value, &sub)
 			broken.Value = []byte(`{"v":`)
-			must(t, w.db.Write(w.t.Context(), store.Put(broken)))
+			expect.OK(t, w.db.Write(w.t.Context(), store.Put(broken)))
 			at := w.send("e", 1, time.Second)
 			time.Sleep(time.Hour)
 			for _, url := range urls {
@@ -211,7 +212,7 @@ func (w *world) sendVictim(id string) {
 	w.t.Helper()
 	m := w.message("event://github/acme/site/push", "github.push", id, `{}`, time.Now())
 	m.Group, m.Dedup = "v", id
-	must(w.t, w.queued.Send(w.t.Context(), queue.Events, m))
+	expect.OK(w.t, w.queued.Send(w.t.Context(), queue.Events, m))
 }
 
 // sendArray publishes n events in one request.
@@ -226,7 +227,7 @@ func (w *world) sendArray(prefix string, n int) (at map[string]time.Time) {
 		m.Group, m.Dedup = "g", id
 		msgs = append(msgs, m)
 	}
-	must(w.t, w.queued.Send(w.t.Context(), queue.Events, msgs...))
+	expect.OK(w.t, w.queued.Send(w.t.Context(), queue.Events, msgs...))
 	return at
 }
 
@@ -294,7 +295,7 @@ func TestPausingASubscriptionStopsThePageThatIsBeingSent(t *testing.T) {
 				} else {
 					_, err = w.services.SetPaused(w.t.Context(), "default", sub.Principal, sub.ID, true, set.PauseOps("default", sw)...)
 				}
-				must(t, err)
+				expect.OK(t, err)
 				paused := time.Now()
 				time.Sleep(10 * time.Minute)
 				all := w.attemptsTo(url)

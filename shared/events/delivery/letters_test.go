@@ -29,6 +29,7 @@ import (
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
@@ -57,7 +58,7 @@ func TestALetterThatAnotherRetries(t *testing.T) {
 	r.script = tooLarge
 	r.run("evt_1")
 	first := r.operationsOn(r.db, mortal{r.db, r})
-	must(t, errorOf(first.File(t.Context(), []queue.Message{{ID: "1", From: queue.Inbox, Sent: r.now, Outgoing: queue.Outgoing{Body: []byte("x")}}})))
+	expect.OK(t, expect.ErrOf(first.File(t.Context(), []queue.Message{{ID: "1", From: queue.Inbox, Sent: r.now, Outgoing: queue.Outgoing{Body: []byte("x")}}})))
 	for _, l := range r.letters(deadletter.LetterQuery{}, 2) {
 		again := func(o *deadletter.Operations) (bool, error) { return o.Retry(t.Context(), "default", l, sub, 0) }
 		db := &overtaken{DB: r.db, other: func() {
@@ -107,7 +108,7 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 	var log bytes.Buffer
 	emf := metric.NewEMF(slog.New(slog.NewJSONHandler(&log, nil)), "stack", time.Now)
 	set, err := metric.NewSet(emf.Provider())
-	must(t, err)
+	expect.OK(t, err)
 	o := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return r.now }, Metrics: set})
 	published := r.now.Add(-time.Hour).UTC().Truncate(time.Microsecond)
 	e := event.Event{Workspace: "default", ID: "evt_1", URI: "event://a/b", Name: "a.b", Time: published, Published: published}
@@ -177,12 +178,12 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 		r := newRig(t)
 		log := slog.New(slog.DiscardHandler)
 		queues, err := queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: log})
-		must(t, err)
+		expect.OK(t, err)
 		service := &publish.Service{Catalog: r.catalogs, Queue: queues}
 		in := publish.Input{URI: "event://ci/build-finished", ID: "evt_1", Data: []byte(`{"ok":true}`)}
-		must(t, errorOf(service.Accept(t.Context(), r.principal(), []publish.Input{in})))
+		expect.OK(t, expect.ErrOf(service.Accept(t.Context(), r.principal(), []publish.Input{in})))
 		refused, err := catalog.Parse([]byte("events:\n  - name: other\n    uri: event://other\n"))
-		must(t, err)
+		expect.OK(t, err)
 		source := catalog.NewStatic(refused)
 		fanout := &fanout.Fanout{DB: r.db, Log: r.log, Catalog: source, Queue: queues}
 		operations := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: queues})
@@ -202,7 +203,7 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 		for round := 1; round <= 2; round++ { // the event that was sent back becomes the second letter
 			time.Sleep(time.Minute)
 			l := r.letters(deadletter.LetterQuery{Queue: string(queue.Events)}, 1)[0]
-			must(t, did(operations.Retry(t.Context(), "default", l, nil, 0)))
+			expect.OK(t, did(operations.Retry(t.Context(), "default", l, nil, 0)))
 			time.Sleep(10 * time.Second)
 			if got := received.Load(); got != int64(round)+1 {
 				t.Fatalf("round %d: fanout received %d events, want %d", round, got, round+1)
@@ -228,7 +229,7 @@ func (s strict) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) 
 func TestAReplayOfMessagesThatTheirQueueRefuses(t *testing.T) {
 	r := newRig(t)
 	queues, err := queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: slog.New(slog.DiscardHandler)})
-	must(t, err)
+	expect.OK(t, err)
 	defer queues.Close()
 	o := r.operationsOn(r.db, strict{mortal{r.db, r}, queues})
 	var batch []queue.Message
@@ -299,7 +300,7 @@ func fillLists(t testing.TB, db store.DB, attempts, letters int) time.Time {
 		if len(ops) <= most {
 			return
 		}
-		must(t, db.WriteAll(t.Context(), ops...))
+		expect.OK(t, db.WriteAll(t.Context(), ops...))
 		ops = ops[:0]
 	}
 	at := func(i int) time.Time { return listsBegin.Add(time.Duration(i) * time.Millisecond) }
@@ -396,13 +397,13 @@ func openLists(t testing.TB, attempts, letters int) (store.DB, time.Time) {
 	options.Engine.Now = func() time.Time { return listsBegin }
 	open := func() *sqlite.DB {
 		db, err := sqlite.Open(path, options)
-		must(t, err)
+		expect.OK(t, err)
 		t.Cleanup(func() { _ = db.Close() })
 		return db
 	}
 	db := open()
 	end := fillLists(t, db, attempts, letters)
-	must(t, db.Close())
+	expect.OK(t, db.Close())
 	return open(), end
 }
 
@@ -417,7 +418,7 @@ func TestListsAtScale(t *testing.T) {
 			for n, last := 0, end; n == 0 || before != "" && n < 5; n++ {
 				*db = counted{DB: file}
 				times, next, err := list.list(t.Context(), before)
-				must(t, err)
+				expect.OK(t, err)
 				if db.queries > list.queries || db.queries == 0 || db.gets != 0 || db.most > listLimit {
 					t.Errorf("page %d: %d queries of up to %d items, %d reads", n, db.queries, db.most, db.gets)
 				}
@@ -448,7 +449,7 @@ func BenchmarkLists(b *testing.B) {
 			for b.Loop() {
 				began := time.Now()
 				_, next, err := list.list(b.Context(), before)
-				must(b, err)
+				expect.OK(b, err)
 				took, before = append(took, time.Since(began)), next
 			}
 			slices.Sort(took)

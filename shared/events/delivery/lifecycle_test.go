@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
@@ -117,7 +118,7 @@ func (l *lives) bring(stage string) (attempt int) {
 		if err == nil {
 			_, err = w.make(s)
 		}
-		must(l.t, err)
+		expect.OK(l.t, err)
 		return len(w.del.Attempts) + 1
 	}
 	l.t.Fatalf("no step leads to %q", stage)
@@ -134,10 +135,10 @@ type storedLife struct {
 func (l *lives) storedLife() (s storedLife) {
 	l.t.Helper()
 	items, err := l.db.Get(l.t.Context(), state.Key("default", l.sub.ID, l.event.Key()), state.BodyKey("default", l.event.Key()))
-	must(l.t, err)
+	expect.OK(l.t, err)
 	if items[0] != nil {
 		del, err := state.Decode(items[0])
-		must(l.t, err)
+		expect.OK(l.t, err)
 		s.stage = del.Stored
 	}
 	if items[1] != nil {
@@ -145,7 +146,7 @@ func (l *lives) storedLife() (s storedLife) {
 	}
 	count := func(partition string) int {
 		page, err := l.db.Query(l.t.Context(), store.Query{Table: store.Deliveries, Partition: partition, Limit: 1000})
-		must(l.t, err)
+		expect.OK(l.t, err)
 		return len(page.Items)
 	}
 	for minute := range 120 {
@@ -236,9 +237,9 @@ func TestTwoWorkersHaveOneDelivery(t *testing.T) {
 					l := newLives(t)
 					attempt := l.bring(from)
 					a, err := l.reads(from, attempt)
-					must(t, err)
+					expect.OK(t, err)
 					b, err := l.reads(from, attempt)
-					must(t, err)
+					expect.OK(t, err)
 					if whose, err := a.make(first); err != nil || whose != state.Mine {
 						t.Fatalf("the first worker got %d, %v", whose, err)
 					}
@@ -276,7 +277,7 @@ func TestTheTableIsClosed(t *testing.T) {
 		l := newLives(t)
 		l.bring(state.Suspended)
 		w, err := l.reads(state.Suspended, 1)
-		must(t, err)
+		expect.OK(t, err)
 		if whose, err := w.d.deliveries.GiveUp(context.Background(), w.del, nil); err == nil || !strings.Contains(err.Error(), "give up") {
 			t.Errorf("got claim %d, %v, want an error", whose, err)
 		}
@@ -396,9 +397,9 @@ func TestGivenAStoredDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAgain(
 		},
 		"during a retry from the due table": func(q *requested) {
 			q.queues[queue.Slow] = nil // the message was lost
-			must(q.t, errorOf(q.retry.Run(q.t.Context())))
+			expect.OK(q.t, expect.ErrOf(q.retry.Run(q.t.Context())))
 			q.now = q.now.Add(5 * time.Minute)
-			must(q.t, errorOf(q.retry.Run(q.t.Context())))
+			expect.OK(q.t, expect.ErrOf(q.retry.Run(q.t.Context())))
 			attempt(q)
 		},
 		"during a retry that was paused": func(q *requested) {
@@ -479,7 +480,7 @@ func TestADeliveryIsNotPostponedByRequestsForItsEvent(t *testing.T) {
 				q.end(q.id)
 				q.again(q.d)
 				n, err := q.retry.Run(t.Context())
-				must(t, err)
+				expect.OK(t, err)
 				if n > 0 {
 					return
 				}
@@ -543,7 +544,7 @@ func TestGivenAPausedDeliveryWhenItsEventIsRequestedAgainWhileItIsRequeuedThenTh
 	if q.storedDelivery(q.id, "evt_1").PausedAt.IsZero() {
 		t.Fatal("the delivery does not wait for its switch")
 	}
-	must(t, errorOf(q.switches().Resume(t.Context(), "default", origin)))
+	expect.OK(t, expect.ErrOf(q.switches().Resume(t.Context(), "default", origin)))
 	_, worker, _ := q.process()
 	interrupted := false
 	worker.DB = hooked{DB: worker.DB, writeAll: firstTime(func() {
@@ -561,7 +562,7 @@ func TestGivenAPausedDeliveryWhenItsEventIsRequestedAgainWhileItIsRequeuedThenTh
 	}
 	q.arrives(func() {
 		q.now = q.now.Add(2 * switches.MaxAge)
-		must(t, errorOf(q.switches().Requeue(t.Context())))
+		expect.OK(t, expect.ErrOf(q.switches().Requeue(t.Context())))
 		q.run()
 	})
 }
@@ -577,7 +578,7 @@ func TestAConflictLeavesTheDeliveryAsItIs(t *testing.T) {
 	}}
 	r.script = succeeds
 	r.hand(queue.Slow, d.Singles)
-	equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
+	expect.Equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
 }
 
 // ofTheClient marks the context of the steps that the client makes.

@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
@@ -56,7 +57,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	r := newRig(t)
 	r.unordered = unordered
 	cat, err := catalog.Parse([]byte("events:\n  - name: " + longestName + "\n    uriTemplate: " + longestTemplate + "\n"))
-	must(t, err)
+	expect.OK(t, err)
 	r.catalogs = catalog.NewStatic(cat)
 	clock := func() time.Time { return r.now }
 	r.log = &eventlog.Log{DB: mortal{r.db, r}, Now: clock}
@@ -73,7 +74,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	tails := stream.New(r.log, mortal{r.db, r}, r.sealer)
 	defer tails.Close()
 	patterns, _, err := match.Resolve(cat, uri)
-	must(t, err)
+	expect.OK(t, err)
 	patterns = append(patterns, match.ForEntry(cat.ByName(longestName), nil))
 	cursors := make([]string, len(patterns))
 	poll := func(i int) *stream.Page {
@@ -89,7 +90,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	r.now = r.now.Add(10 * time.Second)
 
 	service := &publish.Service{Catalog: r.catalogs, Queue: mortal{r.db, r}, Now: clock}
-	must(t, errorOf(service.Accept(t.Context(), r.principal(), []publish.Input{{URI: uri, ID: other, Data: []byte(data)}})))
+	expect.OK(t, expect.ErrOf(service.Accept(t.Context(), r.principal(), []publish.Input{{URI: uri, ID: other, Data: []byte(data)}})))
 	r.work()
 	if n := posted(r)[other]; n != len(webhooks) {
 		t.Fatalf("got %d webhooks, want %d", n, len(webhooks))
@@ -113,7 +114,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 
 	in := publish.Input{URI: uri, ID: id, Data: []byte(data), Trace: trace.Parse(
 		"00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", "k="+strings.Repeat(`"`, 250)+",l="+strings.Repeat(`"`, 250))}
-	must(t, errorOf(service.Accept(t.Context(), r.principal(), []publish.Input{in})))
+	expect.OK(t, expect.ErrOf(service.Accept(t.Context(), r.principal(), []publish.Input{in})))
 
 	// The whole workspace is paused while an event arrives. Afterwards all attempts fail until the deliveries are given
 	// up.
@@ -135,7 +136,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	// The dead letters are retried.
 	r.posts, r.script = nil, succeeds
 	for _, l := range letters {
-		must(t, did(r.operations().Retry(t.Context(), "default", l, r.record(l.Subscription).Subscription, 0)))
+		expect.OK(t, did(r.operations().Retry(t.Context(), "default", l, r.record(l.Subscription).Subscription, 0)))
 	}
 	r.work()
 	attempts := map[string]int{}
@@ -150,13 +151,13 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	}
 
 	// An event of the same size that became a dead letter of the events queue can be sent back.
-	must(t, errorOf(service.Accept(t.Context(), r.principal(), []publish.Input{{URI: uri, ID: strings.Repeat("k", 128), Data: []byte(data)}})))
+	expect.OK(t, expect.ErrOf(service.Accept(t.Context(), r.principal(), []publish.Input{{URI: uri, ID: strings.Repeat("k", 128), Data: []byte(data)}})))
 	m := r.queues[queue.Events][0]
 	r.queues[queue.Events] = nil
 	r.queues[queue.Dead] = []queue.Message{{ID: "m1", Outgoing: queue.NewDeadLetter(queue.Events, m, "a reason", nil, r.now), Sent: r.now}}
 	r.hand(queue.Dead, r.operations().File)
 	letters = r.letters(deadletter.LetterQuery{Queue: string(queue.Events)}, 1)
-	must(t, did(r.operations().Retry(t.Context(), "default", letters[0], nil, 0)))
+	expect.OK(t, did(r.operations().Retry(t.Context(), "default", letters[0], nil, 0)))
 	inbox := &publish.Inbox{Service: service, Log: slog.New(slog.DiscardHandler)}
 	r.hand(queue.Inbox, inbox.Handle)
 	r.posts = nil

@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
@@ -37,7 +38,7 @@ events:
   - {name: order.shipped, uriTemplate: "event://orders/{order}/{leg}/shipped", description: A., payloadSchema: {type: object}}
   - {name: sale.began, uri: "event://sale/began", description: A., payloadSchema: {type: object}}
 `))
-	must(t, err)
+	expect.OK(t, err)
 	shipped, sale := types.ByName("order.shipped"), types.ByName("sale.began")
 	about := func(uri string) *event.Event { return &event.Event{ID: "evt_3", Time: at.UTC(), URI: uri} }
 	occurrence := func(meta string) string {
@@ -165,7 +166,7 @@ func TestTasksWithoutKeyAreRead(t *testing.T) {
 		t.Errorf("the delivery lies at %v", got)
 	}
 	var due state.DueEntry
-	must(t, json.Unmarshal(del.DueItem().Value, &due))
+	expect.OK(t, json.Unmarshal(del.DueItem().Value, &due))
 	if due.Task.EventKey() != "1" {
 		t.Errorf("its task points at %q", due.Task.EventKey())
 	}
@@ -174,7 +175,7 @@ func TestTasksWithoutKeyAreRead(t *testing.T) {
 func bodyURI(t *testing.T, p webhook.Request) string {
 	t.Helper()
 	var body struct{ URI string }
-	must(t, json.Unmarshal(p.Body, &body))
+	expect.OK(t, json.Unmarshal(p.Body, &body))
 	return body.URI
 }
 
@@ -237,7 +238,7 @@ func TestMessageIDs(t *testing.T) {
 			r.work()
 		}
 		for _, l := range r.letters(deadletter.LetterQuery{Subscription: a}, 2) {
-			must(t, did(r.operations().Retry(t.Context(), "default", l, r.record(a).Subscription, 0)))
+			expect.OK(t, did(r.operations().Retry(t.Context(), "default", l, r.record(a).Subscription, 0)))
 		}
 		r.work()
 		seen := map[string]bool{}
@@ -359,7 +360,7 @@ func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
 					}
 				}
 			}
-			equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 0)
+			expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 0)
 			if got := strings.Contains(log.String(), "newer message not renewed"); got != c.broken {
 				t.Errorf("got a line about the copy in the log: %v, want %v:\n%s", got, c.broken, &log)
 			}
@@ -399,8 +400,8 @@ func TestFanoutRenewsANewerEventAndHandlesTheLaterOnes(t *testing.T) {
 				}
 				copies = append(copies, r.queues[queue.Events]...)
 			}
-			equal(t, "the later event is delivered", posted(r)["evt_behind"] > 0, !c.left)
-			equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), dead)
+			expect.Equal(t, "the later event is delivered", posted(r)["evt_behind"] > 0, !c.left)
+			expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), dead)
 			if c.left {
 				if len(copies) > 0 {
 					t.Errorf("got %d copies, want none", len(copies))
@@ -436,7 +437,7 @@ func TestADeliveryOfANewerVersionIsLeftAlone(t *testing.T) {
 		},
 		"when its subscription is reactivated": func(r *rig, d *Dispatcher, message queue.Message) {
 			single, err := task.Decode(message.Body, func(s task.Single) int { return s.V })
-			must(r.t, err)
+			expect.OK(r.t, err)
 			err = d.manager.ReactivateAll(r.t.Context(), "default", task.Reactivation{Principal: "alice", Subscription: single.Subscription})
 			if !errors.Is(err, state.ErrNewer) {
 				r.t.Errorf("got %v, want %v", err, state.ErrNewer)
@@ -450,13 +451,13 @@ func TestADeliveryOfANewerVersionIsLeftAlone(t *testing.T) {
 			message := r.queues[queue.Slow][0]
 			key := state.Key("default", sub.ID, r.keyOf("evt_1"))
 			newer := store.Item{Key: key, Version: 9, Value: fmt.Appendf(nil, `{"v":%d,"a":"of another type"}`, task.Version+1)}
-			must(t, r.db.Write(t.Context(), store.Put(newer)))
+			expect.OK(t, r.db.Write(t.Context(), store.Put(newer)))
 			use(r, d, message)
 			items, err := r.db.Get(t.Context(), key)
 			if err != nil || items[0] == nil || items[0].Version != newer.Version || string(items[0].Value) != string(newer.Value) {
 				t.Errorf("got the item %+v (%v), want %+v", items[0], err, newer)
 			}
-			equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 0)
+			expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 0)
 		})
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
@@ -150,15 +151,15 @@ func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 		m := r.queues[queue.Slow][0]
 		r.queues[queue.Slow] = r.queues[queue.Slow][1:]
 		failed, err := d.Singles(t.Context(), []queue.Message{m})
-		must(t, err)
+		expect.OK(t, err)
 		if len(failed) > 0 {
 			m.Received++
 			r.queues[queue.Slow] = append(r.queues[queue.Slow], m)
 		}
 		r.now = r.now.Add(10 * time.Second)
 	}
-	equal(t, "the posts", len(r.posts), len(wants))
-	equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
+	expect.Equal(t, "the posts", len(r.posts), len(wants))
+	expect.Equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
 }
 
 func TestMessagesOfTheVersionBefore(t *testing.T) {
@@ -182,10 +183,10 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 	old := fmt.Sprintf(`{"v":1,"ws":"default","pr":"alice","sub":%q,"ev":"evt_1","k":%q,"n":2}`, sub.ID, key)
 	r.queues[queue.Slow] = nil
 	at := r.now.Add(3 * time.Minute)
-	must(t, r.db.Write(t.Context(), store.Put(store.Item{
+	expect.OK(t, r.db.Write(t.Context(), store.Put(store.Item{
 		Key: state.DueKey("default", sub.ID, key, at), Value: fmt.Appendf(nil, `{"t":%s,"at":%d}`, old, at.UnixMilli()),
 	})))
-	must(t, errorOf(retry.Run(t.Context()))) // sets the position
+	expect.OK(t, expect.ErrOf(retry.Run(t.Context()))) // sets the position
 	r.now = r.now.Add(5 * time.Minute)
 	if n, err := retry.Run(t.Context()); err != nil || n == 0 {
 		t.Fatalf("AWS-06 a due entry without its making: %d moved, %v", n, err)
@@ -210,7 +211,7 @@ func TestEndpointRates(t *testing.T) {
 			time.Sleep(2 * time.Minute)
 			for _, url := range urls {
 				lags := w.arrive(url, at, 0)
-				equal(t, "the attempts", len(w.attemptsTo(url)), len(at))
+				expect.Equal(t, "the attempts", len(w.attemptsTo(url)), len(at))
 				if n := w.perSecond(url); n > 10 {
 					t.Errorf("%d attempts in a second, want at most 10", n)
 				}
@@ -244,7 +245,7 @@ func TestEndpointRates(t *testing.T) {
 			at := w.send("e", 1500, time.Second)
 			time.Sleep(3 * time.Hour)
 			w.arrive(url, at, 0)
-			equal(t, "the dead letters", len(w.dead(t)), 0)
+			expect.Equal(t, "the dead letters", len(w.dead(t)), 0)
 			if n := w.perSecond(url); n > int(options.EndpointRate) {
 				t.Errorf("%d attempts in a second, want at most %d", n, options.EndpointRate)
 			}
@@ -320,7 +321,7 @@ func TestAPageOfManyEventsForASlowEndpoint(t *testing.T) {
 					r.queues[queue.Deliveries] = nil
 				}
 				for id, n := range u.got {
-					equal(t, "the deliveries of "+id, n, 1)
+					expect.Equal(t, "the deliveries of "+id, n, 1)
 				}
 				slow := len(r.queues[queue.Slow])
 				if (slow > 0) != (hops > 0) || (batches == 1) != (hops > 0) || slow+len(u.got) != all {
@@ -382,12 +383,12 @@ func TestPagesThatCannotBeWritten(t *testing.T) {
 			if len(r.posts) > tc.most {
 				t.Errorf("got %d attempts, want at most %d", len(r.posts), tc.most)
 			}
-			equal(t, "the messages of the queue Deliveries", len(r.queues[queue.Deliveries]), 0)
+			expect.Equal(t, "the messages of the queue Deliveries", len(r.queues[queue.Deliveries]), 0)
 			if n := len(r.queues[queue.Dead]); n != 1 {
 				t.Fatalf("got %d dead letters, want one", n)
 			}
 			l, err := queue.ParseDeadLetter(r.queues[queue.Dead][0].Body)
-			must(t, err)
+			expect.OK(t, err)
 			task, err := task.Decode([]byte(l.Body), func(t task.Page) int { return t.V })
 			if err != nil || task.Retries != 0 || len(task.Events) != 1 || task.Events[0].ID != "evt_1" {
 				t.Errorf("got a dead letter of %+v, %v, want a new task for evt_1", task, err)
@@ -476,7 +477,7 @@ func (r *rig) originsOfDead(want ...queue.Name) {
 	r.t.Helper()
 	for i, m := range r.queues[queue.Dead] {
 		l, err := queue.ParseDeadLetter(m.Body)
-		must(r.t, err)
+		expect.OK(r.t, err)
 		body, err := l.Content()
 		if err != nil || len(body) == 0 || l.Queue != want[i] || l.Reason == "" || l.Message == "" || l.Dead.IsZero() {
 			r.t.Errorf("AWS-07: dead letter %d is %+v, %v; want one of %s", i, l, err, want[i])
@@ -502,7 +503,7 @@ func TestBatches(t *testing.T) {
 		if err != nil || !slices.Equal(failed, []string{"newer"}) {
 			t.Fatalf("failed %v, error %v, want AWS-06 the newer one only: a poison message would come again for ever", failed, err)
 		}
-		equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 3)
+		expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 3)
 		pages := append(r.queues[queue.Deliveries], message("no page", `[]`),
 			message("newer", `{"v":99}`), message("newer event", `{"v":1,"ev":[{"v":99}]}`))
 		failed, err = dispatch.Pages(t.Context(), pages)
@@ -512,7 +513,7 @@ func TestBatches(t *testing.T) {
 		if len(r.posts) != 1 || r.posts[0].ID != "evt_1" {
 			t.Errorf("%d posts, want that of the good event", len(r.posts))
 		}
-		equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 4)
+		expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 4)
 		r.originsOfDead(queue.Events, queue.Events, queue.Events, queue.Deliveries)
 	})
 	t.Run("WHK-19 a batch of retries reports the failed ones only", func(t *testing.T) {
@@ -535,7 +536,7 @@ func TestBatches(t *testing.T) {
 		if err != nil || len(failed) != 2 || !slices.Contains(failed, "newer") || slices.Contains(failed, "poison") {
 			t.Errorf("failed %v, error %v; want the newer one and the one that was broken off", failed, err)
 		}
-		equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 1)
+		expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 1)
 		r.originsOfDead(queue.Slow)
 	})
 }
@@ -597,7 +598,7 @@ func TestALateEndDoesNotSilenceASubscriptionMadeAnew(t *testing.T) {
 	d.Gate.Started(sub.ID)
 	d.Gate.Ended(sub.ID) // of the one before it
 	r.done(d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
-	equal(t, "the posts", len(r.posts), 1)
+	expect.Equal(t, "the posts", len(r.posts), 1)
 }
 
 // TestNothingStartsAfterDeregistering: EVS-11. Wherever a delivery is when its subscription is
@@ -626,9 +627,9 @@ func TestNothingStartsAfterDeregistering(t *testing.T) {
 			r.publish("evt_1")
 			until(t, r)
 			before := len(r.posts)
-			must(t, r.services.Deregister(t.Context(), r.principal(), subscription.URI(id)))
+			expect.OK(t, r.services.Deregister(t.Context(), r.principal(), subscription.URI(id)))
 			r.run()
-			equal(t, "the further posts", len(r.posts)-before, 0)
+			expect.Equal(t, "the further posts", len(r.posts)-before, 0)
 		})
 	}
 	t.Run("EVS-11 a retry on AWS that waits for a slow store after its subscription was read", func(t *testing.T) {

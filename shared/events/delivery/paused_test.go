@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
@@ -66,11 +67,11 @@ func TestPausedPagesHoldTheWatermark(t *testing.T) {
 	published := r.now
 	r.handle()
 	r.now = r.now.Add(3 * time.Hour)
-	must(t, r.db.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())))
+	expect.OK(t, r.db.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())))
 	settled := func() int64 {
 		t.Helper()
 		at, _, err := (&lifecycle.Watermark{DB: r.db}).Settled(t.Context(), "default", sub.ID)
-		must(t, err)
+		expect.OK(t, err)
 		return at
 	}
 	if at := settled(); at >= published.UnixMicro() {
@@ -93,14 +94,14 @@ func TestResumingDoesNotStampede(t *testing.T) {
 	for i := range n {
 		ops = append(ops, store.Put(set.Item("default", switches.All, switches.Message{Queue: queue.Slow, Body: fmt.Appendf(nil, `{"n":%d}`, i)})))
 	}
-	must(t, r.db.WriteAll(t.Context(), ops...))
+	expect.OK(t, r.db.WriteAll(t.Context(), ops...))
 	r.pause(switches.All, nil)
 	if requeued, err := set.Requeue(t.Context()); err != nil || requeued != 0 {
 		t.Fatalf("OPS-06: %d requeued while it is paused, %v", requeued, err)
 	}
-	must(t, did(set.Resume(t.Context(), "default", switches.All)))
+	expect.OK(t, did(set.Resume(t.Context(), "default", switches.All)))
 	for round := 1; round <= 2; round++ {
-		must(t, errorOf(set.Requeue(t.Context())))
+		expect.OK(t, expect.ErrOf(set.Requeue(t.Context())))
 		perSecond := map[time.Duration]int{}
 		for _, m := range r.queues[queue.Slow] {
 			perSecond[m.Delay]++
@@ -171,7 +172,7 @@ func TestLettersAreRetried(t *testing.T) {
 	ask := func(q deadletter.LetterQuery) []deadletter.Letter {
 		t.Helper()
 		list, _, err := ops.Letters(t.Context(), "default", q, "", 10)
-		must(t, err)
+		expect.OK(t, err)
 		return list
 	}
 	var letter deadletter.Letter
@@ -234,9 +235,9 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	must(t, errorOf(replays.Run(t.Context())))
+	expect.OK(t, expect.ErrOf(replays.Run(t.Context())))
 	left, _, err := ops.Letters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
-	must(t, err)
+	expect.OK(t, err)
 	if job, err = replays.Find(t.Context(), "default", job.ID); err != nil || job.State != deadletter.ReplayCanceled || job.Replayed+len(left) != 3 {
 		t.Errorf("OPS-04: it ended as %+v with %d letters left, %v", job, len(left), err)
 	}
@@ -247,7 +248,7 @@ func TestTestEvents(t *testing.T) {
 	r, sub := registered(t)
 	ops := r.operations()
 	id, err := ops.SendTest(t.Context(), sub)
-	must(t, err)
+	expect.OK(t, err)
 	r.run()
 	if len(r.posts) != 1 || r.posts[0].ID != id || len(r.posts[0].Keys) == 0 {
 		t.Fatalf("WHK-15: got %+v, want one signed webhook %s", r.posts, id)
@@ -302,12 +303,12 @@ func TestAPausedSubscriptionIsDisabledAndEnabled(t *testing.T) {
 	name := switches.Subscription(sub.ID)
 	r.pause(name, sub)
 	r.handle("evt_1")
-	must(t, errorOf(r.services.Disable(t.Context(), "default", sub.Principal, sub.ID, "gone", r.record(sub.ID).Resumed)))
-	must(t, did(r.services.Enable(t.Context(), "default", sub.Principal, sub.ID)))
+	expect.OK(t, expect.ErrOf(r.services.Disable(t.Context(), "default", sub.Principal, sub.ID, "gone", r.record(sub.ID).Resumed)))
+	expect.OK(t, did(r.services.Enable(t.Context(), "default", sub.Principal, sub.ID)))
 	r.handle()
-	equal(t, "the posts of evt_1", posted(r)["evt_1"], 0)
+	expect.Equal(t, "the posts of evt_1", posted(r)["evt_1"], 0)
 	r.resume(name, sub)
 	r.now = r.now.Add(2 * switches.MaxAge)
 	r.handle()
-	equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
+	expect.Equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
@@ -140,11 +141,11 @@ func (d *rehearsal) start(release string) (stop func()) {
 		keys = append(keys, auth.Key{Principal: name, Workspace: "default", Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe}, SHA256: hex.EncodeToString(h[:])})
 	}
 	authenticator, err := auth.Keys(keys, nil)
-	must(d.t, err)
+	expect.OK(d.t, err)
 	endpoint, err := mcp.New(mcp.Options{
 		Auth: authenticator, Catalogs: d.catalogs, Registrar: registrar, Deregistrar: services, Logger: slog.New(slog.DiscardHandler),
 	})
-	must(d.t, err)
+	expect.OK(d.t, err)
 	config := d.config
 	config.Poster, config.Gate, config.Options, config.Subscriptions = d, &Gate{}, embedded(), services
 	config.Gaps = &lifecycle.Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return d.sealer, nil }}
@@ -215,7 +216,7 @@ func (d *rehearsal) publish() {
 		d.mu.Lock()
 		d.events = append(d.events, published{id, channel, time.Now()})
 		d.mu.Unlock()
-		must(d.t, d.queued.Send(d.t.Context(), queue.Events, m))
+		expect.OK(d.t, d.queued.Send(d.t.Context(), queue.Events, m))
 		time.Sleep(3 * time.Minute)
 	}
 }

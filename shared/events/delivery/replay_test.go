@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
@@ -82,7 +83,7 @@ func TestReplayOfEvents(t *testing.T) {
 		second := map[time.Time]map[string]bool{}
 		for _, m := range r.queues[queue.Deliveries] {
 			task, err := task.Decode(m.Body, func(t task.Page) int { return t.V })
-			must(t, err)
+			expect.OK(t, err)
 			for _, e := range task.Events {
 				at := m.Sent.Add(m.Delay)
 				if second[at] == nil {
@@ -146,7 +147,7 @@ func TestReplaysPassAnItemOfALaterRelease(t *testing.T) {
 		r.now = r.now.Add(time.Second)
 		r.work("evt_1")
 		later := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", uri).Name(), Sort: store.AtCommit}, Value: []byte(`{"v":2}`)}
-		must(t, r.db.Write(t.Context(), store.Put(later)))
+		expect.OK(t, r.db.Write(t.Context(), store.Put(later)))
 		r.work("evt_2")
 		r.posts = nil
 		return r, sub, before
@@ -186,7 +187,7 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 	r.publishTo(uri, "github.push", "evt_1", `{"branch":"main"}`)
 	r.work()
 	broken := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", uri).Name(), Sort: store.AtCommit}, Value: []byte(`{"v":1,"e":7}`)}
-	must(t, r.db.Write(t.Context(), store.Put(broken)))
+	expect.OK(t, r.db.Write(t.Context(), store.Put(broken)))
 	r.publishTo(uri, "github.push", "evt_2", `{"branch":"main"}`)
 	r.work()
 	sub := &subscription.Subscription{
@@ -207,7 +208,7 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 	}
 	retry := &retry.Job{DB: r.db, Queue: mortal{r.db, r}, EventLog: r.log, Now: func() time.Time { return r.now }}
 	for range 2 {
-		must(t, errorOf(retry.LogItems(t.Context())))
+		expect.OK(t, expect.ErrOf(retry.LogItems(t.Context())))
 	}
 	letters := r.queues[queue.Dead]
 	if len(letters) != 1 {
@@ -271,7 +272,7 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		}
 		clock.Add(int64(time.Minute))
 		for range 2 {
-			must(t, errorOf(replays.Run(t.Context())))
+			expect.OK(t, expect.ErrOf(replays.Run(t.Context())))
 		}
 		if job, err := replays.Find(t.Context(), "default", job.ID); err != nil || job.State != deadletter.ReplayDone || job.Replayed != letters {
 			t.Errorf("a minute later it is %+v, %v", job, err)
@@ -302,7 +303,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 			since := r.now.Add(-time.Hour)
 			r.script = tooLarge
 			r.run("evt_1")
-			equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), state.Dead)
+			expect.Equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), state.Dead)
 			fanout, d, retry := r.process()
 			if first.paused {
 				r.script = overloaded
@@ -455,9 +456,9 @@ func TestARetriedDeadLetterKeepsItsEvent(t *testing.T) {
 	}
 	long := *items[0]
 	long.Expires = r.now.Add(40 * 24 * time.Hour)
-	must(t, r.db.Write(t.Context(), store.Put(long)))
+	expect.OK(t, r.db.Write(t.Context(), store.Put(long)))
 	letters := r.lettersFor(sub.ID)
-	must(t, did(r.operations().Retry(t.Context(), "default", letters[0], sub, 0)))
+	expect.OK(t, did(r.operations().Retry(t.Context(), "default", letters[0], sub, 0)))
 	if items, err = r.db.Get(t.Context(), key); err != nil || items[0].Expires.Before(long.Expires.Add(-time.Second)) {
 		t.Errorf("the event expires at %v (%v), want %v", items[0].Expires, err, long.Expires)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
@@ -31,7 +32,7 @@ func owed(r *rig) {
 func (r *rig) round() {
 	r.t.Helper()
 	_, _, retry := r.process()
-	must(r.t, errorOf(retry.Run(r.t.Context())))
+	expect.OK(r.t, expect.ErrOf(retry.Run(r.t.Context())))
 }
 
 // back checks the number of retries in the slow queue.
@@ -72,7 +73,7 @@ func TestRetriesSurviveAClockThatIsSetBack(t *testing.T) {
 func (r *rig) undecodable(at time.Time) store.Key {
 	r.t.Helper()
 	key := state.DueKey("default", "sub_broken", "evt_broken", at)
-	must(r.t, r.db.Write(r.t.Context(), store.Put(store.Item{Key: key, Value: []byte("{broken")})))
+	expect.OK(r.t, r.db.Write(r.t.Context(), store.Put(store.Item{Key: key, Value: []byte("{broken")})))
 	return key
 }
 
@@ -184,13 +185,13 @@ func (r *rig) forgetWhenWritten() {
 	for minute := range 60 {
 		for shard := range state.DueShards {
 			page, err := r.db.Query(r.t.Context(), store.Query{Table: store.Deliveries, Partition: state.DuePartition(shard, r.now.Add(time.Duration(minute)*time.Minute))})
-			must(r.t, err)
+			expect.OK(r.t, err)
 			for _, it := range page.Items {
 				var e state.DueEntry
-				must(r.t, json.Unmarshal(it.Value, &e))
+				expect.OK(r.t, json.Unmarshal(it.Value, &e))
 				e.Made = 0
 				it.Value, _ = json.Marshal(e)
-				must(r.t, r.db.Write(r.t.Context(), store.Put(it)))
+				expect.OK(r.t, r.db.Write(r.t.Context(), store.Put(it)))
 				found++
 			}
 		}

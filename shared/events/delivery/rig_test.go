@@ -27,6 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
@@ -262,12 +263,12 @@ func (plain) Seal(_ context.Context, key []byte, _ subscription.Binding) ([]byte
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	must(t, err)
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	cat, err := catalog.Parse([]byte(testCatalog))
-	must(t, err)
+	expect.OK(t, err)
 	sealer, err := eventlog.NewSealer(make([]byte, 32))
-	must(t, err)
+	expect.OK(t, err)
 	r := &rig{t: t, db: db, now: time.Now(), queues: map[queue.Name][]queue.Message{}, catalogs: catalog.NewStatic(cat)}
 	r.log = &eventlog.Log{DB: db}
 	r.sealer = sealer
@@ -275,25 +276,6 @@ func newRig(t *testing.T) *rig {
 	r.script = succeeds
 	return r
 }
-
-// must ends a test at an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// equal compares a value with the wanted one.
-func equal[T comparable](t testing.TB, name string, got, want T) {
-	t.Helper()
-	if got != want {
-		t.Errorf("%s: got %v, want %v", name, got, want)
-	}
-}
-
-// errorOf returns the error of a call.
-func errorOf[T any](_ T, err error) error { return err }
 
 // did returns the error of a call, or an error if the call did nothing.
 func did(done bool, err error) error {
@@ -366,7 +348,7 @@ func (r *rig) register(uris ...string) *subscription.Subscription {
 func (r *rig) registerAs(p auth.Principal, target string, uris ...string) *subscription.Subscription {
 	r.t.Helper()
 	got, err := r.services.Register(r.t.Context(), p, subscription.RegisterRequest{URIs: uris, Target: target})
-	must(r.t, err)
+	expect.OK(r.t, err)
 	return got.Subscription
 }
 
@@ -403,7 +385,7 @@ func (r *rig) replay(rs *deadletter.Replays, sub *subscription.Subscription, ask
 	if err == nil {
 		job, err = rs.Begin(r.t.Context(), job)
 	}
-	must(r.t, err)
+	expect.OK(r.t, err)
 	return job
 }
 
@@ -507,7 +489,7 @@ func (r *rig) publishTo(uri, name, id, data string) {
 func (r *rig) message(uri, name, id, data string, at time.Time) queue.Outgoing {
 	e := event.Event{Workspace: "default", ID: id, URI: uri, Name: name, Time: at, Published: at, Data: []byte(data)}
 	body, err := e.MarshalJSON()
-	must(r.t, err)
+	expect.OK(r.t, err)
 	return queue.Outgoing{Body: body}
 }
 
@@ -515,12 +497,12 @@ func (r *rig) message(uri, name, id, data string, at time.Time) queue.Outgoing {
 func (r *rig) storedDelivery(sub, eventID string) *state.Delivery {
 	r.t.Helper()
 	items, err := r.db.Get(r.t.Context(), state.Key("default", sub, r.keyOf(eventID)))
-	must(r.t, err)
+	expect.OK(r.t, err)
 	if items[0] == nil {
 		return nil
 	}
 	del, err := state.Decode(items[0])
-	must(r.t, err)
+	expect.OK(r.t, err)
 	return del
 }
 
@@ -580,14 +562,14 @@ func (r *rig) subscribe(change ...func(*subscription.SubscribeRequest)) *subscri
 
 func (r *rig) suspend(id string) {
 	r.t.Helper()
-	must(r.t, r.services.Suspend(r.t.Context(), "default", "alice", id, r.resumed(id)))
+	expect.OK(r.t, r.services.Suspend(r.t.Context(), "default", "alice", id, r.resumed(id)))
 }
 
 // lookup returns a subscription of alice, or nil if it has ended.
 func (r *rig) lookup(id string) *subscription.Subscription {
 	r.t.Helper()
 	record, err := r.services.Lookup(r.t.Context(), "default", "alice", id)
-	must(r.t, err)
+	expect.OK(r.t, err)
 	return record
 }
 
@@ -710,20 +692,20 @@ func (r *rig) pause(n switches.Name, sub *subscription.Subscription) {
 	r.t.Helper()
 	sw := switches.Switch{Name: n, By: "op", Reason: "maintenance"}
 	if _, mine := n.SubscriptionID(); mine {
-		must(r.t, errorOf(r.services.SetPaused(r.t.Context(), "default", sub.Principal, sub.ID, true, r.switches().PauseOps("default", sw)...)))
+		expect.OK(r.t, expect.ErrOf(r.services.SetPaused(r.t.Context(), "default", sub.Principal, sub.ID, true, r.switches().PauseOps("default", sw)...)))
 		return
 	}
-	must(r.t, r.switches().Pause(r.t.Context(), "default", sw))
+	expect.OK(r.t, r.switches().Pause(r.t.Context(), "default", sw))
 }
 
 func (r *rig) resume(n switches.Name, sub *subscription.Subscription) {
 	r.t.Helper()
 	if _, mine := n.SubscriptionID(); mine {
-		must(r.t, errorOf(r.services.SetPaused(r.t.Context(), "default", sub.Principal, sub.ID, false, r.switches().ResumeOps("default", n)...)))
+		expect.OK(r.t, expect.ErrOf(r.services.SetPaused(r.t.Context(), "default", sub.Principal, sub.ID, false, r.switches().ResumeOps("default", n)...)))
 	} else if ok, err := r.switches().Resume(r.t.Context(), "default", n); err != nil || !ok {
 		r.t.Fatal(ok, err)
 	}
-	must(r.t, errorOf(r.switches().Requeue(r.t.Context())))
+	expect.OK(r.t, expect.ErrOf(r.switches().Requeue(r.t.Context())))
 }
 
 // keyOf returns the key of an event that publish sent.
@@ -766,7 +748,7 @@ func (r *rig) storeFailed() (*Dispatcher, *retry.Job) {
 // deliverAgain delivers an event that is stored for its retries again.
 func (r *rig) deliverAgain(sub *subscription.Subscription, id string) {
 	r.t.Helper()
-	must(r.t, r.tryDeliverAgain(sub, id))
+	expect.OK(r.t, r.tryDeliverAgain(sub, id))
 }
 
 // tryDeliverAgain does the same and returns the error. It may be called from any goroutine.
@@ -804,7 +786,7 @@ func (r *rig) drain(d *Dispatcher, retry *retry.Job) {
 			continue
 		}
 		r.now = r.now.Add(40 * time.Minute)
-		must(r.t, errorOf(retry.Run(r.t.Context())))
+		expect.OK(r.t, expect.ErrOf(retry.Run(r.t.Context())))
 	}
 }
 
@@ -814,7 +796,7 @@ func overloaded(int) webhook.Outcome { return webhook.Outcome{Status: 503, Categ
 func (r *rig) lettersFor(id string) []deadletter.Letter {
 	r.t.Helper()
 	letters, _, err := r.operations().Letters(r.t.Context(), "default", deadletter.LetterQuery{Subscription: id}, "", 100)
-	must(r.t, err)
+	expect.OK(r.t, err)
 	return letters
 }
 
@@ -822,7 +804,7 @@ func (r *rig) lettersFor(id string) []deadletter.Letter {
 func (r *rig) change(replacements ...string) {
 	r.t.Helper()
 	cat, err := catalog.Parse([]byte(strings.NewReplacer(replacements...).Replace(testCatalog)))
-	must(r.t, err)
+	expect.OK(r.t, err)
 	r.catalogs.(*catalog.Static).Replace(cat)
 }
 

@@ -24,6 +24,7 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
@@ -129,7 +130,7 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 			at := w.send("e", 24, 24*time.Hour)
 			time.Sleep(retry.StandardSchedule.Total() + time.Hour)
 			w.schedule(t, urls[0], at, time.Time{}, 3*time.Second)
-			equal(t, "the attempts", len(w.attemptsTo(urls[0])), len(at)*len(retry.StandardSchedule))
+			expect.Equal(t, "the attempts", len(w.attemptsTo(urls[0])), len(at)*len(retry.StandardSchedule))
 			if n := len(w.dead(t)); n != len(at) {
 				t.Errorf("%d dead letters, want %d", n, len(at))
 			}
@@ -339,7 +340,7 @@ func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
 		var outcome atomic.Value // of the attempts from now on
 		outcome.Store(tooLarge(0))
 		w.answer = func(webhook.Request) webhook.Outcome { return outcome.Load().(webhook.Outcome) }
-		must(t, w.enqueue("evt_1", `{"ok":true}`))
+		expect.OK(t, w.enqueue("evt_1", `{"ok":true}`))
 		time.Sleep(11 * 24 * time.Hour)
 		operations := deadletter.NewOperations(deadletter.Options{DB: w.db, Queue: w.queued})
 		e, err := operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1")
@@ -347,11 +348,11 @@ func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
 			t.Fatal(e, err)
 		}
 		outcome.Store(succeeds(0))
-		must(t, w.enqueue("evt_2", `{"ok":true}`)) // so that the subscription is not disabled
+		expect.OK(t, w.enqueue("evt_2", `{"ok":true}`)) // so that the subscription is not disabled
 		time.Sleep(time.Minute)
 		outcome.Store(fails(0))
 		before := len(w.attemptsTo(url)) // counted first, because the workers do not wait for Deliver to return
-		must(t, operations.Deliver(w.t.Context(), sub, e))
+		expect.OK(t, operations.Deliver(w.t.Context(), sub, e))
 		time.Sleep(6 * 24 * time.Hour)
 		if n := len(w.attemptsTo(url)) - before; n != len(options.Schedule) {
 			t.Errorf("got %d attempts, want %d", n, len(options.Schedule))
@@ -454,7 +455,7 @@ func TestDeliveriesToAPausedEndpointWaitInTheDueTable(t *testing.T) {
 		for minute := range 10 {
 			w.send(fmt.Sprint("m", minute, "_"), 60*perSecond, time.Minute)
 			d, err := w.queued.Depth(w.t.Context(), queue.Slow)
-			must(t, err)
+			expect.OK(t, err)
 			most = max(most, d.InFlight+d.Visible)
 			if all := (minute + 1) * 60 * perSecond; d.InFlight+d.Visible+d.Delayed > all {
 				t.Fatalf("%d messages for %d deliveries: %+v", d.InFlight+d.Visible+d.Delayed, all, d)
@@ -548,7 +549,7 @@ func TestAHangingEndpointHarmsNoOther(t *testing.T) {
 						if i >= c.known {
 							at[id] = time.Now()
 						}
-						must(t, w.enqueue(id, `{"ok":true}`))
+						expect.OK(t, w.enqueue(id, `{"ok":true}`))
 						pause := c.over / time.Duration(c.events)
 						if c.random {
 							pause = time.Duration(random.ExpFloat64() * float64(pause))

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
@@ -24,8 +25,8 @@ func recordOutcome(r *rig, d *Dispatcher, sub *subscription.Subscriber, n int, o
 	r.t.Helper()
 	e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", n), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
 	notes, err := d.outcomes.Record(r.t.Context(), state.New(sub, e, r.now), sub, e, out)
-	must(r.t, err)
-	must(r.t, d.DB.WriteAll(r.t.Context(), notes...))
+	expect.OK(r.t, err)
+	expect.OK(r.t, d.DB.WriteAll(r.t.Context(), notes...))
 }
 
 func TestSuspension(t *testing.T) {
@@ -62,7 +63,7 @@ func TestSuspension(t *testing.T) {
 					recordOutcome(r, all[i%len(all)], &sub, i, fails(i))
 					r.now = r.now.Add(apart)
 				}
-				equal(t, "the subscription", r.state(id), c.want)
+				expect.Equal(t, "the subscription", r.state(id), c.want)
 			})
 		}
 	})
@@ -79,10 +80,10 @@ func TestSuspension(t *testing.T) {
 		for n := range 100 {
 			fail(n)
 		}
-		equal(t, "the subscription", r.state(id), subscription.Suspended)
+		expect.Equal(t, "the subscription", r.state(id), subscription.Suspended)
 		r.subscribe()
 		fail(100)
-		equal(t, "the subscription", r.state(id), subscription.Active)
+		expect.Equal(t, "the subscription", r.state(id), subscription.Active)
 	})
 
 	t.Run("EVX-14 410, 413 and our own faults are no failures of the endpoint", func(t *testing.T) {
@@ -97,7 +98,7 @@ func TestSuspension(t *testing.T) {
 			r.work(fmt.Sprint("e", i))
 			r.now = r.now.Add(10 * time.Second)
 		}
-		equal(t, "the subscription", r.state(id), subscription.Active)
+		expect.Equal(t, "the subscription", r.state(id), subscription.Active)
 	})
 
 	t.Run("EVX-10 EVX-14 a refresh resumes it: nothing is lost, no retry was used up, and its past counts no more", func(t *testing.T) {
@@ -108,10 +109,10 @@ func TestSuspension(t *testing.T) {
 		r.now = time.Now() // the log has its own clock
 		r.suspend(id)
 		r.run() // the due retry finds the subscription suspended
-		equal(t, "the posts", len(r.posts), before)
-		equal(t, "the delivery of before", r.deliveryState(id, "before"), state.Suspended)
+		expect.Equal(t, "the posts", len(r.posts), before)
+		expect.Equal(t, "the delivery of before", r.deliveryState(id, "before"), state.Suspended)
 		r.run("meanwhile")
-		equal(t, "the posts", len(r.posts), before)
+		expect.Equal(t, "the posts", len(r.posts), before)
 		r.script = succeeds
 		got := r.subscribe()
 		if !got.Refreshed || !got.Suspended || got.Status.LastError != string(webhook.HTTP5xx) || got.Status.FailedSince.IsZero() {
@@ -124,7 +125,7 @@ func TestSuspension(t *testing.T) {
 		if n := posted(r); n["before"] != before+1 || n["meanwhile"] != 1 {
 			t.Errorf("posts: %v", n)
 		}
-		equal(t, "the delivery of before", r.deliveryState(id, "before"), "none")
+		expect.Equal(t, "the delivery of before", r.deliveryState(id, "before"), "none")
 	})
 
 	t.Run("EVX-14 an event that was under way when delivery was suspended joins the backlog", func(t *testing.T) {
@@ -135,7 +136,7 @@ func TestSuspension(t *testing.T) {
 		r.now = r.now.Add(time.Minute)
 		r.suspend(id)
 		r.run()
-		equal(t, "the posts", len(r.posts), 0)
+		expect.Equal(t, "the posts", len(r.posts), 0)
 		r.subscribe()
 		r.run()
 		if n := posted(r); n["waiting"] != 1 {
@@ -159,8 +160,8 @@ func TestSuspension(t *testing.T) {
 func TestASubscriptionIsDisabledWhileItIsSuspended(t *testing.T) {
 	for name, enable := range map[string]func(r *rig, id string){
 		"a person enables it": func(r *rig, id string) {
-			must(r.t, did(r.services.Enable(r.t.Context(), "default", "alice", id)))
-			must(r.t, r.operations().Reactivate(r.t.Context(), r.record(id).Subscription))
+			expect.OK(r.t, did(r.services.Enable(r.t.Context(), "default", "alice", id)))
+			expect.OK(r.t, r.operations().Reactivate(r.t.Context(), r.record(id).Subscription))
 		},
 		"its client subscribes again": func(r *rig, _ string) { r.subscribe() },
 	} {
@@ -171,14 +172,14 @@ func TestASubscriptionIsDisabledWhileItIsSuspended(t *testing.T) {
 			r.now = time.Now() // the log has its own clock
 			r.suspend(id)
 			r.run()
-			equal(t, "the delivery of evt_1", r.deliveryState(id, "evt_1"), state.Suspended)
-			must(t, did(r.services.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", r.resumed(id))))
+			expect.Equal(t, "the delivery of evt_1", r.deliveryState(id, "evt_1"), state.Suspended)
+			expect.OK(t, did(r.services.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", r.resumed(id))))
 			r.script = succeeds
 			before := posted(r)["evt_1"]
 			enable(r, id)
 			r.run()
-			equal(t, "further posts of evt_1", posted(r)["evt_1"]-before, 1)
-			equal(t, "the delivery of evt_1", r.deliveryState(id, "evt_1"), "none")
+			expect.Equal(t, "further posts of evt_1", posted(r)["evt_1"]-before, 1)
+			expect.Equal(t, "the delivery of evt_1", r.deliveryState(id, "evt_1"), "none")
 		})
 	}
 }
@@ -242,7 +243,7 @@ func failingRig(t *testing.T, kind subscription.Origin) (*rig, string) {
 	t.Helper()
 	r := newRig(t)
 	cat, err := catalog.Parse([]byte(testCatalog + operationalType))
-	must(t, err)
+	expect.OK(t, err)
 	r.catalogs = catalog.NewStatic(cat)
 	r.services = r.service(r.db, r.log)
 	r.script, r.plain = fails, []string{"https://hooks.example.com/"} // events are all that it gets
@@ -273,7 +274,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 				t.Fatalf("got %s (%s), last error %q", got.State, got.Reason, got.Status.LastError)
 			}
 			t.Run("and brought back by a person, for five more days", func(t *testing.T) {
-				must(t, did(r.services.Enable(t.Context(), "default", "alice", id)))
+				expect.OK(t, did(r.services.Enable(t.Context(), "default", "alice", id)))
 				r.work("evt_5")
 				r.work()
 				if got := r.record(id); got.State != subscription.Active || got.Reason != "" || posted(r)["evt_5"] == 0 {
@@ -342,7 +343,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 		record := r.record(id)
 		sub := record.Subscriber()
 		for range 2 {
-			must(t, d.manager.Disable(t.Context(), "default", &sub, "it only fails", record.Status))
+			expect.OK(t, d.manager.Disable(t.Context(), "default", &sub, "it only fails", record.Status))
 		}
 		if got := r.queues[queue.Inbox]; len(got) != 1 || !strings.Contains(string(got[0].Body), lifecycle.DisabledURI) ||
 			!strings.Contains(string(got[0].Body), `"subscription":"subscription://`+id+`","principal":"alice","origin":"https://hooks.example.com"`) {

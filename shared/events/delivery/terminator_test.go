@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
@@ -32,7 +33,7 @@ const (
 func (r *rig) audit() {
 	r.t.Helper()
 	for range 2 { // the second settles
-		must(r.t, errorOf(r.terminator(mortal{r.db, r}, r.services).Recheck(r.t.Context())))
+		expect.OK(r.t, expect.ErrOf(r.terminator(mortal{r.db, r}, r.services).Recheck(r.t.Context())))
 		r.now = r.now.Add(30 * time.Second) // too soon for the retry of lost messages
 	}
 }
@@ -102,7 +103,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 				}
 				return
 			}
-			equal(t, "the posts of evt_1", posted(r)["evt_1"], 0)
+			expect.Equal(t, "the posts of evt_1", posted(r)["evt_1"], 0)
 			ids, bodies := r.notices()
 			if len(r.posts) != 1 || len(ids) != 1 {
 				t.Fatalf("posts %v, want one message", posted(r))
@@ -194,7 +195,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 			if by == "operator" {
 				e.Plain = []string{"https://other.example.com/", "https://hooks.example.com/"}
 			}
-			must(t, did(e.Terminate(t.Context(), "default", "alice", made.ID)))
+			expect.OK(t, did(e.Terminate(t.Context(), "default", "alice", made.ID)))
 			r.run()
 			if len(r.posts) != 0 || r.served(made.ID) {
 				t.Errorf("by the %s: posts %v, served %v", by, posted(r), r.served(made.ID))
@@ -301,7 +302,7 @@ func TestAnOldCatalogEndsNothing(t *testing.T) {
 	} {
 		t.Run("EVX-17 "+name, func(t *testing.T) {
 			old, err := catalog.Parse([]byte(newer))
-			must(t, err)
+			expect.OK(t, err)
 			r := newRig(t)
 			one, all := r.register("event://ci/build-finished"), r.register("event://ci")
 			fanout, d, _ := r.process()
@@ -418,7 +419,7 @@ func TestAnUndecodableRecordDoesNotStopTheAudit(t *testing.T) {
 	r.audit()
 	for _, id := range ids[1:3] {
 		key := store.Key{Table: store.Subscriptions, Partition: "o#default#alice", Sort: id}
-		must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte("{broken"), Version: 1}, store.Exists())))
+		expect.OK(t, r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte("{broken"), Version: 1}, store.Exists())))
 	}
 	r.change(buildType, restricted)
 	r.audit()
@@ -455,7 +456,7 @@ func TestAudits(t *testing.T) {
 	r := newRig(t)
 	const all, each = 10, 3
 	for i := range all {
-		must(t, r.db.Write(t.Context(), store.Put(store.Item{Key: store.Key{Table: store.Subscriptions, Partition: "w#", Sort: fmt.Sprint("w", i)}})))
+		expect.OK(t, r.db.Write(t.Context(), store.Put(store.Item{Key: store.Key{Table: store.Subscriptions, Partition: "w#", Sort: fmt.Sprint("w", i)}})))
 	}
 	e := r.terminator(mortal{r.db, r}, r.services)
 	source := &hurried{Source: r.catalogs, asked: map[string]int{}}
@@ -499,7 +500,7 @@ func TestWhatACatalogWouldEnd(t *testing.T) {
 				keys.keys = nil
 			}
 			cat, err := catalog.Parse([]byte(strings.NewReplacer(c.change...).Replace(testCatalog)))
-			must(t, err)
+			expect.OK(t, err)
 			if c.used {
 				r.change(c.change...)
 			}
@@ -507,7 +508,7 @@ func TestWhatACatalogWouldEnd(t *testing.T) {
 				r.catalogs = catalog.Workspaces{}
 			}
 			endings, err := r.terminator(mortal{r.db, r}, r.services).Endings(t.Context(), catalog.NewStatic(cat))
-			must(t, err)
+			expect.OK(t, err)
 			got := ""
 			if err := lifecycle.Breaking(endings); err != nil {
 				got = err.Error()

@@ -24,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
@@ -89,7 +90,7 @@ func newWorld(t *testing.T) (*world, Config) {
 	log := slog.New(slog.DiscardHandler)
 	w := &world{rig: newRig(t), attempts: map[string][]time.Time{}, arrived: map[string]map[string]time.Time{}, under: map[string]int{}, most: map[string]int{}}
 	queues, err := queuesqlite.Open(w.db.Engine(), queuesqlite.Options{Log: log})
-	must(t, err)
+	expect.OK(t, err)
 	w.queued = queues
 	w.services.Records.Now, w.services.Lists.Now = time.Now, time.Now
 	services := &subscription.Service{Records: subscription.Records{DB: w.db}, Catalog: w.catalogs, Log: w.log}
@@ -158,7 +159,7 @@ func (w *world) send(prefix string, n int, over time.Duration) (at map[string]ti
 	for i := range n {
 		id := fmt.Sprintf("%s%d", prefix, i)
 		at[id] = time.Now()
-		must(w.t, w.enqueue(id, cmp.Or(w.payload, `{"ok":true}`)))
+		expect.OK(w.t, w.enqueue(id, cmp.Or(w.payload, `{"ok":true}`)))
 		time.Sleep(over / time.Duration(n))
 	}
 	return at
@@ -288,13 +289,13 @@ func (w *world) rate(url string, from time.Time, span time.Duration) (most int) 
 func (w *world) dead(t *testing.T) (dead []*state.Delivery) {
 	t.Helper()
 	subs, _, err := w.services.List(w.t.Context(), w.principal(), "", 1000)
-	must(t, err)
+	expect.OK(t, err)
 	for _, s := range subs {
 		page, err := w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: state.LettersOf("default", s.ID).Partition, Limit: 1000})
-		must(t, err)
+		expect.OK(t, err)
 		for _, it := range page.Items {
 			del, err := state.Decode(&it)
-			must(t, err)
+			expect.OK(t, err)
 			dead = append(dead, del)
 		}
 	}

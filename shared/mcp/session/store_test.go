@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var alice = auth.Principal{ID: "alice", Workspace: "default"}
@@ -47,7 +48,7 @@ func inBubble(t *testing.T, test func(*testing.T, *hooked, *session.Store)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
-		must(t, err)
+		expect.OK(t, err)
 		defer db.Close()
 		h := &hooked{DB: db}
 		test(t, h, &session.Store{DB: h, MaxURIs: 10})
@@ -59,13 +60,6 @@ func run(t *testing.T, name string, test func(*testing.T, *hooked, *session.Stor
 	t.Run(name, func(t *testing.T) { inBubble(t, test) })
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // create makes a session and uses it once.
 func create(t *testing.T, s *session.Store) *session.Session {
 	t.Helper()
@@ -75,20 +69,20 @@ func create(t *testing.T, s *session.Store) *session.Session {
 func createUnused(t *testing.T, s *session.Store) *session.Session {
 	t.Helper()
 	made, err := s.Create(t.Context(), session.Session{Workspace: alice.Workspace, Principal: alice.ID})
-	must(t, err)
+	expect.OK(t, err)
 	return made
 }
 
 func load(t *testing.T, s *session.Store, id string) *session.Session {
 	t.Helper()
 	sess, err := s.Load(t.Context(), id, alice, false)
-	must(t, err)
+	expect.OK(t, err)
 	return sess
 }
 
 func subscribe(t *testing.T, s *session.Store, sess *session.Session, uri string) {
 	t.Helper()
-	must(t, s.Subscribe(t.Context(), sess, session.URI{URI: uri}))
+	expect.OK(t, s.Subscribe(t.Context(), sess, session.URI{URI: uri}))
 }
 
 // staysSubscribed uses a session once an hour, and checks each time that it is still subscribed.
@@ -180,7 +174,7 @@ func TestASubscriptionLivesAsLongAsItsSession(t *testing.T) {
 func stored(t *testing.T, db store.DB, partition store.Key) []store.Item {
 	t.Helper()
 	page, err := db.Query(t.Context(), store.Query{Table: partition.Table, Partition: partition.Partition})
-	must(t, err)
+	expect.OK(t, err)
 	return page.Items
 }
 
@@ -241,7 +235,7 @@ func TestTakeOver(t *testing.T) {
 		sess := create(t, s)
 		key := session.Partition(sess.Key)
 		key.Sort = "stream"
-		must(t, h.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte("old"), Expires: time.Now().Add(time.Hour)})))
+		expect.OK(t, h.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte("old"), Expires: time.Now().Add(time.Hour)})))
 		takeOver(t, s, sess, "new", true, true)
 	})
 }
@@ -275,7 +269,7 @@ func TestTheSessionThatWasUnusedForLongestIsSurplus(t *testing.T) {
 			t.Fatalf("AUT-07: surplus is %+v (error %v), want the second session", surplus, err)
 		}
 		_, err = s.Remove(t.Context(), surplus)
-		must(t, err)
+		expect.OK(t, err)
 		if _, err := s.Load(t.Context(), made[1].ID, alice, false); !errors.Is(err, session.ErrNone) {
 			t.Errorf("the removed session gives %v, want %v", err, session.ErrNone)
 		}

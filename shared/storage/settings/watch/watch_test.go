@@ -6,18 +6,20 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestFiles(t *testing.T) {
 	write := func(t *testing.T, path, text string) {
 		t.Helper()
-		must(t, os.MkdirAll(filepath.Dir(path), 0o700))
-		must(t, os.WriteFile(path, []byte(text), 0o600))
+		expect.OK(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		expect.OK(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	link := func(t *testing.T, to, path string) {
 		t.Helper()
-		must(t, os.Symlink(to, path+".new"))
-		must(t, os.Rename(path+".new", path))
+		expect.OK(t, os.Symlink(to, path+".new"))
+		expect.OK(t, os.Rename(path+".new", path))
 	}
 	for name, prepare := range map[string]func(t *testing.T, dir string) (path string, change func()){
 		"EVS-14 a file that is written": func(t *testing.T, dir string) (string, func()) {
@@ -30,23 +32,23 @@ func TestFiles(t *testing.T) {
 			write(t, path, "one")
 			return path, func() {
 				write(t, path+".new", "two")
-				must(t, os.Rename(path+".new", path))
+				expect.OK(t, os.Rename(path+".new", path))
 			}
 		},
 		"EVS-14 a file that is removed": func(t *testing.T, dir string) (string, func()) {
 			path := filepath.Join(dir, "c.yaml")
 			write(t, path, "one")
-			return path, func() { must(t, os.Remove(path)) }
+			return path, func() { expect.OK(t, os.Remove(path)) }
 		},
 		"EVS-14 a file that may be read now": func(t *testing.T, dir string) (string, func()) {
 			path := filepath.Join(dir, "c.yaml")
 			write(t, path, "one")
-			must(t, os.Chmod(path, 0))
-			return path, func() { must(t, os.Chmod(path, 0o600)) }
+			expect.OK(t, os.Chmod(path, 0))
+			return path, func() { expect.OK(t, os.Chmod(path, 0o600)) }
 		},
 		"EVS-14 a link to a file elsewhere that is written": func(t *testing.T, dir string) (string, func()) {
 			write(t, filepath.Join(dir, "real", "c.yaml"), "one")
-			must(t, os.Mkdir(filepath.Join(dir, "etc"), 0o700))
+			expect.OK(t, os.Mkdir(filepath.Join(dir, "etc"), 0o700))
 			link(t, "../real/c.yaml", filepath.Join(dir, "etc", "c.yaml"))
 			return filepath.Join(dir, "etc", "c.yaml"), func() { write(t, filepath.Join(dir, "real", "c.yaml"), "three") }
 		},
@@ -66,7 +68,7 @@ func TestFiles(t *testing.T) {
 		"EVS-14 a folder that is replaced": func(t *testing.T, dir string) (string, func()) {
 			write(t, filepath.Join(dir, "conf", "c.yaml"), "one")
 			return filepath.Join(dir, "conf", "c.yaml"), func() {
-				must(t, os.Rename(filepath.Join(dir, "conf"), filepath.Join(dir, "old")))
+				expect.OK(t, os.Rename(filepath.Join(dir, "conf"), filepath.Join(dir, "old")))
 				write(t, filepath.Join(dir, "conf", "c.yaml"), "two")
 			}
 		},
@@ -102,12 +104,5 @@ func TestFiles(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
