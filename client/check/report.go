@@ -170,7 +170,7 @@ func (r *Report) Table(w io.Writer) error {
 	return err
 }
 
-// details prints why rules have a result. It groups rules with the same reason.
+// details prints the reasons of all rules with the given result. It groups the rules that have the same reason.
 func (r *Report) details(w io.Writer, result string) error {
 	var reasons []string
 	of := map[string][]string{}

@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxLine limits a line of the client in bytes.
+// maxLine is the longest line, in bytes, that is read from the client.
 const maxLine = 4 << 20
 
 // lastWithBatches is the last revision in which a line may be a batch.

@@ -20,7 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// PathWorkspace is the wildcard in the dialect's route, "/mcp/{workspace}". Requests without it use one of the published transports.
+// PathWorkspace is the wildcard in "/mcp/{workspace}", the route of the named-event dialect. Requests to "/mcp" use a transport of the
+// MCP specification.
 const PathWorkspace = "workspace"
 
 // pathEndpoint is the path of a forwarded request.

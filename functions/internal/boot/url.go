@@ -106,8 +106,8 @@ func response(w *httpjson.Recorder) events.LambdaFunctionURLResponse {
 }
 
 const (
-	// envFrontKey is the variable with the key that CloudFront, the front, sends in frontHeader with every request.
-	// CloudFront replaces a header of this name that a client sent. Without a front the variable is empty.
+	// envFrontKey is the variable with the key that CloudFront sends in frontHeader with every request.
+	// CloudFront replaces a header of this name that a client sent. Without CloudFront the variable is empty.
 	envFrontKey = "MCPEVENTS_FRONT_KEY"
 	frontHeader = "X-Mcpevents-Front"
 )

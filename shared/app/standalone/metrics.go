@@ -35,7 +35,7 @@ func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}), set, err
 }
 
-// measure registers the metrics whose values the server's parts know.
+// measure registers the metrics that are read from the parts of the server when they are exported.
 func (s *Server) measure() error {
 	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
 		return s.core.Metrics.Watch(name, f)

@@ -98,7 +98,7 @@ type Config struct {
 	Catalog       catalog.Source // names the types of webhooks
 	Poster        Poster
 	Opener        Opener
-	// Terminator ends subscriptions that may not continue. Its review is asked before every delivery. It must be set.
+	// Terminator ends subscriptions that may not continue. Its review checks every delivery. It must be set.
 	Terminator *lifecycle.Terminator
 	// Gaps is needed to send gap notices; nil sends none.
 	Gaps *lifecycle.Gaps

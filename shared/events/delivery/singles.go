@@ -181,7 +181,7 @@ const (
 	laterReceives = 5
 	// tokenReceives is how often a delivery waits in the queue for the endpoint's rate limit.
 	tokenReceives = 3
-	// minLater and maxLater limit one wait in the due table, unless the endpoint gets no attempts for longer.
+	// minLater and maxLater limit one wait in the due table. A wait is longer only if the endpoint is paused for longer.
 	minLater, maxLater = time.Minute, 15 * time.Minute
 	// manyWaits is the number of waits in the due table after which a delivery is given up once its schedule is over.
 	manyWaits = 6

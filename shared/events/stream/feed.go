@@ -215,7 +215,7 @@ func (f *Feed) remove(pattern string, topic bool) {
 	}
 }
 
-// Ready returns a channel that receives when [Feed.Poll] may have another delivery after it had none.
+// Ready returns a channel that gets a value when [Feed.Poll] had no delivery and may have one now.
 func (f *Feed) Ready() <-chan struct{} { return f.wake }
 
 // Poll returns the next delivery. ok is false if there is no delivery now. It is also false after Poll has dropped many

@@ -186,14 +186,15 @@ func (p *poll) join() {
 	if len(parts) > 1 {
 		limit = max(10, limit/4)
 	}
-	p.exact = p.tails.Log.LookBack(parts[0]) == 0 // an own partition is the only one
+	p.exact = p.tails.Log.LookBack(parts[0]) == 0 // then parts[0] is a partition of its own, and the only one
 	for _, part := range parts {
 		p.readers = append(p.readers, &pollReader{part: part, limit: min(limit, pageSize), start: p.start, pos: p.start, more: true})
 	}
 }
 
-// fresh returns a cursor at the end of the log. If writers stamp keys, a clock may have been set back. So an own partition
-// ends at its last key, and for the others the cursor names the existing entries.
+// fresh returns a cursor at the end of the log. If writers stamp keys, a clock may have been set back, and then entries exist
+// beyond the current position. So if the pattern has one partition of its own, the cursor is at the last key of that partition.
+// Otherwise the cursor is at the current position and lists the entries beyond it.
 func (p *poll) fresh(ctx context.Context) (c eventlog.Cursor, err error) {
 	log, r := p.tails.Log, p.request
 	p.start = log.Position()

@@ -63,7 +63,7 @@ type Relay struct {
 	Backends func(ctx context.Context) []Backend
 	// Announce appends a notice to a backend's topic in the log.
 	Announce func(ctx context.Context, workspace, backend string, notice json.RawMessage) error
-	// DB holds the leases, and hashes of the lists.
+	// DB holds the leases, and hashes of the backends' lists, by which the relay notices changes.
 	DB  store.DB
 	Log *slog.Logger
 	// Lease is how long others wait for a holder that has died; 0 means 30 s.

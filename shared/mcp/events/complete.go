@@ -173,7 +173,7 @@ func (q completing) rank(p auth.Principal, values []string) []string {
 	return append(begin, within...)
 }
 
-// claim returns the claim that restricts the variable.
+// claim returns the claim of the access token that restricts the values of the completed variable.
 func (q completing) claim() (name string, ok bool) {
 	if q.entry.Access == nil {
 		return "", false

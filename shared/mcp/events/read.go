@@ -101,8 +101,8 @@ func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 	return text, fault.Wrap(fault.Internal, err, "encode the latest events of %s", uri)
 }
 
-// latest reads the newest events of a pattern that the principal may receive. For a wildcard, it reads below the literal beginning of
-// the pattern.
+// latest reads the newest events of a pattern that the principal may receive. For a wildcard, it reads the events below the
+// literal prefix of the pattern.
 func (h *Reads) latest(ctx context.Context, cat *catalog.Catalog, who auth.Principal, p match.Pattern) ([]event.Event, error) {
 	parent := p.URI()
 	switch p.Kind {

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 )
 
-// The functions of this file change members of JSON objects and keep all other bytes.
+// The functions in this file change members of JSON objects and keep all other bytes.
 
 // Quote returns the text as a JSON string.
 func Quote(s string) json.RawMessage { return AppendString(nil, s) }

@@ -31,7 +31,7 @@ const WebhookQueue = "webhooks"
 
 const (
 	ofQueue = "~"
-	// queueLettersKept is how long a filed letter stays: as long as its queue would keep it.
+	// queueLettersKept is how long the store keeps a dead letter of a queue. The queue would keep it as long.
 	queueLettersKept = 14 * 24 * time.Hour
 )
 

@@ -22,7 +22,7 @@ type Replayer struct {
 	Queue queue.Sender
 }
 
-// MaxReplay is the largest number of events in one replay. A client with a longer gap gets truncated.
+// MaxReplay is the largest number of events in one replay. A client that missed more events gets truncated: true.
 const MaxReplay = 5000
 
 // Replay implements [subscription.Replayer]. It enqueues the events of the subscription's patterns after the given key, oldest

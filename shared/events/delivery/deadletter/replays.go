@@ -61,8 +61,8 @@ const (
 	ReplayCanceled ReplayState = "canceled"
 )
 
-// ReplaySelect selects the dead letters that match all of its fields. They are letters of webhooks unless it names another
-// queue. With Events it selects the subscription's events in the log instead of dead letters.
+// ReplaySelect selects the dead letters that match all of its fields, by default webhook dead letters. With
+// Events it selects the subscription's events in the log instead of dead letters.
 type ReplaySelect struct {
 	Events       bool      `json:"events,omitempty"`
 	Subscription string    `json:"subscription,omitempty"`

@@ -26,7 +26,7 @@ type share struct {
 }
 
 // flow is a principal's attempts that wait for a slot of the same endpoint. It is in the ring of a pool, unless the endpoint
-// has all the attempts under way that it may have.
+// is at its limit of concurrent attempts.
 type flow struct {
 	e         *endpointState
 	principal string

@@ -61,8 +61,8 @@ const (
 	exhausted      // dead letter, with a gap notice: the schedule is over
 )
 
-// fateOf returns the fate of a delivery after the last of its attempts. If the fate is a retry, the duration is the time until the
-// next attempt. A gap notice is retried for longer than its schedule.
+// fateOf returns the fate of a delivery after its latest attempt. If the fate is a retry, the duration is the time until the next
+// attempt. A gap notice is retried beyond the end of its schedule.
 func (o *Outcomes) fateOf(del *state.Delivery, out webhook.Outcome) (fate, time.Duration) {
 	switch {
 	case out.Category == "":

@@ -89,7 +89,7 @@ var Lifecycle = map[string]map[Step]next{
 type Claim int
 
 const (
-	// Mine means that the worker wrote the delivery.
+	// Mine means that this worker's write succeeded, so it continues the delivery.
 	Mine Claim = iota + 1
 	// Others means that another worker wrote the delivery first, and its attempts continue.
 	Others

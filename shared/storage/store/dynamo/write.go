@@ -187,7 +187,7 @@ func (db *DB) raise(ctx context.Context, op store.Op) error {
 	}
 }
 
-// extend sets the expiry of an item whose count is already large enough.
+// extend sets the expiry of an item after an OpRaise that changed no count, because the stored counts are as high already.
 func (db *DB) extend(ctx context.Context, op store.Op, item *store.Item) error {
 	if op.Item.Expires.IsZero() || op.Item.Expires.Unix() == item.Expires.Unix() {
 		return nil
