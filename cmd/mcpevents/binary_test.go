@@ -122,6 +122,9 @@ func testRestore(t *testing.T, bin string) {
 		t.Cleanup(kill)
 		for lines := bufio.NewScanner(log); lines.Scan(); {
 			if at := regexp.MustCompile(`"events":"(.*)/events"`).FindStringSubmatch(lines.Text()); at != nil {
+				if console := `"console":"` + at[1] + `/console/"`; !strings.Contains(lines.Text(), console) {
+					t.Errorf("the server starts with %s, without %s", lines.Text(), console)
+				}
 				go func() { _, _ = io.Copy(io.Discard, log) }()
 				return at[1], kill
 			}
