@@ -110,7 +110,7 @@ prerequisites:
 	  echo "the tests need, and this machine lacks:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi
 
 .PHONY: lint
-lint: lint-go lint-docs lint-prose lint-vulnerabilities lint-template lint-workflows ## check form, correctness, documentation, prose, known vulnerabilities, the template, the admin API's document and the workflows
+lint: lint-go lint-docs lint-prose lint-vulnerabilities lint-template lint-workflows site ## check form, correctness, documentation, prose, known vulnerabilities, the template, the admin API's document, the workflows and the site
 
 .PHONY: lint-go
 lint-go:
@@ -158,6 +158,18 @@ $(VENV)/installed:
 	mkdir -p $(CACHE)
 	$(LOCKED) $(VENV).lock bash -ec '[ ! -e $@ ] || exit 0; \
 	  python3 -m venv $(VENV); $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-input -r tools/lint.txt; touch $@'
+
+SITE := $(CACHE)/site-$(shell cksum < tools/site/requirements.txt | cut -d' ' -f1)
+
+$(SITE)/installed:
+	mkdir -p $(CACHE)
+	$(LOCKED) $(SITE).lock bash -ec '[ ! -e $@ ] || exit 0; \
+	  python3 -m venv $(SITE); $(SITE)/bin/pip install --quiet --disable-pip-version-check --no-input -r tools/site/requirements.txt; touch $@'
+
+# mkdocs.yml says that a link or an anchor that does not exist is an error.
+.PHONY: site
+site: $(SITE)/installed ## build the documentation as a web site in build/site, and check its links
+	NO_MKDOCS_2_WARNING=1 PYTHONDONTWRITEBYTECODE=1 $(SITE)/bin/mkdocs build --clean 2>&1 | { grep -v "^INFO" || true; }
 
 # The release tool takes minutes to compile, once.
 .PHONY: lint-release
