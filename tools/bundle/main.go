@@ -123,7 +123,7 @@ Go. Where that page says make sam-build, do nothing: this archive is what it bui
     export AWS_REGION=eu-central-1
     sam deploy
 
-Then follow the page from "First deployment" on. To upgrade, run sam deploy in the archive of the newer version.
+Then follow the page from "Make the keys" on. To upgrade, run sam deploy in the archive of the newer version.
 `
 
 // file is a file of an archive.
