@@ -273,6 +273,7 @@ func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstre
 
 // handle processes one message of the backend.
 func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, err error) {
+	m = withoutOwn(m)
 	switch {
 	case m.Response():
 		if !jsonrpc.SameID(m.ID, x.id) {

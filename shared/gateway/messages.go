@@ -81,6 +81,26 @@ var passThrough = map[string]bool{
 	spec.NoteTaskStatus: true,
 }
 
+// withoutOwn returns the message without the members of _meta that only the gateway may set, see [translate.WithoutOwn].
+func withoutOwn(m upstream.Message) upstream.Message {
+	switch {
+	case m.Result != nil:
+		if result, dropped := translate.WithoutOwn(m.Result); dropped {
+			m.Result, m.Raw = result, jsonrpc.Replace(m.Raw, "result", result)
+		}
+	case m.Error != nil: // the data of error -32042 has elicitations
+		if data, dropped := translate.WithoutOwn(jsonrpc.Member(m.Error, "data")); dropped {
+			m.Error = jsonrpc.Replace(m.Error, "data", data)
+			m.Raw = jsonrpc.Replace(m.Raw, "error", m.Error)
+		}
+	default:
+		if params, dropped := translate.WithoutOwn(jsonrpc.Member(m.Raw, "params")); dropped {
+			m.Raw = jsonrpc.Replace(m.Raw, "params", params)
+		}
+	}
+	return m
+}
+
 // adaptNotification returns a notification in the form that the client expects. It reports false if the client did not ask
 // for it or if the client's revision does not have it.
 func (x *exchange) adaptNotification(m upstream.Message) (upstream.Message, bool) {

@@ -9,6 +9,7 @@ import (
 	"unicode"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -155,6 +156,7 @@ func (v *View) parseEntry(kind api.Kind, raw json.RawMessage) (e Entry, why stri
 	case !printable(raw):
 		return e, dropControls
 	}
+	raw, _ = translate.WithoutOwn(raw)
 	e = Entry{Entry: api.Entry{Name: own, JSON: raw, Backend: v.backend.Name, Own: own}, View: v}
 	if kind == api.Templates {
 		e.matches = matcher(own)

@@ -87,12 +87,12 @@ func backendMeta(meta json.RawMessage) (members []byte) {
 // mcp or modelcontextprotocol, for example "io.modelcontextprotocol/" and, in 2025-06-18, one that has either before its last label,
 // for example "mcp.dev/". The comparison ignores case, because some readers of JSON do.
 func reservedMeta(name string) bool {
+	if spec.IsOwn(name) {
+		return true
+	}
 	prefix, _, ok := strings.Cut(strings.ToLower(name), "/")
 	if !ok {
 		return false
-	}
-	if prefix+"/" == spec.OwnPrefix {
-		return true
 	}
 	labels := strings.Split(prefix, ".")
 	for i, label := range labels {

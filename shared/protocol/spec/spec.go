@@ -4,7 +4,10 @@
 // The MCP endpoint (shared/mcp), the gateway (shared/gateway) and package client use it. It has no behavior of methods.
 package spec
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // Version is a protocol revision. Revisions are dates, so they can be compared as text.
 type Version string
@@ -152,6 +155,12 @@ func SevereAs(level, least string) bool {
 
 // OwnPrefix is the prefix of our own names: _meta keys and the extensions.
 const OwnPrefix = "io.github.mcp-events/"
+
+// IsOwn reports whether a name has our prefix. The comparison ignores case, because some readers of JSON do.
+func IsOwn(name string) bool {
+	prefix, _, ok := strings.Cut(name, "/")
+	return ok && strings.EqualFold(prefix+"/", OwnPrefix)
+}
 
 // Our _meta keys.
 const (

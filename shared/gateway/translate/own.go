@@ -1,0 +1,150 @@
+package translate
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// WithoutOwn returns a backend's params, result, error data or list entry without the members of _meta that have our prefix. Only the gateway sets these
+// members: for example, a client may continue a listen at a cursor that it found in _meta. If there are none, WithoutOwn returns the value
+// itself and false.
+//
+// It keeps all other members of _meta, because the protocol lets servers set some of its own, for example
+// io.modelcontextprotocol/related-task. It also keeps members whose content belongs to the backend, such as structuredContent.
+func WithoutOwn(value json.RawMessage) (out json.RawMessage, dropped bool) {
+	if !mayHaveOwn(value) || !hasOwn(value) {
+		return value, false
+	}
+	return dropOwn(value), true
+}
+
+// mayHaveOwn reports whether the JSON may have a name with our prefix in it, in any case and with any escapes. It is much faster than
+// reading the JSON, so that messages without such a name, which are nearly all, cost little.
+func mayHaveOwn(b []byte) bool {
+	const part, hyphen = "mcp-event", len("mcp") // no letter of this part is equal to one outside of ASCII, as s is to the long s
+	for i := 0; ; i++ {
+		next := bytes.IndexByte(b[i:], '-')
+		if next < 0 {
+			break
+		}
+		i += next
+		if from := i - hyphen; from >= 0 && from+len(part) <= len(b) && strings.EqualFold(string(b[from:from+len(part)]), part) {
+			return true
+		}
+	}
+	// A letter or the hyphen may be escaped, for example \u002d.
+	for rest := b; ; {
+		_, after, found := bytes.Cut(rest, []byte(`\u00`))
+		if !found || len(after) < 2 {
+			return false
+		}
+		if c := after[0]; '4' <= c && c <= '7' || c == '2' && (after[1] == 'd' || after[1] == 'D') {
+			return true
+		}
+		rest = after
+	}
+}
+
+// place says where a member may contain a _meta of the protocol.
+type place uint8
+
+const (
+	nowhere  place = iota
+	itself         // the member is a _meta
+	inObject       // it is an object that may have a _meta, or an array of such objects
+	inRows         // it is an object whose members are such objects
+)
+
+// placeOf returns the place for the name of a member. Objects that may have a _meta are content blocks, the resources embedded in them, the
+// messages of prompts and of sampling, and requests for input. The comparison with _meta ignores case, because some readers of JSON do.
+func placeOf(name []byte) place {
+	switch string(name) {
+	case "content", "contents", "elicitations", "messages", "params", "resource":
+		return inObject
+	case "inputRequests":
+		return inRows
+	}
+	if len(name) == len("_meta") && strings.EqualFold(string(name), "_meta") {
+		return itself
+	}
+	return nowhere
+}
+
+// hasOwn reports whether a value has members to drop.
+func hasOwn(value json.RawMessage) bool {
+	for element := range jsonrpc.Elements(value) {
+		if hasOwn(element) {
+			return true
+		}
+	}
+	for name, member := range jsonrpc.Members(value) {
+		switch placeOf(name) {
+		case itself:
+			for key := range jsonrpc.Members(member) {
+				if spec.IsOwn(string(key)) {
+					return true
+				}
+			}
+		case inObject:
+			if hasOwn(member) {
+				return true
+			}
+		case inRows:
+			for _, row := range jsonrpc.Members(member) {
+				if hasOwn(row) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// dropOwn returns the value without the members to drop.
+func dropOwn(value json.RawMessage) json.RawMessage {
+	switch value[0] {
+	case '[':
+		out := []byte{'['}
+		for element := range jsonrpc.Elements(value) {
+			if len(out) > 1 {
+				out = append(out, ',')
+			}
+			out = append(out, dropOwn(element)...)
+		}
+		return append(out, ']')
+	case '{':
+		return mapMembers(value, func(name []byte, member json.RawMessage) json.RawMessage {
+			switch placeOf(name) {
+			case itself:
+				if member[0] == '{' {
+					return jsonrpc.Without(member, spec.IsOwn)
+				}
+			case inObject:
+				return dropOwn(member)
+			case inRows:
+				return mapMembers(member, func(_ []byte, row json.RawMessage) json.RawMessage { return dropOwn(row) })
+			}
+			return member
+		})
+	}
+	return value
+}
+
+// mapMembers returns the object with the values that to returns for its members. It returns a value that is no object unchanged.
+func mapMembers(object json.RawMessage, to func(name []byte, member json.RawMessage) json.RawMessage) json.RawMessage {
+	if object[0] != '{' {
+		return object
+	}
+	out := []byte{'{'}
+	for name, member := range jsonrpc.Members(object) {
+		if len(out) > 1 {
+			out = append(out, ',')
+		}
+		out = append(append(jsonrpc.AppendString(out, string(name)), ':'), to(name, member)...)
+	}
+	return append(out, '}')
+}
