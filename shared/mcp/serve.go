@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
@@ -232,6 +233,9 @@ func (e *Endpoint) receive(w http.ResponseWriter, c *method.Call) (batch []json.
 	}
 	if !isJSON(r.Header.Get("Content-Type")) {
 		return refuse(http.StatusUnsupportedMediaType, nil, method.InvalidRequest("Content-Type must be application/json"))
+	}
+	if err := httpjson.CheckEncoding(r.Header); err != nil {
+		return refuse(http.StatusUnsupportedMediaType, nil, method.InvalidRequest(fault.Public(err)))
 	}
 	if !method.Accepts(r.Header, "application/json") && !method.Accepts(r.Header, sse.ContentType) {
 		return refuse(http.StatusNotAcceptable, nil, method.InvalidRequest("Accept must list application/json and text/event-stream"))

@@ -85,6 +85,10 @@ func TestMediaTypes(t *testing.T) {
 		{"charset", spec.MethodDiscover, []string{"Content-Type:", "Content-Type: application/json; charset=utf-8"}, 200},
 		{"text", spec.MethodDiscover, []string{"Content-Type:", "Content-Type: text/plain"}, 415},
 		{"none", spec.MethodDiscover, []string{"Content-Type:"}, 415},
+		{"no compression", spec.MethodDiscover, []string{"Content-Encoding: identity"}, 200},
+		{"gzip", spec.MethodDiscover, []string{"Content-Encoding: gzip"}, 415},
+		{"several codings", spec.MethodDiscover, []string{"Content-Encoding: identity, br"}, 415},
+		{"several lines of codings", spec.MethodDiscover, []string{"Content-Encoding: identity", "Content-Encoding: zstd"}, 415},
 		{"accept anything", spec.MethodDiscover, []string{"Accept:", "Accept: */*"}, 200},
 		{"accept nothing said", spec.MethodDiscover, []string{"Accept:"}, 200},
 		{"accept JSON only", spec.MethodDiscover, []string{"Accept:", "Accept: application/json;q=0.9"}, 200},
@@ -96,6 +100,10 @@ func TestMediaTypes(t *testing.T) {
 			f.do("POST", alice, statelessBody("1", tc.method, `"notifications":{}`), append(statelessHeaders(tc.method, ""), tc.header...)...).isPlain(t, tc.method, tc.status)
 		})
 	}
+	t.Run("SES-04_the error names the coding", func(t *testing.T) {
+		r := f.do("POST", alice, statelessBody("1", spec.MethodDiscover, ""), append(statelessHeaders(spec.MethodDiscover, ""), "Content-Encoding: GZIP")...)
+		r.is(t, "a body with a coding", 415, jsonrpc.InvalidRequest, `the Content-Encoding \"GZIP\" is not supported (send the body without a Content-Encoding)`)
+	})
 	t.Run("SES-04_other methods", func(t *testing.T) {
 		if r := f.do("PUT", alice, "{}"); r.Status != 405 || r.Header.Get("Allow") != "GET, POST, DELETE" {
 			t.Errorf("got status %d, %v, want 405 and the allowed methods", r.Status, r.Header)

@@ -83,8 +83,8 @@ const firstRead = 64 << 10
 
 // read parses the events in a request.
 func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
-	if enc := r.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
-		return nil, fault.New(fault.Unsupported, "a compressed body is not supported")
+	if err := httpjson.CheckEncoding(r.Header); err != nil {
+		return nil, err
 	}
 	mode, err := modeOf(r.Header)
 	if err != nil {

@@ -2,6 +2,8 @@ package admin_test
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -415,6 +417,18 @@ func TestEvents(t *testing.T) {
 		f.call("op", "POST", "replays", `{"select":{"events":true,"subscription":"`+id+`"}}`, 400, nil)
 		f.call("foreign", "POST", "replays", since+`}`, 404, nil)
 		f.call("alice", "POST", "replays", since+`}`, 403, nil)
+	})
+	t.Run("OPS-01 a body with a Content-Encoding is rejected", func(t *testing.T) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.s.AdminURL+"/admin/v1/events/evt_1/deliver", strings.NewReader(`{"subscription":"`+id+`"}`))
+		expect.OK(t, err)
+		req.Header = http.Header{"Authorization": {"Bearer op"}, "Content-Type": {"application/json"}, "Content-Encoding": {"gzip"}}
+		resp, err := http.DefaultClient.Do(req)
+		expect.OK(t, err)
+		defer resp.Body.Close()
+		raw, err := io.ReadAll(resp.Body)
+		expect.OK(t, err)
+		f.validate(resp, raw)
+		expect.Equal(t, "the status", resp.StatusCode, http.StatusUnsupportedMediaType)
 	})
 }
 

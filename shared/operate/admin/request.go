@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -189,6 +190,9 @@ func (q *request) cursorAfter(key string) string {
 func (c *call) readBody(v any) error { return c.readBodyUpTo(maxBody, v) }
 
 func (c *call) readBodyUpTo(most int64, v any) error {
+	if err := httpjson.CheckEncoding(c.Header); err != nil {
+		return err
+	}
 	b, err := io.ReadAll(http.MaxBytesReader(nil, c.Body, most))
 	if err != nil {
 		return fault.New(fault.TooLarge, "the body is larger than %d bytes, or ended early", most)
