@@ -138,7 +138,10 @@ func Decode(raw json.RawMessage) (Message, *Error) {
 		return invalid("member id appears twice")
 	}
 	if id != nil {
-		if !validID(id) {
+		switch {
+		case len(id) > MaxID:
+			return invalid(fmt.Sprintf("id has %d bytes (allowed: up to %d)", len(id), MaxID))
+		case !validID(id):
 			return invalid("id must be a string or an integer")
 		}
 		m.ID = id
@@ -179,9 +182,6 @@ func Decode(raw json.RawMessage) (Message, *Error) {
 
 // validID reports whether the value is a string or is written as an integer, because MCP forbids null and fractions.
 func validID(id json.RawMessage) bool {
-	if len(id) > MaxID {
-		return false
-	}
 	if id[0] == '"' {
 		return true
 	}

@@ -36,7 +36,7 @@ func TestDecode(t *testing.T) {
 		{name: "null id", in: `{"jsonrpc":"2.0","id":null,"method":"m"}`, wantErr: "id"},
 		{name: "fraction id", in: `{"jsonrpc":"2.0","id":1.5,"method":"m"}`, wantErr: "id"},
 		{name: "boolean id", in: `{"jsonrpc":"2.0","id":true,"method":"m"}`, wantErr: "id"},
-		{name: "long id", in: `{"jsonrpc":"2.0","id":"` + strings.Repeat("x", MaxID) + `","method":"m"}`, wantErr: "id"},
+		{name: "long id", in: `{"jsonrpc":"2.0","id":"` + strings.Repeat("x", MaxID) + `","method":"m"}`, wantErr: "id has 514 bytes (allowed: up to 512)"},
 		{name: "two ids", in: `{"jsonrpc":"2.0","id":1,"id":2,"method":"m"}`, wantErr: "id"},
 		{name: "two methods", in: `{"jsonrpc":"2.0","id":1,"method":"m","method":"n"}`, id: `1`, wantErr: "method"},
 		{name: "no method", in: `{"jsonrpc":"2.0","id":1}`, id: `1`, wantErr: "method"},
