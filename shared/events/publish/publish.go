@@ -238,7 +238,7 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	case id == "":
 		id = event.NewID()
 	case len(id) > maxID:
-		r.add(fault.Invalid, in.at+"/id", "is longer than %d bytes", maxID)
+		r.add(fault.Invalid, in.at+"/id", "has %d bytes (allowed: up to %d)", len(id), maxID)
 	default:
 		id = event.ForeignID(in.Source, id)
 	}

@@ -175,7 +175,7 @@ func TestAcceptRefuses(t *testing.T) {
 		"too deep":                            {publisher, []Input{bad(func(in *Input) { in.Data = json.RawMessage(strings.Repeat("[", 65) + strings.Repeat("]", 65)) })}, fault.Invalid, "deeper than 64"},
 		"a payload too large":                 {publisher, []Input{bad(func(in *Input) { in.Data = big })}, fault.TooLarge, "at most 245760"},
 		"a payload that grows too large":      {publisher, []Input{bad(func(in *Input) { in.Data = json.RawMessage(strings.ReplaceAll(string(big[:100<<10])+`"`, "a", "<")) })}, fault.TooLarge, "when escaped"},
-		"a long id":                           {publisher, []Input{bad(func(in *Input) { in.ID = strings.Repeat("/", 5000) })}, fault.Invalid, "/id: is longer"},
+		"a long id":                           {publisher, []Input{bad(func(in *Input) { in.ID = strings.Repeat("/", 5000) })}, fault.Invalid, "/id: has 5000 bytes (allowed: up to 4096)"},
 		"too many":                            {publisher, make([]Input, MaxEvents+1), fault.TooLarge, "at most 1000"},
 		"an unknown workspace":                {auth.Principal{ID: "a", Workspace: "nowhere", Scopes: publisher.Scopes}, []Input{good}, fault.NotFound, "unknown workspace"},
 		"one of two: nothing is accepted":     {publisher, []Input{good, pr(`{}`)}, fault.Unprocessable, "none of the events was accepted"},

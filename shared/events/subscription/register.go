@@ -21,10 +21,13 @@ import (
 type RegisterRequest struct {
 	URIs   []string
 	Target string
-	// IdempotencyKey is optional and has at most 128 bytes. Repeating a request with the same key within a day returns the same
+	// IdempotencyKey is optional and has at most [maxIdempotencyKey] bytes. Repeating a request with the same key within a day returns the same
 	// subscription with a fresh secret.
 	IdempotencyKey string
 }
+
+// maxIdempotencyKey is the maximum length of an idempotency key in bytes.
+const maxIdempotencyKey = 128
 
 // Registered is the answer to a [RegisterRequest]. It is the only answer that contains the secret.
 type Registered struct {
@@ -46,8 +49,8 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 	if len(r.URIs) == 0 || len(r.URIs) > MaxURIs {
 		return nil, fault.New(fault.Invalid, "uris has %d entries, 1 to %d are allowed", len(r.URIs), MaxURIs).AtLimit("registrationURIs", MaxURIs)
 	}
-	if len(r.IdempotencyKey) > 128 {
-		return nil, fault.New(fault.Invalid, "the idempotency key is longer than 128 bytes")
+	if n := len(r.IdempotencyKey); n > maxIdempotencyKey {
+		return nil, fault.New(fault.Invalid, "the idempotency key has %d bytes (allowed: up to %d)", n, maxIdempotencyKey)
 	}
 	if err := g.checkTarget(r.Target); err != nil {
 		return nil, err

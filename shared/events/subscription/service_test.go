@@ -202,6 +202,10 @@ func TestRegister(t *testing.T) {
 		r.Target = "https://b.example/"
 		expect.Fault(t, "other parameters under the same key", expect.ErrOf(f.Register(t.Context(), alice, r)), fault.Invalid)
 	})
+	t.Run("a long key is refused with its length", func(t *testing.T) {
+		_, err := newFixture(t, Options{}).Register(t.Context(), alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/", IdempotencyKey: strings.Repeat("k", 129)})
+		expect.Equal(t, "the error", fault.Public(err), "the idempotency key has 129 bytes (allowed: up to 128)")
+	})
 	t.Run("concurrent repetitions make one subscription", func(t *testing.T) {
 		f := newFixture(t, Options{})
 		var wg sync.WaitGroup
