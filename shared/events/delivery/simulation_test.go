@@ -470,10 +470,15 @@ func TestDeliveriesToAPausedEndpointWaitInTheDueTable(t *testing.T) {
 // inFunctions runs the pipeline as n processes of each function do. Each request of dispatch to the store and the queues takes the
 // given time.
 func inFunctions(t *testing.T, n int, request time.Duration, do func(w *world)) {
+	inFunctionsOver(t, n, request, func(q queue.Sender) queue.Sender { return q }, do)
+}
+
+// inFunctionsOver does what inFunctions does, over the queue that ofQueue returns for the world's queue.
+func inFunctionsOver(t *testing.T, n int, request time.Duration, ofQueue func(queue.Sender) queue.Sender, do func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		w, config := newWorld(t)
-		config.DB, config.Queue, config.Options = slowStore{unorderedStore{w.db}, request}, slowSender{w.queued, request}, functionOptions()
+		config.DB, config.Queue, config.Options = slowStore{unorderedStore{w.db}, request}, ofQueue(slowSender{w.queued, request}), functionOptions()
 		instances := func() chan *Dispatcher {
 			free := make(chan *Dispatcher, n)
 			for range n {
@@ -488,7 +493,7 @@ func inFunctions(t *testing.T, n int, request time.Duration, do func(w *world)) 
 				return h(d)(ctx, batch)
 			}
 		}
-		fanout := &fanout.Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: sendOnly{w.queued}}
+		fanout := &fanout.Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: ofQueue(sendOnly{w.queued})}
 		var workers sync.WaitGroup
 		w.consume(ctx, &workers, queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, Visibility: 20 * time.Second})
 		w.consume(ctx, &workers, queue.Deliveries, invoke(instances(), func(d *Dispatcher) queue.Handler { return d.Pages }),
@@ -571,6 +576,51 @@ func TestAHangingEndpointHarmsNoOther(t *testing.T) {
 			}
 		})
 	}
+}
+
+// WHK-16: given a burst of 1,000 events for a quick endpoint and a slow one, and two processes of each function whose requests take
+// 15 ms, when the endpoint of another event type gets events, then each arrives within a second. This holds even if the queue
+// serves all groups in the order of arrival, as SQS does before it notices that one group has most of the messages.
+func TestABurstToASlowEndpointDoesNotDelayOthersOnAWS(t *testing.T) {
+	for name, ofQueue := range map[string]func(queue.Sender) queue.Sender{
+		"a fair queue":             func(q queue.Sender) queue.Sender { return q },
+		"a queue in arrival order": func(q queue.Sender) queue.Sender { return groupless{q} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inFunctionsOver(t, 2, 15*time.Millisecond, ofQueue, func(w *world) {
+				urls := oneOrigin(2)
+				w.subscribeVictim(victim)
+				w.to(urls...)
+				w.answer = answers(1500*time.Millisecond, map[string]webhook.Outcome{victim: takes(20 * time.Millisecond), urls[0]: takes(20 * time.Millisecond)})
+				w.sendArray("warm", 50)
+				time.Sleep(20 * time.Second) // both processes know which endpoint is slow
+				w.sendArray("burst", 1000)
+				at := map[string]time.Time{}
+				for i := range 10 {
+					id := fmt.Sprint("v", i)
+					at[id] = time.Now()
+					w.sendVictim(id)
+					time.Sleep(500 * time.Millisecond)
+				}
+				time.Sleep(10 * time.Minute)
+				lags := w.arrive(victim, at, time.Second)
+				t.Logf("the other endpoint got its events after %v", lags)
+			})
+		})
+	}
+}
+
+// groupless sends messages of standard queues without a group, so that the queue serves them in the order of arrival.
+type groupless struct{ queue.Sender }
+
+func (s groupless) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) error {
+	msgs = slices.Clone(msgs)
+	for i := range msgs {
+		if !q.FIFO() {
+			msgs[i].Group = ""
+		}
+	}
+	return s.Sender.Send(ctx, q, msgs...)
 }
 
 // WHK-24: an endpoint that answers in 200 ms receives 30 events per second.

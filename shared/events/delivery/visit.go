@@ -31,14 +31,19 @@ type visit struct {
 	wait  lane.Patience // for slots
 	sent  bool          // at least one attempt was started
 
-	attempts sync.WaitGroup
+	attempts sync.WaitGroup // and hand-overs
 
 	mu     sync.Mutex
 	notes  []store.Op // to write
 	left   []int      // events for another page, by their index
 	failed []int      // events that failed internally
 	err    error      // the last failure
+	stuck  error      // the last failure to hand an event over to the slow lane
 }
+
+// maxHandOvers is how many deliveries to one subscriber a page hands over to the slow lane concurrently. One after another, the
+// hundred events of a batch would occupy one of few invocations for over a second, and the pages of other subscribers would wait.
+const maxHandOvers = 8
 
 // action is the way in which a lane handles an event for a subscriber.
 type action int
@@ -147,6 +152,7 @@ func (v *visit) sendEvents(ctx context.Context) (done int, err error) {
 		return v.terminate(ctx, err)
 	}
 	last := len(v.task.Events) - 1
+	var handOvers chan struct{} // the deliveries that are being handed over to the slow lane
 	for i := range v.task.Events {
 		e := &v.task.Events[i]
 		how, err := v.judge(ctx, i)
@@ -162,9 +168,18 @@ func (v *visit) sendEvents(ctx context.Context) (done int, err error) {
 		case stop:
 			return last + 1, nil
 		case slowLane:
-			if err := v.d.toSlowLane(ctx, v.sub, e); err != nil {
-				return i, err
+			if err := v.handOverFailure(); err != nil {
+				return i, err // the other events would fail too
 			}
+			if handOvers == nil {
+				handOvers = make(chan struct{}, maxHandOvers)
+			}
+			handOvers <- struct{}{}
+			sub := v.sub
+			v.run(i, func() ([]store.Op, error) {
+				defer func() { <-handOvers }()
+				return nil, v.handOver(ctx, sub, e)
+			})
 			continue
 		default:
 			if _, err := v.d.act(ctx, how, state.New(v.sub, e, v.d.now()), e); err != nil {
@@ -174,20 +189,25 @@ func (v *visit) sendEvents(ctx context.Context) (done int, err error) {
 		}
 		v.sent = true
 		sub, read := v.sub, v.read
-		send := func() {
-			var err error
-			var notes []store.Op
-			defer func() { v.add(i, notes, err) }()
-			defer fault.Recovered(&err)
-			notes, err = v.d.attemptFirst(ctx, how.slot, sub, e, read)
-		}
-		if i == last { // often the only one
-			send()
-		} else {
-			v.attempts.Go(send)
-		}
+		v.run(i, func() ([]store.Op, error) { return v.d.attemptFirst(ctx, how.slot, sub, e, read) })
 	}
 	return last + 1, nil
+}
+
+// run calls do for an event and adds its result. It does not wait, except for the last event, which is often the only one.
+func (v *visit) run(i int, do func() ([]store.Op, error)) {
+	work := func() {
+		var err error
+		var notes []store.Op
+		defer func() { v.add(i, notes, err) }()
+		defer fault.Recovered(&err)
+		notes, err = do()
+	}
+	if i == len(v.task.Events)-1 {
+		work()
+	} else {
+		v.attempts.Go(work)
+	}
 }
 
 // judge decides about one event for the subscriber, from cheap checks to expensive ones. It changes nothing: sendEvents acts
@@ -273,7 +293,25 @@ func (v *visit) terminate(ctx context.Context, err error) (done int, _ error) {
 	return 0, nil
 }
 
-// add adds the result of an attempt.
+// handOver hands an event over to the slow lane.
+func (v *visit) handOver(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
+	err := v.d.toSlowLane(ctx, sub, e)
+	if err != nil {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.stuck = err
+	}
+	return err
+}
+
+// handOverFailure returns the error of a hand-over that failed, or nil.
+func (v *visit) handOverFailure() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.stuck
+}
+
+// add adds the result of an attempt or of a hand-over to the slow lane.
 func (v *visit) add(i int, notes []store.Op, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
