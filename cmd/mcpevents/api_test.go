@@ -98,8 +98,12 @@ func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 					t.Errorf("OPS-10 %s: a narrow terminal drops %s, which is not a column", n.FullPath(), dropped)
 				}
 			}
-			item := resolve(o.Responses["200"].Content["application/json"].Schema).Properties["items"].Items
-			for column := range strings.SplitSeq(columns, ",") {
+			listed := o
+			if also := n.Tag.Get("also"); also != "" { // the table shows a list below it
+				listed = operations[api+"/"+also]
+			}
+			item := resolve(listed.Responses["200"].Content["application/json"].Schema).Properties["items"].Items
+			for column := range strings.FieldsFuncSeq(columns, func(r rune) bool { return r == ',' || r == '|' }) {
 				s := resolve(item)
 				column, _, _ = strings.Cut(column, "=") // its heading
 				for name := range strings.SplitSeq(column, ".") {

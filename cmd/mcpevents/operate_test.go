@@ -21,6 +21,7 @@ type operated struct {
 	*testing.T
 	*standalone.Server
 	url          string
+	endpoint     string // the URL of the endpoint
 	subscription string
 	status       atomic.Int64 // the status that the endpoint answers with
 	arrived      atomic.Int64
@@ -31,7 +32,10 @@ const buildFinished = "event://ci/build-finished"
 func startOperated(t *testing.T) *operated {
 	o := &operated{T: t}
 	o.status.Store(200)
-	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if servertest.Echo(w, r) {
+			return
+		}
 		o.arrived.Add(1)
 		w.WriteHeader(int(o.status.Load()))
 	}))
@@ -46,6 +50,7 @@ func startOperated(t *testing.T) *operated {
 	o.url = o.URL
 	t.Setenv("MCPEVENTS_SERVER", o.url)
 	t.Setenv("MCPEVENTS_KEY", "op")
+	o.endpoint = endpoint.URL
 	o.subscription = o.subscribe(endpoint.URL + "/a")
 	return o
 }
@@ -130,7 +135,7 @@ func TestOperatorsCommands(t *testing.T) {
 			"deadletters show " + letter:                              `(?m)^attempts:\n  - attempt: 1$`,
 			"events show evt_fine":                                    `(?m)^data:\n  build: 1\n  status: passed$`,
 			"events show evt_fine --uri " + buildFinished:             `^id: evt_fine\n`,
-			"events show evt_fine --json":                             `^\{"id":"evt_fine",.*"data":\{"build":1,"status":"passed"\}\}\n$`,
+			"events show evt_fine --json":                             `^\{"id":"evt_fine",.*"data":\{"build":1,"status":"passed"\},"outcomes":\[\{"subscription":"` + id + `",.*"outcome":"delivered",.*\}\]\}\n$`,
 			"overview":                                                `(?m)^subscriptions:\n  active: 1$`,
 			"overview --principal alice":                              `(?m)^principal: alice\nquotas:\n  - name: subscriptions\n    max: 1000\n    used: 1$`,
 			"deadletters replay --dry-run --subscription " + id:       `^count: 1\n$`,
@@ -295,10 +300,41 @@ func TestAnErasureContinuesUntilItIsComplete(t *testing.T) {
 	}
 }
 
+// TestWhyNotOnTheCommandLine: OPS-17. Given subscriptions that did not receive an event for different reasons, events show and events
+// outcomes print the reason of each.
+func TestWhyNotOnTheCommandLine(t *testing.T) {
+	o := startOperated(t)
+	paused := o.subscribe(o.endpoint + "/paused")
+	filtered := servertest.SubscribeEvents(t, o.url, "alice", o.endpoint+"/filtered", "ci.build_finished", map[string]any{"status": "failed"})
+	o.says("subscriptions", "pause", paused, "--reason", "moving")
+	o.status.Store(503)
+	o.publish("evt_1")
+	o.eventually("the attempt", func() bool { return len(o.items("deliveries", "--event", "evt_1")) == 1 })
+	late := o.subscribe(o.endpoint + "/late")
+	for _, args := range []string{"events show evt_1", "events outcomes evt_1"} {
+		out := o.says(strings.Fields(args)...)
+		for _, want := range []string{
+			`OUTCOME +WHY +AT +NEXT ATTEMPT +ATTEMPTS +TARGET +SUBSCRIPTION`,
+			`waiting +the endpoint answered 503; attempt 2 follows .* 1 +http://127.0.0.1:\d+/a +` + o.subscription,
+			`paused +the subscription is paused by op: moving .*` + paused,
+			`filtered +the subscription asks for status "failed", and the event has "passed" .*` + filtered,
+			`subscribedLater +it subscribed after the event was published .*` + late,
+		} {
+			if !regexp.MustCompile(want).MatchString(out) {
+				t.Errorf("OPS-17 %s prints\n%s, want a line like %s", args, out, want)
+			}
+		}
+	}
+	if out := o.says("events", "outcomes", "evt_1", "--subscription", late); strings.Count(out, "\n") != 2 {
+		t.Errorf("OPS-17 prints\n%s, want one outcome", out)
+	}
+}
+
 func TestHostileTextCannotControlTheTerminal(t *testing.T) {
 	startAPI(t, map[string]string{
-		"GET /admin/v1/switches?limit=100": `{"items":[{"name":"all\u001b[2J","reason":"a\tb\nc","at":null}]}`,
-		"GET /admin/v1/events/e":           `{"id":"\u001b]0;x\u0007","data":{"\ud83d\ude00":"1\n2","n":9007199254740993}}`,
+		"GET /admin/v1/switches?limit=100":          `{"items":[{"name":"all\u001b[2J","reason":"a\tb\nc","at":null}]}`,
+		"GET /admin/v1/events/e/outcomes?limit=100": `{"items":[{"outcome":"filtered","why":"it has \u001b[2J"}]}`,
+		"GET /admin/v1/events/e":                    `{"id":"\u001b]0;x\u0007","data":{"\ud83d\ude00":"1\n2","n":9007199254740993}}`,
 	})
 	_, out, _ := command(t, "", "switches", "list")
 	if want := "NAME        STATE  BY  AT  REASON\n" + `all\x1b[2J                 a\tb\nc` + "\n"; out != want {

@@ -8,36 +8,60 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
-// TestDidItArrive: OPS-11. Did event X reach endpoint Y, and if not, why: three steps from any page.
+// TestDidItArrive: OPS-11 OPS-17. Did event X reach endpoint Y, and if not, why: three steps from any page. The page shows the reason that
+// the server computed, and an event that a subscription filters out is delivered only after a warning.
 func TestDidItArrive(t *testing.T) {
 	w := start(t, nil)
 	w.subscribe("alice", "/ok", built)
 	gone := w.subscribe("bob", "/gone", built)
+	w.subscribe("bob", "/down", built)
+	paused := w.subscribe("bob", "/paused", built)
+	filtered := servertest.SubscribeEvents(t, w.s.URL, "bob", w.receiver.URL+"/filtered", "ci.build_finished", map[string]any{"status": "failed"})
+	w.api("POST", "subscriptions/"+paused+"/pause", `{"reason":"moving"}`, nil)
 	w.publish(built, "evt_1")
-	w.listed("deliveries?event=evt_1", 2)
+	w.listed("deliveries?event=evt_1", 3)
 	late := w.subscribe("alice", "/late", built)
+	other := w.subscribe("alice", "/other", incident)
 	b := open(t, w.console())
 	b.visit(w.console() + "#/audit")
 	b.signIn("op")
 	b.focus("#search")
 	b.press("evt_1" + kb.Enter)
-	b.shows("1 of 3 subscriptions")
-	row := func(id string) string {
-		return eval[string](b, fmt.Sprintf(`[...document.querySelectorAll("tbody tr")].find(r => r.innerText.includes(%q)).innerText.replace(/\s+/g, " ")`, id))
+	b.shows("1 of 6 subscriptions")
+	found := func(id string) string {
+		return fmt.Sprintf(`[...document.querySelectorAll("tbody tr")].find(r => r.innerText.includes(%q))`, id)
 	}
-	if got := row("/ok"); !strings.Contains(got, "reached at the first attempt") {
-		t.Errorf("OPS-11 got %q", got)
+	row := func(id string) string { return eval[string](b, found(id)+`.innerText.replace(/\s+/g, " ")`) }
+	for at, want := range map[string]string{
+		"/ok":       "delivered the endpoint answered 200 to attempt 1",
+		gone:        "given up given up after 1 attempt; the endpoint answered 413",
+		"/down":     "waiting the endpoint answered 503; attempt 2 follows at",
+		"/paused":   "paused the subscription is paused by op: moving",
+		"/filtered": `filtered the subscription asks for status "failed", and the event has "passed"`,
+		late:        "subscribed later it subscribed after the event was published",
+	} {
+		if got := row(at); !strings.Contains(got, want) {
+			t.Errorf("OPS-17 %s: got %q, want %q", at, got, want)
+		}
 	}
-	if got := row(gone); !strings.Contains(got, "given up 1 attempt; the endpoint answered 4xx") {
-		t.Errorf("OPS-11 got %q", got)
+	for _, at := range []string{"/down", "/paused"} {
+		if got := row(at); strings.Contains(got, "Deliver") {
+			t.Errorf("OPS-17 %s: got %q, want no button, because the event still comes", at, got)
+		}
 	}
-	if got := row(late); !strings.Contains(got, "not for it it subscribed later") {
-		t.Errorf("OPS-11 got %q", got)
-	}
-	b.js(fmt.Sprintf(`[...document.querySelectorAll("tbody tr")].find(r => r.innerText.includes(%q)).querySelector("a[href*=deliveries]").click()`, gone))
+	b.shoot("outcomes-light")
+	b.js(found(filtered) + `.querySelector("button").click()`)
+	b.until(`document.querySelector("dialog[open]")?.innerText.includes("asks for status")`)
+	b.click("dialog[open] button", "Deliver anyway")
+	b.until(found(filtered) + `.innerText.includes("delivered")`) // the page is read again while something waits
+	b.to("#/events/evt_1?subscription=" + other)
+	b.shows(`the subscription asks for uri ["` + incident + `"], and the event has "` + built + `"`)
+	b.to("#/events/evt_1")
+	b.js(found(gone) + `.querySelector("a[href*=deliveries]").click()`)
 	b.shows("Given up after 1 attempt")
 	b.shows("Dead letter")
 }

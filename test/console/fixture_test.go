@@ -28,6 +28,9 @@ func start(t *testing.T, change func(*standalone.Options)) *world {
 	t.Helper()
 	w := &world{T: t}
 	w.receiver = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if servertest.Echo(rw, r) {
+			return
+		}
 		_, _ = io.Copy(io.Discard, r.Body)
 		switch {
 		case w.mended.Load():

@@ -13,8 +13,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/judge"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/shared/operate/audit"
@@ -61,7 +63,8 @@ func NewHandler(c *app.Core, o Options) http.Handler {
 }
 
 func newAPI(c *app.Core, o Options) *admin.Handler {
-	lists := app.NewLists(c)
+	lists, kept := app.NewLists(c), records.Keep(cmp.Or(c.Limits.DeliveryLog, string(records.Failures)))
+	directory, _ := c.Auth.(auth.Directory)
 	return admin.New(admin.Options{
 		Auth: c.Auth, Guard: c.Guard, MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: o.Subscriptions, Lists: lists,
 		Operations: o.Operations, Replays: o.Replays, Switches: o.Switches,
@@ -69,7 +72,11 @@ func newAPI(c *app.Core, o Options) *admin.Handler {
 			DB: c.DB, Subscriptions: o.Subscriptions, Lists: lists, Operations: o.Operations, Replays: o.Replays, Trail: &audit.Trail{DB: c.DB},
 		},
 		Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config, SourceSecrets: o.SourceSecrets,
-		Kept: records.Keep(cmp.Or(c.Limits.DeliveryLog, string(records.Failures))), Quota: c.Quota,
+		Kept: kept, Quota: c.Quota,
+		Explainer: &judge.Explainer{
+			DB: c.DB, Lists: lists, Subscriptions: o.Subscriptions, Catalogs: c.Catalogs, Switches: o.Switches, Kept: kept,
+			Review: &review.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
+		},
 		Rate: subscription.NewRate(c.CallerQuota(quota.RegistrationRate)), Limited: c.Metrics.LimitReached, Closing: o.Closing, Log: c.Log,
 		Backends: func(ctx context.Context, workspace string) ([]admin.Backend, error) {
 			conf, err := c.Config.Config(ctx)

@@ -14,8 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/judge"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
@@ -71,29 +71,16 @@ type verdict struct {
 
 // judge decides whether a subscriber gets an event now. It is the common part of [visit.judge] and [single.judge].
 func (d *Dispatcher) judge(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (verdict, error) {
-	may, err := right.May(ctx, e)
-	switch {
-	case errors.Is(err, review.ErrTypeRemoved):
-		return verdict{action: abandon}, nil
-	case err != nil:
+	ruling, err := judge.Judge{Switches: d.Switches}.Event(ctx, right, sub, e)
+	if err != nil {
 		return verdict{}, err
-	case !may, sub.Suspended != 0 && lifecycle.Replays(sub, e):
-		return verdict{action: forget}, nil
-	case sub.Suspended != 0:
-		return verdict{action: suspend}, nil
-	case d.Switches == nil:
-		return verdict{}, nil
 	}
-	which, err := d.Switches.Paused(ctx, e.Workspace, e.Name, subscription.OriginOf(sub.Target.URL))
-	switch {
-	case err != nil:
-		return verdict{}, err
-	case which != "":
-		return verdict{action: pause, paused: which}, nil
-	case sub.Paused != 0:
-		return verdict{action: pause, paused: switches.Subscription(sub.ID)}, nil
-	}
-	return verdict{}, nil
+	return verdict{action: actions[ruling.Decision], paused: ruling.Switch}, nil
+}
+
+// actions are what a lane does after a decision.
+var actions = map[judge.Decision]action{
+	judge.Send: attempt, judge.NotPermitted: forget, judge.Replayed: forget, judge.TypeRemoved: abandon, judge.Suspended: suspend, judge.Paused: pause,
 }
 
 // act acts on a verdict without an attempt, in both lanes, and returns the notes to write.

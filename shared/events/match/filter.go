@@ -104,12 +104,34 @@ func payloadOf(e *event.Event) *Payload {
 }
 
 // Passes reports whether all filters accept the payload.
-func (p *Payload) Passes(filters []Filter) bool {
+func (p *Payload) Passes(filters []Filter) bool { return p.Rejecting(filters) == nil }
+
+// Rejecting returns the first filter that does not accept the payload, or nil if all do.
+func (p *Payload) Rejecting(filters []Filter) *Filter {
 	if len(filters) == 0 {
-		return true
+		return nil
 	}
 	p.decode.Do(func() { p.doc = valueOf(p.Event.Data) })
-	return !slices.ContainsFunc(filters, func(f Filter) bool { return !f.accepts(p.doc) })
+	for i := range filters {
+		if !filters[i].accepts(p.doc) {
+			return &filters[i]
+		}
+	}
+	return nil
+}
+
+// Value returns the value at a JSON Pointer in a payload, as JSON. It returns nil if the payload has no such value.
+func Value(payload json.RawMessage, pointer string) json.RawMessage {
+	way, err := jsonpointer.Parse(pointer)
+	if err != nil {
+		return nil
+	}
+	got, ok := way.In(valueOf(payload))
+	if !ok {
+		return nil
+	}
+	text, _ := json.Marshal(got) // decoded JSON always encodes
+	return text
 }
 
 func (f Filter) accepts(doc any) bool {

@@ -318,6 +318,16 @@ func waitingPartition(workspace string, n Name, shard int) string {
 	return fmt.Sprintf("paused#%s#%d#%s", workspace, shard, n)
 }
 
+// WaitsFor returns the switch for which the messages of a partition wait, or "" if no messages of the workspace wait there.
+func WaitsFor(workspace, partition string) Name {
+	shardAndName, ok := strings.CutPrefix(partition, "paused#"+workspace+"#")
+	_, name, found := strings.Cut(shardAndName, "#")
+	if !ok || !found {
+		return ""
+	}
+	return Name(name)
+}
+
 // Item returns the item of a paused message, for callers that write more in the same transaction.
 func (s *Set) Item(workspace string, n Name, m Message) store.Item {
 	now := s.now()

@@ -34,6 +34,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/judge"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
@@ -66,9 +67,11 @@ type Options struct {
 	Events        *eventlog.Log
 	Catalogs      catalog.Source
 	// Kept says which attempts the delivery log keeps.
-	Kept     records.Keep
-	Backends func(ctx context.Context, workspace string) ([]Backend, error)
-	Sources  ingest.Sources
+	Kept records.Keep
+	// Explainer finds the outcomes of events.
+	Explainer *judge.Explainer
+	Backends  func(ctx context.Context, workspace string) ([]Backend, error)
+	Sources   ingest.Sources
 	// SourceSecrets looks up the secrets of sources when an operator tries a request. Nil checks no signatures.
 	SourceSecrets func(context.Context, secret.Value) (string, error)
 	// Rate limits the changes of each owner. Operators are not limited. Nil means no limit.
@@ -135,6 +138,7 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 	switches := &switchHandlers{switches: o.Switches, subscriptions: subscriptions, catalogs: o.Catalogs}
 	replays := &replayHandlers{visible: seen, replays: o.Replays}
 	events := &eventHandlers{visible: seen, db: o.DB, log: o.Events, catalogs: o.Catalogs, operations: o.Operations}
+	eventOutcomes := &eventOutcomeHandler{events: events, explainer: o.Explainer, kept: o.Kept}
 	principals := &principalHandler{eraser: o.Eraser}
 	overview := &overviewHandler{lists: o.Lists, operations: o.Operations, switches: o.Switches, db: o.DB, kept: o.Kept, quota: o.Quota}
 	backends := &backendHandler{backends: o.Backends}
@@ -163,6 +167,7 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 		"listEvents":         events.list,
 		"readEvent":          show(events.find, viewOfEvent),
 		"deliverEvent":       events.deliver,
+		"listEventOutcomes":  eventOutcomes.list,
 		"erasePrincipal":     principals.erase,
 		"listAudit":          listAudit,
 		"overview":           overview.show,

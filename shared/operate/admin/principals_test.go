@@ -296,6 +296,14 @@ func TestASuspendedSubscription(t *testing.T) {
 			t.Errorf("got %v, want 0 replayed and 110 skipped because they are suspended", got)
 		}
 	})
+	t.Run("OPS-17 the outcome of an event says that its subscription is suspended", func(t *testing.T) {
+		f.publish(built, "evt_later")
+		f.eventually("the event", func() bool { return ids(f.list("op", "events?name=ci.build_finished&limit=1"), "id") == "evt_later" })
+		f.eventually("the outcome", func() bool {
+			got := f.outcome("evt_later", id)
+			return got["outcome"] == "suspended" && strings.Contains(fmt.Sprint(got["why"]), "nearly all deliveries of an hour failed")
+		})
+	})
 	count := func() int {
 		var got struct{ Count int }
 		f.call("op", "POST", "replays", fmt.Sprintf(`{"select":{"subscription":%q},"dryRun":true}`, id), 200, &got)

@@ -4,7 +4,9 @@ package servertest
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -17,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
@@ -97,4 +100,31 @@ func Subscribe(t *testing.T, url, who, target string, uris ...string) string {
 		t.Fatal(err)
 	}
 	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
+}
+
+// SubscribeEvents subscribes a webhook to an event type with arguments (events/subscribe), and returns the id of the subscription. The
+// endpoint must pass the challenge, for example with [Echo].
+func SubscribeEvents(t *testing.T, url, who, target, name string, arguments map[string]any) string {
+	t.Helper()
+	c, err := client.Connect(t.Context(), url, client.Options{Key: who, Agent: "test/1", Revision: string(spec.V20260728)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 32))
+	var got struct{ ID string }
+	if err := c.Call(t.Context(), spec.MethodEventsSub, map[string]any{
+		"name": name, "arguments": arguments, "delivery": map[string]any{"mode": "webhook", "url": target, "secret": secret},
+	}, &got); err != nil {
+		t.Fatal(err)
+	}
+	return got.ID
+}
+
+// Echo answers the challenge of a subscription with itself. It returns false for any other request.
+func Echo(w http.ResponseWriter, r *http.Request) bool {
+	if !strings.HasPrefix(r.Header.Get("Webhook-Id"), webhook.VerificationPrefix) {
+		return false
+	}
+	_, _ = io.Copy(w, r.Body)
+	return true
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -182,6 +183,28 @@ func List(ctx context.Context, db store.DB, workspace string, ask Query, before 
 		r.Subscription = cmp.Or(r.Subscription, ask.Subscription) // a record of version 1 does not name it
 		return r, ask.takes(r), nil
 	})
+}
+
+// maxLook limits the records that [OfEvent] reads.
+const maxLook = 200
+
+// OfEvent returns the records of an event in the list of a subscription, newest first. It reads the first records since a time, which
+// usually include the event's if it was published then.
+func OfEvent(ctx context.Context, db store.DB, workspace, sub, event string, since time.Time) (list []Record, err error) {
+	q := store.Query{Table: store.Deliveries, Partition: BySubscription(workspace, sub), Limit: maxLook}
+	q.Within(since, time.Time{})
+	page, err := db.Query(ctx, q)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the delivery log")
+	}
+	for _, it := range slices.Backward(page.Items) {
+		var r Record
+		if err := json.Unmarshal(it.Value, &r); err == nil && r.Event == event {
+			r.Subscription = sub
+			list = append(list, r)
+		}
+	}
+	return list, nil
 }
 
 // Newest reads one page of items, newest first, and returns those within a span that read accepts. An item that cannot be

@@ -118,7 +118,44 @@ func (del *Delivery) EventKey() string { return cmp.Or(del.Key, del.Event) }
 // ownKey returns the event key of a delivery if another event with the same id is still stored. It contains the time of
 // publication, so that both can be stored.
 func (del *Delivery) ownKey() string {
-	return fmt.Sprintf("%s#%d", event.Event{ID: del.Event, URI: del.URI}.Key(), del.Published.UnixMicro())
+	return publicationKey(event.Event{ID: del.Event, URI: del.URI}.Key(), del.Published)
+}
+
+func publicationKey(eventKey string, published time.Time) string {
+	return fmt.Sprintf("%s#%d", eventKey, published.UnixMicro())
+}
+
+// MaxFound is the maximum number of subscriptions for which [Find] looks up deliveries.
+const MaxFound = store.MaxGet / 2
+
+// Find returns the stored deliveries of an event to some subscriptions, by subscription. If an event with the same id was published
+// at another time, its deliveries are not among them.
+func Find(ctx context.Context, db store.DB, e *event.Event, subs []string) (map[string]*Delivery, error) {
+	keys := make([]store.Key, 0, 2*len(subs))
+	for _, id := range subs {
+		keys = append(keys, Key(e.Workspace, id, e.Key()), Key(e.Workspace, id, publicationKey(e.Key(), e.Published)))
+	}
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	items, err := db.Get(ctx, keys...)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read deliveries")
+	}
+	found := map[string]*Delivery{}
+	for _, it := range items {
+		if it == nil {
+			continue
+		}
+		del, err := Decode(it)
+		if err != nil {
+			return nil, err
+		}
+		if !otherPublication(e.Published, del.Published) {
+			found[del.Subscription] = del
+		}
+	}
+	return found, nil
 }
 
 func Key(workspace, sub, eventKey string) store.Key {

@@ -27,6 +27,8 @@ type Command struct {
 	API string
 	// Columns are the columns of the table that a list prints. On a narrow terminal, those in Drop are left out first.
 	Columns, Drop []string
+	// Also is the name of a list below the path, which is printed after the document. It is empty for most commands.
+	Also string
 	// Args are the values in the path.
 	Args []string
 	// Values are the members of the query or, unless the method is GET or DELETE, of the body.
@@ -50,7 +52,7 @@ func (c *Command) Run(ctx context.Context, s httpcall.Server) error {
 		return err
 	}
 	api := Client{s}
-	if len(c.Columns) > 0 {
+	if len(c.Columns) > 0 && c.Also == "" {
 		return c.list(ctx, api, path, query)
 	}
 	if c.Confirm != "" {
@@ -82,8 +84,33 @@ func (c *Command) Run(ctx context.Context, s httpcall.Server) error {
 	default:
 		answer = json.RawMessage("{}")
 	}
+	if c.Also != "" {
+		return c.printWithList(ctx, api, path, query, answer)
+	}
 	return c.print(answer, []json.RawMessage{answer}, func() error { return printDocument(c.Out, answer, localTimes) })
 }
+
+// printWithList prints a document and the list [Command.Also] of it. As JSON or YAML, the list is a member of the document.
+func (c *Command) printWithList(ctx context.Context, api Client, path string, query url.Values, answer json.RawMessage) error {
+	if c.Format == "" {
+		if err := printDocument(c.Out, answer, localTimes); err != nil {
+			return err
+		}
+		fmt.Fprintln(c.Out)
+		c.Limit = alsoLimit
+		return c.list(ctx, api, path+"/"+c.Also, query)
+	}
+	l, err := api.List(ctx, path+"/"+c.Also, query, 0)
+	if err != nil {
+		return err
+	}
+	items, _ := json.Marshal(l.Items) // valid JSON
+	object := strings.TrimSuffix(strings.TrimSpace(string(answer)), "}")
+	return c.print(fmt.Appendf(nil, "%s,%q:%s}", object, c.Also, items), []json.RawMessage{answer}, nil)
+}
+
+// alsoLimit is the number of items of a list that is printed after a document.
+const alsoLimit = 100
 
 // print prints the response in the chosen format or, if people read it, with human. The items are the objects that -o name names.
 func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human func() error) error {
@@ -110,7 +137,7 @@ func (c *Command) naming(items []json.RawMessage) (string, error) {
 		return "id", nil
 	case len(c.Columns) > 0 && c.Columns[0] == "name":
 		return "name", nil
-	case len(c.Columns) == 0:
+	case len(c.Columns) == 0, c.Also != "":
 		for _, name := range []string{"id", "name"} {
 			var object map[string]json.RawMessage
 			if json.Unmarshal(items[0], &object) == nil && object[name] != nil {

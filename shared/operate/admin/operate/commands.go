@@ -21,6 +21,7 @@ import (
 //   - api: the method and the path, e.g. "GET subscriptions/{id}"
 //   - columns: the columns of the table that a list prints
 //   - drop: the columns that a narrow terminal does not show, the least important first
+//   - also: a list below the path that is printed after the document, with the columns
 //   - follow: the command may start a replay, and waits until it is done
 //   - select: a member of the replay's selection that is always true
 //   - confirm: the command cannot be undone and asks first: erase or end, see [Command.confirm]
@@ -89,7 +90,13 @@ type Commands struct {
 		Show  struct {
 			ID
 			URI string `name:"uri" placeholder:"event://…" help:"Search only the events with this URI."`
-		} `cmd:"" api:"GET events/{id}" help:"Show an event, with its payload."`
+		} `cmd:"" api:"GET events/{id}" also:"outcomes" columns:"outcome,why,at,nextAttempt,attempts,target,subscription" drop:"attempts,at,target" help:"Show an event, with its payload and its outcome for each subscription."`
+		Outcomes struct {
+			ID
+			Page
+			URI          string `name:"uri" placeholder:"event://…" help:"Search only the events with this URI."`
+			Subscription string `placeholder:"ID" help:"Explain the event for this subscription, which need not be for it."`
+		} `cmd:"" api:"GET events/{id}/outcomes" columns:"outcome,why,at,nextAttempt,attempts,target,subscription" drop:"attempts,at,target" help:"List the outcome of an event for each subscription: delivered, or why not."`
 		Deliver struct {
 			ID
 			Subscription string `required:"" placeholder:"ID" help:"Subscription that receives it."`
@@ -241,7 +248,7 @@ type Terminal struct {
 // Run makes the request of the selected command.
 func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	n := k.Selected()
-	c := Command{Terminal: t, API: n.Tag.Get("api"), Values: map[string]any{}, Format: o.Output, Wide: o.Wide}
+	c := Command{Terminal: t, API: n.Tag.Get("api"), Also: n.Tag.Get("also"), Values: map[string]any{}, Format: o.Output, Wide: o.Wide}
 	if o.JSON {
 		c.Format = formatJSON
 	}

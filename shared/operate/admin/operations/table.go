@@ -150,6 +150,12 @@ var All = []Operation{
 		Answers: []Answer{{Status: 202, Description: "What is delivered.", Schema: "Accepted"}},
 	},
 	{
+		ID: "listEventOutcomes", Method: http.MethodGet, Path: "events/{id}/outcomes",
+		Summary: "The outcome of an event for each subscription that covers it, and for ended ones with attempts; or for one subscription.",
+		Query:   paged(uri, Param{Name: "subscription", Description: "Explain the event for this subscription only, which need not cover it."}),
+		Answers: []Answer{{Status: 200, Description: "A page of outcomes.", Schema: "EventOutcomes"}},
+	},
+	{
 		ID: "overview", Method: http.MethodGet, Path: "overview",
 		Summary: "How it goes.",
 		Query:   query(Param{Name: "principal", Description: "Whose quotas to list; by default the caller's."}),

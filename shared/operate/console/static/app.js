@@ -11,7 +11,8 @@ import { sources } from './pages-sources.js';
 import { switches, backends, audit } from './pages-system.js';
 
 // A page has a title, load(path, query), which gets its data, and view(data, path, query). It may have every, after how
-// many milliseconds it loads again, live if it wants the stream, and redraws if it changes without loading.
+// many milliseconds it loads again, which may depend on its data. It may have live if it wants the stream, and redraws if
+// it changes without loading.
 const pages = {
   now, types, sources, subscriptions, deliveries, 'dead-letters': letters, switches, backends, audit, live: tail, events,
 };
@@ -48,7 +49,8 @@ async function load() {
   if (mine !== turn) return;
   busy = false;
   shown = next;
-  if (session.signedIn() && page.every) timer = setTimeout(() => document.hidden || load(), page.every);
+  const every = typeof page.every === 'function' ? !next.error && page.every(next.data) : page.every;
+  if (session.signedIn() && every) timer = setTimeout(() => document.hidden || load(), every);
   draw();
   if (moved) document.getElementById('main')?.scrollTo(0, 0);
 }

@@ -1,5 +1,5 @@
 // Event types, their events, and what became of one event.
-import { html, mono, nothing, link, id, path, badge, table, time, span, plural, pager, filters, ask, act, cause } from './ui.js';
+import { html, mono, nothing, link, id, path, badge, table, time, span, plural, pager, filters, ask, act } from './ui.js';
 import { get, post, call, query, pages } from './session.js';
 
 export const types = {
@@ -25,60 +25,56 @@ export const types = {
   },
 };
 
-// verdict says whether an event reached a subscription, and why not.
-function verdict(sub, tries, event, kept) {
-  const last = tries[0], letter = last?.outcome === 'dead';
-  if (tries.some((t) => t.outcome === 'delivered')) {
-    const t = tries.find((x) => x.outcome === 'delivered');
-    return { word: 'reached', at: t.at, why: t.attempt > 1 ? `at attempt ${t.attempt}` : 'at the first attempt' };
-  }
-  if (letter) return { word: 'given up', at: last.at, why: `${plural(last.attempt, 'attempt')}; ${cause(last.category)}` };
-  if (last && sub.paused) return { word: 'waiting', at: last.at, why: `${cause(last.category)}; attempt ${last.attempt + 1} when the subscription is resumed` };
-  if (last) return { word: 'retrying', at: last.at, why: html`${cause(last.category)}; attempt ${last.attempt + 1} at ${time(last.nextAttempt)}` };
-  if (sub.paused) return { word: 'waiting', at: sub.paused, why: 'the subscription is paused' };
-  if (event && sub.created > event.published) return { word: 'not for it', why: html`it subscribed later, at ${time(sub.created)}` };
-  if (sub.state !== 'active') return { word: 'not reached', tone: 'bad', why: `the subscription is ${sub.state}${sub.reason ? `: ${sub.reason}` : ''}` };
-  if (kept === 'all') return { word: 'no attempt yet', why: 'no attempt is recorded; a filter of the subscription may leave it out, or a switch may hold it' };
-  return { word: 'no failure', why: kept === 'failures' ? 'the delivery log keeps failures only, and has none' : 'the delivery log keeps nothing' };
-}
+// words are the names of outcomes, where people read another word than programs do.
+const words = { dead: 'given up', subscribedLater: 'subscribed later', notPermitted: 'not permitted', unrecorded: 'not recorded' };
+const tone = { filtered: 'plain', subscribedLater: 'plain', ended: 'plain', notPermitted: 'bad', unrecorded: 'plain' };
 
 async function lookUp(eventID, q) {
   const missing = (e) => { if (e.status === 404) return null; throw e; };
-  const [event, attempts] = await Promise.all([get('events/' + encodeURIComponent(eventID) + query({ uri: q.get('uri') })).catch(missing), pages('deliveries', { event: eventID }, 5)]);
-  const uri = event?.uri || attempts.items[0]?.uri;
-  const subs = uri ? await get('subscriptions' + query({ uri, cursor: q.get('cursor'), limit: 50 })) : { items: [] };
-  const tries = Map.groupBy(attempts.items, (a) => a.subscription);
-  const listed = new Set(subs.items.map((s) => s.id));
-  const others = q.get('cursor') || subs.next ? [] : [...tries.keys()].filter((s) => !listed.has(s));
-  const rows = [...subs.items, ...others.map((s) => ({ id: s, target: tries.get(s)[0].origin, gone: true, state: 'ended' }))];
-  if (attempts.more || attempts.omitted) { // the list of the event is not whole: those of the subscriptions are
-    const asked = event ? { since: event.published } : {};
-    await Promise.all(rows.map(async (s) => tries.set(s.id, (await get(`subscriptions/${s.id}/deliveries` + query({ event: eventID, limit: 100, ...asked })).catch(() => ({ items: [] }))).items)));
-  }
-  return { event, rows: rows.map((s) => ({ ...s, tries: tries.get(s.id) || [], ...verdict(s, tries.get(s.id) || [], event, attempts.kept) })), next: subs.next, test: attempts.items[0]?.test };
+  const at = 'events/' + encodeURIComponent(eventID), uri = q.get('uri');
+  const [event, found] = await Promise.all([
+    get(at + query({ uri })).catch(missing),
+    get(at + '/outcomes' + query({ uri, subscription: q.get('subscription')?.replace('subscription://', ''), cursor: q.get('cursor'), limit: 50 })).catch(missing),
+  ]);
+  return { event, found };
 }
 
-function one({ event, rows, next, test }, eventID, q) {
-  const again = (s) => act(`Event ${eventID} is delivered to ${s.id} again.`, () => post(`events/${encodeURIComponent(eventID)}/deliver`, { subscription: s.id }));
-  if (!event && !rows.length) return html`<h1>Event <span class="id">${eventID}</span></h1><p class="empty">Neither the log nor the delivery log has an event with this id. The log keeps events for a day unless --log-retention says otherwise.</p>`;
-  const reached = rows.filter((r) => r.word === 'reached').length;
-  return html`<h1>Event <span class="id">${eventID}</span> ${test ? badge('test') : nothing}</h1>
+// again is the button that delivers the event to a subscription, if that makes sense for the outcome.
+function again(event, r) {
+  const labels = { delivered: 'Deliver again', dead: 'Deliver again', unrecorded: 'Deliver again', subscribedLater: 'Deliver', filtered: 'Deliver anyway' };
+  const deliver = async () => {
+    if (r.filter && !await ask({ title: 'Deliver an event that is filtered?', text: `In this event, ${r.why}. It is delivered all the same, once.`, confirm: 'Deliver anyway', danger: true })) return;
+    act(`Event ${event.id} is delivered to ${r.subscription}.`, () => post(`events/${encodeURIComponent(event.id)}/deliver` + query({ uri: event.uri }), { subscription: r.subscription }));
+  };
+  const other = r.filter && ['name', 'uri'].includes(r.filter.argument); // the server refuses it
+  return labels[r.outcome] && !other ? html`<button class="small" @click=${deliver}>${labels[r.outcome]}</button>` : nothing;
+}
+
+function one({ event, found }, eventID, q) {
+  const asked = q.get('subscription');
+  if (!event && !found) return html`<h1>Event <span class="id">${eventID}</span></h1><p class="empty">Neither the log nor the delivery log has an event with this id. The log keeps events for a day unless --log-retention says otherwise.</p>`;
+  const rows = found?.items ?? [];
+  const delivered = rows.filter((r) => r.outcome === 'delivered').length;
+  return html`<h1>Event <span class="id">${eventID}</span> ${eventID.startsWith('test_') ? badge('test') : nothing}</h1>
     ${event ? html`<dl class="facts"><dt>Type</dt><dd>${event.name}</dd><dt>URI</dt><dd class="id">${event.uri}</dd><dt>Published</dt><dd>${time(event.published)}</dd></dl>`
-      : html`<p class="note">${test ? 'A test event is not in the log.' : 'The log has this event no more.'} What follows is from the delivery log.</p>`}
-    <h2>Did it arrive? <span class="muted">${reached} of ${plural(rows.length, 'subscription')}${next ? ' on this page' : ''}</span></h2>
+      : html`<p class="note">The log does not have this event. The outcomes are from the delivery log.</p>`}
+    <h2>Did it arrive? <span class="muted">${delivered} of ${plural(rows.length, 'subscription')}${found?.next ? ' on this page' : ''}</span></h2>
+    ${filters([{ name: 'subscription', label: 'Ask about one subscription', hint: 'sub_…' }], q)}
     ${table('Subscriptions', [
-      { name: 'Reached', cell: (r) => badge(r.word, r.tone) }, { name: 'Why', cell: (r) => r.why }, { name: 'When', cell: (r) => time(r.at) },
-      { name: 'Endpoint', cell: (r) => mono(r.target) },
-      { name: 'Subscription', cell: (r) => (r.gone ? html`<span class="id muted">${r.id}</span>` : id(path('subscriptions', r.id), r.id)) },
-      { name: '', title: 'Attempts', kind: 'act', cell: (r) => html`${r.tries.length ? link(path('deliveries', r.id, eventID), plural(r.tries.length, 'attempt')) : nothing}
-        ${event && !r.gone && !['retrying', 'waiting'].includes(r.word) ? html`<button class="small" @click=${() => again(r)}>Deliver again</button>` : nothing}` },
-    ], rows, 'No subscription is for this event.')}
-    ${pager(next, q)}
+      { name: 'Outcome', cell: (r) => badge(words[r.outcome] || r.outcome, tone[r.outcome]) },
+      { name: 'Why', cell: (r) => html`${r.why}${r.nextAttempt ? html` at ${time(r.nextAttempt)}` : nothing}` },
+      { name: 'When', cell: (r) => time(r.at) },
+      { name: 'Endpoint and subscription', cell: (r) => html`${mono(r.target)}<br>${r.principal ? id(path('subscriptions', r.subscription), r.subscription) : html`<span class="id muted">${r.subscription}</span>`}` },
+      { name: '', title: 'Attempts', kind: 'act', cell: (r) => html`${r.attempts ? link(path('deliveries', r.subscription, eventID), plural(r.attempts, 'attempt')) : nothing}
+        ${event && r.principal ? again(event, r) : nothing}` },
+    ], rows, asked ? 'There is no such subscription.' : 'No subscription is for this event.')}
+    ${pager(found?.next, q)}
     ${event ? html`<h2>Payload</h2><pre tabindex="0">${JSON.stringify(event.data, null, 2)}</pre>` : nothing}`;
 }
 
 export const events = {
   title: 'Events',
+  every: (data) => data.found?.items.some((r) => r.outcome === 'waiting') && 3000, // what waits may arrive
   load: async (parts, q) => {
     if (parts[0]) return lookUp(parts[0], q);
     if (!q.get('name') && !q.get('uri')) return { items: [], none: true };

@@ -1,0 +1,568 @@
+package judge
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Kind is the outcome of an event for a subscription.
+type Kind string
+
+// The kinds. Each outcome has exactly one of them.
+const (
+	KindDelivered Kind = "delivered"
+	// KindWaiting means that the next attempt is due, or will be.
+	KindWaiting Kind = "waiting"
+	// KindDead means that the delivery was given up and is a dead letter.
+	KindDead Kind = "dead"
+	// KindFiltered means that the subscription asks for other events.
+	KindFiltered  Kind = "filtered"
+	KindPaused    Kind = "paused"
+	KindSuspended Kind = "suspended"
+	// KindLater means that the subscription was made after the event was published.
+	KindLater        Kind = "subscribedLater"
+	KindEnded        Kind = "ended"
+	KindNotPermitted Kind = "notPermitted"
+	// KindUnrecorded means that the delivery log does not keep enough to tell, for example because it keeps no successes.
+	KindUnrecorded Kind = "unrecorded"
+)
+
+// Outcome tells what became of an event for one subscription, and why.
+type Outcome struct {
+	Kind Kind
+	// ID is the subscription's id. Subscription is nil if the subscription no longer exists.
+	ID           string
+	Subscription *subscription.Subscription
+	Origin       string // of the endpoint
+	Why          string // a sentence for people
+	// At is when it happened: the delivery, the last attempt, the pause or the suspension.
+	At       time.Time
+	Attempts int
+	// Status and Category describe the last attempt.
+	Status   int
+	Category string
+	// Next is when the next attempt of a waiting delivery is due.
+	Next time.Time
+	// Argument is the argument of the subscription that the event does not match. Wanted is its value there, and Got the event's
+	// value, or nil if the payload lacks it.
+	Argument    string
+	Wanted, Got json.RawMessage
+	// Switch is the switch of a paused delivery.
+	Switch *switches.Switch
+}
+
+// Explainer finds the outcomes of events.
+type Explainer struct {
+	DB            store.DB
+	Lists         *subscription.Lists
+	Subscriptions *subscription.Service
+	Catalogs      catalog.Source
+	Review        *review.Review
+	Switches      *switches.Set
+	Kept          records.Keep
+}
+
+// Event is an event to explain.
+type Event struct {
+	*event.Event
+	// Lost is true if only the delivery log knows the event, so its payload and its time are unknown.
+	Lost bool
+	// Test is true for a test event, which was sent to one subscription whatever that asks for.
+	Test bool
+}
+
+// subject is an event with its type and its records.
+type subject struct {
+	Event
+	entry *catalog.Entry // nil if the catalog no longer has the type
+	// records are the event's records by subscription, newest first.
+	records map[string][]records.Record
+}
+
+const (
+	// settling is the time in which a switch or a suspension takes effect everywhere, and in which an event normally gets its
+	// first attempt.
+	settling = 5 * time.Minute
+	// maxRecords and recordPages limit the records that are read for one event.
+	maxRecords  = 200
+	recordPages = 3
+)
+
+// Page returns a page of the outcomes of an event: first for the subscriptions that cover it, then for subscriptions that have ended
+// and of which the delivery log has attempts. next is empty on the last page.
+func (x *Explainer) Page(ctx context.Context, e Event, after string, limit int) (list []Outcome, next string, err error) {
+	s, err := x.subject(ctx, e)
+	if err != nil {
+		return nil, "", err
+	}
+	limit = min(limit, state.MaxFound)
+	ended, isEnded := strings.CutPrefix(after, endedAfter)
+	if !isEnded {
+		ended = ""
+	}
+	if !isEnded && !e.Test {
+		subs, next, err := x.Lists.Covering(ctx, e.Workspace, e.Name, e.URI, after, limit)
+		if err != nil {
+			return nil, "", err
+		}
+		if list, err = x.explainAll(ctx, s, subs); err != nil || next != "" {
+			return list, next, err
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(s.records)) {
+		if id <= ended {
+			continue
+		}
+		sub, err := x.Subscriptions.Find(ctx, e.Workspace, id)
+		if err != nil {
+			return nil, "", err
+		}
+		if sub != nil && sub.Covers(e.URI) && !e.Test {
+			continue // on an earlier page
+		}
+		if len(list) == limit {
+			return list, endedAfter + ended, nil
+		}
+		o, err := x.explainOne(ctx, s, id, sub)
+		if err != nil {
+			return nil, "", err
+		}
+		list, ended = append(list, o), id
+	}
+	return list, "", nil
+}
+
+// endedAfter is the prefix of a position of [Explainer.Page] among the subscriptions that have ended.
+const endedAfter = "!"
+
+// One returns the outcome of an event for one subscription, which need not cover the event. It returns nil if the subscription does not
+// exist and the delivery log has no attempts to send the event to it.
+func (x *Explainer) One(ctx context.Context, e Event, id string) (*Outcome, error) {
+	s, err := x.subject(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	sub, err := x.Subscriptions.Find(ctx, e.Workspace, id)
+	if err != nil || sub == nil && len(s.records[id]) == 0 {
+		return nil, err
+	}
+	o, err := x.explainOne(ctx, s, id, sub)
+	return &o, err
+}
+
+func (x *Explainer) explainOne(ctx context.Context, s *subject, id string, sub *subscription.Selected) (Outcome, error) {
+	stored, err := state.Find(ctx, x.DB, s.Event.Event, []string{id})
+	if err != nil {
+		return Outcome{}, err
+	}
+	return x.explain(ctx, s, id, sub, stored[id])
+}
+
+// subject reads the type and the records of an event.
+func (x *Explainer) subject(ctx context.Context, e Event) (*subject, error) {
+	s := &subject{Event: e, records: map[string][]records.Record{}}
+	cat, err := x.Catalogs.Catalog(ctx, e.Workspace)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the catalog")
+	}
+	s.entry = cat.ByName(e.Name)
+	query := records.Query{Event: e.ID}
+	if !e.Lost {
+		query.Since = e.Published.Add(-settling)
+	}
+	before := ""
+	for range recordPages {
+		list, next, err := records.List(ctx, x.DB, e.Workspace, query, before, maxRecords)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range list {
+			if r.URI == e.URI {
+				s.records[r.Subscription] = append(s.records[r.Subscription], r)
+			}
+		}
+		if before = next; next == "" {
+			break
+		}
+	}
+	return s, nil
+}
+
+func (x *Explainer) explainAll(ctx context.Context, s *subject, subs []subscription.Selected) ([]Outcome, error) {
+	ids := make([]string, len(subs))
+	for i, sub := range subs {
+		ids[i] = sub.ID
+	}
+	stored, err := state.Find(ctx, x.DB, s.Event.Event, ids)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Outcome, len(subs))
+	for i, sub := range subs {
+		if list[i], err = x.explain(ctx, s, sub.ID, &sub, stored[sub.ID]); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// explain finds the outcome for one subscription, from the most certain source to the least certain one: the stored delivery, the
+// delivery log, and the judge. sub is nil if the subscription does not exist, and del is nil without a stored delivery.
+func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *subscription.Selected, del *state.Delivery) (Outcome, error) {
+	o := Outcome{ID: id}
+	if sub != nil {
+		o.Subscription, o.Origin = sub.Subscription, subscription.OriginOf(sub.Target.URL)
+	}
+	tries := s.records[id]
+	if len(tries) > 0 {
+		o.Origin = cmp.Or(o.Origin, tries[0].Origin)
+	}
+	switch {
+	case del != nil:
+		return o, x.explainStored(ctx, s, &o, del)
+	case len(tries) > 0:
+		return o, x.explainRecords(ctx, s, &o, tries)
+	}
+	if err := x.explainJudged(ctx, s, &o); err != nil || o.Kind != "" {
+		return o, err
+	}
+	if x.Kept != records.None && !s.Lost { // the event's own list may lack records
+		tries, err := records.OfEvent(ctx, x.DB, s.Workspace, id, s.ID, s.Published)
+		if err != nil {
+			return o, err
+		}
+		if len(tries) > 0 {
+			return o, x.explainRecords(ctx, s, &o, tries)
+		}
+	}
+	x.explainMissing(s, &o)
+	return o, nil
+}
+
+// ended reports whether the subscription receives no more events.
+func (o *Outcome) ended() bool {
+	return o.Subscription == nil || o.Subscription.State == subscription.Disabled
+}
+
+func (o *Outcome) end() {
+	o.Kind, o.Why = KindEnded, "the subscription has ended"
+	if o.Subscription != nil && o.Subscription.Reason != "" {
+		o.Why += ": " + o.Subscription.Reason
+	}
+}
+
+// explainStored explains a delivery that is stored because it was not sent with its first attempt.
+func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, del *state.Delivery) error {
+	o.Attempts = len(del.Attempts)
+	if o.Attempts > 0 {
+		last := del.Attempts[o.Attempts-1]
+		o.At, o.Status, o.Category = last.At, last.Status, last.Category
+	}
+	switch {
+	case del.State == state.Dead:
+		o.giveUp()
+		return nil
+	case o.ended():
+		o.end()
+		return nil
+	case !del.PausedAt.IsZero():
+		o.At = del.PausedAt
+		return x.explainPause(ctx, s, o, switches.WaitsFor(del.Workspace, del.Paused.Partition))
+	case del.State == state.Suspended:
+		o.suspend()
+		return nil
+	}
+	if !s.Lost && !del.Test {
+		ruling, err := x.judge(ctx, s, o)
+		if err != nil || o.Kind != "" {
+			return err
+		}
+		switch ruling.Decision {
+		case Paused:
+			return x.explainPause(ctx, s, o, ruling.Switch)
+		case Suspended, Replayed:
+			o.suspend()
+			return nil
+		}
+	}
+	o.wait(del.Due)
+	return nil
+}
+
+func (o *Outcome) giveUp() {
+	o.Kind, o.Why = KindDead, "given up without an attempt"
+	if o.Attempts > 0 {
+		o.Why = fmt.Sprintf("given up after %s; %s", attempts(o.Attempts), failure(o.Category, o.Status))
+	}
+}
+
+func (o *Outcome) suspend() {
+	o.Kind = KindSuspended
+	o.Why = "the subscription is suspended: " + o.Subscription.Reason + "; its next refresh brings the event"
+	if o.Subscription.Suspended != 0 {
+		o.At = time.UnixMicro(o.Subscription.Suspended)
+	}
+}
+
+func (o *Outcome) wait(due time.Time) {
+	o.Kind, o.Next, o.Why = KindWaiting, due, "the first attempt is due"
+	if o.Attempts > 0 {
+		o.Why = fmt.Sprintf("%s; attempt %d follows", failure(o.Category, o.Status), o.Attempts+1)
+	}
+}
+
+// explainPause explains a delivery that waits for a switch.
+func (x *Explainer) explainPause(ctx context.Context, s *subject, o *Outcome, name switches.Name) error {
+	sw, err := x.Switches.Get(ctx, s.Workspace, name)
+	if err != nil {
+		return err
+	}
+	if sw == nil { // it was resumed, and its messages return within minutes
+		o.Kind, o.Why = KindWaiting, "a pause has ended, and the delivery continues within minutes"
+		return nil
+	}
+	o.Kind, o.Switch, o.Why = KindPaused, sw, pausedBy(sw)
+	if o.At.IsZero() {
+		o.At = sw.At
+	}
+	if sw.Reason != "" {
+		o.Why += ": " + sw.Reason
+	}
+	return nil
+}
+
+// pausedBy names what a switch pauses, and who did it.
+func pausedBy(sw *switches.Switch) string {
+	kind, of, _ := strings.Cut(string(sw.Name), "/")
+	switch kind {
+	case "event":
+		return fmt.Sprintf("the event type %s is paused by %s", of, sw.By)
+	case "origin":
+		return fmt.Sprintf("the origin %s is paused by %s", of, sw.By)
+	case "subscription":
+		return "the subscription is paused by " + sw.By
+	}
+	return "all deliveries are paused by " + sw.By
+}
+
+// explainRecords explains a delivery of which the log has attempts, newest first, and which is not stored.
+func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, tries []records.Record) error {
+	last := tries[0]
+	if i := slices.IndexFunc(tries, func(r records.Record) bool { return r.Outcome() == records.Delivered }); i >= 0 {
+		last = tries[i]
+	}
+	o.At, o.Attempts, o.Status, o.Category = last.At, last.Attempt, last.Status, last.Category
+	switch {
+	case last.Outcome() == records.Delivered:
+		o.Kind, o.Why = KindDelivered, fmt.Sprintf("the endpoint answered %d to attempt %d", last.Status, last.Attempt)
+	case last.Outcome() == records.Dead:
+		o.giveUp()
+	case o.ended():
+		o.end()
+	case x.Kept == records.Failures:
+		// A delivery that is no longer stored has succeeded, unless its subscription stopped it.
+		return x.explainUnstored(ctx, s, o)
+	default:
+		o.wait(last.Next)
+	}
+	return nil
+}
+
+// explainUnstored explains a delivery whose last recorded attempt failed, if the log keeps only failures.
+func (x *Explainer) explainUnstored(ctx context.Context, s *subject, o *Outcome) error {
+	if err := x.explainJudged(ctx, s, o); err != nil || o.Kind != "" {
+		return err
+	}
+	o.Kind, o.Why = KindDelivered, fmt.Sprintf("a later attempt than %d succeeded, of which the delivery log keeps no record", o.Attempts)
+	o.At, o.Status, o.Category = time.Time{}, 0, ""
+	return nil
+}
+
+// explainJudged explains an event without a trace by the judge, if the reason already existed when the event was published.
+func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) error {
+	switch {
+	case o.ended():
+		o.end()
+		return nil
+	case s.Lost:
+		return nil
+	}
+	ruling, err := x.judge(ctx, s, o)
+	if err != nil || o.Kind != "" {
+		return err
+	}
+	began := s.Published.Add(settling)
+	switch ruling.Decision {
+	case Suspended, Replayed:
+		if time.UnixMicro(o.Subscription.Suspended).Before(began) {
+			o.suspend()
+		}
+	case Paused:
+		sw, err := x.Switches.Get(ctx, s.Workspace, ruling.Switch)
+		if err != nil || sw == nil || sw.At.After(began) {
+			return err
+		}
+		return x.explainPause(ctx, s, o, ruling.Switch)
+	}
+	return nil
+}
+
+// judge asks the judge of dispatch about the event. It sets the outcome if the subscription does not ask for the event, is too new, or
+// has no right to it. Otherwise the ruling decides.
+func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
+	sub := o.Subscription
+	if !sub.Covers(s.URI) {
+		o.explainOther(s)
+		return Ruling{}, nil
+	}
+	if sub.Created.After(s.Published) && o.Attempts == 0 {
+		o.Kind, o.At, o.Why = KindLater, sub.Created, "it subscribed after the event was published"
+		return Ruling{}, nil
+	}
+	if f := (&match.Payload{Event: s.Event.Event}).Rejecting(sub.Filters); f != nil {
+		o.explainFilter(s, f)
+		return Ruling{}, nil
+	}
+	right, err := x.Review.Subscription(ctx, sub, false)
+	if end, is := errors.AsType[*subscription.Terminated](err); is {
+		o.Kind, o.Why = KindEnded, "the subscription ends with the next delivery: "+fault.Public(end.Reason)
+		if fault.Is(end.Reason, fault.Forbidden) {
+			o.Kind, o.Why = KindNotPermitted, "its principal has no right to these events any more"
+		}
+		return Ruling{}, nil
+	}
+	if err != nil {
+		return Ruling{}, err
+	}
+	subscriber := sub.Subscriber()
+	ruling, err := Judge{x.Switches}.Event(ctx, right, &subscriber, s.Event.Event)
+	switch {
+	case err != nil:
+	case ruling.Decision == NotPermitted:
+		o.Kind, o.Why = KindNotPermitted, "its principal has no right to this event"
+	case ruling.Decision == TypeRemoved:
+		o.Kind, o.Why = KindEnded, "the catalog no longer has the event type "+s.Name
+	}
+	return ruling, err
+}
+
+// explainFilter explains an event that a filter of the subscription does not accept.
+func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
+	o.Kind, o.Argument, o.Got = KindFiltered, f.Pointer, match.Value(s.Data, f.Pointer)
+	o.Wanted, _ = json.Marshal(f.Values)
+	if s.entry != nil {
+		for name, pointer := range s.entry.Filters {
+			if value := o.argument(name); pointer == f.Pointer && value != nil {
+				o.Argument, o.Wanted = name, value
+			}
+		}
+	}
+	o.Why = o.compare()
+}
+
+// explainOther explains an event that no pattern of the subscription covers.
+func (o *Outcome) explainOther(s *subject) {
+	o.Kind = KindFiltered
+	if o.Subscription.Name != "" && o.Subscription.Name != s.Name {
+		o.Argument, o.Wanted, o.Got = "name", quote(o.Subscription.Name), quote(s.Name)
+		o.Why = o.compare()
+		return
+	}
+	if s.entry != nil {
+		values, _ := s.entry.Bind(s.URI)
+		for _, name := range slices.Sorted(maps.Keys(values)) {
+			if wanted := o.argument(name); wanted != nil && string(wanted) != string(quote(values[name])) {
+				o.Argument, o.Wanted, o.Got = name, wanted, quote(values[name])
+				o.Why = o.compare()
+				return
+			}
+		}
+	}
+	uris, _ := json.Marshal(o.Subscription.EventURIs)
+	o.Argument, o.Wanted, o.Got = "uri", uris, quote(s.URI)
+	o.Why = o.compare()
+}
+
+// argument returns an argument of the subscription, or nil if it has no such argument.
+func (o *Outcome) argument(name string) json.RawMessage {
+	var all map[string]json.RawMessage
+	_ = json.Unmarshal(o.Subscription.Arguments, &all) // subscriptions of SEP-1803 lack arguments
+	return all[name]
+}
+
+func (o *Outcome) compare() string {
+	has := "lacks it"
+	if o.Got != nil {
+		has = fmt.Sprintf("has %.200s", o.Got)
+	}
+	return fmt.Sprintf("the subscription asks for %s %.200s, and the event %s", o.Argument, o.Wanted, has)
+}
+
+func quote(text string) json.RawMessage {
+	b, _ := json.Marshal(text)
+	return b
+}
+
+// explainMissing explains an event that should have been sent, but has no trace.
+func (x *Explainer) explainMissing(s *subject, o *Outcome) {
+	recent := !s.Lost && time.Since(s.Published) < settling
+	switch {
+	case x.Kept == records.All && recent:
+		o.wait(time.Time{})
+		return
+	case s.Lost:
+		o.Why = "the log no longer has the event, and the delivery log has no attempt"
+	case x.Kept == records.All:
+		o.Why = "the delivery log has no attempt, although the subscription accepts the event now"
+	case recent:
+		o.Why = "no attempt has failed: the event was delivered, or waits for its first attempt"
+	case x.Kept == records.Failures:
+		o.Why = "no attempt has failed, and the delivery log keeps no successes (--delivery-log failures)"
+	default:
+		o.Why = "the delivery log keeps nothing (--delivery-log none)"
+	}
+	o.Kind = KindUnrecorded
+}
+
+func attempts(n int) string {
+	if n == 1 {
+		return "1 attempt"
+	}
+	return fmt.Sprintf("%d attempts", n)
+}
+
+// failures describe failures without a status.
+var failures = map[webhook.Category]string{
+	webhook.ConnectionRefused: "the endpoint refused the connection",
+	webhook.Timeout:           "the endpoint did not answer in time",
+	webhook.TLSError:          "the certificate or TLS of the endpoint was not accepted",
+	webhook.DNSError:          "the host name of the endpoint was not found",
+	webhook.Blocked:           "the address of the endpoint is not allowed",
+}
+
+// failure describes a failed attempt.
+func failure(category string, status int) string {
+	if status != 0 {
+		return fmt.Sprintf("the endpoint answered %d", status)
+	}
+	return cmp.Or(failures[webhook.Category(category)], "the attempt failed: "+category)
+}

@@ -1,0 +1,200 @@
+package admin_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
+)
+
+// restricted is an event type next to ci.build_finished, which needs a scope that the callers lack.
+const restricted = `
+  - name: ci.secret_rotated
+    uri: event://ci/secret-rotated
+    title: Secret rotated
+    access: {scopes: [ci:secrets]}
+    payloadSchema: {type: object}
+`
+
+// endpoint answers each webhook with the status that the path ends with, e.g. /503, and each challenge with itself.
+func endpoint(t *testing.T) *httptest.Server {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if servertest.Echo(w, r) {
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		if status, err := strconv.Atoi(r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]); err == nil {
+			w.WriteHeader(status)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+// outcome returns the only outcome for a subscription.
+func (f *fixture) outcome(event, sub string) object {
+	f.Helper()
+	l := f.list("op", "events/"+event+"/outcomes?subscription="+sub)
+	if len(l.Items) != 1 {
+		f.Fatalf("got %v, want the outcome of %s for %s", l.Items, event, sub)
+	}
+	return l.Items[0]
+}
+
+// TestWhyNot: OPS-17. Given an event and subscriptions that are in all states, each has one outcome with its reason.
+func TestWhyNot(t *testing.T) {
+	var options standalone.Options
+	f := start(t, func(o *standalone.Options) { options = *o })
+	hold := endpoint(t)
+	register := func(path string, uris ...string) string {
+		return servertest.Subscribe(t, f.s.URL, "alice", hold.URL+path, uris...)
+	}
+	delivered, waiting, dead := register("/a/200?key=secret", built), register("/b/503", built), register("/c/413", built)
+	paused, ended := register("/d/200", built), register("/e/200", built)
+	parent := register("/f/200", "event://ci")
+	failed := map[string]any{"status": "failed"}
+	filtered := servertest.SubscribeEvents(t, f.s.URL, "bob", hold.URL+"/g/200", "ci.build_finished", failed)
+	missing := servertest.SubscribeEvents(t, f.s.URL, "bob", hold.URL+"/h/200", "ci.build_finished", map[string]any{"pipeline": []string{"main", "release*"}})
+	f.call("op", "POST", "subscriptions/"+paused+"/pause", `{"reason":"moving"}`, 200, nil)
+	f.publish(built, "evt_1")
+	f.eventually("the attempts", func() bool { return len(f.list("op", "deliveries?event=evt_1").Items) == 5 })
+	f.eventually("the pause", func() bool { return f.outcome("evt_1", paused)["outcome"] == "paused" })
+	f.call("op", "DELETE", "subscriptions/"+ended, "", 204, nil)
+	later := register("/i/200", built)
+	other := register("/j/200", "event://incidents/web/created")
+	otherType := servertest.SubscribeEvents(t, f.s.URL, "bob", hold.URL+"/k/200", "incident.created", map[string]any{"service": "web"})
+
+	t.Run("OPS-17 each subscription has one outcome, with its reason", func(t *testing.T) {
+		for _, tc := range []struct{ sub, outcome, why string }{
+			{delivered, "delivered", "the endpoint answered 200 to attempt 1"},
+			{waiting, "waiting", "the endpoint answered 503; attempt 2 follows"},
+			{dead, "dead", "given up after 1 attempt; the endpoint answered 413"},
+			{paused, "paused", "the subscription is paused by op: moving"},
+			{ended, "delivered", "the endpoint answered 200 to attempt 1"},
+			{parent, "delivered", "the endpoint answered 200 to attempt 1"},
+			{filtered, "filtered", `the subscription asks for status "failed", and the event has "passed"`},
+			{missing, "filtered", `the subscription asks for pipeline ["main","release*"], and the event lacks it`},
+			{later, "subscribedLater", "it subscribed after the event was published"},
+			{other, "filtered", `the subscription asks for uri ["event://incidents/web/created"], and the event has "event://ci/build-finished"`},
+			{otherType, "filtered", `the subscription asks for name "incident.created", and the event has "ci.build_finished"`},
+		} {
+			got := f.outcome("evt_1", tc.sub)
+			if got["outcome"] != tc.outcome || got["why"] != tc.why {
+				t.Errorf("OPS-17 got %v: %v, want %s: %s", got["outcome"], got["why"], tc.outcome, tc.why)
+			}
+		}
+	})
+	t.Run("OPS-17 OPS-18 the reason is there for programs too", func(t *testing.T) {
+		if got := f.outcome("evt_1", delivered); got["statusCode"] != 200.0 || got["at"] == nil || got["target"] != hold.URL+"/a/200" || got["principal"] != "alice" {
+			t.Errorf("got %v, want the status, the time, and the URL without its query", got)
+		}
+		if got := f.outcome("evt_1", waiting); got["statusCode"] != 503.0 || got["nextAttempt"] == nil || got["attempts"] != 1.0 {
+			t.Errorf("got %v, want the status and the next attempt", got)
+		}
+		got := f.outcome("evt_1", filtered)["filter"].(object)
+		expect.Equal(t, "the filter", fmt.Sprintf("%v %v %v", got["argument"], got["wanted"], got["value"]), "status failed passed")
+		if sw := f.outcome("evt_1", paused)["switch"].(object); sw["by"] != "op" || sw["reason"] != "moving" {
+			t.Errorf("got %v, want the switch", sw)
+		}
+	})
+	t.Run("OPS-17 the list has the subscriptions that cover the event, and ended ones with attempts, once each", func(t *testing.T) {
+		want := map[string]string{
+			delivered: "delivered", waiting: "waiting", dead: "dead", paused: "paused", ended: "ended", parent: "parent", filtered: "filtered",
+			missing: "missing", later: "later",
+		}
+		for _, limit := range []int{1, 2, 5, 100} {
+			seen := map[string]int{}
+			for path := fmt.Sprintf("events/evt_1/outcomes?limit=%d", limit); path != ""; {
+				l := f.list("op", path)
+				if len(l.Items) > limit {
+					t.Errorf("OPS-17 limit %d: got %d items", limit, len(l.Items))
+				}
+				for _, it := range l.Items {
+					seen[fmt.Sprint(it["subscription"])]++
+				}
+				if path = ""; l.Next != "" {
+					path = fmt.Sprintf("events/evt_1/outcomes?limit=%d&cursor=%s", limit, l.Next)
+				}
+			}
+			if len(seen) != len(want) {
+				t.Errorf("OPS-17 limit %d: got %d subscriptions, want %d", limit, len(seen), len(want))
+			}
+			for id, name := range want {
+				if seen[id] != 1 {
+					t.Errorf("OPS-17 limit %d: the subscription %s is listed %d times, want once", limit, name, seen[id])
+				}
+			}
+		}
+	})
+	t.Run("OPS-17 a switch that pauses a type explains the events that it holds, and those that wait", func(t *testing.T) {
+		f.call("op", "PUT", "switches/event/ci.build_finished", `{"reason":"too many"}`, 200, nil)
+		f.publish(built, "evt_2")
+		f.eventually("the event", func() bool { return len(f.list("op", "events?name=ci.build_finished").Items) == 2 })
+		for event, sub := range map[string]string{"evt_2": delivered, "evt_1": waiting} {
+			got := f.outcome(event, sub)
+			if got["outcome"] != "paused" || got["why"] != "the event type ci.build_finished is paused by op: too many" {
+				t.Errorf("OPS-17 %s: got %v", event, got)
+			}
+		}
+		expect.Equal(t, "the outcome of a delivered event", f.outcome("evt_1", delivered)["outcome"], "delivered")
+		f.call("op", "DELETE", "switches/event/ci.build_finished", "", 204, nil)
+	})
+	t.Run("OPS-17 an event of a type that needs another right is not permitted", func(t *testing.T) {
+		options.Catalog = append(slices.Clip(options.Catalog), restricted...)
+		expect.OK(t, f.s.Reload(t.Context(), options))
+		if _, err := f.s.Publish(t.Context(), "default", standalone.Event{URI: "event://ci/secret-rotated", ID: "evt_3", Data: json.RawMessage(`{}`)}); err != nil {
+			t.Fatal(err)
+		}
+		f.eventually("the event", func() bool { return len(f.list("op", "events?name=ci.secret_rotated").Items) == 1 })
+		got := f.outcome("evt_3", parent)
+		expect.Equal(t, "the outcome", fmt.Sprint(got["outcome"], ": ", got["why"]), "notPermitted: its principal has no right to this event")
+	})
+	t.Run("OPS-17 a test event is explained by its attempts", func(t *testing.T) {
+		var sent struct{ Event string }
+		f.call("op", "POST", "subscriptions/"+delivered+"/test", "", 202, &sent)
+		f.eventually("the test event", func() bool { return len(f.list("op", "deliveries?event="+sent.Event).Items) == 1 })
+		l := f.list("op", "events/"+sent.Event+"/outcomes")
+		if len(l.Items) != 1 || l.Items[0]["outcome"] != "delivered" || l.Items[0]["subscription"] != delivered {
+			t.Errorf("OPS-17 got %v, want one delivery", l.Items)
+		}
+	})
+	t.Run("OPS-17 it is for operators", func(t *testing.T) {
+		f.call("alice", "GET", "events/evt_1/outcomes", "", 403, nil)
+		f.call("op", "GET", "events/evt_none/outcomes", "", 404, nil)
+		f.call("op", "GET", "events/evt_1/outcomes?subscription=sub_0", "", 404, nil)
+		f.call("foreign", "GET", "events/evt_1/outcomes", "", 404, nil)
+	})
+}
+
+// TestWhyNotWithFewRecords: OPS-17. Given a delivery log that keeps failures only, a success without a record is not called one.
+func TestWhyNotWithFewRecords(t *testing.T) {
+	f := start(t, func(o *standalone.Options) {
+		o.Limits.DeliveryLog = "failures"
+		o.Limits.RetrySchedule = []time.Duration{0, time.Second, time.Second, time.Second, time.Second, time.Second, time.Second, time.Second}
+	})
+	sub := f.subscribe("alice", "/a", built)
+	f.publish(built, "evt_1")
+	f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
+	got := f.outcome("evt_1", sub)
+	expect.Equal(t, "the outcome without a record", got["outcome"], "unrecorded")
+	f.answerWith(503)
+	f.publish(built, "evt_2")
+	f.eventually("a failure", func() bool { return f.arrived("evt_2") > 0 })
+	f.eventually("its record", func() bool { return f.outcome("evt_2", sub)["outcome"] == "waiting" })
+	f.answerWith(0)
+	f.eventually("a retry", func() bool { return f.outcome("evt_2", sub)["outcome"] == "delivered" })
+	got = f.outcome("evt_2", sub)
+	if got["at"] != nil || !strings.Contains(fmt.Sprint(got["why"]), "keeps no record") {
+		t.Errorf("OPS-17 got %v, want a delivery without a time", got)
+	}
+}
