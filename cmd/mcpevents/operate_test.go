@@ -114,7 +114,7 @@ func TestOperatorsCommands(t *testing.T) {
 		for list, want := range map[string]string{
 			"subscriptions list --principal alice":                    `(?m)^ID +PRINCIPAL +STATE +EVENTS +TARGET +LAST +LAST ERROR\n` + id + `  alice  +active +ci\.build_finished +http://127.0.0.1:\d+/a +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d *$`,
 			"subscriptions":                                           id,
-			"deliveries list --event evt_dead":                        `(?m)^20\d\d-.{14} +dead +evt_dead +ci\.build_finished +` + id + ` +1 +4xx +http_4xx +\d+ *$`,
+			"deliveries list --event evt_dead":                        `(?m)^20\d\d-.{14} +dead +evt_dead +ci\.build_finished +` + id + ` +1 +413 +http_4xx +\d+ *$`,
 			"deliveries list --outcome delivered --since 1h":          `delivered +evt_fine`,
 			"deliveries list --until 1h":                              `^AT +OUTCOME .*\n$`,
 			"deadletters list --event ci.build_finished":              letter + ` +20`,

@@ -155,7 +155,7 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 		"listDeliveriesOf":   deliveries.list,
 		"listDeliveries":     deliveries.list,
 		"listDeadLetters":    letters.list,
-		"readDeadLetter":     show(letters.find, viewOfLetter),
+		"readDeadLetter":     letters.read,
 		"retryDeadLetter":    letters.retry,
 		"listSwitches":       switches.list,
 		"readSwitch":         switches.read,

@@ -136,10 +136,25 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 			f.eventually(query, func() bool { return ids(f.list("op", query), "event") == want })
 		}
 		l := f.list("op", "deliveries?event=evt_2")
-		if it := l.Items[0]; it["attempt"] != 1.0 || it["status"] != "4xx" || it["category"] != "http_4xx" || it["outcome"] != "dead" || it["durationMs"] == nil || it["nextAttempt"] != nil {
-			t.Errorf("got %v, want the first attempt, dead because of a 4xx status", it)
+		if it := l.Items[0]; it["attempt"] != 1.0 || it["status"] != "4xx" || it["statusCode"] != 413.0 || it["category"] != "http_4xx" || it["outcome"] != "dead" || it["durationMs"] == nil || it["nextAttempt"] != nil {
+			t.Errorf("got %v, want the first attempt, dead because of the status 413", it)
 		}
 		expect.Equal(t, "the records that are kept", l.Kept, "all")
+	})
+	t.Run("OPS-18 SRF-05 an operator sees the status of each attempt, and an owner only its class", func(t *testing.T) {
+		for who, want := range map[string]string{"op": "413 413 413", "alice": "<nil> <nil> <nil>"} {
+			try, letter := f.list(who, "deliveries?event=evt_2").Items[0], f.list(who, "dead-letters").Items[0]
+			last := letter["attempts"].([]any)[0].(object)
+			expect.Equal(t, "the statuses for "+who, fmt.Sprintf("%v %v %v", try["statusCode"], letter["statusCode"], last["statusCode"]), want)
+			if try["status"] != "4xx" || last["status"] != "4xx" {
+				t.Errorf("OPS-18 %s sees %v and %v, want the class too", who, try, last)
+			}
+		}
+		var o struct{ Recent struct{ Failing []object } }
+		f.call("op", "GET", "overview", "", 200, &o)
+		if l := o.Recent.Failing; len(l) != 1 || l[0]["statusCode"] != 413.0 {
+			t.Errorf("OPS-18 got the failing endpoints %v, want the status of the last failure", l)
+		}
 	})
 	t.Run("OPS-04 WHK-13 a dead letter is found each way, with its history", func(t *testing.T) {
 		for _, query := range []string{"", "?subscription=" + id, "?origin=" + origin, "?event=ci.build_finished", "?queue=webhooks", "?since=2020-01-01T00:00:00Z"} {

@@ -33,17 +33,29 @@ type attemptView struct {
 	DurationMS   int64     `json:"durationMs"`
 	Outcome      string    `json:"outcome"`
 	// Status is the class of the response's status, e.g. "5xx". It is absent if there was no response.
-	Status      string    `json:"status,omitempty"`
+	Status string `json:"status,omitempty"`
+	// StatusCode is the status itself, for operators only. An owner chooses the URL of the endpoint, and could explore a network with
+	// more than the class (SRF-05).
+	StatusCode  int       `json:"statusCode,omitempty"`
 	Category    string    `json:"category,omitempty"`
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
 	Test        bool      `json:"test,omitempty"`
 }
 
-func viewOfAttempt(r records.Record) attemptView {
+func (c *call) viewOfAttempt(r records.Record) attemptView {
 	return attemptView{
 		Subscription: r.Subscription, Event: r.Event, URI: r.URI, Name: r.Name, Origin: r.Origin, Attempt: r.Attempt, At: r.At.UTC(),
-		DurationMS: r.TookMS, Outcome: r.Outcome(), Status: statusClass(r.Status), Category: r.Category, NextAttempt: r.Next, Test: r.Test,
+		DurationMS: r.TookMS, Outcome: r.Outcome(), Status: statusClass(r.Status), StatusCode: c.statusCode(r.Status), Category: r.Category,
+		NextAttempt: r.Next, Test: r.Test,
 	}
+}
+
+// statusCode returns the status for an operator, and 0 for an owner.
+func (c *call) statusCode(status int) int {
+	if !c.operator {
+		return 0
+	}
+	return status
 }
 
 func statusClass(status int) string {
@@ -82,7 +94,7 @@ func (h *deliveryHandler) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := deliveryList{list: newList(c, found, next, viewOfAttempt), kept: keptOf(h.kept, state.KeptFor)}
+	out := deliveryList{list: newList(c, found, next, c.viewOfAttempt), kept: keptOf(h.kept, state.KeptFor)}
 	for _, r := range found {
 		out.Omitted += r.Omitted
 	}
@@ -103,7 +115,9 @@ type letterView struct {
 	First        time.Time   `json:"first"`
 	Dead         time.Time   `json:"dead"`
 	Test         bool        `json:"test,omitempty"`
-	Attempts     []letterTry `json:"attempts"`
+	// StatusCode is the status of the last attempt, as in [attemptView].
+	StatusCode int `json:"statusCode,omitempty"`
+	Attempts   []letterTry `json:"attempts"`
 	// Attributes are the attributes of a queue's message.
 	Attributes map[string]string `json:"attributes,omitempty"`
 }
@@ -113,16 +127,21 @@ type letterTry struct {
 	At         time.Time `json:"at"`
 	DurationMS int64     `json:"durationMs"`
 	Status     string    `json:"status,omitempty"`
+	StatusCode int       `json:"statusCode,omitempty"`
 	Category   string    `json:"category"`
 }
 
-func viewOfLetter(l deadletter.Letter) letterView {
+func (c *call) viewOfLetter(l deadletter.Letter) letterView {
 	v := letterView{
 		ID: l.ID, Queue: l.Queue, Reason: l.Reason, Subscription: l.Subscription, Principal: l.Principal, Event: l.Event, URI: l.URI,
 		Name: l.Name, Origin: l.Origin, First: l.First.UTC(), Dead: l.Dead, Test: l.Test, Attempts: []letterTry{}, Attributes: l.Attributes,
 	}
 	for i, a := range l.Attempts {
-		v.Attempts = append(v.Attempts, letterTry{i + 1, a.At.UTC(), a.Took.Milliseconds(), statusClass(a.Status), a.Category})
+		v.Attempts = append(v.Attempts, letterTry{
+			Attempt: i + 1, At: a.At.UTC(), DurationMS: a.Took.Milliseconds(), Status: statusClass(a.Status), StatusCode: c.statusCode(a.Status),
+			Category: a.Category,
+		})
+		v.StatusCode = c.statusCode(a.Status)
 	}
 	return v
 }
@@ -145,10 +164,12 @@ func (h *letterHandlers) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newList(c, letters, next, viewOfLetter), nil
+	return newList(c, letters, next, c.viewOfLetter), nil
 }
 
 var errNoLetter = fault.New(fault.NotFound, "there is no such dead letter")
+
+func (h *letterHandlers) read(c *call) (any, error) { return show(h.find, c.viewOfLetter)(c) }
 
 // find returns the dead letter in the path, if the caller may see it.
 func (h *letterHandlers) find(c *call) (*deadletter.Letter, error) {
@@ -176,7 +197,7 @@ func (h *letterHandlers) retry(c *call) (any, error) {
 		}
 		sub, answer = s.Subscription, map[string]string{"event": letter.Event, "subscription": letter.Subscription}
 	}
-	err = c.change("dead-letter.retry", letter.ID, viewOfLetter(*letter), nil, func() error {
+	err = c.change("dead-letter.retry", letter.ID, c.viewOfLetter(*letter), nil, func() error {
 		done, err := h.operations.Retry(c.Context(), c.who.Workspace, *letter, sub, 0)
 		if err == nil && !done {
 			return errNoLetter // another request has already retried it

@@ -217,7 +217,7 @@ func (t *tail) poll() (*tick, error) {
 	}
 	news.figures = summarize(fresh)
 	for _, r := range fresh[:min(len(fresh), shown)] {
-		news.Deliveries = append(news.Deliveries, viewOfAttempt(r))
+		news.Deliveries = append(news.Deliveries, t.call.viewOfAttempt(r))
 	}
 	events, err := t.newEvents(now, from)
 	if err != nil {

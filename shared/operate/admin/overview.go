@@ -186,8 +186,9 @@ type failing struct {
 	Origin   string `json:"origin"`
 	Attempts int    `json:"attempts"`
 	Failed   int    `json:"failed"`
-	// Category is the category of the last failure.
-	Category string `json:"category"`
+	// Category is the category of the last failure, and StatusCode its status.
+	Category   string `json:"category"`
+	StatusCode int    `json:"statusCode,omitempty"`
 }
 
 // listFailing returns the origins with the most failures.
@@ -202,7 +203,9 @@ func listFailing(found []records.Record) []failing {
 		f.Attempts++
 		if r.Outcome() != records.Delivered {
 			f.Failed++
-			f.Category = cmp.Or(f.Category, r.Category)
+			if f.Category == "" {
+				f.Category, f.StatusCode = r.Category, r.Status
+			}
 		}
 	}
 	list := []failing{}

@@ -57,14 +57,14 @@ type Commands struct {
 			Event        string `placeholder:"ID" help:"Of the event with this id."`
 			Origin       string `placeholder:"URL" help:"To endpoints at this scheme, host and port."`
 			Outcome      string `help:"delivered, failed or dead."`
-		} `cmd:"" default:"withargs" api:"GET deliveries" columns:"at,outcome,event,name,subscription,attempt,status,category,durationMs,nextAttempt" drop:"durationMs,nextAttempt,attempt,category,name" help:"List attempts, newest first."`
+		} `cmd:"" default:"withargs" api:"GET deliveries" columns:"at,outcome,event,name,subscription,attempt,statusCode|status=status,category,durationMs,nextAttempt" drop:"durationMs,nextAttempt,attempt,category,name" help:"List attempts, newest first."`
 	} `cmd:"" help:"See each attempt to deliver."`
 	Deadletters struct {
 		Flags
 		List struct {
 			Page
 			Letters
-		} `cmd:"" default:"withargs" api:"GET dead-letters" columns:"id,dead,queue,reason,event,name,subscription,origin" drop:"queue,origin,subscription,name" help:"List dead letters, newest first."`
+		} `cmd:"" default:"withargs" api:"GET dead-letters" columns:"id,dead,queue,reason,statusCode=status,event,name,subscription,origin" drop:"queue,origin,subscription,name" help:"List dead letters, newest first."`
 		Show   ID `cmd:"" api:"GET dead-letters/{id}" help:"Show a dead letter, with all its attempts."`
 		Retry  ID `cmd:"" api:"POST dead-letters/{id}/retry" help:"Deliver a dead letter again, with its webhook-id."`
 		Replay struct {

@@ -44,7 +44,7 @@ const (
 )
 
 // printTable prints members of objects as aligned columns. A column is a path, e.g. delivery.lastError, optionally with a
-// heading, e.g. events.name=events.
+// heading, e.g. events.name=events. If an object may lack the member, another path can follow, e.g. statusCode|status=status.
 //
 // If the table is wider than width, printTable shortens ids, except in the column id, whose values are arguments of other commands.
 // If that is not enough, it hides columns, first those in drop and then the last ones, and returns their headings.
@@ -68,7 +68,13 @@ func printTable(w io.Writer, columns, drop []string, width int, items []json.Raw
 		}
 		var cells []string
 		for _, path := range paths {
-			cells = append(cells, cell(member(item, path)))
+			var value any
+			for alternative := range strings.SplitSeq(path, "|") {
+				if value = member(item, alternative); value != nil {
+					break
+				}
+			}
+			cells = append(cells, cell(value))
 		}
 		rows = append(rows, cells)
 	}

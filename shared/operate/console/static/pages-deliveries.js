@@ -27,11 +27,11 @@ function line(d, [sub, event]) {
     return html`${head}<p class="empty">${d.kept === 'all' ? 'No attempt is recorded yet.' : d.kept === 'failures' ? 'No failure is recorded, and the delivery log keeps nothing else.' : 'The delivery log keeps nothing.'}</p>`;
   }
   const sum = last.outcome === 'delivered' ? `Reached at attempt ${last.attempt}, ${span(new Date(last.at) - new Date(first.at) + first.durationMs)} after the first one began.`
-    : last.outcome === 'dead' ? `Given up after ${plural(last.attempt, 'attempt')}: ${cause(last.category)}.` : `Not reached yet: ${cause(last.category)}.`;
+    : last.outcome === 'dead' ? `Given up after ${plural(last.attempt, 'attempt')}: ${cause(last.category, last.statusCode)}.` : `Not reached yet: ${cause(last.category, last.statusCode)}.`;
   return html`${head}<p class=${'sum ' + { delivered: 'ok', dead: 'bad', failed: 'warn' }[last.outcome]}>${sum}</p>
     <ol class="line" aria-label="Attempts">${items.map((a, i) => html`
       ${i ? html`<li class="gap" aria-hidden="true">${span(new Date(a.at) - new Date(items[i - 1].at))} later</li>` : nothing}
-      <li class=${a.outcome}><b>Attempt ${a.attempt}</b> ${time(a.at)} ${badge(a.outcome)}<div>${a.category ? cause(a.category) : 'the endpoint took it'}, in ${span(a.durationMs)}</div></li>`)}
+      <li class=${a.outcome}><b>Attempt ${a.attempt}</b> ${time(a.at)} ${badge(a.outcome)}<div>${a.category ? cause(a.category, a.statusCode) : a.statusCode ? `the endpoint answered ${a.statusCode}` : 'the endpoint accepted it'}, in ${span(a.durationMs)}</div></li>`)}
       ${last.outcome === 'failed' && last.nextAttempt ? html`<li class="gap" aria-hidden="true">then</li><li class="next"><b>Attempt ${last.attempt + 1}</b> ${target?.state === 'paused' ? 'when the subscription is resumed' : html`at ${time(last.nextAttempt)}`}</li>` : nothing}
       ${last.outcome === 'dead' ? html`<li class="gap" aria-hidden="true">then</li><li class="dead"><b>Dead letter</b> ${d.letter ? link('dead-letters' + query({ subscription: sub }), 'retry or replay it') : html`<span class="muted">taken up again or gone</span>`}</li>` : nothing}
     </ol>`;
@@ -51,7 +51,7 @@ export const deliveries = {
         { name: 'Time', cell: (d) => time(d.at) }, { name: 'Outcome', cell: (d) => badge(d.outcome) },
         { name: 'Event', cell: (d) => id(path('deliveries', d.subscription, d.event), d.event) }, { name: 'Type', cell: (d) => html`${d.name}${d.test ? badge('test') : nothing}` },
         { name: 'Endpoint', cell: (d) => mono(d.origin) }, { name: 'Attempt', kind: 'num', cell: (d) => d.attempt },
-        { name: 'Took', kind: 'num', cell: (d) => span(d.durationMs) }, { name: 'Why', cell: (d) => cause(d.category) }, { name: 'Next', cell: (d) => (d.nextAttempt ? time(d.nextAttempt) : nothing) },
+        { name: 'Took', kind: 'num', cell: (d) => span(d.durationMs) }, { name: 'Why', cell: (d) => cause(d.category, d.statusCode) }, { name: 'Next', cell: (d) => (d.nextAttempt ? time(d.nextAttempt) : nothing) },
       ], data.items, data.next ? 'None on this page; there may be some on the next.' : 'No attempt has all of that.')}
       ${pager(data.next, q)}`;
   },

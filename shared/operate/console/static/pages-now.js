@@ -12,7 +12,7 @@ function wrong(o) {
   const add = (tone, text, to, action) => list.push({ tone, text, to, action });
   if (all) add('bad', `All deliveries are paused by ${all.by}${all.reason ? `: ${all.reason}` : ''}.`, 'switches', 'Switches');
   for (const f of o.recent.failing) {
-    add(f.failed * 2 > f.attempts ? 'bad' : 'warn', html`<span class="id">${f.origin}</span> failed ${plural(f.failed, 'time')} in ${plural(f.attempts, 'attempt')}: ${cause(f.category)}.`,
+    add(f.failed * 2 > f.attempts ? 'bad' : 'warn', html`<span class="id">${f.origin}</span> failed ${plural(f.failed, 'time')} in ${plural(f.attempts, 'attempt')}: ${cause(f.category, f.statusCode)}.`,
       'deliveries?' + new URLSearchParams({ origin: f.origin, outcome: 'failed' }), 'Failures');
   }
   if (o.deadLetters) add('warn', `${atLeast(o.deadLetters)} dead ${o.deadLetters === 1 ? 'letter' : 'letters'} wait for a decision.`, 'dead-letters', 'Dead letters');
@@ -67,7 +67,7 @@ const columns = {
     { name: 'Time', cell: (d) => time(d.at) }, { name: 'Outcome', cell: (d) => badge(d.outcome) },
     { name: 'Event', cell: (d) => id(path('deliveries', d.subscription, d.event), d.event) }, { name: 'Type', cell: (d) => d.name },
     { name: 'Endpoint', cell: (d) => mono(d.origin) }, { name: 'Attempt', kind: 'num', cell: (d) => d.attempt },
-    { name: 'Took', kind: 'num', cell: (d) => span(d.durationMs) }, { name: 'Why', cell: (d) => cause(d.category) },
+    { name: 'Took', kind: 'num', cell: (d) => span(d.durationMs) }, { name: 'Why', cell: (d) => cause(d.category, d.statusCode) },
   ],
   events: [
     { name: 'Published', cell: (e) => time(e.published) }, { name: 'Event', cell: (e) => id(path('events', e.id), e.id) },

@@ -38,7 +38,7 @@ function one([s, deliveries]) {
     <h2>Newest attempts ${link('deliveries' + query({ subscription: s.id }), 'all')} ${link('dead-letters' + query({ subscription: s.id }), 'dead letters')}</h2>
     ${table('Newest attempts', [
       { name: 'Time', cell: (d) => time(d.at) }, { name: 'Outcome', cell: (d) => badge(d.outcome) },
-      { name: 'Event', cell: (d) => id(path('deliveries', s.id, d.event), d.event) }, { name: 'Attempt', kind: 'num', cell: (d) => d.attempt }, { name: 'Why', cell: (d) => cause(d.category) },
+      { name: 'Event', cell: (d) => id(path('deliveries', s.id, d.event), d.event) }, { name: 'Attempt', kind: 'num', cell: (d) => d.attempt }, { name: 'Why', cell: (d) => cause(d.category, d.statusCode) },
     ], deliveries.items, deliveries.kept === 'all' ? 'Nothing was attempted in the last seven days.' : `The delivery log keeps ${deliveries.kept === 'none' ? 'nothing' : 'failures only, and has none'}.`)}`;
 }
 

@@ -131,7 +131,13 @@ const causes = {
   aborted: 'the attempt was cut off', expired: 'the event was no longer stored', internal: 'a failure of this server',
 };
 
-export const cause = (category) => causes[category] || category || '';
+const statuses = {
+  400: 'bad request', 401: 'not authorized', 403: 'forbidden', 404: 'not found', 405: 'method not allowed', 408: 'timeout', 410: 'gone', 413: 'too large',
+  429: 'too many requests', 500: 'internal error', 502: 'bad gateway', 503: 'unavailable', 504: 'gateway timeout',
+};
+
+// cause says why an attempt failed, with the status if it is known.
+export const cause = (category, code) => (code && category ? `the endpoint answered ${code}${statuses[code] ? ` (${statuses[code]})` : ''}` : causes[category] || category || '');
 
 // LineChart draws lines over time: data is [times, values…], lines are [{label, color}].
 class LineChart extends HTMLElement {
