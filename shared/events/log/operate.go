@@ -2,7 +2,9 @@ package eventlog
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -11,12 +13,49 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Newest returns a page of the events of partitions that were written from since to until, newest first. before is the next
-// of the previous page, or "" for the first page; next is "" after the last page. Newest makes one query of at most n items
-// for each partition. Events that were written together are on the same page.
+// Newest returns a page of up to n events of partitions that were written from since to until, newest first. before is the next of
+// the previous page, or "" for the first page; next is "" after the last page. Newest makes one query of at most n+1 items for each
+// partition, because an item has the events that were written together, often only one.
 func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (events []event.Event, next string, err error) {
-	var items []store.Item
-	more := false
+	at, skip := parsePosition(before)
+	if before = at; skip > 0 {
+		before += "!" // includes the items with this key, whose other events are still to come
+	}
+	items, floor, err := l.newest(ctx, parts, since, until, before, n+1)
+	if err != nil {
+		return nil, "", err
+	}
+	sort, index := "", 0 // the current event: its item's key, and its number among the events with this key
+	end := ""            // the position after the last event of the page
+	for _, it := range items {
+		if it.Sort < floor {
+			break
+		}
+		if it.Sort != sort {
+			sort, index = it.Sort, 0
+		}
+		for _, e := range slices.Backward(l.events(ctx, it)) {
+			if e.Event == nil || it.Sort == at && index < skip {
+				index++
+				continue
+			}
+			if len(events) == n {
+				return events, end, nil
+			}
+			events = append(events, *e.Event)
+			index++
+			end = position(sort, index)
+		}
+	}
+	if floor != "" && sort != "" {
+		next = position(sort, index)
+	}
+	return events, next, nil
+}
+
+// newest returns up to n items of each partition that precede a key, newest first. If a partition has more, the items are complete
+// only down to the key floor, which is otherwise empty.
+func (l *Log) newest(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (items []store.Item, floor string, err error) {
 	for _, p := range parts {
 		q := store.Query{Table: store.Log, Partition: p.name, Reverse: true, Before: before, Limit: n}
 		if !since.IsZero() {
@@ -29,23 +68,39 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 		if err != nil {
 			return nil, "", fault.Wrap(fault.Unavailable, err, "read the newest events")
 		}
-		items, more = append(items, page.Items...), more || page.More
+		if items = append(items, page.Items...); page.More {
+			floor = max(floor, page.Last)
+		}
 	}
 	slices.SortStableFunc(items, func(a, b store.Item) int { return strings.Compare(b.Sort, a.Sort) })
-	if len(items) > n {
-		items, more = items[:n], true
+	return items, floor, nil
+}
+
+// position returns the position after a number of events with a sort key. Items of several partitions may have the same key.
+func position(sort string, n int) string { return fmt.Sprintf("%s/%d", sort, n) }
+
+// parsePosition reads a result of position. The version before wrote only the key of an item that was listed completely.
+func parsePosition(text string) (sort string, n int) {
+	sort, number, _ := strings.Cut(text, "/")
+	n, _ = strconv.Atoi(number) // 0 if it is made up
+	return sort, n
+}
+
+// NewestBatches returns the events in the newest n items of partitions that were written since a time, newest first. It returns all
+// events of an item.
+func (l *Log) NewestBatches(ctx context.Context, parts []Partition, since time.Time, n int) (events []event.Event, err error) {
+	items, _, err := l.newest(ctx, parts, since, time.Time{}, "", n)
+	if err != nil {
+		return nil, err
 	}
-	for _, it := range items {
+	for _, it := range items[:min(n, len(items))] {
 		for _, e := range slices.Backward(l.events(ctx, it)) {
 			if e.Event != nil {
 				events = append(events, *e.Event)
 			}
 		}
 	}
-	if more && len(items) > 0 {
-		next = items[len(items)-1].Sort
-	}
-	return events, next, nil
+	return events, nil
 }
 
 // Find returns the event with an id in the partitions of a URI, or nil if it does not find one. It makes one query of at most
@@ -54,7 +109,7 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*event.Event, error) {
 	made, ok := event.MadeAt(id)
 	if !ok {
-		events, _, err := l.Newest(ctx, parts, time.Time{}, time.Time{}, "", n)
+		events, err := l.NewestBatches(ctx, parts, time.Time{}, n)
 		if i := slices.IndexFunc(events, func(e event.Event) bool { return e.ID == id }); i >= 0 {
 			return &events[i], nil
 		}

@@ -261,6 +261,5 @@ func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) 
 	if !local {
 		from = from.Add(lookBack - eventlog.Window)
 	}
-	events, _, err = t.events.log.Newest(t.Context(), t.parts, from, time.Time{}, "", maxCounted)
-	return events, err
+	return t.events.log.NewestBatches(t.Context(), t.parts, from, maxCounted)
 }
