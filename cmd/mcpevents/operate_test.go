@@ -123,7 +123,7 @@ func TestOperatorsCommands(t *testing.T) {
 			"events types":                                            `ci\.build_finished +event://ci/build-finished +push, `,
 			"subscriptions --uri " + buildFinished:                    id,
 			"backends":                                                `tools +https://tools.example/mcp +t_`,
-			"switches list":                                           `^NAME +STATE +BY +AT +REASON\n$`,
+			"switches list":                                           `^NAME +STATE +BY +AT +REASON +WAITING +OLDEST\n$`,
 			"subscriptions list --state paused --json":                `^\{"items":\[\]\}\n$`,
 			"subscriptions -o name":                                   `^` + id + `\n$`,
 			"subscriptions -o yaml":                                   `(?m)^items:\n  - id: ` + id + `\n(.*\n)*.* "?20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d`,
@@ -337,7 +337,7 @@ func TestHostileTextCannotControlTheTerminal(t *testing.T) {
 		"GET /admin/v1/events/e":                    `{"id":"\u001b]0;x\u0007","data":{"\ud83d\ude00":"1\n2","n":9007199254740993}}`,
 	})
 	_, out, _ := command(t, "", "switches", "list")
-	if want := "NAME        STATE  BY  AT  REASON\n" + `all\x1b[2J                 a\tb\nc` + "\n"; out != want {
+	if want := "NAME        STATE  BY  AT  REASON   WAITING  OLDEST\n" + `all\x1b[2J                 a\tb\nc           ` + "\n"; out != want {
 		t.Errorf("OPS-10: prints %q, want %q", out, want)
 	}
 	_, out, _ = command(t, "", "events", "show", "e")

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -316,6 +317,41 @@ func decodeStored(value []byte) (Message, error) {
 
 func waitingPartition(workspace string, n Name, shard int) string {
 	return fmt.Sprintf("paused#%s#%d#%s", workspace, shard, n)
+}
+
+// Waiting counts the messages that wait for a switch. A message is one delivery, or one event for up to 25 subscribers.
+type Waiting struct {
+	Messages int `json:"messages"`
+	// More is true if there are too many messages to count all of them.
+	More bool `json:"more,omitempty"`
+	// Oldest is when the oldest message began to wait.
+	Oldest time.Time `json:"oldest,omitzero"`
+}
+
+// maxWaiting limits the messages that Waiting reads of each shard. Messages may have 250 KB.
+const maxWaiting = 50
+
+// Waiting counts the messages that wait for a switch.
+func (s *Set) Waiting(ctx context.Context, workspace string, n Name) (w Waiting, err error) {
+	for shard := range shards {
+		page, err := s.DB.Query(ctx, store.Query{
+			Table: store.Deliveries, Partition: waitingPartition(workspace, n, shard), Limit: maxWaiting, Eventual: true,
+		})
+		if err != nil {
+			return w, fault.Wrap(fault.Unavailable, err, "count the messages of a switch")
+		}
+		w.Messages, w.More = w.Messages+len(page.Items), w.More || page.More
+		if len(page.Items) == 0 {
+			continue
+		}
+		stamp, _, _ := strings.Cut(page.Items[0].Sort, "#")
+		if micros, err := strconv.ParseInt(stamp, 10, 64); err == nil {
+			if at := time.UnixMicro(micros).UTC(); w.Oldest.IsZero() || at.Before(w.Oldest) {
+				w.Oldest = at
+			}
+		}
+	}
+	return w, nil
 }
 
 // WaitsFor returns the switch for which the messages of a partition wait, or "" if no messages of the workspace wait there.

@@ -147,7 +147,7 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 	return map[string]func(*call) (any, error){
 		"describe":           describe,
 		"listSubscriptions":  subscriptions.list,
-		"readSubscription":   show(subscriptions.find, viewOf),
+		"readSubscription":   subscriptions.read,
 		"endSubscription":    subscriptions.end,
 		"pauseSubscription":  subscriptions.pause,
 		"resumeSubscription": subscriptions.resume,

@@ -103,20 +103,20 @@ func (h *deliveryHandler) list(c *call) (any, error) {
 
 // letterView is a dead letter as the API shows it.
 type letterView struct {
-	ID           string      `json:"id"`
-	Queue        string      `json:"queue"`
-	Reason       string      `json:"reason"`
-	Subscription string      `json:"subscription,omitempty"`
-	Principal    string      `json:"principal,omitempty"`
-	Event        string      `json:"event,omitempty"`
-	URI          string      `json:"uri,omitempty"`
-	Name         string      `json:"name,omitempty"`
-	Origin       string      `json:"origin,omitempty"`
-	First        time.Time   `json:"first"`
-	Dead         time.Time   `json:"dead"`
-	Test         bool        `json:"test,omitempty"`
+	ID           string    `json:"id"`
+	Queue        string    `json:"queue"`
+	Reason       string    `json:"reason"`
+	Subscription string    `json:"subscription,omitempty"`
+	Principal    string    `json:"principal,omitempty"`
+	Event        string    `json:"event,omitempty"`
+	URI          string    `json:"uri,omitempty"`
+	Name         string    `json:"name,omitempty"`
+	Origin       string    `json:"origin,omitempty"`
+	First        time.Time `json:"first"`
+	Dead         time.Time `json:"dead"`
+	Test         bool      `json:"test,omitempty"`
 	// StatusCode is the status of the last attempt, as in [attemptView].
-	StatusCode int `json:"statusCode,omitempty"`
+	StatusCode int         `json:"statusCode,omitempty"`
 	Attempts   []letterTry `json:"attempts"`
 	// Attributes are the attributes of a queue's message.
 	Attributes map[string]string `json:"attributes,omitempty"`

@@ -198,3 +198,71 @@ func TestWhyNotWithFewRecords(t *testing.T) {
 		t.Errorf("OPS-17 got %v, want a delivery without a time", got)
 	}
 }
+
+// TestWhatWaits: OPS-19. A subscription shows what it asks for, what waits for it, and who paused it. A switch shows what waits for it.
+func TestWhatWaits(t *testing.T) {
+	f := start(t, nil)
+	hold := endpoint(t)
+	failed := map[string]any{"status": "passed", "pipeline": []string{"main"}}
+	filtered := servertest.SubscribeEvents(t, f.s.URL, "alice", hold.URL+"/a/200", "ci.build_finished", failed)
+	failing := servertest.Subscribe(t, f.s.URL, "alice", hold.URL+"/b/503", built)
+	refusing := servertest.Subscribe(t, f.s.URL, "alice", hold.URL+"/c/413", built)
+	read := func(who, path string) (got object) {
+		f.call(who, "GET", path, "", 200, &got)
+		return got
+	}
+	published := time.Now().UTC()
+	f.publish(built, "evt_1")
+	f.publish(built, "evt_2")
+	f.eventually("the failures", func() bool {
+		return len(f.list("op", "dead-letters").Items) == 2 && read("op", "subscriptions/"+failing)["waiting"].(object)["deliveries"] == 2.0
+	})
+	t.Run("OPS-19 a subscription shows its arguments", func(t *testing.T) {
+		expect.Equal(t, "the arguments", fmt.Sprint(read("alice", "subscriptions/"+filtered)["arguments"]), "map[pipeline:[main] status:passed]")
+		l := f.list("op", "subscriptions?event=ci.build_finished")
+		found := slices.ContainsFunc(l.Items, func(it object) bool { return it["id"] == filtered && it["arguments"] != nil })
+		if !found || read("op", "subscriptions/"+failing)["arguments"] != nil {
+			t.Errorf("OPS-19 got %v, want the arguments of one", l.Items)
+		}
+	})
+	t.Run("OPS-19 a subscription shows how many deliveries wait and how old the oldest event is", func(t *testing.T) {
+		oldest, err := time.Parse(time.RFC3339Nano, fmt.Sprint(read("alice", "subscriptions/"+failing)["waiting"].(object)["oldest"]))
+		if err != nil || oldest.Before(published.Add(-time.Second)) || oldest.After(time.Now()) {
+			t.Errorf("OPS-19 the oldest event is of %v, %v, want the time of evt_1", oldest, err)
+		}
+		for _, id := range []string{refusing, filtered} { // dead letters wait for nothing
+			if got := read("op", "subscriptions/"+id)["waiting"].(object); got["deliveries"] != 0.0 || got["oldest"] != nil {
+				t.Errorf("OPS-19 %s: got %v, want none", id, got)
+			}
+		}
+	})
+	t.Run("OPS-19 a subscription shows who paused it and why, and its owner does not see the operator's name", func(t *testing.T) {
+		f.call("op", "POST", "subscriptions/"+failing+"/pause", `{"reason":"moving"}`, 200, nil)
+		for who, want := range map[string]string{"op": "op: moving", "alice": "an operator: moving"} {
+			sw := read(who, "subscriptions/"+failing)["switch"].(object)
+			expect.Equal(t, "the switch for "+who, fmt.Sprintf("%v: %v", sw["by"], sw["reason"]), want)
+		}
+		f.call("op", "POST", "subscriptions/"+failing+"/resume", "", 200, nil)
+		if got := read("op", "subscriptions/"+failing); got["switch"] != nil {
+			t.Errorf("OPS-19 got %v after the pause, want no switch", got)
+		}
+	})
+	t.Run("OPS-19 a switch shows what waits for it", func(t *testing.T) {
+		f.call("op", "PUT", "switches/all", `{"reason":"incident"}`, 200, nil)
+		f.publish(built, "evt_3")
+		f.eventually("the message", func() bool {
+			waiting := read("op", "switches/all")["waiting"].(object)
+			return waiting["messages"].(float64) > 0 && waiting["oldest"] != nil
+		})
+		if it := f.list("op", "switches").Items[0]; it["waiting"].(object)["messages"].(float64) == 0 {
+			t.Errorf("OPS-19 the list has %v, want the messages that wait", it)
+		}
+	})
+	t.Run("OPS-08 the audit trail does not keep arguments, which may be personal data", func(t *testing.T) {
+		f.call("op", "DELETE", "subscriptions/"+filtered, "", 204, nil)
+		before := f.list("op", "audit?limit=1").Items[0]["before"].(object)
+		if before["id"] != filtered || before["arguments"] != nil {
+			t.Errorf("OPS-08 got %v", before)
+		}
+	})
+}

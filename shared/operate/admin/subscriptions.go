@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"encoding/json"
 	"net/http"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // subscriptionView is a subscription as the API shows it. It is without our secret, and without the target's query, in which
@@ -32,7 +34,12 @@ type subscriptionView struct {
 	Created   time.Time `json:"created"`
 	Expires   time.Time `json:"expires,omitzero"`
 	Paused    time.Time `json:"paused,omitzero"`
-	Delivery  struct {
+	// Arguments are the arguments of events/subscribe: the variables of the event type and the filters.
+	Arguments json.RawMessage `json:"arguments,omitempty"`
+	// Switch says who paused it and why, and Waiting what waits for it. Only the view of a single subscription has them.
+	Switch   *switches.Switch `json:"switch,omitempty"`
+	Waiting  *waitingView     `json:"waiting,omitempty"`
+	Delivery struct {
 		Last           time.Time `json:"last,omitzero"`
 		LastError      string    `json:"lastError,omitempty"`
 		FailingSince   time.Time `json:"failingSince,omitzero"`
@@ -40,12 +47,19 @@ type subscriptionView struct {
 	} `json:"delivery"`
 }
 
+// waitingView counts the deliveries to a subscription that are still to be sent.
+type waitingView struct {
+	Deliveries int       `json:"deliveries"`
+	More       bool      `json:"more,omitempty"`
+	Oldest     time.Time `json:"oldest,omitzero"`
+}
+
 func viewOf(s subscription.Selected) subscriptionView {
 	target, _, _ := strings.Cut(s.Target.URL, "?")
 	v := subscriptionView{
 		ID: s.ID, URI: subscription.URI(s.ID), Principal: s.Principal, Protocol: string(s.Subscription.Origin), State: string(s.Effective()),
 		Reason: s.Reason, Events: []string{}, EventURIs: s.EventURIs, Target: target, Origin: subscription.OriginOf(s.Target.URL),
-		Created: s.Created, Expires: s.Until, Paused: s.PausedSince(),
+		Created: s.Created, Expires: s.Until, Paused: s.PausedSince(), Arguments: s.Arguments,
 	}
 	for _, p := range s.Patterns {
 		if p.Entry != "" {
@@ -104,6 +118,34 @@ func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]su
 	return h.visible.lists.Covering(ctx, workspace, entry.Name, choice.URI, c.After, c.Limit)
 }
 
+// read responds with a subscription, who paused it, and what waits for it.
+func (h *subscriptionHandlers) read(c *call) (any, error) {
+	s, err := h.find(c)
+	if err != nil {
+		return nil, err
+	}
+	v := viewOf(*s)
+	if v.Switch, err = h.switches.Get(c.Context(), c.who.Workspace, switches.Subscription(s.ID)); err != nil {
+		return nil, err
+	}
+	if v.Switch != nil && v.Switch.Operator && !c.operator {
+		v.Switch.By = "an operator" // whose name is none of the owner's business
+	}
+	waiting, err := state.ReadBacklog(c.Context(), h.operations.Deliveries.DB, c.who.Workspace, s.ID)
+	if err != nil {
+		return nil, err
+	}
+	v.Waiting = &waitingView{waiting.Count, waiting.More, utc(waiting.Oldest)}
+	return v, nil
+}
+
+// audited returns the view of a subscription for the audit trail, which keeps no arguments because they may contain personal data.
+func audited(s subscription.Selected) subscriptionView {
+	v := viewOf(s)
+	v.Arguments = nil
+	return v
+}
+
 // find returns the subscription in the path.
 func (h *subscriptionHandlers) find(c *call) (*subscription.Selected, error) {
 	return h.visible.find(c, c.PathValue("id"))
@@ -114,7 +156,7 @@ func (h *subscriptionHandlers) end(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = c.change("subscription.end", s.ID, viewOf(*s), nil, func() error {
+	err = c.change("subscription.end", s.ID, audited(*s), nil, func() error {
 		return h.visible.subscriptions.End(c.Context(), c.who.Workspace, s.Principal, s.ID)
 	})
 	return noContent, err
@@ -162,7 +204,7 @@ func (h *subscriptionHandlers) resume(c *call) (any, error) {
 		if s.Reason == subscription.ReasonGone && !c.operator {
 			return fault.New(fault.Conflict, "the endpoint answered 410 Gone, so only an operator can resume the subscription; register it again instead")
 		}
-		err := c.change("subscription.resume", s.ID, viewOf(*s), nil, func() error {
+		err := c.change("subscription.resume", s.ID, audited(*s), nil, func() error {
 			if _, err := h.visible.subscriptions.Enable(c.Context(), c.who.Workspace, s.Principal, s.ID); err != nil {
 				return err
 			}
@@ -184,7 +226,7 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 	if err := do(s); err != nil {
 		return nil, err
 	}
-	return show(h.find, viewOf)(c)
+	return h.read(c)
 }
 
 // setPaused pauses or resumes a subscription and its switch. It does nothing if that is already the state, except that a

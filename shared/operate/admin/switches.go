@@ -16,12 +16,41 @@ type switchHandlers struct {
 	catalogs      catalog.Source
 }
 
+// switchView is a switch as the API shows it, with the messages that wait for it.
+type switchView struct {
+	switches.Switch
+	Waiting *switches.Waiting `json:"waiting,omitempty"`
+}
+
+// maxCountedSwitches limits the switches of a list whose messages are counted, because each takes four queries.
+const maxCountedSwitches = 20
+
+// list responds with a page of switches. It counts the messages of switches that concern many subscriptions. What waits for one
+// subscription is part of that.
 func (h *switchHandlers) list(c *call) (any, error) {
 	found, next, err := h.switches.List(c.Context(), c.who.Workspace, c.After, c.Limit)
 	if err != nil {
 		return nil, err
 	}
-	return newList(c, found, next, asIs), nil
+	views := make([]switchView, len(found))
+	counted := 0
+	for i, sw := range found {
+		views[i].Switch = sw
+		if _, one := sw.Name.SubscriptionID(); one || counted == maxCountedSwitches {
+			continue
+		}
+		counted++
+		if views[i], err = h.view(c, sw); err != nil {
+			return nil, err
+		}
+	}
+	return newList(c, views, next, asIs), nil
+}
+
+// view returns a switch with the messages that wait for it.
+func (h *switchHandlers) view(c *call, sw switches.Switch) (switchView, error) {
+	waiting, err := h.switches.Waiting(c.Context(), c.who.Workspace, sw.Name)
+	return switchView{sw, &waiting}, err
 }
 
 func (h *switchHandlers) read(c *call) (any, error) {
@@ -30,10 +59,13 @@ func (h *switchHandlers) read(c *call) (any, error) {
 		return nil, err
 	}
 	sw, err := h.switches.Get(c.Context(), c.who.Workspace, name)
-	if err == nil && sw == nil {
-		err = fault.New(fault.NotFound, "%s is not paused", name)
+	switch {
+	case err != nil:
+		return nil, err
+	case sw == nil:
+		return nil, fault.New(fault.NotFound, "%s is not paused", name)
 	}
-	return sw, err
+	return h.view(c, *sw)
 }
 
 // newSwitch returns a switch with which the caller pauses deliveries.

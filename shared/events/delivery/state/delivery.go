@@ -128,6 +128,48 @@ func publicationKey(eventKey string, published time.Time) string {
 // MaxFound is the maximum number of subscriptions for which [Find] looks up deliveries.
 const MaxFound = store.MaxGet / 2
 
+// Backlog counts the stored deliveries to a subscription that are still to be sent: retries, and what waits for a switch or for the end
+// of a suspension.
+type Backlog struct {
+	Count int
+	// More is true if there are too many deliveries and dead letters to count all of them.
+	More bool
+	// Oldest is when the oldest of the counted events was published.
+	Oldest time.Time
+}
+
+// maxBacklog limits the items that [ReadBacklog] reads.
+const maxBacklog = 1000
+
+// ReadBacklog returns the backlog of a subscription.
+func ReadBacklog(ctx context.Context, db store.DB, workspace, sub string) (b Backlog, err error) {
+	q := store.Query{Table: store.Deliveries, Partition: Key(workspace, sub, "-").Partition, Limit: maxBacklog / 4, Eventual: true}
+	b.More = true
+	for read := 0; b.More && read < maxBacklog; {
+		page, err := db.Query(ctx, q)
+		if err != nil {
+			return b, fault.Wrap(fault.Unavailable, err, "count the waiting deliveries")
+		}
+		for i := range page.Items {
+			del, err := Decode(&page.Items[i])
+			if err != nil || del.State == Dead || del.Control != nil {
+				continue // it is not for a subscriber, or cannot be read
+			}
+			b.Count++
+			published := del.Published
+			if published.IsZero() { // an older version did not store it
+				published = del.First
+			}
+			if b.Oldest.IsZero() || published.Before(b.Oldest) {
+				b.Oldest = published
+			}
+		}
+		read += q.Limit
+		b.More, q.After = page.More, page.Last
+	}
+	return b, nil
+}
+
 // Find returns the stored deliveries of an event to some subscriptions, by subscription. If an event with the same id was published
 // at another time, its deliveries are not among them.
 func Find(ctx context.Context, db store.DB, e *event.Event, subs []string) (map[string]*Delivery, error) {

@@ -110,7 +110,7 @@ type Commands struct {
 	} `cmd:"" help:"Look into the event log."`
 	Switches struct {
 		Flags
-		List struct{ Page } `cmd:"" default:"withargs" api:"GET switches" columns:"name,state,by,at,reason" help:"List the paused switches."`
+		List struct{ Page } `cmd:"" default:"withargs" api:"GET switches" columns:"name,state,by,at,reason,waiting.messages=waiting,waiting.oldest" help:"List the paused switches."`
 		Set  struct {
 			ID
 			Reason string `help:"Reason, which others can see."`

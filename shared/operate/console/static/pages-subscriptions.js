@@ -1,5 +1,5 @@
 // Subscriptions: the list, and one of them with what a person does to it.
-import { html, mono, nothing, link, id, path, badge, table, time, pager, filters, ask, act, cause, go } from './ui.js';
+import { html, mono, nothing, link, id, path, badge, table, time, age, plural, pager, filters, ask, act, cause, go } from './ui.js';
 import { get, post, call, query } from './session.js';
 
 const state = (s) => html`${badge(s.state)}${s.delivery.failingSince && s.state === 'active' ? badge('failing', 'warn') : nothing}`;
@@ -20,6 +20,9 @@ const test = (s) => act('A test event is on its way.', async () => {
   go(path('deliveries', s.id, sent.event));
 });
 
+// args are the arguments of a subscription: values of variables, and filters.
+const args = (s) => Object.entries(s.arguments ?? {}).map(([name, value]) => [name, typeof value === 'string' ? value : JSON.stringify(value)]);
+
 function one([s, deliveries]) {
   return html`<h1>Subscription <span class="id">${s.id}</span> ${state(s)}</h1>
     <div class="actions">
@@ -30,9 +33,12 @@ function one([s, deliveries]) {
     ${s.delivery.lastError ? html`<p class="problem">The last attempt failed: ${cause(s.delivery.lastError)}.${s.delivery.failingSince ? html` It fails since ${time(s.delivery.failingSince)}.` : nothing}</p>` : nothing}
     <dl class="facts">
       <dt>Endpoint</dt><dd class="id">${s.target}</dd><dt>Owner</dt><dd>${link('subscriptions' + query({ principal: s.principal }), s.principal)}</dd>
-      <dt>Events</dt><dd>${s.eventUris.map((u) => html`<div class="id">${u}</div>`)}</dd><dt>Protocol</dt><dd>${s.protocol}</dd>
+      <dt>Events</dt><dd>${s.eventUris.map((u) => html`<div class="id">${u}</div>`)}</dd>
+      ${args(s).map(([name, value]) => html`<dt>${name}</dt><dd class="id">${value}</dd>`)}
+      <dt>Protocol</dt><dd>${s.protocol}</dd>
       <dt>Last success</dt><dd>${time(s.delivery.last)}</dd><dt>Subscribed</dt><dd>${time(s.created)}</dd>
-      ${s.expires ? html`<dt>Expires</dt><dd>${time(s.expires)}</dd>` : nothing}${s.paused ? html`<dt>Paused</dt><dd>${time(s.paused)}</dd>` : nothing}
+      ${s.expires ? html`<dt>Expires</dt><dd>${time(s.expires)}</dd>` : nothing}${s.paused ? html`<dt>Paused</dt><dd>${time(s.paused)}${s.switch ? html` by ${s.switch.by}${s.switch.reason ? `: ${s.switch.reason}` : ''}` : nothing}</dd>` : nothing}
+      <dt>Waiting</dt><dd>${s.waiting?.deliveries ? html`${plural(s.waiting.deliveries, 'delivery', 'deliveries')}${s.waiting.more ? ' or more' : ''}, the oldest event is ${age(s.waiting.oldest)} old` : 'nothing'}</dd>
       ${s.delivery.throttledUntil ? html`<dt>Asked to wait</dt><dd>until ${time(s.delivery.throttledUntil)}</dd>` : nothing}
     </dl>
     <h2>Newest attempts ${link('deliveries' + query({ subscription: s.id }), 'all')} ${link('dead-letters' + query({ subscription: s.id }), 'dead letters')}</h2>
@@ -54,7 +60,7 @@ export const subscriptions = {
         { name: 'state', label: 'State', options: ['', 'active', 'paused', 'suspended', 'disabled'] }], q)}
       ${table('Subscriptions', [
         { name: 'Subscription', cell: (s) => id(path('subscriptions', s.id), s.id) }, { name: 'State', cell: state },
-        { name: 'Owner', cell: (s) => s.principal }, { name: 'Events', cell: (s) => s.events.join(', ') || s.eventUris[0] },
+        { name: 'Owner', cell: (s) => s.principal }, { name: 'Events', cell: (s) => html`${s.events.join(', ') || s.eventUris[0]}${args(s).map(([name, value]) => html`<div class="muted">${name}: ${value}</div>`)}` },
         { name: 'Endpoint', cell: (s) => mono(s.target) }, { name: 'Last success', cell: (s) => time(s.delivery.last) },
         { name: 'Last error', cell: (s) => cause(s.delivery.lastError) },
       ], data.items, data.next ? 'None on this page; there may be some on the next.' : 'No subscription has all of that.')}

@@ -1,5 +1,5 @@
 // Switches, the servers behind the gateway, and the audit trail.
-import { html, mono, nothing, badge, table, time, pager, filters, ask, act, plural } from './ui.js';
+import { html, mono, nothing, badge, table, time, age, pager, filters, ask, act, plural } from './ui.js';
 import { get, call, pages, query } from './session.js';
 
 const name = (s) => (s === 'all' ? 'all deliveries' : s.replace('/', ' '));
@@ -8,6 +8,9 @@ async function pause(target, title) {
   const said = await ask({ title, text: 'Nothing of it is attempted until it is resumed, within five seconds at every instance. What waits is kept for 30 days.', fields: [{ name: 'reason', label: 'Reason' }], confirm: 'Pause', danger: true });
   if (said) act('It is paused.', () => call('PUT', 'switches/' + target, said));
 }
+
+// waiting says how many messages wait for a switch. Of a subscription's, its own page does.
+const waiting = ({ waiting: w }) => (!w ? nothing : w.messages ? html`${plural(w.messages, 'message')}${w.more ? ' or more' : ''}, the oldest for ${age(w.oldest)}` : 'nothing');
 
 export const switches = {
   title: 'Switches',
@@ -27,7 +30,7 @@ export const switches = {
       </form>
       ${table('Paused', [
         { name: 'Paused', cell: (s) => mono(name(s.name)) }, { name: 'By', cell: (s) => s.by }, { name: 'Since', cell: (s) => time(s.at) },
-        { name: 'Reason', cell: (s) => s.reason },
+        { name: 'Reason', cell: (s) => s.reason }, { name: 'Waiting', cell: waiting },
         { name: '', title: 'Act', kind: 'act', cell: (s) => html`<button class="small" @click=${() => act(`${name(s.name)}: resumed.`, () => call('DELETE', 'switches/' + s.name))}>Resume</button>` },
       ], data.items, 'Nothing is paused.')}
       ${pager(data.next, q)}`;

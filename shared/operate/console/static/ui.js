@@ -25,6 +25,9 @@ export function span(ms) {
   return rest ? `${Math.floor(n)} ${name} ${rest} ${units[i + 1][1]}` : `${Math.floor(n)} ${name}`;
 }
 
+// age says how long ago a time was.
+export const age = (t) => span(Math.max(0, Date.now() - new Date(t)));
+
 export const number = (n) => n.toLocaleString('en');
 export const plural = (n, one, many = one + 's') => `${number(n)} ${n === 1 ? one : many}`;
 
