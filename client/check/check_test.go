@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/client/check"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
@@ -133,6 +134,22 @@ func TestAServerOfTheFinalProfileHoldsAllRules(t *testing.T) {
 	}
 	if slices.Contains(listIDs(report, check.NotTestable), "error-mode") {
 		t.Error("RCH-06: error-mode is not testable, want a request for a mode that the event type lacks")
+	}
+}
+
+// Given a server for development, which does not authenticate callers, the check is green and says what to do for the rule that it
+// could not test.
+func TestAServerWithoutAuthentication(t *testing.T) {
+	t.Parallel()
+	o := startServer(t, func(o *standalone.Options) { o.Auth, o.Config = auth.ModeNone, nil })
+	o.Key = ""
+	report := runCheck(t, o)
+	if got := listIDs(report, check.Failed); len(got) > 0 {
+		t.Errorf("RCH-06: failed: %q, want none", got)
+	}
+	i := slices.IndexFunc(report.Results, func(r check.Result) bool { return r.ID == "webhook-principal" })
+	if got := report.Results[i]; got.Result != check.NotTestable || !strings.Contains(got.Detail, "--auth none") || !strings.Contains(got.Detail, "--key") {
+		t.Errorf("RCH-06: got %+v, want a rule that is not testable, with what to do", got)
 	}
 }
 
