@@ -2,6 +2,7 @@ package console_test
 
 import (
 	"fmt"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -64,6 +65,68 @@ func TestDidItArrive(t *testing.T) {
 	b.js(found(gone) + `.querySelector("a[href*=deliveries]").click()`)
 	b.shows("Given up after 1 attempt")
 	b.shows("Dead letter")
+}
+
+// TestSearch: OPS-11. A text is looked up as everything that it may be. One hit opens its page, and a page lists several hits, or the
+// failed lookups.
+func TestSearch(t *testing.T) {
+	w := start(t, nil)
+	sub := w.subscribe("alice", "/ok", built)
+	w.publish(built, "evt_1")
+	w.listed("deliveries?event=evt_1", 1)
+	b := open(t, w.console())
+	b.visit(w.console())
+	b.signIn("op")
+	search := func(text string) {
+		b.focus("#search")
+		b.press(text + kb.Enter)
+	}
+	host := strings.TrimPrefix(w.receiver.URL, "http://")
+	for text, hash := range map[string]string{
+		sub: "#/subscriptions/" + sub, "subscription://" + sub: "#/subscriptions/" + sub, "evt_1": "#/events/evt_1", "alice": "#/subscriptions?principal=alice",
+		"ci.build_finished": "#/events?name=ci.build_finished", "build_fin": "#/events?name=ci.build_finished",
+		built: "#/events?uri=" + url.QueryEscape(built), host: "#/subscriptions?origin=" + url.QueryEscape(w.receiver.URL),
+		w.receiver.URL + "/ok?key=1": "#/subscriptions?origin=" + url.QueryEscape(w.receiver.URL),
+	} {
+		search(text)
+		b.until(fmt.Sprintf(`location.hash === %q`, hash))
+		b.settled()
+	}
+	search("github")
+	b.shows("the event type github.pull_request")
+	b.shows("the event type github.push")
+	search("no-such-thing")
+	b.shows("Nothing was found.")
+	b.shows("Looked for, and not found: a subscription with this id; an event with this id; an owner of subscriptions; an event type.")
+	b.shoot("search-light")
+}
+
+// TestTimes: OPS-11. A filter takes a duration before now, and a refused one leaves the form as it is. Times can be shown in UTC. A page
+// keeps its figures when the server is lost, and says of when they are.
+func TestTimes(t *testing.T) {
+	w := start(t, nil)
+	w.subscribe("alice", "/ok", built)
+	w.publish(built, "evt_1")
+	w.listed("deliveries?event=evt_1", 1)
+	b := open(t, w.console())
+	b.visit(w.console() + "#/deliveries?since=1h")
+	b.signIn("op")
+	b.shows("evt_1")
+	b.to("#/deliveries?until=15m")
+	b.shows("No attempt has all of that.")
+	b.to("#/deliveries?since=yesterday")
+	b.shows("which is not a time")
+	b.until(`document.querySelector("input[name=since]").value === "yesterday"`)
+	b.js(`document.querySelector("input[name=since]").value = "24h"`)
+	b.click("main button", "Filter")
+	b.shows("evt_1")
+	b.until(`[...document.querySelectorAll("#types option")].some(o => o.value === "ci.build_finished")`)
+	b.click(".menu button", "Local times")
+	b.until(`document.querySelector("td time").title.includes(" UTC ")`)
+	b.click(".menu button", "Times in UTC")
+	b.js(`window.fetch = () => Promise.reject(new TypeError("lost")); dispatchEvent(new Event("reload"))`)
+	b.shows("The server does not answer. What follows is of")
+	b.until(`document.querySelector(".stale").innerText.includes("evt_1")`)
 }
 
 // TestReplay: OPS-11. Dead letters are selected and retried, counted by a dry run, replayed at a rate, watched, and left.

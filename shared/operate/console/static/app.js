@@ -1,5 +1,5 @@
 // The frame: sign-in, navigation, and which page is shown. The address after # says everything about a page.
-import { html, nothing, render, go } from './ui.js';
+import { html, nothing, render, badge, time, inUTC, setUTC, suggest } from './ui.js';
 import * as session from './session.js';
 import * as live from './live.js';
 import { now, tail } from './pages-now.js';
@@ -9,12 +9,13 @@ import { deliveries } from './pages-deliveries.js';
 import { letters } from './pages-letters.js';
 import { sources } from './pages-sources.js';
 import { switches, backends, audit } from './pages-system.js';
+import { search as searchPage, start as startSearch } from './pages-search.js';
 
 // A page has a title, load(path, query), which gets its data, and view(data, path, query). It may have every, after how
-// many milliseconds it loads again, which may depend on its data. It may have live if it wants the stream, and redraws if
-// it changes without loading.
+// many milliseconds it loads again, which may depend on its data. It may have live if it wants the stream, redraws if it
+// changes without loading, and filtered if its list has a form of filters.
 const pages = {
-  now, types, sources, subscriptions, deliveries, 'dead-letters': letters, switches, backends, audit, live: tail, events,
+  now, types, sources, subscriptions, deliveries, 'dead-letters': letters, switches, backends, audit, live: tail, events, search: searchPage,
 };
 const menu = ['now', 'live', 'types', 'sources', 'subscriptions', 'deliveries', 'dead-letters', 'switches', 'backends', 'audit'];
 
@@ -42,9 +43,11 @@ async function load() {
   draw();
   let next;
   try {
-    next = { ...at, data: await page.load(at.path, at.q) };
+    next = { ...at, data: await page.load(at.path, at.q), loaded: new Date().toISOString() };
+    if (!suggest.types) session.get('event-types?limit=100').then((l) => { suggest.types = l.items.map((t) => t.name); draw(); }, () => {});
   } catch (error) {
-    next = { ...at, error };
+    const gone = !error.status || error.status >= 500; // the server does not answer: keep what it said last
+    next = gone && !moved && shown?.data !== undefined ? { ...shown, lost: error } : { ...at, error };
   }
   if (mine !== turn) return;
   busy = false;
@@ -66,26 +69,29 @@ function frame() {
     <a class="skip" href="#main" @click=${(e) => { e.preventDefault(); document.getElementById('main').focus(); }}>Skip to the content</a>
     <header>
       <a class="brand" href="#/now"><img src="icon.svg" alt="" width="20" height="20">mcp-events</a>
-      <form role="search" @submit=${search}><input id="search" name="for" type="search" placeholder="Find an event or a subscription by its id" aria-label="Find an event or a subscription by its id" aria-keyshortcuts="/" autocomplete="off" spellcheck="false"><kbd aria-hidden="true">/</kbd></form>
-      ${session.settings().auth === 'none' ? nothing : html`<button class="quiet" @click=${leave}>Sign out</button>`}
+      <form role="search" @submit=${search}><input id="search" name="for" type="search" placeholder="Find an id, a URL, a host, an owner or an event type" aria-label="Find an id, a URL, a host, an owner or an event type" aria-keyshortcuts="/" autocomplete="off" spellcheck="false"><kbd aria-hidden="true">/</kbd></form>
+      ${session.settings().auth === 'none' ? html`<span class="open" title="The server runs with --auth none: everyone who can reach this address is an operator.">${badge('no sign-in', 'warn')}</span>` : html`<button class="quiet" @click=${leave}>Sign out</button>`}
     </header>
-    <nav class="menu" aria-label="Pages">${menu.map((name) => html`<a href=${'#/' + name} aria-current=${here(name)}>${pages[name].title}</a>`)}</nav>
+    <nav class="menu" aria-label="Pages">${menu.map((name) => html`<a href=${'#/' + name} aria-current=${here(name)}>${pages[name].title}</a>`)}
+      <button class="quiet" title="Show times in the other zone" @click=${() => { setUTC(!inUTC()); draw(); }}>${inUTC() ? 'Times in UTC' : 'Local times'}</button></nav>
     <main id="main" tabindex="-1" aria-busy=${busy}><div class="bar" ?hidden=${!busy}></div>${content()}</main>`;
 }
 
 function content() {
   if (!shown) return html`<h1>${pages[at.name].title}</h1>`;
-  const page = pages[shown.name];
+  const page = pages[shown.name], problem = (what) => html`<div class="problem" role="alert"><p>${what}</p><button @click=${load}>Try again</button></div>`;
+  if (shown.lost) return html`${problem(html`${shown.lost.message} What follows is of ${time(shown.loaded)}.`)}<div class="stale">${page.view(shown.data, shown.path, shown.q)}</div>`;
   if (!shown.error) return page.view(shown.data, shown.path, shown.q);
-  return html`<h1>${page.title}</h1><div class="problem" role="alert"><p>${shown.error.message}</p><button @click=${load}>Try again</button></div>`;
+  // After a filter that the server refuses, the form stays, so that it can be corrected.
+  if (shown.error.status === 400 && page.filtered && !shown.path.length) return html`${problem(shown.error.message)}<div class="failed">${page.view({ items: [], kept: 'all' }, [], shown.q)}</div>`;
+  return html`<h1>${page.title}</h1>${problem(shown.error.message)}`;
 }
 
 function search(e) {
   e.preventDefault();
   const input = e.currentTarget.elements.for, text = input.value.trim();
   if (!text) return;
-  const sub = text.replace('subscription://', '');
-  go((sub !== text || /^sub_/.test(text) ? 'subscriptions/' : 'events/') + encodeURIComponent(sub));
+  startSearch(text);
   input.value = '';
   input.blur();
 }

@@ -1,5 +1,5 @@
 // Deliveries, and the attempts of one as a time line.
-import { html, mono, nothing, link, id, path, badge, table, time, span, pager, filters, cause, plural } from './ui.js';
+import { html, mono, nothing, link, id, path, badge, table, time, span, pager, filters, since, until, cause, plural } from './ui.js';
 import { get, query, pages } from './session.js';
 
 // attempts are those of one delivery, the first one first. The list of the event has few others; where it is not whole, that of the
@@ -38,13 +38,14 @@ function line(d, [sub, event]) {
 }
 
 export const deliveries = {
-  title: 'Deliveries',
+  title: 'Deliveries', filtered: true,
+  every: (data) => 'target' in data && !['delivered', 'dead'].includes(data.items.at(-1)?.outcome) && 3000, // a time line that goes on
   load: async (parts, q) => (parts.length > 1 ? attempts(parts[0], parts[1]) : get('deliveries' + query(Object.fromEntries(q)))),
   view(data, parts, q) {
     if (parts.length > 1) return line(data, parts);
     return html`<h1>Deliveries</h1>
       ${filters([{ name: 'subscription', label: 'Subscription' }, { name: 'event', label: 'Event id' }, { name: 'origin', label: 'Origin', hint: 'https://host' },
-        { name: 'outcome', label: 'Outcome', options: ['', 'delivered', 'failed', 'dead'] }, { name: 'since', label: 'Since', hint: '2026-11-22T12:00:00Z' }, { name: 'until', label: 'Until' }], q)}
+        { name: 'outcome', label: 'Outcome', options: ['', 'delivered', 'failed', 'dead'] }, since, until], q)}
       ${data.kept === 'all' ? nothing : html`<p class="note">The delivery log keeps ${data.kept === 'none' ? 'no attempts' : 'failures only'} (--delivery-log).</p>`}
       ${data.omitted ? html`<p class="note">${plural(data.omitted, 'attempt')} came too fast for this list; the lists of their subscriptions have them.</p>` : nothing}
       ${table('Attempts', [

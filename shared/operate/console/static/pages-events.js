@@ -1,5 +1,5 @@
 // Event types, their events, and what became of one event.
-import { html, mono, nothing, link, id, path, badge, table, time, span, plural, pager, filters, ask, act } from './ui.js';
+import { html, mono, nothing, link, id, path, badge, table, time, span, plural, pager, filters, since, until, ask, act } from './ui.js';
 import { get, post, call, query, pages } from './session.js';
 
 export const types = {
@@ -73,7 +73,7 @@ function one({ event, found }, eventID, q) {
 }
 
 export const events = {
-  title: 'Events',
+  title: 'Events', filtered: true,
   every: (data) => data.found?.items.some((r) => r.outcome === 'waiting') && 3000, // what waits may arrive
   load: async (parts, q) => {
     if (parts[0]) return lookUp(parts[0], q);
@@ -83,7 +83,7 @@ export const events = {
   view(data, parts, q) {
     if (parts[0]) return one(data, parts[0], q);
     return html`<h1>Events</h1>
-      ${filters([{ name: 'name', label: 'Type' }, { name: 'uri', label: 'URI' }, { name: 'since', label: 'Since', hint: '2026-11-22T12:00:00Z' }, { name: 'until', label: 'Until' }], q)}
+      ${filters([{ name: 'name', label: 'Type', suggest: 'types' }, { name: 'uri', label: 'URI' }, since, until], q)}
       ${table('Events', [
         { name: 'Published', cell: (e) => time(e.published) }, { name: 'Event', cell: (e) => id(path('events', e.id) + query({ uri: e.uri }), e.id) },
         { name: 'Type', cell: (e) => e.name }, { name: 'URI', cell: (e) => mono(e.uri) },

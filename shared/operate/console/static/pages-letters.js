@@ -1,11 +1,12 @@
 // Dead letters: select, retry, and replay with a dry run before.
-import { html, mono, nothing, id, path, badge, table, time, pager, filters, ask, act, toast, cause, plural, number } from './ui.js';
-import { get, post, call, query } from './session.js';
+import { html, mono, nothing, id, path, badge, table, time, pager, filters, since, until, ask, act, toast, cause, plural, number } from './ui.js';
+import { get, post, call, query, moment } from './session.js';
 
 const selected = new Set();
 let counting = false;
 
-const choice = (q) => Object.fromEntries([...q].filter(([k, v]) => v && k !== 'cursor' && k !== 'replay'));
+const choice = (q) => Object.fromEntries([...q].filter(([k, v]) => v && k !== 'cursor' && k !== 'replay')
+  .map(([k, v]) => [k, k === 'since' || k === 'until' ? moment(v, k === 'until') : v])); // a replay needs exact times
 
 async function retry(items) {
   const chosen = items.filter((l) => selected.has(l.id));
@@ -57,7 +58,7 @@ function progress(job) {
 }
 
 export const letters = {
-  title: 'Dead letters', every: 3000,
+  title: 'Dead letters', every: 3000, filtered: true,
   load: async (_, q) => {
     const [list, job] = await Promise.all([
       get('dead-letters' + query({ ...choice(q), cursor: q.get('cursor') })),
@@ -71,9 +72,9 @@ export const letters = {
     const set = (ids, on) => { for (const l of ids) on ? selected.add(l) : selected.delete(l); redraw(); };
     const all = data.items.length > 0 && data.items.every((l) => selected.has(l.id));
     return html`<h1>Dead letters</h1>
-      ${filters([{ name: 'subscription', label: 'Subscription' }, { name: 'origin', label: 'Origin', hint: 'https://host' }, { name: 'event', label: 'Event type' },
+      ${filters([{ name: 'subscription', label: 'Subscription' }, { name: 'origin', label: 'Origin', hint: 'https://host' }, { name: 'event', label: 'Event type', suggest: 'types' },
         { name: 'queue', label: 'Queue', options: ['', 'webhooks', 'inbox', 'events', 'deliveries', 'slow'] },
-        { name: 'since', label: 'Since', hint: '2026-11-22T12:00:00Z' }, { name: 'until', label: 'Until' }], q)}
+        since, until], q)}
       ${data.job ? progress(data.job) : nothing}
       <div class="actions"><button ?disabled=${!selected.size} @click=${() => retry(data.items)}>Retry selected (${selected.size})</button>
         <button class="primary" ?disabled=${!data.items.length && !data.next} @click=${() => replay(q)}>Replay all of these …</button></div>

@@ -1,5 +1,5 @@
 // Sources: what providers and AWS buses sent, what became of it, and what a request would become.
-import { html, mono, nothing, id, path, badge, table, time, pager, filters, link, number } from './ui.js';
+import { html, mono, nothing, id, path, badge, table, time, pager, filters, since, until, link, number } from './ui.js';
 import { get, post, query } from './session.js';
 
 const kinds = ['', 'refused', 'accepted', 'duplicate', 'unmatched', 'verified', 'unverified', 'invalid', 'unfit', 'limited', 'unavailable'];
@@ -83,7 +83,7 @@ function one(data, q) {
     <h2>Outcomes</h2>
     ${data.kept === 'none' ? html`<p class="muted">Nothing is kept of them (<code>--delivery-log none</code>).</p>` : nothing}
     ${data.kept === 'failures' ? html`<p class="muted">Of those that became events, one a minute is listed (<code>--delivery-log failures</code>).</p>` : nothing}
-    ${filters([{ name: 'kind', label: 'Outcome', options: kinds }, { name: 'since', label: 'Since', hint: '2026-11-22T12:00:00Z' }, { name: 'until', label: 'Until' }], q)}
+    ${filters([{ name: 'kind', label: 'Outcome', options: kinds }, since, until], q)}
     ${table('Outcomes', [
       { name: 'Time', cell: (o) => time(o.time) }, { name: 'Outcome', cell: outcome },
       { name: 'Event', cell: (o) => (o.id && (o.kind === 'accepted' || o.kind === 'duplicate') ? id(path('events', o.id), o.id) : mono(o.id)) },

@@ -49,14 +49,14 @@ function one([s, deliveries]) {
 }
 
 export const subscriptions = {
-  title: 'Subscriptions',
+  title: 'Subscriptions', filtered: true,
   load: async ([sub], q) => (sub
     ? Promise.all([get('subscriptions/' + encodeURIComponent(sub)), get(`subscriptions/${encodeURIComponent(sub)}/deliveries?limit=20`)])
     : get('subscriptions' + query({ limit: 50, ...Object.fromEntries(q) }))),
   view(data, [sub], q) {
     if (sub) return one(data);
     return html`<h1>Subscriptions</h1>
-      ${filters([{ name: 'principal', label: 'Owner' }, { name: 'event', label: 'Event type' }, { name: 'origin', label: 'Origin', hint: 'https://host' },
+      ${filters([{ name: 'principal', label: 'Owner' }, { name: 'event', label: 'Event type', suggest: 'types' }, { name: 'origin', label: 'Origin', hint: 'https://host' },
         { name: 'state', label: 'State', options: ['', 'active', 'paused', 'suspended', 'disabled'] }], q)}
       ${table('Subscriptions', [
         { name: 'Subscription', cell: (s) => id(path('subscriptions', s.id), s.id) }, { name: 'State', cell: state },

@@ -1,5 +1,5 @@
 // Switches, the servers behind the gateway, and the audit trail.
-import { html, mono, nothing, badge, table, time, age, pager, filters, ask, act, plural } from './ui.js';
+import { html, mono, nothing, badge, table, time, age, pager, filters, since, until, ask, act, plural } from './ui.js';
 import { get, call, pages, query } from './session.js';
 
 const name = (s) => (s === 'all' ? 'all deliveries' : s.replace('/', ' '));
@@ -50,10 +50,10 @@ export const backends = {
 const short = (v) => (v === null ? '' : JSON.stringify(v));
 
 export const audit = {
-  title: 'Audit',
+  title: 'Audit', filtered: true,
   load: (_, q) => get('audit' + query(Object.fromEntries(q))),
   view: (data, _, q) => html`<h1>Audit <span class="muted">${plural(data.items.length, 'entry', 'entries')} on this page</span></h1>
-    ${filters([{ name: 'since', label: 'Since', hint: '2026-11-22T12:00:00Z' }, { name: 'until', label: 'Until' }], q)}
+    ${filters([since, until], q)}
     ${table('Audit', [
       { name: 'Time', cell: (e) => time(e.at) }, { name: 'Who', cell: (e) => html`${e.by} <span class="muted">${e.via}</span>` }, { name: 'Action', cell: (e) => e.action },
       { name: 'To what', cell: (e) => mono(e.target) },

@@ -96,9 +96,25 @@ const exact = (_, v, context) => (typeof v === 'number' && JSON.rawJSON && conte
 export const get = (path) => call('GET', path);
 export const post = (path, body) => call('POST', path, body);
 
+const units = { s: 1e3, m: 60e3, min: 60e3, h: 3600e3, d: 86400e3 };
+
+// moment reads a time as people write it: a duration before now (15m, 2h, 7d), a day, a time of today, or a day with a time, in the
+// zone that the pages show. The end of a span that is a day is the end of that day. The API judges any other text.
+export function moment(text, end) {
+  const ago = /^(\d+(?:\.\d+)?) ?(s|min|m|h|d)$/.exec(text);
+  if (ago) return new Date(Date.now() - ago[1] * units[ago[2]]).toISOString();
+  const utc = store.getItem('utc') === 'yes', now = new Date();
+  const today = new Date(now - (utc ? 0 : now.getTimezoneOffset() * 60e3)).toISOString().slice(0, 10);
+  const at = /^(?:(\d{4}-\d\d-\d\d)[ T]?)?(\d\d:\d\d(?::\d\d)?)?$/.exec(text);
+  if (!at || !text) return text;
+  const d = new Date(`${at[1] ?? today}T${at[2] ?? (end ? '23:59:59.999' : '00:00')}${utc ? 'Z' : ''}`);
+  return Number.isNaN(+d) ? text : d.toISOString();
+}
+
 // query makes a query of what is not empty.
 export function query(members) {
-  const q = new URLSearchParams(Object.entries(members).filter(([, v]) => v != null && v !== ''));
+  const q = new URLSearchParams(Object.entries(members).filter(([, v]) => v != null && v !== '')
+    .map(([name, v]) => [name, name === 'since' || name === 'until' ? moment(String(v), name === 'until') : v]));
   return q.size ? '?' + q : '';
 }
 

@@ -5,13 +5,18 @@ export { html, nothing, render };
 
 const two = (n) => String(n).padStart(2, '0');
 
-// time shows the time of today, or the day too.
+// inUTC tells whether times are shown in UTC instead of the browser's zone, in this tab.
+export const inUTC = () => sessionStorage.getItem('utc') === 'yes';
+export const setUTC = (on) => sessionStorage.setItem('utc', on ? 'yes' : 'no');
+
+const day = (d) => (inUTC() ? d.toISOString().slice(0, 10) : `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`);
+const clock = (d) => (inUTC() ? d.toISOString().slice(11, 19) : `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`);
+
+// time shows a time. Times of another day show their day too. The title has everything, with the zone.
 export function time(t) {
   if (!t) return html`<span class="muted">–</span>`;
-  const d = new Date(t), now = new Date();
-  const clock = `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`;
-  const day = d.toDateString() === now.toDateString() ? '' : `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} `;
-  return html`<time datetime=${t} title=${t}>${day}${clock}</time>`;
+  const d = new Date(t), at = day(d);
+  return html`<time datetime=${t} title=${`${at} ${clock(d)} ${inUTC() ? 'UTC' : Intl.DateTimeFormat().resolvedOptions().timeZone} (${t})`}>${at === day(new Date()) ? '' : at + ' '}${clock(d)}</time>`;
 }
 
 // span says a duration of milliseconds.
@@ -54,6 +59,13 @@ export function table(label, columns, rows, empty = 'Nothing here.') {
   </table></div>`;
 }
 
+// suggest has the names of event types, once they are known.
+export const suggest = {};
+
+// since and until are the fields for times; see moment in session.js.
+export const since = { name: 'since', label: 'Since', hint: '2h, 2026-11-22, 12:00', suggest: 'times' };
+export const until = { name: 'until', label: 'Until', hint: '15m, 2026-11-22, 12:00', suggest: 'times' };
+
 // filters is a form whose fields are members of the address.
 export function filters(fields, q) {
   const change = (e) => {
@@ -64,7 +76,9 @@ export function filters(fields, q) {
   return html`<form class="filters" @submit=${change} @change=${(e) => e.target.tagName === 'SELECT' && e.currentTarget.requestSubmit()}>
     ${fields.map((f) => html`<label><span>${f.label}</span>${f.options
       ? html`<select name=${f.name}>${f.options.map((o) => html`<option value=${o} ?selected=${o === (q.get(f.name) || '')}>${o || 'any'}</option>`)}</select>`
-      : html`<input name=${f.name} .value=${q.get(f.name) || ''} placeholder=${f.hint || ''} spellcheck="false" autocomplete="off">`}</label>`)}
+      : html`<input name=${f.name} .value=${q.get(f.name) || ''} placeholder=${f.hint || ''} list=${f.suggest || nothing} spellcheck="false" autocomplete="off">`}</label>`)}
+    <datalist id="times">${['15m', '1h', '24h', '7d'].map((v) => html`<option value=${v}></option>`)}</datalist>
+    <datalist id="types">${(suggest.types ?? []).map((v) => html`<option value=${v}></option>`)}</datalist>
     <button>Filter</button>${[...q.keys()].some((k) => k !== 'cursor') ? html`<a class="button quiet" href=${'#/' + location.hash.slice(2).split('?')[0]}>Clear</a>` : nothing}
   </form>`;
 }

@@ -1,0 +1,48 @@
+// The search: one text is looked up as everything that it may be, and the page says what that was.
+import { html, link, path, go } from './ui.js';
+import { get, query } from './session.js';
+
+// found resolves to whether the API has an object, or a list that is not empty.
+const found = (at) => get(at).then((v) => !v.items || v.items.length > 0, () => false);
+
+// candidates are what a text may be: what it is called, where its page is, and how to find out whether it exists.
+async function candidates(text) {
+  const list = [], add = (what, to, exists) => list.push({ what, to, exists: Promise.resolve(exists) });
+  const sub = text.replace(/^subscription:\/\//, ''), at = encodeURIComponent(text);
+  add('a subscription with this id', path('subscriptions', sub), found(path('subscriptions', sub)));
+  if (text.startsWith('event://')) {
+    add('events with this URI', 'events' + query({ uri: text }), found('events' + query({ uri: text, limit: 1 })));
+    return list;
+  }
+  const url = /^https?:\/\/./.test(text) && URL.canParse(text) ? new URL(text).origin : '';
+  const host = url || /^[a-z0-9.-]+\.[a-z0-9-]+(:\d+)?$|^localhost(:\d+)?$|^[0-9.]+:\d+$/i.test(text);
+  for (const origin of url ? [url] : host ? [`https://${text}`, `http://${text}`] : []) {
+    add(`subscriptions with endpoints at ${origin}`, 'subscriptions' + query({ origin }), found('subscriptions' + query({ origin, limit: 1 })));
+  }
+  if (url) return list;
+  add('an event with this id', 'events/' + at, found(`events/${at}/outcomes?limit=1`));
+  add('an owner of subscriptions', 'subscriptions' + query({ principal: text }), found('subscriptions' + query({ principal: text, limit: 1 })));
+  const types = await get('event-types?limit=100').then((l) => l.items.map((t) => t.name), () => []);
+  const part = types.filter((name) => name.toLowerCase().includes(text.toLowerCase()));
+  for (const name of types.includes(text) ? [text] : part.slice(0, 10)) add(`the event type ${name}`, 'events' + query({ name }), true);
+  if (!part.length) add('an event type', '', false);
+  return list;
+}
+
+export const search = {
+  title: 'Search',
+  load: async ([text]) => {
+    const all = await candidates(text ?? '');
+    for (const c of all) c.exists = await c.exists;
+    const hits = all.filter((c) => c.exists);
+    if (hits.length !== 1) return { hits, missing: all.filter((c) => !c.exists) };
+    location.replace('#/' + hits[0].to);
+    return new Promise(() => {}); // the page that is found loads instead
+  },
+  view: ({ hits, missing }, [text]) => html`<h1>Search <span class="id">${text}</span></h1>
+    ${hits.length ? html`<ul class="hits">${hits.map((h) => html`<li>${link(h.to, h.what)}</li>`)}</ul>` : html`<p class="empty">Nothing was found.</p>`}
+    ${missing.length ? html`<p class="note">Looked for, and not found: ${missing.map((m) => m.what).join('; ')}.</p>` : ''}`,
+};
+
+// start begins a search.
+export const start = (text) => go(path('search', text));
