@@ -17,6 +17,7 @@ import { search as searchPage, start as startSearch } from './pages-search.js';
 const pages = {
   now, types, sources, subscriptions, deliveries, 'dead-letters': letters, switches, backends, audit, live: tail, events, search: searchPage,
 };
+const ownerPages = ['subscriptions', 'deliveries', 'dead-letters'];
 const menu = ['now', 'live', 'types', 'sources', 'subscriptions', 'deliveries', 'dead-letters', 'switches', 'backends', 'audit'];
 
 let at = { name: 'now', path: [], q: new URLSearchParams() };
@@ -29,8 +30,9 @@ let timer;
 function address() {
   const [where, q] = location.hash.replace(/^#\/?/, '').split('?');
   const parts = where.split('/').map((p) => { try { return decodeURIComponent(p); } catch { return p; } });
-  const name = Object.hasOwn(pages, parts[0]) ? parts[0] : 'now';
-  return { name, path: parts.slice(1).filter(Boolean), q: new URLSearchParams(q || '') };
+  const owner = session.isOwner();
+  if (!Object.hasOwn(pages, parts[0]) || owner && !ownerPages.includes(parts[0])) return { name: owner ? ownerPages[0] : 'now', path: [], q: new URLSearchParams() };
+  return { name: parts[0], path: parts.slice(1).filter(Boolean), q: new URLSearchParams(q || '') };
 }
 
 async function load() {
@@ -44,7 +46,7 @@ async function load() {
   let next;
   try {
     next = { ...at, data: await page.load(at.path, at.q), loaded: new Date().toISOString() };
-    if (!suggest.types) session.get('event-types?limit=100').then((l) => { suggest.types = l.items.map((t) => t.name); draw(); }, () => {});
+    if (!suggest.types && !session.isOwner()) session.get('event-types?limit=100').then((l) => { suggest.types = l.items.map((t) => t.name); draw(); }, () => {});
   } catch (error) {
     const gone = !error.status || error.status >= 500; // the server does not answer: keep what it said last
     next = gone && !moved && shown?.data !== undefined ? { ...shown, lost: error } : { ...at, error };
@@ -69,10 +71,10 @@ function frame() {
     <a class="skip" href="#main" @click=${(e) => { e.preventDefault(); document.getElementById('main').focus(); }}>Skip to the content</a>
     <header>
       <a class="brand" href="#/now"><img src="icon.svg" alt="" width="20" height="20">mcp-events</a>
-      <form role="search" @submit=${search}><input id="search" name="for" type="search" placeholder="Find an id, a URL, a host, an owner or an event type" aria-label="Find an id, a URL, a host, an owner or an event type" aria-keyshortcuts="/" autocomplete="off" spellcheck="false"><kbd aria-hidden="true">/</kbd></form>
+      ${session.isOwner() ? html`<span class="muted">your own subscriptions</span>` : html`<form role="search" @submit=${search}><input id="search" name="for" type="search" placeholder="Find an id, a URL, a host, an owner or an event type" aria-label="Find an id, a URL, a host, an owner or an event type" aria-keyshortcuts="/" autocomplete="off" spellcheck="false"><kbd aria-hidden="true">/</kbd></form>`}
       ${session.settings().auth === 'none' ? html`<span class="open" title="The server runs with --auth none: everyone who can reach this address is an operator.">${badge('no sign-in', 'warn')}</span>` : html`<button class="quiet" @click=${leave}>Sign out</button>`}
     </header>
-    <nav class="menu" aria-label="Pages">${menu.map((name) => html`<a href=${'#/' + name} aria-current=${here(name)}>${pages[name].title}</a>`)}
+    <nav class="menu" aria-label="Pages">${(session.isOwner() ? ownerPages : menu).map((name) => html`<a href=${'#/' + name} aria-current=${here(name)}>${pages[name].title}</a>`)}
       <button class="quiet" title="Show times in the other zone" @click=${() => { setUTC(!inUTC()); draw(); }}>${inUTC() ? 'Times in UTC' : 'Local times'}</button></nav>
     <main id="main" tabindex="-1" aria-busy=${busy}><div class="bar" ?hidden=${!busy}></div>${content()}</main>`;
 }
@@ -112,9 +114,10 @@ function signInForm() {
       if (c.signIn) return await session.redirect();
       await session.signIn(e.currentTarget.elements.key.value.trim());
       problem = '';
+      at = address(); // an owner has fewer pages
       return load();
     } catch (failure) {
-      problem = { 401: 'This key is not known.', 403: 'This key may not operate: it lacks the scope events:operate.' }[failure.status] || failure.message;
+      problem = { 401: 'This key is not known.', 403: 'This key may not operate: it lacks the scope events:operate, and events:subscribe for subscriptions of its own.' }[failure.status] || failure.message;
     }
     draw();
   };
@@ -122,7 +125,7 @@ function signInForm() {
   return html`<main class="sign-in" id="main"><form @submit=${submit}>
     <h1><img src="icon.svg" alt="" width="28" height="28">mcp-events</h1>
     ${c.signIn ? html`<p class="muted">You sign in at <span class="id">${c.signIn.issuer}</span>.</p>` : nothing}
-    ${c.signIn || missing ? nothing : html`<label><span>${c.auth === 'jwt' ? 'Access token' : 'Operator key'}</span><input name="key" type="password" required autocomplete="off" autofocus></label>`}
+    ${c.signIn || missing ? nothing : html`<label><span>${c.auth === 'jwt' ? 'Access token' : 'Key'}</span><input name="key" type="password" required autocomplete="off" autofocus></label>`}
     <p role="alert" class="bad">${missing ? 'The authorization server does not answer. Load this page again.' : problem}</p>
     <button class="primary" ?disabled=${missing}>Sign in</button>
     <p class="muted">${c.signIn ? 'The token is' : 'It is'} kept until this tab is closed, and nowhere else.</p>

@@ -1,6 +1,6 @@
 // Deliveries, and the attempts of one as a time line.
 import { html, mono, nothing, link, id, path, badge, table, time, span, pager, filters, since, until, cause, plural } from './ui.js';
-import { get, query, pages } from './session.js';
+import { get, query, pages, isOwner } from './session.js';
 
 // attempts are those of one delivery, the first one first. The list of the event has few others; where it is not whole, that of the
 // subscription is, for the time after the first attempt that is known.
@@ -20,7 +20,7 @@ async function attempts(sub, event) {
 function line(d, [sub, event]) {
   const { items, target } = d, last = items.at(-1), first = items[0];
   const head = html`<h1>Delivery of <span class="id">${event}</span></h1>
-    <dl class="facts"><dt>Event</dt><dd>${id(path('events', event), event)} ${first?.name || ''} ${first?.test ? badge('test') : nothing}</dd>
+    <dl class="facts"><dt>Event</dt><dd>${isOwner() ? html`<span class="id">${event}</span>` : id(path('events', event), event)} ${first?.name || ''} ${first?.test ? badge('test') : nothing}</dd>
       <dt>Subscription</dt><dd>${target ? id(path('subscriptions', sub), sub) : html`<span class="id">${sub}</span> <span class="muted">it has ended</span>`} ${target && target.state !== 'active' ? badge(target.state) : nothing}</dd>
       <dt>Endpoint</dt><dd class="id">${target?.target || first?.origin}</dd></dl>`;
   if (!items.length) {

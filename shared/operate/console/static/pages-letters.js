@@ -1,6 +1,6 @@
 // Dead letters: select, retry, and replay with a dry run before.
 import { html, mono, nothing, id, path, badge, table, time, pager, filters, since, until, ask, act, toast, cause, plural, number } from './ui.js';
-import { get, post, call, query, moment } from './session.js';
+import { get, post, call, query, moment, isOwner } from './session.js';
 
 const selected = new Set();
 let counting = false;
@@ -77,7 +77,7 @@ export const letters = {
         since, until], q)}
       ${data.job ? progress(data.job) : nothing}
       <div class="actions"><button ?disabled=${!selected.size} @click=${() => retry(data.items)}>Retry selected (${selected.size})</button>
-        <button class="primary" ?disabled=${!data.items.length && !data.next} @click=${() => replay(q)}>Replay all of these …</button></div>
+        ${isOwner() ? nothing : html`<button class="primary" ?disabled=${!data.items.length && !data.next} @click=${() => replay(q)}>Replay all of these …</button>`}</div>
       ${table('Dead letters', [
         { name: html`<input type="checkbox" aria-label="Select all on this page" .checked=${all} @change=${(e) => set(data.items.map((l) => l.id), e.target.checked)}>`, title: 'Select', kind: 'pick',
           cell: (l) => html`<input type="checkbox" aria-label=${`Select ${l.event ?? l.id}`} .checked=${selected.has(l.id)} @change=${(e) => set([l.id], e.target.checked)}>` },

@@ -5,6 +5,21 @@ const store = sessionStorage;
 let config = { auth: 'keys' };
 let expired = () => {};
 
+// isOwner tells whether the person may see only their own subscriptions (the scope events:subscribe).
+export const isOwner = () => store.getItem('role') === 'owner';
+
+// judge finds out what the token may do. It fails if that is nothing.
+async function judge() {
+  store.removeItem('role');
+  try {
+    await get('overview');
+  } catch (e) {
+    if (e.status !== 403) throw e;
+    await get('subscriptions?limit=1');
+    store.setItem('role', 'owner');
+  }
+}
+
 export const signedIn = () => config.auth === 'none' || !!store.getItem('token');
 export const settings = () => config;
 
@@ -31,6 +46,7 @@ export async function start(onExpired) {
   const got = await answer.json().catch(() => ({}));
   if (!answer.ok || !got.access_token) throw new Error(got.error_description || got.error || 'The authorization server gave no token.');
   store.setItem('token', got.access_token);
+  await judge().catch((e) => { if (e.status !== 403) throw e; }); // the pages say what is missing
 }
 
 const callback = () => location.origin + location.pathname;
@@ -54,14 +70,14 @@ export async function redirect() {
 export async function signIn(key) {
   store.setItem('token', key);
   try {
-    await get('overview');
+    await judge();
   } catch (e) {
-    store.removeItem('token');
+    signOut();
     throw e;
   }
 }
 
-export const signOut = () => store.removeItem('token');
+export const signOut = () => { store.removeItem('token'); store.removeItem('role'); };
 
 // open is fetch of the admin API. An answer that is no success is an Error with its status.
 export async function open(method, path, body, signal) {
