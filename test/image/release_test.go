@@ -12,6 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -141,6 +142,16 @@ func TestTheNotesOfARelease(t *testing.T) {
 		text, err := notes("v0.1.0-rc.1")
 		if err != nil || !strings.Contains(text, "The first release.") || !strings.Contains(text, "/blob/v0.1.0-rc.1/") {
 			t.Errorf("got %v and\n%s", err, text)
+		}
+	})
+	t.Run("the version of the code has a section, and is the same in the template and the image", func(t *testing.T) {
+		if _, err := notes("v" + app.Version); err != nil {
+			t.Errorf("CHANGELOG.md has no section %s: %v", app.Version, err)
+		}
+		for file, want := range map[string]string{"template.yaml": "\n      Version: " + app.Version + "\n", "Dockerfile": " VERSION=" + app.Version + "\n"} {
+			if !strings.Contains(read(t, file), want) {
+				t.Errorf("%s does not have version %s", file, app.Version)
+			}
 		}
 	})
 	t.Run("a version without a section is refused", func(t *testing.T) {

@@ -64,7 +64,7 @@ func compile(dir, function, version string, a architecture) ([]byte, error) {
 	cmd := exec.Command("go", "build", "-trimpath", "-tags", "lambda.norpc",
 		"-ldflags", "-s -w -X github.com/mcp-events/mcpevents/shared/app.Version="+version, "-o", binary, "./"+function)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+a.goarch)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+a.goarch)
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build %s: %w\n%s", function, err, text)
 	}
@@ -116,14 +116,15 @@ func bundle(dir, version string, a architecture, make func(dir, function, versio
 // readme is the page in the archive.
 const readme = `# mcp-events VERSION for AWS
 
-This archive has the functions, built, and a template that deploys them. You need the AWS credentials and the SAM
-command line that https://github.com/mcp-events/mcpevents/blob/vVERSION/docs/how-to/deploy-to-aws.md describes, and no
-Go. Where that page says make sam-build, do nothing: this archive is what it builds.
+This archive has the functions, built, and a template that deploys them. Follow
+https://github.com/mcp-events/mcpevents/blob/vVERSION/docs/how-to/deploy-to-aws.md in this folder. You need the SAM
+command line and AWS credentials, as that page says, but no Go and no clone. Leave out "make sam-build", because
+this archive is its result.
 
     export AWS_REGION=eu-central-1
     sam deploy
 
-Then follow the page from "Make the keys" on. To upgrade, run sam deploy in the archive of the newer version.
+To upgrade, run "sam deploy" in the archive of the newer version.
 `
 
 // file is a file of an archive.
