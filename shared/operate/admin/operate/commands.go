@@ -64,7 +64,7 @@ type Commands struct {
 		List struct {
 			Page
 			Letters
-		} `cmd:"" default:"withargs" api:"GET dead-letters" columns:"id,dead,queue,reason,statusCode=status,event,name,subscription,origin" drop:"queue,origin,subscription,name" help:"List dead letters, newest first."`
+		} `cmd:"" default:"withargs" api:"GET dead-letters" columns:"id,dead,queue,reason,event,name,statusCode=status,subscription,origin" drop:"queue,origin,subscription,name" help:"List dead letters, newest first."`
 		Show   ID `cmd:"" api:"GET dead-letters/{id}" help:"Show a dead letter, with all its attempts."`
 		Retry  ID `cmd:"" api:"POST dead-letters/{id}/retry" help:"Deliver a dead letter again, with its webhook-id."`
 		Replay struct {
