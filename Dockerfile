@@ -1,6 +1,7 @@
 # The server, and nothing beside it: one static binary, run by a user without rights, with one volume.
 #
 #   docker build --tag mcpevents .
+#   docker run --rm mcpevents demo
 #   docker run --read-only --volume data:/data --volume "$PWD/etc:/etc/mcpevents:ro" --publish 8080:8080 mcpevents
 
 FROM --platform=$BUILDPLATFORM golang:1.26.8 AS build
@@ -24,7 +25,8 @@ ENV MCPEVENTS_ADDR=0.0.0.0:8080 \
     MCPEVENTS_DATA=/data \
     MCPEVENTS_CATALOG=/etc/mcpevents/catalog.yaml \
     MCPEVENTS_CONFIG=/etc/mcpevents/config.yaml \
-    MCPEVENTS_AUTH=keys
+    MCPEVENTS_AUTH=keys \
+    TMPDIR=/data
 EXPOSE 8080
 VOLUME /data
 STOPSIGNAL SIGTERM

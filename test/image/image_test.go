@@ -206,6 +206,10 @@ func serves(t *testing.T, root, environment string) {
 	if health.Run(); health.ProcessState.ExitCode() != 5 {
 		t.Errorf("health without a server exits with %d, want 5", health.ProcessState.ExitCode())
 	}
+	demo, shown := run("demo") // keeps its data in a temporary directory, for which only the volume has space
+	if err := demo.Run(); err != nil || !strings.Contains(shown.String(), "One event, published once, reached two webhooks and two streams.") {
+		t.Errorf("demo: %v\n%s", err, shown)
+	}
 	server, said := run("serve")
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
