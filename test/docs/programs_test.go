@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -174,5 +175,40 @@ func getsWhatAToolPublishes(t *testing.T, url, key string) {
 		}
 	case <-time.After(patienceToPrint):
 		t.Error("the event did not come")
+	}
+}
+
+// TestBashCanReadTheCommands checks the syntax of all command blocks. Some of them need an AWS account and do not run in a test.
+func TestBashCanReadTheCommands(t *testing.T) {
+	t.Parallel()
+	root := harness.Root(t)
+	commands := regexp.MustCompile(`(?m)^(aws|mcpevents|make|sam|curl|export|journalctl|cloudflared|docker|eval|\.) `)
+	checked := 0
+	err := filepath.WalkDir(filepath.Join(root, "docs"), func(path string, _ os.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".md" {
+			return err
+		}
+		p, err := page.Read(path)
+		if err != nil {
+			return err
+		}
+		for _, b := range p.Blocks {
+			if b.Language() != "sh" && (b.Language() != "" || !commands.MatchString(b.Text)) {
+				continue
+			}
+			checked++
+			cmd := exec.CommandContext(t.Context(), "bash", "-n")
+			cmd.Stdin = strings.NewReader(b.Text)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s:%d: %v\n%s", path, b.Line, err, out)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if checked < 100 {
+		t.Errorf("%d blocks were found; there are more", checked)
 	}
 }
