@@ -78,8 +78,9 @@ func commanding(t *testing.T, target *harness.Target) {
 		"deadletters replay --dry-run --subscription " + id:   `^count: 1\n$`,
 		"events list --name ci.build_finished":                `(?s)evt_dead .*evt_fine `,
 		"events types":                                        `ci\.build_finished +event://ci/build-finished`,
-		"events show evt_fine":                                `(?m)^data:\n  build: 1$`,
-		"switches list":                                       `^NAME +STATE +BY +AT +REASON\n$`,
+		"events show evt_fine":                                `(?ms)^data:\n  build: 1$.*^OUTCOME +WHY `,
+		"events outcomes evt_fine":                            `(?m)^(delivered|unrecorded) +`, // by the delivery log that is kept
+		"switches list":                                       `^NAME +STATE +BY +AT +REASON +WAITING +OLDEST\n$`,
 		"principals erase no-one-is-called-so --dry-run":      `complete: true`,
 		"backends": `^NAME +URL +PREFIX\n$`,
 		"overview": `(?m)^subscriptions:\n  active: 1$`,
