@@ -91,6 +91,14 @@ func TestAlarms(t *testing.T) {
 			t.Errorf("the runbook has %q, the template %q", headings, names)
 		}
 	})
+	t.Run("OPS-14 each alarm's description links to its heading in the runbook", func(t *testing.T) {
+		for name := range all {
+			link := "https://github.com/mcp-events/mcpevents/blob/main/docs/runbook.md#" + strings.ToLower(name)
+			if text := value(at(tree(t), "Resources", name, "Properties", "AlarmDescription")); !strings.HasSuffix(text, " See "+link) {
+				t.Errorf("the description of %s is %q, want one that ends with a link to %s", name, text, link)
+			}
+		}
+	})
 	t.Run("OPS-14 the runbook begins with a table of all alarms and helpers that bash can read", func(t *testing.T) {
 		p, err := page.Read("../docs/runbook.md")
 		if err != nil {
