@@ -236,6 +236,14 @@ func TestWhatWaits(t *testing.T) {
 			}
 		}
 	})
+	t.Run("OPS-18 SRF-05 a subscription shows operators the status of its last failure", func(t *testing.T) {
+		for who, want := range map[string]string{"op": "http_5xx 503", "alice": "http_5xx <nil>"} {
+			f.eventually(want+" for "+who, func() bool { // the status is written after the delivery
+				delivery := read(who, "subscriptions/"+failing)["delivery"].(object)
+				return fmt.Sprintf("%v %v", delivery["lastError"], delivery["lastStatusCode"]) == want
+			})
+		}
+	})
 	t.Run("OPS-19 a subscription shows who paused it and why, and its owner does not see the operator's name", func(t *testing.T) {
 		f.call("op", "POST", "subscriptions/"+failing+"/pause", `{"reason":"moving"}`, 200, nil)
 		for who, want := range map[string]string{"op": "op: moving", "alice": "an operator: moving"} {

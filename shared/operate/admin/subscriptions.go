@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
@@ -40,8 +41,10 @@ type subscriptionView struct {
 	Switch   *switches.Switch `json:"switch,omitempty"`
 	Waiting  *waitingView     `json:"waiting,omitempty"`
 	Delivery struct {
-		Last           time.Time `json:"last,omitzero"`
-		LastError      string    `json:"lastError,omitempty"`
+		Last      time.Time `json:"last,omitzero"`
+		LastError string    `json:"lastError,omitempty"`
+		// LastStatusCode is the status of the last failure. Only the view of a single subscription has it, for operators.
+		LastStatusCode int       `json:"lastStatusCode,omitempty"`
 		FailingSince   time.Time `json:"failingSince,omitzero"`
 		ThrottledUntil time.Time `json:"throttledUntil,omitzero"`
 	} `json:"delivery"`
@@ -130,6 +133,15 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 	}
 	if v.Switch != nil && v.Switch.Operator && !c.operator {
 		v.Switch.By = "an operator" // whose name is none of the owner's business
+	}
+	if v.Delivery.LastError != "" && c.operator {
+		failed, _, err := records.List(c.Context(), h.operations.Deliveries.DB, c.who.Workspace, records.Query{Subscription: s.ID, Outcome: records.Failed}, "", 1)
+		if err != nil {
+			return nil, err
+		}
+		if len(failed) > 0 {
+			v.Delivery.LastStatusCode = failed[0].Status
+		}
 	}
 	waiting, err := state.ReadBacklog(c.Context(), h.operations.Deliveries.DB, c.who.Workspace, s.ID)
 	if err != nil {

@@ -30,7 +30,7 @@ function one([s, deliveries]) {
       <button @click=${() => test(s)}>Send a test event</button><button class="danger" @click=${() => end(s)}>End</button>
     </div>
     ${s.reason ? html`<p class="problem">${s.reason}</p>` : nothing}
-    ${s.delivery.lastError ? html`<p class="problem">The last attempt failed: ${cause(s.delivery.lastError)}.${s.delivery.failingSince ? html` It fails since ${time(s.delivery.failingSince)}.` : nothing}</p>` : nothing}
+    ${s.delivery.lastError ? html`<p class="problem">The last attempt failed: ${cause(s.delivery.lastError, s.delivery.lastStatusCode)}.${s.delivery.failingSince ? html` It fails since ${time(s.delivery.failingSince)}.` : nothing}</p>` : nothing}
     <dl class="facts">
       <dt>Endpoint</dt><dd class="id">${s.target}</dd><dt>Owner</dt><dd>${link('subscriptions' + query({ principal: s.principal }), s.principal)}</dd>
       <dt>Events</dt><dd>${s.eventUris.map((u) => html`<div class="id">${u}</div>`)}</dd>
@@ -62,7 +62,7 @@ export const subscriptions = {
         { name: 'Subscription', cell: (s) => id(path('subscriptions', s.id), s.id) }, { name: 'State', cell: state },
         { name: 'Owner', cell: (s) => s.principal }, { name: 'Events', cell: (s) => html`${s.events.join(', ') || s.eventUris[0]}${args(s).map(([name, value]) => html`<div class="muted">${name}: ${value}</div>`)}` },
         { name: 'Endpoint', cell: (s) => mono(s.target) }, { name: 'Last success', cell: (s) => time(s.delivery.last) },
-        { name: 'Last error', cell: (s) => cause(s.delivery.lastError) },
+        { name: 'Last error', cell: (s) => cause(s.delivery.lastError, s.delivery.lastStatusCode) },
       ], data.items, data.next ? 'None on this page; there may be some on the next.' : 'No subscription has all of that.')}
       ${pager(data.next, q)}`;
   },
