@@ -2,6 +2,7 @@
 
 - Links to files outside of docs/ lead to the repository.
 - The content of list items is indented by four spaces, as Python-Markdown needs it. On GitHub it is the marker's width.
+- Callouts, such as a quote that begins with [!WARNING], become admonitions.
 - The words for the tests after a block's language, such as "sh background", are dropped.
 - llms.txt lists all pages with their first sentence. Each page is also there as Markdown.
 """
@@ -14,6 +15,7 @@ REPOSITORY = "https://github.com/mcp-events/mcpevents/blob/main/"
 
 FENCE = re.compile(r"^ *```")
 ITEM = re.compile(r"^ *(?:[-*]|\d+\.) +(?=\S)")
+CALLOUT = re.compile(r"^> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]$")
 LINK = re.compile(r"(\]\()([^()\s]+)(\))")
 
 summaries = {}  # by the path of the page
@@ -61,9 +63,11 @@ def adapt(markdown, source):
     out = []
     items = []  # the columns at which the content of the open list items begins
     fenced = False
+    called = False  # the line before belongs to a callout
     for line in markdown.split("\n"):
         if not line.strip():
             out.append("")
+            called = False
             continue
         if not fenced:
             column = len(line) - len(line.lstrip(" "))
@@ -76,6 +80,12 @@ def adapt(markdown, source):
             content = re.sub(r"^( *```\S*).*", r"\1", content)
         elif not fenced:
             content = LINK.sub(lambda m: link(m, source), content)
+            callout = CALLOUT.match(content)
+            if callout:
+                content = "!!! " + callout[1].lower()
+            elif called and content.startswith("> "):
+                content = "    " + content[2:]
+            called = bool(callout) or (called and content.startswith("    "))
             item = ITEM.match(content)
             if item:
                 # A list that follows a paragraph directly needs an empty line before it.
