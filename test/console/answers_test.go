@@ -142,6 +142,8 @@ func TestReplay(t *testing.T) {
 	b.visit(w.console() + "#/dead-letters?event=ci.build_finished")
 	b.signIn("op")
 	b.until(`document.querySelectorAll("tbody input").length === 40`)
+	b.until(`[...document.querySelectorAll(".menu a")].some(a => a.innerText.replace(/\s+/g, " ") === "Dead letters 40")`)
+	b.shows("op in workspace default at " + strings.TrimPrefix(w.s.AdminURL, "http://"))
 	b.js(`document.querySelector("tbody input").click()`)
 	b.click("button", "Retry selected (1)")
 	b.shows("1 dead letter is delivered again")

@@ -20,6 +20,8 @@ const pages = {
 const ownerPages = ['subscriptions', 'deliveries', 'dead-letters'];
 const menu = ['now', 'live', 'types', 'sources', 'subscriptions', 'deliveries', 'dead-letters', 'switches', 'backends', 'audit'];
 
+const menuEvery = 30_000; // after how many milliseconds a load also reads the counts of the menu again
+
 let at = { name: 'now', path: [], q: new URLSearchParams() };
 let shown = null; // what is on the screen: {...at, data} or {...at, error}
 let problem = ''; // of the sign-in
@@ -46,6 +48,7 @@ async function load() {
   let next;
   try {
     next = { ...at, data: await page.load(at.path, at.q), loaded: new Date().toISOString() };
+    if (Date.now() - session.summary.read > menuEvery && !session.isOwner()) session.readOverview().then(draw, () => {});
     if (!suggest.types && !session.isOwner()) session.get('event-types?limit=100').then((l) => { suggest.types = l.items.map((t) => t.name); draw(); }, () => {});
   } catch (error) {
     const gone = !error.status || error.status >= 500; // the server does not answer: keep what it said last
@@ -74,9 +77,23 @@ function frame() {
       ${session.isOwner() ? html`<span class="muted">your own subscriptions</span>` : html`<form role="search" @submit=${search}><input id="search" name="for" type="search" placeholder="Find an id, a URL, a host, an owner or an event type" aria-label="Find an id, a URL, a host, an owner or an event type" aria-keyshortcuts="/" autocomplete="off" spellcheck="false"><kbd aria-hidden="true">/</kbd></form>`}
       ${session.settings().auth === 'none' ? html`<span class="open" title="The server runs with --auth none: everyone who can reach this address is an operator.">${badge('no sign-in', 'warn')}</span>` : html`<button class="quiet" @click=${leave}>Sign out</button>`}
     </header>
-    <nav class="menu" aria-label="Pages">${(session.isOwner() ? ownerPages : menu).map((name) => html`<a href=${'#/' + name} aria-current=${here(name)}>${pages[name].title}</a>`)}
+    <nav class="menu" aria-label="Pages">${(session.isOwner() ? ownerPages : menu).map((name) => html`<a href=${'#/' + name} aria-current=${here(name)}>${pages[name].title}${count(name)}</a>`)}
+      ${who()}
       <button class="quiet" title="Show times in the other zone" @click=${() => { setUTC(!inUTC()); draw(); }}>${inUTC() ? 'Times in UTC' : 'Local times'}</button></nav>
     <main id="main" tabindex="-1" aria-busy=${busy}><div class="bar" ?hidden=${!busy}></div>${content()}</main>`;
+}
+
+// count is how many things a page of the menu has that ask for attention, as of the last overview.
+function count(name) {
+  const o = session.summary.overview;
+  const n = { 'dead-letters': o?.deadLetters, switches: o?.paused.length }[name];
+  return n ? html` <span class="count" title=${`at ${new Date(o.now).toLocaleTimeString()}`}>${n >= 1000 ? '1,000+' : n}</span>` : nothing;
+}
+
+// who is signed in, in which workspace, and at which server.
+function who() {
+  const o = session.summary.overview;
+  return o ? html`<p class="who"><b>${session.settings().auth === 'none' ? 'everyone' : o.principal}</b> in workspace <b>${o.workspace}</b> at ${location.host}</p>` : nothing;
 }
 
 function content() {

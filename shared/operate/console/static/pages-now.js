@@ -1,6 +1,6 @@
 // What happens now, and the live tail.
 import { html, mono, nothing, link, id, path, badge, table, time, span, number, plural, cause } from './ui.js';
-import { get } from './session.js';
+import { readOverview } from './session.js';
 import * as live from './live.js';
 
 const share = (failed, attempts) => `${Math.round(100 * failed / Math.max(attempts, 1))} %`;
@@ -34,7 +34,7 @@ function chart(title, unit, lines, data, least, last) {
 export const now = {
   title: 'Now', every: 10_000, live: true,
   load: async () => {
-    const o = await get('overview');
+    const o = await readOverview();
     live.remember(o);
     return o;
   },

@@ -8,11 +8,21 @@ let expired = () => {};
 // isOwner tells whether the person may see only their own subscriptions (the scope events:subscribe).
 export const isOwner = () => store.getItem('role') === 'owner';
 
+// summary has the newest overview that was read, for the menu, and when.
+export const summary = { overview: null, read: 0 };
+
+// readOverview reads the overview and keeps it in the summary.
+export async function readOverview() {
+  summary.read = Date.now();
+  summary.overview = await get('overview');
+  return summary.overview;
+}
+
 // judge finds out what the token may do. It fails if that is nothing.
 async function judge() {
   store.removeItem('role');
   try {
-    await get('overview');
+    await readOverview();
   } catch (e) {
     if (e.status !== 403) throw e;
     await get('subscriptions?limit=1');
@@ -77,7 +87,7 @@ export async function signIn(key) {
   }
 }
 
-export const signOut = () => { store.removeItem('token'); store.removeItem('role'); };
+export const signOut = () => { summary.overview = null; summary.read = 0; store.removeItem('token'); store.removeItem('role'); };
 
 // open is fetch of the admin API. An answer that is no success is an Error with its status.
 export async function open(method, path, body, signal) {

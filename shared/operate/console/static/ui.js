@@ -63,8 +63,8 @@ export function table(label, columns, rows, empty = 'Nothing here.') {
 export const suggest = {};
 
 // since and until are the fields for times; see moment in session.js.
-export const since = { name: 'since', label: 'Since', hint: '2h, 2026-11-22, 12:00', suggest: 'times' };
-export const until = { name: 'until', label: 'Until', hint: '15m, 2026-11-22, 12:00', suggest: 'times' };
+export const since = { name: 'since', label: 'Since', hint: '2h or 2026-11-22', suggest: 'times' };
+export const until = { name: 'until', label: 'Until', hint: '15m or 2026-11-22', suggest: 'times' };
 
 // filters is a form whose fields are members of the address.
 export function filters(fields, q) {
