@@ -378,19 +378,21 @@ func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, 
 		o.giveUp()
 	case o.ended():
 		o.end()
-	case x.Kept == records.Failures:
-		// A delivery that is no longer stored has succeeded, unless its subscription stopped it.
-		return x.explainUnstored(ctx, s, o)
 	default:
-		o.wait(last.Next)
+		return x.explainUnstored(ctx, s, o, last.Next)
 	}
 	return nil
 }
 
-// explainUnstored explains a delivery whose last recorded attempt failed, if the log keeps only failures.
-func (x *Explainer) explainUnstored(ctx context.Context, s *subject, o *Outcome) error {
+// explainUnstored explains a delivery whose last recorded attempt failed, and which is no longer stored. Its subscription may have
+// stopped it. Otherwise it has succeeded, and if the log keeps successes, the record is about to be written.
+func (x *Explainer) explainUnstored(ctx context.Context, s *subject, o *Outcome, due time.Time) error {
 	if err := x.explainJudged(ctx, s, o); err != nil || o.Kind != "" {
 		return err
+	}
+	if x.Kept == records.All {
+		o.wait(due)
+		return nil
 	}
 	o.Kind, o.Why = KindDelivered, fmt.Sprintf("a later attempt than %d succeeded, of which the delivery log keeps no record", o.Attempts)
 	o.At, o.Status, o.Category = time.Time{}, 0, ""
