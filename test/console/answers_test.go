@@ -55,6 +55,7 @@ func TestDidItArrive(t *testing.T) {
 		}
 	}
 	b.shoot("outcomes-light")
+	b.until(`document.querySelector("h1 button").getAttribute("aria-label") === "Copy evt_1"`)
 	b.js(found(filtered) + `.querySelector("button").click()`)
 	b.until(`document.querySelector("dialog[open]")?.innerText.includes("asks for status")`)
 	b.click("dialog[open] button", "Deliver anyway")
@@ -121,6 +122,11 @@ func TestTimes(t *testing.T) {
 	b.click("main button", "Filter")
 	b.shows("evt_1")
 	b.until(`[...document.querySelectorAll("#types option")].some(o => o.value === "ci.build_finished")`)
+	w.publish(built, "evt_2")
+	w.listed("deliveries?event=evt_2", 1)
+	b.shows("As of ")
+	b.click(".as-of button", "Read again")
+	b.shows("evt_2")
 	b.click(".menu button", "Local times")
 	b.until(`document.querySelector("td time").title.includes(" UTC ")`)
 	b.click(".menu button", "Times in UTC")

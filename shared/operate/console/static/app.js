@@ -37,6 +37,9 @@ function address() {
   return { name: parts[0], path: parts.slice(1).filter(Boolean), q: new URLSearchParams(q || '') };
 }
 
+// everyOf is after how many milliseconds a page loads again, or something false.
+const everyOf = (page, { data, error }) => (typeof page.every === 'function' ? !error && page.every(data) : page.every);
+
 async function load() {
   clearTimeout(timer);
   if (!session.signedIn()) return draw();
@@ -57,7 +60,7 @@ async function load() {
   if (mine !== turn) return;
   busy = false;
   shown = next;
-  const every = typeof page.every === 'function' ? !next.error && page.every(next.data) : page.every;
+  const every = everyOf(page, next);
   if (session.signedIn() && every) timer = setTimeout(() => document.hidden || load(), every);
   draw();
   if (moved) document.getElementById('main')?.scrollTo(0, 0);
@@ -100,7 +103,7 @@ function content() {
   if (!shown) return html`<h1>${pages[at.name].title}</h1>`;
   const page = pages[shown.name], problem = (what) => html`<div class="problem" role="alert"><p>${what}</p><button @click=${load}>Try again</button></div>`;
   if (shown.lost) return html`${problem(html`${shown.lost.message} What follows is of ${time(shown.loaded)}.`)}<div class="stale">${page.view(shown.data, shown.path, shown.q)}</div>`;
-  if (!shown.error) return page.view(shown.data, shown.path, shown.q);
+  if (!shown.error) return html`${page.view(shown.data, shown.path, shown.q)}${page.live || everyOf(page, shown) ? nothing : html`<p class="as-of">As of ${time(shown.loaded)}. <button class="small quiet" @click=${load}>Read again</button></p>`}`;
   // After a filter that the server refuses, the form stays, so that it can be corrected.
   if (shown.error.status === 400 && page.filtered && !shown.path.length) return html`${problem(shown.error.message)}<div class="failed">${page.view({ items: [], kept: 'all' }, [], shown.q)}</div>`;
   return html`<h1>${page.title}</h1>${problem(shown.error.message)}`;

@@ -1,5 +1,5 @@
 // Event types, their events, and what became of one event.
-import { html, mono, nothing, link, id, path, badge, table, time, span, plural, pager, filters, since, until, ask, act } from './ui.js';
+import { html, mono, copyable, nothing, link, id, path, badge, table, time, span, plural, pager, filters, since, until, ask, act } from './ui.js';
 import { get, post, call, query, pages } from './session.js';
 
 export const types = {
@@ -55,7 +55,7 @@ function one({ event, found }, eventID, q) {
   if (!event && !found) return html`<h1>Event <span class="id">${eventID}</span></h1><p class="empty">Neither the log nor the delivery log has an event with this id. The log keeps events for a day unless --log-retention says otherwise.</p>`;
   const rows = found?.items ?? [];
   const delivered = rows.filter((r) => r.outcome === 'delivered').length;
-  return html`<h1>Event <span class="id">${eventID}</span> ${eventID.startsWith('test_') ? badge('test') : nothing}</h1>
+  return html`<h1>Event ${copyable(eventID)} ${eventID.startsWith('test_') ? badge('test') : nothing}</h1>
     ${event ? html`<dl class="facts"><dt>Type</dt><dd>${event.name}</dd><dt>URI</dt><dd class="id">${event.uri}</dd><dt>Published</dt><dd>${time(event.published)}</dd></dl>`
       : html`<p class="note">The log does not have this event. The outcomes are from the delivery log.</p>`}
     <h2>Did it arrive? <span class="muted">${delivered} of ${plural(rows.length, 'subscription')}${found?.next ? ' on this page' : ''}</span></h2>

@@ -1,5 +1,5 @@
 // Subscriptions: the list, and one of them with what a person does to it.
-import { html, mono, nothing, link, id, path, badge, table, time, age, plural, pager, filters, ask, act, cause, go } from './ui.js';
+import { html, mono, copyable, nothing, link, id, path, badge, table, time, age, plural, pager, filters, ask, act, cause, go } from './ui.js';
 import { get, post, call, query } from './session.js';
 
 const state = (s) => html`${badge(s.state)}${s.delivery.failingSince && s.state === 'active' ? badge('failing', 'warn') : nothing}`;
@@ -24,7 +24,7 @@ const test = (s) => act('A test event is on its way.', async () => {
 const args = (s) => Object.entries(s.arguments ?? {}).map(([name, value]) => [name, typeof value === 'string' ? value : JSON.stringify(value)]);
 
 function one([s, deliveries]) {
-  return html`<h1>Subscription <span class="id">${s.id}</span> ${state(s)}</h1>
+  return html`<h1>Subscription ${copyable(s.id)} ${state(s)}</h1>
     <div class="actions">
       ${s.state === 'paused' ? html`<button class="primary" @click=${() => act('It is resumed.', () => post(`subscriptions/${s.id}/resume`))}>Resume</button>` : html`<button @click=${() => pause(s)}>Pause</button>`}
       <button @click=${() => test(s)}>Send a test event</button><button class="danger" @click=${() => end(s)}>End</button>
@@ -32,7 +32,7 @@ function one([s, deliveries]) {
     ${s.reason ? html`<p class="problem">${s.reason}</p>` : nothing}
     ${s.delivery.lastError ? html`<p class="problem">The last attempt failed: ${cause(s.delivery.lastError, s.delivery.lastStatusCode)}.${s.delivery.failingSince ? html` It fails since ${time(s.delivery.failingSince)}.` : nothing}</p>` : nothing}
     <dl class="facts">
-      <dt>Endpoint</dt><dd class="id">${s.target}</dd><dt>Owner</dt><dd>${link('subscriptions' + query({ principal: s.principal }), s.principal)}</dd>
+      <dt>Endpoint</dt><dd>${copyable(s.target)}</dd><dt>Owner</dt><dd>${link('subscriptions' + query({ principal: s.principal }), s.principal)}</dd>
       <dt>Events</dt><dd>${s.eventUris.map((u) => html`<div class="id">${u}</div>`)}</dd>
       ${args(s).map(([name, value]) => html`<dt>${name}</dt><dd class="id">${value}</dd>`)}
       <dt>Protocol</dt><dd>${s.protocol}</dd>

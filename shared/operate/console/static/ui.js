@@ -49,6 +49,9 @@ export const id = (to, text) => link(to, text, 'id');
 export const mono = (text) => html`<span class="id" title=${text ?? ''}>${text}</span>`;
 export const path = (...parts) => parts.map(encodeURIComponent).join('/');
 
+// copyable shows a text with a button that copies it, where the browser allows that.
+export const copyable = (text) => html`<span class="id">${text}</span>${navigator.clipboard ? html`<button class="small quiet copy" aria-label=${`Copy ${text}`} @click=${() => navigator.clipboard.writeText(text).then(() => toast('It is copied.'), (e) => toast(e.message, true))}>Copy</button>` : nothing}`;
+
 // table makes a table; on a phone its rows are cards, which is why the roles are written out.
 export function table(label, columns, rows, empty = 'Nothing here.') {
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
