@@ -30,7 +30,7 @@ func TestPages(t *testing.T) {
 
 	w.publishFrom("builds")
 	pages := []struct{ name, hash, shows string }{
-		{"now", "#/now", "dead letters wait"},
+		{"now", "#/now", "It affects 2 subscriptions"},
 		{"live", "#/live", "Live tail"},
 		{"types", "#/types", "ci.build_finished"},
 		{"sources", "#/sources", "unverified"},

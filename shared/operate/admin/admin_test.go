@@ -152,8 +152,8 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 		}
 		var o struct{ Recent struct{ Failing []object } }
 		f.call("op", "GET", "overview", "", 200, &o)
-		if l := o.Recent.Failing; len(l) != 1 || l[0]["statusCode"] != 413.0 {
-			t.Errorf("OPS-18 got the failing endpoints %v, want the status of the last failure", l)
+		if l := o.Recent.Failing; len(l) != 1 || l[0]["statusCode"] != 413.0 || l[0]["subscriptions"] != 1.0 || l[0]["since"] == nil {
+			t.Errorf("OPS-18 got the failing endpoints %v, want the status of the last failure, the time of the first one, and one subscription", l)
 		}
 	})
 	t.Run("OPS-04 WHK-13 a dead letter is found each way, with its history", func(t *testing.T) {

@@ -189,11 +189,15 @@ type failing struct {
 	// Category is the category of the last failure, and StatusCode its status.
 	Category   string `json:"category"`
 	StatusCode int    `json:"statusCode,omitempty"`
+	// Since is the time of the first of these failures, and Subscriptions how many subscriptions they affect.
+	Since         time.Time `json:"since"`
+	Subscriptions int       `json:"subscriptions"`
 }
 
 // listFailing returns the origins with the most failures.
 func listFailing(found []records.Record) []failing {
 	by := map[string]*failing{}
+	affected := map[[2]string]bool{} // by origin and subscription
 	for _, r := range found {
 		f := by[r.Origin]
 		if f == nil {
@@ -203,6 +207,11 @@ func listFailing(found []records.Record) []failing {
 		f.Attempts++
 		if r.Outcome() != records.Delivered {
 			f.Failed++
+			f.Since = r.At.UTC() // the records are newest first
+			if of := [2]string{r.Origin, r.Subscription}; !affected[of] {
+				affected[of] = true
+				f.Subscriptions++
+			}
 			if f.Category == "" {
 				f.Category, f.StatusCode = r.Category, r.Status
 			}
