@@ -204,7 +204,8 @@ func (l *Lists) AuditState(ctx context.Context, workspace string) (state AuditSt
 	if err != nil || it == nil {
 		return state, err
 	}
-	return state, fault.Wrap(fault.Unavailable, json.Unmarshal(it.Value, &state), "decode the state of the last audit")
+	err = json.Unmarshal(it.Value, &state)
+	return state, fault.Wrap(fault.Unavailable, err, "decode the state of the last audit")
 }
 
 // SetAuditState writes the state of a workspace's last recheck.

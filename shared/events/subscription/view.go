@@ -40,7 +40,8 @@ func DecodeStatus(it *store.Item) (Status, error) {
 	if it == nil {
 		return s, nil
 	}
-	return s, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, &s), "decode the status of a subscription")
+	err := json.Unmarshal(it.Value, &s)
+	return s, fault.Wrap(fault.Internal, err, "decode the status of a subscription")
 }
 
 func statusOf(ctx context.Context, db store.DB, workspace, id string) (Status, error) {

@@ -176,7 +176,8 @@ func (s *Set) List(ctx context.Context, workspace, after string, limit int) (lis
 }
 
 func decode(it *store.Item) (sw Switch, err error) {
-	return sw, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, &sw), "decode a switch")
+	err = json.Unmarshal(it.Value, &sw)
+	return sw, fault.Wrap(fault.Internal, err, "decode a switch")
 }
 
 // PauseOps returns the writes that pause a switch, for callers that write more in the same transaction. [Set.Pause]

@@ -238,9 +238,11 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	}
 	switch {
 	case del != nil:
-		return o, x.explainStored(ctx, s, &o, del)
+		err := x.explainStored(ctx, s, &o, del)
+		return o, err
 	case len(tries) > 0:
-		return o, x.explainRecords(ctx, s, &o, tries)
+		err := x.explainRecords(ctx, s, &o, tries)
+		return o, err
 	}
 	if err := x.explainJudged(ctx, s, &o); err != nil || o.Kind != "" {
 		return o, err
@@ -251,7 +253,8 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 			return o, err
 		}
 		if len(tries) > 0 {
-			return o, x.explainRecords(ctx, s, &o, tries)
+			err = x.explainRecords(ctx, s, &o, tries)
+			return o, err
 		}
 	}
 	x.explainMissing(s, &o)
