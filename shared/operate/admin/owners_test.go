@@ -147,3 +147,19 @@ func TestReasonsHaveALimit(t *testing.T) {
 		f.call(x.who, x.method, x.path, body(500), http.StatusOK, nil)
 	}
 }
+
+// OPS-09 OPS-06: an operator's pause holds against the owner, even if the owner had paused the subscription before and the operator
+// gives no reason.
+func TestAnOperatorsPauseReplacesTheOwners(t *testing.T) {
+	f := start(t, nil)
+	for _, pause := range []struct{ method, path string }{{http.MethodPost, "subscriptions/%s/pause"}, {http.MethodPut, "switches/subscription/%s"}} {
+		id := f.subscribe("alice", "/a", built)
+		f.call("alice", http.MethodPost, "subscriptions/"+id+"/pause", `{"reason":"moving"}`, http.StatusOK, nil)
+		f.call("op", pause.method, fmt.Sprintf(pause.path, id), "", http.StatusOK, nil)
+		f.call("alice", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusForbidden, nil)
+		var got struct{ State string }
+		f.call("op", http.MethodGet, "subscriptions/"+id, "", http.StatusOK, &got)
+		expect.Equal(t, "OPS-09 the state after the owner's resume", got.State, "paused")
+		f.call("op", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusOK, nil)
+	}
+}

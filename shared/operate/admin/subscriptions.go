@@ -242,7 +242,8 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 }
 
 // setPaused pauses or resumes a subscription and its switch. It does nothing if that is already the state, except that a
-// pause with a reason replaces the switch's reason.
+// pause with a reason replaces the switch's reason, and that an operator's pause replaces the owner's, so that the owner
+// cannot end it.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.Subscription(s.ID)
 	before, err := h.switches.Get(c.Context(), c.who.Workspace, name)
@@ -256,7 +257,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 		if !pause && s.State == subscription.Suspended {
 			return fault.New(fault.Conflict, "the subscription is suspended, because %s: fix its endpoint; it continues when its subscriber refreshes it (events/subscribe), and cannot be resumed otherwise", s.Reason)
 		}
-		if !pause || reason == "" {
+		if !pause || reason == "" && before.Operator == c.operator {
 			return nil
 		}
 	}
