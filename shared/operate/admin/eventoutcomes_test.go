@@ -9,11 +9,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -273,4 +276,59 @@ func TestWhatWaits(t *testing.T) {
 			t.Errorf("OPS-08 got %v", before)
 		}
 	})
+}
+
+// OPS-17: a delivery that an operator asked for waits for its next attempt, although the subscription filters the event out, or was made
+// later.
+func TestADeliveryThatWasAskedForWaits(t *testing.T) {
+	f := start(t, nil)
+	hold := endpoint(t)
+	filtered := servertest.SubscribeEvents(t, f.s.URL, "bob", hold.URL+"/a/503", "ci.build_finished", map[string]any{"status": "failed"})
+	f.publish(built, "evt_1")
+	later := servertest.SubscribeEvents(t, f.s.URL, "bob", hold.URL+"/b/503", "ci.build_finished", nil)
+	for sub, before := range map[string]string{filtered: "filtered", later: "subscribedLater"} {
+		expect.Equal(t, "OPS-17 the outcome before", f.outcome("evt_1", sub)["outcome"], any(before))
+		f.call("op", "POST", "events/evt_1/deliver", `{"subscription":"`+sub+`"}`, 202, nil)
+		if got := f.outcome("evt_1", sub); got["outcome"] != "waiting" { // for the first attempt, or for the second one
+			t.Errorf("OPS-17 got %v: %v, want waiting", got["outcome"], got["why"])
+		}
+		f.eventually("an attempt", func() bool { return f.outcome("evt_1", sub)["attempts"] != nil })
+		if got := f.outcome("evt_1", sub); got["outcome"] != "waiting" || got["why"] != "the endpoint answered 503; attempt 2 follows" {
+			t.Errorf("OPS-17 got %v: %v, want waiting", got["outcome"], got["why"])
+		}
+	}
+}
+
+// OPS-17: an event that was given up, and arrived after its subscriber had subscribed again from an older cursor, is delivered.
+func TestAnEventThatArrivedAfterItWasGivenUp(t *testing.T) {
+	f := start(t, nil)
+	var accepts atomic.Bool
+	hold := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !servertest.Echo(w, r) && !accepts.Load() {
+			w.WriteHeader(http.StatusRequestEntityTooLarge)
+		}
+	}))
+	t.Cleanup(hold.Close)
+	c, err := client.Connect(t.Context(), f.s.URL, client.Options{Key: "alice", Agent: "test/1", Revision: string(spec.V20260728)})
+	expect.OK(t, err)
+	var sub struct{ ID, Cursor string }
+	subscribe := func(cursor any) {
+		expect.OK(t, c.Call(t.Context(), spec.MethodEventsSub, map[string]any{
+			"name": "ci.build_finished", "cursor": cursor, "delivery": map[string]any{
+				"mode": "webhook", "url": hold.URL, "secret": "whsec_" + strings.Repeat("A", 43) + "=",
+			},
+		}, &sub))
+	}
+	subscribe(nil)
+	f.publish(built, "evt_1")
+	f.eventually("the dead letter", func() bool { return len(f.list("op", "dead-letters").Items) == 1 })
+	expect.Equal(t, "OPS-17 the outcome before", f.outcome("evt_1", sub.ID)["outcome"], any("dead"))
+	accepts.Store(true)
+	first := sub
+	f.call("alice", "DELETE", "subscriptions/"+first.ID, "", 204, nil)
+	subscribe(first.Cursor)
+	f.eventually("the delivery", func() bool { return len(f.list("op", "deliveries?outcome=delivered").Items) == 1 })
+	if got := f.outcome("evt_1", first.ID); sub.ID != first.ID || got["outcome"] != "delivered" || got["why"] != "the endpoint answered 200 to attempt 1" {
+		t.Errorf("OPS-17 got %v: %v, want delivered", got["outcome"], got["why"])
+	}
 }

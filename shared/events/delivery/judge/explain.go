@@ -237,7 +237,7 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 		o.Origin = cmp.Or(o.Origin, tries[0].Origin)
 	}
 	switch {
-	case del != nil:
+	case del != nil && !arrivedSince(del, tries):
 		err := x.explainStored(ctx, s, &o, del)
 		return o, err
 	case len(tries) > 0:
@@ -259,6 +259,19 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	}
 	x.explainMissing(s, &o)
 	return o, nil
+}
+
+// arrivedSince reports whether an event arrived after its delivery was given up. If it is requested again with an older cursor, a first
+// attempt that succeeds does not read the dead delivery, which then stays.
+func arrivedSince(del *state.Delivery, tries []records.Record) bool {
+	if del.State != state.Dead {
+		return false
+	}
+	end := del.Died
+	if n := len(del.Attempts); n > 0 {
+		end = del.Attempts[n-1].At
+	}
+	return slices.ContainsFunc(tries, func(r records.Record) bool { return r.Outcome() == records.Delivered && r.At.After(end) })
 }
 
 // ended reports whether the subscription receives no more events.
@@ -295,7 +308,8 @@ func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, d
 		return nil
 	}
 	if !s.Lost && !del.Test {
-		ruling, err := x.judge(ctx, s, o)
+		// Dispatch attempts a stored delivery whatever the subscription asks for, because a person may have asked for it.
+		ruling, err := x.rule(ctx, s, o)
 		if err != nil || o.Kind != "" {
 			return err
 		}
@@ -431,8 +445,8 @@ func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) e
 	return nil
 }
 
-// judge asks the judge of dispatch about the event. It sets the outcome if the subscription does not ask for the event, is too new, or
-// has no right to it. Otherwise the ruling decides.
+// judge decides about an event without a stored delivery. It sets the outcome if the subscription does not ask for the event, is too new,
+// or has no right to it. Otherwise the ruling decides.
 func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
 	sub := o.Subscription
 	if !sub.Covers(s.URI) {
@@ -447,6 +461,13 @@ func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, 
 		o.explainFilter(s, f)
 		return Ruling{}, nil
 	}
+	return x.rule(ctx, s, o)
+}
+
+// rule asks the judge of dispatch about an event that the subscription asks for. It sets the outcome if the subscription has no right to
+// the event. Otherwise the ruling decides.
+func (x *Explainer) rule(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
+	sub := o.Subscription
 	right, err := x.Review.Subscription(ctx, sub, false)
 	if end, is := errors.AsType[*subscription.Terminated](err); is {
 		o.Kind, o.Why = KindEnded, "the subscription ends with the next delivery: "+fault.Public(end.Reason)

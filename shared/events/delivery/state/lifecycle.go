@@ -51,7 +51,8 @@ type next struct {
 //
 // A dead delivery can be scheduled because people deliver events again, by a replay, from a dead letter, or by
 // subscribing with an older cursor. A page that is repeated does so, too. The dead letter is then deleted, so that an event
-// never has two letters of one subscription, and none after it was delivered.
+// never has two letters of one subscription. Only a page whose first attempt succeeds leaves the letter, because it reads no
+// stored delivery.
 var Lifecycle = map[string]map[Step]next{
 	None: {
 		StepSchedule: {State: Pending, Due: true},
