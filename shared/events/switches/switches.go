@@ -175,6 +175,28 @@ func (s *Set) List(ctx context.Context, workspace, after string, limit int) (lis
 	return list, next, nil
 }
 
+// EachBy calls do for each switch that a principal set.
+func EachBy(ctx context.Context, db store.DB, workspace, principal string, do func(Switch) error) error {
+	return store.Each(ctx, db, store.Key{Table: store.Settings, Partition: key(workspace, All).Partition}, "read the switches", func(it *store.Item) error {
+		sw, err := decode(it)
+		if err != nil || sw.By != principal {
+			return err
+		}
+		return do(sw)
+	})
+}
+
+// Unname replaces the name of the principal that set a switch. It does nothing if the switch was resumed meanwhile.
+func Unname(ctx context.Context, db store.DB, workspace string, sw Switch, name string) error {
+	sw.By = name
+	value, _ := json.Marshal(sw) // strings and a time always encode
+	err := db.Write(ctx, store.Put(store.Item{Key: key(workspace, sw.Name), Value: value, Version: version}, store.Exists()))
+	if errors.Is(err, store.ErrConflict) {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, err, "take a name off a switch")
+}
+
 func decode(it *store.Item) (sw Switch, err error) {
 	err = json.Unmarshal(it.Value, &sw)
 	return sw, fault.Wrap(fault.Internal, err, "decode a switch")

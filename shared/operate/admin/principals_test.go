@@ -15,6 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -135,6 +136,34 @@ func TestEraseWithoutAuthentication(t *testing.T) {
 			t.Errorf("%q: got %+v, and %d are left", want.query, got, left)
 		}
 	}
+}
+
+// OPS-07: an operator who is erased no longer appears in the switches that they set. The switches stay.
+func TestEraseAnOperator(t *testing.T) {
+	var dir string
+	f := start(t, func(o *standalone.Options) {
+		dir = o.Data
+		o.Config = servertest.Config(t, map[string]servertest.Caller{
+			"op": callers["op"], "alice": callers["alice"], "second": {Workspace: "default", Scopes: "events:operate"},
+		}, "")
+	})
+	id := f.subscribe("alice", "/a", built)
+	for _, name := range []string{"subscription/" + id, "event/ci.build_finished", "all"} {
+		f.call("second", "PUT", "switches/"+name, `{"reason":"maintenance"}`, 200, nil)
+	}
+	for _, query := range []string{"?dryRun=true", ""} {
+		var got struct{ Counts map[string]int }
+		f.call("op", "DELETE", "principals/second"+query, "", 200, &got)
+		expect.Equal(t, "OPS-07 the switches of the operator", got.Counts["switches"], 3)
+	}
+	paused := f.list("op", "switches").Items
+	expect.Equal(t, "OPS-07 the switches afterwards", len(paused), 3)
+	for _, sw := range paused {
+		if by, _ := sw["by"].(string); !strings.HasPrefix(by, "erased:") || sw["reason"] != "maintenance" || sw["operator"] != true {
+			t.Errorf("OPS-07 got %v, want the same switch by a pseudonym", sw)
+		}
+	}
+	expect.Equal(t, "OPS-07 how often the name is in the files", inFiles(t, dir, `"second"`), 0)
 }
 
 // inFiles counts a text in the files of the store.

@@ -119,7 +119,7 @@ func (r *run) eraseAll(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, do := range []func(context.Context) error{r.eraseUnusedBodies, r.eraseSessions, r.erasePartitions, r.eraseReplays, r.redactTrail, r.flush} {
+	for _, do := range []func(context.Context) error{r.eraseUnusedBodies, r.eraseSessions, r.erasePartitions, r.eraseReplays, r.unnameSwitches, r.redactTrail, r.flush} {
 		if err := do(ctx); err != nil {
 			return err
 		}
@@ -321,6 +321,21 @@ func (r *run) eraseReplays(ctx context.Context) error {
 			}
 		}
 		return r.erase(ctx, "replays")
+	})
+}
+
+// unnameSwitches removes the principal's name from switches. The switches of its own subscriptions are erased with them.
+func (r *run) unnameSwitches(ctx context.Context) error {
+	return switches.EachBy(ctx, r.DB, r.workspace, r.principal, func(sw switches.Switch) error {
+		if id, ok := sw.Name.SubscriptionID(); ok && slices.Contains(r.ids, id) {
+			return nil
+		}
+		if !r.dry {
+			if err := switches.Unname(ctx, r.DB, r.workspace, sw, Pseudonym(r.workspace, r.principal)); err != nil {
+				return err
+			}
+		}
+		return r.erase(ctx, "switches")
 	})
 }
 
