@@ -115,6 +115,9 @@ func TestTimes(t *testing.T) {
 	b.shows("evt_1")
 	b.to("#/deliveries?until=15m")
 	b.shows("No attempt has all of that.")
+	b.to("#/deliveries?since=99999999999999h") // before the first day that a browser knows
+	b.shows("which is not a time")
+	b.until(`document.querySelector("input[name=since]").value === "99999999999999h"`)
 	b.to("#/deliveries?since=yesterday")
 	b.shows("which is not a time")
 	b.until(`document.querySelector("input[name=since]").value === "yesterday"`)

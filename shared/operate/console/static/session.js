@@ -127,14 +127,14 @@ const units = { s: 1e3, m: 60e3, min: 60e3, h: 3600e3, d: 86400e3 };
 // moment reads a time as people write it: a duration before now (15m, 2h, 7d), a day, a time of today, or a day with a time, in the
 // zone that the pages show. The end of a span that is a day is the end of that day. The API judges any other text.
 export function moment(text, end) {
+  const iso = (d) => (Number.isNaN(+d) ? text : d.toISOString()); // a date has a limit
   const ago = /^(\d+(?:\.\d+)?) ?(s|min|m|h|d)$/.exec(text);
-  if (ago) return new Date(Date.now() - ago[1] * units[ago[2]]).toISOString();
+  if (ago) return iso(new Date(Date.now() - ago[1] * units[ago[2]]));
   const utc = store.getItem('utc') === 'yes', now = new Date();
   const today = new Date(now - (utc ? 0 : now.getTimezoneOffset() * 60e3)).toISOString().slice(0, 10);
   const at = /^(?:(\d{4}-\d\d-\d\d)[ T]?)?(\d\d:\d\d(?::\d\d)?)?$/.exec(text);
   if (!at || !text) return text;
-  const d = new Date(`${at[1] ?? today}T${at[2] ?? (end ? '23:59:59.999' : '00:00')}${utc ? 'Z' : ''}`);
-  return Number.isNaN(+d) ? text : d.toISOString();
+  return iso(new Date(`${at[1] ?? today}T${at[2] ?? (end ? '23:59:59.999' : '00:00')}${utc ? 'Z' : ''}`));
 }
 
 // query makes a query of what is not empty.
