@@ -64,6 +64,16 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 		t.Errorf("applied again: got exit code %d: %s%s, want both unchanged", code, out, errs)
 	}
 
+	for _, arguments := range [][]string{
+		{"catalog", "apply", "--table", "another-one", "../../catalog.yaml"},
+		{"catalog", "check", "--against", "another-one", "../../catalog.yaml"},
+	} {
+		code, _, errs = command(t, "", arguments...)
+		if code != exitRefused || !strings.Contains(errs, "no such table: another-one") {
+			t.Errorf("%v: got exit code %d: %s, want %d and the missing table", arguments, code, errs, exitRefused)
+		}
+	}
+
 	// If the configuration is faulty, the catalog is not written either.
 	if err := os.WriteFile(settings, []byte("nonsense: 1\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -3,14 +3,17 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"github.com/mcp-events/mcpevents/shared/app/apply"
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -142,7 +145,7 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 	}
 	done, err := apply.Deployment(db, c.SubscriptionsTable != "").Apply(ctx, files)
 	if err != nil {
-		return err
+		return explainTables(err, c.Table, c.SubscriptionsTable, c.LogTable)
 	}
 	for _, applied := range done.Catalogs {
 		printChanges(g.out, applied.Changes)
@@ -177,6 +180,15 @@ func openTables(ctx context.Context, names map[store.Table]string) (store.DB, er
 	}), nil
 }
 
+// explainTables names the tables of a command if one of them does not exist. DynamoDB does not say which one.
+func explainTables(err error, names ...string) error {
+	if _, missing := errors.AsType[*types.ResourceNotFoundException](err); !missing {
+		return err
+	}
+	given := slices.DeleteFunc(names, func(name string) bool { return name == "" })
+	return fault.Wrap(fault.NotFound, err, "no such table: %s (are the name and AWS_REGION right, and is the deployment complete?)", strings.Join(given, " or "))
+}
+
 // compare compares a catalog with an older one, or with the catalog of a deployment.
 func (c *CatalogCheckCmd) compare(g *Globals, next *catalog.Catalog) error {
 	isPath := strings.ContainsAny(c.Against, "/\\") && !strings.HasPrefix(c.Against, "arn:") || strings.HasSuffix(c.Against, ".yaml")
@@ -196,7 +208,7 @@ func (c *CatalogCheckCmd) compare(g *Globals, next *catalog.Catalog) error {
 	}
 	before, err := catalog.Load(ctx, db, c.Workspace)
 	if err != nil && !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Invalid) {
-		return err
+		return explainTables(err, c.Against)
 	}
 	changes, err := catalog.CheckChange(db, before, next)
 	if err != nil {
