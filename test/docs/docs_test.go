@@ -52,6 +52,7 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 		{"SRC-01 SRC-03 ", "docs/how-to/aws-events.md", nil, nil},
 		{"RCH-08 ", "docs/how-to/add-events-to-a-typescript-server.md", installNode, clientGetsEvents},
 		{"RCH-08 ", "docs/how-to/add-events-to-a-python-server.md", installPython, clientGetsEvents},
+		{"", "docs/how-to/add-events-to-a-go-server.md", beginProgram("orders"), nil},
 		{"RCH-01 ", "docs/how-to/receive-events-in-go.md", startServer("receiver"), nil},
 		{"RCH-01 ", "docs/how-to/publish-from-go.md", startServer("publisher"), nil},
 	} {

@@ -102,11 +102,18 @@ func installPython(t *testing.T, s *shell) {
 	s.run("pip", "export PATH='"+filepath.Dir(harness.NewPython(t).Command(t.Context(), "").Path)+"':$PATH PYTHONDONTWRITEBYTECODE=1")
 }
 
-// startServer starts the server that the reader of a page has already, and begins a program in the module of the tests.
-func startServer(program string) func(*testing.T, *shell) {
+// beginProgram begins a program in the module of the tests.
+func beginProgram(name string) func(*testing.T, *shell) {
 	return func(t *testing.T, s *shell) {
 		installCommand(t, s)
-		s.run("install", "mkdir "+program+"\ncd "+program)
+		s.run("install", "mkdir "+name+"\ncd "+name)
+	}
+}
+
+// startServer begins a program, and starts the server that the reader of a page has already.
+func startServer(program string) func(*testing.T, *shell) {
+	return func(t *testing.T, s *shell) {
+		beginProgram(program)(t, s)
 		s.background("make run", page.Block{Text: "mcpevents serve --catalog ../catalog.yaml --data :memory:"})
 	}
 }
