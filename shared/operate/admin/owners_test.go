@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -162,4 +163,29 @@ func TestAnOperatorsPauseReplacesTheOwners(t *testing.T) {
 		expect.Equal(t, "OPS-09 the state after the owner's resume", got.State, "paused")
 		f.call("op", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusOK, nil)
 	}
+}
+
+// OPS-09 OPS-19: a subscription that is made again with the id of one that an operator had paused is active, so it shows no pause, and its
+// owner can pause and resume it.
+func TestASubscriptionIsMadeAgainAfterAnOperatorsPause(t *testing.T) {
+	f := start(t, nil)
+	hold := endpoint(t)
+	subscribe := func() string {
+		return servertest.SubscribeEvents(t, f.s.URL, "alice", hold.URL+"/200", "ci.build_finished", nil)
+	}
+	id := subscribe()
+	f.call("op", http.MethodPost, "subscriptions/"+id+"/pause", `{"reason":"maintenance"}`, http.StatusOK, nil)
+	f.call("alice", http.MethodDelete, "subscriptions/"+id, "", http.StatusNoContent, nil)
+	expect.Equal(t, "the id of the second subscription", subscribe(), id)
+	for _, step := range []struct{ method, path, state, by string }{
+		{http.MethodGet, "", "active", ""}, {http.MethodPost, "/pause", "paused", "alice"}, {http.MethodPost, "/resume", "active", ""},
+	} {
+		var got struct {
+			State  string
+			Switch struct{ By string }
+		}
+		f.call("alice", step.method, "subscriptions/"+id+step.path, "", http.StatusOK, &got)
+		expect.Equal(t, "OPS-19 the state and who paused it", got.State+" "+got.Switch.By, step.state+" "+step.by)
+	}
+	f.sees("op", "switches", 0)
 }

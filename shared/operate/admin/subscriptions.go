@@ -128,8 +128,10 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 		return nil, err
 	}
 	v := viewOf(*s)
-	if v.Switch, err = h.switches.Get(c.Context(), c.who.Workspace, switches.Subscription(s.ID)); err != nil {
-		return nil, err
+	if s.Paused != 0 { // otherwise its switch is of an ended subscription with the same id
+		if v.Switch, err = h.switches.Get(c.Context(), c.who.Workspace, switches.Subscription(s.ID)); err != nil {
+			return nil, err
+		}
 	}
 	if v.Switch != nil && v.Switch.Operator && !c.operator {
 		v.Switch.By = "an operator" // whose name is none of the owner's business
@@ -250,7 +252,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	if err != nil {
 		return err
 	}
-	if before != nil && before.Operator && !c.operator {
+	if before != nil && before.Operator && !c.operator && s.Paused != 0 { // as in read
 		return fault.New(fault.Forbidden, "an operator paused this subscription, and can resume it")
 	}
 	if (before != nil) == pause && (s.Paused != 0) == pause {
