@@ -141,8 +141,21 @@ func TestOwners(t *testing.T) {
 		b.to(page)
 		b.until(`document.querySelector("h1").innerText.startsWith("Subscriptions")`)
 	}
-	b.click("header button", "Sign out")
-	b.until(`document.querySelector("input[name=key]") && sessionStorage.length === 0`)
+	signOut := func() {
+		b.click("header button", "Sign out")
+		b.until(`document.querySelector("input[name=key]") && sessionStorage.length === 0`)
+	}
+	signOut()
+	b.signIn("op")
+	b.to("#/deliveries")
+	b.until(`document.querySelector("#types option")`) // all event types, which owners do not see
+	signOut()
+	b.signIn("alice")
+	b.to("#/deliveries")
+	b.shows("evt_1")
+	if n := eval[int](b, `document.querySelectorAll("#types option").length`); n > 0 {
+		t.Errorf("OPS-20 alice sees %d event types that the operator before her had read", n)
+	}
 }
 
 func (b *browser) signInFails(key, why string) {

@@ -26,6 +26,7 @@ let at = { name: 'now', path: [], q: new URLSearchParams() };
 let shown = null; // what is on the screen: {...at, data} or {...at, error}
 let problem = ''; // of the sign-in
 let busy = false;
+let leaving = false; // nothing is drawn until the page is loaded again
 let turn = 0; // counts loads, so that a late one is dropped
 let timer;
 
@@ -67,6 +68,7 @@ async function load() {
 }
 
 function draw() {
+  if (leaving) return;
   document.title = (session.signedIn() ? pages[at.name].title + ' · ' : '') + 'mcp-events';
   render(session.signedIn() ? frame() : signInForm(), document.getElementById('app'));
 }
@@ -118,12 +120,11 @@ function search(e) {
   input.blur();
 }
 
+// leave signs out. The page is loaded again, so that the next person sees nothing that it has in memory.
 function leave() {
   session.signOut();
-  live.want(false);
-  shown = null;
-  problem = '';
-  draw();
+  leaving = true;
+  location.reload();
 }
 
 function signInForm() {
