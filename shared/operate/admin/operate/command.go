@@ -188,7 +188,7 @@ func (c *Command) newRequest(now time.Time) (method, path string, query url.Valu
 
 // parseTime returns a time that is given as a time or as a duration before now.
 func parseTime(text string, now time.Time) (string, error) {
-	if ago, err := time.ParseDuration(text); err == nil {
+	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
 		return now.Add(-ago).UTC().Format(time.RFC3339), nil
 	}
 	if _, err := event.ParseTime(text); err != nil {
