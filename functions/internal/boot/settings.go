@@ -39,7 +39,7 @@ var of = map[Needs][]string{
 		"default-ttl", "min-ttl", "max-ttl", "allow-no-expiry", "webhook-secret",
 		"verify-registrations", "verified-targets", "plain-targets", "blocked-targets", "target-ports",
 	},
-	Records: {"delivery-log"},
+	Records: {"delivery-log", "keep-responses"},
 }
 
 // settings are the operator's settings.

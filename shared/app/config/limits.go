@@ -45,6 +45,8 @@ type Limits struct {
 	EndpointRate   int64           `name:"endpoint-rate" default:"0" help:"Attempts per second to one endpoint, across all instances. Further attempts are delayed. 0 is no limit."`
 	DeliveryLog    string          `name:"delivery-log" default:"" help:"Attempts that leave a record: failures, all or none. By default all on a stand-alone server, and failures on AWS."`
 
+	KeepResponses bool `name:"keep-responses" help:"Keep the first KiB of each failed response in the delivery log, for operators. It may contain secrets of the endpoint."`
+
 	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open. The client then continues from its cursor."`
 	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
 	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not time out. 0 means immediately."`

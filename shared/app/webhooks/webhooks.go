@@ -114,7 +114,7 @@ func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 		Terminator: o.Terminator, Gaps: &lifecycle.Gaps{Log: c.EventLog, Sealer: o.Cursors}, Gate: o.Gate, Switches: o.Switches,
 		Options: delivery.Options{
 			Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule, Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
-			EndpointRate: l.EndpointRate, Records: records.Keep(l.DeliveryLog), Profile: spec.Profile(l.Profile),
+			EndpointRate: l.EndpointRate, Records: records.Keep(l.DeliveryLog), KeepResponses: l.KeepResponses, Profile: spec.Profile(l.Profile),
 			Concurrency: o.Concurrency, Detached: o.Detached, Patience: o.Patience, SlowAnswer: o.SlowAnswer, SlowLaneDelay: o.SlowLaneDelay, Bytes: o.Bytes,
 			LogDeliveries: o.LogDeliveries,
 		},

@@ -213,7 +213,7 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 			endSpan(span, del, target, n, out)
 		}
 	}()
-	r := webhook.Request{Trace: span.Context, URL: target, ID: del.Event, SubscriptionID: del.Subscription, At: s.now(), Timeout: s.options.Timeout}
+	r := webhook.Request{Trace: span.Context, URL: target, ID: del.Event, SubscriptionID: del.Subscription, At: s.now(), Timeout: s.options.Timeout, KeepResponse: s.options.KeepResponses}
 	err := s.fill(ctx, &r, del, sub, e)
 	if err == nil {
 		err = s.sign(ctx, &r, del.Workspace, sub)

@@ -84,6 +84,8 @@ type Options struct {
 	Bytes int64
 	// Records says which attempts leave a delivery record.
 	Records records.Keep
+	// KeepResponses keeps the beginning of each failed response in the record of the attempt.
+	KeepResponses bool
 	// Profile is the default for MCP Events subscriptions without a profile.
 	Profile spec.Profile
 	// LogDeliveries writes a log line for each attempt.

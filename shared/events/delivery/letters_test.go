@@ -310,7 +310,7 @@ func fillLists(t testing.TB, db store.DB, attempts, letters int) time.Time {
 			made.Status, made.Category = 503, "http_5xx"
 		}
 		del.Attempts = []state.Result{made}
-		ops = log.Add(ops, del, made)
+		ops = log.Add(ops, del, made, "")
 		flush(5000)
 	}
 	for i := range letters {

@@ -53,11 +53,17 @@ type Outcome struct {
 	Category Category
 	// RetryAfter is the delay that the endpoint requested with a failure, from 0 (none) to [MaxRetryAfter].
 	RetryAfter time.Duration
+	// Response is the beginning of the body of a failed response, at most [MaxKept] bytes, if the request asked to keep it. It is for
+	// operators only (SRF-05).
+	Response string
 	// Took is the duration of the exchange.
 	Took time.Duration
 	// Err is a [*Failure], or nil after a success. It is meant for the log.
 	Err error
 }
+
+// MaxKept is the number of bytes of a failed response that [Outcome.Response] has.
+const MaxKept = 1 << 10
 
 // OK reports whether the endpoint accepted the webhook: any 2xx status.
 func (o Outcome) OK() bool { return o.Category == "" }

@@ -72,6 +72,8 @@ type Request struct {
 	// Timeout limits the whole exchange, from name resolution to the end of the response. The default is
 	// [DefaultTimeout].
 	Timeout time.Duration
+	// KeepResponse asks for [Outcome.Response].
+	KeepResponse bool
 	// Trace is sent as trace headers, if it is set.
 	Trace trace.Context
 	// At is the time of this attempt, for webhook-timestamp. Zero means now.
@@ -166,12 +168,17 @@ func (s *Sender) Check(target string) error {
 func (s *Sender) Send(ctx context.Context, r Request) Outcome {
 	started := time.Now()
 	o := Outcome{}
-	resp, failure := s.post(ctx, &r, nil)
+	var keep []byte
+	if r.KeepResponse {
+		keep = make([]byte, 0, MaxKept)
+	}
+	resp, failure := s.post(ctx, &r, keep)
 	if failure != nil {
 		o.Status, o.Category, o.Err = resp.status, failure.Category, failure
 	} else if o.Status, o.Category = resp.status, ofStatus(resp.status); o.Category != "" {
 		o.Err = &Failure{o.Category, "status " + strconv.Itoa(o.Status)}
 		o.RetryAfter = ParseRetryAfter(resp.retryAfter, s.now())
+		o.Response = strings.ToValidUTF8(string(resp.body[:min(len(resp.body), MaxKept)]), "\uFFFD")
 	}
 	o.Took = time.Since(started)
 	return o

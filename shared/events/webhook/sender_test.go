@@ -160,6 +160,45 @@ func TestSend_Statuses(t *testing.T) {
 	}
 }
 
+// TestSend_KeepsResponses: OPS-18. The kept part of a response is valid text, whatever the endpoint sends.
+func TestSend_KeepsResponses(t *testing.T) {
+	var status atomic.Int32
+	var body atomic.Value
+	srv := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(int(status.Load()))
+		_, _ = io.WriteString(w, body.Load().(string))
+	})
+	s := open(t, Options{})
+	long := strings.Repeat("é", MaxKept)
+	for name, c := range map[string]struct {
+		status int
+		sent   string
+		keep   bool
+		want   string
+	}{
+		"a short one":                 {404, "no such queue", true, "no such queue"},
+		"an empty one":                {500, "", true, ""},
+		"the beginning of a long one": {500, "a" + long, true, "a" + long[:MaxKept-2] + "\uFFFD"},
+		"one that is not text":        {400, "\xff\x00ok", true, "\uFFFD\x00ok"},
+		"none after a success":        {200, "thanks", true, ""},
+		"none unless it is asked":     {404, "no such queue", false, ""},
+	} {
+		t.Run("OPS-18 "+name, func(t *testing.T) {
+			status.Store(int32(c.status))
+			body.Store(c.sent)
+			r := request(srv.URL)
+			r.KeepResponse = c.keep
+			o := s.Send(t.Context(), r)
+			if o.Status != c.status || o.Response != c.want {
+				t.Errorf("got status %d and response %q, want %d and %q", o.Status, o.Response, c.status, c.want)
+			}
+			if o.Err != nil && c.sent != "" && strings.Contains(o.Err.Error(), c.sent) {
+				t.Errorf("SRF-05 the error quotes the response: %v", o.Err)
+			}
+		})
+	}
+}
+
 // TestSend_RetryAfter: WHK-09. Seconds and dates are parsed, and limited to a day.
 func TestSend_RetryAfter(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)

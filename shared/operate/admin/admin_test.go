@@ -4,13 +4,16 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -192,6 +195,44 @@ func TestWhatTheDeliveryLogDoesNotKeep(t *testing.T) {
 		f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
 		if l := f.list("op", "deliveries"); len(l.Items) != 0 || l.Kept != kept {
 			t.Errorf("OPS-03: of a log that keeps %s, got %v", kept, l)
+		}
+	}
+}
+
+// TestResponses: OPS-18, SRF-05. The beginning of a failed response is kept only if the operator asks for it, and only operators see it.
+func TestResponses(t *testing.T) {
+	answers := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if servertest.Echo(w, r) {
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		if strings.HasPrefix(r.URL.Path, "/refuse") {
+			w.WriteHeader(http.StatusRequestEntityTooLarge)
+		}
+		_, _ = io.WriteString(w, `<b>no such queue</b>`+strings.Repeat("x", 2000))
+	}))
+	t.Cleanup(answers.Close)
+	for _, keep := range []bool{false, true} {
+		f := start(t, func(o *standalone.Options) { o.Limits.KeepResponses = keep })
+		refuses := servertest.Subscribe(t, f.s.URL, "alice", answers.URL+"/refuse", built)
+		accepts := servertest.Subscribe(t, f.s.URL, "alice", answers.URL+"/accept", built)
+		f.publish(built, "evt_1")
+		want := ""
+		if keep {
+			want = "<b>no such queue</b>" + strings.Repeat("x", webhook.MaxKept-20)
+		}
+		for query, want := range map[string]string{
+			"deliveries?subscription=" + refuses: want, "subscriptions/" + refuses + "/deliveries": want,
+			"deliveries?subscription=" + accepts: "", "deliveries?origin=" + url.QueryEscape(answers.URL) + "&outcome=dead": "",
+		} {
+			for who, want := range map[string]string{"op": want, "alice": ""} {
+				f.eventually(query, func() bool { return len(f.list(who, query).Items) == 1 })
+				got, _ := f.list(who, query).Items[0]["response"].(string)
+				expect.Equal(t, fmt.Sprintf("OPS-18 SRF-05 kept %v: %s for %s", keep, query, who), got, want)
+			}
+		}
+		if l := f.list("op", "dead-letters").Items; len(l) != 1 || strings.Contains(fmt.Sprint(l), "no such queue") {
+			t.Errorf("OPS-18 got the dead letters %v, want one without a response", l)
 		}
 	}
 }

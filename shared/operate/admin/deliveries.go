@@ -36,18 +36,24 @@ type attemptView struct {
 	Status string `json:"status,omitempty"`
 	// StatusCode is the status itself, for operators only. An owner chooses the URL of the endpoint, and could explore a network with
 	// more than the class (SRF-05).
-	StatusCode  int       `json:"statusCode,omitempty"`
+	StatusCode int `json:"statusCode,omitempty"`
+	// Response is the beginning of a failed response, if the server keeps it. It is for operators only, too.
+	Response    string    `json:"response,omitempty"`
 	Category    string    `json:"category,omitempty"`
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
 	Test        bool      `json:"test,omitempty"`
 }
 
 func (c *call) viewOfAttempt(r records.Record) attemptView {
-	return attemptView{
+	v := attemptView{
 		Subscription: r.Subscription, Event: r.Event, URI: r.URI, Name: r.Name, Origin: r.Origin, Attempt: r.Attempt, At: r.At.UTC(),
 		DurationMS: r.TookMS, Outcome: r.Outcome(), Status: statusClass(r.Status), StatusCode: c.statusCode(r.Status), Category: r.Category,
 		NextAttempt: r.Next, Test: r.Test,
 	}
+	if c.operator {
+		v.Response = r.Response
+	}
+	return v
 }
 
 // statusCode returns the status for an operator, and 0 for an owner.

@@ -50,6 +50,9 @@ type Record struct {
 	// Dead says that this attempt was the last, and the delivery is a dead letter.
 	Dead bool `json:"dead,omitempty"`
 	Test bool `json:"test,omitempty"`
+	// Response is the beginning of a failed response, only in the subscription's list and only with --keep-responses. It is for
+	// operators (SRF-05).
+	Response string `json:"resp,omitempty"`
 	// Omitted counts records that are missing before this one here.
 	Omitted int64 `json:"om,omitempty"`
 }
@@ -90,8 +93,8 @@ func (l Log) takes(made state.Result) bool {
 	return false
 }
 
-// Add adds the record of an attempt to notes, if it is to be kept.
-func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result) []store.Op {
+// Add adds the record of an attempt to notes, if it is to be kept. response is "" or the beginning of a failed response.
+func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result, response string) []store.Op {
 	switch {
 	case l.Keep == None:
 		return notes
@@ -106,13 +109,19 @@ func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result) []sto
 		r.Next, r.Dead = del.Due, del.State == state.Dead
 	}
 	value, _ := json.Marshal(r) // texts, times and numbers
+	own := value
+	if response != "" {
+		r.Response = response
+		own, _ = json.Marshal(r)
+		r.Response = ""
+	}
 	stamp := fmt.Sprintf("%016d#", made.At.UnixMicro())
 	put := func(partition, sort string, value []byte) {
 		notes = append(notes, store.Put(store.Item{
 			Key: store.Key{Table: store.Deliveries, Partition: partition, Sort: stamp + sort}, Value: value, Expires: made.At.Add(state.KeptFor),
 		}))
 	}
-	put(BySubscription(del.Workspace, del.Subscription), fmt.Sprintf("%s#%d", del.Event, len(del.Attempts)), value)
+	put(BySubscription(del.Workspace, del.Subscription), fmt.Sprintf("%s#%d", del.Event, len(del.Attempts)), own)
 	if !l.takes(made) {
 		return notes
 	}

@@ -26,7 +26,7 @@ func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
 	var omitted int64
 	write := func(made state.Result) {
 		made.At = now
-		for _, op := range log.Add(nil, &state.Delivery{Workspace: "w", Subscription: "s", Event: "e", Target: "https://a.example/x", Attempts: []state.Result{made}}, made) {
+		for _, op := range log.Add(nil, &state.Delivery{Workspace: "w", Subscription: "s", Event: "e", Target: "https://a.example/x", Attempts: []state.Result{made}}, made, "") {
 			kind, _, _ := strings.Cut(op.Item.Partition, "#")
 			lists[kind]++
 			var r Record

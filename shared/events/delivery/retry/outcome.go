@@ -125,7 +125,7 @@ func (o *Outcomes) recordNotice(ctx context.Context, del *state.Delivery, out we
 }
 
 func (o *Outcomes) recordSuccess(del *state.Delivery, sub *subscription.Subscriber, made state.Result) []store.Op {
-	notes := o.records.Add(nil, del, made)
+	notes := o.records.Add(nil, del, made, "")
 	st, due := o.status.delivered(del.Workspace, sub.ID, del.Version != 0, made.At)
 	if due {
 		notes = append(notes, store.Put(st.Encode(del.Workspace, sub.ID)))
@@ -140,7 +140,7 @@ func (o *Outcomes) recordSuccess(del *state.Delivery, sub *subscription.Subscrib
 // attempts fail too often. An event that the endpoint refused does not count for the failure rate.
 func (o *Outcomes) recordFailure(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome, fate fate) (notes []store.Op, err error) {
 	made, workspace := del.Attempts[len(del.Attempts)-1], del.Workspace
-	notes = o.records.Add(nil, del, made)
+	notes = o.records.Add(nil, del, made, out.Response)
 	st, err := o.status.failed(ctx, o.Deliveries.DB, workspace, sub, out, made.At)
 	if err != nil {
 		return notes, err

@@ -31,7 +31,7 @@ function line(d, [sub, event]) {
   return html`${head}<p class=${'sum ' + { delivered: 'ok', dead: 'bad', failed: 'warn' }[last.outcome]}>${sum}</p>
     <ol class="line" aria-label="Attempts">${items.map((a, i) => html`
       ${i ? html`<li class="gap" aria-hidden="true">${span(new Date(a.at) - new Date(items[i - 1].at))} later</li>` : nothing}
-      <li class=${a.outcome}><b>Attempt ${a.attempt}</b> ${time(a.at)} ${badge(a.outcome)}<div>${a.category ? cause(a.category, a.statusCode) : a.statusCode ? `the endpoint answered ${a.statusCode}` : 'the endpoint accepted it'}, in ${span(a.durationMs)}</div></li>`)}
+      <li class=${a.outcome}><b>Attempt ${a.attempt}</b> ${time(a.at)} ${badge(a.outcome)}<div>${a.category ? cause(a.category, a.statusCode) : a.statusCode ? `the endpoint answered ${a.statusCode}` : 'the endpoint accepted it'}, in ${span(a.durationMs)}</div>${a.response ? html`<pre class="response" tabindex="0" aria-label="The beginning of the response">${a.response}</pre>` : nothing}</li>`)}
       ${last.outcome === 'failed' && last.nextAttempt ? html`<li class="gap" aria-hidden="true">then</li><li class="next"><b>Attempt ${last.attempt + 1}</b> ${target?.state === 'paused' ? 'when the subscription is resumed' : html`at ${time(last.nextAttempt)}`}</li>` : nothing}
       ${last.outcome === 'dead' ? html`<li class="gap" aria-hidden="true">then</li><li class="dead"><b>Dead letter</b> ${d.letter ? link('dead-letters' + query({ subscription: sub }), 'retry or replay it') : html`<span class="muted">taken up again or gone</span>`}</li>` : nothing}
     </ol>`;
