@@ -64,6 +64,7 @@ def adapt(markdown, source):
     items = []  # the columns at which the content of the open list items begins
     fenced = False
     called = False  # the line before belongs to a callout
+    parted = False  # the open list item has a second paragraph
     for line in markdown.split("\n"):
         if not line.strip():
             out.append("")
@@ -88,10 +89,13 @@ def adapt(markdown, source):
             called = bool(callout) or (called and content.startswith("    "))
             item = ITEM.match(content)
             if item:
-                # A list that follows a paragraph directly needs an empty line before it.
-                if out and out[-1] and not listed:
+                # A list that follows a paragraph directly needs an empty line before it, and so does the next item.
+                if out and out[-1] and (parted or not listed):
                     out.append("")
+                parted = False
                 items.append((items[-1] if items else 0) + item.end())
+            elif items and not out[-1]:
+                parted = True
         listed = bool(items)
         out.append("    " * depth + content)
     return "\n".join(out)
