@@ -178,7 +178,7 @@ const (
 	clockTolerance = 5 * time.Second
 	// leastLifetime is the shortest lifetime that is used.
 	leastLifetime = time.Second
-	// unknownLifetime is used if the lifetime seems to have ended already and there is no Date header to explain it.
+	// unknownLifetime is used if the lifetime seems to have ended already, and no Date header shows that the clocks differ.
 	unknownLifetime = time.Minute
 )
 

@@ -133,7 +133,8 @@ func parameterHeaders(h http.Header) http.Header {
 }
 
 // accept serves messages that need no response: messages of conversations, other notifications, and responses to requests of backends.
-// It answers a message of a conversation only after it has sent the context, because a Lambda function is frozen after the answer.
+// It answers a message of a conversation only after it has sent that message to the conversation's provider, because a Lambda function is
+// frozen after the answer.
 func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	handle := e.calls.handle
 	if e.conversations.handles(c) {

@@ -61,7 +61,7 @@ type description struct {
 	conversation streams.Conversation
 }
 
-// offersTo returns the capabilities that only some callers have.
+// offersTo returns the capabilities of this caller that not every caller has.
 func (d *description) offersTo(ctx context.Context, c *method.Call) (o offers) {
 	if d.backends.Any(ctx) {
 		o.backends = d.backends.Capabilities(ctx, c.Client())

@@ -19,8 +19,8 @@ type Handler struct {
 	end    func()
 }
 
-// Run starts a function and returns the exit code of its process. It builds the process from the environment, has create
-// connect the parts of the function, and serves invocations until Lambda ends the process. Lambda reports a process that
+// Run starts a function and returns the exit code of its process. It builds the process from the environment, calls create
+// to connect the parts of the function, and serves invocations until Lambda ends the process. Lambda reports a process that
 // exits earlier as a failed start.
 func Run(needs Needs, create func(*Process) (Handler, error)) (code int) {
 	p, err := Build(needs)

@@ -43,8 +43,8 @@ type Options struct {
 	Rest http.Handler
 }
 
-// NewHandler returns the role admin, which serves the admin API and the console, and passes other requests on. It leaves
-// attempts to dispatch and retry. It is not part of a mux, because a mux would redirect requests for switches whose names
+// NewHandler returns the role admin, which serves the admin API and the console, and passes other requests on. It makes no
+// attempts of deliveries; the roles dispatch and retry do. It is not part of a mux, because a mux would redirect requests for switches whose names
 // contain a URL.
 func NewHandler(c *app.Core, o Options) http.Handler {
 	api, page := newAPI(c, o), newConsole(c, o.Mode)

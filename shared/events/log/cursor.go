@@ -50,8 +50,8 @@ func NewSealer(key []byte) (*Sealer, error) {
 	return &Sealer{key: slices.Clone(key)}, nil
 }
 
-// The versions of a token: 1 has At; 2 adds Last; 3 adds Given, the number of places, and the places. The hashes of
-// Sent follow in each.
+// The versions of a token: 1 has At; 2 adds Last; 3 adds Given, then the number of places, and then the places. In each
+// version, the hashes of Sent come last.
 const (
 	tokenVersion       = 1
 	tokenVersionLast   = 2

@@ -144,8 +144,8 @@ func (f *exactMerge) left(q queued) {
 	}
 }
 
-// drain takes the batches of the tails. It drops batches for a source that still reads its past, because the source will read
-// these entries there. A source that missed a batch reads the log again.
+// drain takes the batches of the tails. It drops batches for a source that still reads older entries from the log, because the
+// source will read these entries there, too. A source that missed a batch reads the log again.
 func (f *exactMerge) drain() (some bool, err error) {
 	f.mu.Lock()
 	in, missed, later, err := f.in, f.missed, f.later, f.err
@@ -174,7 +174,8 @@ func (f *exactMerge) drain() (some bool, err error) {
 	return len(in) > 0 || len(missed) > 0 || len(later) > 0, err
 }
 
-// reached returns the position up to which every entry of the source was returned. end is an earlier end of the log.
+// reached returns the position up to which every entry of the source was returned. end is the end of the log,
+// as it was read earlier.
 func (s *source) reached(end int64) int64 {
 	if len(s.ahead) > 0 {
 		return s.ahead[0].entry.Key - 1

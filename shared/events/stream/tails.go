@@ -156,7 +156,7 @@ type Request struct {
 	// TopicsAfter is the position at which the notices of a feed without a cursor begin; 0 is the end of the log (see
 	// [eventlog.Log.Position]).
 	TopicsAfter int64
-	// MaxAge bounds the age of the events after a cursor, to within [eventlog.Window]; 0 is no bound.
+	// MaxAge is the greatest age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
 	// Sole says that the cursors are only for these patterns. Then a resume does not repeat notices of the topics.
 	Sole bool

@@ -12,8 +12,8 @@ import (
 )
 
 // interests has the resources that clients want from a backend, with the state of each on one connection. If the backend refuses one or
-// answers slowly, that affects this resource only. Principals take turns, so that one that wants very many resources does not
-// delay another one.
+// answers slowly, that affects this resource only. Principals take turns, so that a principal that wants very many resources does
+// not delay the others.
 type interests struct {
 	wanted map[string][]string // the principals, by URI
 	of     map[string]*interest

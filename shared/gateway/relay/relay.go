@@ -47,8 +47,8 @@ type Backend interface {
 	// have changed.
 	Wanted(ctx context.Context) (map[string][]string, error)
 	Changed() <-chan struct{}
-	// List returns a list that was fetched after Outdate. ChangeListVersion makes all instances fetch the lists again whose changes
-	// the given notification reports.
+	// After Outdate, List fetches a list again. ChangeListVersion does the same on all instances, for the lists that the notification
+	// reports as changed.
 	Outdate()
 	List(ctx context.Context, kind api.Kind) ([]api.Entry, error)
 	ChangeListVersion(ctx context.Context, method string) error

@@ -86,7 +86,7 @@ func (c *Call) Connection() context.Context {
 	return c.Request.Context()
 }
 
-// OnDisconnect calls f when the client disconnects and the call continues. The caller calls stop when the call has been served.
+// OnDisconnect calls f if the client disconnects while the call is being served. After that, stop must be called.
 func (c *Call) OnDisconnect(f func()) (stop func() bool) {
 	if c.life.client == nil {
 		return func() bool { return true }

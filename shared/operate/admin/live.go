@@ -37,7 +37,7 @@ const (
 	heartbeat = 15 * time.Second // maximum time without a message
 	// recheckEvery is how often a stream checks that its caller may still see it.
 	recheckEvery = 5 * time.Second
-	// retailEvery is how often a stream looks for new URIs in a store where each request costs money.
+	// retailEvery is how often a stream looks for URIs whose events it does not show yet, if each request to the store costs money.
 	retailEvery = 30 * time.Second
 )
 
