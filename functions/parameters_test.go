@@ -128,7 +128,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 			if settings[config.EnvName(name)] != "" {
 				continue
 			}
-			value := map[string]string{"allow-no-expiry": "true", "server-identity": "true", "event-tools": "true", "trusted-proxies": "10.0.0.0/8", "verify-registrations": "true"}[name]
+			value := map[string]string{"allow-no-expiry": "true", "keep-responses": "true", "server-identity": "true", "event-tools": "true", "trusted-proxies": "10.0.0.0/8", "verify-registrations": "true"}[name]
 			if value == "" {
 				value = strings.Trim(defaultOf(t, name), "[]")
 			}
