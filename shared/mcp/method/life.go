@@ -25,8 +25,8 @@ import (
 const (
 	// DetachedFor is how long a request may run whose client may have disconnected.
 	DetachedFor = time.Minute
-	// NoticeFor is how long a notification, a response or the end of a session may run. Clients that cancel or end often close the
-	// connection right after they have sent it.
+	// NoticeFor is how long a notification, a response or the end of a session may run. A client that cancels a call or ends its
+	// session often closes the connection right after it has sent that message.
 	NoticeFor = 10 * time.Second
 	// CallReserve is the time between the end of a call to a backend and the end of the Lambda invocation. It suffices for notifying the
 	// backend that the client no longer waits (at most five seconds), for two seconds of cleaning up, and for answering the client.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -186,13 +187,19 @@ func (c *Command) newRequest(now time.Time) (method, path string, query url.Valu
 	return method, path, query, body, nil
 }
 
-// parseTime returns a time that is given as a time or as a duration before now.
+// parseTime returns a time that is given as a time, as a date in the zone of now, or as a duration before now, for example 90m or 7d.
 func parseTime(text string, now time.Time) (string, error) {
+	if days, err := strconv.ParseUint(strings.TrimSuffix(text, "d"), 10, 16); err == nil && strings.HasSuffix(text, "d") {
+		return now.AddDate(0, 0, -int(days)).UTC().Format(time.RFC3339), nil
+	}
 	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
 		return now.Add(-ago).UTC().Format(time.RFC3339), nil
 	}
+	if day, err := time.ParseInLocation(time.DateOnly, text, now.Location()); err == nil {
+		return day.UTC().Format(time.RFC3339), nil
+	}
 	if _, err := event.ParseTime(text); err != nil {
-		return "", fault.New(fault.Invalid, "%.100q is not a time (e.g. 2026-11-22T12:00:00Z) or a duration (e.g. 90m)", text)
+		return "", fault.New(fault.Invalid, "%.100q is not a time (e.g. 2026-11-22T12:00:00Z), a date (2026-11-22) or a duration (90m, 7d)", text)
 	}
 	return text, nil
 }

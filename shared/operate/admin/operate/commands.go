@@ -194,8 +194,8 @@ type Page struct {
 
 // Span are the flags of lists with times.
 type Span struct {
-	Since string `placeholder:"TIME" help:"Beginning, as a time (2026-11-22T12:00:00Z) or a duration before now (90m)."`
-	Until string `placeholder:"TIME" help:"End, as a time or a duration before now."`
+	Since string `placeholder:"TIME" help:"Beginning, as a time (2026-11-22T12:00:00Z), a date or a duration before now (90m, 7d)."`
+	Until string `placeholder:"TIME" help:"End, as a time, a date or a duration before now."`
 }
 
 // Letters are the flags that select dead letters.
