@@ -56,7 +56,7 @@ func TestDidItArrive(t *testing.T) {
 	}
 	b.shoot("outcomes-light")
 	b.until(`document.querySelector("h1 button").getAttribute("aria-label") === "Copy evt_1"`)
-	b.js(found(filtered) + `.querySelector("button").click()`)
+	b.js(found(filtered) + `.querySelector("button:not(.icon)").click()`)
 	b.until(`document.querySelector("dialog[open]")?.innerText.includes("asks for status")`)
 	b.click("dialog[open] button", "Deliver anyway")
 	b.until(found(filtered) + `.innerText.includes("delivered")`) // the page is read again while something waits
@@ -130,12 +130,106 @@ func TestTimes(t *testing.T) {
 	b.shows("As of ")
 	b.click(".as-of button", "Read again")
 	b.shows("evt_2")
-	b.click(".menu button", "Local times")
+	b.click(".zone", "Local times (")
 	b.until(`document.querySelector("td time").title.includes(" UTC ")`)
-	b.click(".menu button", "Times in UTC")
+	b.click(".zone", "Times in UTC")
 	b.js(`window.fetch = () => Promise.reject(new TypeError("lost")); dispatchEvent(new Event("reload"))`)
 	b.shows("The server does not answer. What follows is of")
 	b.until(`document.querySelector(".stale").innerText.includes("evt_1")`)
+}
+
+// TestPickedTime: OPS-11. A day and a time can be picked, and an error keeps the fields that were filled in.
+func TestPickedTime(t *testing.T) {
+	w := start(t, nil)
+	w.subscribe("alice", "/ok", built)
+	w.publish(built, "evt_1")
+	w.listed("deliveries?event=evt_1", 1)
+	b := open(t, w.console())
+	b.visit(w.console() + "#/deliveries")
+	b.signIn("op")
+	b.shows("evt_1")
+	pick := func(value string) {
+		b.js(fmt.Sprintf(`{ const e = document.querySelector("input[type=datetime-local]"); e.value = %q; e.dispatchEvent(new Event("input", {bubbles: true})) }`, value))
+		b.click("main button", "Filter")
+	}
+	pick("2100-01-02T03:04")
+	b.shows("No attempt has all of that.")
+	b.until(`document.querySelector("input[name=since]").value === "2100-01-02 03:04"`)
+	b.until(`new URLSearchParams(location.hash.split("?")[1]).get("since") === "2100-01-02 03:04"`)
+	b.js(`document.querySelector("input[name=until]").value = "yesterday"`)
+	pick("2001-01-02T03:04")
+	b.until(`document.querySelector("[role=alert]")`)
+	b.until(`document.querySelector("input[name=since]").value === "2001-01-02 03:04" && document.querySelector("input[name=until]").value === "yesterday"`)
+	b.js(`document.querySelector("input[name=until]").value = ""`)
+	b.click("main button", "Filter")
+	b.shows("evt_1")
+}
+
+// TestLists: OPS-11. A list is read again by itself, but not while a person works with it. Long ids are shortened by their style only,
+// and are copied whole.
+func TestLists(t *testing.T) {
+	w := start(t, nil)
+	sub := w.subscribe("bob", "/gone", built)
+	w.publish(built, "evt_1")
+	w.listed("dead-letters", 1)
+	b := open(t, w.console())
+	b.visit(w.console() + "#/dead-letters")
+	b.signIn("op")
+	b.shows("evt_1")
+	b.shows("It is read every 10 s.")
+	b.js(`{ const wait = setTimeout; window.setTimeout = (f, ms) => wait(f, ms / 20); dispatchEvent(new Event("reload")) }`) // 10 s are 0.5 s
+	w.publish(built, "evt_2")
+	b.shows("evt_2")
+	b.js(`document.querySelector("tbody input").click()`)
+	b.shows("Retry selected (1)")
+	b.shows("It waits, because rows are selected.")
+	w.publish(built, "evt_3")
+	w.listed("dead-letters", 3)
+	b.js(`document.querySelector("tbody input").click()`)
+	b.shows("evt_3")
+	b.focus("main input[name=since]")
+	b.shows("It waits, because a form has the focus.")
+	w.publish(built, "evt_4")
+	w.listed("dead-letters", 4)
+	if text := b.text("main"); strings.Contains(text, "evt_4") {
+		t.Errorf("OPS-11 the list changed while its form had the focus: %s", text)
+	}
+	b.press(kb.Enter)
+	b.shows("evt_4")
+	b.to("#/subscriptions")
+	b.until(fmt.Sprintf(`document.querySelector("tbody a").innerText === %q && document.querySelector("tbody a").title === %q`, sub, sub))
+	b.until(`(e => e.scrollWidth > e.clientWidth)(document.querySelector("tbody a .head"))`)
+	b.until(fmt.Sprintf(`document.querySelector("tbody button.icon").ariaLabel === "Copy %s"`, sub))
+	b.js(`Object.defineProperty(navigator, "clipboard", {value: {writeText: async (text) => { window.copied = text }}})`)
+	b.focus("tbody button.icon")
+	b.press(kb.Enter)
+	b.until(fmt.Sprintf(`window.copied === %q`, sub))
+}
+
+// TestFailingEndpoints: OPS-11. An origin that fails has a page with its first failure, its last status, and the affected subscriptions.
+func TestFailingEndpoints(t *testing.T) {
+	w := start(t, nil)
+	w.subscribe("alice", "/ok", built)
+	gone := w.subscribe("bob", "/gone", built)
+	w.publish(built, "evt_1")
+	w.listed("dead-letters", 1)
+	b := open(t, w.console())
+	b.visit(w.console())
+	b.signIn("op")
+	b.shows("It affects 1 subscription.")
+	b.click(".menu a", "Failing")
+	b.shows("the endpoint answered 413 (too large)")
+	b.shows("1 of 2")
+	b.click("tbody a", w.receiver.URL)
+	b.shows("First seen")
+	b.shows("the endpoint answered 413 (too large)")
+	b.shows("1 of 2 subscriptions")
+	b.until(fmt.Sprintf(`document.querySelector("table[aria-label='Affected subscriptions'] a").hash === "#/subscriptions/%s"`, gone))
+	b.until(`document.querySelectorAll("table[aria-label='Newest failures'] tbody tr").length === 1`)
+	b.click("main button", "Pause this origin")
+	b.click("dialog[open] button", "Pause")
+	b.click("main button", "Resume")
+	b.until(`[...document.querySelectorAll("main button")].some(e => e.innerText === "Pause this origin")`)
 }
 
 // TestReplay: OPS-11. Dead letters are selected and retried, counted by a dry run, replayed at a rate, watched, and left.

@@ -3,6 +3,7 @@ package console_test
 import (
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -32,6 +33,8 @@ func TestPages(t *testing.T) {
 	pages := []struct{ name, hash, shows string }{
 		{"now", "#/now", "It affects 2 subscriptions"},
 		{"live", "#/live", "Live tail"},
+		{"failing", "#/failing", "the endpoint answered"},
+		{"failing-one", "#/failing/" + url.PathEscape(w.receiver.URL), "Affected subscriptions"},
 		{"types", "#/types", "ci.build_finished"},
 		{"sources", "#/sources", "unverified"},
 		{"source", "#/sources/builds", "Try a request"},

@@ -61,7 +61,7 @@ func TestKeyboard(t *testing.T) {
 		b.press(kb.Tab)
 		names += eval[string](b, `document.activeElement.innerText`) + "\n"
 	}
-	for _, page := range []string{"Now", "Live tail", "Event types", "Sources", "Subscriptions", "Deliveries", "Dead letters", "Switches", "Backends", "Audit"} {
+	for _, page := range []string{"Now", "Live tail", "Failing", "Event types", "Sources", "Subscriptions", "Deliveries", "Dead letters", "Switches", "Backends", "Audit"} {
 		before, after, found := strings.Cut(names, page+"\n")
 		if !found {
 			t.Errorf("OPS-11 Tab does not come to %s in its order: %q %q", page, before, after)
@@ -117,7 +117,7 @@ func TestOwners(t *testing.T) {
 	if text := b.text("body"); strings.Contains(text, other) || strings.Contains(text, "bob") {
 		t.Errorf("OPS-20 alice sees bob's subscription: %s", text)
 	}
-	if menu := strings.Join(strings.Fields(b.text(".menu")), " "); menu != "Subscriptions Deliveries Dead letters Local times" {
+	if menu := strings.Join(strings.Fields(b.text(".menu")), " "); menu != "Subscriptions Deliveries Dead letters" {
 		t.Errorf("OPS-20 the menu is %q", menu)
 	}
 	b.shoot("owner-light")

@@ -1,8 +1,9 @@
 // The frame: sign-in, navigation, and which page is shown. The address after # says everything about a page.
-import { html, nothing, render, badge, time, inUTC, setUTC, suggest } from './ui.js';
+import { html, nothing, render, badge, time, inUTC, setUTC, zone, suggest } from './ui.js';
 import * as session from './session.js';
 import * as live from './live.js';
 import { now, tail } from './pages-now.js';
+import { failing } from './pages-failing.js';
 import { types, events } from './pages-events.js';
 import { subscriptions } from './pages-subscriptions.js';
 import { deliveries } from './pages-deliveries.js';
@@ -15,10 +16,10 @@ import { search as searchPage, start as startSearch } from './pages-search.js';
 // many milliseconds it loads again, which may depend on its data. It may have live if it wants the stream, redraws if it
 // changes without loading, and filtered if its list has a form of filters.
 const pages = {
-  now, types, sources, subscriptions, deliveries, 'dead-letters': letters, switches, backends, audit, live: tail, events, search: searchPage,
+  now, failing, types, sources, subscriptions, deliveries, 'dead-letters': letters, switches, backends, audit, live: tail, events, search: searchPage,
 };
 const ownerPages = ['subscriptions', 'deliveries', 'dead-letters'];
-const menu = ['now', 'live', 'types', 'sources', 'subscriptions', 'deliveries', 'dead-letters', 'switches', 'backends', 'audit'];
+const menu = ['now', 'live', 'failing', 'types', 'sources', 'subscriptions', 'deliveries', 'dead-letters', 'switches', 'backends', 'audit'];
 
 const menuEvery = 30_000; // after how many milliseconds a load also reads the counts of the menu again
 
@@ -29,6 +30,8 @@ let busy = false;
 let leaving = false; // nothing is drawn until the page is loaded again
 let turn = 0; // counts loads, so that a late one is dropped
 let timer;
+let waits = ''; // why the page was not loaded again when it was due
+let submitted = null; // the field of a form that had the focus when the form was submitted, until it changes
 
 function address() {
   const [where, q] = location.hash.replace(/^#\/?/, '').split('?');
@@ -38,11 +41,36 @@ function address() {
   return { name: parts[0], path: parts.slice(1).filter(Boolean), q: new URLSearchParams(q || '') };
 }
 
-// everyOf is after how many milliseconds a page loads again, or something false.
-const everyOf = (page, { data, error }) => (typeof page.every === 'function' ? !error && page.every(data) : page.every);
+// everyOf is after how many milliseconds a page loads again, or something false. What the server refused it would refuse again.
+function everyOf(page, { data, error }) {
+  if (error) return !(error.status < 500 && error.status !== 429) && page.every && 10_000;
+  return typeof page.every === 'function' ? page.every(data) : page.every;
+}
+
+// held says why a page may not change now: a person works with what it shows.
+function held() {
+  const at = document.activeElement;
+  if (document.querySelector('dialog[open]')) return 'a dialog is open';
+  if (document.querySelector('main tbody input:checked')) return 'rows are selected';
+  if (document.querySelector('main td details[open]')) return 'details are open';
+  return at !== submitted && at?.matches('main form :is(input, select, textarea)') ? 'a form has the focus' : '';
+}
+
+// loadLater loads the page again after some milliseconds, or as soon as nothing holds it.
+function loadLater(ms) {
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    if (document.hidden) return;
+    const why = held();
+    if (!why) return load();
+    if (why !== waits) { waits = why; draw(); }
+    loadLater(1000);
+  }, ms);
+}
 
 async function load() {
   clearTimeout(timer);
+  waits = '';
   if (!session.signedIn()) return draw();
   const mine = ++turn, moved = !shown || shown.name !== at.name || shown.path.join() !== at.path.join() || shown.q.toString() !== at.q.toString();
   const page = pages[at.name];
@@ -62,9 +90,12 @@ async function load() {
   busy = false;
   shown = next;
   const every = everyOf(page, next);
-  if (session.signedIn() && every) timer = setTimeout(() => document.hidden || load(), every);
+  if (session.signedIn() && every) loadLater(every);
   draw();
-  if (moved) document.getElementById('main')?.scrollTo(0, 0);
+  if (!moved) return;
+  document.getElementById('main')?.scrollTo(0, 0);
+  const here = document.querySelector('.menu [aria-current]'); // on a phone the menu is wider than the screen
+  if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 40;
 }
 
 function draw() {
@@ -83,15 +114,15 @@ function frame() {
       ${session.settings().auth === 'none' ? html`<span class="open" title="The server runs with --auth none: everyone who can reach this address is an operator.">${badge('no sign-in', 'warn')}</span>` : html`<button class="quiet" @click=${leave}>Sign out</button>`}
     </header>
     <nav class="menu" aria-label="Pages">${(session.isOwner() ? ownerPages : menu).map((name) => html`<a href=${'#/' + name} aria-current=${here(name)}>${pages[name].title}${count(name)}</a>`)}
-      ${who()}
-      <button class="quiet" title="Show times in the other zone" @click=${() => { setUTC(!inUTC()); draw(); }}>${inUTC() ? 'Times in UTC' : 'Local times'}</button></nav>
-    <main id="main" tabindex="-1" aria-busy=${busy}><div class="bar" ?hidden=${!busy}></div>${content()}</main>`;
+      ${who()}</nav>
+    <main id="main" tabindex="-1" aria-busy=${busy}><div class="bar" ?hidden=${!busy}></div>
+      <button class="small quiet zone" title="Show times in the other zone. Times of today have no day." @click=${() => { setUTC(!inUTC()); draw(); }}>${inUTC() ? 'Times in UTC' : `Local times (${zone()})`}</button>${content()}</main>`;
 }
 
 // count is how many things a page of the menu has that ask for attention, as of the last overview.
 function count(name) {
   const o = session.summary.overview;
-  const n = { 'dead-letters': o?.deadLetters, switches: o?.paused.length }[name];
+  const n = { failing: o?.recent.failing.length, 'dead-letters': o?.deadLetters, switches: o?.paused.length }[name];
   return n ? html` <span class="count" title=${`at ${new Date(o.now).toLocaleTimeString()}`}>${n >= 1000 ? '1,000+' : n}</span>` : nothing;
 }
 
@@ -105,11 +136,14 @@ function content() {
   if (!shown) return html`<h1>${pages[at.name].title}</h1>`;
   const page = pages[shown.name], problem = (what) => html`<div class="problem" role="alert"><p>${what}</p><button @click=${load}>Try again</button></div>`;
   if (shown.lost) return html`${problem(html`${shown.lost.message} What follows is of ${time(shown.loaded)}.`)}<div class="stale">${page.view(shown.data, shown.path, shown.q)}</div>`;
-  if (!shown.error) return html`${page.view(shown.data, shown.path, shown.q)}${page.live || everyOf(page, shown) ? nothing : html`<p class="as-of">As of ${time(shown.loaded)}. <button class="small quiet" @click=${load}>Read again</button></p>`}`;
+  if (!shown.error) return html`${page.view(shown.data, shown.path, shown.q)}${page.live ? nothing : asOf(everyOf(page, shown))}`;
   // After a filter that the server refuses, the form stays, so that it can be corrected.
   if (shown.error.status === 400 && page.filtered && !shown.path.length) return html`${problem(shown.error.message)}<div class="failed">${page.view({ items: [], kept: 'all' }, [], shown.q)}</div>`;
   return html`<h1>${page.title}</h1>${problem(shown.error.message)}`;
 }
+
+// asOf says how old the page is, and when it changes by itself.
+const asOf = (every) => html`<p class="as-of">As of ${time(shown.loaded)}. ${waits ? `It waits, because ${waits}.` : every ? `It is read every ${every / 1000} s.` : ''} <button class="small quiet" @click=${load}>Read again</button></p>`;
 
 function search(e) {
   e.preventDefault();
@@ -156,7 +190,9 @@ function signInForm() {
 addEventListener('hashchange', () => { at = address(); load(); });
 addEventListener('reload', load);
 addEventListener('redraw', () => { if (shown && (pages[shown.name].live || pages[shown.name].redraws)) draw(); });
-document.addEventListener('visibilitychange', () => { if (!document.hidden) load(); else live.want(false); });
+document.addEventListener('visibilitychange', () => { if (document.hidden) live.want(false); else if (held()) loadLater(1000); else load(); });
+addEventListener('submit', () => { submitted = document.activeElement; });
+for (const kind of ['input', 'focusin']) addEventListener(kind, () => { submitted = null; });
 addEventListener('keydown', (e) => {
   if (e.key !== '/' || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(e.target.tagName) || document.querySelector('dialog[open]')) return;
   const input = document.getElementById('search');

@@ -39,7 +39,7 @@ function line(d, [sub, event]) {
 
 export const deliveries = {
   title: 'Deliveries', filtered: true,
-  every: (data) => 'target' in data && !['delivered', 'dead'].includes(data.items.at(-1)?.outcome) && 3000, // a time line that goes on
+  every: (data) => (!('target' in data) ? 10_000 : !['delivered', 'dead'].includes(data.items.at(-1)?.outcome) && 3000), // a time line may go on
   load: async (parts, q) => (parts.length > 1 ? attempts(parts[0], parts[1]) : get('deliveries' + query(Object.fromEntries(q)))),
   view(data, parts, q) {
     if (parts.length > 1) return line(data, parts);
@@ -52,7 +52,8 @@ export const deliveries = {
         { name: 'Time', cell: (d) => time(d.at) }, { name: 'Outcome', cell: (d) => badge(d.outcome) },
         { name: 'Event', cell: (d) => id(path('deliveries', d.subscription, d.event), d.event) }, { name: 'Type', cell: (d) => html`${d.name}${d.test ? badge('test') : nothing}` },
         { name: 'Endpoint', cell: (d) => mono(d.origin) }, { name: 'Attempt', kind: 'num', cell: (d) => d.attempt },
-        { name: 'Took', kind: 'num', cell: (d) => span(d.durationMs) }, { name: 'Why', cell: (d) => cause(d.category, d.statusCode) }, { name: 'Next', cell: (d) => (d.nextAttempt ? time(d.nextAttempt) : nothing) },
+        { name: 'Took', kind: 'num', cell: (d) => span(d.durationMs) }, { name: 'Why', cell: (d) => cause(d.category, d.statusCode) },
+        ...(data.items.some((d) => d.nextAttempt) ? [{ name: 'Next', cell: (d) => (d.nextAttempt ? time(d.nextAttempt) : nothing) }] : []),
       ], data.items, data.next ? 'None on this page; there may be some on the next.' : 'No attempt has all of that.')}
       ${pager(data.next, q)}`;
   },

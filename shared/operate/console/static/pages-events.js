@@ -1,9 +1,9 @@
 // Event types, their events, and what became of one event.
-import { html, mono, copyable, nothing, link, id, path, badge, table, time, span, plural, pager, filters, since, until, ask, act } from './ui.js';
+import { html, mono, copyable, pageless, nothing, link, id, path, badge, table, time, span, plural, pager, filters, since, until, ask, act } from './ui.js';
 import { get, post, call, query, pages } from './session.js';
 
 export const types = {
-  title: 'Event types',
+  title: 'Event types', every: 30_000,
   load: async () => {
     const [list, switches] = await Promise.all([pages('event-types', {}, 20), pages('switches', {}, 5)]);
     return { items: list.items, paused: new Map(switches.items.map((s) => [s.name, s])) };
@@ -64,7 +64,7 @@ function one({ event, found }, eventID, q) {
       { name: 'Outcome', cell: (r) => badge(words[r.outcome] || r.outcome, tone[r.outcome]) },
       { name: 'Why', cell: (r) => html`${r.why}${r.nextAttempt ? html` at ${time(r.nextAttempt)}` : nothing}` },
       { name: 'When', cell: (r) => time(r.at) },
-      { name: 'Endpoint and subscription', cell: (r) => html`${mono(r.target)}<br>${r.principal ? id(path('subscriptions', r.subscription), r.subscription) : html`<span class="id muted">${r.subscription}</span>`}` },
+      { name: 'Endpoint and subscription', cell: (r) => html`${mono(r.target)}<br>${r.principal ? id(path('subscriptions', r.subscription), r.subscription) : pageless(r.subscription)}` },
       { name: '', title: 'Attempts', kind: 'act', cell: (r) => html`${r.attempts ? link(path('deliveries', r.subscription, eventID), plural(r.attempts, 'attempt')) : nothing}
         ${event && r.principal ? again(event, r) : nothing}` },
     ], rows, asked ? 'There is no such subscription.' : 'No subscription is for this event.')}
@@ -74,7 +74,7 @@ function one({ event, found }, eventID, q) {
 
 export const events = {
   title: 'Events', filtered: true,
-  every: (data) => data.found?.items.some((r) => r.outcome === 'waiting') && 3000, // what waits may arrive
+  every: (data) => !data.none && (data.found?.items.some((r) => r.outcome === 'waiting') ? 3000 : 10_000), // what waits may arrive
   load: async (parts, q) => {
     if (parts[0]) return lookUp(parts[0], q);
     if (!q.get('name') && !q.get('uri')) return { items: [], none: true };

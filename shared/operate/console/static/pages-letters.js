@@ -58,7 +58,7 @@ function progress(job) {
 }
 
 export const letters = {
-  title: 'Dead letters', every: 3000, filtered: true,
+  title: 'Dead letters', every: (data) => (data.job?.state === 'running' ? 3000 : 10_000), filtered: true,
   load: async (_, q) => {
     const [list, job] = await Promise.all([
       get('dead-letters' + query({ ...choice(q), cursor: q.get('cursor') })),

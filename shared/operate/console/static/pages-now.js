@@ -14,7 +14,7 @@ function wrong(o) {
   for (const f of o.recent.failing) {
     add(f.failed * 2 > f.attempts ? 'bad' : 'warn', html`<span class="id">${f.origin}</span> failed ${plural(f.failed, 'time')} in ${plural(f.attempts, 'attempt')} since ${time(f.since)}: ${cause(f.category, f.statusCode)}.
       It affects ${link('subscriptions?' + new URLSearchParams({ origin: f.origin }), plural(f.subscriptions, 'subscription'))}.`,
-      'deliveries?' + new URLSearchParams({ origin: f.origin, outcome: 'failed' }), 'Failures');
+      path('failing', f.origin), 'Show');
   }
   if (o.deadLetters) add('warn', `${atLeast(o.deadLetters)} dead ${o.deadLetters === 1 ? 'letter' : 'letters'} wait for a decision.`, 'dead-letters', 'Dead letters');
   for (const state of ['suspended', 'disabled']) {

@@ -62,7 +62,7 @@ const letters = (s) => link('dead-letters' + query({ queue: 'inbox' }), s.from =
 
 const list = (data, q) => html`<h1>Sources</h1>
   ${table('Sources', [
-    { name: 'Name', cell: (s) => id(path('sources', s.name), s.name) },
+    { name: 'Name', cell: (s) => link(path('sources', s.name), s.name, 'id') },
     { name: 'From', cell: (s) => html`${s.from}${s.verify ? html` <span class="muted">${s.verify}</span>` : nothing}` },
     { name: 'Events', cell: (s) => [...new Set(s.events.map((m) => m.name))].join(', ') },
     { name: 'Last hour', cell: (s) => html`${Object.entries(s.recent.outcomes).map(([kind, n]) => html`<div>${number(n)} ${badge(kind)}</div>`)}` },

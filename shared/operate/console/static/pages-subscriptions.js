@@ -49,7 +49,7 @@ function one([s, deliveries]) {
 }
 
 export const subscriptions = {
-  title: 'Subscriptions', filtered: true,
+  title: 'Subscriptions', filtered: true, every: 10_000,
   load: async ([sub], q) => (sub
     ? Promise.all([get('subscriptions/' + encodeURIComponent(sub)), get(`subscriptions/${encodeURIComponent(sub)}/deliveries?limit=20`)])
     : get('subscriptions' + query({ limit: 50, ...Object.fromEntries(q) }))),

@@ -1,5 +1,5 @@
 // Switches, the servers behind the gateway, and the audit trail.
-import { html, mono, nothing, badge, table, time, age, pager, filters, since, until, ask, act, plural } from './ui.js';
+import { html, mono, pageless, nothing, link, id, path, badge, table, time, age, pager, filters, since, until, ask, act, plural } from './ui.js';
 import { get, call, pages, query } from './session.js';
 
 const name = (s) => (s === 'all' ? 'all deliveries' : s.replace('/', ' '));
@@ -9,11 +9,18 @@ async function pause(target, title) {
   if (said) act('It is paused.', () => call('PUT', 'switches/' + target, said));
 }
 
+// named shows what a switch pauses, with a link to its page if it has one.
+function named({ name: text }) {
+  const [kind, of] = [text.split('/')[0], text.slice(text.indexOf('/') + 1)];
+  if (kind === 'subscription') return html`subscription ${id(path('subscriptions', of), of)}`;
+  return kind === 'origin' ? html`origin ${link(path('failing', of), of, 'id')}` : mono(name(text));
+}
+
 // waiting says how many messages wait for a switch. Of a subscription's, its own page does.
 const waiting = ({ waiting: w }) => (!w ? nothing : w.messages ? html`${plural(w.messages, 'message')}${w.more ? ' or more' : ''}, the oldest for ${age(w.oldest)}` : 'nothing');
 
 export const switches = {
-  title: 'Switches',
+  title: 'Switches', every: 10_000,
   load: (_, q) => get('switches' + query(Object.fromEntries(q))),
   view(data, _, q) {
     const add = (e) => {
@@ -29,7 +36,7 @@ export const switches = {
         ${all ? nothing : html`<button type="button" class="danger" @click=${() => pause('all', 'Pause all deliveries?')}>Pause all deliveries …</button>`}
       </form>
       ${table('Paused', [
-        { name: 'Paused', cell: (s) => mono(name(s.name)) }, { name: 'By', cell: (s) => s.by }, { name: 'Since', cell: (s) => time(s.at) },
+        { name: 'Paused', cell: named }, { name: 'By', cell: (s) => s.by }, { name: 'Since', cell: (s) => time(s.at) },
         { name: 'Reason', cell: (s) => s.reason }, { name: 'Waiting', cell: waiting },
         { name: '', title: 'Act', kind: 'act', cell: (s) => html`<button class="small" @click=${() => act(`${name(s.name)}: resumed.`, () => call('DELETE', 'switches/' + s.name))}>Resume</button>` },
       ], data.items, 'Nothing is paused.')}
@@ -50,13 +57,13 @@ export const backends = {
 const short = (v) => (v === null ? '' : JSON.stringify(v));
 
 export const audit = {
-  title: 'Audit', filtered: true,
+  title: 'Audit', filtered: true, every: 10_000,
   load: (_, q) => get('audit' + query(Object.fromEntries(q))),
   view: (data, _, q) => html`<h1>Audit <span class="muted">${plural(data.items.length, 'entry', 'entries')} on this page</span></h1>
     ${filters([since, until], q)}
     ${table('Audit', [
       { name: 'Time', cell: (e) => time(e.at) }, { name: 'Who', cell: (e) => html`${e.by} <span class="muted">${e.via}</span>` }, { name: 'Action', cell: (e) => e.action },
-      { name: 'To what', cell: (e) => mono(e.target) },
+      { name: 'To what', cell: (e) => pageless(e.target) },
       { name: 'Before and after', cell: (e) => html`${e.error ? html`<div class="bad">failed: ${e.error}</div>` : nothing}${short(e.before) || short(e.after)
         ? html`<details><summary>${e.before === null ? 'new' : e.after === null ? 'gone' : 'changed'}</summary><pre tabindex="0">${JSON.stringify({ before: e.before, after: e.after }, null, 2)}</pre></details>` : nothing}` },
     ], data.items, 'Nobody did anything in this time.')}

@@ -9,6 +9,9 @@ const two = (n) => String(n).padStart(2, '0');
 export const inUTC = () => sessionStorage.getItem('utc') === 'yes';
 export const setUTC = (on) => sessionStorage.setItem('utc', on ? 'yes' : 'no');
 
+// zone is the name of the zone that times are shown in.
+export const zone = () => (inUTC() ? 'UTC' : Intl.DateTimeFormat().resolvedOptions().timeZone);
+
 const day = (d) => (inUTC() ? d.toISOString().slice(0, 10) : `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`);
 const clock = (d) => (inUTC() ? d.toISOString().slice(11, 19) : `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`);
 
@@ -16,7 +19,7 @@ const clock = (d) => (inUTC() ? d.toISOString().slice(11, 19) : `${two(d.getHour
 export function time(t) {
   if (!t) return html`<span class="muted">–</span>`;
   const d = new Date(t), at = day(d);
-  return html`<time datetime=${t} title=${`${at} ${clock(d)} ${inUTC() ? 'UTC' : Intl.DateTimeFormat().resolvedOptions().timeZone} (${t})`}>${at === day(new Date()) ? '' : at + ' '}${clock(d)}</time>`;
+  return html`<time datetime=${t} title=${`${at} ${clock(d)} ${zone()} (${t})`}>${at === day(new Date()) ? '' : at + ' '}${clock(d)}</time>`;
 }
 
 // span says a duration of milliseconds.
@@ -45,12 +48,18 @@ const tones = {
 export const badge = (word, tone = tones[word]) => html`<span class="badge ${tone || 'plain'}">${word}</span>`;
 
 export const link = (to, text, kind = '') => html`<a class=${kind} href=${'#/' + to} title=${kind && text}>${text}</a>`;
-export const id = (to, text) => link(to, text, 'id');
+// short shows a long id shortened in the middle by its style. The whole text is still there to be selected and found.
+const short = (text) => (text?.length > 24 && !text.includes('/') ? html`<span class="head">${text.slice(0, -6)}</span>${text.slice(-6)}` : text);
+// copier is a button that copies a text, where the browser allows that.
+const copier = (text, kind, label) => (navigator.clipboard && text ? html`<button type="button" class=${kind} aria-label=${`Copy ${text}`} title="Copy" @click=${() => navigator.clipboard.writeText(text).then(() => toast('It is copied.'), (e) => toast(e.message, true))}>${label}</button>` : nothing);
+
+export const id = (to, text) => html`<span class="one"><a class="id" href=${'#/' + to} title=${text ?? ''}>${short(text)}</a>${copier(text, 'icon', '')}</span>`;
 export const mono = (text) => html`<span class="id" title=${text ?? ''}>${text}</span>`;
+export const pageless = (text) => html`<span class="one"><span class="id" title=${text ?? ''}>${short(text)}</span>${copier(text, 'icon', '')}</span>`;
 export const path = (...parts) => parts.map(encodeURIComponent).join('/');
 
-// copyable shows a text with a button that copies it, where the browser allows that.
-export const copyable = (text) => html`<span class="id">${text}</span>${navigator.clipboard ? html`<button class="small quiet copy" aria-label=${`Copy ${text}`} @click=${() => navigator.clipboard.writeText(text).then(() => toast('It is copied.'), (e) => toast(e.message, true))}>Copy</button>` : nothing}`;
+// copyable shows a whole text with a button that copies it.
+export const copyable = (text) => html`<span class="id">${text}</span>${copier(text, 'small quiet copy', 'Copy')}`;
 
 // table makes a table; on a phone its rows are cards, which is why the roles are written out.
 export function table(label, columns, rows, empty = 'Nothing here.') {
@@ -69,6 +78,15 @@ export const suggest = {};
 export const since = { name: 'since', label: 'Since', hint: '2h or 2026-11-22', suggest: 'times' };
 export const until = { name: 'until', label: 'Until', hint: '15m or 2026-11-22', suggest: 'times' };
 
+const field = (f, q) => html`<input name=${f.name} .value=${q.get(f.name) || ''} placeholder=${f.hint || ''} list=${f.suggest || nothing} spellcheck="false" autocomplete="off">`;
+
+// picker writes the day and the time that a person picks into the field before it.
+function picker(f, q) {
+  const [day, clock] = (q.get(f.name) || '').split(' ');
+  return html`<input type="datetime-local" aria-label=${`Pick a day and a time: ${f.label}`} .value=${clock ? `${day}T${clock}` : ''}
+    @input=${(e) => { e.target.parentElement.querySelector('[name]').value = e.target.value.replace('T', ' '); }}>`;
+}
+
 // filters is a form whose fields are members of the address.
 export function filters(fields, q) {
   const change = (e) => {
@@ -79,7 +97,7 @@ export function filters(fields, q) {
   return html`<form class="filters" @submit=${change} @change=${(e) => e.target.tagName === 'SELECT' && e.currentTarget.requestSubmit()}>
     ${fields.map((f) => html`<label><span>${f.label}</span>${f.options
       ? html`<select name=${f.name}>${f.options.map((o) => html`<option value=${o} ?selected=${o === (q.get(f.name) || '')}>${o || 'any'}</option>`)}</select>`
-      : html`<input name=${f.name} .value=${q.get(f.name) || ''} placeholder=${f.hint || ''} list=${f.suggest || nothing} spellcheck="false" autocomplete="off">`}</label>`)}
+      : f.suggest === 'times' ? html`<span class="when">${field(f, q)}${picker(f, q)}</span>` : field(f, q)}</label>`)}
     <datalist id="times">${['15m', '1h', '24h', '7d'].map((v) => html`<option value=${v}></option>`)}</datalist>
     <datalist id="types">${(suggest.types ?? []).map((v) => html`<option value=${v}></option>`)}</datalist>
     <button>Filter</button>${[...q.keys()].some((k) => k !== 'cursor') ? html`<a class="button quiet" href=${'#/' + location.hash.slice(2).split('?')[0]}>Clear</a>` : nothing}

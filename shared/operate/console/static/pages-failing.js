@@ -1,0 +1,55 @@
+// Failing endpoints: one issue per origin, with the subscriptions that it affects.
+import { html, mono, nothing, link, id, path, badge, table, time, plural, number, ask, act, cause } from './ui.js';
+import { get, call, query, readOverview } from './session.js';
+
+const failed = (s) => s.delivery.failingSince || s.delivery.lastError;
+const earliest = (times) => times.filter(Boolean).sort()[0];
+
+async function issue(origin) {
+  const [overview, subs, attempts] = await Promise.all([
+    readOverview(), get('subscriptions' + query({ origin, limit: 100 })), get('deliveries' + query({ origin, outcome: 'failed', limit: 20 })),
+  ]);
+  return { recent: overview.recent.failing.find((f) => f.origin === origin), paused: overview.paused.find((s) => s.name === 'origin/' + origin), subs, attempts };
+}
+
+async function pause(origin) {
+  const said = await ask({ title: `Pause ${origin}?`, text: 'Nothing is sent to this origin until it is resumed. What waits is kept for 30 days.', fields: [{ name: 'reason', label: 'Reason' }], confirm: 'Pause', danger: true });
+  if (said) act(`${origin} is paused.`, () => call('PUT', 'switches/origin/' + origin, said));
+}
+
+function one({ recent, paused, subs, attempts }, origin) {
+  const affected = subs.items.filter(failed), last = attempts.items[0];
+  const first = earliest([...affected.map((s) => s.delivery.failingSince), recent?.since]);
+  return html`<h1>Endpoint <span class="id">${origin}</span> ${recent ? badge('failing', 'bad') : badge('no failure in the last hour', 'ok')} ${paused ? badge('paused') : nothing}</h1>
+    <div class="actions">${paused ? html`<button class="primary" @click=${() => act(`${origin} is resumed.`, () => call('DELETE', 'switches/origin/' + origin))}>Resume</button>`
+      : html`<button @click=${() => pause(origin)}>Pause this origin</button>`}</div>
+    <dl class="facts"><dt>First seen</dt><dd>${time(first)}</dd>
+      <dt>Last failure</dt><dd>${last ? html`${time(last.at)}: ${cause(last.category, last.statusCode)}` : 'none is recorded'}</dd>
+      <dt>Last hour</dt><dd>${recent ? `${number(recent.failed)} of ${plural(recent.attempts, 'attempt')} failed` : 'nothing failed'}</dd></dl>
+    <h2>Affected subscriptions <span class="muted">${affected.length} of ${plural(subs.items.length, 'subscription')}${subs.next ? ' on this page' : ''}</span> ${link('subscriptions' + query({ origin }), 'all')}</h2>
+    ${table('Affected subscriptions', [
+      { name: 'Subscription', cell: (s) => id(path('subscriptions', s.id), s.id) }, { name: 'State', cell: (s) => badge(s.state) }, { name: 'Owner', cell: (s) => s.principal },
+      { name: 'Endpoint', cell: (s) => mono(s.target) }, { name: 'Fails since', cell: (s) => time(s.delivery.failingSince) }, { name: 'Last success', cell: (s) => time(s.delivery.last) },
+      { name: 'Last error', cell: (s) => cause(s.delivery.lastError, s.delivery.lastStatusCode) },
+    ], affected, 'No subscription fails now.')}
+    <h2>Newest failures ${link('deliveries' + query({ origin, outcome: 'failed' }), 'all')} ${link('dead-letters' + query({ origin }), 'dead letters')}</h2>
+    ${table('Newest failures', [
+      { name: 'Time', cell: (d) => time(d.at) }, { name: 'Event', cell: (d) => id(path('deliveries', d.subscription, d.event), d.event) }, { name: 'Type', cell: (d) => d.name },
+      { name: 'Subscription', cell: (d) => id(path('subscriptions', d.subscription), d.subscription) }, { name: 'Attempt', kind: 'num', cell: (d) => d.attempt }, { name: 'Why', cell: (d) => cause(d.category, d.statusCode) },
+    ], attempts.items, 'No failure is recorded.')}`;
+}
+
+export const failing = {
+  title: 'Failing', every: 10_000,
+  load: ([origin]) => (origin ? issue(origin) : readOverview()),
+  view(data, [origin]) {
+    if (origin) return one(data, origin);
+    return html`<h1>Failing endpoints <span class="muted">in the last hour</span></h1>
+      ${table('Failing endpoints', [
+        { name: 'Endpoint', cell: (f) => link(path('failing', f.origin), f.origin, 'id') }, { name: 'First seen', cell: (f) => time(f.since) },
+        { name: 'Last status', cell: (f) => cause(f.category, f.statusCode) }, { name: 'Failed', kind: 'num', cell: (f) => `${number(f.failed)} of ${number(f.attempts)}` },
+        { name: 'Subscriptions', kind: 'num', cell: (f) => link('subscriptions' + query({ origin: f.origin }), number(f.subscriptions)) },
+      ], data.recent.failing, 'No endpoint failed in the last hour.')}
+      ${data.recent.failing.length < 5 ? nothing : html`<p class="note">These are the five origins with the most failures.</p>`}`;
+  },
+};
