@@ -16,7 +16,7 @@ function wrong(o) {
       It affects ${link('subscriptions?' + new URLSearchParams({ origin: f.origin }), plural(f.subscriptions, 'subscription'))}.`,
       path('failing', f.origin), 'Show');
   }
-  if (o.deadLetters) add('warn', `${atLeast(o.deadLetters)} dead ${o.deadLetters === 1 ? 'letter' : 'letters'} wait for a decision.`, 'dead-letters', 'Dead letters');
+  if (o.deadLetters) add('warn', `${atLeast(o.deadLetters)} dead ${o.deadLetters === 1 ? 'letter waits' : 'letters wait'} for a decision.`, 'dead-letters', 'Dead letters');
   for (const state of ['suspended', 'disabled']) {
     if (o.subscriptions[state]) add('warn', `${plural(o.subscriptions[state], 'subscription')} ${o.subscriptions[state] === 1 ? 'is' : 'are'} ${state}.`, `subscriptions?state=${state}`, 'Show');
   }
