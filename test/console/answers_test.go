@@ -316,6 +316,8 @@ func TestLiveTail(t *testing.T) {
 	b.until(`document.querySelector("h1").innerText.includes("live")`)
 	w.publish(built, "evt_1")
 	b.shows("evt_1")
+	b.fits("the live tail")
+	b.shoot("live-rows-light")
 	b.click("main button", "Stop")
 	w.publish(built, "evt_2")
 	w.listed("deliveries?event=evt_2", 1)

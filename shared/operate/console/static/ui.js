@@ -76,7 +76,7 @@ export const suggest = {};
 
 // since and until are the fields for times; see moment in session.js.
 export const since = { name: 'since', label: 'Since', hint: '2h or 2026-11-22', suggest: 'times' };
-export const until = { name: 'until', label: 'Until', hint: '15m or 2026-11-22', suggest: 'times' };
+export const until = { name: 'until', label: 'Until', hint: '15m or 12:00', suggest: 'times' };
 
 const field = (f, q) => html`<input name=${f.name} .value=${q.get(f.name) || ''} placeholder=${f.hint || ''} list=${f.suggest || nothing} spellcheck="false" autocomplete="off">`;
 
