@@ -3,6 +3,7 @@
 package interop
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -20,7 +21,8 @@ func TestCheckOfServersOfOthers(t *testing.T) {
 	t.Parallel()
 	t.Run("RCH-06 mcp-webhook-events", func(t *testing.T) {
 		t.Parallel()
-		checked(t, startTheirs(t, "webhook"), check.Options{}, map[string][]string{
+		// Without a key, the rule webhook-principal is not testable on this machine. The server ignores the key.
+		checked(t, startTheirs(t, "webhook"), check.Options{Key: "any"}, map[string][]string{
 			check.Passed: {"list", "webhook-secret", "webhook-challenge", "webhook-challenge-failed", "webhook-signature", "webhook-rotation", "webhook-redirect"},
 			check.Failed: {"capability", "error-unknown-event", "webhook-principal", "webhook-url", "webhook-unsubscribe"},
 		})
@@ -44,7 +46,7 @@ func TestCheckOfServersOfOthers(t *testing.T) {
 // checked checks a server, and compares the results of some rules.
 func checked(t *testing.T, s *theirs, o check.Options, want map[string][]string) {
 	t.Helper()
-	o.URL, o.Key, o.Agent, o.Event, o.Arguments, o.Wait = s.url, s.key, "check/1", "ticket.updated", []byte(`{"ticket":"T1"}`), 10*time.Second // which some rules wait in vain
+	o.URL, o.Key, o.Agent, o.Event, o.Arguments, o.Wait = s.url, cmp.Or(o.Key, s.key), "check/1", "ticket.updated", []byte(`{"ticket":"T1"}`), 10*time.Second // which some rules wait in vain
 	n := 0
 	o.Publish = func(context.Context) error {
 		n++
