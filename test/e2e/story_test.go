@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -170,8 +171,10 @@ func outage(t *testing.T, s shaky) {
 			o.call("GET", "replays/"+begun.ID, "", http.StatusOK, &ended)
 			return ended.State == "done"
 		})
-		if ended.Total != events || ended.Replayed != events || ended.Skipped != 0 {
-			t.Errorf("the replay ended as %+v", ended)
+		// The letters of a step are counted at its end, so a process that is killed in a step leaves them uncounted.
+		step := rate * int(deadletter.ReplayStep/time.Second)
+		if ended.Total != events || ended.Skipped != 0 || ended.Replayed > events || ended.Replayed < events-step {
+			t.Errorf("the replay ended as %+v, want %d in all, none skipped, and all replayed but for those of one step of %d", ended, events, step)
 		}
 		harness.Eventually(t, harness.Patience, "all arrive", func() bool { return arrived() == events })
 		if _, different := hook.Count(); different != events {
