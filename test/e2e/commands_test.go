@@ -60,9 +60,12 @@ func commanding(t *testing.T, target *harness.Target) {
 			return harness.Reply{Status: http.StatusRequestEntityTooLarge}
 		})
 		publish(event)
-		harness.Eventually(t, harness.Patience, "the dead letter", func() bool { return len(decoded(letters).Items) == 1 })
+		var items []object
+		if !harness.Within(t, harness.Patience, func() bool { items = decoded(letters).Items; return len(items) == 1 }) {
+			t.Fatalf("after %v, the dead letters are %v, want one, of %s", hook.IDs(), items, event)
+		}
 		hook.Answer(nil)
-		return fmt.Sprint(decoded(letters).Items[0]["id"])
+		return fmt.Sprint(items[0]["id"])
 	}
 
 	publish("evt_fine")
