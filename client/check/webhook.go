@@ -5,12 +5,12 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -116,16 +116,6 @@ func (c *webhookCheck) run(ctx context.Context) {
 // noPrincipals is the reason for rules that need authentication, if the server under test does not authenticate callers.
 const noPrincipals = "not testable here: the server has no authentication (ours has --auth none), so it does not tell callers apart; start it with authentication (--auth keys) and give a key with --key"
 
-// isLocal reports whether the server is on this machine, where a developer may leave out authentication.
-func (c *checker) isLocal() bool {
-	u, err := url.Parse(c.URL)
-	if err != nil {
-		return false
-	}
-	ip, err := netip.ParseAddr(u.Hostname())
-	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
-}
-
 // judgeChallenge judges the challenge of the first subscription.
 func (c *webhookCheck) judgeChallenge(h *hook) {
 	control := h.listDeliveries(true)
@@ -148,7 +138,7 @@ func (c *webhookCheck) checkRefusals(ctx context.Context) {
 	}
 	a := subscribe("", toDelivery(h.url, h.secret()))
 	refused := a.status == http.StatusUnauthorized || a.status == http.StatusForbidden || slices.Contains(codes["Forbidden"], a.code())
-	if !refused && c.Key == "" && c.isLocal() {
+	if !refused && c.Key == "" && httpcall.IsLocal(c.URL) { // on this machine, a developer may leave out authentication
 		c.skip(noPrincipals, ruleAuthenticated)
 	} else {
 		c.judge(ruleAuthenticated, refused, "the answer without credentials is %s", a)

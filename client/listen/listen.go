@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/netip"
-	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/client/run"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
 // Options configure [Run].
@@ -89,7 +88,7 @@ func Run(ctx context.Context, o Options) error {
 
 // receive subscribes and receives until the subscription ends.
 func (o *Options) receive(ctx context.Context, p *printer) error {
-	if o.OrFollow && !isLocal(o.URL) {
+	if o.OrFollow && !httpcall.IsLocal(o.URL) {
 		_, err := o.followed().receiveOneWay(ctx, p, "the server runs on another machine and cannot reach this one (to receive webhooks, give the URL of a tunnel as --target)")
 		return err
 	}
@@ -107,16 +106,6 @@ func (o *Options) followed() *Options {
 	follow.Stream = o.Name == ""
 	follow.Mode = ""
 	return &follow
-}
-
-// isLocal reports whether a server runs on this machine, as far as its URL says.
-func isLocal(server string) bool {
-	u, err := url.Parse(server)
-	if err != nil {
-		return false
-	}
-	ip, err := netip.ParseAddr(u.Hostname())
-	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
 }
 
 // isRefusal reports whether the server refused a subscription, so that another one may work.

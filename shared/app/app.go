@@ -38,6 +38,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
@@ -176,6 +177,12 @@ func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 
 // NewLists returns the lists of subscriptions by principal, workspace and event type.
 func NewLists(c *Core) *subscription.Lists { return &subscription.Lists{DB: c.DB} }
+
+// NewReview returns the review of subscriptions. If [Core.Auth] is not a directory of principals, it does not review their rights.
+func NewReview(c *Core) *review.Review {
+	directory, _ := c.Auth.(auth.Directory)
+	return &review.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory}
+}
 
 // Publishing is the role that accepts events.
 type Publishing struct {

@@ -42,7 +42,7 @@ func record(ctx context.Context) ([]string, error) {
 
 const prompt = "$ "
 
-// The measures of the picture, in pixels. The width of a character is that of common monospaced fonts at this size.
+// The measures of the picture, in pixels. Common monospaced fonts have this width of a character at this size.
 const (
 	charWidth, lineHeight, fontSize = 7.85, 19, 13
 	margin, bar                     = 18, 34

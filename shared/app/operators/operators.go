@@ -16,7 +16,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/judge"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
-	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/shared/operate/audit"
@@ -44,8 +43,8 @@ type Options struct {
 }
 
 // NewHandler returns the role admin, which serves the admin API and the console, and passes other requests on. It makes no
-// attempts of deliveries; the roles dispatch and retry do. It is not part of a mux, because a mux would redirect requests for switches whose names
-// contain a URL.
+// attempts of deliveries; the roles dispatch and retry do. It is not part of a mux, because a mux would redirect requests for
+// switches whose names contain a URL.
 func NewHandler(c *app.Core, o Options) http.Handler {
 	api, page := newAPI(c, o), newConsole(c, o.Mode)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -64,7 +63,6 @@ func NewHandler(c *app.Core, o Options) http.Handler {
 
 func newAPI(c *app.Core, o Options) *admin.Handler {
 	lists, kept := app.NewLists(c), records.Keep(cmp.Or(c.Limits.DeliveryLog, string(records.Failures)))
-	directory, _ := c.Auth.(auth.Directory)
 	return admin.New(admin.Options{
 		Auth: c.Auth, Guard: c.Guard, MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: o.Subscriptions, Lists: lists,
 		Operations: o.Operations, Replays: o.Replays, Switches: o.Switches,
@@ -75,7 +73,7 @@ func newAPI(c *app.Core, o Options) *admin.Handler {
 		Kept: kept, Quota: c.Quota,
 		Explainer: &judge.Explainer{
 			DB: c.DB, Lists: lists, Subscriptions: o.Subscriptions, Catalogs: c.Catalogs, Switches: o.Switches, Kept: kept,
-			Review: &review.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
+			Review: app.NewReview(c),
 		},
 		Rate: subscription.NewRate(c.CallerQuota(quota.RegistrationRate)), Limited: c.Metrics.LimitReached, Closing: o.Closing, Log: c.Log,
 		Backends: func(ctx context.Context, workspace string) ([]admin.Backend, error) {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app"
-	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
@@ -18,7 +17,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
-	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
@@ -136,14 +134,12 @@ func WatchEndpoints(c *app.Core, d *delivery.Dispatcher) error {
 	)
 }
 
-// NewTerminator returns the terminator, which ends subscriptions that are no longer allowed. If [app.Core.Auth] is not a
-// directory of principals, it does not review their rights.
+// NewTerminator returns the terminator, which ends subscriptions that are no longer allowed.
 func NewTerminator(c *app.Core, subs *subscription.Service) *lifecycle.Terminator {
-	directory, _ := c.Auth.(auth.Directory)
 	return &lifecycle.Terminator{
 		Queue: c.Queues, Subscriptions: subs, Lists: app.NewLists(c), ErrorObject: method.ErrorObject,
 		Profile: spec.Profile(c.Limits.Profile), Plain: c.Limits.PlainTargets, Log: c.Log,
-		Review: &review.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
+		Review: app.NewReview(c),
 	}
 }
 

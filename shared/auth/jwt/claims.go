@@ -120,8 +120,8 @@ func (c *claims) text(name string) string {
 	return s
 }
 
-// scopes returns the scopes that begin with the prefix, and removes the prefix. They are in the claim scope (RFC 9068, section 2.2.3), or in scp, which
-// some servers use instead. Each is an array or a space-separated string.
+// scopes returns the scopes that begin with the prefix, and removes the prefix. They are in the claim scope (RFC 9068, section 2.2.3), or
+// in scp, which some servers use instead. Each is an array or a space-separated string.
 func (c *claims) scopes(prefix string) []string {
 	var scopes []string
 	for _, name := range []string{"scope", "scp"} {

@@ -225,11 +225,7 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 	if out.Internal() {
 		return out
 	}
-	published := del.Published
-	if published.IsZero() { // notices have no time of publication
-		published = del.First
-	}
-	lag := s.now().Sub(published)
+	lag := s.now().Sub(cmp.Or(del.Published, del.First)) // notices have no time of publication
 	s.metrics.Attempt(string(out.Category), n, out.Took, lag)
 	if s.options.LogDeliveries {
 		level := slog.LevelInfo

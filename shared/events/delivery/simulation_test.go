@@ -473,7 +473,7 @@ func inFunctions(t *testing.T, n int, request time.Duration, do func(w *world)) 
 	inFunctionsOver(t, n, request, func(q queue.Sender) queue.Sender { return q }, do)
 }
 
-// inFunctionsOver does what inFunctions does, over the queue that ofQueue returns for the world's queue.
+// inFunctionsOver is [inFunctions] with the queue that ofQueue makes from the world's queue.
 func inFunctionsOver(t *testing.T, n int, request time.Duration, ofQueue func(queue.Sender) queue.Sender, do func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())

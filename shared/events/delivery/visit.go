@@ -78,7 +78,7 @@ func (d *Dispatcher) judge(ctx context.Context, right review.Right, sub *subscri
 	return verdict{action: actions[ruling.Decision], paused: ruling.Switch}, nil
 }
 
-// actions are what a lane does after a decision.
+// actions has the action of a lane for each decision.
 var actions = map[judge.Decision]action{
 	judge.Send: attempt, judge.NotPermitted: forget, judge.Replayed: forget, judge.TypeRemoved: abandon, judge.Suspended: suspend, judge.Paused: pause,
 }

@@ -26,7 +26,7 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 		return nil, "", err
 	}
 	sort, index := "", 0 // the current event: its item's key, and its number among the events with this key
-	end := ""            // the position after the last event of the page
+	end, last := "", 0   // the key and the number of the last event of the page
 	for _, it := range items {
 		if it.Sort < floor {
 			break
@@ -40,11 +40,11 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 				continue
 			}
 			if len(events) == n {
-				return events, end, nil
+				return events, position(end, last), nil
 			}
 			events = append(events, *e.Event)
 			index++
-			end = position(sort, index)
+			end, last = sort, index
 		}
 	}
 	if floor != "" && sort != "" {

@@ -21,8 +21,8 @@ import (
 type RegisterRequest struct {
 	URIs   []string
 	Target string
-	// IdempotencyKey is optional and has at most [maxIdempotencyKey] bytes. Repeating a request with the same key within a day returns the same
-	// subscription with a fresh secret.
+	// IdempotencyKey is optional and has at most [maxIdempotencyKey] bytes. Repeating a request with the same key
+	// within a day returns the same subscription with a fresh secret.
 	IdempotencyKey string
 }
 

@@ -9,9 +9,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// WithoutOwn returns a backend's params, result, error data or list entry without the members of _meta that have our prefix. Only the gateway sets these
-// members: for example, a client may continue a listen at a cursor that it found in _meta. If there are none, WithoutOwn returns the value
-// itself and false.
+// WithoutOwn returns a backend's params, result, error data or list entry without the members of _meta that have our prefix. Only the
+// gateway sets these members: for example, a client may continue a listen at a cursor that it found in _meta. If the value has no such
+// member, WithoutOwn returns the value itself and false.
 //
 // It keeps all other members of _meta, because the protocol lets servers set some of its own, for example
 // io.modelcontextprotocol/related-task. It also keeps members whose content belongs to the backend, such as structuredContent.
@@ -32,7 +32,7 @@ func mayHaveOwn(b []byte) bool {
 			break
 		}
 		i += next
-		if from := i - hyphen; from >= 0 && from+len(part) <= len(b) && strings.EqualFold(string(b[from:from+len(part)]), part) {
+		if from := i - hyphen; from >= 0 && from+len(part) <= len(b) && bytes.EqualFold(b[from:from+len(part)], []byte(part)) {
 			return true
 		}
 	}

@@ -137,7 +137,8 @@ func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subsc
 	return nil
 }
 
-// addBackends adds the backends' items of a kind, except for the hidden ones, whose names this server serves itself, and returns the result of the page.
+// addBackends adds the backends' items of a kind, and returns the result of the page. It leaves out the hidden items, because this server
+// serves something with the same name itself.
 func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind, hidden func(api.Entry) bool) (method.Result, error) {
 	if !h.Backends.Any(ctx) {
 		if page.from.where == atBackends {

@@ -10,8 +10,8 @@ import (
 )
 
 // Framing defines how a kind of stream writes its messages. There is a framing for subscriptions/listen, for events/stream, for the
-// streams of sessions, and for the stream of the named-event dialect. All of them share the loop in [Writer.run]. Begin and End must be set. If another hook is nil, the loop
-// uses its default.
+// streams of sessions, and for the stream of the named-event dialect. All of them share the loop in [Writer.run].
+// Begin and End must be set. If another hook is nil, the loop uses its default.
 type Framing struct {
 	// Begin sends the first message. After that, began is called.
 	Begin func() error

@@ -121,7 +121,7 @@ func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]su
 	return h.visible.lists.Covering(ctx, workspace, entry.Name, choice.URI, c.After, c.Limit)
 }
 
-// read responds with a subscription, who paused it, and what waits for it.
+// read responds with a subscription, who paused it, and how many deliveries wait for it.
 func (h *subscriptionHandlers) read(c *call) (any, error) {
 	s, err := h.find(c)
 	if err != nil {
@@ -134,7 +134,7 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 		}
 	}
 	if v.Switch != nil && v.Switch.Operator && !c.operator {
-		v.Switch.By = "an operator" // whose name is none of the owner's business
+		v.Switch.By = "an operator" // owners do not see operators' names
 	}
 	if v.Delivery.LastError != "" && c.operator {
 		failed, _, err := records.List(c.Context(), h.operations.Deliveries.DB, c.who.Workspace, records.Query{Subscription: s.ID, Outcome: records.Failed}, "", 1)

@@ -18,6 +18,7 @@ import (
 	"math/rand/v2"
 	"mime"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"regexp"
 	"strconv"
@@ -27,6 +28,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
+
+// IsLocal reports whether a server runs on this machine, as far as its URL says: its host is localhost or a loopback address.
+func IsLocal(server string) bool {
+	u, err := url.Parse(server)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
+}
 
 // Server holds the address of a server and the identity of the caller.
 type Server struct {

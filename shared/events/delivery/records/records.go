@@ -111,9 +111,9 @@ func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result, respo
 	value, _ := json.Marshal(r) // texts, times and numbers
 	own := value
 	if response != "" {
-		r.Response = response
-		own, _ = json.Marshal(r)
-		r.Response = ""
+		with := r
+		with.Response = response
+		own, _ = json.Marshal(with)
 	}
 	stamp := fmt.Sprintf("%016d#", made.At.UnixMicro())
 	put := func(partition, sort string, value []byte) {

@@ -88,7 +88,7 @@ type Delivery struct {
 	recorded int       `json:"-"`
 	Place    store.Key `json:"-"` // its due entry, or its place while it waits for a switch; otherwise zero
 	// replaced is the dead letter of the delivery that it took the place of. The next write deletes these items.
-	replaced []store.Key `json:"-"`
+	replaced []store.Key
 }
 
 // Result is one recorded attempt. It has the category of the outcome but never the body of the endpoint's answer.
@@ -128,8 +128,8 @@ func publicationKey(eventKey string, published time.Time) string {
 // MaxFound is the maximum number of subscriptions for which [Find] looks up deliveries.
 const MaxFound = store.MaxGet / 2
 
-// Backlog counts the stored deliveries to a subscription that are still to be sent: retries, and what waits for a switch or for the end
-// of a suspension.
+// Backlog counts the stored deliveries to a subscription that are still to be sent: retries, and deliveries that wait for a switch or for
+// the end of a suspension.
 type Backlog struct {
 	Count int
 	// More is true if there are too many deliveries and dead letters to count all of them.
@@ -156,10 +156,7 @@ func ReadBacklog(ctx context.Context, db store.DB, workspace, sub string) (b Bac
 				continue // it is not for a subscriber, or cannot be read
 			}
 			b.Count++
-			published := del.Published
-			if published.IsZero() { // an older version did not store it
-				published = del.First
-			}
+			published := cmp.Or(del.Published, del.First) // an older version did not store the time of publication
 			if b.Oldest.IsZero() || published.Before(b.Oldest) {
 				b.Oldest = published
 			}

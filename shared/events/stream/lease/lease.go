@@ -31,8 +31,8 @@ type Local struct {
 // Max returns how many streams a principal may have open.
 type Max func(ctx context.Context, p auth.Principal) int
 
-// NewLocal returns a Local that limits each principal to the number of streams that most returns; refuse is as in [Shared]. Streams of anonymous callers
-// are not limited, because the server cannot tell these callers apart.
+// NewLocal returns a Local that limits each principal to the number of streams that most returns; refuse is as in [Shared]. Streams
+// of anonymous callers are not limited, because the server cannot tell these callers apart.
 func NewLocal(most Max, refuse bool) *Local {
 	return &Local{max: most, refuse: refuse, open: map[string]*list.List{}}
 }

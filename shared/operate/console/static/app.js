@@ -47,7 +47,7 @@ function everyOf(page, { data, error }) {
   return typeof page.every === 'function' ? page.every(data) : page.every;
 }
 
-// held says why a page may not change now: a person works with what it shows.
+// held says why a page may not change now: a person is working on it.
 function held() {
   const at = document.activeElement;
   if (document.querySelector('dialog[open]')) return 'a dialog is open';

@@ -18,7 +18,7 @@ export async function readOverview() {
   return summary.overview;
 }
 
-// judge finds out what the token may do. It fails if that is nothing.
+// judge finds out whether the token is an operator's or an owner's. It fails if the token may do nothing.
 async function judge() {
   store.removeItem('role');
   try {
