@@ -201,6 +201,9 @@ func (x *exchange) stateBinding() []byte {
 // callError hides the cause of a failed call from the client, and warns it that the call may have had an effect. The cause is
 // for the log.
 func (x *exchange) callError(err error) error {
+	if lacks, ok := errors.AsType[*backends.TokenError](err); ok { // the request was not sent
+		return lacks
+	}
 	public := fault.New(fault.Unavailable, "backend %s failed; the call may still have taken effect", x.entry.Backend)
 	if x.call.Kind.Prefixed() { // a URI may contain data that must not be logged
 		err = fmt.Errorf("%s %s: %w", x.call.Method, x.entry.Own, err)

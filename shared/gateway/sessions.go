@@ -91,6 +91,9 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 		return s, false, err
 	}
 	if s, err = ss.begin(ctx, c, b); err != nil {
+		if lacks, ok := errors.AsType[*backends.TokenError](err); ok {
+			return s, false, lacks
+		}
 		return s, false, fault.Wrap(fault.Unavailable, err, "begin a session with backend %s", b.Name)
 	}
 	s.itemVersion = mathrand.Int64()

@@ -10,9 +10,11 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -51,6 +53,9 @@ type AWSOptions struct {
 	Catalog string
 	// Callers replace [Callers].
 	Callers []Caller
+	// Issuer makes the functions accept the issuer's tokens for Audience instead of keys. Tokens has the callers' tokens, by name.
+	Issuer, Audience string
+	Tokens           map[string]string
 	// StreamTime bounds an invocation of the MCP endpoint; 0 is as the template says.
 	StreamTime time.Duration
 	// DispatchTime bounds an invocation of dispatch; 0 is as the template says.
@@ -108,6 +113,9 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 	a := &AWS{out: &output{}, name: "test-" + strings.ToLower(crand.Text()[:8])}
 	began := time.Now()
 	parameters := map[string]string{"Auth": "keys", "AllowInsecureTargets": "true"}
+	if o.Issuer != "" {
+		parameters["Auth"], parameters["JwtIssuer"], parameters["JwtAudience"] = "jwt", o.Issuer, o.Audience
+	}
 	if !o.Defaults { // as for an account that has long been used
 		parameters["InboxConcurrency"], parameters["FanoutConcurrency"], parameters["DispatchConcurrency"] = "2", "10", "10"
 		parameters["StreamConcurrency"] = "1000"
@@ -149,6 +157,9 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 	}
 	somebody := callers[0].Principal
 	a.keys, a.Keys = keysConfig(callers)
+	if o.Issuer != "" {
+		a.keys, a.Keys, somebody = "", o.Tokens, slices.Min(slices.Collect(maps.Keys(o.Tokens)))
+	}
 	a.catalog = o.Catalog
 	a.ApplyConfig(tb, o.Config)
 	Eventually(tb, Patience, "the functions use the applied catalog", func() bool {

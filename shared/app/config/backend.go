@@ -41,6 +41,8 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 		strictyaml.Var("headers", &b.Headers, p.readHeaders),
 		strictyaml.Var("oauth", &b.OAuth, p.readOAuth),
 		strictyaml.Var("forwardToken", &b.ForwardToken, p.file.Bool),
+		strictyaml.Func("credentials", p.checkCredentials),
+		strictyaml.Var("exchange", &b.Exchange, p.readExchange),
 	)
 	if given == nil {
 		return b
@@ -55,6 +57,12 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 	if _, fixed := b.Headers["Authorization"]; fixed && b.OAuth != nil {
 		p.file.Add(n.Line, "%s", say("only one of an Authorization header and oauth is possible"))
 	}
+	switch {
+	case given["exchange"] != given["credentials"]:
+		p.file.Add(n.Line, "%s", say("a token exchange needs both credentials: exchange and the settings in exchange"))
+	case given["exchange"] && b.ForwardToken:
+		p.file.Add(n.Line, "%s", say("only one of forwardToken and exchange is possible, because an exchanged token replaces the caller's"))
+	}
 	return b
 }
 
@@ -68,17 +76,22 @@ func (p *parser) readProtocolVersion(n *strictyaml.Node, what string) string {
 
 func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
 	o := &api.OAuth{}
+	p.readClient(n, what, o)
+	return o
+}
+
+// readClient reads the settings of an OAuth client, and others that follow them.
+func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, others ...strictyaml.Field) {
 	say := func(member string) string { return strings.TrimSpace(what + " " + member) }
-	given := p.file.Fields(n, say,
+	given := p.file.Fields(n, say, append([]strictyaml.Field{
 		strictyaml.Var("tokenUrl", &o.TokenURL, p.readTokenURL),
 		strictyaml.Var("clientId", &o.ClientID, p.file.String),
 		strictyaml.Var("clientSecret", &o.ClientSecret, p.readSecret),
 		strictyaml.Var("scopes", &o.Scopes, p.readScopes),
-	)
+	}, others...)...)
 	if o.TokenURL == "" || o.ClientID == "" || !given["clientSecret"] {
 		p.file.Add(n.Line, "%s needs tokenUrl, clientId and clientSecret", what)
 	}
-	return o
 }
 
 func (p *parser) readTokenURL(n *strictyaml.Node, what string) string {
@@ -87,4 +100,35 @@ func (p *parser) readTokenURL(n *strictyaml.Node, what string) string {
 		p.file.Add(n.Line, "%s must be https, because the gateway sends the client secret there", what)
 	}
 	return s
+}
+
+func (p *parser) checkCredentials(n *strictyaml.Node, what string) {
+	if s := p.file.String(n, what); s != "exchange" {
+		p.file.Add(n.Line, "%s: %q is not known (exchange)", what, strictyaml.Clip(s))
+	}
+}
+
+// The ways in which the gateway can authenticate itself at a token endpoint, with their names in OAuth.
+const (
+	secretInHeader = "client_secret_basic"
+	secretInBody   = "client_secret_post"
+)
+
+func (p *parser) readExchange(n *strictyaml.Node, what string) *api.Exchange {
+	x := &api.Exchange{}
+	p.readClient(n, what, &x.OAuth,
+		strictyaml.Var("audience", &x.Audience, p.file.String),
+		strictyaml.Var("resource", &x.Resource, p.readURL),
+		strictyaml.Var("clientAuth", &x.SecretInBody, func(n *strictyaml.Node, what string) bool {
+			s := p.file.String(n, what)
+			if s != secretInHeader && s != secretInBody {
+				p.file.Add(n.Line, "%s: %q is not known (%s, %s)", what, strictyaml.Clip(s), secretInHeader, secretInBody)
+			}
+			return s == secretInBody
+		}),
+	)
+	if x.Audience == "" && x.Resource == "" {
+		p.file.Add(n.Line, "%s needs an audience or a resource, so that the token is valid for this backend only", what)
+	}
+	return x
 }

@@ -112,6 +112,9 @@ func writeBackend(h hash.Hash, b api.Backend) {
 	if o := b.OAuth; o != nil {
 		fmt.Fprintf(h, " oauth %q %q %q %s", o.TokenURL, o.ClientID, o.Scopes, o.ClientSecret.Fingerprint())
 	}
+	if x := b.Exchange; x != nil {
+		fmt.Fprintf(h, " exchange %q %q %q %s %q %q %t", x.TokenURL, x.ClientID, x.Scopes, x.ClientSecret.Fingerprint(), x.Audience, x.Resource, x.SecretInBody)
+	}
 	fmt.Fprintln(h)
 }
 

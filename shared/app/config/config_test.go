@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/settings/settingstest"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -43,6 +45,10 @@ backends:
     protocolVersion: 2025-11-25
     oauth: {tokenUrl: https://id.example.com/token, clientId: me, clientSecret: env:SECRET, scopes: [a]}
   - {name: mine, url: "https://x.example.com/mcp", forwardToken: true}
+  - name: theirs
+    url: https://y.example.com/mcp
+    credentials: exchange
+    exchange: {tokenUrl: https://id.example.com/token, clientId: me, clientSecret: env:SECRET, scopes: [a], audience: y, resource: "https://y.example.com/", clientAuth: client_secret_post}
 `, hashOf("a"), hashOf("b")))
 	expect.OK(t, err)
 	if k := c.Keys[0]; k.Principal != "alice" || k.Workspace != "default" || len(k.Scopes) != 2 || k.SHA256 != hashOf("a") || !k.Expires.IsZero() {
@@ -66,6 +72,13 @@ backends:
 	if tickets.ProtocolVersion != "2025-11-25" || tickets.Scopes[0] != "tickets" || tickets.OAuth.ClientID != "me" || tickets.ForwardToken || !mine.ForwardToken {
 		t.Errorf("got %+v, %+v", tickets, mine)
 	}
+	want := api.Exchange{
+		OAuth:    api.OAuth{TokenURL: "https://id.example.com/token", ClientID: "me", ClientSecret: secret.Env("SECRET"), Scopes: []string{"a"}},
+		Audience: "y", Resource: "https://y.example.com/", SecretInBody: true,
+	}
+	if got := c.Backends[3].Exchange; got == nil || !reflect.DeepEqual(*got, want) {
+		t.Errorf("GWN-27: got %+v, want %+v", got, want)
+	}
 	if s := fmt.Sprint(gh.Headers); strings.Contains(s, "blue") {
 		t.Errorf("a header's value is printed: %s", s)
 	}
@@ -74,6 +87,11 @@ backends:
 			t.Errorf("an empty file: got %+v, %v", c, err)
 		}
 	}
+}
+
+// exchangeWith returns the settings of a token exchange with further ones.
+func exchangeWith(settings string) string {
+	return "exchange: {tokenUrl: 'https://id.example.com/t', clientId: a, clientSecret: env:A, " + settings + "}"
 }
 
 // refuses checks that Parse refuses a file with the wanted error, and that the error does not repeat the secret "hunter2".
@@ -126,6 +144,13 @@ func TestParseFaults(t *testing.T) {
 		"oauth in clear":         {backend("oauth: {tokenUrl: 'http://id.example.com/t', clientId: a, clientSecret: env:A}"), "tokenUrl must be https"},
 		"oauth incomplete":       {backend("oauth: {tokenUrl: 'https://id.example.com/t'}"), "needs tokenUrl, clientId and clientSecret"},
 		"two credentials":        {backend("oauth: {tokenUrl: \"https://x/t\", clientId: me, clientSecret: env:S}", "headers: {Authorization: env:A}"), "only one of"},
+		"GWN-27 no switch":       {backend(exchangeWith("audience: x")), "needs both credentials: exchange and the settings in exchange"},
+		"GWN-27 no settings":     {backend("credentials: exchange"), "needs both credentials: exchange and the settings in exchange"},
+		"GWN-27 no such switch":  {backend("credentials: trade"), `credentials: "trade" is not known (exchange)`},
+		"GWN-27 no target":       {backend("credentials: exchange", exchangeWith("scopes: [a]")), "exchange needs an audience or a resource"},
+		"GWN-27 bad client auth": {backend("credentials: exchange", exchangeWith("audience: x, clientAuth: none")), `"none" is not known (client_secret_basic, client_secret_post)`},
+		"GWN-27 and forwarded":   {backend("credentials: exchange", "forwardToken: true", exchangeWith("audience: x")), "only one of forwardToken and exchange"},
+		"GWN-27 in clear":        {backend("credentials: exchange", strings.Replace(exchangeWith("audience: x"), "https", "http", 1)), "tokenUrl must be https"},
 		"bad flag":               {backend("forwardToken: yes please"), "must be true or false"},
 		"bad workspace":          {backend("workspace: a/b"), "not the name of a workspace"},
 		"empty workspace":        {backend("workspace: \"\""), `workspace: "" is not the name of a workspace`},

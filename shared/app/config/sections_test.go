@@ -264,6 +264,8 @@ func TestFingerprint(t *testing.T) {
 		a     = "{name: a, url: 'https://a.example/mcp'}"
 		b     = "{name: b, url: 'https://b.example/mcp', workspace: other}"
 		oauth = "{name: a, url: 'https://a.example/mcp', oauth: {tokenUrl: 'https://t.example/', clientId: c, clientSecret: 'env:S'}}"
+
+		exchange = "{name: a, url: 'https://a.example/mcp', credentials: exchange, exchange: {tokenUrl: 'https://t.example/', clientId: c, clientSecret: 'env:S', audience: x}}"
 	)
 	parse := func(backends ...string) *Config {
 		t.Helper()
@@ -302,11 +304,14 @@ func TestFingerprint(t *testing.T) {
 		{"header", parse("{name: a, url: 'https://a.example/mcp', headers: {X-Tenant: one}}", b), []string{"default"}},
 		{"reference", parse("{name: a, url: 'https://a.example/mcp', headers: {Authorization: 'env:A'}}", b), []string{"default"}},
 		{"oauth", parse(oauth, b), []string{"default"}},
+		{"exchange", parse(exchange, b), []string{"default"}},
 	} {
 		expect.List(t, c.what, changedBackends(before, c.after), c.want)
 	}
 	one, two := parse("{name: a, url: 'https://a.example/mcp', headers: {X-Tenant: one}}"), parse("{name: a, url: 'https://a.example/mcp', headers: {X-Tenant: two}}")
 	expect.List(t, "the workspaces with changed backends after a change of a header's value", changedBackends(one, two), []string{"default"})
+	one, two = parse(exchange), parse(strings.Replace(exchange, "audience: x", "audience: y", 1))
+	expect.List(t, "GWN-27: the workspaces with changed backends after a change of the audience", changedBackends(one, two), []string{"default"})
 }
 
 // GWN-01: storing a configuration records the workspaces whose backends have changed, so that their clients are notified.

@@ -24,6 +24,9 @@ type Backend struct {
 	// default, because the backend can then act as the caller. If the configuration has no OAuth and no Authorization header, the
 	// gateway also requests the backend's lists with the caller's token.
 	ForwardToken bool
+	// Exchange sends a token with calls for which the caller's own token was exchanged. It may be nil. For requests that do not
+	// belong to a call, it works as ForwardToken.
+	Exchange *Exchange
 }
 
 // OAuth configures the client credentials grant of a backend (RFC 6749, section 4.4).
@@ -32,6 +35,15 @@ type OAuth struct {
 	ClientID     string
 	ClientSecret secret.Value
 	Scopes       []string
+}
+
+// Exchange configures the token exchange of a backend (RFC 8693).
+type Exchange struct {
+	OAuth
+	// Audience and Resource name the backend at the authorization server. One of them may be empty.
+	Audience, Resource string
+	// SecretInBody sends the client's secret in the body of the request (client_secret_post) instead of a header.
+	SecretInBody bool
 }
 
 // AutoVersion lets the gateway find out the protocol version of a backend.

@@ -4,6 +4,7 @@
 //	set.go            the backends of the configuration, and who may use them
 //	backend.go        one backend, with its clients and counters
 //	credentials.go    the headers and tokens of requests to it
+//	exchange.go       tokens for which callers' tokens were exchanged
 //	view.go           how long a backend's capabilities and lists are used
 //	callers.go        views of backends that show each caller something else
 //	fetch.go          the requests for capabilities and lists
@@ -25,6 +26,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -38,6 +40,7 @@ type Backend struct {
 	options  *Options        // of the [Set]
 	own      upstream.Client // makes the gateway's own requests, with the operator's credentials
 	oauth    oauthTokens
+	tokens   exchanges
 	noStream *refresh.Value[bool] // is read at most once per second, because one listen request can name many resources
 	changed  chan struct{}        // receives after the subscriptions at the backend may have changed
 
@@ -46,13 +49,16 @@ type Backend struct {
 
 	// These limit how often requests of clients log that the backend is down.
 	logCapabilities rate.Sometimes
+	logExchange     rate.Sometimes
 	logList         map[api.Kind]*rate.Sometimes
 }
 
 func newBackend(o *Options, c api.Backend) *Backend {
 	b := &Backend{
 		Backend: c, options: o, changed: make(chan struct{}, 1),
-		logCapabilities: rate.Sometimes{Interval: metric.LogEvery}, logList: map[api.Kind]*rate.Sometimes{},
+		tokens:          exchanges{kept: bounded.NewMap[subject, exchanged](maxExchanged)},
+		logCapabilities: rate.Sometimes{Interval: metric.LogEvery}, logExchange: rate.Sometimes{Interval: metric.LogEvery},
+		logList: map[api.Kind]*rate.Sometimes{},
 	}
 	for _, kind := range api.Kinds {
 		b.logList[kind] = &rate.Sometimes{Interval: metric.LogEvery}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/oauth2/clientcredentials"
 	"golang.org/x/sync/singleflight"
 
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
@@ -21,10 +22,15 @@ func (b *Backend) checkSecrets(ctx context.Context) error {
 	if err := b.addHeaders(ctx, http.Header{}); err != nil {
 		return err
 	}
+	if b.Exchange != nil {
+		if _, err := b.clientSecret(ctx, &b.Exchange.OAuth); err != nil {
+			return err
+		}
+	}
 	if b.OAuth == nil {
 		return nil
 	}
-	_, err := b.clientSecret(ctx)
+	_, err := b.clientSecret(ctx, b.OAuth)
 	return err
 }
 
@@ -40,8 +46,8 @@ func (b *Backend) addHeaders(ctx context.Context, h http.Header) error {
 	return nil
 }
 
-func (b *Backend) clientSecret(ctx context.Context) (string, error) {
-	secret, err := b.options.Secrets(ctx, b.OAuth.ClientSecret)
+func (b *Backend) clientSecret(ctx context.Context, o *api.OAuth) (string, error) {
+	secret, err := b.options.Secrets(ctx, o.ClientSecret)
 	return secret, fault.Wrap(fault.Invalid, err, "backend %s: clientSecret", b.Name)
 }
 
@@ -55,7 +61,7 @@ type oauthTokens struct {
 
 // getOAuthToken returns a token from the client credentials grant, cached while it is valid.
 func (b *Backend) getOAuthToken(ctx context.Context) (string, error) {
-	secret, err := b.clientSecret(ctx)
+	secret, err := b.clientSecret(ctx, b.OAuth)
 	if err != nil {
 		return "", err
 	}
@@ -79,13 +85,18 @@ func (b *Backend) tokenSource(secret string) oauth2.TokenSource {
 	b.oauth.mu.Lock()
 	defer b.oauth.mu.Unlock()
 	if b.oauth.source == nil || b.oauth.secret != secret {
-		// This client does not follow redirects with the secret, and it has a timeout.
-		client := &http.Client{Transport: b.own.HTTP.Transport, CheckRedirect: b.own.HTTP.CheckRedirect, Timeout: b.options.AskTimeout}
 		b.oauth.secret, b.oauth.source = secret, (&clientcredentials.Config{
 			ClientID: b.OAuth.ClientID, ClientSecret: secret, TokenURL: b.OAuth.TokenURL, Scopes: b.OAuth.Scopes,
-		}).TokenSource(context.WithValue(context.Background(), oauth2.HTTPClient, client))
+		}).TokenSource(b.tokenContext())
 	}
 	return b.oauth.source
+}
+
+// tokenContext returns the context for requests to a token endpoint. Their HTTP client does not follow redirects with the secret, and it
+// has a timeout.
+func (b *Backend) tokenContext() context.Context {
+	client := &http.Client{Transport: b.own.HTTP.Transport, CheckRedirect: b.own.HTTP.CheckRedirect, Timeout: b.options.AskTimeout}
+	return context.WithValue(context.Background(), oauth2.HTTPClient, client)
 }
 
 // credentials adds the headers of a request to a backend: on behalf of a caller or, with an empty token, of the gateway itself.
@@ -102,6 +113,12 @@ func (c credentials) add(ctx context.Context, h http.Header) error {
 	case err != nil:
 	case c.bare:
 		h.Del("Authorization")
+	case c.Exchange != nil && c.token != "":
+		t, err := c.exchangeToken(ctx, c.token)
+		if err != nil {
+			return err
+		}
+		h.Set("Authorization", t)
 	case c.ForwardToken && c.token != "":
 		h.Set("Authorization", c.token)
 	case c.OAuth != nil:

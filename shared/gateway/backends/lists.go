@@ -141,6 +141,9 @@ func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name strin
 		return lists, true
 	})
 	if !ok {
+		if err := tokenError(ctx, views, kind, name); err != nil {
+			return Entry{}, err
+		}
 		return Entry{}, unknownError(kind.String(), name)
 	}
 	return e, nil

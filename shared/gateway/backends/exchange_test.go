@@ -1,0 +1,280 @@
+package backends
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
+	"github.com/mcp-events/mcpevents/test/expect"
+)
+
+// authority is an authorization server without a network.
+type authority struct {
+	mu     sync.Mutex
+	asked  []url.Values
+	basic  []string // the secrets in headers
+	status int      // 0 means 200
+	answer string   // empty means a new token that is valid for an hour
+	hangs  time.Duration
+}
+
+func (a *authority) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	form, err := url.ParseQuery(string(body))
+	if err != nil {
+		return nil, err
+	}
+	id, password, _ := r.BasicAuth()
+	a.mu.Lock()
+	a.asked, a.basic = append(a.asked, form), append(a.basic, id+":"+password)
+	status, n, hangs := cmp.Or(a.status, http.StatusOK), len(a.asked), a.hangs
+	answer := cmp.Or(a.answer, fmt.Sprintf(`{"access_token":"for-b-%d","issued_token_type":%q,"token_type":"Bearer","expires_in":3600}`, n, accessToken))
+	a.mu.Unlock()
+	select {
+	case <-time.After(hangs):
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+	return &http.Response{
+		StatusCode: status, Body: io.NopCloser(strings.NewReader(answer)), Request: r,
+		Header: http.Header{"Content-Type": {"application/json"}, "Location": {"https://elsewhere.example/"}},
+	}, nil
+}
+
+func (a *authority) count() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.asked)
+}
+
+// set changes the answers of the authorization server.
+func (a *authority) set(status int, answer string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.status, a.answer = status, answer
+}
+
+// exchanging returns a backend whose tokens the authority issues, and the log.
+func exchanging(a *authority, x api.Exchange) (*Backend, *bytes.Buffer) {
+	log := &bytes.Buffer{}
+	x.TokenURL, x.ClientID = "https://id.example/token?key=hidden", "me&you"
+	return newBackend(&Options{
+		Secrets:    func(context.Context, secret.Value) (string, error) { return "s3:cret", nil },
+		AskTimeout: 10 * time.Second, Log: slog.New(slog.NewTextHandler(log, nil)),
+		HTTP: &http.Client{Transport: a, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
+	}, api.Backend{Name: "b", Exchange: &x}), log
+}
+
+// callerOf returns the Authorization header of a caller whose token is valid for the given time.
+func callerOf(name string, life time.Duration) string {
+	claims := fmt.Sprintf(`{"sub":%q,"exp":%d}`, name, time.Now().Add(life).Unix())
+	return "Bearer e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".c2ln"
+}
+
+// GWN-27: the request has the members of RFC 8693, and the client authenticates itself as configured.
+func TestExchangeRequest(t *testing.T) {
+	for name, tt := range map[string]struct {
+		exchange api.Exchange
+		want     url.Values
+		basic    string
+	}{
+		"audience": {
+			api.Exchange{Audience: "b"}, url.Values{"audience": {"b"}}, "me%26you:s3%3Acret",
+		},
+		"resource and scopes, secret in the body": {
+			api.Exchange{Resource: "https://b.example/", SecretInBody: true, OAuth: api.OAuth{Scopes: []string{"r", "w"}}},
+			url.Values{"resource": {"https://b.example/"}, "scope": {"r w"}, "client_id": {"me&you"}, "client_secret": {"s3:cret"}},
+			":",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := &authority{}
+			b, _ := exchanging(a, tt.exchange)
+			caller := callerOf("ann", time.Hour)
+			h := http.Header{}
+			expect.OK(t, b.ClientFor(caller).Credentials(t.Context(), h))
+			expect.Equal(t, "the Authorization header", h.Get("Authorization"), "Bearer for-b-1")
+			tt.want.Set("grant_type", "urn:ietf:params:oauth:grant-type:token-exchange")
+			tt.want.Set("subject_token", strings.TrimPrefix(caller, "Bearer "))
+			tt.want.Set("subject_token_type", "urn:ietf:params:oauth:token-type:access_token")
+			tt.want.Set("requested_token_type", "urn:ietf:params:oauth:token-type:access_token")
+			expect.Equal(t, "the request", a.asked[0].Encode(), tt.want.Encode())
+			expect.Equal(t, "the client in the header", a.basic[0], tt.basic)
+		})
+	}
+}
+
+// GWN-27: an exchanged token is used until shortly before it or the caller's token expires. Each token of a caller has its own, and
+// concurrent calls share a request.
+func TestExchangedTokensAreCached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &authority{hangs: time.Second}
+		b, _ := exchanging(a, api.Exchange{Audience: "b"})
+		get := func(caller, want string, asked int) {
+			t.Helper()
+			got, err := b.exchangeToken(t.Context(), caller)
+			expect.OK(t, err)
+			expect.Equal(t, "the token", got, "Bearer "+want)
+			expect.Equal(t, "requests", a.count(), asked)
+		}
+		long, short := callerOf("ann", 3*time.Hour), callerOf("ann", 10*time.Minute)
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() { get(long, "for-b-1", 1) })
+		}
+		all.Wait()
+		get(short, "for-b-2", 2)
+		time.Sleep(9 * time.Minute)
+		get(short, "for-b-2", 2)
+		time.Sleep(time.Minute)
+		expect.Fault(t, "an expired caller", expect.ErrOf(b.exchangeToken(t.Context(), short)), fault.Unauthenticated)
+		expect.Equal(t, "requests", a.count(), 2)
+		time.Sleep(49 * time.Minute)
+		get(long, "for-b-1", 2)
+		time.Sleep(time.Minute - expiryMargin + time.Second)
+		get(long, "for-b-3", 3)
+		a.set(200, `{"access_token":"brief","token_type":"bearer"}`)
+		time.Sleep(time.Hour)
+		get(long, "brief", 4)
+		time.Sleep(unstatedLife)
+		get(long, "brief", 5)
+	})
+}
+
+// GWN-27: the number of cached tokens is limited.
+func TestExchangedTokensAreBounded(t *testing.T) {
+	a := &authority{}
+	b, _ := exchanging(a, api.Exchange{Audience: "b"})
+	first := callerOf("first", time.Hour)
+	expect.OK(t, expect.ErrOf(b.exchangeToken(t.Context(), first)))
+	for i := range maxExchanged {
+		expect.OK(t, expect.ErrOf(b.exchangeToken(t.Context(), callerOf(fmt.Sprint(i), time.Hour))))
+	}
+	expect.OK(t, expect.ErrOf(b.exchangeToken(t.Context(), first)))
+	expect.Equal(t, "requests", a.count(), maxExchanged+2)
+}
+
+// GWN-27: the caller gets an error of its own if the authorization server refuses it, and another one if the server fails. Tokens,
+// secrets and texts of the authorization server stay out of the error and the log.
+func TestFailedExchanges(t *testing.T) {
+	caller := callerOf("ann", time.Hour)
+	own := strings.TrimPrefix(caller, "Bearer ")
+	const leak = "leaked-token"
+	for name, tt := range map[string]struct {
+		status int
+		answer string
+		want   fault.Kind
+	}{
+		"invalid_grant":          {400, `{"error":"invalid_grant","error_description":"leaked-token"}`, fault.Unauthenticated},
+		"invalid_token":          {401, `{"error":"invalid_token"}`, fault.Unauthenticated},
+		"invalid_target":         {400, `{"error":"invalid_target","error_description":"leaked-token"}`, fault.Forbidden},
+		"invalid_request":        {400, `{"error":"invalid_request"}`, fault.Forbidden},
+		"access_denied":          {403, `{"error":"access_denied"}`, fault.Forbidden},
+		"a token as the code":    {400, `{"error":"leaked-token"}`, fault.Forbidden},
+		"invalid_client":         {401, `{"error":"invalid_client"}`, fault.Unavailable},
+		"unauthorized_client":    {400, `{"error":"unauthorized_client"}`, fault.Unavailable},
+		"unsupported_grant_type": {400, `{"error":"unsupported_grant_type"}`, fault.Unavailable},
+		"no JSON":                {400, `leaked-token`, fault.Unavailable},
+		"too many requests":      {429, `{"error":"slow_down"}`, fault.Unavailable},
+		"down":                   {503, `{"access_token":"leaked-token"}`, fault.Unavailable},
+		"a redirect":             {307, ``, fault.Unavailable},
+		"empty":                  {200, `{}`, fault.Unavailable},
+		"the caller's own token": {200, `{"access_token":"` + own + `","token_type":"Bearer"}`, fault.Unavailable},
+		"no bearer token":        {200, `{"access_token":"leaked-token","token_type":"DPoP"}`, fault.Unavailable},
+		"a long token type":      {200, `{"access_token":"x","token_type":"` + strings.Repeat("x", 100) + `"}`, fault.Unavailable},
+		"a header in the token":  {200, `{"access_token":"leaked-token\r\nX: y","token_type":"Bearer"}`, fault.Unavailable},
+		"a huge token":           {200, `{"access_token":"` + strings.Repeat("x", maxToken+1) + `","token_type":"Bearer"}`, fault.Unavailable},
+		"an endless answer":      {200, `{"access_token":"` + strings.Repeat("x", 2<<20) + `","token_type":"Bearer"}`, fault.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := &authority{status: tt.status, answer: tt.answer}
+			b, log := exchanging(a, api.Exchange{Audience: "b"})
+			for range 20 { // the caller tries again
+				h := http.Header{}
+				err := b.ClientFor(caller).Credentials(t.Context(), h)
+				expect.Fault(t, "the caller", err, tt.want)
+				if text := fault.Public(err); !strings.Contains(text, "backend b") {
+					t.Errorf("the caller gets %q, which does not name the backend", text)
+				}
+				for _, text := range []string{err.Error(), log.String(), fmt.Sprint(h)} {
+					for _, no := range []string{leak, own, "s3:cret", "hidden"} {
+						if strings.Contains(text, no) {
+							t.Fatalf("%q contains %q", text, no)
+						}
+					}
+				}
+			}
+			expect.Equal(t, "requests", a.count(), 1)
+			if !strings.Contains(log.String(), "token exchange") {
+				t.Errorf("the log does not name the failure: %s", log)
+			}
+		})
+	}
+}
+
+// GWN-27: given an authorization server that fails, then all callers share its failure for a while. After that, a request finds out
+// whether it works again.
+func TestFailingAuthorizationServerIsSpared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &authority{hangs: time.Minute}
+		b, _ := exchanging(a, api.Exchange{Audience: "b"})
+		began := time.Now()
+		for i := range 50 {
+			expect.Fault(t, "a caller", expect.ErrOf(b.exchangeToken(t.Context(), callerOf(fmt.Sprint(i), time.Hour))), fault.Unavailable)
+		}
+		expect.Equal(t, "requests of 50 callers", a.count(), 1)
+		expect.Equal(t, "the time until the last caller has an error", time.Since(began), b.options.AskTimeout)
+		a.mu.Lock()
+		a.hangs = 0
+		a.mu.Unlock()
+		time.Sleep(b.options.AskTimeout)
+		expect.OK(t, expect.ErrOf(b.exchangeToken(t.Context(), callerOf("ann", time.Hour))))
+	})
+}
+
+// GWN-27: credentials that are no token of an authorization server, for example an API key, are not sent to it. Requests without a token
+// have no Authorization header.
+func TestOnlyTokensAreExchanged(t *testing.T) {
+	a := &authority{}
+	b, _ := exchanging(a, api.Exchange{Audience: "b"})
+	b.Headers = map[string]secret.Value{"Authorization": secret.Plain("operator")}
+	for _, caller := range []string{"Bearer key_1", "Basic YTpi", "Bearer a.b.c", "Bearer e30.e30.e30", "Bearer e30.!.c2ln", "x"} {
+		expect.Fault(t, caller, expect.ErrOf(b.exchangeToken(t.Context(), caller)), fault.Forbidden)
+	}
+	h := http.Header{}
+	expect.OK(t, b.ClientFor("").Credentials(t.Context(), h))
+	if _, ok := h["Authorization"]; ok || a.count() > 0 {
+		t.Errorf("got the headers %v and %d requests, want no Authorization and no request", h, a.count())
+	}
+	expect.OK(t, b.own.Credentials(t.Context(), h))
+	expect.Equal(t, "the Authorization of the gateway's own requests", h.Get("Authorization"), "s3:cret")
+}
+
+// GWN-27: a caller stops waiting for the authorization server when its own context ends.
+func TestExchangeEndsWithItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := exchanging(&authority{hangs: 5 * time.Second}, api.Exchange{Audience: "b"})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		caller := callerOf("ann", time.Hour)
+		expect.Fault(t, "the caller that gave up", expect.ErrOf(b.exchangeToken(ctx, caller)), fault.Unavailable)
+		expect.OK(t, expect.ErrOf(b.exchangeToken(t.Context(), caller)))
+	})
+}

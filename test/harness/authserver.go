@@ -1,0 +1,125 @@
+//go:build unix
+
+package harness
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// AuthServer is the authorization server of test/interop/testdata/authserver as a process.
+type AuthServer struct {
+	Issuer string
+
+	tb  testing.TB
+	p   *process
+	out *output
+}
+
+// AuthSecret is the secret of every client of the authorization server.
+const AuthSecret = "s3cret:%+ ?"
+
+// StartAuthServer builds and starts the authorization server, and ends it with the test. Its tokens are for the given audience.
+func StartAuthServer(tb testing.TB, audience string) *AuthServer {
+	tb.Helper()
+	dir := filepath.Join(Root(tb), "build", "test")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		tb.Fatal(err)
+	}
+	binary := filepath.Join(dir, "authserver")
+	unlock := lock(tb, filepath.Join(dir, "lock-authserver"))
+	cmd := exec.CommandContext(tb.Context(), "go", "build", "-o", binary, ".")
+	cmd.Dir, cmd.Env = filepath.Join(Root(tb), "test", "interop", "testdata", "authserver"), append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	unlock()
+	if err != nil {
+		tb.Fatalf("build the authorization server: %v\n%s", err, out)
+	}
+	addr := FreeAddr(tb)
+	a := &AuthServer{Issuer: "http://" + addr, tb: tb, out: &output{}}
+	if a.p, err = begin(tb.TempDir(), nil, a.out, binary, "--addr", addr, "--mcp", audience); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		a.Kill()
+		keepOutput(tb, "the authorization server", a.out)
+	})
+	Eventually(tb, Patience, "the authorization server answers", func() bool {
+		resp, err := plain.Get(a.Issuer + "/exchanges")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+	return a
+}
+
+// Kill ends it with SIGKILL.
+func (a *AuthServer) Kill() { a.p.kill() }
+
+// Token returns an access token for the MCP endpoint.
+func (a *AuthServer) Token(tb testing.TB, client, scopes string) string {
+	tb.Helper()
+	var got struct {
+		Token string `json:"access_token"`
+	}
+	a.post(tb, "/oauth/token", client, url.Values{"grant_type": {"client_credentials"}, "scope": {scopes}}, &got)
+	return got.Token
+}
+
+// Introspection is the authorization server's description of a token (RFC 7662).
+type Introspection struct {
+	Active  bool
+	Subject string `json:"sub"`
+	Scope   string
+	Expires int64 `json:"exp"`
+}
+
+// Introspect returns the description of a token for the given client, which must be in its audience.
+func (a *AuthServer) Introspect(tb testing.TB, client, token string) (got Introspection) {
+	tb.Helper()
+	a.post(tb, "/oauth/introspect", client, url.Values{"token": {token}}, &got)
+	return got
+}
+
+// Exchanges returns how many token exchanges were asked for.
+func (a *AuthServer) Exchanges(tb testing.TB) (n int) {
+	tb.Helper()
+	resp, err := plain.Get(a.Issuer + "/exchanges")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := fmt.Fscan(resp.Body, &n); err != nil {
+		tb.Fatal(err)
+	}
+	return n
+}
+
+func (a *AuthServer) post(tb testing.TB, path, client string, form url.Values, to any) {
+	tb.Helper()
+	req, err := http.NewRequestWithContext(tb.Context(), http.MethodPost, a.Issuer+path, strings.NewReader(form.Encode()))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	req.SetBasicAuth(url.QueryEscape(client), url.QueryEscape(AuthSecret))
+	resp, err := plain.Do(req)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || json.Unmarshal(body, to) != nil || resp.StatusCode != http.StatusOK {
+		tb.Fatalf("%s: status %d, %s, %v", path, resp.StatusCode, body, err)
+	}
+}

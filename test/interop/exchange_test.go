@@ -1,0 +1,161 @@
+//go:build unix
+
+package interop
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	sdkauth "github.com/modelcontextprotocol/go-sdk/auth"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// crm is a server of the official Go SDK. It checks each token at the authorization server, as one that was issued for it.
+type crm struct {
+	URL string
+
+	mu   sync.Mutex
+	seen []string // headers and bodies of all requests
+}
+
+func startCRM(t *testing.T, a *harness.AuthServer) *crm {
+	t.Helper()
+	server := sdk.NewServer(&sdk.Implementation{Name: "crm", Version: "1"}, nil)
+	sdk.AddTool(server, &sdk.Tool{Name: "whoami"}, func(ctx context.Context, r *sdk.CallToolRequest, _ struct{}) (*sdk.CallToolResult, any, error) {
+		if token := r.Params.GetProgressToken(); token != nil { // makes the answer a stream
+			if err := r.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: 1}); err != nil {
+				return nil, nil, err
+			}
+		}
+		info := r.Extra.TokenInfo
+		return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: fmt.Sprint(info.UserID, " ", info.Scopes)}}}, nil, nil
+	})
+	verify := func(_ context.Context, token string, _ *http.Request) (*sdkauth.TokenInfo, error) {
+		got := a.Introspect(t, "crm", token)
+		if !got.Active {
+			return nil, sdkauth.ErrInvalidToken
+		}
+		return &sdkauth.TokenInfo{UserID: got.Subject, Scopes: strings.Fields(got.Scope), Expiration: time.Unix(got.Expires, 0)}, nil
+	}
+	handler := sdkauth.RequireBearerToken(verify, nil)(sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return server }, nil))
+	c := &crm{}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		r.Body = io.NopCloser(strings.NewReader(string(body)))
+		c.mu.Lock()
+		c.seen = append(c.seen, fmt.Sprint(r.URL, r.Header, string(body)))
+		c.mu.Unlock()
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	c.URL = s.URL
+	return c
+}
+
+const audience = "https://mcp.example.com/mcp"
+
+// TestTokenExchange checks that a backend acts for the caller without the caller's token (GWN-27). The authorization server is Zitadel's
+// library, and the backend is a server of the official Go SDK.
+func TestTokenExchange(t *testing.T) {
+	t.Parallel()
+	a := harness.StartAuthServer(t, audience)
+	tokens := map[string]string{}
+	for _, client := range []string{"alice", "mallory"} {
+		tokens[client] = a.Token(t, client, "events:read")
+	}
+	start := func(t *testing.T) (*crm, string, string) {
+		c := startCRM(t, a)
+		return c, fmt.Sprintf(`
+backends:
+  - name: crm
+    url: %s
+    credentials: exchange
+    exchange: {tokenUrl: %q, clientId: gateway, clientSecret: "env:CRM_SECRET", audience: crm, scopes: [crm.read]}
+`, c.URL, a.Issuer+"/oauth/token"), harness.AuthSecret
+	}
+	t.Run("local AWS", func(t *testing.T) {
+		c, config, secret := start(t)
+		aws := harness.StartAWS(t, harness.AWSOptions{
+			Issuer: a.Issuer, Audience: audience, Tokens: tokens, Config: config, Env: map[string]string{"CRM_SECRET": secret},
+		})
+		testExchange(t, a, c, &aws.Target, 100) // each process has a cache of its own
+	})
+	t.Run("stand-alone", func(t *testing.T) {
+		c, config, secret := start(t)
+		s := harness.StartServer(t, harness.ServerOptions{
+			Auth: "jwt", Args: []string{"--jwt-issuer", a.Issuer, "--jwt-audience", audience}, Config: config, Env: []string{"CRM_SECRET=" + secret},
+		})
+		s.Keys = tokens
+		testExchange(t, a, c, &s.Target, 1)
+		t.Run("GWN-27 the log contains no token", func(t *testing.T) {
+			for client, token := range tokens {
+				if strings.Contains(s.Output(), token[len(token)-30:]) {
+					t.Errorf("the token of %s is in the log", client)
+				}
+			}
+		})
+		t.Run("GWN-27 without the authorization server, a caller without a cached token gets an error that says so", func(t *testing.T) {
+			fresh := a.Token(t, "alice", "events:read")
+			a.Kill()
+			s.Keys["fresh"] = fresh
+			for range 3 {
+				got := s.Stateless("fresh").Refused(t, 503, "tools/call", map[string]any{"name": "whoami", "arguments": map[string]any{}})
+				if !strings.Contains(got.Message, "the authorization server gives no tokens for backend crm now") {
+					t.Errorf("got %v", got)
+				}
+			}
+		})
+	})
+}
+
+func testExchange(t *testing.T, a *harness.AuthServer, c *crm, s *harness.Target, most int) {
+	before := a.Exchanges(t)
+	whoami := map[string]any{"name": "whoami", "arguments": map[string]any{}, "_meta": map[string]any{"progressToken": "p"}}
+	t.Run("GWN-27 the backend sees the caller as the user of another token", func(t *testing.T) {
+		for range 3 {
+			for _, client := range []*harness.Client{s.Stateless("alice"), s.SessionBased(t, "alice", harness.V20251125)} {
+				var got struct{ Content []struct{ Text string } }
+				if client.Call(t, "tools/call", whoami, &got); len(got.Content) != 1 || got.Content[0].Text != "alice [crm.read]" {
+					t.Errorf("the backend is called by %+v, want alice with the scope crm.read", got)
+				}
+			}
+		}
+	})
+	t.Run("GWN-27 an exchanged token is cached", func(t *testing.T) {
+		if n := a.Exchanges(t) - before; n < 1 || n > most {
+			t.Errorf("%d exchanges, want 1 to %d", n, most)
+		}
+	})
+	t.Run("GWN-27 a caller to whom the authorization server gives no token is refused", func(t *testing.T) {
+		got := s.Stateless("mallory").Refused(t, 403, "tools/call", whoami)
+		if want := "the authorization server gives this caller no token for backend crm"; got.Message != want {
+			t.Errorf("got %v, want %s", got, want)
+		}
+		if tools := s.Stateless("mallory").All(t, "tools/list", "tools"); len(tools) > 0 {
+			t.Errorf("the caller sees %v", tools)
+		}
+	})
+	t.Run("GWN-27 the caller's token does not reach the backend", func(t *testing.T) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if len(c.seen) == 0 {
+			t.Error("the backend received no request")
+		}
+		for _, request := range c.seen {
+			for client, token := range s.Keys {
+				if strings.Contains(request, token) {
+					t.Errorf("the token of %s was forwarded", client)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,132 @@
+// Command authserver is an authorization server for tests of the gateway's token exchange: the OpenID Provider of Zitadel's library, which
+// implements RFC 8693, RFC 7662 and the client credentials grant itself. Clients and tokens are in memory.
+//
+// The clients alice and mallory get tokens for the MCP endpoint. The client gateway exchanges them for tokens with the audience crm, except
+// mallory's. The client crm checks tokens by introspection. GET /exchanges returns how many exchanges were asked for.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/zitadel/oidc/v3/example/server/storage"
+	"github.com/zitadel/oidc/v3/pkg/oidc"
+	"github.com/zitadel/oidc/v3/pkg/op"
+)
+
+// secret is the secret of every client. Its characters show whether it is encoded as RFC 6749, section 2.3.1 says.
+const secret = "s3cret:%+ ?"
+
+func main() {
+	addr := flag.String("addr", "127.0.0.1:0", "where to listen")
+	mcp := flag.String("mcp", "", "the audience of tokens for the MCP endpoint")
+	flag.Parse()
+	issuer := "http://" + *addr
+	s := &server{Storage: storage.NewStorage(storage.NewUserStore(issuer)), mcp: *mcp, tokens: map[string]token{}}
+	provider, err := op.NewProvider(&op.Config{AuthMethodPost: true}, s, op.StaticIssuer(issuer), op.WithAllowInsecure())
+	if err != nil {
+		log.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", provider)
+	mux.HandleFunc("GET /exchanges", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, s.exchanges.Load()) })
+	log.Fatal(http.ListenAndServe(*addr, mux))
+}
+
+// server is the storage of the provider. It inherits the signing key and the parts for browsers.
+type server struct {
+	*storage.Storage
+	mcp       string
+	exchanges atomic.Int64
+
+	mu     sync.Mutex
+	tokens map[string]token
+}
+
+// token is an issued token.
+type token struct {
+	audience, scopes []string
+	expires          time.Time
+}
+
+// client gets JWTs as access tokens.
+type client struct{ *storage.Client }
+
+func (client) AccessTokenType() op.AccessTokenType { return op.AccessTokenTypeJWT }
+
+func (client) GrantTypes() []oidc.GrantType {
+	return []oidc.GrantType{oidc.GrantTypeClientCredentials, oidc.GrantTypeTokenExchange}
+}
+
+func (s *server) GetClientByClientID(_ context.Context, id string) (op.Client, error) {
+	if !slices.Contains([]string{"alice", "mallory", "gateway", "crm"}, id) {
+		return nil, errors.New("there is no such client")
+	}
+	return client{storage.WebClient(id, secret)}, nil
+}
+
+func (s *server) AuthorizeClientIDSecret(ctx context.Context, id, given string) error {
+	if _, err := s.GetClientByClientID(ctx, id); err != nil || given != secret {
+		return errors.New("there is no such client, or it has another secret")
+	}
+	return nil
+}
+
+func (s *server) ClientCredentials(ctx context.Context, id, given string) (op.Client, error) {
+	if err := s.AuthorizeClientIDSecret(ctx, id, given); err != nil {
+		return nil, err
+	}
+	return s.GetClientByClientID(ctx, id)
+}
+
+func (s *server) ClientCredentialsTokenRequest(_ context.Context, id string, scopes []string) (op.TokenRequest, error) {
+	return &oidc.JWTTokenRequest{Subject: id, Audience: []string{s.mcp}, Scopes: scopes}, nil
+}
+
+func (s *server) CreateAccessToken(_ context.Context, r op.TokenRequest) (id string, expires time.Time, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, expires = fmt.Sprint("token-", len(s.tokens)), time.Now().Add(time.Hour)
+	s.tokens[id] = token{r.GetAudience(), r.GetScopes(), expires}
+	return id, expires, nil
+}
+
+// ValidateTokenExchangeRequest is the policy for exchanges.
+func (s *server) ValidateTokenExchangeRequest(_ context.Context, r op.TokenExchangeRequest) error {
+	s.exchanges.Add(1)
+	switch {
+	case r.GetClientID() != "gateway":
+		return oidc.ErrUnauthorizedClient()
+	case !slices.Equal(r.GetAudience(), []string{"crm"}), r.GetExchangeSubject() == "mallory":
+		return oidc.ErrInvalidTarget()
+	}
+	return nil
+}
+
+func (s *server) GetPrivateClaimsFromTokenExchangeRequest(_ context.Context, r op.TokenExchangeRequest) (map[string]any, error) {
+	return map[string]any{"scope": strings.Join(r.GetScopes(), " "), "act": map[string]any{"sub": r.GetClientID()}}, nil
+}
+
+func (s *server) GetPrivateClaimsFromScopes(_ context.Context, _, _ string, scopes []string) (map[string]any, error) {
+	return map[string]any{"scope": strings.Join(scopes, " ")}, nil
+}
+
+func (s *server) SetIntrospectionFromToken(_ context.Context, out *oidc.IntrospectionResponse, id, subject, client string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t, ok := s.tokens[id]
+	if !ok || time.Now().After(t.expires) || !slices.Contains(t.audience, client) {
+		return errors.New("the token is not valid for this client")
+	}
+	out.Subject, out.Audience, out.Scope, out.Expiration = subject, t.audience, t.scopes, oidc.FromTime(t.expires)
+	return nil
+}
