@@ -54,6 +54,7 @@ type Result struct {
 
 	CommitsPerEvent *float64 `json:"commitsPerEvent"` // nil if the sender does not tell
 	SyncsPerEvent   *float64 `json:"syncsPerEvent"`
+	WrittenPerEvent *float64 `json:"writtenBytesPerEvent"` // to the database and its log
 
 	Lost       int64 `json:"lost"` // not arrived in the time that was waited
 	Duplicates int64 `json:"duplicates"`
@@ -115,9 +116,10 @@ func (p *pass) result(l *ledger, before, after sample, publishing time.Duration)
 		r.PeakRSS = memory(p.server.pid, "VmHWM")
 	}
 	if before.store != nil && after.store != nil {
-		commits := float64(after.store.Commits-before.store.Commits) / float64(len(l.sent))
-		syncs := float64(after.store.Syncs-before.store.Syncs) / float64(len(l.sent))
-		r.CommitsPerEvent, r.SyncsPerEvent = &commits, &syncs
+		perEvent := func(n int64) *float64 { return new(float64(n) / float64(len(l.sent))) }
+		r.CommitsPerEvent = perEvent(after.store.Commits - before.store.Commits)
+		r.SyncsPerEvent = perEvent(after.store.Syncs - before.store.Syncs)
+		r.WrittenPerEvent = perEvent(after.store.Written - before.store.Written)
 	}
 	return r
 }
@@ -201,7 +203,8 @@ func (r Report) WriteText(w io.Writer) error {
 			say("  sender peak memory %.0f MiB", float64(x.PeakRSS)/(1<<20))
 		}
 		if x.SyncsPerEvent != nil {
-			say("  store, per event   %.2f fsyncs, %.2f commits", *x.SyncsPerEvent, *x.CommitsPerEvent)
+			say("  store, per event   %.2f fsyncs, %.2f commits, %.1f KB written",
+				*x.SyncsPerEvent, *x.CommitsPerEvent, *x.WrittenPerEvent/1000)
 		}
 		say("  lost               %d of %d", x.Lost, x.Lost+x.Delivered)
 		say("  duplicates         %d", x.Duplicates)

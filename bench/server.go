@@ -118,7 +118,10 @@ func freeAddresses() (one, other string, err error) {
 }
 
 // storeCounts are the counters of the server's store since its start.
-type storeCounts struct{ Commits, Syncs int64 }
+type storeCounts struct {
+	Commits, Syncs int64
+	Written        int64 `json:"written_bytes"`
+}
 
 // counts reads the store's counters; nil if the server shows none.
 func (s *server) counts(ctx context.Context) *storeCounts {
