@@ -7,6 +7,8 @@ package auth
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"net"
 	"net/http"
@@ -72,10 +74,22 @@ func (p Principal) listMissing(scopes []string) []string {
 	return out
 }
 
+// LogName returns the name of the principal in the log: the beginning of the SHA-256 of its id, because the id may be a person's name.
+func (p Principal) LogName() string {
+	hash := sha256.Sum256([]byte(p.ID))
+	return hex.EncodeToString(hash[:6])
+}
+
 // MissingScopes is the data of a fault.Forbidden because of missing scopes. It has all of them, so that the client needs to request
 // scopes only once (RFC 6750, section 3.1).
 type MissingScopes struct {
 	Scopes []string `json:"missingScopes"`
+}
+
+// LacksScope reports whether an error is that of [Principal.Require].
+func LacksScope(err error) bool {
+	_, ok := fault.DataOf(err).(MissingScopes)
+	return ok
 }
 
 // Require returns nil if the principal has all of the scopes. Otherwise the error is of kind fault.Forbidden with [MissingScopes].

@@ -27,7 +27,16 @@ import (
 // Call sends the client's request to the backend that serves the name, and relays the backend's messages up to the
 // response. If Call returns an error, it has not sent a response to the client.
 func (g *Gateway) Call(ctx context.Context, c api.Call) error {
+	r := record{call: &c, began: time.Now()}
+	err := g.makeCall(ctx, c, &r)
+	g.write(ctx, r, err)
+	return err
+}
+
+// makeCall makes a call and completes its record.
+func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	e, err := g.Find(ctx, c.Client, c.Kind, c.Name)
+	r.backend = e.Backend
 	if err != nil {
 		return err
 	}
@@ -45,6 +54,7 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 		return err
 	}
 	x := newExchange(g, c, e, info)
+	defer func() { r.outcome, r.gone = x.outcome, x.gone }()
 	if c.Version.Stateless() {
 		if err := x.checkParameters(); err != nil {
 			return err
@@ -114,6 +124,7 @@ type exchange struct {
 	answered  bool            // the backend has responded
 	responded bool            // the client has its response
 	gone      bool            // the client has disconnected
+	outcome   string          // the outcome according to the backend's response, or empty
 	questions questions       // the questions to the client
 
 	progress float64 // the greatest value so far
@@ -281,6 +292,7 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 			return false, nil
 		}
 		m.Raw = jsonrpc.Replace(m.Raw, "id", x.call.ID)
+		x.outcome = outcomeOf(m)
 		return true, x.way.respond(m)
 	case m.Method == "ping" && m.ID != nil && !x.with.Version.Stateless():
 		return false, x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))

@@ -9,6 +9,7 @@
 //	inputrounds.go   calls of a client with a session to a backend of 2026-07-28
 //	elicitations.go  the questions of backends to clients, and the answers
 //	cancel.go        cancellations
+//	record.go        the log line and the metric of a call
 //	sessions.go      the clients' sessions with backends
 //	states.go        the sealed state that clients carry between requests
 //	conversation.go  messages of conversations

@@ -130,7 +130,7 @@ func TestStatesOfAConnection(t *testing.T) {
 				t.Errorf("%s: the states were %q, want %q", step.given, got, step.want)
 			}
 			streams := step.want[len(step.want)-1] == "streaming"
-			if _, ok := g.Subscribable(t.Context(), ann, "x://1"); ok != streams || (s.open() == 1) != streams {
+			if _, ok, _ := g.Subscribable(t.Context(), ann, "x://1"); ok != streams || (s.open() == 1) != streams {
 				t.Errorf("%s: clients can subscribe: %t, open streams: %d, want a stream: %t", step.given, ok, s.open(), streams)
 			}
 		}

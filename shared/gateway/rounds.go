@@ -180,6 +180,7 @@ func (w *roundsWay) recordQuestion(method, digest string) string {
 
 // sendRequired ends the round with an input_required result.
 func (w *roundsWay) sendRequired(requests json.RawMessage) error {
+	w.x.outcome = outcomeInput
 	state, err := json.Marshal(w.rounds)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode a requestState")

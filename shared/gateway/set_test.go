@@ -349,7 +349,7 @@ func TestRelayDoesNotFollowWithCallersTokens(t *testing.T) {
 	if n := len(s.received("initialize")); n > 0 {
 		t.Errorf("it was asked %d times", n)
 	}
-	if _, ok := g.Subscribable(t.Context(), auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace}, "x://1"); ok {
+	if _, ok, _ := g.Subscribable(t.Context(), auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace}, "x://1"); ok {
 		t.Error("a caller's own resource can be subscribed to by all")
 	}
 }

@@ -239,10 +239,10 @@ func TestBackendUpdateCannotForgeOurMembers(t *testing.T) {
 }
 
 // According to the MCP schema, the URI of an update "might be a sub-resource of the one that the client actually
-// subscribed to".
+// subscribed to". GWN-25: the backend's rules may deny the sub-resource although they allow the one above it.
 func TestUpdateOfASubResourceReachesTheSubscriberOfTheOneAbove(t *testing.T) {
 	f, streams := backendStreams(t, "file:///dir", "x://1")
-	for _, uri := range []string{"file:///dir2", "x://10", "file:///", "file:///dir/a.txt", "x://1?page=2", "x://1"} {
+	for _, uri := range []string{"file:///dir2", "x://10", "file:///", "file:///dir/denied", "file:///dir/a.txt", "x://1?page=2", "x://1"} {
 		f.notifyBackend(t, spec.NoteUpdated, `{"uri":"`+uri+`"}`)
 	}
 	for _, o := range streams {
@@ -385,13 +385,14 @@ func (g *fakeGateway) reached(ctx context.Context, method string) error {
 	return ctx.Err()
 }
 
-func (g *fakeGateway) Subscribable(_ context.Context, _ auth.Principal, uri string) (string, bool) {
+func (g *fakeGateway) Subscribable(_ context.Context, _ auth.Principal, uri string) (string, bool, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.listed[uri] {
-		return "", false
-	}
-	return "b", true
+	return "b", g.listed[uri], nil
+}
+
+func (g *fakeGateway) Permits(_ context.Context, _ auth.Principal, _, uri string) bool {
+	return !strings.HasSuffix(uri, "/denied")
 }
 
 func (g *fakeGateway) Subscribe(_ context.Context, s api.Subscription) error {

@@ -114,7 +114,7 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (metho
 	}
 	ofBackend := record != nil && record.Backend != ""
 	if record == nil && h.backends.Any(ctx) && !match.InCatalog(cat, uri) {
-		_, ofBackend = h.backends.Subscribable(ctx, c.Principal, uri)
+		_, ofBackend, _ = h.backends.Subscribable(ctx, c.Principal, uri) // ending a subscription needs no scope
 	}
 	switch {
 	case record != nil && ofBackend:

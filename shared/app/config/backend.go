@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/rules"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
@@ -37,6 +38,9 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 		strictyaml.Var("prefix", &b.Prefix, p.file.Matching(backendPrefix)),
 		strictyaml.Var("workspace", &b.Workspace, p.readWorkspace),
 		strictyaml.Var("scopes", &b.Scopes, p.readScopes),
+		strictyaml.Var("tools", &b.Tools, p.readRules),
+		strictyaml.Var("prompts", &b.Prompts, p.readRules),
+		strictyaml.Var("resources", &b.Resources, p.readRules),
 		strictyaml.Var("protocolVersion", &b.ProtocolVersion, p.readProtocolVersion),
 		strictyaml.Var("headers", &b.Headers, p.readHeaders),
 		strictyaml.Var("oauth", &b.OAuth, p.readOAuth),
@@ -64,6 +68,44 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 		p.file.Add(n.Line, "%s", say("only one of forwardToken and exchange is possible, because an exchanged token replaces the caller's"))
 	}
 	return b
+}
+
+// readRules reads the rules for one kind of a backend's entries.
+func (p *parser) readRules(n *strictyaml.Node, what string) (r rules.Rules) {
+	p.file.Fields(n, nameWithin(what),
+		strictyaml.Var("allow", &r.Allow, p.readGlobs),
+		strictyaml.Var("deny", &r.Deny, p.readGlobs),
+		strictyaml.Func("scopes", func(n *strictyaml.Node, what string) {
+			r.Scopes = map[string][]string{}
+			for _, m := range p.file.Members(n, what) {
+				p.checkGlob(m.Line, what, m.Key)
+				r.Scopes[m.Key] = p.readScopes(m.Value, what+" "+strictyaml.Clip(m.Key))
+			}
+			p.checkGlobs(n, what, len(r.Scopes))
+		}),
+	)
+	return r
+}
+
+func (p *parser) readGlobs(n *strictyaml.Node, what string) []string {
+	globs := p.file.Strings(n, what)
+	for _, glob := range globs {
+		p.checkGlob(n.Line, what, glob)
+	}
+	p.checkGlobs(n, what, len(globs))
+	return globs
+}
+
+func (p *parser) checkGlob(line int, what, glob string) {
+	if err := rules.CheckGlob(glob); err != nil {
+		p.file.Add(line, "%s: %v", what, err)
+	}
+}
+
+func (p *parser) checkGlobs(n *strictyaml.Node, what string, count int) {
+	if count > rules.MaxGlobs {
+		p.file.Add(n.Line, "%s has %d globs (allowed: up to %d)", what, count, rules.MaxGlobs)
+	}
 }
 
 func (p *parser) readProtocolVersion(n *strictyaml.Node, what string) string {

@@ -114,47 +114,54 @@ func TestParseFaults(t *testing.T) {
 		return "keys:\n  - principal: a\n    sha256: " + hashOf("a") + "\n    " + member + "\n"
 	}
 	for name, tc := range map[string]struct{ src, want string }{
-		"unknown section":        {"keys: []\nbackend: []\n", `config.yaml:2: the configuration: unknown member "backend"`},
-		"keys is not a list":     {"keys: {a: b}\n", "config.yaml:1: keys must be a list"},
-		"AUT-02 unknown member":  {key("role: admin"), `config.yaml:4: a key: unknown member "role"`},
-		"AUT-02 a plain key":     {"keys:\n  - {principal: a, key: hunter2}\n", `unknown member "key"`},
-		"AUT-02 short hash":      {"keys:\n  - {principal: a, sha256: abcd}\n", "config.yaml:2: a key: sha256 is not 64"},
-		"AUT-02 no principal":    {"keys:\n  - {sha256: " + hashOf("a") + "}\n", "config.yaml:2: a key: principal"},
-		"AUT-02 same hash":       {"keys:\n  - {principal: a, sha256: " + hashOf("a") + "}\n  - {principal: b, sha256: " + hashOf("a") + "}\n", "config.yaml:3: a key: the same sha256 was already given in line 2"},
-		"AUT-02 bad expiry":      {key("expires: soon"), `expires: "soon" is not a time`},
-		"AUT-02 bad scope":       {key("scopes: ['a b']"), "not an OAuth scope"},
-		"AUT-02 misspelt scope":  {key("scopes: [events:raed]"), `config.yaml:4: scopes: "events:raed" is not known (known: events:read, events:subscribe, events:publish, consent:manage, events:operate, and`},
-		"AUT-02 misspelt prefix": {key("scopes: [event:publish]"), `"event:publish" is not known`},
-		"AUT-02 other case":      {key("scopes: [Events:Read]"), `"Events:Read" is not known`},
-		"no name":                {"backends:\n  - {url: 'http://x/mcp'}\n", "config.yaml:2: a backend has no name"},
-		"no url":                 {"backends:\n  - {name: a}\n", "config.yaml:2: backend a: url is missing"},
-		"two of a name":          {"backends:\n  - {name: a, url: 'http://x'}\n  - {name: a, url: 'http://y'}\n", "config.yaml:3: backend a was already given in line 2"},
-		"other scheme":           {"backends:\n  - {name: a, url: 'ftp://x'}\n", "is not an http or https URL"},
-		"password in the URL":    {"backends:\n  - {name: a, url: 'http://u:p@x'}\n", "must not hold a password"},
-		"unknown version":        {backend("protocolVersion: 2024-11-05"), `backend b: protocolVersion: "2024-11-05" is not known`},
-		"unknown backend member": {backend("timeout: 5"), `config.yaml:4: backend b: unknown member "timeout"`},
-		"a secret in the file":   {backend("headers: {Authorization: Bearer hunter2}"), "a secret must not stand in this file; refer to an environment variable as env:NAME"},
-		"an own header":          {backend("headers: {host: x}"), "Host is set by the gateway"},
-		"a header twice":         {backend("headers: {x-a: x, X-A: y}"), "X-A is given twice"},
-		"bad header name":        {backend("headers: {'x a': x}"), "not a header name"},
-		"bad parameter":          {backend("headers: {X-A: 'ssm:A'}"), "not the name of a parameter"},
-		"bad parameter version":  {backend("headers: {X-A: 'ssm:/a:1'}"), "not the name of a parameter"},
-		"bad reference":          {backend("headers: {X-A: 'env:A-B'}"), "not the name of an environment variable"},
-		"header injection":       {backend(`headers: {X-A: "a\r\nB: c"}`), "control characters"},
-		"oauth in clear":         {backend("oauth: {tokenUrl: 'http://id.example.com/t', clientId: a, clientSecret: env:A}"), "tokenUrl must be https"},
-		"oauth incomplete":       {backend("oauth: {tokenUrl: 'https://id.example.com/t'}"), "needs tokenUrl, clientId and clientSecret"},
-		"two credentials":        {backend("oauth: {tokenUrl: \"https://x/t\", clientId: me, clientSecret: env:S}", "headers: {Authorization: env:A}"), "only one of"},
-		"GWN-27 no switch":       {backend(exchangeWith("audience: x")), "needs both credentials: exchange and the settings in exchange"},
-		"GWN-27 no settings":     {backend("credentials: exchange"), "needs both credentials: exchange and the settings in exchange"},
-		"GWN-27 no such switch":  {backend("credentials: trade"), `credentials: "trade" is not known (exchange)`},
-		"GWN-27 no target":       {backend("credentials: exchange", exchangeWith("scopes: [a]")), "exchange needs an audience or a resource"},
-		"GWN-27 bad client auth": {backend("credentials: exchange", exchangeWith("audience: x, clientAuth: none")), `"none" is not known (client_secret_basic, client_secret_post)`},
-		"GWN-27 and forwarded":   {backend("credentials: exchange", "forwardToken: true", exchangeWith("audience: x")), "only one of forwardToken and exchange"},
-		"GWN-27 in clear":        {backend("credentials: exchange", strings.Replace(exchangeWith("audience: x"), "https", "http", 1)), "tokenUrl must be https"},
-		"bad flag":               {backend("forwardToken: yes please"), "must be true or false"},
-		"bad workspace":          {backend("workspace: a/b"), "not the name of a workspace"},
-		"empty workspace":        {backend("workspace: \"\""), `workspace: "" is not the name of a workspace`},
-		"bad prefix":             {backend("prefix: 'a b'"), "does not match"},
+		"unknown section":         {"keys: []\nbackend: []\n", `config.yaml:2: the configuration: unknown member "backend"`},
+		"keys is not a list":      {"keys: {a: b}\n", "config.yaml:1: keys must be a list"},
+		"AUT-02 unknown member":   {key("role: admin"), `config.yaml:4: a key: unknown member "role"`},
+		"AUT-02 a plain key":      {"keys:\n  - {principal: a, key: hunter2}\n", `unknown member "key"`},
+		"AUT-02 short hash":       {"keys:\n  - {principal: a, sha256: abcd}\n", "config.yaml:2: a key: sha256 is not 64"},
+		"AUT-02 no principal":     {"keys:\n  - {sha256: " + hashOf("a") + "}\n", "config.yaml:2: a key: principal"},
+		"AUT-02 same hash":        {"keys:\n  - {principal: a, sha256: " + hashOf("a") + "}\n  - {principal: b, sha256: " + hashOf("a") + "}\n", "config.yaml:3: a key: the same sha256 was already given in line 2"},
+		"AUT-02 bad expiry":       {key("expires: soon"), `expires: "soon" is not a time`},
+		"AUT-02 bad scope":        {key("scopes: ['a b']"), "not an OAuth scope"},
+		"AUT-02 misspelt scope":   {key("scopes: [events:raed]"), `config.yaml:4: scopes: "events:raed" is not known (known: events:read, events:subscribe, events:publish, consent:manage, events:operate, and`},
+		"AUT-02 misspelt prefix":  {key("scopes: [event:publish]"), `"event:publish" is not known`},
+		"AUT-02 other case":       {key("scopes: [Events:Read]"), `"Events:Read" is not known`},
+		"no name":                 {"backends:\n  - {url: 'http://x/mcp'}\n", "config.yaml:2: a backend has no name"},
+		"no url":                  {"backends:\n  - {name: a}\n", "config.yaml:2: backend a: url is missing"},
+		"two of a name":           {"backends:\n  - {name: a, url: 'http://x'}\n  - {name: a, url: 'http://y'}\n", "config.yaml:3: backend a was already given in line 2"},
+		"other scheme":            {"backends:\n  - {name: a, url: 'ftp://x'}\n", "is not an http or https URL"},
+		"password in the URL":     {"backends:\n  - {name: a, url: 'http://u:p@x'}\n", "must not hold a password"},
+		"unknown version":         {backend("protocolVersion: 2024-11-05"), `backend b: protocolVersion: "2024-11-05" is not known`},
+		"unknown backend member":  {backend("timeout: 5"), `config.yaml:4: backend b: unknown member "timeout"`},
+		"a secret in the file":    {backend("headers: {Authorization: Bearer hunter2}"), "a secret must not stand in this file; refer to an environment variable as env:NAME"},
+		"an own header":           {backend("headers: {host: x}"), "Host is set by the gateway"},
+		"a header twice":          {backend("headers: {x-a: x, X-A: y}"), "X-A is given twice"},
+		"bad header name":         {backend("headers: {'x a': x}"), "not a header name"},
+		"bad parameter":           {backend("headers: {X-A: 'ssm:A'}"), "not the name of a parameter"},
+		"bad parameter version":   {backend("headers: {X-A: 'ssm:/a:1'}"), "not the name of a parameter"},
+		"bad reference":           {backend("headers: {X-A: 'env:A-B'}"), "not the name of an environment variable"},
+		"header injection":        {backend(`headers: {X-A: "a\r\nB: c"}`), "control characters"},
+		"oauth in clear":          {backend("oauth: {tokenUrl: 'http://id.example.com/t', clientId: a, clientSecret: env:A}"), "tokenUrl must be https"},
+		"oauth incomplete":        {backend("oauth: {tokenUrl: 'https://id.example.com/t'}"), "needs tokenUrl, clientId and clientSecret"},
+		"two credentials":         {backend("oauth: {tokenUrl: \"https://x/t\", clientId: me, clientSecret: env:S}", "headers: {Authorization: env:A}"), "only one of"},
+		"GWN-27 no switch":        {backend(exchangeWith("audience: x")), "needs both credentials: exchange and the settings in exchange"},
+		"GWN-27 no settings":      {backend("credentials: exchange"), "needs both credentials: exchange and the settings in exchange"},
+		"GWN-27 no such switch":   {backend("credentials: trade"), `credentials: "trade" is not known (exchange)`},
+		"GWN-27 no target":        {backend("credentials: exchange", exchangeWith("scopes: [a]")), "exchange needs an audience or a resource"},
+		"GWN-27 bad client auth":  {backend("credentials: exchange", exchangeWith("audience: x, clientAuth: none")), `"none" is not known (client_secret_basic, client_secret_post)`},
+		"GWN-27 and forwarded":    {backend("credentials: exchange", "forwardToken: true", exchangeWith("audience: x")), "only one of forwardToken and exchange"},
+		"GWN-27 in clear":         {backend("credentials: exchange", strings.Replace(exchangeWith("audience: x"), "https", "http", 1)), "tokenUrl must be https"},
+		"bad flag":                {backend("forwardToken: yes please"), "must be true or false"},
+		"bad workspace":           {backend("workspace: a/b"), "not the name of a workspace"},
+		"empty workspace":         {backend("workspace: \"\""), `workspace: "" is not the name of a workspace`},
+		"bad prefix":              {backend("prefix: 'a b'"), "does not match"},
+		"GWN-25 unknown rule":     {backend("tools: {only: [a]}"), `config.yaml:4: backend b: tools: unknown member "only"`},
+		"GWN-25 no list of globs": {backend("tools: {allow: get_x}"), "backend b: tools: allow must be a list"},
+		"GWN-25 empty glob":       {backend("prompts: {deny: ['']}"), "config.yaml:4: backend b: prompts: deny: the glob is empty"},
+		"GWN-25 long glob":        {backend("resources: {deny: ['" + strings.Repeat("a", 257) + "']}"), "the glob has 257 bytes (allowed: up to 256)"},
+		"GWN-25 glob of scopes":   {backend("tools: {scopes: {'%25252525252e': [x]}}"), "tools: scopes: the glob is percent-encoded more than 3 times"},
+		"GWN-25 bad scope":        {backend("tools: {scopes: {'*': ['a b']}}"), "tools: scopes *: \"a b\" is not an OAuth scope"},
+		"GWN-25 too many globs":   {backend("tools: {allow: [" + manyGlobs(101) + "]}"), "tools: allow has 101 globs (allowed: up to 100)"},
 	} {
 		t.Run(name, func(t *testing.T) { refuses(t, tc.src, tc.want) })
 	}
@@ -244,7 +251,17 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// manyGlobs returns the elements of a list of globs.
+func manyGlobs(n int) string {
+	var globs []string
+	for i := range n {
+		globs = append(globs, fmt.Sprintf("g%d", i))
+	}
+	return strings.Join(globs, ", ")
+}
+
 func FuzzParse(f *testing.F) {
+	f.Add("backends:\n  - {name: a, url: 'http://x', tools: {allow: ['a*'], deny: [b], scopes: {'*': [s]}}}\n")
 	f.Add("keys:\n  - {principal: a, sha256: abcd, expires: 2027-01-01}\n")
 	f.Add("backends:\n  - {name: a, url: 'http://x', headers: {A: env:B}, oauth: {tokenUrl: 'https://x'}}\n")
 	f.Fuzz(func(t *testing.T, src string) {

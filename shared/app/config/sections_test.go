@@ -299,6 +299,8 @@ func TestFingerprint(t *testing.T) {
 		{"name", parse("{name: c, url: 'https://a.example/mcp'}", b), []string{"default"}},
 		{"prefix", parse("{name: a, url: 'https://a.example/mcp', prefix: x_}", b), []string{"default"}},
 		{"scopes", parse("{name: a, url: 'https://a.example/mcp', scopes: [x]}", b), []string{"default"}},
+		{"rules", parse("{name: a, url: 'https://a.example/mcp', tools: {allow: [x]}}", b), []string{"default"}},
+		{"scopes of a rule", parse("{name: a, url: 'https://a.example/mcp', resources: {scopes: {x: [y]}}}", b), []string{"default"}},
 		{"revision", parse("{name: a, url: 'https://a.example/mcp', protocolVersion: '2025-11-25'}", b), []string{"default"}},
 		{"caller's token", parse("{name: a, url: 'https://a.example/mcp', forwardToken: true}", b), []string{"default"}},
 		{"header", parse("{name: a, url: 'https://a.example/mcp', headers: {X-Tenant: one}}", b), []string{"default"}},

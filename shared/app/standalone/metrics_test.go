@@ -118,6 +118,9 @@ sources:
 	if err := mcp.Call(t.Context(), "tools/list", map[string]any{}, nil); err != nil {
 		t.Log("tools/list of a backend without tools:", err)
 	}
+	if err := mcp.Call(t.Context(), "tools/call", map[string]any{"name": "unknown"}, nil); err == nil {
+		t.Error("an unknown tool has a result")
+	}
 	if err := mcp.Call(t.Context(), "resources/subscriptions/register", map[string]any{"uris": make([]string, 51), "targetUri": endpoint.URL}, nil); err == nil {
 		t.Error("51 URIs are registered")
 	}
@@ -167,6 +170,7 @@ sources:
 			{"mcpevents_source_requests_total", "unverified", 1},
 			{"mcpevents_source_refused_total", "builds", 1},
 			{"mcpevents_backend_calls_total", "b", float64(c.asked.Load())},
+			{"mcpevents_gateway_call_duration_seconds", "-", 1},
 			{"mcpevents_backend_errors_total", "b", float64(c.asked.Load())},
 		} {
 			if got := value(families, x.name, x.by); got != x.want {

@@ -1,6 +1,9 @@
 package api
 
-import "github.com/mcp-events/mcpevents/shared/platform/secret"
+import (
+	"github.com/mcp-events/mcpevents/shared/gateway/rules"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
+)
 
 // Backend is the configuration of an MCP server behind the gateway.
 type Backend struct {
@@ -14,6 +17,9 @@ type Backend struct {
 	Workspace string
 	// Scopes lists the scopes that a caller needs, in addition to the general ones, to see the backend.
 	Scopes []string
+	// Tools, Prompts and Resources say which entries of the backend callers may use. They contain the backend's own names, without the
+	// prefix, and URIs. The rules for resources also apply to the texts of resource templates.
+	Tools, Prompts, Resources rules.Rules
 	// ProtocolVersion is a revision of MCP, or [AutoVersion].
 	ProtocolVersion string
 	// Headers are sent with each request. With ForwardToken, a caller's requests never carry a configured Authorization header.

@@ -17,7 +17,8 @@ type Gateway interface {
 	Capabilities(ctx context.Context, c Client) Capabilities
 	// List returns the combined list of the client's backends.
 	List(ctx context.Context, c Client, kind Kind) *List
-	// Has reports whether one of the client's backends has the tool, prompt, resource or template.
+	// Has reports whether one of the client's backends has the tool, prompt, resource or template, even if the client lacks a scope for
+	// it. A call then returns an error that names the scope.
 	Has(ctx context.Context, c Client, kind Kind, name string) bool
 
 	// Call sends a request to the backend that serves the name. If Call returns an error, the client has no response yet.
@@ -33,8 +34,11 @@ type Gateway interface {
 	// End ends the client's sessions with backends.
 	End(ctx context.Context, c Client) error
 
-	// Subscribable returns the backend that serves a resource and notifies of its changes, if there is one.
-	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool)
+	// Subscribable returns the backend that serves a resource and notifies of its changes, if there is one. The error is of kind
+	// fault.Forbidden if the principal lacks a scope for the resource.
+	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool, err error)
+	// Permits reports whether the rules of a backend, which the principal may use, allow it to receive updates of a resource.
+	Permits(ctx context.Context, p auth.Principal, backend, uri string) bool
 	// Subscribe records or extends a subscription, and Unsubscribe removes it.
 	Subscribe(ctx context.Context, s Subscription) error
 	Unsubscribe(ctx context.Context, s Subscription) error

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/rules"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -41,6 +42,7 @@ type Backend struct {
 	own      upstream.Client // makes the gateway's own requests, with the operator's credentials
 	oauth    oauthTokens
 	tokens   exchanges
+	rules    map[api.Kind]rules.Set
 	noStream *refresh.Value[bool] // is read at most once per second, because one listen request can name many resources
 	changed  chan struct{}        // receives after the subscriptions at the backend may have changed
 
@@ -59,6 +61,10 @@ func newBackend(o *Options, c api.Backend) *Backend {
 		tokens:          exchanges{kept: bounded.NewMap[subject, exchanged](maxExchanged)},
 		logCapabilities: rate.Sometimes{Interval: metric.LogEvery}, logExchange: rate.Sometimes{Interval: metric.LogEvery},
 		logList: map[api.Kind]*rate.Sometimes{},
+		rules: map[api.Kind]rules.Set{
+			api.Tools: rules.New(c.Tools), api.Prompts: rules.New(c.Prompts),
+			api.Resources: rules.NewForURIs(c.Resources), api.Templates: rules.NewForURIs(c.Resources),
+		},
 	}
 	for _, kind := range api.Kinds {
 		b.logList[kind] = &rate.Sometimes{Interval: metric.LogEvery}

@@ -94,7 +94,7 @@ func (v *View) fetch(ctx context.Context, info *ServerInfo, kind api.Kind) (*fet
 	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.options.AskTimeout)
 	defer cancel()
 	size := 0
-	out := &fetched{ttl: maxTTL, shared: !b.actsForCallers()}
+	out := &fetched{ttl: maxTTL, shared: !b.actsForCallers() && !b.rules[kind].PerCaller()}
 	var cursor json.RawMessage
 	for range maxPages {
 		params := json.RawMessage(`{}`)
@@ -122,6 +122,10 @@ func (v *View) fetch(ctx context.Context, info *ServerInfo, kind api.Kind) (*fet
 			if why != "" {
 				b.CountDrop(ctx, why)
 				continue
+			}
+			var permitted bool
+			if e.scopes, permitted = b.rules[kind].Permits(e.Own); !permitted {
+				continue // to callers, it is unknown
 			}
 			if out.entries = append(out.entries, e); len(out.entries) > maxEntries {
 				return nil, fault.New(fault.Unavailable, "backend %s lists more than %d entries", b.Name, maxEntries)

@@ -2,12 +2,15 @@ package backends
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Limits of one backend's list. maxList limits all pages together and maxName one name, in bytes.
@@ -24,6 +27,8 @@ const (
 type Entry struct {
 	api.Entry
 	View *View // the view in whose list it is
+	// scopes are the scopes that a caller needs for it.
+	scopes []string
 	// matches reports whether the template matches a URI. It is set for resource templates.
 	matches func(uri string) bool
 }
@@ -40,7 +45,7 @@ type fetched struct {
 func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List {
 	views := bs.viewsFor(ctx, c)
 	lists, failing := bs.gather(ctx, views, kind, func(l *fetched) time.Duration { return min(l.ttl, bs.options.ListTTL) })
-	out := bs.mergeLists(ctx, kind, views, lists)
+	out := bs.mergeLists(ctx, c.Principal, kind, views, lists)
 	if failing {
 		out.TTL = min(out.TTL, bs.options.ListTTL)
 	}
@@ -71,8 +76,8 @@ func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use fun
 	return lists, failed.Load()
 }
 
-// mergeLists combines the lists of the backends into one.
-func (bs *Set) mergeLists(ctx context.Context, kind api.Kind, views []*View, lists []*fetched) *api.List {
+// mergeLists combines the lists of the backends into one, without the entries for which the principal lacks a scope.
+func (bs *Set) mergeLists(ctx context.Context, p auth.Principal, kind api.Kind, views []*View, lists []*fetched) *api.List {
 	out := &api.List{TTL: maxTTL, Shared: true}
 	if len(views) == 0 {
 		out.TTL = bs.options.ListTTL
@@ -86,6 +91,9 @@ func (bs *Set) mergeLists(ctx context.Context, kind api.Kind, views []*View, lis
 		out.TTL, out.Shared = min(out.TTL, l.ttl), out.Shared && l.shared
 		for i := range l.entries {
 			e := &l.entries[i]
+			if !p.Has(e.scopes...) {
+				continue
+			}
 			has := ownerByPrefix(views, kind, e)
 			if has == nil {
 				has = taken[e.Name]
@@ -123,56 +131,87 @@ type conflict struct {
 	first, second api.Place
 }
 
-// Has reports whether one of the client's backends has an entry with the given name.
+// Has reports whether one of the client's backends has an entry with the given name, even if the client lacks a scope for it.
 func (bs *Set) Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool {
 	_, err := bs.Find(ctx, c, kind, name)
-	return err == nil
+	return err == nil || auth.LacksScope(err)
 }
 
 // Find returns the entry with the given name, or for a URI the resource template that matches it. It first looks in the cached lists
 // of the client's backends. If the name is not in them, it fetches current lists before it returns an error.
+//
+// If the client lacks a scope for the entry, Find returns the entry together with an error of kind fault.Forbidden. If the rules of a
+// backend deny the name, the error is the same as for an unknown name.
 func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name string) (Entry, error) {
 	views := bs.viewsFor(ctx, c)
-	if e, ok := lookUp(views, kind, name, func(kind api.Kind) ([]*fetched, bool) { return cachedLists(views, kind) }); ok {
+	e, err := lookUp(c.Principal, views, kind, name, func(kind api.Kind) ([]*fetched, bool) { return cachedLists(views, kind) })
+	if err == nil {
 		return e, nil
 	}
-	e, ok := lookUp(views, kind, name, func(kind api.Kind) ([]*fetched, bool) {
+	e, err = lookUp(c.Principal, views, kind, name, func(kind api.Kind) ([]*fetched, bool) {
 		lists, _ := bs.gather(ctx, views, kind, func(*fetched) time.Duration { return min(missTTL, bs.options.ListTTL) })
 		return lists, true
 	})
-	if !ok {
-		if err := tokenError(ctx, views, kind, name); err != nil {
-			return Entry{}, err
+	if fault.Is(err, fault.Invalid) {
+		if tokenErr := tokenError(ctx, views, kind, name); tokenErr != nil {
+			return Entry{}, tokenErr
 		}
-		return Entry{}, unknownError(kind.String(), name)
 	}
-	return e, nil
+	return e, err
+}
+
+// DeniedBy returns the name of the backend whose rules deny a name or a URI, or an empty text if there is none.
+func (bs *Set) DeniedBy(ctx context.Context, c api.Client, kind api.Kind, name string) string {
+	for _, v := range bs.viewsFor(ctx, c) {
+		own, ok := name, true
+		if kind.Prefixed() {
+			own, ok = strings.CutPrefix(name, v.backend.Prefix)
+		}
+		if _, permitted := v.backend.rules[kind].Permits(own); ok && !permitted {
+			return v.backend.Name
+		}
+	}
+	return ""
 }
 
 // lookUp finds a name in the lists. If several backends have it, the first one serves it; [ownerByPrefix] describes an
 // exception. Resources take precedence over templates. If lists reports that some are missing, lookUp finds only
 // names that no missing list could claim.
-func lookUp(views []*View, kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool)) (Entry, bool) {
+func lookUp(
+	p auth.Principal, views []*View, kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool),
+) (found Entry, err error) {
+	err = unknownError(kind.String(), name)
 	of, all := lists(kind)
 	for _, l := range of {
 		for i := range l.all() {
-			if l.entries[i].Name == name && ownerByPrefix(views, kind, &l.entries[i]) == nil {
-				return l.entries[i], true
+			if l.entries[i].Name != name || ownerByPrefix(views, kind, &l.entries[i]) != nil {
+				continue
+			}
+			if found, err = l.entries[i], p.Require(l.entries[i].scopes...); err == nil {
+				return found, nil
 			}
 		}
 	}
 	if kind != api.Resources || !all {
-		return Entry{}, false
+		return found, err
 	}
 	templates, _ := lists(api.Templates)
 	for _, l := range templates {
 		for _, t := range l.all() {
-			if t.matches != nil && t.matches(name) {
-				return Entry{Entry: api.Entry{Name: name, Backend: t.Backend, Own: name}, View: t.View}, true
+			if t.matches == nil || !t.matches(name) {
+				continue
+			}
+			scopes, ok := t.View.backend.rules[api.Resources].Permits(name)
+			if !ok {
+				continue
+			}
+			found = Entry{Entry: api.Entry{Name: name, Backend: t.Backend, Own: name}, View: t.View}
+			if err = p.Require(slices.Concat(t.scopes, scopes)...); err == nil {
+				return found, nil
 			}
 		}
 	}
-	return Entry{}, false
+	return found, err
 }
 
 // ownerByPrefix returns the backend to which the name of an entry belongs because it begins with that backend's prefix,

@@ -105,14 +105,28 @@ func (bs *Set) wakeRelay(ctx context.Context, at api.Place) {
 }
 
 // Subscribable finds the backend that serves a resource and notifies of its changes. It skips a backend that, according to the
-// relay, has no notification stream.
-func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool) {
+// relay, has no notification stream. It returns an error if the principal lacks a scope for the resource.
+func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool, err error) {
 	e, err := bs.Find(ctx, api.Client{Principal: p}, api.Resources, uri)
-	if err != nil || e.View.backend.perCaller() { // the relay has no credentials there
-		return "", false
+	switch {
+	case auth.LacksScope(err):
+		return "", false, err
+	case err != nil || e.View.backend.perCaller(): // the relay has no credentials there
+		return "", false, nil
 	}
 	info, _ := e.View.LoadInfo(ctx)
-	return e.Backend, info != nil && info.Subscribe && e.View.backend.hasStream(ctx)
+	return e.Backend, info != nil && info.Subscribe && e.View.backend.hasStream(ctx), nil
+}
+
+// Permits reports whether the principal may use a backend, and the backend's rules let it receive updates of a resource.
+func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri string) bool {
+	for _, b := range bs.VisibleTo(ctx, p) {
+		if b.Name == backend {
+			scopes, ok := b.rules[api.Resources].Permits(uri)
+			return ok && p.Has(scopes...)
+		}
+	}
+	return false
 }
 
 // noStreamKey returns the key of the item that exists while a backend is known to have no notification stream.

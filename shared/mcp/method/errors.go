@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -144,12 +143,6 @@ func httpStatus(e *jsonrpc.Error) int {
 		return http.StatusBadRequest
 	}
 	return http.StatusOK
-}
-
-// MissingScopes reports whether the caller lacks scopes, so that the HTTP status must be 403.
-func MissingScopes(err error) bool {
-	_, ok := fault.DataOf(err).(auth.MissingScopes)
-	return ok
 }
 
 // InvalidParams returns the error for params that a method cannot read.

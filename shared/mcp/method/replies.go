@@ -107,7 +107,7 @@ func (r *Replies) AppendResult(b []byte, c *Call, res Result) []byte {
 // Fault answers a request whose method failed. Missing credentials and scopes also have an HTTP status of their own, so that the client can
 // request them (RFC 6750, section 3.1).
 func (r *Replies) Fault(w http.ResponseWriter, c *Call, m Row, err error) {
-	if MissingScopes(err) {
+	if auth.LacksScope(err) {
 		err = r.allMissing(c, m, err)
 	}
 	rpc := r.faults.Translate(c.Request.Context(), err, c.Version, c.Profile)
@@ -116,7 +116,7 @@ func (r *Replies) Fault(w http.ResponseWriter, c *Call, m Row, err error) {
 	case fault.Is(err, fault.Unauthenticated):
 		code = http.StatusUnauthorized
 		w.Header().Set("WWW-Authenticate", auth.Challenge(auth.ErrNoToken, r.metadata, m.Scope))
-	case fault.Is(err, fault.Forbidden) && MissingScopes(err):
+	case fault.Is(err, fault.Forbidden) && auth.LacksScope(err):
 		code = http.StatusForbidden
 		w.Header().Set("WWW-Authenticate", auth.Challenge(err, r.metadata))
 	case c.Version.Stateless():

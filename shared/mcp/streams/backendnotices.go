@@ -49,7 +49,7 @@ func (w *Writer) sendBackend(ctx context.Context, d stream.Delivery) error {
 		return w.sendChanges(d.Cursor, n.Method)
 	}
 	uri, ok := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
-	if !ok || !w.subscribedAt(d.Topic, uri) {
+	if !ok || !w.subscribedAt(d.Topic, uri) || !backends.Permits(ctx, w.Caller.Principal, strings.TrimPrefix(d.Topic, topicBackends), uri) {
 		return nil
 	}
 	// Pass on only members of the schema. Clients could mistake others for ours, for example for an event's payload.

@@ -2,8 +2,6 @@ package streams
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -81,14 +79,13 @@ func (w *Writer) finish(c *method.Call, why error) {
 	}
 }
 
-// logEnd logs and counts the end of the stream. It logs the beginning of the principal's SHA-256, because the id may be a person's name.
+// logEnd logs and counts the end of the stream.
 func (w *Writer) logEnd(r *http.Request, why error) {
 	reason := endReason(r, why)
 	w.Streams.Faults.Metrics.StreamEnded(reason)
 	level, attrs := slog.LevelInfo, make([]slog.Attr, 0, 6)
-	hash := sha256.Sum256([]byte(w.Caller.Principal.ID))
 	attrs = append(attrs, slog.String("reason", reason), slog.String("kind", w.Kind), slog.String("workspace", w.Caller.Principal.Workspace),
-		slog.String("principal", hex.EncodeToString(hash[:6])))
+		slog.String("principal", w.Caller.Principal.LogName()))
 	if !w.began.IsZero() {
 		attrs = append(attrs, slog.Float64("open_s", time.Since(w.began).Round(time.Millisecond).Seconds()))
 	}

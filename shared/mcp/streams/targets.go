@@ -75,9 +75,13 @@ func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 	patterns, access, err := match.Resolve(cat, uri)
 	if err != nil {
 		if ts.Backends.Any(ctx) {
-			if name, ok := ts.Backends.Subscribable(ctx, p, uri); ok {
+			name, ok, denied := ts.Backends.Subscribable(ctx, p, uri)
+			switch {
+			case ok:
 				t.Backend = name
 				return t, nil
+			case denied != nil:
+				return t, denied
 			}
 		}
 		return t, err

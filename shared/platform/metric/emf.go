@@ -5,9 +5,11 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	otel "go.opentelemetry.io/otel/metric"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
@@ -105,40 +107,42 @@ func (e *EMF) write(ctx context.Context) {
 	}
 }
 
-// points returns the values of a metric by the value of its attribute. It leaves out counters that did not grow.
+// points returns the values of a metric by the values of its attributes, see [attributesOf]. It leaves out counters that did not grow.
 func points(data metricdata.Aggregation) map[string][]float64 {
 	out := map[string][]float64{}
 	switch data := data.(type) {
 	case metricdata.Sum[int64]:
 		for _, p := range data.DataPoints {
 			if p.Value != 0 {
-				out[attributeOf(p)] = []float64{float64(p.Value)}
+				out[attributesOf(p.Attributes)] = []float64{float64(p.Value)}
 			}
 		}
 	case metricdata.Sum[float64]:
 		for _, p := range data.DataPoints {
 			if p.Value != 0 {
-				out[attributeOf(p)] = []float64{p.Value}
+				out[attributesOf(p.Attributes)] = []float64{p.Value}
 			}
 		}
 	case metricdata.Gauge[float64]:
 		for _, p := range data.DataPoints {
-			out[attributeOf(p)] = []float64{p.Value}
+			out[attributesOf(p.Attributes)] = []float64{p.Value}
 		}
 	case metricdata.Histogram[float64]:
 		for _, p := range data.DataPoints {
-			out[""] = append(out[""], middles(p)...)
+			by := attributesOf(p.Attributes)
+			out[by] = append(out[by], middles(p)...)
 		}
 	}
 	return out
 }
 
-// attributeOf returns the value of a point's only attribute, or "".
-func attributeOf[N int64 | float64](p metricdata.DataPoint[N]) string {
-	if a, ok := p.Attributes.Get(0); ok {
-		return a.Value.AsString()
+// attributesOf returns the values of a point's attributes in the order of their names, separated by commas.
+func attributesOf(set attribute.Set) string {
+	var values []string
+	for _, a := range set.ToSlice() {
+		values = append(values, a.Value.AsString())
 	}
-	return ""
+	return strings.Join(values, ",")
 }
 
 // middles returns a value for each value that a histogram counted: the middle of its bucket, between the smallest and largest value.
@@ -161,7 +165,7 @@ func middles(p metricdata.HistogramDataPoint[float64]) []float64 {
 	return out
 }
 
-// emfLine is the pending metrics with the same attribute.
+// emfLine is the pending metrics with the same attributes, whose names and values are separated by commas.
 type emfLine struct {
 	by, value string
 	metrics   map[string][]float64
@@ -173,8 +177,11 @@ func (l *emfLine) next(stack string, now time.Time) slog.Attr {
 	about := metrics{Namespace: Namespace, Dimensions: [][]string{{dimensionStack}}}
 	members := []any{slog.String(dimensionStack, stack)}
 	if l.by != "" {
-		about.Dimensions = append(about.Dimensions, []string{dimensionStack, l.by})
-		members = append(members, slog.String(l.by, l.value))
+		names, values := strings.Split(l.by, ","), strings.SplitN(l.value, ",", 1+strings.Count(l.by, ","))
+		about.Dimensions = append(about.Dimensions, append([]string{dimensionStack}, names...))
+		for i, name := range names {
+			members = append(members, slog.String(name, values[i]))
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.metrics)) {
 		values := l.metrics[name]

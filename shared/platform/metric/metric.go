@@ -70,7 +70,8 @@ type Definition struct {
 	Kind Kind
 	// Unit is "s" for durations, as in the UCUM, and otherwise empty.
 	Unit string
-	// By is the attribute that divides the metric, or empty. It must have few values.
+	// By is the attribute that divides the metric, or empty. A histogram may have several, in alphabetical order and separated by
+	// commas. They must have few values.
 	By string
 	// Help is one sentence.
 	Help string
@@ -95,6 +96,7 @@ const (
 	Polls             = "mcpevents_polls"
 	BackendCalls      = "mcpevents_backend_calls"
 	BackendErrors     = "mcpevents_backend_errors"
+	GatewayCalls      = "mcpevents_gateway_call_duration"
 	LogSlowAppends    = "mcpevents_log_slow_appends"
 	LogClockSkew      = "mcpevents_log_clock_skew"
 	LogLateEntries    = "mcpevents_log_late_entries"
@@ -128,6 +130,7 @@ var Table = []Definition{
 	{Polls, Counter, "", "", "Answers to events/poll."},
 	{BackendCalls, Counter, "", "backend", "Completed requests to MCP servers behind the gateway, including the gateway's own."},
 	{BackendErrors, Counter, "", "backend", "Requests to MCP servers behind the gateway without an answer, or with an error."},
+	{GatewayCalls, Histogram, "s", "backend,outcome", "Duration of a client's call to a tool, prompt or resource of a backend."},
 	{LogSlowAppends, Counter, "", "", "Appends to the event log that took over two seconds and were repeated."},
 	{LogClockSkew, Counter, "", "", "Another instance's stamps that were over two seconds ahead of this instance's clock."},
 	{LogLateEntries, Counter, "", "", "Entries that a reader saw later than the log's bounds allow, so readers may have missed some."},

@@ -1,6 +1,7 @@
 package metric
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -25,6 +26,7 @@ type Set struct {
 	meter      otel.Meter
 
 	options sync.Map // "attribute=value" to []otel.AddOption, so that counting does not allocate
+	calls   sync.Map // the backend and the outcome of a call to its otel.RecordOption
 }
 
 // NewSet creates the instruments for the metrics in [Table] that the process counts itself. Callers add gauges with [Set.Watch].
@@ -40,7 +42,7 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 			s.counters[name].Add(context.Background(), 0)
 		}
 	}
-	for _, name := range []string{AttemptDuration, FirstAttemptLag, DeliveryLag} {
+	for _, name := range []string{AttemptDuration, FirstAttemptLag, DeliveryLag, GatewayCalls} {
 		d := definition(name)
 		s.histograms[name], err = s.meter.Float64Histogram(name, otel.WithUnit(d.Unit), otel.WithDescription(d.Help),
 			otel.WithExplicitBucketBoundaries(lagBounds...))
@@ -111,6 +113,24 @@ func (s *Set) Called(backend string, failed bool) {
 	if failed {
 		s.add(BackendErrors, 1, "backend", backend)
 	}
+}
+
+// NoBackend is the backend of a call whose name no backend serves.
+const NoBackend = "-"
+
+// GatewayCalled records a client's call to a backend. An empty backend counts as [NoBackend].
+func (s *Set) GatewayCalled(backend, outcome string, took time.Duration) {
+	if s == nil {
+		return
+	}
+	backend = cmp.Or(backend, NoBackend)
+	key := [2]string{backend, outcome}
+	o, ok := s.calls.Load(key)
+	if !ok {
+		o = otel.WithAttributeSet(attribute.NewSet(attribute.String("backend", backend), attribute.String("outcome", outcome)))
+		s.calls.Store(key, o)
+	}
+	s.histograms[GatewayCalls].Record(context.Background(), took.Seconds(), o.(otel.RecordOption))
 }
 
 // Sourced counts a request to a source by its outcome.

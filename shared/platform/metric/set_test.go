@@ -17,6 +17,7 @@ type emfDocument struct {
 	Stack   string `json:"stack"`
 	Outcome string `json:"outcome"`
 	Queue   string `json:"queue"`
+	Backend string `json:"backend"`
 	AWS     struct {
 		CloudWatchMetrics []struct {
 			Namespace  string
@@ -65,7 +66,7 @@ func values(t *testing.T, all []emfDocument, name, by string) (sum float64, n in
 	return sum, n
 }
 
-// OPS-12: each measurement is in the log once, however attempts and writes interleave.
+// OPS-12, GWN-25: each measurement is in the log once, however attempts and writes interleave.
 func TestEMFWritesEachMeasurementOnce(t *testing.T) {
 	var out bytes.Buffer
 	now := time.Unix(1_800_000_000, 0)
@@ -86,6 +87,8 @@ func TestEMFWritesEachMeasurementOnce(t *testing.T) {
 				if i < 10 {
 					s.Attempt("timeout", 2, 3*time.Second, 4*time.Second)
 					s.DeadLettered("webhook", 1)
+					s.GatewayCalled("github", "ok", 10*time.Millisecond)
+					s.GatewayCalled("", "unknown", 10*time.Millisecond)
 				}
 			})
 		}
@@ -108,6 +111,8 @@ func TestEMFWritesEachMeasurementOnce(t *testing.T) {
 		{DeliveryAttempts, Success, 330, 3},
 		{DeliveryAttempts, "timeout", 30, 3},
 		{DeadLetters, "webhook", 30, 3},
+		{GatewayCalls, "ok", 30 * .01, 30},
+		{GatewayCalls, "unknown", 30 * .01, 30},
 		{FirstAttemptLag, "", 330 * .02, 330},
 		{DeliveryLag, "", 330 * .02, 330},
 		{AttemptDuration, "", 330*.01 + 30*3, 360},
@@ -122,6 +127,9 @@ func TestEMFWritesEachMeasurementOnce(t *testing.T) {
 		}
 	}
 	for _, d := range all {
+		if want := map[string]string{"ok": "github", "unknown": NoBackend}[d.Outcome]; d.Backend != want {
+			t.Errorf("got the backend %q for the outcome %q, want %q", d.Backend, d.Outcome, want)
+		}
 		about := d.AWS.CloudWatchMetrics[0]
 		if d.Stack != "stack-1" || about.Namespace != Namespace || !slices.Equal(about.Dimensions[0], []string{"stack"}) {
 			t.Errorf("got %+v, want the stack stack-1 in the namespace %s", d, Namespace)

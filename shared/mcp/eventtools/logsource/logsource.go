@@ -81,7 +81,7 @@ func correctable(err error) bool {
 	case fault.Invalid, fault.NotFound, fault.Unsupported, fault.Unprocessable, fault.TooLarge:
 		return true
 	case fault.Forbidden:
-		return !method.MissingScopes(err)
+		return !auth.LacksScope(err)
 	}
 	return false
 }

@@ -1,0 +1,107 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+)
+
+// The outcomes of calls in the log and the metric. docs/reference/logs.md describes them.
+const (
+	outcomeOK          = "ok"
+	outcomeToolError   = "tool_error"
+	outcomeError       = "error"
+	outcomeInput       = "input_required"
+	outcomeUnknown     = "unknown"
+	outcomeDenied      = "denied"
+	outcomeScope       = "missing_scope"
+	outcomeRefused     = "refused"
+	outcomeCancelled   = "cancelled"
+	outcomeUnavailable = "unavailable"
+)
+
+// record collects what the log line and the metric of a call say. They contain no arguments and no results.
+type record struct {
+	call    *api.Call
+	began   time.Time
+	backend string // empty if no backend serves the name
+	outcome string // of the backend's response, or empty
+	gone    bool   // the client has disconnected
+}
+
+// outcomeOf returns the outcome of a call according to the backend's response.
+func outcomeOf(m upstream.Message) string {
+	switch {
+	case m.Error != nil:
+		return outcomeError
+	case string(jsonrpc.Member(m.Result, "isError")) == "true":
+		return outcomeToolError
+	case translate.InputRequired(m.Result):
+		return outcomeInput
+	}
+	return outcomeOK
+}
+
+// maxLogged limits the length of a name in the log.
+const maxLogged = 128
+
+// write writes the log line of a call and counts it.
+//
+// The principal and the tool are only in the log line. As attributes of the metric, they would make a time series for each combination,
+// and a backend could make any number of them with new names. The backends come from the configuration, and the outcomes are fixed.
+func (g *Gateway) write(ctx context.Context, r record, err error) {
+	c := r.call
+	switch {
+	case r.gone && r.outcome == "":
+		r.outcome = outcomeCancelled
+	case err != nil && !r.gone:
+		r.outcome = outcomeOfFault(err)
+	}
+	if r.outcome == outcomeUnknown {
+		if denier := g.DeniedBy(ctx, c.Client, c.Kind, c.Name); r.backend == "" && denier != "" {
+			r.backend, r.outcome = denier, outcomeDenied
+		} else if r.backend != "" {
+			r.outcome = outcomeRefused
+		}
+	}
+	took := time.Since(r.began)
+	g.options.Metrics.GatewayCalled(r.backend, r.outcome, took)
+	attrs := []slog.Attr{
+		slog.String("workspace", c.Principal.Workspace), slog.String("principal", c.Principal.LogName()),
+		slog.String("backend", r.backend), slog.String("method", c.Method),
+	}
+	if c.Kind.Prefixed() { // a URI may contain data that must not be logged
+		name := c.Name
+		if len(name) > maxLogged {
+			name = strings.ToValidUTF8(name[:maxLogged], "") + "…"
+		}
+		attrs = append(attrs, slog.String(c.Kind.String(), name))
+	}
+	attrs = append(attrs, slog.String("outcome", r.outcome), slog.Float64("took_ms", float64(took.Microseconds())/1000))
+	g.options.Log.LogAttrs(context.WithoutCancel(ctx), slog.LevelInfo, "gateway call", attrs...)
+}
+
+// outcomeOfFault returns the outcome of a call that ended with an error of the gateway.
+func outcomeOfFault(err error) string {
+	_, refused := errors.AsType[*jsonrpc.Error](err)
+	switch kind := fault.KindOf(err); {
+	case errors.Is(err, errCancelled), errors.Is(err, context.Canceled):
+		return outcomeCancelled
+	case auth.LacksScope(err):
+		return outcomeScope
+	case kind == fault.Invalid && !refused:
+		return outcomeUnknown
+	case refused, kind == fault.Exhausted, kind == fault.Forbidden, kind == fault.Unauthenticated:
+		return outcomeRefused
+	}
+	return outcomeUnavailable
+}

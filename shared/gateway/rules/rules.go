@@ -1,0 +1,221 @@
+// Package rules decides which tools, prompts, resources and extensions of a backend callers may use, by their names or URIs.
+//
+// It knows only names and globs. Package config reads the rules from the configuration, and package backends applies them to lists
+// and calls.
+package rules
+
+import (
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Rules are the rules for one kind of entries of a backend. Without rules, callers may use all entries.
+type Rules struct {
+	// Allow lists globs for the entries that callers may use. If it is empty, they may use all.
+	Allow []string `json:"allow,omitempty"`
+	// Deny lists globs for the entries that callers must not use. It takes precedence over Allow.
+	Deny []string `json:"deny,omitempty"`
+	// Scopes lists the scopes that a caller needs for the entries that a glob matches. If several globs match an entry, the caller
+	// needs the scopes of all of them.
+	Scopes map[string][]string `json:"scopes,omitempty"`
+}
+
+// Limits of the rules. MaxGlob is in bytes, and MaxGlobs applies to each member of the rules. Where there are rules, they deny a name of
+// more than maxName bytes.
+const (
+	MaxGlob  = 256
+	MaxGlobs = 100
+	maxName  = 2048
+)
+
+// CheckGlob returns an error if a glob is invalid.
+func CheckGlob(glob string) error {
+	switch {
+	case glob == "":
+		return fmt.Errorf("the glob is empty")
+	case len(glob) > MaxGlob:
+		return fmt.Errorf("the glob has %d bytes (allowed: up to %d)", len(glob), MaxGlob)
+	case !utf8.ValidString(glob) || strings.ContainsFunc(glob, unicode.IsControl):
+		return fmt.Errorf("the glob has control characters or invalid Unicode")
+	}
+	if _, ok := normalize(glob); !ok {
+		return fmt.Errorf("the glob is percent-encoded more than %d times", maxEncodings-1)
+	}
+	return nil
+}
+
+// Set is rules in a form that is fast to evaluate. The zero value permits everything.
+type Set struct {
+	uris        bool
+	allow, deny []forms
+	scopes      []scoped
+}
+
+// forms are the spellings of a name or a glob: the original one and, for URIs, the normal one.
+type forms []string
+
+type scoped struct {
+	glob   forms
+	scopes []string
+}
+
+// New returns the set of rules for names.
+func New(r Rules) Set { return newSet(r, false) }
+
+// NewForURIs returns the set of rules for URIs, whose spelling the caller may choose. It also compares the normal forms of the URI and
+// the globs, and allows a URI only if it is allowed in both forms. For example, file:///public/* does not allow
+// file:///public/../secret.
+func NewForURIs(r Rules) Set { return newSet(r, true) }
+
+func newSet(r Rules, uris bool) Set {
+	s := Set{uris: uris}
+	for _, glob := range r.Allow {
+		s.allow = append(s.allow, s.formsOf(glob))
+	}
+	for _, glob := range r.Deny {
+		s.deny = append(s.deny, s.formsOf(glob))
+	}
+	for _, glob := range slices.Sorted(maps.Keys(r.Scopes)) {
+		s.scopes = append(s.scopes, scoped{s.formsOf(glob), r.Scopes[glob]})
+	}
+	return s
+}
+
+// formsOf returns the forms of a name or a glob, or nil if it has no normal form.
+func (s Set) formsOf(text string) forms {
+	if !s.uris {
+		return forms{text}
+	}
+	normal, ok := normalize(text)
+	if !ok {
+		return nil
+	}
+	return forms{text, normal}
+}
+
+// PerCaller reports whether callers may differ in what they may use.
+func (s Set) PerCaller() bool { return len(s.scopes) > 0 }
+
+// Permits reports whether the rules allow a name or a URI, and which scopes a caller needs for it.
+func (s Set) Permits(name string) (scopes []string, ok bool) {
+	if len(s.allow) == 0 && len(s.deny) == 0 && len(s.scopes) == 0 {
+		return nil, true
+	}
+	if len(name) > maxName {
+		return nil, false
+	}
+	spelled := s.formsOf(name)
+	if spelled == nil {
+		return nil, false
+	}
+	for i, form := range spelled {
+		matches := func(glob forms) bool { return match(glob[i], form) }
+		if slices.ContainsFunc(s.deny, matches) || len(s.allow) > 0 && !slices.ContainsFunc(s.allow, matches) {
+			return nil, false
+		}
+		for _, rule := range s.scopes {
+			if matches(rule.glob) {
+				scopes = append(scopes, rule.scopes...)
+			}
+		}
+	}
+	slices.Sort(scopes)
+	return slices.Compact(scopes), true
+}
+
+// match reports whether a glob matches the whole name. A * stands for any characters, also for none and for a slash, and every other
+// character stands for itself. With the semantics of [path.Match], a * in Deny would not match names with a slash.
+//
+// The time is at most proportional to the product of the lengths, because match tries only the last * at several places. The text
+// before it is matched as early as possible, which leaves the most for the rest.
+func match(glob, name string) bool {
+	g, n := 0, 0
+	star, from := -1, 0 // the last * and the place in the name where the text after it is tried
+	for n < len(name) {
+		switch {
+		case g < len(glob) && glob[g] == '*':
+			star, from = g, n
+			g++
+		case g < len(glob) && glob[g] == name[n]:
+			g++
+			n++
+		case star >= 0:
+			from++
+			g, n = star+1, from
+		default:
+			return false
+		}
+	}
+	return strings.Trim(glob[g:], "*") == ""
+}
+
+// maxEncodings limits how often normalize decodes a URI.
+const maxEncodings = 4
+
+// normalize returns the form in which a lenient server may read a URI: scheme and host in lower case, without percent-encoding,
+// with slashes for backslashes, and without empty and dot segments. It reports false if the URI is encoded too many times.
+func normalize(uri string) (normal string, ok bool) {
+	for range maxEncodings {
+		decoded := decode(uri)
+		if ok = decoded == uri; ok {
+			break
+		}
+		uri = decoded
+	}
+	uri = strings.ReplaceAll(uri, `\`, "/")
+	if scheme, rest, found := strings.Cut(uri, "://"); found {
+		host, path, rooted := strings.Cut(rest, "/")
+		normal = strings.ToLower(scheme + "://" + host)
+		if rooted {
+			normal += "/" + clean(path)
+		}
+		return normal, ok
+	}
+	if scheme, rest, found := strings.Cut(uri, ":"); found {
+		return strings.ToLower(scheme) + ":" + clean(rest), ok
+	}
+	return clean(uri), ok
+}
+
+// clean removes empty and dot segments from a path. It keeps a slash at the end.
+func clean(path string) string {
+	parts := strings.Split(path, "/")
+	var kept []string
+	for i, part := range parts {
+		switch {
+		case part == "..":
+			kept = kept[:max(0, len(kept)-1)]
+		case part != "" && part != ".":
+			kept = append(kept, part)
+			continue
+		}
+		if i == len(parts)-1 && len(kept) > 0 {
+			kept = append(kept, "")
+		}
+	}
+	return strings.Join(kept, "/")
+}
+
+// decode decodes the percent-encoded bytes of a URI once. It leaves malformed ones as they are.
+func decode(s string) string {
+	if !strings.Contains(s, "%") {
+		return s
+	}
+	out := make([]byte, 0, len(s))
+	for i := 0; i < len(s); i++ {
+		if s[i] == '%' && i+2 < len(s) {
+			if b, err := hex.DecodeString(s[i+1 : i+3]); err == nil {
+				out = append(out, b[0])
+				i += 2
+				continue
+			}
+		}
+		out = append(out, s[i])
+	}
+	return string(out)
+}

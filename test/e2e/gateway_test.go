@@ -1,0 +1,160 @@
+//go:build unix
+
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// toolRules are the rules for the backends of these tests. auditor has the scope conversation, and alice does not.
+const toolRules = `    tools:
+      allow: ["test_*"]
+      deny: ["*error*"]
+      scopes: {"test_echo": [conversation]}
+    prompts: {deny: ["*image*"]}
+    resources: {allow: ["test://static-*", "test://template/*"], deny: ["test://template/private/*"]}
+`
+
+// TestGateway tests the rules of backends in one stand-alone process.
+func TestGateway(t *testing.T) {
+	t.Parallel()
+	config := gatewayConfig(t)
+	s := harness.StartServer(t, harness.ServerOptions{Config: config})
+	followsRules(t, &s.Target, s.Output)
+	t.Run("GWN-25 a call is counted by backend and outcome", func(t *testing.T) {
+		for _, want := range []string{`backend="old",outcome="ok"`, `backend="new",outcome="denied"`, `backend="new",outcome="missing_scope"`} {
+			if !strings.Contains(s.Metrics(t), "mcpevents_gateway_call_duration_seconds_count{"+want) {
+				t.Errorf("the metrics lack %s", want)
+			}
+		}
+	})
+	t.Run("GWN-25 changed rules apply while the server runs", func(t *testing.T) {
+		s.SetConfig(t, strings.Replace(config, `deny: ["*error*"]`, `deny: ["*text*"]`, 1))
+		harness.Eventually(t, harness.Patience, "the rule for the tool is in use", func() bool {
+			return !slices.Contains(toolNames(t, s.Stateless("alice")), "old_test_simple_text")
+		})
+		s.Stateless("alice").Refused(t, -32602, "tools/call", object{"name": "old_test_simple_text", "arguments": object{}})
+		s.Stateless("alice").Call(t, "tools/call", object{"name": "old_test_error_handling", "arguments": object{}}, nil)
+	})
+}
+
+// TestGatewayOnLocalAWS does the same with the functions.
+func TestGatewayOnLocalAWS(t *testing.T) {
+	t.Parallel()
+	aws := harness.StartAWS(t, harness.AWSOptions{Config: gatewayConfig(t)})
+	followsRules(t, &aws.Target, aws.Output)
+}
+
+// gatewayConfig starts a backend of each kind of revisions and returns the configuration with both.
+func gatewayConfig(t *testing.T) string {
+	t.Helper()
+	return "backends:\n" + harness.StartBackend(t, backend.Stateful).Config("old", "old_", toolRules) +
+		harness.StartBackend(t, backend.Stateless).Config("new", "new_", toolRules)
+}
+
+func toolNames(t *testing.T, c *harness.Client) (names []string) {
+	t.Helper()
+	for _, tool := range c.All(t, "tools/list", "tools") {
+		names = append(names, fmt.Sprint(tool["name"]))
+	}
+	return names
+}
+
+// followsRules calls what the rules allow and deny, with clients of both kinds of revisions.
+func followsRules(t *testing.T, target *harness.Target, output func() string) {
+	t.Helper()
+	clients := map[string]func(who string) *harness.Client{
+		"2026-07-28": target.Stateless,
+		"2025-11-25": func(who string) *harness.Client { return target.SessionBased(t, who, harness.V20251125) },
+	}
+	for revision, as := range clients {
+		alice, auditor := as("alice"), as("auditor")
+		t.Run("GWN-25 lists contain what the rules allow the caller, "+revision, func(t *testing.T) {
+			for _, prefix := range []string{"old_", "new_"} {
+				for tool, want := range map[string][2]bool{
+					"test_simple_text": {true, true}, "test_echo": {false, true}, "test_error_handling": {false, false}, "json_schema_2020_12_tool": {false, false},
+				} {
+					for i, c := range []*harness.Client{alice, auditor} {
+						if got := slices.Contains(toolNames(t, c), prefix+tool); got != want[i] {
+							t.Errorf("caller %d sees %s: got %v, want %v", i, prefix+tool, got, want[i])
+						}
+					}
+				}
+			}
+			for _, r := range alice.All(t, "resources/list", "resources") {
+				if uri := fmt.Sprint(r["uri"]); strings.HasPrefix(uri, "test://watched") {
+					t.Errorf("the list has %s", uri)
+				}
+			}
+			for _, p := range alice.All(t, "prompts/list", "prompts") {
+				if strings.Contains(fmt.Sprint(p["name"]), "image") {
+					t.Errorf("the list has %s", p["name"])
+				}
+			}
+		})
+		t.Run("GWN-25 a denied call gets the error of an unknown name, "+revision, func(t *testing.T) {
+			for _, prefix := range []string{"old_", "new_"} {
+				for _, name := range []string{"test_error_handling", "json_schema_2020_12_tool"} {
+					denied := alice.Refused(t, -32602, "tools/call", object{"name": prefix + name, "arguments": object{}})
+					unknown := alice.Refused(t, -32602, "tools/call", object{"name": "unknown", "arguments": object{}})
+					if got := strings.Replace(denied.Message, prefix+name, "unknown", 1); got != unknown.Message || string(denied.Data) != string(unknown.Data) {
+						t.Errorf("got %v for a denied tool and %v for an unknown one", denied, unknown)
+					}
+				}
+				alice.Refused(t, -32602, "prompts/get", object{"name": prefix + "test_prompt_with_image"})
+				alice.Refused(t, -32602, "completion/complete", object{
+					"ref": object{"type": "ref/prompt", "name": prefix + "test_prompt_with_image"}, "argument": object{"name": "a", "value": ""},
+				})
+				alice.Call(t, "tools/call", object{"name": prefix + "test_simple_text", "arguments": object{}}, nil)
+				alice.Call(t, "prompts/get", object{"name": prefix + "test_simple_prompt"}, nil)
+			}
+			notFound := alice.Do(t, "resources/read", object{"uri": "test://nothing"})
+			for _, uri := range []string{"test://watched-resource", "test://template/private/data", "test://template/x/../private/data"} {
+				a := alice.Do(t, "resources/read", object{"uri": uri})
+				if a.Error == nil || a.Error.Code != notFound.Error.Code || a.Error.Message != notFound.Error.Message {
+					t.Errorf("%s: got status %d, %s, want %s", uri, a.Status, a.Body, notFound.Body)
+				}
+			}
+			alice.Call(t, "resources/read", object{"uri": "test://static-text"}, nil)
+			alice.Call(t, "resources/read", object{"uri": "test://template/public/data"}, nil)
+		})
+		t.Run("GWN-25 a missing scope is named, "+revision, func(t *testing.T) {
+			call := object{"name": "new_test_echo", "arguments": object{"text": "xylophone-4711"}}
+			a := alice.Do(t, "tools/call", call)
+			challenge := a.Header.Get("WWW-Authenticate")
+			if a.Status != http.StatusForbidden || !strings.Contains(challenge, `error="insufficient_scope"`) || !strings.Contains(challenge, `conversation`) {
+				t.Errorf("got status %d, WWW-Authenticate %q: %s", a.Status, challenge, a.Body)
+			}
+			auditor.Call(t, "tools/call", call, nil)
+		})
+	}
+	t.Run("GWN-25 clients cannot subscribe to a denied resource", func(t *testing.T) {
+		c := target.SessionBased(t, "alice", harness.V20251125)
+		if a := c.Do(t, "resources/subscribe", object{"uri": "test://watched-resource"}); a.Error == nil {
+			t.Errorf("got %s, want an error", a.Body)
+		}
+		c.Call(t, "resources/subscribe", object{"uri": "test://static-text"}, nil)
+	})
+	t.Run("GWN-25 the log has each call without its arguments", func(t *testing.T) {
+		harness.Eventually(t, harness.Patience, "the calls are in the log", func() bool {
+			for _, outcome := range []string{"ok", "denied", "missing_scope", "unknown"} {
+				if !slices.ContainsFunc(strings.Split(output(), "\n"), func(line string) bool {
+					return strings.Contains(line, "gateway call") && strings.Contains(line, outcome)
+				}) {
+					return false
+				}
+			}
+			return true
+		})
+		if strings.Contains(output(), "xylophone-4711") {
+			t.Error("an argument is in the log")
+		}
+	})
+}
