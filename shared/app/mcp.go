@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/mcp/events"
@@ -105,16 +106,21 @@ type GatewayOptions struct {
 	Key []byte
 	// HTTP is the client for requests to backends; nil is the default one.
 	HTTP *http.Client
+	// Commands knows the running backends that are commands, which HTTP reaches. It is nil if the process runs none.
+	Commands backends.Commands
 }
+
+// Identity returns the MCP Implementation object with which the gateway identifies itself to backends.
+func Identity() (json.RawMessage, error) { return json.Marshal(implementation()) }
 
 // NewGateway returns the gateway to the backends of the configuration.
 func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
-	server, err := json.Marshal(implementation())
+	server, err := Identity()
 	if err != nil {
 		return nil, err
 	}
 	return gateway.New(gateway.Options{
-		Source: c.Config.Backends, Secrets: o.Secrets, Key: o.Key, HTTP: o.HTTP, Server: server,
+		Source: c.Config.Backends, Secrets: o.Secrets, Key: o.Key, HTTP: o.HTTP, Commands: o.Commands, Server: server,
 		DB: c.DB, Log: c.Log, Metrics: c.Metrics, Tracer: c.Tracer,
 	})
 }

@@ -56,6 +56,8 @@ type Options struct {
 	DB      store.DB
 	// HTTP is the client for requests to backends; nil means [upstream.NewHTTP].
 	HTTP *http.Client
+	// Commands knows which commands run. It is nil if the process runs none.
+	Commands backends.Commands
 	// Server is the MCP Implementation object that the gateway sends to backends to identify itself.
 	Server json.RawMessage
 	// Key authenticates the state that clients carry between requests. It has 32 bytes, or is nil if there are no clients.
@@ -110,7 +112,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	drops := &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: o.Log}
 	set := backends.New(backends.Options{
-		Source: o.Source, Secrets: o.Secrets, DB: o.DB, HTTP: o.HTTP, Server: o.Server, ListTTL: o.ListTTL, AskTimeout: o.AskTimeout,
+		Source: o.Source, Secrets: o.Secrets, DB: o.DB, HTTP: o.HTTP, Commands: o.Commands, Server: o.Server, ListTTL: o.ListTTL, AskTimeout: o.AskTimeout,
 		Log: o.Log, Metrics: o.Metrics, Tracer: o.Tracer, Drops: drops,
 	})
 	set.Replace(context.Background(), o.Backends)

@@ -198,10 +198,21 @@ func (x *exchange) stateBinding() []byte {
 	return bindState(x.call.Principal, x.call.Method, x.entry.Backend, x.entry.Own, digest)
 }
 
+// unsentError returns the part of err that tells the caller why the gateway did not send a request, or nil if it may have sent it.
+func unsentError(err error) error {
+	if lacks, ok := errors.AsType[*backends.TokenError](err); ok {
+		return lacks
+	}
+	if unsent, ok := errors.AsType[*upstream.UnsentError](err); ok {
+		return unsent
+	}
+	return nil
+}
+
 // callError hides the cause of a failed call from the client, and warns it that the call may have had an effect. The cause is
 // for the log.
 func (x *exchange) callError(err error) error {
-	if lacks, ok := errors.AsType[*backends.TokenError](err); ok { // the request was not sent
+	if lacks := unsentError(err); lacks != nil {
 		return lacks
 	}
 	public := fault.New(fault.Unavailable, "backend %s failed; the call may still have taken effect", x.entry.Backend)

@@ -91,7 +91,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 		return s, false, err
 	}
 	if s, err = ss.begin(ctx, c, b); err != nil {
-		if lacks, ok := errors.AsType[*backends.TokenError](err); ok {
+		if lacks := unsentError(err); lacks != nil {
 			return s, false, lacks
 		}
 		return s, false, fault.Wrap(fault.Unavailable, err, "begin a session with backend %s", b.Name)
@@ -129,7 +129,9 @@ func (ss *sessions) recordUse(ctx context.Context, c api.Client, b *backends.Bac
 
 // begin initializes a session with the capabilities of the client.
 func (ss *sessions) begin(ctx context.Context, c api.Client, b *backends.Backend) (s backendSession, err error) {
-	d := upstream.Declared{Version: spec.LatestSessionBased, Capabilities: c.Capabilities, Info: c.Info}
+	d := upstream.Declared{
+		Version: spec.LatestSessionBased, Capabilities: c.Capabilities, Info: c.Info, Holder: c.Principal.Workspace + "/" + c.Principal.ID,
+	}
 	if !c.Version.Stateless() {
 		d.Version = c.Version
 	}

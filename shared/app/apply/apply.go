@@ -53,7 +53,7 @@ type Target struct {
 // Deployment returns the target for a deployment on AWS. Its secrets cannot be checked, because only its functions can read them.
 // If canCount is true, the store has the table of subscriptions, so that the ending subscriptions are counted.
 func Deployment(db store.DB, canCount bool) *Target {
-	t := &Target{DB: db}
+	t := &Target{DB: db, Check: refuseCommands}
 	if canCount {
 		catalogs := catalog.NewStored(db, nil, nil)
 		// Without a directory of principals, it also counts subscriptions of removed keys, which will end anyway.
@@ -64,6 +64,16 @@ func Deployment(db store.DB, canCount bool) *Target {
 		}).Endings
 	}
 	return t
+}
+
+// refuseCommands refuses backends that are commands, because a function has no processes that outlive its invocation.
+func refuseCommands(_ context.Context, c *config.Config) error {
+	for _, b := range c.Backends {
+		if b.Command != nil {
+			return fault.New(fault.Invalid, "backend %s: a command needs a stand-alone server; on AWS, give the url of a server over HTTP", b.Name)
+		}
+	}
+	return nil
 }
 
 // Catalog is the outcome for a workspace's catalog.

@@ -130,3 +130,18 @@ func TestWhatIsNotGivenIsRemoved(t *testing.T) {
 		t.Errorf("after applying the same files again: got %+v, %v; want no changes", done, err)
 	}
 }
+
+func TestADeploymentRefusesCommands(t *testing.T) {
+	t.Run("GWN-26 a backend that is a command is refused on AWS when it is applied, and named", func(t *testing.T) {
+		db := database(t)
+		_, err := Deployment(db, false).Apply(t.Context(), files(t, "", "backends: [{name: files, command: [npx, server]}]"))
+		expect.Fault(t, "the command", err, fault.Invalid)
+		if err != nil && !strings.Contains(err.Error(), "backend files: a command needs a stand-alone server") {
+			t.Errorf("got %v", err)
+		}
+		c, err := config.Load(t.Context(), db)
+		if err != nil || len(c.Backends) > 0 {
+			t.Errorf("stored: %v, %v", c.Backends, err)
+		}
+	})
+}

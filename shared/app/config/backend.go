@@ -31,8 +31,9 @@ func (p *parser) readBackends(n *strictyaml.Node, what string) {
 
 func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 	b := api.Backend{Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion}
+	command := &api.Command{}
 	say := nameAfter("backend", &b.Name)
-	given := p.file.Fields(n, say,
+	given := p.file.Fields(n, say, append([]strictyaml.Field{
 		strictyaml.Var("name", &b.Name, p.file.Matching(backendName)),
 		strictyaml.Var("url", &b.URL, p.readURL),
 		strictyaml.Var("prefix", &b.Prefix, p.file.Matching(backendPrefix)),
@@ -47,16 +48,14 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 		strictyaml.Var("forwardToken", &b.ForwardToken, p.file.Bool),
 		strictyaml.Func("credentials", p.checkCredentials),
 		strictyaml.Var("exchange", &b.Exchange, p.readExchange),
-	)
+	}, p.commandFields(command)...)...)
 	if given == nil {
 		return b
 	}
 	if !given["name"] {
 		p.file.Add(n.Line, "a backend has no name")
 	}
-	if !given["url"] {
-		p.file.Add(n.Line, "%s is missing", say("url"))
-	}
+	p.checkCommand(n, &b, command, given, say)
 	// Both authenticate the gateway's own requests and, without forwardToken, also callers' requests.
 	if _, fixed := b.Headers["Authorization"]; fixed && b.OAuth != nil {
 		p.file.Add(n.Line, "%s", say("only one of an Authorization header and oauth is possible"))

@@ -127,7 +127,7 @@ func TestParseFaults(t *testing.T) {
 		"AUT-02 misspelt prefix":  {key("scopes: [event:publish]"), `"event:publish" is not known`},
 		"AUT-02 other case":       {key("scopes: [Events:Read]"), `"Events:Read" is not known`},
 		"no name":                 {"backends:\n  - {url: 'http://x/mcp'}\n", "config.yaml:2: a backend has no name"},
-		"no url":                  {"backends:\n  - {name: a}\n", "config.yaml:2: backend a: url is missing"},
+		"no url":                  {"backends:\n  - {name: a}\n", "config.yaml:2: backend a: url or command is missing"},
 		"two of a name":           {"backends:\n  - {name: a, url: 'http://x'}\n  - {name: a, url: 'http://y'}\n", "config.yaml:3: backend a was already given in line 2"},
 		"other scheme":            {"backends:\n  - {name: a, url: 'ftp://x'}\n", "is not an http or https URL"},
 		"password in the URL":     {"backends:\n  - {name: a, url: 'http://u:p@x'}\n", "must not hold a password"},

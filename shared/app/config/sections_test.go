@@ -10,7 +10,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/conversation/rules"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
@@ -337,5 +339,45 @@ func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 	if err != nil || len(announced) != 2 || announced[settings.Change{Kind: settings.Backends, Workspace: "default", Version: 1}] != 1 ||
 		announced[settings.Change{Kind: settings.Backends, Workspace: "other", Version: 3}] != 1 {
 		t.Errorf("announced %v, %v; want default in version 1 and other in version 3", announced, err)
+	}
+}
+
+func TestCommands(t *testing.T) {
+	parse := func(members string) api.Backend {
+		c, err := Parse([]byte("backends:\n  - {name: files, command: [npx, -y, server, /data]" + members + "}\n"))
+		expect.OK(t, err)
+		return c.Backends[0]
+	}
+	t.Run("GWN-26 a backend can be a command", func(t *testing.T) {
+		b := parse(", env: {LEVEL: debug, TOKEN: 'env:A'}, dir: /tmp, memoryMiB: 512, idle: 1h")
+		expect.List(t, "the command", b.Command.Args, []string{"npx", "-y", "server", "/data"})
+		c := b.Command
+		if c.Env["LEVEL"] != secret.Plain("debug") || c.Env["TOKEN"] != secret.Env("A") || c.Dir != "/tmp" || c.MemoryMiB != 512 || c.Idle != time.Hour {
+			t.Errorf("got %+v", c)
+		}
+	})
+	t.Run("GWN-26 a changed command is another server", func(t *testing.T) {
+		urls := map[string]bool{}
+		for _, members := range []string{"", ", env: {A: b}", ", env: {A: c}", ", dir: /tmp", ", workspace: other", ", idle: 1h", ", prefix: a_"} {
+			urls[parse(members).URL] = true
+		}
+		expect.Equal(t, "addresses", len(urls), 6) // the prefix does not matter
+	})
+	for name, tc := range map[string]struct{ members, want string }{
+		"a url":           {"url: 'http://x', command: [x]", "only one of url and command is possible"},
+		"no program":      {"command: []", "command has no program"},
+		"headers":         {"command: [x], headers: {X-A: b}", "headers is for a backend with a url"},
+		"a token":         {"command: [x], forwardToken: true", "forwardToken is for a backend with a url"},
+		"env of a url":    {"url: 'http://x', env: {A: b}", "env is for a backend with a command"},
+		"a plain secret":  {"command: [x], env: {API_TOKEN: hunter2}", "env API_TOKEN: a secret must not stand in this file"},
+		"a bad variable":  {"command: [x], env: {A-B: c}", "not the name of an environment variable"},
+		"a bad idle time": {"command: [x], idle: 1ms", "is not a duration from 1s to 24h0m0s"},
+	} {
+		t.Run("GWN-26 is refused with "+name, func(t *testing.T) {
+			_, err := Parse([]byte("backends: [{name: a, " + tc.members + "}]"))
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %s", err, tc.want)
+			}
+		})
 	}
 }

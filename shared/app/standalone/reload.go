@@ -128,6 +128,9 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 		return done, err
 	}
 	s.backends.Any(ctx) // ends the sessions with removed backends
+	if err := s.commands.Sync(ctx); err != nil {
+		return done, err
+	}
 	return done, settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
 }
 

@@ -44,6 +44,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/inprocess"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
+	"github.com/mcp-events/mcpevents/shared/gateway/stdio"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
@@ -130,6 +131,7 @@ type Server struct {
 	operators   *http.Server // nil unless the admin API has an address of its own
 
 	upstream     *inprocess.Transport // nil without [Options.Upstream]
+	commands     *stdio.Transport
 	backends     *gateway.Gateway
 	catalogs     *catalog.Stored
 	terminator   *lifecycle.Terminator
@@ -323,10 +325,17 @@ func (s *Server) buildEndpoint(ctx context.Context, r roles, keys secrets, curso
 	s.tails = stream.New(s.core.EventLog, s.db, cursors)
 	s.tails.Shares = s.catalogs.Shares
 	s.undo = append(s.undo, s.tails.Close)
-	s.backends, err = app.NewGateway(s.core, app.GatewayOptions{Key: keys.Cursor, HTTP: s.backendClient()})
+	identity, err := app.Identity()
 	if err != nil {
 		return err
 	}
+	s.commands = &stdio.Transport{Source: s.core.Config.Backends, Secrets: secret.FromEnvironment, Server: identity, Log: s.core.Log}
+	s.undo = append(s.undo, func() { s.commands.Close(context.WithoutCancel(ctx)) })
+	s.backends, err = app.NewGateway(s.core, app.GatewayOptions{Key: keys.Cursor, HTTP: s.backendClient(), Commands: s.commands})
+	if err != nil {
+		return err
+	}
+	s.commands.Dropped = s.backends.CountDrop
 	s.conversation, err = app.NewConversation(s.core, app.ConversationOptions{
 		Key: keys.Cursor, Backends: s.backends, Publisher: publish.OnBehalf{Service: s.publisher}, Prepares: true,
 	})
@@ -395,6 +404,7 @@ func (s *Server) drain(ctx context.Context) error {
 	case <-ctx.Done():
 		err = errors.Join(err, ctx.Err())
 	}
+	s.commands.Close(ctx)
 	// Before the file is closed, the queues cancel the handlers that still run and wait for them. A handler that ignores this
 	// gets an error from the closed file.
 	closing := s.queues.Close()

@@ -30,6 +30,7 @@ func (s *Server) backendClient() *http.Client {
 	if s.upstream != nil {
 		client.Transport.(*http.Transport).RegisterProtocol(inprocess.Scheme, s.upstream)
 	}
+	client.Transport.(*http.Transport).RegisterProtocol(api.CommandScheme, s.commands)
 	return client
 }
 

@@ -9,8 +9,10 @@ import (
 type Backend struct {
 	// Name is unique: letters, digits, - and _, at most 64.
 	Name string
-	// URL is the MCP endpoint of the backend, http or https.
+	// URL is the MCP endpoint of the backend, http or https. For a backend with a Command, it is [Command.URL].
 	URL string
+	// Command is the program to run for the backend, or nil if the backend has an endpoint.
+	Command *Command
 	// Prefix goes before the names of its tools and prompts. It may be empty.
 	Prefix string
 	// Workspace owns the backend; by default the workspace "default".

@@ -55,6 +55,9 @@ type Backend struct {
 	logList         map[api.Kind]*rate.Sometimes
 }
 
+// commandTime replaces a shorter AskTimeout for a command, because a package runner such as npx may download the command when it starts.
+const commandTime = 30 * time.Second
+
 func newBackend(o *Options, c api.Backend) *Backend {
 	b := &Backend{
 		Backend: c, options: o, changed: make(chan struct{}, 1),
@@ -73,6 +76,9 @@ func newBackend(o *Options, c api.Backend) *Backend {
 		URL: c.URL, HTTP: o.HTTP, Credentials: credentials{Backend: b}.add, Dropped: b.CountDrop,
 		Server: o.Server, AskTimeout: o.AskTimeout,
 		Observer: upstream.Observer{Name: c.Name, Metrics: o.Metrics, Tracer: o.Tracer},
+	}
+	if c.Command != nil {
+		b.own.AskTimeout = max(o.AskTimeout, commandTime)
 	}
 	b.noStream = refresh.New(refresh.Options{Name: "the stream of backend " + c.Name, Fresh: time.Second}, b.readNoStream)
 	b.view = newView(b, "")
@@ -123,5 +129,14 @@ const (
 
 // CountDrop counts a dropped message of the backend.
 func (b *Backend) CountDrop(ctx context.Context, reason string) {
-	b.options.Drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))
+	b.options.countDrop(ctx, b.Backend, reason)
+}
+
+// CountDrop counts a dropped message of a backend.
+func (bs *Set) CountDrop(ctx context.Context, b api.Backend, reason string) {
+	bs.options.countDrop(ctx, b, reason)
+}
+
+func (o *Options) countDrop(ctx context.Context, b api.Backend, reason string) {
+	o.Drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))
 }

@@ -22,6 +22,13 @@ func (b *Backend) checkSecrets(ctx context.Context) error {
 	if err := b.addHeaders(ctx, http.Header{}); err != nil {
 		return err
 	}
+	if b.Command != nil {
+		for name, value := range b.Command.Env {
+			if _, err := b.options.Secrets(ctx, value); err != nil {
+				return fault.Wrap(fault.Invalid, err, "backend %s: env %s", b.Name, name)
+			}
+		}
+	}
 	if b.Exchange != nil {
 		if _, err := b.clientSecret(ctx, &b.Exchange.OAuth); err != nil {
 			return err

@@ -16,14 +16,24 @@ import (
 // configuration changes.
 type Followed struct{ *Backend }
 
-// Followed returns the backends that the relay can follow. It leaves out those for which only callers have credentials.
+// Followed returns the backends that the relay can follow. It leaves out those for which only callers have credentials, and commands
+// that do not run, unless a client is subscribed to one of their resources: nothing changes in them, and following would start them.
 func (bs *Set) Followed(ctx context.Context) (out []Followed) {
 	for _, b := range bs.current(ctx) {
-		if !b.perCaller() {
+		if !b.perCaller() && !b.rests(ctx) {
 			out = append(out, Followed{b})
 		}
 	}
 	return out
+}
+
+// rests reports whether the backend is a command that does not run and does not have to.
+func (b *Backend) rests(ctx context.Context) bool {
+	if b.Command == nil || b.options.Commands == nil || b.options.Commands.Running(b.Backend) {
+		return false
+	}
+	wanted, err := Followed{b}.Wanted(ctx)
+	return err != nil || len(wanted) == 0
 }
 
 // Client returns the client for the gateway's own requests to the backend.

@@ -29,6 +29,8 @@ type Options struct {
 	DB      store.DB
 	// HTTP is the client for requests to backends.
 	HTTP *http.Client
+	// Commands knows which commands run. It is nil if the process runs none.
+	Commands Commands
 	// Server is the MCP Implementation object with which the gateway identifies itself to backends.
 	Server json.RawMessage
 	// ListTTL limits how long a backend's list is reused, and AskTimeout the gateway's own requests to a backend.
@@ -38,6 +40,13 @@ type Options struct {
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
 	Drops   *metric.Tally
+}
+
+// Commands knows the backends that are commands, see [api.Command].
+type Commands interface {
+	// Touch records that a client uses the backend, and Running reports whether its shared process runs.
+	Touch(api.Backend)
+	Running(api.Backend) bool
 }
 
 // Set is the backends of the current configuration. It is safe for concurrent use. Create it with [New].
@@ -146,6 +155,9 @@ func (bs *Set) FindByServer(ctx context.Context, p auth.Principal, name string) 
 func (bs *Set) viewsFor(ctx context.Context, c api.Client) []*View {
 	var out []*View
 	for _, b := range bs.VisibleTo(ctx, c.Principal) {
+		if b.Command != nil && bs.options.Commands != nil {
+			bs.options.Commands.Touch(b.Backend)
+		}
 		if !b.perCaller() {
 			out = append(out, b.view)
 		} else if c.Token != "" {

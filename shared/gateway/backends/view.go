@@ -241,11 +241,14 @@ func (bs *Set) Capabilities(ctx context.Context, c api.Client) api.Capabilities 
 					bs.options.Log.WarnContext(ctx, "backend capabilities unknown", "backend", v.backend.Name, "error", err)
 				})
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			if info == nil && v.backend.Command != nil { // it takes longer to start, and clients do not ask again for capabilities
+				all.Tools, all.Prompts, all.Resources = true, true, true
+			}
 			if info == nil {
 				return
 			}
-			mu.Lock()
-			defer mu.Unlock()
 			all.Tools = all.Tools || info.Tools
 			all.Prompts = all.Prompts || info.Prompts
 			all.Resources = all.Resources || info.Resources

@@ -115,11 +115,21 @@ func (c *Client) Discover(ctx context.Context) (k Known, err error) {
 type Declared struct {
 	Version            spec.Version
 	Capabilities, Info json.RawMessage // if nil, there are no capabilities, and Info is [Client.Server]
+	// Holder is the principal to whom the session belongs, or empty for a session of the gateway itself.
+	Holder string
+}
+
+type holderKey struct{}
+
+// Holder returns the [Declared.Holder] of the session that a request begins. Transports that start a process for each session need it.
+func Holder(ctx context.Context) string {
+	holder, _ := ctx.Value(holderKey{}).(string)
+	return holder
 }
 
 // Initialize begins a session of a session-based revision.
 func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error) {
-	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
+	ctx, cancel := context.WithTimeout(context.WithValue(ctx, holderKey{}, d.Holder), c.AskTimeout)
 	defer cancel()
 	if len(d.Capabilities) == 0 {
 		d.Capabilities = json.RawMessage(`{}`)

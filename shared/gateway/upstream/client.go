@@ -147,6 +147,9 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 		if cause, ok := errors.AsType[*url.Error](err); ok {
 			err = cause.Err // the URL may contain a secret, and errors are logged
 		}
+		if unsent, ok := errors.AsType[*UnsentError](err); ok {
+			return nil, unsent
+		}
 		return nil, fault.Wrap(fault.Unavailable, err, "reach the backend")
 	}
 	if len(resp.Header.Get(spec.HeaderSession)) > maxSession {
@@ -155,5 +158,11 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 	}
 	return resp, nil
 }
+
+// UnsentError is the error of a transport that has not sent a request, because the backend does not run. The caller may read the text.
+type UnsentError struct{ Fault *fault.Error }
+
+func (e *UnsentError) Error() string { return e.Fault.Error() }
+func (e *UnsentError) Unwrap() error { return e.Fault }
 
 func succeeded(resp *http.Response) bool { return resp.StatusCode >= 200 && resp.StatusCode < 300 }

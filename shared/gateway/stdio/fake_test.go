@@ -1,0 +1,204 @@
+//go:build unix
+
+package stdio
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestMain runs the fake server if the test binary was started as one: with the variable FAKE.
+func TestMain(m *testing.M) {
+	if kind := os.Getenv("FAKE"); kind != "" {
+		(&fake{kind: strings.Fields(kind), waits: map[string]chan json.RawMessage{}}).serve()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// fake is an MCP server over stdio. Its kind has words for how it behaves: modern (2026-07-28) or legacy, and oddities.
+type fake struct {
+	kind []string
+
+	mu        sync.Mutex
+	cancelled []string
+	waits     map[string]chan json.RawMessage // for answers, by id
+	log       []any                           // the params of log levels
+}
+
+type fakeMessage struct {
+	ID     json.RawMessage `json:"id"`
+	Method string          `json:"method"`
+	Result json.RawMessage `json:"result"`
+	Error  json.RawMessage `json:"error"`
+	Params struct {
+		Name      string          `json:"name"`
+		RequestID json.RawMessage `json:"requestId"`
+		Meta      struct {
+			Token json.RawMessage `json:"progressToken"`
+		} `json:"_meta"`
+		Arguments map[string]any `json:"arguments"`
+	} `json:"params"`
+}
+
+func (f *fake) is(word string) bool { return slices.Contains(f.kind, word) }
+
+func (f *fake) write(format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fmt.Printf(format+"\n", args...)
+}
+
+func (f *fake) result(id json.RawMessage, text string) {
+	quoted, _ := json.Marshal(text)
+	f.write(`{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","content":[{"type":"text","text":%s}]}}`, id, quoted)
+}
+
+func (f *fake) serve() {
+	if path := os.Getenv("STARTS"); path != "" {
+		file, _ := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		fmt.Fprintln(file, os.Getpid())
+		file.Close()
+	}
+	if f.is("dies") {
+		os.Exit(3)
+	}
+	if f.is("stubborn") {
+		signal.Ignore(syscall.SIGTERM)
+		defer func() { select {} }()
+	}
+	if f.is("garbage") {
+		f.write("Server started\n\n{\"jsonrpc\":\"2.0\"}\n[]\n\xff\xfe")
+	}
+	lines := bufio.NewScanner(os.Stdin)
+	lines.Buffer(nil, 32<<20)
+	for lines.Scan() {
+		var m fakeMessage
+		if json.Unmarshal(lines.Bytes(), &m) != nil {
+			f.write(`{"jsonrpc":"2.0","error":{"code":-32700,"message":"not one message in a line"}}`)
+			continue
+		}
+		f.handle(m)
+	}
+}
+
+func (f *fake) handle(m fakeMessage) {
+	switch m.Method {
+	case "":
+		f.mu.Lock()
+		c := f.waits[string(m.ID)]
+		f.mu.Unlock()
+		if c != nil {
+			c <- append(append([]byte{}, m.Result...), m.Error...)
+		}
+	case "server/discover":
+		switch {
+		case f.is("silent"):
+		case f.is("fragile"):
+			os.Exit(4)
+		case f.is("modern"):
+			f.write(`{"jsonrpc":"2.0","id":%s,"result":{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{"listChanged":true}}}}`, m.ID)
+		default:
+			f.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"unknown"}}`, m.ID)
+		}
+	case "initialize":
+		version := "2025-11-25"
+		if f.is("old") {
+			version = "2024-11-05"
+		}
+		f.write(`{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"%s","capabilities":{"tools":{}},"serverInfo":{"name":"fake","version":"1"}}}`, m.ID, version)
+	case "notifications/initialized":
+		if f.is("roots") {
+			f.write(`{"jsonrpc":"2.0","id":"r1","method":"roots/list"}`)
+		}
+	case "notifications/cancelled":
+		f.mu.Lock()
+		f.cancelled = append(f.cancelled, string(m.Params.RequestID))
+		f.mu.Unlock()
+	case "subscriptions/listen":
+		f.write(`{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":%s},"notifications":{}}}`, m.ID)
+	case "tools/call":
+		go f.call(m)
+	}
+}
+
+// call is a tool.
+func (f *fake) call(m fakeMessage) {
+	number := func(name string) int { n, _ := m.Params.Arguments[name].(float64); return int(n) }
+	switch m.Params.Name {
+	case "pid":
+		f.result(m.ID, strconv.Itoa(os.Getpid()))
+	case "env":
+		f.result(m.ID, strings.Join(os.Environ(), "\n"))
+	case "progress":
+		f.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":1}}`, m.Params.Meta.Token)
+		f.result(m.ID, "done")
+	case "log":
+		f.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"said"}}`)
+		f.result(m.ID, "done")
+	case "ask", "asksLate":
+		if m.Params.Name == "asksLate" {
+			time.Sleep(time.Duration(number("ms")) * time.Millisecond)
+		}
+		c := make(chan json.RawMessage, 1)
+		f.mu.Lock()
+		f.waits["7.5"] = c
+		f.mu.Unlock()
+		f.write(`{"jsonrpc":"2.0","id":7.5,"method":"elicitation/create","params":{"message":"sure?"}}`)
+		f.result(m.ID, string(<-c))
+	case "hang":
+	case "cancelled":
+		f.mu.Lock()
+		text := strings.Join(f.cancelled, " ")
+		f.mu.Unlock()
+		f.result(m.ID, text)
+	case "crash":
+		os.Exit(5)
+	case "long":
+		f.result(m.ID, strings.Repeat("x", number("bytes")))
+	case "endless":
+		for {
+			f.mu.Lock()
+			if _, err := os.Stdout.WriteString(strings.Repeat("x", 1<<20)); err != nil {
+				return
+			}
+			f.mu.Unlock()
+		}
+	case "flood":
+		for i := range number("lines") {
+			fmt.Fprintln(os.Stderr, "line", i, strings.Repeat("y", 10_000))
+		}
+		f.result(m.ID, "done")
+	case "notify":
+		for range number("times") {
+			f.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":1,"message":"%s"}}`, m.Params.Meta.Token, strings.Repeat("z", 1<<20))
+		}
+		f.result(m.ID, "done")
+	case "fork":
+		child := exec.Command("sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+		if err := child.Start(); err != nil {
+			f.result(m.ID, err.Error())
+			return
+		}
+		f.result(m.ID, strconv.Itoa(child.Process.Pid))
+	case "twice":
+		f.result(m.ID, "first")
+		f.result(m.ID, "second")
+	case "closes":
+		os.Stdout.Close()
+	case "changed":
+		f.write(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+		f.result(m.ID, "done")
+	}
+}

@@ -1,0 +1,18 @@
+//go:build unix
+
+package stdio
+
+import (
+	"os/exec"
+	"syscall"
+)
+
+// inGroup makes a command run in its own process group, so that the processes that it starts end with it.
+func inGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
+
+func terminateGroup(cmd *exec.Cmd) { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+
+func killGroup(cmd *exec.Cmd) { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+
+// groupExists reports whether the group has processes.
+func groupExists(cmd *exec.Cmd) bool { return syscall.Kill(-cmd.Process.Pid, 0) == nil }

@@ -1,0 +1,504 @@
+package stdio
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+)
+
+const (
+	// maxMessage limits the length of a message, as for backends over HTTP. A process that writes a line of more than maxLine ends.
+	maxMessage = 8 << 20
+	maxLine    = 4 * maxMessage
+	// maxQueued limits the messages of a process that were not read yet, in bytes.
+	maxQueued = 2 * maxMessage
+	// maxQuestions limits the unanswered questions of a process.
+	maxQuestions = 1000
+	// maxEarly limits the questions of a process that wait for a call, and earlyTime how long they wait.
+	maxEarly  = 16
+	earlyTime = 10 * time.Second
+	// Of standard error, stderrLine bytes of a line are logged, and stderrRate lines per second after the first stderrBurst.
+	stderrLine, stderrRate, stderrBurst = 2 << 10, 5, 50
+	// drainTime limits how long the output of a process is read after its end.
+	drainTime = 200 * time.Millisecond
+	// hangUpTime is how long the relay has to close its streams before an idle process ends.
+	hangUpTime = 2 * time.Second
+)
+
+// process is one run of a command. Its states are:
+//
+//	──▶ placed ──▶ running ──stop: unused, retired, closed──▶ stopping ──▶ ended
+//	      │           └──────────────its own end──────────────────────────▶ │
+//	      └──the command does not start────────────────────────────────────▶┘
+//
+// Five goroutines belong to it: they wait for its end, write its standard input, and read its output, its standard error and its exit status.
+type process struct {
+	server *server
+	id     string // names it as a session
+	holder string // the principal to whom it belongs, or empty for the shared process
+	cmd    *exec.Cmd
+	log    *slog.Logger
+	since  time.Time
+
+	// The handshake sets these for a shared process: whether it speaks a stateless revision, and otherwise its result of initialize.
+	stateless   bool
+	initialized json.RawMessage
+
+	out      chan []byte // messages for its standard input
+	stopping chan struct{}
+	killing  chan struct{}
+	done     chan struct{}
+
+	mu        sync.Mutex
+	why       string // why it ends; empty while it runs, or if it ends by itself
+	failed    bool   // it ends because of what it did
+	killed    bool
+	opened    int                  // the number of requests so far
+	exchanges map[string]*exchange // running requests by id
+	listening *exchange            // the newest GET stream, or nil
+	questions map[string]question  // its own unanswered requests by id
+	late      map[string]bool      // ids of requests that were cancelled
+	replies   int                  // messages of this package that wait until the process reads
+	calls     int                  // running requests, except listens
+	queued    int                  // bytes
+	used      time.Time
+	idle      *time.Timer
+	leaving   bool            // idle, and about to stop
+	watched   map[string]bool // the resources and listens that the gateway follows
+	retired   bool            // the configuration no longer has the backend
+}
+
+// spawn starts a process.
+func (s *server) spawn(ctx context.Context, holder string) (*process, error) {
+	p := &process{
+		server: s, id: rand.Text(), holder: holder, since: time.Now(), used: time.Now(),
+		out: make(chan []byte), stopping: make(chan struct{}), killing: make(chan struct{}), done: make(chan struct{}),
+		exchanges: map[string]*exchange{}, questions: map[string]question{}, late: map[string]bool{}, watched: map[string]bool{},
+	}
+	if err := s.t.place(ctx, p); err != nil {
+		return nil, err
+	}
+	err := p.start(ctx)
+	if err != nil {
+		s.forget(p)
+		close(p.done)
+		s.recordFailure(holder, err.Error(), false, 0)
+		return nil, unsent(fault.Unavailable, s.backend, "does not start: "+err.Error())
+	}
+	return p, nil
+}
+
+// start starts the command and its goroutines.
+func (p *process) start(ctx context.Context) error {
+	b, c := p.server.backend, p.server.backend.Command
+	env, err := environment(ctx, p.server.t, c)
+	if err != nil {
+		return err
+	}
+	var files []*os.File
+	pipe := func() (r, w *os.File) {
+		var failed error
+		r, w, failed = os.Pipe()
+		err = cmp.Or(err, failed)
+		files = append(files, r, w)
+		return r, w
+	}
+	inRead, in := pipe()
+	out, outWrite := pipe()
+	errs, errsWrite := pipe()
+	cmd := exec.Command(c.Args[0], c.Args[1:]...)
+	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Dir, env, inRead, outWrite, errsWrite
+	inGroup(cmd)
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		for _, f := range files {
+			_ = f.Close()
+		}
+		return err
+	}
+	for _, f := range []*os.File{inRead, outWrite, errsWrite} {
+		_ = f.Close() // the process has its own copies
+	}
+	p.cmd, p.log = cmd, p.server.t.Log.With("backend", b.Name, "pid", cmd.Process.Pid)
+	if err := limitMemory(cmd.Process.Pid, int64(cmp.Or(c.MemoryMiB, api.DefaultMemoryMiB))<<20); err != nil {
+		p.log.Warn("backend memory not limited", "error", err)
+	}
+	p.log.Info("backend process started", "session", p.holder != "")
+	p.idle = time.AfterFunc(p.idleTime(), p.checkIdle)
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	var reading sync.WaitGroup
+	reading.Go(func() { p.read(out) })
+	reading.Go(func() { p.readErrors(errs) })
+	go p.write(in)
+	go p.supervise(exited, in, []*os.File{out, errs}, &reading)
+	return nil
+}
+
+// environment returns the environment of a command. HOME is in it because package runners such as npx and uvx keep their packages there.
+func environment(ctx context.Context, t *Transport, c *api.Command) ([]string, error) {
+	var env []string
+	for _, name := range []string{"PATH", "HOME"} {
+		if _, given := c.Env[name]; !given {
+			env = append(env, name+"="+os.Getenv(name))
+		}
+	}
+	for name, value := range c.Env {
+		text, err := t.Secrets(ctx, value)
+		if err != nil {
+			return nil, fault.Wrap(fault.Invalid, err, "env %s", name)
+		}
+		env = append(env, name+"="+text)
+	}
+	return env, nil
+}
+
+// supervise waits for the end of the process, or ends it, and cleans up.
+func (p *process) supervise(exited <-chan error, in *os.File, outputs []*os.File, reading *sync.WaitGroup) {
+	var err error
+	select {
+	case err = <-exited:
+		p.stop("")
+	case <-p.stopping:
+		err = p.terminate(exited, in)
+	}
+	p.endGroup()
+	_ = in.Close()
+	for _, f := range outputs {
+		_ = f.SetReadDeadline(time.Now().Add(drainTime)) // a process that has left the group may still have the pipe open
+	}
+	reading.Wait()
+	for _, f := range outputs {
+		_ = f.Close()
+	}
+	p.idle.Stop()
+	p.finish(err)
+}
+
+// terminate ends the process in the order of the specification (2025-11-25, Lifecycle, Shutdown): its input ends, then SIGTERM, then
+// SIGKILL.
+func (p *process) terminate(exited <-chan error, in *os.File) error {
+	_ = in.Close()
+	for _, signal := range []func(*exec.Cmd){terminateGroup, killGroup} {
+		wait := time.NewTimer(p.server.t.grace())
+		select {
+		case err := <-exited:
+			wait.Stop()
+			return err
+		case <-p.killing:
+		case <-wait.C:
+		}
+		signal(p.cmd)
+	}
+	return <-exited
+}
+
+// endGroup ends the processes that the command has started and left.
+func (p *process) endGroup() {
+	terminateGroup(p.cmd)
+	for end := time.Now().Add(p.server.t.grace()); groupExists(p.cmd); time.Sleep(10 * time.Millisecond) {
+		select {
+		case <-p.killing:
+		default:
+			if time.Now().Before(end) {
+				continue
+			}
+		}
+		killGroup(p.cmd)
+		return
+	}
+}
+
+// finish fails the requests of the process that has ended, and records how it ended.
+func (p *process) finish(exit error) {
+	how := "its process exited"
+	if exit != nil {
+		how = "its process ended with " + exit.Error()
+	}
+	p.mu.Lock()
+	failed := p.failed || p.why == ""
+	how = cmp.Or(p.why, how)
+	for _, x := range p.exchanges {
+		x.end(errors.New(how))
+	}
+	if p.listening != nil {
+		p.listening.end(errors.New(how))
+	}
+	p.mu.Unlock()
+	lived := time.Since(p.since)
+	if failed {
+		p.log.Warn("backend process failed", "after", lived.Round(time.Millisecond), "error", how)
+		p.server.recordFailure(p.holder, how, p.ready(), lived)
+	} else {
+		p.log.Info("backend process stopped", "because", how, "after", lived.Round(time.Millisecond))
+	}
+	p.server.forget(p)
+	close(p.done)
+}
+
+// ready reports whether the process had answered.
+func (p *process) ready() bool { return p.stateless || p.initialized != nil || p.holder != "" }
+
+// stop begins to end the process. Only the first call counts. An empty reason means that the process has already ended by itself.
+func (p *process) stop(why string) { p.beginEnd(why, false) }
+
+// fail does what stop does, and delays the next start.
+func (p *process) fail(why string) { p.beginEnd(why, true) }
+
+func (p *process) beginEnd(why string, failed bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.stopping:
+	default:
+		p.why, p.failed = why, failed
+		close(p.stopping)
+	}
+}
+
+// kill ends the process immediately, if it is already stopping.
+func (p *process) kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.killed {
+		p.killed = true
+		close(p.killing)
+	}
+}
+
+// ended reports whether the process ends or has ended.
+func (p *process) ended() bool {
+	select {
+	case <-p.stopping:
+		return true
+	default:
+		return false
+	}
+}
+
+// write writes messages to standard input. A process that does not read holds up only the callers that send to it.
+func (p *process) write(in *os.File) {
+	for {
+		select {
+		case message := <-p.out:
+			if _, err := in.Write(append(oneLine(message), '\n')); err != nil {
+				p.fail("it closed its standard input")
+				return
+			}
+		case <-p.stopping:
+			return
+		}
+	}
+}
+
+// send hands a message to the process.
+func (p *process) send(ctx context.Context, message []byte) error {
+	select {
+	case p.out <- message:
+		return nil
+	case <-p.stopping:
+		return io.ErrClosedPipe
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// maxReplies limits [process.replies].
+const maxReplies = 64
+
+// reply hands a message of this package to the process without waiting. A process that does not read gets few of them. The caller holds
+// the lock.
+func (p *process) reply(message []byte) {
+	if p.replies >= maxReplies {
+		return
+	}
+	p.replies++
+	go func() {
+		_ = p.send(context.Background(), message)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.replies--
+	}()
+}
+
+// post sends a message. The response to a request is a stream.
+func (p *process) post(req *http.Request, id json.RawMessage, method string, body []byte) (*http.Response, error) {
+	ctx := req.Context()
+	if id == nil || method == "" {
+		if method == "" {
+			p.recordAnswer(id)
+		}
+		if err := p.send(ctx, body); err != nil {
+			return nil, err
+		}
+		return respond(req, http.StatusAccepted, nil), nil
+	}
+	x, err := p.request(ctx, id, method, body)
+	if err != nil {
+		return nil, err
+	}
+	return stream(req, x), nil
+}
+
+// request sends a request.
+func (p *process) request(ctx context.Context, id json.RawMessage, method string, body []byte) (*exchange, error) {
+	x := &exchange{p: p, ctx: ctx, id: id, method: method, wake: make(chan struct{}, 1)}
+	body = x.replaceToken(body)
+	if err := p.open(x, jsonrpc.Member(body, "params")); err != nil {
+		return nil, err
+	}
+	if err := p.send(ctx, body); err != nil {
+		p.close(x)
+		return nil, err
+	}
+	return x, nil
+}
+
+// readLine reads a line of up to limit bytes. If it is longer, whole is false, and the line has its first and last bytes.
+func readLine(r *bufio.Reader, limit int) (line []byte, whole bool, err error) {
+	const ends = 4 << 10
+	whole = true
+	for length := 0; ; {
+		part, err := r.ReadSlice('\n')
+		if length += len(part); length > maxLine {
+			return nil, false, errors.New("it wrote an endless line")
+		}
+		if line = append(line, part...); length > limit && len(line) > 4*ends {
+			whole = false
+			line = append(line[:ends:ends], line[len(line)-ends:]...)
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return bytes.TrimRight(line, "\r\n"), whole, err
+		}
+	}
+}
+
+// read reads standard output.
+func (p *process) read(out io.Reader) {
+	r := bufio.NewReaderSize(out, 64<<10)
+	for {
+		line, whole, err := readLine(r, maxMessage)
+		switch {
+		case !whole && line != nil:
+			p.refuseLong(line)
+		case len(bytes.TrimSpace(line)) > 0:
+			p.route(bytes.ReplaceAll(line, []byte{'\r'}, []byte{' '}))
+		}
+		if err == nil {
+			continue
+		}
+		why := "it closed its standard output"
+		if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrDeadlineExceeded) {
+			why = err.Error()
+		}
+		select {
+		case <-p.stopping:
+		case <-time.After(drainTime): // the output of a process that exits ends first, and its exit status says more
+			p.fail(why)
+		}
+		_, _ = io.Copy(io.Discard, r)
+		return
+	}
+}
+
+// readErrors logs standard error.
+func (p *process) readErrors(errs io.Reader) {
+	r, limit := bufio.NewReaderSize(errs, 4<<10), rate.NewLimiter(stderrRate, stderrBurst)
+	skipped := 0
+	for begins := true; ; {
+		line, err := r.ReadSlice('\n')
+		if text := strings.TrimSpace(strings.ToValidUTF8(string(line[:min(len(line), stderrLine)]), "?")); begins && text != "" {
+			if limit.Allow() {
+				p.log.Info("backend wrote", "stderr", text, "skipped", skipped)
+				skipped = 0
+			} else {
+				skipped++
+			}
+		}
+		begins = err == nil
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return
+		}
+	}
+}
+
+func (p *process) idleTime() time.Duration {
+	return cmp.Or(p.server.backend.Command.Idle, api.DefaultIdle)
+}
+
+// touch records a use of the process.
+func (p *process) touch() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.used, p.leaving = time.Now(), false
+}
+
+// dormant reports whether the process is about to stop because it is idle.
+func (p *process) dormant() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.leaving
+}
+
+// usage returns when the process was last used, and whether it has running calls.
+func (p *process) usage() (time.Time, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used, p.calls > 0
+}
+
+// checkIdle stops the process if it is idle. Before that, the process counts as dormant for a moment, in which the relay closes its
+// streams.
+func (p *process) checkIdle() {
+	p.mu.Lock()
+	left := time.Until(p.used.Add(p.idleTime()))
+	busy := p.calls > 0 || len(p.watched) > 0
+	stop := !busy && left <= 0 && p.leaving
+	switch {
+	case busy:
+		left = p.idleTime()
+	case left <= 0:
+		p.leaving, left = true, min(hangUpTime, p.idleTime())
+		if p.holder != "" {
+			stop = true // the relay does not know it
+		}
+	}
+	if !stop {
+		p.idle.Reset(left)
+	}
+	p.mu.Unlock()
+	if stop {
+		p.stop("it was unused")
+	}
+}
+
+// retire stops the process after its last call.
+func (p *process) retire() {
+	p.mu.Lock()
+	p.retired = true
+	stop := p.calls == 0
+	p.mu.Unlock()
+	if stop {
+		p.stop("the configuration changed")
+	}
+}

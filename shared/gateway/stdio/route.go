@@ -1,0 +1,459 @@
+package stdio
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// Over HTTP, a message belongs to the request whose response stream carries it. A process has a single stream for all messages. So:
+//
+//   - A response belongs to the request with its id.
+//   - Progress belongs to the request with its token. Requests of several clients may have the same token, so each gets a token of ours.
+//   - A notification with a subscription id belongs to the listen with this id (2026-07-28, Subscriptions).
+//   - A question of a session's process (elicitation, sampling, roots) names no request. It goes to the newest running call. If that call ends
+//     with a response, the question belongs to another one and goes there. A question before the first call waits for it.
+//   - A log message names no request either. In a session it goes to the newest call. In the shared process, where calls of other principals
+//     run, it goes to the only request that asks for log messages. If there are several, it is dropped.
+//   - Changes of lists and resources go to the GET stream of the gateway.
+
+// question is a request of the process.
+type question struct {
+	raw   json.RawMessage
+	asked *exchange // the request on whose stream it is, or nil while it waits for one
+	since time.Time
+}
+
+// Reasons for dropping a message; see [Transport.Dropped].
+const (
+	dropNotMessage = upstream.NotMessage
+	dropNotJSON    = upstream.NotJSON
+	dropLong       = "it is larger than 8 MiB"
+	dropStranger   = "it belongs to no running request"
+	dropAmbiguous  = "it may belong to several requests"
+	dropQuestion   = "it asks a client outside of a session"
+)
+
+func (p *process) drop(reason string) {
+	if t := p.server.t; t.Dropped != nil {
+		t.Dropped(context.Background(), p.server.backend, reason)
+	}
+}
+
+// route hands the messages of a line to the requests that they belong to.
+func (p *process) route(line []byte) {
+	parts, _, bad := jsonrpc.SplitDeep(line, maxDepth)
+	if bad != nil {
+		p.drop(dropNotJSON)
+		return
+	}
+	for _, raw := range parts {
+		m, ok := upstream.Read(raw)
+		if !ok {
+			p.drop(dropNotMessage)
+			continue
+		}
+		p.mu.Lock()
+		reason := p.deliver(m)
+		p.mu.Unlock()
+		if reason != "" {
+			p.drop(reason)
+		}
+	}
+}
+
+// maxDepth is how deeply a message may be nested. Whoever asked for it checks its own, lower limit.
+const maxDepth = 1000
+
+// deliver hands a message to a request, or returns why it cannot. The caller holds the lock.
+func (p *process) deliver(m upstream.Message) (reason string) {
+	params := jsonrpc.Member(m.Raw, "params")
+	meta := jsonrpc.Member(params, "_meta")
+	switch {
+	case m.Response():
+		return p.deliverResponse(m)
+	case m.ID != nil:
+		return p.deliverQuestion(m)
+	case m.Method == spec.NoteProgress:
+		token := jsonrpc.Member(params, "progressToken")
+		for _, x := range p.exchanges {
+			if x.sent != nil && jsonrpc.SameID(token, x.sent) {
+				p.push(x, jsonrpc.Replace(m.Raw, "params", jsonrpc.Replace(params, "progressToken", x.token)))
+				return ""
+			}
+		}
+		return dropStranger
+	case jsonrpc.Member(meta, spec.MetaSubscription) != nil:
+		if x := p.find(jsonrpc.Member(meta, spec.MetaSubscription)); x != nil {
+			p.push(x, m.Raw)
+			return ""
+		}
+		return dropStranger
+	case m.Method == spec.NoteCancelled:
+		id := string(jsonrpc.Member(params, "requestId"))
+		if q, ok := p.questions[id]; ok {
+			delete(p.questions, id)
+			if q.asked != nil {
+				p.push(q.asked, m.Raw)
+			}
+			return ""
+		}
+		return dropStranger
+	case m.Method == spec.NoteMessage && p.stateless:
+		return p.deliverLog(m)
+	case p.holder == "" && !p.stateless:
+		if p.listening != nil {
+			p.push(p.listening, m.Raw)
+		}
+		return ""
+	case ofSession[m.Method]:
+		return "" // the gateway lists the backend with the shared process, which reports its own changes
+	}
+	if x := p.newestCall(); x != nil && p.holder != "" {
+		p.push(x, m.Raw)
+		return ""
+	}
+	if m.Method == spec.NoteMessage {
+		return ""
+	}
+	return dropStranger
+}
+
+// ofSession has the notifications that do not belong to a call.
+var ofSession = map[string]bool{
+	spec.NoteToolsChange: true, spec.NotePromptsChange: true, spec.NoteResourcesChange: true, spec.NoteUpdated: true,
+}
+
+func (p *process) deliverResponse(m upstream.Message) (reason string) {
+	x := p.find(m.ID)
+	if x == nil {
+		if m.ID != nil && p.late[string(m.ID)] {
+			delete(p.late, string(m.ID))
+			return "" // the response to a cancelled request
+		}
+		return dropStranger
+	}
+	if x.method == spec.MethodInitialize && m.Result != nil {
+		m.Raw = jsonrpc.Replace(m.Raw, "result", withKnownVersion(m.Result))
+	}
+	p.push(x, m.Raw)
+	x.answered = true
+	x.end(io.EOF)
+	p.remove(x)
+	if x.method == spec.MethodInitialize && m.Error != nil && p.holder != "" {
+		go p.stop("it refused the session")
+	}
+	return ""
+}
+
+func (p *process) deliverQuestion(m upstream.Message) (reason string) {
+	refuse := func(why string) {
+		p.reply(jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: why}))
+	}
+	switch {
+	case p.stateless:
+		return dropQuestion // this revision has no such requests, and clients must not send responses
+	case m.Method == spec.MethodPing:
+		p.reply(jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
+		return ""
+	case p.holder == "" || len(p.questions) >= maxQuestions:
+		refuse("there is no client that could answer " + m.Method)
+		return dropQuestion
+	}
+	q := question{m.Raw, p.newestCall(), time.Now()}
+	if q.asked == nil {
+		waiting := 0
+		for _, q := range p.questions {
+			if q.asked == nil {
+				waiting++
+			}
+		}
+		if waiting >= maxEarly {
+			refuse("no call is running that could answer " + m.Method)
+			return dropQuestion
+		}
+		time.AfterFunc(earlyTime, func() { p.expire(string(m.ID)) })
+	} else {
+		p.push(q.asked, m.Raw)
+	}
+	p.questions[string(m.ID)] = q
+	return ""
+}
+
+// expire refuses a question for which no call began in time.
+func (p *process) expire(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if q, ok := p.questions[id]; ok && q.asked == nil && time.Since(q.since) >= earlyTime {
+		delete(p.questions, id)
+		p.reply(jsonrpc.AppendError(nil, json.RawMessage(id), &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "no call is running"}))
+	}
+}
+
+// recordAnswer forgets a question that the client has answered.
+func (p *process) recordAnswer(id json.RawMessage) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.questions, string(id))
+}
+
+// moveQuestions hands the open questions of a request that has ended to another running call. If there is none, the questions of a
+// request that was answered wait for the next call, and the others are refused.
+func (p *process) moveQuestions(from *exchange) {
+	for id, q := range p.questions {
+		if q.asked != from {
+			continue
+		}
+		q.asked, q.since = p.newestCall(), time.Now()
+		switch {
+		case q.asked != nil:
+			p.push(q.asked, q.raw)
+		case from.answered:
+			time.AfterFunc(earlyTime, func() { p.expire(id) })
+		default:
+			delete(p.questions, id)
+			p.reply(jsonrpc.AppendError(nil, json.RawMessage(id), &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "the call was cancelled"}))
+			continue
+		}
+		p.questions[id] = q
+	}
+}
+
+// deliverLog hands a log message of a shared process to the only request that asks for log messages.
+func (p *process) deliverLog(m upstream.Message) (reason string) {
+	var only *exchange
+	for _, x := range p.exchanges {
+		if x.asksLog {
+			if only != nil {
+				return dropAmbiguous
+			}
+			only = x
+		}
+	}
+	if only == nil {
+		return dropStranger
+	}
+	p.push(only, m.Raw)
+	return ""
+}
+
+// find returns the running request with an id, or nil.
+func (p *process) find(id json.RawMessage) *exchange {
+	if x := p.exchanges[string(id)]; x != nil {
+		return x
+	}
+	for _, x := range p.exchanges {
+		if jsonrpc.SameID(id, x.id) {
+			return x
+		}
+	}
+	return nil
+}
+
+// newestCall returns the running call that began last, or nil.
+func (p *process) newestCall() (newest *exchange) {
+	for _, x := range p.exchanges {
+		if calls[x.method] && (newest == nil || x.number > newest.number) {
+			newest = x
+		}
+	}
+	return newest
+}
+
+// calls has the methods that may ask the client something.
+var calls = map[string]bool{
+	spec.MethodToolsCall: true, spec.MethodPromptsGet: true, spec.MethodRead: true, spec.MethodComplete: true,
+}
+
+// push adds a message to the queue of a request. If the queues of the process are too long together, the request with the longest one fails.
+func (p *process) push(x *exchange, message []byte) {
+	if x.closed || x.err != nil {
+		return
+	}
+	x.queue = append(x.queue, message)
+	x.size += len(message) + messageCost
+	p.queued += len(message) + messageCost
+	x.signal()
+	if p.queued <= maxQueued {
+		return
+	}
+	longest := x
+	for _, other := range p.exchanges {
+		if other.size > longest.size {
+			longest = other
+		}
+	}
+	if l := p.listening; l != nil && l.size > longest.size {
+		longest = l
+	}
+	p.discard(longest)
+	longest.end(errTooSlow)
+}
+
+// messageCost is added to the length of a queued message, because many short messages need memory too.
+const messageCost = 64
+
+// discard empties the queue of a request.
+func (p *process) discard(x *exchange) {
+	p.queued -= x.size
+	x.queue, x.size = nil, 0
+}
+
+// open registers a request before it is sent, and hands it the questions that wait for a call.
+func (p *process) open(x *exchange, params json.RawMessage) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.exchanges[string(x.id)] != nil {
+		return fmt.Errorf("stdio: a request with the id %s is running", x.id)
+	}
+	p.opened++
+	x.number = p.opened
+	x.asksLog = jsonrpc.Member(jsonrpc.Member(params, "_meta"), spec.MetaLogLevel) != nil
+	p.exchanges[string(x.id)] = x
+	if p.holder != "" {
+		p.used = time.Now()
+	}
+	p.watch(x, params, true)
+	if x.method != spec.MethodListen {
+		p.calls++
+	}
+	if calls[x.method] {
+		for id, q := range p.questions {
+			if q.asked == nil {
+				q.asked = x
+				p.questions[id] = q
+				p.push(x, q.raw)
+			}
+		}
+	}
+	return nil
+}
+
+// watch records whether the gateway follows resources, for which the shared process must run although no client calls it.
+func (p *process) watch(x *exchange, params json.RawMessage, begins bool) {
+	uri, _ := jsonrpc.String(jsonrpc.Member(params, "uri"))
+	switch x.method {
+	case spec.MethodSubscribe:
+		p.watched[uri] = true
+	case spec.MethodUnsubscribe:
+		delete(p.watched, uri)
+	case spec.MethodListen:
+		key := "listen " + string(x.id)
+		delete(p.watched, key)
+		for range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(params, "notifications"), "resourceSubscriptions")) {
+			if begins {
+				p.watched[key] = true
+			}
+		}
+	}
+}
+
+// remove forgets a request that has ended. The caller holds the lock.
+func (p *process) remove(x *exchange) {
+	if p.exchanges[string(x.id)] != x {
+		return
+	}
+	delete(p.exchanges, string(x.id))
+	if x.method == spec.MethodListen {
+		p.watch(x, nil, false)
+	} else {
+		p.calls--
+	}
+	if p.holder != "" || calls[x.method] {
+		p.used = time.Now()
+	}
+	p.moveQuestions(x)
+	if p.retired && p.calls == 0 {
+		go p.stop("the configuration changed")
+	}
+}
+
+// maxLate limits how many cancelled requests are remembered.
+const maxLate = 256
+
+// close ends a request that no longer needs its response. In a client's session, the gateway sends the cancellation itself.
+func (p *process) close(x *exchange) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if x.closed {
+		return
+	}
+	x.closed = true
+	p.discard(x)
+	if p.listening == x {
+		p.listening = nil
+	}
+	running := p.exchanges[string(x.id)] == x
+	p.remove(x)
+	if !running {
+		return
+	}
+	if len(p.late) >= maxLate {
+		clear(p.late)
+	}
+	p.late[string(x.id)] = true
+	switch {
+	case x.method == spec.MethodInitialize: // must not be cancelled
+		if p.holder != "" {
+			go p.stop("its session did not begin")
+		}
+	case p.holder == "":
+		params := append(append([]byte(`{"requestId":`), x.id...), '}')
+		p.reply(jsonrpc.AppendNotification(nil, spec.NoteCancelled, params))
+	}
+}
+
+// listen opens a GET stream, which replaces an earlier one.
+func (p *process) listen(req *http.Request) *http.Response {
+	x := &exchange{p: p, ctx: req.Context(), wake: make(chan struct{}, 1)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.listening != nil {
+		p.listening.end(io.EOF)
+	}
+	p.listening = x
+	if p.ended() {
+		x.end(io.EOF)
+	}
+	return stream(req, x)
+}
+
+// replaceToken replaces the progress token of a request by one that is unique in the process.
+func (x *exchange) replaceToken(body []byte) []byte {
+	params := jsonrpc.Member(body, "params")
+	meta := jsonrpc.Member(params, "_meta")
+	x.token = jsonrpc.Member(meta, "progressToken")
+	if x.token == nil {
+		return body
+	}
+	x.sent = jsonrpc.Quote("gw_" + string(bytes.Trim(x.id, `"`)))
+	return jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "_meta", jsonrpc.Replace(meta, "progressToken", x.sent)))
+}
+
+var errLong = errors.New("stdio: the answer is larger than 8 MiB")
+
+// refuseLong handles a line that is too long, of which only the ends are known. If one of them has the id of a running request, that
+// request fails.
+func (p *process) refuseLong(ends []byte) {
+	p.drop(dropLong)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, x := range p.exchanges {
+		for _, form := range []string{`"id":%s,`, `"id":%s}`, `"id": %s,`, `"id": %s}`} {
+			if bytes.Contains(ends, fmt.Appendf(nil, form, x.id)) {
+				x.end(errLong)
+				p.remove(x)
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package stdio
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// server is a backend with its processes. The first request starts the shared process. Callers that need it meanwhile wait for the same
+// start, which continues if they go away, because the first start of a command may download it.
+type server struct {
+	t       *Transport
+	backend api.Backend
+
+	mu       sync.Mutex
+	current  *process // the shared process, or nil
+	starting *start   // the running start of the shared process, or nil
+	retired  bool     // the configuration no longer has the backend
+	// failures has the failed starts by holder, so that a principal whose processes die does not delay others.
+	failures bounded.Map[string, failure]
+}
+
+// start is one start of the shared process. Its result may be read when done is closed.
+type start struct {
+	done chan struct{}
+	p    *process
+	err  error
+}
+
+// failure says when the next process may start after one has died.
+type failure struct {
+	times int
+	until time.Time
+	why   string
+}
+
+const (
+	// The pause before the next start begins with minPause and doubles, up to maxPause, or readyPause if the process had answered.
+	minPause, maxPause, readyPause = time.Second, time.Minute, 8 * time.Second
+	// settledAfter is how long a process must have run for its end not to count as a further failure in a row.
+	settledAfter = 10 * time.Second
+	// worthWaiting is the pause for which a caller waits instead of getting an error.
+	worthWaiting = 1500 * time.Millisecond
+)
+
+// running returns the shared process if it is ready.
+func (s *server) running() *process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == nil || s.current.ended() {
+		return nil
+	}
+	return s.current
+}
+
+// shared returns the shared process, and starts it if it does not run.
+func (s *server) shared(ctx context.Context) (*process, error) {
+	if p := s.running(); p != nil {
+		return p, nil
+	}
+	s.mu.Lock()
+	begun := s.starting
+	s.mu.Unlock()
+	if begun == nil {
+		if err := s.awaitPause(ctx, ""); err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		if begun = s.starting; begun == nil {
+			begun = &start{done: make(chan struct{})}
+			s.starting = begun
+			go s.start(begun)
+		}
+		s.mu.Unlock()
+	}
+	select {
+	case <-begun.done:
+		return begun.p, begun.err
+	case <-ctx.Done():
+		return nil, unsent(fault.Unavailable, s.backend, "is still starting")
+	}
+}
+
+// start starts the shared process and waits for its handshake.
+func (s *server) start(begun *start) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.t.startTime())
+	defer cancel()
+	p, err := s.startShared(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.starting = nil
+	if err == nil {
+		s.current, begun.p = p, p
+	} else {
+		begun.err = err
+	}
+	close(begun.done)
+}
+
+func (s *server) startShared(ctx context.Context) (*process, error) {
+	probe := s.probes()
+	for {
+		p, err := s.spawn(ctx, "")
+		if err != nil {
+			return nil, err
+		}
+		if err = p.handshake(ctx, probe); err == nil {
+			return p, nil
+		}
+		died := p.ended()
+		p.fail(err.Error())
+		<-p.done
+		if probe && died && s.initializes() {
+			probe = false // some commands of earlier revisions end at a request before initialize
+			continue
+		}
+		return nil, unsent(fault.Unavailable, s.backend, "does not run: "+err.Error())
+	}
+}
+
+// begin starts a process for a client's session, with the request initialize.
+func (s *server) begin(req *http.Request, holder string, id, body json.RawMessage) (*http.Response, error) {
+	if err := s.awaitPause(req.Context(), holder); err != nil {
+		return nil, err
+	}
+	p, err := s.spawn(req.Context(), holder)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := p.post(req, id, spec.MethodInitialize, body)
+	if err != nil {
+		p.stop("its session did not begin")
+		return nil, err
+	}
+	resp.Header.Set(spec.HeaderSession, p.id)
+	return resp, nil
+}
+
+// awaitPause waits for the end of a short pause after a process has died, and returns an error during a long one.
+func (s *server) awaitPause(ctx context.Context, holder string) error {
+	s.mu.Lock()
+	f, _ := s.failures.Get(holder)
+	s.mu.Unlock()
+	left := time.Until(f.until)
+	if left <= 0 {
+		return nil
+	}
+	if left > worthWaiting || periodic.Sleep(ctx, left) != nil {
+		why := fmt.Sprintf("does not run: %s; the next start is in %s", f.why, left.Round(time.Second))
+		return unsent(fault.Unavailable, s.backend, why)
+	}
+	return nil
+}
+
+// recordFailure delays the next start for a holder. ready says whether the process that died had answered, and lived how long it ran.
+func (s *server) recordFailure(holder, why string, ready bool, lived time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f, _ := s.failures.Get(holder)
+	if lived >= settledAfter {
+		f.times = 0
+	}
+	most := maxPause
+	if ready {
+		most = readyPause
+	}
+	pause := min(minPause<<min(f.times, 6), most)
+	s.failures.Put(holder, failure{f.times + 1, time.Now().Add(pause), why})
+}
+
+// forget removes a process that has ended.
+func (s *server) forget(p *process) {
+	s.mu.Lock()
+	if s.current == p {
+		s.current = nil
+	}
+	s.mu.Unlock()
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	delete(s.t.processes, p)
+	delete(s.t.sessions, p.id)
+}
+
+// retire ends the processes, those with running calls after their last call.
+func (s *server) retire() {
+	s.mu.Lock()
+	s.retired = true
+	s.mu.Unlock()
+	for _, p := range s.t.all() {
+		if p.server == s {
+			p.retire()
+		}
+	}
+}
+
+func (s *server) isRetired() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.retired
+}

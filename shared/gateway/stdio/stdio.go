@@ -1,0 +1,280 @@
+// Package stdio runs backends that are commands: MCP servers that read messages from standard input and write messages to standard output,
+// one per line.
+//
+//	stdio.go     the transport through which the gateway reaches commands
+//	server.go    one backend: its shared process, its clients' processes, and the pauses between starts
+//	handshake.go finds out which revision a command speaks
+//	process.go   one process: its streams and its end
+//	route.go     which request a message of a process belongs to
+//	exchange.go  a request and the messages that answer it
+//	places.go    limits the number of processes
+//
+// [Transport] is an [http.RoundTripper], so that the rest of the gateway sees a backend over Streamable HTTP. All requests of 2026-07-28, and
+// those of the gateway itself, share one process per backend. In the earlier revisions, each session of a client has a process of its
+// own, and the session id names it. What a command writes is untrusted, as are the messages of backends over HTTP, and
+// shared/gateway/upstream interprets them.
+package stdio
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+)
+
+// Transport reaches commands under the URLs of [api.Command.URL]. It is safe for concurrent use. Close ends all processes.
+type Transport struct {
+	// Source returns the current backends. Only commands of these run.
+	Source func(context.Context) ([]api.Backend, error)
+	// Secrets resolves the values of a command's environment when a process starts.
+	Secrets func(context.Context, secret.Value) (string, error)
+	// Server is the MCP Implementation object with which the gateway identifies itself.
+	Server json.RawMessage
+	// Dropped counts a message of a backend that cannot be used. It may be nil.
+	Dropped func(ctx context.Context, b api.Backend, reason string)
+	Log     *slog.Logger
+	// Processes limits the processes of clients' sessions, and PerPrincipal those of one principal. 0 means 64 and 16. Each backend's
+	// shared process is extra.
+	Processes, PerPrincipal int
+	// StartTime limits how long a command may take to answer for the first time; 0 means 2 minutes. ProbeTime is the part of it after which a
+	// command counts as one of the earlier revisions if it has not answered server/discover; 0 means 5 s.
+	StartTime, ProbeTime time.Duration
+	// Grace is how long a process may take to end after its standard input was closed, and again after SIGTERM; 0 means 2 s.
+	Grace time.Duration
+
+	mu        sync.Mutex
+	closed    bool
+	servers   map[string]*server // by URL
+	processes map[*process]bool
+	sessions  map[string]*process // the processes by session id
+}
+
+func (t *Transport) startTime() time.Duration { return cmp.Or(t.StartTime, 2*time.Minute) }
+func (t *Transport) probeTime() time.Duration { return cmp.Or(t.ProbeTime, 5*time.Second) }
+func (t *Transport) grace() time.Duration     { return cmp.Or(t.Grace, 2*time.Second) }
+
+// RoundTrip sends the request's message to the process that it belongs to. It starts the process if necessary.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	var body []byte
+	if req.Body != nil {
+		var err error
+		body, err = io.ReadAll(req.Body)
+		_ = req.Body.Close()
+		if err != nil {
+			return nil, err
+		}
+	}
+	s, err := t.server(req.Context(), req.URL.String())
+	if err != nil {
+		return nil, err
+	}
+	if session := req.Header.Get(spec.HeaderSession); session != "" {
+		return s.inSession(req, session, body)
+	}
+	if req.Method != http.MethodPost {
+		return respond(req, http.StatusMethodNotAllowed, nil), nil
+	}
+	id, method := jsonrpc.Member(body, "id"), methodOf(body)
+	holder := upstream.Holder(req.Context())
+	if method == spec.MethodInitialize && holder != "" {
+		return s.begin(req, holder, id, body)
+	}
+	p, err := s.shared(req.Context())
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case method == spec.MethodInitialize && !p.stateless:
+		resp := respond(req, http.StatusOK, jsonrpc.AppendResult(nil, id, p.initialized))
+		resp.Header.Set(spec.HeaderSession, p.id)
+		return resp, nil
+	case (method == spec.MethodInitialize || !p.stateless) && id != nil:
+		text := "the command does not speak a revision that has " + method
+		return respond(req, http.StatusOK, jsonrpc.AppendError(nil, id, &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: text})), nil
+	}
+	return p.post(req, id, method, body)
+}
+
+// inSession handles a request with a session: one of a client's sessions, or that of the gateway.
+func (s *server) inSession(req *http.Request, session string, body []byte) (*http.Response, error) {
+	s.t.mu.Lock()
+	p := s.t.sessions[session]
+	s.t.mu.Unlock()
+	if p == nil || p.server != s || p.ended() {
+		return respond(req, http.StatusNotFound, nil), nil
+	}
+	switch req.Method {
+	case http.MethodDelete:
+		if p.holder != "" { // the shared process goes on, because there may be further sessions of the gateway
+			p.stop("its session ended")
+		}
+		return respond(req, http.StatusNoContent, nil), nil
+	case http.MethodGet:
+		return p.listen(req), nil
+	}
+	method := methodOf(body)
+	if p.holder == "" && method == spec.NoteInitialized {
+		return respond(req, http.StatusAccepted, nil), nil // the handshake has sent it
+	}
+	return p.post(req, jsonrpc.Member(body, "id"), method, body)
+}
+
+// server returns the backend with the given URL.
+func (t *Transport) server(ctx context.Context, url string) (*server, error) {
+	t.mu.Lock()
+	s := t.servers[url]
+	t.mu.Unlock()
+	if s != nil {
+		return s, nil
+	}
+	if err := t.Sync(ctx); err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s = t.servers[url]; s == nil {
+		return nil, fault.New(fault.Unavailable, "no backend has this command any more")
+	}
+	return s, nil
+}
+
+// Sync reads the current backends. Processes of removed ones end after their last call.
+func (t *Transport) Sync(ctx context.Context) error {
+	all, err := t.Source(ctx)
+	if err != nil {
+		return err
+	}
+	now := map[string]api.Backend{}
+	for _, b := range all {
+		if b.Command != nil {
+			now[b.URL] = b
+		}
+	}
+	t.mu.Lock()
+	var gone []*server
+	maps.DeleteFunc(t.servers, func(url string, s *server) bool {
+		_, stays := now[url]
+		if !stays {
+			gone = append(gone, s)
+		}
+		return !stays
+	})
+	for url, b := range now {
+		if t.servers[url] == nil && !t.closed {
+			if t.servers == nil {
+				t.servers = map[string]*server{}
+			}
+			t.servers[url] = &server{t: t, backend: b}
+		}
+	}
+	t.mu.Unlock()
+	for _, s := range gone {
+		s.retire()
+	}
+	return nil
+}
+
+// Touch records that a client uses a backend, so that its shared process keeps running.
+func (t *Transport) Touch(b api.Backend) {
+	if p := t.running(b); p != nil {
+		p.touch()
+	}
+}
+
+// Running reports whether the backend's shared process runs and is in use.
+func (t *Transport) Running(b api.Backend) bool {
+	p := t.running(b)
+	return p != nil && !p.dormant()
+}
+
+func (t *Transport) running(b api.Backend) *process {
+	t.mu.Lock()
+	s := t.servers[b.URL]
+	t.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	return s.running()
+}
+
+// Close ends all processes and waits for them. When ctx ends, it kills those that are left.
+func (t *Transport) Close(ctx context.Context) {
+	t.mu.Lock()
+	t.closed = true
+	t.mu.Unlock()
+	all := t.all()
+	for _, p := range all {
+		p.stop("the server shuts down")
+	}
+	hurry := context.AfterFunc(ctx, func() {
+		for _, p := range all {
+			p.kill()
+		}
+	})
+	defer hurry()
+	for _, p := range all {
+		<-p.done
+	}
+}
+
+// all returns the processes that have not ended.
+func (t *Transport) all() []*process {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Keys(t.processes))
+}
+
+// respond returns a response that is complete: JSON, or only a status.
+func respond(req *http.Request, status int, body []byte) *http.Response {
+	h := http.Header{}
+	if body != nil {
+		h.Set("Content-Type", "application/json")
+	}
+	return response(req, status, h, io.NopCloser(bytes.NewReader(body)))
+}
+
+func response(req *http.Request, status int, h http.Header, body io.ReadCloser) *http.Response {
+	return &http.Response{
+		Status: http.StatusText(status), StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: h, Body: body, ContentLength: -1, Request: req,
+	}
+}
+
+// stream returns a response whose messages follow as they arrive.
+func stream(req *http.Request, x *exchange) *http.Response {
+	return response(req, http.StatusOK, http.Header{"Content-Type": {sse.ContentType}}, x)
+}
+
+func methodOf(message json.RawMessage) string {
+	method, _ := jsonrpc.String(jsonrpc.Member(message, "method"))
+	return method
+}
+
+// unsent returns the error of a request that no process gets. The caller may read the text.
+func unsent(kind fault.Kind, b api.Backend, why string) *upstream.UnsentError {
+	return &upstream.UnsentError{Fault: fault.New(kind, "backend %s %s", b.Name, why)}
+}
+
+// oneLine returns a message without line ends, which are the end of a message. In JSON they only occur between tokens.
+func oneLine(message []byte) []byte {
+	if bytes.ContainsAny(message, "\r\n") {
+		message = []byte(strings.NewReplacer("\r", " ", "\n", " ").Replace(string(message)))
+	}
+	return message
+}

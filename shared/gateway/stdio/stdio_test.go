@@ -1,0 +1,613 @@
+//go:build unix
+
+package stdio
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
+)
+
+// fixture is a transport with one backend, the fake server.
+type fixture struct {
+	*testing.T
+	transport *Transport
+	backend   api.Backend
+	client    *upstream.Client
+	starts    string // a file with a line for each start
+	output    logged
+
+	mu      sync.Mutex
+	removed bool
+	drops   []string
+}
+
+// logged collects log lines.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func newFixture(t *testing.T, kind string, change ...func(*Transport, *api.Command)) *fixture {
+	f := &fixture{T: t, starts: filepath.Join(t.TempDir(), "starts")}
+	command := &api.Command{
+		Args:      []string{os.Args[0]},
+		Env:       map[string]secret.Value{"FAKE": secret.Plain(kind), "STARTS": secret.Plain(f.starts)},
+		MemoryMiB: 1 << 20, // the race detector reserves much
+	}
+	f.transport = &Transport{
+		Secrets: secret.FromEnvironment, Server: json.RawMessage(`{"name":"gateway","version":"1"}`), Log: slog.New(slog.NewTextHandler(&f.output, nil)),
+		Grace: 300 * time.Millisecond, ProbeTime: 300 * time.Millisecond, StartTime: 20 * time.Second,
+		Source: func(context.Context) ([]api.Backend, error) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if f.removed {
+				return nil, nil
+			}
+			return []api.Backend{f.backend}, nil
+		},
+		Dropped: func(_ context.Context, _ api.Backend, reason string) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.drops = append(f.drops, reason)
+		},
+	}
+	for _, c := range change {
+		c(f.transport, command)
+	}
+	f.backend = api.Backend{Name: "fake", Workspace: "default", ProtocolVersion: api.AutoVersion, Command: command, URL: command.URL("default", "fake")}
+	f.client = &upstream.Client{URL: f.backend.URL, HTTP: &http.Client{Transport: f.transport}, Server: f.transport.Server, AskTimeout: 20 * time.Second}
+	t.Cleanup(func() { f.transport.Close(context.Background()) })
+	return f
+}
+
+// session begins a session of a principal.
+func (f *fixture) session(holder string) string {
+	f.Helper()
+	k, err := f.client.Initialize(f.Context(), upstream.Declared{Version: spec.V20251125, Holder: holder})
+	expect.OK(f, err)
+	return k.Session
+}
+
+// send calls a tool in a session, or in 2026-07-28 without one. params has further members of params.
+func (f *fixture) send(ctx context.Context, session, tool, params string) (*upstream.Exchange, error) {
+	r := upstream.Request{Version: spec.V20251125, Session: session}
+	if session == "" {
+		r.Version = spec.V20260728
+	}
+	text := fmt.Sprintf("{\n\"name\":%q%s}", tool, params) // with a line end, which stdio does not allow in a message
+	r.Body = jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodToolsCall, json.RawMessage(text))
+	return f.client.Post(ctx, r)
+}
+
+// call calls a tool and returns the text of its result.
+func (f *fixture) call(session, tool, params string) string {
+	f.Helper()
+	text, err := f.try(session, tool, params)
+	expect.OK(f, err)
+	return text
+}
+
+func (f *fixture) try(session, tool, params string) (string, error) {
+	ctx, cancel := context.WithTimeout(f.Context(), 20*time.Second)
+	defer cancel()
+	x, err := f.send(ctx, session, tool, params)
+	if err != nil {
+		return "", err
+	}
+	defer x.Close()
+	return textOf(x.Result(ctx))
+}
+
+func textOf(result json.RawMessage, err error) (string, error) {
+	var r struct{ Content []struct{ Text string } }
+	if err == nil {
+		err = json.Unmarshal(result, &r)
+	}
+	if err != nil || len(r.Content) != 1 {
+		return "", err
+	}
+	return r.Content[0].Text, nil
+}
+
+// next returns the next message of a call.
+func next(t *testing.T, x *upstream.Exchange) upstream.Message {
+	t.Helper()
+	m, err := x.Next(t.Context())
+	expect.OK(t, err)
+	return m
+}
+
+// startCount returns how many processes have started.
+func (f *fixture) startCount() int {
+	b, _ := os.ReadFile(f.starts)
+	return strings.Count(string(b), "\n")
+}
+
+func (f *fixture) dropped() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.drops)
+}
+
+// eventually waits for a condition that other processes bring about.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+// gone reports whether a process has ended. A killed one may remain as a zombie.
+func gone(pid string) bool {
+	n, _ := strconv.Atoi(pid)
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	return syscall.Kill(n, 0) != nil || err == nil && strings.Contains(string(stat), ") Z ")
+}
+
+func TestStartAndEnd(t *testing.T) {
+	t.Run("GWN-26 a command starts with the first request", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		expect.OK(t, f.transport.Sync(t.Context()))
+		if f.startCount() != 0 || f.transport.Running(f.backend) {
+			t.Error("it runs before the first request")
+		}
+		k, err := f.client.Discover(t.Context())
+		if err != nil || k.Version != spec.V20260728 || !f.transport.Running(f.backend) {
+			t.Errorf("got %v, %v, want 2026-07-28 and a running process", k, err)
+		}
+	})
+	t.Run("GWN-26 callers that come together share one start", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		var wg sync.WaitGroup
+		for range 10 {
+			wg.Go(func() { f.call("", "pid", "") })
+		}
+		wg.Wait()
+		expect.Equal(t, "starts", f.startCount(), 1)
+	})
+	t.Run("GWN-26 an unused process ends, and the next call starts another", func(t *testing.T) {
+		f := newFixture(t, "modern", func(_ *Transport, c *api.Command) { c.Idle = 50 * time.Millisecond })
+		pid := f.call("", "pid", "")
+		eventually(t, "the shared process ends", func() bool { return gone(pid) })
+		eventually(t, "the next one starts", func() bool { again, err := f.try("", "pid", ""); return err == nil && again != pid })
+		if !strings.Contains(f.output.String(), "it was unused") {
+			t.Errorf("the log has no reason: %s", &f.output)
+		}
+	})
+	t.Run("GWN-26 an unused session's process ends, and its session is unknown", func(t *testing.T) {
+		f := newFixture(t, "legacy", func(_ *Transport, c *api.Command) { c.Idle = 50 * time.Millisecond })
+		session := f.session("default/a")
+		pid := f.call(session, "pid", "")
+		eventually(t, "its process ends", func() bool { return gone(pid) })
+		if _, err := f.try(session, "pid", ""); !errors.Is(err, upstream.ErrSession) {
+			t.Errorf("a call in it: %v", err)
+		}
+	})
+	t.Run("GWN-26 a process with a running call is not unused", func(t *testing.T) {
+		f := newFixture(t, "legacy", func(_ *Transport, c *api.Command) { c.Idle = 50 * time.Millisecond })
+		x, err := f.send(t.Context(), f.session("default/a"), "asksLate", `,"arguments":{"ms":300}`)
+		expect.OK(t, err)
+		defer x.Close()
+		expect.Equal(t, "the question", next(t, x).Method, spec.MethodElicit)
+	})
+	for _, kind := range []string{"modern", "modern stubborn"} {
+		t.Run("GWN-26 closing ends a process and its children: "+kind, func(t *testing.T) {
+			f := newFixture(t, kind)
+			pid, child := f.call("", "pid", ""), f.call("", "fork", "")
+			began := time.Now()
+			f.transport.Close(t.Context())
+			if !gone(pid) {
+				t.Error("the process still runs")
+			}
+			eventually(t, "the child ends", func() bool { return gone(child) })
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("it took %s", took)
+			}
+			if _, err := f.try("", "pid", ""); err == nil {
+				t.Error("a call started it again")
+			}
+		})
+	}
+	t.Run("GWN-26 a close in a hurry kills", func(t *testing.T) {
+		f := newFixture(t, "modern stubborn", func(t *Transport, _ *api.Command) { t.Grace = time.Hour })
+		pid := f.call("", "pid", "")
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		f.transport.Close(ctx)
+		if !gone(pid) {
+			t.Error("it still runs")
+		}
+	})
+	t.Run("GWN-26 children end with a process that crashes", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		child := f.call("", "fork", "")
+		if _, err := f.try("", "crash", ""); err == nil || !strings.Contains(err.Error(), "exit status 5") {
+			t.Errorf("got %v, want the exit status", err)
+		}
+		eventually(t, "the child ends", func() bool { return gone(child) })
+	})
+	t.Run("GWN-26 a removed backend's process ends after its last call", func(t *testing.T) {
+		f := newFixture(t, "legacy")
+		session := f.session("default/a")
+		x, err := f.send(t.Context(), session, "ask", "")
+		expect.OK(t, err)
+		defer x.Close()
+		q := next(t, x)
+		f.mu.Lock()
+		f.removed = true
+		f.mu.Unlock()
+		expect.OK(t, f.transport.Sync(t.Context()))
+		f.transport.mu.Lock()
+		p := f.transport.sessions[session]
+		f.transport.mu.Unlock()
+		if p == nil || p.ended() {
+			t.Fatal("it has ended during a call")
+		}
+		expect.OK(t, p.send(t.Context(), jsonrpc.AppendResult(nil, q.ID, json.RawMessage(`{}`))))
+		expect.OK(t, expect.ErrOf(x.Result(t.Context())))
+		<-p.done
+	})
+}
+
+func TestFailures(t *testing.T) {
+	t.Run("GWN-26 a command that dies immediately does not spin, and callers learn why", func(t *testing.T) {
+		f := newFixture(t, "dies")
+		_, err := f.try("", "pid", "")
+		if err == nil || !strings.Contains(err.Error(), "backend fake does not run") || !strings.Contains(err.Error(), "exit status 3") {
+			t.Errorf("got %v, want the exit status", err)
+		}
+		began := f.startCount()
+		for range 20 {
+			_, err = f.try("", "pid", "")
+		}
+		if n := f.startCount() - began; n > 1 || !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Public(err), "the next start is in") {
+			t.Errorf("%d more starts, and callers get %q", n, fault.Public(err))
+		}
+	})
+	t.Run("GWN-26 a missing program is an error with its name", func(t *testing.T) {
+		f := newFixture(t, "legacy", func(_ *Transport, c *api.Command) { c.Args = []string{"no-such-program"} })
+		if _, err := f.try("", "pid", ""); err == nil || !strings.Contains(fault.Public(err), "no-such-program") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("GWN-26 a secret that is missing keeps the command from starting", func(t *testing.T) {
+		f := newFixture(t, "legacy", func(_ *Transport, c *api.Command) { c.Env["TOKEN"] = secret.Env("NO_SUCH_VARIABLE") })
+		if _, err := f.try("", "pid", ""); err == nil || !strings.Contains(err.Error(), "NO_SUCH_VARIABLE") || f.startCount() > 0 {
+			t.Errorf("got %v with %d starts", err, f.startCount())
+		}
+	})
+	t.Run("GWN-26 a crash fails the running calls, and the next call starts another process", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		x, err := f.send(t.Context(), "", "hang", "")
+		expect.OK(t, err)
+		defer x.Close()
+		if _, err := f.try("", "crash", ""); err == nil {
+			t.Error("the call that crashed the process has a result")
+		}
+		if _, err := x.Next(t.Context()); err == nil || errors.Is(err, io.EOF) {
+			t.Errorf("the other call got %v", err)
+		}
+		f.call("", "pid", "") // waits for the pause
+	})
+	t.Run("GWN-26 a process that closes its output ends", func(t *testing.T) {
+		f := newFixture(t, "modern stubborn")
+		pid := f.call("", "pid", "")
+		if _, err := f.try("", "closes", ""); err == nil {
+			t.Error("the call has a result")
+		}
+		eventually(t, "it ends", func() bool { return gone(pid) })
+	})
+	t.Run("GWN-26 garbage is dropped", func(t *testing.T) {
+		f := newFixture(t, "modern garbage")
+		f.call("", "pid", "")
+		want := []string{dropNotJSON, dropNotMessage, dropNotJSON, dropNotJSON} // the third is an empty batch
+		expect.List(t, "dropped", f.dropped(), want)
+	})
+	t.Run("GWN-26 a second answer is dropped", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		expect.Equal(t, "the result", f.call("", "twice", ""), "first")
+		f.call("", "pid", "")
+		expect.List(t, "dropped", f.dropped(), []string{dropStranger})
+	})
+	t.Run("GWN-26 an answer that is too large fails only its own call", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		x, err := f.send(t.Context(), "", "hang", "")
+		expect.OK(t, err)
+		defer x.Close()
+		if _, err := f.try("", "long", `,"arguments":{"bytes":9000000}`); err == nil || !strings.Contains(err.Error(), "larger than 8 MiB") {
+			t.Errorf("got %v", err)
+		}
+		expect.Equal(t, "the length of a smaller one", len(f.call("", "long", `,"arguments":{"bytes":7000000}`)), 7000000)
+		expect.Equal(t, "starts", f.startCount(), 1)
+	})
+	t.Run("GWN-26 an endless line ends the process", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		if _, err := f.try("", "endless", ""); err == nil || !strings.Contains(err.Error(), "endless line") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("GWN-26 of standard error, some lines are logged", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		f.call("", "flood", `,"arguments":{"lines":2000}`)
+		f.transport.Close(t.Context())
+		text := f.output.String()
+		if n := strings.Count(text, "backend wrote"); n < stderrBurst || n > stderrBurst+50 {
+			t.Errorf("%d lines, want about %d", n, stderrBurst)
+		}
+		if len(text) > 400<<10 || !strings.Contains(text, "line 0 yyy") {
+			t.Errorf("the log has %d bytes", len(text))
+		}
+	})
+	t.Run("GWN-26 a call whose messages are not read does not hold up others", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		x, err := f.send(t.Context(), "", "notify", `,"arguments":{"times":40},"_meta":{"progressToken":1}`)
+		expect.OK(t, err)
+		defer x.Close()
+		p := f.transport.all()[0]
+		eventually(t, "the process has written its messages", func() bool {
+			f.call("", "pid", "")
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return len(p.exchanges) == 0
+		})
+		for err == nil {
+			_, err = x.Next(t.Context())
+		}
+		if !errors.Is(err, errTooSlow) {
+			t.Errorf("the call ends with %v", err)
+		}
+	})
+}
+
+func TestRevisions(t *testing.T) {
+	for kind, want := range map[string]spec.Version{"legacy": spec.V20251125, "silent": spec.V20251125, "fragile": spec.V20251125, "old": spec.V20250326} {
+		t.Run("GWN-26 a command without 2026-07-28 is initialized: "+kind, func(t *testing.T) {
+			f := newFixture(t, kind)
+			_, err := f.client.Discover(t.Context())
+			if !upstream.Refused(err) {
+				t.Errorf("server/discover: got %v, want an error of the backend", err)
+			}
+			for range 2 { // the view and the relay
+				k, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125})
+				expect.OK(t, err)
+				expect.Equal(t, "the revision", k.Version, want)
+				expect.OK(t, f.client.End(t.Context(), k.Version, k.Session))
+				f.call(k.Session, "pid", "")
+			}
+			session := f.session("default/a")
+			f.call(session, "pid", "")
+			most := 2
+			if kind == "fragile" {
+				most = 3 // its first process ends
+			}
+			expect.Equal(t, "starts", f.startCount(), most)
+		})
+	}
+	t.Run("GWN-26 a pinned revision is not probed for", func(t *testing.T) {
+		f := newFixture(t, "fragile")
+		f.backend.ProtocolVersion = "2025-11-25"
+		f.session("default/a")
+		_, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125})
+		expect.OK(t, err)
+		expect.Equal(t, "starts", f.startCount(), 2)
+	})
+	t.Run("GWN-26 each session has a process, which ends with it", func(t *testing.T) {
+		f := newFixture(t, "legacy")
+		one, two := f.session("default/a"), f.session("default/a")
+		pid := f.call(one, "pid", "")
+		if pid == f.call(two, "pid", "") {
+			t.Error("two sessions share a process")
+		}
+		expect.OK(t, f.client.End(t.Context(), spec.V20251125, one))
+		eventually(t, "the process ends", func() bool { return gone(pid) })
+		if _, err := f.try(one, "pid", ""); !errors.Is(err, upstream.ErrSession) {
+			t.Errorf("a call in the ended session: %v", err)
+		}
+		f.call(two, "pid", "")
+	})
+	t.Run("GWN-26 in 2026-07-28 all share a process", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		if f.call("", "pid", "") != f.call("", "pid", "") {
+			t.Error("two calls have two processes")
+		}
+	})
+}
+
+func TestEnvironment(t *testing.T) {
+	t.Setenv("SECRET_OF_THE_SERVER", "s3cret")
+	t.Setenv("TOKEN_FOR_IT", "t0ken")
+	f := newFixture(t, "modern", func(_ *Transport, c *api.Command) { c.Env["TOKEN"] = secret.Env("TOKEN_FOR_IT") })
+	got := strings.Split(f.call("", "env", ""), "\n")
+	t.Run("GWN-26 a command has the named variables, PATH and HOME, and no others", func(t *testing.T) {
+		var names []string
+		for _, v := range got {
+			name, _, _ := strings.Cut(v, "=")
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		expect.List(t, "the variables", names, []string{"FAKE", "HOME", "PATH", "STARTS", "TOKEN"})
+		if !slices.Contains(got, "TOKEN=t0ken") {
+			t.Error("TOKEN is not resolved")
+		}
+	})
+	t.Run("GWN-26 the log has no values", func(t *testing.T) {
+		if strings.Contains(f.output.String(), "t0ken") {
+			t.Error("it has the token")
+		}
+	})
+}
+
+func TestMessagesFindTheirRequests(t *testing.T) {
+	t.Run("GWN-26 progress has the caller's token, although two callers have the same", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		other, err := f.send(t.Context(), "", "hang", `,"_meta":{"progressToken":1.0}`)
+		expect.OK(t, err)
+		defer other.Close()
+		x, err := f.send(t.Context(), "", "progress", `,"_meta":{"progressToken":1.0}`)
+		expect.OK(t, err)
+		defer x.Close()
+		m := next(t, x)
+		expect.Equal(t, "the token", string(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "progressToken")), "1.0")
+		if m = next(t, x); !m.Response() {
+			t.Errorf("got %s, want the response", m.Raw)
+		}
+	})
+	t.Run("GWN-26 a question reaches the call, and its answer the process", func(t *testing.T) {
+		f := newFixture(t, "legacy")
+		session := f.session("default/a")
+		x, err := f.send(t.Context(), session, "ask", "")
+		expect.OK(t, err)
+		defer x.Close()
+		q := next(t, x)
+		expect.Equal(t, "the id", string(q.ID), "7.5")
+		answer := jsonrpc.AppendResult(nil, q.ID, json.RawMessage(`{"action":"accept"}`))
+		expect.OK(t, f.client.Send(t.Context(), upstream.Request{Body: answer, Version: spec.V20251125, Session: session}))
+		text, err := textOf(x.Result(t.Context()))
+		if err != nil || text != `{"action":"accept"}` {
+			t.Errorf("got %s, %v", text, err)
+		}
+	})
+	t.Run("GWN-26 a question that went to the wrong call moves to the other one when that call is answered", func(t *testing.T) {
+		f := newFixture(t, "legacy")
+		session := f.session("default/a")
+		asking, err := f.send(t.Context(), session, "asksLate", `,"arguments":{"ms":200}`)
+		expect.OK(t, err)
+		defer asking.Close()
+		newest, err := f.send(t.Context(), session, "ask", "") // has the same id, so the process forgets the other wait
+		expect.OK(t, err)
+		defer newest.Close()
+		q := next(t, newest)
+		answer := jsonrpc.AppendResult(nil, q.ID, json.RawMessage(`1`))
+		expect.OK(t, f.client.Send(t.Context(), upstream.Request{Body: answer, Version: spec.V20251125, Session: session}))
+		expect.OK(t, expect.ErrOf(newest.Result(t.Context())))
+		expect.Equal(t, "the method", next(t, asking).Method, spec.MethodElicit)
+	})
+	t.Run("GWN-26 a question before the first call waits for it", func(t *testing.T) {
+		f := newFixture(t, "roots")
+		session := f.session("default/a")
+		x, err := f.send(t.Context(), session, "hang", "")
+		expect.OK(t, err)
+		defer x.Close()
+		expect.Equal(t, "the method", next(t, x).Method, spec.MethodRoots)
+	})
+	t.Run("GWN-26 in the shared process, a log message reaches the only call that asks for some", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		const asks = `,"_meta":{"io.modelcontextprotocol/logLevel":"info"}`
+		x, err := f.send(t.Context(), "", "log", asks)
+		expect.OK(t, err)
+		defer x.Close()
+		expect.Equal(t, "the method", next(t, x).Method, spec.NoteMessage)
+		other, err := f.send(t.Context(), "", "hang", asks)
+		expect.OK(t, err)
+		defer other.Close()
+		f.call("", "log", asks)
+		expect.List(t, "dropped", f.dropped(), []string{dropAmbiguous})
+	})
+	t.Run("GWN-26 a call of 2026-07-28 whose stream is closed is cancelled", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		x, err := f.send(t.Context(), "", "hang", "")
+		expect.OK(t, err)
+		x.Close()
+		eventually(t, "the process gets the cancellation", func() bool { return f.call("", "cancelled", "") != "" })
+	})
+	t.Run("GWN-26 changes of lists reach the gateway's stream, and a listen by its id", func(t *testing.T) {
+		f := newFixture(t, "legacy")
+		k, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125})
+		expect.OK(t, err)
+		x, err := f.client.Get(t.Context(), upstream.Request{Version: k.Version, Session: k.Session}, "")
+		expect.OK(t, err)
+		defer x.Close()
+		f.call(k.Session, "changed", "")
+		expect.Equal(t, "the method", next(t, x).Method, spec.NoteToolsChange)
+
+		f = newFixture(t, "modern")
+		x, err = f.client.Post(t.Context(), upstream.Request{
+			Body:    jsonrpc.AppendRequest(nil, json.RawMessage(`41`), spec.MethodListen, json.RawMessage(`{"notifications":{}}`)),
+			Version: spec.V20260728,
+		})
+		expect.OK(t, err)
+		defer x.Close()
+		expect.Equal(t, "the method", next(t, x).Method, spec.NoteAcknowledged)
+	})
+}
+
+func TestPlaces(t *testing.T) {
+	limit := func(all, each int) func(*Transport, *api.Command) {
+		return func(t *Transport, _ *api.Command) { t.Processes, t.PerPrincipal = all, each }
+	}
+	alive := func(f *fixture, session string) bool {
+		_, err := f.try(session, "pid", "")
+		return err == nil
+	}
+	busy := func(f *fixture, session string) {
+		x, err := f.send(f.Context(), session, "hang", "")
+		expect.OK(f, err)
+		f.Cleanup(x.Close)
+	}
+	t.Run("GWN-26 at a principal's limit, its session that was unused for longest ends", func(t *testing.T) {
+		f := newFixture(t, "legacy", limit(10, 2))
+		other, one, two := f.session("default/b"), f.session("default/a"), f.session("default/a")
+		f.call(one, "pid", "")
+		three := f.session("default/a")
+		if alive(f, two) || !alive(f, one) || !alive(f, three) || !alive(f, other) {
+			t.Error("another session ended")
+		}
+	})
+	t.Run("GWN-26 running calls are not ended at the principal's own limit", func(t *testing.T) {
+		f := newFixture(t, "legacy", limit(10, 1))
+		busy(f, f.session("default/a"))
+		_, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125, Holder: "default/a"})
+		if !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != LimitProcesses {
+			t.Errorf("got %v, want the limit", err)
+		}
+	})
+	t.Run("GWN-26 a principal with many busy processes cannot lock out another", func(t *testing.T) {
+		f := newFixture(t, "legacy", limit(3, 3))
+		for range 3 {
+			busy(f, f.session("default/a"))
+		}
+		one := f.session("default/b")
+		f.call(one, "pid", "")
+		busy(f, one)
+		_, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125, Holder: "default/b"})
+		if !fault.Is(err, fault.Exhausted) {
+			t.Errorf("the second of b: got %v, want that it ends no other of two", err)
+		}
+	})
+}
