@@ -59,6 +59,15 @@ func New(kind Kind) (http.Handler, error) {
 	return mux, nil
 }
 
+// Run serves a well-behaved kind over standard input and output, until the input ends.
+func Run(ctx context.Context, kind Kind) error {
+	if kind != Stateful && kind != Stateless {
+		return fmt.Errorf("%q does not speak over standard input", kind)
+	}
+	f := newFixtures(kind == Stateless)
+	return f.server.Run(ctx, &mcp.StdioTransport{})
+}
+
 // fixtures is a well-behaved server with the tools, prompts and resources that the conformance suite uses.
 type fixtures struct {
 	server    *mcp.Server
@@ -80,6 +89,7 @@ func newFixtures(stateless bool) *fixtures {
 	}
 	if !stateless {
 		f.events = mcp.NewMemoryEventStore(nil)
+		opts.SupportedProtocolVersions = []string{"2025-11-25", "2025-06-18", "2025-03-26"} // over HTTP the transport already decides that
 	} else {
 		opts.SupportedProtocolVersions = []string{v20260728}
 	}

@@ -23,8 +23,13 @@ import (
 func main() {
 	kind := flag.String("kind", string(backend.Stateful), fmt.Sprintf("one of %v", backend.Kinds()))
 	addr := flag.String("addr", "127.0.0.1:9000", "where to listen")
+	stdio := flag.Bool("stdio", false, "serve over standard input and output instead")
 	flag.Parse()
-	if err := run(backend.Kind(*kind), *addr); err != nil {
+	serve := func() error { return run(backend.Kind(*kind), *addr) }
+	if *stdio {
+		serve = func() error { return backend.Run(context.Background(), backend.Kind(*kind)) }
+	}
+	if err := serve(); err != nil {
 		fmt.Fprintln(os.Stderr, "mcpbackend:", err)
 		os.Exit(1)
 	}
