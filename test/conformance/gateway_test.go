@@ -3,6 +3,7 @@
 package conformance
 
 import (
+	"fmt"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -23,6 +24,7 @@ const (
 	embedded = "embedded"
 	localAWS = "local AWS"
 	crossed  = "embedded, over the other revision"
+	commands = "embedded, over a command"
 )
 
 // streamLists is the setting by which all lists are answered on streams. The suite looks at
@@ -66,6 +68,20 @@ func TestGateway(t *testing.T) {
 			r := keep(patient(t, embedded, behind(t, set.native).MCP, set.revision))
 			hold(t, r)
 			complete(t, r, set)
+		})
+	}
+}
+
+// TestGatewayToACommand runs the suite through the embedded gateway, which starts the backend as a command.
+func TestGatewayToACommand(t *testing.T) {
+	for _, set := range sets {
+		t.Run("GWN-26 "+set.revision, func(t *testing.T) {
+			t.Parallel()
+			command := fmt.Sprintf("[%q, --stdio, --kind, %s]", harness.Binary(t, "./test/backend/mcpbackend", false), set.native)
+			s := harness.StartServer(t, harness.ServerOptions{
+				Auth: "none", Config: "backends:\n  - {name: fixtures, command: " + command + "}\n", Env: []string{streamLists + "=0s"},
+			})
+			hold(t, keep(patient(t, commands, s.MCP, set.revision)))
 		})
 	}
 }
