@@ -35,7 +35,7 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 
 // makeCall makes a call and completes its record.
 func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
-	e, err := g.Find(ctx, c.Client, c.Kind, c.Name)
+	e, task, err := g.findEntry(ctx, c)
 	r.backend = e.Backend
 	if err != nil {
 		return err
@@ -55,6 +55,9 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	}
 	x := newExchange(g, c, e, info)
 	defer func() { r.outcome, r.gone = x.outcome, x.gone }()
+	if x.task = task; task != nil && !info.Version.Stateless() {
+		return errNoTask // another server has taken the backend's place
+	}
 	if c.Version.Stateless() {
 		if err := x.checkParameters(); err != nil {
 			return err
@@ -115,6 +118,7 @@ type exchange struct {
 	gateway *Gateway
 	call    api.Call
 	entry   backends.Entry       // the tool, prompt or resource
+	task    json.RawMessage      // the id of the task at the backend, if the call is about one
 	info    *backends.ServerInfo // about the backend
 	client  *upstream.Client
 	with    backendSession
@@ -284,7 +288,7 @@ func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstre
 
 // handle processes one message of the backend.
 func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, err error) {
-	m = withoutOwn(m)
+	m = x.relateTask(withoutOwn(m))
 	switch {
 	case m.Response():
 		if !jsonrpc.SameID(m.ID, x.id) {

@@ -11,6 +11,8 @@
 //	cancel.go        cancellations
 //	record.go        the log line and the metric of a call
 //	sessions.go      the clients' sessions with backends
+//	tasks.go         tasks of backends, under ids of ours
+//	taskwatch.go     notifications about tasks
 //	states.go        the sealed state that clients carry between requests
 //	conversation.go  messages of conversations
 //
@@ -81,6 +83,7 @@ type Gateway struct {
 	options      *Options
 	drops        *metric.Tally
 	states       *states
+	tasks        *taskIDs
 	broken       *metric.Undecodable
 	sessions     *sessions
 	elicitations *elicitations
@@ -110,6 +113,10 @@ func New(o Options) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
+	tasks, err := newTaskIDs(o.Key)
+	if err != nil {
+		return nil, err
+	}
 	drops := &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: o.Log}
 	set := backends.New(backends.Options{
 		Source: o.Source, Secrets: o.Secrets, DB: o.DB, HTTP: o.HTTP, Commands: o.Commands, Server: o.Server, ListTTL: o.ListTTL, AskTimeout: o.AskTimeout,
@@ -118,7 +125,7 @@ func New(o Options) (*Gateway, error) {
 	set.Replace(context.Background(), o.Backends)
 	broken := metric.NewUndecodable(o.Log)
 	return &Gateway{
-		Set: set, options: &o, drops: drops, states: states, broken: broken,
+		Set: set, options: &o, drops: drops, states: states, tasks: tasks, broken: broken,
 		sessions:     &sessions{db: o.DB, log: o.Log, idle: o.CallTimeout + usedEvery, broken: broken},
 		elicitations: &elicitations{db: o.DB, log: o.Log, broken: broken},
 	}, nil

@@ -74,7 +74,7 @@ func (w *inputRoundsWay) make(ctx context.Context) error {
 
 // params returns the params of the call as a backend of 2026-07-28 expects them.
 func (w *inputRoundsWay) params() json.RawMessage {
-	c := translate.Client{Info: w.x.call.Info, Capabilities: w.x.call.Capabilities, Level: w.x.call.Level}
+	c := translate.Client{Info: w.x.call.Info, Capabilities: translate.WithoutTasks(w.x.call.Capabilities), Level: w.x.call.Level}
 	if len(c.Info) == 0 {
 		c.Info = w.x.client.Server
 	}
@@ -254,6 +254,9 @@ func (w *inputRoundsWay) respond(m upstream.Message) error {
 	if translate.InputRequired(m.Result) {
 		w.input = m.Result // make supplies it in the next round
 		return nil
+	}
+	if err := w.x.adaptTask(&m); err != nil {
+		return err
 	}
 	response, code := w.x.translateResponse(m)
 	w.x.recheckVersion(code)

@@ -18,6 +18,9 @@ import (
 
 // params returns the params of the call with the name that the backend uses.
 func (x *exchange) params() json.RawMessage {
+	if x.task != nil {
+		return jsonrpc.Replace(x.call.Params, x.call.Member, x.task)
+	}
 	own := jsonrpc.Quote(x.entry.Own)
 	if x.call.Member == "ref" {
 		own = jsonrpc.Replace(jsonrpc.Member(x.call.Params, "ref"), "name", own)

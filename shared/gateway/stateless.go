@@ -57,6 +57,9 @@ func (w *statelessWay) respond(m upstream.Message) error {
 		}
 		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(w.x.gateway.states.seal([]byte(text), w.x.stateBinding(), time.Now())))
 	}
+	if err := w.x.adaptTask(&m); err != nil {
+		return err
+	}
 	response, code := w.x.translateResponse(m)
 	w.x.recheckVersion(code)
 	return w.x.send(response, true)

@@ -42,6 +42,12 @@ func routeName(kind api.Kind) router {
 	}
 }
 
+// routeTask routes a request about a task to the backend that has the task.
+func routeTask(c *method.Call) (route, bool, error) {
+	id, err := c.Required("taskId")
+	return route{api.Tasks, id, "taskId"}, true, err
+}
+
 // routeRead routes resources/read to a backend unless this server serves the URI.
 func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 	uri, err := c.Required("uri")

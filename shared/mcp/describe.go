@@ -116,6 +116,9 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 		c.Events = &listCapability{ListChanged: inBand}
 		c.Extensions[spec.EventsExtension] = c.Events
 	}
+	if stateless && to.backends.Tasks {
+		c.Extensions[spec.TasksExtension] = struct{}{}
+	}
 	if to.conversation.Any() {
 		c.ConversationEvents = &to.conversation
 		c.Extensions[spec.ConversationExtension] = c.ConversationEvents

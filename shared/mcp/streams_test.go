@@ -366,6 +366,7 @@ func TestListen(t *testing.T) {
 		for _, params := range []string{
 			``, `"notifications":[]`, `"notifications":{"resourcesListChanged":"yes"}`,
 			`"notifications":{"resourceSubscriptions":"event://ci"}`, `"notifications":{"resourceSubscriptions":[1]}`,
+			`"notifications":{"taskIds":"t"}`, `"notifications":{"taskIds":[1]}`,
 		} {
 			f.stateless(alice, spec.MethodListen, params).is(t, params, 400, -32602)
 		}
@@ -377,6 +378,15 @@ func TestListen(t *testing.T) {
 		} {
 			f.stateless(alice, spec.MethodListen, `"notifications":{"resourceSubscriptions":[`+uris+`]}`).is(t, uris, 200, method.CodeExhausted, limit)
 		}
+	})
+	run(t, "GWN-23_its_tasks_are_bounded_and_none_without_backends", func(o *Options) { o.MaxStreamURIs = 3 }, func(t *testing.T, f *fixture) {
+		const tasks = `{"taskIds":["a","b","c","d"]}`
+		l := f.listen(alice, "1", tasks)
+		if ack := l.next(); strings.Contains(string(ack.Params.Notifications), "taskIds") {
+			t.Errorf("the acknowledgment is %s, want no tasks", ack.Params.Notifications)
+		}
+		f = newFixture(t, func(o *Options) { o.MaxStreamURIs, o.Gateway = 3, newFakeGateway() })
+		f.stateless(alice, spec.MethodListen, `"notifications":`+tasks).is(t, tasks, 200, method.CodeExhausted, "streamURIs")
 	})
 	t.Run("EVS-14_an_event_of_a_type_that_was_just_added_reaches_a_process_with_an_old_catalog", func(t *testing.T) {
 		before := mustParse(t, strings.Replace(testCatalog, "- name: ci.build\n", "- name: ci.other\n", 1))

@@ -81,6 +81,9 @@ func (e *Endpoint) table(lists *events.Lists) {
 		t[spec.MethodPromptsList] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: answer(lists.List(api.Prompts))}
 		t[spec.MethodToolsCall] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeName(api.Tools), nil)}
 		t[spec.MethodPromptsGet] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeName(api.Prompts), nil)}
+		for _, name := range []string{spec.MethodTasksGet, spec.MethodTasksUpdate, spec.MethodTasksCancel} {
+			t[name] = method.Row{Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeTask, nil)}
+		}
 	}
 	if tools := lists.Tools; tools != nil {
 		own := func(c *method.Call) (route, bool, error) {

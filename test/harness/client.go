@@ -214,6 +214,8 @@ func (c *Client) Request(ctx context.Context, method string, params map[string]a
 			req.Header.Set("Mcp-Name", fmt.Sprint(params["uri"]))
 		case "tools/call", "prompts/get":
 			req.Header.Set("Mcp-Name", fmt.Sprint(params["name"]))
+		case "tasks/get", "tasks/update", "tasks/cancel":
+			req.Header.Set("Mcp-Name", fmt.Sprint(params["taskId"]))
 		}
 	}
 	return req, nil

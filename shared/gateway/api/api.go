@@ -38,6 +38,8 @@ type Capabilities struct {
 	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
 	// The messages of conversations for which it asks.
 	UserMessages, AssistantResponses bool
+	// Tasks is the tasks extension, which only revisions since 2026-07-28 have.
+	Tasks bool
 }
 
 // Notifies reports whether the backend notifies of any change.
@@ -73,6 +75,9 @@ type Call struct {
 	// disconnected.
 	Send func(message json.RawMessage, response bool) error
 }
+
+// Task is a state of a task: the params of notifications/tasks, with the id that the client knows.
+type Task struct{ Params json.RawMessage }
 
 // Place identifies a backend, because two workspaces may have backends of the same name.
 type Place struct{ Workspace, Backend string }

@@ -19,9 +19,11 @@ const (
 	Prompts
 	Resources
 	Templates
+	// Tasks has no list. A call of this kind names a task by its id.
+	Tasks
 )
 
-// Kinds lists all kinds.
+// Kinds lists all kinds that have lists.
 var Kinds = []Kind{Tools, Prompts, Resources, Templates}
 
 // kinds has the names that MCP uses for each kind.
@@ -33,6 +35,7 @@ var kinds = [...]struct {
 	Prompts:   {"prompt", spec.MethodPromptsList, "prompts", "name", spec.NotePromptsChange, true},
 	Resources: {"resource", spec.MethodResources, "resources", "uri", spec.NoteResourcesChange, false},
 	Templates: {"resource template", spec.MethodTemplates, "resourceTemplates", "uriTemplate", spec.NoteResourcesChange, false},
+	Tasks:     {what: "task"},
 }
 
 // String returns the word for one entry in messages.

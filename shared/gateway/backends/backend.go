@@ -115,6 +115,7 @@ func ParseCapabilities(capabilities json.RawMessage) api.Capabilities {
 		Completions: has("completions"), Logging: has("logging"),
 		ToolsChanged: notifies("tools", "listChanged"), PromptsChanged: notifies("prompts", "listChanged"),
 		ResourcesChanged: notifies("resources", "listChanged"), Subscribe: notifies("resources", "subscribe"),
+		Tasks:        jsonrpc.Member(jsonrpc.Member(capabilities, "extensions"), spec.TasksExtension) != nil,
 		UserMessages: notifies("conversationEvents", "onUserMessage"), AssistantResponses: notifies("conversationEvents", "onAssistantResponse"),
 	}
 }

@@ -150,6 +150,15 @@ func (bs *Set) FindByServer(ctx context.Context, p auth.Principal, name string) 
 	return nil
 }
 
+// FindView returns the client's view of the backend with the given [Backend.ServerID], or nil if the client may not use it.
+func (bs *Set) FindView(ctx context.Context, c api.Client, name string) *View {
+	b := bs.FindByServer(ctx, c.Principal, name)
+	if b == nil || b.perCaller() && c.Token == "" {
+		return nil
+	}
+	return b.viewFor(ctx, c)
+}
+
 // viewsFor returns the client's view of each backend. Backends that forward the caller's token are skipped if the
 // client sent none.
 func (bs *Set) viewsFor(ctx context.Context, c api.Client) []*View {

@@ -254,6 +254,7 @@ func (bs *Set) Capabilities(ctx context.Context, c api.Client) api.Capabilities 
 			all.Resources = all.Resources || info.Resources
 			all.Completions = all.Completions || info.Completions
 			all.Logging = all.Logging || info.Logging
+			all.Tasks = all.Tasks || info.Tasks && info.Version.Stateless()
 		})
 	}
 	wg.Wait()

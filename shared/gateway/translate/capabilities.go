@@ -46,6 +46,29 @@ func findUndeclared(capabilities json.RawMessage, n Need) Need {
 	return ""
 }
 
+// DeclaresTasks reports whether a client's capabilities have the tasks extension.
+func DeclaresTasks(capabilities json.RawMessage) bool {
+	return jsonrpc.Member(jsonrpc.Member(capabilities, "extensions"), spec.TasksExtension) != nil
+}
+
+// WithoutTasks returns a client's capabilities without the tasks extension, which the session-based revisions do not have (SEP-2663,
+// Backward Compatibility).
+func WithoutTasks(capabilities json.RawMessage) json.RawMessage {
+	if !DeclaresTasks(capabilities) {
+		return capabilities
+	}
+	rest := jsonrpc.Without(jsonrpc.Member(capabilities, "extensions"), func(name string) bool { return name == spec.TasksExtension })
+	return jsonrpc.Replace(capabilities, "extensions", rest)
+}
+
+// MissingTasks returns the error of a request that needs the tasks extension, which the client has not declared.
+func MissingTasks() *jsonrpc.Error {
+	return &jsonrpc.Error{
+		Code: spec.CodeMissingCapability, Message: "the request needs the extension " + spec.TasksExtension + ", which the client does not declare",
+		Data: map[string]any{"requiredCapabilities": map[string]any{"extensions": map[string]any{spec.TasksExtension: struct{}{}}}},
+	}
+}
+
 // Missing returns the error of a call that needs capabilities that the client has not declared.
 func Missing(backend string, needs []Need) *jsonrpc.Error {
 	required := map[string]map[string]struct{}{}

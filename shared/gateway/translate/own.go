@@ -63,7 +63,7 @@ const (
 // messages of prompts and of sampling, and requests for input. The comparison with _meta ignores case, because some readers of JSON do.
 func placeOf(name []byte) place {
 	switch string(name) {
-	case "content", "contents", "elicitations", "messages", "params", "resource":
+	case "content", "contents", "elicitations", "messages", "params", "resource", "result":
 		return inObject
 	case "inputRequests":
 		return inRows

@@ -42,14 +42,17 @@ type Known struct {
 	Capabilities json.RawMessage // the JSON that the backend sent
 }
 
-// Ask sends a request of the gateway's own, and returns the result. It uses only the revision, the session and MaxDepth of r.
+// Ask sends a request of the gateway's own, and returns the result. It replaces the body of r.
 func (c *Client) Ask(ctx context.Context, r Request, method string, params json.RawMessage) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
 	defer cancel()
 	// The id is unique because other requests may run in the same session.
 	r.Body = jsonrpc.AppendRequest(nil, FreshID(), method, params)
 	if r.Version.Stateless() {
-		r.Header = http.Header{spec.HeaderMethod: {method}}
+		if r.Header == nil {
+			r.Header = http.Header{}
+		}
+		r.Header[spec.HeaderMethod] = []string{method}
 	}
 	x, err := c.Post(ctx, r)
 	if err != nil {

@@ -22,6 +22,7 @@ type filter struct {
 	ResourcesListChanged  bool     `json:"resourcesListChanged,omitempty"`
 	EventsListChanged     bool     `json:"eventsListChanged,omitempty"`
 	ResourceSubscriptions []string `json:"resourceSubscriptions,omitempty"`
+	TaskIDs               []string `json:"taskIds,omitempty"` // of the tasks extension (SEP-2663)
 	// ConversationContext is our own member. It asks for the context of messages that the principal sends as notifications.
 	ConversationContext bool `json:"conversationContext,omitempty"`
 }
@@ -55,6 +56,9 @@ func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Writer, err
 	}
 	honored, err := o.honor(ctx, asked)
 	if err != nil {
+		return nil, err
+	}
+	if honored.TaskIDs, err = o.watchTasks(ctx, c, asked.TaskIDs); err != nil {
 		return nil, err
 	}
 	o.Framing = Framing{
@@ -103,6 +107,9 @@ func readFilter(c *method.Call) (f filter, err error) {
 		}
 		if name == "resourceSubscriptions" && !null && json.Unmarshal(value, &f.ResourceSubscriptions) != nil {
 			return f, method.InvalidParams("resourceSubscriptions must be an array of strings")
+		}
+		if name == "taskIds" && !null && json.Unmarshal(value, &f.TaskIDs) != nil {
+			return f, method.InvalidParams("taskIds must be an array of strings")
 		}
 	}
 	return f, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -47,7 +48,8 @@ type Writer struct {
 	cut     bool      // the feed's latest delivery was not completed
 	// subscriptionID is the id of the listen, which every message repeats. It is nil in the stream of a session.
 	subscriptionID json.RawMessage
-	ends           []func() // are called in reverse order when the stream ends
+	tasks          <-chan api.Task // states of the tasks that a listen names; nil without any
+	ends           []func()        // are called in reverse order when the stream ends
 }
 
 // interests are the changes and messages, other than events, of which a stream notifies its client.
@@ -84,6 +86,10 @@ func (w *Writer) run(ctx context.Context) error {
 		quiet.Reset(left)
 		select {
 		case <-w.Feed.Ready():
+		case task, ok := <-w.tasks:
+			if err := w.sendTask(task, ok); err != nil {
+				return err
+			}
 		case <-quiet.C:
 		case <-ctx.Done():
 			return context.Cause(ctx)

@@ -23,6 +23,8 @@ var Mirrored = map[string]string{
 	MethodToolsCall:  "name",
 	MethodPromptsGet: "name",
 	MethodRead:       "uri",
+
+	MethodTasksGet: "taskId", MethodTasksUpdate: "taskId", MethodTasksCancel: "taskId",
 }
 
 // Values of Mcp-Name that are not plain ASCII are encoded in Base64 between these marks, for example =?base64?w6k=?= for é (2026-07-28,

@@ -56,6 +56,9 @@ const (
 	MethodToolsCall    = "tools/call"
 	MethodPromptsList  = "prompts/list"
 	MethodPromptsGet   = "prompts/get"
+	MethodTasksGet     = "tasks/get" // this and the next two: SEP-2663
+	MethodTasksUpdate  = "tasks/update"
+	MethodTasksCancel  = "tasks/cancel"
 	MethodUserMessage  = "conversation/userMessage" // this and the next: the conversation events proposal
 	MethodAssistant    = "conversation/assistantResponse"
 )
@@ -80,7 +83,8 @@ const (
 	NoteProgress        = "notifications/progress"
 	NoteMessage         = "notifications/message"
 	NoteElicited        = "notifications/elicitation/complete"
-	NoteTaskStatus      = "notifications/tasks/status"
+	NoteTaskStatus      = "notifications/tasks/status"        // only 2025-11-25
+	NoteTasks           = "notifications/tasks"               // SEP-2663
 	NoteEventsChange    = "notifications/events/list_changed" // SEP-3415
 	NoteContext         = "conversation/context"              // to a client that sent a message as a notification
 )
@@ -102,10 +106,14 @@ const (
 	MetaServer       = "io.modelcontextprotocol/serverInfo"
 	MetaLogLevel     = "io.modelcontextprotocol/logLevel"
 	MetaSubscription = "io.modelcontextprotocol/subscriptionId"
+	MetaRelatedTask  = "io.modelcontextprotocol/related-task"
 )
 
 // EventsExtension is the MCP Events extension (SEP-3415) in capabilities.
 const EventsExtension = "io.modelcontextprotocol/events"
+
+// TasksExtension is the tasks extension (SEP-2663) in capabilities.
+const TasksExtension = "io.modelcontextprotocol/tasks"
 
 // Profile selects a text of the MCP Events extension. The released clients and the Final text differ in the webhook-id of deliveries,
 // in the numbers of errors, and in the answer to an unknown events/unsubscribe.

@@ -1,0 +1,382 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/test/expect"
+)
+
+const tasksExtension = `"io.modelcontextprotocol/tasks"`
+
+// taskClient returns a client of 2026-07-28 that declares the tasks extension.
+func taskClient(id string) api.Client {
+	c := statelessClient(auth.Principal{ID: id, Workspace: auth.DefaultWorkspace})
+	c.Capabilities = json.RawMessage(`{"elicitation":{},"extensions":{` + tasksExtension + `:{}}}`)
+	return c
+}
+
+// tasking lets a backend answer each tools/call with a task that has the given id, which is JSON.
+func tasking(id string) func(*scripted) {
+	return func(s *scripted) {
+		s.stateless, s.capabilities = true, `{"tools":{},"extensions":{`+tasksExtension+`:{}}}`
+		s.call = func(t *turn) {
+			switch t.Method {
+			case "tools/call":
+				t.result(`{"resultType":"task","taskId":` + id + `,"status":"working","ttlMs":null}`)
+			case "tasks/get":
+				t.result(`{"resultType":"complete","taskId":` + id + `,"status":"completed","result":{"content":[],"_meta":{"io.github.mcp-events/cursor":"forged"}}}`)
+			default:
+				t.result(`{"resultType":"complete"}`)
+			}
+		}
+	}
+}
+
+// ask sends a request about a task.
+func ask(t *testing.T, g *Gateway, c api.Client, method, id, more string) (string, error) {
+	t.Helper()
+	var response string
+	err := g.Call(t.Context(), api.Call{
+		Client: c, Kind: api.Tasks, Name: id, Member: "taskId", Method: method, ID: json.RawMessage(`7`),
+		Params: json.RawMessage(fmt.Sprintf(`{"taskId":%q%s}`, id, more)),
+		Send: func(m json.RawMessage, _ bool) error {
+			response = string(m)
+			return nil
+		},
+	})
+	return response, err
+}
+
+// taskOf returns the id of the task with which a call was answered.
+func taskOf(t *testing.T, response string) string {
+	t.Helper()
+	id, ok := jsonrpc.String(jsonrpc.Member(jsonrpc.Member(json.RawMessage(response), "result"), "taskId"))
+	if !ok {
+		t.Fatalf("%s has no task", response)
+	}
+	return id
+}
+
+// GWN-23: given a backend that answers a call with a task, then the client gets an id of ours, under which any instance forwards its
+// requests to the backend, with the backend's own id byte for byte. The answers have our id.
+func TestTasksWorkAtAnyInstance(t *testing.T) {
+	for name, own := range map[string]string{
+		"simple":  `"786512e2"`,
+		"escapes": `"\u00e9\/ \ud83d\ude00 \n\"x\" é"`,
+		"longest": `"` + strings.Repeat("x", maxOwnTask-2) + `"`,
+	} {
+		bubble(t, name, func(t *testing.T) {
+			s, one := alone(t, tasking(own))
+			other := gatewayOver(t, memory(t), at("b", s))
+			c := taskClient("ann")
+			id := taskOf(t, mustCall(t, one, c, "t"))
+			if text, _ := jsonrpc.String(json.RawMessage(own)); strings.Contains(id, text) || len(id) > maxTask {
+				t.Errorf("the client gets the id %s", id)
+			}
+			expect.Equal(t, "the id of the same task in another answer", taskOf(t, mustCall(t, other, c, "t")), id)
+			for method, more := range map[string]string{
+				"tasks/get": "", "tasks/cancel": "", "tasks/update": `,"inputResponses":{"name":{"action":"accept","n":9007199254740993}}`,
+			} {
+				got, err := ask(t, other, c, method, id, more)
+				expect.OK(t, err)
+				if has := strings.Contains(got, own); has || strings.Contains(got, "forged") || !strings.Contains(got, `"id":7`) {
+					t.Errorf("%s: got %s, want an answer without the backend's id and without our members", method, got)
+				}
+				if method == "tasks/get" {
+					expect.Equal(t, "the id in the answer", taskOf(t, got), id)
+				}
+				m := s.received(method)[0]
+				expect.Equal(t, method+": the id at the backend", string(jsonrpc.Member(m.Params, "taskId")), own)
+				if text, _ := jsonrpc.String(json.RawMessage(own)); m.Header.Get("Mcp-Name") == "" || m.Header.Get("Mcp-Method") != method ||
+					name == "simple" && m.Header.Get("Mcp-Name") != text {
+					t.Errorf("%s: got the headers %v", method, m.Header)
+				}
+				if !strings.Contains(m.Raw, more) {
+					t.Errorf("%s: the backend got %s, want %s in it", method, m.Raw, more)
+				}
+			}
+		})
+	}
+}
+
+// GWN-23: two backends may use the same ids. Each request reaches the backend that has the task, and gets its own credentials.
+func TestTasksOfEqualIDs(t *testing.T) {
+	var got []string
+	var backends []api.Backend
+	for _, name := range []string{"a", "b"} {
+		s := newScripted(t, tasking(`"1"`), func(s *scripted) {
+			answer := s.call
+			s.call = func(t *turn) {
+				if t.Method == "tasks/cancel" {
+					got = append(got, name)
+				}
+				answer(t)
+			}
+		})
+		backends = append(backends, at(name, s, prefix(name+"_")))
+	}
+	g := gatewayOver(t, memory(t), backends...)
+	c := taskClient("ann")
+	a, b := taskOf(t, mustCall(t, g, c, "a_t")), taskOf(t, mustCall(t, g, c, "b_t"))
+	if a == b {
+		t.Error("two tasks have the same id")
+	}
+	for _, id := range []string{b, a, b} {
+		expect.OK(t, expect.ErrOf(ask(t, g, c, "tasks/cancel", id, "")))
+	}
+	expect.List(t, "the backends that were asked to cancel", got, []string{"b", "a", "b"})
+}
+
+// GWN-23: a request about a task of another principal, a forged id, or a task of a backend that is gone fails as for an unknown task. The
+// backend does not hear of it. A client that does not declare the extension gets -32021.
+func TestUnknownTasks(t *testing.T) {
+	s, g := alone(t, tasking(`"1"`))
+	ann := taskClient("ann")
+	id := taskOf(t, mustCall(t, g, ann, "t"))
+	bob, elsewhere, plain, scoped := taskClient("bob"), taskClient("ann"), statelessClient(ann.Principal), gatewayOver(t, memory(t), at("b", s, func(b *api.Backend) { b.Scopes = []string{"x"} }))
+	elsewhere.Principal.Workspace = "elsewhere"
+	other := newScripted(t, tasking(`"1"`))
+	older := newScripted(t, func(s *scripted) { s.capabilities = `{"tools":{}}` })
+	downgraded := newScripted(t, tasking(`"1"`))
+	lost := taskOf(t, mustCall(t, gatewayOver(t, memory(t), at("b", downgraded)), ann, "t"))
+	downgraded.change(func(s *scripted) { s.stateless = false })
+	for name, tt := range map[string]struct {
+		g  *Gateway
+		c  api.Client
+		id string
+	}{
+		"another principal":      {g, bob, id},
+		"another workspace":      {g, elsewhere, id},
+		"the backend's id":       {g, ann, "1"},
+		"changed":                {g, ann, id[:len(id)-2] + "AA"},
+		"shortened":              {g, ann, id[:20]},
+		"extended":               {g, ann, id + "AAAA"},
+		"with a line break":      {g, ann, id + "\n"},
+		"huge":                   {g, ann, strings.Repeat("A", 1<<20)},
+		"the backend is hidden":  {scoped, ann, id},
+		"the backend is gone":    {gatewayOver(t, memory(t)), ann, id},
+		"another server":         {gatewayOver(t, memory(t), at("b", other)), ann, id},
+		"a server without tasks": {gatewayOver(t, memory(t), at("b", older)), ann, id},
+		"a downgraded server":    {gatewayOver(t, memory(t), at("b", downgraded)), ann, lost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, method := range []string{"tasks/get", "tasks/update", "tasks/cancel"} {
+				got, err := ask(t, tt.g, tt.c, method, tt.id, "")
+				expect.Fault(t, method+" "+got, err, fault.Invalid)
+			}
+		})
+	}
+	_, err := ask(t, g, plain, "tasks/get", id, "")
+	if rpc, ok := errors.AsType[*jsonrpc.Error](err); !ok || rpc.Code != -32021 || !strings.Contains(string(jsonrpc.Encode(rpc.Data)), `{"requiredCapabilities":{"extensions":{`+tasksExtension+`:{}}}}`) {
+		t.Errorf("a client without the extension: got %v, want -32021 with the extension", err)
+	}
+	for _, method := range []string{"tasks/get", "tasks/update", "tasks/cancel"} {
+		for _, b := range []*scripted{s, other, older, downgraded} {
+			expect.Equal(t, "requests at a backend", len(b.received(method)), 0)
+		}
+	}
+}
+
+// GWN-23: a task that the client cannot use is an error, and its id does not reach the client.
+func TestUnusableTasks(t *testing.T) {
+	for name, tt := range map[string]struct {
+		id     string
+		client api.Client
+		want   any // a kind of fault, or the code of an error
+	}{
+		"a client without the extension": {`"secret-1"`, statelessClient(ann), -32021},
+		"a client with a session": {`"secret-1"`, func() api.Client {
+			c := sessionBased("s")
+			c.Capabilities = taskClient("ann").Capabilities
+			return c
+		}(), -32600},
+		"a number as the id": {`17`, taskClient("ann"), fault.Unavailable},
+		"an empty id":        {`""`, taskClient("ann"), fault.Unavailable},
+		"no id":              {`null`, taskClient("ann"), fault.Unavailable},
+		"a huge id":          {`"secret-` + strings.Repeat("x", maxOwnTask) + `"`, taskClient("ann"), fault.Unavailable},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			s, g := alone(t, tasking(tt.id))
+			got, err := call(t, g, tt.client, "t")
+			if kind, ok := tt.want.(fault.Kind); ok {
+				expect.Fault(t, "the call "+got, err, kind)
+			} else if rpc, ok := errors.AsType[*jsonrpc.Error](err); !ok || rpc.Code != tt.want {
+				t.Errorf("got %s, %v, want the error %v", got, err, tt.want)
+			}
+			if strings.Contains(fmt.Sprint(got, fault.Public(err)), "secret-") {
+				t.Errorf("the client gets %s, %v", got, err)
+			}
+			for _, m := range s.received("tools/call") {
+				if declared := strings.Contains(m.Raw, tasksExtension); declared && tt.client.Session != "" {
+					t.Errorf("the gateway declares the extension for a client that cannot have it: %s", m.Raw)
+				}
+			}
+		})
+	}
+}
+
+// GWN-23: the extension is declared to clients if a backend that they can see declares it and has a revision that has it.
+func TestTasksAreDeclared(t *testing.T) {
+	with := newScripted(t, tasking(`"1"`))
+	without := newScripted(t, func(s *scripted) { s.stateless, s.capabilities = true, `{"tools":{}}` })
+	older := newScripted(t, func(s *scripted) { s.capabilities = `{"tools":{},"tasks":{},"extensions":{` + tasksExtension + `:{}}}` })
+	hidden := func(b *api.Backend) { b.Scopes = []string{"x"} }
+	for name, tt := range map[string]struct {
+		backends []api.Backend
+		want     bool
+	}{
+		"one of two has it":    {[]api.Backend{at("a", without), at("b", with)}, true},
+		"no backend has it":    {[]api.Backend{at("a", without), at("c", older)}, false},
+		"a hidden one has it":  {[]api.Backend{at("a", without), at("b", with, hidden)}, false},
+		"there is no backend ": {nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := gatewayOver(t, memory(t), tt.backends...)
+			expect.Equal(t, "tasks", g.Capabilities(t.Context(), taskClient("ann")).Tasks, tt.want)
+		})
+	}
+}
+
+// GWN-23: a message that names its task in _meta has our id of the task.
+func TestRelatedTasks(t *testing.T) {
+	s, g := alone(t, tasking(`"secret-1"`))
+	c := taskClient("ann")
+	id := taskOf(t, mustCall(t, g, c, "t"))
+	s.change(func(s *scripted) {
+		s.call = func(t *turn) {
+			meta := `"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"secret-1","x":1}}`
+			t.notify("notifications/progress", `{"progressToken":"p","progress":1,`+meta+`}`)
+			t.result(`{"content":[],` + meta + `}`)
+		}
+	})
+	x := start(t, g, c, "t", "1", `{"name":"t","_meta":{"progressToken":"p"}}`)
+	expect.OK(t, x.end(t))
+	for _, text := range []string{x.next(t).text, x.next(t).text} {
+		if want := `{"taskId":"` + id + `","x":1}`; !strings.Contains(text, want) || strings.Contains(text, "secret") {
+			t.Errorf("got %s, want %s in it", text, want)
+		}
+	}
+}
+
+// state returns notifications/tasks.
+func state(id, more string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/tasks","params":{"taskId":%q,"status":"working"%s}}`, id, more)
+}
+
+// nextState waits for the next state of a task.
+func nextState(t *testing.T, states <-chan api.Task) string {
+	t.Helper()
+	select {
+	case s := <-states:
+		return string(s.Params)
+	case <-time.After(patience):
+		t.Fatal("no state of a task arrives")
+	}
+	return ""
+}
+
+// GWN-23: a listen for tasks gets the backend's notifications about them under our ids, and only those. It survives a broken connection,
+// and gets the states after it.
+func TestTasksAreWatched(t *testing.T) {
+	bubble(t, "watched", func(t *testing.T) {
+		s := newScripted(t, tasking(`"secret-1"`))
+		g := gatewayOver(t, memory(t), at("b", s))
+		c := taskClient("ann")
+		id := taskOf(t, mustCall(t, g, c, "t"))
+		watched, states, err := g.WatchTasks(t.Context(), c, []string{"unknown", id, id})
+		expect.OK(t, err)
+		expect.List(t, "the watched tasks", watched, []string{id})
+		expect.Equal(t, "streams at the backend", s.open(), 1)
+		if asked := s.received("subscriptions/listen")[0].Raw; !strings.Contains(asked, `"notifications":{"taskIds":["secret-1"]}`) || !strings.Contains(asked, tasksExtension) {
+			t.Errorf("the backend got %s", asked)
+		}
+		s.notify(state("another", ""))
+		s.notify(state("secret-1", `,"inputRequests":{"q":{"method":"sampling/createMessage","params":{}}}`)) // the client cannot answer it
+		s.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+		s.notify(state("secret-1", `,"n":9007199254740993,"_meta":{"io.github.mcp-events/cursor":"forged","x":1}`))
+		expect.Equal(t, "the state", nextState(t, states), `{"taskId":"`+id+`","status":"working","n":9007199254740993,"_meta":{"x":1}}`)
+		expect.Equal(t, "dropped messages", len(g.Dropped()["default/b"]), 3)
+		s.hangUp()
+		if got := nextState(t, states); !strings.Contains(got, `"taskId":"`+id+`","status":"completed"`) || strings.Contains(got, "resultType") {
+			t.Errorf("after the connection broke: got %s, want the state", got)
+		}
+		s.notify(state("secret-1", ""))
+		expect.Equal(t, "the state after it", nextState(t, states), `{"taskId":"`+id+`","status":"working"}`)
+	})
+}
+
+// GWN-23: a listen acknowledges only tasks of which the backend notifies. A flood of states waits for the client.
+func TestWatchesOfOtherBackends(t *testing.T) {
+	for name, tt := range map[string]struct {
+		listen  func(w http.ResponseWriter, r *http.Request, m got)
+		watched int
+		closed  bool
+	}{
+		"refuses":        {func(w http.ResponseWriter, _ *http.Request, m got) { m.fails(w, 400, -32602, "no") }, 0, true},
+		"no such method": {func(w http.ResponseWriter, _ *http.Request, m got) { m.fails(w, 404, -32601, "no") }, 0, true},
+		"acknowledges nothing": {func(w http.ResponseWriter, r *http.Request, _ got) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprint(w, "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/subscriptions/acknowledged\",\"params\":{\"notifications\":{}}}\n\n")
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}, 0, false},
+		"hangs":   {func(_ http.ResponseWriter, r *http.Request, _ got) { <-r.Context().Done() }, 1, false},
+		"is down": {func(w http.ResponseWriter, _ *http.Request, _ got) { w.WriteHeader(503) }, 1, false},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			s, g := alone(t, tasking(`"1"`))
+			c := taskClient("ann")
+			id := taskOf(t, mustCall(t, g, c, "t"))
+			s.on("subscriptions/listen", tt.listen)
+			began := time.Now()
+			watched, states, err := g.WatchTasks(t.Context(), c, []string{id})
+			expect.OK(t, err)
+			expect.Equal(t, "watched tasks", len(watched), tt.watched)
+			if took := time.Since(began); took > ackTime {
+				t.Errorf("the client waits %s for the acknowledgment", took)
+			}
+			select {
+			case _, open := <-states:
+				if open || !tt.closed {
+					t.Errorf("open %t, want an end %t", open, tt.closed)
+				}
+			case <-time.After(time.Minute):
+				if tt.closed {
+					t.Error("the watch does not end")
+				}
+			}
+		})
+	}
+	bubble(t, "floods", func(t *testing.T) {
+		s, g := alone(t, tasking(`"1"`))
+		c := taskClient("ann")
+		id := taskOf(t, mustCall(t, g, c, "t"))
+		_, states, err := g.WatchTasks(t.Context(), c, []string{id})
+		expect.OK(t, err)
+		for range 5000 {
+			s.notify(state("1", ""))
+		}
+		time.Sleep(time.Second)
+		expect.Equal(t, "states in memory", len(states), maxStates)
+		for range 5000 {
+			nextState(t, states)
+		}
+	})
+	bubble(t, "no extension", func(t *testing.T) {
+		_, g := alone(t, tasking(`"1"`))
+		_, _, err := g.WatchTasks(t.Context(), statelessClient(ann), []string{"x"})
+		if rpc, ok := errors.AsType[*jsonrpc.Error](err); !ok || rpc.Code != -32021 {
+			t.Errorf("got %v, want -32021", err)
+		}
+	})
+}
