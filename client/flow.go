@@ -79,6 +79,9 @@ const maxAhead = 1000
 // maxHandled is how many of a subscription's last events are recognized when they arrive again.
 const maxHandled = 10_000
 
+// maxName is the length up to which the names of handled events are kept as they are.
+const maxName = 512
+
 // maxWebhooks limits the webhooks of a subscription that wait for the function for events.
 const maxWebhooks = 1000
 
@@ -126,7 +129,12 @@ func (f *flow) handleOnce(e Event) error {
 	if e.ID == "" { // it cannot be recognized
 		return handle()
 	}
-	return f.doOnce(fmt.Sprintf("event %q %q %q", e.ID, e.URI, e.Time), handle)
+	name := fmt.Sprintf("event %q %q %q", e.ID, e.URI, e.Time)
+	if len(name) > maxName { // so that a server cannot fill the memory with long ids
+		sum := sha256.Sum256([]byte(name))
+		name = "event " + hex.EncodeToString(sum[:])
+	}
+	return f.doOnce(name, handle)
 }
 
 // doOnce calls do until it has succeeded once for a name. Concurrent calls share one outcome.

@@ -219,7 +219,7 @@ func (c *CatalogCheckCmd) compare(g *Globals, next *catalog.Catalog) error {
 		printEnds(g.out, catalog.Ends(before, next))
 		return nil
 	}
-	endings, err := apply.Deployment(db, true).Endings(ctx, catalog.Workspaces{Own: map[string]catalog.Source{c.Workspace: catalog.NewStatic(next)}})
+	endings, err := apply.Deployment(db, true).Endings(ctx, catalog.AddBackends(db, catalog.Workspaces{Own: map[string]catalog.Source{c.Workspace: catalog.NewStatic(next)}}))
 	for _, e := range endings {
 		fmt.Fprintf(g.out, "%d live webhook subscriptions would end because %s.\n", e.Subscriptions, e.Reason)
 	}

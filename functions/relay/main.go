@@ -22,6 +22,6 @@ func create(p *boot.Process) (boot.Handler, error) {
 	if err != nil {
 		return boot.Handler{}, err
 	}
-	invocations := relay.NewInvocations(func() *relay.Relay { return app.NewRelay(p.Core, backends) })
+	invocations := relay.NewInvocations(func() *relay.Relay { return app.NewRelay(p.Core, backends, nil) })
 	return p.Invoked(invocations.Serve).BeforeEnd(func() { invocations.Shutdown(shutdownTime) }), nil
 }

@@ -33,6 +33,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
@@ -60,8 +61,10 @@ type Core struct {
 	Catalogs catalog.Source
 	Config   *config.Stored
 	EventLog *eventlog.Log
-	Limits   config.Limits
-	Log      *slog.Logger
+	// Demand records which events of backends are wanted. It is nil in roles that neither subscribe to events nor receive them.
+	Demand *demand.Registry
+	Limits config.Limits
+	Log    *slog.Logger
 	// Metrics and Tracer may be nil, which turns counting or tracing off.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
@@ -170,7 +173,7 @@ func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 			SumOf: func(ctx context.Context, workspace string) int64 { return int64(ofWorkspace(ctx, workspace, "")) },
 		},
 		Catalog: c.Catalogs, Log: c.EventLog,
-		AllowAnonymous: c.Limits.AllowInsecureTargets,
+		AllowAnonymous: c.Limits.AllowInsecureTargets, Demand: c.Demand.Want,
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/gateway"
@@ -125,8 +126,16 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 	})
 }
 
-// NewRelay returns the relay, which writes the notifications of the gateway's backends to the log.
-func NewRelay(c *Core, g *gateway.Gateway) *relay.Relay {
+// NewRelay returns the relay, which writes the notifications of the gateway's backends to the log. typesChanged is called after it has
+// stored changed event types of a backend. If it is nil, the relay does not receive the events of backends.
+func NewRelay(c *Core, g *gateway.Gateway, typesChanged func(context.Context) error) *relay.Relay {
+	var events *relay.Events
+	if typesChanged != nil {
+		publisher := &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
+		events = &relay.Events{
+			Demand: c.Demand, Publish: publisher.FromBackend, Gap: publisher.Gap, Changed: typesChanged, Agent: UserAgent(),
+		}
+	}
 	return &relay.Relay{
 		Backends: func(ctx context.Context) (all []relay.Backend) {
 			for _, b := range g.Followed(ctx) {
@@ -137,7 +146,7 @@ func NewRelay(c *Core, g *gateway.Gateway) *relay.Relay {
 		Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
 			return c.EventLog.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
 		},
-		DB: c.DB, Log: c.Log,
+		DB: c.DB, Log: c.Log, Events: events,
 	}
 }
 

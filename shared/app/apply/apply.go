@@ -184,7 +184,7 @@ func (p *plan) check(ctx context.Context) error {
 	case p.AllowBreaking:
 		return nil
 	case p.Endings != nil:
-		endings, err := p.Endings(ctx, p.source())
+		endings, err := p.Endings(ctx, catalog.AddBackends(p.DB, p.source()))
 		return cmp.Or(err, lifecycle.Breaking(endings))
 	case len(ends) > 0: // there may be no such subscriptions, but they cannot be counted
 		return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; use --allow-breaking to write it anyway", strings.Join(ends, ", "))

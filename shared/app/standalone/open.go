@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/descriptors"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -45,8 +46,8 @@ func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) 
 	authenticator, metadata := s.newAuthenticator(o.Auth, configs)
 	s.core = &app.Core{
 		DB: s.db, Queues: s.queues, Catalogs: s.catalogs, Config: configs,
-		EventLog: &eventlog.Log{DB: s.db, Retention: o.Limits.LogRetention},
-		Limits:   o.Limits, Log: o.Log, Metrics: counters, Tracer: tracer,
+		EventLog: &eventlog.Log{DB: s.db, Retention: o.Limits.LogRetention}, Demand: demand.New(s.db),
+		Limits: o.Limits, Log: o.Log, Metrics: counters, Tracer: tracer,
 		Auth: authenticator, Guard: auth.NewGuard(o.Limits.AllowedOrigins, o.Limits.AllowedHosts, o.Log), ResourceMetadata: metadata,
 	}
 	return keys, nil

@@ -50,6 +50,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
@@ -289,7 +290,10 @@ func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener)
 	if err := s.buildEndpoint(ctx, r, keys, cursors, sender); err != nil {
 		return r, err
 	}
-	r.relay = app.NewRelay(s.core, s.backends)
+	r.relay = app.NewRelay(s.core, s.backends, func(ctx context.Context) error {
+		s.catalogs.Written()
+		return settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
+	})
 	r.mux = s.newRoutes(r.publishing, identity)
 	return r, nil
 }
@@ -323,7 +327,7 @@ func (s *Server) buildEndpoint(ctx context.Context, r roles, keys secrets, curso
 		return err
 	}
 	s.tails = stream.New(s.core.EventLog, s.db, cursors)
-	s.tails.Shares = s.catalogs.Shares
+	s.tails.Shares, s.tails.Demand = s.catalogs.Shares, s.core.Demand
 	s.undo = append(s.undo, s.tails.Close)
 	identity, err := app.Identity()
 	if err != nil {

@@ -75,6 +75,9 @@ type Entry struct {
 	Order string
 	// Access restricts who may receive the events. Nil admits everyone with the general scope.
 	Access *Access
+	// Backend is the name of the backend whose event type this is, and Own the type's name there. Both are empty for a type of the
+	// operator.
+	Backend, Own string
 
 	line     int
 	segments []segment
@@ -85,6 +88,7 @@ type Entry struct {
 	input    json.RawMessage
 
 	arguments schema // input
+	cost      int    // see [schemaCost]; 0 for the operator's event types, whose schemas are trusted
 
 	contractID func() string
 }

@@ -160,7 +160,7 @@ func (e *Entry) Expand(vars map[string]string) string {
 	return b.String()
 }
 
-// Under returns the entries below a canonical parent URI, in the order of the file. A parent URI is a prefix of whole segments. For
+// Under returns the operator's entries below a canonical parent URI, in the order of the file. A parent URI is a prefix of whole segments. For
 // example, event://github/acme is a parent of event://github/{owner}/{repo}/push.
 func (c *Catalog) Under(uri string) (out []*Entry) {
 	rest, ok := canonicalRest(uri, false)
@@ -169,7 +169,7 @@ func (c *Catalog) Under(uri string) (out []*Entry) {
 	}
 	above := strings.Split(rest, "/")
 	for _, e := range c.entries {
-		if len(e.segments) > len(above) && slices.EqualFunc(above, e.segments[:len(above)], func(seg string, s segment) bool {
+		if e.Backend == "" && len(e.segments) > len(above) && slices.EqualFunc(above, e.segments[:len(above)], func(seg string, s segment) bool {
 			return s.variable != "" || s.literal == seg
 		}) {
 			out = append(out, e)

@@ -33,6 +33,9 @@ func (e *Entry) ValidatePayload(payload []byte) error {
 	if !json.Valid(payload) {
 		return fault.New(fault.Invalid, "the payload is not valid JSON")
 	}
+	if e.cost*len(payload) > maxCheck {
+		return fault.New(fault.Unprocessable, "the payload is too large to check against the schema of %s", e.Name)
+	}
 	faults, err := e.payload.faults(jsonrpc.Value(payload))
 	if err != nil || len(faults) == 0 {
 		return err

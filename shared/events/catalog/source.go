@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -34,11 +35,20 @@ func (s *Static) Catalog(context.Context, string) (*Catalog, error) { return s.c
 
 // Stored is a [Source] of stored catalogs, which are at most [settings.MaxAge] old. A workspace without its own catalog uses the
 // catalog of [Shared].
-type Stored struct{ cache *settings.Cache[*Catalog] }
+//
+// The catalog includes the event types of the workspace's backends.
+type Stored struct {
+	cache    *settings.Cache[*Catalog]
+	backends *settings.Cache[map[string]BackendTypes]
+	merged   bounded.Map[string, merged] // by workspace
+}
 
 // NewStored returns a source over the store. A nil clock is time.Now, and a nil log slog.Default.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
-	return &Stored{settings.NewCache(db, documents, parseStored, now, log)}
+	return &Stored{
+		cache:    settings.NewCache(db, documents, parseStored, now, log),
+		backends: settings.NewCache(db, backendDocuments, parseBackends, now, log),
+	}
 }
 
 // Latest returns a source's catalog without a cache, for decisions that cannot be undone.
@@ -53,18 +63,21 @@ func Latest(ctx context.Context, s Source, workspace string) (*Catalog, error) {
 
 // Latest implements [Latest].
 func (s *Stored) Latest(ctx context.Context, workspace string) (*Catalog, error) {
-	return s.own(ctx, workspace, s.cache.Latest)
+	return s.own(ctx, workspace, s.cache.Latest, s.backends.Latest)
 }
 
 // Catalog implements [Source].
 func (s *Stored) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
-	return s.own(ctx, workspace, s.cache.Get)
+	return s.own(ctx, workspace, s.cache.Get, s.backends.Get)
 }
 
-func (s *Stored) own(ctx context.Context, workspace string, get func(context.Context, string) (*Catalog, int64, error)) (*Catalog, error) {
+func (s *Stored) own(ctx context.Context, workspace string, get func(context.Context, string) (*Catalog, int64, error), backends backendsGetter) (*Catalog, error) {
 	c, _, err := get(ctx, workspace)
 	if c == nil && err == nil {
 		c, _, err = get(ctx, Shared)
+	}
+	if err == nil {
+		c, err = s.withBackends(ctx, workspace, c, backends)
 	}
 	if c == nil && err == nil {
 		err = errNoCatalog
@@ -79,7 +92,10 @@ func (s *Stored) Shares(ctx context.Context, workspace string) bool {
 }
 
 // Written drops the cached catalogs, see [settings.Cache.Written].
-func (s *Stored) Written() { s.cache.Written() }
+func (s *Stored) Written() {
+	s.cache.Written()
+	s.backends.Written()
+}
 
 // Workspaces is a [Source] that combines others: the workspaces in Own have their own source, and all others use Rest. Without Rest the
 // others are unknown.

@@ -57,6 +57,7 @@ const (
 	postpone                // attempt it at the verdict's time (slow lane)
 	slowLane                // let the slow lane attempt it (fast lane)
 	leave                   // leave it and the events after it to another page (fast lane)
+	announce                // notify the subscriber of a gap (fast lane)
 	terminate               // end the subscription, and decide again if it continues (slow lane)
 	stop                    // there is nothing left to do: the subscription has ended, or the task is stale
 )
@@ -97,6 +98,8 @@ func (d *Dispatcher) act(ctx context.Context, how verdict, del *state.Delivery, 
 	case postpone:
 		del.First = how.due
 		_, err = d.deliveries.Schedule(ctx, del, nil, how.due)
+	case announce:
+		err = d.manager.AnnounceGap(ctx, del)
 	case stop:
 	default:
 		err = fault.New(fault.Internal, "no lane acts on the verdict %d", how.action)
@@ -169,7 +172,11 @@ func (v *visit) sendEvents(ctx context.Context) (done int, err error) {
 			})
 			continue
 		default:
-			if _, err := v.d.act(ctx, how, state.New(v.sub, e, v.d.now()), e); err != nil {
+			_, err := v.d.act(ctx, how, state.New(v.sub, e, v.d.now()), e)
+			if err != nil && how.action == announce && v.task.Hops < maxHops {
+				return i, nil // a gap has no payload that the slow lane could send
+			}
+			if err != nil && how.action != announce {
 				return i, err
 			}
 			continue
@@ -206,6 +213,9 @@ func (v *visit) judge(ctx context.Context, i int) (verdict, error) {
 	}
 	if !v.wants(i) {
 		return verdict{action: forget}, nil
+	}
+	if e.Gap {
+		return verdict{action: announce}, nil
 	}
 	if how, err := v.d.judge(ctx, v.right, v.sub, e); how.action != attempt || err != nil {
 		return how, err

@@ -52,6 +52,9 @@ type Event struct {
 	Data json.RawMessage
 	// Trace is the trace that the event's deliveries belong to. It is empty for most events.
 	Trace trace.Context
+	// Gap marks a place at which events of the URI are missing, because the backend that sends them has lost them. Subscribers are
+	// notified of the gap, and there is no payload.
+	Gap bool
 }
 
 // ValidID reports whether id can be used as an event id: [A-Za-z0-9_-]{1,128}.
@@ -108,12 +111,19 @@ func (e Event) Key() string {
 // one.
 const messageVersion = 1
 
+// gapVersion is the version of gaps, which earlier releases cannot read.
+const gapVersion = 2
+
 // AppendJSON appends the encoding of the event that is used in messages and in the log. It appends the payload
 // unchanged, because publish has already compacted it.
 func (e Event) AppendJSON(b []byte) []byte {
 	b = slices.Grow(b, len(e.Data)+len(e.URI)+192)
 	b = append(b, `{"v":`...)
-	b = strconv.AppendInt(b, messageVersion, 10)
+	if e.Gap {
+		b = append(strconv.AppendInt(b, gapVersion, 10), `,"gap":true`...)
+	} else {
+		b = strconv.AppendInt(b, messageVersion, 10)
+	}
 	b = jsonrpc.AppendString(append(b, `,"ws":`...), e.Workspace)
 	b = jsonrpc.AppendString(append(b, `,"id":`...), e.ID)
 	b = jsonrpc.AppendString(append(b, `,"uri":`...), e.URI)
@@ -191,6 +201,8 @@ func (e *Event) decode(b []byte) error {
 			out.Trace.Parent, ok = jsonrpc.String(value)
 		case "ts":
 			out.Trace.State, ok = jsonrpc.String(value)
+		case "gap":
+			out.Gap = string(value) == "true"
 		case "data":
 			out.Data = bytes.Clone(value)
 		}
@@ -199,7 +211,7 @@ func (e *Event) decode(b []byte) error {
 		}
 	}
 	switch {
-	case version > messageVersion: // fail in a way that is retried, so that a newer program can read it
+	case version > messageVersion && !(out.Gap && version == gapVersion): // fail in a way that is retried, so that a newer program can read it
 		return fault.New(fault.Unavailable, "decode event: version %d is newer than %d", version, messageVersion)
 	case version < 1:
 		return fault.New(fault.Invalid, "decode event: unknown version")

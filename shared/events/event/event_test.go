@@ -3,6 +3,7 @@ package event
 import (
 	"bytes"
 	"encoding/json"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -196,5 +197,18 @@ func TestAnEventKeepsItsTrace(t *testing.T) {
 	var old form
 	if err := json.Unmarshal(text, &old); err != nil || old.V != messageVersion || string(old.Data) != string(e.Data) {
 		t.Errorf("an earlier release reads %+v, %v", old, err)
+	}
+}
+
+// GWN-22: a gap keeps its place among the events, and an earlier release leaves it to a newer one.
+func TestAGapIsNoEventForAnEarlierRelease(t *testing.T) {
+	gap := Event{Workspace: "w", ID: "evt_1", URI: "event://~shop/order.shipped/e30", Name: "order.shipped", Time: time.UnixMicro(1).UTC(), Published: time.UnixMicro(2).UTC(), Gap: true}
+	text := gap.AppendJSON(nil)
+	if !strings.HasPrefix(string(text), `{"v":2,`) {
+		t.Errorf("got %s, want version 2", text)
+	}
+	got, err := Decode(text)
+	if gap.Data = got.Data; err != nil || string(got.Data) != "null" || !reflect.DeepEqual(got, gap) {
+		t.Errorf("got %+v, %v, want %+v", got, err, gap)
 	}
 }

@@ -57,7 +57,8 @@ type Entry struct {
 	// NoticeID and Notice are set in topics.
 	NoticeID string
 	Notice   json.RawMessage
-	// Lost says that an item of the log cannot be decoded. The entry is at the position of the events or notices that were in it.
+	// Lost says that events or notices are missing at this position: an item of the log cannot be decoded, or the backend that sends
+	// the events has lost some.
 	Lost bool
 
 	id string // of the event or of the loss, made once for all readers of the entry
@@ -67,6 +68,9 @@ type Entry struct {
 func eventEntry(key int64, e *event.Event) Entry {
 	// Publishers choose ids. If one uses an id again after the deduplication period, that is another event.
 	id := e.Key() + "#" + strconv.FormatInt(e.Published.UnixMicro(), 36)
+	if e.Gap {
+		return Entry{Key: key, Lost: true, id: id}
+	}
 	return Entry{Key: key, Event: e, id: id}
 }
 

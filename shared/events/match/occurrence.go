@@ -16,6 +16,9 @@ func AppendOccurrenceMeta(b []byte, e *event.Event, entry *catalog.Entry) []byte
 	if entry == nil {
 		return b
 	}
+	if _, _, arguments, ok := catalog.ParseBackendURI(e.URI); ok && entry.Backend != "" {
+		return append(append(b, `,"`+spec.MetaArguments+`":`...), arguments...)
+	}
 	vars, ok := entry.Bind(e.URI)
 	if !ok {
 		return b

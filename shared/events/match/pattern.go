@@ -100,7 +100,7 @@ func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 	}
 	var patterns []Pattern
 	var access []Access
-	if entry, vars, ok := cat.MatchPattern(canonical); ok {
+	if entry, vars, ok := cat.MatchPattern(canonical); ok && entry.Backend == "" { // clients reach events of backends by name
 		if err := entry.ValidateParams(vars); err != nil {
 			return nil, nil, fault.Wrap(fault.Invalid, err, "parameters of %s", canonical)
 		}

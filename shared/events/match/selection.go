@@ -37,6 +37,9 @@ func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 		return Selection{}, err
 	}
 	s := Selection{Entry: e, Vars: map[string]string{}}
+	if e.Backend != "" {
+		return s, s.selectOfBackend(canonicalJSON(args))
+	}
 	for _, name := range slices.Sorted(maps.Keys(args)) {
 		if err := s.addArgument(name, args[name]); err != nil {
 			return Selection{}, err
@@ -52,12 +55,27 @@ func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 	if err := e.ValidateParams(s.Vars); err != nil {
 		return Selection{}, fault.Wrap(fault.Invalid, err, "arguments")
 	}
-	s.Pattern = ForEntry(e, s.Vars)
-	// Reject a pattern that no event can match: URIs of events have a maximum length and no dot segments or control characters.
-	if _, err := catalog.CanonicalPattern(s.Pattern.URI()); err != nil {
-		return Selection{}, fault.Wrap(fault.Invalid, err, "arguments")
+	return s, s.setPattern()
+}
+
+// setPattern sets the pattern. It returns an error if no event can match, because URIs of events have a maximum length and no dot segments
+// or control characters.
+func (s *Selection) setPattern() error {
+	s.Pattern = ForEntry(s.Entry, s.Vars)
+	_, err := catalog.CanonicalPattern(s.Pattern.URI())
+	return fault.Wrap(fault.Invalid, err, "arguments")
+}
+
+// selectOfBackend selects events of a backend, which alone knows what its arguments mean.
+func (s *Selection) selectOfBackend(arguments json.RawMessage) (err error) {
+	s.Arguments = arguments
+	if err := s.Entry.ValidateArguments(arguments); err != nil {
+		return err
 	}
-	return s, nil
+	if s.Vars, err = s.Entry.BindArguments(arguments); err != nil {
+		return err
+	}
+	return s.setPattern()
 }
 
 // addArgument adds one argument to the selection.

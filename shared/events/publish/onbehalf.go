@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -20,6 +21,29 @@ func (o OnBehalf) Publish(ctx context.Context, p auth.Principal, in Input) error
 	p.Scopes = append(slices.Clone(p.Scopes), auth.ScopePublish)
 	_, err := o.Service.Accept(ctx, p, []Input{in})
 	return err
+}
+
+// FromBackend accepts an event that the relay received from a backend. No quota counts it, because the relay limits the backend.
+func (s *Service) FromBackend(ctx context.Context, workspace string, in Input) error {
+	in.OfBackend = true
+	_, err := s.Accept(ctx, auth.Principal{Workspace: workspace, ID: "relay", Scopes: []string{auth.ScopePublish}}, []Input{in})
+	return err
+}
+
+// Gap accepts a gap in the events of a backend's URI, of which subscribers are notified. It is in order with the events.
+func (s *Service) Gap(ctx context.Context, workspace, uri string) error {
+	cat, err := s.Catalog.Catalog(ctx, workspace)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "look up the event types")
+	}
+	entry, _, ok := cat.Match(uri)
+	if !ok {
+		return fault.New(fault.NotFound, "no event type has the URI %.200q", uri)
+	}
+	now := s.now().UTC()
+	e := event.Event{Workspace: workspace, ID: event.NewID(), URI: uri, Name: entry.Name, Time: now, Published: now, Gap: true}
+	out := queue.Outgoing{Body: e.AppendJSON(nil), Group: group(cat, workspace, e), Dedup: digest(workspace, uri, e.ID)}
+	return fault.Wrap(fault.Unavailable, s.Queue.Send(ctx, queue.Events, out), "queue a gap")
 }
 
 // ByInbox publishes in the same way from a function that can reach only the inbox queue. [Inbox] then checks and

@@ -66,6 +66,9 @@ type Input struct {
 	// of its deduplication id.
 	Resend string
 
+	// OfBackend admits events of backends, which only the relay may publish.
+	OfBackend bool
+
 	// URIAt and DataAt are JSON Pointers to the two in the request, for faults. An empty URIAt means /uri of the
 	// event.
 	URIAt, DataAt string
@@ -252,7 +255,7 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 		return event.Event{}, false
 	}
 	entry, vars, ok := cat.Match(uri)
-	if !ok {
+	if !ok || entry.Backend != "" && !in.OfBackend {
 		r.unknown(uriAt, uri)
 		return event.Event{}, false
 	}

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
@@ -22,6 +24,7 @@ type Feed struct {
 
 	tails     *Tails
 	workspace string
+	principal string
 	sole      bool
 	wants     func(*event.Event) bool
 	merge     merge
@@ -100,12 +103,17 @@ type queued struct {
 // returns an error of kind Invalid.
 func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	f := &Feed{
-		tails: ts, workspace: r.Workspace, sole: r.Sole, wants: r.Wants,
+		tails: ts, workspace: r.Workspace, principal: r.Principal, sole: r.Sole, wants: r.Wants,
 		wake: make(chan struct{}, 1), parts: map[string]*source{},
 	}
 	f.merge = &stampedMerge{Feed: f}
 	if ts.Log.TotalOrder() {
 		f.merge = &exactMerge{Feed: f}
+	}
+	for _, p := range r.Patterns { // before the feed takes its position, because the relay may have to subscribe first
+		if err := ts.Demand.Want(ctx, r.Workspace, r.Principal, p.Key); err != nil {
+			return nil, err
+		}
 	}
 	opened, now := ts.Log.Time().UnixMicro(), ts.Log.Position()
 	from := func(eventlog.Partition) int64 { return now }
@@ -144,7 +152,7 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	}
 	for _, t := range r.Topics {
 		for _, p := range ts.topics(ctx, r.Workspace, t) {
-			f.join(&source{part: p, pattern: t, topic: true}, topics, nil)
+			f.join(&source{part: p, pattern: t, topic: true}, topics, renewal{})
 		}
 	}
 	return f, nil
@@ -159,13 +167,13 @@ func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Part
 	parts := p.Partitions(f.tails.Log, f.workspace)
 	if len(parts) == 1 {
 		part := parts[0]
-		f.join(&source{part: part, pattern: p.Key, place: f.tails.Sealer.PlaceOf(part, 0).Partition}, from(part), nil)
+		f.join(&source{part: part, pattern: p.Key, place: f.tails.Sealer.PlaceOf(part, 0).Partition}, from(part), f.renewDemand(p))
 		return nil
 	}
-	renew := func(ctx context.Context) error {
+	renew := renewal{every: min(renewEvery, f.tails.Log.Reaches()/8), do: func(ctx context.Context) error {
 		_, err := subscription.Interested(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
 		return err
-	}
+	}}
 	in, err := subscription.Interested(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
 	if err != nil {
 		return err
@@ -181,7 +189,17 @@ func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Part
 	return nil
 }
 
-func (f *Feed) join(s *source, start int64, renew func(context.Context) error) {
+// renewDemand returns the renewal of a demand for events of a backend. For other events it is zero.
+func (f *Feed) renewDemand(p match.Pattern) renewal {
+	if catalog.BackendOf(p.Key) == "" {
+		return renewal{}
+	}
+	return renewal{every: demand.RenewEvery, do: func(ctx context.Context) error {
+		return f.tails.Demand.Want(ctx, f.workspace, f.principal, p.Key)
+	}}
+}
+
+func (f *Feed) join(s *source, start int64, renew renewal) {
 	if f.parts[s.part.Name()] != nil {
 		return
 	}
@@ -199,7 +217,7 @@ func (f *Feed) Remove(p match.Pattern) { f.remove(p.Key, false) }
 
 // Follow adds a topic to the feed, from a position on; see [Request.Topics].
 func (f *Feed) Follow(topic string, after int64) {
-	f.join(&source{part: eventlog.Topic(f.workspace, topic), pattern: topic, topic: true}, after, nil)
+	f.join(&source{part: eventlog.Topic(f.workspace, topic), pattern: topic, topic: true}, after, renewal{})
 }
 
 // Unfollow removes a topic that [Feed.Follow] added.

@@ -17,6 +17,7 @@ import (
 // PollRequest selects the events of a poll, and where it starts.
 type PollRequest struct {
 	Workspace string
+	Principal string // as in [Request]
 	Pattern   match.Pattern
 	// Cursor is where a poll, a stream or a webhook of the same pattern ended. If it is empty, the poll begins at the end of
 	// the log.
@@ -64,6 +65,9 @@ const maxOpen = eventlog.MaxSent - eventlog.Shards
 // Poll stops before an item of a later release. The cursor then has a separate position for that partition, so the other
 // partitions continue. The client gets the rest of the partition when that release answers its poll.
 func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
+	if err := ts.Demand.Want(ctx, r.Workspace, r.Principal, r.Pattern.Key); err != nil {
+		return nil, err
+	}
 	p := poll{tails: ts, request: r, began: ts.Log.Time(), seen: map[string]bool{}, resume: map[uint64]sentEntry{}}
 	p.settled = ts.Log.Settled()
 	p.lastTraffic = p.began.UnixMicro()

@@ -15,7 +15,7 @@ import (
 type tail struct {
 	tails *Tails
 	part  eventlog.Partition
-	renew func(context.Context) error // keeps the interest of a pattern alive; nil for others
+	renew renewal
 
 	mu    sync.Mutex
 	feeds map[*Feed]struct{}
@@ -27,6 +27,12 @@ type tail struct {
 	written func() int64
 	unwatch func()
 	from    int64 // where the first poll begins; the feeds themselves read the entries before the watch
+}
+
+// renewal keeps the interest in a pattern alive. It is zero for tails that need none.
+type renewal struct {
+	do    func(context.Context) error
+	every time.Duration
 }
 
 // batch is the result of one poll of a tail. All feeds share it and must not change it.
@@ -130,11 +136,11 @@ func (t *tail) countLate(fresh []eventlog.Entry, previous time.Time) {
 }
 
 func (t *tail) renewInterest(ctx context.Context, now time.Time, last *time.Time) {
-	if t.renew == nil || now.Sub(*last) < min(renewEvery, t.tails.Log.Reaches()/8) {
+	if t.renew.do == nil || now.Sub(*last) < t.renew.every {
 		return
 	}
 	*last = now
-	if err := t.renew(ctx); err != nil {
+	if err := t.renew.do(ctx); err != nil {
 		slog.WarnContext(ctx, "interest not renewed", "error", err)
 	}
 }

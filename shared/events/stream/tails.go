@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/demand"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
@@ -53,6 +54,8 @@ type Tails struct {
 	Sealer *eventlog.Sealer
 	// Shares reports whether a workspace has the catalog of [catalog.Shared]. If it is nil, no workspace has it.
 	Shares func(ctx context.Context, workspace string) bool
+	// Demand records which events of backends are read. It is nil if there are no backends.
+	Demand *demand.Registry
 
 	ctx     context.Context
 	stop    context.CancelFunc
@@ -108,7 +111,7 @@ func pause(since time.Duration) time.Duration {
 
 // join adds f to the tail of p, which it starts if necessary. It returns a function that returns the last key that was written to p, or
 // nil if the store cannot be watched.
-func (ts *Tails) join(f *Feed, p eventlog.Partition, renew func(context.Context) error) (written func() int64) {
+func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) (written func() int64) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	t := ts.tails[p.Name()]
@@ -147,6 +150,8 @@ func (ts *Tails) leave(f *Feed, p eventlog.Partition) {
 // Request selects the events and notices of a feed, and where it starts.
 type Request struct {
 	Workspace string
+	// Principal reads the events, which matters only for events of backends.
+	Principal string
 	// Patterns are the patterns to which the feed is subscribed. More can be added later.
 	Patterns []match.Pattern
 	// Topics are notices of the system (see the Topic functions).

@@ -62,7 +62,7 @@ func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) er
 			return AnnounceBackends(ctx, log, c.Workspace, version)
 		}
 		notice, _ := json.Marshal(map[string]string{"version": version}) // two strings
-		return log.NotifyAs(ctx, c.Workspace, TopicCatalog, "catalog-"+c.Workspace+"-"+version, notice)
+		return log.NotifyAs(ctx, c.Workspace, TopicCatalog, string(c.Kind)+"-"+c.Workspace+"-"+version, notice)
 	}
 }
 

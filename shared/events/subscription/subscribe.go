@@ -105,6 +105,11 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	if err := g.verify(ctx, p, r.URL, id, key); err != nil {
 		return nil, err
 	}
+	if g.Service.Demand != nil {
+		if err := g.Service.Demand(ctx, p.Workspace, p.ID, pattern.Key); err != nil {
+			return nil, err
+		}
+	}
 	now := g.now().UTC()
 	until := g.grant(now, r.TTL)
 	oldest := g.Service.Log.Oldest()

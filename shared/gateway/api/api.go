@@ -36,6 +36,8 @@ type Capabilities struct {
 	Tools, Prompts, Resources, Completions, Logging bool
 	// The changes of which it sends notifications.
 	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
+	// Events is set if it has event types, and EventsChanged if it notifies of their changes.
+	Events, EventsChanged bool
 	// The messages of conversations for which it asks.
 	UserMessages, AssistantResponses bool
 	// Tasks is the tasks extension, which only revisions since 2026-07-28 have.
@@ -44,7 +46,7 @@ type Capabilities struct {
 
 // Notifies reports whether the backend notifies of any change.
 func (c Capabilities) Notifies() bool {
-	return c.ToolsChanged || c.PromptsChanged || c.ResourcesChanged || c.Subscribe
+	return c.ToolsChanged || c.PromptsChanged || c.ResourcesChanged || c.Subscribe || c.EventsChanged
 }
 
 // Has reports whether the backend has lists of a kind.

@@ -110,7 +110,13 @@ func ParseCapabilities(capabilities json.RawMessage) api.Capabilities {
 	notifies := func(name, what string) bool {
 		return string(jsonrpc.Member(jsonrpc.Member(capabilities, name), what)) == "true"
 	}
+	// Clients of the released profile look for the member events, and SEP-3415 has it under extensions.
+	events := jsonrpc.Member(jsonrpc.Member(capabilities, "extensions"), spec.EventsExtension)
+	if events == nil {
+		events = jsonrpc.Member(capabilities, "events")
+	}
 	return api.Capabilities{
+		Events: events != nil, EventsChanged: string(jsonrpc.Member(events, "listChanged")) == "true",
 		Tools: has("tools"), Prompts: has("prompts"), Resources: has("resources"),
 		Completions: has("completions"), Logging: has("logging"),
 		ToolsChanged: notifies("tools", "listChanged"), PromptsChanged: notifies("prompts", "listChanged"),

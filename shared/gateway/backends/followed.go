@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -47,6 +48,21 @@ func (f Followed) Ask(ctx context.Context) (api.Capabilities, spec.Version, erro
 		return api.Capabilities{}, "", err
 	}
 	return info.Capabilities, info.Version, nil
+}
+
+// Info returns the backend's revision and capabilities as they are known, or asks for them.
+func (f Followed) Info(ctx context.Context) (api.Capabilities, spec.Version, error) {
+	info, err := f.view.LoadInfo(ctx)
+	if info == nil {
+		return api.Capabilities{}, "", err
+	}
+	return info.Capabilities, info.Version, nil
+}
+
+// EventTypes returns what the configuration says about the backend's event types. It returns false if the backend's events depend on the
+// caller, because the relay could show one caller the events of another one.
+func (f Followed) EventTypes() (catalog.BackendTypes, bool) {
+	return catalog.BackendTypes{Prefix: f.Prefix, Scopes: f.Scopes}, !f.ForwardToken && !f.perCaller()
 }
 
 // Wanted returns the URIs to which sessions or streams are subscribed at the backend, each with the subscribed principals. The

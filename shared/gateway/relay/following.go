@@ -284,6 +284,12 @@ func (f *following) handle(ctx context.Context, m upstream.Message) error {
 			return nil
 		}
 		return f.announceChange(ctx, m.Method)
+	case spec.NoteEventsChange:
+		select {
+		case f.typesChanged <- struct{}{}:
+		default:
+		}
+		return nil
 	case spec.NoteUpdated:
 		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))
 		if !ok || uri == "" || len(params) > maxUpdate {

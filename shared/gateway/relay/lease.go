@@ -46,6 +46,7 @@ type lease struct {
 	ctx    context.Context // ends with the lease
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the lease is released or lost; nil before it is ours
+	ours   chan struct{} // closed when the relay has the lease
 }
 
 // acquire acquires the lease of a backend if no relay holds it, or prepares to take it over from a relay that is about to end. It returns
@@ -54,7 +55,7 @@ func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 	if r.bounded() && time.Until(r.Until) <= r.Handover {
 		return nil, nil // this relay leaves the lease to others, because it ends soon
 	}
-	l := &lease{relay: r, backend: b, key: key(b, "-")}
+	l := &lease{relay: r, backend: b, key: key(b, "-"), ours: make(chan struct{})}
 	l.holding.Owner = rand.Text()
 	if r.bounded() {
 		l.holding.Until = r.Until.UnixMilli()
@@ -161,6 +162,7 @@ func (l *lease) take(ctx context.Context) error {
 // could not renew in time. It retries failed renewals.
 func (l *lease) renew() {
 	l.done = make(chan struct{})
+	close(l.ours)
 	go func() {
 		defer close(l.done)
 		defer l.cancel()

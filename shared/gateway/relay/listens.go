@@ -48,6 +48,9 @@ func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 		"toolsListChanged": lists && f.capabilities.ToolsChanged, "promptsListChanged": lists && f.capabilities.PromptsChanged,
 		"resourcesListChanged": lists && f.capabilities.ResourcesChanged,
 	}
+	if f.capabilities.EventsChanged {
+		filter["eventsListChanged"] = lists
+	}
 	if len(uris) > 0 {
 		filter["resourceSubscriptions"] = slices.Sorted(maps.Keys(uris))
 	}

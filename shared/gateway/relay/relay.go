@@ -10,6 +10,8 @@
 //	interests.go   the subscriptions to resources in session-based revisions
 //	listens.go     the subscriptions to resources in 2026-07-28
 //	throttle.go    limits on notifications
+//	events.go      the event types of backends, and subscriptions to their events
+//	receive.go     one subscription to events
 //
 // The package sees a backend as a [Backend]. Calls are in shared/gateway, lists in
 // shared/gateway/backends, and the streams of clients in shared/mcp.
@@ -29,6 +31,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -43,6 +46,10 @@ type Backend interface {
 	Place() api.Place
 	Client() *upstream.Client
 	Ask(ctx context.Context) (api.Capabilities, spec.Version, error)
+	// Info returns the capabilities and the revision as they are known. EventTypes returns what the configuration says about the
+	// backend's event types, and whether the relay may subscribe to them.
+	Info(ctx context.Context) (api.Capabilities, spec.Version, error)
+	EventTypes() (catalog.BackendTypes, bool)
 	// Wanted returns the URIs to which clients are subscribed, each with the subscribed principals. Changed receives when they may
 	// have changed.
 	Wanted(ctx context.Context) (map[string][]string, error)
@@ -77,6 +84,8 @@ type Relay struct {
 	// relays take over the backends.
 	Until    time.Time
 	Handover time.Duration
+	// Events makes the relay receive the backends' events. It may be nil.
+	Events *Events
 }
 
 func (r *Relay) pauses() (least, most time.Duration) {
@@ -96,6 +105,8 @@ type follower struct {
 	throttle *throttle
 	stop     context.CancelFunc
 	idle     atomic.Bool // another relay follows the backend
+	// typesChanged receives when the backend has notified of changed event types.
+	typesChanged chan struct{}
 }
 
 // key returns a key of the relays' data about a backend.
@@ -120,8 +131,16 @@ func (r *Relay) Run(ctx context.Context) {
 	followed, idled := map[Backend]*follower{}, make(chan struct{}, 1)
 	tick := time.NewTicker(readBackendsEvery)
 	defer tick.Stop()
+	var reconciled []Backend
 	for {
 		now := r.Backends(ctx)
+		if reconciled == nil || !slices.Equal(reconciled, now) {
+			if err := r.Events.reconcile(ctx, r.DB, now); err == nil {
+				reconciled = append([]Backend{}, now...)
+			} else if ctx.Err() == nil {
+				r.Log.WarnContext(ctx, "event types not reconciled", "error", err)
+			}
+		}
 		for b, f := range followed {
 			if !slices.Contains(now, b) {
 				f.stop()
@@ -132,7 +151,7 @@ func (r *Relay) Run(ctx context.Context) {
 		for _, b := range now {
 			f := followed[b]
 			if f == nil {
-				f = &follower{Backend: b, throttle: newThrottle()}
+				f = &follower{Backend: b, throttle: newThrottle(), typesChanged: make(chan struct{}, 1)}
 				followed[b] = f
 				var one context.Context
 				one, f.stop = context.WithCancel(ctx)
@@ -162,7 +181,9 @@ func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- str
 		l, err := r.acquire(ctx, f)
 		if l != nil {
 			f.idle.Store(false)
+			stop := r.startEvents(l, f)
 			(&connection{relay: r, lease: l, backend: f}).keep()
+			stop() // before another relay gets the lease and continues from the cursors
 			l.release()
 		} else if err != nil && ctx.Err() == nil {
 			r.log(f).WarnContext(ctx, "relay lease not read", "error", err)

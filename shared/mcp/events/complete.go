@@ -76,7 +76,7 @@ func readCompleting(c *method.Call, cat *catalog.Catalog) (q completing, err err
 		return q, method.InvalidParams("ref must be of type %s and have the uri of a template; there are no prompts", refResource)
 	}
 	for _, entry := range cat.Entries() {
-		if entry.URITemplate == uri && entry.Access.VisibleTo(c.Principal) {
+		if entry.URITemplate == uri && entry.Backend == "" && entry.Access.VisibleTo(c.Principal) {
 			q.entry = entry
 		}
 	}

@@ -63,6 +63,9 @@ func encodeCatalog(cat *catalog.Catalog) *listing {
 			Meta: eventMeta{EventSchema: entry.PayloadSchema, WebhookType: entry.WebhookType},
 		}
 		l.events.add(entry, encodeEvent(entry))
+		if entry.Backend != "" { // its arguments are no variables that a client could fill in
+			continue
+		}
 		if entry.Fixed() {
 			l.resources.add(entry, jsonrpc.Encode(r))
 			continue

@@ -44,7 +44,7 @@ func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error)
 		return method.Result{}, err
 	}
 	page, err := h.Feeds.Poll(ctx, stream.PollRequest{
-		Workspace: c.Principal.Workspace, Pattern: w.Pattern, Cursor: w.cursor, MaxAge: w.maxAge,
+		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Pattern: w.Pattern, Cursor: w.cursor, MaxAge: w.maxAge,
 		Wants: w.Wants, Most: most, Bytes: maxPollBytes,
 	})
 	if err != nil {

@@ -52,7 +52,7 @@ func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*stream
 	p := &push{writer: o, selected: w, version: c.Version, profile: c.Profile}
 	o.Framing = streams.Framing{Begin: p.begin, Deliver: p.deliver, Due: p.due, Heartbeat: p.heartbeat, Moved: p.moved, Failed: p.failed, End: p.end}
 	return o, o.Open(ctx, stream.Request{
-		Workspace: c.Principal.Workspace, Patterns: []match.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
+		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Patterns: []match.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
 		Cursor: w.cursor, MaxAge: w.maxAge, Sole: true, Wants: p.Wants,
 	})
 }

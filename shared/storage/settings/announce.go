@@ -23,6 +23,8 @@ type Kind string
 const (
 	Catalog  Kind = "catalog"
 	Backends Kind = "backends"
+	// BackendEvents is the kind of the documents with the event types of a workspace's backends.
+	BackendEvents Kind = "backend-events"
 )
 
 // Change is a change to announce to the clients of a workspace. Version is the version of the document.

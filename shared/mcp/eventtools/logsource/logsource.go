@@ -115,7 +115,7 @@ func (h *source) Subscribe(ctx context.Context, name string, arguments json.RawM
 	if len(s.Arguments) > maxHandleArguments {
 		return "", fault.New(fault.Invalid, "the arguments have %d bytes (allowed: %d)", len(s.Arguments), maxHandleArguments)
 	}
-	page, err := h.feeds.Poll(ctx, stream.PollRequest{Workspace: h.call.Principal.Workspace, Pattern: s.Pattern})
+	page, err := h.feeds.Poll(ctx, stream.PollRequest{Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Pattern: s.Pattern})
 	if err != nil {
 		return "", err
 	}

@@ -43,7 +43,7 @@ func (h *source) poll(ctx context.Context, q eventtools.Query) (*reading, error)
 		return nil, err
 	}
 	page, err := h.feeds.Poll(ctx, stream.PollRequest{
-		Workspace: h.call.Principal.Workspace, Pattern: r.Pattern, Cursor: at.cursor, Wants: r.Wants, Most: q.Limit, Bytes: eventtools.MaxBytes,
+		Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Pattern: r.Pattern, Cursor: at.cursor, Wants: r.Wants, Most: q.Limit, Bytes: eventtools.MaxBytes,
 	})
 	if fault.Is(err, fault.Invalid) { // this server did not issue the cursor
 		return nil, errNoHandle()

@@ -44,7 +44,7 @@ var errAnswered = errors.New("mcp: the request was answered")
 // await reads the feed of a subscription until the result is not empty or ctx ends.
 func (h *source) await(ctx context.Context, r *reading) error {
 	feed, err := h.feeds.Open(ctx, stream.Request{
-		Workspace: h.call.Principal.Workspace, Patterns: []match.Pattern{r.Pattern}, Cursor: r.handle.cursor, Sole: true, Wants: r.Wants,
+		Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Patterns: []match.Pattern{r.Pattern}, Cursor: r.handle.cursor, Sole: true, Wants: r.Wants,
 	})
 	if err != nil {
 		return err

@@ -1,0 +1,339 @@
+package standalone_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
+)
+
+// shipments is the catalog of a backend.
+const shipments = `
+events:
+  - name: order.shipped
+    uriTemplate: event://orders/{order}/shipped
+    description: An order has left the warehouse.
+    payloadSchema: {type: object, required: [carrier], properties: {carrier: {type: string}}}
+`
+
+// startBackend starts a server with events, which is the backend of another one.
+func startBackend(t *testing.T) *standalone.Server {
+	t.Helper()
+	o := servertest.Options(t, nil)
+	o.Catalog = []byte(shipments)
+	return servertest.Start(t, o)
+}
+
+// startGateway starts a server in front of a backend, for alice and bob. Only alice has the scope that the backend needs.
+func startGateway(t *testing.T, backend string, change func(*standalone.Options)) *standalone.Server {
+	t.Helper()
+	o := servertest.Options(t, nil)
+	callers := map[string]servertest.Caller{
+		"alice": {Workspace: "default", Scopes: `"events:read","events:subscribe","events:publish",shop`},
+		"bob":   {Workspace: "default", Scopes: `"events:read","events:subscribe"`},
+	}
+	o.Auth = "keys"
+	o.Config = servertest.Config(t, callers, fmt.Sprintf("backends:\n  - {name: shop, url: %q, prefix: shop_, scopes: [shop]}\n", backend))
+	if change != nil {
+		change(&o)
+	}
+	return servertest.Start(t, o)
+}
+
+func connect(t *testing.T, s *standalone.Server, key, revision string) *client.Client {
+	t.Helper()
+	c, err := client.Connect(t.Context(), s.URL, client.Options{Key: key, Agent: "test/1", Revision: revision, MinPoll: 20 * time.Millisecond})
+	expect.OK(t, err)
+	return c
+}
+
+// eventTypes waits until the gateway lists an event type for a caller.
+func awaitType(t *testing.T, c *client.Client, name string) client.EventType {
+	t.Helper()
+	for {
+		types, err := c.EventTypes(t.Context())
+		expect.OK(t, err)
+		if at := slices.IndexFunc(types, func(e client.EventType) bool { return e.Name == name }); at >= 0 {
+			return types[at]
+		}
+		select {
+		case <-t.Context().Done():
+			t.Fatalf("%s is not listed", name)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func ship(t *testing.T, backend *standalone.Server, order int, id, data string) {
+	t.Helper()
+	_, err := backend.Publish(t.Context(), "default", standalone.Event{
+		URI: fmt.Sprintf("event://orders/%d/shipped", order), ID: id, Data: json.RawMessage(data),
+	})
+	expect.OK(t, err)
+}
+
+// received collects the events of a subscription.
+type received struct {
+	mu     sync.Mutex
+	events []client.Event
+	gaps   int
+	more   chan struct{}
+}
+
+func subscribe(t *testing.T, c *client.Client, mode, name string, arguments any) *received {
+	t.Helper()
+	r := &received{more: make(chan struct{}, 1000)}
+	s, err := c.Subscribe(t.Context(), client.SubscribeOptions{
+		Name: name, Arguments: arguments, Mode: mode,
+		Event: func(_ context.Context, e client.Event) error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.events = append(r.events, e)
+			r.more <- struct{}{}
+			return nil
+		},
+		Gap: func(context.Context, client.Gap) error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.gaps++
+			r.more <- struct{}{}
+			return nil
+		},
+	})
+	expect.OK(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return r
+}
+
+// await waits until done reports true.
+func (r *received) await(t *testing.T, done func() bool) {
+	t.Helper()
+	late := time.After(servertest.Patience)
+	for {
+		r.mu.Lock()
+		ok := done()
+		r.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-r.more:
+		case <-late:
+			t.Fatalf("got %d events and %d gaps: %+v", len(r.events), r.gaps, r.events)
+		}
+	}
+}
+
+func TestEventsOfABackend(t *testing.T) {
+	backend := startBackend(t)
+	gateway := startGateway(t, backend.URL+"/mcp", nil)
+	alice := connect(t, gateway, "alice", "2026-07-28")
+
+	t.Run("GWN-20 the list has the backend's event types, for callers who may see it", func(t *testing.T) {
+		got := awaitType(t, alice, "shop_order.shipped")
+		expect.Equal(t, "the description", got.Description, "An order has left the warehouse.")
+		expect.List(t, "the modes", got.Delivery, []string{"push", "poll", "webhook"})
+		if !strings.Contains(string(got.PayloadSchema), `"carrier"`) || !strings.Contains(string(got.InputSchema), `"order"`) {
+			t.Errorf("got the schemas %s and %s, want the backend's", got.InputSchema, got.PayloadSchema)
+		}
+		bob := connect(t, gateway, "bob", "2026-07-28")
+		types, err := bob.EventTypes(t.Context())
+		expect.OK(t, err)
+		if slices.ContainsFunc(types, func(e client.EventType) bool { return strings.HasPrefix(e.Name, "shop_") }) {
+			t.Errorf("bob, who lacks the scope, sees %v", types)
+		}
+		if err := bob.Call(t.Context(), "events/poll", map[string]any{"name": "shop_order.shipped"}, nil); err == nil {
+			t.Error("bob may poll the events")
+		}
+	})
+
+	t.Run("GWN-21, GWN-22 stream, poll and webhook receive an event of the backend once", func(t *testing.T) {
+		arguments := map[string]string{"order": "1"}
+		streamed := subscribe(t, alice, "push", "shop_order.shipped", arguments)
+		polled := subscribe(t, connect(t, gateway, "alice", "2025-11-25"), "poll", "shop_order.shipped", arguments)
+		posted := make(chan []byte, 10)
+		endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !servertest.Echo(w, r) {
+				var body json.RawMessage
+				_ = json.NewDecoder(r.Body).Decode(&body)
+				posted <- body
+			}
+		}))
+		defer endpoint.Close()
+		servertest.SubscribeEvents(t, gateway.URL, "alice", endpoint.URL, "shop_order.shipped", map[string]any{"order": "1"})
+
+		ship(t, backend, 2, "other", `{"carrier":"DHL"}`) // matches no arguments
+		ship(t, backend, 1, "first", `{"carrier":"DHL"}`)
+		ship(t, backend, 1, "second", `{"carrier":"UPS"}`)
+		for mode, r := range map[string]*received{"push": streamed, "poll": polled} {
+			r.await(t, func() bool { return len(r.events) == 2 })
+			if got := string(r.events[0].Data) + string(r.events[1].Data); got != `{"carrier":"DHL"}{"carrier":"UPS"}` || r.gaps != 0 {
+				t.Errorf("%s: got %s and %d gaps", mode, got, r.gaps)
+			}
+			if r.events[0].ID != streamed.events[0].ID || r.events[0].Name != "shop_order.shipped" {
+				t.Errorf("%s: got %+v, want the event of the stream", mode, r.events[0])
+			}
+		}
+		for range 2 {
+			select {
+			case body := <-posted:
+				var got struct {
+					EventID string
+					Meta    struct {
+						Arguments map[string]string `json:"io.github.mcp-events/arguments"`
+					} `json:"_meta"`
+				}
+				expect.OK(t, json.Unmarshal(body, &got))
+				if got.EventID != streamed.events[0].ID && got.EventID != streamed.events[1].ID || got.Meta.Arguments["order"] != "1" {
+					t.Errorf("got the webhook %s, want an event of the stream with its arguments", body)
+				}
+			case <-time.After(servertest.Patience):
+				t.Fatal("a webhook is missing")
+			}
+		}
+		if len(posted) > 0 {
+			t.Errorf("got a third webhook: %s", <-posted)
+		}
+	})
+}
+
+// TestWhatABackendSends uses a backend that sends what a careful server would not.
+func TestWhatABackendSends(t *testing.T) {
+	backend := newFakeBackend(t, shippedType)
+	var logged lockedBuffer
+	gateway := startGateway(t, backend.URL, func(o *standalone.Options) { o.Log = slog.New(slog.NewTextHandler(&logged, nil)) })
+	alice := connect(t, gateway, "alice", "2026-07-28")
+	awaitType(t, alice, "shop_order.shipped")
+
+	r := subscribe(t, alice, "push", "shop_order.shipped", map[string]any{"b": 1, "a": []int{2}})
+	t.Run("GWN-21 equal interests share one subscription, with the arguments of the clients", func(t *testing.T) {
+		subscribe(t, alice, "push", "shop_order.shipped", map[string]any{"a": []int{2}, "b": 1})
+		params := <-backend.opened
+		if got := fmt.Sprint(params["name"], params["arguments"], params["cursor"]); got != "order.shipped map[a:[2] b:1] <nil>" {
+			t.Errorf("the backend was asked for %s", got)
+		}
+		if len(backend.opened) > 0 {
+			t.Errorf("the backend has a second subscription: %v", <-backend.opened)
+		}
+	})
+	t.Run("GWN-22 an event that arrives again is one event, and one that does not fit its schema is counted and not delivered", func(t *testing.T) {
+		backend.send("1", "c1", `{"carrier":"DHL"}`)
+		backend.send("1", "c1", `{"carrier":"DHL"}`)
+		backend.send("2", "c2", `{"order":7}`)
+		backend.send("3", "c3", `{"carrier":"UPS"}`)
+		r.await(t, func() bool { return len(r.events) >= 2 })
+		if string(r.events[0].Data) != `{"carrier":"DHL"}` || string(r.events[1].Data) != `{"carrier":"UPS"}` || r.events[0].Time != "2026-11-28T10:00:00Z" {
+			t.Errorf("got %+v", r.events)
+		}
+		logged.awaits(t, "an event that does not fit its schema")
+	})
+	t.Run("GWN-22 truncated of the backend reaches a stream and a webhook as such", func(t *testing.T) {
+		gaps := make(chan string, 10)
+		endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !servertest.Echo(w, r) {
+				body, _ := io.ReadAll(r.Body)
+				gaps <- string(body)
+			}
+		}))
+		defer endpoint.Close()
+		servertest.SubscribeEvents(t, gateway.URL, "alice", endpoint.URL, "shop_order.shipped", map[string]any{"b": 1, "a": []int{2}})
+		backend.mu.Lock()
+		backend.first = `{"cursor":"c9","truncated":true}`
+		backend.mu.Unlock()
+		backend.CloseClientConnections() // the relay resumes
+		if params := <-backend.opened; params["cursor"] != "c3" {
+			t.Errorf("the relay resumed from %v, want the cursor of the last event", params["cursor"])
+		}
+		r.await(t, func() bool { return r.gaps == 1 && len(r.events) == 2 })
+		select {
+		case body := <-gaps:
+			if !strings.Contains(body, `"type":"gap"`) {
+				t.Errorf("got the webhook %s, want a gap", body)
+			}
+		case <-time.After(servertest.Patience):
+			t.Error("the webhook got no gap")
+		}
+	})
+	t.Run("GWN-22 nobody else can publish an event of a backend", func(t *testing.T) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, gateway.URL+"/events", strings.NewReader(fmt.Sprintf(`{"uri":%q,"data":{"carrier":"x"}}`, "event://~shop/order.shipped/e30")))
+		expect.OK(t, err)
+		req.Header.Set("Authorization", "Bearer alice")
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := http.DefaultClient.Do(req)
+		expect.OK(t, err)
+		defer resp.Body.Close()
+		expect.Equal(t, "the status", resp.StatusCode, http.StatusNotFound)
+	})
+}
+
+// lockedBuffer holds a log that is written concurrently.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) awaits(t *testing.T, text string) {
+	t.Helper()
+	for end := time.Now().Add(servertest.Patience); ; time.Sleep(10 * time.Millisecond) {
+		b.mu.Lock()
+		found := strings.Contains(b.text.String(), text)
+		b.mu.Unlock()
+		if found {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the log lacks %q", text)
+		}
+	}
+}
+
+// GWN-20: types whose schemas explode or refer to other documents are not used, and do not keep the others from being listed.
+func TestHostileEventTypes(t *testing.T) {
+	explode := `{"$defs":{"x0":{"type":"string"}`
+	for i := 1; i <= 30; i++ {
+		explode += fmt.Sprintf(`,"x%d":{"allOf":[{"$ref":"#/$defs/x%d"},{"$ref":"#/$defs/x%d"}]}`, i, i-1, i-1)
+	}
+	explode += `},"$ref":"#/$defs/x30"}`
+	var types []string
+	for i, schema := range []string{explode, `{"$ref":"https://example.com/x"}`, `{"properties":{"a":{"$ref":"#"}}}`, `{"type":"nothing"}`, `[]`} {
+		types = append(types, fmt.Sprintf(`{"name":"bad%d","description":"","delivery":["push"],"payloadSchema":%s}`, i, schema))
+	}
+	types = append(types, `{"name":"../x","delivery":["push"]}`, `{"name":"hooks","delivery":["webhook"]}`, shippedType)
+	for i := range 300 {
+		types = append(types, fmt.Sprintf(`{"name":"more%d","delivery":["poll"]}`, i))
+	}
+	gateway := startGateway(t, newFakeBackend(t, strings.Join(types, ",")).URL, nil)
+	alice := connect(t, gateway, "alice", "2026-07-28")
+	awaitType(t, alice, "shop_order.shipped")
+	all, err := alice.EventTypes(t.Context())
+	expect.OK(t, err)
+	n := 0
+	for _, e := range all {
+		if strings.HasPrefix(e.Name, "shop_") {
+			n++
+		}
+		if strings.Contains(e.Name, "bad") || strings.Contains(e.Name, "hooks") {
+			t.Errorf("%s is listed", e.Name)
+		}
+	}
+	expect.Equal(t, "the event types of the backend", n, 200)
+}

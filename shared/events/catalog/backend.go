@@ -1,0 +1,264 @@
+package catalog
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// The event types of backends, i.e. of MCP servers behind the gateway, are entries of the catalog next to the operator's. The relay
+// stores them in one document per workspace, and [Stored] adds them to the workspace's catalog.
+//
+// A backend chooses what its arguments mean, so they are opaque here. Each set of arguments has a URI of its own, which contains the
+// arguments in their canonical form: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url. So everything that knows about URIs
+// (the log, fanout, subscriptions) treats the events of equal subscriptions as one sequence. Clients reach the types by name only.
+
+// Limits of the event types of a backend.
+const (
+	// MaxBackendTypes is the largest number of event types of one backend.
+	MaxBackendTypes = 200
+	// maxBackendArguments is the largest size of canonical arguments in bytes, because they become part of a URI.
+	maxBackendArguments = 600
+)
+
+// argumentsVariable is the only variable in the URI template of a backend's event type.
+const argumentsVariable = "arguments"
+
+// BackendType is an event type as a backend lists it.
+type BackendType struct {
+	Name          string          `json:"name"`
+	Title         string          `json:"title,omitempty"`
+	Description   string          `json:"description,omitempty"`
+	InputSchema   json.RawMessage `json:"inputSchema,omitempty"`
+	PayloadSchema json.RawMessage `json:"payloadSchema,omitempty"`
+}
+
+// BackendTypes are the event types of a backend, and what the configuration says about them.
+type BackendTypes struct {
+	Prefix string        `json:"prefix,omitempty"`
+	Scopes []string      `json:"scopes,omitempty"`
+	Types  []BackendType `json:"types,omitempty"`
+}
+
+// NewBackendEntry returns the catalog entry for a backend's event type. The error says why the type cannot be used.
+func NewBackendEntry(backend string, of BackendTypes, t BackendType) (*Entry, error) {
+	name := of.Prefix + t.Name
+	switch {
+	case t.Name == "" || len(name) > 128 || !namePattern.MatchString(name):
+		return nil, fault.New(fault.Invalid, "the name is not of letters, digits, - and _ in parts separated by dots, at most 128 bytes")
+	case len(t.Title) > 200 || len(t.Description) > 4000:
+		return nil, fault.New(fault.Invalid, "the title or the description is too long")
+	}
+	e := &Entry{
+		Name: name, Title: t.Title, Description: t.Description, WebhookType: name, Backend: backend, Own: t.Name,
+		PayloadSchema: t.PayloadSchema, ParamsSchema: t.InputSchema, Delivery: modes(), Order: OrderURI,
+		vars:     []string{argumentsVariable},
+		segments: []segment{{literal: backendAuthority + backend}, {literal: t.Name}, {variable: argumentsVariable}},
+		input:    t.InputSchema,
+	}
+	e.URITemplate = Scheme + e.segments[0].literal + "/" + t.Name + "/{" + argumentsVariable + "}"
+	if len(of.Scopes) > 0 {
+		e.Access = &Access{Scopes: of.Scopes}
+	}
+	if e.input == nil {
+		e.input = json.RawMessage(`{"type":"object"}`)
+	}
+	e.arguments = newSchema(e.input)
+	if e.PayloadSchema != nil {
+		e.payload, e.cost = newSchema(e.PayloadSchema), schemaCost(e.PayloadSchema)
+	}
+	e.contractID = sync.OnceValue(func() string { return digest(e.Contract()) })
+	return e, nil
+}
+
+// Check reports why a backend's event type cannot be used: a schema is not valid, or too expensive to check values against.
+func (e *Entry) Check() error {
+	for what, raw := range map[string]json.RawMessage{"inputSchema": e.ParamsSchema, "payloadSchema": e.PayloadSchema} {
+		switch {
+		case raw == nil:
+			continue
+		case len(raw) > MaxSchema || raw[0] != '{':
+			return fault.New(fault.Invalid, "the %s is not an object of at most %d bytes", what, MaxSchema)
+		case jsonrpc.Depth(raw) > event.MaxDepth || schemaCost(raw) > maxSchemaCost:
+			return fault.New(fault.Invalid, "the %s is too complex, or has references that are not supported", what)
+		}
+		if _, err := compile(raw); err != nil {
+			return fault.New(fault.Invalid, "the %s is not a JSON Schema", what)
+		}
+	}
+	return nil
+}
+
+// ParseBackendURI returns the backend, the event type's name there and the arguments of the URI of a backend's event.
+func ParseBackendURI(uri string) (backend, own string, arguments json.RawMessage, ok bool) {
+	rest, _ := strings.CutPrefix(uri, Scheme+backendAuthority)
+	parts := strings.Split(rest, "/")
+	if BackendOf(uri) == "" || len(parts) != 3 {
+		return "", "", nil, false
+	}
+	arguments, err := base64.RawURLEncoding.DecodeString(parts[2])
+	return parts[0], parts[1], arguments, err == nil && json.Valid(arguments)
+}
+
+// BackendOf returns the name of the backend to which the URI of an event belongs, or "".
+func BackendOf(uri string) string {
+	rest, ok := strings.CutPrefix(uri, Scheme+backendAuthority)
+	if !ok {
+		return ""
+	}
+	name, _, _ := strings.Cut(rest, "/")
+	return name
+}
+
+// backendAuthority is the beginning of the first segment of a backend's event URIs.
+const backendAuthority = "~"
+
+// BindArguments returns the variables for canonical arguments of a backend's event type.
+func (e *Entry) BindArguments(canonical json.RawMessage) (map[string]string, error) {
+	if len(canonical) > maxBackendArguments {
+		return nil, fault.New(fault.Invalid, "the arguments have %d bytes (allowed for events of a backend: up to %d)", len(canonical), maxBackendArguments).
+			AtLimit("backendArguments", maxBackendArguments)
+	}
+	return map[string]string{argumentsVariable: base64.RawURLEncoding.EncodeToString(canonical)}, nil
+}
+
+// backendDocuments is the prefix of the names of the documents with backends' event types, before the workspace.
+const backendDocuments = "backend-events:"
+
+func parseBackends(src []byte) (map[string]BackendTypes, error) {
+	if len(src) == 0 {
+		return nil, nil
+	}
+	var out map[string]BackendTypes
+	err := json.Unmarshal(src, &out)
+	return out, fault.Wrap(fault.Internal, err, "decode the event types of backends")
+}
+
+// ReplaceBackends changes the stored event types of a workspace's backends, and reports whether edit changed anything. The change must
+// be announced with [settings.Announce].
+func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit func(map[string]BackendTypes)) (changed bool, err error) {
+	for {
+		old, err := settings.Read(ctx, db, backendDocuments+workspace)
+		if err != nil {
+			return false, err
+		}
+		all, err := parseBackends(old.Text)
+		if err != nil || all == nil {
+			all = map[string]BackendTypes{} // a document that cannot be read is replaced
+		}
+		if edit(all); len(all) == 0 && old.Version == 0 {
+			return false, nil
+		}
+		text, err := json.Marshal(all)
+		if err != nil {
+			return false, fault.Wrap(fault.Internal, err, "encode the event types of backends")
+		}
+		e := settings.Edit{Old: old, Text: text}
+		if !e.Changes() {
+			return false, nil
+		}
+		e.Also = append(settings.Unannounced(settings.BackendEvents, workspace, []string{workspace}, e.Version()),
+			store.Put(store.Item{Key: store.Key{Table: store.Settings, Partition: backendNames, Sort: workspace}}))
+		if err = settings.Write(ctx, db, e); !fault.Is(err, fault.Conflict) {
+			return err == nil, err
+		}
+	}
+}
+
+// backendNames is the partition with an item for each workspace that has or had event types of backends.
+const backendNames = "backend-events"
+
+// BackendWorkspaces returns the workspaces that have or had event types of backends.
+func BackendWorkspaces(ctx context.Context, db store.DB) (names []string, err error) {
+	err = store.Each(ctx, db, store.Key{Table: store.Settings, Partition: backendNames}, "list the workspaces with events of backends", func(it *store.Item) error {
+		names = append(names, it.Sort)
+		return nil
+	})
+	return names, err
+}
+
+// merged is a catalog with the event types of backends, and what it was made from.
+type merged struct {
+	base    *Catalog
+	version int64
+	catalog *Catalog
+}
+
+// withBackends returns the catalog with the event types of the workspace's backends. base may be nil.
+func (s *Stored) withBackends(ctx context.Context, workspace string, base *Catalog, get backendsGetter) (*Catalog, error) {
+	backends, version, err := get(ctx, workspace)
+	if err != nil || len(backends) == 0 {
+		return base, err
+	}
+	if m, ok := s.merged.Get(workspace); ok && m.base == base && m.version == version {
+		return m.catalog, nil
+	}
+	m := merged{base, version, base.with(backends)}
+	s.merged.Put(workspace, m)
+	return m.catalog, nil
+}
+
+type backendsGetter = func(ctx context.Context, workspace string) (map[string]BackendTypes, int64, error)
+
+// AddBackends returns a source that adds the stored event types of backends to the catalogs of another source, without a cache.
+func AddBackends(db store.DB, to Source) Source { return addsBackends{db, to} }
+
+type addsBackends struct {
+	db store.DB
+	to Source
+}
+
+// Catalog implements [Source].
+func (s addsBackends) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
+	base, err := s.to.Catalog(ctx, workspace)
+	if err != nil {
+		return nil, err
+	}
+	stored, err := settings.Read(ctx, s.db, backendDocuments+workspace)
+	if err != nil {
+		return nil, err
+	}
+	backends, err := parseBackends(stored.Text)
+	if err != nil || len(backends) == 0 {
+		return base, err
+	}
+	return base.with(backends), nil
+}
+
+// with returns a catalog with the event types of backends after its own. It leaves out types whose name or URI another type has.
+func (c *Catalog) with(backends map[string]BackendTypes) *Catalog {
+	out := &Catalog{byName: map[string]*Entry{}, root: &node{}, source: c.Source()}
+	add := func(e *Entry) {
+		if out.byName[e.Name] == nil && out.root.overlap(e.segments) == nil {
+			out.entries = append(out.entries, e)
+			out.byName[e.Name] = e
+			out.root.insert(e)
+		}
+	}
+	for _, e := range c.Entries() {
+		add(e)
+	}
+	for _, name := range slices.Sorted(maps.Keys(backends)) {
+		for _, t := range backends[name].Types {
+			if e, err := NewBackendEntry(name, backends[name], t); err == nil {
+				add(e)
+			}
+		}
+	}
+	text, _ := json.Marshal(backends) // it was decoded from JSON
+	sum := sha256.Sum256(append(text, cmp.Or(c, &Catalog{}).fingerprint...))
+	out.fingerprint = base64.RawURLEncoding.EncodeToString(sum[:])
+	return out
+}

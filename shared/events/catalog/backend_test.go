@@ -1,0 +1,69 @@
+package catalog
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
+)
+
+func backendTypes(types ...BackendType) map[string]BackendTypes {
+	return map[string]BackendTypes{"shop": {Prefix: "shop_", Scopes: []string{"shop"}, Types: types}}
+}
+
+// GWN-20: the operator's event types keep their names and URIs, and those of backends come after them.
+func TestBackendTypesFollowTheOperators(t *testing.T) {
+	base, err := Parse([]byte("events:\n  - {name: shop_taken, uri: event://ci/build}\n"))
+	expect.OK(t, err)
+	c := base.with(backendTypes(BackendType{Name: "taken"}, BackendType{Name: "order.shipped", PayloadSchema: json.RawMessage(`{"type":"object"}`)}))
+	var names []string
+	for _, e := range c.Entries() {
+		names = append(names, e.Name)
+	}
+	expect.List(t, "the names", names, []string{"shop_taken", "shop_order.shipped"})
+	if c.ByName("shop_taken").Backend != "" {
+		t.Error("a backend took the name of an event type of the operator")
+	}
+	e := c.ByName("shop_order.shipped")
+	vars, err := e.BindArguments(json.RawMessage(`{"order":"1"}`))
+	expect.OK(t, err)
+	uri := e.Expand(vars)
+	if found, _, ok := c.Match(uri); !ok || found != e {
+		t.Errorf("%s matches %v", uri, found)
+	}
+	backend, own, arguments, ok := ParseBackendURI(uri)
+	expect.Equal(t, "the parts of the URI", fmt.Sprint(backend, " ", own, " ", string(arguments), " ", ok), `shop order.shipped {"order":"1"} true`)
+	if len(c.Under("event://~shop")) > 0 {
+		t.Error("a parent URI has event types of a backend, whose arguments other callers chose")
+	}
+	if base.Fingerprint() == c.Fingerprint() {
+		t.Error("the fingerprint does not depend on the types of backends")
+	}
+	_, err = e.BindArguments(json.RawMessage(`{"order":"` + strings.Repeat("1", maxBackendArguments) + `"}`))
+	expect.Fault(t, "long arguments", err, fault.Invalid)
+}
+
+// GWN-20: the cost of a schema grows with the size that it has without references, and a check has a limit.
+func TestSchemaCost(t *testing.T) {
+	for schema, want := range map[string]int{
+		`{"type":"object"}`: 2,
+		`{"$defs":{"a":{"type":"string"}},"properties":{"x":{"$ref":"#/$defs/a"},"y":{"$ref":"#/$defs/a"}}}`: 13,
+		`{"properties":{"x":{"$ref":"#"}}}`:                       tooExpensive,
+		`{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}}`: tooExpensive,
+		`{"$ref":"other.json"}`:                                   tooExpensive,
+		`{"$dynamicRef":"#x"}`:                                    tooExpensive,
+		`{"items":{"$id":"http://x/y"}}`:                          tooExpensive,
+	} {
+		if got := schemaCost(json.RawMessage(schema)); min(got, tooExpensive) != want {
+			t.Errorf("%s: got %d, want %d", schema, got, want)
+		}
+	}
+	large := `{"properties":{` + strings.TrimSuffix(strings.Repeat(`"a":{"enum":["a","b","c","d","e","f","g","h"]},`, 1), ",") + `,"b":{"enum":[` + strings.TrimSuffix(strings.Repeat(`"x",`, 500), ",") + `]}}}`
+	e, err := NewBackendEntry("shop", BackendTypes{}, BackendType{Name: "a", PayloadSchema: json.RawMessage(large)})
+	expect.OK(t, err)
+	expect.OK(t, e.ValidatePayload([]byte(`{"a":"a"}`)))
+	expect.Fault(t, "a large payload", e.ValidatePayload([]byte(`{"c":"`+strings.Repeat("x", 200_000)+`"}`)), fault.Unprocessable)
+}

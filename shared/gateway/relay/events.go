@@ -1,0 +1,370 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Events connects the relay to the event log, so that clients can subscribe to the events of backends.
+type Events struct {
+	// Demand has the events that clients want.
+	Demand *demand.Registry
+	// Publish accepts an event of a backend, and Gap accepts that some are missing.
+	Publish func(ctx context.Context, workspace string, in publish.Input) error
+	Gap     func(ctx context.Context, workspace, uri string) error
+	// Changed is called after the relay has stored changed event types.
+	Changed func(ctx context.Context) error
+	// Agent names the relay to backends as NAME/VERSION.
+	Agent string
+}
+
+// reconcile makes the stored event types consistent with the configuration: it removes those of backends that are no longer configured,
+// and updates prefixes and scopes.
+func (e *Events) reconcile(ctx context.Context, db store.DB, now []Backend) error {
+	if e == nil {
+		return nil
+	}
+	configured := map[string]map[string]Backend{}
+	had, err := catalog.BackendWorkspaces(ctx, db)
+	if err != nil {
+		return err
+	}
+	for _, workspace := range had {
+		configured[workspace] = map[string]Backend{}
+	}
+	for _, b := range now {
+		if of := configured[b.Place().Workspace]; of != nil {
+			of[b.Place().Backend] = b
+		}
+	}
+	for workspace, backends := range configured {
+		err := e.replace(ctx, db, workspace, func(all map[string]catalog.BackendTypes) {
+			for name, types := range all {
+				b, ok := backends[name]
+				if !ok {
+					delete(all, name)
+					continue
+				}
+				if next, allowed := b.EventTypes(); allowed {
+					next.Types = types.Types
+					all[name] = next
+				} else {
+					delete(all, name)
+				}
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace changes the stored event types of a workspace and announces the change.
+func (e *Events) replace(ctx context.Context, db store.DB, workspace string, edit func(map[string]catalog.BackendTypes)) error {
+	changed, err := catalog.ReplaceBackends(ctx, db, workspace, edit)
+	if err != nil || !changed {
+		return err
+	}
+	return e.Changed(ctx)
+}
+
+// receiver receives the events of one backend, for as long as the relay has the lease.
+type receiver struct {
+	*Events
+	relay   *Relay
+	backend *follower
+	client  *client.Client
+	version spec.Version
+	modes   map[string]string // how each of the backend's event types is received, by its name there
+	limit   *rate.Limiter
+
+	running map[string]*reception // by URI
+}
+
+const (
+	// maxReceptions limits the subscriptions at one backend, each of which may hold a connection.
+	maxReceptions = 500
+	// maxTypePages and maxTypes limit the pages of a backend's list, and the size of its event types in bytes.
+	maxTypePages = 20
+	maxTypes     = 256 << 10
+	// eventRate and eventBurst limit the events of a backend per second. Each further KiB of a payload counts as one more. The relay reads
+	// the streams no faster, so a backend that sends more has to wait.
+	eventRate, eventBurst = 1000, 2000
+)
+
+// Reasons why the relay does not use an event type or an event of a backend; see [upstream.Client.Dropped].
+const (
+	dropType      = "an event type that cannot be used"
+	dropTypes     = "too many event types"
+	dropForeign   = "an event without an id, or of another type"
+	dropMisfit    = "an event that does not fit its schema"
+	dropMalformed = "an event that is malformed or too large"
+)
+
+// startEvents begins to receive a backend's events as soon as the relay has the lease. The function that it returns stops that and
+// waits for the end.
+func (r *Relay) startEvents(l *lease, b *follower) (stop func()) {
+	if r.Events == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(l.ctx)
+	var running sync.WaitGroup
+	running.Go(func() {
+		select {
+		case <-l.ours:
+			r.receiveEvents(ctx, b)
+		case <-ctx.Done():
+		}
+	})
+	return func() {
+		cancel()
+		running.Wait()
+	}
+}
+
+// receiveEvents receives a backend's events until ctx ends. After a failure it begins again, after a pause that grows.
+func (r *Relay) receiveEvents(ctx context.Context, b *follower) {
+	least, most := r.pauses()
+	for wait := least; ctx.Err() == nil; wait = min(2*wait, most) {
+		began := time.Now()
+		err := r.receiveOnce(ctx, b)
+		if time.Since(began) > most {
+			wait = least
+		}
+		if ctx.Err() == nil {
+			r.log(b).WarnContext(ctx, "backend events interrupted", "error", err)
+			_ = periodic.Sleep(ctx, spread(wait, most)) // the loop sees if ctx has ended
+		}
+	}
+}
+
+// receiveOnce receives a backend's events until a failure that concerns all its subscriptions.
+func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
+	of, allowed := b.EventTypes()
+	capabilities, version, err := b.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if !capabilities.Events || !allowed {
+		err := r.Events.replace(ctx, r.DB, b.Place().Workspace, func(all map[string]catalog.BackendTypes) { delete(all, b.Place().Backend) })
+		if err != nil {
+			return err
+		}
+		for ctx.Err() == nil && (!capabilities.Events || !allowed) {
+			if err := periodic.Sleep(ctx, r.relist()); err != nil {
+				return err
+			}
+			if capabilities, version, err = b.Info(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	transport, err := newTransport(b)
+	if err != nil {
+		return err
+	}
+	c, err := client.Connect(ctx, placeholderURL, client.Options{
+		HTTP: transport.client(), Agent: r.Events.Agent, Revision: string(version), Log: r.log(b),
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	e := &receiver{
+		Events: r.Events, relay: r, backend: b, client: c, version: version,
+		limit: rate.NewLimiter(eventRate, eventBurst), running: map[string]*reception{},
+	}
+	defer e.end()
+	return e.run(ctx, of)
+}
+
+// transport sends the requests of package client to a backend, with the backend's credentials. The client knows only placeholderURL,
+// because the URL may contain a secret, and the client writes URLs to the log.
+type transport struct {
+	upstream *upstream.Client
+	to       *url.URL
+}
+
+const placeholderURL = "http://backend/mcp"
+
+func newTransport(b *follower) (transport, error) {
+	to, err := url.Parse(b.Client().URL)
+	if err != nil {
+		return transport{}, fault.New(fault.Invalid, "the URL of the backend is not valid")
+	}
+	return transport{b.Client(), to}, nil
+}
+
+func (t transport) client() *http.Client {
+	c := *t.upstream.HTTP
+	c.Transport = t
+	return &c
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.URL, r.Host = t.to, ""
+	if t.upstream.Credentials != nil {
+		if err := t.upstream.Credentials(r.Context(), r.Header); err != nil {
+			return nil, err
+		}
+	}
+	if t.upstream.HTTP.Transport == nil {
+		return http.DefaultTransport.RoundTrip(r)
+	}
+	return t.upstream.HTTP.Transport.RoundTrip(r)
+}
+
+// run keeps the event types current, and a subscription for each URI that clients want.
+func (e *receiver) run(ctx context.Context, of catalog.BackendTypes) error {
+	if err := e.list(ctx, of); err != nil {
+		return err
+	}
+	tick, relist := time.NewTicker(wantedEvery), time.NewTicker(e.relay.relist())
+	defer tick.Stop()
+	defer relist.Stop()
+	for {
+		changed := e.Demand.Changed()
+		if err := e.adjust(ctx); err != nil {
+			return err
+		}
+		var listed error
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case <-tick.C:
+		case <-e.backend.typesChanged:
+			listed = e.list(ctx, of)
+		case <-relist.C:
+			_, version, err := e.backend.Info(ctx)
+			if err == nil && version != e.version {
+				return fault.New(fault.Unavailable, "the backend now speaks revision %s", version)
+			}
+			listed = e.list(ctx, of)
+		}
+		if listed != nil && ctx.Err() == nil {
+			e.relay.log(e.backend).WarnContext(ctx, "event types of backend not read", "error", listed)
+		}
+	}
+}
+
+// listedType is an event type in a backend's list.
+type listedType struct {
+	catalog.BackendType
+	Delivery []string `json:"delivery"`
+}
+
+// list reads the backend's event types and stores them if they have changed.
+func (e *receiver) list(ctx context.Context, of catalog.BackendTypes) error {
+	modes := map[string]string{}
+	params, size := map[string]any{}, 0
+	for range maxTypePages {
+		var page struct {
+			Events []listedType `json:"events"`
+			Next   string       `json:"nextCursor"`
+		}
+		if err := e.client.Call(ctx, spec.MethodEvents, params, &page); err != nil {
+			return err
+		}
+		for _, t := range page.Events {
+			if err := e.check(of, t); err != nil {
+				e.backend.Client().Dropped(ctx, dropType)
+				e.relay.log(e.backend).DebugContext(ctx, "event type of backend not used", "name", t.Name, "reason", fault.Public(err))
+				continue
+			}
+			text, _ := json.Marshal(t.BackendType) // it was decoded from JSON
+			if size += len(text); size > maxTypes || len(of.Types) == catalog.MaxBackendTypes {
+				e.backend.Client().Dropped(ctx, dropTypes)
+				break
+			}
+			modes[t.Name] = e.chooseMode(t.Delivery)
+			of.Types = append(of.Types, t.BackendType)
+		}
+		if page.Next == "" {
+			break
+		}
+		params = map[string]any{"cursor": page.Next}
+	}
+	e.modes = modes
+	place := e.backend.Place()
+	return e.replace(ctx, e.relay.DB, place.Workspace, func(all map[string]catalog.BackendTypes) { all[place.Backend] = of })
+}
+
+// check reports why an event type cannot be used.
+func (e *receiver) check(of catalog.BackendTypes, t listedType) error {
+	entry, err := catalog.NewBackendEntry(e.backend.Place().Backend, of, t.BackendType)
+	if err != nil {
+		return err
+	}
+	if e.chooseMode(t.Delivery) == "" {
+		return fault.New(fault.Unsupported, "it is delivered by %.100q only", t.Delivery)
+	}
+	return entry.Check()
+}
+
+// chooseMode returns the best of the modes in which the backend delivers an event type, or "" if the relay can use none of them.
+func (e *receiver) chooseMode(delivery []string) string {
+	switch {
+	case slices.Contains(delivery, client.ModePush) && e.version.Stateless():
+		return client.ModePush
+	case slices.Contains(delivery, client.ModePoll):
+		return client.ModePoll
+	}
+	return ""
+}
+
+// adjust starts and ends subscriptions, so that they are the ones that clients want.
+func (e *receiver) adjust(ctx context.Context) error {
+	place := e.backend.Place()
+	wanted, err := e.Demand.Wanted(ctx, place.Workspace, place.Backend)
+	if err != nil {
+		return err
+	}
+	for uri, r := range e.running {
+		if !wanted[uri] {
+			r.stop()
+			delete(e.running, uri)
+			if err := e.Demand.Forget(ctx, place.Workspace, uri); err != nil {
+				return err
+			}
+		}
+	}
+	for _, uri := range slices.Sorted(maps.Keys(wanted)) {
+		_, own, _, _ := catalog.ParseBackendURI(uri)
+		if mode := e.modes[own]; mode != "" && e.running[uri] == nil && len(e.running) < maxReceptions {
+			e.running[uri] = e.start(ctx, uri, mode)
+		}
+	}
+	return nil
+}
+
+// end ends all subscriptions, and keeps their cursors for the next relay.
+func (e *receiver) end() {
+	for _, r := range e.running {
+		r.cancel()
+	}
+	for _, r := range e.running {
+		<-r.done
+	}
+}
