@@ -62,7 +62,7 @@ func (f Followed) Info(ctx context.Context) (api.Capabilities, spec.Version, err
 // EventTypes returns what the configuration says about the backend's event types. It returns false if the backend's events depend on the
 // caller, because the relay could show one caller the events of another one.
 func (f Followed) EventTypes() (catalog.BackendTypes, bool) {
-	return catalog.BackendTypes{Prefix: f.Prefix, Scopes: f.Scopes}, !f.ForwardToken && !f.perCaller()
+	return catalog.BackendTypes{Prefix: f.Prefix, Scopes: f.Scopes}, !f.actsForCallers()
 }
 
 // Wanted returns the URIs to which sessions or streams are subscribed at the backend, each with the subscribed principals. The
