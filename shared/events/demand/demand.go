@@ -259,7 +259,8 @@ func (c Cursor) Save(ctx context.Context, _, cursor string) error {
 		return fault.New(fault.Invalid, "the backend's cursor has %d bytes (allowed: %d)", len(cursor), maxCursor)
 	}
 	it := store.Item{Key: stateKey(c.Workspace, c.URI, "cursor"), Value: []byte(cursor), Expires: time.Now().Add(unused)}
-	return fault.Wrap(fault.Unavailable, c.DB.Write(ctx, store.Put(it)), "keep the cursor of a backend")
+	// If the process dies before the cursor is written, the backend sends some events again.
+	return fault.Wrap(fault.Unavailable, c.DB.WriteAll(store.Unhurried(ctx), store.Put(it)), "keep the cursor of a backend")
 }
 
 // seenFor is how long the ids of events are remembered. The events queue drops repetitions only within five minutes.
