@@ -61,7 +61,7 @@ type Core struct {
 	Catalogs catalog.Source
 	Config   *config.Stored
 	EventLog *eventlog.Log
-	// Demand records which events of backends are wanted. It is nil in roles that neither subscribe to events nor receive them.
+	// Demand records which events of backends are wanted. Roles that do not handle subscriptions or backends leave it nil.
 	Demand *demand.Registry
 	Limits config.Limits
 	Log    *slog.Logger

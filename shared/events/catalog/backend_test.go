@@ -14,7 +14,7 @@ func backendTypes(types ...BackendType) map[string]BackendTypes {
 	return map[string]BackendTypes{"shop": {Prefix: "shop_", Scopes: []string{"shop"}, Types: types}}
 }
 
-// GWN-20: the operator's event types keep their names and URIs, and those of backends come after them.
+// GWN-20: the operator's event types keep their names and URIs, and types of backends come after them.
 func TestBackendTypesFollowTheOperators(t *testing.T) {
 	base, err := Parse([]byte("events:\n  - {name: shop_taken, uri: event://ci/build}\n"))
 	expect.OK(t, err)

@@ -36,7 +36,7 @@ type Events struct {
 	Agent string
 }
 
-// reconcile makes the stored event types consistent with the configuration: it removes those of backends that are no longer configured,
+// reconcile makes the stored event types consistent with the configuration: it removes the types of backends that are no longer configured,
 // and updates prefixes and scopes.
 func (e *Events) reconcile(ctx context.Context, db store.DB, now []Backend) error {
 	if e == nil {
