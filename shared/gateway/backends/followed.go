@@ -60,9 +60,9 @@ func (f Followed) Info(ctx context.Context) (api.Capabilities, spec.Version, err
 }
 
 // EventTypes returns what the configuration says about the backend's event types. It returns false if the backend's events depend on the
-// caller, because the relay could show one caller the events of another one.
+// caller, because the relay could show one caller the events of another one, and for a command, which the relay would keep running.
 func (f Followed) EventTypes() (catalog.BackendTypes, bool) {
-	return catalog.BackendTypes{Prefix: f.Prefix, Scopes: f.Scopes}, !f.actsForCallers()
+	return catalog.BackendTypes{Prefix: f.Prefix, Scopes: f.Scopes}, !f.actsForCallers() && f.Command == nil
 }
 
 // Wanted returns the URIs to which sessions or streams are subscribed at the backend, each with the subscribed principals. The

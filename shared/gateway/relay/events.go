@@ -160,23 +160,21 @@ func (r *Relay) receiveEvents(ctx context.Context, b *follower) {
 // receiveOnce receives a backend's events until a failure that concerns all its subscriptions.
 func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 	of, allowed := b.EventTypes()
+	if !allowed { // reconcile has removed the types that were stored under another configuration
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	capabilities, version, err := b.Info(ctx)
+	if err == nil && !capabilities.Events {
+		err = r.Events.replace(ctx, r.DB, b.Place().Workspace, func(all map[string]catalog.BackendTypes) { delete(all, b.Place().Backend) })
+	}
+	for err == nil && !capabilities.Events {
+		if err = periodic.Sleep(ctx, r.relist()); err == nil {
+			capabilities, version, err = b.Info(ctx)
+		}
+	}
 	if err != nil {
 		return err
-	}
-	if !capabilities.Events || !allowed {
-		err := r.Events.replace(ctx, r.DB, b.Place().Workspace, func(all map[string]catalog.BackendTypes) { delete(all, b.Place().Backend) })
-		if err != nil {
-			return err
-		}
-		for ctx.Err() == nil && (!capabilities.Events || !allowed) {
-			if err := periodic.Sleep(ctx, r.relist()); err != nil {
-				return err
-			}
-			if capabilities, version, err = b.Info(ctx); err != nil {
-				return err
-			}
-		}
 	}
 	transport, err := newTransport(b)
 	if err != nil {
