@@ -1,0 +1,197 @@
+//go:build unix
+
+package interop
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// TestReferenceServersAsCommands puts the reference servers of the MCP project behind a stand-alone gateway, which starts them as
+// commands: filesystem and everything on the TypeScript SDK, git on the Python SDK.
+func TestReferenceServersAsCommands(t *testing.T) {
+	t.Parallel()
+	js, python := harness.Node(t), harness.NewPython(t)
+	files, repository := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(files, "hello.txt"), []byte("hello, stdio"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"init", "-q"}, {"-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "-q", "--allow-empty", "-m", "the first one"}} {
+		if out, err := exec.Command("git", append([]string{"-C", repository}, args...)...).CombinedOutput(); err != nil {
+			t.Fatalf("git %s: %v\n%s", args[0], err, out)
+		}
+	}
+	script := func(name string) string {
+		return js.Path("node_modules/@modelcontextprotocol/server-" + name + "/dist/index.js")
+	}
+	s := harness.StartServer(t, harness.ServerOptions{
+		Env: []string{"TOKEN_FOR_IT=t0ken"},
+		Config: fmt.Sprintf(`backends:
+  - {name: files, prefix: files_, command: [%q, %q, %q]}
+  - {name: everything, prefix: every_, command: [%[1]q, %[4]q, stdio], env: {A_TOKEN: "env:TOKEN_FOR_IT", LEVEL: debug}}
+  - {name: git, prefix: git_, command: [%[5]q, -m, mcp_server_git, --repository, .], dir: %[6]q}
+  - {name: broken, command: [%[1]q, -e, process.exit(3)]}
+`, js.Program(), script("filesystem"), files, script("everything"), python.Command(t.Context(), "").Path, repository),
+	})
+	call := func(t *testing.T, c *harness.Client, tool string, arguments object) string {
+		t.Helper()
+		var r struct {
+			IsError bool
+			Content []struct{ Text string }
+		}
+		c.Call(t, "tools/call", object{"name": tool, "arguments": arguments}, &r)
+		if r.IsError || len(r.Content) == 0 {
+			t.Fatalf("%s: %+v", tool, r)
+		}
+		return r.Content[0].Text
+	}
+	clients := func(t *testing.T) map[string]*harness.Client {
+		return map[string]*harness.Client{
+			"a session": s.SessionBased(t, "alice", harness.V20251125), "2026-07-28": s.Stateless("alice"),
+		}
+	}
+	for name, c := range clients(t) {
+		t.Run("GWN-26 lists have the tools of all commands that run: "+name, func(t *testing.T) {
+			var names []string
+			for _, tool := range c.All(t, "tools/list", "tools") {
+				names = append(names, tool["name"].(string))
+			}
+			for _, want := range []string{"files_read_text_file", "every_echo", "git_git_log"} {
+				if !slices.Contains(names, want) {
+					t.Errorf("no %s in %q", want, names)
+				}
+			}
+		})
+		t.Run("GWN-26 filesystem, everything and git answer: "+name, func(t *testing.T) {
+			if got := call(t, c, "files_read_text_file", object{"path": filepath.Join(files, "hello.txt")}); got != "hello, stdio" {
+				t.Errorf("the file is %q", got)
+			}
+			if got := call(t, c, "every_get-sum", object{"a": 2, "b": 3}); !strings.Contains(got, "5") {
+				t.Errorf("the sum is %q", got)
+			}
+			if got := call(t, c, "git_git_log", object{"repo_path": repository}); !strings.Contains(got, "the first one") {
+				t.Errorf("the log is %q", got)
+			}
+			var prompt struct{ Messages []json.RawMessage }
+			c.Call(t, "prompts/get", object{"name": "every_simple-prompt"}, &prompt)
+			if len(prompt.Messages) == 0 {
+				t.Error("the prompt has no messages")
+			}
+		})
+	}
+	t.Run("GWN-26 a command gets only the named variables, PATH and HOME", func(t *testing.T) {
+		var env map[string]string
+		if err := json.Unmarshal([]byte(call(t, s.Stateless("alice"), "every_get-env", object{})), &env); err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for name := range env {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		if got := strings.Join(names, " "); got != "A_TOKEN HOME LEVEL PATH" || env["A_TOKEN"] != "t0ken" {
+			t.Errorf("got %s", got)
+		}
+		if strings.Contains(s.Output(), "t0ken") {
+			t.Error("the token is in the log")
+		}
+	})
+	t.Run("GWN-26 progress and roots pass, and each session has a process of its own", func(t *testing.T) {
+		before := len(processes(s, "everything"))
+		const calls = 2
+		for range calls {
+			progress, asked := make(chan float64, 100), make(chan bool, 100)
+			client := sdk.NewClient(&sdk.Implementation{Name: "go", Version: "1"}, &sdk.ClientOptions{
+				ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) { progress <- r.Params.Progress },
+			})
+			client.AddRoots(&sdk.Root{URI: "file:///work", Name: "work"})
+			client.AddReceivingMiddleware(func(next sdk.MethodHandler) sdk.MethodHandler {
+				return func(ctx context.Context, method string, r sdk.Request) (sdk.Result, error) {
+					if method == "roots/list" {
+						asked <- true
+					}
+					return next(ctx, method, r)
+				}
+			})
+			session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{
+				Endpoint: s.MCP, HTTPClient: &http.Client{Transport: bearer(s.Keys["alice"])},
+			}, &sdk.ClientSessionOptions{ProtocolVersion: harness.V20251125})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer session.Close()
+			params := &sdk.CallToolParams{Name: "every_trigger-long-running-operation", Arguments: object{"duration": 0.6, "steps": 3}}
+			params.SetProgressToken("p")
+			if _, err := session.CallTool(t.Context(), params); err != nil {
+				t.Fatal(err)
+			}
+			for want := 1.0; want <= 3; want++ {
+				if got := <-progress; got != want {
+					t.Errorf("progress %v, want %v", got, want)
+				}
+			}
+			select {
+			case <-asked:
+			case <-time.After(harness.Patience):
+				t.Error("the server's question for roots did not arrive")
+			}
+		}
+		if got := len(processes(s, "everything")) - before; got != calls {
+			t.Errorf("%d processes started, want %d", got, calls)
+		}
+	})
+	t.Run("GWN-26 a killed process is replaced", func(t *testing.T) {
+		pids := processes(s, "files")
+		if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil { // the first one is the shared one
+			t.Fatal(err)
+		}
+		c := s.Stateless("bob")
+		harness.Eventually(t, harness.Patience, "the tools are listed again", func() bool {
+			list, err := c.Try(t.Context(), "tools/list", nil)
+			return err == nil && strings.Contains(string(list.Result), "files_read_text_file") && len(processes(s, "files")) > len(pids)
+		})
+	})
+	t.Run("GWN-26 a command that dies does not spin", func(t *testing.T) {
+		if n := len(processes(s, "broken")); n == 0 || n > 10 {
+			t.Errorf("it started %d times", n)
+		}
+	})
+	t.Run("GWN-26 all processes end with the server", func(t *testing.T) {
+		s.Stop()
+		for _, backend := range []string{"files", "everything", "git"} {
+			for _, pid := range processes(s, backend) {
+				if syscall.Kill(pid, 0) == nil {
+					t.Errorf("process %d of %s still runs", pid, backend)
+				}
+			}
+		}
+	})
+}
+
+// processes returns the ids of the processes that have started for a backend, from the server's log.
+func processes(s *harness.Server, backend string) (pids []int) {
+	for line := range strings.Lines(s.Output()) {
+		var l struct {
+			Msg, Backend string
+			PID          int
+		}
+		if json.Unmarshal([]byte(line), &l) == nil && l.Msg == "backend process started" && l.Backend == backend {
+			pids = append(pids, l.PID)
+		}
+	}
+	return pids
+}
