@@ -176,7 +176,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		"stream sends to the inbox, and others return failed messages":  {"InboxQueue.Arn", []string{send}, "AdminFunction DispatchFunction RetryFunction StreamFunction"},
 		"only dispatch receives deliveries":                             {"DeliveriesQueue.Arn", []string{receive}, "DispatchFunction"},
 		"settings are written by keys, switches by admin":               {"SettingsTable.Arn", []string{put, update, batch}, "AdminFunction KeysFunction"},
-		"retry and admin remove settings that were announced":           {"SettingsTable.Arn", []string{remove}, "AdminFunction RetryFunction"},
+		"retry and admin remove announcements and switches":             {"SettingsTable.Arn", []string{remove}, "AdminFunction RetryFunction"},
 		"a subscription is never removed by stream":                     {"SubscriptionsTable.Arn", []string{remove, batch}, "AdminFunction DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
 		"sessions are stream's, relay's its leases, admin erases":       {"SessionsTable.Arn", nil, "AdminFunction RelayFunction StreamFunction"},
 		"stream hands over to register and to deregister":               {"RegisterFunction.Alias", nil, "StreamFunction"},

@@ -68,6 +68,7 @@ func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 	return &subscription.Registrar{
 		Service: o.Subscriptions, Sealer: o.Cursors, Targets: o.Targets,
 		Replay: &deadletter.Replayer{Log: c.EventLog, Queue: c.Queues}, Watermark: &lifecycle.Watermark{DB: c.DB},
+		Switches: &switches.Set{DB: c.DB},
 		Options: subscription.Options{
 			Rate: subscription.NewRate(c.CallerQuota(quota.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
 			DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
@@ -182,7 +183,7 @@ type JobOptions struct {
 func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
 	due := &retry.Job{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, SaveEvery: o.SaveEvery, Log: c.Log}
 	expiry := &subscription.Sweeper{
-		Service: o.Subscriptions, SaveEvery: o.SaveEvery, DeadLetter: func(ctx context.Context, it *store.Item, reason error) error {
+		Service: o.Subscriptions, SaveEvery: o.SaveEvery, Switches: o.Switches, DeadLetter: func(ctx context.Context, it *store.Item, reason error) error {
 			return queue.DeadLetterItem(ctx, c.Queues, c.DB, it, reason, time.Now(), c.Log)
 		},
 	}
@@ -193,6 +194,7 @@ func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
 		{Name: "erasures", Run: o.Operations.SweepErased},
 		{Name: "expiry", Run: expiry.Sweep},
 		{Name: "counts", Run: expiry.Recount},
+		{Name: "unused switches", Run: expiry.SweepSwitches},
 		{Name: "audit", Run: o.Terminator.Recheck},
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/challenge"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
 )
 
 // Limits of subscriptions (design: limits and defaults).
@@ -90,7 +91,9 @@ type Registrar struct {
 	Replay  Replayer
 	// Watermark advances the cursors of subscriptions. If it is nil, they stay where they began.
 	Watermark Watermark
-	Options   Options
+	// Switches has the pauses that operators imposed on earlier subscriptions with the same id. Nil stands for none.
+	Switches *switches.Set
+	Options  Options
 }
 
 func (g *Registrar) now() time.Time { return g.Service.Records.now() }

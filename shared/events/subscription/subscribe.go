@@ -200,6 +200,9 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 		}
 		expiry := want.expiryOps()
 		if have == nil {
+			if err := g.keepPause(ctx, want); err != nil {
+				return nil, err
+			}
 			err = g.Service.Records.insert(ctx, cat, want, expiry...)
 		} else {
 			live := !have.lapsed(g.now())
@@ -220,6 +223,18 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// keepPause pauses a new subscription if an operator had paused an earlier one with the same id.
+func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
+	if g.Switches == nil || sub.Paused != 0 {
+		return nil
+	}
+	since, err := g.Switches.Imposed(ctx, sub.Workspace, sub.ID)
+	if err == nil && !since.IsZero() {
+		sub.Paused = since.UnixMicro()
+	}
+	return err
 }
 
 // refresh carries over the time of creation, the old secret for the rotation's grace period, and the watermark while

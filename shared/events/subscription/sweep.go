@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/minutes"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -63,6 +64,8 @@ type Sweeper struct {
 	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
 	// SaveEvery is the SaveEvery of [minutes.Position].
 	SaveEvery time.Duration
+	// Switches are the switches that [Sweeper.SweepSwitches] looks through.
+	Switches *switches.Set
 }
 
 // Sweep removes the subscriptions that have expired since the previous sweep, and returns their number. It resumes an interrupted sweep.

@@ -104,6 +104,8 @@ type Switch struct {
 	Reason string    `json:"reason"`
 	// Operator is true if an operator paused it, rather than the owner of the subscription.
 	Operator bool `json:"operator"`
+	// Owner is the owner of the paused subscription. Switches of the previous version do not have it.
+	Owner string `json:"owner,omitempty"`
 }
 
 // StatePaused is the state of every switch that exists.

@@ -165,27 +165,36 @@ func TestAnOperatorsPauseReplacesTheOwners(t *testing.T) {
 	}
 }
 
-// OPS-09 OPS-19: a subscription that is made again with the id of one that an operator had paused is active, so it shows no pause, and its
-// owner can pause and resume it.
-func TestASubscriptionIsMadeAgainAfterAnOperatorsPause(t *testing.T) {
-	f := start(t, nil)
-	hold := endpoint(t)
-	subscribe := func() string {
-		return servertest.SubscribeEvents(t, f.s.URL, "alice", hold.URL+"/200", "ci.build_finished", nil)
+// OPS-09 OPS-19: an operator's pause still holds after the owner has ended the subscription and subscribed again, until an operator
+// resumes it. The owner's own pause ends with the subscription.
+func TestASubscriptionIsMadeAgainAfterAPause(t *testing.T) {
+	for _, tc := range []struct {
+		by, state, shown string
+		resume           int
+	}{{"op", "paused", "an operator", http.StatusForbidden}, {"alice", "active", "", http.StatusOK}} {
+		t.Run("OPS-09 by "+tc.by, func(t *testing.T) {
+			f := start(t, nil)
+			hold := endpoint(t)
+			subscribe := func() string {
+				return servertest.SubscribeEvents(t, f.s.URL, "alice", hold.URL+"/200", "ci.build_finished", nil)
+			}
+			id := subscribe()
+			f.call(tc.by, http.MethodPost, "subscriptions/"+id+"/pause", `{"reason":"maintenance"}`, http.StatusOK, nil)
+			f.call("alice", http.MethodDelete, "subscriptions/"+id, "", http.StatusNoContent, nil)
+			expect.Equal(t, "the id of the second subscription", subscribe(), id)
+			var got struct {
+				State  string
+				Switch struct{ By string }
+			}
+			f.call("alice", http.MethodGet, "subscriptions/"+id, "", http.StatusOK, &got)
+			expect.Equal(t, "the state", got.State, tc.state)
+			expect.Equal(t, "OPS-19 who paused it", got.Switch.By, tc.shown)
+			f.call("alice", http.MethodPost, "subscriptions/"+id+"/resume", "", tc.resume, nil)
+			f.call("op", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusOK, nil)
+			f.sees("op", "switches", 0)
+			f.call("alice", http.MethodDelete, "subscriptions/"+id, "", http.StatusNoContent, nil)
+			subscribe()
+			f.sees("op", "subscriptions?state=active", 1)
+		})
 	}
-	id := subscribe()
-	f.call("op", http.MethodPost, "subscriptions/"+id+"/pause", `{"reason":"maintenance"}`, http.StatusOK, nil)
-	f.call("alice", http.MethodDelete, "subscriptions/"+id, "", http.StatusNoContent, nil)
-	expect.Equal(t, "the id of the second subscription", subscribe(), id)
-	for _, step := range []struct{ method, path, state, by string }{
-		{http.MethodGet, "", "active", ""}, {http.MethodPost, "/pause", "paused", "alice"}, {http.MethodPost, "/resume", "active", ""},
-	} {
-		var got struct {
-			State  string
-			Switch struct{ By string }
-		}
-		f.call("alice", step.method, "subscriptions/"+id+step.path, "", http.StatusOK, &got)
-		expect.Equal(t, "OPS-19 the state and who paused it", got.State+" "+got.Switch.By, step.state+" "+step.by)
-	}
-	f.sees("op", "switches", 0)
 }

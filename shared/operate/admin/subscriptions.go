@@ -128,7 +128,7 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 		return nil, err
 	}
 	v := viewOf(*s)
-	if s.Paused != 0 { // otherwise its switch is of an ended subscription with the same id
+	if s.Paused != 0 { // otherwise its switch is the owner's, of an ended subscription with the same id
 		if v.Switch, err = h.switches.Get(c.Context(), c.who.Workspace, switches.Subscription(s.ID)); err != nil {
 			return nil, err
 		}
@@ -276,6 +276,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 		})
 	}
 	after := newSwitch(c, name, reason)
+	after.Owner = s.Principal
 	return c.change("subscription.pause", s.ID, before, after, func() error {
 		changed, err := h.visible.subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, true, h.switches.PauseOps(c.who.Workspace, after)...)
 		if err == nil && !changed {
