@@ -304,7 +304,7 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 		return false, x.way.elicit(ctx, m)
 	case m.Method == spec.NoteCancelled && !x.with.Version.Stateless():
 		return false, x.way.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
-	case passThrough[m.Method]:
+	case passThrough[m.Method], x.extends(m.Method):
 		if m, ok := x.adaptNotification(m); ok {
 			return false, x.send(m.Raw, false)
 		}
@@ -312,6 +312,12 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 		return false, x.dropMisplaced(ctx)
 	}
 	return false, nil
+}
+
+// extends reports whether a notification belongs to an extension of the backend that the client may use.
+func (x *exchange) extends(method string) bool {
+	ok, _ := x.entry.View.Extends(x.call.Principal, x.info, method)
+	return ok
 }
 
 // requestID returns the id under which the backend gets the client's request. It is a hash of the client's session and

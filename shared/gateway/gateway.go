@@ -10,6 +10,7 @@
 //	elicitations.go  the questions of backends to clients, and the answers
 //	cancel.go        cancellations
 //	record.go        the log line and the metric of a call
+//	extensions.go    notifications of extensions
 //	sessions.go      the clients' sessions with backends
 //	tasks.go         tasks of backends, under ids of ours
 //	taskwatch.go     notifications about tasks

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -74,20 +75,25 @@ func (w *inputRoundsWay) make(ctx context.Context) error {
 
 // params returns the params of the call as a backend of 2026-07-28 expects them.
 func (w *inputRoundsWay) params() json.RawMessage {
-	c := translate.Client{Info: w.x.call.Info, Capabilities: translate.WithoutTasks(w.x.call.Capabilities), Level: w.x.call.Level}
-	if len(c.Info) == 0 {
-		c.Info = w.x.client.Server
+	return translate.ToStateless(w.x.params(), w.x.with.Version, describeClient(w.x.call.Client, w.x.client))
+}
+
+// describeClient returns the description of a session's client for requests of 2026-07-28.
+func describeClient(c api.Client, to *upstream.Client) translate.Client {
+	out := translate.Client{Info: c.Info, Capabilities: translate.WithoutTasks(c.Capabilities), Level: c.Level}
+	if len(out.Info) == 0 {
+		out.Info = to.Server
 	}
-	if len(c.Capabilities) == 0 {
-		c.Capabilities = json.RawMessage(`{}`)
+	if len(out.Capabilities) == 0 {
+		out.Capabilities = json.RawMessage(`{}`)
 	}
-	return translate.ToStateless(w.x.params(), w.x.with.Version, c)
+	return out
 }
 
 // header returns the headers in which a request of 2026-07-28 must repeat its content.
 func (w *inputRoundsWay) header() (http.Header, error) {
 	h := http.Header{spec.HeaderMethod: {w.x.call.Method}}
-	if w.x.call.Member != "ref" {
+	if _, named := spec.Mirrored[w.x.call.Method]; named {
 		h[spec.HeaderName] = []string{spec.EncodeHeader(w.x.entry.Own)}
 	}
 	return h, w.x.addParameters(h)

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -185,7 +186,9 @@ func TestRevisionIsFoundOut(t *testing.T) {
 			expect.OK(t, err)
 			expect.Equal(t, "Ask returned the revision", string(version), c.want)
 			want := api.Capabilities{Tools: true, ToolsChanged: true, Resources: true}
-			expect.Equal(t, "Ask returned the capabilities", capabilities, want)
+			if !reflect.DeepEqual(capabilities, want) {
+				t.Errorf("Ask returned the capabilities %+v, want %+v", capabilities, want)
+			}
 			if c.pinned != api.AutoVersion && !c.stateless && len(s.received("server/discover")) > 0 {
 				t.Error("it was asked in a revision that it is not pinned to")
 			}

@@ -18,8 +18,13 @@ import (
 
 // params returns the params of the call with the name that the backend uses.
 func (x *exchange) params() json.RawMessage {
-	if x.task != nil {
+	switch {
+	case x.task != nil:
 		return jsonrpc.Replace(x.call.Params, x.call.Member, x.task)
+	case x.call.Params == nil:
+		return json.RawMessage(`{}`)
+	case x.call.Member == "":
+		return x.call.Params
 	}
 	own := jsonrpc.Quote(x.entry.Own)
 	if x.call.Member == "ref" {
@@ -78,7 +83,7 @@ const (
 	dropOutOfPlace = "its method does not belong into a call"
 )
 
-// passThrough has the notifications that a backend may send within a call.
+// passThrough has the notifications that a backend may send within a call. It may also send notifications of its extensions.
 var passThrough = map[string]bool{
 	spec.NoteProgress: true, spec.NoteMessage: true, spec.NoteElicited: true,
 	spec.NoteTaskStatus: true,
@@ -111,7 +116,7 @@ func (x *exchange) adaptNotification(m upstream.Message) (upstream.Message, bool
 	switch {
 	case m.Method == spec.NoteProgress:
 		return x.adaptProgress(m, params)
-	case !x.call.Version.Stateless():
+	case !x.call.Version.Stateless() || !passThrough[m.Method]:
 		return m, true
 	case m.Method == spec.NoteMessage:
 		level, _ := jsonrpc.String(jsonrpc.Member(params, "level"))

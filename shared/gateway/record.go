@@ -100,7 +100,7 @@ func outcomeOfFault(err error) string {
 		return outcomeScope
 	case kind == fault.Invalid && !refused:
 		return outcomeUnknown
-	case refused, kind == fault.Exhausted, kind == fault.Forbidden, kind == fault.Unauthenticated:
+	case refused, kind == fault.Conflict, kind == fault.Exhausted, kind == fault.Forbidden, kind == fault.Unauthenticated:
 		return outcomeRefused
 	}
 	return outcomeUnavailable

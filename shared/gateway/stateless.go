@@ -24,7 +24,7 @@ func (w *statelessWay) make(ctx context.Context) error {
 	params := w.x.params()
 	h := http.Header{spec.HeaderMethod: {w.x.call.Method}}
 	maps.Copy(h, w.x.call.Header)
-	if w.x.call.Member != "ref" { // only tools/call, resources/read and prompts/get have the header
+	if _, named := spec.Mirrored[w.x.call.Method]; named {
 		h[spec.HeaderName] = []string{spec.EncodeHeader(w.x.entry.Own)}
 	}
 	if raw := jsonrpc.Member(params, "requestState"); raw != nil {

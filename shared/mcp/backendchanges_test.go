@@ -353,6 +353,12 @@ func (g *fakeGateway) subscribed() map[string]time.Time {
 	return maps.Clone(g.wanted)
 }
 
+func (g *fakeGateway) Has(context.Context, api.Client, api.Kind, string) bool { return false }
+
+func (g *fakeGateway) NotifyExtension(context.Context, api.Client, string, json.RawMessage) error {
+	return nil
+}
+
 func (g *fakeGateway) Any(context.Context) bool { return true }
 
 func (g *fakeGateway) Backends(context.Context, auth.Principal) []string { return []string{"b"} }

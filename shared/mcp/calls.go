@@ -75,6 +75,11 @@ func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
 	return to, h.backends.Has(c.Request.Context(), c.Client(), api.Templates, uri), nil
 }
 
+// routeExtension routes a request to the backend that declares the extension of its method.
+func routeExtension(c *method.Call) (route, bool, error) {
+	return route{kind: api.Extensions, name: c.Msg.Method}, true, nil
+}
+
 // router returns the destination of a request at the gateway, or false if this server serves the request.
 type router func(c *method.Call) (to route, ok bool, err error)
 
@@ -171,28 +176,30 @@ func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	method.SendError(w, code, nil, e.faults.Translate(c.Request.Context(), err, c.Version, c.Profile))
 }
 
-// handle passes a notification or a response on to the backends. Without backends or a session there is nothing to do, because the server
-// sends no requests to clients, and its own requests are too short to be cancelled.
+// handle passes a notification or a response on to the backends. It drops a notification that no backend needs. In particular, this
+// server sends no requests to clients, and its own requests are too short to be cancelled.
 func (h *calls) handle(c *method.Call) error {
 	ctx := c.Request.Context()
 	backends := h.backends
-	if !backends.Any(ctx) || c.Session == nil {
+	if !backends.Any(ctx) {
 		return nil
 	}
-	switch {
-	case c.Msg.Kind == jsonrpc.Response:
+	switch session := c.Session != nil; {
+	case session && c.Msg.Kind == jsonrpc.Response:
 		id, _ := jsonrpc.String(c.Msg.ID)
 		err := backends.Answer(ctx, c.Client(), id, c.Msg.Raw)
 		if fault.Is(err, fault.NotFound) {
 			return method.InvalidRequest(fault.Public(err))
 		}
 		return err
-	case c.Msg.Method == spec.NoteCancelled:
+	case session && c.Msg.Method == spec.NoteCancelled:
 		return backends.Cancel(ctx, c.Client(), c.Msg.Raw)
-	case c.Msg.Method == spec.NoteProgress:
+	case session && c.Msg.Method == spec.NoteProgress:
 		return backends.Progress(ctx, c.Client(), c.Msg.Raw)
-	case c.Msg.Method == spec.NoteRootsChange:
+	case session && c.Msg.Method == spec.NoteRootsChange:
 		return backends.Notify(ctx, c.Client(), c.Msg.Raw)
+	case c.Msg.Kind == jsonrpc.Notification && c.Principal.Has(auth.ScopeRead):
+		return backends.NotifyExtension(ctx, c.Client(), c.Msg.Method, c.Msg.Params)
 	}
 	return nil
 }

@@ -119,6 +119,9 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 	if stateless && to.backends.Tasks {
 		c.Extensions[spec.TasksExtension] = struct{}{}
 	}
+	for id, settings := range to.backends.Extensions {
+		c.Extensions[id] = settings
+	}
 	if to.conversation.Any() {
 		c.ConversationEvents = &to.conversation
 		c.Extensions[spec.ConversationExtension] = c.ConversationEvents

@@ -128,7 +128,10 @@ func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call
 
 // dispatch serves a request after the checks of its revision.
 func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
-	m := e.methods[c.Msg.Method]
+	m, known := e.methods[c.Msg.Method]
+	if !known && e.options.Gateway != nil {
+		m = e.extensionRow()
+	}
 	var err error
 	if m.Family == method.EventsMethods {
 		c.Profile, err = e.profileOf(c)
@@ -145,6 +148,17 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 	}
 	if err != nil {
 		e.replies.Fault(w, c, m, err)
+	}
+}
+
+// extensionRow returns the row of a method that this server does not serve itself, but that may belong to an extension of a backend.
+func (e *Endpoint) extensionRow() method.Row {
+	return method.Row{
+		SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: proxying{calls: e.calls, route: routeExtension},
+		Offered: func(c *method.Call) bool {
+			ctx := c.Request.Context()
+			return e.backends.Any(ctx) && e.backends.Has(ctx, c.Client(), api.Extensions, c.Msg.Method)
+		},
 	}
 }
 

@@ -3,8 +3,10 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +30,7 @@ func TestGateway(t *testing.T) {
 	config := gatewayConfig(t)
 	s := harness.StartServer(t, harness.ServerOptions{Config: config})
 	followsRules(t, &s.Target, s.Output)
+	forwardsExtensions(t, &s.Target)
 	t.Run("GWN-25 a call is counted by backend and outcome", func(t *testing.T) {
 		for _, want := range []string{`backend="old",outcome="ok"`, `backend="new",outcome="denied"`, `backend="new",outcome="missing_scope"`} {
 			if !strings.Contains(s.Metrics(t), "mcpevents_gateway_call_duration_seconds_count{"+want) {
@@ -50,13 +53,87 @@ func TestGatewayOnLocalAWS(t *testing.T) {
 	t.Parallel()
 	aws := harness.StartAWS(t, harness.AWSOptions{Config: gatewayConfig(t)})
 	followsRules(t, &aws.Target, aws.Output)
+	forwardsExtensions(t, &aws.Target)
 }
 
-// gatewayConfig starts a backend of each kind of revisions and returns the configuration with both.
+// gatewayConfig starts a backend of each kind of revisions, and two that declare extensions. It returns the configuration with all.
 func gatewayConfig(t *testing.T) string {
 	t.Helper()
+	extended := ""
+	for name, extensions := range map[string]string{
+		"catalog": `"com.example/catalog":{"suggest":true},"com.example.shared/x":{}`, "shop": `"com.example.shared/x":{},"org.example/tools":{}`,
+	} {
+		extended += fmt.Sprintf("  - {name: %s, url: %q, prefix: %s_}\n", name, newExtended(t, name, extensions), name)
+	}
 	return "backends:\n" + harness.StartBackend(t, backend.Stateful).Config("old", "old_", toolRules) +
-		harness.StartBackend(t, backend.Stateless).Config("new", "new_", toolRules)
+		harness.StartBackend(t, backend.Stateless).Config("new", "new_", toolRules) + extended
+}
+
+// newExtended starts a backend of 2026-07-28 that declares extensions and has no tools. It answers all methods with its name and the
+// params, and returns its URL.
+func newExtended(t *testing.T, name, extensions string) string {
+	t.Helper()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct {
+			ID, Params json.RawMessage
+			Method     string
+		}
+		if json.NewDecoder(r.Body).Decode(&m) != nil || m.ID == nil {
+			w.WriteHeader(http.StatusAccepted)
+			return
+		}
+		result := fmt.Sprintf(`{"from":%q,"got":%s}`, name, m.Params)
+		if m.Method == "server/discover" {
+			result = `{"supportedVersions":["2026-07-28"],"capabilities":{"extensions":{` + extensions + `}}}`
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
+	}))
+	t.Cleanup(srv.Close)
+	return srv.URL
+}
+
+// forwardsExtensions calls methods of the backends' extensions, with clients of both kinds of revisions.
+func forwardsExtensions(t *testing.T, target *harness.Target) {
+	t.Helper()
+	for revision, c := range map[string]*harness.Client{"2026-07-28": target.Stateless("alice"), "2025-11-25": target.SessionBased(t, "alice", harness.V20251125)} {
+		t.Run("GWN-24 a method goes to the backend that declares its extension, "+revision, func(t *testing.T) {
+			var got struct {
+				From string
+				Got  struct{ Query json.Number }
+			}
+			c.Call(t, "com.example/search", object{"query": json.Number("9007199254740993")}, &got)
+			if got.From != "catalog" || got.Got.Query != "9007199254740993" {
+				t.Errorf("got %+v", got)
+			}
+			if status := c.Notify(t, "notifications/com.example/changed", nil); status != http.StatusAccepted {
+				t.Errorf("a notification gets status %d", status)
+			}
+		})
+		t.Run("GWN-24 a method of several backends is refused with their names, "+revision, func(t *testing.T) {
+			e := c.Refused(t, 409, "com.example.shared/do", object{})
+			if !strings.Contains(e.Message, "catalog, shop") && !strings.Contains(e.Message, "shop, catalog") {
+				t.Errorf("got %v", e)
+			}
+		})
+		t.Run("GWN-24 other methods stay unknown, "+revision, func(t *testing.T) {
+			for _, method := range []string{"com.unknown/do", "tools/do", "tasks/do"} {
+				c.Refused(t, -32601, method, object{})
+			}
+		})
+	}
+	t.Run("GWN-24 the extensions are in the capabilities", func(t *testing.T) {
+		var discovered struct {
+			Capabilities struct{ Extensions map[string]json.RawMessage }
+		}
+		target.Stateless("alice").Call(t, "server/discover", nil, &discovered)
+		begun := target.SessionBased(t, "alice", harness.V20251125).Initialize(t)
+		for _, id := range []string{"com.example/catalog", "com.example.shared/x", "io.github.mcp-events/subscriptions"} {
+			if discovered.Capabilities.Extensions[id] == nil || !strings.Contains(string(begun), `"`+id+`"`) {
+				t.Errorf("%s is missing in %v or %s", id, discovered, begun)
+			}
+		}
+	})
 }
 
 func toolNames(t *testing.T, c *harness.Client) (names []string) {

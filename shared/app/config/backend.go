@@ -42,6 +42,7 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 		strictyaml.Var("tools", &b.Tools, p.readRules),
 		strictyaml.Var("prompts", &b.Prompts, p.readRules),
 		strictyaml.Var("resources", &b.Resources, p.readRules),
+		strictyaml.Var("extensions", &b.Extensions, p.readRules),
 		strictyaml.Var("protocolVersion", &b.ProtocolVersion, p.readProtocolVersion),
 		strictyaml.Var("headers", &b.Headers, p.readHeaders),
 		strictyaml.Var("oauth", &b.OAuth, p.readOAuth),

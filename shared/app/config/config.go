@@ -106,7 +106,7 @@ func (c *Config) Fingerprint(workspace string) string {
 
 func writeBackend(h hash.Hash, b api.Backend) {
 	fmt.Fprintf(h, "%q %q %q %q %q %t", b.Name, b.URL, b.Prefix, b.Scopes, b.ProtocolVersion, b.ForwardToken)
-	fmt.Fprintf(h, " %q %q %q", b.Tools, b.Prompts, b.Resources)
+	fmt.Fprintf(h, " %q %q %q %q", b.Tools, b.Prompts, b.Resources, b.Extensions)
 	for _, name := range slices.Sorted(maps.Keys(b.Headers)) {
 		fmt.Fprintf(h, " %q %s", name, b.Headers[name].Fingerprint())
 	}

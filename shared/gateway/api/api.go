@@ -42,6 +42,9 @@ type Capabilities struct {
 	UserMessages, AssistantResponses bool
 	// Tasks is the tasks extension, which only revisions since 2026-07-28 have.
 	Tasks bool
+	// Extensions has the settings of the extensions that it declares, by identifier. It does not have the extensions that the gateway
+	// implements itself.
+	Extensions map[string]json.RawMessage
 }
 
 // Notifies reports whether the backend notifies of any change.

@@ -22,6 +22,8 @@ type Backend struct {
 	// Tools, Prompts and Resources say which entries of the backend callers may use. They contain the backend's own names, without the
 	// prefix, and URIs. The rules for resources also apply to the texts of resource templates.
 	Tools, Prompts, Resources rules.Rules
+	// Extensions says which of the extensions that the backend declares callers may use. It contains their identifiers.
+	Extensions rules.Rules
 	// ProtocolVersion is a revision of MCP, or [AutoVersion].
 	ProtocolVersion string
 	// Headers are sent with each request. With ForwardToken, a caller's requests never carry a configured Authorization header.

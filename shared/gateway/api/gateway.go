@@ -18,7 +18,8 @@ type Gateway interface {
 	// List returns the combined list of the client's backends.
 	List(ctx context.Context, c Client, kind Kind) *List
 	// Has reports whether one of the client's backends has the tool, prompt, resource or template, even if the client lacks a scope for
-	// it. A call then returns an error that names the scope.
+	// it. A call then returns an error that names the scope. For [Extensions], Has reports whether the name is a method of an extension
+	// that a backend declares, even if several do.
 	Has(ctx context.Context, c Client, kind Kind, name string) bool
 
 	// Call sends a request to the backend that serves the name. If Call returns an error, the client has no response yet.
@@ -29,6 +30,8 @@ type Gateway interface {
 	Progress(ctx context.Context, c Client, body json.RawMessage) error
 	Cancel(ctx context.Context, c Client, body json.RawMessage) error
 	Notify(ctx context.Context, c Client, body json.RawMessage) error
+	// NotifyExtension forwards a notification of an extension to the backend that declares the extension. It drops other notifications.
+	NotifyExtension(ctx context.Context, c Client, method string, params json.RawMessage) error
 	// SetLevel sets the client's log level at the backends with which it has a session.
 	SetLevel(ctx context.Context, c Client) error
 	// End ends the client's sessions with backends.

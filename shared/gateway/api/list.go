@@ -10,10 +10,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Kind is a kind of list.
+// Kind is the kind of what a call uses. Most kinds have lists.
 type Kind uint8
 
-// The kinds of lists.
+// The kinds.
 const (
 	Tools Kind = iota
 	Prompts
@@ -21,6 +21,8 @@ const (
 	Templates
 	// Tasks has no list. A call of this kind names a task by its id.
 	Tasks
+	// Extensions has no list. A call of this kind names a method.
+	Extensions
 )
 
 // Kinds lists all kinds that have lists.
@@ -31,11 +33,12 @@ var kinds = [...]struct {
 	what, method, member, name, changed string
 	prefixed                            bool
 }{
-	Tools:     {"tool", spec.MethodToolsList, "tools", "name", spec.NoteToolsChange, true},
-	Prompts:   {"prompt", spec.MethodPromptsList, "prompts", "name", spec.NotePromptsChange, true},
-	Resources: {"resource", spec.MethodResources, "resources", "uri", spec.NoteResourcesChange, false},
-	Templates: {"resource template", spec.MethodTemplates, "resourceTemplates", "uriTemplate", spec.NoteResourcesChange, false},
-	Tasks:     {what: "task"},
+	Tools:      {"tool", spec.MethodToolsList, "tools", "name", spec.NoteToolsChange, true},
+	Prompts:    {"prompt", spec.MethodPromptsList, "prompts", "name", spec.NotePromptsChange, true},
+	Resources:  {"resource", spec.MethodResources, "resources", "uri", spec.NoteResourcesChange, false},
+	Templates:  {"resource template", spec.MethodTemplates, "resourceTemplates", "uriTemplate", spec.NoteResourcesChange, false},
+	Tasks:      {what: "task"},
+	Extensions: {what: "extension method"},
 }
 
 // String returns the word for one entry in messages.

@@ -9,6 +9,7 @@
 //	callers.go        views of backends that show each caller something else
 //	fetch.go          the requests for capabilities and lists
 //	lists.go          the combined lists, and the backend with a given name
+//	extensions.go     the extensions that backends declare, and their methods
 //	template.go       whether a URI matches a resource template
 //	subscriptions.go  subscriptions to resources, and the notification streams that they need
 //	followed.go       a backend as package relay sees it
@@ -67,6 +68,7 @@ func newBackend(o *Options, c api.Backend) *Backend {
 		rules: map[api.Kind]rules.Set{
 			api.Tools: rules.New(c.Tools), api.Prompts: rules.New(c.Prompts),
 			api.Resources: rules.NewForURIs(c.Resources), api.Templates: rules.NewForURIs(c.Resources),
+			api.Extensions: rules.New(c.Extensions),
 		},
 	}
 	for _, kind := range api.Kinds {
@@ -123,6 +125,7 @@ func ParseCapabilities(capabilities json.RawMessage) api.Capabilities {
 		ResourcesChanged: notifies("resources", "listChanged"), Subscribe: notifies("resources", "subscribe"),
 		Tasks:        jsonrpc.Member(jsonrpc.Member(capabilities, "extensions"), spec.TasksExtension) != nil,
 		UserMessages: notifies("conversationEvents", "onUserMessage"), AssistantResponses: notifies("conversationEvents", "onAssistantResponse"),
+		Extensions: parseExtensions(jsonrpc.Member(capabilities, "extensions")),
 	}
 }
 

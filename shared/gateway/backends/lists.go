@@ -131,10 +131,11 @@ type conflict struct {
 	first, second api.Place
 }
 
-// Has reports whether one of the client's backends has an entry with the given name, even if the client lacks a scope for it.
+// Has reports whether one of the client's backends has an entry with the given name, even if a call would fail because the client
+// lacks a scope, or because several backends have the method of an extension.
 func (bs *Set) Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool {
 	_, err := bs.Find(ctx, c, kind, name)
-	return err == nil || auth.LacksScope(err)
+	return err == nil || auth.LacksScope(err) || fault.Is(err, fault.Conflict)
 }
 
 // Find returns the entry with the given name, or for a URI the resource template that matches it. It first looks in the cached lists
@@ -143,6 +144,9 @@ func (bs *Set) Has(ctx context.Context, c api.Client, kind api.Kind, name string
 // If the client lacks a scope for the entry, Find returns the entry together with an error of kind fault.Forbidden. If the rules of a
 // backend deny the name, the error is the same as for an unknown name.
 func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name string) (Entry, error) {
+	if kind == api.Extensions {
+		return bs.findMethod(ctx, c, name)
+	}
 	views := bs.viewsFor(ctx, c)
 	e, err := lookUp(c.Principal, views, kind, name, func(kind api.Kind) ([]*fetched, bool) { return cachedLists(views, kind) })
 	if err == nil {

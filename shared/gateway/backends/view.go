@@ -223,40 +223,45 @@ func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind)
 // capabilityTime limits how long a connecting client waits for the backends' capabilities.
 const capabilityTime = 2 * time.Second
 
-// Capabilities returns the union of the capabilities of all backends that the client may use. For a backend that does
-// not answer in time it uses the last known capabilities.
-func (bs *Set) Capabilities(ctx context.Context, c api.Client) api.Capabilities {
+// gatherInfo returns the descriptions of the views' backends. For a backend that does not answer in time, it returns the last known
+// one, or nil.
+func (bs *Set) gatherInfo(ctx context.Context, views []*View) []*ServerInfo {
 	ctx, cancel := context.WithTimeout(ctx, capabilityTime)
 	defer cancel()
-	var (
-		wg  sync.WaitGroup
-		mu  sync.Mutex
-		all api.Capabilities
-	)
-	for _, v := range bs.viewsFor(ctx, c) {
+	var wg sync.WaitGroup
+	infos := make([]*ServerInfo, len(views))
+	for i, v := range views {
 		wg.Go(func() {
-			info, err := v.LoadInfo(ctx)
-			if err != nil {
+			var err error
+			if infos[i], err = v.LoadInfo(ctx); err != nil {
 				v.backend.logCapabilities.Do(func() {
 					bs.options.Log.WarnContext(ctx, "backend capabilities unknown", "backend", v.backend.Name, "error", err)
 				})
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			if info == nil && v.backend.Command != nil { // it takes longer to start, and clients do not ask again for capabilities
-				all.Tools, all.Prompts, all.Resources = true, true, true
-			}
-			if info == nil {
-				return
-			}
-			all.Tools = all.Tools || info.Tools
-			all.Prompts = all.Prompts || info.Prompts
-			all.Resources = all.Resources || info.Resources
-			all.Completions = all.Completions || info.Completions
-			all.Logging = all.Logging || info.Logging
-			all.Tasks = all.Tasks || info.Tasks && info.Version.Stateless()
 		})
 	}
 	wg.Wait()
+	return infos
+}
+
+// Capabilities returns the union of the capabilities of all backends that the client may use. If several backends declare the same
+// extension, it has the settings of the first one.
+func (bs *Set) Capabilities(ctx context.Context, c api.Client) (all api.Capabilities) {
+	views := bs.viewsFor(ctx, c)
+	for i, info := range bs.gatherInfo(ctx, views) {
+		if info == nil && views[i].backend.Command != nil { // it takes longer to start, and clients do not ask again for capabilities
+			all.Tools, all.Prompts, all.Resources = true, true, true
+		}
+		if info == nil {
+			continue
+		}
+		all.Tools = all.Tools || info.Tools
+		all.Prompts = all.Prompts || info.Prompts
+		all.Resources = all.Resources || info.Resources
+		all.Completions = all.Completions || info.Completions
+		all.Logging = all.Logging || info.Logging
+		all.Tasks = all.Tasks || info.Tasks && info.Version.Stateless()
+		views[i].addExtensions(&all, c.Principal, info)
+	}
 	return all
 }

@@ -130,7 +130,7 @@ var Table = []Definition{
 	{Polls, Counter, "", "", "Answers to events/poll."},
 	{BackendCalls, Counter, "", "backend", "Completed requests to MCP servers behind the gateway, including the gateway's own."},
 	{BackendErrors, Counter, "", "backend", "Requests to MCP servers behind the gateway without an answer, or with an error."},
-	{GatewayCalls, Histogram, "s", "backend,outcome", "Duration of a client's call to a tool, prompt or resource of a backend."},
+	{GatewayCalls, Histogram, "s", "backend,outcome", "Duration of a client's call to a backend."},
 	{LogSlowAppends, Counter, "", "", "Appends to the event log that took over two seconds and were repeated."},
 	{LogClockSkew, Counter, "", "", "Another instance's stamps that were over two seconds ahead of this instance's clock."},
 	{LogLateEntries, Counter, "", "", "Entries that a reader saw later than the log's bounds allow, so readers may have missed some."},
