@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -184,8 +185,23 @@ func TestTheHeapMayGrowByTheReserveOrDouble(t *testing.T) {
 	for live, want := range map[uint64]int{
 		0: maxPercent, 1 << 20: maxPercent, 16 << 20: 400, 32 << 20: 200, 64 << 20: 100, 4 << 30: 100,
 	} {
-		if got := gcPercent(live); got != want {
+		if got := gcPercent(live, 64<<20); got != want {
 			t.Errorf("with %d MiB live: %d %%, want %d", live>>20, got, want)
+		}
+	}
+	for _, tt := range []struct {
+		allocated uint64
+		since     time.Duration
+		want      float64
+	}{
+		{1 << 20, time.Minute, minReserve},
+		{40 << 20, 2 * time.Second, 20 << 20},
+		{8 << 20, 250 * time.Millisecond, 32 << 20},
+		{64 << 20, 100 * time.Millisecond, maxReserve},
+		{1 << 20, 0, maxReserve},
+	} {
+		if got := reserveFor(tt.allocated, tt.since); got != tt.want {
+			t.Errorf("after %d MiB in %v the reserve is %v, want %v", tt.allocated>>20, tt.since, got, tt.want)
 		}
 	}
 }

@@ -73,37 +73,48 @@ func (s *Server) Counters() map[string]any {
 }
 
 const (
-	// heapReserve is how much may be allocated between two garbage collections even if the live heap is small. The server's
-	// live heap is small, so by default Go would collect garbage after every few megabytes.
-	heapReserve = 64 << 20
+	// minReserve and maxReserve limit how much may be allocated between two garbage collections while the live heap is small.
+	// A server's live heap is small, so by default Go would collect garbage after every few megabytes.
+	minReserve, maxReserve = 8 << 20, 64 << 20
+	// betweenGCs is the time between two collections that the reserve aims at.
+	betweenGCs = time.Second
 	// maxPercent limits GOGC if the live heap is almost empty.
 	maxPercent = 800
 )
 
-// CollectLessOften makes the garbage collector run when the heap has grown by [heapReserve] or has doubled, whichever is later. It
-// does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so it is for programs whose main task is
-// the server.
+// CollectLessOften makes the garbage collector run when the heap has grown by a reserve or has doubled, whichever is later. The
+// reserve is what the process allocates in a second, so a busy server collects about once per second and a quiet one stays small.
+// CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so it is for programs
+// whose main task is the server.
 func CollectLessOften() {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}
-	set := 0
+	set, allocated, last := 0, uint64(0), time.Now()
 	var after func()
 	after = func() {
-		live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-		metrics.Read(live)
-		if percent := gcPercent(live[0].Value.Uint64()); percent != set {
+		now := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"}}
+		metrics.Read(now)
+		live, total := now[0].Value.Uint64(), now[1].Value.Uint64()
+		if percent := gcPercent(live, reserveFor(total-allocated, time.Since(last))); percent != set {
 			debug.SetGCPercent(percent)
 			set = percent
 		}
+		allocated, last = total, time.Now()
 		cycle := new(*byte) // collected by the next cycle
 		runtime.AddCleanup(cycle, func(func()) { after() }, after)
 	}
 	after()
 }
 
-// gcPercent returns the value of GOGC for a live heap of the given size.
-func gcPercent(live uint64) int {
-	percent := int(min(math.Ceil(100*heapReserve/float64(max(live, 1))), maxPercent))
+// reserveFor returns how much may be allocated before the next collection if allocated bytes were allocated in the time since the
+// last one.
+func reserveFor(allocated uint64, since time.Duration) float64 {
+	return min(max(float64(allocated)*float64(betweenGCs)/float64(max(since, time.Millisecond)), minReserve), maxReserve)
+}
+
+// gcPercent returns the value of GOGC for a live heap and a reserve.
+func gcPercent(live uint64, reserve float64) int {
+	percent := int(min(math.Ceil(100*reserve/float64(max(live, 1))), maxPercent))
 	return max(percent/50*50, 100) // in steps: setting it stops the world
 }

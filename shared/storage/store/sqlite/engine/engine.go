@@ -34,8 +34,6 @@ type Options struct {
 	// Readers is the number of read connections. The default is 2*GOMAXPROCS, at most 8. A database in memory has a single connection
 	// for reads and writes.
 	Readers int
-	// CacheSize is the page cache of each connection in bytes; 0 is 8 MiB.
-	CacheSize int
 	// Now is the clock; nil is [time.Now].
 	Now func() time.Time
 }
@@ -77,9 +75,6 @@ type Engine struct {
 func Open(path string, opts Options) (*Engine, error) {
 	if opts.Readers <= 0 {
 		opts.Readers = min(2*runtime.GOMAXPROCS(0), 8)
-	}
-	if opts.CacheSize <= 0 {
-		opts.CacheSize = 8 << 20
 	}
 	if opts.Now == nil {
 		opts.Now = time.Now

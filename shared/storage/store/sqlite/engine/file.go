@@ -11,6 +11,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
+// The page caches of the connections in bytes. A reader's can be small, because the system caches the file too.
+const (
+	writerCache = 8 << 20
+	readerCache = 2 << 20
+)
+
+// cache returns the pragma for a page cache.
+func cache(bytes int) string { return "cache_size=-" + strconv.Itoa(bytes>>10) }
+
 func (e *Engine) openMemory() (err error) {
 	e.pool = make(chan *Conn, 1)
 	if e.writer, err = openConn(Memory); err != nil {
@@ -33,16 +42,15 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 	}
 	log, _ := os.Stat(path + "-wal")
 	file := e.disk.count(path)
-	cache := "cache_size=-" + strconv.Itoa(opts.CacheSize>>10)
 	if e.writer, err = openConn(file, "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0",
-		"journal_size_limit=67108864", "temp_store=MEMORY", cache); err != nil {
+		"journal_size_limit=67108864", "temp_store=MEMORY", cache(writerCache)); err != nil {
 		return err
 	}
 	if err := checkIntact(e.writer, path, log == nil || log.Size() == 0); err != nil {
 		return err
 	}
 	for range opts.Readers {
-		reader, err := openConn(file, "query_only=ON", cache)
+		reader, err := openConn(file, "query_only=ON", cache(readerCache))
 		if err != nil {
 			return err
 		}
