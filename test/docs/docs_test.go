@@ -53,6 +53,7 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 		{"RCH-08 ", "docs/how-to/add-events-to-a-typescript-server.md", installNode, clientGetsEvents},
 		{"RCH-08 ", "docs/how-to/add-events-to-a-python-server.md", installPython, clientGetsEvents},
 		{"", "docs/how-to/add-events-to-a-go-server.md", beginProgram("orders"), nil},
+		{"GWN-26 ", "docs/how-to/run-a-stdio-server.md", installNode, nil},
 		{"RCH-01 ", "docs/how-to/receive-events-in-go.md", startServer("receiver"), nil},
 		{"RCH-01 ", "docs/how-to/publish-from-go.md", startServer("publisher"), nil},
 	} {

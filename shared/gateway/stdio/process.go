@@ -69,7 +69,7 @@ type process struct {
 
 	mu        sync.Mutex
 	why       string // why it ends; empty while it runs, or if it ends by itself
-	failed    bool   // it ends because of what it did
+	failed    bool   // it ends because it broke the protocol
 	killed    bool
 	opened    int                  // the number of requests so far
 	exchanges map[string]*exchange // running requests by id
@@ -262,7 +262,7 @@ func (p *process) ready() bool { return p.stateless || p.initialized != nil || p
 // stop begins to end the process. Only the first call counts. An empty reason means that the process has already ended by itself.
 func (p *process) stop(why string) { p.beginEnd(why, false) }
 
-// fail does what stop does, and delays the next start.
+// fail is [process.stop] for a process that broke the protocol. It delays the next start.
 func (p *process) fail(why string) { p.beginEnd(why, true) }
 
 func (p *process) beginEnd(why string, failed bool) {

@@ -18,7 +18,7 @@ import (
 // Over HTTP, a message belongs to the request whose response stream carries it. A process has a single stream for all messages. So:
 //
 //   - A response belongs to the request with its id.
-//   - Progress belongs to the request with its token. Requests of several clients may have the same token, so each gets a token of ours.
+//   - Progress belongs to the request with its token. Requests of several clients may have the same token, so the transport replaces it by a unique one.
 //   - A notification with a subscription id belongs to the listen with this id (2026-07-28, Subscriptions).
 //   - A question of a session's process (elicitation, sampling, roots) names no request. It goes to the newest running call. If that call ends
 //     with a response, the question belongs to another one and goes there. A question before the first call waits for it.
@@ -71,7 +71,7 @@ func (p *process) route(line []byte) {
 	}
 }
 
-// maxDepth is how deeply a message may be nested. Whoever asked for it checks its own, lower limit.
+// maxDepth is how deeply a message may be nested. The reader of an exchange checks its own, lower limit.
 const maxDepth = 1000
 
 // deliver hands a message to a request, or returns why it cannot. The caller holds the lock.

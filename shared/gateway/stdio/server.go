@@ -190,7 +190,7 @@ func (s *server) forget(p *process) {
 	delete(s.t.sessions, p.id)
 }
 
-// retire ends the processes, those with running calls after their last call.
+// retire ends the processes. Processes with running calls end after their last call.
 func (s *server) retire() {
 	s.mu.Lock()
 	s.retired = true

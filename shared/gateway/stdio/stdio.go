@@ -9,8 +9,8 @@
 //	exchange.go  a request and the messages that answer it
 //	places.go    limits the number of processes
 //
-// [Transport] is an [http.RoundTripper], so that the rest of the gateway sees a backend over Streamable HTTP. All requests of 2026-07-28, and
-// those of the gateway itself, share one process per backend. In the earlier revisions, each session of a client has a process of its
+// [Transport] is an [http.RoundTripper], so that the rest of the gateway sees a backend over Streamable HTTP. All requests of 2026-07-28 share one
+// process per backend, with the gateway's own requests. In the earlier revisions, each session of a client has a process of its
 // own, and the session id names it. What a command writes is untrusted, as are the messages of backends over HTTP, and
 // shared/gateway/upstream interprets them.
 package stdio
@@ -49,8 +49,8 @@ type Transport struct {
 	// Dropped counts a message of a backend that cannot be used. It may be nil.
 	Dropped func(ctx context.Context, b api.Backend, reason string)
 	Log     *slog.Logger
-	// Processes limits the processes of clients' sessions, and PerPrincipal those of one principal. 0 means 64 and 16. Each backend's
-	// shared process is extra.
+	// Processes limits the processes of clients' sessions, in total and PerPrincipal. 0 means 64 and 16. Each backend's shared process is
+	// extra.
 	Processes, PerPrincipal int
 	// StartTime limits how long a command may take to answer for the first time; 0 means 2 minutes. ProbeTime is the part of it after which a
 	// command counts as one of the earlier revisions if it has not answered server/discover; 0 means 5 s.
@@ -121,7 +121,7 @@ func (s *server) inSession(req *http.Request, session string, body []byte) (*htt
 	}
 	switch req.Method {
 	case http.MethodDelete:
-		if p.holder != "" { // the shared process goes on, because there may be further sessions of the gateway
+		if p.holder != "" { // the shared process keeps running, because there may be further sessions of the gateway
 			p.stop("its session ended")
 		}
 		return respond(req, http.StatusNoContent, nil), nil
@@ -154,7 +154,7 @@ func (t *Transport) server(ctx context.Context, url string) (*server, error) {
 	return s, nil
 }
 
-// Sync reads the current backends. Processes of removed ones end after their last call.
+// Sync reads the current backends. The processes of removed backends end after their last call.
 func (t *Transport) Sync(ctx context.Context) error {
 	all, err := t.Source(ctx)
 	if err != nil {
@@ -213,7 +213,7 @@ func (t *Transport) running(b api.Backend) *process {
 	return s.running()
 }
 
-// Close ends all processes and waits for them. When ctx ends, it kills those that are left.
+// Close ends all processes and waits for them. When ctx ends, it kills the rest.
 func (t *Transport) Close(ctx context.Context) {
 	t.mu.Lock()
 	t.closed = true
