@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // scribe is a backend without a network that answers calls or streams with given bytes. In them, "$ID" and "$TOKEN" stand for the id
@@ -201,5 +202,27 @@ func FuzzBackendsStream(f *testing.F) {
 		until(t, "the stream was opened, ended, and is opened again", func() bool { return s.asked.Load() >= before+2 })
 		cancel()
 		<-done
+	})
+}
+
+// FuzzTaskID checks that a task's id returns to the backend byte for byte, and that no other text is opened as an id.
+func FuzzTaskID(f *testing.F) {
+	f.Add("b#x", []byte(`"1"`), "AAAA")
+	f.Add("b#\u00e9", []byte(`"\u00e9\ud83d\ude00"`), strings.Repeat("A", 80))
+	ids, err := newTaskIDs([]byte("0123456789abcdef0123456789abcdef"))
+	expect.OK(f, err)
+	f.Fuzz(func(t *testing.T, server string, own []byte, other string) {
+		if strings.Contains(server, "\n") || len(own) > maxOwnTask || len(server) > 128 {
+			return
+		}
+		id := ids.seal(ann, server, own)
+		if gotServer, gotOwn, ok := ids.open(ann, id); !ok || gotServer != server || string(gotOwn) != string(own) {
+			t.Fatalf("got %q, %q, %t, want %q, %q", gotServer, gotOwn, ok, server, own)
+		}
+		for _, forged := range []string{other, id + other, other + id, id[:len(id)-1]} {
+			if server, own, ok := ids.open(ann, forged); ok && forged != id {
+				t.Fatalf("%q opens as %q, %q", forged, server, own)
+			}
+		}
 	})
 }
