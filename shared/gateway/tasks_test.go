@@ -150,6 +150,9 @@ func TestUnknownTasks(t *testing.T) {
 	downgraded := newScripted(t, tasking(`"1"`))
 	lost := taskOf(t, mustCall(t, gatewayOver(t, memory(t), at("b", downgraded)), ann, "t"))
 	downgraded.change(func(s *scripted) { s.stateless = false })
+	if _, _, ok := g.tasks.open(elsewhere.Principal, id); ok {
+		t.Error("the id is valid in another workspace")
+	}
 	for name, tt := range map[string]struct {
 		g  *Gateway
 		c  api.Client
@@ -312,6 +315,11 @@ func TestTasksAreWatched(t *testing.T) {
 		}
 		s.notify(state("secret-1", ""))
 		expect.Equal(t, "the state after it", nextState(t, states), `{"taskId":"`+id+`","status":"working"}`)
+		g.Replace(t.Context(), nil)
+		s.notify(state("secret-1", ""))
+		if got, open := <-states; open {
+			t.Errorf("got %s from a backend that was removed, want the end", got.Params)
+		}
 	})
 }
 

@@ -102,7 +102,7 @@ func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, err
 	}
 	// Concurrent calls of a caller share one request, and each stops waiting when its own context ends.
 	asked := b.tokens.asking.DoChan(string(key[:]), func() (any, error) {
-		got := b.askExchange(token, expires)
+		got := b.askExchange(token)
 		if fault.Is(got.err, fault.Unavailable) {
 			b.tokens.failed.Store(&got)
 		} else {
@@ -137,7 +137,7 @@ func readToken(caller string) (token string, expires time.Time, ok bool) {
 }
 
 // askExchange exchanges a token at the authorization server.
-func (b *Backend) askExchange(token string, expires time.Time) exchanged {
+func (b *Backend) askExchange(token string) exchanged {
 	began := time.Now()
 	got, err := b.requestExchange(token)
 	now := time.Now()
@@ -145,14 +145,11 @@ func (b *Backend) askExchange(token string, expires time.Time) exchanged {
 		err = checkExchanged(got, token)
 	}
 	if err == nil {
-		life := got.Expiry
-		if life.IsZero() {
-			life = now.Add(unstatedLife)
+		until := got.Expiry.Add(-expiryMargin)
+		if got.Expiry.IsZero() {
+			until = now.Add(unstatedLife)
 		}
-		if expires.Before(life) {
-			life = expires
-		}
-		return exchanged{header: "Bearer " + got.AccessToken, until: life.Add(-expiryMargin)}
+		return exchanged{header: "Bearer " + got.AccessToken, until: until}
 	}
 	e := b.judgeExchange(err)
 	pause := refusedFor
