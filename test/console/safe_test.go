@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -281,7 +283,7 @@ func TestAuthorizationServer(t *testing.T) {
 	if at := eval[string](b, `location.pathname + location.search + location.hash`); at != "/console/#/switches" {
 		t.Errorf("OPS-11 the page after the sign-in is %s", at)
 	}
-	if left := eval[string](b, `Object.keys(sessionStorage).join() + Object.keys(localStorage).join() + document.cookie`); left != "token" {
+	if left := eval[string](b, `Object.keys(sessionStorage).sort().join() + Object.keys(localStorage).join() + document.cookie`); left != "role,token" {
 		t.Errorf("OPS-11 kept: %s", left)
 	}
 	asked := strings.Join(b.asks, "\n")
@@ -296,6 +298,42 @@ func TestAuthorizationServer(t *testing.T) {
 			t.Errorf("OPS-11 %d things are kept", got)
 		}
 	})
+}
+
+// TestOwnerSignsInDuringAnOutage: OPS-20. If the server fails while a person signs in, the console does not know whether they are an
+// operator, so it shows no menu until the server answers.
+func TestOwnerSignsInDuringAnOutage(t *testing.T) {
+	const audience = "https://events.example.com/mcp"
+	provider := identity.Start(t, audience)
+	w := start(t, func(o *standalone.Options) {
+		o.Auth, o.Config = auth.ModeJWT, nil
+		o.Limits.JWTIssuers, o.Limits.JWTAudience, o.Limits.ConsoleClientID = []string{provider.Issuer}, []string{audience}, "console"
+		o.Limits.ConsoleScopes = []string{"events:subscribe"}
+	})
+	var down atomic.Bool
+	down.Store(true)
+	front := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if down.Load() && strings.HasPrefix(r.URL.Path, "/admin/") {
+			rw.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		w.named(nil).ServeHTTP(rw, r)
+	}))
+	t.Cleanup(front.Close)
+	b := open(t, front.URL, provider.Issuer)
+	b.visit(front.URL + "/console/")
+	b.shows(provider.Issuer)
+	b.click("button", "Sign in")
+	b.shows("The server answered 503.")
+	if menu := strings.TrimSpace(b.text(".menu")); menu != "" {
+		t.Errorf("OPS-20 the menu during the outage is %q", menu)
+	}
+	down.Store(false)
+	b.click("button", "Try again")
+	b.until(`document.querySelector("h1").innerText.startsWith("Subscriptions")`)
+	if menu := strings.Join(strings.Fields(b.text(".menu")), " "); menu != "Subscriptions Deliveries Dead letters" {
+		t.Errorf("OPS-20 the owner's menu is %q", menu)
+	}
 }
 
 // TestHeaders: OPS-11. The policy forbids inline scripts and other hosts, and the served files are the embedded ones.

@@ -79,6 +79,11 @@ async function load() {
   draw();
   let next;
   try {
+    if (!session.knowsRole()) {
+      await session.judge();
+      if (mine === turn) at = address(); // an owner has fewer pages
+      return load();
+    }
     next = { ...at, data: await page.load(at.path, at.q), loaded: new Date().toISOString() };
     if (Date.now() - session.summary.read > menuEvery && !session.isOwner()) session.readOverview().then(draw, () => {});
     if (!suggest.types && !session.isOwner()) session.get('event-types?limit=100').then((l) => { suggest.types = l.items.map((t) => t.name); draw(); }, () => {});
@@ -110,10 +115,10 @@ function frame() {
     <a class="skip" href="#main" @click=${(e) => { e.preventDefault(); document.getElementById('main').focus(); }}>Skip to the content</a>
     <header>
       <a class="brand" href="#/now"><img src="icon.svg" alt="" width="20" height="20">mcp-events</a>
-      ${session.isOwner() ? html`<span class="muted">your own subscriptions</span>` : html`<form role="search" @submit=${search}><input id="search" name="for" type="search" placeholder="Find an id, a URL, a host, an owner or an event type" aria-label="Find an id, a URL, a host, an owner or an event type" aria-keyshortcuts="/" autocomplete="off" spellcheck="false"><kbd aria-hidden="true">/</kbd></form>`}
+      ${!session.knowsRole() ? html`<span></span>` : session.isOwner() ? html`<span class="muted">your own subscriptions</span>` : html`<form role="search" @submit=${search}><input id="search" name="for" type="search" placeholder="Find an id, a URL, a host, an owner or an event type" aria-label="Find an id, a URL, a host, an owner or an event type" aria-keyshortcuts="/" autocomplete="off" spellcheck="false"><kbd aria-hidden="true">/</kbd></form>`}
       ${session.settings().auth === 'none' ? html`<span class="open" title="The server runs with --auth none: everyone who can reach this address is an operator.">${badge('no sign-in', 'warn')}</span>` : html`<button class="quiet" @click=${leave}>Sign out</button>`}
     </header>
-    <nav class="menu" aria-label="Pages">${(session.isOwner() ? ownerPages : menu).map((name) => html`<a href=${'#/' + name} aria-current=${here(name)}>${pages[name].title}${count(name)}</a>`)}
+    <nav class="menu" aria-label="Pages">${(session.isOwner() ? ownerPages : session.knowsRole() ? menu : []).map((name) => html`<a href=${'#/' + name} aria-current=${here(name)}>${pages[name].title}${count(name)}</a>`)}
       ${who()}</nav>
     <main id="main" tabindex="-1" aria-busy=${busy}><div class="bar" ?hidden=${!busy}></div>
       <button class="small quiet zone" title="Show times in the other zone. Times of today have no day." @click=${() => { setUTC(!inUTC()); draw(); }}>${inUTC() ? 'Times in UTC' : `Local times (${zone()})`}</button>${content()}</main>`;

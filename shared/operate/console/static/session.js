@@ -18,11 +18,15 @@ export async function readOverview() {
   return summary.overview;
 }
 
-// judge finds out whether the token is an operator's or an owner's. It fails if the token may do nothing.
-async function judge() {
+// knowsRole tells whether the server has said what the person may see. Until then the console shows no menu.
+export const knowsRole = () => config.auth === 'none' || !!store.getItem('role');
+
+// judge finds out whether the token is an operator's or an owner's. It fails if the token may do nothing, or if the server does not answer.
+export async function judge() {
   store.removeItem('role');
   try {
     await readOverview();
+    store.setItem('role', 'operator');
   } catch (e) {
     if (e.status !== 403) throw e;
     await get('subscriptions?limit=1');
@@ -56,7 +60,6 @@ export async function start(onExpired) {
   const got = await answer.json().catch(() => ({}));
   if (!answer.ok || !got.access_token) throw new Error(got.error_description || got.error || 'The authorization server gave no token.');
   store.setItem('token', got.access_token);
-  await judge().catch((e) => { if (e.status !== 403) throw e; }); // the pages say what is missing
 }
 
 const callback = () => location.origin + location.pathname;
