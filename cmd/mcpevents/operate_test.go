@@ -45,7 +45,7 @@ func startOperated(t *testing.T) *operated {
 		callers[who] = servertest.Caller{Workspace: "default", Scopes: scopes}
 	}
 	options := servertest.Options(t, callers)
-	options.Config = servertest.Config(t, callers, "backends:\n  - {name: tools, url: \"https://tools.example/mcp\", prefix: t_}\n")
+	options.Config = servertest.Config(t, callers, "backends:\n  - {name: tools, url: \"https://tools.example/mcp\", prefix: t_, tools: {deny: [x]}}\n")
 	o.Server = servertest.Start(t, options)
 	o.url = o.URL
 	t.Setenv("MCPEVENTS_SERVER", o.url)
@@ -125,7 +125,7 @@ func TestOperatorsCommands(t *testing.T) {
 			"events list --name ci.build_finished":                    `evt_fine +ci\.build_finished +event://ci/build-finished`,
 			"events types":                                            `ci\.build_finished +event://ci/build-finished +push, `,
 			"subscriptions --uri " + buildFinished:                    id,
-			"backends":                                                `tools +https://tools.example/mcp +t_`,
+			"backends":                                                `tools +https://tools.example/mcp +t_ +\{"tools":\{"deny":\["x"\]\}\}`, // GWN-25
 			"switches list":                                           `^NAME +STATE +BY +AT +REASON +WAITING +OLDEST\n$`,
 			"subscriptions list --state paused --json":                `^\{"items":\[\]\}\n$`,
 			"subscriptions -o name":                                   `^` + id + `\n$`,

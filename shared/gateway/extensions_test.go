@@ -47,7 +47,7 @@ func eachClient(t *testing.T, f func(t *testing.T, c api.Client)) {
 }
 
 // GWN-24: a method of an extension goes to the only backend that declares the extension, with its params, and the result comes back
-// byte for byte. Notifications of the extension are relayed within the call, and those of other extensions are not.
+// byte for byte. The gateway relays notifications of the extension within the call, and drops notifications of other extensions.
 func TestExtensionMethods(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		eachClient(t, func(t *testing.T, c api.Client) {

@@ -84,7 +84,7 @@ func newAPI(c *app.Core, o Options) *admin.Handler {
 			var list []admin.Backend
 			for _, b := range conf.Backends {
 				if b.Workspace == workspace {
-					list = append(list, admin.Backend{Name: b.Name, URL: withoutSecrets(b.URL), Prefix: b.Prefix})
+					list = append(list, admin.Backend{Name: b.Name, URL: withoutSecrets(b.URL), Prefix: b.Prefix, Rules: b.Rules()})
 				}
 			}
 			if o.AddStates != nil {

@@ -1,6 +1,8 @@
 package api
 
 import (
+	"maps"
+
 	"github.com/mcp-events/mcpevents/shared/gateway/rules"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
@@ -54,6 +56,13 @@ type Exchange struct {
 	Audience, Resource string
 	// SecretInBody sends the client's secret in the body of the request (client_secret_post) instead of a header.
 	SecretInBody bool
+}
+
+// Rules returns the rules of the backend by their names in the configuration, without rules that permit everything.
+func (b Backend) Rules() map[string]rules.Rules {
+	all := map[string]rules.Rules{"tools": b.Tools, "prompts": b.Prompts, "resources": b.Resources, "extensions": b.Extensions}
+	maps.DeleteFunc(all, func(_ string, r rules.Rules) bool { return r.Empty() })
+	return all
 }
 
 // AutoVersion lets the gateway find out the protocol version of a backend.

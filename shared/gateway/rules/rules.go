@@ -25,6 +25,9 @@ type Rules struct {
 	Scopes map[string][]string `json:"scopes,omitempty"`
 }
 
+// Empty reports whether the rules permit everything.
+func (r Rules) Empty() bool { return len(r.Allow) == 0 && len(r.Deny) == 0 && len(r.Scopes) == 0 }
+
 // Limits of the rules. MaxGlob is in bytes, and MaxGlobs applies to each member of the rules. Where there are rules, they deny a name of
 // more than maxName bytes.
 const (

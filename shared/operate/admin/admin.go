@@ -36,6 +36,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/judge"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/gateway/rules"
 )
 
 // Prefix is the path of the API.
@@ -48,6 +49,8 @@ type Backend struct {
 	Prefix string `json:"prefix"`
 	// State is "ready" or "unreachable", or empty if only callers have credentials for the backend.
 	State string `json:"state,omitempty"`
+	// Rules are the rules of the configuration by the kind of entries, e.g. "tools". It has only the kinds with rules.
+	Rules map[string]rules.Rules `json:"rules,omitempty"`
 }
 
 // Options are the parts of the API.
