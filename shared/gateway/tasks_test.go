@@ -67,8 +67,8 @@ func taskOf(t *testing.T, response string) string {
 	return id
 }
 
-// GWN-23: given a backend that answers a call with a task, then the client gets an id of ours, under which any instance forwards its
-// requests to the backend, with the backend's own id byte for byte. The answers have our id.
+// GWN-23: given a backend that answers a call with a task, then the client gets another id, under which any instance forwards its
+// requests to the backend, with the backend's own id byte for byte. The answers have the same id.
 func TestTasksWorkAtAnyInstance(t *testing.T) {
 	for name, own := range map[string]string{
 		"simple":  `"786512e2"`,
