@@ -65,7 +65,7 @@ func testTasks(t *testing.T, s *harness.Target, backend *tasks.Backend, restart 
 		var created taskResult
 		alice.Call(t, "tools/call", work, &created)
 		if created.ResultType != "task" || created.TaskID == "" || strings.Contains(created.TaskID, "Aufgabe") {
-			t.Fatalf("got %+v, want a task with an id of ours", created)
+			t.Fatalf("got %+v, want a task with another id than the backend's", created)
 		}
 		return created.TaskID
 	}

@@ -30,7 +30,7 @@ var extensionID = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]{0,62}(\.[A-Za-z0-9-]
 // ownExtensions are the extensions that the gateway does not pass on. It implements the first two itself. The others are about the
 // connection to the backend, which is not the client's.
 var ownExtensions = []string{
-	spec.EventsExtension, "io.modelcontextprotocol/tasks",
+	spec.EventsExtension, spec.TasksExtension,
 	"io.modelcontextprotocol/oauth-client-credentials", "io.modelcontextprotocol/enterprise-managed-authorization",
 }
 
