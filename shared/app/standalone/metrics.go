@@ -53,17 +53,23 @@ func (s *Server) measure() error {
 			n, err := s.db.Count(ctx, retry.DueTable, retry.FirstDuePartition, retry.AfterDue)
 			return metric.One(float64(n)), err
 		}),
-		watch(metric.SettingsRefused, func(context.Context) ([]metric.Reading, error) {
-			if s.refused.Load() {
-				return metric.One(1), nil
-			}
-			return metric.One(0), nil
-		}),
+		watch(metric.Healthy, flag(func() bool { return s.db.Engine().Health() == nil })),
+		watch(metric.SettingsRefused, flag(s.refused.Load)),
 		watch(metric.StreamsOpen, func(context.Context) ([]metric.Reading, error) {
 			return metric.One(float64(s.endpoint.OpenStreams())), nil
 		}),
 		webhooks.WatchEndpoints(s.core, s.dispatcher),
 	)
+}
+
+// flag returns a function that reads 1 while is returns true, and otherwise 0.
+func flag(is func() bool) func(context.Context) ([]metric.Reading, error) {
+	return func(context.Context) ([]metric.Reading, error) {
+		if is() {
+			return metric.One(1), nil
+		}
+		return metric.One(0), nil
+	}
 }
 
 // queueReadings returns a function that reads a figure of each queue.

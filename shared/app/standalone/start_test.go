@@ -15,6 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -125,7 +126,8 @@ type sqlJob string
 func (s sqlJob) Apply(tx *engine.Tx) error { return tx.Exec(string(s)) }
 func (sqlJob) Done(error)                  {}
 
-// OPS-16: GET /healthz and GET /readyz are independent. A server is unhealthy while its writes to the database fail.
+// OPS-16 OPS-12: GET /healthz and GET /readyz are independent. A server is unhealthy while its writes to the database fail. Its metrics
+// are still served, and one of them says that it is unhealthy.
 func TestAliveAndReady(t *testing.T) {
 	e := serve(t, nil)
 	if code, body := ask(t, e, "", "GET", "/readyz", ""); code != http.StatusOK || body != `{"status":"ready"}` {
@@ -135,6 +137,11 @@ func TestAliveAndReady(t *testing.T) {
 	if code, body := get(); code != http.StatusOK || body != `{"status":"ok"}` {
 		t.Fatalf("got %d %s", code, body)
 	}
+	healthy := func(want float64) {
+		t.Helper()
+		expect.Equal(t, "OPS-12 "+metric.Healthy, value(scrape(t, e), metric.Healthy, ""), want)
+	}
+	healthy(1)
 	do := func(sql string) error { return e.db.Engine().Do(t.Context(), sqlJob(sql)) }
 	if err := do("PRAGMA max_page_count=1"); err != nil { // the disk is full
 		t.Fatal(err)
@@ -150,10 +157,12 @@ func TestAliveAndReady(t *testing.T) {
 	if code != http.StatusServiceUnavailable || body != `{"reason":"the last write to the database failed","status":"unavailable"}` {
 		t.Errorf("got %d %s", code, body)
 	}
+	healthy(0)
 	expect.OK(t, do("PRAGMA max_page_count=1000000; CREATE TABLE x AS SELECT zeroblob(100000)"))
 	if code, body := get(); code != http.StatusOK {
 		t.Errorf("after a successful write: got %d %s, want 200", code, body)
 	}
+	healthy(1)
 }
 
 // A shutdown that reaches its deadline cancels the running deliveries, and the next start repeats them.

@@ -105,6 +105,7 @@ const (
 	SourceRequests    = "mcpevents_source_requests"
 	SourceRefused     = "mcpevents_source_refused"
 	SettingsRefused   = "mcpevents_settings_refused"
+	Healthy           = "mcpevents_healthy"
 )
 
 // Webhook is the value of the attribute "queue" for deliveries, because they have no queue of their own.
@@ -122,6 +123,7 @@ var Table = []Definition{
 	{RetriesWaiting, Gauge, "", "", "Deliveries that wait for their next attempt; stand-alone only."},
 	{QueueDepth, Gauge, "", "queue", "Messages in a queue, including those in flight and delayed."},
 	{QueueAge, Gauge, "s", "queue", "Age of a queue's oldest message."},
+	{Healthy, Gauge, "", "", "1 while the server can write to its database, and 0 while GET /healthz answers 503; stand-alone only."},
 	{SettingsRefused, Gauge, "", "", "1 while the last catalog or configuration was rejected and the previous one is in use; stand-alone only."},
 	{StreamsOpen, Gauge, "", "", "Streams that this process holds open."},
 	{EndpointsFailing, Gauge, "", "", "Endpoints that this process knows to be failing. The fast lane makes no attempts to them."},
