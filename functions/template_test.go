@@ -167,22 +167,22 @@ func TestWhoMayDoWhat(t *testing.T) {
 		actions []string
 		want    string
 	}{
-		"the private keyset is for dispatch and keys":                   {"KeysTable.Arn", nil, "DispatchFunction KeysFunction"},
-		"only they use the key that wraps it":                           {"SealingKey.Arn", nil, "DispatchFunction KeysFunction"},
-		"and only keys writes it":                                       {"KeysTable.Arn", []string{put, update, remove, batch}, "KeysFunction"},
-		"publish and retry send to the events queue, and fanout copies": {"EventsQueue.Arn", []string{send}, "FanoutFunction PublishFunction RetryFunction"},
-		"only publish and retry receive from the inbox":                 {"InboxQueue.Arn", []string{receive}, "PublishFunction RetryFunction"},
-		"only fanout receives from it":                                  {"EventsQueue.Arn", []string{receive}, "FanoutFunction"},
-		"stream sends to the inbox, and others return failed messages":  {"InboxQueue.Arn", []string{send}, "AdminFunction DispatchFunction RetryFunction StreamFunction"},
-		"only dispatch receives deliveries":                             {"DeliveriesQueue.Arn", []string{receive}, "DispatchFunction"},
-		"settings are written by keys, switches by admin":               {"SettingsTable.Arn", []string{put, update, batch}, "AdminFunction KeysFunction"},
-		"retry and admin remove announcements and switches":             {"SettingsTable.Arn", []string{remove}, "AdminFunction RetryFunction"},
-		"a subscription is never removed by stream":                     {"SubscriptionsTable.Arn", []string{remove, batch}, "AdminFunction DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
-		"sessions are stream's, relay's its leases, admin erases":       {"SessionsTable.Arn", nil, "AdminFunction RelayFunction StreamFunction"},
-		"stream hands over to register and to deregister":               {"RegisterFunction.Alias", nil, "StreamFunction"},
-		"only functions for backends and sources read secrets":          {"arn:${AWS::Partition}:ssm:${AWS::Region}:${AWS::AccountId}:parameter${SecretsPrefix}*", nil, "PublishFunction RelayFunction StreamFunction"},
-		"admin removes the notices of erased principals":                {"LogTable.Arn", []string{batch}, "AdminFunction FanoutFunction"},
-		"no function deletes from the log, whose items expire":          {"LogTable.Arn", []string{remove}, ""},
+		"the private keyset is for dispatch and keys":                                          {"KeysTable.Arn", nil, "DispatchFunction KeysFunction"},
+		"only they use the key that wraps it":                                                  {"SealingKey.Arn", nil, "DispatchFunction KeysFunction"},
+		"and only keys writes it":                                                              {"KeysTable.Arn", []string{put, update, remove, batch}, "KeysFunction"},
+		"publish, relay and retry send to the events queue, and fanout copies":                 {"EventsQueue.Arn", []string{send}, "FanoutFunction PublishFunction RelayFunction RetryFunction"},
+		"only publish and retry receive from the inbox":                                        {"InboxQueue.Arn", []string{receive}, "PublishFunction RetryFunction"},
+		"only fanout receives from it":                                                         {"EventsQueue.Arn", []string{receive}, "FanoutFunction"},
+		"stream sends to the inbox, and others return failed messages":                         {"InboxQueue.Arn", []string{send}, "AdminFunction DispatchFunction RetryFunction StreamFunction"},
+		"only dispatch receives deliveries":                                                    {"DeliveriesQueue.Arn", []string{receive}, "DispatchFunction"},
+		"settings are written by keys, switches by admin, types by relay":                      {"SettingsTable.Arn", []string{put, update, batch}, "AdminFunction KeysFunction RelayFunction"},
+		"retry and admin remove announcements and switches":                                    {"SettingsTable.Arn", []string{remove}, "AdminFunction RetryFunction"},
+		"a subscription is never removed by stream":                                            {"SubscriptionsTable.Arn", []string{remove, batch}, "AdminFunction DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
+		"sessions are stream's, relay's its leases, admin erases, and register records demand": {"SessionsTable.Arn", nil, "AdminFunction RegisterFunction RelayFunction StreamFunction"},
+		"stream hands over to register and to deregister":                                      {"RegisterFunction.Alias", nil, "StreamFunction"},
+		"only functions for backends and sources read secrets":                                 {"arn:${AWS::Partition}:ssm:${AWS::Region}:${AWS::AccountId}:parameter${SecretsPrefix}*", nil, "PublishFunction RelayFunction StreamFunction"},
+		"admin removes the notices of erased principals":                                       {"LogTable.Arn", []string{batch}, "AdminFunction FanoutFunction"},
+		"no function deletes from the log, whose items expire":                                 {"LogTable.Arn", []string{remove}, ""},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

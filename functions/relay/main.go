@@ -1,9 +1,10 @@
-// Command relay is the function that holds the notification streams of the backends. It is invoked every minute. If
+// Command relay is the function that holds the notification streams of the backends and receives their events. It is invoked every minute. If
 // another invocation holds the streams, it ends immediately. Otherwise it holds them for as long as a function may run,
 // and hands them over to the next invocation.
 package main
 
 import (
+	"context"
 	"os"
 	"time"
 
@@ -15,6 +16,9 @@ import (
 // shutdownTime is less than the 500 ms between SIGTERM and SIGKILL in Lambda, so that the metrics can still be written.
 const shutdownTime = 400 * time.Millisecond
 
+// announced does nothing, because retry announces changed event types as soon as all functions use them.
+func announced(context.Context) error { return nil }
+
 func main() { os.Exit(boot.Run(0, create)) }
 
 func create(p *boot.Process) (boot.Handler, error) {
@@ -22,6 +26,6 @@ func create(p *boot.Process) (boot.Handler, error) {
 	if err != nil {
 		return boot.Handler{}, err
 	}
-	invocations := relay.NewInvocations(func() *relay.Relay { return app.NewRelay(p.Core, backends, nil) })
+	invocations := relay.NewInvocations(func() *relay.Relay { return app.NewRelay(p.Core, backends, announced) })
 	return p.Invoked(invocations.Serve).BeforeEnd(func() { invocations.Shutdown(shutdownTime) }), nil
 }

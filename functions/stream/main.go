@@ -64,8 +64,10 @@ func create(p *boot.Process) (boot.Handler, error) {
 		if err != nil {
 			return nil, err
 		}
+		feeds := stream.New(p.EventLog, p.DB, tokens)
+		feeds.Demand = p.Demand
 		return app.NewStreamEndpoint(p.Core, app.StreamOptions{
-			Feeds: stream.New(p.EventLog, p.DB, tokens), Leases: app.NewSharedLeases(p.Core, lambdacontext.MaxConcurrency()),
+			Feeds: feeds, Leases: app.NewSharedLeases(p.Core, lambdacontext.MaxConcurrency()),
 			Backends: s.backends, Conversation: s.talk, ForwardRegistrar: register, ForwardDeregistrar: deregister,
 		})
 	})

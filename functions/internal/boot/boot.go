@@ -24,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -98,7 +99,7 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 	authenticator, metadata := p.authenticator(s, needs, configs)
 	p.Core = &app.Core{
 		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log), Config: configs,
-		EventLog: &eventlog.Log{DB: db, Retention: s.limits.LogRetention}, Limits: s.limits, Log: log, Metrics: counters, Tracer: tracer,
+		EventLog: &eventlog.Log{DB: db, Retention: s.limits.LogRetention}, Demand: demand.New(db), Limits: s.limits, Log: log, Metrics: counters, Tracer: tracer,
 		Auth: authenticator, Guard: auth.NewGuard(s.limits.AllowedOrigins, s.limits.AllowedHosts, log), ResourceMetadata: metadata,
 	}
 	return p, fault.Wrap(fault.Internal, p.WatchLog(), "make the metrics")

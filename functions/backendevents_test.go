@@ -1,0 +1,117 @@
+package functions_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/app/apply"
+	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+)
+
+// backendEvents shows that an event of a backend reaches a stream and a webhook once, also if the relay dies while the backend publishes.
+//
+// GWN-20, GWN-21, GWN-22
+func backendEvents(t *testing.T, stack *runner.Stack) {
+	o := servertest.Options(t, nil)
+	o.Catalog = []byte("events:\n  - {name: order.shipped, uriTemplate: \"event://orders/{order}/shipped\", payloadSchema: {type: object}}\n")
+	backend := servertest.Start(t, o)
+	configure := func(text string) {
+		t.Helper()
+		c, err := config.Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	configure(fmt.Sprintf("backends:\n  - {name: shop, url: %q, prefix: shop_}\n", backend.URL+"/mcp"))
+	defer configure("backends: []\n")
+	c, err := client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the backend's event type is listed", func() bool {
+		types, err := c.EventTypes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range types {
+			if e.Name == "shop_order.shipped" {
+				return true
+			}
+		}
+		time.Sleep(200 * time.Millisecond)
+		return false
+	})
+
+	target, hooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, body []byte) {
+		var challenge struct{ Type, Challenge string }
+		if json.Unmarshal(body, &challenge) == nil && challenge.Type == "verification" {
+			fmt.Fprintf(w, `{"challenge":%q}`, challenge.Challenge)
+		}
+	})
+	secret, _ := webhook.NewSecret()
+	params := `"name":"shop_order.shipped","arguments":{"order":"1"},"delivery":{"mode":"webhook","url":"` + target + `","secret":"` + secret + `"}`
+	rpc(t, stack.URL(), "events/subscribe", params)
+	wait(t, "the challenge", hooks)
+	ctx := t.Context()
+	body, header := request("events/stream", `"name":"shop_order.shipped","arguments":{"order":"1"}`)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, stack.URL()+"/mcp", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := open(t, req, header)
+	wait(t, "the confirmation", stream)
+	ship := func(id string) {
+		t.Helper()
+		if _, err := backend.Publish(ctx, "default", standalone.Event{URI: "event://orders/1/shipped", ID: id, Data: json.RawMessage(`{}`)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ids := map[string]int{}
+	// next waits for the next event, and skips heartbeats and notices of the gap with which a subscription may begin.
+	next := func() {
+		t.Helper()
+		for {
+			var hook struct{ EventID string }
+			if got := wait(t, "the webhook", hooks); json.Unmarshal(got.body, &hook) == nil && hook.EventID != "" {
+				ids[hook.EventID]++
+				break
+			}
+		}
+		for {
+			got := wait(t, "the event on the stream", stream)
+			if _, rest, ok := strings.Cut(got, `"eventId":"`); ok {
+				id, _, _ := strings.Cut(rest, `"`)
+				ids[id]++
+				break
+			}
+		}
+	}
+	ship("1")
+	next()
+	stack.Kill("RelayFunction")
+	ship("2")
+	ship("3")
+	next()
+	next()
+	if len(ids) != 3 {
+		t.Errorf("got the events %v, want each of three once on the stream and once at the webhook", ids)
+	}
+	for id, n := range ids {
+		if n != 2 {
+			t.Errorf("%s arrived %d times, want once on the stream and once at the webhook", id, n)
+		}
+	}
+	rpc(t, stack.URL(), "events/unsubscribe", params)
+}
