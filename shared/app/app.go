@@ -173,7 +173,7 @@ func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 			SumOf: func(ctx context.Context, workspace string) int64 { return int64(ofWorkspace(ctx, workspace, "")) },
 		},
 		Catalog: c.Catalogs, Log: c.EventLog,
-		AllowAnonymous: c.Limits.AllowInsecureTargets, Demand: c.Demand.Want,
+		AllowAnonymous: c.Limits.AllowInsecureTargets,
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
 }

@@ -42,6 +42,7 @@ var unreachable = []exception{
 	{"RegisterFunction", "SessionsTable", "shared/mcp/session", "the endpoint behind stream has no sessions"},
 	{"DeregisterFunction", "SessionsTable", "shared/mcp/session", "the endpoint behind stream has no sessions"},
 	{"DeregisterFunction", "LogTable", "shared/events/log", "stream forwards requests that end subscriptions, and no polls"},
+	{"DeregisterFunction", "SessionsTable", "shared/events/demand", "stream forwards requests that end subscriptions, and no polls"},
 	{"AdminFunction", "LogTable", "shared/events/log.exact).visitID", "DynamoDB has no index of ids"},
 	{"RelayFunction", "SettingsTable", "shared/storage/settings", "relay reads the configuration, and no catalog"},
 }

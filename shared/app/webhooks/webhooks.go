@@ -66,7 +66,7 @@ type RegistrarOptions struct {
 func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 	l, verifications := c.Limits, c.Quota(quota.Verifications)
 	return &subscription.Registrar{
-		Service: o.Subscriptions, Sealer: o.Cursors, Targets: o.Targets,
+		Service: o.Subscriptions, Sealer: o.Cursors, Targets: o.Targets, Demand: c.Demand.Want,
 		Replay: &deadletter.Replayer{Log: c.EventLog, Queue: c.Queues}, Watermark: &lifecycle.Watermark{DB: c.DB},
 		Switches: &switches.Set{DB: c.DB},
 		Options: subscription.Options{

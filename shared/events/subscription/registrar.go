@@ -93,7 +93,9 @@ type Registrar struct {
 	Watermark Watermark
 	// Switches has the pauses that operators imposed on earlier subscriptions with the same id. Nil stands for none.
 	Switches *switches.Set
-	Options  Options
+	// Demand records that the events of a URI are wanted from the backend that it belongs to. Nil means there are no backends.
+	Demand  func(ctx context.Context, workspace, principal, uri string) error
+	Options Options
 }
 
 func (g *Registrar) now() time.Time { return g.Service.Records.now() }

@@ -20,8 +20,6 @@ type Service struct {
 	Log     *eventlog.Log
 	// AllowAnonymous lets the anonymous principal use events/subscribe and events/unsubscribe. It is for development only.
 	AllowAnonymous bool
-	// Demand records that the events of a URI are wanted from the backend that it belongs to. Nil means there are no backends.
-	Demand func(ctx context.Context, workspace, principal, uri string) error
 	// The topics of notices, see shared/events/stream.
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string

@@ -105,8 +105,8 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	if err := g.verify(ctx, p, r.URL, id, key); err != nil {
 		return nil, err
 	}
-	if g.Service.Demand != nil {
-		if err := g.Service.Demand(ctx, p.Workspace, p.ID, pattern.Key); err != nil {
+	if g.Demand != nil {
+		if err := g.Demand(ctx, p.Workspace, p.ID, pattern.Key); err != nil {
 			return nil, err
 		}
 	}
