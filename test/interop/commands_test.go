@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -169,6 +170,23 @@ func TestReferenceServersAsCommands(t *testing.T) {
 		if n := len(processes(s, "broken")); n == 0 || n > 10 {
 			t.Errorf("it started %d times", n)
 		}
+	})
+	t.Run("GWN-26 operators see the states of commands, and neither arguments nor variables", func(t *testing.T) {
+		code, out, errs := s.Command(t, "monitor", "backends", "--json")
+		for name, state := range map[string]string{"files": "ready", "everything": "ready", "broken": "unreachable"} {
+			if code != 0 || !regexp.MustCompile(`"name": ?"`+name+`"[^}]*"state": ?"`+state+`"`).MatchString(out) {
+				t.Errorf("%s is not %s: %d %s%s", name, state, code, out, errs)
+			}
+		}
+		if strings.Contains(out, files) || strings.Contains(out, "TOKEN") {
+			t.Errorf("got %s", out)
+		}
+	})
+	t.Run("GWN-26 the processes of a removed backend end", func(t *testing.T) {
+		s.SetConfig(t, "")
+		harness.Eventually(t, harness.Patience, "the processes of git end", func() bool {
+			return !slices.ContainsFunc(processes(s, "git"), func(pid int) bool { return syscall.Kill(pid, 0) == nil })
+		})
 	})
 	t.Run("GWN-26 all processes end with the server", func(t *testing.T) {
 		s.Stop()

@@ -65,6 +65,7 @@ const backendPatience = 3 * time.Second
 func (s *Server) addStates(ctx context.Context, workspace string, list []admin.Backend) {
 	ctx, cancel := context.WithTimeout(ctx, backendPatience)
 	defer cancel()
+	s.addCommandStates(ctx, workspace, list)
 	var asked sync.WaitGroup
 	for _, f := range s.backends.Followed(ctx) {
 		i := slices.IndexFunc(list, func(b admin.Backend) bool { return b.Name == f.Name })
@@ -79,4 +80,19 @@ func (s *Server) addStates(ctx context.Context, workspace string, list []admin.B
 		})
 	}
 	asked.Wait()
+}
+
+// addCommandStates fills in the states of the commands that do not run. Asking them would start them.
+func (s *Server) addCommandStates(ctx context.Context, workspace string, list []admin.Backend) {
+	all, _ := s.core.Config.Backends(ctx) // the list was made from them, so an error is a rare change in between
+	for _, b := range all {
+		i := slices.IndexFunc(list, func(l admin.Backend) bool { return l.Name == b.Name })
+		if i < 0 || b.Command == nil || b.Workspace != workspace || s.commands.Running(b) {
+			continue
+		}
+		list[i].State = "resting"
+		if s.commands.Failing(b) {
+			list[i].State = "unreachable"
+		}
+	}
 }

@@ -57,8 +57,8 @@ func (x *exchange) next() ([]byte, error) {
 		if len(x.queue) > 0 {
 			message := x.queue[0]
 			x.queue = x.queue[1:]
-			x.size -= len(message)
-			x.p.queued -= len(message)
+			x.size -= len(message) + messageCost
+			x.p.queued -= len(message) + messageCost
 			x.p.mu.Unlock()
 			return message, nil
 		}

@@ -262,16 +262,18 @@ func (p *process) find(id json.RawMessage) *exchange {
 // newestCall returns the running call that began last, or nil.
 func (p *process) newestCall() (newest *exchange) {
 	for _, x := range p.exchanges {
-		if calls[x.method] && (newest == nil || x.number > newest.number) {
+		if !quiet[x.method] && (newest == nil || x.number > newest.number) {
 			newest = x
 		}
 	}
 	return newest
 }
 
-// calls has the methods that may ask the client something.
-var calls = map[string]bool{
-	spec.MethodToolsCall: true, spec.MethodPromptsGet: true, spec.MethodRead: true, spec.MethodComplete: true,
+// quiet has the methods of the gateway's own requests, within which it ignores questions.
+var quiet = map[string]bool{
+	spec.MethodInitialize: true, spec.MethodDiscover: true, spec.MethodPing: true, spec.MethodSetLevel: true, spec.MethodListen: true,
+	spec.MethodToolsList: true, spec.MethodPromptsList: true, spec.MethodResources: true, spec.MethodTemplates: true,
+	spec.MethodSubscribe: true, spec.MethodUnsubscribe: true, spec.MethodUserMessage: true, spec.MethodAssistant: true,
 }
 
 // push adds a message to the queue of a request. If the queues of the process are too long together, the request with the longest one fails.
@@ -326,7 +328,7 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 	if x.method != spec.MethodListen {
 		p.calls++
 	}
-	if calls[x.method] {
+	if !quiet[x.method] {
 		for id, q := range p.questions {
 			if q.asked == nil {
 				q.asked = x
@@ -368,7 +370,7 @@ func (p *process) remove(x *exchange) {
 	} else {
 		p.calls--
 	}
-	if p.holder != "" || calls[x.method] {
+	if p.holder != "" || !quiet[x.method] {
 		p.used = time.Now()
 	}
 	p.moveQuestions(x)

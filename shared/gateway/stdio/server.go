@@ -24,6 +24,7 @@ type server struct {
 	mu       sync.Mutex
 	current  *process // the shared process, or nil
 	starting *start   // the running start of the shared process, or nil
+	failed   bool     // the last shared process has failed
 	retired  bool     // the configuration no longer has the backend
 	// failures has the failed starts by holder, so that a principal whose processes die does not delay others.
 	failures bounded.Map[string, failure]
@@ -99,7 +100,7 @@ func (s *server) start(begun *start) {
 	defer s.mu.Unlock()
 	s.starting = nil
 	if err == nil {
-		s.current, begun.p = p, p
+		s.current, s.failed, begun.p = p, false, p
 	} else {
 		begun.err = err
 	}
@@ -165,6 +166,7 @@ func (s *server) awaitPause(ctx context.Context, holder string) error {
 func (s *server) recordFailure(holder, why string, ready bool, lived time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.failed = s.failed || holder == ""
 	f, _ := s.failures.Get(holder)
 	if lived >= settledAfter {
 		f.times = 0
@@ -175,6 +177,13 @@ func (s *server) recordFailure(holder, why string, ready bool, lived time.Durati
 	}
 	pause := min(minPause<<min(f.times, 6), most)
 	s.failures.Put(holder, failure{f.times + 1, time.Now().Add(pause), why})
+}
+
+// failing reports whether the last shared process has failed.
+func (s *server) failing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
 }
 
 // forget removes a process that has ended.

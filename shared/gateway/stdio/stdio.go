@@ -203,14 +203,25 @@ func (t *Transport) Running(b api.Backend) bool {
 	return p != nil && !p.dormant()
 }
 
+// Failing reports whether the last shared process of the backend has failed, and none has started since.
+func (t *Transport) Failing(b api.Backend) bool {
+	s := t.known(b)
+	return s != nil && s.running() == nil && s.failing()
+}
+
 func (t *Transport) running(b api.Backend) *process {
-	t.mu.Lock()
-	s := t.servers[b.URL]
-	t.mu.Unlock()
+	s := t.known(b)
 	if s == nil {
 		return nil
 	}
 	return s.running()
+}
+
+// known returns the backend if it has been used since it was configured, or nil.
+func (t *Transport) known(b api.Backend) *server {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.servers[b.URL]
 }
 
 // Close ends all processes and waits for them. When ctx ends, it kills the rest.

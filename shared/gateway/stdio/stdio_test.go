@@ -300,6 +300,15 @@ func TestFailures(t *testing.T) {
 			t.Errorf("%d more starts, and callers get %q", n, fault.Public(err))
 		}
 	})
+	t.Run("GWN-26 a command that failed counts as such until it runs", func(t *testing.T) {
+		f := newFixture(t, "modern")
+		f.call("", "pid", "")
+		if f.transport.Failing(f.backend) {
+			t.Error("it fails while it runs")
+		}
+		_, _ = f.try("", "crash", "")
+		eventually(t, "it counts as failing", func() bool { return f.transport.Failing(f.backend) && !f.transport.Running(f.backend) })
+	})
 	t.Run("GWN-26 a missing program is an error with its name", func(t *testing.T) {
 		f := newFixture(t, "legacy", func(_ *Transport, c *api.Command) { c.Args = []string{"no-such-program"} })
 		if _, err := f.try("", "pid", ""); err == nil || !strings.Contains(fault.Public(err), "no-such-program") {
@@ -487,6 +496,10 @@ func TestMessagesFindTheirRequests(t *testing.T) {
 		if m = next(t, x); !m.Response() {
 			t.Errorf("got %s, want the response", m.Raw)
 		}
+		p := f.transport.all()[0]
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		expect.Equal(t, "bytes that wait", p.queued, 0)
 	})
 	t.Run("GWN-26 a question reaches the call, and its answer the process", func(t *testing.T) {
 		f := newFixture(t, "legacy")

@@ -47,7 +47,8 @@ type Backend struct {
 	Name   string `json:"name"`
 	URL    string `json:"url"`
 	Prefix string `json:"prefix"`
-	// State is "ready" or "unreachable", or empty if only callers have credentials for the backend.
+	// State is "ready", "unreachable" or, for a command that does not run, "resting". It is empty if only callers have credentials for the
+	// backend.
 	State string `json:"state,omitempty"`
 	// Rules are the rules of the configuration by the kind of entries, e.g. "tools". It has only the kinds with rules.
 	Rules map[string]rules.Rules `json:"rules,omitempty"`
