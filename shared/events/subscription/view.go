@@ -15,7 +15,9 @@ import (
 type Status struct {
 	LastDelivery time.Time `json:"last,omitzero"`
 	// LastError is a category. It never contains text from the endpoint.
-	LastError   string    `json:"err,omitempty"`
+	LastError string `json:"err,omitempty"`
+	// LastCode is the HTTP status of the last failure, or 0 if the endpoint did not answer. Only operators see it.
+	LastCode    int       `json:"code,omitempty"`
 	FailedSince time.Time `json:"since,omitzero"`
 	// Failures is the least number of attempts that have failed since then.
 	Failures int `json:"n,omitempty"`

@@ -245,6 +245,12 @@ func TestWhatWaits(t *testing.T) {
 				delivery := read(who, "subscriptions/"+failing)["delivery"].(object)
 				return fmt.Sprintf("%v %v", delivery["lastError"], delivery["lastStatusCode"]) == want
 			})
+			for _, it := range f.list(who, "subscriptions").Items {
+				if it["id"] == failing {
+					delivery := it["delivery"].(object)
+					expect.Equal(t, "OPS-18 the list for "+who, fmt.Sprintf("%v %v", delivery["lastError"], delivery["lastStatusCode"]), want)
+				}
+			}
 		}
 	})
 	t.Run("OPS-19 a subscription shows who paused it and why, and its owner does not see the operator's name", func(t *testing.T) {

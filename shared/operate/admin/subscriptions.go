@@ -15,7 +15,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
@@ -43,7 +42,7 @@ type subscriptionView struct {
 	Delivery struct {
 		Last      time.Time `json:"last,omitzero"`
 		LastError string    `json:"lastError,omitempty"`
-		// LastStatusCode is the status of the last failure. Only the view of a single subscription has it, for operators.
+		// LastStatusCode is the status of the last failure, for operators only.
 		LastStatusCode int       `json:"lastStatusCode,omitempty"`
 		FailingSince   time.Time `json:"failingSince,omitzero"`
 		ThrottledUntil time.Time `json:"throttledUntil,omitzero"`
@@ -55,6 +54,15 @@ type waitingView struct {
 	Deliveries int       `json:"deliveries"`
 	More       bool      `json:"more,omitempty"`
 	Oldest     time.Time `json:"oldest,omitzero"`
+}
+
+// viewFor returns the view of a subscription for the caller. Only operators see the status of the last failure (SRF-05).
+func (c *call) viewFor(s subscription.Selected) subscriptionView {
+	v := viewOf(s)
+	if c.operator {
+		v.Delivery.LastStatusCode = s.Status.LastCode
+	}
+	return v
 }
 
 func viewOf(s subscription.Selected) subscriptionView {
@@ -89,7 +97,7 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 	choice := subscription.Choice{Principal: c.Principal, Event: c.Event, Origin: c.Origin, URI: c.URI, State: subscription.State(c.State)}
 	if !c.operator {
 		if choice.Principal != "" && choice.Principal != c.who.ID {
-			return newList(c, nil, "", viewOf), nil
+			return newList(c, nil, "", c.viewFor), nil
 		}
 		choice.Principal = c.who.ID
 	}
@@ -97,7 +105,7 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newList(c, found, next, viewOf), nil
+	return newList(c, found, next, c.viewFor), nil
 }
 
 // choose returns a page of the chosen subscriptions. If the URI belongs to no event type, no subscription receives its
@@ -127,7 +135,7 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := viewOf(*s)
+	v := c.viewFor(*s)
 	if s.Paused != 0 { // otherwise its switch is the owner's, of an ended subscription with the same id
 		if v.Switch, err = h.switches.Get(c.Context(), c.who.Workspace, switches.Subscription(s.ID)); err != nil {
 			return nil, err
@@ -135,15 +143,6 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 	}
 	if v.Switch != nil && v.Switch.Operator && !c.operator {
 		v.Switch.By = "an operator" // owners do not see operators' names
-	}
-	if v.Delivery.LastError != "" && c.operator {
-		failed, _, err := records.List(c.Context(), h.operations.Deliveries.DB, c.who.Workspace, records.Query{Subscription: s.ID, Outcome: records.Failed}, "", 1)
-		if err != nil {
-			return nil, err
-		}
-		if len(failed) > 0 {
-			v.Delivery.LastStatusCode = failed[0].Status
-		}
 	}
 	waiting, err := state.ReadBacklog(c.Context(), h.operations.Deliveries.DB, c.who.Workspace, s.ID)
 	if err != nil {

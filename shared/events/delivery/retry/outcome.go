@@ -256,7 +256,7 @@ func (s *statuses) failed(ctx context.Context, db store.DB, workspace string, su
 		st.FailedSince, st.Failures = now.UTC(), 0
 	}
 	st.Failures++
-	st.LastError = string(out.Category)
+	st.LastError, st.LastCode = string(out.Category), out.Status
 	if sub.Origin == subscription.MCPEvents { // the extension has only six categories
 		st.LastError = string(out.Category.Published())
 	}

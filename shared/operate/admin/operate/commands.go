@@ -35,7 +35,7 @@ type Commands struct {
 			Origin    string `placeholder:"URL" help:"With endpoints at this scheme, host and port."`
 			State     string `help:"active, paused, suspended or disabled."`
 			URI       string `name:"uri" placeholder:"event://…" help:"That get events with this URI."`
-		} `cmd:"" default:"withargs" api:"GET subscriptions" columns:"id,principal,state,events,target,delivery.last,delivery.lastError" drop:"delivery.last,target,principal" help:"List subscriptions."`
+		} `cmd:"" default:"withargs" api:"GET subscriptions" columns:"id,principal,state,events,target,delivery.last,delivery.lastError,delivery.lastStatusCode=lastStatus" drop:"delivery.last,target,principal" help:"List subscriptions."`
 		Show  ID `cmd:"" api:"GET subscriptions/{id}" help:"Show a subscription, with the status of its deliveries."`
 		Pause struct {
 			ID
