@@ -1,6 +1,7 @@
 package standalone_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -178,8 +179,10 @@ func TestEventsOfABackend(t *testing.T) {
 		ship(t, backend, 2, "other", `{"carrier":"DHL"}`) // matches no arguments
 		ship(t, backend, 1, "first", `{"carrier":"DHL"}`)
 		ship(t, backend, 1, "second", `{"carrier":"UPS"}`)
-		for mode, r := range map[string]*received{"push": streamed, "poll": polled} {
+		for _, r := range []*received{streamed, polled} {
 			r.await(t, func() bool { return len(r.events) == 2 })
+		}
+		for mode, r := range map[string]*received{"push": streamed, "poll": polled} {
 			if got := string(r.events[0].Data) + string(r.events[1].Data); got != `{"carrier":"DHL"}{"carrier":"UPS"}` || r.gaps != 0 {
 				t.Errorf("%s: got %s and %d gaps", mode, got, r.gaps)
 			}
@@ -336,4 +339,45 @@ func TestHostileEventTypes(t *testing.T) {
 		}
 	}
 	expect.Equal(t, "the event types of the backend", n, 200)
+}
+
+// GWN-20: a change of a backend's event types reaches clients as notifications/events/list_changed, and the list then has the new types.
+func TestChangedEventTypesOfABackend(t *testing.T) {
+	o := servertest.Options(t, nil)
+	o.Catalog = []byte(shipments)
+	backend := servertest.Start(t, o)
+	gateway := startGateway(t, backend.URL+"/mcp", nil)
+	alice := connect(t, gateway, "alice", "2026-07-28")
+	awaitType(t, alice, "shop_order.shipped")
+
+	body := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"eventsListChanged":true},
+		"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"}}}}`
+	ctx, cancel := context.WithTimeout(t.Context(), servertest.Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway.URL+"/mcp", strings.NewReader(body))
+	expect.OK(t, err)
+	for name, value := range map[string]string{
+		"Authorization": "Bearer alice", "Content-Type": "application/json", "Accept": "application/json, text/event-stream",
+		"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "subscriptions/listen",
+	} {
+		req.Header.Set(name, value)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	expect.OK(t, err)
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	await := func(text string) {
+		t.Helper()
+		for lines.Scan() {
+			if strings.Contains(lines.Text(), text) {
+				return
+			}
+		}
+		t.Fatalf("the stream ended without %s: %v", text, lines.Err())
+	}
+	await("notifications/subscriptions/acknowledged")
+	o.Catalog = []byte(shipments + "  - {name: order.lost, uri: event://orders/lost}\n")
+	expect.OK(t, backend.Reload(t.Context(), o))
+	await("notifications/events/list_changed")
+	awaitType(t, alice, "shop_order.lost")
 }
