@@ -144,7 +144,9 @@ func (p *process) start(ctx context.Context) error {
 		p.log.Warn("backend memory not limited", "error", err)
 	}
 	p.log.Info("backend process started", "session", p.holder != "")
+	p.mu.Lock()
 	p.idle = time.AfterFunc(p.idleTime(), p.checkIdle)
+	p.mu.Unlock()
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
 	var reading sync.WaitGroup

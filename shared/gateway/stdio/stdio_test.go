@@ -373,7 +373,7 @@ func TestFailures(t *testing.T) {
 	})
 	t.Run("GWN-26 of standard error, some lines are logged", func(t *testing.T) {
 		f := newFixture(t, "modern")
-		f.call("", "flood", `,"arguments":{"lines":2000}`)
+		f.call("", "flood", `,"arguments":{"lines":500}`)
 		f.transport.Close(t.Context())
 		text := f.output.String()
 		if n := strings.Count(text, "backend wrote"); n < stderrBurst || n > stderrBurst+50 {
