@@ -133,7 +133,7 @@ func (f *fake) handle(m fakeMessage) {
 	}
 }
 
-// call is a tool.
+// call runs a tool.
 func (f *fake) call(m fakeMessage) {
 	number := func(name string) int { n, _ := m.Params.Arguments[name].(float64); return int(n) }
 	switch m.Params.Name {
