@@ -283,6 +283,15 @@ func (b *browser) fits(what string) {
 	}
 }
 
+// hasNoEmptyRows fails if a card of the phone's layout has a label without a value.
+func (b *browser) hasNoEmptyRows(what string) {
+	b.Helper()
+	empty := eval[string](b, `[...document.querySelectorAll("td > div")].filter(e => e.offsetParent && !e.innerText.trim() && !e.querySelector("input, button")).map(e => e.parentElement.dataset.name).join()`)
+	if empty != "" {
+		b.Errorf("OPS-11 %s has rows without a value: %s", what, empty)
+	}
+}
+
 // scheme sets the preferred color scheme.
 func (b *browser) scheme(name string) {
 	b.Helper()

@@ -69,6 +69,9 @@ func TestPages(t *testing.T) {
 				b.to(p.hash)
 				b.shows(p.shows)
 				b.fits(p.name)
+				if kind.width < 720 {
+					b.hasNoEmptyRows(p.name)
+				}
 				b.shoot(p.name + "-" + kind.name)
 			}
 		})

@@ -54,7 +54,7 @@ const short = (text) => (text?.length > 24 && !text.includes('/') ? html`<span c
 const copier = (text, kind, label) => (navigator.clipboard && text ? html`<button type="button" class=${kind} aria-label=${`Copy ${text}`} title="Copy" @click=${() => navigator.clipboard.writeText(text).then(() => toast('It is copied.'), (e) => toast(e.message, true))}>${label}</button>` : nothing);
 
 export const id = (to, text) => html`<span class="one"><a class="id" href=${'#/' + to} title=${text ?? ''}>${short(text)}</a>${copier(text, 'icon', '')}</span>`;
-export const mono = (text) => html`<span class="id" title=${text ?? ''}>${text}</span>`;
+export const mono = (text) => (text == null ? nothing : html`<span class="id" title=${text ?? ''}>${text}</span>`);
 export const pageless = (text) => html`<span class="one"><span class="id" title=${text ?? ''}>${short(text)}</span>${copier(text, 'icon', '')}</span>`;
 export const path = (...parts) => parts.map(encodeURIComponent).join('/');
 
@@ -75,8 +75,8 @@ export function table(label, columns, rows, empty = 'Nothing here.') {
 export const suggest = {};
 
 // since and until are the fields for times; see moment in session.js.
-export const since = { name: 'since', label: 'Since', hint: '2h or 2026-11-22', suggest: 'times' };
-export const until = { name: 'until', label: 'Until', hint: '15m or 12:00', suggest: 'times' };
+export const since = { name: 'since', label: 'Since', hint: '2h or a day', suggest: 'times' };
+export const until = { name: 'until', label: 'Until', hint: '15m or a day', suggest: 'times' };
 
 const field = (f, q) => html`<input name=${f.name} .value=${q.get(f.name) || ''} placeholder=${f.hint || ''} list=${f.suggest || nothing} spellcheck="false" autocomplete="off">`;
 
