@@ -133,7 +133,7 @@ func NewRelay(c *Core, g *gateway.Gateway, typesChanged func(context.Context) er
 	if typesChanged != nil {
 		publisher := &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
 		events = &relay.Events{
-			Demand: c.Demand, Publish: publisher.FromBackend, Gap: publisher.Gap, Changed: typesChanged, Agent: UserAgent(),
+			Demand: c.Demand, Publish: publisher.FromBackend, Gap: publisher.Gap, Configured: c.Config.Backends, Changed: typesChanged, Agent: UserAgent(),
 		}
 	}
 	return &relay.Relay{

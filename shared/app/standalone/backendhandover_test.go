@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -131,5 +132,39 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 	}
 	if total != orders*each || len(ids) != orders*each || gaps != orders {
 		t.Errorf("GWN-22: got %d events, %d different ones, and %d gaps; want %d, and a gap at the beginning of each subscription", total, len(ids), gaps, orders*each)
+	}
+}
+
+// TestASubscriptionEndsAtTheBackend: GWN-21. When the last demand is gone, the relay ends its subscription, and a later one begins anew.
+func TestASubscriptionEndsAtTheBackend(t *testing.T) {
+	backend := newFakeBackend(t, shippedType)
+	core := newCore(t, backend.URL)
+	gateway, err := app.NewGateway(core, app.GatewayOptions{})
+	expect.OK(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var relays sync.WaitGroup
+	relays.Go(func() { app.NewRelay(core, gateway, func(context.Context) error { return nil }).Run(ctx) })
+	defer relays.Wait()
+	defer cancel()
+	const uri = "event://~shop/order.shipped/e30"
+	for range 2 {
+		expect.OK(t, core.Demand.Want(t.Context(), "default", "alice", uri))
+		if params := <-backend.opened; params["cursor"] != nil {
+			t.Errorf("the subscription begins at the cursor %v, want none", params["cursor"])
+		}
+		page, err := core.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "ev#default#shop"})
+		expect.OK(t, err)
+		expect.OK(t, core.DB.Write(t.Context(), store.Delete(page.Items[0].Key)))
+		select {
+		case <-backend.closed:
+		case <-time.After(servertest.Patience):
+			t.Fatal("the subscription does not end")
+		}
+		for end := time.Now().Add(servertest.Patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			if s, err := core.Demand.State(t.Context(), "default", uri); err == nil && !s.Active {
+				break // the relay has forgotten it
+			}
+		}
+		core.Demand = demand.New(core.DB) // remembers no renewal
 	}
 }

@@ -19,6 +19,7 @@ type fakeBackend struct {
 	first   string              // the params of notifications/events/active
 	streams []chan string       // the open streams, which receive the params of notifications/events/event
 	opened  chan map[string]any // receives the params of each events/stream
+	closed  chan bool           // receives when one has ended
 }
 
 const shippedType = `{"name":"order.shipped","description":"","delivery":["push"],"inputSchema":{"type":"object"},
@@ -26,7 +27,7 @@ const shippedType = `{"name":"order.shipped","description":"","delivery":["push"
 
 func newFakeBackend(t *testing.T, types string) *fakeBackend {
 	t.Helper()
-	b := &fakeBackend{t: t, types: types, first: `{"cursor":"c0","truncated":false}`, opened: make(chan map[string]any, 1000)}
+	b := &fakeBackend{t: t, types: types, first: `{"cursor":"c0","truncated":false}`, opened: make(chan map[string]any, 1000), closed: make(chan bool, 1000)}
 	b.Server = httptest.NewServer(b)
 	t.Cleanup(func() { b.CloseClientConnections(); b.Close() })
 	return b
@@ -69,6 +70,7 @@ func (b *fakeBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			case e := <-events:
 				send("notifications/events/event", e)
 			case <-r.Context().Done():
+				b.closed <- true
 				return
 			}
 		}

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
@@ -16,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/demand"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
@@ -30,6 +32,8 @@ type Events struct {
 	// Publish accepts an event of a backend, and Gap accepts that some are missing.
 	Publish func(ctx context.Context, workspace string, in publish.Input) error
 	Gap     func(ctx context.Context, workspace, uri string) error
+	// Configured returns all backends of the configuration.
+	Configured func(ctx context.Context) ([]api.Backend, error)
 	// Changed is called after the relay has stored changed event types.
 	Changed func(ctx context.Context) error
 	// Agent names the relay to backends as NAME/VERSION.
@@ -42,31 +46,32 @@ func (e *Events) reconcile(ctx context.Context, db store.DB, now []Backend) erro
 	if e == nil {
 		return nil
 	}
-	configured := map[string]map[string]Backend{}
+	configured, err := e.Configured(ctx)
+	if err != nil {
+		return err
+	}
 	had, err := catalog.BackendWorkspaces(ctx, db)
 	if err != nil {
 		return err
 	}
-	for _, workspace := range had {
-		configured[workspace] = map[string]Backend{}
+	known := map[api.Place]bool{}
+	for _, c := range configured {
+		known[api.Place{Workspace: c.Workspace, Backend: c.Name}] = true
 	}
+	followed := map[api.Place]Backend{}
 	for _, b := range now {
-		if of := configured[b.Place().Workspace]; of != nil {
-			of[b.Place().Backend] = b
-		}
+		followed[b.Place()] = b
 	}
-	for workspace, backends := range configured {
+	for _, workspace := range had {
 		err := e.replace(ctx, db, workspace, func(all map[string]catalog.BackendTypes) {
-			for name, types := range all {
-				b, ok := backends[name]
-				if !ok {
-					delete(all, name)
-					continue
-				}
-				if next, allowed := b.EventTypes(); allowed {
-					next.Types = types.Types
+			for name, had := range all {
+				at := api.Place{Workspace: workspace, Backend: name}
+				if b := followed[at]; b != nil {
+					next, allowed := b.EventTypes()
+					next.Types, known[at] = had.Types, allowed
 					all[name] = next
-				} else {
+				}
+				if !known[at] {
 					delete(all, name)
 				}
 			}
@@ -98,6 +103,7 @@ type receiver struct {
 	limit   *rate.Limiter
 
 	running map[string]*reception // by URI
+	refused map[string]time.Time  // the URIs for which there is no room, and when that was recorded
 }
 
 const (
@@ -189,7 +195,7 @@ func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 	defer func() { _ = c.Close() }()
 	e := &receiver{
 		Events: r.Events, relay: r, backend: b, client: c, version: version,
-		limit: rate.NewLimiter(eventRate, eventBurst), running: map[string]*reception{},
+		limit: rate.NewLimiter(eventRate, eventBurst), running: map[string]*reception{}, refused: map[string]time.Time{},
 	}
 	defer e.end()
 	return e.run(ctx, of)
@@ -339,6 +345,7 @@ func (e *receiver) adjust(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	maps.DeleteFunc(e.refused, func(uri string, _ time.Time) bool { return !wanted[uri] })
 	for uri, r := range e.running {
 		if !wanted[uri] {
 			r.stop()
@@ -350,8 +357,17 @@ func (e *receiver) adjust(ctx context.Context) error {
 	}
 	for _, uri := range slices.Sorted(maps.Keys(wanted)) {
 		_, own, _, _ := catalog.ParseBackendURI(uri)
-		if mode := e.modes[own]; mode != "" && e.running[uri] == nil && len(e.running) < maxReceptions {
+		mode := e.modes[own]
+		switch {
+		case mode == "" || e.running[uri] != nil:
+		case len(e.running) < maxReceptions:
 			e.running[uri] = e.start(ctx, uri, mode)
+		case time.Since(e.refused[uri]) > retryAfter:
+			e.refused[uri] = time.Now()
+			err := e.Demand.SetState(ctx, place.Workspace, uri, demand.State{Error: fmt.Sprintf("there are %d subscriptions at the backend already", maxReceptions)})
+			if err != nil {
+				return err
+			}
 		}
 	}
 	return nil
