@@ -34,7 +34,6 @@ type fake struct {
 	mu        sync.Mutex
 	cancelled []string
 	waits     map[string]chan json.RawMessage // for answers, by id
-	log       []any                           // the params of log levels
 }
 
 type fakeMessage struct {

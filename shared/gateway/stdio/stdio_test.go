@@ -452,7 +452,7 @@ func TestRevisions(t *testing.T) {
 	})
 	t.Run("GWN-26 in 2026-07-28 all share a process", func(t *testing.T) {
 		f := newFixture(t, "modern")
-		if f.call("", "pid", "") != f.call("", "pid", "") {
+		if first, second := f.call("", "pid", ""), f.call("", "pid", ""); first != second {
 			t.Error("two calls have two processes")
 		}
 	})
