@@ -56,6 +56,13 @@ func TestSchemaCost(t *testing.T) {
 		`{"$ref":"other.json"}`:                                   tooExpensive,
 		`{"$dynamicRef":"#x"}`:                                    tooExpensive,
 		`{"items":{"$id":"http://x/y"}}`:                          tooExpensive,
+		`{"$schema":"http://json-schema.org/draft-07/schema#"}`:   2,
+		// In draft 4 the reference is to the x below the id, and not to the one that costs nothing.
+		`{"$schema":"http://json-schema.org/draft-04/schema#","definitions":{"x":{}},"allOf":[
+			{"id":"http://x/y","definitions":{"x":{"allOf":[{"$ref":"#"},{"$ref":"#"}]}},"allOf":[{"$ref":"#/definitions/x"}]}]}`: tooExpensive,
+		`{"pattern":"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"}`:                             22,
+		`{"pattern":"a{0,1000}a{0,1000}a{0,1000}a{0,1000}a{0,1000}"}`:                           tooExpensive,
+		`{"patternProperties":{"(a{0,100}){10}(a{0,100}){10}(a{0,100}){10}(a{0,100}){10}":{}}}`: tooExpensive,
 	} {
 		if got := schemaCost(json.RawMessage(schema)); min(got, tooExpensive) != want {
 			t.Errorf("%s: got %d, want %d", schema, got, want)

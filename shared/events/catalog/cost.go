@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"encoding/json"
+	"regexp/syntax"
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
@@ -17,9 +18,9 @@ const (
 	maxCheck = 50_000_000
 )
 
-// schemaCost returns the number of JSON values in a schema whose references are replaced by their targets. It returns more than
-// maxSchemaCost for a schema with circular references, whose size has no limit, and with other references than JSON pointers into
-// the schema itself.
+// schemaCost returns the number of JSON values in a schema whose references are replaced by their targets, and adds the cost of its
+// patterns. It returns more than maxSchemaCost for a schema with circular references, whose size has no limit, and with other references
+// than JSON pointers into the schema itself. It also does so for draft 4, in which every member "id" may change what such a pointer means.
 func schemaCost(raw json.RawMessage) int {
 	root := jsonrpc.Value(raw)
 	c := coster{root: root, known: map[string]int{}}
@@ -52,6 +53,14 @@ func (c *coster) of(v any) int {
 			switch {
 			case isText && name == "$ref":
 				add(c.target(text))
+			case isText && name == "pattern":
+				add(patternCost(text))
+			case name == "patternProperties":
+				for pattern := range members(x) {
+					add(patternCost(pattern))
+				}
+			case isText && name == "$schema" && strings.Contains(text, "draft-04"):
+				return tooExpensive
 			case isText && (name == "$dynamicRef" || name == "$recursiveRef" || name == "$id"):
 				return tooExpensive
 			}
@@ -78,4 +87,36 @@ func (c *coster) target(ref string) int {
 	}
 	c.known[pointer] = c.of(to)
 	return c.known[pointer]
+}
+
+func members(v any) map[string]any {
+	m, _ := v.(map[string]any)
+	return m
+}
+
+// statesPerCost is how many states of a pattern take as long, for each byte of a text, as one value of a schema.
+const statesPerCost = 4
+
+// patternCost returns the cost of a regular expression. Repetitions multiply its states: x{1000} has eight bytes and 1,000 states.
+func patternCost(pattern string) int {
+	re, err := syntax.Parse(pattern, syntax.Perl)
+	if err != nil {
+		return 0 // it does not compile either
+	}
+	return states(re) / statesPerCost
+}
+
+// states returns about how many states a regular expression has when its repetitions are written out.
+func states(re *syntax.Regexp) int {
+	n := 1
+	if re.Op == syntax.OpLiteral {
+		n = len(re.Rune)
+	}
+	for _, sub := range re.Sub {
+		n = min(n+states(sub), statesPerCost*tooExpensive)
+	}
+	if re.Op == syntax.OpRepeat {
+		n *= max(re.Min, re.Max, 1)
+	}
+	return min(n, statesPerCost*tooExpensive)
 }
