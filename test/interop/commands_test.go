@@ -1,5 +1,7 @@
 //go:build unix
 
+//lint:file-ignore SA1019 roots are deprecated since 2026-07-28 and still have to be relayed
+
 package interop
 
 import (

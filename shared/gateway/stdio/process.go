@@ -404,7 +404,7 @@ func (p *process) read(out io.Reader) {
 		case !whole && line != nil:
 			p.refuseLong(line)
 		case len(bytes.TrimSpace(line)) > 0:
-			p.route(bytes.ReplaceAll(line, []byte{'\r'}, []byte{' '}))
+			p.route(oneLine(line))
 		}
 		if err == nil {
 			continue
