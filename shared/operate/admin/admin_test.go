@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
@@ -157,6 +158,10 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 		f.call("op", "GET", "overview", "", 200, &o)
 		if l := o.Recent.Failing; len(l) != 1 || l[0]["statusCode"] != 413.0 || l[0]["subscriptions"] != 1.0 || l[0]["since"] == nil {
 			t.Errorf("OPS-18 got the failing endpoints %v, want the status of the last failure, the time of the first one, and one subscription", l)
+		}
+		for since, want := range map[time.Duration]int{-48 * time.Hour: 1, time.Hour: 0} { // the second one is in the future
+			f.call("op", "GET", "overview?since="+time.Now().Add(since).UTC().Format(time.RFC3339), "", 200, &o)
+			expect.Equal(t, fmt.Sprintf("OPS-18 the failing endpoints since %v", since), len(o.Recent.Failing), want)
 		}
 	})
 	t.Run("OPS-04 WHK-13 a dead letter is found each way, with its history", func(t *testing.T) {

@@ -83,6 +83,9 @@ func (h *overviewHandler) show(c *call) (any, error) {
 		Delivery:  keptOf(h.kept, state.KeptFor),
 		Principal: cmp.Or(c.Principal, c.who.ID),
 	}
+	if !c.Since.IsZero() {
+		o.Recent.Since = c.Since.UTC()
+	}
 	used, err := subscription.Used(ctx, h.db, workspace, o.Principal)
 	if err != nil {
 		return nil, err
@@ -120,14 +123,22 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	}
 	all := summarize(found)
 	o.Recent.Attempts, o.Recent.Failed = all.Attempts, all.Failed
-	o.Recent.Series, o.Recent.Failing = newSeries(found, now), listFailing(found)
+	o.Recent.Series = newSeries(found, now)
+	if !c.Since.IsZero() {
+		// The newest attempts may cover only minutes of a longer time, so the origins are those of the newest failures.
+		q := records.Query{Span: records.Span{Since: o.Recent.Since}, Outcome: records.Failed}
+		if found, _, err = records.List(ctx, h.db, workspace, q, "", maxCounted); err != nil {
+			return nil, err
+		}
+	}
+	o.Recent.Failing = listFailing(found)
 	return o, nil
 }
 
 const (
 	stepLength   = 10 * time.Second // of the series in an overview
 	seriesLength = 15 * time.Minute
-	maxFailing   = 5
+	maxFailing   = 50
 )
 
 // figures summarize attempts.

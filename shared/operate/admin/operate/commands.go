@@ -35,7 +35,7 @@ type Commands struct {
 			Origin    string `placeholder:"URL" help:"With endpoints at this scheme, host and port."`
 			State     string `help:"active, paused, suspended or disabled."`
 			URI       string `name:"uri" placeholder:"event://…" help:"That get events with this URI."`
-		} `cmd:"" default:"withargs" api:"GET subscriptions" columns:"id,principal,state,events,target,delivery.last,delivery.lastError,delivery.lastStatusCode=lastStatus" drop:"delivery.last,target,principal" help:"List subscriptions."`
+		} `cmd:"" default:"withargs" api:"GET subscriptions" columns:"id,principal,state,events,target,delivery.last,delivery.lastError" drop:"delivery.last,target,principal" help:"List subscriptions."`
 		Show  ID `cmd:"" api:"GET subscriptions/{id}" help:"Show a subscription, with the status of its deliveries."`
 		Pause struct {
 			ID
@@ -154,6 +154,7 @@ type Commands struct {
 	Overview struct {
 		Flags
 		Principal string `help:"Show the quotas of this principal instead of your own."`
+		Since     string `placeholder:"TIME" help:"Show the origins that failed since then, instead of in the last hour."`
 	} `cmd:"" api:"GET overview" help:"Show counts of subscriptions and dead letters, deliveries of the last hour, and quotas."`
 }
 

@@ -158,7 +158,7 @@ var All = []Operation{
 	{
 		ID: "overview", Method: http.MethodGet, Path: "overview",
 		Summary: "How it goes.",
-		Query:   query(Param{Name: "principal", Description: "Whose quotas to list; by default the caller's."}),
+		Query:   query(Param{Name: "principal", Description: "Whose quotas to list; by default the caller's."}, since),
 		Answers: []Answer{{Status: 200, Description: "It.", Schema: "Overview"}},
 	},
 	{

@@ -1,5 +1,5 @@
 // Failing endpoints: one issue per origin, with the subscriptions that it affects.
-import { html, mono, nothing, link, id, path, badge, table, time, plural, number, ask, act, cause } from './ui.js';
+import { html, mono, nothing, filters, since, link, id, path, badge, table, time, plural, number, ask, act, cause } from './ui.js';
 import { get, call, query, readOverview } from './session.js';
 
 const failed = (s) => s.delivery.failingSince || s.delivery.lastError;
@@ -40,16 +40,18 @@ function one({ recent, paused, subs, attempts }, origin) {
 }
 
 export const failing = {
-  title: 'Failing', every: 10_000,
-  load: ([origin]) => (origin ? issue(origin) : readOverview()),
-  view(data, [origin]) {
+  title: 'Failing', filtered: true, every: 10_000,
+  load: async ([origin], q) => (origin ? issue(origin) : (q.get('since') ? await get('overview' + query({ since: q.get('since') })) : await readOverview()).recent.failing),
+  view(data, [origin], q) {
     if (origin) return one(data, origin);
-    return html`<h1>Failing endpoints <span class="muted">in the last hour</span></h1>
+    const list = data.items ?? data, span = q.get('since'), counts = (f) => (span ? number(f.failed) : `${number(f.failed)} of ${number(f.attempts)}`);
+    return html`<h1>Failing endpoints <span class="muted">${span ? 'since ' + span : 'in the last hour'}</span></h1>
+      ${filters([since], q)}
       ${table('Failing endpoints', [
         { name: 'Endpoint', cell: (f) => link(path('failing', f.origin), f.origin, 'id') }, { name: 'First seen', cell: (f) => time(f.since) },
-        { name: 'Last status', cell: (f) => cause(f.category, f.statusCode) }, { name: 'Failed', kind: 'num', cell: (f) => `${number(f.failed)} of ${number(f.attempts)}` },
+        { name: 'Last status', cell: (f) => cause(f.category, f.statusCode) }, { name: 'Failed', kind: 'num', cell: counts },
         { name: 'Subscriptions', kind: 'num', cell: (f) => link('subscriptions' + query({ origin: f.origin }), number(f.subscriptions)) },
-      ], data.recent.failing, 'No endpoint failed in the last hour.')}
-      ${data.recent.failing.length < 5 ? nothing : html`<p class="note">These are the five origins with the most failures.</p>`}`;
+      ], list, 'No endpoint failed in this time.')}
+      ${list.length < 50 ? nothing : html`<p class="note">These are the 50 origins with the most failures.</p>`}`;
   },
 };

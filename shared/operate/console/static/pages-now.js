@@ -11,11 +11,12 @@ function wrong(o) {
   const all = o.paused.find((s) => s.name === 'all'), list = [];
   const add = (tone, text, to, action) => list.push({ tone, text, to, action });
   if (all) add('bad', `All deliveries are paused by ${all.by}${all.reason ? `: ${all.reason}` : ''}.`, 'switches', 'Switches');
-  for (const f of o.recent.failing) {
+  for (const f of o.recent.failing.slice(0, 5)) {
     add(f.failed * 2 > f.attempts ? 'bad' : 'warn', html`<span class="id">${f.origin}</span> failed ${plural(f.failed, 'time')} in ${plural(f.attempts, 'attempt')} since ${time(f.since)}: ${cause(f.category, f.statusCode)}.
       It affects ${link('subscriptions?' + new URLSearchParams({ origin: f.origin }), plural(f.subscriptions, 'subscription'))}.`,
       path('failing', f.origin), 'Show');
   }
+  if (o.recent.failing.length > 5) add('warn', `${number(o.recent.failing.length - 5)} more endpoints fail.`, 'failing', 'Failing');
   if (o.deadLetters) add('warn', `${atLeast(o.deadLetters)} dead ${o.deadLetters === 1 ? 'letter waits' : 'letters wait'} for a decision.`, 'dead-letters', 'Dead letters');
   for (const state of ['suspended', 'disabled']) {
     if (o.subscriptions[state]) add('warn', `${plural(o.subscriptions[state], 'subscription')} ${o.subscriptions[state] === 1 ? 'is' : 'are'} ${state}.`, `subscriptions?state=${state}`, 'Show');
