@@ -46,8 +46,8 @@ func CheckGlob(glob string) error {
 	case !utf8.ValidString(glob) || strings.ContainsFunc(glob, unicode.IsControl):
 		return fmt.Errorf("the glob has control characters or invalid Unicode")
 	}
-	if _, ok := normalize(glob); !ok {
-		return fmt.Errorf("the glob is percent-encoded more than %d times", maxEncodings-1)
+	if _, ok := unify(glob); !ok {
+		return fmt.Errorf("the glob is percent-encoded more than %d times, or has /../ after a ? or #", maxEncodings-1)
 	}
 	return nil
 }
@@ -59,8 +59,12 @@ type Set struct {
 	scopes      []scoped
 }
 
-// forms are the spellings of a name or a glob: the original one and, for URIs, the normal one.
+// forms are the spellings of a name or a glob: the original one and, for URIs, two normal ones and the bare one.
 type forms []string
+
+// bareForm is the index of the form without query, fragment and slashes at the end. It is only for Deny and Scopes. For example, a server
+// may read file:///a?x as file:///a, so denying file:///a denies both. But allowing x://list?page=* does not allow x://list.
+const bareForm = 3
 
 type scoped struct {
 	glob   forms
@@ -71,34 +75,39 @@ type scoped struct {
 func New(r Rules) Set { return newSet(r, false) }
 
 // NewForURIs returns the set of rules for URIs, whose spelling the caller may choose. It also compares the normal forms of the URI and
-// the globs, and allows a URI only if it is allowed in both forms. For example, file:///public/* does not allow
+// the globs, and allows a URI only if it is allowed in all of them. For example, file:///public/* does not allow
 // file:///public/../secret.
 func NewForURIs(r Rules) Set { return newSet(r, true) }
 
 func newSet(r Rules, uris bool) Set {
 	s := Set{uris: uris}
 	for _, glob := range r.Allow {
-		s.allow = append(s.allow, s.formsOf(glob))
+		s.allow = append(s.allow, s.formsOf(glob, true))
 	}
 	for _, glob := range r.Deny {
-		s.deny = append(s.deny, s.formsOf(glob))
+		s.deny = append(s.deny, s.formsOf(glob, true))
 	}
 	for _, glob := range slices.Sorted(maps.Keys(r.Scopes)) {
-		s.scopes = append(s.scopes, scoped{s.formsOf(glob), r.Scopes[glob]})
+		s.scopes = append(s.scopes, scoped{s.formsOf(glob, true), r.Scopes[glob]})
 	}
 	return s
 }
 
-// formsOf returns the forms of a name or a glob, or nil if it has no normal form.
-func (s Set) formsOf(text string) forms {
+// formsOf returns the forms of a name or a glob, or nil if it has no normal form. A glob keeps its query in the bare form.
+func (s Set) formsOf(text string, glob bool) forms {
 	if !s.uris {
 		return forms{text}
 	}
-	normal, ok := normalize(text)
+	plain, ok := unify(text)
 	if !ok {
 		return nil
 	}
-	return forms{text, normal}
+	flat := flatten(plain)
+	bare := flat
+	if at := strings.IndexAny(flat, "?#"); at >= 0 && !glob {
+		bare = flat[:at]
+	}
+	return forms{text, normalize(plain), flat, strings.TrimRight(bare, "/")}
 }
 
 // PerCaller reports whether callers may differ in what they may use.
@@ -112,13 +121,13 @@ func (s Set) Permits(name string) (scopes []string, ok bool) {
 	if len(name) > maxName {
 		return nil, false
 	}
-	spelled := s.formsOf(name)
+	spelled := s.formsOf(name, false)
 	if spelled == nil {
 		return nil, false
 	}
 	for i, form := range spelled {
 		matches := func(glob forms) bool { return match(glob[i], form) }
-		if slices.ContainsFunc(s.deny, matches) || len(s.allow) > 0 && !slices.ContainsFunc(s.allow, matches) {
+		if slices.ContainsFunc(s.deny, matches) || len(s.allow) > 0 && i != bareForm && !slices.ContainsFunc(s.allow, matches) {
 			return nil, false
 		}
 		for _, rule := range s.scopes {
@@ -157,12 +166,12 @@ func match(glob, name string) bool {
 	return strings.Trim(glob[g:], "*") == ""
 }
 
-// maxEncodings limits how often normalize decodes a URI.
+// maxEncodings limits how often unify decodes a URI.
 const maxEncodings = 4
 
-// normalize returns the form in which a lenient server may read a URI: scheme and host in lower case, without percent-encoding,
-// with slashes for backslashes, and without empty and dot segments. It reports false if the URI is encoded too many times.
-func normalize(uri string) (normal string, ok bool) {
+// unify returns a URI without percent-encoding, and with slashes for backslashes. It reports false if the URI is encoded too many times,
+// or if its query or fragment goes up: in file:///a/../b?/../../c, servers disagree about which parts the .. removes.
+func unify(uri string) (plain string, ok bool) {
 	for range maxEncodings {
 		decoded := decode(uri)
 		if ok = decoded == uri; ok {
@@ -171,18 +180,36 @@ func normalize(uri string) (normal string, ok bool) {
 		uri = decoded
 	}
 	uri = strings.ReplaceAll(uri, `\`, "/")
+	if at := strings.IndexAny(uri, "?#"); at >= 0 && strings.Contains(uri[at:]+"/", "/../") {
+		return "", false
+	}
+	return uri, ok
+}
+
+// normalize returns the form in which a lenient server may read a unified URI: with scheme and host in lower case, and without empty and
+// dot segments.
+func normalize(uri string) string {
 	if scheme, rest, found := strings.Cut(uri, "://"); found {
 		host, path, rooted := strings.Cut(rest, "/")
-		normal = strings.ToLower(scheme + "://" + host)
+		normal := strings.ToLower(scheme + "://" + host)
 		if rooted {
 			normal += "/" + clean(path)
 		}
-		return normal, ok
+		return normal
 	}
 	if scheme, rest, found := strings.Cut(uri, ":"); found {
-		return strings.ToLower(scheme) + ":" + clean(rest), ok
+		return strings.ToLower(scheme) + ":" + clean(rest)
 	}
-	return clean(uri), ok
+	return clean(uri)
+}
+
+// flatten returns the form of a unified URI for a server that takes the host as the first segment of the path. To such a server,
+// notes://public/../private and notes:///private are notes://private.
+func flatten(uri string) string {
+	if scheme, rest, found := strings.Cut(uri, "://"); found {
+		return strings.ToLower(scheme) + "://" + clean(rest)
+	}
+	return normalize(uri)
 }
 
 // clean removes empty and dot segments from a path. It keeps a slash at the end.

@@ -45,6 +45,8 @@ func TestRules(t *testing.T) {
 func TestRulesForURIs(t *testing.T) {
 	public := Rules{Allow: []string{"file:///public/*"}}
 	private := Rules{Deny: []string{"file:///secret/*"}, Scopes: map[string][]string{"file:///team/*": {"team"}}}
+	notes := Rules{Allow: []string{"notes://public/*"}}
+	exact := Rules{Deny: []string{"file:///key", "x://list?page=1"}, Scopes: map[string][]string{"file:///team": {"team"}}}
 	for _, tc := range []struct {
 		rules  Rules
 		uri    string
@@ -75,6 +77,29 @@ func TestRulesForURIs(t *testing.T) {
 		{private, "file:///%73ecret/a", false, nil},
 		{private, "file:///team/a", true, []string{"team"}},
 		{private, "file:///x/../team/a", true, []string{"team"}},
+		{public, "file:///public/a?x=1#y", true, nil},
+		{public, "file:///public/../secret/a?/../../public/x", false, nil},
+		{public, "file:///public/../secret/a#/../../public/x", false, nil},
+		{public, "file:///public/a%3F/../../secret/a?/../../public/x", false, nil},
+		{public, "file:///public/x?/../../secret/a", false, nil},
+		{private, "file:///%73ecret/a#/../../public/x", false, nil},
+		{notes, "notes://public/a", true, nil},
+		{notes, "notes://public/../private/a", false, nil},
+		{notes, "notes://public/%2e%2e/private/a", false, nil},
+		{Rules{Deny: []string{"notes://private/*"}}, "notes:///private/a", false, nil},
+		{Rules{Deny: []string{"notes://private/*"}}, "notes://./private/a", false, nil},
+		{exact, "file:///key", false, nil},
+		{exact, "file:///key?x", false, nil},
+		{exact, "file:///key#x", false, nil},
+		{exact, "file:///key/", false, nil},
+		{exact, "file:///key/.", false, nil},
+		{exact, "file:///key2", true, nil},
+		{exact, "file:///team?x", true, []string{"team"}},
+		{exact, "x://list?page=1", false, nil},
+		{exact, "x://list?page=2", true, nil},
+		{exact, "x://list", true, nil},
+		{Rules{Allow: []string{"x://list?page=*"}}, "x://list?page=1", true, nil},
+		{Rules{Allow: []string{"*/docs/*"}}, "file://docs/a", true, nil},
 	} {
 		scopes, ok := NewForURIs(tc.rules).Permits(tc.uri)
 		if ok != tc.ok || !slices.Equal(scopes, tc.scopes) {
@@ -89,7 +114,7 @@ func TestCheckGlob(t *testing.T) {
 			t.Errorf("%q: %v", glob, err)
 		}
 	}
-	for _, glob := range []string{"", strings.Repeat("a", MaxGlob+1), "a\nb", "a\xff", "%252525252e"} {
+	for _, glob := range []string{"", strings.Repeat("a", MaxGlob+1), "a\nb", "a\xff", "%252525252e", "x://a?/../b"} {
 		if CheckGlob(glob) == nil {
 			t.Errorf("%q: got no error", glob)
 		}
@@ -123,9 +148,14 @@ func FuzzRules(f *testing.F) {
 		if got := match(glob, name); got != want {
 			t.Fatalf("%q matches %q: got %v, want %v", glob, name, got, want)
 		}
-		if normal, ok := normalize(name); ok {
-			if again, ok := normalize(normal); !ok || again != normal {
-				t.Fatalf("the normal form %q of %q has the normal form %q", normal, name, again)
+		if plain, ok := unify(name); ok {
+			normal, flat := normalize(plain), flatten(plain)
+			again, ok := unify(normal)
+			if !ok || normalize(again) != normal {
+				t.Fatalf("the normal form %q of %q has the normal form %q", normal, name, normalize(again))
+			}
+			if strings.Contains("/"+flat+"/", "/../") {
+				t.Fatalf("the flat form %q of %q goes up", flat, name)
 			}
 			if at, rest, found := strings.Cut(normal, "://"); found && strings.Contains("/"+rest+"/", "/../") && !strings.HasPrefix(rest, "..") {
 				t.Fatalf("the normal form %q of %q goes up below %s", normal, name, at)
