@@ -125,7 +125,7 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	o.Recent.Attempts, o.Recent.Failed = all.Attempts, all.Failed
 	o.Recent.Series = newSeries(found, now)
 	if !c.Since.IsZero() {
-		// The newest attempts may cover only minutes of a longer time, so the origins are those of the newest failures.
+		// The newest attempts may cover only minutes of a longer time, so the origins come from the newest failures.
 		q := records.Query{Span: records.Span{Since: o.Recent.Since}, Outcome: records.Failed}
 		if found, _, err = records.List(ctx, h.db, workspace, q, "", maxCounted); err != nil {
 			return nil, err
