@@ -237,11 +237,11 @@ func (s addsBackends) Catalog(ctx context.Context, workspace string) (*Catalog, 
 	return base.with(backends), nil
 }
 
-// with returns a catalog with the event types of backends after its own. It leaves out types whose name or URI another type has.
+// with returns a catalog with the event types of backends after its own. It leaves out types whose name another type has.
 func (c *Catalog) with(backends map[string]BackendTypes) *Catalog {
 	out := &Catalog{byName: map[string]*Entry{}, root: &node{}, source: c.Source()}
 	add := func(e *Entry) {
-		if out.byName[e.Name] == nil && out.root.overlap(e.segments) == nil {
+		if out.byName[e.Name] == nil {
 			out.entries = append(out.entries, e)
 			out.byName[e.Name] = e
 			out.root.insert(e)

@@ -46,6 +46,30 @@ func TestBackendTypesFollowTheOperators(t *testing.T) {
 	expect.Fault(t, "long arguments", err, fault.Invalid)
 }
 
+// GWN-20: an event type of the operator whose first segment is a variable does not reach URIs of backends, nor hide their types.
+func TestOpenTemplatesEndAtBackends(t *testing.T) {
+	base, err := Parse([]byte("events:\n  - {name: any, uriTemplate: \"event://{tenant}/{kind}/{id}\"}\n"))
+	expect.OK(t, err)
+	const uri = "event://~shop/order.shipped/e30"
+	if e, _, ok := base.Match(uri); ok {
+		t.Errorf("%s matches %s", uri, e.Name)
+	}
+	c := base.with(backendTypes(BackendType{Name: "order.shipped"}))
+	if e, _, ok := c.Match(uri); !ok || e.Backend != "shop" {
+		t.Errorf("%s matches %v, want the event type of the backend", uri, e)
+	}
+	for _, parent := range []string{"event://~shop", "event://~shop/order.shipped"} {
+		if below := c.Under(parent); len(below) > 0 {
+			t.Errorf("%s is a parent of %s", parent, below[0].Name)
+		}
+	}
+	if e, _, ok := c.Match("event://acme/order/1"); !ok || e.Name != "any" {
+		t.Error("the event type of the operator lost its URIs")
+	}
+	_, err = Parse([]byte("events:\n  - {name: any, uri: event://~shop/order}\n"))
+	expect.Fault(t, "a URI of a backend in the catalog", err, fault.Invalid)
+}
+
 // GWN-20: the cost of a schema grows with the size that it has without references, and a check has a limit.
 func TestSchemaCost(t *testing.T) {
 	for schema, want := range map[string]int{

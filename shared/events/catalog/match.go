@@ -62,7 +62,8 @@ func (n *node) overlap(segs []segment) *Entry {
 }
 
 // Match returns the event type of a canonical URI and the decoded values of its template's variables. The map is nil for a fixed URI.
-// Match returns false if the URI is not canonical.
+// Match returns false if the URI is not canonical. URIs of a backend match only its own event types, also if an event type of the operator
+// has a variable as its first segment.
 func (c *Catalog) Match(uri string) (*Entry, map[string]string, bool) {
 	return c.match(uri, false)
 }
@@ -79,7 +80,7 @@ func (c *Catalog) match(uri string, wildcards bool) (*Entry, map[string]string, 
 		return nil, nil, false
 	}
 	e := c.root.find(rest)
-	if e == nil {
+	if e == nil || e.Backend != BackendOf(uri) {
 		return nil, nil, false
 	}
 	return e, e.bind(rest), true
@@ -164,7 +165,7 @@ func (e *Entry) Expand(vars map[string]string) string {
 // example, event://github/acme is a parent of event://github/{owner}/{repo}/push.
 func (c *Catalog) Under(uri string) (out []*Entry) {
 	rest, ok := canonicalRest(uri, false)
-	if !ok {
+	if !ok || BackendOf(uri) != "" {
 		return nil
 	}
 	above := strings.Split(rest, "/")

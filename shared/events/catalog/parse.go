@@ -200,6 +200,10 @@ func (p *parser) readSegments(e *Entry, n *strictyaml.Node, what, s string) bool
 		p.file.Add(n.Line, "%s %v", what, err)
 		return false
 	}
+	if !p.checked && strings.HasPrefix(segs[0].literal, backendAuthority) {
+		p.file.Add(n.Line, "%s begins with %s%s, which is for events of backends", what, Scheme, backendAuthority)
+		return false
+	}
 	e.segments = segs
 	for _, seg := range segs {
 		if seg.variable != "" {

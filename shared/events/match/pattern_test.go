@@ -1,6 +1,7 @@
 package match
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -149,5 +150,22 @@ func TestFilters(t *testing.T) {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
 		})
+	}
+}
+
+// GWN-20: with an event type of the operator that has an open first segment, a caller cannot select the events of a backend, for which it
+// may lack the scopes.
+func TestVariablesDoNotReachBackends(t *testing.T) {
+	cat := parse(t, "events:\n  - {name: any, uriTemplate: \"event://{tenant}/{kind}/{id}\"}\n")
+	for _, arguments := range []string{`{"tenant":"~shop","kind":"order.shipped","id":"e30"}`, `{"tenant":"~shop"}`} {
+		_, err := Select(cat.ByName("any"), json.RawMessage(arguments))
+		expect.Fault(t, arguments, err, fault.Invalid)
+	}
+	_, err := Select(cat.ByName("any"), json.RawMessage(`{"tenant":"a~","kind":"~shop"}`))
+	expect.OK(t, err)
+	for _, uri := range []string{"event://~shop/order.shipped/e30", "event://%7Eshop/order.shipped/*", "event://~shop"} {
+		if InCatalog(cat, uri) {
+			t.Errorf("%s is in the catalog", uri)
+		}
 	}
 }

@@ -59,9 +59,12 @@ func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 }
 
 // setPattern sets the pattern. It returns an error if no event can match, because URIs of events have a maximum length and no dot segments
-// or control characters.
+// or control characters, and because URIs of a backend belong to its own event types.
 func (s *Selection) setPattern() error {
 	s.Pattern = ForEntry(s.Entry, s.Vars)
+	if catalog.BackendOf(s.Pattern.Key) != s.Entry.Backend {
+		return fault.New(fault.Invalid, "arguments: the first segment of %s must not begin with ~", s.Entry.URITemplate)
+	}
 	_, err := catalog.CanonicalPattern(s.Pattern.URI())
 	return fault.Wrap(fault.Invalid, err, "arguments")
 }
