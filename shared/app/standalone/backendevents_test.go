@@ -38,14 +38,16 @@ func startBackend(t *testing.T) *standalone.Server {
 	return servertest.Start(t, o)
 }
 
-// startGateway starts a server in front of a backend, for alice and bob. Only alice has the scope that the backend needs.
+// callers are the callers of the gateway. Only alice has the scope that the backend needs.
+var callers = map[string]servertest.Caller{
+	"alice": {Workspace: "default", Scopes: `"events:read","events:subscribe","events:publish",shop`},
+	"bob":   {Workspace: "default", Scopes: `"events:read","events:subscribe"`},
+}
+
+// startGateway starts a server in front of a backend.
 func startGateway(t *testing.T, backend string, change func(*standalone.Options)) *standalone.Server {
 	t.Helper()
 	o := servertest.Options(t, nil)
-	callers := map[string]servertest.Caller{
-		"alice": {Workspace: "default", Scopes: `"events:read","events:subscribe","events:publish",shop`},
-		"bob":   {Workspace: "default", Scopes: `"events:read","events:subscribe"`},
-	}
 	o.Auth = "keys"
 	o.Config = servertest.Config(t, callers, fmt.Sprintf("backends:\n  - {name: shop, url: %q, prefix: shop_, scopes: [shop]}\n", backend))
 	if change != nil {
@@ -380,4 +382,36 @@ func TestChangedEventTypesOfABackend(t *testing.T) {
 	expect.OK(t, backend.Reload(t.Context(), o))
 	await("notifications/events/list_changed")
 	awaitType(t, alice, "shop_order.lost")
+}
+
+// GWN-20, GWN-21: the event types of a backend disappear when it is removed, and when it gets its callers' own tokens, because the relay
+// could then show one caller the events of another one.
+func TestEventTypesFollowTheConfiguration(t *testing.T) {
+	backend := startBackend(t)
+	for name, now := range map[string]string{
+		"removed":                 "backends: []\n",
+		"with its callers' token": fmt.Sprintf("backends:\n  - {name: shop, url: %q, prefix: shop_, scopes: [shop], forwardToken: true}\n", backend.URL+"/mcp"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var o standalone.Options
+			gateway := startGateway(t, backend.URL+"/mcp", func(used *standalone.Options) { o = *used })
+			alice := connect(t, gateway, "alice", "2026-07-28")
+			awaitType(t, alice, "shop_order.shipped")
+			o.Config = servertest.Config(t, callers, now)
+			expect.OK(t, gateway.Reload(t.Context(), o))
+			for end := time.Now().Add(servertest.Patience); ; time.Sleep(20 * time.Millisecond) {
+				types, err := alice.EventTypes(t.Context())
+				expect.OK(t, err)
+				if !slices.ContainsFunc(types, func(e client.EventType) bool { return e.Name == "shop_order.shipped" }) {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal("the event type is still listed")
+				}
+			}
+			if err := alice.Call(t.Context(), "events/poll", map[string]any{"name": "shop_order.shipped", "arguments": map[string]string{"order": "1"}}, nil); err == nil {
+				t.Error("the events can still be polled")
+			}
+		})
+	}
 }

@@ -135,7 +135,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 	}
 }
 
-// TestASubscriptionEndsAtTheBackend: GWN-21. When the last demand is gone, the relay ends its subscription, and a later one begins anew.
+// TestASubscriptionEndsAtTheBackend: GWN-21. When the last demand is gone, the relay ends its subscription, and a later one begins again without a cursor.
 func TestASubscriptionEndsAtTheBackend(t *testing.T) {
 	backend := newFakeBackend(t, shippedType)
 	core := newCore(t, backend.URL)

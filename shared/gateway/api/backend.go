@@ -3,6 +3,7 @@ package api
 import (
 	"maps"
 
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/gateway/rules"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
@@ -39,6 +40,15 @@ type Backend struct {
 	// Exchange sends a token with calls for which the caller's own token was exchanged. It may be nil. For requests that do not
 	// belong to a call, it works as ForwardToken.
 	Exchange *Exchange
+}
+
+// ActsForCallers reports whether calls carry credentials of the caller: its token, or one for which that was exchanged.
+func (b *Backend) ActsForCallers() bool { return b.ForwardToken || b.Exchange != nil }
+
+// EventTypes returns what the configuration says about the backend's event types. It returns false if the backend's events depend on the
+// caller, because the relay could show one caller the events of another one, and for a command, which the relay would keep running.
+func (b *Backend) EventTypes() (of catalog.BackendTypes, allowed bool) {
+	return catalog.BackendTypes{Prefix: b.Prefix, Scopes: b.Scopes}, !b.ActsForCallers() && b.Command == nil
 }
 
 // OAuth configures the client credentials grant of a backend (RFC 6749, section 4.4).

@@ -23,18 +23,15 @@ func (v *View) client() *upstream.Client {
 // no token, because the caller must not use the operator's.
 func (b *Backend) ClientFor(token string) *upstream.Client {
 	c := b.own
-	c.Credentials = credentials{Backend: b, token: token, bare: b.actsForCallers() && token == ""}.add
+	c.Credentials = credentials{Backend: b, token: token, bare: b.ActsForCallers() && token == ""}.add
 	return &c
 }
 
 // perCaller reports whether the gateway reads the backend's lists with the callers' tokens.
 func (b *Backend) perCaller() bool {
 	_, fixed := b.Headers["Authorization"]
-	return b.actsForCallers() && !fixed && b.OAuth == nil
+	return b.ActsForCallers() && !fixed && b.OAuth == nil
 }
-
-// actsForCallers reports whether calls carry credentials of the caller: its token, or one for which that was exchanged.
-func (b *Backend) actsForCallers() bool { return b.ForwardToken || b.Exchange != nil }
 
 // maxViews limits how many callers' views of a backend are kept. A new view replaces the one that has been unused for longest.
 const maxViews = 256

@@ -94,7 +94,7 @@ func (v *View) fetch(ctx context.Context, info *ServerInfo, kind api.Kind) (*fet
 	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.options.AskTimeout)
 	defer cancel()
 	size := 0
-	out := &fetched{ttl: maxTTL, shared: !b.actsForCallers() && !b.rules[kind].PerCaller()}
+	out := &fetched{ttl: maxTTL, shared: !b.ActsForCallers() && !b.rules[kind].PerCaller()}
 	var cursor json.RawMessage
 	for range maxPages {
 		params := json.RawMessage(`{}`)

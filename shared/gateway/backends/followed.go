@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -57,12 +56,6 @@ func (f Followed) Info(ctx context.Context) (api.Capabilities, spec.Version, err
 		return api.Capabilities{}, "", err
 	}
 	return info.Capabilities, info.Version, nil
-}
-
-// EventTypes returns what the configuration says about the backend's event types. It returns false if the backend's events depend on the
-// caller, because the relay could show one caller the events of another one, and for a command, which the relay would keep running.
-func (f Followed) EventTypes() (catalog.BackendTypes, bool) {
-	return catalog.BackendTypes{Prefix: f.Prefix, Scopes: f.Scopes}, !f.actsForCallers() && f.Command == nil
 }
 
 // Wanted returns the URIs to which sessions or streams are subscribed at the backend, each with the subscribed principals. The

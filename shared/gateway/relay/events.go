@@ -41,8 +41,8 @@ type Events struct {
 }
 
 // reconcile makes the stored event types consistent with the configuration: it removes the types of backends that are no longer configured,
-// and updates prefixes and scopes.
-func (e *Events) reconcile(ctx context.Context, db store.DB, now []Backend) error {
+// or whose events the relay may no longer receive, and updates prefixes and scopes.
+func (e *Events) reconcile(ctx context.Context, db store.DB) error {
 	if e == nil {
 		return nil
 	}
@@ -54,24 +54,19 @@ func (e *Events) reconcile(ctx context.Context, db store.DB, now []Backend) erro
 	if err != nil {
 		return err
 	}
-	known := map[api.Place]bool{}
+	known := map[api.Place]catalog.BackendTypes{}
 	for _, c := range configured {
-		known[api.Place{Workspace: c.Workspace, Backend: c.Name}] = true
-	}
-	followed := map[api.Place]Backend{}
-	for _, b := range now {
-		followed[b.Place()] = b
+		if types, allowed := c.EventTypes(); allowed {
+			known[api.Place{Workspace: c.Workspace, Backend: c.Name}] = types
+		}
 	}
 	for _, workspace := range had {
 		err := e.replace(ctx, db, workspace, func(all map[string]catalog.BackendTypes) {
 			for name, had := range all {
-				at := api.Place{Workspace: workspace, Backend: name}
-				if b := followed[at]; b != nil {
-					next, allowed := b.EventTypes()
-					next.Types, known[at] = had.Types, allowed
+				next, ok := known[api.Place{Workspace: workspace, Backend: name}]
+				if next.Types = had.Types; ok {
 					all[name] = next
-				}
-				if !known[at] {
+				} else {
 					delete(all, name)
 				}
 			}

@@ -135,7 +135,7 @@ func (r *Relay) Run(ctx context.Context) {
 	for {
 		now := r.Backends(ctx)
 		if reconciled == nil || !slices.Equal(reconciled, now) {
-			if err := r.Events.reconcile(ctx, r.DB, now); err == nil {
+			if err := r.Events.reconcile(ctx, r.DB); err == nil {
 				reconciled = append([]Backend{}, now...)
 			} else if ctx.Err() == nil {
 				r.Log.WarnContext(ctx, "event types not reconciled", "error", err)
