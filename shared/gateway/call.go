@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -44,6 +45,9 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 		// The backend might use the other one of the two members, which was not checked here.
 		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
 	}
+	if err := checkNames(c); err != nil {
+		return err
+	}
 	if err := checkToken(jsonrpc.Member(c.Params, "_meta")); err != nil {
 		return err
 	}
@@ -74,6 +78,36 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 		return errors.Join(public, err)
 	}
 	return err
+}
+
+// checkNames returns an error if the params may name something else than c.Name to the backend: some libraries ignore the case of names,
+// and a ref that has both a name and a uri can be read in two ways. The rules were checked only for c.Name.
+func checkNames(c api.Call) error {
+	object, own, other := c.Params, c.Member, ""
+	if c.Member == "ref" {
+		if hasOther(object, own, "") {
+			return fault.New(fault.Invalid, "params have ref more than once")
+		}
+		object, own, other = jsonrpc.Member(object, "ref"), "name", "uri"
+		if c.Kind == api.Templates {
+			own, other = other, own
+		}
+	}
+	if hasOther(object, own, other) || jsonrpc.Repeats(object) {
+		return fault.New(fault.Invalid, "params must have %s only once, without another member that names what to use", own)
+	}
+	return nil
+}
+
+// hasOther reports whether an object has a member whose name differs from own in case only, or is other in any case.
+func hasOther(object json.RawMessage, own, other string) bool {
+	for key := range jsonrpc.Members(object) {
+		name := string(key)
+		if name != own && strings.EqualFold(name, own) || other != "" && strings.EqualFold(name, other) {
+			return true
+		}
+	}
+	return false
 }
 
 // checkToken returns an error if the progress token in _meta is longer than an id may be. Each of the call's progress notifications

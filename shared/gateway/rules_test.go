@@ -80,6 +80,43 @@ func TestRulesInLists(t *testing.T) {
 	})
 }
 
+// GWN-25: a call cannot name a second thing that only the backend sees, for example because its library ignores the case of names.
+func TestRulesHoldForAllNamesInACall(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.stateless, s.lists = true, everything })
+	g := gatewayOver(t, memory(t), at("b", s, withRules))
+	for _, tc := range []struct {
+		kind                 api.Kind
+		method, name, member string
+		params               string
+		ok                   bool
+	}{
+		{api.Tools, "tools/call", "b_get_a", "name", `{"name":"b_get_a","Name":"delete_a"}`, false},
+		{api.Tools, "tools/call", "b_get_a", "name", `{"NAME":"delete_a","name":"b_get_a"}`, false},
+		{api.Prompts, "prompts/get", "b_get_a", "name", `{"name":"b_get_a","naMe":"delete_a"}`, false},
+		{api.Resources, "resources/read", "file:///public/a", "uri", `{"uri":"file:///public/a","URI":"file:///secret/a"}`, false},
+		{api.Prompts, "completion/complete", "b_get_a", "ref", `{"ref":{"type":"ref/resource","name":"b_get_a","uri":"db:///{table}"}}`, false},
+		{api.Prompts, "completion/complete", "b_get_a", "ref", `{"ref":{"type":"ref/resource","name":"b_get_a","Uri":"db:///{table}"}}`, false},
+		{api.Prompts, "completion/complete", "b_get_a", "ref", `{"ref":{"name":"get_secret","name":"b_get_a"}}`, false},
+		{api.Prompts, "completion/complete", "b_get_a", "ref", `{"ref":{"name":"b_get_a"},"Ref":{"name":"get_secret"}}`, false},
+		{api.Templates, "completion/complete", "file:///{+path}", "ref", `{"ref":{"uri":"file:///{+path}","Name":"get_secret"}}`, false},
+		{api.Templates, "completion/complete", "file:///{+path}", "ref", `{"ref":{"type":"ref/resource","uri":"file:///{+path}"}}`, true},
+		{api.Prompts, "completion/complete", "b_get_a", "ref", `{"ref":{"type":"ref/prompt","name":"b_get_a","title":"A"},"argument":{"Name":"x"}}`, true},
+		{api.Tools, "tools/call", "b_get_a", "name", `{"name":"b_get_a","arguments":{"Name":"x","name":"y"}}`, true},
+	} {
+		before := len(s.received(tc.method))
+		err := g.Call(t.Context(), api.Call{
+			Client: statelessClient(bea), Kind: tc.kind, Name: tc.name, Member: tc.member, Method: tc.method,
+			ID: json.RawMessage("1"), Params: json.RawMessage(tc.params), Send: func(json.RawMessage, bool) error { return nil },
+		})
+		switch reached := len(s.received(tc.method)) - before; {
+		case tc.ok && (err != nil || reached != 1):
+			t.Errorf("%s: got %v, and %d calls at the backend", tc.params, err, reached)
+		case !tc.ok && (!fault.Is(err, fault.Invalid) || reached != 0):
+			t.Errorf("%s: got %v, and %d calls at the backend, want an error and none", tc.params, err, reached)
+		}
+	}
+}
+
 // GWN-25: a call that the rules deny gets the same error as one of an unknown name, and does not reach the backend. A caller that lacks
 // a scope is told which one.
 func TestRulesAtTheCall(t *testing.T) {
@@ -122,6 +159,8 @@ func TestRulesAtTheCall(t *testing.T) {
 			} {
 				member, params := "name", fmt.Sprintf(`{"name":%q}`, tc.name)
 				switch {
+				case tc.kind == api.Templates:
+					member, params = "ref", fmt.Sprintf(`{"ref":{"uri":%q}}`, tc.name)
 				case tc.method == "completion/complete":
 					member, params = "ref", fmt.Sprintf(`{"ref":{"name":%q}}`, tc.name)
 				case tc.kind == api.Resources:
