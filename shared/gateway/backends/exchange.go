@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/url"
 	"regexp"
 	"strings"
@@ -39,8 +40,8 @@ const (
 	expiryMargin = 10 * time.Second
 	// unstatedLife is how long a token is used if the authorization server does not say how long it is valid.
 	unstatedLife = time.Minute
-	// A refusal concerns one caller, who is refused without another request for refusedFor. A failure concerns all callers. They then get
-	// errors without a request for failedFor, or for as long as the failed request took if that is longer.
+	// A refusal, or an unusable token, concerns one caller, who is refused without another request for refusedFor. A failure concerns all
+	// callers. They then get errors without a request for failedFor, or for as long as the failed request took if that is longer.
 	refusedFor, failedFor = 10 * time.Second, 2 * time.Second
 )
 
@@ -52,6 +53,7 @@ type exchanged struct {
 	header string
 	err    error
 	until  time.Time
+	forAll bool // the error concerns all callers
 }
 
 // exchanges has the recent outcomes of a backend's exchanges.
@@ -103,7 +105,7 @@ func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, err
 	// Concurrent calls of a caller share one request, and each stops waiting when its own context ends.
 	asked := b.tokens.asking.DoChan(string(key[:]), func() (any, error) {
 		got := b.askExchange(token)
-		if fault.Is(got.err, fault.Unavailable) {
+		if got.forAll {
 			b.tokens.failed.Store(&got)
 		} else {
 			b.tokens.kept.Put(key, got)
@@ -141,6 +143,7 @@ func (b *Backend) askExchange(token string) exchanged {
 	began := time.Now()
 	got, err := b.requestExchange(token)
 	now := time.Now()
+	ofCaller := err == nil || tooLarge(err)
 	if err == nil {
 		err = checkExchanged(got, token)
 	}
@@ -152,14 +155,20 @@ func (b *Backend) askExchange(token string) exchanged {
 		return exchanged{header: "Bearer " + got.AccessToken, until: until}
 	}
 	e := b.judgeExchange(err)
-	pause := refusedFor
-	if fault.Is(e, fault.Unavailable) {
+	pause, forAll := refusedFor, fault.Is(e, fault.Unavailable) && !ofCaller
+	if forAll {
 		pause = max(failedFor, now.Sub(began))
 	}
 	b.logExchange.Do(func() {
 		b.options.Log.Warn("token exchange failed", slog.String("backend", b.Name), slog.Any("error", e.cause))
 	})
-	return exchanged{err: e, until: now.Add(pause)}
+	return exchanged{err: e, until: now.Add(pause), forAll: forAll}
+}
+
+// tooLarge reports whether the authorization server answered that the request is too large, which is because of the caller's token.
+func tooLarge(err error) bool {
+	refused, ok := errors.AsType[*oauth2.RetrieveError](err)
+	return ok && refused.Response.StatusCode == http.StatusRequestEntityTooLarge
 }
 
 // requestExchange sends the request of RFC 8693, section 2.1.

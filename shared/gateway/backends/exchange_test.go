@@ -249,6 +249,29 @@ func TestFailingAuthorizationServerIsSpared(t *testing.T) {
 	})
 }
 
+// GWN-27: a caller for whom the authorization server issues no usable token does not keep the others from theirs.
+func TestUnusableTokenConcernsItsCaller(t *testing.T) {
+	odd := callerOf("odd", time.Hour)
+	for name, tt := range map[string]struct {
+		status int
+		answer string
+	}{
+		"the caller's own token": {200, `{"access_token":"` + strings.TrimPrefix(odd, "Bearer ") + `","token_type":"Bearer"}`},
+		"a huge token":           {200, `{"access_token":"` + strings.Repeat("x", maxToken+1) + `","token_type":"Bearer"}`},
+		"a request too large":    {413, `too large`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := &authority{status: tt.status, answer: tt.answer}
+			b, _ := exchanging(a, api.Exchange{Audience: "b"})
+			expect.Fault(t, "the caller", expect.ErrOf(b.exchangeToken(t.Context(), odd)), fault.Unavailable)
+			a.set(0, "")
+			expect.OK(t, expect.ErrOf(b.exchangeToken(t.Context(), callerOf("ann", time.Hour))))
+			expect.Fault(t, "the caller again", expect.ErrOf(b.exchangeToken(t.Context(), odd)), fault.Unavailable)
+			expect.Equal(t, "requests", a.count(), 2)
+		})
+	}
+}
+
 // GWN-27: credentials that are no token of an authorization server, for example an API key, are not sent to it. Requests without a token
 // have no Authorization header.
 func TestOnlyTokensAreExchanged(t *testing.T) {
