@@ -40,7 +40,7 @@ func TestPages(t *testing.T) {
 		{"source", "#/sources/builds", "Try a request"},
 		{"subscriptions", "#/subscriptions", good},
 		{"subscription", "#/subscriptions/" + down, "Newest attempts"},
-		{"deliveries", "#/deliveries", "evt_build_11"},
+		{"deliveries", "#/deliveries", w.receiver.URL + "/ok"},
 		{"delivery", "#/deliveries/" + down + "/" + event, "Attempt 1"},
 		{"events", "#/events?name=ci.build_finished", "evt_build_11"},
 		{"event", "#/events/" + event, "1 of 2 subscriptions"},

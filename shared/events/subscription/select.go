@@ -216,6 +216,32 @@ func (l *Lists) addStatuses(ctx context.Context, workspace string, subs []Select
 	return nil
 }
 
+// TargetURLs returns the URLs of the endpoints of subscriptions, by the subscriptions' ids. It leaves out subscriptions that have ended.
+func (l *Lists) TargetURLs(ctx context.Context, workspace string, subs []Owned) (map[string]string, error) {
+	targets := make(map[string]string, len(subs))
+	keys := make([]store.Key, len(subs))
+	for i, s := range subs {
+		keys[i] = recordKey(workspace, s.Principal, s.ID)
+	}
+	for part := range slices.Chunk(keys, store.MaxGet) {
+		items, err := l.get(ctx, part)
+		if err != nil {
+			return nil, err
+		}
+		for _, it := range items {
+			if it == nil {
+				continue
+			}
+			sub, err := decodeRecord(it)
+			if err != nil {
+				return nil, err
+			}
+			targets[sub.ID] = sub.Target.URL
+		}
+	}
+	return targets, nil
+}
+
 func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error) {
 	if len(keys) == 0 {
 		return nil, nil

@@ -143,6 +143,12 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 		if it := l.Items[0]; it["attempt"] != 1.0 || it["status"] != "4xx" || it["statusCode"] != 413.0 || it["category"] != "http_4xx" || it["outcome"] != "dead" || it["durationMs"] == nil || it["nextAttempt"] != nil {
 			t.Errorf("got %v, want the first attempt, dead because of the status 413", it)
 		}
+		var of struct{ Target string }
+		f.call("op", "GET", "subscriptions/"+id, "", 200, &of)
+		expect.Equal(t, "the endpoint's URL", l.Items[0]["target"], any(of.Target))
+		if !strings.HasSuffix(of.Target, "/a") {
+			t.Errorf("got the URL %s, want one with a path", of.Target)
+		}
 		expect.Equal(t, "the records that are kept", l.Kept, "all")
 	})
 	t.Run("OPS-18 SRF-05 an operator sees the status of each attempt, and an owner only its class", func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
@@ -23,15 +24,18 @@ func accepted(body any) httpjson.Answer {
 
 // attemptView is an attempt as the API shows it.
 type attemptView struct {
-	Subscription string    `json:"subscription"`
-	Event        string    `json:"event"`
-	URI          string    `json:"uri,omitempty"`
-	Name         string    `json:"name,omitempty"`
-	Origin       string    `json:"origin,omitempty"`
-	Attempt      int       `json:"attempt"`
-	At           time.Time `json:"at"`
-	DurationMS   int64     `json:"durationMs"`
-	Outcome      string    `json:"outcome"`
+	Subscription string `json:"subscription"`
+	Event        string `json:"event"`
+	URI          string `json:"uri,omitempty"`
+	Name         string `json:"name,omitempty"`
+	Origin       string `json:"origin,omitempty"`
+	// Target is the endpoint's URL without its query. Records have only the origin, so the URL comes from the subscription, if that still
+	// exists. Only lists have it.
+	Target     string    `json:"target,omitempty"`
+	Attempt    int       `json:"attempt"`
+	At         time.Time `json:"at"`
+	DurationMS int64     `json:"durationMs"`
+	Outcome    string    `json:"outcome"`
 	// Status is the class of the response's status, e.g. "5xx". It is absent if there was no response.
 	Status string `json:"status,omitempty"`
 	// StatusCode is the status itself, for operators only. An owner chooses the URL of the endpoint, and could explore a network with
@@ -104,7 +108,25 @@ func (h *deliveryHandler) list(c *call) (any, error) {
 	for _, r := range found {
 		out.Omitted += r.Omitted
 	}
-	return out, nil
+	return out, h.addTargets(c, found, out.Items)
+}
+
+// addTargets adds the URLs of the endpoints to the views of records.
+func (h *deliveryHandler) addTargets(c *call, found []records.Record, views []attemptView) error {
+	var subs []subscription.Owned
+	for _, r := range found {
+		if of := (subscription.Owned{ID: r.Subscription, Principal: r.Principal}); r.Principal != "" && !slices.Contains(subs, of) {
+			subs = append(subs, of)
+		}
+	}
+	if len(subs) == 0 {
+		return nil
+	}
+	targets, err := h.visible.lists.TargetURLs(c.Context(), c.who.Workspace, subs)
+	for i, v := range views {
+		views[i].Target = withoutQuery(targets[v.Subscription])
+	}
+	return err
 }
 
 // letterView is a dead letter as the API shows it.

@@ -66,10 +66,9 @@ func (c *call) viewFor(s subscription.Selected) subscriptionView {
 }
 
 func viewOf(s subscription.Selected) subscriptionView {
-	target, _, _ := strings.Cut(s.Target.URL, "?")
 	v := subscriptionView{
 		ID: s.ID, URI: subscription.URI(s.ID), Principal: s.Principal, Protocol: string(s.Subscription.Origin), State: string(s.Effective()),
-		Reason: s.Reason, Events: []string{}, EventURIs: s.EventURIs, Target: target, Origin: subscription.OriginOf(s.Target.URL),
+		Reason: s.Reason, Events: []string{}, EventURIs: s.EventURIs, Target: withoutQuery(s.Target.URL), Origin: subscription.OriginOf(s.Target.URL),
 		Created: s.Created, Expires: s.Until, Paused: s.PausedSince(), Arguments: s.Arguments,
 	}
 	for _, p := range s.Patterns {
@@ -83,6 +82,12 @@ func viewOf(s subscription.Selected) subscriptionView {
 	v.Delivery.Last, v.Delivery.LastError = s.Status.LastDelivery, s.Status.LastError
 	v.Delivery.FailingSince, v.Delivery.ThrottledUntil = s.Status.FailedSince, s.Status.ThrottledUntil
 	return v
+}
+
+// withoutQuery returns a URL without its query, in which endpoints often have a secret.
+func withoutQuery(target string) string {
+	target, _, _ = strings.Cut(target, "?")
+	return target
 }
 
 // subscriptionHandlers list and show subscriptions, and end, pause, resume and test them.

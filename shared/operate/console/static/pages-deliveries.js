@@ -51,7 +51,7 @@ export const deliveries = {
       ${table('Attempts', [
         { name: 'Time', cell: (d) => time(d.at) }, { name: 'Outcome', cell: (d) => badge(d.outcome) },
         { name: 'Event', cell: (d) => id(path('deliveries', d.subscription, d.event), d.event) }, { name: 'Type', cell: (d) => html`${d.name}${d.test ? badge('test') : nothing}` },
-        { name: 'Endpoint', cell: (d) => mono(d.origin) }, { name: 'Attempt', kind: 'num', cell: (d) => d.attempt },
+        { name: 'Endpoint', cell: (d) => mono(d.target || d.origin) }, { name: 'Attempt', kind: 'num', cell: (d) => d.attempt },
         { name: 'Took', kind: 'num', cell: (d) => span(d.durationMs) }, { name: 'Why', kind: 'why', cell: (d) => cause(d.category, d.statusCode) },
         ...(data.items.some((d) => d.nextAttempt) ? [{ name: 'Next', cell: (d) => (d.nextAttempt ? time(d.nextAttempt) : nothing) }] : []),
       ], data.items, data.next ? 'None on this page; there may be some on the next.' : 'No attempt has all of that.')}
