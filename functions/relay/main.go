@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/app/relays"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 )
 
@@ -26,6 +27,6 @@ func create(p *boot.Process) (boot.Handler, error) {
 	if err != nil {
 		return boot.Handler{}, err
 	}
-	invocations := relay.NewInvocations(func() *relay.Relay { return app.NewRelay(p.Core, backends, announced) })
+	invocations := relay.NewInvocations(func() *relay.Relay { return relays.New(p.Core, backends, announced) })
 	return p.Invoked(invocations.Serve).BeforeEnd(func() { invocations.Shutdown(shutdownTime) }), nil
 }

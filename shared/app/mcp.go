@@ -1,19 +1,16 @@
 package app
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/conversation"
-	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/backends"
-	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/mcp/events"
 	"github.com/mcp-events/mcpevents/shared/mcp/eventtools/logsource"
@@ -124,30 +121,6 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 		Source: c.Config.Backends, Secrets: o.Secrets, Key: o.Key, HTTP: o.HTTP, Commands: o.Commands, Server: server,
 		DB: c.DB, Log: c.Log, Metrics: c.Metrics, Tracer: c.Tracer,
 	})
-}
-
-// NewRelay returns the relay, which writes the notifications of the gateway's backends to the log. typesChanged is called after it has
-// stored changed event types of a backend. If it is nil, the relay does not receive the events of backends.
-func NewRelay(c *Core, g *gateway.Gateway, typesChanged func(context.Context) error) *relay.Relay {
-	var events *relay.Events
-	if typesChanged != nil {
-		publisher := &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
-		events = &relay.Events{
-			Demand: c.Demand, Publish: publisher.FromBackend, Gap: publisher.Gap, Configured: c.Config.Backends, Changed: typesChanged, Agent: UserAgent(),
-		}
-	}
-	return &relay.Relay{
-		Backends: func(ctx context.Context) (all []relay.Backend) {
-			for _, b := range g.Followed(ctx) {
-				all = append(all, b)
-			}
-			return all
-		},
-		Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
-			return c.EventLog.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
-		},
-		DB: c.DB, Log: c.Log, Events: events,
-	}
 }
 
 // ConversationOptions are the parts of conversations that differ between the modes. See [conversation.Options].

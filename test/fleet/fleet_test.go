@@ -24,6 +24,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
 	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/app/relays"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
@@ -157,7 +158,7 @@ func (f *fleet) startInstance(t testing.TB, o fleetOptions, allowed auth.Authent
 		Leases: &lease.Shared{DB: i.store, Max: func(context.Context, auth.Principal) int { return 1000 }, Life: 5 * time.Minute}, Logger: logger,
 	})
 	expect.OK(t, err)
-	relay := app.NewRelay(&app.Core{DB: i.store, EventLog: events, Log: logger}, i.gateway, nil)
+	relay := relays.New(&app.Core{DB: i.store, EventLog: events, Log: logger}, i.gateway, nil)
 	relay.Lease = o.lease
 	ctx, end := context.WithCancel(context.WithoutCancel(t.Context()))
 	i.endRelay = end

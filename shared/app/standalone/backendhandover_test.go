@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/app/relays"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
@@ -60,12 +61,12 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 	gateway, err := app.NewGateway(core, app.GatewayOptions{})
 	expect.OK(t, err)
 	var patterns []match.Pattern
-	var relays sync.WaitGroup
+	var invocations sync.WaitGroup
 	all, end := context.WithCancel(context.Background())
-	defer relays.Wait()
+	defer invocations.Wait()
 	defer end()
 	for i := range 4 {
-		relays.Go(func() {
+		invocations.Go(func() {
 			time.Sleep(time.Duration(i) * start)
 			ctx, cancel := context.WithTimeout(all, life)
 			if i == 3 { // the last one receives the rest
@@ -73,7 +74,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 			}
 			defer cancel()
 			_ = relay.NewInvocations(func() *relay.Relay {
-				return app.NewRelay(core, gateway, func(context.Context) error {
+				return relays.New(core, gateway, func(context.Context) error {
 					return settings.Announce(ctx, core.DB, 0, func(context.Context, settings.Change) error { return nil })
 				})
 			}).Serve(ctx)
@@ -142,9 +143,9 @@ func TestASubscriptionEndsAtTheBackend(t *testing.T) {
 	gateway, err := app.NewGateway(core, app.GatewayOptions{})
 	expect.OK(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
-	var relays sync.WaitGroup
-	relays.Go(func() { app.NewRelay(core, gateway, func(context.Context) error { return nil }).Run(ctx) })
-	defer relays.Wait()
+	var invocations sync.WaitGroup
+	invocations.Go(func() { relays.New(core, gateway, func(context.Context) error { return nil }).Run(ctx) })
+	defer invocations.Wait()
 	defer cancel()
 	const uri = "event://~shop/order.shipped/e30"
 	for range 2 {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/app/relays"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
@@ -290,7 +291,7 @@ func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener)
 	if err := s.buildEndpoint(ctx, r, keys, cursors, sender); err != nil {
 		return r, err
 	}
-	r.relay = app.NewRelay(s.core, s.backends, func(ctx context.Context) error {
+	r.relay = relays.New(s.core, s.backends, func(ctx context.Context) error {
 		s.catalogs.Written()
 		return settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
 	})

@@ -1,0 +1,37 @@
+// Package relays puts the role relay together. It is separate from package app because functions that do not import it are smaller.
+package relays
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/relay"
+)
+
+// New returns the relay, which writes the notifications of the gateway's backends to the log. typesChanged is called after it has
+// stored changed event types of a backend. If it is nil, the relay does not receive the events of backends.
+func New(c *app.Core, g *gateway.Gateway, typesChanged func(context.Context) error) *relay.Relay {
+	var events *relay.Events
+	if typesChanged != nil {
+		publisher := &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
+		events = &relay.Events{
+			Demand: c.Demand, Publish: publisher.FromBackend, Gap: publisher.Gap, Configured: c.Config.Backends, Changed: typesChanged, Agent: app.UserAgent(),
+		}
+	}
+	return &relay.Relay{
+		Backends: func(ctx context.Context) (all []relay.Backend) {
+			for _, b := range g.Followed(ctx) {
+				all = append(all, b)
+			}
+			return all
+		},
+		Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
+			return c.EventLog.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
+		},
+		DB: c.DB, Log: c.Log, Events: events,
+	}
+}
