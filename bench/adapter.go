@@ -177,7 +177,7 @@ func (r Request) ready() *request {
 }
 
 // post sends the request for one or, with array, for many.
-func (q *request) post(c *caller, array bool, all ...values) ([]byte, error) {
+func (q *request) post(c poster, array bool, all ...values) ([]byte, error) {
 	target := q.fixed
 	if target == nil {
 		u, err := url.Parse(string(q.url.append(nil, all[0])))

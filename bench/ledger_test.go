@@ -131,6 +131,7 @@ func TestShapeRefuses(t *testing.T) {
 		"no URIs":                     func(s *Shape) { s.URIs = -1 },
 		"a negative rate":             func(s *Shape) { s.Rate = -1 },
 		"more than memory holds":      func(s *Shape) { s.Events, s.Subscribers = 1e6, 1e3 },
+		"an unknown client":           func(s *Shape) { s.Client = "curl" },
 		"an origin that has no hangs": func(s *Shape) { s.HangOrigin = true },
 	} {
 		s := good

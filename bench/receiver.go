@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -17,14 +18,17 @@ import (
 
 // receiver takes webhooks at /endpoint/N, and takes them without ever answering at /hang/N.
 type receiver struct {
+	std       bool // receive with net/http
 	listeners []net.Listener
+	servers   []*http.Server
 	running   sync.WaitGroup
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
 	hung  chan struct{} // closed when what hangs is let go
 
-	run atomic.Pointer[received]
+	run    atomic.Pointer[received]
+	served atomic.Int64 // webhooks that were received with net/http
 }
 
 // received is where webhooks are noted, and how their ids are found.
@@ -41,8 +45,8 @@ const (
 	verifyEvery = 64
 )
 
-func newReceiver(addr string) (*receiver, error) {
-	r := &receiver{hung: make(chan struct{}), conns: map[net.Conn]struct{}{}}
+func newReceiver(addr, client string) (*receiver, error) {
+	r := &receiver{std: client == ClientStd, hung: make(chan struct{}), conns: map[net.Conn]struct{}{}}
 	_, err := r.listen(addr)
 	return r, err
 }
@@ -54,6 +58,12 @@ func (r *receiver) listen(addr string) (origin string, err error) {
 		return "", fault.Wrap(fault.Unavailable, err, "listen for webhooks")
 	}
 	r.listeners = append(r.listeners, l)
+	if r.std {
+		server := &http.Server{Handler: r, ReadHeaderTimeout: callTimeout}
+		r.servers = append(r.servers, server)
+		r.running.Go(func() { _ = server.Serve(l) })
+		return "http://" + l.Addr().String(), nil
+	}
 	r.running.Go(func() {
 		for {
 			conn, err := l.Accept()
@@ -80,6 +90,9 @@ func (r *receiver) close() {
 	r.conns = nil
 	close(r.hung)
 	r.mu.Unlock()
+	for _, s := range r.servers {
+		_ = s.Close()
+	}
 	r.running.Wait()
 }
 
@@ -118,26 +131,46 @@ func (r *receiver) serve(conn net.Conn) {
 		if err := m.read(reader); err != nil {
 			return
 		}
-		at := time.Now()
-		if hangs(m.start()) {
-			r.mu.Lock()
-			hung, open := r.hung, r.conns != nil
-			r.mu.Unlock()
-			if open {
-				<-hung
-			}
+		if !r.take(&m, served%verifyEvery == 0) {
 			return
-		}
-		if run := r.run.Load(); run != nil {
-			run.note(&m, at, served%verifyEvery == 0)
-			if !r.wait(run.delay) {
-				return
-			}
 		}
 		if _, err := conn.Write(noContent); err != nil || m.closing {
 			return
 		}
 	}
+}
+
+// ServeHTTP receives a webhook with net/http.
+func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	m := message{head: []byte(req.Method + " " + req.URL.Path + " " + req.Proto + "\n")}
+	for name, values := range req.Header {
+		m.head = append(m.head, name+": "+values[0]+"\n"...)
+	}
+	var err error
+	if m.body, err = io.ReadAll(http.MaxBytesReader(w, req.Body, maxHTTPBody)); err != nil || !r.take(&m, r.served.Add(1)%verifyEvery == 0) {
+		panic(http.ErrAbortHandler)
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// take notes a webhook and waits until it is time to answer. It reports false if there is no answer.
+func (r *receiver) take(m *message, verify bool) bool {
+	at := time.Now()
+	if hangs(m.start()) {
+		r.mu.Lock()
+		hung, open := r.hung, r.conns != nil
+		r.mu.Unlock()
+		if open {
+			<-hung
+		}
+		return false
+	}
+	run := r.run.Load()
+	if run == nil {
+		return true
+	}
+	run.note(m, at, verify)
+	return r.wait(run.delay)
 }
 
 // wait waits before an answer. It reports false if the receiver closes meanwhile.

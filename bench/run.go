@@ -53,7 +53,7 @@ func (o Options) report(ctx context.Context, measure func(context.Context, *rece
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	r, err := newReceiver(o.Receiver)
+	r, err := newReceiver(o.Receiver, o.Client)
 	if err != nil {
 		return report, err
 	}
@@ -136,7 +136,7 @@ func (p *pass) register(ctx context.Context, count int, endpoint func(int) value
 	}
 	var next atomic.Int64
 	return together(ctx, min(8, count), func(ctx context.Context) error {
-		c := &caller{}
+		c := newPoster(p.options.Client)
 		defer c.close()
 		q := p.adapter.Register.ready()
 		for ctx.Err() == nil {
@@ -212,7 +212,7 @@ func (p *pass) publish(ctx context.Context, l *ledger) error {
 		publishers = 1
 	}
 	return together(ctx, publishers, func(ctx context.Context) error {
-		c := &caller{}
+		c := newPoster(o.Client)
 		defer c.close()
 		q := p.adapter.Publish.ready()
 		events := make([]values, 0, o.Batch)
@@ -252,7 +252,7 @@ func (p *pass) publish(ctx context.Context, l *ledger) error {
 }
 
 // post publishes events in one request, or one by one if the sender takes no array.
-func (p *pass) post(c *caller, q *request, events []values) error {
+func (p *pass) post(c poster, q *request, events []values) error {
 	if p.adapter.Array && len(events) > 1 {
 		_, err := q.post(c, true, events...)
 		return err

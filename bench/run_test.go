@@ -45,6 +45,7 @@ func TestRunMeasuresTheServer(t *testing.T) {
 		{"batches over URIs", func(o *Options) { o.Batch, o.URIs = 7, 3 }},
 		{"a rate", func(o *Options) { o.Rate, o.URIs = 600, 10 }},
 		{"fan-out", func(o *Options) { o.Events, o.Subscribers = 20, 30 }},
+		{"batches, received with net/http", func(o *Options) { o.Client, o.Batch = ClientStd, 7 }},
 		{"one event at a time", func(o *Options) { o.Events, o.Latency, o.Subscribers = 100, true, 2 }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -108,9 +109,12 @@ func TestMemoryOfSlowEndpointsIsBounded(t *testing.T) {
 
 func TestRunMeasuresBesideEndpointsThatHang(t *testing.T) {
 	for _, elsewhere := range []bool{false, true} {
-		t.Run(fmt.Sprintf("at other origins: %t", elsewhere), func(t *testing.T) {
+		t.Run(fmt.Sprintf("at other origins, and with net/http: %t", elsewhere), func(t *testing.T) {
 			t.Parallel()
 			o := options(t)
+			if elsewhere {
+				o.Client = ClientStd
+			}
 			o.Events, o.Subscribers, o.Hang, o.HangOrigin, o.Wait = 40, 3, 2, elsewhere, 5*time.Second
 			report, err := Run(t.Context(), o)
 			if err != nil || len(report.Results) != 2 {
@@ -220,7 +224,7 @@ func TestRunReportsWrongSignatures(t *testing.T) {
 	s := httptest.NewServer(&other{})
 	defer s.Close()
 	headers := map[string]string{"Authorization": "Bearer x"}
-	r, err := newReceiver("127.0.0.1:0")
+	r, err := newReceiver("127.0.0.1:0", ClientOwn)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,15 @@ type Shape struct {
 	HangOrigin bool `json:"hangOrigin"`
 	// AnswerDelay is how long the healthy endpoints take to answer.
 	AnswerDelay time.Duration `json:"answerDelayNs,omitempty"`
+	// Client is what publishes and receives: [ClientOwn], which is the default, or [ClientStd].
+	Client string `json:"client,omitempty"`
 }
+
+// The clients that publish and receive.
+const (
+	ClientOwn = "own"      // a few lines of HTTP/1.1, which use little CPU time
+	ClientStd = "net/http" // Go's, for a comparison that others can repeat with their own programs
+)
 
 // maxDeliveries bounds what one run keeps in memory about its deliveries, four bytes each.
 const maxDeliveries = 100_000_000
@@ -43,6 +51,9 @@ func (s Shape) check() error {
 	}
 	if s.deliveries() > maxDeliveries {
 		return fault.New(fault.Invalid, "%d deliveries are too many (at most %d)", s.deliveries(), maxDeliveries)
+	}
+	if s.Client != "" && s.Client != ClientOwn && s.Client != ClientStd {
+		return fault.New(fault.Invalid, "--client %.40q is not known (allowed: %s, %s)", s.Client, ClientOwn, ClientStd)
 	}
 	if s.HangOrigin && s.Hang == 0 {
 		return fault.New(fault.Invalid, "--hang-origin needs --hang")
@@ -82,6 +93,10 @@ func (s Shape) String() string {
 	if s.AnswerDelay > 0 {
 		delay = fmt.Sprintf(", answers after %s", s.AnswerDelay)
 	}
-	return fmt.Sprintf("%d events, batch %d, %d publishers, %s, %d URIs, %d subscribers each, payload %d B%s",
-		s.Events, s.Batch, s.Publishers, speed, s.URIs, s.Subscribers, s.Payload, delay)
+	client := ""
+	if s.Client == ClientStd {
+		client = ", with net/http"
+	}
+	return fmt.Sprintf("%d events, batch %d, %d publishers, %s, %d URIs, %d subscribers each, payload %d B%s%s",
+		s.Events, s.Batch, s.Publishers, speed, s.URIs, s.Subscribers, s.Payload, delay, client)
 }

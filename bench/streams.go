@@ -140,7 +140,7 @@ func (o Options) latencies(ctx context.Context, p *publisher, arrived <-chan tim
 
 // publisher publishes events of the first URI, one at a time.
 type publisher struct {
-	caller  *caller
+	caller  poster
 	request *request
 	values  values
 	prefix  string
@@ -148,7 +148,7 @@ type publisher struct {
 
 func (o Options) newPublisher(s *server) *publisher {
 	return &publisher{
-		caller: &caller{}, request: own(s.url, o.Token).Publish.ready(), values: values{uri: o.uri(0), payload: o.filler()},
+		caller: newPoster(o.Client), request: own(s.url, o.Token).Publish.ready(), values: values{uri: o.uri(0), payload: o.filler()},
 		prefix: fmt.Sprintf("bench-%d-%d-", os.Getpid(), runs.Add(1)),
 	}
 }

@@ -20,6 +20,7 @@ type BenchCmd struct {
 	Hang        int           `placeholder:"N" help:"Measure twice: without and with N endpoints that never answer. Each subscribes to every URI."`
 	HangOrigin  bool          `help:"Give each endpoint of --hang its own origin."`
 	AnswerDelay time.Duration `placeholder:"DURATION" help:"How long each endpoint takes to answer, e.g. 1500ms."`
+	Client      string        `default:"own" enum:"own,net/http" help:"What publishes and receives: own uses little CPU time, net/http is Go's and compares with other programs."`
 	Latency     bool          `help:"Publish one event at a time, each after the previous one has arrived everywhere; at most 2,000 events."`
 
 	JSON    string   `placeholder:"FILE" help:"Write the results as JSON to this file, or with - to standard output."`
@@ -51,6 +52,9 @@ Examples:
   mcpevents bench --events 500 --subscribers 100             one event to a hundred endpoints
   mcpevents bench --latency                                  one event at a time
   mcpevents bench --events 400 --rate 40 --subscribers 19 --hang 1   with an endpoint that hangs
+  mcpevents bench --events 1000 --answer-delay 100ms         a burst to one endpoint that takes 100 ms
+  mcpevents bench --events 100 --batch 100 --answer-delay 100ms      the same as one array
+  mcpevents bench --client net/http                          with Go's HTTP client and server
   mcpevents bench --events 300 --payload 230000 --subscribers 50 --answer-delay 1500ms   the memory that slow endpoints need`
 }
 
@@ -101,6 +105,7 @@ func (c *BenchCmd) options(g *Globals) (bench.Options, error) {
 		Shape: bench.Shape{
 			Events: c.Events, Batch: c.Batch, Publishers: c.Publishers, Rate: c.Rate, URIs: c.URIs, Subscribers: c.Subscribers,
 			Payload: c.Payload, Latency: c.Latency, Hang: c.Hang, HangOrigin: c.HangOrigin, AnswerDelay: c.AnswerDelay,
+			Client: c.Client,
 		},
 		Serve:  []string{self, "--log-level", "error", "serve"},
 		Server: c.Server, Token: c.Key, Data: c.Data, Receiver: c.Receiver, Timeout: c.Timeout, Wait: c.Wait,
