@@ -197,6 +197,10 @@ func (v *victim) attacks() map[string][]attack {
 		},
 		"prompts/list": {{}},
 		"prompts/get":  {{params: object{"name": "x"}}},
+		// These exist only with backends, see TestTasks.
+		"tasks/get":    {{params: object{"taskId": "x"}}},
+		"tasks/update": {{params: object{"taskId": "x", "inputResponses": object{}}}},
+		"tasks/cancel": {{params: object{"taskId": "x"}}},
 		// These exist only where they are enabled, see TestConversation.
 		"conversation/userMessage":       {{params: object{"messageId": "x", "content": "x"}}},
 		"conversation/assistantResponse": {{params: object{"messageId": "x", "content": "x"}}},
