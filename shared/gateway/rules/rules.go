@@ -118,7 +118,7 @@ func (s Set) Permits(name string) (scopes []string, ok bool) {
 	if len(s.allow) == 0 && len(s.deny) == 0 && len(s.scopes) == 0 {
 		return nil, true
 	}
-	if len(name) > maxName {
+	if len(name) > maxName || s.uris && trimmable(name) {
 		return nil, false
 	}
 	spelled := s.formsOf(name, false)
@@ -166,6 +166,12 @@ func match(glob, name string) bool {
 	return strings.Trim(glob[g:], "*") == ""
 }
 
+// trimmable reports whether a URI has characters that parsers of the URL Standard, as in the official SDKs, remove before they look for dot
+// segments: tabs, line breaks, and other control characters and spaces at the ends. No valid URI has them.
+func trimmable(uri string) bool {
+	return strings.ContainsFunc(uri, unicode.IsControl) || strings.TrimSpace(uri) != uri
+}
+
 // maxEncodings limits how often unify decodes a URI.
 const maxEncodings = 4
 
@@ -192,6 +198,9 @@ func normalize(uri string) string {
 	if scheme, rest, found := strings.Cut(uri, "://"); found {
 		host, path, rooted := strings.Cut(rest, "/")
 		normal := strings.ToLower(scheme + "://" + host)
+		if normal == "file://localhost" { // RFC 8089, section 2
+			normal = "file://"
+		}
 		if rooted {
 			normal += "/" + clean(path)
 		}
