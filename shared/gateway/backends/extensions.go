@@ -46,7 +46,7 @@ func parseExtensions(declared json.RawMessage) map[string]json.RawMessage {
 	var out map[string]json.RawMessage
 	for key, settings := range jsonrpc.Members(declared) {
 		id := string(key)
-		if !extensionID.MatchString(id) || spec.IsOwn(id) || slices.Contains(ownExtensions, id) ||
+		if !extensionID.MatchString(id) || spec.IsOwn(id) || slices.ContainsFunc(ownExtensions, func(own string) bool { return strings.EqualFold(own, id) }) ||
 			len(settings) == 0 || settings[0] != '{' || len(settings) > maxSettings || jsonrpc.Depth(settings) > maxSettingsNested {
 			continue
 		}
@@ -84,21 +84,24 @@ func splitMethod(method string) (first, rest string, ok bool) {
 }
 
 // Extends reports whether the backend declares an extension with the method that the principal may use. If the principal only lacks
-// a scope, the error says so.
+// a scope, the error says so. A method may belong to several extensions, and the backend decides to which one, so the principal must be
+// allowed to use all of them.
 func (v *View) Extends(p auth.Principal, info *ServerInfo, method string) (ok bool, err error) {
+	var needs []string
 	for id := range info.Extensions {
 		if !hasMethod(id, method) {
 			continue
 		}
 		scopes, allowed := v.backend.rules[api.Extensions].Permits(id)
 		if !allowed {
-			continue
+			return false, nil
 		}
-		if err = p.Require(scopes...); err == nil {
-			return true, nil
-		}
+		ok, needs = true, append(needs, scopes...)
 	}
-	return false, err
+	if ok {
+		err = p.Require(needs...)
+	}
+	return ok && err == nil, err
 }
 
 // addExtensions adds the extensions that the principal may use to the capabilities.

@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/rules"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -19,6 +22,7 @@ func TestDeclaredExtensions(t *testing.T) {
 	for declared, want := range map[string]int{
 		`{"com.example/catalog":{},"io.modelcontextprotocol/ui":{"mimeTypes":["text/html"]}}`:   2,
 		`{"io.modelcontextprotocol/events":{},"io.modelcontextprotocol/tasks":{}}`:              0,
+		`{"io.modelcontextprotocol/Events":{},"IO.ModelContextProtocol/tasks":{}}`:              0,
 		`{"io.github.mcp-events/subscriptions":{},"IO.GitHub.MCP-Events/x":{}}`:                 0,
 		`{"io.modelcontextprotocol/oauth-client-credentials":{}}`:                               0,
 		`{"catalog":{},"/x":{},"com.example/":{},"com.example/a/b":{},"a b/c":{},"a/\n":{}}`:    0,
@@ -30,6 +34,37 @@ func TestDeclaredExtensions(t *testing.T) {
 	} {
 		if got := parseExtensions(json.RawMessage(declared)); len(got) != want {
 			t.Errorf("%.80s: got %d extensions, want %d", declared, len(got), want)
+		}
+	}
+}
+
+// GWN-24: a method that may belong to several extensions needs all of them to be allowed, with their scopes.
+func TestMethodOfSeveralExtensions(t *testing.T) {
+	ann := auth.Principal{ID: "ann", Scopes: []string{"orders"}}
+	info := &ServerInfo{}
+	info.Extensions = parseExtensions(json.RawMessage(`{"com.example/catalog":{},"com.example/orders":{}}`))
+	for _, tc := range []struct {
+		rules  rules.Rules
+		method string
+		ok     bool
+		lacks  bool
+	}{
+		{rules.Rules{}, "com.example/search", true, false},
+		{rules.Rules{Deny: []string{"com.example/orders"}}, "com.example/search", false, false},
+		{rules.Rules{Deny: []string{"com.example/orders"}}, "com.example/orders/cancel", false, false},
+		{rules.Rules{Deny: []string{"com.example/orders"}}, "com.example/catalog/search", true, false},
+		{rules.Rules{Deny: []string{"com.example/orders"}}, "catalog/search", true, false},
+		{rules.Rules{Scopes: map[string][]string{"com.example/orders": {"orders"}}}, "com.example/search", true, false},
+		{rules.Rules{Scopes: map[string][]string{"com.example/orders": {"admin"}}}, "com.example/search", false, true},
+		{rules.Rules{Scopes: map[string][]string{"com.example/orders": {"admin"}}}, "catalog/search", true, false},
+		{rules.Rules{}, "com.other/search", false, false},
+	} {
+		b := newBackend(&Options{}, api.Backend{Name: "b", Extensions: tc.rules})
+		for range 20 { // the order of the extensions does not matter
+			ok, err := b.view.Extends(ann, info, tc.method)
+			if ok != tc.ok || auth.LacksScope(err) != tc.lacks {
+				t.Fatalf("%v: %s: got %t, %v", tc.rules, tc.method, ok, err)
+			}
 		}
 	}
 }
