@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -101,6 +103,19 @@ func TestAmbiguousExtension(t *testing.T) {
 		}
 		expect.Equal(t, "the settings of the allowed backend", string(g.Capabilities(t.Context(), c).Extensions["com.example/catalog"]), `{"n":2}`)
 	})
+}
+
+// GWN-25: the name of a method, which the client chooses, is short in the log.
+func TestLongMethodsAreShortInTheLog(t *testing.T) {
+	var out bytes.Buffer
+	s := newScripted(t, withExtensions(true, `"com.example/catalog":{}`), func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	g := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, Log: slog.New(slog.NewJSONHandler(&out, nil))})
+	_, err := callMethod(t, g, statelessClient(ann), "com.example/"+strings.Repeat("x", 500), `{}`)
+	expect.OK(t, err)
+	var line struct{ Msg, Method, Outcome string }
+	if err := json.Unmarshal(out.Bytes(), &line); err != nil || line.Outcome != "ok" || !strings.HasPrefix(line.Method, "com.example/x") || len(line.Method) > 140 {
+		t.Errorf("got %s, %v, want a line with a short method", out.String(), err)
+	}
 }
 
 // GWN-24, GWN-25: a caller can use only the extensions of backends that it may see, and that the rules allow it.

@@ -77,17 +77,21 @@ func (g *Gateway) write(ctx context.Context, r record, err error) {
 	g.options.Metrics.GatewayCalled(r.backend, r.outcome, took)
 	attrs := []slog.Attr{
 		slog.String("workspace", c.Principal.Workspace), slog.String("principal", c.Principal.LogName()),
-		slog.String("backend", r.backend), slog.String("method", c.Method),
+		slog.String("backend", r.backend), slog.String("method", clip(c.Method)),
 	}
 	if c.Kind.Prefixed() { // a URI may contain data that must not be logged
-		name := c.Name
-		if len(name) > maxLogged {
-			name = strings.ToValidUTF8(name[:maxLogged], "") + "…"
-		}
-		attrs = append(attrs, slog.String(c.Kind.String(), name))
+		attrs = append(attrs, slog.String(c.Kind.String(), clip(c.Name)))
 	}
 	attrs = append(attrs, slog.String("outcome", r.outcome), slog.Float64("took_ms", float64(took.Microseconds())/1000))
 	g.options.Log.LogAttrs(context.WithoutCancel(ctx), slog.LevelInfo, "gateway call", attrs...)
+}
+
+// clip shortens a name of the client's choice for the log.
+func clip(name string) string {
+	if len(name) <= maxLogged {
+		return name
+	}
+	return strings.ToValidUTF8(name[:maxLogged], "") + "…"
 }
 
 // outcomeOfFault returns the outcome of a call that ended with an error of the gateway.
