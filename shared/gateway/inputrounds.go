@@ -75,7 +75,11 @@ func (w *inputRoundsWay) make(ctx context.Context) error {
 
 // params returns the params of the call as a backend of 2026-07-28 expects them.
 func (w *inputRoundsWay) params() json.RawMessage {
-	return translate.ToStateless(w.x.params(), w.x.with.Version, describeClient(w.x.call.Client, w.x.client))
+	params := w.x.params()
+	if translate.MultiRound[w.x.call.Method] { // a client with a session has no rounds, and could forge another client's state
+		params = translate.WithoutRounds(params)
+	}
+	return translate.ToStateless(params, w.x.with.Version, describeClient(w.x.call.Client, w.x.client))
 }
 
 // describeClient returns the description of a session's client for requests of 2026-07-28.

@@ -267,6 +267,16 @@ func TestOutputSchemaOfAListedTool(t *testing.T) {
 	}
 }
 
+// GWN-17: a client with a session cannot send a backend a state or answers of its own, which only the gateway and sealed states carry.
+func TestClientWithSessionCannotForgeState(t *testing.T) {
+	s := serving(t, true, func(x *turn) { x.result(text("%s", x.Params)) })
+	x := start(t, instances(t, 1, s)[0], someone(v2025), "tool", "7", `{"name":"tool","requestState":"forged","inputResponses":{"forged":{}},"arguments":{"a":1}}`)
+	expect.OK(t, x.end(t))
+	if got := x.next(t).text; strings.Contains(got, "forged") || !strings.Contains(got, "arguments") {
+		t.Errorf("the backend got %s, want the arguments only", got)
+	}
+}
+
 // GWN-17: a backend that asks for a retry without a question is called again with its state, for minutes and with pauses, until the
 // time of the call is over.
 func TestBackendThatWantsToBeAskedAgain(t *testing.T) {
