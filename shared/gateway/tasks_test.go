@@ -281,6 +281,7 @@ func nextState(t *testing.T, states <-chan api.Task) string {
 	t.Helper()
 	select {
 	case s := <-states:
+		expect.Equal(t, "the backend of the task", s.Backend, "b")
 		return string(s.Params)
 	case <-time.After(patience):
 		t.Fatal("no state of a task arrives")

@@ -242,7 +242,7 @@ func (w *watch) send(ctx context.Context, state json.RawMessage) {
 		return
 	}
 	select {
-	case w.states <- api.Task{Params: jsonrpc.Replace(state, "taskId", jsonrpc.Quote(id))}:
+	case w.states <- api.Task{Backend: w.view.Backend().Name, Params: jsonrpc.Replace(state, "taskId", jsonrpc.Quote(id))}:
 	case <-ctx.Done():
 	}
 }

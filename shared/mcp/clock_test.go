@@ -3,6 +3,7 @@ package mcp
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -14,9 +15,11 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -416,6 +419,57 @@ func TestCredentialsOfOpenStreams(t *testing.T) {
 			t.Errorf("ended %v, want true and a termination: %s", b.finished(), b.text())
 		}
 	})
+}
+
+// watchingGateway sends a state of a task every second. Only principals with the scope billing see the backend of the task.
+type watchingGateway struct{ *fakeGateway }
+
+func (watchingGateway) Backends(_ context.Context, p auth.Principal) []string {
+	if p.Has("billing") {
+		return []string{"b"}
+	}
+	return nil
+}
+
+func (watchingGateway) WatchTasks(ctx context.Context, _ api.Client, ids []string) ([]string, <-chan api.Task, error) {
+	states := make(chan api.Task)
+	go func() {
+		defer close(states)
+		for periodic.Sleep(ctx, time.Second) == nil {
+			select {
+			case states <- api.Task{Backend: "b", Params: json.RawMessage(`{"taskId":"t","status":"working"}`)}:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return ids, states, nil
+}
+
+// TestCredentialsOfWatchedTasks revokes credentials or scopes while states of a task arrive more often than heartbeats are due.
+func TestCredentialsOfWatchedTasks(t *testing.T) {
+	for name, tc := range map[string]struct {
+		now  auth.Principal
+		err  error
+		ends bool
+	}{
+		"AUT-04 GWN-23 revoked credentials end the listen": {auth.Principal{}, auth.ErrNoToken, true},
+		"GWN-23 no states arrive from a backend that the caller may no longer see": {
+			auth.Principal{ID: "billing", Workspace: "default", Scopes: auth.Scopes()}, nil, false,
+		},
+	} {
+		bubble(t, name, inMemory, func(o *Options) { o.Gateway = watchingGateway{newFakeGateway()} }, func(f *fixture) *http.Request {
+			return f.statelessRequest(billing, spec.MethodListen, `"notifications":{"taskIds":["t"]}`)
+		}, func(t *testing.T, b *bubbled) {
+			states := func() int { return strings.Count(b.text(), `"`+spec.NoteTasks+`"`) }
+			time.Sleep(10*time.Second + time.Millisecond)
+			expect.Equal(t, "states", states(), 10)
+			b.caller.say(tc.now, tc.err)
+			time.Sleep(time.Minute)
+			if n := states(); n > 10+15 || b.finished() != tc.ends {
+				t.Errorf("got %d states, and the end %v, want 25 at most and %v", n, b.finished(), tc.ends)
+			}
+		})
+	}
 }
 
 // giveUpOrder makes ci.deploy an unordered event type. If announced is set, it also announces the change, and the streams

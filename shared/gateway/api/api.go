@@ -81,8 +81,12 @@ type Call struct {
 	Send func(message json.RawMessage, response bool) error
 }
 
-// Task is a state of a task: the params of notifications/tasks, with the id that the client knows.
-type Task struct{ Params json.RawMessage }
+// Task is a state of a task of a backend.
+type Task struct {
+	Backend string // its name
+	// Params are the params of notifications/tasks, with the id that the client knows.
+	Params json.RawMessage
+}
 
 // Place identifies a backend, because two workspaces may have backends of the same name.
 type Place struct{ Workspace, Backend string }

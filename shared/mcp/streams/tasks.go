@@ -2,6 +2,7 @@ package streams
 
 import (
 	"context"
+	"slices"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
@@ -32,10 +33,18 @@ func (w *Writer) watchTasks(ctx context.Context, c *method.Call, ids []string) (
 	return watched, err
 }
 
-// sendTask sends a state of a task. Without one, it only notes that no further states will come.
-func (w *Writer) sendTask(t api.Task, ok bool) error {
+// sendTask sends a state of a task, if the caller may still see its backend. Without a state, it only notes that no further ones will come.
+func (w *Writer) sendTask(ctx context.Context, t api.Task, ok bool) error {
 	if !ok {
 		w.tasks = nil
+		return nil
+	}
+	if w.CheckDue() { // while states arrive, there are no heartbeats that would check it
+		if err := w.CheckCredentials(ctx); err != nil {
+			return err
+		}
+	}
+	if !slices.Contains(w.Streams.Backends.Backends(ctx, w.Caller.Principal), t.Backend) {
 		return nil
 	}
 	members := method.WithoutBraces(jsonrpc.Without(t.Params, func(name string) bool { return name == "_meta" }))

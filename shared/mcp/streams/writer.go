@@ -87,7 +87,7 @@ func (w *Writer) run(ctx context.Context) error {
 		select {
 		case <-w.Feed.Ready():
 		case task, ok := <-w.tasks:
-			if err := w.sendTask(task, ok); err != nil {
+			if err := w.sendTask(ctx, task, ok); err != nil {
 				return err
 			}
 		case <-quiet.C:
