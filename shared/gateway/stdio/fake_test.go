@@ -140,6 +140,9 @@ func (f *fake) call(m fakeMessage) {
 		f.result(m.ID, strconv.Itoa(os.Getpid()))
 	case "env":
 		f.result(m.ID, strings.Join(os.Environ(), "\n"))
+	case "tell":
+		fmt.Fprintln(os.Stderr, "the token is", os.Getenv("TOKEN"))
+		f.result(m.ID, "done")
 	case "progress":
 		f.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":1}}`, m.Params.Meta.Token)
 		f.result(m.ID, "done")

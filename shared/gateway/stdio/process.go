@@ -30,13 +30,15 @@ const (
 	maxLine    = 4 * maxMessage
 	// maxQueued limits the messages of a process that were not read yet, in bytes.
 	maxQueued = 2 * maxMessage
-	// maxQuestions limits the unanswered questions of a process.
+	// maxQuestions limits the unanswered questions of a process. Together they have up to maxQueued bytes.
 	maxQuestions = 1000
 	// maxEarly limits the questions of a process that wait for a call, and earlyTime how long they wait.
 	maxEarly  = 16
 	earlyTime = 10 * time.Second
 	// Of standard error, stderrLine bytes of a line are logged, and stderrRate lines per second after the first stderrBurst.
 	stderrLine, stderrRate, stderrBurst = 2 << 10, 5, 50
+	// minSecret is the length from which a line of a secret is hidden in logged lines.
+	minSecret = 4
 	// drainTime limits how long the output of a process is read after its end.
 	drainTime = 200 * time.Millisecond
 	// hangUpTime is how long the relay has to close its streams before an idle process ends.
@@ -109,7 +111,7 @@ func (s *server) spawn(ctx context.Context, holder string) (*process, error) {
 // start starts the command and its goroutines.
 func (p *process) start(ctx context.Context) error {
 	b, c := p.server.backend, p.server.backend.Command
-	env, err := environment(ctx, p.server.t, c)
+	env, hide, err := environment(ctx, p.server.t, c)
 	if err != nil {
 		return err
 	}
@@ -151,15 +153,16 @@ func (p *process) start(ctx context.Context) error {
 	go func() { exited <- cmd.Wait() }()
 	var reading sync.WaitGroup
 	reading.Go(func() { p.read(out) })
-	reading.Go(func() { p.readErrors(errs) })
+	reading.Go(func() { p.readErrors(errs, hide) })
 	go p.write(in)
 	go p.supervise(exited, in, []*os.File{out, errs}, &reading)
 	return nil
 }
 
-// environment returns the environment of a command. HOME is in it because package runners such as npx and uvx keep their packages there.
-func environment(ctx context.Context, t *Transport, c *api.Command) ([]string, error) {
-	var env []string
+// environment returns the environment of a command, and a replacer that hides its secrets. HOME is in it because package runners such as npx
+// and uvx keep their packages there.
+func environment(ctx context.Context, t *Transport, c *api.Command) (env []string, hide *strings.Replacer, err error) {
+	var hidden []string
 	for _, name := range []string{"PATH", "HOME"} {
 		if _, given := c.Env[name]; !given {
 			env = append(env, name+"="+os.Getenv(name))
@@ -168,11 +171,16 @@ func environment(ctx context.Context, t *Transport, c *api.Command) ([]string, e
 	for name, value := range c.Env {
 		text, err := t.Secrets(ctx, value)
 		if err != nil {
-			return nil, fault.Wrap(fault.Invalid, err, "env %s", name)
+			return nil, nil, fault.Wrap(fault.Invalid, err, "env %s", name)
 		}
 		env = append(env, name+"="+text)
+		for line := range strings.Lines(text) {
+			if line = strings.TrimSpace(line); value.IsReference() && len(line) >= minSecret {
+				hidden = append(hidden, line, "("+value.String()+")")
+			}
+		}
 	}
-	return env, nil
+	return env, strings.NewReplacer(hidden...), nil
 }
 
 // supervise waits for the end of the process, or ends it, and cleans up.
@@ -423,19 +431,21 @@ func (p *process) read(out io.Reader) {
 	}
 }
 
-// readErrors logs standard error.
-func (p *process) readErrors(errs io.Reader) {
+// readErrors logs standard error, without the command's secrets, because some programs write their settings to it.
+func (p *process) readErrors(errs io.Reader, hide *strings.Replacer) {
 	r, limit := bufio.NewReaderSize(errs, 4<<10), rate.NewLimiter(stderrRate, stderrBurst)
 	skipped := 0
 	for begins := true; ; {
 		line, err := r.ReadSlice('\n')
-		if text := strings.TrimSpace(strings.ToValidUTF8(string(line[:min(len(line), stderrLine)]), "?")); begins && text != "" {
-			if limit.Allow() {
-				p.log.Info("backend wrote", "stderr", text, "skipped", skipped)
-				skipped = 0
-			} else {
-				skipped++
-			}
+		switch {
+		case !begins || len(bytes.TrimSpace(line)) == 0:
+		case limit.Allow():
+			text := hide.Replace(string(line))
+			text = strings.TrimSpace(strings.ToValidUTF8(text[:min(len(text), stderrLine)], "?"))
+			p.log.Info("backend wrote", "stderr", text, "skipped", skipped)
+			skipped = 0
+		default:
+			skipped++
 		}
 		begins = err == nil
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {

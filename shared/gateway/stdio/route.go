@@ -165,28 +165,36 @@ func (p *process) deliverQuestion(m upstream.Message) (reason string) {
 	case m.Method == spec.MethodPing:
 		p.reply(jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
 		return ""
-	case p.holder == "" || len(p.questions) >= maxQuestions:
+	case p.holder == "" || len(p.questions) >= maxQuestions || p.asked()+len(m.Raw) > maxQueued:
 		refuse("there is no client that could answer " + m.Method)
 		return dropQuestion
 	}
 	q := question{m.Raw, p.newestCall(), time.Now()}
 	if q.asked == nil {
-		waiting := 0
+		id, waiting := string(m.ID), 0
 		for _, q := range p.questions {
 			if q.asked == nil {
 				waiting++
 			}
 		}
-		if waiting >= maxEarly {
+		if before, repeats := p.questions[id]; repeats && before.asked == nil || waiting >= maxEarly {
 			refuse("no call is running that could answer " + m.Method)
 			return dropQuestion
 		}
-		time.AfterFunc(earlyTime, func() { p.expire(string(m.ID)) })
+		time.AfterFunc(earlyTime, func() { p.expire(id) })
 	} else {
 		p.push(q.asked, m.Raw)
 	}
 	p.questions[string(m.ID)] = q
 	return ""
+}
+
+// asked returns the length of the unanswered questions.
+func (p *process) asked() (sum int) {
+	for _, q := range p.questions {
+		sum += len(q.raw)
+	}
+	return sum
 }
 
 // expire refuses a question for which no call began in time.

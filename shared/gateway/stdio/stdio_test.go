@@ -475,7 +475,9 @@ func TestEnvironment(t *testing.T) {
 			t.Error("TOKEN is not resolved")
 		}
 	})
-	t.Run("GWN-26 the log has no values", func(t *testing.T) {
+	t.Run("GWN-26 the log has no values of secrets, also if the command writes them to standard error", func(t *testing.T) {
+		f.call("", "tell", "")
+		eventually(t, "the line is logged", func() bool { return strings.Contains(f.output.String(), "the token is (env:TOKEN_FOR_IT)") })
 		if strings.Contains(f.output.String(), "t0ken") {
 			t.Error("it has the token")
 		}
@@ -623,4 +625,36 @@ func TestPlaces(t *testing.T) {
 			t.Errorf("the second of b: got %v, want that it ends no other of two", err)
 		}
 	})
+}
+
+// GWN-26: the unanswered questions of a process are bounded, also if it repeats an id or asks with large messages.
+func TestQuestionsAreBounded(t *testing.T) {
+	newSession := func() *process {
+		p := &process{
+			server: &server{t: &Transport{}}, holder: "default/a", stopping: make(chan struct{}),
+			exchanges: map[string]*exchange{}, questions: map[string]question{}, late: map[string]bool{},
+		}
+		close(p.stopping) // so that no reply waits
+		return p
+	}
+	ask := func(p *process, id, message string) string {
+		m, ok := upstream.Read(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%s,"method":"elicitation/create","params":{"message":%q}}`, id, message))
+		if !ok {
+			t.Fatal("the question is malformed")
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.deliver(m)
+	}
+	p := newSession()
+	expect.Equal(t, "dropping the first question", ask(p, "1", "?"), "")
+	expect.Equal(t, "dropping the same id again", ask(p, "1", "?"), dropQuestion)
+	p = newSession()
+	p.exchanges["7"] = &exchange{p: p, id: json.RawMessage("7"), method: spec.MethodToolsCall, wake: make(chan struct{}, 1)}
+	for i := range 40 {
+		ask(p, strconv.Itoa(i), strings.Repeat("x", 1<<20))
+	}
+	if n := p.asked(); n > maxQueued {
+		t.Errorf("%d bytes of questions are kept, want at most %d", n, maxQueued)
+	}
 }

@@ -39,6 +39,9 @@ func (v Value) String() string {
 // Fingerprint returns text that is equal for equal values. It contains the text of a plain value, so it must be hashed.
 func (v Value) Fingerprint() string { return fmt.Sprintf("%q %q %q", v.text, v.env, v.ssm) }
 
+// IsReference reports whether the value refers to a secret, and is not plain text.
+func (v Value) IsReference() bool { return v.env != "" || v.ssm != "" }
+
 // Parameter returns the name of the parameter of SSM Parameter Store that the value refers to; ok is false if it refers to none.
 func (v Value) Parameter() (name string, ok bool) { return v.ssm, v.ssm != "" }
 
