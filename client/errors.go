@@ -69,7 +69,7 @@ type rpcError struct {
 
 // fault returns an error with the kind of the code, or otherwise of the HTTP status.
 func (e *rpcError) fault(status int) error {
-	f := &fault.Error{Kind: e.kind(status), Message: fmt.Sprintf("the server refused (%d): %s", e.Code, e.Message)}
+	f := &fault.Error{Kind: e.kind(status), Message: fmt.Sprintf("the server refused (%d): %.1000s", e.Code, e.Message)}
 	if e.Data != nil && string(e.Data) != "null" {
 		f.Data = e.Data
 	}

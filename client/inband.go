@@ -134,9 +134,11 @@ func (f *flow) handleMessage(data []byte) error {
 	cursor := m.Params.Cursor
 	switch m.Method {
 	case spec.NoteEventsActive:
+		// A server that gave no cursor cannot send the events of the time in which there was no stream.
+		missed := m.Params.Truncated || f.started && f.cursor == ""
 		f.open = true
 		f.markAccepted(grant{})
-		if m.Params.Truncated {
+		if missed {
 			if err := f.handleGap(Gap{Name: f.sub.Name, Cursor: cursor}); err != nil {
 				return err
 			}

@@ -82,8 +82,8 @@ type Event struct {
 	Data     json.RawMessage `json:"data"`
 }
 
-// Gap reports lost events: the server no longer had the events after a cursor, or gave up their delivery. The client cannot find out
-// which ones. Read the current state in another way, for example with a tool (SEP-3415, "Cursor Lifecycle"). A webhook subscription
+// Gap reports lost events: the server no longer had the events after a cursor, or gave up their delivery, or a stream of a server without
+// cursors was interrupted. The client cannot find out which ones. Read the current state in another way, for example with a tool (SEP-3415, "Cursor Lifecycle"). A webhook subscription
 // continues at Cursor, so a server that only gave up deliveries sends those events again.
 type Gap struct {
 	// Name is the event type. It is empty if the subscription is for URIs.
