@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -24,15 +25,32 @@ func (o OnBehalf) Publish(ctx context.Context, p auth.Principal, in Input) error
 }
 
 // FromBackend accepts an event that the relay received from a backend. No quota counts it, because the relay limits the backend.
+//
+// The catalog of this process may be seconds old and lack an event type that the relay has just stored, or have its former schema. So
+// FromBackend tries again with the latest one before it refuses an event, which would be lost.
 func (s *Service) FromBackend(ctx context.Context, workspace string, in Input) error {
 	in.OfBackend = true
-	_, err := s.Accept(ctx, auth.Principal{Workspace: workspace, ID: "relay", Scopes: []string{auth.ScopePublish}}, []Input{in})
+	relay := auth.Principal{Workspace: workspace, ID: "relay", Scopes: []string{auth.ScopePublish}}
+	_, err := s.Accept(ctx, relay, []Input{in})
+	if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable) {
+		again := *s
+		again.Catalog = latest{s.Catalog}
+		_, err = again.Accept(ctx, relay, []Input{in})
+	}
 	return err
+}
+
+// latest reads catalogs without a cache.
+type latest struct{ catalog.Source }
+
+// Catalog implements [catalog.Source].
+func (l latest) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+	return catalog.Latest(ctx, l.Source, workspace)
 }
 
 // Gap accepts a gap in the events of a backend's URI, of which subscribers are notified. It is in order with the events.
 func (s *Service) Gap(ctx context.Context, workspace, uri string) error {
-	cat, err := s.Catalog.Catalog(ctx, workspace)
+	cat, err := catalog.Latest(ctx, s.Catalog, workspace)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "look up the event types")
 	}
