@@ -169,3 +169,11 @@ func TestVariablesDoNotReachBackends(t *testing.T) {
 		}
 	}
 }
+
+// GWN-21: long arguments for an event of a backend are refused before they are checked against the backend's schema, which takes long.
+func TestLongArgumentsForABackend(t *testing.T) {
+	e, err := catalog.NewBackendEntry("shop", catalog.BackendTypes{}, catalog.BackendType{Name: "a", InputSchema: json.RawMessage(`{"maxProperties":0}`)})
+	expect.OK(t, err)
+	_, err = Select(e, json.RawMessage(`{"x":"`+strings.Repeat("x", 10_000)+`"}`))
+	expect.Equal(t, "the limit", fault.LimitOf(err), "backendArguments")
+}

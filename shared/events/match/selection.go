@@ -72,10 +72,10 @@ func (s *Selection) setPattern() error {
 // selectOfBackend selects events of a backend, which alone knows what its arguments mean.
 func (s *Selection) selectOfBackend(arguments json.RawMessage) (err error) {
 	s.Arguments = arguments
-	if err := s.Entry.ValidateArguments(arguments); err != nil {
+	if s.Vars, err = s.Entry.BindArguments(arguments); err != nil { // first, because checking long arguments would take long
 		return err
 	}
-	if s.Vars, err = s.Entry.BindArguments(arguments); err != nil {
+	if err := s.Entry.ValidateArguments(arguments); err != nil {
 		return err
 	}
 	return s.setPattern()
