@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unicode"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -60,6 +61,10 @@ func NewBackendEntry(backend string, of BackendTypes, t BackendType) (*Entry, er
 		return nil, fault.New(fault.Invalid, "the name is not of letters, digits, - and _ in parts separated by dots, at most 128 bytes")
 	case len(t.Title) > 200 || len(t.Description) > 4000:
 		return nil, fault.New(fault.Invalid, "the title or the description is too long")
+	case strings.ContainsFunc(t.Title, func(r rune) bool {
+		return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
+	}):
+		return nil, fault.New(fault.Invalid, "the title has control characters")
 	}
 	e := &Entry{
 		Name: name, Title: t.Title, Description: t.Description, WebhookType: name, Backend: backend, Own: t.Name,

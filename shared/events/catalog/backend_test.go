@@ -42,6 +42,8 @@ func TestBackendTypesFollowTheOperators(t *testing.T) {
 	if base.Fingerprint() == c.Fingerprint() {
 		t.Error("the fingerprint does not depend on the types of backends")
 	}
+	_, err = NewBackendEntry("shop", BackendTypes{}, BackendType{Name: "a", Title: "a\u202eb"})
+	expect.Fault(t, "a title that turns the direction of text", err, fault.Invalid)
 	_, err = e.BindArguments(json.RawMessage(`{"order":"` + strings.Repeat("1", maxBackendArguments) + `"}`))
 	expect.Fault(t, "long arguments", err, fault.Invalid)
 }
