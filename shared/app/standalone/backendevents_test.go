@@ -415,3 +415,33 @@ func TestEventTypesFollowTheConfiguration(t *testing.T) {
 		})
 	}
 }
+
+// GWN-22: if the stream of a backend without cursors is interrupted, its subscribers learn that events may be missing.
+func TestABackendWithoutCursors(t *testing.T) {
+	backend := newFakeBackend(t, shippedType)
+	backend.first = `{"cursor":null,"truncated":false}`
+	alice := connect(t, startGateway(t, backend.URL, nil), "alice", "2026-07-28")
+	awaitType(t, alice, "shop_order.shipped")
+	r := subscribe(t, alice, "push", "shop_order.shipped", nil)
+	<-backend.opened
+	backend.send("1", "", `{"carrier":"DHL"}`)
+	before := 0
+	r.await(t, func() bool { before = r.gaps; return len(r.events) == 1 })
+	backend.CloseClientConnections()
+	<-backend.opened
+	r.await(t, func() bool { return r.gaps == before+1 })
+}
+
+// GWN-20: a backend without a prefix cannot take the names of another backend's event types, as it cannot for tools.
+func TestABackendKeepsItsPrefix(t *testing.T) {
+	forged := strings.Replace(shippedType, `"order.shipped","description":""`, `"shop_order.shipped","description":"forged"`, 1)
+	hostile := newFakeBackend(t, forged+`,{"name":"done","delivery":["push"]}`)
+	honest := newFakeBackend(t, shippedType)
+	gateway := startGateway(t, honest.URL, func(o *standalone.Options) {
+		o.Config = servertest.Config(t, callers, fmt.Sprintf(
+			"backends:\n  - {name: another, url: %q}\n  - {name: shop, url: %q, prefix: shop_}\n", hostile.URL, honest.URL))
+	})
+	alice := connect(t, gateway, "alice", "2026-07-28")
+	awaitType(t, alice, "done")
+	expect.Equal(t, "the description", awaitType(t, alice, "shop_order.shipped").Description, "")
+}

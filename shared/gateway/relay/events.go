@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -104,9 +106,11 @@ type receiver struct {
 const (
 	// maxReceptions limits the subscriptions at one backend, each of which may hold a connection.
 	maxReceptions = 500
-	// maxTypePages and maxTypes limit the pages of a backend's list, and the size of its event types in bytes.
+	// maxTypePages and maxTypes limit the pages of a backend's list, and the size of its event types in bytes. maxListed limits the size of
+	// all listed types, because checking a type that cannot be used takes time, too.
 	maxTypePages = 20
 	maxTypes     = 256 << 10
+	maxListed    = 1 << 20
 	// eventRate and eventBurst limit the events of a backend per second. Each further KiB of a payload counts as one more. The relay reads
 	// the streams no faster, so a backend that sends more has to wait.
 	eventRate, eventBurst = 1000, 2000
@@ -182,7 +186,7 @@ func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 		return err
 	}
 	c, err := client.Connect(ctx, placeholderURL, client.Options{
-		HTTP: transport.client(), Agent: r.Events.Agent, Revision: string(version), Log: r.log(b),
+		HTTP: transport.client(), Agent: r.Events.Agent, Revision: string(version), Log: limitLog(r.log(b)),
 	})
 	if err != nil {
 		return err
@@ -201,6 +205,7 @@ func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 type transport struct {
 	upstream *upstream.Client
 	to       *url.URL
+	lines    *rate.Limiter // of streams, see [limitedStream]
 }
 
 const placeholderURL = "http://backend/mcp"
@@ -210,7 +215,7 @@ func newTransport(b *follower) (transport, error) {
 	if err != nil {
 		return transport{}, fault.New(fault.Invalid, "the URL of the backend is not valid")
 	}
-	return transport{b.Client(), to}, nil
+	return transport{b.Client(), to, rate.NewLimiter(lineRate, lineBurst)}, nil
 }
 
 func (t transport) client() *http.Client {
@@ -228,10 +233,15 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	if t.upstream.HTTP.Transport == nil {
-		return http.DefaultTransport.RoundTrip(r)
+	through := t.upstream.HTTP.Transport
+	if through == nil {
+		through = http.DefaultTransport
 	}
-	return t.upstream.HTTP.Transport.RoundTrip(r)
+	resp, err := through.RoundTrip(r)
+	if err == nil && strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
+		resp.Body = limitedStream{resp.Body, r.Context(), t.lines}
+	}
+	return resp, err
 }
 
 // run keeps the event types current, and a subscription for each URI that clients want.
@@ -242,28 +252,36 @@ func (e *receiver) run(ctx context.Context, of catalog.BackendTypes) error {
 	tick, relist := time.NewTicker(wantedEvery), time.NewTicker(e.relay.relist())
 	defer tick.Stop()
 	defer relist.Stop()
+	changes, outdated := rate.NewLimiter(changeRate, changeBurst), false
 	for {
 		changed := e.Demand.Changed()
 		if err := e.adjust(ctx); err != nil {
 			return err
 		}
-		var listed error
+		notified := e.backend.typesChanged
+		if outdated { // the next tick reads the list
+			notified = nil
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
 		case <-tick.C:
-		case <-e.backend.typesChanged:
-			listed = e.list(ctx, of)
+		case <-notified:
+			outdated = true
 		case <-relist.C:
 			_, version, err := e.backend.Info(ctx)
 			if err == nil && version != e.version {
 				return fault.New(fault.Unavailable, "the backend now speaks revision %s", version)
 			}
-			listed = e.list(ctx, of)
+			outdated = true
 		}
-		if listed != nil && ctx.Err() == nil {
-			e.relay.log(e.backend).WarnContext(ctx, "event types of backend not read", "error", listed)
+		if !outdated || !changes.Allow() {
+			continue
+		}
+		outdated = false
+		if err := e.list(ctx, of); err != nil && ctx.Err() == nil {
+			e.relay.log(e.backend).WarnContext(ctx, "event types of backend not read", "error", err)
 		}
 	}
 }
@@ -276,8 +294,13 @@ type listedType struct {
 
 // list reads the backend's event types and stores them if they have changed.
 func (e *receiver) list(ctx context.Context, of catalog.BackendTypes) error {
+	others, err := e.otherPrefixes(ctx)
+	if err != nil {
+		return err
+	}
 	modes := map[string]string{}
-	params, size := map[string]any{}, 0
+	params, size, listed := map[string]any{}, 0, 0
+pages:
 	for range maxTypePages {
 		var page struct {
 			Events []listedType `json:"events"`
@@ -287,15 +310,19 @@ func (e *receiver) list(ctx context.Context, of catalog.BackendTypes) error {
 			return err
 		}
 		for _, t := range page.Events {
-			if err := e.check(of, t); err != nil {
+			text, _ := json.Marshal(t.BackendType) // it was decoded from JSON
+			if listed += len(text); listed > maxListed {
+				e.backend.Client().Dropped(ctx, dropTypes)
+				break pages
+			}
+			if err := e.check(of, t, others); err != nil {
 				e.backend.Client().Dropped(ctx, dropType)
 				e.relay.log(e.backend).DebugContext(ctx, "event type of backend not used", "name", t.Name, "reason", fault.Public(err))
 				continue
 			}
-			text, _ := json.Marshal(t.BackendType) // it was decoded from JSON
 			if size += len(text); size > maxTypes || len(of.Types) == catalog.MaxBackendTypes {
 				e.backend.Client().Dropped(ctx, dropTypes)
-				break
+				break pages
 			}
 			modes[t.Name] = e.chooseMode(t.Delivery)
 			of.Types = append(of.Types, t.BackendType)
@@ -310,8 +337,25 @@ func (e *receiver) list(ctx context.Context, of catalog.BackendTypes) error {
 	return e.replace(ctx, e.relay.DB, place.Workspace, func(all map[string]catalog.BackendTypes) { all[place.Backend] = of })
 }
 
-// check reports why an event type cannot be used.
-func (e *receiver) check(of catalog.BackendTypes, t listedType) error {
+// otherPrefixes returns the prefixes of the other backends in the workspace.
+func (e *receiver) otherPrefixes(ctx context.Context) (prefixes []string, err error) {
+	place := e.backend.Place()
+	configured, err := e.Configured(ctx)
+	for _, c := range configured {
+		if c.Workspace == place.Workspace && c.Name != place.Backend {
+			prefixes = append(prefixes, c.Prefix)
+		}
+	}
+	return prefixes, err
+}
+
+// check reports why an event type cannot be used. As for tools, a name that begins with the prefix of another backend belongs to that one.
+func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string) error {
+	for _, prefix := range others {
+		if len(prefix) > len(of.Prefix) && strings.HasPrefix(of.Prefix+t.Name, prefix) {
+			return fault.New(fault.Conflict, "its name begins with %s, the prefix of another backend", prefix)
+		}
+	}
 	entry, err := catalog.NewBackendEntry(e.backend.Place().Backend, of, t.BackendType)
 	if err != nil {
 		return err

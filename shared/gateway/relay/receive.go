@@ -72,13 +72,13 @@ func (e *receiver) subscribe(ctx context.Context, uri, mode string) error {
 	sub, err := e.client.Subscribe(ctx, client.SubscribeOptions{
 		Name: own, Arguments: arguments, Mode: mode, Store: cursor,
 		Event: func(ctx context.Context, ev client.Event) error { return e.publish(ctx, uri, own, ev) },
-		Gap:   func(ctx context.Context, _ client.Gap) error { return e.Gap(ctx, workspace, uri) },
+		Gap:   func(ctx context.Context, _ client.Gap) error { return e.announceGap(ctx, uri) },
 	})
 	if err != nil {
 		return err
 	}
 	if saved == "" { // the log has no events of the time before, which a client with an old cursor must learn
-		err = e.Gap(ctx, workspace, uri)
+		err = e.announceGap(ctx, uri)
 	}
 	if err == nil {
 		err = e.Demand.SetState(ctx, workspace, uri, demand.State{Active: true})
@@ -89,6 +89,14 @@ func (e *receiver) subscribe(ctx context.Context, uri, mode string) error {
 	}
 	<-sub.Done()
 	return sub.Err()
+}
+
+// announceGap tells the subscribers of a URI that events are missing.
+func (e *receiver) announceGap(ctx context.Context, uri string) error {
+	if err := e.limit.WaitN(ctx, gapCost); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "wait to announce a gap")
+	}
+	return e.Gap(ctx, e.backend.Place().Workspace, uri)
 }
 
 // publish publishes an event, unless it was published before. An event that cannot be published is counted and dropped.
