@@ -278,9 +278,12 @@ func (p *process) fail(why string) { p.beginEnd(why, true) }
 func (p *process) beginEnd(why string, failed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	select {
-	case <-p.stopping:
-	default:
+	p.endLocked(why, failed)
+}
+
+// endLocked is [process.beginEnd] for a caller that holds the lock, so that no request begins after the caller has found that none is running.
+func (p *process) endLocked(why string, failed bool) {
+	if !p.ended() {
 		p.why, p.failed = why, failed
 		close(p.stopping)
 	}
@@ -483,6 +486,7 @@ func (p *process) usage() (time.Time, bool) {
 // streams.
 func (p *process) checkIdle() {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	left := time.Until(p.used.Add(p.idleTime()))
 	busy := p.calls > 0 || len(p.watched) > 0
 	stop := !busy && left <= 0 && p.leaving
@@ -495,22 +499,18 @@ func (p *process) checkIdle() {
 			stop = true // the relay does not know it
 		}
 	}
-	if !stop {
-		p.idle.Reset(left)
-	}
-	p.mu.Unlock()
 	if stop {
-		p.stop("it was unused")
+		p.endLocked("it was unused", false)
+		return
 	}
+	p.idle.Reset(left)
 }
 
 // retire stops the process after its last call.
 func (p *process) retire() {
 	p.mu.Lock()
-	p.retired = true
-	stop := p.calls == 0
-	p.mu.Unlock()
-	if stop {
-		p.stop("the configuration changed")
+	defer p.mu.Unlock()
+	if p.retired = true; p.calls == 0 {
+		p.endLocked("the configuration changed", false)
 	}
 }

@@ -322,6 +322,9 @@ func (p *process) discard(x *exchange) {
 func (p *process) open(x *exchange, params json.RawMessage) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.ended() {
+		return io.ErrClosedPipe
+	}
 	if p.exchanges[string(x.id)] != nil {
 		return fmt.Errorf("stdio: a request with the id %s is running", x.id)
 	}
@@ -383,7 +386,7 @@ func (p *process) remove(x *exchange) {
 	}
 	p.moveQuestions(x)
 	if p.retired && p.calls == 0 {
-		go p.stop("the configuration changed")
+		p.endLocked("the configuration changed", false)
 	}
 }
 

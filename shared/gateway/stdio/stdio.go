@@ -20,6 +20,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"maps"
@@ -108,7 +109,13 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		text := "the command does not speak a revision that has " + method
 		return respond(req, http.StatusOK, jsonrpc.AppendError(nil, id, &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: text})), nil
 	}
-	return p.post(req, id, method, body)
+	resp, err := p.post(req, id, method, body)
+	if errors.Is(err, io.ErrClosedPipe) { // it has ended a moment ago, without the message
+		if p, err = s.shared(req.Context()); err == nil {
+			resp, err = p.post(req, id, method, body)
+		}
+	}
+	return resp, err
 }
 
 // inSession handles a request with a session: one of a client's sessions, or that of the gateway.
@@ -132,7 +139,11 @@ func (s *server) inSession(req *http.Request, session string, body []byte) (*htt
 	if p.holder == "" && method == spec.NoteInitialized {
 		return respond(req, http.StatusAccepted, nil), nil // the handshake has sent it
 	}
-	return p.post(req, jsonrpc.Member(body, "id"), method, body)
+	resp, err := p.post(req, jsonrpc.Member(body, "id"), method, body)
+	if errors.Is(err, io.ErrClosedPipe) { // it has ended a moment ago, without the message
+		return respond(req, http.StatusNotFound, nil), nil
+	}
+	return resp, err
 }
 
 // server returns the backend with the given URL.

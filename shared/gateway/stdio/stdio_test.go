@@ -627,8 +627,9 @@ func TestPlaces(t *testing.T) {
 	})
 }
 
-// GWN-26: the unanswered questions of a process are bounded, also if it repeats an id or asks with large messages.
-func TestQuestionsAreBounded(t *testing.T) {
+// GWN-26: no request begins in a process that ends, and its unanswered questions are bounded, also if it repeats an id or asks with large
+// messages.
+func TestRequestsAndQuestionsOfAProcess(t *testing.T) {
 	newSession := func() *process {
 		p := &process{
 			server: &server{t: &Transport{}}, holder: "default/a", stopping: make(chan struct{}),
@@ -645,6 +646,9 @@ func TestQuestionsAreBounded(t *testing.T) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return p.deliver(m)
+	}
+	if err := newSession().open(&exchange{id: json.RawMessage("1")}, nil); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("a request in a process that ends: got %v, want %v", err, io.ErrClosedPipe)
 	}
 	p := newSession()
 	expect.Equal(t, "dropping the first question", ask(p, "1", "?"), "")
