@@ -120,8 +120,8 @@ func oneToMany(t *testing.T) string {
 		}
 		rows = append(rows, row{number(n), number(rate), lasts(million / rate), dollars(priceWide + waiting(gb, million/pages*groupBatch)), limit})
 	}
-	return table(rows...) + fmt.Sprintf("\n%s pages of %.0f subscribers and %s tasks that divide. A subscriber takes about %.0f bytes, a page %.0f read units: one partition gives %s\nsubscribers per second.\n",
-		number(pages), million/pages, number(splits), size, units, number(reading))
+	return table(rows...) + fmt.Sprintf("\nThe event becomes %s pages of %.0f subscribers each. Another %s tasks only divide the work. A subscriber takes about\n%.0f bytes, so reading a page costs %.0f read units. One partition, with %s read units per second, therefore serves\n%s subscribers per second.\n",
+		number(pages), million/pages, number(splits), size, units, number(partitionReads), number(reading))
 }
 
 // daily returns the figures of a hundred million deliveries per day, at their mean rate and at five times that rate.
