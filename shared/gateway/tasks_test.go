@@ -277,7 +277,7 @@ func state(id, more string) string {
 }
 
 // nextState waits for the next state of a task.
-func nextState(t *testing.T, states <-chan api.Task) string {
+func nextState(t *testing.T, states <-chan *api.Task) string {
 	t.Helper()
 	select {
 	case s := <-states:

@@ -45,18 +45,18 @@ type watch struct {
 	server  string            // see [backends.Backend.ServerID]
 	ids     map[string]string // our ids of the tasks, by the backend's
 	own     []json.RawMessage // the backend's ids
-	states  chan<- api.Task
+	states  chan<- *api.Task
 
 	acked   chan struct{}   // is closed when the first listen is acknowledged or refused
 	honored map[string]bool // of which tasks the backend notifies, by its ids
 }
 
 // WatchTasks implements [api.Gateway].
-func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (watched []string, states <-chan api.Task, err error) {
+func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (watched []string, states <-chan *api.Task, err error) {
 	if !translate.DeclaresTasks(c.Capabilities) {
 		return nil, nil, translate.MissingTasks()
 	}
-	out := make(chan api.Task, maxStates)
+	out := make(chan *api.Task, maxStates)
 	watches := map[string]*watch{}
 	of := map[string]*watch{} // by our ids
 	for _, id := range ids {
@@ -242,7 +242,7 @@ func (w *watch) send(ctx context.Context, state json.RawMessage) {
 		return
 	}
 	select {
-	case w.states <- api.Task{Backend: w.view.Backend().Name, Params: jsonrpc.Replace(state, "taskId", jsonrpc.Quote(id))}:
+	case w.states <- &api.Task{Backend: w.view.Backend().Name, Params: jsonrpc.Replace(state, "taskId", jsonrpc.Quote(id))}:
 	case <-ctx.Done():
 	}
 }

@@ -431,13 +431,13 @@ func (watchingGateway) Backends(_ context.Context, p auth.Principal) []string {
 	return nil
 }
 
-func (watchingGateway) WatchTasks(ctx context.Context, _ api.Client, ids []string) ([]string, <-chan api.Task, error) {
-	states := make(chan api.Task)
+func (watchingGateway) WatchTasks(ctx context.Context, _ api.Client, ids []string) ([]string, <-chan *api.Task, error) {
+	states := make(chan *api.Task)
 	go func() {
 		defer close(states)
 		for periodic.Sleep(ctx, time.Second) == nil {
 			select {
-			case states <- api.Task{Backend: "b", Params: json.RawMessage(`{"taskId":"t","status":"working"}`)}:
+			case states <- &api.Task{Backend: "b", Params: json.RawMessage(`{"taskId":"t","status":"working"}`)}:
 			case <-ctx.Done():
 			}
 		}

@@ -126,13 +126,26 @@ func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call
 	add(spec.MethodEventsUnsub, method.EventsMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.EventsUnsubscribe)
 }
 
-// dispatch serves a request after the checks of its revision.
+// dispatch serves a request after the checks of its revision. While a stream is open, its stack stays small because the checks are a
+// function of their own.
 func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
-	m, known := e.methods[c.Msg.Method]
-	if !known && e.options.Gateway != nil {
-		m = e.extensionRow()
+	var m method.Row
+	err := e.permit(c, &m)
+	if err == nil {
+		err = m.Handler.Serve(w, c)
 	}
-	var err error
+	if err != nil {
+		e.replies.Fault(w, c, m, err)
+	}
+}
+
+// permit finds the row of a request's method, and returns an error if the caller cannot use it.
+func (e *Endpoint) permit(c *method.Call, m *method.Row) (err error) {
+	row, known := e.methods[c.Msg.Method]
+	if !known && e.options.Gateway != nil {
+		row = e.extensionRow()
+	}
+	*m = row
 	if m.Family == method.EventsMethods {
 		c.Profile, err = e.profileOf(c)
 	}
@@ -143,12 +156,7 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 		// Readers disagree about which one counts.
 		err = method.InvalidParams("params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
 	}
-	if err == nil {
-		err = m.Handler.Serve(w, c)
-	}
-	if err != nil {
-		e.replies.Fault(w, c, m, err)
-	}
+	return err
 }
 
 // extensionRow returns the row of a method that this server does not serve itself, but that may belong to an extension of a backend.

@@ -39,7 +39,7 @@ type Gateway interface {
 
 	// WatchTasks sends the states of tasks until ctx ends. It returns the ids of the tasks of which the backends notify, and closes the
 	// channel after the last state. It returns an error if the client does not declare the tasks extension.
-	WatchTasks(ctx context.Context, c Client, ids []string) (watched []string, states <-chan Task, err error)
+	WatchTasks(ctx context.Context, c Client, ids []string) (watched []string, states <-chan *Task, err error)
 
 	// Subscribable returns the backend that serves a resource and notifies of its changes, if there is one. The error is of kind
 	// fault.Forbidden if the principal lacks a scope for the resource.

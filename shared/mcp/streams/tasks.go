@@ -33,9 +33,9 @@ func (w *Writer) watchTasks(ctx context.Context, c *method.Call, ids []string) (
 	return watched, err
 }
 
-// sendTask sends a state of a task, if the caller may still see its backend. Without a state, it only notes that no further ones will come.
-func (w *Writer) sendTask(ctx context.Context, t api.Task, ok bool) error {
-	if !ok {
+// sendTask sends a state of a task, if the caller may still see its backend. If t is nil, no further states will come.
+func (w *Writer) sendTask(ctx context.Context, t *api.Task) error {
+	if t == nil {
 		w.tasks = nil
 		return nil
 	}

@@ -48,8 +48,8 @@ type Writer struct {
 	cut     bool      // the feed's latest delivery was not completed
 	// subscriptionID is the id of the listen, which every message repeats. It is nil in the stream of a session.
 	subscriptionID json.RawMessage
-	tasks          <-chan api.Task // states of the tasks that a listen names; nil without any
-	ends           []func()        // are called in reverse order when the stream ends
+	tasks          <-chan *api.Task // states of the tasks that a listen names; nil without any
+	ends           []func()         // are called in reverse order when the stream ends
 }
 
 // interests are the changes and messages, other than events, of which a stream notifies its client.
@@ -86,8 +86,8 @@ func (w *Writer) run(ctx context.Context) error {
 		quiet.Reset(left)
 		select {
 		case <-w.Feed.Ready():
-		case task, ok := <-w.tasks:
-			if err := w.sendTask(ctx, task, ok); err != nil {
+		case task := <-w.tasks:
+			if err := w.sendTask(ctx, task); err != nil {
 				return err
 			}
 		case <-quiet.C:
