@@ -181,9 +181,9 @@ func superseded(t *testing.T, s *Server) {
 	expect.OK(t, expect.ErrOf(io.Copy(io.Discard, first)))
 }
 
-func TestTheHeapMayGrowByTheReserveOrDouble(t *testing.T) {
+func TestTheHeapMayGrowByTheReserveOrAQuarter(t *testing.T) {
 	for live, want := range map[uint64]int{
-		0: maxPercent, 1 << 20: maxPercent, 16 << 20: 400, 32 << 20: 200, 64 << 20: 100, 4 << 30: 100,
+		0: maxPercent, 1 << 20: maxPercent, 16 << 20: 400, 32 << 20: 200, 64 << 20: 100, 128 << 20: 50, 4 << 30: 25,
 	} {
 		if got := gcPercent(live, 64<<20); got != want {
 			t.Errorf("with %d MiB live: %d %%, want %d", live>>20, got, want)

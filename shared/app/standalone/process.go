@@ -82,7 +82,7 @@ const (
 	maxPercent = 800
 )
 
-// CollectLessOften makes the garbage collector run when the heap has grown by a reserve or has doubled, whichever is later. The
+// CollectLessOften makes the garbage collector run when the heap has grown by a reserve or by a quarter, whichever is later. The
 // reserve is what the process allocates in a second, so a busy server collects about once per second and a quiet one stays small.
 // CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so it is for programs
 // whose main task is the server.
@@ -116,5 +116,5 @@ func reserveFor(allocated uint64, since time.Duration) float64 {
 // gcPercent returns the value of GOGC for a live heap and a reserve.
 func gcPercent(live uint64, reserve float64) int {
 	percent := int(min(math.Ceil(100*reserve/float64(max(live, 1))), maxPercent))
-	return max(percent/50*50, 100) // in steps: setting it stops the world
+	return max(percent/25*25, 25) // in steps: setting it stops the world
 }
