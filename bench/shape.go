@@ -25,11 +25,11 @@ type Shape struct {
 	HangOrigin bool `json:"hangOrigin"`
 	// AnswerDelay is how long the healthy endpoints take to answer.
 	AnswerDelay time.Duration `json:"answerDelayNs,omitempty"`
-	// Client is what publishes and receives: [ClientOwn], which is the default, or [ClientStd].
+	// Client selects the HTTP code of the publishers and the receiver: [ClientOwn], which is the default, or [ClientStd].
 	Client string `json:"client,omitempty"`
 }
 
-// The clients that publish and receive.
+// The values of Shape.Client.
 const (
 	ClientOwn = "own"      // a few lines of HTTP/1.1, which use little CPU time
 	ClientStd = "net/http" // Go's, for a comparison that others can repeat with their own programs

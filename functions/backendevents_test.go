@@ -10,8 +10,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/localstack/runner"
-	"github.com/mcp-events/mcpevents/shared/app/apply"
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
@@ -24,16 +22,7 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 	o := servertest.Options(t, nil)
 	o.Catalog = []byte("events:\n  - {name: order.shipped, uriTemplate: \"event://orders/{order}/shipped\", payloadSchema: {type: object}}\n")
 	backend := servertest.Start(t, o)
-	configure := func(text string) {
-		t.Helper()
-		c, err := config.Parse([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := (&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	configure := func(text string) { configureStack(t, stack, text) }
 	configure(fmt.Sprintf("backends:\n  - {name: shop, url: %q, prefix: shop_}\n", backend.URL+"/mcp"))
 	defer configure("backends: []\n")
 	c, err := client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"})

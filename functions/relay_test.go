@@ -26,6 +26,18 @@ const watched = "test://watched-resource"
 // relayTime bounds an invocation of relay.
 const relayTime = 12 * time.Second
 
+// configureStack writes a configuration to a stack's settings, as mcpevents catalog apply does.
+func configureStack(t *testing.T, stack *runner.Stack, text string) {
+	t.Helper()
+	c, err := config.Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // secret creates a parameter in Parameter Store.
 func secret(t *testing.T, name, value string) {
 	t.Helper()
@@ -48,16 +60,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	server := httptest.NewServer(handler)
 	defer server.Close()
 	defer server.CloseClientConnections()
-	configure := func(text string) {
-		t.Helper()
-		c, err := config.Parse([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := (&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	configure := func(text string) { configureStack(t, stack, text) }
 	listed := func(name string) bool {
 		body, header := request("tools/list", "")
 		var answer struct {

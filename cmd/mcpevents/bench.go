@@ -20,7 +20,7 @@ type BenchCmd struct {
 	Hang        int           `placeholder:"N" help:"Measure twice: without and with N endpoints that never answer. Each subscribes to every URI."`
 	HangOrigin  bool          `help:"Give each endpoint of --hang its own origin."`
 	AnswerDelay time.Duration `placeholder:"DURATION" help:"How long each endpoint takes to answer, e.g. 1500ms."`
-	Client      string        `default:"own" enum:"own,net/http" help:"What publishes and receives: own uses little CPU time, net/http is Go's and compares with other programs."`
+	Client      string        `default:"own" enum:"own,net/http" help:"HTTP code of the publishers and the receiver: own uses little CPU time, net/http is Go's and allows comparisons with other programs."`
 	Latency     bool          `help:"Publish one event at a time, each after the previous one has arrived everywhere; at most 2,000 events."`
 
 	JSON    string   `placeholder:"FILE" help:"Write the results as JSON to this file, or with - to standard output."`

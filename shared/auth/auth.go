@@ -86,7 +86,7 @@ type MissingScopes struct {
 	Scopes []string `json:"missingScopes"`
 }
 
-// LacksScope reports whether an error is that of [Principal.Require].
+// LacksScope reports whether [Principal.Require] returned the error.
 func LacksScope(err error) bool {
 	_, ok := fault.DataOf(err).(MissingScopes)
 	return ok

@@ -117,8 +117,8 @@ func TestRulesHoldForAllNamesInACall(t *testing.T) {
 	}
 }
 
-// GWN-25: a call that the rules deny gets the same error as one of an unknown name, and does not reach the backend. A caller that lacks
-// a scope is told which one.
+// GWN-25: a call that the rules deny gets the same error as one of an unknown name, and does not reach the backend. For a caller
+// that lacks a scope, the error names it.
 func TestRulesAtTheCall(t *testing.T) {
 	revisions(t, func(t *testing.T, stateless bool) {
 		s := newScripted(t, func(s *scripted) { s.stateless, s.lists = stateless, everything })

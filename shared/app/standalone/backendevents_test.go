@@ -215,7 +215,7 @@ func TestEventsOfABackend(t *testing.T) {
 	})
 }
 
-// TestWhatABackendSends uses a backend that sends what a careful server would not.
+// TestWhatABackendSends uses a backend that repeats events, and sends some that do not fit their schema.
 func TestWhatABackendSends(t *testing.T) {
 	backend := newFakeBackend(t, shippedType)
 	var logged lockedBuffer

@@ -194,7 +194,7 @@ func BackendWorkspaces(ctx context.Context, db store.DB) (names []string, err er
 	return names, err
 }
 
-// merged is a catalog with the event types of backends, and what it was made from.
+// merged is a catalog with the event types of backends. It is valid for one base catalog and one version of the stored types.
 type merged struct {
 	base    *Catalog
 	version int64

@@ -81,7 +81,7 @@ func hash(text string) string {
 	return base64.RawURLEncoding.EncodeToString(h[:16])
 }
 
-// partition returns the partition with the demands at a backend, which lie under the hash of the principal and that of the URI.
+// partition returns the partition with the demands at a backend. Their sort keys are the hashes of the principal and the URI.
 func partition(workspace, backend string) string { return "ev#" + workspace + "#" + backend }
 
 func wantKey(workspace, principal, uri string) store.Key {

@@ -164,7 +164,7 @@ func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name strin
 	return e, err
 }
 
-// DeniedBy returns the name of the backend whose rules deny a name or a URI, or an empty text if there is none.
+// DeniedBy returns the name of the backend whose rules deny a name or a URI, or an empty text if all rules allow it.
 func (bs *Set) DeniedBy(ctx context.Context, c api.Client, kind api.Kind, name string) string {
 	for _, v := range bs.viewsFor(ctx, c) {
 		own, ok := name, true

@@ -13,13 +13,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// probes reports whether the command is asked for 2026-07-28.
+// probes reports whether the handshake tries server/discover, i.e. 2026-07-28.
 func (s *server) probes() bool {
 	version := s.backend.ProtocolVersion
 	return version == api.AutoVersion || spec.Version(version).Stateless()
 }
 
-// initializes reports whether the command is asked for an earlier revision.
+// initializes reports whether the handshake tries initialize, i.e. an earlier revision.
 func (s *server) initializes() bool {
 	version := s.backend.ProtocolVersion
 	return version == api.AutoVersion || !spec.Version(version).Stateless()

@@ -272,7 +272,7 @@ func (p *process) ready() bool { return p.stateless || p.initialized != nil || p
 // stop begins to end the process. Only the first call counts. An empty reason means that the process has already ended by itself.
 func (p *process) stop(why string) { p.beginEnd(why, false) }
 
-// fail is [process.stop] for a process that broke the protocol. It delays the next start.
+// fail begins to end a process that broke the protocol, and delays the next start.
 func (p *process) fail(why string) { p.beginEnd(why, true) }
 
 func (p *process) beginEnd(why string, failed bool) {
@@ -281,7 +281,8 @@ func (p *process) beginEnd(why string, failed bool) {
 	p.endLocked(why, failed)
 }
 
-// endLocked is [process.beginEnd] for a caller that holds the lock, so that no request begins after the caller has found that none is running.
+// endLocked begins to end the process. The caller holds the lock, so no request can begin after the caller has found that the process is
+// idle.
 func (p *process) endLocked(why string, failed bool) {
 	if !p.ended() {
 		p.why, p.failed = why, failed

@@ -214,8 +214,8 @@ func (p *process) recordAnswer(id json.RawMessage) {
 	delete(p.questions, string(id))
 }
 
-// moveQuestions hands the open questions of a request that has ended to another running call. If there is none, the questions of a
-// request that was answered wait for the next call, and the others are refused.
+// moveQuestions hands the open questions of a request that has ended to another running call. Without another call, the questions of
+// an answered request wait for the next one, and the questions of a cancelled request are refused.
 func (p *process) moveQuestions(from *exchange) {
 	for id, q := range p.questions {
 		if q.asked != from {

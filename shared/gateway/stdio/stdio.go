@@ -118,7 +118,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// inSession handles a request with a session: one of a client's sessions, or that of the gateway.
+// inSession handles a request with a session, which belongs to a client or to the gateway.
 func (s *server) inSession(req *http.Request, session string, body []byte) (*http.Response, error) {
 	s.t.mu.Lock()
 	p := s.t.sessions[session]

@@ -100,7 +100,7 @@ func (s *server) CreateAccessToken(_ context.Context, r op.TokenRequest) (id str
 	return id, expires, nil
 }
 
-// ValidateTokenExchangeRequest is the policy for exchanges.
+// ValidateTokenExchangeRequest decides whether a client may exchange a token.
 func (s *server) ValidateTokenExchangeRequest(_ context.Context, r op.TokenExchangeRequest) error {
 	s.exchanges.Add(1)
 	switch {
