@@ -330,6 +330,7 @@ func TestLiveTail(t *testing.T) {
 	b.until(`document.querySelector("h1").innerText.includes("live")`)
 	w.publish(built, "evt_1")
 	b.shows("evt_1")
+	b.shows(w.receiver.URL + "/ok")
 	b.fits("the live tail")
 	b.shoot("live-rows-light")
 	b.click("main button", "Stop")

@@ -44,7 +44,7 @@ func TestPages(t *testing.T) {
 		{"delivery", "#/deliveries/" + down + "/" + event, "Attempt 1"},
 		{"events", "#/events?name=ci.build_finished", "evt_build_11"},
 		{"event", "#/events/" + event, "1 of 2 subscriptions"},
-		{"dead-letters", "#/dead-letters", "evt_incident_11"},
+		{"dead-letters", "#/dead-letters", w.receiver.URL + "/gone"},
 		{"switches", "#/switches", "the provider sends duplicates"},
 		{"backends", "#/backends", "No servers"},
 		{"audit", "#/audit", "subscription.pause"},

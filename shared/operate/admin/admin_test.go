@@ -123,7 +123,7 @@ func TestSubscriptions(t *testing.T) {
 // TestDeliveriesAndDeadLetters: OPS-03, OPS-04.
 func TestDeliveriesAndDeadLetters(t *testing.T) {
 	f := start(t, nil)
-	id := f.subscribe("alice", "/a", built)
+	id := f.subscribe("alice", "/a?token=hidden", built)
 	origin := url.QueryEscape(f.hold.URL)
 	f.publish(built, "evt_1")
 	f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
@@ -150,6 +150,14 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 			t.Errorf("got the URL %s, want one with a path", of.Target)
 		}
 		expect.Equal(t, "the records that are kept", l.Kept, "all")
+	})
+	t.Run("OPS-03 dead letters have the endpoint's URL without its query", func(t *testing.T) {
+		letter := f.list("op", "dead-letters").Items[0]
+		var one object
+		f.call("op", "GET", fmt.Sprint("dead-letters/", letter["id"]), "", 200, &one)
+		for _, got := range []any{letter["target"], one["target"]} {
+			expect.Equal(t, "the endpoint's URL", got, any(f.hold.URL+"/a"))
+		}
 	})
 	t.Run("OPS-18 SRF-05 an operator sees the status of each attempt, and an owner only its class", func(t *testing.T) {
 		for who, want := range map[string]string{"op": "413 413 413", "alice": "<nil> <nil> <nil>"} {

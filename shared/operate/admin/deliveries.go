@@ -30,7 +30,7 @@ type attemptView struct {
 	Name         string `json:"name,omitempty"`
 	Origin       string `json:"origin,omitempty"`
 	// Target is the endpoint's URL without its query. Records have only the origin, so the URL comes from the subscription, if that still
-	// exists. Only lists have it.
+	// exists.
 	Target     string    `json:"target,omitempty"`
 	Attempt    int       `json:"attempt"`
 	At         time.Time `json:"at"`
@@ -108,25 +108,37 @@ func (h *deliveryHandler) list(c *call) (any, error) {
 	for _, r := range found {
 		out.Omitted += r.Omitted
 	}
-	return out, h.addTargets(c, found, out.Items)
+	return out, h.visible.addTargets(c, found, out.Items)
 }
 
 // addTargets adds the URLs of the endpoints to the views of records.
-func (h *deliveryHandler) addTargets(c *call, found []records.Record, views []attemptView) error {
+func (v visible) addTargets(c *call, found []records.Record, views []attemptView) error {
+	targets, err := targetsOf(c, v, found, func(r records.Record) subscription.Owned {
+		return subscription.Owned{ID: r.Subscription, Principal: r.Principal}
+	})
+	for i := range views {
+		views[i].Target = targets[views[i].Subscription]
+	}
+	return err
+}
+
+// targetsOf returns the URLs, without queries, of the endpoints to which records or dead letters belong, by the ids of their
+// subscriptions. It leaves out subscriptions that have ended.
+func targetsOf[T any](c *call, v visible, found []T, owned func(T) subscription.Owned) (map[string]string, error) {
 	var subs []subscription.Owned
-	for _, r := range found {
-		if of := (subscription.Owned{ID: r.Subscription, Principal: r.Principal}); r.Principal != "" && !slices.Contains(subs, of) {
+	for _, one := range found {
+		if of := owned(one); of.ID != "" && of.Principal != "" && !slices.Contains(subs, of) {
 			subs = append(subs, of)
 		}
 	}
 	if len(subs) == 0 {
-		return nil
+		return nil, nil
 	}
-	targets, err := h.visible.lists.TargetURLs(c.Context(), c.who.Workspace, subs)
-	for i, v := range views {
-		views[i].Target = withoutQuery(targets[v.Subscription])
+	targets, err := v.lists.TargetURLs(c.Context(), c.who.Workspace, subs)
+	for id, url := range targets {
+		targets[id] = withoutQuery(url)
 	}
-	return err
+	return targets, err
 }
 
 // letterView is a dead letter as the API shows it.
@@ -140,6 +152,7 @@ type letterView struct {
 	URI          string    `json:"uri,omitempty"`
 	Name         string    `json:"name,omitempty"`
 	Origin       string    `json:"origin,omitempty"`
+	Target       string    `json:"target,omitempty"` // as in [attemptView]
 	First        time.Time `json:"first"`
 	Dead         time.Time `json:"dead"`
 	Test         bool      `json:"test,omitempty"`
@@ -192,12 +205,36 @@ func (h *letterHandlers) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newList(c, letters, next, c.viewOfLetter), nil
+	views, err := h.views(c, letters...)
+	return newList(c, views, next, asIs), err
+}
+
+// views returns the views of dead letters, with the URLs of their endpoints.
+func (h *letterHandlers) views(c *call, letters ...deadletter.Letter) ([]letterView, error) {
+	targets, err := targetsOf(c, h.visible, letters, func(l deadletter.Letter) subscription.Owned {
+		return subscription.Owned{ID: l.Subscription, Principal: l.Principal}
+	})
+	views := make([]letterView, len(letters))
+	for i, l := range letters {
+		views[i] = c.viewOfLetter(l)
+		views[i].Target = targets[l.Subscription]
+	}
+	return views, err
 }
 
 var errNoLetter = fault.New(fault.NotFound, "there is no such dead letter")
 
-func (h *letterHandlers) read(c *call) (any, error) { return show(h.find, c.viewOfLetter)(c) }
+func (h *letterHandlers) read(c *call) (any, error) {
+	l, err := h.find(c)
+	if err != nil {
+		return nil, err
+	}
+	views, err := h.views(c, *l)
+	if err != nil {
+		return nil, err
+	}
+	return views[0], nil
+}
 
 // find returns the dead letter in the path, if the caller may see it.
 func (h *letterHandlers) find(c *call) (*deadletter.Letter, error) {

@@ -21,8 +21,9 @@ import (
 )
 
 // A live stream polls the delivery log and the event log, and sends the new attempts and events. Each poll makes two limited
-// queries however much happens, and counts the items that it does not show. If the store knows the end of the event log, the
-// stream reads events only after one was appended.
+// queries however much happens, and counts the items that it does not show. If it shows attempts, it also reads their
+// subscriptions, at most one per attempt, for the URLs of the endpoints. If the store knows the end of the event log, the stream
+// reads events only after one was appended.
 const (
 	maxLive = 20              // streams of a process
 	liveFor = 5 * time.Minute // maximum age of a stream
@@ -216,8 +217,12 @@ func (t *tail) poll() (*tick, error) {
 		}
 	}
 	news.figures = summarize(fresh)
-	for _, r := range fresh[:min(len(fresh), shown)] {
+	fresh = fresh[:min(len(fresh), shown)]
+	for _, r := range fresh {
 		news.Deliveries = append(news.Deliveries, t.call.viewOfAttempt(r))
+	}
+	if err := t.events.visible.addTargets(t.call, fresh, news.Deliveries); err != nil {
+		return nil, err
 	}
 	events, err := t.newEvents(now, from)
 	if err != nil {

@@ -45,7 +45,7 @@ func (f *fixture) watch(who string) <-chan object {
 // TestLive: OPS-11. The live stream tells of events and attempts, once, to operators of their workspace.
 func TestLive(t *testing.T) {
 	f := start(t, nil)
-	f.subscribe("alice", "/a", built)
+	f.subscribe("alice", "/a?token=hidden", built)
 	f.publish(built, "evt_before")
 	f.eventually("the delivery", func() bool { return len(f.list("op", "deliveries?event=evt_before").Items) == 1 })
 	time.Sleep(5 * time.Millisecond) // so that it is before the stream by the clock
@@ -61,6 +61,9 @@ func TestLive(t *testing.T) {
 				for _, it := range tick[list].([]any) {
 					got[it.(object)[member].(string)]++
 				}
+			}
+			for _, it := range tick["deliveries"].([]any) {
+				expect.Equal(t, "the endpoint's URL", it.(object)["target"], any(f.hold.URL+"/a"))
 			}
 			if tick["attempts"].(float64) < float64(len(tick["deliveries"].([]any))) || tick["published"].(float64) != float64(len(tick["events"].([]any))) {
 				t.Errorf("OPS-11 the counts of %v differ from its lists", tick)

@@ -35,7 +35,7 @@ type Commands struct {
 			Origin    string `placeholder:"URL" help:"With endpoints at this scheme, host and port."`
 			State     string `help:"active, paused, suspended or disabled."`
 			URI       string `name:"uri" placeholder:"event://…" help:"That get events with this URI."`
-		} `cmd:"" default:"withargs" api:"GET subscriptions" columns:"id,principal,state,events,target,delivery.last,delivery.lastError" drop:"delivery.last,target,principal" help:"List subscriptions."`
+		} `cmd:"" default:"withargs" api:"GET subscriptions" columns:"id,principal,state,events,target,delivery.last,delivery.lastStatusCode|delivery.lastError=lastError" drop:"delivery.last,target,principal" help:"List subscriptions."`
 		Show  ID `cmd:"" api:"GET subscriptions/{id}" help:"Show a subscription, with the status of its deliveries."`
 		Pause struct {
 			ID
@@ -64,7 +64,7 @@ type Commands struct {
 		List struct {
 			Page
 			Letters
-		} `cmd:"" default:"withargs" api:"GET dead-letters" columns:"id,dead,queue,reason,event,name,statusCode=status,subscription,origin" drop:"queue,origin,subscription,name" help:"List dead letters, newest first."`
+		} `cmd:"" default:"withargs" api:"GET dead-letters" columns:"id,dead,queue,reason,event,name,statusCode=status,subscription,target|origin=target" drop:"queue,target|origin,subscription,name" help:"List dead letters, newest first."`
 		Show   ID `cmd:"" api:"GET dead-letters/{id}" help:"Show a dead letter, with all its attempts."`
 		Retry  ID `cmd:"" api:"POST dead-letters/{id}/retry" help:"Deliver a dead letter again, with its webhook-id."`
 		Replay struct {

@@ -11,7 +11,8 @@ const (
 	someAttempts  = `{"items":[` +
 		`{"at":"2026-11-22T12:00:00Z","outcome":"delivered","event":"evt_0198c1d2-7a44-7c3e-9d11-5b6f0a8e2c47","name":"github.pull_request","subscription":"` + aSubscription + `","attempt":1,"status":"2xx","durationMs":12},` +
 		`{"at":"2026-11-22T12:00:01Z","outcome":"failed","event":"evt_mine","name":"github.pull_request","subscription":"` + aSubscription + `","attempt":3,"status":"5xx","category":"http_5xx","durationMs":34,"nextAttempt":"2026-11-22T12:05:00Z"}]}`
-	someSubscriptions = `{"items":[{"id":"` + aSubscription + `","principal":"alice","state":"active","events":["github.pull_request"],"target":"https://hooks.example.com/a/long/path","delivery":{"last":"2026-11-22T12:00:00Z","lastError":"http_5xx"}}]}`
+	someSubscriptions = `{"items":[{"id":"` + aSubscription + `","principal":"alice","state":"active","events":["github.pull_request"],"target":"https://hooks.example.com/a/long/path","delivery":{"last":"2026-11-22T12:00:00Z","lastError":"http_5xx","lastStatusCode":503}},` +
+		`{"id":"sub_2","principal":"bob","state":"active","events":["ci.build_finished"],"target":"https://hooks.example.com/b","delivery":{"lastError":"timeout"}}]}`
 )
 
 func TestTablesFitTheTerminal(t *testing.T) {
@@ -58,7 +59,7 @@ func TestTablesFitTheTerminal(t *testing.T) {
 			"an id that other commands need is whole", 80, subscriptions,
 			[]string{"subscriptions"},
 			"ID STATE EVENTS LAST ERROR",
-			[]string{aSubscription},
+			[]string{aSubscription, "github.pull_request  503\n", "ci.build_finished    timeout\n"},
 			"Not shown, because the terminal is narrow: LAST, TARGET, PRINCIPAL (--wide shows everything).\n",
 		},
 		{

@@ -22,7 +22,7 @@ function line(d, [sub, event]) {
   const head = html`<h1>Delivery of <span class="id">${event}</span></h1>
     <dl class="facts"><dt>Event</dt><dd>${isOwner() ? html`<span class="id">${event}</span>` : id(path('events', event), event)} ${first?.name || ''} ${first?.test ? badge('test') : nothing}</dd>
       <dt>Subscription</dt><dd>${target ? id(path('subscriptions', sub), sub) : html`<span class="id">${sub}</span> <span class="muted">it has ended</span>`} ${target && target.state !== 'active' ? badge(target.state) : nothing}</dd>
-      <dt>Endpoint</dt><dd class="id">${target?.target || first?.origin}</dd></dl>`;
+      <dt>Endpoint</dt><dd class="id">${target?.target || first?.target || first?.origin}</dd></dl>`;
   if (!items.length) {
     return html`${head}<p class="empty">${d.kept === 'all' ? 'No attempt is recorded yet.' : d.kept === 'failures' ? 'No failure is recorded, and the delivery log keeps nothing else.' : 'The delivery log keeps nothing.'}</p>`;
   }

@@ -82,7 +82,7 @@ export const letters = {
         { name: html`<input type="checkbox" aria-label="Select all on this page" .checked=${all} @change=${(e) => set(data.items.map((l) => l.id), e.target.checked)}>`, title: 'Select', kind: 'pick',
           cell: (l) => html`<input type="checkbox" aria-label=${`Select ${l.event ?? l.id}`} .checked=${selected.has(l.id)} @change=${(e) => set([l.id], e.target.checked)}>` },
         { name: 'Given up', cell: (l) => time(l.dead) }, { name: 'Event', cell: (l) => (l.subscription ? id(path('deliveries', l.subscription, l.event), l.event) : html`<span class="muted">message of ${l.queue}</span>`) },
-        { name: 'Type', cell: (l) => html`${l.name}${l.test ? badge('test') : nothing}` }, { name: 'Endpoint', cell: (l) => mono(l.origin) },
+        { name: 'Type', cell: (l) => html`${l.name}${l.test ? badge('test') : nothing}` }, { name: 'Endpoint', cell: (l) => mono(l.target || l.origin) },
         { name: 'Owner', cell: (l) => l.principal }, { name: 'Attempts', kind: 'num', cell: (l) => l.attempts.length }, { name: 'Why', cell: (l) => cause(l.reason, l.statusCode) },
       ], data.items, 'No dead letters.')}
       ${pager(data.next, q)}`;

@@ -68,7 +68,7 @@ const columns = {
   deliveries: [
     { name: 'Time', cell: (d) => time(d.at) }, { name: 'Outcome', cell: (d) => badge(d.outcome) },
     { name: 'Event', cell: (d) => id(path('deliveries', d.subscription, d.event), d.event) }, { name: 'Type', cell: (d) => d.name },
-    { name: 'Endpoint', cell: (d) => mono(d.origin) }, { name: 'Attempt', kind: 'num', cell: (d) => d.attempt },
+    { name: 'Endpoint', cell: (d) => mono(d.target || d.origin) }, { name: 'Attempt', kind: 'num', cell: (d) => d.attempt },
     { name: 'Took', kind: 'num', cell: (d) => span(d.durationMs) }, { name: 'Why', kind: 'why', cell: (d) => cause(d.category, d.statusCode) },
   ],
   events: [
