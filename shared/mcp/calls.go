@@ -199,7 +199,22 @@ func (h *calls) handle(c *method.Call) error {
 	case session && c.Msg.Method == spec.NoteRootsChange:
 		return backends.Notify(ctx, c.Client(), c.Msg.Raw)
 	case c.Msg.Kind == jsonrpc.Notification && c.Principal.Has(auth.ScopeRead):
-		return backends.NotifyExtension(ctx, c.Client(), c.Msg.Method, c.Msg.Params)
+		return h.notifyExtension(c)
 	}
 	return nil
+}
+
+// notifyExtension forwards a notification of an extension. It counts towards the limit of calls until the backend has accepted it, because
+// a slow backend may take seconds for that. A name without a slash, such as that of notifications/initialized, belongs to no extension.
+func (h *calls) notifyExtension(c *method.Call) error {
+	if !strings.Contains(strings.TrimPrefix(c.Msg.Method, "notifications/"), "/") {
+		return nil
+	}
+	ctx := c.Request.Context()
+	release, err := h.underWay.Take(ctx, c.Principal)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return h.backends.NotifyExtension(ctx, c.Client(), c.Msg.Method, c.Msg.Params)
 }

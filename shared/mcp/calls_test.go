@@ -12,10 +12,12 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -175,6 +177,49 @@ func TestCallsEndWithTheEndpoint(t *testing.T) {
 			}
 		}
 	}
+}
+
+// slowNotices is a gateway whose backend is slow to accept the first two notifications of an extension.
+type slowNotices struct {
+	*fakeGateway
+	began, end chan struct{}
+	count      atomic.Int32
+}
+
+func (g *slowNotices) NotifyExtension(context.Context, api.Client, string, json.RawMessage) error {
+	if g.count.Add(1) <= 2 {
+		g.began <- struct{}{}
+		<-g.end
+	}
+	return nil
+}
+
+// GWN-24: notifications of extensions that wait for a backend count toward the principal's limit of calls, so that they cannot pile up.
+func TestAUT_07_NotificationsOfExtensions(t *testing.T) {
+	g := &slowNotices{fakeGateway: newFakeGateway(), began: make(chan struct{}), end: make(chan struct{})}
+	f := newFixture(t, func(o *Options) { o.Gateway, o.Calls = g, quota.NewHeld("calls", "calls", quota.Same(1), 100) })
+	sessions := map[string]string{}
+	for _, who := range []string{alice, bob} {
+		sessions[who] = "Mcp-Session-Id: " + f.session(who, spec.V20251125)
+	}
+	notify := func(who, name string) reply {
+		return f.do("POST", who, `{"jsonrpc":"2.0","method":"notifications/`+name+`"}`, sessions[who])
+	}
+	waiting := make(chan reply, 2)
+	for _, who := range []string{alice, bob} {
+		go func() { waiting <- notify(who, "com.example/changed") }()
+		<-g.began
+	}
+	second, other := notify(alice, "com.example/changed"), notify(alice, "initialized")
+	close(g.end)
+	for range cap(waiting) {
+		expect.Equal(t, "the status of a notification that waited", (<-waiting).Status, http.StatusAccepted)
+	}
+	if second.Status != http.StatusTooManyRequests || !strings.Contains(second.Body, `"limit":"calls"`) || second.Header.Get("Retry-After") == "" {
+		t.Errorf("a second notification: got status %d, %v: %s, want 429 with the limit calls", second.Status, second.Header, second.Body)
+	}
+	expect.Equal(t, "the status of a notification of no extension", other.Status, http.StatusAccepted)
+	expect.Equal(t, "the status of a notification after the first one has ended", notify(alice, "com.example/changed").Status, http.StatusAccepted)
 }
 
 // Calls that still wait for a backend count toward the principal's limit, even after their clients have left. The endpoint
