@@ -48,11 +48,14 @@ type Command struct {
 
 // Run makes the request and prints the response.
 func (c *Command) Run(ctx context.Context, s httpcall.Server) error {
+	api := Client{s}
+	if err := c.resolveIDs(ctx, api); err != nil {
+		return err
+	}
 	method, path, query, body, err := c.newRequest(time.Now())
 	if err != nil {
 		return err
 	}
-	api := Client{s}
 	if len(c.Columns) > 0 && c.Also == "" {
 		return c.list(ctx, api, path, query)
 	}

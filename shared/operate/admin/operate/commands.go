@@ -74,9 +74,9 @@ type Commands struct {
 	} `cmd:"" help:"See and replay dead letters."`
 	Replays struct {
 		Flags
-		Show   ID `cmd:"" api:"GET replays/{id}" help:"Show how far a replay is."`
-		Watch  ID `cmd:"" api:"GET replays/{id}" follow:"" help:"Wait until a replay is done."`
-		Cancel ID `cmd:"" api:"DELETE replays/{id}" help:"Cancel a replay. Deliveries that it has already scheduled are still sent."`
+		Show   ReplayID `cmd:"" api:"GET replays/{id}" help:"Show how far a replay is."`
+		Watch  ReplayID `cmd:"" api:"GET replays/{id}" follow:"" help:"Wait until a replay is done."`
+		Cancel ReplayID `cmd:"" api:"DELETE replays/{id}" help:"Cancel a replay. Deliveries that it has already scheduled are still sent."`
 	} `cmd:"" help:"See and cancel replays, which the commands deadletters replay and events replay start."`
 	Events struct {
 		Flags
@@ -112,17 +112,17 @@ type Commands struct {
 		Flags
 		List struct{ Page } `cmd:"" default:"withargs" api:"GET switches" columns:"name,state,by,at,reason,waiting.messages=waiting,waiting.oldest" help:"List the paused switches."`
 		Set  struct {
-			ID
+			Switch
 			Reason string `help:"Reason, which others can see."`
-		} `cmd:"" api:"PUT switches/{name...}" help:"Pause all, event/NAME, origin/ORIGIN or subscription/ID."`
-		Clear ID `cmd:"" api:"DELETE switches/{name...}" help:"Resume deliveries that a switch paused."`
+		} `cmd:"" api:"PUT switches/{name...}" help:"Pause all deliveries, or those of an event type, to an origin or to a subscription."`
+		Clear Switch `cmd:"" api:"DELETE switches/{name...}" help:"Resume deliveries that a switch paused."`
 	} `cmd:"" help:"Pause and resume deliveries."`
 	Principals struct {
 		Flags
 		Erase struct {
-			ID
-			DryRun bool `help:"Only count the data."`
-			Yes    bool `help:"Do not ask for confirmation."`
+			Principal string `arg:"" help:"Name of the principal."`
+			DryRun    bool   `help:"Only count the data."`
+			Yes       bool   `help:"Do not ask for confirmation."`
 		} `cmd:"" api:"DELETE principals/{id}" confirm:"erase" help:"Remove a principal's subscriptions, records, dead letters and sessions permanently."`
 	} `cmd:"" help:"Erase principals."`
 	Audit struct {
@@ -160,7 +160,17 @@ type Commands struct {
 
 // ID is the argument of commands for a single object.
 type ID struct {
-	ID string `arg:"" name:"id" help:"Id, as the list shows it."`
+	ID string `arg:"" name:"id" help:"Id, as lists show it. You can shorten it with dots, e.g. sub_0198...2c47."`
+}
+
+// ReplayID is the argument of commands for one replay.
+type ReplayID struct {
+	ID string `arg:"" name:"id" help:"Id, as the command that started the replay prints it."`
+}
+
+// Switch is the argument of commands for one switch.
+type Switch struct {
+	Name string `arg:"" help:"all, event/NAME, origin/ORIGIN or subscription/ID, e.g. origin/https://hooks.example.com."`
 }
 
 // Source is the argument of commands for one source.
