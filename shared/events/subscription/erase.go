@@ -6,6 +6,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/challenge"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/tally"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -48,7 +49,7 @@ func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string
 func Held(workspace, principal string) map[string]store.Key {
 	held := challenge.Partitions(workspace, principal)
 	held["idempotencyKeys"] = store.Key{Table: store.Subscriptions, Partition: "idem#" + workspace + "#" + principal}
-	held["quotas"] = quotaKey(workspace, principal)
+	held["quotas"] = tally.Key(workspace, principal)
 	return held
 }
 

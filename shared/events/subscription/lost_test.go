@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/tally"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -193,7 +194,7 @@ type unsure struct {
 
 func (u *unsure) Write(ctx context.Context, ops ...store.Op) error {
 	err := u.DB.Write(ctx, ops...)
-	if err == nil && u.lose && slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == quotaKey("default", alice.ID) }) {
+	if err == nil && u.lose && slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == tally.Key("default", alice.ID) }) {
 		u.lose = false
 		return fault.New(fault.Unavailable, "no answer")
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/tally"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -17,7 +18,7 @@ import (
 // Records stores subscriptions, together with the counters and lists that lead to them.
 type Records struct {
 	DB store.DB
-	// QuotaOf returns how many subscriptions a principal may have. Nil means [DefaultQuota] for all.
+	// QuotaOf returns how many subscriptions a principal may have. Nil means [tally.DefaultLimit] for all.
 	QuotaOf func(ctx context.Context, workspace, principal string) int64
 	// SumOf returns how many subscriptions all principals of a workspace may have together. Nil and 0 mean no limit.
 	SumOf func(ctx context.Context, workspace string) int64
@@ -33,6 +34,11 @@ type Records struct {
 
 func (r *Records) now() time.Time { return timeBy(r.Now) }
 
+// counts returns the counts of the subscriptions.
+func (r *Records) counts() tally.Counts {
+	return tally.Counts{DB: r.DB, LimitOf: r.QuotaOf, SumOf: r.SumOf, Now: r.now}
+}
+
 func timeBy(now func() time.Time) time.Time {
 	if now != nil {
 		return now()
@@ -45,15 +51,15 @@ func timeBy(now func() time.Time) time.Time {
 // after a crash. The principal's count is part of the transaction. insert also checks it beforehand, so that a refused
 // subscription is not listed.
 func (r *Records) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
-	if err := r.checkQuota(ctx, sub); err != nil {
+	if err := r.counts().Check(ctx, sub.Workspace, sub.Principal); err != nil {
 		return err
 	}
-	if err := r.countSum(ctx, sub.Workspace, 1); err != nil {
+	if err := r.counts().AddToSum(ctx, sub.Workspace, 1); err != nil {
 		return err
 	}
 	certain, err := r.write(ctx, cat, sub, extra...)
 	if err != nil && certain {
-		r.lowerSum(ctx, sub.Workspace)
+		r.counts().LowerSum(ctx, sub.Workspace)
 	}
 	return err
 }
@@ -76,11 +82,9 @@ func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscrip
 	if r.Started != nil {
 		r.Started(sub.ID)
 	}
-	quota := r.quota(ctx, sub.Workspace, sub.Principal)
 	ops := append(sub.mark(false, time.Time{}),
 		store.Put(sub.encode(), cond),
-		store.Add(quotaKey(sub.Workspace, sub.Principal), map[string]int64{quotaCount: 1},
-			map[string]int64{quotaCount: quota}),
+		r.counts().Op(ctx, sub.Workspace, sub.Principal, 1),
 	)
 	for _, it := range sub.subscribers() {
 		ops = append(ops, store.Put(it))
@@ -103,7 +107,7 @@ func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscrip
 	if !errors.Is(err, store.ErrConflict) {
 		return true, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
-	if full := r.checkQuota(ctx, sub); fault.Is(full, fault.Exhausted) {
+	if full := r.counts().Check(ctx, sub.Workspace, sub.Principal); fault.Is(full, fault.Exhausted) {
 		return true, full
 	}
 	return true, err
@@ -172,7 +176,7 @@ func (r *Records) remove(ctx context.Context, sub *Subscription, keep bool, extr
 	}
 	served := sub.State != Disabled || keep
 	if served {
-		ops = append(ops, store.Add(quotaKey(sub.Workspace, sub.Principal), map[string]int64{quotaCount: -1}, nil))
+		ops = append(ops, r.counts().Op(ctx, sub.Workspace, sub.Principal, -1))
 		for _, p := range sub.Patterns {
 			ops = append(ops, store.Delete(subscriberKey(sub.Workspace, p.Key, sub.ID)))
 		}
@@ -190,7 +194,7 @@ func (r *Records) remove(ctx context.Context, sub *Subscription, keep bool, extr
 	if err := r.count(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
 		slog.WarnContext(ctx, "subscription counters too high", "error", err)
 	}
-	r.lowerSum(ctx, sub.Workspace)
+	r.counts().LowerSum(ctx, sub.Workspace)
 	r.removeEntries(ctx, sub, keep)
 	return nil
 }

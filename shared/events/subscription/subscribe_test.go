@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/tally"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -164,7 +165,7 @@ func TestSubscribe(t *testing.T) {
 		if data, _ := fault.DataOf(err).(map[string]any); !fault.Is(err, fault.Invalid) || data["reason"] != "timeout" {
 			t.Errorf("an endpoint that refuses: %v with %v", err, data)
 		}
-		if used, err := Used(t.Context(), f.db, "default", "alice"); used != 0 || err != nil || len(f.subscribers(build)) != 0 {
+		if used, err := tally.Used(t.Context(), f.db, "default", "alice"); used != 0 || err != nil || len(f.subscribers(build)) != 0 {
 			t.Errorf("it left something: %d, %v", used, err)
 		}
 		f.outside.refuse = fault.New(fault.Exhausted, "too many verifications")
@@ -255,7 +256,7 @@ func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
 		if err != nil || counts[Active] != 1 || counts[Disabled] != 0 {
 			t.Errorf("got %v, %v, want one active subscription and no disabled one", counts, err)
 		}
-		if used, err := Used(t.Context(), f.db, "default", "alice"); err != nil || used != 1 {
+		if used, err := tally.Used(t.Context(), f.db, "default", "alice"); err != nil || used != 1 {
 			t.Errorf("%d count towards the quota (%v), want 1", used, err)
 		}
 	})

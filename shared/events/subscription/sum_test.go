@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/tally"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -24,7 +25,7 @@ type refusing struct {
 }
 
 func (r *refusing) Write(ctx context.Context, ops ...store.Op) error {
-	if r.err != nil && slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == quotaKey("default", alice.ID) }) {
+	if r.err != nil && slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == tally.Key("default", alice.ID) }) {
 		return r.err
 	}
 	return r.DB.Write(ctx, ops...)
@@ -45,7 +46,7 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 	}
 	used := func(t *testing.T, f *fixture, want int64) {
 		t.Helper()
-		if got, err := Used(t.Context(), f.db, "default", ""); err != nil || got != want {
+		if got, err := tally.Used(t.Context(), f.db, "default", ""); err != nil || got != want {
 			t.Errorf("the sum is %d, %v; want %d", got, err, want)
 		}
 	}
@@ -145,7 +146,7 @@ func TestTheSumOfAWorkspaceIsCorrected(t *testing.T) {
 	// drift changes the sum as such a process leaves it.
 	drift := func(t *testing.T, f *fixture, by int64) {
 		t.Helper()
-		expect.OK(t, f.db.Write(t.Context(), store.Add(sumKey("default"), map[string]int64{quotaCount: by}, nil)))
+		expect.OK(t, f.db.Write(t.Context(), store.Add(tally.Key("default", ""), map[string]int64{tally.Member: by}, nil)))
 	}
 	recount := func(t *testing.T, f *fixture, rounds int) (corrected int) {
 		t.Helper()
@@ -159,8 +160,8 @@ func TestTheSumOfAWorkspaceIsCorrected(t *testing.T) {
 	}
 	used := func(t *testing.T, f *fixture, want int64) {
 		t.Helper()
-		it, err := store.One(t.Context(), f.db, sumKey("default"), "read the sum")
-		if err != nil || it == nil || it.Counts[quotaCount] != want {
+		it, err := store.One(t.Context(), f.db, tally.Key("default", ""), "read the sum")
+		if err != nil || it == nil || it.Counts[tally.Member] != want {
 			t.Errorf("the sum is %+v, %v, want %d", it, err, want)
 		}
 	}
@@ -261,16 +262,5 @@ func TestWhatCannotBeDecodedDoesNotStopTheSweep(t *testing.T) {
 	f.clock = f.clock.Add(time.Minute)
 	if n, err := f.Sweep(t.Context()); err != nil || n != 0 || len(aside) != 2 {
 		t.Errorf("the next round met them again: swept %d, set aside %d, %v", n, len(aside), err)
-	}
-}
-
-// The version before swept along with the due table.
-func TestTheSweepGoesOnWhereTheVersionBeforeStood(t *testing.T) {
-	f := newFixture(t, Options{})
-	_, until := f.subscribeFor(time.Minute, 1)
-	expect.OK(t, f.db.Write(t.Context(), store.Put(store.Item{Key: sweepKeyBefore, Version: f.clock.Truncate(time.Minute).Unix()})))
-	f.clock = until.Add(24 * time.Hour)
-	if n, err := f.Sweep(t.Context()); err != nil || n != 1 {
-		t.Errorf("swept %d, %v; want what ended a day ago", n, err)
 	}
 }

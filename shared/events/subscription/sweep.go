@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/switches"
@@ -48,11 +50,8 @@ func (s *Subscription) expiryOps() []store.Op {
 	})}
 }
 
-// sweepKey is the key of the sweep's position. The previous version shared the position of the due deliveries.
-var (
-	sweepKey       = store.Key{Table: store.Subscriptions, Partition: "x#watermark", Sort: "-"}
-	sweepKeyBefore = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
-)
+// sweepKey is the key of the sweep's position.
+var sweepKey = store.Key{Table: store.Subscriptions, Partition: "x#watermark", Sort: "-"}
 
 // expiryKept is how long an entry waits for the sweep after its minute.
 const expiryKept = 7 * 24 * time.Hour
@@ -70,7 +69,7 @@ type Sweeper struct {
 
 // Sweep removes the subscriptions that have expired since the previous sweep, and returns their number. It resumes an interrupted sweep.
 func (s *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
-	position := minutes.Position{DB: s.Service.Records.DB, Key: sweepKey, Before: sweepKeyBefore, CatchUp: expiryKept, SaveEvery: s.SaveEvery}
+	position := minutes.Position{DB: s.Service.Records.DB, Key: sweepKey, CatchUp: expiryKept, SaveEvery: s.SaveEvery}
 	err = position.Walk(ctx, s.Service.Records.now(), func(ctx context.Context, minute time.Time) error {
 		var errs []error
 		for shard := range sweepShards {
@@ -130,4 +129,22 @@ func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, 
 	}
 	s.Service.notifyPrincipal(ctx, e.Workspace, e.Principal)
 	return true, false, nil
+}
+
+// Recount corrects the number of subscriptions that the store has for each workspace, and reports how many were wrong, see
+// [tally.Counts.Recount].
+func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
+	db := s.Service.Records.DB
+	workspaces, err := (&Lists{DB: db}).Workspaces(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return s.Service.Records.counts().Recount(ctx, workspaces, func(ctx context.Context, workspace string) ([]string, error) {
+		principals := map[string]bool{}
+		err := store.Each(ctx, db, indexKey(workspace, "-"), "list the subscriptions of a workspace", func(it *store.Item) error {
+			principals[string(it.Value)] = true
+			return nil
+		})
+		return slices.Collect(maps.Keys(principals)), err
+	})
 }

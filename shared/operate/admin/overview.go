@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/tally"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -86,11 +87,11 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	if !c.Since.IsZero() {
 		o.Recent.Since = c.Since.UTC()
 	}
-	used, err := subscription.Used(ctx, h.db, workspace, o.Principal)
+	used, err := tally.Used(ctx, h.db, workspace, o.Principal)
 	if err != nil {
 		return nil, err
 	}
-	sum, err := subscription.Used(ctx, h.db, workspace, "")
+	sum, err := tally.Used(ctx, h.db, workspace, "")
 	if err != nil {
 		return nil, err
 	}

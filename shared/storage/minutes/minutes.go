@@ -15,8 +15,6 @@ type Position struct {
 	DB store.DB
 	// Key names the item that keeps the position. The item's version is the minute, in seconds since 1970.
 	Key store.Key
-	// Before names the item that a former release kept the position in. It may be zero.
-	Before store.Key
 	// CatchUp bounds how far back a walk goes after a long pause.
 	CatchUp time.Duration
 	// SaveEvery is how old the saved position may become before a complete walk saves it again; 0 saves after each walk. A larger
@@ -94,24 +92,17 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// position returns the saved minute and the version of its item. If there is no item under Key, the version is 0 and the minute
-// is read from the item under Before. If that item does not exist either, the minute is an hour before last.
+// position returns the saved minute and the version of its item. If no minute is saved, the version is 0 and the minute is an hour
+// before last.
 func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
-	keys := []store.Key{p.Key}
-	if p.Before != (store.Key{}) {
-		keys = append(keys, p.Before)
-	}
-	items, err := p.DB.Get(ctx, keys...)
+	it, err := store.One(ctx, p.DB, p.Key, "read a job's position")
 	if err != nil {
-		return at, 0, fault.Wrap(fault.Unavailable, err, "read a job's position")
+		return at, 0, err
 	}
-	switch {
-	case items[0] != nil:
-		return time.Unix(items[0].Version, 0).UTC(), items[0].Version, nil
-	case len(items) > 1 && items[1] != nil:
-		return time.Unix(items[1].Version, 0).UTC(), 0, nil
+	if it == nil {
+		return last.Add(-time.Hour), 0, nil
 	}
-	return last.Add(-time.Hour), 0, nil
+	return time.Unix(it.Version, 0).UTC(), it.Version, nil
 }
 
 // save advances the position. It reports false if another walk advanced it.

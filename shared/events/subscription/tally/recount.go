@@ -1,4 +1,4 @@
-package subscription
+package tally
 
 import (
 	"context"
@@ -11,10 +11,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
-
-// The sum of a workspace is not part of the transaction that writes a subscription, because all registrations of the
-// workspace would conflict there. A process that dies in between leaves it wrong, in the end so high that the workspace gets
-// no more subscriptions. The counts of principals are in the transactions, so their total is the true sum.
 
 const (
 	recountEvery = 24 * time.Hour
@@ -35,16 +31,15 @@ func recountKey(workspace string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "x#sums", Sort: workspace}
 }
 
-// Recount corrects the sums of workspaces that two recounts in a row find wrong, and reports how many. It recounts a
-// workspace once per day, or every ten minutes while the workspace is at its limit.
-func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
-	workspaces, err := (&Lists{DB: s.Service.Records.DB}).Workspaces(ctx)
-	if err != nil {
-		return 0, err
-	}
+// Recount corrects the sums of the workspaces that two recounts in a row find wrong, and reports how many. It recounts a
+// workspace once per day, or every ten minutes while the workspace is at its limit. principals returns all principals of a workspace
+// that have subscriptions.
+func (c Counts) Recount(
+	ctx context.Context, workspaces []string, principals func(ctx context.Context, workspace string) ([]string, error),
+) (corrected int, err error) {
 	var errs []error
 	for _, workspace := range workspaces {
-		by, err := s.recount(ctx, workspace)
+		by, err := c.recount(ctx, workspace, principals)
 		if err != nil {
 			errs = append(errs, fault.Wrap(fault.Unavailable, err, "recount the subscriptions of workspace %s", workspace))
 		} else if by != 0 {
@@ -59,9 +54,10 @@ func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 }
 
 // recount recounts a workspace if a recount is due, and returns by how much it changed the sum.
-func (s *Sweeper) recount(ctx context.Context, workspace string) (by int64, err error) {
-	r := &s.Service.Records
-	items, err := r.DB.Get(ctx, recountKey(workspace), sumKey(workspace))
+func (c Counts) recount(
+	ctx context.Context, workspace string, principals func(ctx context.Context, workspace string) ([]string, error),
+) (by int64, err error) {
+	items, err := c.DB.Get(ctx, recountKey(workspace), Key(workspace, ""))
 	if err != nil {
 		return 0, err
 	}
@@ -75,20 +71,24 @@ func (s *Sweeper) recount(ctx context.Context, workspace string) (by int64, err 
 	}
 	var sum, limit int64
 	if items[1] != nil {
-		sum = items[1].Counts[quotaCount]
+		sum = items[1].Counts[Member]
 	}
-	if r.SumOf != nil {
-		limit = r.SumOf(ctx, workspace)
+	if c.SumOf != nil {
+		limit = c.SumOf(ctx, workspace)
 	}
 	wait := recountEvery
 	if limit > 0 && sum >= limit {
 		wait = recountFull
 	}
-	now := r.now()
+	now := c.Now()
 	if last.Wrong == 0 && now.Sub(last.At) < wait {
 		return 0, nil
 	}
-	total, err := s.total(ctx, workspace)
+	all, err := principals(ctx, workspace)
+	if err != nil {
+		return 0, err
+	}
+	total, err := c.total(ctx, workspace, all)
 	if err != nil {
 		return 0, err
 	}
@@ -102,9 +102,9 @@ func (s *Sweeper) recount(ctx context.Context, workspace string) (by int64, err 
 	value, _ := json.Marshal(next) // numbers and a time
 	ops := []store.Op{store.Put(store.Item{Key: recountKey(workspace), Value: value, Version: now.UnixNano()}, cond)}
 	if by != 0 {
-		ops = append(ops, store.Add(sumKey(workspace), map[string]int64{quotaCount: by}, nil))
+		ops = append(ops, store.Add(Key(workspace, ""), map[string]int64{Member: by}, nil))
 	}
-	if err := r.DB.Write(ctx, ops...); errors.Is(err, store.ErrConflict) {
+	if err := c.DB.Write(ctx, ops...); errors.Is(err, store.ErrConflict) {
 		return 0, nil // another process recounts
 	} else if err != nil {
 		return 0, err
@@ -123,29 +123,20 @@ func agreed(a, b int64) int64 {
 	return 0
 }
 
-// total adds up the counts of all principals that have a subscription in the workspace.
-func (s *Sweeper) total(ctx context.Context, workspace string) (total int64, err error) {
-	r := &s.Service.Records
-	principals := map[string]bool{}
-	err = store.Each(ctx, r.DB, indexKey(workspace, "-"), "list the subscriptions of a workspace", func(it *store.Item) error {
-		principals[string(it.Value)] = true
-		return nil
-	})
-	if err != nil {
-		return 0, err
-	}
-	keys := make([]store.Key, 0, len(principals))
-	for principal := range principals {
-		keys = append(keys, quotaKey(workspace, principal))
+// total adds up the counts of principals.
+func (c Counts) total(ctx context.Context, workspace string, principals []string) (total int64, err error) {
+	keys := make([]store.Key, len(principals))
+	for i, principal := range principals {
+		keys[i] = Key(workspace, principal)
 	}
 	for part := range slices.Chunk(keys, store.MaxGet) {
-		items, err := r.DB.Get(ctx, part...)
+		items, err := c.DB.Get(ctx, part...)
 		if err != nil {
 			return 0, err
 		}
 		for _, it := range items {
 			if it != nil {
-				total += it.Counts[quotaCount]
+				total += it.Counts[Member]
 			}
 		}
 	}
