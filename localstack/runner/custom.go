@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -69,7 +70,8 @@ func (c *callbacks) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 // custom invokes the function of a custom resource. It sends an Update if this stack has created the resource.
-// Otherwise it sends a Create, i.e. at every start, because the runner does not know what it created earlier.
+// Otherwise it sends a Create, i.e. at every start, because the runner does not know what it created earlier. Like
+// CloudFormation, a rollback sends a Delete even if the Create failed.
 func (s *scope) custom(r *template.Resource, before *made) (*made, error) {
 	st := s.stack
 	event := cfn.Event{
@@ -84,10 +86,26 @@ func (s *scope) custom(r *template.Resource, before *made) (*made, error) {
 			return nil, err
 		}
 	}
+	m, err := s.order(s.ctx, r, event)
+	event.RequestType, event.PhysicalResourceID, event.OldResourceProperties = cfn.RequestDelete, m.ref, nil
+	m.remove = func(ctx context.Context) error {
+		_, err := s.order(ctx, r, event)
+		return err
+	}
+	if err != nil && before == nil {
+		s.created = append(s.created, created{m, r.ID})
+	}
+	return m, err
+}
+
+// order sends a request to the function of a custom resource and returns the resource that it reports, which has an id
+// even if the request failed.
+func (s *scope) order(ctx context.Context, r *template.Resource, event cfn.Event) (*made, error) {
+	st, m := s.stack, &made{ref: event.LogicalResourceID, attributes: map[string]string{}}
 	target, _ := event.ResourceProperties["ServiceToken"].(string)
 	fn := st.functionByName(target)
 	if fn == nil {
-		return nil, errors.New("its ServiceToken is no function of the template")
+		return m, errors.New("its ServiceToken is no function of the template")
 	}
 	st.progress("custom %s by %s", r.ID, fn.id)
 	token, report, cancel := st.callbacks.expect()
@@ -95,11 +113,11 @@ func (s *scope) custom(r *template.Resource, before *made) (*made, error) {
 	event.ResponseURL = st.invokeURL() + "/cloudformation/" + token
 	payload, err := json.Marshal(event)
 	if err != nil {
-		return nil, err
+		return m, err
 	}
-	resp, err := fn.Invoke(s.ctx, lambda.Invocation{Payload: payload})
+	resp, err := fn.Invoke(ctx, lambda.Invocation{Payload: payload})
 	if err != nil {
-		return nil, err
+		return m, err
 	}
 	answer, err := resp.ReadAll()
 	if err == nil && resp.FunctionError != "" {
@@ -107,10 +125,10 @@ func (s *scope) custom(r *template.Resource, before *made) (*made, error) {
 	}
 	select {
 	case got := <-report: // even if the function reported a failure and then failed
+		m.ref = given(got.PhysicalResourceId, m.ref)
 		if got.Status != cfn.StatusSuccess {
-			return nil, fmt.Errorf("%s: %s", got.Status, got.Reason)
+			return m, fmt.Errorf("%s: %s", got.Status, got.Reason)
 		}
-		m := &made{ref: got.PhysicalResourceId, attributes: map[string]string{}}
 		for k, v := range got.Data {
 			m.attributes[k] = fmt.Sprint(v)
 		}
@@ -118,7 +136,7 @@ func (s *scope) custom(r *template.Resource, before *made) (*made, error) {
 	default:
 	}
 	if err != nil {
-		return nil, err
+		return m, err
 	}
-	return nil, fmt.Errorf("%s ended without a report to the ResponseURL", fn.id)
+	return m, fmt.Errorf("%s ended without a report to the ResponseURL", fn.id)
 }

@@ -143,8 +143,12 @@ func (s *Stack) start(ctx context.Context) error {
 	if err := s.build(ctx, sc); err != nil {
 		return err
 	}
+	first := !sc.deployedBefore()
 	outputs, err := sc.makeAll()
 	if err != nil {
+		if first {
+			err = errors.Join(err, sc.undo())
+		}
 		return err
 	}
 	if err := s.settle(sc, outputs); err != nil {

@@ -25,6 +25,13 @@ type scope struct {
 	made       map[string]*made
 	chain      []string // the resources that are being created, outermost first
 	replaced   []*made  // resources that others have replaced
+	created    []created
+}
+
+// created is a resource that did not exist before, with its logical id.
+type created struct {
+	*made
+	id string
 }
 
 // made is an existing resource.
@@ -44,6 +51,8 @@ type queue struct {
 	fifo       bool
 	visibility time.Duration
 }
+
+const tableType = "AWS::DynamoDB::Table"
 
 // Types without an effect here: permissions are not checked, and logs go to the output.
 var passive = []string{
@@ -141,6 +150,9 @@ func (s *scope) make(id string) (*made, error) {
 		return nil, err
 	}
 	m.properties = properties
+	if before == nil {
+		s.created = append(s.created, created{m, id})
+	}
 	if before != nil && before.ref != m.ref {
 		s.replaced = append(s.replaced, before)
 	}
@@ -158,7 +170,7 @@ func (s *scope) create(r *template.Resource, before *made) (*made, error) {
 		return s.function(r)
 	case r.Type == mappingType:
 		return s.mapping(r, name)
-	case r.Type == "AWS::DynamoDB::Table":
+	case r.Type == tableType:
 		var t resource.Table
 		if err := s.tpl.Properties(r, s, &t); err != nil {
 			return nil, err
@@ -178,7 +190,8 @@ func (s *scope) create(r *template.Resource, before *made) (*made, error) {
 		}
 		s.stack.progress("key    %s", name)
 		id, arn, err := k.Create(s.ctx, s.clients, name)
-		return &made{ref: id, attributes: map[string]string{"Arn": arn, "KeyId": id}}, err
+		remove := func(ctx context.Context) error { return resource.DeleteKey(ctx, s.clients, name, id) }
+		return &made{ref: id, attributes: map[string]string{"Arn": arn, "KeyId": id}, remove: remove}, err
 	case r.Type == "AWS::KMS::Alias":
 		var a resource.Alias
 		if err := s.tpl.Properties(r, s, &a); err != nil {
@@ -225,7 +238,8 @@ func (s *scope) queue(r *template.Resource, name string) (*made, error) {
 		created.deadARN = q.RedrivePolicy.DeadLetterTargetArn
 	}
 	s.stack.queues[r.ID] = created
-	return &made{ref: url, attributes: map[string]string{"Arn": arn, "QueueName": name, "QueueUrl": url}}, nil
+	remove := func(ctx context.Context) error { return resource.DeleteQueue(ctx, s.clients, url) }
+	return &made{ref: url, attributes: map[string]string{"Arn": arn, "QueueName": name, "QueueUrl": url}, remove: remove}, nil
 }
 
 func given(name, fallback string) string {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/localstack/internal/access"
+	"github.com/mcp-events/mcpevents/localstack/internal/resource"
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
@@ -138,6 +139,33 @@ func (s *Stack) settle(sc *scope, outputs map[string]string) error {
 	for _, old := range gone {
 		if old.remove != nil {
 			failed = errors.Join(failed, old.remove(sc.ctx))
+		}
+	}
+	return failed
+}
+
+// deployedBefore reports whether a table of the stack exists.
+func (s *scope) deployedBefore() bool {
+	return slices.ContainsFunc(s.tpl.Resources(), func(r *template.Resource) bool {
+		if r.Type != tableType {
+			return false
+		}
+		_, err := resource.TableKeys(s.ctx, s.clients, s.stack.opts.Name+"-"+r.ID)
+		return err == nil
+	})
+}
+
+// undo deletes everything that a failed first deployment created, the newest first. Like CloudFormation, it keeps
+// resources with the policy Retain.
+func (s *scope) undo() error {
+	ctx := context.WithoutCancel(s.ctx)
+	var failed error
+	for _, c := range slices.Backward(s.created) {
+		if c.remove == nil || s.tpl.Resource(c.id).DeletionPolicy == "Retain" {
+			continue
+		}
+		if err := c.remove(ctx); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("roll back: resource %s: %w", c.id, err))
 		}
 	}
 	return failed

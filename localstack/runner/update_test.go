@@ -15,6 +15,7 @@ import (
 	"github.com/aws/aws-lambda-go/cfn"
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
 	"github.com/mcp-events/mcpevents/localstack/runner"
@@ -81,7 +82,7 @@ func (o *orders) handle(raw []byte) (string, error) {
 	was, _ := e.OldResourceProperties["Flavour"].(string)
 	now, _ := e.ResourceProperties["Flavour"].(string)
 	o.all = append(o.all, strings.TrimSpace(string(e.RequestType)+" "+strings.TrimSpace(was+" "+now)))
-	if now == "bitter" {
+	if now == "bitter" && e.RequestType != cfn.RequestDelete {
 		return "", errors.New("too bitter")
 	}
 	return `"x"`, nil
@@ -101,6 +102,51 @@ func startDeployment(t *testing.T) (*runner.Stack, *orders, runner.Options) {
 	o := options(t, sink{"CustomFunction": custom.handle})
 	o.Template = write(t, deployment)
 	return start(t, o), custom, o
+}
+
+func TestAFailedStart(t *testing.T) {
+	t.Parallel()
+	custom := &orders{}
+	o := options(t, sink{"CustomFunction": custom.handle})
+	o.Template = write(t, deployment)
+	hasTable := func() bool {
+		t.Helper()
+		db := dynamodb.NewFromConfig(awslocal.Config(o.Endpoints.DynamoDB))
+		_, err := db.DescribeTable(t.Context(), &dynamodb.DescribeTableInput{TableName: aws.String(o.Name + "-Table")})
+		if missing := new(types.ResourceNotFoundException); err != nil && !errors.As(err, &missing) {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	fail := func() {
+		t.Helper()
+		o.Parameters = map[string]string{"Flavour": "bitter"}
+		if stack, err := runner.Start(t.Context(), o); err == nil {
+			stack.Close()
+			t.Error("the start succeeded")
+		}
+		o.Parameters = nil
+	}
+	t.Run("AWS-12 the failed first deployment of a stack deletes what it created", func(t *testing.T) {
+		fail()
+		if got, want := custom.take(), []string{"Create bitter", "Delete bitter"}; !slices.Equal(got, want) {
+			t.Errorf("the custom resource got %q, want %q", got, want)
+		}
+		if hasTable() {
+			t.Error("the table remains")
+		}
+	})
+	t.Run("a stack that existed keeps its table if a start fails", func(t *testing.T) {
+		start(t, o).Close()
+		custom.take()
+		fail()
+		if got, want := custom.take(), []string{"Create bitter"}; !slices.Equal(got, want) {
+			t.Errorf("the custom resource got %q, want %q", got, want)
+		}
+		if !hasTable() {
+			t.Error("the table is gone")
+		}
+	})
 }
 
 func update(t *testing.T, stack *runner.Stack, parameters map[string]string) {

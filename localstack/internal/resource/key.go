@@ -47,6 +47,17 @@ func (k Key) Create(ctx context.Context, c Clients, name string) (id, arn string
 	return id, arn, Alias{AliasName: alias, TargetKeyId: id}.Create(ctx, c)
 }
 
+// DeleteKey schedules the deletion of a key that [Key.Create] created under a name. The name can then be used again.
+func DeleteKey(ctx context.Context, c Clients, name, id string) error {
+	if err := (Alias{AliasName: "alias/" + name}).Delete(ctx, c); err != nil {
+		return err
+	}
+	if _, err := c.KMS.ScheduleKeyDeletion(ctx, &kms.ScheduleKeyDeletionInput{KeyId: &id}); err != nil {
+		return fmt.Errorf("delete key %s: %w", name, err)
+	}
+	return nil
+}
+
 // Create creates the alias, or changes its key.
 func (a Alias) Create(ctx context.Context, c Clients) error {
 	_, err := c.KMS.CreateAlias(ctx, &kms.CreateAliasInput{AliasName: &a.AliasName, TargetKeyId: &a.TargetKeyId})

@@ -88,6 +88,14 @@ func (q Queue) createOrUpdate(ctx context.Context, c Clients, name string, attri
 	return aws.ToString(found.QueueUrl), err
 }
 
+// DeleteQueue removes a queue with its messages.
+func DeleteQueue(ctx context.Context, c Clients, url string) error {
+	if _, err := c.SQS.DeleteQueue(ctx, &sqs.DeleteQueueInput{QueueUrl: &url}); err != nil {
+		return fmt.Errorf("delete queue %s: %w", url, err)
+	}
+	return nil
+}
+
 func (q Queue) attributes() map[string]string {
 	a := map[string]string{}
 	number := func(name string, v *template.Int) {
