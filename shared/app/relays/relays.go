@@ -17,9 +17,9 @@ import (
 func New(c *app.Core, g *gateway.Gateway, typesChanged func(context.Context) error) *relay.Relay {
 	var events *relay.Events
 	if typesChanged != nil {
-		publisher := &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
+		publisher := publish.NewOfBackends(&publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer})
 		events = &relay.Events{
-			Demand: c.Demand, Publish: publisher.FromBackend, Gap: publisher.Gap, Configured: c.Config.Backends, Changed: typesChanged, Agent: app.UserAgent(),
+			Demand: c.Demand, Publish: publisher.Publish, Gap: publisher.Gap, Configured: c.Config.Backends, Changed: typesChanged, Agent: app.UserAgent(),
 		}
 	}
 	return &relay.Relay{
