@@ -40,8 +40,8 @@ const (
 	expiryMargin = 10 * time.Second
 	// unstatedLife is how long a token is used if the authorization server does not say how long it is valid.
 	unstatedLife = time.Minute
-	// A refusal, or an unusable token, concerns one caller, who is refused without another request for refusedFor. A failure concerns all
-	// callers. They then get errors without a request for failedFor, or for as long as the failed request took if that is longer.
+	// A refusal, an unusable token or a slow answer concerns one caller, who is refused without another request for refusedFor. A failure
+	// within failedFor concerns all callers, who then get errors without a request for failedFor.
 	refusedFor, failedFor = 10 * time.Second, 2 * time.Second
 )
 
@@ -143,7 +143,8 @@ func (b *Backend) askExchange(token string) exchanged {
 	began := time.Now()
 	got, err := b.requestExchange(token)
 	now := time.Now()
-	ofCaller := err == nil || tooLarge(err)
+	took := now.Sub(began)
+	ofCaller := err == nil || tooLarge(err) || took >= failedFor
 	if err == nil {
 		err = checkExchanged(got, token)
 	}
@@ -157,7 +158,7 @@ func (b *Backend) askExchange(token string) exchanged {
 	e := b.judgeExchange(err)
 	pause, forAll := refusedFor, fault.Is(e, fault.Unavailable) && !ofCaller
 	if forAll {
-		pause = max(failedFor, now.Sub(began))
+		pause = failedFor
 	}
 	b.logExchange.Do(func() {
 		b.options.Log.Warn("token exchange failed", slog.String("backend", b.Name), slog.Any("error", e.cause))

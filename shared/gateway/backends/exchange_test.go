@@ -30,6 +30,7 @@ type authority struct {
 	status int      // 0 means 200
 	answer string   // empty means a new token that is valid for an hour
 	hangs  time.Duration
+	hangOn string // the only token for which it hangs; empty means all
 }
 
 func (a *authority) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -45,6 +46,9 @@ func (a *authority) RoundTrip(r *http.Request) (*http.Response, error) {
 	a.mu.Lock()
 	a.asked, a.basic = append(a.asked, form), append(a.basic, id+":"+password)
 	status, n, hangs := cmp.Or(a.status, http.StatusOK), len(a.asked), a.hangs
+	if a.hangOn != "" && a.hangOn != form.Get("subject_token") {
+		hangs = 0
+	}
 	answer := cmp.Or(a.answer, fmt.Sprintf(`{"access_token":"for-b-%d","issued_token_type":%q,"token_type":"Bearer","expires_in":3600}`, n, accessToken))
 	a.mu.Unlock()
 	select {
@@ -233,19 +237,46 @@ func TestFailedExchanges(t *testing.T) {
 // whether it works again.
 func TestFailingAuthorizationServerIsSpared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := &authority{hangs: time.Minute}
+		a := &authority{hangs: failedFor / 2, status: http.StatusServiceUnavailable}
 		b, _ := exchanging(a, api.Exchange{Audience: "b"})
-		began := time.Now()
 		for i := range 50 {
 			expect.Fault(t, "a caller", expect.ErrOf(b.exchangeToken(t.Context(), callerOf(fmt.Sprint(i), time.Hour))), fault.Unavailable)
 		}
 		expect.Equal(t, "requests of 50 callers", a.count(), 1)
-		expect.Equal(t, "the time until the last caller has an error", time.Since(began), b.options.AskTimeout)
-		a.mu.Lock()
-		a.hangs = 0
-		a.mu.Unlock()
-		time.Sleep(b.options.AskTimeout)
+		a.set(0, "")
+		time.Sleep(failedFor)
 		expect.OK(t, expect.ErrOf(b.exchangeToken(t.Context(), callerOf("ann", time.Hour))))
+	})
+}
+
+// GWN-27: given a caller whose exchange takes too long, then only this caller waits, once, and is refused for a while.
+func TestSlowExchangeConcernsItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := callerOf("slow", time.Hour)
+		a := &authority{hangs: time.Hour, hangOn: strings.TrimPrefix(slow, "Bearer ")}
+		b, _ := exchanging(a, api.Exchange{Audience: "b"})
+		began := time.Now()
+		others := func() {
+			t.Helper()
+			for i := range 5 {
+				expect.OK(t, expect.ErrOf(b.exchangeToken(t.Context(), callerOf(fmt.Sprint(i), 2*time.Hour))))
+			}
+		}
+		var waiting sync.WaitGroup
+		for range 3 {
+			waiting.Go(func() {
+				expect.Fault(t, "the slow caller", expect.ErrOf(b.exchangeToken(t.Context(), slow)), fault.Unavailable)
+			})
+		}
+		synctest.Wait()
+		others()
+		expect.Equal(t, "the time that the others waited", time.Since(began), 0)
+		waiting.Wait()
+		expect.Equal(t, "the time that the slow caller waited", time.Since(began), b.options.AskTimeout)
+		expect.OK(t, expect.ErrOf(b.exchangeToken(t.Context(), callerOf("new", time.Hour))))
+		expect.Fault(t, "the slow caller again", expect.ErrOf(b.exchangeToken(t.Context(), slow)), fault.Unavailable)
+		expect.Equal(t, "the time until all have an answer", time.Since(began), b.options.AskTimeout)
+		expect.Equal(t, "requests", a.count(), 7)
 	})
 }
 
