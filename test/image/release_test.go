@@ -2,6 +2,7 @@ package image
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +24,13 @@ type release struct {
 		Env, Goos, Goarch, Ldflags []string
 	}
 	Archives []struct{ Files []string }
+	NFPMs    []struct {
+		Contents []struct {
+			Src, Dst, Type string
+			FileInfo       struct{ Mode os.FileMode } `yaml:"file_info"`
+		}
+		Scripts map[string]string
+	} `yaml:"nfpms"`
 	Checksum struct{ Algorithm string }
 	SBOMs    []struct {
 		Artifacts, Cmd string
@@ -81,6 +89,28 @@ func TestTheRelease(t *testing.T) {
 			read(t, name)
 		}
 	})
+	t.Run("RCH-10 the packages have the service, its files and scripts of a shell", func(t *testing.T) {
+		modes := map[string]os.FileMode{}
+		for _, c := range file.NFPMs[0].Contents {
+			read(t, c.Src)
+			modes[c.Dst] = c.FileInfo.Mode
+			if strings.HasPrefix(c.Dst, "/etc/") && c.Type != "config|noreplace" {
+				t.Errorf("%s has type %q, want one that keeps changes", c.Dst, c.Type)
+			}
+		}
+		want := map[string]os.FileMode{
+			"/usr/share/doc/mcpevents/copyright": 0, "/usr/lib/systemd/system/mcpevents.service": 0, "/etc/mcpevents/catalog.yaml": 0o644,
+			"/etc/mcpevents/config.yaml": 0o644, "/etc/mcpevents/environment": 0o600,
+		}
+		if !maps.Equal(modes, want) {
+			t.Errorf("got the files %v, want %v", modes, want)
+		}
+		for when, script := range file.NFPMs[0].Scripts {
+			if out, err := exec.CommandContext(t.Context(), "sh", "-n", filepath.Join(harness.Root(t), script)).CombinedOutput(); err != nil {
+				t.Errorf("%s: %v\n%s", when, err, out)
+			}
+		}
+	})
 	t.Run("RCH-10 the version of a tag is the program's", func(t *testing.T) {
 		binary := filepath.Join(t.TempDir(), b.Binary)
 		cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", strings.ReplaceAll(b.Ldflags[0], "{{ .Version }}", "1.2.3"), "-o", binary, b.Main)
@@ -92,6 +122,7 @@ func TestTheRelease(t *testing.T) {
 		if err != nil || !strings.HasPrefix(string(out), "mcpevents 1.2.3 ") {
 			t.Errorf("%v: %s", err, out)
 		}
+		t.Run("it runs as the service says, once its configuration has a key", func(t *testing.T) { runService(t, binary) })
 		t.Run("its SBOM names the modules that it has", func(t *testing.T) {
 			modules := sbom(t, file, binary)
 			for _, want := range []string{"github.com/aws/aws-sdk-go-v2", "modernc.org/sqlite"} {
