@@ -255,6 +255,37 @@ func TestRulesAndSubscriptions(t *testing.T) {
 	}
 }
 
+// GWN-25: given a rule for a template, then a client that is subscribed to a resource above gets no updates of resources that only this
+// template matches, unless it has the scopes.
+func TestRulesForTemplatesAndUpdates(t *testing.T) {
+	s := newScripted(t, func(s *scripted) {
+		s.lists = func(method, _ string) string {
+			switch method {
+			case "resources/list":
+				return entriesOf(method, "uri", "db://hr", "db://hr/listed")
+			case "resources/templates/list":
+				return entriesOf(method, "uriTemplate", "db://hr/{table}", "db://pay/{table}", "db://pay/open{n}")
+			}
+			return `{}`
+		}
+	})
+	g := gatewayOver(t, memory(t), at("b", s, func(b *api.Backend) {
+		b.Resources = rules.Rules{Deny: []string{"db://pay/{table}"}, Scopes: map[string][]string{"db://hr/{table}": {"team"}}}
+	}))
+	for uri, want := range map[string][2]bool{ // for ann and bea, who has the scope
+		"db://hr": {true, true}, "db://hr/listed": {true, true}, "db://hr/salaries": {false, true}, "db://hr/a/b": {true, true},
+		"db://pay/salaries": {false, false}, "db://pay/open1": {true, true}, "db://other": {true, true},
+	} {
+		for i, who := range []auth.Principal{ann, bea} {
+			expect.Equal(t, who.ID+" gets updates of "+uri, g.Permits(t.Context(), who, "b", uri), want[i])
+		}
+	}
+	expect.Equal(t, "the requests for the templates", len(s.received("resources/templates/list")), 1)
+	s.change(func(s *scripted) { s.lists = func(string, string) string { return `broken` } })
+	other := gatewayOver(t, memory(t), at("b", s, withRules))
+	expect.Equal(t, "updates while the templates are unknown", other.Permits(t.Context(), bea, "b", "file:///public/a"), false)
+}
+
 // GWN-25: each call writes one log line with principal, backend, tool, outcome and duration, and without arguments or results.
 func TestCallsAreLogged(t *testing.T) {
 	const marker = "xylophone-4711"

@@ -124,10 +124,14 @@ func (v *View) fetch(ctx context.Context, info *ServerInfo, kind api.Kind) (*fet
 				continue
 			}
 			var permitted bool
-			if e.scopes, permitted = b.rules[kind].Permits(e.Own); !permitted {
-				continue // to callers, it is unknown
+			e.scopes, permitted = b.rules[kind].Permits(e.Own)
+			if e.matches != nil && (!permitted || len(e.scopes) > 0) {
+				out.restricted = append(out.restricted, e.matches)
 			}
-			if out.entries = append(out.entries, e); len(out.entries) > maxEntries {
+			if permitted { // otherwise it is unknown to callers
+				out.entries = append(out.entries, e)
+			}
+			if max(len(out.entries), len(out.restricted)) > maxEntries {
 				return nil, fault.New(fault.Unavailable, "backend %s lists more than %d entries", b.Name, maxEntries)
 			}
 		}

@@ -38,6 +38,8 @@ type fetched struct {
 	entries []Entry
 	ttl     time.Duration
 	shared  bool // the list is the same for all callers
+	// restricted has the matchers of resource templates that the rules deny, or for which a caller needs scopes.
+	restricted []func(uri string) bool
 }
 
 // List returns the combined lists of all backends that the client may use. Each is as current as its time to live and the backend's

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -118,15 +120,46 @@ func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (
 	return e.Backend, info != nil && info.Subscribe && e.View.backend.hasStream(ctx), nil
 }
 
-// Permits reports whether the principal may use a backend, and the backend's rules let it receive updates of a resource.
+// Permits reports whether the principal may use a backend, and the backend's rules let it receive updates of a resource. The rules for a
+// template also apply to the resources that match it, unless the principal can read them in another way.
 func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri string) bool {
 	for _, b := range bs.VisibleTo(ctx, p) {
-		if b.Name == backend {
-			scopes, ok := b.rules[api.Resources].Permits(uri)
+		if b.Name != backend {
+			continue
+		}
+		scopes, ok := b.rules[api.Resources].Permits(uri)
+		if !ok || !p.Has(scopes...) || b.Resources.Empty() {
 			return ok && p.Has(scopes...)
 		}
+		templates := b.view.anyList(ctx, api.Templates)
+		if templates == nil {
+			return false
+		}
+		if !slices.ContainsFunc(templates.restricted, func(matches func(string) bool) bool { return matches(uri) }) {
+			return true
+		}
+		_, err := lookUp(p, []*View{b.view}, api.Resources, uri, func(kind api.Kind) ([]*fetched, bool) {
+			return []*fetched{b.view.anyList(ctx, kind)}, true
+		})
+		return err == nil
 	}
 	return false
+}
+
+// anyList returns the list of a kind under the version that the view last noticed, so that a check of each update reads no version. It
+// returns nil if the list was never fetched and cannot be.
+func (v *View) anyList(ctx context.Context, kind api.Kind) *fetched {
+	v.mu.Lock()
+	l := v.lists[kind]
+	v.mu.Unlock()
+	version := ""
+	if l != nil {
+		version = l.version
+	} else {
+		version = listVersions(ctx, v.backend.options, []*View{v}, kind)[0]
+	}
+	list, _ := v.list(ctx, kind, version, func(*fetched) time.Duration { return v.backend.options.ListTTL }) // the last one will do
+	return list
 }
 
 // noStreamKey returns the key of the item that exists while a backend is known to have no notification stream.
