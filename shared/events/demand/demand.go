@@ -196,15 +196,20 @@ func (r *Registry) Forget(ctx context.Context, workspace, uri string) error {
 		"forget a subscription at a backend")
 }
 
-// Wanted returns the URIs that are wanted from a backend. It ends demands that were not renewed, unless a webhook subscription has the URI.
-func (r *Registry) Wanted(ctx context.Context, workspace, backend string) (map[string]bool, error) {
-	wanted := map[string]bool{}
+// Wanted returns the URIs that are wanted from a backend, each with the hashes of the principals that want it. It ends demands that were
+// not renewed, unless a webhook subscription has the URI.
+func (r *Registry) Wanted(ctx context.Context, workspace, backend string) (map[string][]string, error) {
+	wanted := map[string][]string{}
+	add := func(it *store.Item) {
+		principal, _, _ := strings.Cut(it.Sort, "#")
+		wanted[string(it.Value)] = append(wanted[string(it.Value)], principal)
+	}
 	var lapsed []store.Item
 	now := time.Now()
 	of := store.Key{Table: store.Sessions, Partition: partition(workspace, backend)}
 	err := store.Each(ctx, r.DB, of, "read the demands for events of a backend", func(it *store.Item) error {
 		if now.Unix() < it.Counts[untilCount] {
-			wanted[string(it.Value)] = true
+			add(it)
 		} else {
 			lapsed = append(lapsed, *it)
 		}
@@ -222,12 +227,12 @@ func (r *Registry) Wanted(ctx context.Context, workspace, backend string) (map[s
 		// The subscriber records its demand before the subscription, so a subscription that is not visible yet has a newer version here.
 		op := store.Delete(lapsed[i].Key, store.VersionIs(lapsed[i].Version))
 		if subscription.HeaderCount(header) > 0 {
-			wanted[uri] = true
+			add(&lapsed[i])
 			op = store.Put(item(lapsed[i].Key, uri, now), store.VersionIs(lapsed[i].Version))
 		}
 		switch err := r.DB.Write(ctx, op); {
 		case errors.Is(err, store.ErrConflict):
-			wanted[uri] = true // it was renewed meanwhile
+			add(&lapsed[i]) // it was renewed meanwhile
 		case err != nil:
 			return nil, fault.Wrap(fault.Unavailable, err, "end a demand for events of a backend")
 		}

@@ -384,23 +384,33 @@ func (e *receiver) adjust(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	maps.DeleteFunc(e.refused, func(uri string, _ time.Time) bool { return !wanted[uri] })
+	maps.DeleteFunc(e.refused, func(uri string, _ time.Time) bool { return wanted[uri] == nil })
+	possible := map[string][]string{}
+	for uri, principals := range wanted {
+		if _, own, _, _ := catalog.ParseBackendURI(uri); e.modes[own] != "" || e.running[uri] != nil {
+			possible[uri] = principals
+		}
+	}
+	chosen := share(possible, func(uri string) bool { return e.running[uri] != nil }, maxReceptions)
 	for uri, r := range e.running {
-		if !wanted[uri] {
-			r.stop()
-			delete(e.running, uri)
+		if chosen[uri] {
+			continue
+		}
+		r.stop()
+		delete(e.running, uri)
+		if wanted[uri] == nil {
 			if err := e.Demand.Forget(ctx, place.Workspace, uri); err != nil {
 				return err
 			}
 		}
 	}
-	for _, uri := range slices.Sorted(maps.Keys(wanted)) {
-		_, own, _, _ := catalog.ParseBackendURI(uri)
-		mode := e.modes[own]
+	for _, uri := range slices.Sorted(maps.Keys(possible)) {
 		switch {
-		case mode == "" || e.running[uri] != nil:
-		case len(e.running) < maxReceptions:
-			e.running[uri] = e.start(ctx, uri, mode)
+		case e.running[uri] != nil:
+		case chosen[uri]:
+			_, own, _, _ := catalog.ParseBackendURI(uri)
+			e.running[uri] = e.start(ctx, uri, e.modes[own])
+			delete(e.refused, uri)
 		case time.Since(e.refused[uri]) > retryAfter:
 			e.refused[uri] = time.Now()
 			err := e.Demand.SetState(ctx, place.Workspace, uri, demand.State{Error: fmt.Sprintf("there are %d subscriptions at the backend already", maxReceptions)})

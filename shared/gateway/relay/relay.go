@@ -11,6 +11,7 @@
 //	listens.go     the subscriptions to resources in 2026-07-28
 //	throttle.go    limits on notifications
 //	events.go      the event types of backends, and subscriptions to their events
+//	share.go       which subscriptions to events there is room for
 //	receive.go     one subscription to events
 //
 // The package sees a backend as a [Backend]. Calls are in shared/gateway, lists in
