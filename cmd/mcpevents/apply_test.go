@@ -142,7 +142,7 @@ func subscribe(t *testing.T, db store.DB) {
 		t.Fatal(err)
 	}
 	core := &app.Core{
-		DB: db, Catalogs: catalog.NewStored(db, nil, nil), EventLog: &eventlog.Log{DB: db},
+		DB: db, Catalogs: catalog.NewStored(db, nil, nil, nil), EventLog: &eventlog.Log{DB: db},
 		Limits: config.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
 	}
 	core.Limits.AllowInsecureTargets = true

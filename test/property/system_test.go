@@ -174,7 +174,7 @@ func (s *system) start(number int, path string) *process {
 		p.core.Queues = lineSender{queues, p.line}
 	}
 	p.core.EventLog = &eventlog.Log{DB: p.core.DB, Retention: limits.LogRetention, Now: now}
-	p.catalogs = catalog.NewStored(p.core.DB, time.Now, quiet)
+	p.catalogs = catalog.NewStored(p.core.DB, time.Now, quiet, nil)
 	p.core.Catalogs = p.catalogs
 
 	var gates app.SubscriptionOptions

@@ -98,7 +98,7 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 	configs := config.NewStored(db, time.Now, log)
 	authenticator, metadata := p.authenticator(s, needs, configs)
 	p.Core = &app.Core{
-		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log), Config: configs,
+		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log, configs.EventTypes), Config: configs,
 		EventLog: &eventlog.Log{DB: db, Retention: s.limits.LogRetention}, Demand: demand.New(db), Limits: s.limits, Log: log, Metrics: counters, Tracer: tracer,
 		Auth: authenticator, Guard: auth.NewGuard(s.limits.AllowedOrigins, s.limits.AllowedHosts, log), ResourceMetadata: metadata,
 	}

@@ -55,7 +55,7 @@ type Target struct {
 func Deployment(db store.DB, canCount bool) *Target {
 	t := &Target{DB: db, Check: refuseCommands}
 	if canCount {
-		catalogs := catalog.NewStored(db, nil, nil)
+		catalogs := catalog.NewStored(db, nil, nil, nil)
 		// Without a directory of principals, it also counts subscriptions of removed keys, which will end anyway.
 		t.Endings = (&lifecycle.Terminator{
 			Subscriptions: &subscription.Service{Records: subscription.Records{DB: db}},

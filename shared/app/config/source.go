@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/conversation/rules"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
@@ -62,10 +63,11 @@ type Stored struct {
 	empty *current
 }
 
-// current is a configuration and the keys in it.
+// current is a configuration, the keys in it, and what it says about the event types of backends, by workspace and backend.
 type current struct {
-	config *Config
-	keys   *auth.StaticKeys
+	config     *Config
+	keys       *auth.StaticKeys
+	eventTypes map[string]map[string]catalog.BackendTypes
 }
 
 // NewStored returns a Stored over the store. A nil clock is time.Now, and a nil log slog.Default. Own backends precede the backends of
@@ -74,7 +76,18 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.B
 	with := func(c *Config) (*current, error) {
 		keys, err := auth.Keys(c.Keys, now)
 		c.Backends = slices.Concat(own, c.Backends)
-		return &current{c, keys}, err
+		eventTypes := map[string]map[string]catalog.BackendTypes{}
+		for _, b := range c.Backends {
+			of, allowed := b.EventTypes()
+			if !allowed {
+				continue
+			}
+			if eventTypes[b.Workspace] == nil {
+				eventTypes[b.Workspace] = map[string]catalog.BackendTypes{}
+			}
+			eventTypes[b.Workspace][b.Name] = of
+		}
+		return &current{c, keys, eventTypes}, err
 	}
 	cache := settings.NewCache(db, document, func(src []byte) (*current, error) {
 		c, err := parseStored(src)
@@ -87,17 +100,22 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.B
 	return &Stored{cache, empty}
 }
 
-func (s *Stored) current(ctx context.Context, get func(context.Context, string) (*current, int64, error)) (*current, error) {
+// current returns the configuration and its version, which is 0 if none is stored. With latest set, it does not use the cache.
+func (s *Stored) current(ctx context.Context, latest bool) (*current, int64, error) {
+	get := s.cache.Get
+	if latest {
+		get = s.cache.Latest
+	}
 	c, version, err := get(ctx, "")
 	if err == nil && version == 0 {
-		return s.empty, nil
+		return s.empty, 0, nil
 	}
-	return c, err
+	return c, version, err
 }
 
 // Config returns the configuration. It is empty if none is stored.
 func (s *Stored) Config(ctx context.Context) (*Config, error) {
-	c, err := s.current(ctx, s.cache.Get)
+	c, _, err := s.current(ctx, false)
 	if err != nil {
 		return nil, err
 	}
@@ -122,6 +140,15 @@ func (s *Stored) Backends(ctx context.Context) ([]api.Backend, error) {
 	return c.Backends, nil
 }
 
+// EventTypes returns what the configuration says about the event types of a workspace's backends. It is a [catalog.Configured].
+func (s *Stored) EventTypes(ctx context.Context, workspace string, latest bool) (map[string]catalog.BackendTypes, int64, error) {
+	c, version, err := s.current(ctx, latest)
+	if err != nil {
+		return nil, 0, err
+	}
+	return c.eventTypes[workspace], version, nil
+}
+
 // Sources returns the sources of the configuration.
 func (s *Stored) Sources(ctx context.Context) ([]source.Source, error) {
 	c, err := s.Config(ctx)
@@ -141,7 +168,7 @@ func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 type storedKeys struct{ *Stored }
 
 func (k storedKeys) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
-	c, err := k.current(ctx, k.cache.Get)
+	c, _, err := k.current(ctx, false)
 	if err != nil {
 		return auth.Principal{}, err
 	}
@@ -150,11 +177,7 @@ func (k storedKeys) Authenticate(ctx context.Context, h http.Header) (auth.Princ
 
 // Principals implements [auth.Directory].
 func (k storedKeys) Principals(ctx context.Context, workspace, id string, latest bool) ([]auth.Principal, error) {
-	get := k.cache.Get
-	if latest {
-		get = k.cache.Latest
-	}
-	c, err := k.current(ctx, get)
+	c, _, err := k.current(ctx, latest)
 	if err != nil {
 		return nil, err
 	}

@@ -41,7 +41,7 @@ func newCore(t *testing.T, backend string) *app.Core {
 	t.Cleanup(func() { _ = queues.Close() })
 	shop := api.Backend{Name: "shop", URL: backend, Workspace: "default", ProtocolVersion: api.AutoVersion}
 	core := &app.Core{
-		DB: db, Queues: queues, Catalogs: catalog.NewStored(db, time.Now, log), Config: config.NewStored(db, time.Now, log, shop),
+		DB: db, Queues: queues, Catalogs: catalog.NewStored(db, time.Now, log, nil), Config: config.NewStored(db, time.Now, log, shop),
 		EventLog: &eventlog.Log{DB: db}, Demand: demand.New(db), Limits: standalone.DefaultLimits(), Log: log,
 	}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -41,8 +41,8 @@ func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) 
 	if keys, err = s.openStore(ctx, o, counters); err != nil {
 		return keys, err
 	}
-	s.catalogs = catalog.NewStored(s.db, time.Now, o.Log)
 	configs := config.NewStored(s.db, time.Now, o.Log, s.ownBackends()...)
+	s.catalogs = catalog.NewStored(s.db, time.Now, o.Log, configs.EventTypes)
 	authenticator, metadata := s.newAuthenticator(o.Auth, configs)
 	s.core = &app.Core{
 		DB: s.db, Queues: s.queues, Catalogs: s.catalogs, Config: configs,

@@ -13,6 +13,7 @@ import (
 	"unicode"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
@@ -194,52 +195,90 @@ func BackendWorkspaces(ctx context.Context, db store.DB) (names []string, err er
 	return names, err
 }
 
-// merged is a catalog with the event types of backends. It is valid for one base catalog and one version of the stored types.
-type merged struct {
-	base    *Catalog
-	version int64
-	catalog *Catalog
+// Configured returns what the configuration says about the event types of a workspace's backends, by name, and the version of the
+// configuration. With latest set, it does not use a cache.
+type Configured func(ctx context.Context, workspace string, latest bool) (of map[string]BackendTypes, version int64, err error)
+
+// merger adds the stored event types of backends to catalogs.
+type merger struct {
+	// stored returns the event types as the relay stored them, and their version.
+	stored func(ctx context.Context, workspace string, latest bool) (map[string]BackendTypes, int64, error)
+	// configured overrides the prefixes and scopes that were stored, so that a changed configuration applies before the relay has stored it
+	// again. It may be nil.
+	configured Configured
+	merged     bounded.Map[string, merged] // by workspace
 }
 
-// withBackends returns the catalog with the event types of the workspace's backends. base may be nil.
-func (s *Stored) withBackends(ctx context.Context, workspace string, base *Catalog, get backendsGetter) (*Catalog, error) {
-	backends, version, err := get(ctx, workspace)
-	if err != nil || len(backends) == 0 {
+// merged is a catalog with the event types of backends. It is valid for one base catalog and the versions of the stored types and of the
+// configuration.
+type merged struct {
+	base               *Catalog
+	stored, configured int64
+	catalog            *Catalog
+}
+
+// add returns the catalog with the event types of the workspace's backends. base may be nil.
+func (m *merger) add(ctx context.Context, workspace string, base *Catalog, latest bool) (*Catalog, error) {
+	types, version, err := m.stored(ctx, workspace, latest)
+	if err != nil || len(types) == 0 {
 		return base, err
 	}
-	if m, ok := s.merged.Get(workspace); ok && m.base == base && m.version == version {
-		return m.catalog, nil
+	next := merged{base: base, stored: version}
+	var of map[string]BackendTypes
+	if m.configured != nil {
+		if of, next.configured, err = m.configured(ctx, workspace, latest); err != nil {
+			return nil, err
+		}
 	}
-	m := merged{base, version, base.with(backends)}
-	s.merged.Put(workspace, m)
-	return m.catalog, nil
+	if had, ok := m.merged.Get(workspace); ok && had.base == base && had.stored == version && had.configured == next.configured {
+		return had.catalog, nil
+	}
+	if m.configured != nil {
+		types = configure(types, of)
+	}
+	if next.catalog = base; len(types) > 0 {
+		next.catalog = base.with(types)
+	}
+	m.merged.Put(workspace, next)
+	return next.catalog, nil
 }
 
-type backendsGetter = func(ctx context.Context, workspace string) (map[string]BackendTypes, int64, error)
+// configure returns stored event types with the prefixes and scopes of the configuration, without backends that it does not have.
+func configure(stored, of map[string]BackendTypes) map[string]BackendTypes {
+	out := map[string]BackendTypes{}
+	for name, types := range stored {
+		if now, ok := of[name]; ok {
+			now.Types = types.Types
+			out[name] = now
+		}
+	}
+	return out
+}
 
 // AddBackends returns a source that adds the stored event types of backends to the catalogs of another source, without a cache.
-func AddBackends(db store.DB, to Source) Source { return addsBackends{db, to} }
+func AddBackends(db store.DB, to Source) Source {
+	return &addsBackends{to, merger{stored: func(ctx context.Context, workspace string, _ bool) (map[string]BackendTypes, int64, error) {
+		stored, err := settings.Read(ctx, db, backendDocuments+workspace)
+		if err != nil {
+			return nil, 0, err
+		}
+		types, err := parseBackends(stored.Text)
+		return types, stored.Version, err
+	}}}
+}
 
 type addsBackends struct {
-	db store.DB
-	to Source
+	to     Source
+	merger merger
 }
 
 // Catalog implements [Source].
-func (s addsBackends) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
+func (s *addsBackends) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
 	base, err := s.to.Catalog(ctx, workspace)
 	if err != nil {
 		return nil, err
 	}
-	stored, err := settings.Read(ctx, s.db, backendDocuments+workspace)
-	if err != nil {
-		return nil, err
-	}
-	backends, err := parseBackends(stored.Text)
-	if err != nil || len(backends) == 0 {
-		return base, err
-	}
-	return base.with(backends), nil
+	return s.merger.add(ctx, workspace, base, true)
 }
 
 // with returns a catalog with the event types of backends after its own. It leaves out types whose name another type has.

@@ -85,7 +85,7 @@ func TestOrderCannotBeRestored(t *testing.T) {
 func TestStoredServesChangesWithinMaxAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := settingstest.New()
-		src := NewStored(db, nil, nil)
+		src := NewStored(db, nil, nil, nil)
 		if _, err := src.Catalog(t.Context(), "default"); !fault.Is(err, fault.NotFound) {
 			t.Errorf("got %v without a catalog, want not found", err)
 		}
@@ -202,7 +202,7 @@ func TestSharedCatalog(t *testing.T) {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
 	expect.OK(t, err)
 	defer func() { _ = db.Close() }()
-	src := NewStored(db, nil, nil)
+	src := NewStored(db, nil, nil, nil)
 	for _, step := range []struct {
 		workspace, name string
 		version         int64

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -40,15 +39,24 @@ func (s *Static) Catalog(context.Context, string) (*Catalog, error) { return s.c
 type Stored struct {
 	cache    *settings.Cache[*Catalog]
 	backends *settings.Cache[map[string]BackendTypes]
-	merged   bounded.Map[string, merged] // by workspace
+	merger   merger
 }
 
-// NewStored returns a source over the store. A nil clock is time.Now, and a nil log slog.Default.
-func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
-	return &Stored{
+// NewStored returns a source over the store. A nil clock is time.Now, and a nil log slog.Default. Without configured, the backends'
+// prefixes and scopes are the stored ones.
+func NewStored(db store.DB, now func() time.Time, log *slog.Logger, configured Configured) *Stored {
+	s := &Stored{
 		cache:    settings.NewCache(db, documents, parseStored, now, log),
 		backends: settings.NewCache(db, backendDocuments, parseBackends, now, log),
 	}
+	s.merger.configured = configured
+	s.merger.stored = func(ctx context.Context, workspace string, latest bool) (map[string]BackendTypes, int64, error) {
+		if latest {
+			return s.backends.Latest(ctx, workspace)
+		}
+		return s.backends.Get(ctx, workspace)
+	}
+	return s
 }
 
 // Latest returns a source's catalog without a cache, for decisions that cannot be undone.
@@ -63,21 +71,25 @@ func Latest(ctx context.Context, s Source, workspace string) (*Catalog, error) {
 
 // Latest implements [Latest].
 func (s *Stored) Latest(ctx context.Context, workspace string) (*Catalog, error) {
-	return s.own(ctx, workspace, s.cache.Latest, s.backends.Latest)
+	return s.read(ctx, workspace, true)
 }
 
 // Catalog implements [Source].
 func (s *Stored) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
-	return s.own(ctx, workspace, s.cache.Get, s.backends.Get)
+	return s.read(ctx, workspace, false)
 }
 
-func (s *Stored) own(ctx context.Context, workspace string, get func(context.Context, string) (*Catalog, int64, error), backends backendsGetter) (*Catalog, error) {
+func (s *Stored) read(ctx context.Context, workspace string, latest bool) (*Catalog, error) {
+	get := s.cache.Get
+	if latest {
+		get = s.cache.Latest
+	}
 	c, _, err := get(ctx, workspace)
 	if c == nil && err == nil {
 		c, _, err = get(ctx, Shared)
 	}
 	if err == nil {
-		c, err = s.withBackends(ctx, workspace, c, backends)
+		c, err = s.merger.add(ctx, workspace, c, latest)
 	}
 	if c == nil && err == nil {
 		err = errNoCatalog

@@ -143,7 +143,7 @@ func TestFanoutWithAnOldCatalog(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
 				expect.OK(t, catalogtest.Store(t.Context(), r.db, catalog.Shared, parse(testCatalog)))
-				stored := catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler))
+				stored := catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler), nil)
 				expect.OK(t, expect.ErrOf(stored.Catalog(t.Context(), "default"))) // of an earlier batch
 				time.Sleep(time.Second)
 				expect.OK(t, catalogtest.Store(t.Context(), r.db, catalog.Shared, parse(tc.latest)))
@@ -169,7 +169,7 @@ func TestFanoutWithAnOldCatalog(t *testing.T) {
 func TestFanoutOfAWorkspaceWithoutACatalog(t *testing.T) {
 	r := newRig(t)
 	r.publish("evt_1")
-	failed, err := r.fanOut(func(f *fanout.Fanout) { f.Catalog = catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler)) })
+	failed, err := r.fanOut(func(f *fanout.Fanout) { f.Catalog = catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler), nil) })
 	if len(failed) > 0 || err != nil || len(r.queues[queue.Dead]) != 1 {
 		t.Errorf("got failed %v, %v, dead letters %q, want one dead letter", failed, err, r.deadReasons())
 	}

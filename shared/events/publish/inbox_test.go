@@ -228,7 +228,7 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 				expect.OK(t, err)
 			}
 			b, q := inbox(t)
-			stored := catalog.NewStored(db, nil, slog.New(slog.DiscardHandler))
+			stored := catalog.NewStored(db, nil, slog.New(slog.DiscardHandler), nil)
 			b.Service.Catalog = stored
 			if tc.before != "" {
 				apply(tc.before)
