@@ -116,11 +116,11 @@ func oneToMany(t *testing.T) string {
 	for _, n := range []float64{2, 20, 200} {
 		rate, limit := n*dispatched(million/pages), "dispatch"
 		if rate > reading {
-			rate, limit = reading, "reads of the pattern's partition"
+			rate, limit = reading, "reads of one partition"
 		}
 		rows = append(rows, row{number(n), number(rate), lasts(million / rate), dollars(priceWide + waiting(gb, million/pages*groupBatch)), limit})
 	}
-	return table(rows...) + fmt.Sprintf("\nThe event becomes %s pages of %.0f subscribers each. Another %s tasks only divide the work. A subscriber takes about\n%.0f bytes, so reading a page costs %.0f read units. One partition, with %s read units per second, therefore serves\n%s subscribers per second.\n",
+	return table(rows...) + fmt.Sprintf("\nThe server divides the subscribers of the event into %s groups of %.0f, called pages. Another %s messages only divide the\nwork. A subscriber takes about %.0f bytes in the table, so reading a page costs %.0f read units. All pages are in one\npartition, from which DynamoDB allows %s read units per second. So the server can read %s subscribers per second.\n",
 		number(pages), million/pages, number(splits), size, units, number(partitionReads), number(reading))
 }
 
@@ -161,9 +161,9 @@ func idle() string {
 	one := partitionWrites / onePattern
 	return table(
 		row{"operation", "per second", "a million take", "what saturates"},
-		row{"register, all to one URI", number(one), lasts(million / one), "writes of the pattern's partition"},
+		row{"register, all to one URI", number(one), lasts(million / one), "writes of one partition"},
 		row{"register, to many URIs of one event type", number(partitionWrites / oneShape), lasts(million / (partitionWrites / oneShape)), "the item that counts the event type's shapes"},
-		row{"deregister, all from one URI", number(partitionWrites / ending), lasts(million / (partitionWrites / ending)), "writes of the pattern's partition"},
+		row{"deregister, all from one URI", number(partitionWrites / ending), lasts(million / (partitionWrites / ending)), "writes of one partition"},
 		row{"refresh (MCP Events) once a day, all of one URI", number(million / 86_400), "a day", fmt.Sprintf("no limit: %.0f of 1,000 write units", million/86_400*2)},
 		row{"keep, per month", "", dollars(priceIdle), "no limit"},
 	)
@@ -190,7 +190,7 @@ func oneURI() string {
 		rows = append(rows, row{c.order, number(c.workers), number(rate), number(requests), number(units), limit})
 	}
 	again := eventlog.Window.Seconds() * 1_000 * logged / 4 * streamPolls
-	return table(rows...) + fmt.Sprintf("\nAn instance with a stream of an unordered URI at 1,000 events per second reads the last %.0f seconds again %.0f times per second: %s read units per second, so that\nthe URI's %d partitions serve %.0f instances.\n",
+	return table(rows...) + fmt.Sprintf("\nA stream of a URI without order reads the events of the last %.0f seconds again %.0f times per second, so that it misses no\nevent. At 1,000 events per second, this costs %s read units per second for each function instance with such a stream. The\nURI has %d partitions, which are enough for %.0f such instances.\n",
 		eventlog.Window.Seconds(), streamPolls, number(again), eventlog.Shards, math.Floor(eventlog.Shards*partitionReads/again))
 }
 
