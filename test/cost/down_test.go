@@ -29,7 +29,7 @@ const patience = 3.0
 func down(t *testing.T) string {
 	limits := config.DefaultLimits()
 	gb := sizes(t)["DispatchFunction"].gb
-	rows := []row{{"schedule", "attempts", "of these by the due table", "price if it refuses connections", "price if it never answers, at most"}}
+	rows := []row{{"schedule", "attempts", "of these more than 13 minutes after the last", "price if it refuses connections", "price if it never answers, at most"}}
 	for _, l := range []struct {
 		name     string
 		schedule retry.Schedule
