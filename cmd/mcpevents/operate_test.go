@@ -208,6 +208,18 @@ func TestOperatorsCommands(t *testing.T) {
 			}
 		}
 	})
+	t.Run("OPS-11 OPS-10 a note about an origin is written, listed and removed", func(t *testing.T) {
+		const origin = "https://a.example:8443"
+		if out := o.says("notes", "set", origin, "--text", "their team knows"); !strings.Contains(out, "text: their team knows\n") {
+			t.Error(out)
+		}
+		if out := o.says("notes"); !regexp.MustCompile(`(?m)^ORIGIN +TEXT +BY +AT\n` + origin + ` +their team knows +op +20\d\d-`).MatchString(out) {
+			t.Error(out)
+		}
+		if out := o.says("notes", "clear", origin); out != "Done.\n" || len(o.items("notes")) != 0 {
+			t.Error(out)
+		}
+	})
 	t.Run("OPS-04 WHK-13 OPS-10 dead letters are replayed and retried", func(t *testing.T) {
 		before := o.arrived.Load()
 		var r map[string]any
@@ -235,7 +247,7 @@ func TestOperatorsCommands(t *testing.T) {
 	})
 	t.Run("OPS-08 OPS-10 the audit trail has the actions of the commands", func(t *testing.T) {
 		out := o.says("audit", "list", "--since", "1h")
-		for _, action := range []string{"subscription.pause", "subscription.end", "switch.pause", "replay.start", "dead-letter.retry", "event.deliver"} {
+		for _, action := range []string{"subscription.pause", "subscription.end", "switch.pause", "note.write", "replay.start", "dead-letter.retry", "event.deliver"} {
 			if !regexp.MustCompile(`(?m)^20.* op +\S+ +` + regexp.QuoteMeta(action) + ` `).MatchString(out) {
 				t.Errorf("got\n%s\nwant it to contain %s", out, action)
 			}

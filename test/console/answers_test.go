@@ -240,6 +240,18 @@ func TestFailingEndpoints(t *testing.T) {
 	b.to("#/subscriptions")
 	b.until(`document.querySelector("table[aria-label='Subscriptions']").innerText.includes("the endpoint answered 413 (too large)")`)
 	b.js(`history.back()`)
+	b.click("main button", "Write a note")
+	b.until(`document.activeElement?.name === "text"`)
+	b.press("their team knows" + kb.Enter)
+	b.shows("their team knows op, ")
+	b.to("#/failing")
+	b.shows("their team knows op, ")
+	b.js(`history.back()`)
+	b.click("main button", "Remove the note")
+	b.shows("Write a note")
+	if text := b.text("main"); strings.Contains(text, "their team knows") {
+		t.Errorf("OPS-11 the page shows a removed note: %s", text)
+	}
 	b.click("main button", "Pause this origin")
 	b.click("dialog[open] button", "Pause")
 	b.click("main button", "Resume")

@@ -10,13 +10,14 @@ import (
 
 // SweepSwitches removes the switches of subscriptions that have ended or were made again without a pause, and returns their
 // number. An operator's switch stays for [EndedKept] after the end, so that it pauses the subscription again if its owner
-// subscribes with the same parameters. SweepSwitches runs in the first minute of each hour, because reading all switches
-// every minute would cost too much. The next hour repeats a missed run.
+// subscribes with the same parameters. SweepSwitches also removes the notes about origins that are healthy again. It runs in the
+// first minute of each hour, because reading all switches every minute would cost too much. The next hour repeats a missed run.
 func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 	if s.Switches == nil || s.Service.Records.now().Minute() != 0 {
 		return 0, nil
 	}
-	workspaces, err := (&Lists{DB: s.Service.Records.DB}).Workspaces(ctx)
+	lists := &Lists{DB: s.Service.Records.DB}
+	workspaces, err := lists.Workspaces(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -25,10 +26,32 @@ func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 		n, err := s.Switches.RemoveUnused(ctx, workspace, func(id string, sw switches.Switch) (bool, error) {
 			return s.isPaused(ctx, workspace, id, sw)
 		})
-		removed += n
-		errs = append(errs, err)
+		notes, err2 := s.Switches.RemoveNotes(ctx, workspace, func(origin string) (bool, error) {
+			failing, err := lists.isFailing(ctx, workspace, origin)
+			return !failing, err
+		})
+		removed += n + notes
+		errs = append(errs, err, err2)
 	}
 	return removed, errors.Join(errs...)
+}
+
+// isFailing reports whether the last attempt at any subscription's endpoint at an origin failed.
+func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, error) {
+	for after := ""; ; {
+		subs, next, err := l.Select(ctx, workspace, Choice{Origin: origin}, after, MaxSelected)
+		if err != nil {
+			return false, err
+		}
+		for _, s := range subs {
+			if !s.Status.FailedSince.IsZero() {
+				return true, nil
+			}
+		}
+		if after = next; after == "" {
+			return false, nil
+		}
+	}
 }
 
 // isPaused reports whether a switch pauses a subscription, or will pause it again.

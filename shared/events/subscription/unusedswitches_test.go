@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -65,4 +66,35 @@ func TestSweepSwitches(t *testing.T) {
 			expect.Equal(t, "the switches that are left", len(left), 2-tc.removed)
 		})
 	}
+}
+
+// OPS-11: a note stays while an endpoint of its origin fails, and is removed afterwards.
+func TestSweepNotes(t *testing.T) {
+	f := newFixture(t, Options{AllowNoExpiry: true})
+	set := &switches.Set{DB: f.db, Now: func() time.Time { return f.clock }}
+	f.Sweeper.Switches = set
+	f.clock = f.clock.Truncate(time.Hour)
+	sub := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme"}`), TTL: TTL{Asked: true, Forever: true}})
+	found, err := f.Service.Find(t.Context(), "default", sub.ID)
+	expect.OK(t, err)
+	failing, healthy := OriginOf(found.Target.URL), "https://healthy.example"
+	for _, origin := range []string{failing, healthy} {
+		expect.OK(t, set.SetNote(t.Context(), "default", switches.Note{Origin: origin, Text: "asked them", By: "op"}))
+	}
+	left := func(status Status, want string) {
+		t.Helper()
+		expect.OK(t, f.db.Write(t.Context(), store.Put(status.Encode("default", sub.ID))))
+		removed, err := f.SweepSwitches(t.Context())
+		expect.OK(t, err)
+		expect.Equal(t, "the number of removed notes", removed, 1)
+		notes, _, err := set.Notes(t.Context(), "default", "", 10)
+		expect.OK(t, err)
+		got := ""
+		for _, n := range notes {
+			got += n.Origin
+		}
+		expect.Equal(t, "the origins with a note", got, want)
+	}
+	left(Status{FailedSince: f.clock}, failing)
+	left(Status{LastDelivery: f.clock}, "")
 }

@@ -92,13 +92,13 @@ type Options struct {
 // Handler serves the API. It authenticates callers and routes requests to the handlers of the operations. Use [New] to
 // create one.
 type Handler struct {
-	auth     auth.Authenticator
-	guard    auth.Guard
-	answers  httpjson.Answers
-	trail    *audit.Trail
-	mux      *http.ServeMux
-	rate     *quota.Rate
-	switches map[string]endpoint // by method
+	auth    auth.Authenticator
+	guard   auth.Guard
+	answers httpjson.Answers
+	trail   *audit.Trail
+	mux     *http.ServeMux
+	rate    *quota.Rate
+	slashed map[string]map[string]endpoint // by the beginning of the path, and by method
 }
 
 // New returns the API.
@@ -115,8 +115,12 @@ func New(o Options) *Handler {
 		}
 		paths[op.Path][op.Method] = endpoint{Operation: op, serve: serve[op.ID]}
 	}
-	h.switches = paths[oneSwitch] // ServeHTTP finds it before the mux
-	delete(paths, oneSwitch)
+	h.slashed = map[string]map[string]endpoint{} // ServeHTTP finds them before the mux
+	for _, path := range []string{oneSwitch, oneNote} {
+		before, _, _ := strings.Cut(path, "{")
+		h.slashed[Prefix+before] = paths[path]
+		delete(paths, path)
+	}
 	for path, methods := range paths {
 		h.mux.HandleFunc(Prefix+path, func(w http.ResponseWriter, r *http.Request) { h.answer(w, r, methods) })
 	}
@@ -130,8 +134,11 @@ type endpoint struct {
 	serve func(c *call) (any, error)
 }
 
-// oneSwitch is the path of a switch, whose name may contain slashes.
-const oneSwitch = "switches/{name}"
+// oneSwitch and oneNote are the paths of a switch and of an origin's note. Names of switches and origins contain slashes.
+const (
+	oneSwitch = "switches/{name}"
+	oneNote   = "notes/{origin}"
+)
 
 // handlers returns the handlers of all operations by their ids.
 func handlers(o Options) map[string]func(*call) (any, error) {
@@ -140,6 +147,7 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 	deliveries := &deliveryHandler{visible: seen, db: o.DB, kept: o.Kept}
 	letters := &letterHandlers{visible: seen, operations: o.Operations}
 	switches := &switchHandlers{switches: o.Switches, subscriptions: subscriptions, catalogs: o.Catalogs}
+	notes := &noteHandlers{switches: o.Switches}
 	replays := &replayHandlers{visible: seen, replays: o.Replays}
 	events := &eventHandlers{visible: seen, db: o.DB, log: o.Events, catalogs: o.Catalogs, operations: o.Operations}
 	eventOutcomes := &eventOutcomeHandler{events: events, explainer: o.Explainer, kept: o.Kept}
@@ -165,6 +173,9 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 		"readSwitch":         switches.read,
 		"pause":              switches.put,
 		"resume":             switches.remove,
+		"listNotes":          notes.list,
+		"writeNote":          notes.put,
+		"removeNote":         notes.remove,
 		"replay":             replays.start,
 		"readReplay":         show(replays.find, viewOfReplay),
 		"cancelReplay":       replays.cancel,
@@ -187,11 +198,13 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// The name of an origin's switch has two slashes, for which the mux would redirect.
-	if name, ok := strings.CutPrefix(r.URL.Path, Prefix+"switches/"); ok {
-		r.SetPathValue("name", name)
-		h.answer(w, r, h.switches)
-		return
+	// An origin has two slashes, for which the mux would redirect.
+	for before, methods := range h.slashed {
+		if name, ok := strings.CutPrefix(r.URL.Path, before); ok {
+			r.SetPathValue("name", name)
+			h.answer(w, r, methods)
+			return
+		}
 	}
 	h.mux.ServeHTTP(w, r)
 }

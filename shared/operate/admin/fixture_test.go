@@ -22,6 +22,7 @@ const patience = servertest.Patience
 // callers are who the tests are: a key is the name.
 var callers = map[string]servertest.Caller{
 	"op":      {Workspace: "default", Scopes: "events:operate"},
+	"op2":     {Workspace: "default", Scopes: "events:operate"},
 	"alice":   {Workspace: "default", Scopes: "events:read, events:subscribe"},
 	"bob":     {Workspace: "default", Scopes: "events:read, events:subscribe"},
 	"reader":  {Workspace: "default", Scopes: "events:read, events:publish"},

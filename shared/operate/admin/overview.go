@@ -133,7 +133,15 @@ func (h *overviewHandler) show(c *call) (any, error) {
 		}
 	}
 	o.Recent.Failing = listFailing(found)
-	return o, nil
+	origins := make([]string, len(o.Recent.Failing))
+	for i, f := range o.Recent.Failing {
+		origins[i] = f.Origin
+	}
+	notes, err := h.switches.NotesOf(ctx, workspace, origins...)
+	for i, f := range o.Recent.Failing {
+		o.Recent.Failing[i].Note = notes[f.Origin]
+	}
+	return o, err
 }
 
 const (
@@ -204,6 +212,8 @@ type failing struct {
 	// Since is the time of the first of these failures, and Subscriptions how many subscriptions they affect.
 	Since         time.Time `json:"since"`
 	Subscriptions int       `json:"subscriptions"`
+	// Note is an operator's note about the origin.
+	Note *switches.Note `json:"note,omitempty"`
 }
 
 // listFailing returns the origins with the most failures.

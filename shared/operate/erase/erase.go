@@ -119,7 +119,7 @@ func (r *run) eraseAll(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, do := range []func(context.Context) error{r.eraseUnusedBodies, r.eraseSessions, r.erasePartitions, r.eraseReplays, r.unnameSwitches, r.redactTrail, r.flush} {
+	for _, do := range []func(context.Context) error{r.eraseUnusedBodies, r.eraseSessions, r.erasePartitions, r.eraseReplays, r.unnameSwitches, r.unnameNotes, r.redactTrail, r.flush} {
 		if err := do(ctx); err != nil {
 			return err
 		}
@@ -336,6 +336,18 @@ func (r *run) unnameSwitches(ctx context.Context) error {
 			}
 		}
 		return r.erase(ctx, "switches")
+	})
+}
+
+// unnameNotes removes the principal's name from notes.
+func (r *run) unnameNotes(ctx context.Context) error {
+	return switches.EachNoteBy(ctx, r.DB, r.workspace, r.principal, func(n switches.Note) error {
+		if !r.dry {
+			if err := switches.UnnameNote(ctx, r.DB, r.workspace, n, Pseudonym(r.workspace, r.principal)); err != nil {
+				return err
+			}
+		}
+		return r.erase(ctx, "notes")
 	})
 }
 

@@ -130,11 +130,14 @@ func (c *Contract) Check(method, path string, resp *http.Response, body []byte) 
 	return schema.Validate(value)
 }
 
-// template returns the document's path, with parameters, that matches a path. The name of a switch has several segments, and
-// OpenAPI has no such parameter.
+// template returns the document's path, with parameters, that matches a path. The name of a switch and an origin have several
+// segments, and OpenAPI has no such parameter.
 func (c *Contract) template(path string) string {
 	if strings.HasPrefix(path, "/switches/") {
 		return "/switches/{name}"
+	}
+	if strings.HasPrefix(path, "/notes/") {
+		return "/notes/{origin}"
 	}
 	if _, literal := c.Paths[path]; literal {
 		return path

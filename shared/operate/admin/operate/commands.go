@@ -117,6 +117,18 @@ type Commands struct {
 		} `cmd:"" api:"PUT switches/{name...}" help:"Pause all deliveries, or those of an event type, to an origin or to a subscription."`
 		Clear Switch `cmd:"" api:"DELETE switches/{name...}" help:"Resume deliveries that a switch paused."`
 	} `cmd:"" help:"Pause and resume deliveries."`
+	Notes struct {
+		Flags
+		List struct {
+			Page
+			Origin string `placeholder:"URL" help:"About this scheme, host and port."`
+		} `cmd:"" default:"withargs" api:"GET notes" columns:"origin,text,by,at" drop:"at,by" help:"List the notes."`
+		Set struct {
+			Origin
+			Text string `required:"" help:"The note, of up to 500 characters. Do not write secrets into it."`
+		} `cmd:"" api:"PUT notes/{origin...}" help:"Write a note about an origin, in place of an earlier one."`
+		Clear Origin `cmd:"" api:"DELETE notes/{origin...}" help:"Remove the note about an origin. The server removes it when the origin is healthy again."`
+	} `cmd:"" help:"Write notes about failing endpoints, for other operators."`
 	Principals struct {
 		Flags
 		Erase struct {
@@ -171,6 +183,11 @@ type ReplayID struct {
 // Switch is the argument of commands for one switch.
 type Switch struct {
 	Name string `arg:"" help:"all, event/NAME, origin/ORIGIN or subscription/ID, e.g. origin/https://hooks.example.com."`
+}
+
+// Origin is the argument of commands for one origin.
+type Origin struct {
+	Origin string `arg:"" help:"Scheme, host and port of the endpoints, e.g. https://hooks.example.com."`
 }
 
 // Source is the argument of commands for one source.

@@ -104,6 +104,23 @@ var All = []Operation{
 		Answers: []Answer{{Status: 204, Description: "Done."}},
 	},
 	{
+		ID: "listNotes", Method: http.MethodGet, Path: "notes",
+		Summary: "Operators' notes about failing origins, or about one origin.",
+		Query:   paged(origin),
+		Answers: []Answer{{Status: 200, Description: "A page of them.", Schema: "Notes"}},
+	},
+	{
+		ID: "writeNote", Method: http.MethodPut, Path: "notes/{origin}",
+		Summary: "Write a note about an origin, in place of an earlier one. The origin contains slashes as they are. The server removes the note within an hour after the origin is healthy again.",
+		Body:    "NewNote", BodyRequired: true,
+		Answers: []Answer{{Status: 200, Description: "The note.", Schema: "Note"}},
+	},
+	{
+		ID: "removeNote", Method: http.MethodDelete, Path: "notes/{origin}",
+		Summary: "Remove the note about an origin.",
+		Answers: []Answer{{Status: 204, Description: "Done."}},
+	},
+	{
 		ID: "erasePrincipal", Method: http.MethodDelete, Path: "principals/{id}",
 		Summary: "Erase what is stored of a principal, or count it.",
 		Query:   query(Param{Name: "dryRun", Enum: []string{"true", "false"}, Default: "false", Description: "Whether only to count."}),

@@ -6,10 +6,10 @@ const failed = (s) => s.delivery.failingSince || s.delivery.lastError;
 const earliest = (times) => times.filter(Boolean).sort()[0];
 
 async function issue(origin) {
-  const [overview, subs, attempts] = await Promise.all([
-    readOverview(), get('subscriptions' + query({ origin, limit: 100 })), get('deliveries' + query({ origin, outcome: 'failed', limit: 20 })),
+  const [overview, subs, attempts, notes] = await Promise.all([
+    readOverview(), get('subscriptions' + query({ origin, limit: 100 })), get('deliveries' + query({ origin, outcome: 'failed', limit: 20 })), get('notes' + query({ origin })),
   ]);
-  return { recent: overview.recent.failing.find((f) => f.origin === origin), paused: overview.paused.find((s) => s.name === 'origin/' + origin), subs, attempts };
+  return { note: notes.items[0], recent: overview.recent.failing.find((f) => f.origin === origin), paused: overview.paused.find((s) => s.name === 'origin/' + origin), subs, attempts };
 }
 
 async function pause(origin) {
@@ -17,12 +17,22 @@ async function pause(origin) {
   if (said) act(`${origin} is paused.`, () => call('PUT', 'switches/origin/' + origin, said));
 }
 
-function one({ recent, paused, subs, attempts }, origin) {
+async function write(origin, note) {
+  const said = await ask({ title: `Note about ${origin}`, text: 'Other operators see it until you remove it, or until deliveries to this origin succeed again.', fields: [{ name: 'text', label: 'Note', value: note?.text, required: true }], confirm: 'Save' });
+  if (said) act('The note is saved.', () => call('PUT', 'notes/' + origin, said));
+}
+
+const noteOf = (n) => (n ? html`${n.text} <span class="muted">${n.by}, ${time(n.at)}</span>` : nothing);
+
+function one({ recent, paused, note, subs, attempts }, origin) {
   const affected = subs.items.filter(failed), last = attempts.items[0];
   const first = earliest([...affected.map((s) => s.delivery.failingSince), recent?.since]);
   return html`<h1>Endpoint <span class="id">${origin}</span> ${recent ? badge('failing', 'bad') : badge('no failure in the last hour', 'ok')} ${paused ? badge('paused') : nothing}</h1>
     <div class="actions">${paused ? html`<button class="primary" @click=${() => act(`${origin} is resumed.`, () => call('DELETE', 'switches/origin/' + origin))}>Resume</button>`
-      : html`<button @click=${() => pause(origin)}>Pause this origin</button>`}</div>
+      : html`<button @click=${() => pause(origin)}>Pause this origin</button>`}
+      <button @click=${() => write(origin, note)}>${note ? 'Change the note' : 'Write a note'}</button>
+      ${note ? html`<button @click=${() => act('The note is removed.', () => call('DELETE', 'notes/' + origin))}>Remove the note</button>` : nothing}</div>
+    ${note ? html`<p class="note">${noteOf(note)}</p>` : nothing}
     <dl class="facts"><dt>First seen</dt><dd>${time(first)}</dd>
       <dt>Last failure</dt><dd>${last ? html`${time(last.at)}: ${cause(last.category, last.statusCode)}` : 'none is recorded'}</dd>
       <dt>Last hour</dt><dd>${recent ? `${number(recent.failed)} of ${plural(recent.attempts, 'attempt')} failed` : 'nothing failed'}</dd></dl>
@@ -51,6 +61,7 @@ export const failing = {
         { name: 'Endpoint', cell: (f) => link(path('failing', f.origin), f.origin, 'id') }, { name: 'First seen', cell: (f) => time(f.since) },
         { name: 'Last status', cell: (f) => cause(f.category, f.statusCode) }, { name: 'Failed', kind: 'num', cell: counts },
         { name: 'Subscriptions', kind: 'num', cell: (f) => link('subscriptions' + query({ origin: f.origin }), number(f.subscriptions)) },
+        { name: 'Note', cell: (f) => noteOf(f.note) },
       ], list, 'No endpoint failed in this time.')}
       ${list.length < 50 ? nothing : html`<p class="note">These are the 50 origins with the most failures.</p>`}`;
   },
