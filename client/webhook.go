@@ -277,7 +277,7 @@ func (c *Client) unsubscribe(k *hook) {
 	ctx, cancel := closingContext(k.ctx)
 	defer cancel()
 	switch _, err := c.call(ctx, spec.MethodEventsUnsub, k.delivery(""), nil); {
-	case err != nil && !fault.Is(err, fault.NotFound):
+	case err != nil && k.id != "" && !fault.Is(err, fault.NotFound): // without an id, there was probably no subscription
 		k.log.Warn("subscription not ended", "subscription", k.id, "error", err)
 	case k.id != "":
 		k.log.Info("subscription ended", "subscription", k.id)

@@ -38,7 +38,7 @@ type CatalogCmd struct {
 
 // CatalogCheckCmd checks a catalog file and lists its event types.
 type CatalogCheckCmd struct {
-	File               string `arg:"" default:"catalog.yaml" help:"The catalog."`
+	File               string `arg:"" default:"catalog.yaml" help:"The catalog (${default})."`
 	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Also check this configuration, and that the catalog has the event types of its sources."`
 	Against            string `placeholder:"FILE|TABLE" help:"Compare with an older catalog file, or with the catalog of a deployment, given the name of its settings table. Prints the changes, marks breaking ones with !, and lists the subscriptions that would end."`
 	SubscriptionsTable string `env:"MCPEVENTS_TABLE_SUBSCRIPTIONS" placeholder:"NAME" help:"With --against TABLE: the deployment's subscriptions table (the stack's output SubscriptionsTable), to count the subscriptions that would end."`
@@ -103,7 +103,7 @@ func printChanges(w io.Writer, changes []catalog.Change) {
 
 // CatalogApplyCmd writes the catalog into the settings table of a deployment.
 type CatalogApplyCmd struct {
-	File               string `arg:"" default:"catalog.yaml" help:"The catalog."`
+	File               string `arg:"" default:"catalog.yaml" help:"The catalog (${default})."`
 	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Also write this configuration (keys, backends, sources, …)."`
 	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace of the catalog (${default})."`
 	Table              string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table (the stack's output SettingsTable)."`

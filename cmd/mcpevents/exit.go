@@ -7,6 +7,7 @@ import (
 	"io"
 	"regexp"
 	"strings"
+	"syscall"
 
 	"github.com/alecthomas/kong"
 
@@ -83,6 +84,17 @@ func usage(w io.Writer, err error) int {
 	return exitUsage
 }
 
+// remedy returns what the caller can do about an error that does not say it itself.
+func remedy(err error) string {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return ": stop the program that uses it, or choose another address"
+	case fault.Is(err, fault.Unauthenticated) && !strings.Contains(err.Error(), "key"):
+		return ": set --key or MCPEVENTS_KEY"
+	}
+	return ""
+}
+
 // report prints an error with its data and returns the exit code. Commands that run until they are interrupted, such as serve and
 // listen, return no error when they are. For other commands an interrupt means that they are not done.
 func report(w io.Writer, err error) int {
@@ -94,7 +106,7 @@ func report(w io.Writer, err error) int {
 		fmt.Fprintf(w, "mcpevents: interrupted%s\n", cause)
 		return exitInterrupted
 	}
-	fmt.Fprintf(w, "mcpevents: %v\n", err)
+	fmt.Fprintf(w, "mcpevents: %v%s\n", err, remedy(err))
 	if data := fault.DataOf(err); data != nil {
 		fault.PrintData(w, data, err.Error())
 	}

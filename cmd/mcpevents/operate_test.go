@@ -261,7 +261,7 @@ func TestOperatorsCommands(t *testing.T) {
 		}{
 			{"subscriptions list --key wrong", exitDenied, "MCPEVENTS_KEY"},
 			{"audit list --key reader", exitDenied, "events:operate"},
-			{"subscriptions show sub_none", exitRefused, "there is no such subscription"},
+			{"subscriptions show sub_none", exitRefused, "\"sub_none\" is not found (mcpevents subscriptions list prints the ids): the server refused (404): there is no such subscription"},
 			{"deadletters retry none", exitRefused, "there is no such dead letter"},
 			{"events show evt_none", exitRefused, "the log has no such event"},
 			{"replays watch rpl_none", exitRefused, "there is no such replay"},
@@ -273,6 +273,8 @@ func TestOperatorsCommands(t *testing.T) {
 			{"deliveries -o name", exitRefused, "prints no ids or names"},
 			{"subscriptions --json -o yaml", exitUsage, "--json and --output yaml cannot be combined"},
 			{"deadletters replay --rate 0", exitRefused, "rate is 0 (allowed: 1 to 1000)"},
+			{"listen --name ci.build_finished --key wrong", exitDenied, "is not valid: set --key or MCPEVENTS_KEY\n"},
+			{"serve --data :memory: --catalog ../../catalog.yaml --addr " + strings.TrimPrefix(o.URL, "http://"), exitUnavailable, "in use: stop the program that uses it, or choose another address\n"},
 			{"overview --server http://127.0.0.1:1", exitUnavailable, "is it running, and is its URL right"},
 			{"overview --server " + o.URL + "/mcp", exitRefused, o.URL + "/admin/v1"},
 			{"nonsense", exitUsage, "mcpevents: nonsense is not a command (see mcpevents --help)\n"},

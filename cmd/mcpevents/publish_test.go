@@ -161,7 +161,7 @@ func TestPublishPrintsTheServersError(t *testing.T) {
 		"a payload that breaks its schema": {422, fmt.Sprintf(missing, `,{"pointer":"/data/x","message":"is not a string"}`), exitRefused, refused},
 		"one fault is said once":           {422, fmt.Sprintf(missing, ""), exitRefused, "mcpevents: the server refused (422): /data: number is missing\n$"},
 		"an unknown URI":                   {404, `{"error":{"kind":"not found","message":"belongs to no event type","uri":"event://a/b"}}`, exitRefused, "belongs to no event type (event://a/b)"},
-		"a missing key":                    {401, `{"error":{"kind":"unauthenticated","message":"authentication is required"}}`, exitDenied, "refused (401): authentication is required"},
+		"a missing key":                    {401, `{"error":{"kind":"unauthenticated","message":"authentication is required"}}`, exitDenied, "refused (401): authentication is required: set --key or MCPEVENTS_KEY\n$"},
 		"a missing scope":                  {403, `{"error":{"message":"the scope events:publish is needed"}}`, exitDenied, "the scope events:publish is needed"},
 		"a refusal of another program":     {400, "<html>proxy says no</html>", exitRefused, "answered 400 Bad Request with text/html, which no server of mcp-events does; is --server right?\n"},
 		"a text of another program":        {404, "404 page not found", exitRefused, "answered 404 Not Found with text/plain"},

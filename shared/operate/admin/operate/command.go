@@ -48,7 +48,10 @@ type Command struct {
 
 // Run makes the request and prints the response.
 func (c *Command) Run(ctx context.Context, s httpcall.Server) error {
-	api := Client{s}
+	return c.name(c.run(ctx, Client{s}))
+}
+
+func (c *Command) run(ctx context.Context, api Client) error {
 	if err := c.resolveIDs(ctx, api); err != nil {
 		return err
 	}

@@ -30,16 +30,16 @@ type Commands struct {
 		Flags
 		List struct {
 			Page
-			Principal string `help:"Of this principal."`
-			Event     string `placeholder:"NAME" help:"To this event type."`
-			Origin    string `placeholder:"URL" help:"With endpoints at this scheme, host and port."`
-			State     string `help:"active, paused, suspended or disabled."`
-			URI       string `name:"uri" placeholder:"event://…" help:"That get events with this URI."`
+			Principal string `placeholder:"NAME" help:"Only those of this principal."`
+			Event     string `placeholder:"NAME" help:"Only those to this event type."`
+			Origin    string `placeholder:"URL" help:"Only those with endpoints at this scheme, host and port."`
+			State     string `placeholder:"STATE" help:"Only those in this state: active, paused, suspended or disabled."`
+			URI       string `name:"uri" placeholder:"event://…" help:"Only those that receive events with this URI."`
 		} `cmd:"" default:"withargs" api:"GET subscriptions" columns:"id,principal,state,events,target,delivery.last,delivery.lastStatusCode|delivery.lastError=lastError" drop:"delivery.last,target,principal" help:"List subscriptions."`
 		Show  ID `cmd:"" api:"GET subscriptions/{id}" help:"Show a subscription, with the status of its deliveries."`
 		Pause struct {
 			ID
-			Reason string `help:"Reason, which others can see."`
+			Reason string `placeholder:"TEXT" help:"Reason, which others can see."`
 		} `cmd:"" api:"POST subscriptions/{id}/pause" help:"Pause a subscription. Deliveries wait until it is resumed."`
 		Resume ID `cmd:"" api:"POST subscriptions/{id}/resume" help:"Resume a subscription and send the waiting deliveries."`
 		Test   ID `cmd:"" api:"POST subscriptions/{id}/test" help:"Deliver a test event to a subscription."`
@@ -53,10 +53,10 @@ type Commands struct {
 		List struct {
 			Page
 			Span
-			Subscription string `placeholder:"ID" help:"To this subscription."`
-			Event        string `placeholder:"ID" help:"Of the event with this id."`
-			Origin       string `placeholder:"URL" help:"To endpoints at this scheme, host and port."`
-			Outcome      string `help:"delivered, failed or dead."`
+			Subscription string `placeholder:"ID" help:"Only to this subscription."`
+			Event        string `placeholder:"ID" help:"Only of the event with this id."`
+			Origin       string `placeholder:"URL" help:"Only to endpoints at this scheme, host and port."`
+			Outcome      string `placeholder:"OUTCOME" help:"Only with this outcome: delivered, failed (which includes dead) or dead."`
 		} `cmd:"" default:"withargs" api:"GET deliveries" columns:"at,outcome,event,name,subscription,attempt,statusCode|status=status,category,durationMs,nextAttempt" drop:"durationMs,nextAttempt,attempt,category,name" help:"List attempts, newest first."`
 	} `cmd:"" help:"See each attempt to deliver."`
 	Deadletters struct {
@@ -66,15 +66,15 @@ type Commands struct {
 			Letters
 		} `cmd:"" default:"withargs" api:"GET dead-letters" columns:"id,dead,queue,reason,event,name,statusCode=status,subscription,target|origin=target" drop:"queue,target|origin,subscription,name" help:"List dead letters, newest first."`
 		Show   ID `cmd:"" api:"GET dead-letters/{id}" help:"Show a dead letter, with all its attempts."`
-		Retry  ID `cmd:"" api:"POST dead-letters/{id}/retry" help:"Deliver a dead letter again, with its webhook-id."`
+		Retry  ID `cmd:"" api:"POST dead-letters/{id}/retry" help:"Deliver a dead letter again, with the same webhook-id."`
 		Replay struct {
 			Letters
 			Job
-		} `cmd:"" api:"POST replays" follow:"" help:"Deliver the dead letters again that match all flags, each with its webhook-id."`
+		} `cmd:"" api:"POST replays" follow:"" help:"Deliver all dead letters that match the flags again, each with the same webhook-id."`
 	} `cmd:"" help:"See and replay dead letters."`
 	Replays struct {
 		Flags
-		Show   ReplayID `cmd:"" api:"GET replays/{id}" help:"Show how far a replay is."`
+		Show   ReplayID `cmd:"" api:"GET replays/{id}" help:"Show the progress of a replay."`
 		Watch  ReplayID `cmd:"" api:"GET replays/{id}" follow:"" help:"Wait until a replay is done."`
 		Cancel ReplayID `cmd:"" api:"DELETE replays/{id}" help:"Cancel a replay. Deliveries that it has already scheduled are still sent."`
 	} `cmd:"" help:"See and cancel replays, which the commands deadletters replay and events replay start."`
@@ -83,8 +83,8 @@ type Commands struct {
 		List struct {
 			Page
 			Span
-			URI  string `name:"uri" placeholder:"event://…" help:"With this URI."`
-			Name string `help:"Of this event type."`
+			URI  string `name:"uri" placeholder:"event://…" help:"Only those with this URI."`
+			Name string `placeholder:"NAME" help:"Only those of this event type."`
 		} `cmd:"" default:"withargs" api:"GET events" columns:"published,id,name,uri,time" drop:"time,name" help:"List the events of a URI or a type in the log, newest first."`
 		Types struct{} `cmd:"" api:"GET event-types" columns:"name,uri,delivery,title" help:"List the event types of the catalog."`
 		Show  struct {
@@ -95,7 +95,7 @@ type Commands struct {
 			ID
 			Page
 			URI          string `name:"uri" placeholder:"event://…" help:"Search only the events with this URI."`
-			Subscription string `placeholder:"ID" help:"Explain the event for this subscription, which need not be for it."`
+			Subscription string `placeholder:"ID" help:"Explain the outcome for this subscription, even if it is not for such events."`
 		} `cmd:"" api:"GET events/{id}/outcomes" columns:"outcome,why,at,nextAttempt,attempts,target,subscription" drop:"attempts,at,target" help:"List the outcome of an event for each subscription: delivered, or why not."`
 		Deliver struct {
 			ID
@@ -110,10 +110,10 @@ type Commands struct {
 	} `cmd:"" help:"Look into the event log."`
 	Switches struct {
 		Flags
-		List struct{ Page } `cmd:"" default:"withargs" api:"GET switches" columns:"name,state,by,at,reason,waiting.messages=waiting,waiting.oldest" help:"List the paused switches."`
+		List struct{ Page } `cmd:"" default:"withargs" api:"GET switches" columns:"name,state,by,at,reason,waiting.messages=waiting,waiting.oldest" help:"List the switches that pause deliveries."`
 		Set  struct {
 			Switch
-			Reason string `help:"Reason, which others can see."`
+			Reason string `placeholder:"TEXT" help:"Reason, which others can see."`
 		} `cmd:"" api:"PUT switches/{name...}" help:"Pause all deliveries, or those of an event type, to an origin or to a subscription."`
 		Clear Switch `cmd:"" api:"DELETE switches/{name...}" help:"Resume deliveries that a switch paused."`
 	} `cmd:"" help:"Pause and resume deliveries."`
@@ -121,11 +121,11 @@ type Commands struct {
 		Flags
 		List struct {
 			Page
-			Origin string `placeholder:"URL" help:"About this scheme, host and port."`
+			Origin string `placeholder:"URL" help:"Only the note about this scheme, host and port."`
 		} `cmd:"" default:"withargs" api:"GET notes" columns:"origin,text,by,at" drop:"at,by" help:"List the notes."`
 		Set struct {
 			Origin
-			Text string `required:"" help:"The note, of up to 500 characters. Do not write secrets into it."`
+			Text string `required:"" placeholder:"TEXT" help:"The note, of up to 500 characters. Do not write secrets into it."`
 		} `cmd:"" api:"PUT notes/{origin...}" help:"Write a note about an origin, in place of an earlier one."`
 		Clear Origin `cmd:"" api:"DELETE notes/{origin...}" help:"Remove the note about an origin. The server removes it when the origin is healthy again."`
 	} `cmd:"" help:"Write notes about failing endpoints, for other operators."`
@@ -156,7 +156,7 @@ type Commands struct {
 			Source
 			Page
 			Span
-			Kind string `help:"accepted, duplicate, unmatched, verified, unverified, invalid, unfit, limited or unavailable; refused is the last five."`
+			Kind string `placeholder:"OUTCOME" help:"Only this outcome: accepted, duplicate, unmatched, verified, unverified, invalid, unfit, limited or unavailable; refused means the last five."`
 		} `cmd:"" api:"GET sources/{name}/outcomes" columns:"time,kind,name,id,omitted,reason,uri" drop:"omitted,uri,name" help:"List the outcomes of requests to a source, newest first."`
 		Try struct {
 			Source
@@ -165,9 +165,9 @@ type Commands struct {
 	} `cmd:"" help:"See sources and the outcomes of their requests."`
 	Overview struct {
 		Flags
-		Principal string `help:"Show the quotas of this principal instead of your own."`
+		Principal string `placeholder:"NAME" help:"Show the quotas of this principal instead of your own."`
 		Since     string `placeholder:"TIME" help:"Show the origins that failed since then, instead of in the last hour."`
-	} `cmd:"" api:"GET overview" help:"Show counts of subscriptions and dead letters, deliveries of the last hour, and quotas."`
+	} `cmd:"" api:"GET overview" help:"Show counts of subscriptions and dead letters, deliveries of the last hour, failing origins, and quotas."`
 }
 
 // ID is the argument of commands for a single object.
@@ -217,7 +217,7 @@ func (r Request) read(in io.Reader) (string, error) {
 // Page are the flags of lists.
 type Page struct {
 	Limit  int    `default:"100" placeholder:"N" help:"Maximum number of items (${default}); 0 means all."`
-	Cursor string `help:"Continue where another list ended."`
+	Cursor string `placeholder:"CURSOR" help:"Continue where another list ended; that list prints the cursor."`
 }
 
 // Span are the flags of lists with times.
@@ -229,10 +229,10 @@ type Span struct {
 // Letters are the flags that select dead letters.
 type Letters struct {
 	Span
-	Subscription string `placeholder:"ID" help:"To this subscription."`
-	Origin       string `placeholder:"URL" help:"To endpoints at this scheme, host and port."`
-	Event        string `placeholder:"NAME" help:"Of this event type."`
-	Queue        string `help:"Of this queue: webhooks (for deliveries), inbox, events, deliveries or slow."`
+	Subscription string `placeholder:"ID" help:"Only to this subscription."`
+	Origin       string `placeholder:"URL" help:"Only to endpoints at this scheme, host and port."`
+	Event        string `placeholder:"NAME" help:"Only of this event type."`
+	Queue        string `placeholder:"QUEUE" help:"Only of this queue: webhooks (for deliveries), inbox, events, deliveries or slow."`
 }
 
 // Job are the flags of replays.

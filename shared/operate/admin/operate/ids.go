@@ -22,12 +22,23 @@ var beginning = regexp.MustCompile(`^(sub_[0-9a-f]{4,31})()$`)
 
 // idLists are the lists that have the ids of objects, by the objects' path in the API.
 var idLists = map[string]struct {
-	path, member, object string
-	limit                int // the newest items in which an id is looked up; 0 means all
+	path, member, object, command string
+	limit                         int // the newest items in which an id is looked up; 0 means all
 }{
-	"subscriptions": {"subscriptions", "id", "subscription", 0},
-	"dead-letters":  {"dead-letters", "id", "dead letter", 0},
-	"events":        {"deliveries", "event", "event of the newest 1,000 attempts", 1000},
+	"subscriptions": {"subscriptions", "id", "subscription", "subscriptions list", 0},
+	"dead-letters":  {"dead-letters", "id", "dead letter", "deadletters list", 0},
+	"events":        {"deliveries", "event", "event of the newest 1,000 attempts", "events list", 1000},
+}
+
+// name adds to an error the id that the server does not know, and the command that lists ids.
+func (c *Command) name(err error) error {
+	_, path, _ := strings.Cut(c.API, " ")
+	kind, _, _ := strings.Cut(path, "/")
+	list, ok := idLists[kind]
+	if !ok || len(c.Args) == 0 || !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	return fault.Wrap(fault.NotFound, err, "%.100q is not found (mcpevents %s prints the ids)", c.Args[0], list.command)
 }
 
 // resolveIDs replaces shortened ids in the arguments, and in the flags --subscription and --event, by whole ones.
@@ -84,7 +95,7 @@ func (c Client) resolveID(ctx context.Context, kind, text string) (string, error
 	const shown = 5
 	switch n := len(ids); {
 	case n == 0:
-		return "", fault.New(fault.NotFound, "no %s has an id like %.100q: give the whole id (--wide and -o name print it)", list.object, text)
+		return "", fault.New(fault.Invalid, "no %s has an id like %.100q: give the whole id (mcpevents %s --wide prints it)", list.object, text, list.command)
 	case n > shown:
 		return "", fault.New(fault.Invalid, "%.100q can mean %d ids, for example %s: give more of the id", text, n, strings.Join(ids[:shown], ", "))
 	case n > 1:

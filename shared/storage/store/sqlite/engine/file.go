@@ -129,7 +129,7 @@ func acquire(path string) (*Conn, error) {
 	if err := c.Exec("BEGIN EXCLUSIVE"); err != nil {
 		c.close()
 		if isBusy(err) {
-			return nil, fault.New(fault.Conflict, "another server has it open")
+			return nil, fault.New(fault.Conflict, "another server has it open: stop that server, or use another data directory")
 		}
 		return nil, err
 	}
