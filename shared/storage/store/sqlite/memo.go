@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"hash/maphash"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -10,16 +11,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// memo caches items and pages of [store.Subscriptions] until the next commit that changes that table. Every event causes two
-// reads of the table, but only registrations change it.
+// memo caches items and pages until the next commit that may change them. Every event causes two reads of [store.Subscriptions], but
+// only registrations change it. Every request of a session reads the session's item, and a call also its session with the backend.
 //
 // The writer counts such commits before it answers them, so a caller whose write was answered never reads an older state.
 // Cached reads carry the count from before the read, so a read that a commit has overtaken is never found again.
 type memo struct {
-	commits atomic.Uint64
-	items   *bounded.Map[store.Key, keptItem]
-	pages   *bounded.Map[store.Query, keptPage]
+	subscriptions commits
+	// sessions has several counts, because other items of that table change often. A partition always has the same count.
+	sessions [256]commits
+	seed     maphash.Seed
+	items    *bounded.Map[store.Key, keptItem]
+	pages    *bounded.Map[store.Query, keptPage]
 }
+
+// commits counts the commits that may have changed some of the items.
+type commits struct{ atomic.Uint64 }
 
 type keptItem struct {
 	at   uint64
@@ -38,27 +45,53 @@ const (
 )
 
 func newMemo() memo {
-	return memo{items: bounded.NewMap[store.Key, keptItem](4096), pages: bounded.NewMap[store.Query, keptPage](512)}
+	return memo{
+		seed:  maphash.MakeSeed(),
+		items: bounded.NewMap[store.Key, keptItem](4096), pages: bounded.NewMap[store.Query, keptPage](512),
+	}
 }
 
-// noteWrite counts a transaction that may have changed the table, even if it failed.
+// commitsOf returns the count for a key, or nil if the key's table is not cached.
+func (m *memo) commitsOf(key store.Key) *commits {
+	switch key.Table {
+	case store.Subscriptions:
+		return &m.subscriptions
+	case store.Sessions:
+		return &m.sessions[maphash.String(m.seed, key.Partition)%uint64(len(m.sessions))]
+	}
+	return nil
+}
+
+// commitsOfAll returns the count that the keys share, or nil if they do not share one. Items with different counts are not cached
+// together, because they might not be from the same commit.
+func (m *memo) commitsOfAll(keys []store.Key) (shared *commits) {
+	for i, key := range keys {
+		of := m.commitsOf(key)
+		if of == nil || i > 0 && of != shared {
+			return nil
+		}
+		shared = of
+	}
+	return shared
+}
+
+// noteWrite counts a transaction that may have changed cached items, even if it failed.
 func (m *memo) noteWrite(ops []store.Op) {
 	for i := range ops {
-		if ops[i].Item.Table == store.Subscriptions && ops[i].Kind != store.OpCheck {
-			m.commits.Add(1)
-			return
+		if of := m.commitsOf(ops[i].Item.Key); of != nil && ops[i].Kind != store.OpCheck {
+			of.Add(1)
 		}
 	}
 }
 
-// get returns the items of all keys as of the last commit. It reports false unless all of them are cached.
-func (m *memo) get(keys []store.Key, now time.Time) ([]*store.Item, bool) {
-	at := m.commits.Load()
+// get returns the items of all keys, whose count is of, as of the last commit. It reports false unless all of them are cached.
+func (m *memo) get(of *commits, keys []store.Key, now time.Time) ([]*store.Item, bool) {
+	if of == nil {
+		return nil, false
+	}
+	at := of.Load()
 	items := make([]*store.Item, len(keys))
 	for i, key := range keys {
-		if key.Table != store.Subscriptions {
-			return nil, false
-		}
 		kept, ok := m.items.Get(key)
 		if !ok || kept.at != at {
 			return nil, false
@@ -71,10 +104,10 @@ func (m *memo) get(keys []store.Key, now time.Time) ([]*store.Item, bool) {
 	return items, true
 }
 
-// keepItems caches items that were read when the count of commits was at.
+// keepItems caches items that were read when their count was at.
 func (m *memo) keepItems(at uint64, keys []store.Key, items []*store.Item) {
 	for i, key := range keys {
-		if key.Table != store.Subscriptions || items[i] != nil && len(items[i].Value) > maxKeptItem {
+		if items[i] != nil && len(items[i].Value) > maxKeptItem {
 			continue
 		}
 		kept := keptItem{at: at}
@@ -91,7 +124,7 @@ func (m *memo) query(q store.Query, now time.Time) (store.Page, bool) {
 		return store.Page{}, false
 	}
 	kept, ok := m.pages.Get(q)
-	if !ok || kept.at != m.commits.Load() {
+	if !ok || kept.at != m.subscriptions.Load() {
 		return store.Page{}, false
 	}
 	return copyPage(kept.page, now), true

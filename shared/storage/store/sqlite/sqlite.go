@@ -175,10 +175,14 @@ func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error)
 			return nil, err
 		}
 	}
-	if items, ok := db.memo.get(keys, db.engine.Now()); ok {
+	commits := db.memo.commitsOfAll(keys)
+	if items, ok := db.memo.get(commits, keys, db.engine.Now()); ok {
 		return items, ctx.Err()
 	}
-	at := db.memo.commits.Load()
+	var at uint64
+	if commits != nil {
+		at = commits.Load()
+	}
 	items := make([]*store.Item, len(keys))
 	read := db.engine.Snapshot
 	if len(keys) == 1 {
@@ -198,7 +202,9 @@ func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error)
 	if err != nil {
 		return nil, fault.Wrap(engine.Kind(err), err, "read %d items", len(keys))
 	}
-	db.memo.keepItems(at, keys, items)
+	if commits != nil {
+		db.memo.keepItems(at, keys, items)
+	}
 	return items, nil
 }
 
@@ -245,7 +251,7 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	if page, ok := db.memo.query(q, db.engine.Now()); ok {
 		return page, ctx.Err()
 	}
-	at := db.memo.commits.Load()
+	at := db.memo.subscriptions.Load()
 	var page store.Page
 	err := db.engine.Read(ctx, func(c *engine.Conn) error {
 		now := db.engine.Now().Unix()
