@@ -110,12 +110,9 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 	key := cancelKey(x.call.Client, x.call.ID)
 	x.gateway.running.add(key, &cancel)
 	began, done := time.Now(), make(chan struct{})
-	go func() {
+	first := time.AfterFunc(firstMark, func() {
 		defer close(done)
-		for wait := firstMark; ; wait = min(wait*3/2, lastMark) {
-			if periodic.Sleep(ctx, wait) != nil {
-				return
-			}
+		for wait := firstMark; ; {
 			if x.hasMark(ctx, began) {
 				cancel(errCancelled)
 				return
@@ -125,11 +122,17 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 				cancel(errRemoved)
 				return
 			}
+			wait = min(wait*3/2, lastMark)
+			if periodic.Sleep(ctx, wait) != nil {
+				return
+			}
 		}
-	}()
+	})
 	return ctx, func() {
 		cancel(nil)
-		<-done
+		if !first.Stop() {
+			<-done
+		}
 		x.gateway.running.remove(key, &cancel)
 	}
 }
