@@ -226,9 +226,10 @@ func recorded(file string) (map[permission]bool, error) {
 func render(functions map[string][]statement) []byte {
 	var b bytes.Buffer
 	b.WriteString("# Permissions\n\nThis page lists the AWS permissions of each function, and their purpose. `make permissions` generates it from template.yaml, so do not edit it.\n\n" +
-		"The tests on local AWS reject all other requests. A test derives each function's requests to DynamoDB and SQS from its code and\n" +
-		"compares them with this page. `make permissions-check` lists permissions that the code and the tests do not use.\n" +
-		"Event source mappings receive and delete messages with their function's permissions.\n")
+		"Each function has an IAM role of its own, with only these permissions. The tests on local AWS reject all other requests. Another test derives\n" +
+		"from the code which requests a function can send to DynamoDB and SQS, and fails if one of them is missing here. `make permissions-check` lists\n" +
+		"permissions that are not used by the code or the tests. If a queue invokes a function, Lambda receives and deletes the queue's messages with the\n" +
+		"function's permissions.\n")
 	for _, id := range sorted(functions) {
 		fmt.Fprintf(&b, "\n## %s\n\n| purpose | permissions | resource | condition |\n|---|---|---|---|\n", id)
 		for _, st := range functions[id] {
