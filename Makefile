@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-# Tools that are not in go.mod: a version here is the version everywhere.
+# Tools that are not in go.mod. Their versions are only set here.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ACTIONLINT  := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 VALE        := github.com/errata-ai/vale/v3/cmd/vale@v3.19.0
@@ -15,7 +15,8 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 ADDR     ?= 127.0.0.1:8080
 PKG      ?= ./...
 TESTLOG  := build/test.json
-# Simulations run without the race detector, for they take ten times as long with it: a pattern of their names, and their packages.
+# Simulations run without the race detector, because they take ten times as long with it. SIMULATIONS matches the names of
+# these tests, and SIMULATED lists their packages.
 SIMULATIONS := ^($(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' $$(find shared -name '*simulation_test.go') | paste -sd '|'))$$
 SIMULATED = $$(go list $(PKG) | grep -xF "$$(go list $(addprefix ./,$(sort $(dir $(shell find shared -name '*simulation_test.go')))))" || true)
 FUZZTIME ?= 20s
@@ -26,18 +27,21 @@ VENV     := $(CACHE)/lint-$(shell cksum < tools/lint.txt | cut -d' ' -f1)
 
 export SAM_CLI_TELEMETRY := 0
 
-# The SQLite of modernc.org is C made into Go: with the race detector it takes ten times as long, which would find
-# no fault of ours. What a debugger needs would be a fifth of the time that the compiler takes. Without the folder's path in
-# it, a package that another clone compiled is not compiled again. Nor is one of a make within a test of this make, which has them already.
+# These flags make builds faster:
+# - modernc.org's SQLite is compiled without the race detector. It is C translated to Go, so the detector would make it ten
+#   times slower without finding a fault of ours.
+# - The compiler leaves out debug information, which would take a fifth of its time.
+# - With -trimpath, the path of the folder is not part of a package, so all clones of the repository share the build cache.
+# If a test runs make, GOFLAGS already has these flags, and they are not added again.
 GIVEN := $(GOFLAGS)
 FLAGS := -trimpath -gcflags=all=-dwarf=false '-gcflags=modernc.org/...=-dwarf=false -race=false'
 export GOFLAGS := $(GIVEN) $(if $(findstring $(FLAGS),$(GIVEN)),,$(FLAGS))
 
-# A process with the race detector sleeps a second before it ends; the tests end hundreds.
+# By default, a process with the race detector sleeps for a second before it ends. The tests start hundreds of processes.
 export GORACE := atexit_sleep_ms=50 $(GORACE)
 
-# What is shipped has no cgo; only the race detector needs it. With one setting for tests, linters, servers
-# and functions a package is compiled once for all of them.
+# Only the race detector needs cgo, and releases do not use it. Because tests, linters, servers and functions have the same
+# setting, each package is compiled only once for all of them.
 GIVEN_CGO := $(CGO_ENABLED)
 export CGO_ENABLED := 0
 
@@ -46,7 +50,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: run
-# Compiled as "go install", which comes next in the README, compiles it.
+# It uses the same flags as "go install", which is the next step in the README, so that this step does not compile again.
 run: export GOFLAGS := $(GIVEN)
 run: export CGO_ENABLED := $(GIVEN_CGO)
 run: ## serve the sample catalog on 127.0.0.1:8080 (development: any webhook target)
@@ -56,15 +60,16 @@ run: ## serve the sample catalog on 127.0.0.1:8080 (development: any webhook tar
 build: ## build the command line into bin/
 	go build -trimpath -o bin/mcpevents ./cmd/mcpevents
 
-# Tests that take long, which make test leaves to make test-full; that one fails if one of them is not there.
+# Slow tests, which only make test-full runs. It fails if one of them does not exist.
 LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestRetriesAreNoLoop TestInstancesBehindOneAddress \
   TestConversationOnLocalAWS TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance TestSoak \
   TestEverybodyOnLocalAWS TestStoryOfAnOutageOnAWS TestShortRetentionOnAWS TestRateOfOneSubscriberOnAWS TestAllReleasesBuild TestChaosOnAWS
 empty :=
 LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 
-# The black-box tests start servers and emulators, and wait most of the time: several packages of them at once, the longest
-# first, after the others. fleet and backend are among the others, for they have in their own process what they test.
+# OUTER are the black-box tests. They start servers and emulators and mostly wait for them, so several packages run at the same
+# time, the longest one first. INNER are all other tests, which run before them. The packages fleet and backend belong to
+# INNER, because the servers that they test run in their own process.
 INNER = $$(go list $(PKG) | awk '!/mcpevents\/(test\/|functions$$)/ || /\/test\/(fleet|backend)$$/')
 OUTER = $$(go list $(PKG) | awk '/mcpevents\/(test\/|functions$$)/ && !/\/test\/(fleet|backend)$$/ \
   {print /e2e$$/ ? 1 : /(functions|chaos|docs)$$/ ? 2 : /interop$$/ ? 3 : 4, $$1}' | sort | cut -d' ' -f2)
@@ -76,17 +81,18 @@ test: prerequisites ## run the tests, against real emulators (PKG=./shared/… f
 	  [ -z "$$outer" ] || go test -vet=all -count=1 -timeout 20m -p 3 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
 
-# A file of tests that needs emulators, in a package where others do not, says //go:build !noemulators.
-# The package that waits the longest is first.
+# If only some test files of a package need emulators, these files have the line //go:build !noemulators.
+# The package that waits the longest is the first one.
 .PHONY: check
-check: ## vet, and run the tests that need no emulator, but for simulations: for while one works
+check: ## vet, and run the tests that need no emulator, without simulations, while you work
 	go test -tags noemulators -vet=all -p 6 -parallel 8 -skip '$(SIMULATIONS)' $$(go list -tags noemulators -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | awk '{print /client\/check / ? 1 : 2, $$1}' | sort -s -k1,1 | cut -d' ' -f2)
-	@echo "left to make test: what needs emulators, and $(words $(subst |, ,$(SIMULATIONS))) simulations"
+	@echo "not run: the tests that need emulators, and $(words $(subst |, ,$(SIMULATIONS))) simulations"
 
-# With the race detector: all code but the functions, which serve one request at a time and share theirs
-# with the server, and the processes of the black-box tests themselves, which are clients of a server that is built with it.
+# The race detector checks all code except the functions and the processes of the black-box tests. A function serves one
+# request at a time and shares its code with the server. The processes of black-box tests are clients of a server that has
+# the race detector.
 .PHONY: test-full
-test-full: prerequisites ## run all tests, with the race detector but for simulations of days
+test-full: prerequisites ## run all tests, with the race detector except for simulations
 	@{ code=0; inner="$(INNER)"; simulated="$(SIMULATED)"; outer="$(OUTER)"; \
 	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -exec "$(CURDIR)/tools/racetest" -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
 	  [ -z "$$simulated" ] || go test -vet=off -count=1 -timeout 14m -json -run '$(SIMULATIONS)' $$simulated || code=1; \
@@ -94,12 +100,11 @@ test-full: prerequisites ## run all tests, with the race detector but for simula
 	  exit $$code; } | go run ./tools/testview $(if $(filter ./...,$(PKG)),-log $(TESTLOG) -with '$(LATER)')
 
 .PHONY: test-release
-test-release: ## run all tests as make test-full does, the large ones (kills under load, fan-out) at their full size
+test-release: ## run all tests like make test-full, with the large ones (kills under load, fan-out) at their full size
 	MCPEVENTS_TEST_FULL=1 $(MAKE) test-full
 
-# The tests install what they start (DynamoDB Local, ElasticMQ, MiniStack, npm and
-# Python packages) below the user cache directory; these programs they cannot install. Chromium they
-# install with apt-get if they run as root.
+# The tests install most of the software that they need (DynamoDB Local, ElasticMQ, MiniStack, npm and Python packages) in the
+# user's cache directory, and Chromium with apt-get if they run as root. They cannot install the programs in this list.
 .PHONY: prerequisites
 prerequisites:
 	@missing=; for program in go gcc git java javac mvn node npm python3; do \
@@ -134,8 +139,7 @@ lint-prose:
 	@files=$$(git ls-files '*.go' '*.md' | grep -v -e /testdata/ -e '^docs/internals/conformance.md$$'); \
 	CGO_ENABLED=1 go run $(VALE) $$files && CGO_ENABLED=1 go run $(VALE) --config .vale/functions.ini $$(grep '\.go$$' <<<"$$files")
 
-# Without the vulnerability database, which is on the network, there is nothing to
-# compare with: that is told and is no failure. Everything else is one.
+# The vulnerability database is on the network. If it cannot be reached, the check prints that and does not fail.
 .PHONY: lint-vulnerabilities
 lint-vulnerabilities:
 	@out=$$(go run $(GOVULNCHECK) ./... 2>&1) && code=0 || code=$$?; \
@@ -151,7 +155,7 @@ lint-template: $(VENV)/installed
 	go run ./tools/openapi >$(VENV)/openapi.json
 	$(VENV)/bin/openapi-spec-validator $(VENV)/openapi.json
 
-# The linters and the tests may both want it at once; one of them makes it.
+# Linters and tests may need this environment at the same time. With the lock, only one of them creates it.
 LOCKED := python3 -c 'import fcntl, subprocess, sys; lock = open(sys.argv[1], "w"); fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[2:]))'
 
 $(VENV)/installed:
@@ -171,7 +175,7 @@ $(SITE)/installed:
 site: $(SITE)/installed ## build the documentation as a web site in build/site, and check its links
 	NO_MKDOCS_2_WARNING=1 PYTHONDONTWRITEBYTECODE=1 $(SITE)/bin/mkdocs build --clean 2>&1 | { grep -v "^INFO" || true; }
 
-# The release tool takes minutes to compile, once.
+# The first run takes minutes, because it compiles the release tool.
 .PHONY: lint-release
 lint-release: ## check the configuration of releases, with the release tool
 	GOFLAGS= go run $(GORELEASER) check
@@ -192,7 +196,7 @@ format: ## format the Go code
 	go run $(GOFUMPT) -w .
 
 .PHONY: bench
-bench: ## measure: the benchmarks of the packages, then the whole way of an event
+bench: ## run the benchmarks of the packages, and then measure the server from publish to webhook
 	go test -run '^$$' -bench . -benchmem ./shared/...
 	go run ./cmd/mcpevents bench
 	go run ./cmd/mcpevents bench --batch 10
@@ -203,11 +207,11 @@ bench: ## measure: the benchmarks of the packages, then the whole way of an even
 	go run ./cmd/mcpevents bench --gateway
 
 .PHONY: soak
-soak: ## have 50 clients follow and call backends on three official SDKs for SOAK (10m), and account for all of it
+soak: ## let 50 clients use backends on three official SDKs for SOAK (10m), and check that no message is missing
 	MCPEVENTS_SOAK=$(SOAK) go test -count=1 -v -run '^TestSoak$$' -timeout 4h ./test/soak
 
 .PHONY: soak-fleet
-soak-fleet: ## have 50 clients call good and bad backends through two instances for SOAK (10m)
+soak-fleet: ## let 50 clients call good and bad backends through two instances for SOAK (10m)
 	MCPEVENTS_SOAK=$(SOAK) CGO_ENABLED=1 go test -race -count=1 -v -run TestSoak -timeout 60m ./test/fleet
 
 .PHONY: soak-fleet-aws
@@ -215,7 +219,7 @@ soak-fleet-aws: ## the same through the functions on local AWS
 	MCPEVENTS_SOAK=$(SOAK) MCPEVENTS_SOAK_ON=aws go test -count=1 -v -run TestSoak -timeout 60m ./test/fleet
 
 .PHONY: chaos
-chaos: prerequisites ## publish for CHAOS (1h) while the server, clients and endpoints fail, and count the lost events: none
+chaos: prerequisites ## publish for CHAOS (1h) while the server, clients and endpoints fail, and check that no event is lost
 	MCPEVENTS_CHAOS=$(CHAOS) go test -count=1 -v -run '^TestChaos$$' -timeout 4h ./test/chaos
 
 .PHONY: chaos-aws
@@ -228,14 +232,14 @@ fuzz: ## run every fuzz target for FUZZTIME (20s)
 	  for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 	    echo "== $$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg; done; done
 
-# LOCAL are arguments of ./localstack. These let anybody call and send webhooks
-# anywhere, which is right for this machine only.
+# LOCAL has the arguments of ./localstack. With the default, anyone can call the server and receive webhooks anywhere, so use
+# it only on your own machine.
 LOCAL ?= -p Auth=none -p AllowInsecureTargets=true -p StreamConcurrency=1000
 
 .PHONY: local-aws
 local-aws: ## run the real functions on 127.0.0.1:8080, with an emulator of AWS
 	@if [ -z "$${AWS_ENDPOINT_URL:-}" ]; then \
-	  mkdir -p build; echo "starting an emulator; what it says is in build/emulator.log"; \
+	  mkdir -p build; echo "starting an emulator; its output is in build/emulator.log"; \
 	  set -m; coproc EMULATOR { exec localstack/start.sh 2>build/emulator.log; }; emulator=$$EMULATOR_PID; set +m; \
 	  trap 'kill $$emulator 2>/dev/null || true; wait $$emulator 2>/dev/null || true' EXIT; \
 	  for _ in 1 2 3 4; do read -r line <&"$${EMULATOR[0]}" || { cat build/emulator.log; exit 1; }; eval "$$line"; done; \
@@ -243,13 +247,14 @@ local-aws: ## run the real functions on 127.0.0.1:8080, with an emulator of AWS
 
 ARCHITECTURE ?= arm64
 
-# Never from a cache of SAM's: that looks at the function's folder and go.mod alone, and would ship an
-# old binary when only shared/ has changed. The Go compiler has a cache of its own, which knows.
+# SAM's cache is off, because it only looks at the function's folder and go.mod. If only shared/ had changed, it would deploy an
+# old binary. The Go compiler has a cache of its own, which notices such changes.
 .PHONY: sam-build
 sam-build: $(VENV)/installed ## build the functions for deployment
 	GOFLAGS='"-ldflags=-s -w" -trimpath -tags=lambda.norpc' $(VENV)/bin/sam build --no-cached --template template.yaml --parameter-overrides Architecture=$(ARCHITECTURE)
 
-# By CloudFormation, where local-aws reads the template itself. Lambda runs the machine's own kind of code there.
+# Unlike local-aws, which reads the template itself, this uses LocalStack's CloudFormation. Its Lambda runs code for the
+# machine's own architecture.
 .PHONY: local-deploy
 local-deploy: ARCHITECTURE = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
 local-deploy: sam-build ## deploy the template to LocalStack (docs/how-to/deploy-to-aws.md)
@@ -257,7 +262,7 @@ local-deploy: sam-build ## deploy the template to LocalStack (docs/how-to/deploy
 	$(VENV)/bin/sam deploy --stack-name mcp-events-local --resolve-s3 --no-confirm-changeset --capabilities CAPABILITY_IAM \
 	  --parameter-overrides Architecture=$(ARCHITECTURE) Auth=none AllowInsecureTargets=true StreamConcurrency=100
 
-# Where the pinned SAM is; for the tests.
+# Prints the path of the pinned SAM, for the tests.
 .PHONY: sam-path
 sam-path: $(VENV)/installed
 	@echo $(VENV)/bin/sam
@@ -278,11 +283,11 @@ permissions: ## write docs/internals/permissions.md from template.yaml
 	go run ./tools/permissions
 
 .PHONY: permissions-check
-permissions-check: prerequisites ## run the tests on local AWS, and tell which permissions none of them uses
+permissions-check: prerequisites ## run the tests on local AWS, and list the permissions that none of them uses
 	mkdir -p build; rm -f build/calls.jsonl
 	MCPEVENTS_TEST_CALLS=$(CURDIR)/build/calls.jsonl go test -count=1 -timeout 60m -p 1 ./functions ./test/e2e ./test/chaos ./test/interop
 	go run ./tools/permissions -check -calls build/calls.jsonl
 
 .PHONY: clean
-clean: ## remove what was built
+clean: ## remove all build results
 	rm -rf bin build dist .aws-sam
