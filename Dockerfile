@@ -1,4 +1,4 @@
-# The server, and nothing beside it: one static binary, run by a user without rights, with one volume.
+# The image contains only the server: one static binary, which runs as a user without special rights, with one volume.
 #
 #   docker build --tag mcpevents .
 #   docker run --rm mcpevents demo
