@@ -45,6 +45,7 @@ var unreachable = []exception{
 	{"DeregisterFunction", "SessionsTable", "shared/events/demand", "stream forwards requests that end subscriptions, and no polls"},
 	{"AdminFunction", "LogTable", "shared/events/log.exact).visitID", "DynamoDB has no index of ids"},
 	{"RelayFunction", "SettingsTable", "shared/storage/settings.Write", "relay writes only the event types of backends"},
+	{"KeysFunction", "SettingsTable", "shared/storage/settings.", "keys reads no catalog and no configuration"},
 }
 
 // missing returns the needs of a function that no statement allows.
