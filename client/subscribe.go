@@ -49,6 +49,10 @@ type SubscribeOptions struct {
 	// ends, and retries new events for some minutes, so that a restarted program receives them. Do not set it if two versions of
 	// the program overlap during a deployment, because they share the subscription. Webhooks for URIs always end at the server.
 	Unsubscribe bool
+	// Endpoint receives the webhooks of this subscription outside of this program, for example in a function that runs only while a
+	// webhook arrives. It replaces [Options.Webhooks]. Subscribe then only creates and refreshes the subscription: the endpoint verifies
+	// webhooks, answers challenges, and saves cursors in the subscription's Store, and Event is never called.
+	Endpoint *Endpoint
 
 	// Event handles an event and acknowledges it by returning nil. After an error the client calls it again, with growing pauses.
 	// To skip an event that cannot be handled, return nil. The context ends with the subscription.
@@ -60,6 +64,22 @@ type SubscribeOptions struct {
 	Gap func(context.Context, Gap) error
 
 	arguments json.RawMessage
+}
+
+// Endpoint is a webhook endpoint outside of this program. Subscriptions with the same endpoint at the same server are one subscription,
+// so a program that takes over from another one continues its subscription.
+type Endpoint struct {
+	// URL is where the server sends webhooks.
+	URL string
+	// Secret returns the secret for a registration or a refresh that is about to be sent. The endpoint must already accept it. A new
+	// secret replaces the previous one, which the endpoint must accept for some time.
+	Secret func(context.Context) (string, error)
+	// Accepted is called after each registration or refresh, with the server's id and the end of the subscription's lifetime. The end is
+	// zero if the lifetime is unlimited. Accepted may be nil.
+	Accepted func(ctx context.Context, id string, until time.Time) error
+	// Resume makes the server send the events after the saved cursor again, as after a gap. Without it, a server that still has the
+	// subscription continues where it is.
+	Resume bool
 }
 
 // Event is a received event. It has the same form in all modes.
@@ -196,8 +216,11 @@ func (c *Client) run(ctx context.Context, f *flow) (err error) {
 
 // completeOptions checks the options and sets their defaults.
 func (c *Client) completeOptions(ctx context.Context, o *SubscribeOptions) (err error) {
-	if (o.Name == "") == (len(o.URIs) == 0) || o.Event == nil {
+	if (o.Name == "") == (len(o.URIs) == 0) || o.Event == nil && o.Endpoint == nil {
 		return fault.New(fault.Invalid, "a subscription needs the name of an event type or URIs, and a function for its events")
+	}
+	if len(o.URIs) > 0 && o.Endpoint != nil {
+		return fault.New(fault.Invalid, "an endpoint is for an event type, not for URIs")
 	}
 	if len(o.URIs) > 0 {
 		return c.completeURIOptions(o)
@@ -208,9 +231,15 @@ func (c *Client) completeOptions(ctx context.Context, o *SubscribeOptions) (err 
 			return err
 		}
 	}
-	if o.Mode == "" {
+	switch {
+	case o.Endpoint != nil:
+		o.Mode = ModeWebhook
+		if o.Endpoint.URL == "" || o.Endpoint.Secret == nil {
+			err = fault.New(fault.Invalid, "an endpoint needs a URL and a function for its secret")
+		}
+	case o.Mode == "":
 		o.Mode, err = c.chooseMode(ctx, o.Name)
-	} else {
+	default:
 		err = c.checkMode(o.Mode)
 	}
 	return err

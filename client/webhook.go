@@ -86,6 +86,31 @@ func (k *hook) addSecret() {
 	k.secrets = k.secrets[:min(len(k.secrets), maxSecrets)]
 }
 
+// newestSecret returns the secret of the next registration or refresh.
+func (k *hook) newestSecret() string { return k.validSecrets()[0] }
+
+// askEndpoint takes the secret and the cursor from the endpoint outside of this program, if the subscription has one.
+func (k *hook) askEndpoint() error {
+	if k.sub.Endpoint == nil {
+		return nil
+	}
+	key, err := k.sub.Endpoint.Secret(k.ctx)
+	if err != nil {
+		return err
+	}
+	saved, err := k.store.Load(k.ctx, k.key)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	k.secrets = []string{key}
+	k.mu.Unlock()
+	k.flow.mu.Lock()
+	k.saved = saved
+	k.flow.mu.Unlock()
+	return nil
+}
+
 // validSecrets returns the secrets with which a webhook may be signed.
 func (k *hook) validSecrets() []string {
 	k.mu.Lock()
@@ -108,16 +133,21 @@ type subscribed struct {
 
 // receiveWebhooks subscribes, refreshes the subscription in time, and unsubscribes at the end if the options say so.
 func (c *Client) receiveWebhooks(f *flow) error {
-	k := &hook{flow: f, url: c.options.Webhooks.URL, ended: make(chan error, 1), resubscribe: make(chan struct{}, 1)}
-	k.addSecret()
-	defer c.options.Webhooks.remove(k)
+	k := &hook{flow: f, ended: make(chan error, 1), resubscribe: make(chan struct{}, 1)}
+	afresh := f.savedCursor() != "" // the server may still have the subscription of an earlier run
+	if at := f.sub.Endpoint; at != nil {
+		k.url, afresh = at.URL, at.Resume
+	} else {
+		k.url = c.options.Webhooks.URL
+		k.addSecret()
+		defer c.options.Webhooks.remove(k)
+	}
 	if f.sub.Unsubscribe {
 		// Even if events/subscribe was not answered, because the server may have created the subscription.
 		defer c.unsubscribe(k)
 	}
 	var lifetime time.Duration
 	began, rotated := time.Now(), time.Now()
-	afresh := f.savedCursor() != "" // the server may still have the subscription of an earlier run
 	for failures := 0; ; {
 		wait := time.Until(began.Add(refreshAfter(lifetime)))
 		switch {
@@ -135,7 +165,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 			afresh = true
 		case <-time.After(wait):
 		}
-		if failures == 0 && time.Since(rotated) >= cmp.Or(f.sub.Rotate, defaultRotate) {
+		if f.sub.Endpoint == nil && failures == 0 && time.Since(rotated) >= cmp.Or(f.sub.Rotate, defaultRotate) {
 			k.addSecret()
 			rotated = time.Now()
 		}
@@ -149,7 +179,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 				f.log.Debug("subscription refreshed", "subscription", k.id)
 			}
 			began, lifetime, failures, afresh = asked, granted, 0, false
-			f.markAccepted(grant{id: k.id, secret: k.validSecrets()[0]})
+			f.markAccepted(grant{id: k.id, secret: k.newestSecret()})
 		case !f.isTransient(err):
 			return f.asTerminated(err)
 		case f.started:
@@ -235,7 +265,10 @@ func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err er
 			return 0, err
 		}
 	}
-	params := k.delivery(k.validSecrets()[0])
+	if err := k.askEndpoint(); err != nil {
+		return 0, err
+	}
+	params := k.delivery(k.newestSecret())
 	params["cursor"] = nil
 	if cursor := cmp.Or(k.savedCursor(), k.sub.Cursor); cursor != "" {
 		params["cursor"] = cursor
@@ -244,7 +277,9 @@ func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err er
 		params["ttlMs"] = k.sub.TTL.Milliseconds()
 	}
 	var g subscribed
-	c.options.Webhooks.expect(k)
+	if k.sub.Endpoint == nil {
+		c.options.Webhooks.expect(k)
+	}
 	header, err := c.call(k.ctx, spec.MethodEventsSub, params, &g)
 	if err != nil {
 		return 0, err
@@ -253,7 +288,11 @@ func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err er
 	if g.ID == "" {
 		return 0, fault.New(fault.Unavailable, "%s: the server's answer has no id", spec.MethodEventsSub)
 	}
-	c.options.Webhooks.bind(k, g.ID)
+	if k.sub.Endpoint != nil {
+		k.id = g.ID
+	} else {
+		c.options.Webhooks.bind(k, g.ID)
+	}
 	if afresh {
 		k.hold(false)
 	}
@@ -266,10 +305,15 @@ func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err er
 		}
 	}
 	k.saveSafe(g.Cursor)
-	if g.RefreshBefore == nil {
-		return 0, nil
+	var until time.Time
+	if g.RefreshBefore != nil {
+		lifetime = grantedLifetime(*g.RefreshBefore, answered, header)
+		until = answered.Add(lifetime)
 	}
-	return grantedLifetime(*g.RefreshBefore, answered, header), nil
+	if at := k.sub.Endpoint; at != nil && at.Accepted != nil {
+		err = at.Accepted(k.ctx, g.ID, until)
+	}
+	return lifetime, err
 }
 
 // unsubscribe ends the subscription at the server, even if the context has ended.
