@@ -1,9 +1,18 @@
 package functions_test
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	neturl "net/url"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -29,19 +38,7 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the backend's event type is listed", func() bool {
-		types, err := c.EventTypes(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range types {
-			if e.Name == "shop_order.shipped" {
-				return true
-			}
-		}
-		time.Sleep(200 * time.Millisecond)
-		return false
-	})
+	awaitType(t, c, "shop_order.shipped")
 
 	target, hooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, body []byte) {
 		var challenge struct{ Type, Challenge string }
@@ -103,4 +100,83 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 		}
 	}
 	rpc(t, stack.URL(), "events/unsubscribe", params)
+}
+
+func awaitType(t *testing.T, c *client.Client, name string) {
+	t.Helper()
+	eventually(t, "the backend's event type is listed", func() bool {
+		types, err := c.EventTypes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range types {
+			if e.Name == name {
+				return true
+			}
+		}
+		time.Sleep(200 * time.Millisecond)
+		return false
+	})
+}
+
+// onlyWebhooks is in front of a backend, and removes all modes except webhook from its list of event types.
+func onlyWebhooks(t *testing.T, backend string) (url string) {
+	to, err := neturl.Parse(backend)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(to)
+	proxy.FlushInterval = -1
+	modes := regexp.MustCompile(`"delivery":\[[^]]*\]`)
+	proxy.ModifyResponse = func(r *http.Response) error {
+		if r.Header.Get("Content-Type") != "application/json" {
+			return nil
+		}
+		b, err := io.ReadAll(r.Body)
+		b = modes.ReplaceAll(b, []byte(`"delivery":["webhook"]`))
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
+		r.Header.Set("Content-Length", strconv.Itoa(len(b)))
+		return err
+	}
+	server := httptest.NewServer(proxy)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// backendWebhooks shows that the function publish receives the events of a backend that delivers by webhook only, also while no relay runs.
+func backendWebhooks(t *testing.T, stack *runner.Stack) {
+	o := servertest.Options(t, nil)
+	o.Catalog = []byte("events:\n  - {name: parcel.sent, uriTemplate: \"event://parcels/{parcel}\", payloadSchema: {type: object}}\n")
+	backend := servertest.Start(t, o)
+	configureStack(t, stack, fmt.Sprintf("backends:\n  - {name: post, url: %q, prefix: post_}\n", onlyWebhooks(t, backend.URL)+"/mcp"))
+	defer configureStack(t, stack, "backends: []\n")
+	c, err := client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitType(t, c, "post_parcel.sent")
+	ids := make(chan string, 100)
+	sub, err := c.Subscribe(t.Context(), client.SubscribeOptions{
+		Name: "post_parcel.sent", Arguments: map[string]string{"parcel": "1"}, Mode: client.ModePush,
+		Event: func(_ context.Context, e client.Event) error { ids <- e.ID; return nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Close() }()
+	send := func(id string) {
+		t.Helper()
+		if _, err := backend.Publish(t.Context(), "default", standalone.Event{URI: "event://parcels/1", ID: id, Data: json.RawMessage(`{}`)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send("1")
+	got := []string{wait(t, "the first event", ids)}
+	stack.Kill("RelayFunction")
+	send("2")
+	send("3")
+	got = append(got, wait(t, "the second event", ids), wait(t, "the third event", ids))
+	if slices.Sort(got); len(slices.Compact(got)) != 3 || len(ids) > 0 {
+		t.Errorf("got the events %v and %d more, want three different ones", got, len(ids))
+	}
 }

@@ -130,6 +130,7 @@ func TestDeployment(t *testing.T) {
 	}
 	t.Run("a backend's tools and notifications are relayed, even if relay dies", func(t *testing.T) { relayed(t, stack) })
 	t.Run("GWN-20, GWN-21, GWN-22 a backend's events are received, even if relay dies", func(t *testing.T) { backendEvents(t, stack) })
+	t.Run("GWN-21, GWN-22 publish receives the webhooks of a backend, even if relay dies", func(t *testing.T) { backendWebhooks(t, stack) })
 }
 
 // publish sends an event of a build and returns its id.

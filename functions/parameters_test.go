@@ -68,7 +68,7 @@ func written(t *testing.T, n yaml.Node) string {
 
 // finds reports whether a variable only names a resource of the function, so that it is not a setting.
 func finds(variable string) bool {
-	for _, prefix := range []string{"MCPEVENTS_TABLE_", "MCPEVENTS_QUEUE_", "MCPEVENTS_KEY_ID", "MCPEVENTS_STACK", "MCPEVENTS_FINGERPRINT", "MCPEVENTS_REGISTER_", "MCPEVENTS_DEREGISTER_"} {
+	for _, prefix := range []string{"MCPEVENTS_TABLE_", "MCPEVENTS_QUEUE_", "MCPEVENTS_KEY_ID", "MCPEVENTS_STACK", "MCPEVENTS_FINGERPRINT", "MCPEVENTS_REGISTER_", "MCPEVENTS_DEREGISTER_", "MCPEVENTS_PUBLISH_URL"} {
 		if strings.HasPrefix(variable, prefix) {
 			return true
 		}
@@ -166,7 +166,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 // defaultOf returns the default of a limit, or any valid value.
 func defaultOf(t *testing.T, name string) string {
 	t.Helper()
-	for _, prefix := range []string{"verified-targets", "plain-targets", "otlp-endpoint"} {
+	for _, prefix := range []string{"verified-targets", "plain-targets", "otlp-endpoint", "public-url"} {
 		if name == prefix {
 			return "https://a.example/"
 		}

@@ -3,9 +3,11 @@
 package main
 
 import (
+	"context"
 	"os"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
@@ -13,7 +15,8 @@ import (
 func main() { os.Exit(boot.Run(boot.Callers|boot.Records, create)) }
 
 func create(p *boot.Process) (boot.Handler, error) {
-	publishing := app.NewPublishing(p.Core, p.Secrets.Secret)
+	key := boot.NewLazy(func(ctx context.Context) ([]byte, error) { return cursors.Key(ctx, p.DB) })
+	publishing := app.NewPublishing(p.Core, app.PublishingOptions{Secrets: p.Secrets.Secret, Key: key.Get})
 	mux := p.Serve(publishing.Handler, "/events")
 	publishing.Sources.Mount(mux)
 	return p.Invoked(p.Sources(boot.Buffered(p.Fronted(mux)), func(arn string) queue.Handler {

@@ -4,11 +4,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"time"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/relays"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
@@ -27,6 +29,12 @@ func create(p *boot.Process) (boot.Handler, error) {
 	if err != nil {
 		return boot.Handler{}, err
 	}
-	invocations := relay.NewInvocations(func() *relay.Relay { return relays.New(p.Core, backends, announced) })
+	receiver, err := p.Variable(boot.EnvPublishURL)
+	if err != nil {
+		return boot.Handler{}, err
+	}
+	p.Limits.PublicURL = cmp.Or(p.Limits.PublicURL, receiver)
+	key := boot.NewLazy(func(ctx context.Context) ([]byte, error) { return cursors.Key(ctx, p.DB) })
+	invocations := relay.NewInvocations(func() *relay.Relay { return relays.New(p.Core, backends, key.Get, announced) })
 	return p.Invoked(invocations.Serve).BeforeEnd(func() { invocations.Shutdown(shutdownTime) }), nil
 }

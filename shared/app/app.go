@@ -25,6 +25,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"net/url"
 	"sync/atomic"
 	"time"
 
@@ -34,12 +35,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/demand"
+	"github.com/mcp-events/mcpevents/shared/events/demand/intake"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
+	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
@@ -195,18 +198,46 @@ type Publishing struct {
 	Inbox   *publish.Inbox   // handles the messages of the inbox queue
 }
 
-// NewPublishing returns the role publish. The function secrets looks up the secrets of sources.
-func NewPublishing(c *Core, secrets func(context.Context, secret.Value) (string, error)) Publishing {
+// NewHooks returns the webhook subscriptions at backends. Key returns the key of the deployment.
+func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
+	base := c.Limits.PublicURL
+	if at, err := url.Parse(c.ResourceMetadata); base == "" && err == nil && at.Host != "" {
+		base = at.Scheme + "://" + at.Host
+	}
+	return demand.Hooks{DB: c.DB, Base: base, Key: key}
+}
+
+// PublishingOptions are the parts of the role publish that differ between processes.
+type PublishingOptions struct {
+	// Secrets looks up the secrets of sources.
+	Secrets func(context.Context, secret.Value) (string, error)
+	// Key returns the key of the deployment, for the webhooks of backends.
+	Key func(context.Context) ([]byte, error)
+	// Dropped counts an event of a backend that is dropped. Nil counts it in the log, for processes without a gateway.
+	Dropped func(ctx context.Context, workspace, backend, reason string)
+}
+
+// NewPublishing returns the role publish.
+func NewPublishing(c *Core, o PublishingOptions) Publishing {
 	service := newPublisher(c)
-	intake := newIntake(c, service)
+	documents, events := newIntake(c, service), publish.NewOfBackends(service)
+	if o.Dropped == nil {
+		drops := &metric.Tally{Name: gateway.MetricDropped, Text: "backend messages dropped", Log: c.Log}
+		o.Dropped = func(ctx context.Context, workspace, backend, reason string) {
+			drops.Add(ctx, slog.String("workspace", workspace), slog.String("backend", backend), slog.String("reason", reason))
+		}
+	}
 	return Publishing{
 		Service: service,
 		Handler: &publish.Handler{Service: service, Auth: c.Auth, Guard: c.Guard, MetadataURL: c.ResourceMetadata, Log: c.Log},
 		Sources: &ingest.Handler{
-			Intake: intake, Secrets: secrets, Rate: publish.NewRate(c.CallerQuota(quota.PublishRate)), Guard: c.Guard,
+			Intake: documents, Secrets: o.Secrets, Rate: publish.NewRate(c.CallerQuota(quota.PublishRate)), Guard: c.Guard,
 			Limited: func(limit string) { c.Metrics.LimitReached(limit) },
+			Backends: &ingest.Backends{
+				Intake: intake.Intake{Demand: c.Demand, Publish: events.Publish, Gap: events.Gap}, Hooks: NewHooks(c, o.Key), Dropped: o.Dropped,
+			},
 		},
-		Inbox: newInbox(c, intake, service),
+		Inbox: newInbox(c, documents, service),
 	}
 }
 
@@ -222,8 +253,8 @@ func newPublisher(c *Core) *publish.Service {
 	}
 }
 
-func newInbox(c *Core, intake ingest.Intake, service *publish.Service) *publish.Inbox {
-	return &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: intake}, Log: c.Log}
+func newInbox(c *Core, documents ingest.Intake, service *publish.Service) *publish.Inbox {
+	return &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: documents}, Log: c.Log}
 }
 
 // newIntake returns the parts that the requests and the messages of sources share.

@@ -26,7 +26,7 @@ func TestOneGuardForAllEndpoints(t *testing.T) {
 	defer db.Close()
 	log := slog.New(slog.NewTextHandler(&out, nil))
 	core := &Core{DB: db, Guard: auth.NewGuard(nil, nil, log), Log: log}
-	publishing := NewPublishing(core, nil)
+	publishing := NewPublishing(core, PublishingOptions{})
 	r := httptest.NewRequest(http.MethodPost, "http://proxy.example/MCP/u/the-key", nil)
 	r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))
 	for name, err := range map[string]error{

@@ -158,7 +158,7 @@ func (f *fleet) startInstance(t testing.TB, o fleetOptions, allowed auth.Authent
 		Leases: &lease.Shared{DB: i.store, Max: func(context.Context, auth.Principal) int { return 1000 }, Life: 5 * time.Minute}, Logger: logger,
 	})
 	expect.OK(t, err)
-	relay := relays.New(&app.Core{DB: i.store, EventLog: events, Log: logger}, i.gateway, nil)
+	relay := relays.New(&app.Core{DB: i.store, EventLog: events, Log: logger}, i.gateway, nil, nil)
 	relay.Lease = o.lease
 	ctx, end := context.WithCancel(context.WithoutCancel(t.Context()))
 	i.endRelay = end

@@ -195,7 +195,7 @@ func (s *system) start(number int, path string) *process {
 	p.dispatcher.Now = now
 	fanout := webhooks.NewFanout(p.core)
 	fanout.Now = now
-	p.publisher = app.NewPublishing(p.core, nil).Service
+	p.publisher = app.NewPublishing(p.core, app.PublishingOptions{}).Service
 	p.publisher.Now = now
 	p.operations = webhooks.NewOperations(p.core)
 	retry := &retry.Job{DB: p.core.DB, Queue: p.core.Queues, EventLog: p.core.EventLog, Now: now, Log: quiet}

@@ -51,6 +51,8 @@ const (
 	// EnvRegister and EnvDeregister name the functions to which stream forwards changes of subscriptions.
 	EnvRegister   = "MCPEVENTS_REGISTER_FUNCTION"
 	EnvDeregister = "MCPEVENTS_DEREGISTER_FUNCTION"
+	// EnvPublishURL is the URL of publish, at which backends deliver events by webhook.
+	EnvPublishURL = "MCPEVENTS_PUBLISH_URL"
 	// envEventsDead is the URL of the dead-letter queue of the events queue.
 	envEventsDead = "MCPEVENTS_QUEUE_EVENTS_DEAD_URL"
 )

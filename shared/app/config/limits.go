@@ -53,6 +53,8 @@ type Limits struct {
 	PollMin           time.Duration `name:"poll-min" default:"1s" help:"Time until the next events/poll that the server suggests while there is traffic."`
 	PollMax           time.Duration `name:"poll-max" default:"30s" help:"The longest time until the next events/poll that the server suggests."`
 
+	PublicURL string `name:"public-url" placeholder:"URL" help:"URL of this server, without a path, at which backends deliver events by webhook. By default that of --jwt-audience."`
+
 	EventTools bool `name:"event-tools" help:"Also serve events as tools, for clients that support tools but no events."`
 
 	DefaultTTL    time.Duration `name:"default-ttl" default:"24h" help:"Lifetime of an MCP Events subscription that requests none."`
@@ -251,6 +253,9 @@ func (l Limits) checkAddresses() error {
 	}
 	if u, err := url.Parse(l.OTLPEndpoint); l.OTLPEndpoint != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
 		return fault.New(fault.Invalid, "--otlp-endpoint %.100q is not the URL of a collector, such as http://127.0.0.1:4318", l.OTLPEndpoint)
+	}
+	if u, err := url.Parse(l.PublicURL); l.PublicURL != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/")+u.RawQuery != "") {
+		return fault.New(fault.Invalid, "--public-url %.100q is not a URL without a path, such as https://events.example.com", l.PublicURL)
 	}
 	if _, bad := auth.ParseProxies(l.TrustedProxies); bad != "" {
 		return fault.New(fault.Invalid, "--trusted-proxies %.100q is not an address or prefix such as 10.0.0.0/8", bad)

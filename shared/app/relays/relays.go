@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 
 	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/events/demand/intake"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/gateway"
@@ -13,13 +14,15 @@ import (
 )
 
 // New returns the relay, which writes the notifications of the gateway's backends to the log. typesChanged is called after it has
-// stored changed event types of a backend. If it is nil, the relay does not receive the events of backends.
-func New(c *app.Core, g *gateway.Gateway, typesChanged func(context.Context) error) *relay.Relay {
+// stored changed event types of a backend. If it is nil, the relay does not receive the events of backends. Key returns the key of the
+// deployment, for subscriptions by webhook.
+func New(c *app.Core, g *gateway.Gateway, key func(context.Context) ([]byte, error), typesChanged func(context.Context) error) *relay.Relay {
 	var events *relay.Events
 	if typesChanged != nil {
 		publisher := publish.NewOfBackends(&publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer})
 		events = &relay.Events{
-			Demand: c.Demand, Publish: publisher.Publish, Gap: publisher.Gap, Configured: c.Config.Backends, Changed: typesChanged, Agent: app.UserAgent(),
+			Intake: intake.Intake{Demand: c.Demand, Publish: publisher.Publish, Gap: publisher.Gap},
+			Hooks:  app.NewHooks(c, key), Configured: c.Config.Backends, Changed: typesChanged, Agent: app.UserAgent(),
 		}
 	}
 	return &relay.Relay{

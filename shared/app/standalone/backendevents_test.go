@@ -296,13 +296,16 @@ func (b *lockedBuffer) Write(p []byte) (int, error) {
 	return b.text.Write(p)
 }
 
+func (b *lockedBuffer) has(text string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Contains(b.text.String(), text)
+}
+
 func (b *lockedBuffer) awaits(t *testing.T, text string) {
 	t.Helper()
 	for end := time.Now().Add(servertest.Patience); ; time.Sleep(10 * time.Millisecond) {
-		b.mu.Lock()
-		found := strings.Contains(b.text.String(), text)
-		b.mu.Unlock()
-		if found {
+		if b.has(text) {
 			return
 		}
 		if time.Now().After(end) {

@@ -29,6 +29,10 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
+func testKey(context.Context) ([]byte, error) {
+	return []byte("a key of 32 bytes for the tests.."), nil
+}
+
 // newCore returns the shared parts of instances that have a backend.
 func newCore(t *testing.T, backend string) *app.Core {
 	t.Helper()
@@ -74,7 +78,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 			}
 			defer cancel()
 			_ = relay.NewInvocations(func() *relay.Relay {
-				return relays.New(core, gateway, func(context.Context) error {
+				return relays.New(core, gateway, testKey, func(context.Context) error {
 					return settings.Announce(ctx, core.DB, 0, func(context.Context, settings.Change) error { return nil })
 				})
 			}).Serve(ctx)
@@ -144,7 +148,7 @@ func TestASubscriptionEndsAtTheBackend(t *testing.T) {
 	expect.OK(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var invocations sync.WaitGroup
-	invocations.Go(func() { relays.New(core, gateway, func(context.Context) error { return nil }).Run(ctx) })
+	invocations.Go(func() { relays.New(core, gateway, testKey, func(context.Context) error { return nil }).Run(ctx) })
 	defer invocations.Wait()
 	defer cancel()
 	const uri = "event://~shop/order.shipped/e30"

@@ -43,6 +43,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/events/webhook/targets"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/inprocess"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/gateway/stdio"
@@ -283,7 +284,13 @@ func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener)
 	}
 	sender := webhooks.NewSender(s.core, sending)
 	s.undo = append(s.undo, sender.Close)
-	r.publishing, r.fanout = app.NewPublishing(s.core, secret.FromEnvironment), webhooks.NewFanout(s.core)
+	key := func(context.Context) ([]byte, error) { return keys.Cursor, nil }
+	r.publishing = app.NewPublishing(s.core, app.PublishingOptions{
+		Secrets: secret.FromEnvironment, Key: key, Dropped: func(ctx context.Context, workspace, backend, reason string) {
+			s.backends.CountDrop(ctx, api.Backend{Workspace: workspace, Name: backend}, reason)
+		},
+	})
+	r.fanout = webhooks.NewFanout(s.core)
 	s.publisher = r.publishing.Service
 	if err := s.buildDelivery(&r, keys, cursors, sender); err != nil {
 		return r, err
@@ -291,7 +298,7 @@ func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener)
 	if err := s.buildEndpoint(ctx, r, keys, cursors, sender); err != nil {
 		return r, err
 	}
-	r.relay = relays.New(s.core, s.backends, func(ctx context.Context) error {
+	r.relay = relays.New(s.core, s.backends, key, func(ctx context.Context) error {
 		s.catalogs.Written()
 		return settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
 	})

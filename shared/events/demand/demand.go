@@ -8,7 +8,9 @@
 // clients lead to one subscription at the backend. The demand of a stream or a poll lasts for [Keep] and is renewed; the demand of a
 // webhook subscription lasts as long as the subscription. The package also keeps the backend's cursors.
 //
-// Continue in shared/gateway/relay, which subscribes at the backends.
+// [Hooks] has the subscriptions at backends that deliver by webhook only.
+//
+// Continue in shared/gateway/relay, which subscribes at the backends, and in shared/events/demand/intake, which accepts their events.
 package demand
 
 import (
@@ -88,8 +90,11 @@ func wantKey(workspace, principal, uri string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: partition(workspace, catalog.BackendOf(uri)), Sort: hash(principal) + "#" + hash(uri)}
 }
 
+// statePartition returns the partition with the states of the subscriptions at a backend.
+func statePartition(workspace, backend string) string { return "es#" + workspace + "#" + backend }
+
 func stateKey(workspace, uri, what string) store.Key {
-	return store.Key{Table: store.Sessions, Partition: "es#" + workspace + "#" + catalog.BackendOf(uri), Sort: hash(uri) + "#" + what}
+	return store.Key{Table: store.Sessions, Partition: statePartition(workspace, catalog.BackendOf(uri)), Sort: hash(uri) + "#" + what}
 }
 
 const untilCount = "until"
@@ -192,8 +197,8 @@ func (r *Registry) SetState(ctx context.Context, workspace, uri string, s State)
 
 // Forget removes the state and the cursor of a subscription that has ended.
 func (r *Registry) Forget(ctx context.Context, workspace, uri string) error {
-	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, store.Delete(stateKey(workspace, uri, "state")), store.Delete(stateKey(workspace, uri, "cursor"))),
-		"forget a subscription at a backend")
+	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, store.Delete(stateKey(workspace, uri, "state")), store.Delete(stateKey(workspace, uri, "cursor")),
+		store.Delete(restartKey(workspace, uri))), "forget a subscription at a backend")
 }
 
 // Wanted returns the URIs that are wanted from a backend, each with the hashes of the principals that want it. It ends demands that were
@@ -263,9 +268,12 @@ func (c Cursor) Save(ctx context.Context, _, cursor string) error {
 	if len(cursor) > maxCursor {
 		return fault.New(fault.Invalid, "the backend's cursor has %d bytes (allowed: %d)", len(cursor), maxCursor)
 	}
-	it := store.Item{Key: stateKey(c.Workspace, c.URI, "cursor"), Value: []byte(cursor), Expires: time.Now().Add(unused)}
 	// If the process dies before the cursor is written, the backend sends some events again.
-	return fault.Wrap(fault.Unavailable, c.DB.WriteAll(store.Unhurried(ctx), store.Put(it)), "keep the cursor of a backend")
+	return fault.Wrap(fault.Unavailable, c.DB.WriteAll(store.Unhurried(ctx), store.Put(cursorItem(c.Workspace, c.URI, cursor))), "keep the cursor of a backend")
+}
+
+func cursorItem(workspace, uri, cursor string) store.Item {
+	return store.Item{Key: stateKey(workspace, uri, "cursor"), Value: []byte(cursor), Expires: time.Now().Add(unused)}
 }
 
 // seenFor is how long the ids of events are remembered. The events queue drops repetitions only within five minutes.

@@ -3,7 +3,9 @@ package relay
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/http"
 	"net/url"
@@ -17,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/demand"
-	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/demand/intake"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -29,11 +31,10 @@ import (
 
 // Events connects the relay to the event log, so that clients can subscribe to the events of backends.
 type Events struct {
-	// Demand has the events that clients want.
-	Demand *demand.Registry
-	// Publish accepts an event of a backend, and Gap accepts that some are missing.
-	Publish func(ctx context.Context, workspace string, in publish.Input) error
-	Gap     func(ctx context.Context, workspace, uri string) error
+	// Intake accepts the events of backends, and has the demand for them.
+	intake.Intake
+	// Hooks has the subscriptions at backends that deliver by webhook only. Their events arrive at the role publish.
+	Hooks demand.Hooks
 	// Configured returns all backends of the configuration.
 	Configured func(ctx context.Context) ([]api.Backend, error)
 	// Changed is called after the relay has stored changed event types.
@@ -101,6 +102,9 @@ type receiver struct {
 
 	running map[string]*reception // by URI
 	refused map[string]time.Time  // the URIs for which there is no room, and when that was recorded
+	warned  bool                  // that there is no URL for webhooks
+
+	restarted map[string]time.Time // when webhook subscriptions were last restarted, by URI
 }
 
 const (
@@ -118,11 +122,8 @@ const (
 
 // Reasons why the relay does not use an event type or an event of a backend; see [upstream.Client.Dropped].
 const (
-	dropType      = "an event type that cannot be used"
-	dropTypes     = "too many event types"
-	dropForeign   = "an event without an id, or of another type"
-	dropMisfit    = "an event that does not fit its schema"
-	dropMalformed = "an event that is malformed or too large"
+	dropType  = "an event type that cannot be used"
+	dropTypes = "too many event types"
 )
 
 // startEvents begins to receive a backend's events as soon as the relay has the lease. The function that it returns stops that and
@@ -194,7 +195,7 @@ func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 	defer func() { _ = c.Close() }()
 	e := &receiver{
 		Events: r.Events, relay: r, backend: b, client: c, version: version,
-		limit: rate.NewLimiter(eventRate, eventBurst), running: map[string]*reception{}, refused: map[string]time.Time{},
+		limit: rate.NewLimiter(eventRate, eventBurst), running: map[string]*reception{}, refused: map[string]time.Time{}, restarted: map[string]time.Time{},
 	}
 	defer e.end()
 	return e.run(ctx, of)
@@ -317,7 +318,11 @@ pages:
 			}
 			if err := e.check(of, t, others); err != nil {
 				e.backend.Client().Dropped(ctx, dropType)
-				e.relay.log(e.backend).DebugContext(ctx, "event type of backend not used", "name", t.Name, "reason", fault.Public(err))
+				level := slog.LevelDebug
+				if errors.Is(err, errNoURL) && !e.warned { // the operator can change this
+					level, e.warned = slog.LevelWarn, true
+				}
+				e.relay.log(e.backend).Log(ctx, level, "event type of backend not used", "name", t.Name, "reason", fault.Public(err))
 				continue
 			}
 			if size += len(text); size > maxTypes || len(of.Types) == catalog.MaxBackendTypes {
@@ -360,7 +365,10 @@ func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string)
 	if err != nil {
 		return err
 	}
-	if e.chooseMode(t.Delivery) == "" {
+	switch mode := e.chooseMode(t.Delivery); {
+	case mode == client.ModeWebhook && e.Hooks.Base == "":
+		return errNoURL
+	case mode == "":
 		return fault.New(fault.Unsupported, "it is delivered by %.100q only", t.Delivery)
 	}
 	return entry.Check()
@@ -373,6 +381,8 @@ func (e *receiver) chooseMode(delivery []string) string {
 		return client.ModePush
 	case slices.Contains(delivery, client.ModePoll):
 		return client.ModePoll
+	case slices.Contains(delivery, client.ModeWebhook):
+		return client.ModeWebhook
 	}
 	return ""
 }
@@ -384,7 +394,12 @@ func (e *receiver) adjust(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	maps.DeleteFunc(e.refused, func(uri string, _ time.Time) bool { return wanted[uri] == nil })
+	if err := e.restartHooks(ctx); err != nil {
+		return err
+	}
+	for _, times := range []map[string]time.Time{e.refused, e.restarted} {
+		maps.DeleteFunc(times, func(uri string, _ time.Time) bool { return wanted[uri] == nil })
+	}
 	possible := map[string][]string{}
 	for uri, principals := range wanted {
 		if _, own, _, _ := catalog.ParseBackendURI(uri); e.modes[own] != "" || e.running[uri] != nil {
@@ -398,6 +413,9 @@ func (e *receiver) adjust(ctx context.Context) error {
 		}
 		r.stop()
 		delete(e.running, uri)
+		if err := e.endHook(ctx, uri); err != nil {
+			return err
+		}
 		if wanted[uri] == nil {
 			if err := e.Demand.Forget(ctx, place.Workspace, uri); err != nil {
 				return err
@@ -409,7 +427,7 @@ func (e *receiver) adjust(ctx context.Context) error {
 		case e.running[uri] != nil:
 		case chosen[uri]:
 			_, own, _, _ := catalog.ParseBackendURI(uri)
-			e.running[uri] = e.start(ctx, uri, e.modes[own])
+			e.running[uri] = e.start(ctx, uri, e.modes[own], false)
 			delete(e.refused, uri)
 		case time.Since(e.refused[uri]) > retryAfter:
 			e.refused[uri] = time.Now()

@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/demand"
+	"github.com/mcp-events/mcpevents/shared/events/demand/intake"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -31,7 +32,7 @@ func TestFloodsOfABackend(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			gaps := 0
 			e := &receiver{
-				Events:  &Events{Gap: func(context.Context, string, string) error { gaps++; return nil }},
+				Events:  &Events{Intake: intake.Intake{Gap: func(context.Context, string, string) error { gaps++; return nil }}},
 				backend: &follower{Backend: named{}}, limit: rate.NewLimiter(eventRate, eventBurst),
 			}
 			for began := time.Now(); time.Since(began) < time.Second; {
@@ -114,7 +115,7 @@ func newListing(t *testing.T, page string) (*receiver, *atomic.Int32) {
 	expect.OK(t, err)
 	return &receiver{
 		Events: &Events{
-			Demand: demand.New(db), Configured: func(context.Context) ([]api.Backend, error) { return nil, nil },
+			Intake: intake.Intake{Demand: demand.New(db)}, Configured: func(context.Context) ([]api.Backend, error) { return nil, nil },
 			Changed: func(context.Context) error { return nil },
 		},
 		relay: &Relay{DB: db, Log: slog.New(slog.DiscardHandler)}, client: c, version: spec.V20260728,

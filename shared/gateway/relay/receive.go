@@ -2,15 +2,11 @@ package relay
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
-	"fmt"
-	"time"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/demand"
-	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/demand/intake"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
@@ -26,23 +22,24 @@ func (r *reception) stop() {
 	<-r.done
 }
 
-// start starts a subscription in the background.
-func (e *receiver) start(ctx context.Context, uri, mode string) *reception {
+// start starts a subscription in the background. With resume, a backend that delivers by webhook sends the events after the stored cursor
+// again.
+func (e *receiver) start(ctx context.Context, uri, mode string, resume bool) *reception {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &reception{cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(r.done)
 		defer cancel()
-		e.receive(ctx, uri, mode)
+		e.receive(ctx, uri, mode, resume)
 	}()
 	return r
 }
 
 // receive keeps a subscription until ctx ends. If the backend refuses or ends it, receive tries again later.
-func (e *receiver) receive(ctx context.Context, uri, mode string) {
+func (e *receiver) receive(ctx context.Context, uri, mode string, resume bool) {
 	workspace := e.backend.Place().Workspace
 	for ctx.Err() == nil {
-		err := e.subscribe(ctx, uri, mode)
+		err := e.subscribe(ctx, uri, mode, resume)
 		if ctx.Err() != nil {
 			return
 		}
@@ -58,7 +55,7 @@ func (e *receiver) receive(ctx context.Context, uri, mode string) {
 }
 
 // subscribe subscribes at the backend and returns when the subscription has ended.
-func (e *receiver) subscribe(ctx context.Context, uri, mode string) error {
+func (e *receiver) subscribe(ctx context.Context, uri, mode string, resume bool) error {
 	workspace := e.backend.Place().Workspace
 	_, own, arguments, ok := catalog.ParseBackendURI(uri)
 	if !ok {
@@ -69,15 +66,22 @@ func (e *receiver) subscribe(ctx context.Context, uri, mode string) error {
 	if err != nil {
 		return err
 	}
-	sub, err := e.client.Subscribe(ctx, client.SubscribeOptions{
+	o := client.SubscribeOptions{
 		Name: own, Arguments: arguments, Mode: mode, Store: cursor,
-		Event: func(ctx context.Context, ev client.Event) error { return e.publish(ctx, uri, own, ev) },
+		Event: func(ctx context.Context, ev client.Event) error { return e.publish(ctx, uri, ev) },
 		Gap:   func(ctx context.Context, _ client.Gap) error { return e.announceGap(ctx, uri) },
-	})
+	}
+	if mode == client.ModeWebhook {
+		if o.Endpoint, err = e.endpoint(ctx, uri, cursor); err != nil {
+			return err
+		}
+		o.Endpoint.Resume, o.TTL = resume, hookTTL
+	}
+	sub, err := e.client.Subscribe(ctx, o)
 	if err != nil {
 		return err
 	}
-	if saved == "" { // the log has no events of the time before, which a client with an old cursor must learn
+	if saved == "" && mode != client.ModeWebhook { // the log has no events of the time before, which a client with an old cursor must learn
 		err = e.announceGap(ctx, uri)
 	}
 	if err == nil {
@@ -100,39 +104,13 @@ func (e *receiver) announceGap(ctx context.Context, uri string) error {
 }
 
 // publish publishes an event, unless it was published before. An event that cannot be published is counted and dropped.
-func (e *receiver) publish(ctx context.Context, uri, own string, ev client.Event) error {
-	workspace, dropped := e.backend.Place().Workspace, e.backend.Client().Dropped
+func (e *receiver) publish(ctx context.Context, uri string, ev client.Event) error {
 	if err := e.limit.WaitN(ctx, min(eventBurst, 1+len(ev.Data)/updateUnit)); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "wait to publish an event")
 	}
-	if ev.ID == "" || ev.Name != "" && ev.Name != own {
-		dropped(ctx, dropForeign)
-		return nil
+	dropped, err := e.Accept(ctx, e.backend.Place().Workspace, uri, intake.Event{ID: ev.ID, Name: ev.Name, Time: ev.Time, Data: ev.Data})
+	if dropped != "" {
+		e.backend.Client().Dropped(ctx, dropped)
 	}
-	in := publish.Input{URI: uri, ID: eventID(e.backend.Place().Backend, ev.ID), Data: ev.Data}
-	if at, err := time.Parse(time.RFC3339, ev.Time); err == nil {
-		in.Time = at
-	}
-	seen, err := e.Demand.Seen(ctx, workspace, uri, in.ID)
-	if err != nil || seen {
-		return err
-	}
-	switch err := e.Publish(ctx, workspace, in); {
-	case err == nil:
-		return e.Demand.MarkSeen(ctx, workspace, uri, in.ID)
-	case fault.Is(err, fault.Unprocessable):
-		dropped(ctx, dropMisfit)
-	case fault.Is(err, fault.Invalid), fault.Is(err, fault.TooLarge), fault.Is(err, fault.NotFound):
-		dropped(ctx, dropMalformed)
-	default:
-		return err
-	}
-	return nil
-}
-
-// eventID returns the id under which an event of a backend is published. It depends on the backend and the backend's id only, so that an
-// event that arrives again is the same event.
-func eventID(backend, id string) string {
-	h := sha256.Sum256(fmt.Appendf(nil, "%q %q", backend, id))
-	return "be_" + base64.RawURLEncoding.EncodeToString(h[:])
+	return err
 }

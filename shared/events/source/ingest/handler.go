@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/verify"
@@ -96,6 +97,8 @@ type Handler struct {
 	Guard auth.Guard
 	// Limited is called with the name of each limit that a request exceeds. It may be nil.
 	Limited func(limit string)
+	// Backends receives the webhooks of backends. It may be nil.
+	Backends *Backends
 
 	large bodySlots
 }
@@ -109,6 +112,9 @@ func Principal(s source.Source) auth.Principal {
 func (h *Handler) Mount(mux *http.ServeMux) {
 	mux.Handle("/sources/{"+pathSource+"}", h)
 	mux.Handle("/sources/{"+pathSource+"}/{"+pathKey+"}", h)
+	if h.Backends != nil {
+		mux.HandleFunc(demand.HookPath+"{"+pathToken+"}", h.serveBackend)
+	}
 	mux.Handle("/sources/", h) // any other path gets a 404 from the handler
 }
 

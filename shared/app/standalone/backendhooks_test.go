@@ -1,0 +1,320 @@
+package standalone_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/app/relays"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
+	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
+)
+
+// hookBackend is an MCP server of revision 2026-07-28 that delivers its events by webhook only.
+type hookBackend struct {
+	*httptest.Server
+	t *testing.T
+
+	mu      sync.Mutex
+	current hookSubscription
+	id      string // of subscriptions
+
+	subscribed, ended chan hookSubscription
+}
+
+type hookSubscription struct {
+	Name      string
+	Arguments map[string]any
+	Cursor    *string
+	Delivery  struct{ Mode, URL, Secret string }
+}
+
+func newHookBackend(t *testing.T) *hookBackend {
+	b := &hookBackend{t: t, id: "sub-1", subscribed: make(chan hookSubscription, 100), ended: make(chan hookSubscription, 100)}
+	b.Server = httptest.NewServer(b)
+	t.Cleanup(b.Close)
+	return b
+}
+
+func (b *hookBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var m struct {
+		ID     json.RawMessage
+		Method string
+		Params hookSubscription
+	}
+	if json.NewDecoder(r.Body).Decode(&m) != nil {
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	}
+	result := `{}`
+	switch m.Method {
+	case "server/discover":
+		result = `{"supportedVersions":["2026-07-28"],"capabilities":{"extensions":{"io.modelcontextprotocol/events":{}}},"serverInfo":{"name":"fake","version":"1"}}`
+	case "events/list":
+		result = `{"events":[` + strings.Replace(shippedType, `"push"`, `"webhook"`, 1) + `]}`
+	case "events/subscribe":
+		b.mu.Lock()
+		b.current = m.Params
+		result = fmt.Sprintf(`{"id":%q,"refreshBefore":%q}`, b.id, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+		b.mu.Unlock()
+		if status, body := b.post("msg_verification_1", `{"type":"verification","challenge":"c"}`); status != http.StatusOK || !strings.Contains(body, `"challenge":"c"`) {
+			b.t.Errorf("the challenge is answered with %d %s", status, body)
+		}
+		b.subscribed <- m.Params
+	case "events/unsubscribe":
+		b.ended <- m.Params
+	}
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
+}
+
+// post sends a webhook to the last subscription, signed with its secret.
+func (b *hookBackend) post(id, body string) (status int, answer string) {
+	b.mu.Lock()
+	to := b.current.Delivery
+	b.mu.Unlock()
+	return b.postTo(to.URL, to.Secret, id, body)
+}
+
+func (b *hookBackend) postTo(url, secret, id, body string) (status int, answer string) {
+	b.t.Helper()
+	wh, err := standardwebhooks.NewWebhook(secret)
+	if err != nil {
+		b.t.Errorf("the secret is not one of Standard Webhooks: %v", err)
+		return 0, ""
+	}
+	now := time.Now()
+	signature, _ := wh.Sign(id, now, []byte(body))
+	req, _ := http.NewRequest(http.MethodPost, url, strings.NewReader(body))
+	req.Header = http.Header{
+		"Content-Type": {"application/json"}, "Webhook-Id": {id}, "Webhook-Timestamp": {fmt.Sprint(now.Unix())}, "Webhook-Signature": {signature},
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		b.t.Error(err)
+		return 0, ""
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text)
+}
+
+// send sends an event, and fails the test unless the webhook is acknowledged.
+func (b *hookBackend) send(id, cursor, data string) {
+	b.t.Helper()
+	body := fmt.Sprintf(`{"eventId":%q,"name":"order.shipped","timestamp":"2026-11-28T10:00:00Z","data":%s,"cursor":%q}`, id, data, cursor)
+	if status, answer := b.post(id, body); status != http.StatusNoContent {
+		b.t.Errorf("event %s is answered with %d %s", id, status, answer)
+	}
+}
+
+// public is an address for a handler that starts later.
+func public(t *testing.T) (url string, serve func(http.Handler)) {
+	var handler atomic.Value
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handler.Load().(http.Handler).ServeHTTP(w, r) }))
+	t.Cleanup(front.Close)
+	return front.URL, func(h http.Handler) { handler.Store(h) }
+}
+
+// TestWebhooksOfABackend: GWN-20, GWN-21, GWN-22. A backend that delivers by webhook only has subscribers in every mode.
+func TestWebhooksOfABackend(t *testing.T) {
+	backend := newHookBackend(t)
+	url, serve := public(t)
+	var logged lockedBuffer
+	gateway := startGateway(t, backend.URL, func(o *standalone.Options) {
+		o.Limits.PublicURL, o.Log = url, slog.New(slog.NewTextHandler(&logged, nil))
+	})
+	serve(gateway.Handler())
+	alice := connect(t, gateway, "alice", "2026-07-28")
+	if got := awaitType(t, alice, "shop_order.shipped"); !slices.Contains(got.Delivery, "push") || !slices.Contains(got.Delivery, "poll") {
+		t.Errorf("GWN-20: clients can receive the events by %v only", got.Delivery)
+	}
+	streamed := subscribe(t, alice, "push", "shop_order.shipped", map[string]any{"order": "1"})
+	polled := subscribe(t, connect(t, gateway, "alice", "2025-11-25"), "poll", "shop_order.shipped", map[string]any{"order": "1"})
+	first := <-backend.subscribed
+	if first.Delivery.Mode != "webhook" || !strings.HasPrefix(first.Delivery.URL, url+demand.HookPath) || first.Arguments["order"] != "1" || first.Cursor != nil {
+		t.Errorf("GWN-21: the backend got %+v", first)
+	}
+	backend.send("1", "c1", `{"carrier":"DHL"}`)
+	backend.send("1", "c1", `{"carrier":"DHL"}`) // a redelivery
+	backend.send("2", "c2", `{"carrier":7}`)     // fits, because the type of carrier is not announced
+	backend.send("3", "c3", `{"order":7}`)       // does not fit
+	backend.send("4", "c4", `{"carrier":"UPS"}`)
+	for mode, r := range map[string]*received{"push": streamed, "poll": polled} {
+		r.await(t, func() bool { return len(r.events) == 3 })
+		if got := fmt.Sprintf("%s %s %s", r.events[0].Data, r.events[1].Data, r.events[2].Data); got != `{"carrier":"DHL"} {"carrier":7} {"carrier":"UPS"}` || r.gaps != 0 {
+			t.Errorf("GWN-22 %s: got %s and %d gaps", mode, got, r.gaps)
+		}
+	}
+	logged.awaits(t, "an event that does not fit its schema")
+	if status, _ := backend.post("m1", `{"type":"later"}`); status != http.StatusNoContent {
+		t.Errorf("a control message of a later version is answered with %d", status)
+	}
+
+	t.Run("a webhook of anyone else is refused", func(t *testing.T) {
+		const other = "whsec_b3RoZXIgc2VjcmV0IG9mIDMyIGJ5dGVzIGZvciBhIHRlc3Q="
+		token, _ := strings.CutPrefix(first.Delivery.URL, url+demand.HookPath)
+		for what, c := range map[string]struct {
+			url, secret, body string
+			want              int
+		}{
+			"a guessed token":        {url + demand.HookPath + strings.Repeat("A", len(token)), first.Delivery.Secret, `{}`, http.StatusNotFound},
+			"a short token":          {url + demand.HookPath + "A", first.Delivery.Secret, `{}`, http.StatusNotFound},
+			"another secret":         {first.Delivery.URL, other, `{"eventId":"x","data":{"carrier":"x"}}`, http.StatusUnauthorized},
+			"a challenge of another": {first.Delivery.URL, other, `{"type":"verification","challenge":"c"}`, http.StatusUnauthorized},
+			"a huge body":            {first.Delivery.URL, first.Delivery.Secret, strings.Repeat(" ", 6<<20), http.StatusRequestEntityTooLarge},
+			"no JSON":                {first.Delivery.URL, first.Delivery.Secret, `{`, http.StatusBadRequest},
+		} {
+			if status, answer := backend.postTo(c.url, c.secret, "x", c.body); status != c.want {
+				t.Errorf("%s: got %d %.200s, want %d", what, status, answer, c.want)
+			}
+		}
+		resp, err := http.Get(first.Delivery.URL)
+		expect.OK(t, err)
+		_ = resp.Body.Close()
+		expect.Equal(t, "the status of a GET", resp.StatusCode, http.StatusMethodNotAllowed)
+		if logged.has(token) {
+			t.Error("the log has the token")
+		}
+	})
+	t.Run("GWN-22 after a gap, the relay continues at its cursor, and after the end it subscribes again", func(t *testing.T) {
+		for range 2 { // the second one is a redelivery
+			if status, _ := backend.post("msg_gap_1", `{"type":"gap","cursor":"g1"}`); status != http.StatusNoContent {
+				t.Errorf("the gap is answered with %d", status)
+			}
+		}
+		streamed.await(t, func() bool { return streamed.gaps == 1 })
+		<-backend.ended // so that the backend uses the cursor
+		again := <-backend.subscribed
+		if again.Cursor == nil || *again.Cursor != "g1" || again.Delivery != first.Delivery {
+			t.Errorf("the relay subscribed at the cursor %v with %+v", *again.Cursor, again)
+		}
+	})
+}
+
+// TestAWebhookSubscriptionOutlivesRelays: GWN-21, GWN-22. The next relay continues a webhook subscription with the same URL and secret, and
+// events that arrive meanwhile are not lost. The subscription ends after its last demand. If the backend has lost it, there is a gap.
+func TestAWebhookSubscriptionOutlivesRelays(t *testing.T) {
+	backend := newHookBackend(t)
+	core := newCore(t, backend.URL)
+	url, serve := public(t)
+	core.Limits.PublicURL = url
+	mux := http.NewServeMux()
+	app.NewPublishing(core, app.PublishingOptions{Key: testKey}).Sources.Mount(mux)
+	serve(mux)
+	gateway, err := app.NewGateway(core, app.GatewayOptions{})
+	expect.OK(t, err)
+	run := func() (stop func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { relays.New(core, gateway, testKey, func(context.Context) error { return nil }).Run(ctx) })
+		return func() { cancel(); running.Wait() }
+	}
+	stop := run()
+	var entry *catalog.Entry
+	for end := time.Now().Add(servertest.Patience); entry == nil; time.Sleep(10 * time.Millisecond) {
+		if cat, err := catalog.Latest(t.Context(), core.Catalogs, "default"); err == nil {
+			entry = cat.ByName("order.shipped")
+		}
+		if time.Now().After(end) {
+			t.Fatal("the event type is not stored")
+		}
+	}
+	selected, err := match.Select(entry, json.RawMessage(`{}`))
+	expect.OK(t, err)
+	uri := selected.Pattern.Key
+	logged := func(want int) (gaps int) {
+		t.Helper()
+		var events int
+		for end := time.Now().Add(servertest.Patience); ; time.Sleep(10 * time.Millisecond) {
+			events, gaps = 0, 0
+			for _, part := range selected.Pattern.Partitions(core.EventLog, "default") {
+				entries, _, _, err := core.EventLog.Read(t.Context(), part, 0, 100)
+				expect.OK(t, err)
+				for _, e := range entries {
+					if e.Lost {
+						gaps++
+					} else {
+						events++
+					}
+				}
+			}
+			if events >= want || time.Now().After(end) {
+				break
+			}
+		}
+		expect.Equal(t, "GWN-22: the events in the log", events, want)
+		return gaps
+	}
+	expect.OK(t, core.Demand.Want(t.Context(), "default", "alice", uri))
+	first := <-backend.subscribed
+	send := func(id string) { t.Helper(); backend.send(id, "", `{"carrier":"DHL"}`) }
+	send("1")
+	stop()
+	send("2") // no relay runs
+	stop = run()
+	second := <-backend.subscribed
+	if first.Delivery != second.Delivery || len(backend.ended) > 0 {
+		t.Errorf("GWN-22: the second relay subscribed with %+v after %+v, and ended %d", second.Delivery, first.Delivery, len(backend.ended))
+	}
+	send("3")
+	expect.Equal(t, "the gaps, one at the beginning", logged(3), 1)
+
+	stop()
+	backend.mu.Lock()
+	backend.id = "sub-2" // it has lost the subscription
+	backend.mu.Unlock()
+	stop = run()
+	<-backend.subscribed
+	send("4")
+	for end := time.Now().Add(servertest.Patience); logged(4) < 2 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	}
+	expect.Equal(t, "the gaps after the backend has lost the subscription", logged(4), 2)
+
+	page, err := core.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "ev#default#shop"})
+	expect.OK(t, err)
+	expect.OK(t, core.DB.Write(t.Context(), store.Delete(page.Items[0].Key)))
+	select {
+	case ended := <-backend.ended:
+		expect.Equal(t, "GWN-21: the URL of the ended subscription", ended.Delivery.URL, first.Delivery.URL)
+	case <-time.After(servertest.Patience):
+		t.Fatal("GWN-21: the subscription does not end")
+	}
+	stop()
+	if status, _ := backend.post("5", `{"eventId":"5","data":{}}`); status != http.StatusNotFound {
+		t.Errorf("a webhook after the end is answered with %d", status)
+	}
+}
+
+// TestWebhooksNeedAPublicURL: GWN-20. Without a public URL, event types that a backend delivers by webhook only are not listed, and the
+// log says why.
+func TestWebhooksNeedAPublicURL(t *testing.T) {
+	backend := newHookBackend(t)
+	var logged lockedBuffer
+	gateway := startGateway(t, backend.URL, func(o *standalone.Options) { o.Log = slog.New(slog.NewTextHandler(&logged, nil)) })
+	logged.awaits(t, "--public-url is not set")
+	types, err := connect(t, gateway, "alice", "2026-07-28").EventTypes(t.Context())
+	expect.OK(t, err)
+	if slices.ContainsFunc(types, func(e client.EventType) bool { return e.Name == "shop_order.shipped" }) {
+		t.Errorf("the list has the event type: %+v", types)
+	}
+}

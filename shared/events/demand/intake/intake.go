@@ -1,0 +1,73 @@
+// Package intake accepts events of backends, which the relay reads from streams and polls, and the role publish receives as webhooks.
+// Both treat an event in the same way, so that it is one event even if it arrives in both. The relay is in shared/gateway/relay, and the
+// receiver of webhooks in shared/events/source/ingest.
+package intake
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// Reasons why an event is dropped. They are values of the metric GatewayMessagesDropped.
+const (
+	Foreign   = "an event without an id, or of another type"
+	Misfit    = "an event that does not fit its schema"
+	Malformed = "an event that is malformed or too large"
+)
+
+// Intake accepts the events of backends.
+type Intake struct {
+	Demand *demand.Registry
+	// Publish accepts an event of a backend, and Gap accepts that some are missing.
+	Publish func(ctx context.Context, workspace string, in publish.Input) error
+	Gap     func(ctx context.Context, workspace, uri string) error
+}
+
+// Event is an event as a backend sends it.
+type Event struct {
+	ID, Name, Time string
+	Data           json.RawMessage
+}
+
+// Accept publishes an event of a URI, unless it was published before. It returns the reason if it drops the event because it cannot be
+// published. After an error, the event must arrive again.
+func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (dropped string, err error) {
+	backend, own, _, ok := catalog.ParseBackendURI(uri)
+	if !ok || e.ID == "" || e.Name != "" && e.Name != own {
+		return Foreign, nil
+	}
+	out := publish.Input{URI: uri, ID: EventID(backend, e.ID), Data: e.Data}
+	if at, err := time.Parse(time.RFC3339, e.Time); err == nil {
+		out.Time = at
+	}
+	seen, err := in.Demand.Seen(ctx, workspace, uri, out.ID)
+	if err != nil || seen {
+		return "", err
+	}
+	switch err := in.Publish(ctx, workspace, out); {
+	case err == nil:
+		return "", in.Demand.MarkSeen(ctx, workspace, uri, out.ID)
+	case fault.Is(err, fault.Unprocessable):
+		return Misfit, nil
+	case fault.Is(err, fault.Invalid), fault.Is(err, fault.TooLarge), fault.Is(err, fault.NotFound):
+		return Malformed, nil
+	default:
+		return "", err
+	}
+}
+
+// EventID returns the id under which an event of a backend is published. It depends on the backend and the backend's id only, so that an
+// event that arrives again is the same event.
+func EventID(backend, id string) string {
+	h := sha256.Sum256(fmt.Appendf(nil, "%q %q", backend, id))
+	return "be_" + base64.RawURLEncoding.EncodeToString(h[:])
+}
