@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/operate/audit"
 	"github.com/mcp-events/mcpevents/shared/operate/console"
 	"github.com/mcp-events/mcpevents/shared/operate/erase"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
@@ -81,10 +82,14 @@ func newAPI(c *app.Core, o Options) *admin.Handler {
 			if err != nil || conf == nil {
 				return nil, err
 			}
+			types, err := c.Catalogs.Catalog(ctx, workspace)
+			if err != nil && !fault.Is(err, fault.NotFound) {
+				return nil, err
+			}
 			var list []admin.Backend
 			for _, b := range conf.Backends {
 				if b.Workspace == workspace {
-					list = append(list, admin.Backend{Name: b.Name, URL: withoutSecrets(b.URL), Prefix: b.Prefix, Rules: b.Rules()})
+					list = append(list, admin.Backend{Name: b.Name, URL: withoutSecrets(b.URL), Prefix: b.Prefix, Rules: b.Rules(), Warnings: types.Warnings(b.Name)})
 				}
 			}
 			if o.AddStates != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -447,4 +448,35 @@ func TestABackendKeepsItsPrefix(t *testing.T) {
 	alice := connect(t, gateway, "alice", "2026-07-28")
 	awaitType(t, alice, "done")
 	expect.Equal(t, "the description", awaitType(t, alice, "shop_order.shipped").Description, "")
+}
+
+// GWN-20: operators see in the list of backends that an event type of a backend is hidden by another one of the same name.
+func TestOperatorsSeeHiddenEventTypes(t *testing.T) {
+	backends := map[string]*fakeBackend{"first": newFakeBackend(t, shippedType), "second": newFakeBackend(t, shippedType+`,{"name":"done","delivery":["push"]}`)}
+	who := maps.Clone(callers)
+	who["op"] = servertest.Caller{Workspace: "default", Scopes: `"events:operate"`}
+	gateway := startGateway(t, backends["first"].URL, func(o *standalone.Options) {
+		o.Config = servertest.Config(t, who, fmt.Sprintf(
+			"backends:\n  - {name: first, url: %q}\n  - {name: second, url: %q}\n", backends["first"].URL, backends["second"].URL))
+	})
+	alice := connect(t, gateway, "alice", "2026-07-28")
+	awaitType(t, alice, "done")
+	awaitType(t, alice, "order.shipped")
+	const want = `"name":"second","url":"%s","prefix":"","state":"ready","warnings":["its event type order.shipped is not listed, because backend first has one with this name"]}`
+	for end := time.Now().Add(servertest.Patience); ; time.Sleep(20 * time.Millisecond) {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", gateway.URL+"/admin/v1/backends", nil)
+		expect.OK(t, err)
+		req.Header.Set("Authorization", "Bearer op")
+		resp, err := http.DefaultClient.Do(req)
+		expect.OK(t, err)
+		got, err := io.ReadAll(resp.Body)
+		expect.OK(t, err)
+		expect.OK(t, resp.Body.Close())
+		if strings.Contains(string(got), fmt.Sprintf(want, backends["second"].URL)) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("got %s", got)
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -52,6 +53,8 @@ type BackendTypes struct {
 	Prefix string        `json:"prefix,omitempty"`
 	Scopes []string      `json:"scopes,omitempty"`
 	Types  []BackendType `json:"types,omitempty"`
+	// Refused says why there are no Types although the backend has some. It is empty otherwise.
+	Refused string `json:"refused,omitempty"`
 }
 
 // NewBackendEntry returns the catalog entry for a backend's event type. The error says why the type cannot be used.
@@ -153,7 +156,7 @@ func parseBackends(src []byte) (map[string]BackendTypes, error) {
 }
 
 // ReplaceBackends changes the stored event types of a workspace's backends, and reports whether edit changed anything. The change must
-// be announced with [settings.Announce].
+// be announced with [settings.Announce]. If the types of all backends together are too large to store, the largest are refused.
 func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit func(map[string]BackendTypes)) (changed bool, err error) {
 	for {
 		old, err := settings.Read(ctx, db, backendDocuments+workspace)
@@ -167,20 +170,52 @@ func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit fu
 		if edit(all); len(all) == 0 && old.Version == 0 {
 			return false, nil
 		}
-		text, err := json.Marshal(all)
-		if err != nil {
-			return false, fault.Wrap(fault.Internal, err, "encode the event types of backends")
+		changed, err := writeBackends(ctx, db, workspace, old, all)
+		for fault.Is(err, fault.TooLarge) && refuseLargest(all) {
+			changed, err = writeBackends(ctx, db, workspace, old, all)
 		}
-		e := settings.Edit{Old: old, Text: text}
-		if !e.Changes() {
-			return false, nil
-		}
-		e.Also = append(settings.Unannounced(settings.BackendEvents, workspace, []string{workspace}, e.Version()),
-			store.Put(store.Item{Key: store.Key{Table: store.Settings, Partition: backendNames, Sort: workspace}}))
-		if err = settings.Write(ctx, db, e); !fault.Is(err, fault.Conflict) {
-			return err == nil, err
+		if !fault.Is(err, fault.Conflict) {
+			return changed, err
 		}
 	}
+}
+
+// writeBackends writes the event types of a workspace's backends, and reports whether they have changed.
+func writeBackends(ctx context.Context, db store.DB, workspace string, old settings.Stored, all map[string]BackendTypes) (changed bool, err error) {
+	text, err := json.Marshal(all)
+	if err != nil {
+		return false, fault.Wrap(fault.Internal, err, "encode the event types of backends")
+	}
+	e := settings.Edit{Old: old, Text: text}
+	if !e.Changes() {
+		return false, nil
+	}
+	e.Also = append(settings.Unannounced(settings.BackendEvents, workspace, []string{workspace}, e.Version()),
+		store.Put(store.Item{Key: store.Key{Table: store.Settings, Partition: backendNames, Sort: workspace}}))
+	err = settings.Write(ctx, db, e)
+	return err == nil, err
+}
+
+// refuseLargest removes the event types of the backend whose types need the most room, so that backends with less keep theirs. It reports
+// whether there were any.
+func refuseLargest(all map[string]BackendTypes) bool {
+	largest, most := "", 0
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if len(all[name].Types) == 0 {
+			continue
+		}
+		text, _ := json.Marshal(all[name].Types) // it was decoded from JSON
+		if size := settings.PackedSize(text); size > most {
+			largest, most = name, size
+		}
+	}
+	if largest == "" {
+		return false
+	}
+	of := all[largest]
+	of.Types, of.Refused = nil, "its event types are not listed, because those of all backends together are too large, and this backend's are the largest"
+	all[largest] = of
+	return true
 }
 
 // backendNames is the partition with an item for each workspace that has or had event types of backends.
@@ -207,6 +242,26 @@ type merger struct {
 	// again. It may be nil.
 	configured Configured
 	merged     bounded.Map[string, merged] // by workspace
+	log        *slog.Logger                // may be nil
+	logged     bounded.Map[warning, bool]  // the warnings in the log
+}
+
+type warning struct{ workspace, backend, text string }
+
+// logWarnings logs each warning about a workspace's backends once.
+func (m *merger) logWarnings(ctx context.Context, workspace string, c *Catalog) {
+	if m.log == nil || c == nil {
+		return
+	}
+	for backend, all := range c.warnings {
+		for _, text := range all {
+			w := warning{workspace, backend, text}
+			if _, logged := m.logged.Get(w); !logged {
+				m.logged.Put(w, true)
+				m.log.WarnContext(ctx, "backend event types not listed", "workspace", workspace, "backend", backend, "reason", text)
+			}
+		}
+	}
 }
 
 // merged is a catalog with the event types of backends. It is valid for one base catalog and the versions of the stored types and of the
@@ -240,6 +295,7 @@ func (m *merger) add(ctx context.Context, workspace string, base *Catalog, lates
 		next.catalog = base.with(types)
 	}
 	m.merged.Put(workspace, next)
+	m.logWarnings(ctx, workspace, next.catalog)
 	return next.catalog, nil
 }
 
@@ -248,7 +304,7 @@ func configure(stored, of map[string]BackendTypes) map[string]BackendTypes {
 	out := map[string]BackendTypes{}
 	for name, types := range stored {
 		if now, ok := of[name]; ok {
-			now.Types = types.Types
+			now.Types, now.Refused = types.Types, types.Refused
 			out[name] = now
 		}
 	}
@@ -283,21 +339,33 @@ func (s *addsBackends) Catalog(ctx context.Context, workspace string) (*Catalog,
 
 // with returns a catalog with the event types of backends after its own. It leaves out types whose name another type has.
 func (c *Catalog) with(backends map[string]BackendTypes) *Catalog {
-	out := &Catalog{byName: map[string]*Entry{}, root: &node{}, source: c.Source()}
+	out := &Catalog{byName: map[string]*Entry{}, root: &node{}, source: c.Source(), warnings: map[string][]string{}}
 	add := func(e *Entry) {
-		if out.byName[e.Name] == nil {
-			out.entries = append(out.entries, e)
-			out.byName[e.Name] = e
-			out.root.insert(e)
-		}
+		out.entries = append(out.entries, e)
+		out.byName[e.Name] = e
+		out.root.insert(e)
 	}
 	for _, e := range c.Entries() {
 		add(e)
 	}
 	for _, name := range slices.Sorted(maps.Keys(backends)) {
+		warn := func(text string) {
+			if len(out.warnings[name]) < maxWarnings {
+				out.warnings[name] = append(out.warnings[name], text)
+			}
+		}
+		if why := backends[name].Refused; why != "" {
+			warn(why)
+		}
 		for _, t := range backends[name].Types {
-			if e, err := NewBackendEntry(name, backends[name], t); err == nil {
+			e, err := NewBackendEntry(name, backends[name], t)
+			if err != nil {
+				continue
+			}
+			if had := out.byName[e.Name]; had == nil {
 				add(e)
+			} else if had.Backend != name {
+				warn("its event type " + e.Name + " is not listed, because " + owner(had) + " has one with this name")
 			}
 		}
 	}
@@ -305,4 +373,23 @@ func (c *Catalog) with(backends map[string]BackendTypes) *Catalog {
 	sum := sha256.Sum256(append(text, cmp.Or(c, &Catalog{}).fingerprint...))
 	out.fingerprint = base64.RawURLEncoding.EncodeToString(sum[:])
 	return out
+}
+
+// maxWarnings limits the warnings about one backend.
+const maxWarnings = 20
+
+// owner names the owner of an event type.
+func owner(e *Entry) string {
+	if e.Backend == "" {
+		return "the catalog"
+	}
+	return "backend " + e.Backend
+}
+
+// Warnings returns why event types of a backend are not listed.
+func (c *Catalog) Warnings(backend string) []string {
+	if c == nil {
+		return nil
+	}
+	return c.warnings[backend]
 }

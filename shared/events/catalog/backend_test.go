@@ -1,12 +1,19 @@
 package catalog
 
 import (
+	"bytes"
+	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/settings/settingstest"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -99,4 +106,76 @@ func TestSchemaCost(t *testing.T) {
 	expect.OK(t, err)
 	expect.OK(t, e.ValidatePayload([]byte(`{"a":"a"}`)))
 	expect.Fault(t, "a large payload", e.ValidatePayload([]byte(`{"c":"`+strings.Repeat("x", 200_000)+`"}`)), fault.Unprocessable)
+}
+
+// GWN-20: given a name that two backends have, or a backend and the operator, then the one that is hidden is reported, and logged once.
+func TestConflictsOfEventTypesAreReported(t *testing.T) {
+	base, err := Parse([]byte("events:\n  - {name: taken, uri: event://ci/build}\n"))
+	expect.OK(t, err)
+	var log bytes.Buffer
+	version := int64(0)
+	m := merger{
+		log: slog.New(slog.NewTextHandler(&log, nil)),
+		stored: func(context.Context, string, bool) (map[string]BackendTypes, int64, error) {
+			version++
+			return map[string]BackendTypes{
+				"a": {Types: []BackendType{{Name: "taken"}, {Name: "x.shipped"}, {Name: "x.shipped"}}},
+				"b": {Prefix: "x.", Types: []BackendType{{Name: "shipped"}, {Name: "paid"}}},
+			}, version, nil
+		},
+	}
+	for range 2 {
+		c, err := m.add(t.Context(), "w", base, false)
+		expect.OK(t, err)
+		expect.List(t, "the warnings about a", c.Warnings("a"), []string{"its event type taken is not listed, because the catalog has one with this name"})
+		expect.List(t, "the warnings about b", c.Warnings("b"), []string{"its event type x.shipped is not listed, because backend a has one with this name"})
+		expect.Equal(t, "the owner of x.shipped", c.ByName("x.shipped").Backend, "a")
+	}
+	expect.Equal(t, "the lines in the log", strings.Count(log.String(), "backend event types not listed"), 2)
+}
+
+// GWN-20: given backends whose event types are together too large to store, then the largest are refused, with a warning, and the others
+// are stored. They are listed again as soon as there is room.
+func TestLargeEventTypesAreRefused(t *testing.T) {
+	db := settingstest.New()
+	large := func(prefix string, parts int) BackendTypes { // of 4,000 bytes, which compress to 3,000
+		of, random := BackendTypes{Prefix: prefix}, rand.NewChaCha8([32]byte{byte(parts)})
+		for i := range parts {
+			part := make([]byte, 3000)
+			_, _ = random.Read(part)
+			of.Types = append(of.Types, BackendType{Name: fmt.Sprint("t", i), Description: base64.StdEncoding.EncodeToString(part)})
+		}
+		return of
+	}
+	put := func(name string, types BackendTypes) (changed bool) {
+		t.Helper()
+		changed, err := ReplaceBackends(t.Context(), db, "w", func(all map[string]BackendTypes) { all[name] = types })
+		expect.OK(t, err)
+		return changed
+	}
+	listed := func(want ...string) *Catalog {
+		t.Helper()
+		c, err := AddBackends(db, NewStatic(&Catalog{})).Catalog(t.Context(), "w")
+		expect.OK(t, err)
+		var backends []string
+		for _, e := range c.Entries() {
+			backends = append(backends, e.Backend)
+		}
+		expect.List(t, "the backends with event types", slices.Compact(backends), want)
+		return c
+	}
+	honest := BackendTypes{Prefix: "h.", Types: []BackendType{{Name: "t", Description: strings.Repeat("honest ", 500)}}}
+	second := large("s.", 66)
+	put("first", large("f.", 64))
+	put("honest", honest)
+	put("second", second)
+	if w := listed("first", "honest").Warnings("second"); len(w) != 1 || !strings.Contains(w[0], "too large") {
+		t.Errorf("got the warnings %q", w)
+	}
+	if put("second", second) {
+		t.Error("the refused types change the stored ones when they are listed again")
+	}
+	put("first", BackendTypes{})
+	put("second", second)
+	listed("honest", "second")
 }

@@ -47,6 +47,7 @@ type Catalog struct {
 	root        *node
 	source      []byte
 	fingerprint string
+	warnings    map[string][]string // see [Catalog.Warnings]
 }
 
 // Entry is one event type.

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync/atomic"
@@ -49,7 +50,7 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, configured C
 		cache:    settings.NewCache(db, documents, parseStored, now, log),
 		backends: settings.NewCache(db, backendDocuments, parseBackends, now, log),
 	}
-	s.merger.configured = configured
+	s.merger.configured, s.merger.log = configured, cmp.Or(log, slog.Default())
 	s.merger.stored = func(ctx context.Context, workspace string, latest bool) (map[string]BackendTypes, int64, error) {
 		if latest {
 			return s.backends.Latest(ctx, workspace)

@@ -67,7 +67,7 @@ func (e *Events) reconcile(ctx context.Context, db store.DB) error {
 		err := e.replace(ctx, db, workspace, func(all map[string]catalog.BackendTypes) {
 			for name, had := range all {
 				next, ok := known[api.Place{Workspace: workspace, Backend: name}]
-				if next.Types = had.Types; ok {
+				if next.Types, next.Refused = had.Types, had.Refused; ok {
 					all[name] = next
 				} else {
 					delete(all, name)

@@ -52,6 +52,8 @@ type Backend struct {
 	State string `json:"state,omitempty"`
 	// Rules are the rules of the configuration by the kind of entries, e.g. "tools". It has only the kinds with rules.
 	Rules map[string]rules.Rules `json:"rules,omitempty"`
+	// Warnings say why event types of the backend are not listed.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // Options are the parts of the API.

@@ -141,18 +141,24 @@ func (e Edit) ops() ([]store.Op, error) {
 	}, e.Also...), nil
 }
 
+// PackedSize returns how many bytes a text needs in the store.
+func PackedSize(src []byte) int {
+	b := compress(src)
+	return b.Len()
+}
+
+func compress(src []byte) (b bytes.Buffer) {
+	w, _ := gzip.NewWriterLevel(&b, gzip.BestCompression) // the level is valid, and writes to a buffer do not fail
+	_, _ = w.Write(src)
+	_ = w.Close()
+	return b
+}
+
 func pack(src []byte) ([]byte, error) {
 	if len(src) > MaxText {
 		return nil, fault.New(fault.TooLarge, "the text has %d bytes (allowed: up to %d)", len(src), MaxText)
 	}
-	var b bytes.Buffer
-	w, _ := gzip.NewWriterLevel(&b, gzip.BestCompression) // the level is valid
-	if _, err := w.Write(src); err != nil {
-		return nil, err
-	}
-	if err := w.Close(); err != nil {
-		return nil, err
-	}
+	b := compress(src)
 	if b.Len() > store.MaxItem {
 		return nil, fault.New(fault.TooLarge, "the compressed text has %d bytes (allowed: up to %d)", b.Len(), store.MaxItem)
 	}

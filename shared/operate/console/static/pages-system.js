@@ -51,6 +51,7 @@ export const backends = {
     ${table('Backends', [
       { name: 'Name', cell: (b) => html`<b>${b.name}</b>` }, { name: 'State', cell: (b) => (b.state ? badge(b.state) : html`<span class="muted">asked with callers' tokens</span>`) },
       { name: 'URL', cell: (b) => mono(b.url) }, { name: 'Prefix', cell: (b) => mono(b.prefix) },
+      ...(data.items.some((b) => b.warnings) ? [{ name: 'Warnings', cell: (b) => (b.warnings ?? []).map((w) => html`<div class="bad">${w}</div>`) }] : []),
     ], data.items, 'No servers are behind the gateway.')}`,
 };
 
