@@ -27,6 +27,9 @@ const (
 	// patience is how long an attempt keeps its slot while the endpoint does not respond. When the batch is done,
 	// Lambda freezes the process, so the attempt is then canceled and the slow lane repeats it.
 	patience = 3 * time.Second
+	// hurry is the least time for which a process that is busy waits for an attempt. A busy process does not stay frozen, so the
+	// attempt continues next to the following batches, until its patience is over.
+	hurry = 100 * time.Millisecond
 	// slowAnswer is the response time above which an endpoint counts as slow. Its further deliveries go to the slow
 	// lane, because a page occupies one of a few invocations until its slowest endpoint has responded.
 	slowAnswer = time.Second
@@ -46,7 +49,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	dispatcher := webhooks.NewDispatcher(p.Core, webhooks.DispatcherOptions{
 		Subscriptions: subscriptions, Terminator: webhooks.NewTerminator(p.Core, subscriptions), Switches: webhooks.NewSwitches(p.Core, false),
 		Sender: webhooks.NewSender(p.Core, webhooks.SenderOptions{}), Opener: opener, Cursors: tokens.Get,
-		Concurrency: concurrency, Patience: patience, SlowAnswer: slowAnswer, SlowLaneDelay: state.EarlyMessage,
+		Concurrency: concurrency, Detached: concurrency, Patience: patience, SlowAnswer: slowAnswer, Hurry: hurry, SlowLaneDelay: state.EarlyMessage,
 	})
 	if err := webhooks.WatchEndpoints(p.Core, dispatcher); err != nil {
 		return boot.Handler{}, err

@@ -100,7 +100,7 @@ type DispatcherOptions struct {
 	// These are the fields of [delivery.Options] that depend on the process. Zero values are the defaults.
 	Concurrency, Detached int
 	Patience, SlowAnswer  time.Duration
-	SlowLaneDelay         time.Duration
+	SlowLaneDelay, Hurry  time.Duration
 	Bytes                 int64
 	LogDeliveries         bool
 }
@@ -114,7 +114,8 @@ func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 		Options: delivery.Options{
 			Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule, Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
 			EndpointRate: l.EndpointRate, Records: records.Keep(l.DeliveryLog), KeepResponses: l.KeepResponses, Profile: spec.Profile(l.Profile),
-			Concurrency: o.Concurrency, Detached: o.Detached, Patience: o.Patience, SlowAnswer: o.SlowAnswer, SlowLaneDelay: o.SlowLaneDelay, Bytes: o.Bytes,
+			Concurrency: o.Concurrency, Detached: o.Detached, Patience: o.Patience, SlowAnswer: o.SlowAnswer, Hurry: o.Hurry,
+			SlowLaneDelay: o.SlowLaneDelay, Bytes: o.Bytes,
 			LogDeliveries: o.LogDeliveries,
 		},
 		Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,

@@ -48,7 +48,8 @@ func (d *Dispatcher) mayStart(id string, read time.Time) bool {
 // to the slow lane. If there is capacity, it keeps the running POST ("detaches" it): it stores the delivery as due at the time
 // by which the POST must have timed out, and the outcome of the POST later replaces that entry. If the process dies, the
 // stored entry is retried. If the POST finishes, the entry's message is stale and dropped. Without capacity, attemptFirst
-// cancels the POST and the slow lane repeats it, so the endpoint may see the event twice.
+// cancels the POST and the slow lane repeats it, so the endpoint may see the event twice. A page in a hurry detaches a POST that
+// takes longer than usual, and the slow lane takes over when the patience of the fast lane has ended.
 //
 // It returns [errMaybeEnded] if the subscription may have ended since it was read.
 func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscription.Subscriber, e *event.Event, read time.Time) ([]store.Op, error) {
@@ -66,20 +67,28 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 	defer stop()
 	answer := make(chan webhook.Outcome, 1)
 	d.attempts.Go(func() { answer <- d.sender.attempt(own, del, sub, e) })
-	late := !await(answer, &out, s.Patience)
+	late := !awaitFirst(ctx, s, answer, &out)
 	if late {
-		if detached := s.Detach(); detached != nil {
-			if d.storeDetached(ctx, del, e) {
-				d.attempts.Go(func() {
-					defer cancel()
-					out := <-answer
-					detached.Done(out)
-					d.recordDetached(own, del, *sub, *e, out)
-				})
-				return nil, nil
+		switch detached := s.Detach(); {
+		case detached != nil && d.storeDetached(ctx, detached, del, e):
+			select {
+			case out = <-answer: // while the delivery was stored
+				cancel()
+				detached.Done(out)
+				return d.outcomes.Record(ctx, del, sub, e, out)
+			default:
 			}
+			d.attempts.Go(func() { d.finishDetached(own, cancel, detached, answer, del, *sub, *e) })
+			return nil, nil
+		case detached != nil:
 			s = detached
+		default:
+			if late = s.Rest == 0 || !await(answer, &out, s.Rest); late {
+				s.Hang(ctx)
+			}
 		}
+	}
+	if late {
 		cancel()
 		out = <-answer // it may have arrived at that moment
 	}
@@ -89,6 +98,15 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 		return nil, d.toSlowLane(ctx, sub, e)
 	}
 	return d.outcomes.Record(ctx, del, sub, e, out)
+}
+
+// awaitFirst waits for an outcome as long as the page waits, and reports whether it arrived. If it takes longer than usual, and
+// another process knows that the endpoint hangs, the page does not wait for it any longer.
+func awaitFirst(ctx context.Context, s *lane.Slot, answer <-chan webhook.Outcome, out *webhook.Outcome) bool {
+	if s.Usual == 0 || s.Usual == s.Patience {
+		return await(answer, out, s.Patience)
+	}
+	return await(answer, out, s.Usual) || !s.Warned(ctx) && await(answer, out, s.Patience-s.Usual)
 }
 
 // await waits for an outcome, at most for the given time unless that is 0, and reports whether it arrived.
@@ -108,14 +126,32 @@ func await(answer <-chan webhook.Outcome, out *webhook.Outcome, patience time.Du
 }
 
 // storeDetached writes the delivery that the outcome of a detached attempt will replace.
-func (d *Dispatcher) storeDetached(ctx context.Context, del *state.Delivery, e *event.Event) bool {
-	due := d.now().Add(max(d.Options.Timeout, d.Options.EventsTimeout))
-	whose, err := d.deliveries.Schedule(ctx, del, e, due)
+func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.Slot, del *state.Delivery, e *event.Event) bool {
+	left := s.Patience + s.Rest
+	if left == 0 {
+		left = max(d.Options.Timeout, d.Options.EventsTimeout)
+	}
+	whose, err := d.deliveries.Schedule(ctx, del, e, d.now().Add(left))
 	return err == nil && whose == state.Mine
 }
 
-// recordDetached records the outcome of a detached attempt.
-func (d *Dispatcher) recordDetached(ctx context.Context, del *state.Delivery, sub subscription.Subscriber, e event.Event, out webhook.Outcome) {
+// finishDetached waits for the outcome of a detached attempt and records it. If it cancels the attempt, the stored delivery
+// remains for the slow lane.
+func (d *Dispatcher) finishDetached(ctx context.Context, cancel context.CancelFunc, s *lane.Slot, answer <-chan webhook.Outcome, del *state.Delivery, sub subscription.Subscriber, e event.Event) {
+	defer cancel()
+	var out webhook.Outcome
+	if !await(answer, &out, s.Patience) {
+		s.Hang(context.WithoutCancel(ctx))
+		if !await(answer, &out, s.Rest) {
+			cancel()
+			out = <-answer
+		}
+	}
+	s.Done(out)
+	if out.Internal() && ctx.Err() != nil {
+		return
+	}
+	ctx = context.WithoutCancel(ctx)
 	notes, err := d.outcomes.Record(ctx, del, &sub, &e, out)
 	if err == nil && len(notes) > 0 {
 		err = state.WriteNotes(ctx, d.DB, notes)

@@ -69,11 +69,15 @@ type Options struct {
 	// SlowAnswer is the time after which an answer counts as slow (2 s). The next deliveries to its endpoint take the slow
 	// lane.
 	SlowAnswer time.Duration
+	// Hurry, if it is not 0, is for a process that handles one batch at a time and is frozen in between. While batches follow each
+	// other, an attempt that takes longer than usual for its endpoint, and longer than Hurry, continues without its page until its
+	// Patience ends. Otherwise an endpoint that begins to hang would soon hold up all processes, and with them the other endpoints.
+	Hurry time.Duration
 	// SlowLaneDelay is the minimum delay of the message when a page hands a first attempt over to the slow lane (0). At
 	// [state.EarlyMessage] or more, the page sends the message while it writes the delivery.
 	SlowLaneDelay time.Duration
 	// Detached is the number of attempts that may continue without their page after that. The other ones are canceled, and
-	// the slow lane repeats them. A process that is frozen after its batch needs 0.
+	// the slow lane repeats them. A process that is frozen after its batch needs 0, or Hurry.
 	Detached int
 	// EndpointAtOnce limits the concurrent first attempts to one endpoint (64). It is at most a quarter of Concurrency.
 	EndpointAtOnce int
@@ -132,6 +136,7 @@ type Dispatcher struct {
 	underWay   sync.Map                              // attempts of the slow lane, by [task.Single.ID]
 	unrecorded unrecorded
 	progress   lifecycle.Progress
+	batches    batches
 }
 
 // maxHandled limits the failed pages for which a dispatcher remembers the subscribers that are done.
@@ -167,7 +172,7 @@ func NewDispatcher(c Config) *Dispatcher {
 	})
 	d.lanes = lane.New(c.DB, lane.Limits{
 		Attempts: o.Concurrency, PerEndpoint: max(1, min(o.EndpointAtOnce, o.Concurrency/4)), Detached: o.Detached,
-		Bytes: o.Bytes, Patience: o.Patience, SlowAnswer: o.SlowAnswer, Rate: o.EndpointRate,
+		Bytes: o.Bytes, Patience: o.Patience, SlowAnswer: o.SlowAnswer, Hurry: o.Hurry, Rate: o.EndpointRate,
 	}, d.now)
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
 	return d

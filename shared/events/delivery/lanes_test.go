@@ -7,7 +7,9 @@ import (
 	"maps"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -309,3 +311,97 @@ func TestPausingASubscriptionStopsThePageThatIsBeingSent(t *testing.T) {
 
 // inFunctions runs the pipeline as the stack on AWS does: each of n instances of the dispatch function handles one batch at
 // a time and is frozen in between.
+
+// On AWS, a page holds one of few processes. WHK-16: while batches follow each other, a page does not wait for an attempt that
+// takes longer than usual for its endpoint. A process that may be frozen after the batch waits, because it would lose the answer.
+func TestAPageDoesNotWaitForALateAnswer(t *testing.T) {
+	const usual, ms = 30 * time.Millisecond, time.Millisecond
+	for name, c := range map[string]struct {
+		pause, took time.Duration // between the batches; by the late answer
+		pages       time.Duration // that the page takes
+		next        int           // attempts of the next page, a second later
+		attempts    int           // for the late event, in a minute
+	}{
+		"WHK-16 a busy process: the attempt continues without its page":          {0, 900 * ms, 100 * ms, 1, 1},
+		"WHK-16 a busy process: the endpoint was slow":                           {0, 2500 * ms, 100 * ms, 0, 1},
+		"WHK-16 a busy process: the endpoint hangs, and the slow lane serves it": {0, time.Hour, 100 * ms, 0, 2},
+		"WHK-16 a process that was frozen before the batch waits":                {busyFor, 2500 * ms, 2500 * ms, 0, 1},
+		"WHK-16 a process that was frozen, and the endpoint hangs":               {busyFor, time.Hour, 3 * time.Second, 0, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, stop := context.WithCancel(t.Context())
+				w, config := newWorld(t)
+				config.Options = functionOptions()
+				d := NewDispatcher(config)
+				url := oneOrigin(1)[0]
+				sub := w.to(url)[0]
+				var late atomic.Bool
+				w.answer = func(r webhook.Request) webhook.Outcome {
+					if r.ID == "e1" && !late.Swap(true) {
+						return takes(c.took)
+					}
+					return takes(usual)
+				}
+				var workers sync.WaitGroup
+				w.consume(ctx, &workers, queue.Slow, d.Singles, queue.ConsumeOptions{Batch: 100, Concurrency: 1, Visibility: 58 * time.Second})
+				events := someEvents(3, 60)
+				page := func(i int) time.Duration {
+					began := time.Now()
+					w.done(d.Pages(t.Context(), []queue.Message{pageMessage(fmt.Sprint(i), pageOf(sub.Patterns[0].Key, events[i]))}))
+					return time.Since(began)
+				}
+				attempts := func(id string) int {
+					w.mu.Lock()
+					defer w.mu.Unlock()
+					return len(w.attempts[id+" "+url])
+				}
+				for range 3 {
+					page(0)
+				}
+				time.Sleep(c.pause)
+				expect.Equal(t, "the time of the page", page(1), c.pages)
+				time.Sleep(time.Second)
+				page(2)
+				expect.Equal(t, "the attempts of the next page", attempts("e2"), c.next)
+				time.Sleep(time.Minute)
+				expect.Equal(t, "the attempts for the late event", attempts("e1"), c.attempts)
+				for _, e := range events {
+					if _, arrived := w.arrived[url][e.ID]; !arrived || w.storedDelivery(sub.ID, e.ID) != nil {
+						t.Errorf("%s: arrived %v, stored %+v", e.ID, arrived, w.storedDelivery(sub.ID, e.ID))
+					}
+				}
+				stop()
+				workers.Wait()
+				d.Wait(context.Background())
+				_ = w.queued.Close()
+			})
+		})
+	}
+}
+
+// WHK-16: a process notices that an endpoint hangs. The first page of a new process then waits for the endpoint only as long as for
+// an unknown one, and no longer than for others when the endpoint has had time to recover.
+func TestAProcessLearnsFromAnotherThatAnEndpointHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, config := newWorld(t)
+		config.Options = functionOptions()
+		url := oneOrigin(1)[0]
+		sub := w.to(url)[0]
+		w.answer = answers(time.Hour, nil)
+		events := someEvents(3, 60)
+		page := func(d *Dispatcher, i int) time.Duration {
+			began := time.Now()
+			w.done(d.Pages(t.Context(), []queue.Message{pageMessage(fmt.Sprint(i), pageOf(sub.Patterns[0].Key, events[i]))}))
+			return time.Since(began)
+		}
+		expect.Equal(t, "the page of the first process", page(NewDispatcher(config), 0), 3*time.Second)
+		expect.Equal(t, "the page of the second process", page(NewDispatcher(config), 1), 200*time.Millisecond)
+		w.mu.Lock()
+		w.answer = answers(900*time.Millisecond, nil)
+		w.mu.Unlock()
+		time.Sleep(6 * time.Minute)
+		expect.Equal(t, "the page of the third process", page(NewDispatcher(config), 2), 900*time.Millisecond)
+		_ = w.queued.Close()
+	})
+}

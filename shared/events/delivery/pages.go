@@ -37,6 +37,7 @@ type page struct {
 // tasks of their own. A page fails as a whole only if its subscribers cannot be read, or if those tasks cannot be queued. Then
 // this process remembers which subscribers are done, and does not repeat their webhooks when the page is redelivered.
 func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
+	defer d.batches.end()
 	received := make([]receivedPage, len(batch))
 	batch = slices.Clone(batch)
 	for i, m := range batch {
@@ -278,15 +279,37 @@ const (
 	hold     = 5 * time.Second
 )
 
+// batches knows when the last batches of pages ended.
+type batches struct {
+	mu   sync.Mutex
+	ends [3]time.Time // the oldest first
+}
+
+func (b *batches) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	copy(b.ends[:], b.ends[1:])
+	b.ends[len(b.ends)-1] = time.Now()
+}
+
+// busyFor is the time within which a busy process has had several batches. It will probably get another batch soon.
+const busyFor = time.Second
+
+func (b *batches) busy(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return now.Sub(b.ends[0]) < busyFor
+}
+
 // patienceOf returns how long a page waits for slots. Its attempts have to end before its batch does, because otherwise the
 // page would be canceled and redelivered from its start.
 func (d *Dispatcher) patienceOf(ctx context.Context) lane.Patience {
 	now := time.Now()
-	p := lane.Patience{Busy: now.Add(busyHold), Others: now.Add(hold)}
+	p := lane.Patience{Busy: now.Add(busyHold), Others: now.Add(hold), Hurry: d.batches.busy(now)}
 	if end, ok := ctx.Deadline(); ok {
 		left := end.Sub(now)
 		last := now.Add(max(left/2, left-max(d.Options.Timeout, d.Options.EventsTimeout)-2*time.Second))
-		p = lane.Patience{Busy: earlier(p.Busy, last), Others: earlier(p.Others, last)}
+		p.Busy, p.Others = earlier(p.Busy, last), earlier(p.Others, last)
 	}
 	return p
 }

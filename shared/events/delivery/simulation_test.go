@@ -467,7 +467,7 @@ func TestDeliveriesToAPausedEndpointWaitInTheDueTable(t *testing.T) {
 	})
 }
 
-// inFunctions runs the pipeline as n processes of each function do. Each request of dispatch to the store and the queues takes the
+// inFunctions runs the pipeline as functions on AWS do: n batches of pages and n of the slow lane at the same time. Each request of dispatch to the store and the queues takes the
 // given time.
 func inFunctions(t *testing.T, n int, request time.Duration, do func(w *world)) {
 	inFunctionsOver(t, n, request, func(q queue.Sender) queue.Sender { return q }, do)
@@ -479,26 +479,31 @@ func inFunctionsOver(t *testing.T, n int, request time.Duration, ofQueue func(qu
 		ctx, stop := context.WithCancel(t.Context())
 		w, config := newWorld(t)
 		config.DB, config.Queue, config.Options = slowStore{unorderedStore{w.db}, request}, ofQueue(slowSender{w.queued, request}), functionOptions()
-		instances := func() chan *Dispatcher {
-			free := make(chan *Dispatcher, n)
-			for range n {
-				free <- NewDispatcher(config)
-			}
-			return free
-		}
-		invoke := func(free chan *Dispatcher, h func(*Dispatcher) queue.Handler) queue.Handler {
+		var mu sync.Mutex
+		var free []*Dispatcher // as on AWS, the process that was used last is used first
+		invoke := func(h func(*Dispatcher) queue.Handler) queue.Handler {
 			return func(ctx context.Context, batch []queue.Message) ([]string, error) {
-				d := <-free
-				defer func() { free <- d }()
+				mu.Lock()
+				if len(free) == 0 {
+					free = append(free, NewDispatcher(config))
+				}
+				d := free[len(free)-1]
+				free = free[:len(free)-1]
+				mu.Unlock()
+				defer func() {
+					mu.Lock()
+					defer mu.Unlock()
+					free = append(free, d)
+				}()
 				return h(d)(ctx, batch)
 			}
 		}
 		fanout := &fanout.Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: ofQueue(sendOnly{w.queued})}
 		var workers sync.WaitGroup
 		w.consume(ctx, &workers, queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, Visibility: 20 * time.Second})
-		w.consume(ctx, &workers, queue.Deliveries, invoke(instances(), func(d *Dispatcher) queue.Handler { return d.Pages }),
+		w.consume(ctx, &workers, queue.Deliveries, invoke(func(d *Dispatcher) queue.Handler { return d.Pages }),
 			queue.ConsumeOptions{Batch: 10, Concurrency: n, Visibility: 58 * time.Second})
-		w.consume(ctx, &workers, queue.Slow, invoke(instances(), func(d *Dispatcher) queue.Handler { return d.Singles }),
+		w.consume(ctx, &workers, queue.Slow, invoke(func(d *Dispatcher) queue.Handler { return d.Singles }),
 			queue.ConsumeOptions{Batch: 100, Concurrency: n, Visibility: 58 * time.Second})
 		do(w)
 		stop()
@@ -573,6 +578,69 @@ func TestAHangingEndpointHarmsNoOther(t *testing.T) {
 			t.Logf("p99 %v next to the hanging endpoint, %v without it", p99[true], p99[false])
 			if p99[true] > p99[false]*11/10 {
 				t.Errorf("got a p99 of %v next to the hanging endpoint and %v without it, want less than 10 %% more", p99[true], p99[false])
+			}
+		})
+	}
+}
+
+// WHK-16: given 24 events per second to twenty endpoints that answer in 30 ms, and functions whose requests take 10 ms, when one of
+// the endpoints begins to hang, then the others notice little in the first three seconds, and nothing after that.
+func TestAnEndpointThatBeginsToHangHarmsNoOther(t *testing.T) {
+	const answer = 30 * time.Millisecond
+	for _, processes := range []int{2, 10} {
+		t.Run(fmt.Sprintf("WHK-16 in %d processes of each function", processes), func(t *testing.T) {
+			type phases [2][]time.Duration // the lags in the first three seconds, and after them
+			measure := func(hangs bool, seed uint64) (lags phases) {
+				functions(processes, 10*time.Millisecond)(t, func(w *world) {
+					urls := oneOrigin(20)
+					w.to(urls...)
+					w.answer = answers(answer, nil)
+					random := rand.New(rand.NewPCG(seed, 2))
+					send := func(phase string, period time.Duration) map[string]time.Time {
+						at := map[string]time.Time{}
+						for end := time.Now().Add(period); time.Now().Before(end); {
+							id := fmt.Sprint(phase, len(at))
+							at[id] = time.Now()
+							expect.OK(t, w.enqueue(id, `{"ok":true}`))
+							time.Sleep(time.Duration(random.ExpFloat64() * float64(time.Second/24)))
+						}
+						return at
+					}
+					send("warm", 5*time.Second)
+					if hangs {
+						w.mu.Lock()
+						w.answer = answers(answer, map[string]webhook.Outcome{urls[0]: takes(time.Hour)})
+						w.mu.Unlock()
+					}
+					sent := []map[string]time.Time{send("first", 3*time.Second), send("later", 12*time.Second)}
+					time.Sleep(5 * time.Second)
+					for i, at := range sent {
+						for _, url := range urls[1:] {
+							lags[i] = append(lags[i], w.arrive(url, at, 0)...)
+						}
+					}
+				})
+				return lags
+			}
+			var without, with phases
+			for seed := range uint64(4) {
+				for i, lags := range measure(false, seed) {
+					without[i] = append(without[i], lags...)
+				}
+				for i, lags := range measure(true, seed) {
+					with[i] = append(with[i], lags...)
+				}
+			}
+			p99 := func(lags []time.Duration) float64 {
+				slices.Sort(lags)
+				return lags[len(lags)*99/100].Seconds()
+			}
+			for i, most := range []float64{1.5, 1.1} {
+				ratio := p99(with[i]) / p99(without[i])
+				t.Logf("p99 %.1f ms without, %.1f ms with the hanging endpoint: %.2f", p99(without[i])*1e3, p99(with[i])*1e3, ratio)
+				if ratio > most {
+					t.Errorf("got %.2f times the p99 in phase %d, want %.1f", ratio, i, most)
+				}
 			}
 		})
 	}

@@ -111,7 +111,7 @@ func (d *Dispatcher) act(ctx context.Context, how verdict, del *state.Delivery, 
 // remaining events that match the subscription count as failed.
 func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.Subscriber, read time.Time, wait lane.Patience) *visit {
 	v := &visit{d: d, task: t, sub: sub, read: read, wait: wait, call: lane.Call{
-		Endpoint: task.EndpointID(sub.Target.URL), URL: sub.Target.URL, Principal: t.Workspace + "#" + sub.Principal, Since: t.Since,
+		Endpoint: task.EndpointID(sub.Target.URL), URL: sub.Target.URL, Principal: t.Workspace + "#" + sub.Principal, Since: t.Since, Hurry: wait.Hurry,
 	}}
 	done, err := v.sendEvents(ctx)
 	for i := done; i < len(t.Events); i++ {

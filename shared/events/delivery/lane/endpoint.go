@@ -18,7 +18,8 @@ import (
 //	 no answer      three failures in a row,       timeout, 429,     until a time,
 //	 in time        a late success                 502, 503, 504     then one probe
 //
-// Each process learns by its own few failures, which costs less than sharing every outcome.
+// Each process learns by its own few failures, which costs less than sharing every outcome. On AWS, processes share only that an
+// endpoint hangs; see [Slot.Hang].
 type endpointState struct {
 	id     string
 	origin *originState // nil until its URL is known
@@ -35,6 +36,7 @@ type endpointState struct {
 	silent    bool          // since then, it has not answered one in time
 	hold      time.Duration // how long first attempts take the slow lane after that
 	took      time.Duration // the last attempt
+	answers   times         // what successful attempts took
 	failures  int           // in a row
 	pauses    int           // in a row
 	slowUntil time.Time     // first attempts take the slow lane
@@ -191,6 +193,7 @@ func (l *Lanes) record(e *endpointState, out webhook.Outcome, now time.Time) {
 	}
 	e.took = out.Took
 	if out.Category == "" {
+		e.answers.add(out.Took)
 		e.proven, e.silent = true, false
 		clear(o.failed)
 		o.connect, o.slowUntil = 0, time.Time{}
@@ -222,6 +225,32 @@ func (l *Lanes) record(e *endpointState, out webhook.Outcome, now time.Time) {
 	if len(o.failed) >= originAfter || o.connect >= slowAfter {
 		o.slowUntil = now.Add(slowFor)
 	}
+}
+
+// times are the moving averages of some times and of their distances from the average, with the weights of RFC 6298.
+type times struct{ mean, spread time.Duration }
+
+func (t *times) add(took time.Duration) {
+	if *t == (times{}) {
+		*t = times{took, took / 2}
+		return
+	}
+	t.spread += ((took - t.mean).Abs() - t.spread) / 4
+	t.mean += (took - t.mean) / 8
+}
+
+// usualLimit returns how long a page in a hurry waits for an attempt. Nearly all answers of the endpoint arrive within that time.
+// It is computed as TCP computes when to send a segment again (RFC 6298). While an attempt of another page has outlasted that
+// time, a page waits for the mean only, because the endpoint may have begun to hang.
+func (l *Lanes) usualLimit(e *endpointState) time.Duration {
+	t := e.answers
+	switch {
+	case !e.proven:
+		return 2 * l.limits.Hurry
+	case e.hanging > 0:
+		return max(t.mean+t.spread, l.limits.Hurry/10)
+	}
+	return max(t.mean+4*t.spread, l.limits.Hurry)
 }
 
 // pause returns how long an endpoint gets no attempt after a failure. With 0 its deliveries follow their schedules. An attempt that

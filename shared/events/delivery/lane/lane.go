@@ -52,6 +52,8 @@ type Limits struct {
 	Patience time.Duration
 	// SlowAnswer is how long an endpoint takes for an answer that counts as slow. Further attempts then take the slow lane.
 	SlowAnswer time.Duration
+	// Hurry, if it is not 0, is the least time for which a page in a hurry waits for an attempt; see [Call.Hurry].
+	Hurry time.Duration
 }
 
 const (
@@ -102,6 +104,9 @@ type Call struct {
 	Principal string // with its workspace
 	Bytes     int64  // of the event
 	Since     int64  // when the event was queued, in milliseconds since 1970
+	// Hurry asks for an attempt that does not hold up its page. When it takes longer than the endpoint's answers usually do, it
+	// continues without the page, until the patience of the fast lane ends. The first attempts to an endpoint hold it up.
+	Hurry bool
 }
 
 // Verdict is the answer to whether an attempt may start in the fast lane.
@@ -121,6 +126,8 @@ type Patience struct {
 	// Busy is until when the page waits for an endpoint that has all the attempts under way that it may have. Others is until
 	// when it waits for slots that other endpoints have.
 	Busy, Others time.Time
+	// Hurry is the [Call.Hurry] of its attempts.
+	Hurry bool
 }
 
 // Reserve takes a slot of the fast lane. It waits for one as long as p says. A first attempt must not overtake the deliveries that
@@ -208,6 +215,13 @@ func (l *Lanes) take(e *endpointState, p *pool, c Call) *Slot {
 	if s.hung { // a probe must not hold up its page for long, and the slow lane serves the endpoint meanwhile
 		s.Patience = min(s.Patience, l.limits.SlowAnswer/2)
 	}
+	if l.limits.Hurry > 0 {
+		s.Usual = min(l.usualLimit(e), s.Patience)
+	}
+	if s.Usual > 0 && c.Hurry && e.proven {
+		s.Patience = s.Usual
+		s.Rest = l.limits.Patience - s.Patience
+	}
 	return s
 }
 
@@ -219,9 +233,14 @@ type Slot struct {
 	kind   slotKind
 	pool   *pool // of a fast slot
 	Waited bool  // for it
-	// Patience is how long an attempt of the fast lane may keep the slot without an answer, or 0 if it may wait to the end.
+	// Patience is how long an attempt may keep the slot without an answer, or 0 if it may wait to the end.
 	Patience time.Duration
-	hung     bool // the endpoint did not answer the last attempt in time
+	// Rest is how long an attempt in a hurry may take after that. A detached attempt counts as hanging after its Patience.
+	Rest time.Duration
+	// Usual is the time within which nearly all answers of the endpoint arrive, or 0 without [Limits.Hurry].
+	Usual  time.Duration
+	hung   bool // the endpoint did not answer the last attempt in time
+	warned bool // another process knows that
 	// doubtful attempts of the slow lane may hang. They use the memory of attempts that hang.
 	doubtful bool
 	origin   *originState // whose shares it uses
@@ -302,18 +321,25 @@ func (s *Slot) Start(ctx context.Context, url string) bool {
 
 // Detach ends the patience of the fast lane with an attempt that has had no answer. If the attempt may continue without its page,
 // Detach releases the slot and returns another one, which the caller releases when the attempt has ended. Otherwise it returns
-// nil, and the caller cancels the attempt and releases the slot.
+// nil. The caller then waits for the slot's Rest, calls Hang if there is a Usual time, cancels the attempt and releases the slot.
 func (s *Slot) Detach() *Slot {
 	l, e := s.lanes, s.e
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	e.noteHang(s.hung, l.now())
-	may := l.detached < l.limits.Detached && e.hanging < maxHanging &&
+	if s.Usual == 0 {
+		e.noteHang(s.hung, l.now())
+	}
+	may := (s.Rest > 0 || s.Usual == 0) && l.detached < l.limits.Detached && e.hanging < maxHanging &&
 		l.hangingBytes.fits(s.Principal, s.held(), l.limits.Bytes/4) && e.origin.hanging.take(s.Principal, maxOriginHanging)
 	var detached *Slot
 	if may {
 		s.release()
-		detached = &Slot{lanes: l, e: e, Call: s.Call, kind: hangingSlot, origin: e.origin}
+		detached = &Slot{lanes: l, e: e, Call: s.Call, kind: hangingSlot, origin: e.origin, hung: s.hung}
+		if s.Rest > 0 {
+			detached.Usual = s.Usual
+			detached.Patience = max(1, l.limits.SlowAnswer-s.Patience)
+			detached.Rest = max(1, s.Rest-detached.Patience)
+		}
 		e.hanging++
 		l.detached++
 		l.hangingBytes.add(s.Principal, s.held())

@@ -2,6 +2,7 @@ package lane
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -169,6 +170,88 @@ func TestProbesOfAnEndpointThatHangsBecomeRare(t *testing.T) {
 		if got := wait(); !in(got, slowFor) {
 			t.Errorf("WHK-16 after a success: first attempts take the slow lane for %v, want up to a third less than %v", got, slowFor)
 		}
+	})
+}
+
+func TestAttemptsInAHurry(t *testing.T) {
+	const url = "https://hooks.example.com/a"
+	hurried := func(t *testing.T, took ...time.Duration) (*Lanes, func() *Slot) {
+		l := someLanes(128, 64)
+		l.limits.Hurry, l.limits.Detached = 100*time.Millisecond, 128
+		l.rate.db = openStore(t)
+		for _, took := range took {
+			s, _ := l.Reserve(t.Context(), to(url), Patience{})
+			s.Done(webhook.Outcome{Status: 200, Took: took})
+		}
+		return l, func() *Slot {
+			c := to(url)
+			c.Hurry = true
+			s, v := l.Reserve(t.Context(), c, Patience{})
+			if v != Granted {
+				t.Fatalf("got verdict %v, want a slot", v)
+			}
+			return s
+		}
+	}
+	const ms = time.Millisecond
+	steady := func(took time.Duration) []time.Duration { return slices.Repeat([]time.Duration{took}, 50) }
+	for name, c := range map[string]struct {
+		took []time.Duration
+		want time.Duration
+	}{
+		"WHK-16 an endpoint that has not answered yet: its usual time is not known":          {nil, 3 * time.Second},
+		"WHK-16 answers in 20 ms: five times as long, because a new connection takes longer": {steady(20 * ms), 100 * ms},
+		"WHK-16 answers in 300 ms, twice 380 ms":                                             {append(steady(300*ms), 380*ms, 380*ms), 449 * ms},
+		"WHK-16 answers in 100 ms and 900 ms, in turn":                                       {slices.Repeat([]time.Duration{100 * ms, 900 * ms}, 25), 2233 * ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, reserve := hurried(t, c.took...)
+				if s := reserve(); s.Patience.Round(ms) != c.want || s.Rest != 0 && s.Patience+s.Rest != 3*time.Second {
+					t.Errorf("a page waits for %v and the attempt for another %v, want %v of 3s", s.Patience, s.Rest, c.want)
+				}
+			})
+		})
+	}
+	t.Run("WHK-16 the first attempt of a burst is late: pages wait only as long as usual, and it counts as slow after a second", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			l, reserve := hurried(t, steady(20*ms)...)
+			first := reserve().Detach()
+			if first.Patience+100*ms != time.Second || first.Patience+first.Rest+100*ms != 3*time.Second {
+				t.Errorf("it hangs after %v and ends after another %v", first.Patience, first.Rest)
+			}
+			second := reserve()
+			if second.Patience.Round(ms) != 20*ms {
+				t.Errorf("the next page waits for %v, want 20ms", second.Patience)
+			}
+			second.Done(webhook.Outcome{Status: 200, Took: 20 * ms})
+			first.Hang(t.Context())
+			if _, v := l.Reserve(t.Context(), to(url), Patience{}); v != SlowLane {
+				t.Errorf("got verdict %v, want the slow lane", v)
+			}
+			first.Done(webhook.Outcome{Status: 200, Took: 900 * ms})
+			reserve()
+		})
+	})
+	t.Run("WHK-16 a burst makes an endpoint slower: as many attempts as may are detached, and the other ones have time", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			_, reserve := hurried(t, steady(20*ms)...)
+			var slots []*Slot
+			for range 64 {
+				slots = append(slots, reserve())
+			}
+			detached := 0
+			for _, s := range slots {
+				if s.Detach() != nil {
+					detached++
+				} else if s.Rest != 2900*ms {
+					t.Fatalf("it has another %v, want 2.9s", s.Rest)
+				}
+			}
+			if detached != maxHanging {
+				t.Errorf("%d attempts were detached, want %d", detached, maxHanging)
+			}
+		})
 	})
 }
 
