@@ -103,7 +103,7 @@ func TestSearch(t *testing.T) {
 	b.shows("the event type github.push")
 	search("no-such-thing")
 	b.shows("Nothing was found.")
-	b.shows("Looked for, and not found: a subscription with this id; an event with this id; an owner of subscriptions; an event type.")
+	b.shows("Not found: a subscription with this id; an event with this id; an owner of subscriptions; an event type.")
 	b.shoot("search-light")
 }
 
@@ -119,7 +119,7 @@ func TestTimes(t *testing.T) {
 	b.signIn("op")
 	b.shows("evt_1")
 	b.to("#/deliveries?until=15m")
-	b.shows("No attempt has all of that.")
+	b.shows("No attempt matches.")
 	b.to("#/deliveries?since=99999999999999h") // before the first day that a browser knows
 	b.shows("which is not a time")
 	b.until(`document.querySelector("input[name=since]").value === "99999999999999h"`)
@@ -133,13 +133,13 @@ func TestTimes(t *testing.T) {
 	w.publish(built, "evt_2")
 	w.listed("deliveries?event=evt_2", 1)
 	b.shows("As of ")
-	b.click(".as-of button", "Read again")
+	b.click(".as-of button", "Update now")
 	b.shows("evt_2")
 	b.click(".zone", "Local times (")
 	b.until(`document.querySelector("td time").title.includes(" UTC ")`)
 	b.click(".zone", "Times in UTC")
 	b.js(`window.fetch = () => Promise.reject(new TypeError("lost")); dispatchEvent(new Event("reload"))`)
-	b.shows("The server does not answer. What follows is of")
+	b.shows("The server does not answer. The page below is from")
 	b.until(`document.querySelector(".stale").innerText.includes("evt_1")`)
 }
 
@@ -158,7 +158,7 @@ func TestPickedTime(t *testing.T) {
 		b.click("main button", "Filter")
 	}
 	pick("2100-01-02T03:04")
-	b.shows("No attempt has all of that.")
+	b.shows("No attempt matches.")
 	b.until(`document.querySelector("input[name=since]").value === "2100-01-02 03:04"`)
 	b.until(`new URLSearchParams(location.hash.split("?")[1]).get("since") === "2100-01-02 03:04"`)
 	b.js(`document.querySelector("input[name=until]").value = "yesterday"`)
@@ -181,19 +181,19 @@ func TestLists(t *testing.T) {
 	b.visit(w.console() + "#/dead-letters")
 	b.signIn("op")
 	b.shows("evt_1")
-	b.shows("It is read every 10 s.")
+	b.shows("Updated every 10 s.")
 	b.js(`{ const wait = setTimeout; window.setTimeout = (f, ms) => wait(f, ms / 20); dispatchEvent(new Event("reload")) }`) // 10 s are 0.5 s
 	w.publish(built, "evt_2")
 	b.shows("evt_2")
 	b.js(`document.querySelector("tbody input").click()`)
 	b.shows("Retry selected (1)")
-	b.shows("It waits, because rows are selected.")
+	b.shows("Updates wait because rows are selected.")
 	w.publish(built, "evt_3")
 	w.listed("dead-letters", 3)
 	b.js(`document.querySelector("tbody input").click()`)
 	b.shows("evt_3")
 	b.focus("main input[name=since]")
-	b.shows("It waits, because a form has the focus.")
+	b.shows("Updates wait because a form has the focus.")
 	w.publish(built, "evt_4")
 	w.listed("dead-letters", 4)
 	if text := b.text("main"); strings.Contains(text, "evt_4") {
@@ -283,7 +283,7 @@ func TestReplay(t *testing.T) {
 	b.js(`document.querySelector("dialog input").value = 1`)
 	b.click("dialog[open] button", "Replay")
 	b.until(`document.querySelector(".job progress")?.max === 39`)
-	b.shows("1 delivery a second")
+	b.shows("1 delivery per second")
 	b.shoot("replay-light")
 	b.click(".job button", "Cancel")
 	b.until(`document.querySelector(".job")?.innerText.includes("canceled")`)
@@ -322,7 +322,7 @@ func TestSteering(t *testing.T) {
 		b.js(`history.back()`)
 		b.settled()
 	}
-	b.shows("Reached at attempt 1")
+	b.shows("Delivered with attempt 1")
 	b.to("#/types")
 	b.click("main button", "Pause")
 	b.click("dialog[open] button", "Pause")
@@ -330,7 +330,7 @@ func TestSteering(t *testing.T) {
 	b.to("#/subscriptions/" + sub)
 	b.click("main button", "End")
 	b.click("dialog[open] button", "End it")
-	b.shows("No subscription has all of that.")
+	b.shows("No subscription matches.")
 }
 
 // TestLiveTail: OPS-11. What happens while one looks is shown, and can be stopped.
@@ -352,7 +352,7 @@ func TestLiveTail(t *testing.T) {
 	b.press(kb.ArrowRight)
 	b.until(`document.activeElement?.id === "tab-events" && document.activeElement.ariaSelected === "true"`)
 	b.shows("evt_1")
-	b.click("main button", "Go on")
+	b.click("main button", "Continue")
 	w.publish(built, "evt_3")
 	b.shows("evt_3")
 	b.to("#/now")

@@ -84,11 +84,11 @@ func TestExpiredKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.to("#/subscriptions?state=paused")
-	b.shows("You are signed out")
+	b.shows("You were signed out")
 	if kept := eval[int](b, `sessionStorage.length + localStorage.length`); kept != 0 {
 		t.Errorf("OPS-11 %d things are kept after the end of the session", kept)
 	}
-	b.signInFails("nobody", "This key is not known.")
+	b.signInFails("nobody", "The server does not know this key.")
 	b.js(`document.querySelector("input[name=key]").value = ""`)
 	b.signIn("op2")
 	b.until(`location.hash === "#/subscriptions?state=paused" && document.querySelector("select").value === "paused"`)
@@ -112,7 +112,7 @@ func TestOwners(t *testing.T) {
 	b := open(t, w.console())
 	b.visit(w.console() + "#/audit")
 	b.until(`document.querySelector("input[name=key]")`)
-	b.signInFails("reader", "it lacks the scope events:operate")
+	b.signInFails("reader", "This key needs the scope events:operate")
 	b.js(`document.querySelector("input[name=key]").value = ""`)
 	b.signIn("alice")
 	b.shows(own)
@@ -293,7 +293,7 @@ func TestAuthorizationServer(t *testing.T) {
 	t.Run("OPS-11 an answer that this tab did not ask for is refused", func(t *testing.T) {
 		b := open(t, w.console(), provider.Issuer)
 		b.visit(w.console() + "?code=stolen&state=other")
-		b.shows("was not begun in this tab")
+		b.shows("did not start in this tab")
 		if got := eval[int](b, `sessionStorage.length`); got != 0 {
 			t.Errorf("OPS-11 %d things are kept", got)
 		}

@@ -75,6 +75,11 @@ func TestSourcesPage(t *testing.T) {
 		b.until(`document.querySelectorAll("table[aria-label=Outcomes] tbody tr").length === 3`)
 		b.shows("src_later")
 	})
+	t.Run("OPS-11 a refused filter stays in the form", func(t *testing.T) {
+		b.to("#/sources/builds?since=never")
+		b.shows("which is not a time")
+		b.until(`document.querySelector("main input[name=since]").value === "never"`)
+	})
 	t.Run("OPS-11 SRC-01 a request is tried", func(t *testing.T) {
 		evil := `<img src=x onerror=alert(1)>`
 		b.try(`Content-Type: application/json` + "\n\n" + `{"kind":"build","id":"src_try","n":7,"state":"passed","note":"` + evil + `"}`)
@@ -102,13 +107,13 @@ func TestSourcesPage(t *testing.T) {
 		w.listed("dead-letters?queue=inbox", 2)
 		b.click("main a", "Requests that did not fit")
 		b.until(`location.hash === "#/dead-letters?queue=inbox" && document.querySelectorAll("tbody tr").length === 2`)
-		b.shows("message of inbox")
+		b.shows("message in the queue inbox")
 		b.shows("source builds")
 		b.shoot("dead-letters-of-sources-light")
 	})
 }
 
-// try puts a request into the box, and asks.
+// try enters a request into the form and submits it.
 func (b *browser) try(request string) {
 	b.Helper()
 	b.js(fmt.Sprintf(`document.querySelector("textarea").value = %q`, request))

@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
-// subscriptionView is a subscription as the API shows it. It is without our secret, and without the target's query, in which
-// endpoints often have a secret of their own.
+// subscriptionView is a subscription as the API shows it. It contains neither our secret nor the target's query, which often
+// contains a secret of the endpoint.
 type subscriptionView struct {
 	ID        string    `json:"id"`
 	URI       string    `json:"uri"`

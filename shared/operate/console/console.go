@@ -30,7 +30,7 @@ const Prefix = "/console/"
 //go:embed static
 var static embed.FS
 
-// Client is how the console signs people in at an authorization server.
+// Client describes the OAuth client with which the console signs people in.
 type Client struct {
 	// Issuer is the authorization server, and ID the console's client id there.
 	Issuer, ID string
@@ -41,10 +41,10 @@ type Client struct {
 	Endpoints func(context.Context) (authorize, token string, err error)
 }
 
-// Options are how callers of the admin API are authenticated.
+// Options say how the admin API authenticates its callers.
 type Options struct {
 	Auth auth.Mode
-	// Client is nil if people paste a key or a token.
+	// Client is nil if people enter a key or a token.
 	Client *Client
 }
 
@@ -57,7 +57,7 @@ type Handler struct {
 
 	mu     sync.Mutex
 	signIn *signIn
-	until  time.Time     // when signIn is refreshed
+	until  time.Time     // when endpoints asks again
 	asking chan struct{} // closed when the authorization server has answered; nil if no request is under way
 }
 
@@ -114,7 +114,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header.Set("Cache-Control", "no-cache")
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		header.Set("Allow", "GET, HEAD")
-		http.Error(w, "this is read with GET", http.StatusMethodNotAllowed)
+		http.Error(w, r.Method+" is not allowed (allowed: GET, HEAD)", http.StatusMethodNotAllowed)
 		return
 	}
 	if name == "" {
@@ -126,7 +126,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		header.Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(struct {
 			Auth   auth.Mode `json:"auth"`
-			Client bool      `json:"client"` // whether there is one, though its server may not answer now
+			Client bool      `json:"client"` // whether a client is configured, even if its authorization server does not answer
 			SignIn *signIn   `json:"signIn,omitempty"`
 		}{h.Auth, h.Client != nil, at})
 		return
@@ -183,7 +183,7 @@ func (h *Handler) endpoints(ctx context.Context) *signIn {
 	return h.signIn
 }
 
-// ask asks the authorization server for its endpoints, and closes answered. If it fails, the last known ones stay.
+// ask requests the endpoints from the authorization server, and then closes answered. If the request fails, it keeps the known ones.
 func (h *Handler) ask(ctx context.Context, answered chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

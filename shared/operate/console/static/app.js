@@ -1,4 +1,4 @@
-// The frame: sign-in, navigation, and which page is shown. The address after # says everything about a page.
+// The frame: sign-in, navigation and the current page. The part of the address after # identifies a page, with its filters.
 import { html, nothing, render, badge, time, inUTC, setUTC, zone, suggest } from './ui.js';
 import * as session from './session.js';
 import * as live from './live.js';
@@ -12,26 +12,26 @@ import { sources } from './pages-sources.js';
 import { switches, backends, audit } from './pages-system.js';
 import { search as searchPage, start as startSearch } from './pages-search.js';
 
-// A page has a title, load(path, query), which gets its data, and view(data, path, query). It may have every, after how
-// many milliseconds it loads again, which may depend on its data. It may have live if it wants the stream, redraws if it
-// changes without loading, and filtered if its list has a form of filters.
+// A page has a title, load(path, query), which gets its data, and view(data, path, query). Optional members are
+// every, the time in milliseconds after which it loads again (or a function of its data); live, if it uses the live stream;
+// redraws, if it changes without loading; and filtered, if its list has a form with filters.
 const pages = {
   now, failing, types, sources, subscriptions, deliveries, 'dead-letters': letters, switches, backends, audit, live: tail, events, search: searchPage,
 };
 const ownerPages = ['subscriptions', 'deliveries', 'dead-letters'];
 const menu = ['now', 'live', 'failing', 'types', 'sources', 'subscriptions', 'deliveries', 'dead-letters', 'switches', 'backends', 'audit'];
 
-const menuEvery = 30_000; // after how many milliseconds a load also reads the counts of the menu again
+const menuEvery = 30_000; // milliseconds after which a load also updates the counts in the menu
 
 let at = { name: 'now', path: [], q: new URLSearchParams() };
-let shown = null; // what is on the screen: {...at, data} or {...at, error}
-let problem = ''; // of the sign-in
+let shown = null; // the page on the screen: {...at, data} or {...at, error}
+let problem = ''; // why the sign-in failed
 let busy = false;
-let leaving = false; // nothing is drawn until the page is loaded again
-let turn = 0; // counts loads, so that a late one is dropped
+let leaving = false; // the browser is about to reload the console, so draw does nothing
+let turn = 0; // counts loads, so that a late response is dropped
 let timer;
-let waits = ''; // why the page was not loaded again when it was due
-let submitted = null; // the field of a form that had the focus when the form was submitted, until it changes
+let waits = ''; // why a due update of the page waits
+let submitted = null; // the field that had the focus when its form was submitted, until it changes
 
 function address() {
   const [where, q] = location.hash.replace(/^#\/?/, '').split('?');
@@ -41,13 +41,14 @@ function address() {
   return { name: parts[0], path: parts.slice(1).filter(Boolean), q: new URLSearchParams(q || '') };
 }
 
-// everyOf is after how many milliseconds a page loads again, or something false. What the server refused it would refuse again.
+// everyOf returns the time in milliseconds after which a page loads again, or a falsy value if it does not. A refused request is
+// not repeated, because the server would refuse it again.
 function everyOf(page, { data, error }) {
   if (error) return !(error.status < 500 && error.status !== 429) && page.every && 10_000;
   return typeof page.every === 'function' ? page.every(data) : page.every;
 }
 
-// held says why a page may not change now: a person is working on it.
+// held says why the page must not change now, because a person is working on it. Otherwise it returns an empty text.
 function held() {
   const at = document.activeElement;
   if (document.querySelector('dialog[open]')) return 'a dialog is open';
@@ -56,7 +57,7 @@ function held() {
   return at !== submitted && at?.matches('main form :is(input, select, textarea)') ? 'a form has the focus' : '';
 }
 
-// loadLater loads the page again after some milliseconds, or as soon as nothing holds it.
+// loadLater loads the page again after some milliseconds, or later, as soon as held allows it.
 function loadLater(ms) {
   clearTimeout(timer);
   timer = setTimeout(() => {
@@ -88,7 +89,7 @@ async function load() {
     if (Date.now() - session.summary.read > menuEvery && !session.isOwner()) session.readOverview().then(draw, () => {});
     if (!suggest.types && !session.isOwner()) session.get('event-types?limit=100').then((l) => { suggest.types = l.items.map((t) => t.name); draw(); }, () => {});
   } catch (error) {
-    const gone = !error.status || error.status >= 500; // the server does not answer: keep what it said last
+    const gone = !error.status || error.status >= 500; // without an answer, the last data stays on the screen
     next = gone && !moved && shown?.data !== undefined ? { ...shown, lost: error } : { ...at, error };
   }
   if (mine !== turn) return;
@@ -121,17 +122,17 @@ function frame() {
     <nav class="menu" aria-label="Pages">${(session.isOwner() ? ownerPages : session.knowsRole() ? menu : []).map((name) => html`<a href=${'#/' + name} aria-current=${here(name)}>${pages[name].title}${count(name)}</a>`)}
       ${who()}</nav>
     <main id="main" tabindex="-1" aria-busy=${busy}><div class="bar" ?hidden=${!busy}></div>
-      <button class="small quiet zone" title="Show times in the other zone. Times of today have no day." @click=${() => { setUTC(!inUTC()); draw(); }}>${inUTC() ? 'Times in UTC' : `Local times (${zone()})`}</button>${content()}</main>`;
+      <button class="small quiet zone" title="Switch between local times and UTC. Times of today show no day." @click=${() => { setUTC(!inUTC()); draw(); }}>${inUTC() ? 'Times in UTC' : `Local times (${zone()})`}</button>${content()}</main>`;
 }
 
-// count is how many things a page of the menu has that ask for attention, as of the last overview.
+// count shows how many items of a menu page need attention, according to the last overview.
 function count(name) {
   const o = session.summary.overview;
   const n = { failing: o?.recent.failing.length, 'dead-letters': o?.deadLetters, switches: o?.paused.length }[name];
   return n ? html` <span class="count" title=${`at ${new Date(o.now).toLocaleTimeString()}`}>${n >= 1000 ? '1,000+' : n}</span>` : nothing;
 }
 
-// who is signed in, in which workspace, and at which server.
+// who shows who is signed in, in which workspace, and at which server.
 function who() {
   const o = session.summary.overview;
   return o ? html`<p class="who"><b>${session.settings().auth === 'none' ? 'everyone' : o.principal}</b> in workspace <b>${o.workspace}</b> at ${location.host}</p>` : nothing;
@@ -140,15 +141,15 @@ function who() {
 function content() {
   if (!shown) return html`<h1>${pages[at.name].title}</h1>`;
   const page = pages[shown.name], problem = (what) => html`<div class="problem" role="alert"><p>${what}</p><button @click=${load}>Try again</button></div>`;
-  if (shown.lost) return html`${problem(html`${shown.lost.message} What follows is of ${time(shown.loaded)}.`)}<div class="stale">${page.view(shown.data, shown.path, shown.q)}</div>`;
+  if (shown.lost) return html`${problem(html`${shown.lost.message} The page below is from ${time(shown.loaded)}.`)}<div class="stale">${page.view(shown.data, shown.path, shown.q)}</div>`;
   if (!shown.error) return html`${page.view(shown.data, shown.path, shown.q)}${page.live ? nothing : asOf(everyOf(page, shown))}`;
-  // After a filter that the server refuses, the form stays, so that it can be corrected.
+  // If the server refuses a filter, the form stays on the page, so that the person can correct it.
   if (shown.error.status === 400 && page.filtered && !shown.path.length) return html`${problem(shown.error.message)}<div class="failed">${page.view({ items: [], kept: 'all' }, [], shown.q)}</div>`;
   return html`<h1>${page.title}</h1>${problem(shown.error.message)}`;
 }
 
-// asOf says how old the page is, and when it changes by itself.
-const asOf = (every) => html`<p class="as-of">As of ${time(shown.loaded)}. ${waits ? `It waits, because ${waits}.` : every ? `It is read every ${every / 1000} s.` : ''} <button class="small quiet" @click=${load}>Read again</button></p>`;
+// asOf shows the age of the page, and when it updates itself.
+const asOf = (every) => html`<p class="as-of">As of ${time(shown.loaded)}. ${waits ? `Updates wait because ${waits}.` : every ? `Updated every ${every / 1000} s.` : ''} <button class="small quiet" @click=${load}>Update now</button></p>`;
 
 function search(e) {
   e.preventDefault();
@@ -159,7 +160,7 @@ function search(e) {
   input.blur();
 }
 
-// leave signs out. The page is loaded again, so that the next person sees nothing that it has in memory.
+// leave signs out and reloads the console, so that its memory has no data for the next person.
 function leave() {
   session.signOut();
   leaving = true;
@@ -177,7 +178,7 @@ function signInForm() {
       at = address(); // an owner has fewer pages
       return load();
     } catch (failure) {
-      problem = { 401: 'This key is not known.', 403: 'This key may not operate: it lacks the scope events:operate, and events:subscribe for subscriptions of its own.' }[failure.status] || failure.message;
+      problem = { 401: 'The server does not know this key.', 403: 'This key needs the scope events:operate or, to see its own subscriptions, events:subscribe.' }[failure.status] || failure.message;
     }
     draw();
   };
@@ -188,7 +189,7 @@ function signInForm() {
     ${c.signIn || missing ? nothing : html`<label><span>${c.auth === 'jwt' ? 'Access token' : 'Key'}</span><input name="key" type="password" required autocomplete="off" autofocus></label>`}
     <p role="alert" class="bad">${missing ? 'The authorization server does not answer. Load this page again.' : problem}</p>
     <button class="primary" ?disabled=${missing}>Sign in</button>
-    <p class="muted">${c.signIn ? 'The token is' : 'It is'} kept until this tab is closed, and nowhere else.</p>
+    <p class="muted">Only this tab keeps the ${c.signIn || c.auth === 'jwt' ? 'token' : 'key'}, until you close it.</p>
   </form></main>`;
 }
 
@@ -210,6 +211,6 @@ addEventListener('keydown', (e) => {
 session.start(() => {
   live.want(false);
   shown = null;
-  problem = 'You are signed out: what you signed in with is not valid any more.';
+  problem = 'You were signed out because your key or token is no longer valid.';
   draw();
 }).catch((e) => { problem = e.message; }).finally(() => { at = address(); load(); });

@@ -1,4 +1,4 @@
-// What happens now: the stream of the admin API, and the figures of the last minutes.
+// The live stream of the admin API, and the figures of the last minutes.
 import { open } from './session.js';
 
 export const step = 10; // seconds
@@ -6,10 +6,10 @@ export const length = 900;
 const kept = 300;
 
 export const state = { connected: false, paused: false, truncated: false, deliveries: [], events: [] };
-const steps = new Map(); // begin in seconds → figures
+const steps = new Map(); // figures by the second in which their step begins
 let stream = null;
 
-// want opens the stream, or ends it.
+// want opens the live stream if yes is true, and closes it otherwise.
 export function want(yes) {
   if (!yes && stream) {
     stream.abort();
@@ -70,7 +70,7 @@ function take(tick) {
   redraw();
 }
 
-// remember takes the steps of an overview where the stream has sent none.
+// remember stores the steps of an overview for the times for which the stream has sent none.
 export function remember(overview) {
   for (const s of overview.recent.series) {
     const at = begin(s.at);
@@ -79,7 +79,7 @@ export function remember(overview) {
   for (const at of steps.keys()) if (at < Date.now() / 1000 - length - 2 * step) steps.delete(at);
 }
 
-// series are the last minutes as charts want them: times, attempts a second, failures a second, and latencies.
+// series returns the last minutes for the charts: times, attempts per second, failures per second, and latencies.
 export function series() {
   const end = begin(Date.now()) - step, out = [[], [], [], [], []];
   for (let t = end - length; t <= end; t += step) {

@@ -1,4 +1,4 @@
-// Event types, their events, and what became of one event.
+// Event types, their events, and the page of one event with its outcome for each subscription.
 import { html, mono, copyable, pageless, nothing, link, id, path, badge, table, time, span, plural, pager, filters, since, until, ask, act } from './ui.js';
 import { get, post, call, query, pages } from './session.js';
 
@@ -11,7 +11,7 @@ export const types = {
   view({ items, paused }) {
     const flip = async (type, on) => {
       if (on) return act(`${type.name} is resumed.`, () => call('DELETE', 'switches/event/' + type.name));
-      const said = await ask({ title: `Pause ${type.name}?`, text: 'Nothing of this type is attempted until it is resumed. What waits is kept.', fields: [{ name: 'reason', label: 'Reason' }], confirm: 'Pause', danger: true });
+      const said = await ask({ title: `Pause ${type.name}?`, text: 'Deliveries of this type wait until it is resumed, for up to 30 days.', fields: [{ name: 'reason', label: 'Reason' }], confirm: 'Pause', danger: true });
       if (said) act(`${type.name} is paused.`, () => call('PUT', 'switches/event/' + type.name, said));
     };
     return html`<h1>Event types</h1>${table('Event types', [
@@ -25,7 +25,7 @@ export const types = {
   },
 };
 
-// words are the names of outcomes, where people read another word than programs do.
+// words are the names of outcomes for people, where they differ from those of the API.
 const words = { dead: 'given up', subscribedLater: 'subscribed later', notPermitted: 'not permitted', unrecorded: 'not recorded' };
 const tone = { filtered: 'plain', subscribedLater: 'plain', ended: 'plain', notPermitted: 'bad', unrecorded: 'plain' };
 
@@ -39,11 +39,11 @@ async function lookUp(eventID, q) {
   return { event, found };
 }
 
-// again is the button that delivers the event to a subscription, if that makes sense for the outcome.
+// again returns a button that delivers the event to a subscription, if the outcome allows that.
 function again(event, r) {
   const labels = { delivered: 'Deliver again', dead: 'Deliver again', unrecorded: 'Deliver again', subscribedLater: 'Deliver', filtered: 'Deliver anyway' };
   const deliver = async () => {
-    if (r.filter && !await ask({ title: 'Deliver an event that is filtered?', text: `In this event, ${r.why}. It is delivered all the same, once.`, confirm: 'Deliver anyway', danger: true })) return;
+    if (r.filter && !await ask({ title: 'Deliver a filtered event?', text: `In this event, ${r.why}. The subscription receives it once anyway.`, confirm: 'Deliver anyway', danger: true })) return;
     act(`Event ${event.id} is delivered to ${r.subscription}.`, () => post(`events/${encodeURIComponent(event.id)}/deliver` + query({ uri: event.uri }), { subscription: r.subscription }));
   };
   const other = r.filter && ['name', 'uri'].includes(r.filter.argument); // the server refuses it
@@ -52,12 +52,12 @@ function again(event, r) {
 
 function one({ event, found }, eventID, q) {
   const asked = q.get('subscription');
-  if (!event && !found) return html`<h1>Event <span class="id">${eventID}</span></h1><p class="empty">Neither the log nor the delivery log has an event with this id. The log keeps events for a day unless --log-retention says otherwise.</p>`;
+  if (!event && !found) return html`<h1>Event <span class="id">${eventID}</span></h1><p class="empty">The event log and the delivery log have no event with this id. The event log keeps events for a day, unless --log-retention sets another time.</p>`;
   const rows = found?.items ?? [];
   const delivered = rows.filter((r) => r.outcome === 'delivered').length;
   return html`<h1>Event ${copyable(eventID)} ${eventID.startsWith('test_') ? badge('test') : nothing}</h1>
     ${event ? html`<dl class="facts"><dt>Type</dt><dd>${event.name}</dd><dt>URI</dt><dd class="id">${event.uri}</dd><dt>Published</dt><dd>${time(event.published)}</dd></dl>`
-      : html`<p class="note">The log does not have this event. The outcomes are from the delivery log.</p>`}
+      : html`<p class="note">The event log no longer has this event. The outcomes come from the delivery log.</p>`}
     <h2>Did it arrive? <span class="muted">${delivered} of ${plural(rows.length, 'subscription')}${found?.next ? ' on this page' : ''}</span></h2>
     ${filters([{ name: 'subscription', label: 'Ask about one subscription', hint: 'sub_…' }], q)}
     ${table('Subscriptions', [
@@ -67,14 +67,14 @@ function one({ event, found }, eventID, q) {
       { name: 'Endpoint and subscription', cell: (r) => html`${mono(r.target)}<br>${r.principal ? id(path('subscriptions', r.subscription), r.subscription) : pageless(r.subscription)}` },
       { name: '', title: 'Attempts', kind: 'act', cell: (r) => html`${r.attempts ? link(path('deliveries', r.subscription, eventID), plural(r.attempts, 'attempt')) : nothing}
         ${event && r.principal ? again(event, r) : nothing}` },
-    ], rows, asked ? 'There is no such subscription.' : 'No subscription is for this event.')}
+    ], rows, asked ? 'There is no such subscription.' : 'No subscription covers this event.')}
     ${pager(found?.next, q)}
     ${event ? html`<h2>Payload</h2><pre tabindex="0">${JSON.stringify(event.data, null, 2)}</pre>` : nothing}`;
 }
 
 export const events = {
   title: 'Events', filtered: true,
-  every: (data) => !data.none && (data.found?.items.some((r) => r.outcome === 'waiting') ? 3000 : 10_000), // what waits may arrive
+  every: (data) => !data.none && (data.found?.items.some((r) => r.outcome === 'waiting') ? 3000 : 10_000), // a waiting event may arrive
   load: async (parts, q) => {
     if (parts[0]) return lookUp(parts[0], q);
     if (!q.get('name') && !q.get('uri')) return { items: [], none: true };
@@ -88,8 +88,8 @@ export const events = {
         { name: 'Published', cell: (e) => time(e.published) }, { name: 'Event', cell: (e) => id(path('events', e.id) + query({ uri: e.uri }), e.id) },
         { name: 'Type', cell: (e) => e.name }, { name: 'URI', cell: (e) => mono(e.uri) },
         { name: 'Age', kind: 'num', cell: (e) => span(Math.max(0, Date.now() - new Date(e.published))) },
-      ], data.items, data.none ? 'Name a type or a URI.' : 'The log has no such events.')}
-      ${data.truncated ? html`<p class="note">The type has more URIs than are looked at. Name a URI.</p>` : nothing}
+      ], data.items, data.none ? 'Enter a type or a URI.' : 'The event log has no matching events.')}
+      ${data.truncated ? html`<p class="note">This type has more URIs than this page reads. Enter a URI.</p>` : nothing}
       ${pager(data.next, q)}`;
   },
 };

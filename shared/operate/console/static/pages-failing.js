@@ -1,4 +1,4 @@
-// Failing endpoints: one issue per origin, with the subscriptions that it affects.
+// Failing endpoints by origin, and the page of one origin with the affected subscriptions and a note.
 import { html, mono, nothing, filters, since, link, id, path, badge, table, time, plural, number, ask, act, cause } from './ui.js';
 import { get, call, query, readOverview } from './session.js';
 
@@ -13,7 +13,7 @@ async function issue(origin) {
 }
 
 async function pause(origin) {
-  const said = await ask({ title: `Pause ${origin}?`, text: 'Nothing is sent to this origin until it is resumed. What waits is kept for 30 days.', fields: [{ name: 'reason', label: 'Reason' }], confirm: 'Pause', danger: true });
+  const said = await ask({ title: `Pause ${origin}?`, text: 'Deliveries to this origin wait until it is resumed, for up to 30 days.', fields: [{ name: 'reason', label: 'Reason' }], confirm: 'Pause', danger: true });
   if (said) act(`${origin} is paused.`, () => call('PUT', 'switches/origin/' + origin, said));
 }
 
@@ -34,14 +34,14 @@ function one({ recent, paused, note, subs, attempts }, origin) {
       ${note ? html`<button @click=${() => act('The note is removed.', () => call('DELETE', 'notes/' + origin))}>Remove the note</button>` : nothing}</div>
     ${note ? html`<p class="note">${noteOf(note)}</p>` : nothing}
     <dl class="facts"><dt>First seen</dt><dd>${time(first)}</dd>
-      <dt>Last failure</dt><dd>${last ? html`${time(last.at)}: ${cause(last.category, last.statusCode)}` : 'none is recorded'}</dd>
-      <dt>Last hour</dt><dd>${recent ? `${number(recent.failed)} of ${plural(recent.attempts, 'attempt')} failed` : 'nothing failed'}</dd></dl>
+      <dt>Last failure</dt><dd>${last ? html`${time(last.at)}: ${cause(last.category, last.statusCode)}` : 'not recorded'}</dd>
+      <dt>Last hour</dt><dd>${recent ? `${number(recent.failed)} of ${plural(recent.attempts, 'attempt')} failed` : 'no failures'}</dd></dl>
     <h2>Affected subscriptions <span class="muted">${affected.length} of ${plural(subs.items.length, 'subscription')}${subs.next ? ' on this page' : ''}</span> ${link('subscriptions' + query({ origin }), 'all')}</h2>
     ${table('Affected subscriptions', [
       { name: 'Subscription', cell: (s) => id(path('subscriptions', s.id), s.id) }, { name: 'State', cell: (s) => badge(s.state) }, { name: 'Owner', cell: (s) => s.principal },
-      { name: 'Endpoint', cell: (s) => mono(s.target) }, { name: 'Fails since', cell: (s) => time(s.delivery.failingSince) }, { name: 'Last success', cell: (s) => time(s.delivery.last) },
+      { name: 'Endpoint', cell: (s) => mono(s.target) }, { name: 'Failing since', cell: (s) => time(s.delivery.failingSince) }, { name: 'Last success', cell: (s) => time(s.delivery.last) },
       { name: 'Last error', cell: (s) => cause(s.delivery.lastError, s.delivery.lastStatusCode) },
-    ], affected, 'No subscription fails now.')}
+    ], affected, 'No subscription is failing now.')}
     <h2>Newest failures ${link('deliveries' + query({ origin, outcome: 'failed' }), 'all')} ${link('dead-letters' + query({ origin }), 'dead letters')}</h2>
     ${table('Newest failures', [
       { name: 'Time', cell: (d) => time(d.at) }, { name: 'Event', cell: (d) => id(path('deliveries', d.subscription, d.event), d.event) }, { name: 'Type', cell: (d) => d.name },

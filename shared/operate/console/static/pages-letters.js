@@ -1,4 +1,4 @@
-// Dead letters: select, retry, and replay with a dry run before.
+// Dead letters: people select and retry some, or replay all that match the filters, after a dry run.
 import { html, mono, nothing, id, path, badge, table, time, pager, filters, since, until, ask, act, toast, cause, plural, number } from './ui.js';
 import { get, post, call, query, moment, isOwner } from './session.js';
 
@@ -26,8 +26,8 @@ async function replay(q) {
     const names = Object.entries(select).map(([k, v]) => `${k} ${v}`).join(', ');
     const said = await ask({
       title: `Replay ${number(dry.count)}${dry.more ? ' or more' : ''} dead ${dry.count === 1 ? 'letter' : 'letters'}?`,
-      text: `${names ? `Those with ${names}` : 'All of them'}. Each keeps its webhook-id, so that a receiver can tell what it has already.`,
-      fields: [{ name: 'rate', label: 'Deliveries a second', type: 'number', value: 20, min: 1, max: 1000, required: true }], confirm: 'Replay',
+      text: `${names ? `All dead letters with ${names}` : 'All dead letters'}. Each is sent with the same webhook-id, so that receivers can recognize repeats.`,
+      fields: [{ name: 'rate', label: 'Deliveries per second', type: 'number', value: 20, min: 1, max: 1000, required: true }], confirm: 'Replay',
     });
     if (!said) return;
     const job = await post('replays', { select, rate: Number(said.rate) });
@@ -42,8 +42,8 @@ async function replay(q) {
 const because = {
   suspended: 'the subscription is suspended until its subscriber refreshes it',
   ended: 'the subscription has ended',
-  expired: 'the event is not stored any more',
-  underway: 'it is being delivered already',
+  expired: 'the event is no longer stored',
+  underway: 'it is already being delivered',
   return: 'the message cannot go back to its queue',
 };
 
@@ -51,10 +51,10 @@ const skipped = (job) => Object.entries(job.skippedBecause ?? {}).map(([why, n])
 
 function progress(job) {
   const n = job.replayed + job.skipped;
-  return html`<section class="job" aria-label="Replay"><div><b>Replay</b> ${badge(job.state)} <span class="muted">begun ${time(job.created)} by ${job.by}, ${plural(job.rate, 'delivery', 'deliveries')} a second</span></div>
+  return html`<section class="job" aria-label="Replay"><div><b>Replay</b> ${badge(job.state)} <span class="muted">started ${time(job.created)} by ${job.by}, ${plural(job.rate, 'delivery', 'deliveries')} per second</span></div>
     <progress max=${job.total || 1} .value=${job.state === 'done' ? job.total || 1 : n} aria-label="Progress"></progress>
     <div><b>${number(job.replayed)}</b> of ${number(job.total)} replayed${skipped(job)}
-    ${job.state === 'running' ? html`<button class="small" @click=${() => act('The replay is cancelled.', () => call('DELETE', 'replays/' + job.id))}>Cancel</button>` : nothing}</div></section>`;
+    ${job.state === 'running' ? html`<button class="small" @click=${() => act('The replay is canceled.', () => call('DELETE', 'replays/' + job.id))}>Cancel</button>` : nothing}</div></section>`;
 }
 
 export const letters = {
@@ -81,7 +81,7 @@ export const letters = {
       ${table('Dead letters', [
         { name: html`<input type="checkbox" aria-label="Select all on this page" .checked=${all} @change=${(e) => set(data.items.map((l) => l.id), e.target.checked)}>`, title: 'Select', kind: 'pick',
           cell: (l) => html`<input type="checkbox" aria-label=${`Select ${l.event ?? l.id}`} .checked=${selected.has(l.id)} @change=${(e) => set([l.id], e.target.checked)}>` },
-        { name: 'Given up', cell: (l) => time(l.dead) }, { name: 'Event', cell: (l) => (l.subscription ? id(path('deliveries', l.subscription, l.event), l.event) : html`<span class="muted">message of ${l.queue}</span>`) },
+        { name: 'Given up', cell: (l) => time(l.dead) }, { name: 'Event', cell: (l) => (l.subscription ? id(path('deliveries', l.subscription, l.event), l.event) : html`<span class="muted">message in the queue ${l.queue}</span>`) },
         { name: 'Type', cell: (l) => html`${l.name}${l.test ? badge('test') : nothing}` }, { name: 'Endpoint', cell: (l) => mono(l.target || l.origin) },
         { name: 'Owner', cell: (l) => l.principal }, { name: 'Attempts', kind: 'num', cell: (l) => l.attempts.length }, { name: 'Why', cell: (l) => cause(l.reason, l.statusCode) },
       ], data.items, 'No dead letters.')}

@@ -1,4 +1,4 @@
-// What happens now, and the live tail.
+// The pages Now and Live tail.
 import { html, mono, nothing, link, id, path, badge, table, time, span, number, plural, cause } from './ui.js';
 import { readOverview } from './session.js';
 import * as live from './live.js';
@@ -6,7 +6,7 @@ import * as live from './live.js';
 const share = (failed, attempts) => `${Math.round(100 * failed / Math.max(attempts, 1))} %`;
 const atLeast = (n) => number(n) + (n >= 1000 ? '+' : '');
 
-// wrong lists what a person should look at, the worst first.
+// wrong returns the current problems, the worst first.
 function wrong(o) {
   const all = o.paused.find((s) => s.name === 'all'), list = [];
   const add = (tone, text, to, action) => list.push({ tone, text, to, action });
@@ -22,7 +22,7 @@ function wrong(o) {
     if (o.subscriptions[state]) add('warn', `${plural(o.subscriptions[state], 'subscription')} ${o.subscriptions[state] === 1 ? 'is' : 'are'} ${state}.`, `subscriptions?state=${state}`, 'Show');
   }
   const others = o.paused.filter((s) => s.name !== 'all');
-  if (others.length) add('warn', `${plural(others.length, 'switch', 'switches')} ${others.length === 1 ? 'is' : 'are'} paused: ${others.slice(0, 3).map((s) => s.name).join(', ')}${others.length > 3 ? ', …' : ''}.`, 'switches', 'Switches');
+  if (others.length) add('warn', `${plural(others.length, 'switch', 'switches')} ${others.length === 1 ? 'pauses' : 'pause'} deliveries: ${others.slice(0, 3).map((s) => s.name).join(', ')}${others.length > 3 ? ', …' : ''}.`, 'switches', 'Switches');
   return list;
 }
 
@@ -56,7 +56,7 @@ export const now = {
         ${tile('Dead letters', atLeast(o.deadLetters), 'dead-letters', o.deadLetters ? 'bad' : '')}
       </section>
       <section class="charts" aria-label="Charts">
-        ${chart('Attempts', 'a second', [{ label: 'all', color: 'accent', fill: true }, { label: 'failed', color: 'bad', fill: true }], [t, attempts, failed], 1, [rate(attempts), rate(failed)])}
+        ${chart('Attempts', 'per second', [{ label: 'all', color: 'accent', fill: true }, { label: 'failed', color: 'bad', fill: true }], [t, attempts, failed], 1, [rate(attempts), rate(failed)])}
         ${chart('Latency', 'ms', [{ label: 'p95', color: 'warn' }, { label: 'median', color: 'accent' }], [t, p95, p50], 10, [ms(p95), ms(p50)])}
         ${chart('Failures', '%', [{ label: 'failed', color: 'bad', fill: true }], [t, attempts.map((n, i) => (n ? 100 * failed[i] / n : 0))], 10, [share(failed[end], attempts[end])])}
       </section>
@@ -93,11 +93,11 @@ export const tail = {
     const pause = () => { live.state.paused = !live.state.paused; dispatchEvent(new Event('redraw')); };
     const narrow = (e) => history.replaceState(null, '', `#/live/${tab}?` + new URLSearchParams({ for: e.target.value })) ?? dispatchEvent(new Event('hashchange'));
     return html`<h1>Live tail <span class="state ${live.state.connected ? 'ok' : 'muted'}" aria-live="polite">${live.state.paused ? 'stopped' : live.state.connected ? 'live' : 'connecting …'}</span></h1>
-      <div class="tabs"><div role="tablist" aria-label="What is shown" @keydown=${turn}>${names.map((n) => html`
+      <div class="tabs"><div role="tablist" aria-label="Rows" @keydown=${turn}>${names.map((n) => html`
         <a role="tab" id=${'tab-' + n} href=${'#/live/' + n} aria-selected=${n === tab} aria-controls="tail" tabindex=${n === tab ? 0 : -1}>${n === 'events' ? 'Events' : 'Deliveries'}</a>`)}</div>
-        <input type="search" aria-label="Show what contains" placeholder="Show what contains …" .value=${q.get('for') || ''} @input=${narrow}>
-        <button @click=${pause}>${live.state.paused ? 'Go on' : 'Stop'}</button></div>
-      <div id="tail" role="tabpanel" aria-labelledby=${'tab-' + tab}>${table(tab, columns[tab], rows, `No ${tab} since this page was opened. They appear here as they happen.`)}</div>
-      ${tab === 'events' && live.state.truncated ? html`<p class="note">There are more URIs than are looked at: not every event is shown.</p>` : nothing}`;
+        <input type="search" aria-label="Show only rows with this text" placeholder="Show only rows with …" .value=${q.get('for') || ''} @input=${narrow}>
+        <button @click=${pause}>${live.state.paused ? 'Continue' : 'Stop'}</button></div>
+      <div id="tail" role="tabpanel" aria-labelledby=${'tab-' + tab}>${table(tab, columns[tab], rows, `No ${tab} yet. They appear here as they happen.`)}</div>
+      ${tab === 'events' && live.state.truncated ? html`<p class="note">The catalog has more URIs than this page reads, so some events are missing.</p>` : nothing}`;
   },
 };

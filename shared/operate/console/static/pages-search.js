@@ -1,11 +1,11 @@
-// The search: one text is looked up as everything that it may be, and the page says what that was.
+// The search looks up a text as an id, a URI, an origin, an owner and an event type. The page says which of these it found.
 import { html, link, path, go } from './ui.js';
 import { get, query } from './session.js';
 
-// found resolves to whether the API has an object, or a list that is not empty.
+// found resolves to true if the API has the object or, for a list, if the list is not empty.
 const found = (at) => get(at).then((v) => !v.items || v.items.length > 0, () => false);
 
-// candidates are what a text may be: what it is called, where its page is, and how to find out whether it exists.
+// candidates returns what a text may mean. Each has a name, the address of its page, and whether it exists.
 async function candidates(text) {
   const list = [], add = (what, to, exists) => list.push({ what, to, exists: Promise.resolve(exists) });
   const sub = text.replace(/^subscription:\/\//, ''), at = encodeURIComponent(text);
@@ -37,12 +37,12 @@ export const search = {
     const hits = all.filter((c) => c.exists);
     if (hits.length !== 1) return { hits, missing: all.filter((c) => !c.exists) };
     location.replace('#/' + hits[0].to);
-    return new Promise(() => {}); // the page that is found loads instead
+    return new Promise(() => {}); // the address has changed, so the found page loads instead
   },
   view: ({ hits, missing }, [text]) => html`<h1>Search <span class="id">${text}</span></h1>
     ${hits.length ? html`<ul class="hits">${hits.map((h) => html`<li>${link(h.to, h.what)}</li>`)}</ul>` : html`<p class="empty">Nothing was found.</p>`}
-    ${missing.length ? html`<p class="note">Looked for, and not found: ${missing.map((m) => m.what).join('; ')}.</p>` : ''}`,
+    ${missing.length ? html`<p class="note">Not found: ${missing.map((m) => m.what).join('; ')}.</p>` : ''}`,
 };
 
-// start begins a search.
+// start starts a search.
 export const start = (text) => go(path('search', text));

@@ -5,8 +5,8 @@ import { get, call, pages, query } from './session.js';
 const name = (s) => (s === 'all' ? 'all deliveries' : s.replace('/', ' '));
 
 async function pause(target, title) {
-  const said = await ask({ title, text: 'Nothing of it is attempted until it is resumed, within five seconds at every instance. What waits is kept for 30 days.', fields: [{ name: 'reason', label: 'Reason' }], confirm: 'Pause', danger: true });
-  if (said) act('It is paused.', () => call('PUT', 'switches/' + target, said));
+  const said = await ask({ title, text: 'All instances stop these deliveries within five seconds. The deliveries wait until they are resumed, for up to 30 days.', fields: [{ name: 'reason', label: 'Reason' }], confirm: 'Pause', danger: true });
+  if (said) act('Paused.', () => call('PUT', 'switches/' + target, said));
 }
 
 // named shows what a switch pauses, with a link to its page if it has one.
@@ -16,7 +16,7 @@ function named({ name: text }) {
   return kind === 'origin' ? html`origin ${link(path('failing', of), of, 'id')}` : mono(name(text));
 }
 
-// waiting says how many messages wait for a switch. Of a subscription's, its own page does.
+// waiting shows how many messages wait because of a switch. The API does not count them for subscriptions, whose own pages do.
 const waiting = ({ waiting: w }) => (!w ? nothing : w.messages ? html`${plural(w.messages, 'message')}${w.more ? ' or more' : ''}, the oldest for ${age(w.oldest)}` : 'nothing');
 
 export const switches = {
@@ -38,7 +38,7 @@ export const switches = {
       ${table('Paused', [
         { name: 'Paused', cell: named }, { name: 'By', cell: (s) => s.by }, { name: 'Since', cell: (s) => time(s.at) },
         { name: 'Reason', cell: (s) => s.reason }, { name: 'Waiting', cell: waiting },
-        { name: '', title: 'Act', kind: 'act', cell: (s) => html`<button class="small" @click=${() => act(`${name(s.name)}: resumed.`, () => call('DELETE', 'switches/' + s.name))}>Resume</button>` },
+        { name: '', title: 'Action', kind: 'act', cell: (s) => html`<button class="small" @click=${() => act(`${name(s.name)}: resumed.`, () => call('DELETE', 'switches/' + s.name))}>Resume</button>` },
       ], data.items, 'Nothing is paused.')}
       ${pager(data.next, q)}`;
   },
@@ -49,7 +49,7 @@ export const backends = {
   load: () => pages('backends', {}, 10),
   view: (data) => html`<h1>Backends</h1>
     ${table('Backends', [
-      { name: 'Name', cell: (b) => html`<b>${b.name}</b>` }, { name: 'State', cell: (b) => (b.state ? badge(b.state) : html`<span class="muted">asked with callers' tokens</span>`) },
+      { name: 'Name', cell: (b) => html`<b>${b.name}</b>` }, { name: 'State', cell: (b) => (b.state ? badge(b.state) : html`<span class="muted">called with callers' tokens</span>`) },
       { name: 'URL', cell: (b) => mono(b.url) }, { name: 'Prefix', cell: (b) => mono(b.prefix) },
       ...(data.items.some((b) => b.warnings) ? [{ name: 'Warnings', cell: (b) => (b.warnings ?? []).map((w) => html`<div class="bad">${w}</div>`) }] : []),
     ], data.items, 'No servers are behind the gateway.')}`,
@@ -64,9 +64,9 @@ export const audit = {
     ${filters([since, until], q)}
     ${table('Audit', [
       { name: 'Time', cell: (e) => time(e.at) }, { name: 'Who', cell: (e) => html`${e.by} <span class="muted">${e.via}</span>` }, { name: 'Action', cell: (e) => e.action },
-      { name: 'To what', cell: (e) => pageless(e.target) },
+      { name: 'Target', cell: (e) => pageless(e.target) },
       { name: 'Before and after', cell: (e) => html`${e.error ? html`<div class="bad">failed: ${e.error}</div>` : nothing}${short(e.before) || short(e.after)
         ? html`<details><summary>${e.before === null ? 'new' : e.after === null ? 'gone' : 'changed'}</summary><pre tabindex="0">${JSON.stringify({ before: e.before, after: e.after }, null, 2)}</pre></details>` : nothing}` },
-    ], data.items, 'Nobody did anything in this time.')}
+    ], data.items, 'No actions in this time.')}
     ${pager(data.next, q)}`,
 };

@@ -1,27 +1,29 @@
-// Who is signed in, and calls of the admin API as them. The token lives in sessionStorage, and so ends with the tab.
+// The signed-in person, and requests to the admin API on their behalf. The token is in sessionStorage, which the browser deletes with the
+// tab.
 
 const base = new URL('../admin/v1/', location.href.split('#')[0]);
 const store = sessionStorage;
 let config = { auth: 'keys' };
 let expired = () => {};
 
-// isOwner tells whether the person may see only their own subscriptions (the scope events:subscribe).
+// isOwner reports whether the person may see only their own subscriptions (scope events:subscribe).
 export const isOwner = () => store.getItem('role') === 'owner';
 
-// summary has the newest overview that was read, for the menu, and when.
+// summary has the newest overview, for the menu, and the time at which it was requested.
 export const summary = { overview: null, read: 0 };
 
-// readOverview reads the overview and keeps it in the summary.
+// readOverview requests the overview and stores it in the summary.
 export async function readOverview() {
   summary.read = Date.now();
   summary.overview = await get('overview');
   return summary.overview;
 }
 
-// knowsRole tells whether the server has said what the person may see. Until then the console shows no menu.
+// knowsRole reports whether judge has found out what the person may see. Until then the console shows no menu.
 export const knowsRole = () => config.auth === 'none' || !!store.getItem('role');
 
-// judge finds out whether the token is an operator's or an owner's. It fails if the token may do nothing, or if the server does not answer.
+// judge finds out whether the token belongs to an operator or an owner. It throws if the token has neither scope, or if the server does
+// not answer.
 export async function judge() {
   store.removeItem('role');
   try {
@@ -37,7 +39,7 @@ export async function judge() {
 export const signedIn = () => config.auth === 'none' || !!store.getItem('token');
 export const settings = () => config;
 
-// start reads how to sign in and finishes a sign-in at the authorization server. onExpired is called when a token is refused.
+// start reads config.json and finishes a sign-in at the authorization server. It calls onExpired later, when the server refuses the token.
 export async function start(onExpired) {
   expired = onExpired;
   config = await (await fetch('config.json')).json();
@@ -46,10 +48,10 @@ export async function start(onExpired) {
   const kept = JSON.parse(store.getItem('flow') || 'null');
   store.removeItem('flow');
   history.replaceState(null, '', location.pathname + (kept?.hash || ''));
-  if (!kept || kept.state !== q.get('state')) throw new Error('This sign-in was not begun in this tab. Sign in again.');
-  if (q.has('iss') && q.get('iss') !== config.signIn?.issuer) throw new Error('The answer is of another authorization server.'); // RFC 9207
+  if (!kept || kept.state !== q.get('state')) throw new Error('This sign-in did not start in this tab. Sign in again.');
+  if (q.has('iss') && q.get('iss') !== config.signIn?.issuer) throw new Error('The response comes from another authorization server. Sign in again.'); // RFC 9207
   if (q.has('error')) throw new Error(q.get('error_description') || q.get('error'));
-  if (!config.signIn) throw new Error('The authorization server does not answer.');
+  if (!config.signIn) throw new Error('The authorization server does not answer. Load this page again.');
   const answer = await fetch(config.signIn.tokenEndpoint, {
     method: 'POST',
     body: new URLSearchParams({
@@ -58,7 +60,7 @@ export async function start(onExpired) {
     }),
   });
   const got = await answer.json().catch(() => ({}));
-  if (!answer.ok || !got.access_token) throw new Error(got.error_description || got.error || 'The authorization server gave no token.');
+  if (!answer.ok || !got.access_token) throw new Error(got.error_description || got.error || 'The authorization server returned no token. Sign in again.');
   store.setItem('token', got.access_token);
 }
 
@@ -66,7 +68,7 @@ const callback = () => location.origin + location.pathname;
 const base64url = (bytes) => btoa(String.fromCharCode(...bytes)).replace(/\+/g, '-').replace(/\//g, '_').replace(/=+$/, '');
 const random = () => base64url(crypto.getRandomValues(new Uint8Array(32)));
 
-// redirect begins the code flow with PKCE (RFC 7636, S256).
+// redirect starts the authorization code flow with PKCE (RFC 7636, S256).
 export async function redirect() {
   const flow = { state: random(), verifier: random(), hash: location.hash };
   store.setItem('flow', JSON.stringify(flow));
@@ -79,7 +81,7 @@ export async function redirect() {
   location.assign(to);
 }
 
-// signIn tries a key.
+// signIn stores a key, if the server accepts it.
 export async function signIn(key) {
   store.setItem('token', key);
   try {
@@ -92,7 +94,7 @@ export async function signIn(key) {
 
 export const signOut = () => { summary.overview = null; summary.read = 0; store.removeItem('token'); store.removeItem('role'); };
 
-// open is fetch of the admin API. An answer that is no success is an Error with its status.
+// open sends a request to the admin API and returns the response. It throws an Error with the status if the request fails.
 export async function open(method, path, body, signal) {
   const token = store.getItem('token');
   const headers = token ? { Authorization: 'Bearer ' + token } : {};
@@ -118,8 +120,9 @@ export async function call(method, path, body) {
   return answer.status === 204 ? null : JSON.parse(await answer.text(), exact);
 }
 
-// exact keeps the text of a number that a double would round, such as one of a payload beyond 2^53. JSON.stringify shows
-// it; to everything else it is an object. Our own numbers are all doubles. Browsers from before 2025 may lack rawJSON.
+// exact keeps the text of a number that a double would round, such as a number above 2^53 in a payload. JSON.stringify prints
+// that text. All other code sees an object, which is fine because our own numbers fit into doubles. Browsers from before 2025 may
+// lack rawJSON.
 const exact = (_, v, context) => (typeof v === 'number' && JSON.rawJSON && context.source !== String(v) ? JSON.rawJSON(context.source) : v);
 
 export const get = (path) => call('GET', path);
@@ -127,8 +130,8 @@ export const post = (path, body) => call('POST', path, body);
 
 const units = { s: 1e3, m: 60e3, min: 60e3, h: 3600e3, d: 86400e3 };
 
-// moment reads a time as people write it: a duration before now (15m, 2h, 7d), a day, a time of today, or a day with a time, in the
-// zone that the pages show. The end of a span that is a day is the end of that day. The API judges any other text.
+// moment converts a time as people write it: a duration before now (15m, 2h, 7d), a day, a time of today, or a day with a time, in the
+// zone that the pages show. As the end of a span, a day means the end of that day. Any other text goes to the API, which may refuse it.
 export function moment(text, end) {
   const iso = (d) => (Number.isNaN(+d) ? text : d.toISOString()); // a date has a limit
   const ago = /^(\d+(?:\.\d+)?) ?(s|min|m|h|d)$/.exec(text);
@@ -140,14 +143,14 @@ export function moment(text, end) {
   return iso(new Date(`${at[1] ?? today}T${at[2] ?? (end ? '23:59:59.999' : '00:00')}${utc ? 'Z' : ''}`));
 }
 
-// query makes a query of what is not empty.
+// query returns the query string for the members that are not empty.
 export function query(members) {
   const q = new URLSearchParams(Object.entries(members).filter(([, v]) => v != null && v !== '')
     .map(([name, v]) => [name, name === 'since' || name === 'until' ? moment(String(v), name === 'until') : v]));
   return q.size ? '?' + q : '';
 }
 
-// pages gets the items of up to n pages of a list; more tells that there are further ones.
+// pages requests up to n pages of a list and returns their items. The member more is true if there are further pages.
 export async function pages(path, members, n) {
   const items = [];
   for (let cursor = ''; n > 0; n--) {

@@ -1,28 +1,28 @@
-// The parts that pages are made of. Everything is set as text: lit-html escapes what stands in ${}.
+// The parts of pages. lit-html escapes every value in ${}, so data cannot become markup.
 import { html, nothing, render } from './lib/lit-html.js';
 
 export { html, nothing, render };
 
 const two = (n) => String(n).padStart(2, '0');
 
-// inUTC tells whether times are shown in UTC instead of the browser's zone, in this tab.
+// inUTC reports whether this tab shows times in UTC instead of the browser's zone.
 export const inUTC = () => sessionStorage.getItem('utc') === 'yes';
 export const setUTC = (on) => sessionStorage.setItem('utc', on ? 'yes' : 'no');
 
-// zone is the name of the zone that times are shown in.
+// zone returns the name of the time zone of the shown times.
 export const zone = () => (inUTC() ? 'UTC' : Intl.DateTimeFormat().resolvedOptions().timeZone);
 
 const day = (d) => (inUTC() ? d.toISOString().slice(0, 10) : `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`);
 const clock = (d) => (inUTC() ? d.toISOString().slice(11, 19) : `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`);
 
-// time shows a time. Times of another day show their day too. The title has everything, with the zone.
+// time shows a time, with its day unless that is today. The title has the whole time with its zone.
 export function time(t) {
   if (!t) return html`<span class="muted">–</span>`;
   const d = new Date(t), at = day(d);
   return html`<time datetime=${t} title=${`${at} ${clock(d)} ${zone()} (${t})`}>${at === day(new Date()) ? '' : at + ' '}${clock(d)}</time>`;
 }
 
-// span says a duration of milliseconds.
+// span returns a duration in milliseconds as text, e.g. "2 h 5 min".
 export function span(ms) {
   if (ms < 1000) return `${Math.round(ms)} ms`;
   const units = [[86400e3, 'd'], [3600e3, 'h'], [60e3, 'min'], [1e3, 's']];
@@ -33,7 +33,7 @@ export function span(ms) {
   return rest ? `${Math.floor(n)} ${name} ${rest} ${units[i + 1][1]}` : `${Math.floor(n)} ${name}`;
 }
 
-// age says how long ago a time was.
+// age returns as text how long ago a time was.
 export const age = (t) => span(Math.max(0, Date.now() - new Date(t)));
 
 export const number = (n) => n.toLocaleString('en');
@@ -48,10 +48,10 @@ const tones = {
 export const badge = (word, tone = tones[word]) => html`<span class="badge ${tone || 'plain'}">${word}</span>`;
 
 export const link = (to, text, kind = '') => html`<a class=${kind} href=${'#/' + to} title=${kind && text}>${text}</a>`;
-// short shows a long id shortened in the middle by its style. The whole text is still there to be selected and found.
+// short shortens a long id in the middle by its style only, so that people can still select and find the whole id.
 const short = (text) => (text?.length > 24 && !text.includes('/') ? html`<span class="head">${text.slice(0, -6)}</span>${text.slice(-6)}` : text);
 // copier is a button that copies a text, where the browser allows that.
-const copier = (text, kind, label) => (navigator.clipboard && text ? html`<button type="button" class=${kind} aria-label=${`Copy ${text}`} title="Copy" @click=${() => navigator.clipboard.writeText(text).then(() => toast('It is copied.'), (e) => toast(e.message, true))}>${label}</button>` : nothing);
+const copier = (text, kind, label) => (navigator.clipboard && text ? html`<button type="button" class=${kind} aria-label=${`Copy ${text}`} title="Copy" @click=${() => navigator.clipboard.writeText(text).then(() => toast('Copied.'), (e) => toast(e.message, true))}>${label}</button>` : nothing);
 
 export const id = (to, text) => html`<span class="one"><a class="id" href=${'#/' + to} title=${text ?? ''}>${short(text)}</a>${copier(text, 'icon', '')}</span>`;
 export const mono = (text) => (text == null ? nothing : html`<span class="id" title=${text ?? ''}>${text}</span>`);
@@ -61,7 +61,7 @@ export const path = (...parts) => parts.map(encodeURIComponent).join('/');
 // copyable shows a whole text with a button that copies it.
 export const copyable = (text) => html`<span class="id">${text}</span>${copier(text, 'small quiet copy', 'Copy')}`;
 
-// table makes a table; on a phone its rows are cards, which is why the roles are written out.
+// table returns a table. On a phone its rows are cards, and then browsers need the explicit roles.
 export function table(label, columns, rows, empty = 'Nothing here.') {
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
   return html`<div class="scroll"><table role="table" aria-label=${label}>
@@ -71,23 +71,23 @@ export function table(label, columns, rows, empty = 'Nothing here.') {
   </table></div>`;
 }
 
-// suggest has the names of event types, once they are known.
+// suggest has the names of event types for the filters, once they are known.
 export const suggest = {};
 
-// since and until are the fields for times; see moment in session.js.
+// since and until are the fields for times, which moment in session.js converts.
 export const since = { name: 'since', label: 'Since', hint: '2h or a day', suggest: 'times' };
 export const until = { name: 'until', label: 'Until', hint: '15m or a day', suggest: 'times' };
 
 const field = (f, q) => html`<input name=${f.name} .value=${q.get(f.name) || ''} placeholder=${f.hint || ''} list=${f.suggest || nothing} spellcheck="false" autocomplete="off">`;
 
-// picker writes the day and the time that a person picks into the field before it.
+// picker lets a person pick a day and a time, and writes them into the field before it.
 function picker(f, q) {
   const [day, clock] = (q.get(f.name) || '').split(' ');
   return html`<input type="datetime-local" aria-label=${`Pick a day and a time: ${f.label}`} .value=${clock ? `${day}T${clock}` : ''}
     @input=${(e) => { e.target.parentElement.querySelector('[name]').value = e.target.value.replace('T', ' '); }}>`;
 }
 
-// filters is a form whose fields are members of the address.
+// filters returns a form whose values become the query in the address.
 export function filters(fields, q) {
   const change = (e) => {
     e.preventDefault();
@@ -110,7 +110,7 @@ export function go(to, members = {}) {
   location.hash = '#/' + to + (q.size ? '?' + q : '');
 }
 
-// pager goes to the next page of a list, and back by the browser's history.
+// pager returns links to the next page of a list and, with the browser's history, back.
 export function pager(next, q) {
   const on = new URLSearchParams(q);
   if (!next && !q.get('cursor')) return nothing;
@@ -130,7 +130,7 @@ export function toast(text, bad) {
   toasted = setTimeout(() => { at.className = ''; }, 6000);
 }
 
-// ask shows a dialog. It resolves to the form's members, or to null.
+// ask shows a dialog. It resolves to the values of its fields, or to null if the person cancels.
 export function ask({ title, text, fields = [], confirm, danger }) {
   const at = document.getElementById('dialog');
   return new Promise((resolve) => {
@@ -151,7 +151,7 @@ export function ask({ title, text, fields = [], confirm, danger }) {
   });
 }
 
-// act does something, says what came of it, and reads the page again.
+// act performs an action, shows whether it worked, and loads the page again.
 export async function act(done, doing) {
   try {
     await doing();
@@ -163,10 +163,10 @@ export async function act(done, doing) {
 }
 
 const causes = {
-  connection_refused: 'the endpoint refused the connection', timeout: 'the endpoint did not answer in time', tls_error: 'its certificate or TLS was not accepted',
-  dns_error: 'its host name was not found', blocked: 'its address is not allowed as a target', http_4xx: 'the endpoint answered 4xx',
+  connection_refused: 'the endpoint refused the connection', timeout: 'the endpoint did not answer in time', tls_error: 'its certificate or TLS version was not accepted',
+  dns_error: 'its host name was not found', blocked: 'the server does not send to its address', http_4xx: 'the endpoint answered 4xx',
   http_5xx: 'the endpoint answered 5xx', challenge_failed: 'the endpoint did not prove that it wants the events',
-  aborted: 'the attempt was cut off', expired: 'the event was no longer stored', internal: 'a failure of this server',
+  aborted: 'the attempt was interrupted', expired: 'the event was no longer stored', internal: 'this server failed',
 };
 
 const statuses = {
@@ -174,10 +174,10 @@ const statuses = {
   429: 'too many requests', 500: 'internal error', 502: 'bad gateway', 503: 'unavailable', 504: 'gateway timeout',
 };
 
-// cause says why an attempt failed, with the status if it is known.
+// cause returns why an attempt failed, with the HTTP status if the endpoint answered.
 export const cause = (category, code) => (code && category ? `the endpoint answered ${code}${statuses[code] ? ` (${statuses[code]})` : ''}` : causes[category] || category || '');
 
-// LineChart draws lines over time: data is [times, values…], lines are [{label, color}].
+// LineChart draws lines over time. Its property data is [times, values…], and lines is [{label, color}].
 class LineChart extends HTMLElement {
   set data(data) {
     this.values = data;
