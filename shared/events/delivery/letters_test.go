@@ -21,6 +21,10 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
@@ -30,11 +34,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/expect"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // overtaken is a store at which someone does the same right after the first read.

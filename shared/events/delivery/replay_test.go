@@ -8,6 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
@@ -16,11 +20,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // TestReplayOfEvents (OPS-05) delivers the events since a given time again, although the processes die.

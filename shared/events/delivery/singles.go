@@ -10,6 +10,9 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
@@ -17,10 +20,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // Singles makes all attempts of a batch concurrently, namely retries, and first attempts to endpoints that are known to be

@@ -7,17 +7,16 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/judge"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/judge"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // visit makes the first attempts of a page for one subscriber: several concurrently, as many as its endpoint may have.

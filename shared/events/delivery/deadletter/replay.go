@@ -6,14 +6,13 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // Replayer sends the events of the log to one subscription.

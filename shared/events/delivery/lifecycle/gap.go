@@ -5,14 +5,13 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, and from which cursor

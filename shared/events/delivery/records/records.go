@@ -13,11 +13,10 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // The delivery log has one record per attempt, as far as [Keep] says. Each record is stored under four keys, in the order of time,

@@ -6,9 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
-
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
 // OPS-03: in a file every failure is in every list, and of very many successes some are only in the subscription's

@@ -6,9 +6,8 @@ import (
 	"fmt"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
-
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
 // Bounds of one step of a discard, so that other reads and writes do not wait for long.
