@@ -25,6 +25,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/mcp-events/mcpevents/bench/demo"
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/client/tools"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -305,4 +307,73 @@ func (c *DemoCmd) Run(g *Globals) error {
 		log = g.logger(g.err)
 	}
 	return demo.Run(ctx, demo.Options{Agent: agent(), Timeout: c.Timeout, Out: g.out, Log: log})
+}
+
+// CompletionCmd prints the code with which a shell completes the command line. The shell then runs this program with the line in
+// COMP_LINE, and the program prints the words that can follow.
+type CompletionCmd struct {
+	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: ${enum}."`
+}
+
+// Help returns the long help of the command.
+func (c *CompletionCmd) Help() string {
+	return `Add the line for your shell to its start file:
+
+  bash  ~/.bashrc                   source <(mcpevents completion bash)
+  zsh   ~/.zshrc                    source <(mcpevents completion zsh)
+  fish  ~/.config/fish/config.fish  mcpevents completion fish | source`
+}
+
+// completions is the code for each shell. PROGRAM stands for the path of this program in quotes.
+var completions = map[string]string{
+	"bash": "complete -o default -C PROGRAM mcpevents\n",
+	"zsh":  "autoload -U +X bashcompinit && bashcompinit\ncomplete -o default -C PROGRAM mcpevents\n",
+	"fish": `function __complete_mcpevents
+    set -lx COMP_LINE (commandline -cp)
+    test -z (commandline -ct); and set COMP_LINE "$COMP_LINE "
+    PROGRAM
+end
+complete -f -c mcpevents -a "(__complete_mcpevents)"
+`,
+}
+
+// Run implements the command.
+func (c *CompletionCmd) Run(g *Globals) error {
+	program, err := os.Executable()
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "find the path of this program")
+	}
+	// bash runs the text after -C as a command line, so the path needs quotes of its own. fish has no such second reading.
+	quoted := "'" + strings.ReplaceAll(program, "'", `'\''`) + "'"
+	if c.Shell != "fish" {
+		quoted = `"` + quoted + `"`
+	}
+	_, err = fmt.Fprint(g.out, strings.ReplaceAll(completions[c.Shell], "PROGRAM", quoted))
+	return fault.Wrap(fault.Unavailable, err, "print")
+}
+
+// McpCmd serves events as MCP tools over standard input and output.
+type McpCmd struct{ Remote }
+
+// Help returns the long help of the command.
+func (c *McpCmd) Help() string {
+	return `For local MCP clients that support tools but no events. The client starts this command like any MCP server over stdio. The tools list event types, subscribe, and read or wait for events, so the command needs no public address. Events that arrive between two calls are pushed to clients that have a channel for them: Claude Code (claude/channel), clients that subscribe to the resource events://recent, and clients that set a log level.
+
+Example configuration, which most clients accept:
+  {"mcpServers": {"events": {"command": "mcpevents", "args": ["mcp", "--server", "https://events.example.com"], "env": {"MCPEVENTS_KEY": "…"}}}}`
+}
+
+// Run implements the command.
+func (c *McpCmd) Run(g *Globals) error {
+	ctx, stop := interruptible()
+	defer stop()
+	caller, err := client.Connect(ctx, c.Server, client.Options{Key: c.Key, Agent: agent(), Log: g.logger(g.err)})
+	if err != nil {
+		return err
+	}
+	defer caller.Close()
+	t := tools.New(caller)
+	defer t.Close()
+	name, version, _ := strings.Cut(agent(), "/")
+	return t.Serve(ctx, name, version, g.in, g.out)
 }
