@@ -8,9 +8,12 @@ package sealing
 import (
 	"context"
 	"errors"
+	"sync"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -185,4 +188,94 @@ func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int6
 		return fault.New(fault.Conflict, "another rotation is under way")
 	}
 	return fault.Wrap(fault.Unavailable, err, "write the private keyset")
+}
+
+// Sealer seals secrets with the stored public keyset. It reads the keyset again when its copy is older than
+// [ReloadAfter], so that a long-running process follows a rotation. It is safe for concurrent use.
+type Sealer struct {
+	DB store.DB
+
+	mu     sync.Mutex
+	sealer *webhook.Sealer
+	read   time.Time
+}
+
+// Seal implements targets.Sealer.
+func (s *Sealer) Seal(ctx context.Context, secret []byte, b webhook.Binding) ([]byte, error) {
+	sealer, err := s.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return sealer.Seal(ctx, secret, b)
+}
+
+func (s *Sealer) current(ctx context.Context) (*webhook.Sealer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sealer != nil && time.Since(s.read) < ReloadAfter {
+		return s.sealer, nil
+	}
+	began := time.Now()
+	sealer, err := Public(ctx, s.DB)
+	if err != nil {
+		return nil, err
+	}
+	s.sealer, s.read = sealer, began
+	return sealer, nil
+}
+
+// ReloadAfter is the age at which a process reads the stored keyset again. A [Sealer] always does so, an [Opener]
+// only if it cannot open a secret.
+const ReloadAfter = 10 * time.Second
+
+// Opener opens sealed secrets. It unwraps the private keyset at its first use, and again only if a secret was sealed with a
+// key that the keyset lacks. It is safe for concurrent use.
+type Opener struct {
+	DB      store.DB
+	Wrapper Wrapper
+	// Timeout limits reading and unwrapping. 0 means 10 s.
+	Timeout time.Duration
+
+	once   sync.Once
+	keyset *refresh.Value[openable]
+}
+
+// openable is an unwrapped keyset and the version of its item.
+type openable struct {
+	*webhook.Opener
+	version int64
+}
+
+// Open implements delivery.Opener.
+func (o *Opener) Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]byte, error) {
+	o.once.Do(func() {
+		o.keyset = refresh.New(refresh.Options{Name: "the private keyset", Fresh: refresh.Forever, Proportional: true, Timeout: o.Timeout}, o.load)
+	})
+	current, err := o.keyset.Get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	key, err := current.Open(ctx, sealed, b)
+	if err == nil {
+		return key, nil
+	}
+	newer, lerr := o.keyset.Within(ctx, ReloadAfter)
+	if lerr != nil || newer.Opener == current.Opener {
+		return nil, err
+	}
+	return newer.Open(ctx, sealed, b)
+}
+
+// load unwraps the stored keyset, unless it has the same version as the old one.
+func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
+	item, err := read(ctx, o.DB, privateKey)
+	if err != nil || old.Opener != nil && item.Version == old.version {
+		return old, err
+	}
+	keyset, err := unwrap(ctx, o.Wrapper, item.Value)
+	if err != nil {
+		return old, err
+	}
+	opener, err := webhook.NewOpener(keyset)
+	return openable{opener, item.Version}, err
 }
