@@ -7,11 +7,15 @@ package keyresource
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/aws/aws-lambda-go/cfn"
 
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/functions/internal/sealing"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -92,4 +96,32 @@ func retryForSeconds(ctx context.Context, do func() error) error {
 			return err
 		}
 	}
+}
+
+// resourceID never changes, so that CloudFormation never replaces the resource.
+const resourceID = "mcpevents-sealing-keys"
+
+// settingsProperty is the property with the settings, named like the functions' environment variables.
+const settingsProperty = "Settings"
+
+// checkSettings checks the settings with the code that the functions read them with.
+func checkSettings(properties map[string]any) error {
+	settings, ok := properties[settingsProperty].(map[string]any)
+	if !ok {
+		return fault.New(fault.Invalid, "the property %s is not a mapping", settingsProperty)
+	}
+	return boot.Check(func(name string) string {
+		value, ok := settings[name]
+		if !ok {
+			return ""
+		}
+		return fmt.Sprint(value) // CloudFormation converts numbers and booleans to text, but an emulator may not
+	})
+}
+
+// fingerprint returns a hash of the properties. The template publishes new versions of the functions when it changes.
+func fingerprint(properties map[string]any) string {
+	b, _ := json.Marshal(properties) // it was JSON; keys are sorted
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:16])
 }

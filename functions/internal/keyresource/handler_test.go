@@ -123,15 +123,6 @@ func TestTheResourceCreatesTheKeysOnce(t *testing.T) {
 	}
 }
 
-// A failed deployment is rolled back to the previous one, which may be of a version without settings here.
-func TestTheResourceIsRolledBack(t *testing.T) {
-	_, open := database(t)
-	got := stack(t, open, map[string]any{"RequestType": "Update", "ResourceProperties": map[string]any{"ServiceToken": "arn"}, "OldResourceProperties": properties(map[string]any{"MCPEVENTS_AUTH": "maybe"})})
-	if got.Status != cfn.StatusSuccess {
-		t.Errorf("got %+v", got)
-	}
-}
-
 // AWS-02: a deletion always succeeds, whatever the properties are and even without tables.
 func TestTheResourceCanAlwaysBeDeleted(t *testing.T) {
 	gone := func() (store.DB, sealing.Wrapper, error) { return nil, nil, errors.New("there is no table") }
