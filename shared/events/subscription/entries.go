@@ -102,14 +102,12 @@ func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep boo
 	if keep {
 		indexed = indexed[1:]
 	}
-	for _, keys := range [][]store.Key{sub.listed(), indexed} { // subscriptions of the previous version have only the first
-		var ops []store.Op
-		for _, k := range keys {
-			ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
-		}
-		if err := r.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
-			slog.WarnContext(ctx, "subscription list entries not deleted", "error", err)
-		}
+	var ops []store.Op
+	for _, k := range append(sub.listed(), indexed...) {
+		ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
+	}
+	if err := r.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
+		slog.WarnContext(ctx, "subscription list entries not deleted", "error", err)
 	}
 }
 

@@ -206,7 +206,7 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			err = g.Service.Records.insert(ctx, cat, want, expiry...)
 		} else {
 			live := !have.lapsed(g.now())
-			if have.V < recordVersion || !maps.Equal(have.Contracts, want.Contracts) || !samePatterns(have.Patterns, want.Patterns) {
+			if !maps.Equal(have.Contracts, want.Contracts) || !samePatterns(have.Patterns, want.Patterns) {
 				want.Created = have.Created
 				if err := g.Service.Records.addEntries(ctx, cat, want); err != nil {
 					return nil, err

@@ -145,7 +145,6 @@ type Subscriber struct {
 }
 
 const (
-	// recordVersion 1 had no grants and contracts, and its records were not listed.
 	recordVersion = 2
 	uriPrefix     = "subscription://"
 	idPrefix      = "sub_"

@@ -3,7 +3,6 @@
 package review
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -103,11 +102,8 @@ func (r *Review) pattern(ctx context.Context, right Right, p part) error {
 		return right.below(uri)
 	}
 	entry := right.catalog.ByName(p.entry)
-	if p.entry == "" { // written by the previous version
-		entry, _, _ = right.catalog.MatchPattern(p.key)
-	}
 	if entry == nil {
-		return &subscription.Terminated{Reason: subscription.TypeRemoved(cmp.Or(p.entry, p.key))}
+		return &subscription.Terminated{Reason: subscription.TypeRemoved(p.entry)}
 	}
 	feature, err := r.broken(ctx, p.contract, entry)
 	switch {
