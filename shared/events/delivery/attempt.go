@@ -208,9 +208,6 @@ func (g *Gate) Started(id string) {
 // enter reports whether an attempt may start for a subscription that was read at the given time. A subscription that was read
 // after its end was created again, so its attempts may start.
 func (g *Gate) enter(id string, read time.Time) bool {
-	if g == nil {
-		return true
-	}
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	at, ended := g.ended[id]

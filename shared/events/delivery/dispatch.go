@@ -78,8 +78,6 @@ type Options struct {
 	// Detached is the number of attempts that may continue without their page after that. The other ones are canceled, and
 	// the slow lane repeats them. A process that is frozen after its batch needs 0, or Hurry.
 	Detached int
-	// EndpointAtOnce limits the concurrent first attempts to one endpoint (64). It is at most a quarter of Concurrency.
-	EndpointAtOnce int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64
 	// Bytes limits the bodies of the attempts under way (64 MiB): half for the fast lane, a quarter for the slow one, a
@@ -138,6 +136,9 @@ type Dispatcher struct {
 	batches    batches
 }
 
+// maxPerEndpoint limits the concurrent first attempts to one endpoint, which also have at most a quarter of [Options.Concurrency].
+const maxPerEndpoint = 64
+
 // maxHandled limits the failed pages for which a dispatcher remembers the subscribers that are done.
 const maxHandled = 1000
 
@@ -148,7 +149,6 @@ func NewDispatcher(c Config) *Dispatcher {
 	o.EventsTimeout = cmp.Or(o.EventsTimeout, 10*time.Second)
 	o.Concurrency = cmp.Or(o.Concurrency, 128)
 	o.Records = cmp.Or(o.Records, records.Failures)
-	o.EndpointAtOnce = cmp.Or(o.EndpointAtOnce, 64)
 	o.Bytes = cmp.Or(o.Bytes, 64<<20)
 	o.SlowAnswer = cmp.Or(o.SlowAnswer, 2*time.Second)
 	if o.Schedule == nil {
@@ -170,7 +170,7 @@ func NewDispatcher(c Config) *Dispatcher {
 		Deliveries: d.deliveries, Manager: d.manager, Schedules: retry.Schedules{Standard: o.Schedule, Events: o.EventsSchedule}, Records: o.Records, Log: d.log(), Metrics: c.Metrics,
 	})
 	d.lanes = lane.New(c.DB, lane.Limits{
-		Attempts: o.Concurrency, PerEndpoint: max(1, min(o.EndpointAtOnce, o.Concurrency/4)), Detached: o.Detached,
+		Attempts: o.Concurrency, PerEndpoint: max(1, min(maxPerEndpoint, o.Concurrency/4)), Detached: o.Detached,
 		Bytes: o.Bytes, Patience: o.Patience, SlowAnswer: o.SlowAnswer, Hurry: o.Hurry, Rate: o.EndpointRate,
 	}, d.now)
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
