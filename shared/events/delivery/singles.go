@@ -203,7 +203,7 @@ type single struct {
 // has to wait in the queue for its endpoint. A delivery that has waited there too often waits in the due table instead.
 func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.Single) (notes []store.Op, err error) {
 	defer fault.Recovered(&err)
-	slot, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.EndpointKey(), Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
+	slot, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.Endpoint, Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
 	switch {
 	case slot != nil:
 	case wait >= maxLater:
@@ -360,7 +360,7 @@ func (d *Dispatcher) waitForRate(ctx context.Context, t task.Single) error {
 		return err
 	}
 	now := d.now()
-	wait := d.lanes.NextTurn(ctx, t.EndpointKey())
+	wait := d.lanes.NextTurn(ctx, t.Endpoint)
 	del.First = del.First.Add(wait)
 	_, err = d.deliveries.Schedule(ctx, del, nil, now.Add(wait))
 	return err

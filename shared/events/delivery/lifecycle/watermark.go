@@ -88,11 +88,7 @@ func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64
 			if del.State == state.Dead || del.Control != nil {
 				continue
 			}
-			published := del.Published
-			if published.IsZero() { // of an earlier release
-				published = del.First.Add(-dwell)
-			}
-			at, open = min(at, position(published)), true
+			at, open = min(at, position(del.Published)), true
 		}
 		if seen += len(page.Items); !page.More {
 			return at, open, nil

@@ -56,8 +56,7 @@ type Record struct {
 	Omitted int64 `json:"om,omitempty"`
 }
 
-// recordVersion is the version of new records. Records of version 1 have no Subscription and no Origin, and exist only in the
-// list of their subscription.
+// recordVersion is the version of new records.
 const recordVersion = 2
 
 // Log makes the delivery records, and limits the records outside of the subscriptions' own lists.

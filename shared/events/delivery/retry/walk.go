@@ -209,8 +209,7 @@ func (r *Job) ahead(ctx context.Context, now time.Time) (moved int, err error) {
 	return moved, fault.Wrap(fault.Unavailable, err, "end the search after a clock change")
 }
 
-// misplaced reports whether an entry was written by a clock that was ahead of this one. An entry of the previous version does
-// not say when it was written. It is misplaced if it is further away than the longest delay.
+// misplaced reports whether an entry was written by a clock that was ahead of this one.
 func misplaced(e state.DueEntry, now time.Time) bool {
-	return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance || time.UnixMilli(e.At).Sub(now) > longest
+	return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance
 }

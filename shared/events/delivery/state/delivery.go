@@ -155,9 +155,8 @@ func ReadBacklog(ctx context.Context, db store.DB, workspace, sub string) (b Bac
 				continue // it is not for a subscriber, or cannot be read
 			}
 			b.Count++
-			published := cmp.Or(del.Published, del.First) // an older version did not store the time of publication
-			if b.Oldest.IsZero() || published.Before(b.Oldest) {
-				b.Oldest = published
+			if b.Oldest.IsZero() || del.Published.Before(b.Oldest) {
+				b.Oldest = del.Published
 			}
 		}
 		read += q.Limit
@@ -281,7 +280,7 @@ func (del *Delivery) DueItem() store.Item {
 type DueEntry struct {
 	Task task.Single `json:"t"`
 	At   int64       `json:"at"` // milliseconds since 1970
-	// Made is when the entry was written, in the same; the version before had none.
+	// Made is when the entry was written, also in milliseconds.
 	Made int64 `json:"made,omitempty"`
 }
 
@@ -362,7 +361,7 @@ func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
 	// Whole seconds, rounded up: an attempt is never early.
 	delay = (delay + time.Second - 1).Truncate(time.Second)
-	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.EndpointKey(), Delay: delay}
+	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.Endpoint, Delay: delay}
 }
 
 func Continues(had int64) store.Condition {

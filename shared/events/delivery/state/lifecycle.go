@@ -176,7 +176,7 @@ func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, 
 		step: StepPause, what: "pause a delivery", event: e, keep: switches.Kept + RetriedFor,
 		entry: func() store.Item {
 			next := del.NextTask().Task
-			entry := set.Item(del.Workspace, which, switches.Message{Queue: queue.Slow, Body: task.Encode(next), Group: next.EndpointKey()})
+			entry := set.Item(del.Workspace, which, switches.Message{Queue: queue.Slow, Body: task.Encode(next), Group: next.Endpoint})
 			del.Paused, del.PausedAt = PausedKey{Partition: entry.Partition, Sort: entry.Sort}, ds.Now()
 			del.Due, del.DueAt = time.Time{}, time.Time{}
 			return entry
@@ -448,10 +448,7 @@ func (del *Delivery) TakePlaceOf(dead *Delivery) {
 }
 
 // otherPublication reports whether two deliveries of one event id are of events that were published at different times.
-// Deliveries of an earlier version may have no time.
-func otherPublication(a, b time.Time) bool {
-	return !a.IsZero() && !b.IsZero() && a.UnixMicro() != b.UnixMicro()
-}
+func otherPublication(a, b time.Time) bool { return a.UnixMicro() != b.UnixMicro() }
 
 // SetAside dead-letters an item that cannot be decoded, so that it does not block anything else. It leaves the
 // item of a newer program where it is, and returns [ErrNewer].

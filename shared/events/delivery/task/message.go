@@ -68,13 +68,11 @@ type Single struct {
 	Principal    string `json:"pr"`
 	Subscription string `json:"sub"`
 	Event        string `json:"ev"`
-	// Key is the event's [event.Event.Key]. Without it the message is of a time
-	// when a delivery was found by the event's id.
+	// Key is the event's [event.Event.Key]. A notice has none.
 	Key string `json:"k,omitempty"`
-	// Attempt is the number of the attempt to make, from 1. The task is stale
-	// when the delivery has recorded it already.
+	// Attempt is the number of the attempt to make, from 1. The task is stale if the delivery has recorded that attempt already.
 	Attempt int `json:"n"`
-	// Endpoint is the [EndpointID] of its target. It is missing in messages of the previous version.
+	// Endpoint is the [EndpointID] of its target, whose slots limit the attempt.
 	Endpoint string `json:"e,omitempty"`
 	// Size is the approximate size of the event's data in bytes. It is missing in messages of the previous version.
 	Size int `json:"b,omitempty"`
@@ -86,9 +84,6 @@ func (t Single) EventKey() string { return cmp.Or(t.Key, t.Event) }
 func (t Single) ID() string {
 	return fmt.Sprintf("%s#%s#%s#%d", t.Workspace, t.Subscription, t.EventKey(), t.Attempt)
 }
-
-// EndpointKey returns the endpoint whose slots limit the attempt, or the subscription's id if the task names no endpoint.
-func (t Single) EndpointKey() string { return cmp.Or(t.Endpoint, t.Subscription) }
 
 // Outgoing returns the message of a page task.
 func (t Page) Outgoing() queue.Outgoing {
