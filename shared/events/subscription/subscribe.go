@@ -62,8 +62,15 @@ type SubscribeResult struct {
 	Status               Status
 }
 
-// Subscribe creates or refreshes a webhook subscription of the MCP Events
-// extension. Its identity is (principal, URL, name, canonical arguments).
+// beginning is the position from which a subscription receives events.
+type beginning struct {
+	at        eventlog.Cursor
+	truncated bool  // the client's cursor is older
+	oldest    int64 // the log has all events of the pattern from this position on
+}
+
+// Subscribe creates or refreshes a webhook subscription of the MCP Events extension. Its identity is (principal, URL, name,
+// canonical arguments).
 func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRequest) (*SubscribeResult, error) {
 	cat, err := g.Service.permitEvents(ctx, p)
 	if err != nil {
@@ -72,32 +79,14 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	if err := g.Options.Rate.Take(ctx, p, 1, g.now()); err != nil {
 		return nil, err
 	}
-	entry := cat.ByName(r.Name)
-	if entry == nil {
-		return nil, unknownEvent(r.Name)
-	}
-	selection, err := match.Select(entry, r.Arguments)
-	if err != nil {
-		return nil, err
-	}
-	if err := selection.Allowed(p); err != nil {
-		return nil, err
-	}
-	if !entry.WebhookAllowed() {
-		return nil, NoWebhooks(r.Name)
-	}
-	if err := g.checkTarget(r.URL); err != nil {
-		return nil, err
-	}
-	key, err := g.Targets.ParseSecret(r.Secret)
+	selection, key, err := g.checkRequest(cat, p, r)
 	if err != nil {
 		return nil, err
 	}
 	pattern := selection.Pattern
-	var at eventlog.Cursor
-	var truncated bool
+	var from beginning
 	if r.Cursor != "" { // refuse a bad cursor before sending a challenge
-		if at, truncated, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
+		if from.at, from.truncated, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
 			return nil, err
 		}
 	}
@@ -112,20 +101,20 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	}
 	now := g.now().UTC()
 	until := g.grant(now, r.TTL)
-	oldest := g.Service.Log.Oldest()
+	from.oldest = g.Service.Log.Oldest()
 	if pattern.Kind != match.Concrete {
 		granted := Subscription{Workspace: p.Workspace, Until: until}
 		in, err := granted.interested(ctx, g.Service.Records.DB, g.Service.Log, pattern)
 		if err != nil {
 			return nil, err
 		}
-		if reaches := in.Reaches(); r.Cursor != "" && max(at.At, at.Given) < reaches {
-			at, truncated = eventlog.Cursor{At: reaches}, true
+		if reaches := in.Reaches(); r.Cursor != "" && max(from.at.At, from.at.Given) < reaches {
+			from.at, from.truncated = eventlog.Cursor{At: reaches}, true
 		}
-		oldest = max(oldest, in.Reaches())
+		from.oldest = max(from.oldest, in.Reaches())
 	}
 	if r.Cursor == "" { // the verification took some time, and the log has the events of the pattern since then
-		if at, _, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
+		if from.at, _, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
 			return nil, err
 		}
 	}
@@ -136,25 +125,31 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
 		Created: now, Until: until, State: Active, Plain: r.Plain, Profile: r.Profile,
 		Resumed: now.Add(-time.Minute).Unix(), // failures count from the minute after this one, so from the current minute
-		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: at.At, Given: at.Given}),
+		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from.at.At, Given: from.at.Given}),
 	}
 	want.rely(cat, grantOf(cat, p))
 	if want.Target.Secret, err = g.seal(ctx, want, key); err != nil {
 		return nil, err
 	}
 	if r.Cursor != "" && g.Replay != nil {
-		want.Owed = max(at.At, 1) // 0 means no replay
+		want.Owed = max(from.at.At, 1) // 0 means no replay
 	}
-	have, err := g.upsert(ctx, cat, want, at.At, r)
+	have, err := g.upsert(ctx, cat, want, from.at.At, r)
 	if err != nil {
 		return nil, err
 	}
-	out := &SubscribeResult{ID: id, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: truncated}
+	return g.announce(ctx, want, have, from, r.Cursor != "")
+}
+
+// announce replays the events that a subscription is owed, notifies the principal's streams of its new state, and returns the answer to
+// the client. have is the subscription before a refresh, or nil. resumed reports whether the client sent a cursor.
+func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from beginning, resumed bool) (out *SubscribeResult, err error) {
+	out = &SubscribeResult{ID: want.ID, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: from.truncated}
 	switch {
 	case want.Owed != 0:
-		if begin, gap := g.Service.Log.Reach(eventlog.Cursor{}, want.Owed, oldest); gap && (r.Cursor == "" || want.Owed != max(at.At, 1)) {
+		if begin, gap := g.Service.Log.Reach(eventlog.Cursor{}, want.Owed, from.oldest); gap && (!resumed || want.Owed != max(from.at.At, 1)) {
 			out.Truncated = true
-			out.Cursor = g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: begin})
+			out.Cursor = g.Sealer.Seal(want.Workspace, eventlog.Cursor{At: begin})
 		}
 		more, err := g.replay(ctx, want)
 		if err != nil {
@@ -167,14 +162,37 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		out.Truncated = false // delivery never stopped, so no event was skipped
 	}
 	if have == nil {
-		g.Service.notifyPrincipal(ctx, p.Workspace, p.ID)
+		g.Service.notifyPrincipal(ctx, want.Workspace, want.Principal)
 		return out, nil
 	}
 	if out.Refreshed, out.Suspended = true, have.State == Suspended; out.Suspended {
-		g.Service.notifySubscription(ctx, p.Workspace, id, Active)
+		g.Service.notifySubscription(ctx, want.Workspace, want.ID, Active)
 	}
-	out.Status, err = statusOf(ctx, g.Service.Records.DB, p.Workspace, id)
+	out.Status, err = statusOf(ctx, g.Service.Records.DB, want.Workspace, want.ID)
 	return out, err
+}
+
+// checkRequest checks a request without reading the store. It returns the selected events and the key of the secret.
+func (g *Registrar) checkRequest(cat *catalog.Catalog, p auth.Principal, r SubscribeRequest) (selection match.Selection, key []byte, err error) {
+	entry := cat.ByName(r.Name)
+	if entry == nil {
+		return selection, nil, unknownEvent(r.Name)
+	}
+	selection, err = match.Select(entry, r.Arguments)
+	if err != nil {
+		return selection, nil, err
+	}
+	if err := selection.Allowed(p); err != nil {
+		return selection, nil, err
+	}
+	if !entry.WebhookAllowed() {
+		return selection, nil, NoWebhooks(r.Name)
+	}
+	if err := g.checkTarget(r.URL); err != nil {
+		return selection, nil, err
+	}
+	key, err = g.Targets.ParseSecret(r.Secret)
+	return selection, key, err
 }
 
 func unknownEvent(name string) error {
