@@ -44,7 +44,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 		}
 		s, err := decodeSegment(last.Items[0])
 		if err != nil && err != ErrLater {
-			l.pass(ctx, last.Items[0], err)
+			l.recordBroken(ctx, last.Items[0], err)
 		}
 		floor, before = end, end
 		repeatable := l.keys().repeatable(end)
@@ -135,7 +135,7 @@ func nonce() string {
 	return hex.EncodeToString(b[:])
 }
 
-// batches are the batches of events whose subscribers are looked up and that are appended to the log, in this process.
+// batches are the batches of events for which fanout is looking for subscribers or appending to the log in this process.
 type batches struct {
 	mu      sync.Mutex
 	running map[chan struct{}]bool

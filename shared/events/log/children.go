@@ -39,7 +39,7 @@ func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, 
 		}
 		all = append(all, es...)
 		slices.SortStableFunc(all, func(a, b event.Event) int { return b.Published.Compare(a.Published) })
-		all = newest(all, n, func(e event.Event) int { return len(e.Data) })
+		all = takeFitting(all, n, func(e event.Event) int { return len(e.Data) })
 	}
 	slices.Reverse(all)
 	return all, nil

@@ -21,8 +21,8 @@ func (x exact) position() int64 { return x.log.DB.End() }
 
 func (x exact) settled() int64 { return x.log.DB.End() }
 
-// newest returns the end of the log, because the clock may be later than every stamp.
-func (x exact) newest() int64 { return x.log.DB.End() }
+// upperBound returns the end of the log, because the clock may be later than every stamp.
+func (x exact) upperBound() int64 { return x.log.DB.End() }
 
 func (x exact) interestBegins() int64 { return x.log.DB.End() }
 
@@ -148,7 +148,7 @@ func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int
 func (x exact) byID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error) {
 	err = x.visitID(ctx, workspace, id, uri, 0, func(segment *store.Item) bool {
 		if segment != nil {
-			e = x.log.in(ctx, *segment, id)
+			e = x.log.findIn(ctx, *segment, id)
 		}
 		return true
 	})

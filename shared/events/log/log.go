@@ -128,7 +128,7 @@ func (l *Log) Reach(c Cursor, at, floor int64) (start int64, truncated bool) {
 	if max(at, c.Given) >= floor {
 		return at, false
 	}
-	return max(at, min(floor, l.keys().newest())), true
+	return max(at, min(floor, l.keys().upperBound())), true
 }
 
 // Position returns where a reader starts to find everything that is published from now on.
@@ -197,8 +197,8 @@ func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Eve
 type keys interface {
 	position() int64
 	settled() int64
-	// newest returns an upper bound of the keys in the log.
-	newest() int64
+	// upperBound returns an upper bound of the keys in the log.
+	upperBound() int64
 	// interestBegins returns the position from which patterns are written if the interest in them is recorded now.
 	interestBegins() int64
 	endOf(ctx context.Context, workspace, uri string) (int64, error)

@@ -21,7 +21,7 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 	if before = at; skip > 0 {
 		before += "!" // includes the items with this key, whose other events are still to come
 	}
-	items, floor, err := l.newest(ctx, parts, since, until, before, n+1)
+	items, floor, err := l.newestItems(ctx, parts, since, until, before, n+1)
 	if err != nil {
 		return nil, "", err
 	}
@@ -53,9 +53,9 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 	return events, next, nil
 }
 
-// newest returns up to n items of each partition that precede a key, newest first. If a partition has more, the items are complete
+// newestItems returns up to n items of each partition that precede a key, newest first. If a partition has more, the items are complete
 // only down to the key floor, which is otherwise empty.
-func (l *Log) newest(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (items []store.Item, floor string, err error) {
+func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (items []store.Item, floor string, err error) {
 	for _, p := range parts {
 		q := store.Query{Table: store.Log, Partition: p.name, Reverse: true, Before: before, Limit: n}
 		if !since.IsZero() {
@@ -89,7 +89,7 @@ func parsePosition(text string) (sort string, n int) {
 // NewestBatches returns the events in the newest n items of partitions that were written since a time, newest first. It returns all
 // events of an item.
 func (l *Log) NewestBatches(ctx context.Context, parts []Partition, since time.Time, n int) (events []event.Event, err error) {
-	items, _, err := l.newest(ctx, parts, since, time.Time{}, "", n)
+	items, _, err := l.newestItems(ctx, parts, since, time.Time{}, "", n)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +123,7 @@ func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*e
 			return nil, fault.Wrap(fault.Unavailable, err, "look for an event")
 		}
 		for _, it := range page.Items {
-			if e := l.in(ctx, it, id); e != nil {
+			if e := l.findIn(ctx, it, id); e != nil {
 				return e, nil
 			}
 		}
@@ -131,8 +131,8 @@ func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*e
 	return nil, nil
 }
 
-// in returns the newest event with the given id in a segment. It returns nil if the segment does not contain the id.
-func (l *Log) in(ctx context.Context, segment store.Item, id string) *event.Event {
+// findIn returns the newest event with the given id in a segment. It returns nil if the segment does not contain the id.
+func (l *Log) findIn(ctx context.Context, segment store.Item, id string) *event.Event {
 	for _, e := range slices.Backward(l.events(ctx, segment)) {
 		if e.Event != nil && e.Event.ID == id {
 			return e.Event

@@ -107,7 +107,7 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool,
 			seen[e.id] = true
 			return again
 		})
-		found = newest(found, n, func(e positioned) int { return len(e.event.Data) })
+		found = takeFitting(found, n, func(e positioned) int { return len(e.event.Data) })
 	}
 	events := make([]event.Event, len(found))
 	for i, e := range found {
@@ -124,9 +124,9 @@ type positioned struct {
 	event    event.Event
 }
 
-// newest returns the first events, at most n, that fit into [LatestBytes]. At least one fits. It clears the others, so that their
+// takeFitting returns the first events, at most n, that fit into [LatestBytes]. At least one fits. It clears the others, so that their
 // memory is freed.
-func newest[T any](events []T, n int, size func(T) int) []T {
+func takeFitting[T any](events []T, n int, size func(T) int) []T {
 	fit, bytes := 0, 0
 	for fit < min(n, len(events)) {
 		if bytes += size(events[fit]); bytes > LatestBytes && fit > 0 {

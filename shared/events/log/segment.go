@@ -115,18 +115,18 @@ func (l *Log) events(ctx context.Context, item store.Item) []Entry {
 func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	last, err := parseKey(item.Sort)
 	if err != nil {
-		l.pass(ctx, item, err)
+		l.recordBroken(ctx, item, err)
 		return nil, nil
 	}
 	s, err := decodeSegment(item)
 	if err == ErrLater {
-		if l.count(item) {
+		if l.countBroken(item) {
 			slog.ErrorContext(ctx, "log item of later release", "partition", item.Partition, "key", item.Sort)
 		}
 		return nil, err
 	}
 	if err != nil {
-		l.pass(ctx, item, err)
+		l.recordBroken(ctx, item, err)
 		return salvage(item, last), nil
 	}
 	first, step := keysOf(item, last, s.len())
@@ -179,10 +179,10 @@ func salvage(item store.Item, last int64) (entries []Entry) {
 	return entries
 }
 
-// pass counts and logs, once, an item that cannot be decoded, and records it for operators. The item itself stays where it is,
+// recordBroken counts and logs, once, an item that cannot be decoded, and records it for operators. The item itself stays where it is,
 // so that all its readers meet it.
-func (l *Log) pass(ctx context.Context, item store.Item, reason error) {
-	if !l.count(item) {
+func (l *Log) recordBroken(ctx context.Context, item store.Item, reason error) {
+	if !l.countBroken(item) {
 		return
 	}
 	slog.ErrorContext(ctx, "log item skipped", "partition", item.Partition, "key", item.Sort, "error", reason)
@@ -229,8 +229,8 @@ func (l *Log) BrokenItems(ctx context.Context, visit func(*store.Item) error) er
 	})
 }
 
-// count counts an item that cannot be read, and reports whether it is the first time.
-func (l *Log) count(item store.Item) bool {
+// countBroken counts an item that cannot be read, and reports whether it is the first time.
+func (l *Log) countBroken(item store.Item) bool {
 	if _, known := l.broken.Get(item.Key); known {
 		return false
 	}

@@ -23,7 +23,7 @@ func (s stamped) position() int64 { return s.log.Time().Add(-2*MaxSkew).UnixMicr
 
 func (s stamped) settled() int64 { return s.log.Time().Add(-Window).UnixMicro() }
 
-func (stamped) newest() int64 { return math.MaxInt64 }
+func (stamped) upperBound() int64 { return math.MaxInt64 }
 
 func (s stamped) interestBegins() int64 { return s.log.Time().UnixMicro() }
 
