@@ -202,9 +202,9 @@ func (d *Dispatcher) Wait(ctx context.Context) {
 	}
 }
 
-// rejected handles a message that cannot be decoded, and reports whether the message is done. It dead-letters the message,
+// rejectMessage handles a message that cannot be decoded, and reports whether the message is done. It dead-letters the message,
 // unless a newer program wrote it. A newer message or its copy stays in the queue for a newer process.
-func (d *Dispatcher) rejected(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
+func (d *Dispatcher) rejectMessage(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
 	if task.Newer(reason) {
 		d.log().WarnContext(ctx, "newer message left in queue", "queue", q, "message", m.ID)
 		return task.Renew(ctx, d.log(), d.Queue, q, m)

@@ -57,7 +57,7 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 	var wg sync.WaitGroup
 	do := func(p *page) {
 		defer fault.Recovered(&p.err)
-		p.err = d.page(ctx, p)
+		p.err = d.sendPage(ctx, p)
 	}
 	for i, p := range work {
 		if i == len(work)-1 { // often the only one
@@ -96,7 +96,7 @@ func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work [
 	for _, r := range received {
 		m, t := r.message, r.task
 		if r.err != nil {
-			if !d.rejected(ctx, queue.Deliveries, m, r.err) {
+			if !d.rejectMessage(ctx, queue.Deliveries, m, r.err) {
 				failed = append(failed, m.ID)
 			}
 			continue
@@ -124,8 +124,8 @@ func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work [
 	return work, failed
 }
 
-// page sends events to the subscribers of a range, or splits a range that has too many.
-func (d *Dispatcher) page(ctx context.Context, p *page) error {
+// sendPage sends events to the subscribers of a range, or splits a range that has too many.
+func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
 	t := p.Page
 	if t.Reactivation != nil {
 		return d.manager.ReactivateAll(ctx, t.Workspace, *t.Reactivation)
@@ -150,7 +150,7 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	done := d.sendAll(ctx, p, found.List, read)
 
 	// The remaining tasks are queued after everything else is done. The time of the batch may be over by now.
-	ctx, cancel := finishing(ctx)
+	ctx, cancel := finishContext(ctx)
 	defer cancel()
 	if len(done.ops) > 0 {
 		if err := state.WriteNotes(store.Unhurried(ctx), d.DB, done.ops); err != nil {
@@ -168,7 +168,7 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	}
 	for _, position := range found.Broken {
 		if err == nil {
-			err = d.undecodable(ctx, t, position)
+			err = d.deadLetterSubscriber(ctx, t, position)
 		}
 	}
 	if err != nil {
@@ -266,8 +266,8 @@ func (d *Dispatcher) markRest(ctx context.Context, p *page, left []task.Page) er
 // finishTime limits the writes after the deliveries of a batch.
 const finishTime = 10 * time.Second
 
-// finishing returns a context for writes that must happen even if the time of the batch is over.
-func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
+// finishContext returns a context for writes that must happen even if the time of the batch is over.
+func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), finishTime)
 }
 
@@ -367,7 +367,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 		}
 		serve := func() {
 			v := d.visit(ctx, p.Page, sub, read, wait)
-			left := d.remaining(ctx, p.Page, sub, v)
+			left := d.remainingTasks(ctx, p.Page, sub, v)
 			mu.Lock()
 			defer mu.Unlock()
 			out.ops = append(out.ops, v.notes...)
@@ -405,11 +405,11 @@ func pageDelay(retries int) time.Duration {
 	return min(retryPage<<min(retries-1, 10), queue.MaxDelay)
 }
 
-// remaining returns page tasks for the events that a page did not send to one subscriber. Events that failed internally
+// remainingTasks returns page tasks for the events that a page did not send to one subscriber. Events that failed internally
 // become single deliveries instead. If a single delivery cannot be written, its event is left to another page, which repeats their first
 // attempt, up to [maxPageRetries] times. After that, or if an event can never be written, it becomes a dead letter of the
 // deliveries queue.
-func (d *Dispatcher) remaining(ctx context.Context, t task.Page, sub *subscription.Subscriber, v *visit) []task.Page {
+func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subscription.Subscriber, v *visit) []task.Page {
 	tasksOf := func(events []event.Event) []task.Page {
 		tasks := task.Pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
 		for i := range tasks {
@@ -432,7 +432,7 @@ func (d *Dispatcher) remaining(ctx context.Context, t task.Page, sub *subscripti
 	if v.err == nil {
 		return tasks
 	}
-	ctx, cancel := finishing(ctx)
+	ctx, cancel := finishContext(ctx)
 	defer cancel()
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", v.err)
 	var unwritten []event.Event
@@ -459,8 +459,8 @@ func (d *Dispatcher) remaining(ctx context.Context, t task.Page, sub *subscripti
 	return append(tasks, again...)
 }
 
-// undecodable dead-letters the part of a page that belongs to a subscriber whose item cannot be decoded.
-func (d *Dispatcher) undecodable(ctx context.Context, t task.Page, r subscription.Range) error {
+// deadLetterSubscriber dead-letters the part of a page that belongs to a subscriber whose item cannot be decoded.
+func (d *Dispatcher) deadLetterSubscriber(ctx context.Context, t task.Page, r subscription.Range) error {
 	return d.deadLetterPages(ctx, task.Pages(t.Workspace, t.Pattern, r, 1, t.Events), "the subscriber's item cannot be decoded")
 }
 

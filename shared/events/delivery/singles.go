@@ -45,7 +45,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 	for _, m := range batch {
 		t, err := task.Decode(m.Body, func(t task.Single) int { return t.V })
 		if err != nil {
-			if !d.rejected(ctx, queue.Slow, m, err) {
+			if !d.rejectMessage(ctx, queue.Slow, m, err) {
 				fail(m)
 			}
 			continue
@@ -72,7 +72,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 	}
 	wg.Wait()
 	if len(notes) > 0 {
-		ctx, cancel := finishing(ctx)
+		ctx, cancel := finishContext(ctx)
 		defer cancel()
 		if err := state.WriteNotes(ctx, d.DB, notes); err != nil {
 			// The messages are redelivered. Until then, or before the next batch, this process writes the outcomes.
@@ -93,7 +93,7 @@ func (d *Dispatcher) failedInternally(ctx context.Context, m queue.Message, t ta
 	}
 	err := d.waitLater(ctx, t, 0, &state.Result{At: d.now(), Category: string(webhook.Internal)})
 	if fault.Is(err, fault.Internal) {
-		return d.rejected(ctx, queue.Slow, m, err) // its item cannot be decoded
+		return d.rejectMessage(ctx, queue.Slow, m, err) // its item cannot be decoded
 	}
 	return err == nil
 }

@@ -69,7 +69,7 @@ func (b *uriBatch) try(step func() error) {
 // only the group in which it happened.
 func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	var spans trace.Spans
-	defer func() { spans.End(failure(err)) }()
+	defer func() { spans.End(spanError(err)) }()
 	groups, errs := f.group(ctx, batch, &spans)
 	if f.DB.Local() {
 		err = f.deliverLocal(ctx, groups, slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 }))
@@ -182,8 +182,8 @@ func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[str
 	return failed
 }
 
-// failure returns the error kind that a span records.
-func failure(err error) string {
+// spanError returns the error kind that a span records.
+func spanError(err error) string {
 	if err == nil {
 		return ""
 	}
@@ -346,8 +346,8 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 		g.try(func() error {
 			for _, scope := range match.Scopes(g.entry.Name) {
 				webhooks, inBand := subscription.InUse(r.got(subscription.ShapesKey(g.workspace, scope)), scope, now)
-				g.webhookKeys = append(g.webhookKeys, keys(g, webhooks)...)
-				g.inBandKeys = append(g.inBandKeys, keys(g, inBand)...)
+				g.webhookKeys = append(g.webhookKeys, patternKeys(g, webhooks)...)
+				g.inBandKeys = append(g.inBandKeys, patternKeys(g, inBand)...)
 			}
 			var wanted []store.Key
 			for _, key := range g.webhookKeys {
@@ -379,7 +379,8 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 	return headers, nil
 }
 
-func keys(g *uriBatch, shapes []match.Shape) (out []string) {
+// patternKeys returns the keys of the patterns with the given shapes that match the events of a batch.
+func patternKeys(g *uriBatch, shapes []match.Shape) (out []string) {
 	for _, s := range shapes {
 		if key, ok := match.KeyUnder(g.entry, g.vars, g.uri, s); ok {
 			out = append(out, key)

@@ -324,6 +324,7 @@ func (e *endpointState) noteHang(again bool, now time.Time) {
 	e.slowUntil = Later(e.slowUntil, now.Add(e.hold-rand.N(e.hold/3)))
 }
 
+// Later returns the later of two times.
 func Later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a

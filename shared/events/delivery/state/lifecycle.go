@@ -265,7 +265,7 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (Claim
 		case !errors.Is(err, store.ErrConflict):
 			return 0, fault.Wrap(fault.Unavailable, err, "%s", c.what)
 		case body != nil:
-			continue // perhaps only because another process has stored the event
+			continue // the conflict may be about the event only, which another process has stored
 		}
 		whose, err := ds.contest(ctx, del, c.step, fresh)
 		if err != nil || whose != Mine {
