@@ -70,7 +70,7 @@ func (g *Guard) checkAddr(a netip.Addr) error {
 			return err
 		}
 	}
-	for _, p := range g.AllowNets {
+	for _, p := range g.allowNets {
 		if p.Contains(a) {
 			return nil
 		}

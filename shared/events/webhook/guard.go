@@ -31,12 +31,12 @@ type Guard struct {
 	// name, .suffix for all names below it, or an address. It may have a :port, without which it applies to every
 	// port.
 	BlockedHosts []string
-	// AllowNets are the operator's own networks that may be targets.
-	AllowNets []netip.Prefix
+	// allowNets are networks that may be targets although they are private. Only tests set them.
+	allowNets []netip.Prefix
 	// Resolver resolves names. Nil means the system's resolver.
 	Resolver *net.Resolver
-	// Dialed, if set, is called with each address just before connecting to it.
-	Dialed func(netip.AddrPort)
+	// dialed, if set by a test, is called with each address just before connecting to it.
+	dialed func(netip.AddrPort)
 }
 
 var defaultPorts = []uint16{443, 8443}
@@ -287,8 +287,8 @@ func (g *Guard) control(network, address string, _ syscall.RawConn) error {
 	if g.hostBlocked(ap.Addr().String(), ap.Port()) {
 		return blocked("a host of this server")
 	}
-	if g.Dialed != nil {
-		g.Dialed(ap)
+	if g.dialed != nil {
+		g.dialed(ap)
 	}
 	return nil
 }

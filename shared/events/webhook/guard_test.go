@@ -90,7 +90,7 @@ func TestGuard_Addresses(t *testing.T) {
 		}
 	})
 	t.Run("addresses in the operator's networks are allowed", func(t *testing.T) {
-		g := &Guard{AllowNets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), nat64}}
+		g := &Guard{allowNets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), nat64}}
 		for text, allowed := range map[string]bool{
 			"10.1.0.1": true, "10.2.0.1": false, "53.1.1.1": true,
 			"64:ff9b::8.8.8.8": true, "64:ff9b::192.168.0.1": false, "64:ff9b::169.254.169.254": false,
@@ -109,7 +109,7 @@ func TestGuard_AnswersOfNameServers(t *testing.T) {
 	var seen dials
 	var answer atomic.Value
 	names := newNameServer(t, func(string) []netip.Addr { return answer.Load().([]netip.Addr) })
-	s := open(t, Options{Guard: &Guard{Resolver: names.resolver(), Dialed: seen.saw}})
+	s := open(t, Options{Guard: &Guard{Resolver: names.resolver(), dialed: seen.saw}})
 	for _, text := range forbidden {
 		a := netip.MustParseAddr(text)
 		answer.Store([]netip.Addr{a})
@@ -141,7 +141,7 @@ func TestGuard_Rebinding(t *testing.T) {
 		}
 		echo(w, r)
 	})
-	s.guard.Dialed = seen.saw
+	s.guard.dialed = seen.saw
 	s.guard.Resolver = newNameServer(t, func(string) []netip.Addr { return answer.Load().([]netip.Addr) }).resolver()
 
 	webhook := request(target)
@@ -261,7 +261,7 @@ func TestGuard_CheckURL(t *testing.T) {
 // TestSend_CheckedAtEveryAttempt tests a target that was registered under less strict rules.
 func TestSend_CheckedAtEveryAttempt(t *testing.T) {
 	var seen dials
-	s := open(t, Options{Guard: &Guard{Dialed: seen.saw}})
+	s := open(t, Options{Guard: &Guard{dialed: seen.saw}})
 	for _, target := range []string{"http://example.com/", "https://127.0.0.1:9000/", "https://10.0.0.1/"} {
 		for range 2 { // the second time from the cache of targets
 			if o := s.Send(t.Context(), request(target)); o.Category != Blocked {

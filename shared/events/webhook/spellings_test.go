@@ -94,7 +94,7 @@ func TestGuard_Spellings(t *testing.T) {
 	var seen dials
 	hostile := newNameServer(t, localhost)
 	guard := &Guard{
-		Resolver: hostile.resolver(), Dialed: seen.saw, Ports: []uint16{443, 8443, port},
+		Resolver: hostile.resolver(), dialed: seen.saw, Ports: []uint16{443, 8443, port},
 		BlockedHosts: []string{"own.example.net", ".corp.example.net", "198.41.0.4"},
 	}
 	s := open(t, Options{Guard: guard})
@@ -164,7 +164,7 @@ func TestGuard_Spellings(t *testing.T) {
 		silent(t)
 	})
 	t.Run("given a guard that allows it, the same listener is reached", func(t *testing.T) {
-		loose := open(t, Options{Guard: &Guard{AllowInsecure: true, Resolver: hostile.resolver(), Dialed: seen.saw}})
+		loose := open(t, Options{Guard: &Guard{AllowInsecure: true, Resolver: hostile.resolver(), dialed: seen.saw}})
 		loose.Send(t.Context(), request(fmt.Sprintf("http://own.example.net:%d/", port)))
 		if len(seen.take()) == 0 || accepted.Load() == 0 {
 			t.Error("got no dials, want at least one")

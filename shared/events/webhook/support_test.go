@@ -178,7 +178,7 @@ func serveTLS(tb testing.TB, h http.HandlerFunc, with ...func(*httptest.Server, 
 	tb.Helper()
 	srv := httptest.NewUnstartedServer(h)
 	srv.EnableHTTP2 = true
-	o := Options{Guard: &Guard{AllowNets: []netip.Prefix{loopback}, Resolver: newNameServer(tb, localhost).resolver()}}
+	o := Options{Guard: &Guard{allowNets: []netip.Prefix{loopback}, Resolver: newNameServer(tb, localhost).resolver()}}
 	for _, f := range with {
 		f(srv, &o)
 	}
