@@ -248,7 +248,7 @@ func DropKeys(ctx context.Context, data string) (dropped int, err error) {
 	return dropped, writeSecrets(data, s)
 }
 
-// reseal seals the secrets that an older key has sealed again.
+// reseal encrypts all secrets with the newest key that are still encrypted with an older one.
 func reseal(ctx context.Context, db store.DB, s secrets) error {
 	opener, err := webhook.NewOpener(s.Private)
 	if err != nil {

@@ -62,10 +62,10 @@ func (s *Server) measure() error {
 	)
 }
 
-// flag returns a function that reads 1 while is returns true, and otherwise 0.
-func flag(is func() bool) func(context.Context) ([]metric.Reading, error) {
+// flag returns a function that reads a condition as 1 or 0.
+func flag(condition func() bool) func(context.Context) ([]metric.Reading, error) {
 	return func(context.Context) ([]metric.Reading, error) {
-		if is() {
+		if condition() {
 			return metric.One(1), nil
 		}
 		return metric.One(0), nil

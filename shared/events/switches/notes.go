@@ -28,7 +28,7 @@ func decodeNote(it *store.Item) (n Note, err error) {
 	return n, fault.Wrap(fault.Internal, err, "decode a note")
 }
 
-// SetNote stores a note, in place of an earlier one of its origin.
+// SetNote stores a note. It replaces the earlier note of the same origin, if any.
 func (s *Set) SetNote(ctx context.Context, workspace string, n Note) error {
 	value, _ := json.Marshal(n) // strings and a time always encode
 	err := s.DB.Write(ctx, store.Put(store.Item{Key: noteKey(workspace, n.Origin), Value: value, Version: version}))

@@ -130,7 +130,7 @@ func points(data metricdata.Aggregation) map[string][]float64 {
 	case metricdata.Histogram[float64]:
 		for _, p := range data.DataPoints {
 			by := attributesOf(p.Attributes)
-			out[by] = append(out[by], middles(p)...)
+			out[by] = append(out[by], estimateValues(p)...)
 		}
 	}
 	return out
@@ -145,8 +145,9 @@ func attributesOf(set attribute.Set) string {
 	return strings.Join(values, ",")
 }
 
-// middles returns a value for each value that a histogram counted: the middle of its bucket, between the smallest and largest value.
-func middles(p metricdata.HistogramDataPoint[float64]) []float64 {
+// estimateValues returns an estimate of each value that a histogram has counted. A histogram knows only the bucket of a value, so the
+// estimate is the middle of the bucket, limited to the range between the smallest and the largest value.
+func estimateValues(p metricdata.HistogramDataPoint[float64]) []float64 {
 	least, _ := p.Min.Value()
 	most, _ := p.Max.Value()
 	var out []float64

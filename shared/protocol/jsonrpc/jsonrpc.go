@@ -112,27 +112,27 @@ func Decode(raw json.RawMessage) (Message, *Error) {
 	var version, id, method, params, result, failure json.RawMessage
 	twice := ""
 	for key, value := range Members(raw) {
-		var slot *json.RawMessage
+		var member *json.RawMessage
 		switch string(key) {
 		case "jsonrpc":
-			slot = &version
+			member = &version
 		case "id":
-			slot = &id
+			member = &id
 		case "method":
-			slot = &method
+			member = &method
 		case "params":
-			slot = &params
+			member = &params
 		case "result":
-			slot = &result
+			member = &result
 		case "error":
-			slot = &failure
+			member = &failure
 		default:
 			continue
 		}
-		if *slot != nil {
+		if *member != nil {
 			twice = string(key)
 		}
-		*slot = value
+		*member = value
 	}
 	if twice == "id" { // the intended id is unknown
 		return invalid("member id appears twice")

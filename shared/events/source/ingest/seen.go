@@ -47,10 +47,10 @@ type seen struct {
 	expires  time.Time
 }
 
-// begin reserves the key for the event of in. Concurrent calls with the same event succeed, because the events queue
-// drops the duplicate. While another event is being accepted under the key, begin returns a nil end. Otherwise the
-// caller must call end and say whether it has added a record under the key. If several processes share the store, the
-// reservation is a write.
+// begin reserves a key for an event that is about to be published. Concurrent calls with the same event succeed, because
+// the events queue drops the duplicate. While another event is being published under the key, begin returns a nil end.
+// Otherwise the caller must call end and say whether it has added a record under the key. If several processes share
+// the store, the reservation is a write.
 func (s Seen) begin(ctx context.Context, now time.Time, key store.Key, in publish.Input) (end func(added bool), err error) {
 	mark := markOf(in)
 	switch other, taken := s.begun.LoadOrStore(key, mark); {

@@ -18,7 +18,7 @@ import (
 // Request is the part of an HTTP request that is needed to verify it.
 type Request struct {
 	Header http.Header
-	// Body is the body that may have been signed.
+	// Body is the raw body, which most schemes sign.
 	Body []byte
 	// Key is the segment of the path after the source's name. Only the scheme none uses it.
 	Key string

@@ -197,7 +197,7 @@ func (p place) inWindow() bool {
 	return p == placeReady || p == placeInFlight || p == placeBlocked
 }
 
-// row says whether a message has a row in the file. The row of a message that was not forwarded is always written.
+// row is the state of a message's row in the file. Only a forwarded message can be in memory before its row is written.
 type row uint8
 
 const (

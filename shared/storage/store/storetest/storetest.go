@@ -77,7 +77,7 @@ func newBench(t *testing.T, db store.DB) *bench {
 	return &bench{T: t, db: db, ctx: t.Context(), prefix: rand.Text() + "#"}
 }
 
-// key returns the key of an item in a partition of the case.
+// key returns the key of an item. The prefix of the bench keeps the partitions of different cases apart.
 func (b *bench) key(table store.Table, partition, sort string) store.Key {
 	return store.Key{Table: table, Partition: b.prefix + partition, Sort: sort}
 }
