@@ -28,7 +28,7 @@ const (
 )
 
 // NewHTTPClient returns the HTTP client of a configuration. It ends an attempt of a request after limit, or later if the
-// request waits at the service, see [waitOf].
+// request waits at the service, see [longestWait].
 //
 // It also works around a race in the SDK. When the response's header arrives, the SDK closes the request's body, and the body's WriteTo
 // then returns [io.EOF] as an error. If net/http is still checking whether the body has ended, because the response took only

@@ -23,7 +23,7 @@ import (
 )
 
 // A replay retries the dead letters of a selection, or delivers the events of a time span to one subscription again
-// (replay.go), as a job. The job is one item with its position. A worker claims the job for [replayClaim] before it sends
+// (replay.go), as a job. The job is one item with its position. A worker claims the job for [ReplayClaim] before it sends
 // anything, and each step renews the claim, so that two workers do not send the same events. If a worker dies, another one
 // continues after that time, and at most one step is repeated. A list of running jobs, which a job of every minute walks,
 // leads to them. A letter is deleted when it is retried, so a repeated step skips it. A replay
@@ -50,7 +50,7 @@ func NewReplays(o ReplayOptions) *Replays {
 	return &Replays{ReplayOptions: o, deliveries: o.Operations.Deliveries}
 }
 
-// ReplayState says how a replay is.
+// ReplayState is the state of a replay.
 type ReplayState string
 
 // The states.
@@ -90,7 +90,7 @@ type Replay struct {
 	Total     int          `json:"total"`
 	Replayed  int          `json:"replayed"`
 	Skipped   int          `json:"skipped"`
-	// Because is how many of the skipped were for each reason.
+	// Because counts the skipped letters and events by reason.
 	Because map[string]int `json:"because,omitempty"`
 	// Before is the key at which the replay continues, and Next the time.
 	Before string    `json:"before,omitempty"`
@@ -113,8 +113,8 @@ const (
 	ReplayStep = 5 * time.Second
 	// ReplayAhead is how far ahead of the clock a round schedules, unless [ReplayOptions.Ahead] says otherwise.
 	ReplayAhead = time.Minute
-	// replayMoment limits how long the request that begins a replay works on it.
-	replayMoment = 3 * time.Second
+	// beginTime limits how long the request that begins a replay works on it.
+	beginTime = 3 * time.Second
 	// ReplayClaim is how long a worker may take for a step, so it is also how long a replay stops if its worker dies.
 	ReplayClaim = 2 * time.Minute
 	// replayWorkers is the number of letters that are retried concurrently.
@@ -317,7 +317,7 @@ func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
 		return r, nil
 	}
-	if _, err := rs.run(ctx, r.Workspace, r.ID, rs.deliveries.Now().Add(replayMoment)); err != nil {
+	if _, err := rs.run(ctx, r.Workspace, r.ID, rs.deliveries.Now().Add(beginTime)); err != nil {
 		return nil, err
 	}
 	return rs.Find(ctx, r.Workspace, r.ID)
@@ -345,12 +345,12 @@ func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, e
 	for i, l := range letters {
 		work.Go(func() (err error) {
 			defer fault.Recovered(&err)
-			done, err := rs.again(ctx, r.Workspace, l, delay+time.Duration(i)*time.Second/time.Duration(r.Rate))
+			done, err := rs.retryLetter(ctx, r.Workspace, l, delay+time.Duration(i)*time.Second/time.Duration(r.Rate))
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
 			case fault.Is(err, fault.Conflict):
-				r.skip(whySkipped(err), 1)
+				r.skip(skipReason(err), 1)
 			case err != nil:
 				return err
 			case done:
@@ -377,8 +377,8 @@ func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, e
 	return n, err
 }
 
-// again retries a dead letter after it has read the letter's subscription.
-func (rs *Replays) again(ctx context.Context, workspace string, l Letter, delay time.Duration) (done bool, err error) {
+// retryLetter retries a dead letter after it has read the letter's subscription.
+func (rs *Replays) retryLetter(ctx context.Context, workspace string, l Letter, delay time.Duration) (done bool, err error) {
 	var sub *subscription.Subscription
 	if l.Queue == WebhookQueue {
 		if sub, err = rs.Subscriptions.Lookup(ctx, workspace, l.Principal, l.Subscription); err != nil {
@@ -427,25 +427,25 @@ func (rs *Replays) Unname(ctx context.Context, r *Replay, name string) error {
 
 // The reasons why a replay skips a letter or an event.
 const (
-	SkippedSuspended = "suspended" // the subscription is, until its subscriber refreshes it
-	SkippedEnded     = "ended"     // the subscription has
+	SkippedSuspended = "suspended" // the subscription is suspended until its subscriber refreshes it
+	SkippedEnded     = "ended"     // the subscription has ended
 	SkippedExpired   = "expired"   // the event is not stored any more
 	SkippedUnderway  = "underway"  // the event is being delivered already
 	SkippedReturn    = "return"    // the message cannot go back to its queue
 )
 
-// reason is the cause of an error by which a letter is skipped.
+// reason is the cause of an error for a letter that a replay skips.
 type reason string
 
 func (r reason) Error() string { return string(r) }
 
-// skipped returns an error of kind Conflict with the reason why a letter is skipped.
-func skipped(why reason, text string) error {
+// skipError returns an error of kind Conflict with the reason why a letter is skipped.
+func skipError(why reason, text string) error {
 	return &fault.Error{Kind: fault.Conflict, Message: text, Err: why}
 }
 
-// whySkipped returns the reason that skipped has given a Conflict, or [SkippedReturn] for other errors.
-func whySkipped(err error) string {
+// skipReason returns the reason that skipError has given a Conflict, or [SkippedReturn] for other errors.
+func skipReason(err error) string {
 	if r, ok := errors.AsType[reason](err); ok {
 		return string(r)
 	}

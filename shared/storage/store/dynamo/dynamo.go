@@ -18,7 +18,7 @@
 // The SDK repeats a request whose answer did not arrive. If DynamoDB applied the first request, the condition of the second
 // fails because of our own write. Transactions avoid that with a ClientRequestToken. A single put or addition carries a
 // random mark in attribute t instead, at no extra cost. If its condition fails on an item with its own mark, it has
-// succeeded. An addition is repeated only if another writer has added to the same item in between; see [lowers] for the
+// succeeded. An addition is repeated only if another writer has added to the same item in between; see [lowersCount] for the
 // counts that must not be too low. A delete leaves no mark. If a conditional delete is repeated after a lost answer and finds
 // no item, it counts as a success, although another writer may have deleted the item. Callers to whom that matters delete in
 // a transaction.
