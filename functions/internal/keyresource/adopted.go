@@ -34,7 +34,7 @@ func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	if e.RequestType != cfn.RequestUpdate || fmt.Sprint(e.ResourceProperties["LeaveAdopted"]) == "true" {
 		return nil
 	}
-	before, after := adopted(e.OldResourceProperties), adopted(e.ResourceProperties)
+	before, after := readAdopted(e.OldResourceProperties), readAdopted(e.ResourceProperties)
 	for i, name := range adoptable {
 		if before[i] == "" || after[i] != "" {
 			continue
@@ -47,8 +47,8 @@ func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	return nil
 }
 
-// adopted returns the values of the parameters in adoptable. An earlier version of the template may have had fewer.
-func adopted(properties map[string]any) []string {
+// readAdopted returns the values of the parameters in adoptable. An earlier version of the template may have had fewer.
+func readAdopted(properties map[string]any) []string {
 	values := make([]string, len(adoptable))
 	list, _ := properties["Adopted"].([]any)
 	for i := range min(len(list), len(values)) {

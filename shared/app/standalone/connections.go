@@ -46,8 +46,8 @@ func limitConnections(l net.Listener, most int) *connections {
 	return &connections{Listener: l, most: most, open: map[*connection]struct{}{}}
 }
 
-// reserving reserves the last places for health checks and operators.
-func (l *connections) reserving() *connections {
+// reserveLast reserves the last places for health checks and operators.
+func (l *connections) reserveLast() *connections {
 	l.reserved = min(64, l.most/16+1)
 	return l
 }
@@ -202,8 +202,8 @@ func (k *connection) Close() error {
 	return k.Conn.Close()
 }
 
-// changed records a state that net/http reports for a connection. It is the [http.Server.ConnState] hook.
-func (l *connections) changed(c net.Conn, state http.ConnState) {
+// recordState records a state that net/http reports for a connection. It is the [http.Server.ConnState] hook.
+func (l *connections) recordState(c net.Conn, state http.ConnState) {
 	if k, ok := c.(*connection); ok {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -224,7 +224,7 @@ type connectionKey struct{}
 
 // attach makes a server report the states of its connections to l, and refuse other requests on the reserved ones.
 func (l *connections) attach(s *http.Server) {
-	s.ConnState = l.changed
+	s.ConnState = l.recordState
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		return context.WithValue(ctx, connectionKey{}, c)
 	}

@@ -23,7 +23,7 @@ func serveAtMost(t *testing.T, most int, h http.HandlerFunc) (addr string, l *co
 	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	expect.OK(t, err)
-	l = limitConnections(inner, most).reserving()
+	l = limitConnections(inner, most).reserveLast()
 	s := &http.Server{Handler: boundBodies(h, time.Minute)}
 	l.attach(s)
 	ended := make(chan error, 1)
@@ -164,7 +164,7 @@ func TestAFloodOfSlowClients(t *testing.T) {
 
 func TestAResponseThatIsNotRead(t *testing.T) {
 	deadline := make(chan time.Time, 1)
-	k := limitConnections(nil, 20).reserving().admit(noting{nil, deadline})
+	k := limitConnections(nil, 20).reserveLast().admit(noting{nil, deadline})
 	expect.OK(t, expect.ErrOf(k.Write([]byte("x"))))
 	if left := time.Until(<-deadline); left <= 0 || left > readTime {
 		t.Errorf("OPS-16 the write may take %s, want at most %s", left, readTime)
@@ -280,7 +280,7 @@ func TestAServerFullOfStreamsServesOperators(t *testing.T) {
 }
 
 func TestRoomIsMadeByTheClientWithTheMostConnections(t *testing.T) {
-	l := limitConnections(nil, 20).reserving()
+	l := limitConnections(nil, 20).reserveLast()
 	from := func(ip string) *connection {
 		client, server := net.Pipe()
 		t.Cleanup(func() { _ = client.Close() })
@@ -308,13 +308,13 @@ func TestOPS_16_AFloodOfNewBodiesLocksNobodyOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := limitConnections(nil, 20).reserving()
+				l := limitConnections(nil, 20).reserveLast()
 				from := func(ip net.IP, body bool) *connection {
 					client, server := net.Pipe()
 					t.Cleanup(func() { _ = client.Close() })
 					k := l.admit(addressed{server, &net.TCPAddr{IP: ip, Port: 1}})
 					if k != nil {
-						l.changed(k, http.StateActive)
+						l.recordState(k, http.StateActive)
 						k.body = body
 					}
 					return k
@@ -326,7 +326,7 @@ func TestOPS_16_AFloodOfNewBodiesLocksNobodyOut(t *testing.T) {
 					time.Sleep(time.Millisecond)
 					if i == 95 {
 						fresh = from(net.IPv4(192, 0, 2, 1), false)
-						l.changed(fresh, http.StateNew)
+						l.recordState(fresh, http.StateNew)
 					}
 				}
 				if _, open := l.open[fresh]; !open {

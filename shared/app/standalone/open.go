@@ -109,7 +109,7 @@ func (s *Server) listen(addr, adminAddr string) (net.Listener, error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "listen")
 	}
-	s.connections = limitConnections(listener, most).reserving()
+	s.connections = limitConnections(listener, most).reserveLast()
 	listener = s.connections
 	s.undo = append(s.undo, func() { _ = listener.Close() })
 	s.URL = "http://" + listener.Addr().String()
