@@ -175,8 +175,8 @@ func holds(c store.Condition, item *store.Item) bool {
 	return true
 }
 
-// unmarked returns a condition that holds unless the last write of the item has this mark.
-func (e *expression) unmarked(mark []byte) string {
+// markIsNot returns a condition that holds unless the last write of the item has this mark.
+func (e *expression) markIsNot(mark []byte) string {
 	t := e.name("t")
 	return "(attribute_not_exists(" + t + ") OR " + t + " <> " + e.value(&types.AttributeValueMemberB{Value: mark}) + ")"
 }
@@ -214,9 +214,9 @@ func (e *expression) assign(item store.Item, counts bool, mark []byte) string {
 	return strings.Join(set, ", ")
 }
 
-// below returns a condition that holds if the count is absent or smaller. counts has one count, because the operation is a
+// isBelow returns a condition that holds if the count is absent or smaller. counts has one count, because the operation is a
 // raise.
-func (e *expression) below(counts map[string]int64) string {
+func (e *expression) isBelow(counts map[string]int64) string {
 	for name, n := range counts {
 		ref := e.name("c_" + name)
 		return "(attribute_not_exists(" + ref + ") OR " + ref + " < " + e.value(number(n)) + ")"

@@ -137,7 +137,7 @@ func (db *DB) add(ctx context.Context, op store.Op) error {
 	pause := newPause()
 	for {
 		e := &expression{}
-		conditions := append([]string{e.alive(db.now()), e.unmarked(mark)}, e.within(op.Item.Counts, op.Limits)...)
+		conditions := append([]string{e.alive(db.now()), e.markIsNot(mark)}, e.within(op.Item.Counts, op.Limits)...)
 		old, err := db.update(ctx, op, e, e.sum(op.Item, mark), conditions)
 		if err != nil || old == nil {
 			return err
@@ -167,7 +167,7 @@ func (db *DB) raise(ctx context.Context, op store.Op) error {
 	pause := newPause()
 	for {
 		e := &expression{}
-		old, err := db.update(ctx, op, e, "SET "+e.assign(op.Item, true, nil), []string{e.alive(db.now()), e.below(op.Item.Counts)})
+		old, err := db.update(ctx, op, e, "SET "+e.assign(op.Item, true, nil), []string{e.alive(db.now()), e.isBelow(op.Item.Counts)})
 		if err != nil || old == nil {
 			return err
 		}
