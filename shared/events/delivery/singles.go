@@ -65,7 +65,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 				made[m.ID] = outcomeOf{t, began, ops}
 			case errors.Is(err, errNoSlot):
 				fail(m)
-			case !d.failedInternally(ctx, m, t, err):
+			case !d.retryInternalFailure(ctx, m, t, err):
 				fail(m)
 			}
 		})
@@ -83,9 +83,9 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 	return failed, nil
 }
 
-// failedInternally retries a delivery after an internal failure, and reports whether its message is done. At first it leaves
+// retryInternalFailure retries a delivery after an internal failure, and reports whether its message is done. At first it leaves
 // the message in the queue, and later the delivery waits in the due table.
-func (d *Dispatcher) failedInternally(ctx context.Context, m queue.Message, t task.Single, reason error) (done bool) {
+func (d *Dispatcher) retryInternalFailure(ctx context.Context, m queue.Message, t task.Single, reason error) (done bool) {
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", t.Subscription,
 		"event", t.Event, "receives", m.Received, "error", reason)
 	if m.Received < laterReceives {

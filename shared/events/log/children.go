@@ -17,7 +17,7 @@ import (
 func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) (wanted, unordered bool)) ([]event.Event, error) {
 	var children []store.Item
 	unordered := map[string]bool{}
-	err := l.below(ctx, workspace, parent, maxKnown, func(page []store.Item) {
+	err := l.eachBelow(ctx, workspace, parent, maxKnown, func(page []store.Item) {
 		children = append(children, slices.DeleteFunc(page, func(it store.Item) bool {
 			wanted, spread := wants(it.Sort)
 			if spread {
@@ -52,7 +52,7 @@ const (
 
 // Below returns up to n URIs below a parent that had events within the last month, in the order of the URIs.
 func (l *Log) Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error) {
-	err = l.below(ctx, workspace, parent, n, func(page []store.Item) {
+	err = l.eachBelow(ctx, workspace, parent, n, func(page []store.Item) {
 		for _, item := range page {
 			uris = append(uris, item.Sort)
 		}
@@ -60,8 +60,8 @@ func (l *Log) Below(ctx context.Context, workspace, parent string, n int) (uris 
 	return uris, err
 }
 
-// below calls take with up to n sub-resources of a parent, page by page. The sort key of an item is the URI.
-func (l *Log) below(ctx context.Context, workspace, parent string, n int, take func(page []store.Item)) error {
+// eachBelow calls take with up to n sub-resources of a parent, page by page. The sort key of an item is the URI.
+func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, take func(page []store.Item)) error {
 	q := store.Query{Table: store.Log, Partition: childrenOf(workspace, parent)}
 	for more := true; more && n > 0; {
 		q.Limit = min(n, 1000)

@@ -37,8 +37,8 @@ type cloudEvent struct {
 	specversion, id, source, kind, subject, time, contentType, mcpURI string
 }
 
-// structured parses a CloudEvent in the JSON format.
-func (r *refused) structured(raw json.RawMessage, in *Input, workspaces bool) {
+// parseStructured parses a CloudEvent in the JSON format.
+func (r *refused) parseStructured(raw json.RawMessage, in *Input, workspaces bool) {
 	var ce cloudEvent
 	var base64Data json.RawMessage
 	var parent, state string
@@ -120,7 +120,7 @@ func (r *refused) binary(h http.Header, body []byte, in *Input) {
 	}
 	ce.contentType = h.Get("Content-Type")
 	if parent := h["Ce-Traceparent"]; len(parent) == 1 {
-		in.Trace = trace.Parse(decoded(parent[0]), decoded(h.Get("Ce-Tracestate")))
+		in.Trace = trace.Parse(decodeHeader(parent[0]), decodeHeader(h.Get("Ce-Tracestate")))
 	}
 	if len(body) > 0 {
 		in.Data = body
@@ -128,8 +128,8 @@ func (r *refused) binary(h http.Header, body []byte, in *Input) {
 	r.cloudEvent(ce, in, len(body) > 0)
 }
 
-// decoded does what [headerText] does, and returns "" if that fails.
-func decoded(s string) string {
+// decodeHeader does what [headerText] does, and returns "" if that fails.
+func decodeHeader(s string) string {
 	s, _ = headerText(s)
 	return s
 }

@@ -64,7 +64,7 @@ func (r *refused) event(raw json.RawMessage, at string, workspaces bool) Input {
 		return in
 	}
 	if jsonrpc.Member(raw, "specversion") != nil {
-		r.structured(raw, &in, workspaces)
+		r.parseStructured(raw, &in, workspaces)
 		return in
 	}
 	seen := map[string]bool{}

@@ -48,7 +48,7 @@ func findDuplicate(data []byte) (pointer string, found bool) {
 			end := stringEnd(data, i)
 			if key {
 				o := &open[len(open)-1]
-				o.name = unescaped(data[i:end])
+				o.name = unescape(data[i:end])
 				if o.has(names) {
 					return pointerTo(open), true
 				}
@@ -111,8 +111,8 @@ func stringEnd(b []byte, i int) int {
 	}
 }
 
-// unescaped returns the value of a JSON string. The result shares b's memory unless something is escaped.
-func unescaped(b []byte) []byte {
+// unescape returns the value of a JSON string. The result shares b's memory unless something is escaped.
+func unescape(b []byte) []byte {
 	if bytes.IndexByte(b, '\\') < 0 {
 		return b[1 : len(b)-1]
 	}

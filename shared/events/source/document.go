@@ -33,14 +33,14 @@ func ReadRequest(of *http.Request, body []byte, secret []string) (doc map[string
 	headers, query := map[string]any{}, map[string]any{}
 	for name, values := range of.Header {
 		if !hides(name, secret) {
-			headers[valid(strings.ToLower(name))] = joined(values)
+			headers[valid(strings.ToLower(name))] = joinValues(values)
 		}
 	}
 	if of.Host != "" && !hides("host", secret) {
 		headers["host"] = valid(of.Host)
 	}
 	for name, values := range of.URL.Query() { // Query skips malformed parameters
-		query[valid(name)] = joined(values)
+		query[valid(name)] = joinValues(values)
 	}
 	form, err := isForm(of.Header.Get("Content-Type"))
 	if err == nil && form {
@@ -61,7 +61,7 @@ func ReadRequest(of *http.Request, body []byte, secret []string) (doc map[string
 // valid returns text with invalid UTF-8 replaced by U+FFFD, as [encoding/json] does when it decodes.
 func valid(text string) string { return strings.ToValidUTF8(text, "\ufffd") }
 
-func joined(values []string) string { return valid(strings.Join(values, ", ")) }
+func joinValues(values []string) string { return valid(strings.Join(values, ", ")) }
 
 // isForm reports whether a Content-Type is a form, rather than JSON. It accepts text/plain as JSON because some
 // providers send JSON with this type.
@@ -89,7 +89,7 @@ func fromForm(body []byte) ([]byte, error) {
 	}
 	object := make(map[string]string, len(fields))
 	for name, values := range fields {
-		object[name] = joined(values)
+		object[name] = joinValues(values)
 	}
 	return jsonrpc.Encode(object), nil
 }

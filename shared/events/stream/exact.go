@@ -24,7 +24,7 @@ func (*exactMerge) begin(context.Context) error { return nil }
 
 func (f *exactMerge) forget(s *source) {
 	for _, q := range s.ahead {
-		f.left(q)
+		f.countReturned(q)
 	}
 }
 
@@ -51,7 +51,7 @@ func (f *exactMerge) poll(ctx context.Context) (Delivery, bool, error) {
 			if first.ahead = first.ahead[1:]; len(first.ahead) == 0 {
 				first.ahead = nil // a quiet stream keeps no memory
 			}
-			f.left(q)
+			f.countReturned(q)
 			if d, ok := f.take(q); ok {
 				d.InOrder = true
 				return d, true, nil
@@ -110,7 +110,7 @@ func (f *exactMerge) readAhead(ctx context.Context, s *source) error {
 	if err != nil {
 		return err
 	}
-	f.bring(s, entries, next, time.Now(), false)
+	f.addAhead(s, entries, next, time.Now(), false)
 	f.mu.Lock()
 	s.caughtUp = !more && !f.missed[s.part.Name()]
 	f.mu.Unlock()
@@ -120,8 +120,8 @@ func (f *exactMerge) readAhead(ctx context.Context, s *source) error {
 	return nil
 }
 
-// bring adds entries to a source that was read up to a position.
-func (f *exactMerge) bring(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
+// addAhead adds entries to a source that was read up to a position.
+func (f *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
 	for _, e := range entries {
 		if e.Key > s.past {
 			s.ahead = append(s.ahead, queued{src: s, entry: e, read: read, live: live})
@@ -135,8 +135,8 @@ func (f *exactMerge) bring(s *source, entries []eventlog.Entry, upTo int64, read
 	s.past = max(s.past, upTo)
 }
 
-// left counts an entry that is no longer ahead.
-func (f *exactMerge) left(q queued) {
+// countReturned counts an entry that is no longer ahead.
+func (f *exactMerge) countReturned(q queued) {
 	if q.live {
 		f.ahead = f.ahead.minus(load{1, size(q.entry)})
 	} else {
@@ -153,7 +153,7 @@ func (f *exactMerge) drain() (some bool, err error) {
 	f.mu.Unlock()
 	for _, b := range in {
 		if s := f.parts[b.part.Name()]; s != nil && s.caughtUp {
-			f.bring(s, b.entries, b.floor, b.read, true)
+			f.addAhead(s, b.entries, b.floor, b.read, true)
 		}
 	}
 	for name := range missed {
@@ -174,9 +174,9 @@ func (f *exactMerge) drain() (some bool, err error) {
 	return len(in) > 0 || len(missed) > 0 || len(later) > 0, err
 }
 
-// reached returns the position up to which every entry of the source was returned. end is the end of the log,
+// returnedUntil returns the position up to which every entry of the source was returned. end is the end of the log,
 // as it was read earlier.
-func (s *source) reached(end int64) int64 {
+func (s *source) returnedUntil(end int64) int64 {
 	if len(s.ahead) > 0 {
 		return s.ahead[0].entry.Key - 1
 	}
@@ -191,7 +191,7 @@ func (f *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 		if f.sole && s.topic {
 			continue
 		}
-		if reached := s.reached(end); at < 0 || reached < at {
+		if reached := s.returnedUntil(end); at < 0 || reached < at {
 			at = reached
 		}
 	}

@@ -240,7 +240,7 @@ func (f *Feed) Ready() <-chan struct{} { return f.wake }
 // entries, so that the caller can do other work, e.g. send a heartbeat; then [Feed.Ready] receives immediately. Poll fails
 // with [ErrSlow] or [ErrClosed] when the feed has ended.
 func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
-	if err := f.ended(); err != nil {
+	if err := f.endError(); err != nil {
 		return Delivery{}, false, err
 	}
 	return f.merge.poll(ctx)
@@ -301,7 +301,7 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 // Cursor returns the position after everything that the feed has returned. Any instance can resume from it.
 func (f *Feed) Cursor() string {
 	c, placed := f.merge.cursor()
-	for _, id := range f.sent.after(c.At, placed) {
+	for _, id := range f.sent.idsAfter(c.At, placed) {
 		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
 	}
 	if len(f.back) > 0 || f.merge.pending() { // some entries of the old cursor may not have been found yet
@@ -389,9 +389,9 @@ func (r *recent) add(id string, key int64, placed bool) bool {
 	return true
 }
 
-// after returns the ids of the entries with a greater key, and forgets old entries. If places is true, it leaves out entries
+// idsAfter returns the ids of the entries with a greater key, and forgets old entries. If places is true, it leaves out entries
 // of partitions with a place in the cursor.
-func (r *recent) after(at int64, places bool) []string {
+func (r *recent) idsAfter(at int64, places bool) []string {
 	for len(r.order) > 0 && r.keys[r.order[0]].key < at-2*eventlog.Window.Microseconds() {
 		delete(r.keys, r.order[0])
 		r.order = r.order[1:]

@@ -108,8 +108,8 @@ func (f *Feed) signal() {
 	}
 }
 
-// ended returns the error that ended the feed.
-func (f *Feed) ended() error {
+// endError returns the error that ended the feed.
+func (f *Feed) endError() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.err

@@ -73,7 +73,7 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	p.lastTraffic = p.began.UnixMicro()
 	var reaches int64
 	if r.Pattern.Kind != match.Concrete {
-		in, err := ts.interested(ctx, r.Workspace, r.Pattern)
+		in, err := ts.recordInterest(ctx, r.Workspace, r.Pattern)
 		if err != nil {
 			return nil, err
 		}
@@ -173,8 +173,8 @@ type pollReader struct {
 	floor int64 // where the next poll begins
 }
 
-// reached returns the position up to which every entry was taken, or [math.MaxInt64] if the whole partition was.
-func (s *pollReader) reached() int64 {
+// takenUntil returns the position up to which every entry was taken, or [math.MaxInt64] if the whole partition was.
+func (s *pollReader) takenUntil() int64 {
 	switch {
 	case len(s.ahead) > 0:
 		return s.ahead[0].Key - 1
@@ -230,7 +230,7 @@ func (p *poll) readAll(ctx context.Context) error {
 	for _, s := range p.readers {
 		all.Go(func() (err error) {
 			defer fault.Recovered(&err)
-			return p.ahead(ctx, s)
+			return p.readAhead(ctx, s)
 		})
 	}
 	return all.Wait()
@@ -268,7 +268,7 @@ func (p *poll) read(ctx context.Context) error {
 // next returns the reader with the smallest key, or nil if there are no more entries.
 func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
 	for _, s := range p.readers {
-		if err := p.ahead(ctx, s); err != nil {
+		if err := p.readAhead(ctx, s); err != nil {
 			return nil, err
 		}
 		if len(s.ahead) > 0 && (first == nil || s.ahead[0].Key < first.ahead[0].Key) {
@@ -278,8 +278,8 @@ func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
 	return first, nil
 }
 
-// ahead reads until a reader has its next entry, if there is one that this release can read.
-func (p *poll) ahead(ctx context.Context, s *pollReader) (err error) {
+// readAhead reads until a reader has its next entry, if there is one that this release can read.
+func (p *poll) readAhead(ctx context.Context, s *pollReader) (err error) {
 	for len(s.ahead) == 0 && s.more {
 		s.ahead, s.more, s.pos, err = p.tails.Log.ReadUntil(ctx, s.part, s.pos, p.settled, s.limit)
 		if errors.Is(err, eventlog.ErrLater) { // the log has logged it
@@ -336,7 +336,7 @@ func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 func (p *poll) position() eventlog.Cursor {
 	at, rest := int64(math.MaxInt64), false
 	for _, s := range p.readers {
-		reached := s.reached()
+		reached := s.takenUntil()
 		rest = rest || reached < math.MaxInt64
 		if !s.apart {
 			at = min(at, reached)
@@ -354,7 +354,7 @@ func (p *poll) position() eventlog.Cursor {
 		if !s.apart {
 			continue
 		}
-		reached := s.reached()
+		reached := s.takenUntil()
 		if !p.exact {
 			reached = min(reached, p.settled)
 		}

@@ -217,8 +217,8 @@ func (ts *Tails) AfterChange(p match.Pattern) int64 {
 	return after
 }
 
-// interested calls [subscription.Interested], but for each pattern at most once in an eighth of the retention.
-func (ts *Tails) interested(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
+// recordInterest calls [subscription.Interested], but for each pattern at most once in an eighth of the retention.
+func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
 	now := ts.Log.Time()
 	in, ok := ts.interests.Get(key)

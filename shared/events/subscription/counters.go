@@ -138,21 +138,21 @@ var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 // pattern's shape, then the pattern itself. The log then has events that are published after Interested returns in the
 // pattern's partitions. A concrete pattern needs no interest. An interest that lasts long enough is not written again.
 func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
-	return interestedUntil(ctx, db, log, workspace, p, log.KeptUntil())
+	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
 
-// interested records the interest of a webhook subscription of MCP Events in a pattern. It lasts for the subscription
+// recordInterest records the interest of a webhook subscription of MCP Events in a pattern. It lasts for the subscription
 // and for one retention after it, because the cursors in deliveries and gap notices must lead to its events even if the
 // client refreshes the subscription seldom. A subscription that never expires has an interest that never ends.
-func (s *Subscription) interested(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
+func (s *Subscription) recordInterest(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
 	until := headerStays
 	if !s.Until.IsZero() {
 		until = s.Until.Add(log.Reaches())
 	}
-	return interestedUntil(ctx, db, log, s.Workspace, p, until)
+	return recordInterestUntil(ctx, db, log, s.Workspace, p, until)
 }
 
-func interestedUntil(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern, until time.Time) (eventlog.Interest, error) {
+func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern, until time.Time) (eventlog.Interest, error) {
 	if p.Kind == match.Concrete {
 		return eventlog.Interest{}, nil
 	}

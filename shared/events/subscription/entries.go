@@ -33,7 +33,7 @@ func contractKey(id string) store.Key {
 
 const workspacesPartition = "w#"
 
-func (s *Subscription) listed() []store.Key {
+func (s *Subscription) listKeys() []store.Key {
 	var keys []store.Key
 	for _, p := range s.Patterns {
 		if k := listKey(s.Workspace, p.Shape.Scope, s.ID); !slices.Contains(keys, k) {
@@ -47,7 +47,7 @@ func (s *Subscription) listed() []store.Key {
 // earlier subscription with the same id does not delete them.
 func (r *Records) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
-	for _, k := range append(sub.listed(), sub.indexed()...) {
+	for _, k := range append(sub.listKeys(), sub.indexKeys()...) {
 		ops = append(ops, store.Put(sub.entry(k)))
 	}
 	if err := r.DB.Write(ctx, ops...); err != nil {
@@ -98,12 +98,12 @@ func (r *Records) once(ctx context.Context, k store.Key, value func() []byte) er
 
 // removeEntries deletes the list entries of a subscription. With keep, operators can still find it by its id.
 func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep bool) {
-	indexed := sub.indexed()
+	indexed := sub.indexKeys()
 	if keep {
 		indexed = indexed[1:]
 	}
 	var ops []store.Op
-	for _, k := range append(sub.listed(), indexed...) {
+	for _, k := range append(sub.listKeys(), indexed...) {
 		ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
 	}
 	if err := r.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {

@@ -48,7 +48,7 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 			return nil
 		}
 		for _, p := range sub.Patterns { // so that the log keeps all events from now on
-			if _, err := sub.interested(ctx, s.Records.DB, s.Log, p); err != nil {
+			if _, err := sub.recordInterest(ctx, s.Records.DB, s.Log, p); err != nil {
 				return err
 			}
 		}

@@ -55,7 +55,7 @@ func SameOrigin(text string) string {
 	return u.Scheme + "://" + host
 }
 
-func (s *Subscription) indexed() []store.Key {
+func (s *Subscription) indexKeys() []store.Key {
 	return []store.Key{indexKey(s.Workspace, s.ID), originKey(s.Workspace, OriginOf(s.Target.URL), s.ID)}
 }
 

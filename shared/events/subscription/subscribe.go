@@ -104,7 +104,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	from.oldest = g.Service.Log.Oldest()
 	if pattern.Kind != match.Concrete {
 		granted := Subscription{Workspace: p.Workspace, Until: until}
-		in, err := granted.interested(ctx, g.Service.Records.DB, g.Service.Log, pattern)
+		in, err := granted.recordInterest(ctx, g.Service.Records.DB, g.Service.Log, pattern)
 		if err != nil {
 			return nil, err
 		}
@@ -271,7 +271,7 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	if live && (r.Cursor == "" || have.State == Active) { // deliveries continue, and the client's cursor says nothing about them
 		now := *have
 		now.Patterns = want.Patterns // as the catalog has them now
-		want.Cursor = g.advanced(ctx, &now)
+		want.Cursor = g.advancedCursor(ctx, &now)
 	}
 	want.Resumed, want.Paused, want.Marked = have.Resumed, have.Paused, have.Marked
 	if have.State == Suspended {

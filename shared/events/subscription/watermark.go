@@ -8,8 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/match"
 )
 
-// advanced returns the subscription's cursor, moved forward to the latest position up to which all deliveries are known to be finished.
-func (g *Registrar) advanced(ctx context.Context, sub *Subscription) string {
+// advancedCursor returns the subscription's cursor, moved forward to the latest position up to which all deliveries are known to be finished.
+func (g *Registrar) advancedCursor(ctx context.Context, sub *Subscription) string {
 	if g.Watermark == nil || sub.State != Active || sub.Owed != 0 {
 		return sub.Cursor
 	}
@@ -39,16 +39,16 @@ func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventl
 	}
 	// No delivery is open. If the log also has no events after the cursor, then none is in flight, because events that have left the log
 	// were in the queues for the whole retention period.
-	quiet, err := g.nothingAfter(ctx, sub, c)
+	quiet, err := g.hasNoEventAfter(ctx, sub, c)
 	if err != nil || !quiet {
 		return c, err
 	}
 	return eventlog.Cursor{At: max(c.At, end), Given: now.UnixMicro()}, nil
 }
 
-// nothingAfter reports whether no event of the subscription's patterns is in the log after a cursor. It reports false
+// hasNoEventAfter reports whether no event of the subscription's patterns is in the log after a cursor. It reports false
 // if the log was not written for a pattern since then, because an event may be on its way that the log does not have.
-func (g *Registrar) nothingAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
+func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
 	for _, p := range sub.Patterns {
 		if p.Kind != match.Concrete {
 			in, err := g.Service.Log.Interest(ctx, sub.Workspace, p.Key)

@@ -33,9 +33,9 @@ var (
 	compatible = netip.MustParsePrefix("::/96")        // RFC 4291 section 2.5.5.1
 )
 
-// embedded returns the IPv4 address inside an IPv6 address, if there is one. A gateway or tunnel may forward traffic
+// embeddedIPv4 returns the IPv4 address inside an IPv6 address, if there is one. A gateway or tunnel may forward traffic
 // to it.
-func embedded(a netip.Addr) (netip.Addr, bool) {
+func embeddedIPv4(a netip.Addr) (netip.Addr, bool) {
 	if !a.Is6() {
 		return netip.Addr{}, false
 	}
@@ -58,7 +58,7 @@ func (g *Guard) checkAddr(a netip.Addr) error {
 	if a.Zone() != "" {
 		return blocked("an address with a zone")
 	}
-	inner, carries := embedded(a)
+	inner, carries := embeddedIPv4(a)
 	if metadata[a] || carries && metadata[inner] {
 		return blocked("a cloud metadata address")
 	}

@@ -48,7 +48,7 @@ func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys
 		return nil
 	}
 	reached := failure.Category == ChallengeFailed || failure.Category == HTTP4xx || failure.Category == HTTP5xx
-	if reached && s.declared(ctx, u) {
+	if reached && s.isDeclared(ctx, u) {
 		return nil
 	}
 	if failure.Category == Aborted || failure.Category == Internal {
@@ -91,8 +91,8 @@ func echoes(body []byte, nonce string) bool {
 	return subtle.ConstantTimeCompare([]byte(echo.Challenge), []byte(nonce)) == 1
 }
 
-// declared reports whether the target's origin declares that the target's path receives webhooks.
-func (s *Sender) declared(ctx context.Context, target *url.URL) bool {
+// isDeclared reports whether the target's origin declares that the target's path receives webhooks.
+func (s *Sender) isDeclared(ctx context.Context, target *url.URL) bool {
 	u := &url.URL{Scheme: target.Scheme, Host: target.Host, Path: receiverPath}
 	req := http.Request{
 		Method: http.MethodGet, URL: u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,

@@ -160,8 +160,8 @@ func (l *connLimit) acquire(x *exchange) error {
 
 func (l *connLimit) release() { <-l.free }
 
-// bounded wraps a dial function so that it respects the limit of connections.
-func (s *Sender) bounded(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+// limitDial wraps a dial function so that it respects the limit of connections.
+func (s *Sender) limitDial(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		x := ctx.Value(exchangeKey{}).(*exchange) // the transport keeps the context's values
 		if err := s.conns.acquire(x); err != nil {

@@ -56,7 +56,7 @@ func TestGuard_Addresses(t *testing.T) {
 		if strict.checkAddr(a) == nil {
 			t.Errorf("SRF-02 %s is allowed", text)
 		}
-		inner, carries := embedded(a)
+		inner, carries := embeddedIPv4(a)
 		if isMetadata := metadata[a] || carries && metadata[inner]; isMetadata != (loose.checkAddr(a) != nil) {
 			t.Errorf("SRF-02 insecure: %s: metadata %v, error %v", text, isMetadata, loose.checkAddr(a))
 		}

@@ -97,7 +97,7 @@ func NewSender(o Options) *Sender {
 		targets: bounded.NewMap[string, *url.URL](8192),
 	}
 	s.conns = newConnLimit(o.MaxConns, s.Close)
-	s.connect = s.bounded(s.guard.DialContext)
+	s.connect = s.limitDial(s.guard.DialContext)
 	config := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		RootCAs:            o.RootCAs,

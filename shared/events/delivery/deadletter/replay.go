@@ -98,10 +98,10 @@ func reactivate(ctx context.Context, q queue.Sender, s *subscription.Subscriptio
 	return fault.Wrap(fault.Unavailable, err, "reactivate the deliveries of a subscription")
 }
 
-// published returns the events of a time span that match one pattern of a subscription and its filters. Each call reads one page
+// readEvents returns the events of a time span that match one pattern of a subscription and its filters. Each call reads one page
 // of one partition of the log, from the position at which the previous call ended. At the end, next is "". Events that were
 // written in the same microsecond are returned together.
-func (rs *Replays) published(ctx context.Context, sub *subscription.Subscription, s ReplaySelect, position string, limit int) (pattern string, events []event.Event, next string, err error) {
+func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect, position string, limit int) (pattern string, events []event.Event, next string, err error) {
 	var parts []eventlog.Partition
 	var keys []string
 	for _, p := range sub.Patterns {
@@ -161,7 +161,7 @@ func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscripti
 	next := ""
 	for range maxReads {
 		var events []event.Event
-		if _, events, next, err = rs.published(ctx, sub, s, next, maxCount); err != nil {
+		if _, events, next, err = rs.readEvents(ctx, sub, s, next, maxCount); err != nil {
 			return 0, false, err
 		}
 		if n += len(events); next == "" || n >= maxCount {
@@ -184,7 +184,7 @@ func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, lim
 		r.skip(SkippedEnded, r.Total-r.Replayed-r.Skipped)
 	}
 	for reads := 0; !over && left > 0 && reads < maxReads; reads++ {
-		pattern, events, next, err := rs.published(ctx, sub.Subscription, r.span(), r.Before, left)
+		pattern, events, next, err := rs.readEvents(ctx, sub.Subscription, r.span(), r.Before, left)
 		if err != nil {
 			return n, err
 		}

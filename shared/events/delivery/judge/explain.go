@@ -357,7 +357,7 @@ func (x *Explainer) explainPause(ctx context.Context, s *subject, o *Outcome, na
 		o.Kind, o.Why = KindWaiting, "a pause has ended, and the delivery continues within minutes"
 		return nil
 	}
-	o.Kind, o.Switch, o.Why = KindPaused, sw, pausedBy(sw)
+	o.Kind, o.Switch, o.Why = KindPaused, sw, describePause(sw)
 	if o.At.IsZero() {
 		o.At = sw.At
 	}
@@ -367,8 +367,8 @@ func (x *Explainer) explainPause(ctx context.Context, s *subject, o *Outcome, na
 	return nil
 }
 
-// pausedBy names what a switch pauses, and who did it.
-func pausedBy(sw *switches.Switch) string {
+// describePause names what a switch pauses, and who did it.
+func describePause(sw *switches.Switch) string {
 	kind, of, _ := strings.Cut(string(sw.Name), "/")
 	switch kind {
 	case "event":

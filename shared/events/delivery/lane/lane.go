@@ -133,7 +133,7 @@ type Patience struct {
 // Reserve takes a slot of the fast lane. It waits for one as long as p says. A first attempt must not overtake the deliveries that
 // wait for the endpoint's rate limit, so it then belongs to the slow lane.
 func (l *Lanes) Reserve(ctx context.Context, c Call, p Patience) (*Slot, Verdict) {
-	if l.rate.awaited(c.Endpoint, l.now()) {
+	if l.rate.hasWaiting(c.Endpoint, l.now()) {
 		return nil, SlowLane
 	}
 	l.mu.Lock()

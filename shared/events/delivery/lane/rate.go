@@ -155,8 +155,8 @@ func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) t
 	return time.Unix(second, 0).Sub(now)
 }
 
-// awaited reports whether earlier deliveries wait for their turns. A first attempt must not overtake them.
-func (r *endpointRates) awaited(id string, now time.Time) bool {
+// hasWaiting reports whether earlier deliveries wait for their turns. A first attempt must not overtake them.
+func (r *endpointRates) hasWaiting(id string, now time.Time) bool {
 	if r.limit == 0 {
 		return false
 	}

@@ -131,7 +131,7 @@ func TestEndpointRates(t *testing.T) {
 			if took := last - now.Unix(); took > 3*deliveries/limit {
 				t.Errorf("the last turn is after %d s, want about %d", took, deliveries/limit)
 			}
-			if !rates[0].awaited("one", now) || rates[0].awaited("other", now) {
+			if !rates[0].hasWaiting("one", now) || rates[0].hasWaiting("other", now) {
 				t.Error("a first attempt to the endpoint must wait, and one to another endpoint must not")
 			}
 		})

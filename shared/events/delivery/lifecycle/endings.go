@@ -76,7 +76,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 		reasons[fault.Public(then.Reason)]++
 		return nil
 	}
-	for _, scope := range concerned(last.Terms, cat.Terms()) {
+	for _, scope := range affectedScopes(last.Terms, cat.Terms()) {
 		for place := ""; ; {
 			subs, following, err := t.Lists.Listed(ctx, workspace, scope, place)
 			if err != nil {

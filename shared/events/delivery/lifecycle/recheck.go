@@ -83,7 +83,7 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	if last.At.Step == at.Step {
 		at = last.At
 	}
-	for _, scope := range concerned(last.Terms, cat.Terms()) {
+	for _, scope := range affectedScopes(last.Terms, cat.Terms()) {
 		if scope < at.Scope {
 			continue
 		}
@@ -99,8 +99,8 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	return ended, t.Lists.SetAuditState(ctx, workspace, next)
 }
 
-// concerned returns the sorted scopes whose subscriptions may have lost access.
-func concerned(before, after map[string]string) (scopes []string) {
+// affectedScopes returns the sorted scopes whose subscriptions may have lost access.
+func affectedScopes(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {
 			scopes = append(scopes, match.Scope(name))

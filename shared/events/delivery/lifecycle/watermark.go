@@ -70,7 +70,7 @@ func EarliestKey(sent time.Time, events []event.Event) string {
 // Settled implements [subscription.Watermark]. It returns the position up to which no delivery of the subscription is open,
 // and reports whether later deliveries are.
 func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64, open bool, err error) {
-	if at, err = w.attempted(ctx, workspace, id); err != nil {
+	if at, err = w.attemptedUntil(ctx, workspace, id); err != nil {
 		return 0, false, err
 	}
 	// The items are read afterwards, so that a delivery that fails in between is among them.
@@ -100,10 +100,10 @@ func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64
 	}
 }
 
-// attempted returns a position up to which every page has had its attempts, or 0 if it is unknown. A successful delivery to
+// attemptedUntil returns a position up to which every page has had its attempts, or 0 if it is unknown. A successful delivery to
 // the subscription also shows progress of dispatch. It may have been a retry of an event that was published half an hour
 // earlier.
-func (w *Watermark) attempted(ctx context.Context, workspace, id string) (at int64, err error) {
+func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (at int64, err error) {
 	items, err := w.DB.Get(ctx, progressKey, subscription.StatusKey(workspace, id))
 	if err != nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "read the progress of dispatch")
@@ -118,14 +118,14 @@ func (w *Watermark) attempted(ctx context.Context, workspace, id string) (at int
 	if at <= 0 {
 		return 0, nil
 	}
-	if at, err = w.before(ctx, latePartition, at); err != nil || at == 0 {
+	if at, err = w.beforePages(ctx, latePartition, at); err != nil || at == 0 {
 		return 0, err
 	}
-	return w.before(ctx, PausedPages(workspace), at)
+	return w.beforePages(ctx, PausedPages(workspace), at)
 }
 
-// before returns the position at, or an earlier one that lies before all pages of a partition. It returns 0 if that is unknown.
-func (w *Watermark) before(ctx context.Context, partition string, at int64) (int64, error) {
+// beforePages returns the position at, or an earlier one that lies before all pages of a partition. It returns 0 if that is unknown.
+func (w *Watermark) beforePages(ctx context.Context, partition string, at int64) (int64, error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for { // expired items may fill a result
 		late, err := w.DB.Query(ctx, q)

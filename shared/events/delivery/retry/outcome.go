@@ -125,7 +125,7 @@ func (o *Outcomes) recordNotice(ctx context.Context, del *state.Delivery, out we
 
 func (o *Outcomes) recordSuccess(del *state.Delivery, sub *subscription.Subscriber, made state.Result) []store.Op {
 	notes := o.records.Add(nil, del, made, "")
-	st, due := o.status.delivered(del.Workspace, sub.ID, del.Version != 0, made.At)
+	st, due := o.status.afterSuccess(del.Workspace, sub.ID, del.Version != 0, made.At)
 	if due {
 		notes = append(notes, store.Put(st.Encode(del.Workspace, sub.ID)))
 	}
@@ -140,7 +140,7 @@ func (o *Outcomes) recordSuccess(del *state.Delivery, sub *subscription.Subscrib
 func (o *Outcomes) recordFailure(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome, fate fate) (notes []store.Op, err error) {
 	made, workspace := del.Attempts[len(del.Attempts)-1], del.Workspace
 	notes = o.records.Add(nil, del, made, out.Response)
-	st, err := o.status.failed(ctx, o.Deliveries.DB, workspace, sub, out, made.At)
+	st, err := o.status.afterFailure(ctx, o.Deliveries.DB, workspace, sub, out, made.At)
 	if err != nil {
 		return notes, err
 	}
@@ -216,8 +216,8 @@ const (
 	maxStatuses  = 100_000
 )
 
-// delivered returns the status after a success, and reports whether to write it. The success of a retry is always written.
-func (s *statuses) delivered(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
+// afterSuccess returns the status after a success, and reports whether to write it. The success of a retry is always written.
+func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := workspace + "#" + id
@@ -241,8 +241,8 @@ func (s *statuses) afford(now time.Time) bool {
 	return rand.N(statusShare) == 0
 }
 
-// failed returns the status after a failure.
-func (s *statuses) failed(ctx context.Context, db store.DB, workspace string, sub *subscription.Subscriber, out webhook.Outcome, now time.Time) (subscription.Status, error) {
+// afterFailure returns the status after a failure.
+func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace string, sub *subscription.Subscriber, out webhook.Outcome, now time.Time) (subscription.Status, error) {
 	items, err := db.Get(ctx, subscription.StatusKey(workspace, sub.ID))
 	if err != nil {
 		return subscription.Status{}, fault.Wrap(fault.Unavailable, err, "read the status of a subscription")

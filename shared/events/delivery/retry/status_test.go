@@ -13,7 +13,7 @@ func TestStatusesOfOneEventToVeryMany(t *testing.T) {
 	s := statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}
 	at := time.Unix(1_800_000_000, 0)
 	written := func(id string, retried bool, now time.Time) bool {
-		_, due := s.delivered("default", id, retried, now)
+		_, due := s.afterSuccess("default", id, retried, now)
 		return due
 	}
 	first, rest := 0, 0

@@ -68,7 +68,7 @@ func (r *Job) Run(ctx context.Context) (moved int, err error) {
 		moved += n
 		return err
 	})
-	n, aheadErr := r.ahead(ctx, now)
+	n, aheadErr := r.continueSearch(ctx, now)
 	return moved + n, errors.Join(err, aheadErr)
 }
 
@@ -173,8 +173,8 @@ func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
 	return fault.Wrap(fault.Unavailable, err, "note that the clock was set back")
 }
 
-// ahead continues the search.
-func (r *Job) ahead(ctx context.Context, now time.Time) (moved int, err error) {
+// continueSearch searches further minutes of the search that [Job.clockSetBack] began.
+func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err error) {
 	items, err := r.DB.Get(ctx, aheadKey)
 	if err != nil || items[0] == nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")

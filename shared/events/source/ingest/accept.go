@@ -31,7 +31,7 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who iden
 		return nil, err
 	}
 	o.URI = input.URI
-	keys := who.accepted(s, event.ID)
+	keys := who.acceptedKeys(s, event.ID)
 	last := len(keys) - 1
 	end, err := in.Seen.begin(ctx, now, keys[last], input)
 	if err != nil {

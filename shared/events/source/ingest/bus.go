@@ -20,7 +20,7 @@ type Bus struct{ Intake }
 // message as a whole.
 func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, ours bool, err error) {
 	if isRetry(body) {
-		in, err = b.again(ctx, body)
+		in, err = b.mapRetried(ctx, body)
 		return in, true, err
 	}
 	from, docs, err := source.ReadEnvelope(body)
@@ -46,8 +46,8 @@ func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, ours b
 	return in, true, nil
 }
 
-// again maps the document of a retried dead letter.
-func (b *Bus) again(ctx context.Context, body []byte) ([]publish.Input, error) {
+// mapRetried maps the document of a retried dead letter.
+func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, error) {
 	r, doc, err := parseRetry(body)
 	if err != nil {
 		return nil, err

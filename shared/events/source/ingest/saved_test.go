@@ -52,7 +52,7 @@ func TestSavedIsLive(t *testing.T) {
 			if !reflect.DeepEqual(live, want) {
 				t.Errorf("live: %v, want %v", live, want)
 			}
-			r, _, err := savedRequest([]byte(raw))
+			r, _, err := parseSavedRequest([]byte(raw))
 			expect.OK(t, err)
 			if saved := documentOf(r, []byte("{}")); !reflect.DeepEqual(saved, want) {
 				t.Errorf("saved: %v, want %v", saved, want)
@@ -70,7 +70,7 @@ func FuzzSavedRequest(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		r, body, err := savedRequest(raw)
+		r, body, err := parseSavedRequest(raw)
 		if err != nil {
 			if !fault.Is(err, fault.Invalid) && !fault.Is(err, fault.TooLarge) {
 				t.Fatal(err)

@@ -140,9 +140,9 @@ type identity struct {
 	signed string
 }
 
-// accepted returns the keys under which an accepted event is recorded: its id, which a redelivery repeats even if it
+// acceptedKeys returns the keys under which an accepted event is recorded: its id, which a redelivery repeats even if it
 // is signed again, and last the hash of the signed text, which a replay repeats.
-func (i identity) accepted(s source.Source, id string) []store.Key {
+func (i identity) acceptedKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }
 

@@ -70,7 +70,7 @@ func Try(ctx context.Context, cat *catalog.Catalog, s source.Source, raw []byte,
 }
 
 func tryRequest(ctx context.Context, cat *catalog.Catalog, s source.Source, raw []byte, now time.Time, secrets lookup) (Trial, error) {
-	r, sent, err := savedRequest(raw)
+	r, sent, err := parseSavedRequest(raw)
 	if err != nil {
 		return Trial{}, err
 	}
@@ -162,9 +162,9 @@ func try(cat *catalog.Catalog, s source.Source, doc any, body []byte) Trial {
 // because a header's name ends with a colon.
 var requestLine = regexp.MustCompile(`^[A-Z]+ \S+ HTTP/[0-9.]+\s*$`)
 
-// savedRequest reads an HTTP request from a file. The request line may be missing. If there is a Content-Length,
+// parseSavedRequest reads an HTTP request from a file. The request line may be missing. If there is a Content-Length,
 // anything after it is cut off, because editors add a line break at the end of a file.
-func savedRequest(raw []byte) (*http.Request, []byte, error) {
+func parseSavedRequest(raw []byte) (*http.Request, []byte, error) {
 	if len(raw) > publish.MaxBody+64<<10 {
 		return nil, nil, tooLarge()
 	}

@@ -101,8 +101,8 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 	}, nil
 }
 
-// renewed returns the lease to write now. Its version is the time in milliseconds since 1970.
-func (s *Shared) renewed(own store.Item) store.Item {
+// nextLease returns the lease to write now. Its version is the time in milliseconds since 1970.
+func (s *Shared) nextLease(own store.Item) store.Item {
 	own.Version = s.now().UnixMilli()
 	return own
 }
@@ -116,7 +116,7 @@ func (s *Shared) check() time.Duration { return cmp.Or(s.Check, 15*time.Second) 
 
 // place writes a lease and deletes the leases beyond the quota. If the new stream replaces another, it deletes at least one.
 func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces bool) error {
-	if err := s.DB.Write(ctx, store.Put(s.renewed(own))); err != nil {
+	if err := s.DB.Write(ctx, store.Put(s.nextLease(own))); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "take a lease")
 	}
 	var live, dead []store.Op // of the principal's other streams, the oldest first
@@ -210,7 +210,7 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	var timer *time.Timer
 	renew := func() {
 		next := s.check()
-		err := s.DB.Write(ctx, store.Put(s.renewed(own), store.Exists()))
+		err := s.DB.Write(ctx, store.Put(s.nextLease(own), store.Exists()))
 		if errors.Is(err, store.ErrConflict) {
 			superseded()
 			return

@@ -46,7 +46,7 @@ type Right struct {
 // Subscriber checks a subscriber under one pattern. It returns a [*subscription.Terminated] if the subscription must end, and
 // another error if the check failed.
 func (r *Review) Subscriber(ctx context.Context, workspace, patternKey string, s *subscription.Subscriber, latest bool) (Right, error) {
-	right, err := r.right(ctx, workspace, s.Principal, s.Grant, latest)
+	right, err := r.rightOf(ctx, workspace, s.Principal, s.Grant, latest)
 	if err != nil {
 		return right, err
 	}
@@ -57,7 +57,7 @@ func (r *Review) Subscriber(ctx context.Context, workspace, patternKey string, s
 // Subscription checks a whole subscription, as [Review.Subscriber] does. It must end if any of its URIs must, because a registration is
 // all or nothing.
 func (r *Review) Subscription(ctx context.Context, s *subscription.Subscription, latest bool) (Right, error) {
-	right, err := r.right(ctx, s.Workspace, s.Principal, s.Grant, latest)
+	right, err := r.rightOf(ctx, s.Workspace, s.Principal, s.Grant, latest)
 	if err != nil {
 		return right, err
 	}
@@ -70,7 +70,7 @@ func (r *Review) Subscription(ctx context.Context, s *subscription.Subscription,
 	return right, nil
 }
 
-func (r *Review) right(ctx context.Context, workspace, principal string, g subscription.Grant, latest bool) (Right, error) {
+func (r *Review) rightOf(ctx context.Context, workspace, principal string, g subscription.Grant, latest bool) (Right, error) {
 	right := Right{review: r, workspace: workspace}
 	var err error
 	if latest {
@@ -99,7 +99,7 @@ func (r *Review) right(ctx context.Context, workspace, principal string, g subsc
 // pattern checks one pattern.
 func (r *Review) pattern(ctx context.Context, right Right, p part) error {
 	if uri, parent := match.CutParent(p.key); parent {
-		return right.below(uri)
+		return right.checkBelow(uri)
 	}
 	entry := right.catalog.ByName(p.entry)
 	if entry == nil {
@@ -126,10 +126,10 @@ func (r *Review) pattern(ctx context.Context, right Right, p part) error {
 	return nil
 }
 
-// below checks a subscription to a parent URI, which also matches all URIs below it. For example, event://orders matches
+// checkBelow checks a subscription to a parent URI, which also matches all URIs below it. For example, event://orders matches
 // event://orders/7/paid. The subscription continues as long as the catalog has an event type below the parent that the principal
 // may receive by webhook.
-func (r Right) below(uri string) error {
+func (r Right) checkBelow(uri string) error {
 	entries := r.catalog.Under(uri)
 	if len(entries) == 0 {
 		return &subscription.Terminated{Reason: subscription.TypeRemoved(uri)}

@@ -97,7 +97,7 @@ func (c Counts) recount(
 	if last.Wrong == 0 {
 		next.Wrong = wrong
 	} else {
-		by = -agreed(last.Wrong, wrong)
+		by = -commonPart(last.Wrong, wrong)
 	}
 	value, _ := json.Marshal(next) // numbers and a time
 	ops := []store.Op{store.Put(store.Item{Key: recountKey(workspace), Value: value, Version: now.UnixNano()}, cond)}
@@ -112,8 +112,8 @@ func (c Counts) recount(
 	return by, nil
 }
 
-// agreed returns the part of two differences on which both agree.
-func agreed(a, b int64) int64 {
+// commonPart returns the part of two differences on which both agree.
+func commonPart(a, b int64) int64 {
 	switch {
 	case a > 0 && b > 0:
 		return min(a, b)
