@@ -282,12 +282,6 @@ conformance-table: $(TESTLOG) ## write docs/internals/conformance.md from the la
 permissions: ## write docs/internals/permissions.md from template.yaml
 	go run ./tools/permissions
 
-.PHONY: permissions-check
-permissions-check: prerequisites ## run the tests on local AWS, and list the permissions that none of them uses
-	mkdir -p build; rm -f build/calls.jsonl
-	MCPEVENTS_TEST_CALLS=$(CURDIR)/build/calls.jsonl go test -count=1 -timeout 60m -p 1 ./functions ./test/e2e ./test/chaos ./test/interop
-	go run ./tools/permissions -check -calls build/calls.jsonl
-
 .PHONY: clean
 clean: ## remove all build results
 	rm -rf bin build dist .aws-sam

@@ -3,6 +3,7 @@ package functions_test
 import (
 	"archive/zip"
 	"compress/flate"
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -29,6 +30,31 @@ func operated(t *testing.T, stack *runner.Stack) {
 	body, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(body), `"subscriptions"`) {
 		t.Errorf("got %d %s, %v", resp.StatusCode, body, err)
+	}
+}
+
+// erased erases a principal with a session and its stream.
+func erased(t *testing.T, stack *runner.Stack) {
+	const initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"}}}`
+	resp := post(t, stack.URL()+"/mcp", initialize, map[string]string{"Accept": "application/json, text/event-stream"}, nil)
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("initialize: got %d", resp.StatusCode)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, stack.URL()+"/admin/v1/principals/anonymous", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err = http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var done struct {
+		Complete bool
+		Counts   map[string]int
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&done); err != nil || !done.Complete || done.Counts["sessions"] == 0 || done.Counts["notices"] == 0 {
+		t.Errorf("got %d %+v %v, want an erased session and notices", resp.StatusCode, done, err)
 	}
 }
 

@@ -1,6 +1,9 @@
 package functions_test
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -34,6 +37,25 @@ const busSources = `sources:
     events:
       - {match: {eventName: [{prefix: "ObjectCreated:"}]}, name: storage.object_created, variables: {bucket: /s3/bucket/name}, time: /eventTime, data: {key: /s3/object/key, size: /s3/object/size}}
 `
+
+// sourced sends a webhook to a source whose secret is in Parameter Store.
+func sourced(t *testing.T, stack *runner.Stack) {
+	const body, key = `{"build":7,"status":"failed"}`, "a-secret-of-at-least-16-bytes"
+	secret(t, "/mcp-events/Test/s", key)
+	configureStack(t, stack, `
+sources:
+  - name: builds
+    verify: {scheme: hmac, header: X-Signature, secrets: ["ssm:/mcp-events/Test/s"]}
+    events:
+      - {name: ci.build_finished, data: {build: /body/build, status: /body/status}}
+`)
+	mac := hmac.New(sha256.New, []byte(key))
+	mac.Write([]byte(body))
+	header := map[string]string{"X-Signature": hex.EncodeToString(mac.Sum(nil))}
+	eventually(t, "the source accepts its webhook", func() bool {
+		return post(t, stack.URL()+"/sources/builds", body, header, nil).StatusCode == http.StatusAccepted
+	})
+}
 
 // TestServicesSendToTheInbox (SRC-01): with the template's parameters set, an EventBridge event, an SNS message and
 // an S3 notification reach a polling client. The emulator provides EventBridge, SNS, S3 and SQS.

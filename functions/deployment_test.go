@@ -28,7 +28,14 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
+func TestMain(m *testing.M) {
+	code := awslocal.Main(m)
+	if differences := compareCalls(); code == 0 && len(differences) > 0 {
+		fmt.Printf("tools/permissions/calls.tsv: %s\n", strings.Join(differences, "\n"))
+		code = 1
+	}
+	os.Exit(code)
+}
 
 // deploy deploys the stack with the project's catalog.
 func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
@@ -40,7 +47,7 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 		Endpoints:  runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
 		Parameters: map[string]string{"Auth": "none", "AllowInsecureTargets": "true", "StreamConcurrency": "100"},
 		Binaries:   harness.Functions(t),
-		Output:     lines{t}, Speed: 60, Calls: os.Getenv("MCPEVENTS_TEST_CALLS"),
+		Output:     lines{t}, Speed: 60,
 	}
 	if change != nil {
 		change(&o)
@@ -49,6 +56,7 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	if err != nil {
 		t.Fatal(err)
 	}
+	noteCalls(t, stack)
 	t.Cleanup(func() {
 		stack.Close()
 		for _, denied := range stack.Denied() {
@@ -117,6 +125,8 @@ func TestDeployment(t *testing.T) {
 	t.Run("OPS-04 a message that fanout or publish cannot read becomes a dead letter", func(t *testing.T) { deadLettered(t, stack) })
 	t.Run("after a rotation, secrets can be opened before and after they are sealed again", func(t *testing.T) { rotated(t, stack) })
 	t.Run("OPS-01 the admin API responds", func(t *testing.T) { operated(t, stack) })
+	t.Run("OPS-07 an erased principal loses its sessions and notices", func(t *testing.T) { erased(t, stack) })
+	t.Run("SRC-01 publish reads a source's secret", func(t *testing.T) { sourced(t, stack) })
 	t.Run("retry runs on its schedule", func(t *testing.T) {
 		eventually(t, "retry has run", func() bool {
 			s := stack.Stats()["RetryFunction"]

@@ -71,9 +71,6 @@ type Options struct {
 	// Direct makes functions use the endpoints directly. Then permissions are not checked, [Stack.Requests] counts
 	// nothing, and chains of requests are not detected.
 	Direct bool
-	// Calls is a file to which the stack appends, when it is closed, the permissions that its functions have used,
-	// with one line of JSON per [Call]. "" disables this.
-	Calls string
 	// Grace is how long processes may continue when the stack is closed. 0 means 2 s.
 	Grace time.Duration
 	// Progress receives a line for every step of the start. Nil discards them.

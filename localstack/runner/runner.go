@@ -354,9 +354,6 @@ func (s *Stack) Close() {
 			}
 		}
 		s.serving.Wait()
-		if err := s.record(); err != nil {
-			s.opts.Log.Warn("calls not recorded", "file", s.opts.Calls, "error", err)
-		}
 		if s.dir != "" {
 			if err := os.RemoveAll(s.dir); err != nil {
 				s.opts.Log.Warn("built functions not removed", "error", err)

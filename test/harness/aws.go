@@ -134,7 +134,6 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 		Speed:      30, // retries that are due are looked for every two seconds
 		Progress:   a.out,
 		Output:     a.out,
-		Calls:      os.Getenv("MCPEVENTS_TEST_CALLS"),
 	})
 	if err != nil {
 		tb.Fatalf("start local AWS: %v\n%s", err, a.out.tail(8<<10))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"slices"
 	"testing"
 )
@@ -24,6 +25,26 @@ func TestDerive(t *testing.T) {
 		for _, id := range sorted(needs) {
 			for _, n := range missing(id, functions[id], needs[id]) {
 				t.Errorf("no statement of %s allows %s on %s for partitions %q, which %s needs", id, n.action, n.resource, n.prefix+"*", n.at)
+			}
+		}
+	})
+	text, err := os.ReadFile("calls.tsv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls, err := recorded(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("AWS-10 the code or a recorded call uses each permission that the template grants", func(t *testing.T) {
+		for _, p := range unused(functions, calls, needs) {
+			t.Errorf("%s %s grants %s on %s, which no code and no recorded call uses", p.function, p.statement, p.action, p.resource)
+		}
+	})
+	t.Run("AWS-10 the template grants each recorded call, which the code does not show", func(t *testing.T) {
+		for call := range calls {
+			if !slices.ContainsFunc(unused(functions, nil, needs), func(p permission) bool { return p.asCalled() == call }) {
+				t.Errorf("%+v is not granted, or the code shows it: remove it from calls.tsv", call)
 			}
 		}
 	})

@@ -1,18 +1,15 @@
 // Command permissions writes docs/internals/permissions.md: which function may send which request to AWS and
 // why, and which services may send to queues, as template.yaml says.
 //
-// Its test fails if the code of a function makes an operation that the template does not allow. With the calls that
-// tests on local AWS recorded, the command fails if the template allows something that no code and no test uses.
+// Its tests compare the template with the code, in both directions. They derive the operations on tables and queues from
+// the code. calls.tsv lists the other calls. The tests of package functions fail if local AWS does not record these calls.
 package main
 
 import (
-	"bufio"
 	"bytes"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"unicode"
@@ -55,15 +52,14 @@ func main() {
 	template := flag.String("template", "template.yaml", "the deployment template")
 	out := flag.String("out", "docs/internals/permissions.md", "the page to write")
 	check := flag.Bool("check", false, "fail if the page is not up to date, instead of writing it")
-	calls := flag.String("calls", "", "file with the calls that tests recorded; fail if a permission is neither among them nor needed by the code")
 	flag.Parse()
-	if err := run(*template, *out, *check, *calls); err != nil {
+	if err := run(*template, *out, *check); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(template, out string, check bool, calls string) error {
+func run(template, out string, check bool) error {
 	functions, err := read(template)
 	if err != nil {
 		return err
@@ -81,28 +77,9 @@ func run(template, out string, check bool, calls string) error {
 		if !bytes.Equal(have, page) {
 			return fmt.Errorf("%s is not what %s says (make permissions)", out, template)
 		}
-	} else if err := os.WriteFile(out, page, 0o644); err != nil {
-		return err
-	}
-	if calls == "" {
 		return nil
 	}
-	used, err := recorded(calls)
-	if err != nil {
-		return err
-	}
-	c, err := load(filepath.Dir(template))
-	if err != nil {
-		return err
-	}
-	never := unused(functions, used, c.needs())
-	for _, p := range never {
-		fmt.Printf("unused: %s %s: %s on %s\n", p.function, p.statement, p.action, p.resource)
-	}
-	if len(never) > 0 {
-		return fmt.Errorf("%d permissions are granted, and no code and no test uses them", len(never))
-	}
-	return nil
+	return os.WriteFile(out, page, 0o644)
 }
 
 // unused returns the permissions that no recorded call used and no code needs. A permission that the code needs may be
@@ -111,17 +88,22 @@ func unused(functions map[string][]statement, used map[permission]bool, needs ma
 	for _, id := range sorted(functions) {
 		for _, st := range functions[id] {
 			for _, p := range permissions(id, []statement{st}) {
-				call := p
-				if strings.HasPrefix(p.resource, "arn:") || p.resource == "SealingKey" || p.resource == "AWS::StackId" {
-					call.resource = "" // named otherwise when it is called
-				}
-				if !used[call] && !used[call.alike()] && !byPoller(p) && !p.needed(st, needs[id]) {
+				if call := p.asCalled(); !used[call] && !used[call.alike()] && !byPoller(p) && !p.needed(st, needs[id]) {
 					never = append(never, p)
 				}
 			}
 		}
 	}
 	return never
+}
+
+// asCalled returns the permission with the resource that a recorded call has: the logical id of a table, queue or
+// function, or "" for other resources, whose ARNs a call names.
+func (p permission) asCalled() permission {
+	if strings.HasPrefix(p.resource, "arn:") || p.resource == "SealingKey" || p.resource == "AWS::StackId" {
+		p.resource = ""
+	}
+	return p
 }
 
 // needed reports whether the code of the function makes the operation that the statement allows.
@@ -204,32 +186,26 @@ func permissions(function string, statements []statement) (all []permission) {
 	return all
 }
 
-func recorded(file string) (map[permission]bool, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
+// recorded reads calls.tsv.
+func recorded(text string) (map[permission]bool, error) {
 	used := map[permission]bool{}
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		var c struct{ Function, Statement, Action, Resource string }
-		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
-			return nil, err
+	for line := range strings.Lines(text) {
+		fields := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		if len(fields) != 4 {
+			return nil, fmt.Errorf("%q has %d fields, want function, statement, action and resource", line, len(fields))
 		}
-		used[permission{c.Function, c.Statement, c.Action, c.Resource}] = true
-		used[permission{c.Function, c.Statement, c.Action, ""}] = true
+		used[permission{fields[0], fields[1], fields[2], fields[3]}] = true
 	}
-	return used, lines.Err()
+	return used, nil
 }
 
 func render(functions map[string][]statement) []byte {
 	var b bytes.Buffer
 	b.WriteString("# Permissions\n\nThis page lists the AWS permissions of each function, and their purpose. `make permissions` generates it from template.yaml, so do not edit it.\n\n" +
 		"Each function has an IAM role of its own, with only these permissions. The tests on local AWS reject all other requests. Another test derives\n" +
-		"from the code which requests a function can send to DynamoDB and SQS, and fails if one of them is missing here. `make permissions-check` lists\n" +
-		"permissions that are not used by the code or the tests. If a queue invokes a function, Lambda receives and deletes the queue's messages with the\n" +
-		"function's permissions.\n")
+		"from the code which requests a function can send to DynamoDB and SQS, and fails if one of them is missing here or if no code uses a permission.\n" +
+		"tools/permissions/calls.tsv lists the requests that it cannot derive, and the tests of the functions record them. If a queue invokes a function,\n" +
+		"Lambda receives and deletes the queue's messages with the function's permissions.\n")
 	for _, id := range sorted(functions) {
 		fmt.Fprintf(&b, "\n## %s\n\n| purpose | permissions | resource | condition |\n|---|---|---|---|\n", id)
 		for _, st := range functions[id] {
