@@ -58,13 +58,14 @@ type Stack struct {
 	status  string         // as CloudFormation calls it
 	names   map[string]int // number of names that each logical id has had
 
-	callbacks callbacks
-	running   context.Context    // context of mappings, schedules and kills; nil before they start
-	stop      context.CancelFunc // ends running
-	triggers  sync.WaitGroup
-	servers   []*http.Server
-	serving   sync.WaitGroup
-	closeOnce sync.Once
+	callbacks     callbacks
+	distributions distributions
+	running       context.Context    // context of mappings, schedules and kills; nil before they start
+	stop          context.CancelFunc // ends running
+	triggers      sync.WaitGroup
+	servers       []*http.Server
+	serving       sync.WaitGroup
+	closeOnce     sync.Once
 }
 
 // function is a function of the template.
@@ -105,7 +106,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 	s := &Stack{
 		opts: o, endpoints: o.Endpoints, unreserved: lambda.NewLimit(o.Concurrency), output: &lockedWriter{w: o.Output},
 		queues: map[string]*queue{}, urls: map[string]string{}, handlers: map[string]http.Handler{}, names: map[string]int{}, status: creating,
-		callbacks: callbacks{waiting: map[string]chan callback{}},
+		callbacks: callbacks{waiting: map[string]chan callback{}}, distributions: distributions{running: map[string]*distribution{}},
 	}
 	s.gate = &gate{
 		stack: s, policies: map[string]access.Policy{}, tables: map[string]tableName{}, counts: map[string]awscount.Counts{}, calls: map[Call]bool{},

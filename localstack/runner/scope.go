@@ -57,7 +57,6 @@ const tableType = "AWS::DynamoDB::Table"
 // Types without an effect here: permissions are not checked, and logs go to the output.
 var passive = []string{
 	"AWS::Logs::LogGroup", "AWS::IAM::Role", "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy",
-	"AWS::CloudFront::Distribution", "AWS::CloudFront::ResponseHeadersPolicy",
 	"AWS::Lambda::Permission", "AWS::CloudWatch::Alarm", "AWS::CloudWatch::Dashboard", "AWS::SNS::Topic", "AWS::Logs::MetricFilter",
 }
 
@@ -201,6 +200,10 @@ func (s *scope) create(r *template.Resource, before *made) (*made, error) {
 		return &made{ref: a.AliasName, remove: remove}, a.Create(s.ctx, s.clients)
 	case slices.Contains(senders, r.Type):
 		return s.sender(r, name)
+	case r.Type == distributionType:
+		return s.distribution(r, name)
+	case r.Type == responseHeadersType:
+		return s.responseHeaders(r, name)
 	case isCustom(r.Type):
 		return s.custom(r, before)
 	case slices.Contains(passive, r.Type):
@@ -208,7 +211,7 @@ func (s *scope) create(r *template.Resource, before *made) (*made, error) {
 		var ignored map[string]any
 		err := s.tpl.Properties(r, s, &ignored)
 		arn := "arn:aws:local:" + s.stack.opts.Region + ":" + account + ":" + name
-		return &made{ref: name, attributes: map[string]string{"Arn": arn, "DomainName": strings.ToLower(name) + ".local"}}, err
+		return &made{ref: name, attributes: map[string]string{"Arn": arn}}, err
 	}
 	return nil, fmt.Errorf("resource type %s is not supported", r.Type)
 }
