@@ -2,6 +2,7 @@ package functions_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -13,7 +14,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
-	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/app/apply"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -30,13 +30,13 @@ type polled struct {
 	Truncated bool
 }
 
-func poll(t *testing.T, stack *runner.Stack, cursor string) (answer polled) {
+func poll(t *testing.T, base, cursor string) (answer polled) {
 	t.Helper()
 	value, _ := json.Marshal(cursor)
 	if cursor == "" {
 		value = []byte("null")
 	}
-	raw := rpc(t, stack.URL(), "events/poll", `"name":"ci.build_finished","cursor":`+string(value))
+	raw := rpc(t, base, "events/poll", `"name":"ci.build_finished","cursor":`+string(value))
 	if err := json.Unmarshal(raw, &answer); err != nil {
 		t.Fatal(err)
 	}
@@ -45,8 +45,7 @@ func poll(t *testing.T, stack *runner.Stack, cursor string) (answer polled) {
 
 // TestMoveToAnotherRegion follows "Move to another Region or account" in docs/how-to/restore-on-aws.md. Copies
 // replace the restored backups of tables, because the DynamoDB emulator has no backups. It shares tables between
-// Regions; the emulators of KMS and Parameter Store separate Regions. The test omits moving the host name, which
-// needs CloudFront.
+// Regions; the emulators of KMS and Parameter Store separate Regions.
 func TestMoveToAnotherRegion(t *testing.T) {
 	const region, parameter, token = "eu-west-1", "/mcp-events/Move/backend", "Bearer s3cret"
 	asked := make(chan string, 100)
@@ -79,7 +78,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	subscription := `"name":"ci.build_finished","delivery":{"mode":"webhook","url":"` + eventsTarget + `","secret":"` + eventsSecret + `"}`
 	rpc(t, old.URL(), "events/subscribe", subscription)
 	wait(t, "the challenge", eventsHooks)
-	cursor := poll(t, old, "").Cursor
+	cursor := poll(t, old.URL(), "").Cursor
 	kept := publish(t, old, 1)
 	wait(t, "the webhook of the registration", hooks)
 	wait(t, "the webhook of the subscription", eventsHooks)
@@ -112,6 +111,10 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	publish(t, old, 2)
 	wait(t, "the webhook of the registration", hooks)
 	wait(t, "the webhook of the subscription", eventsHooks)
+	host := newName(t, "moved.example.com")
+	update(t, old, frontOf("moved.example.com"))
+	host.point(old)
+	named := poll(t, host.URL, "").Cursor
 	old.Close()
 	d, _ := readDeployment(t)
 	for name, arn := range parameters {
@@ -134,7 +137,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 		}
 	})
 	t.Run("AWS-22 a cursor from before the move continues", func(t *testing.T) {
-		got := poll(t, moved, cursor)
+		got := poll(t, moved.URL(), cursor)
 		if got.Truncated || len(got.Events) != 1 || got.Events[0].EventID != kept {
 			t.Errorf("got %+v, want the event %s and no gap", got, kept)
 		}
@@ -172,9 +175,24 @@ func TestMoveToAnotherRegion(t *testing.T) {
 		if err := moved.Update(t.Context(), map[string]string{"Retention": "5m"}); err != nil {
 			t.Fatal(err)
 		}
-		if got := poll(t, moved, before); !got.Truncated {
+		if got := poll(t, moved.URL(), before); !got.Truncated {
 			t.Errorf("got %+v, want a gap because an event was lost", got)
 		}
+	})
+	t.Run("AWS-22 after a change of DNS, clients continue at the same host name", func(t *testing.T) {
+		update(t, moved, frontOf("moved.example.com"))
+		body, header := request("events/poll", `"name":"ci.build_finished","cursor":"`+named+`"`)
+		if resp := post(t, host.URL+"/mcp", body, header, nil); resp.StatusCode != http.StatusBadGateway {
+			t.Errorf("got %d while the name points to the lost Region", resp.StatusCode)
+		}
+		host.point(moved)
+		if resp := post(t, host.URL+"/events", `{"uri":"event://ci/build-finished","data":`+fmt.Sprintf(build, 4)+`}`, nil, nil); resp.StatusCode != http.StatusAccepted {
+			t.Fatalf("publish: got %d", resp.StatusCode)
+		}
+		eventually(t, "the two events since the move arrive without a gap", func() bool {
+			got := poll(t, host.URL, named)
+			return !got.Truncated && len(got.Events) == 2
+		})
 	})
 	for _, denied := range moved.Denied() {
 		t.Errorf("a permission is missing: %s", denied)
