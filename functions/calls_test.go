@@ -49,7 +49,9 @@ func compareCalls() (differences []string) {
 	}
 	if flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.list").Value.String() == "" {
 		for c := range listed {
-			if !called.calls[c] {
+			one := c // of several keys; the store reads a single key with another operation
+			one.Action = strings.Replace(c.Action, "BatchGetItem", "GetItem", 1)
+			if !called.calls[c] && !called.calls[one] {
 				differences = append(differences, fmt.Sprintf("no test made the call %+v", c))
 			}
 		}
