@@ -1,0 +1,133 @@
+//go:build unix
+
+package interop
+
+import (
+	"context"
+	"fmt"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"testing"
+	"time"
+
+	mcpevents "github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// TestServersOfOthersBehindTheGateway: clients of the gateway receive the events of other makers' servers, which deliver by webhook only, in
+// every mode, and continue from cursors that those servers do not have.
+func TestServersOfOthersBehindTheGateway(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(*testing.T) *theirs{
+		"mcp-webhook-events": func(t *testing.T) *theirs { return startTheirs(t, "webhook") },
+		"mcp-handler":        startHandler,
+	} {
+		t.Run("GWN-20, GWN-21, GWN-22 "+name, func(t *testing.T) {
+			t.Parallel()
+			behindTheGateway(t, start(t))
+		})
+	}
+}
+
+func behindTheGateway(t *testing.T, s *theirs) {
+	gateway := harness.StartServer(t, harness.ServerOptions{
+		Config: fmt.Sprintf("backends:\n  - {name: tickets, url: %q, prefix: t_, headers: {Authorization: \"env:TICKETS_AUTH\"}}\n", s.url),
+		Env:    []string{"TICKETS_AUTH=Bearer " + s.key}, Args: []string{"--public-url", s.hooks.URL},
+	})
+	to, err := url.Parse(gateway.Events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.hooks.Config.Handler = httputil.NewSingleHostReverseProxy(&url.URL{Scheme: to.Scheme, Host: to.Host})
+	hooks := &mcpevents.Handler{}
+	receiver := httptest.NewServer(hooks)
+	t.Cleanup(receiver.Close)
+	hooks.URL = receiver.URL
+	c, err := mcpevents.Connect(t.Context(), gateway.MCP, mcpevents.Options{Key: gateway.Keys["alice"], Webhooks: hooks, MinPoll: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "t_ticket.updated"
+	var listed mcpevents.EventType
+	for end := time.Now().Add(harness.Patience); listed.Name == ""; time.Sleep(50 * time.Millisecond) {
+		types, err := c.EventTypes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at := slices.IndexFunc(types, func(e mcpevents.EventType) bool { return e.Name == name }); at >= 0 {
+			listed = types[at]
+		} else if time.Now().After(end) {
+			t.Fatalf("the gateway lists %d event types without %s", len(types), name)
+		}
+	}
+	modes := []string{mcpevents.ModeWebhook, mcpevents.ModePush, mcpevents.ModePoll}
+	for _, mode := range modes {
+		if !slices.Contains(listed.Delivery, mode) {
+			t.Errorf("clients can receive the events by %v only", listed.Delivery)
+		}
+	}
+	follow := func(mode, cursor string) chan mcpevents.Event {
+		t.Helper()
+		events := make(chan mcpevents.Event, 100)
+		sub, err := c.Subscribe(t.Context(), mcpevents.SubscribeOptions{
+			Name: name, Arguments: map[string]string{"ticket": "T1"}, Mode: mode, Cursor: cursor, Store: &nowhere{},
+			Event: func(_ context.Context, e mcpevents.Event) error { events <- e; return nil },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = sub.Close() })
+		return events
+	}
+	next := func(from chan mcpevents.Event, what string) mcpevents.Event {
+		t.Helper()
+		select {
+		case e := <-from:
+			return e
+		case <-time.After(harness.Patience):
+			t.Fatalf("%s does not arrive", what)
+			return mcpevents.Event{}
+		}
+	}
+	streams := map[string]chan mcpevents.Event{}
+	for _, mode := range modes {
+		streams[mode] = follow(mode, "")
+	}
+	s.publish("T2-1", "T1-1", "T1-2")
+	s.kill()
+	s.start()
+	s.publish("T1-3")
+	var first mcpevents.Event
+	ids := map[string]int{}
+	for mode, events := range streams {
+		for i := range 3 {
+			e := next(events, fmt.Sprintf("event %d by %s", i+1, mode))
+			if ids[e.ID]++; mode == mcpevents.ModePush && i == 0 {
+				first = e
+			}
+			if e.Name != name || string(e.Data) != `{"ticket":"T1"}` {
+				t.Errorf("%s: got %+v", mode, e)
+			}
+		}
+	}
+	replayed := follow(mcpevents.ModePush, first.Cursor)
+	for i := range 2 {
+		ids[next(replayed, fmt.Sprintf("replayed event %d", i+1)).ID]++
+	}
+	if len(ids) != 3 || ids[first.ID] != 3 {
+		t.Errorf("got the events %v, want three in each mode and two of them again", ids)
+	}
+	for mode, events := range streams {
+		if len(events) > 0 {
+			t.Errorf("%s: got a further event %+v", mode, <-events)
+		}
+	}
+}
+
+// nowhere is a store that keeps nothing, so that each subscription begins where its options say.
+type nowhere struct{}
+
+func (*nowhere) Load(context.Context, string) (string, error) { return "", nil }
+func (*nowhere) Save(context.Context, string, string) error   { return nil }
