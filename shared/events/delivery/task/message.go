@@ -68,7 +68,7 @@ type Single struct {
 	Principal    string `json:"pr"`
 	Subscription string `json:"sub"`
 	Event        string `json:"ev"`
-	// Key is the event's [event.Event.Key]. A notice has none.
+	// Key is the event's [event.Event.Key]. It is empty for a notice.
 	Key string `json:"k,omitempty"`
 	// Attempt is the number of the attempt to make, from 1. The task is stale if the delivery has recorded that attempt already.
 	Attempt int `json:"n"`
