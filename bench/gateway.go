@@ -16,13 +16,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
 )
 
-// gatewayConfig puts one backend behind the gateway twice, once in each revision.
-const gatewayConfig = "backends:\n  - {name: b25, prefix: b25_, url: %q, protocolVersion: 2025-11-25}\n  - {name: b26, prefix: b26_, url: %[1]q, protocolVersion: 2026-07-28}\n"
+// gatewayConfig puts one backend behind the gateway twice, once in each revision, and a server with events.
+const gatewayConfig = "backends:\n  - {name: b25, prefix: b25_, url: %q, protocolVersion: 2025-11-25}\n  - {name: b26, prefix: b26_, url: %[1]q, protocolVersion: 2026-07-28}\n" +
+	"  - {name: events, prefix: " + eventsPrefix + ", url: %q}\nquotas:\n  - {workspace: default, sessions: %d}\n"
 
 // Gateway puts a backend behind a server and measures what the gateway adds to a call and to its progress
-// messages, against the same calls to the backend itself, in turn; and how long a change of the backend's tools
-// takes to many streams.
-func Gateway(ctx context.Context, o Options, calls int, w io.Writer) error {
+// messages, against the same calls to the backend itself, in turn; how long a change of the backend's tools takes to many streams;
+// what the gateway adds to an event of a backend; and the memory of idle sessions.
+func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) error {
 	if o.Server != "" || calls < 20 {
 		return fault.New(fault.Invalid, "--gateway measures a server of its own, with 20 --calls or more")
 	}
@@ -30,12 +31,31 @@ func Gateway(ctx context.Context, o Options, calls int, w io.Writer) error {
 	defer cancel()
 	b := newBackend()
 	defer b.close()
-	s, err := o.start(ctx, fmt.Sprintf(gatewayConfig, b.server.URL+"/mcp"), "--streams", strconv.Itoa(changeStreams+10))
+	events := o
+	events.Data = "" // one of its own
+	publisher, err := events.start(ctx, "")
+	if err != nil {
+		return err
+	}
+	defer publisher.stop()
+	s, err := o.start(ctx, fmt.Sprintf(gatewayConfig, b.server.URL+"/mcp", publisher.url+"/mcp", sessions+100), "--streams", strconv.Itoa(changeStreams+10))
 	if err != nil {
 		return err
 	}
 	defer s.stop()
+	idle, err := o.idleSessions(ctx, s, sessions) // first, because memory that the server has freed would hide theirs
+	if err != nil {
+		return err
+	}
 	report, err := o.gateway(ctx, s.url, b, calls)
+	if err == nil {
+		var line string
+		line, err = o.backendEvents(ctx, publisher, s.url, calls)
+		report = append(report, line)
+	}
+	if idle != "" {
+		report = append(report, idle)
+	}
 	for _, line := range report {
 		_, _ = fmt.Fprintln(w, line)
 	}

@@ -37,8 +37,9 @@ type BenchCmd struct {
 	Source        bool `help:"Instead, measure a source: signed GitHub requests of 1 KB and of 20 KB in turn."`
 	StreamLatency bool `help:"Instead, measure the time from publishing an event until it is on an open stream, one event at a time."`
 	Streams       int  `placeholder:"N" help:"Instead, open N streams and measure their memory, the CPU time while no event is published, and the delivery of one event to all of them."`
-	Gateway       bool `help:"Instead, measure the gateway: the time that it adds to calls and progress messages, and a change of the backend's tools to 1,000 streams."`
-	Calls         int  `default:"1000" help:"With --gateway: number of calls, with and without the gateway."`
+	Gateway       bool `help:"Instead, measure the gateway: the time that it adds to calls and progress messages, a change of the backend's tools to 1,000 streams, and the time that it adds to events of a backend."`
+	Calls         int  `default:"1000" help:"With --gateway: number of calls, with and without the gateway, and of events of a backend."`
+	Sessions      int  `placeholder:"N" help:"With --gateway: also measure the memory of N idle sessions."`
 }
 
 // Help returns the long help of the command.
@@ -68,7 +69,7 @@ func (c *BenchCmd) Run(g *Globals) error {
 	defer stop()
 	switch {
 	case c.Gateway:
-		return bench.Gateway(ctx, o, c.Calls, g.out)
+		return bench.Gateway(ctx, o, c.Calls, c.Sessions, g.out)
 	case c.StreamLatency:
 		return bench.StreamLatency(ctx, o, g.out)
 	case c.Streams > 0:

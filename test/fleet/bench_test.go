@@ -13,7 +13,7 @@ import (
 
 // TestBench measures the gateway with `mcpevents bench --gateway` and few calls, and checks that all figures are printed.
 func TestBench(t *testing.T) {
-	out, err := exec.CommandContext(t.Context(), harness.Binary(t, "./cmd/mcpevents", false), "bench", "--gateway", "--calls", "20").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), harness.Binary(t, "./cmd/mcpevents", false), "bench", "--gateway", "--calls", "20", "--sessions", "20").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -31,7 +31,9 @@ func TestBench(t *testing.T) {
 			t.Errorf("%v: %s", err, line)
 		}
 	}
-	if lines != 6 || !strings.Contains(string(out), "last stream: median") {
-		t.Errorf("it printed %s", out)
+	for _, figure := range []string{"last stream: median", "events of a backend, one at a time, 20\n", "20 idle sessions of 2025-11-25"} {
+		if lines != 6 || !strings.Contains(string(out), figure) {
+			t.Errorf("it printed %s, want %q and six lines of clients", out, figure)
+		}
 	}
 }
