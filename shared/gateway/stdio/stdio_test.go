@@ -180,6 +180,17 @@ func gone(pid string) bool {
 	return syscall.Kill(n, 0) != nil || err == nil && strings.Contains(string(stat), ") Z ")
 }
 
+// askingProcess returns a fixture with a call in which the command asks the client a question.
+func askingProcess(t *testing.T) (f *fixture, session string, x *upstream.Exchange, question upstream.Message) {
+	t.Helper()
+	f = newFixture(t, "legacy")
+	session = f.session("default/a")
+	x, err := f.send(t.Context(), session, "ask", "")
+	expect.OK(t, err)
+	t.Cleanup(func() { x.Close() })
+	return f, session, x, next(t, x)
+}
+
 func TestStartAndEnd(t *testing.T) {
 	t.Run("GWN-26 a command starts with the first request", func(t *testing.T) {
 		f := newFixture(t, "modern")
@@ -263,12 +274,7 @@ func TestStartAndEnd(t *testing.T) {
 		eventually(t, "the child ends", func() bool { return gone(child) })
 	})
 	t.Run("GWN-26 a removed backend's process ends after its last call", func(t *testing.T) {
-		f := newFixture(t, "legacy")
-		session := f.session("default/a")
-		x, err := f.send(t.Context(), session, "ask", "")
-		expect.OK(t, err)
-		defer x.Close()
-		q := next(t, x)
+		f, session, x, q := askingProcess(t)
 		f.mu.Lock()
 		f.removed = true
 		f.mu.Unlock()
@@ -504,12 +510,7 @@ func TestMessagesFindTheirRequests(t *testing.T) {
 		expect.Equal(t, "bytes that wait", p.queued, 0)
 	})
 	t.Run("GWN-26 a question reaches the call, and its answer the process", func(t *testing.T) {
-		f := newFixture(t, "legacy")
-		session := f.session("default/a")
-		x, err := f.send(t.Context(), session, "ask", "")
-		expect.OK(t, err)
-		defer x.Close()
-		q := next(t, x)
+		f, session, x, q := askingProcess(t)
 		expect.Equal(t, "the id", string(q.ID), "7.5")
 		answer := jsonrpc.AppendResult(nil, q.ID, json.RawMessage(`{"action":"accept"}`))
 		expect.OK(t, f.client.Send(t.Context(), upstream.Request{Body: answer, Version: spec.V20251125, Session: session}))
