@@ -56,6 +56,25 @@ const MaxDistinct = 1000
 // Repeats reports whether an object has two members with the same name, which readers interpret differently, or more than
 // [MaxDistinct] members.
 func Repeats(object json.RawMessage) bool {
+	var names [16][]byte // nearly every object has fewer members, and needs no map
+	n := 0
+	for key := range Members(object) {
+		if n == len(names) {
+			return repeatsAny(object)
+		}
+		for _, name := range names[:n] {
+			if bytes.Equal(name, key) {
+				return true
+			}
+		}
+		names[n] = key
+		n++
+	}
+	return false
+}
+
+// repeatsAny does what [Repeats] does for an object with any number of members.
+func repeatsAny(object json.RawMessage) bool {
 	names := map[string]bool{}
 	for key := range Members(object) {
 		if names[string(key)] || len(names) == MaxDistinct {

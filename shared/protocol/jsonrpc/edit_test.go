@@ -1,8 +1,10 @@
 package jsonrpc
 
 import (
+	"bytes"
 	"encoding/json"
 	"maps"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -102,5 +104,28 @@ func TestInsertIntoObjectsWithBlanks(t *testing.T) {
 		if got := string(Insert(json.RawMessage(in), "a", json.RawMessage("1"))); got != want {
 			t.Errorf("GWN-15 insert a into %q: got %s, want %s", in, got, want)
 		}
+	}
+}
+
+func TestRepeats(t *testing.T) {
+	for _, n := range []int{0, 1, 15, 16, 17, 40, MaxDistinct, MaxDistinct + 1} {
+		object := []byte{'{'}
+		for i := range n {
+			object = append(AppendString(object, "m"+strconv.Itoa(i)), ":1,"...)
+		}
+		last := func(name string) json.RawMessage { return append(AppendString(bytes.Clone(object), name), ":1}"...) }
+		if got, want := Repeats(last("other")), n >= MaxDistinct; got != want {
+			t.Errorf("%d different members: got %v, want %v", n+1, got, want)
+		}
+		if n > 0 && !(Repeats(last("m0")) && Repeats(last("m"+strconv.Itoa(n-1)))) {
+			t.Errorf("%d members of which one is there twice: got false, want true", n+1)
+		}
+	}
+	if !Repeats(json.RawMessage(`{"a":1,"\u0061":2}`)) {
+		t.Error("a name that is escaped the second time: got false, want true")
+	}
+	object := json.RawMessage(`{"name":"x","arguments":{},"_meta":{}}`)
+	if n := testing.AllocsPerRun(10, func() { Repeats(object) }); n > 0 {
+		t.Errorf("got %v allocations for an ordinary object, want 0", n)
 	}
 }
