@@ -187,10 +187,19 @@ func (w *Writer) notify(ctx context.Context, d stream.Delivery) error {
 
 // asks reports whether the client asked for a notification of a list's changes.
 func (w *Writer) asks(note string) bool {
-	return map[string]bool{
-		spec.NoteResourcesChange: w.interests.resources, spec.NoteEventsChange: w.interests.events, spec.NoteToolsChange: w.interests.tools,
-		spec.NotePromptsChange: w.interests.prompts, spec.NoteRootsChange: w.interests.roots,
-	}[note]
+	switch note {
+	case spec.NoteResourcesChange:
+		return w.interests.resources
+	case spec.NoteEventsChange:
+		return w.interests.events
+	case spec.NoteToolsChange:
+		return w.interests.tools
+	case spec.NotePromptsChange:
+		return w.interests.prompts
+	case spec.NoteRootsChange:
+		return w.interests.roots
+	}
+	return false
 }
 
 // sendChanges sends the notifications of a delivery that the client asked for. cursor is the position after the delivery. Only the
