@@ -93,7 +93,7 @@ func checkNames(c api.Call) error {
 			own, other = other, own
 		}
 	}
-	if hasOther(object, own, other) || jsonrpc.Repeats(object) {
+	if hasOther(object, own, other) || c.Member == "ref" && jsonrpc.Repeats(object) {
 		return fault.New(fault.Invalid, "params must have %s only once, without another member that names what to use", own)
 	}
 	return nil

@@ -54,7 +54,7 @@ func outcomeOf(m upstream.Message) string {
 // maxLogged limits the length of a name in the log.
 const maxLogged = 128
 
-// write writes the log line of a call and counts it.
+// write counts a call that has ended, and writes its log line.
 //
 // The principal and the tool are only in the log line. As attributes of the metric, they would make a time series for each combination,
 // and a backend could make any number of them with new names. The backends come from the configuration, and the outcomes are fixed.
@@ -75,6 +75,9 @@ func (g *Gateway) write(ctx context.Context, r record, err error) {
 	}
 	took := time.Since(r.began)
 	g.options.Metrics.GatewayCalled(r.backend, r.outcome, took)
+	if c.Ended != nil {
+		c.Ended()
+	}
 	attrs := []slog.Attr{
 		slog.String("workspace", c.Principal.Workspace), slog.String("principal", c.Principal.LogName()),
 		slog.String("backend", r.backend), slog.String("method", clip(c.Method)),

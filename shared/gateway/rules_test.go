@@ -346,3 +346,24 @@ func TestCallsOfResourcesAreLoggedWithoutTheURI(t *testing.T) {
 		t.Errorf("got %s", out.String())
 	}
 }
+
+// GWN-25: neither the response nor the caller's next call waits for the log line, whatever the outcome.
+func TestCallEndsBeforeItIsLogged(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.stateless, s.lists = true, everything })
+	var out bytes.Buffer
+	g := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, Log: slog.New(slog.NewJSONHandler(&out, nil))})
+	for name, responds := range map[string]bool{"get_a": true, "unknown": false} {
+		out.Reset()
+		ended, logged := 0, false
+		o := called(t, g, statelessClient(ann), "", func(c *api.Call) {
+			c.Name, c.Params = name, json.RawMessage(`{"name":"`+name+`"}`)
+			c.Ended = func() {
+				ended++
+				logged = out.Len() > 0
+			}
+		})
+		if (o.response != nil) != responds || ended != 1 || logged || out.Len() == 0 {
+			t.Errorf("%s: got response %s, error %v, ended %d times, logged before: %v, logged after: %v", name, o.response, o.err, ended, logged, out.Len() > 0)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
@@ -106,12 +107,14 @@ func (h proxying) Serve(w http.ResponseWriter, c *method.Call) error {
 	return h.calls.serve(w, c, to)
 }
 
-// serve calls a backend and relays its answer. The call counts towards the limit until it ends, even if the client has disconnected.
+// serve calls a backend and relays its answer. The call counts towards the limit until it ends, even if the client has disconnected. When
+// the client has the response, it can make its next call, so the response is sent only after that.
 func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	release, err := h.underWay.Take(c.Request.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
+	release = sync.OnceFunc(release)
 	defer release()
 	if h.left != nil {
 		defer c.OnDisconnect(func() { h.left(c.Request) })()
@@ -124,6 +127,10 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	request.Send, request.ResponseOnly = p.Send, !p.StreamsMessages()
 	ctx, end := p.Begin()
 	defer end()
+	request.Ended = func() {
+		release()
+		p.Flush()
+	}
 	err = h.backends.Call(ctx, request)
 	if err != nil && p.Failed(err) {
 		return nil

@@ -143,8 +143,9 @@ var ErrWriting = errors.New("mcp: the client is gone or does not read")
 // relayed is the answer to a call that a backend answers. It passes on the backend's messages as they arrive.
 type relayed struct {
 	*answer
-	faults Faults
-	call   *Call
+	faults   Faults
+	call     *Call
+	buffered bool // the response was written, but may still be in a buffer
 }
 
 // Relay returns the answer to a call that a backend answers.
@@ -207,12 +208,22 @@ func (r *relayed) send(message json.RawMessage, response bool) error {
 			status = statusOf(message)
 		}
 		Send(r.W, status, func(b []byte) []byte { return append(b, message...) })
+		r.buffered = true
 		return nil
 	}
 	if err := r.write(sse.Append(nil, sse.Event{Data: message})); err != nil && r.call.Version.Stateless() {
 		return errors.Join(ErrWriting, err)
 	}
 	return nil // the call of a session continues without its client
+}
+
+// Flush sends a response to the client that would otherwise wait in a buffer for the end of the handler.
+func (r *relayed) Flush() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.buffered {
+		_ = http.NewResponseController(r.W).Flush() // the end of the handler sends it too
+	}
 }
 
 // Failed ends an answer that has begun with the error, and reports whether the response was written.

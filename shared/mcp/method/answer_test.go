@@ -2,7 +2,10 @@ package method
 
 import (
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"testing"
+	"time"
 )
 
 // GWN-17, SUB-09: the errors that 2026-07-28 has an HTTP status for keep it on their way from a backend.
@@ -11,6 +14,27 @@ func TestStatusOfABackendsErrors(t *testing.T) {
 		message := json.RawMessage(`{"jsonrpc":"2.0","id":1,"error":{"code":` + code + `,"message":"m"}}`)
 		if got := statusOf(message); got != want {
 			t.Errorf("%s: got %d, want %d", code, got, want)
+		}
+	}
+}
+
+// Given a call that has ended, its response does not wait in a buffer for the end of the handler. A call without a response
+// leaves it to the handler.
+func TestFlushOfARelayedResponse(t *testing.T) {
+	for _, responds := range []bool{true, false} {
+		w := httptest.NewRecorder()
+		c := NewCall(httptest.NewRequest(http.MethodPost, "/mcp", nil), t.Context())
+		r := Timing{Heartbeat: time.Hour}.Relay(w, c, Faults{})
+		_, end := r.Begin()
+		defer end()
+		if responds {
+			if err := r.Send(json.RawMessage(`{"jsonrpc":"2.0","id":1,"result":{}}`), true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.Flush()
+		if w.Flushed != responds {
+			t.Errorf("response %v: got flushed %v", responds, w.Flushed)
 		}
 	}
 }
