@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -178,5 +179,83 @@ func backendWebhooks(t *testing.T, stack *runner.Stack) {
 	got = append(got, wait(t, "the second event", ids), wait(t, "the third event", ids))
 	if slices.Sort(got); len(slices.Compact(got)) != 3 || len(ids) > 0 {
 		t.Errorf("got the events %v and %d more, want three different ones", got, len(ids))
+	}
+}
+
+// TestBackendEventsAtHandOversOnAWS: GWN-22. While a backend publishes 5,000 events, the invocations of relay hand over at least three times.
+// Each event reaches the client once.
+func TestBackendEventsAtHandOversOnAWS(t *testing.T) {
+	const orders, each = 5, 1000
+	stack := deploy(t, func(o *runner.Options) { o.Timeouts = map[string]time.Duration{"RelayFunction": relayTime} })
+	o := servertest.Options(t, nil)
+	o.Catalog = []byte("events:\n  - {name: order.shipped, uriTemplate: \"event://orders/{order}/shipped\", payloadSchema: {type: object}}\n")
+	backend := servertest.Start(t, o)
+	to, err := neturl.Parse(backend.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(to)
+	var streams atomic.Int64
+	proxy.FlushInterval = -1
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Mcp-Method") == "events/stream" {
+			streams.Add(1)
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() { front.CloseClientConnections(); front.Close() })
+	configureStack(t, stack, fmt.Sprintf("backends:\n  - {name: shop, url: %q, prefix: shop_}\n", front.URL+"/mcp"))
+	c, err := client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitType(t, c, "shop_order.shipped")
+	arrived := make(chan string, 2*orders*each)
+	for order := range orders {
+		sub, err := c.Subscribe(t.Context(), client.SubscribeOptions{
+			Name: "shop_order.shipped", Arguments: map[string]string{"order": fmt.Sprint(order)}, Mode: client.ModePush,
+			Event: func(_ context.Context, e client.Event) error { arrived <- fmt.Sprint(order, " ", e.ID); return nil },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = sub.Close() })
+	}
+	began := time.Now()
+	for i := 0; i < each || streams.Load() < 4*orders && time.Since(began) < 2*time.Minute; i++ {
+		if i >= each { // the hand-overs take longer than the events
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		var events []standalone.Event
+		for order := range orders {
+			events = append(events, standalone.Event{URI: fmt.Sprintf("event://orders/%d/shipped", order), ID: fmt.Sprint(order, "-", i), Data: json.RawMessage(`{}`)})
+		}
+		if _, err := backend.Publish(t.Context(), "default", events...); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(40 * time.Millisecond)
+	}
+	published := time.Since(began)
+	ids := map[string]int{}
+	for late := time.After(time.Minute); len(ids) < orders*each; {
+		select {
+		case id := <-arrived:
+			ids[id]++
+			continue
+		case <-late:
+		}
+		break
+	}
+	twice := 0
+	for len(arrived) > 0 {
+		ids[<-arrived]++
+	}
+	for _, n := range ids {
+		twice += n - 1
+	}
+	t.Logf("%d events in %.0f s, the last arrived after %.0f s, and the relays opened %d streams", orders*each, published.Seconds(), time.Since(began).Seconds(), streams.Load())
+	if len(ids) != orders*each || twice > 0 || streams.Load() < 4*orders {
+		t.Errorf("%d of %d events arrived, %d of them again, over %d streams", len(ids), orders*each, twice, streams.Load())
 	}
 }
