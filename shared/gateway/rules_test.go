@@ -347,7 +347,7 @@ func TestCallsOfResourcesAreLoggedWithoutTheURI(t *testing.T) {
 	}
 }
 
-// GWN-25: neither the response nor the caller's next call waits for the log line, whatever the outcome.
+// GWN-25: the gateway sends the response and accepts the caller's next call before it writes the log line, whatever the outcome.
 func TestCallEndsBeforeItIsLogged(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.stateless, s.lists = true, everything })
 	var out bytes.Buffer

@@ -191,10 +191,17 @@ func TestFollowingDocumented(t *testing.T) {
 	expect.OK(t, json.Unmarshal(poll(request), &first))
 	o := f.open(f.request("POST", alice, strings.NewReplacer(
 		`"id":1`, `"id":7`, "events/poll", "events/stream", `,"maxEvents":20`, "").Replace(request), statelessHeaders(spec.MethodEventsStream, "")...))
-	frames := []sse.Event{o.event()}
+	next := func() sse.Event { // a heartbeat may tell the position of the event that the filter drops
+		for {
+			if e := o.event(); !strings.Contains(string(e.Data), "notifications/events/heartbeat") {
+				return e
+			}
+		}
+	}
+	frames := []sse.Event{next()}
 	f.publish("event://ci/build-finished", `{"status":"passed"}`)
 	f.publish("event://ci/build-finished", `{"status":"failed"}`)
-	frames = append(frames, o.event())
+	frames = append(frames, next())
 
 	var result map[string]json.RawMessage
 	expect.OK(t, json.Unmarshal(poll(strings.Replace(request, "null", `"`+first.Cursor+`"`, 1)), &result))
@@ -204,7 +211,7 @@ func TestFollowingDocumented(t *testing.T) {
 
 	f.changeCatalog("required: [status]", "required: [state]")
 	f.announceCatalog()
-	frames = append(frames, o.event(), o.event())
+	frames = append(frames, next(), next())
 	o.end()
 	sameEvents(t, frames, block(t, "protocol.md", "### Streams", "sse-events", 1))
 }

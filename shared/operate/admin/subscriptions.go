@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
-// subscriptionView is a subscription as the API shows it. It contains neither our secret nor the target's query, which often
-// contains a secret of the endpoint.
+// subscriptionView is a subscription as the API shows it. It leaves out our secret, and also the target's query, which often contains a
+// secret of the endpoint.
 type subscriptionView struct {
 	ID        string    `json:"id"`
 	URI       string    `json:"uri"`
