@@ -120,7 +120,7 @@ func awaitType(t *testing.T, c *client.Client, name string) {
 	})
 }
 
-// onlyWebhooks is in front of a backend, and removes all modes except webhook from its list of event types.
+// onlyWebhooks starts a proxy of a backend that removes all modes except webhook from its list of event types.
 func onlyWebhooks(t *testing.T, backend string) (url string) {
 	to, err := neturl.Parse(backend)
 	if err != nil {

@@ -40,7 +40,7 @@ func newName(t *testing.T, host string) *name {
 	return n
 }
 
-// frontOf are the parameters of a front with a name.
+// frontOf returns the parameters of a front with a name.
 func frontOf(host string) map[string]string {
 	return map[string]string{
 		"FrontDomain": host, "FrontCertificateArn": "arn:aws:acm:us-east-1:123456789012:certificate/1",

@@ -66,16 +66,20 @@ func (s *Server) addStates(ctx context.Context, workspace string, list []admin.B
 	ctx, cancel := context.WithTimeout(ctx, backendPatience)
 	defer cancel()
 	s.addCommandStates(ctx, workspace, list)
+	states := map[string]*string{} // by backend; looked up while other states are written
+	for i := range list {
+		states[list[i].Name] = &list[i].State
+	}
 	var asked sync.WaitGroup
 	for _, f := range s.backends.Followed(ctx) {
-		i := slices.IndexFunc(list, func(b admin.Backend) bool { return b.Name == f.Name })
-		if i < 0 || f.Workspace != workspace {
+		state := states[f.Name]
+		if state == nil || f.Workspace != workspace {
 			continue
 		}
 		asked.Go(func() {
-			list[i].State = "ready"
+			*state = "ready"
 			if _, _, err := f.Ask(ctx); err != nil {
-				list[i].State = "unreachable"
+				*state = "unreachable"
 			}
 		})
 	}

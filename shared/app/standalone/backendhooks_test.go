@@ -127,7 +127,7 @@ func (b *hookBackend) send(id, cursor, data string) {
 	}
 }
 
-// public is an address for a handler that starts later.
+// public returns an address for a handler that starts later.
 func public(t *testing.T) (url string, serve func(http.Handler)) {
 	var handler atomic.Value
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handler.Load().(http.Handler).ServeHTTP(w, r) }))
