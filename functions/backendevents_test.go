@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -23,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // backendEvents shows that an event of a backend reaches a stream and a webhook once, also if the relay dies while the backend publishes.
@@ -120,6 +122,20 @@ func awaitType(t *testing.T, c *client.Client, name string) {
 	})
 }
 
+// subscribe subscribes to an event type that was just listed. Until all instances have read the catalog again, which takes up to five seconds,
+// some of them do not know the type.
+func subscribe(t *testing.T, c *client.Client, o client.SubscribeOptions) (sub *client.Subscription) {
+	t.Helper()
+	eventually(t, "the instances know "+o.Name, func() (known bool) {
+		var err error
+		if sub, err = c.Subscribe(t.Context(), o); err != nil && !errors.Is(err, client.ErrNotFound) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+	return sub
+}
+
 // onlyWebhooks starts a proxy of a backend that removes all modes except webhook from its list of event types.
 func onlyWebhooks(t *testing.T, backend string) (url string) {
 	to, err := neturl.Parse(backend)
@@ -157,13 +173,10 @@ func backendWebhooks(t *testing.T, stack *runner.Stack) {
 	}
 	awaitType(t, c, "post_parcel.sent")
 	ids := make(chan string, 100)
-	sub, err := c.Subscribe(t.Context(), client.SubscribeOptions{
+	sub := subscribe(t, c, client.SubscribeOptions{
 		Name: "post_parcel.sent", Arguments: map[string]string{"parcel": "1"}, Mode: client.ModePush,
 		Event: func(_ context.Context, e client.Event) error { ids <- e.ID; return nil },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer func() { _ = sub.Close() }()
 	send := func(id string) {
 		t.Helper()
@@ -182,10 +195,12 @@ func backendWebhooks(t *testing.T, stack *runner.Stack) {
 	}
 }
 
-// TestBackendEventsAtHandOversOnAWS: GWN-22. While a backend publishes 5,000 events, the invocations of relay hand over at least three times.
-// Each event reaches the client once.
+// TestBackendEventsAtHandOversOnAWS: GWN-22. While a backend publishes 1,000 events within a minute, or 5,000 at full size, the invocations of
+// relay hand over at least three times. Each event reaches the client once.
 func TestBackendEventsAtHandOversOnAWS(t *testing.T) {
-	const orders, each = 5, 1000
+	t.Parallel()
+	const orders = 5
+	each := harness.Size(200, 1000)
 	stack := deploy(t, func(o *runner.Options) { o.Timeouts = map[string]time.Duration{"RelayFunction": relayTime} })
 	o := servertest.Options(t, nil)
 	o.Catalog = []byte("events:\n  - {name: order.shipped, uriTemplate: \"event://orders/{order}/shipped\", payloadSchema: {type: object}}\n")
@@ -212,13 +227,10 @@ func TestBackendEventsAtHandOversOnAWS(t *testing.T) {
 	awaitType(t, c, "shop_order.shipped")
 	arrived := make(chan string, 2*orders*each)
 	for order := range orders {
-		sub, err := c.Subscribe(t.Context(), client.SubscribeOptions{
+		sub := subscribe(t, c, client.SubscribeOptions{
 			Name: "shop_order.shipped", Arguments: map[string]string{"order": fmt.Sprint(order)}, Mode: client.ModePush,
 			Event: func(_ context.Context, e client.Event) error { arrived <- fmt.Sprint(order, " ", e.ID); return nil },
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		t.Cleanup(func() { _ = sub.Close() })
 	}
 	began := time.Now()
@@ -234,16 +246,16 @@ func TestBackendEventsAtHandOversOnAWS(t *testing.T) {
 		if _, err := backend.Publish(t.Context(), "default", events...); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(40 * time.Millisecond)
+		time.Sleep(time.Minute / time.Duration(each))
 	}
 	published := time.Since(began)
 	ids := map[string]int{}
-	for late := time.After(time.Minute); len(ids) < orders*each; {
+	for len(ids) < orders*each {
 		select {
 		case id := <-arrived:
 			ids[id]++
 			continue
-		case <-late:
+		case <-time.After(time.Minute): // since the latest event
 		}
 		break
 	}

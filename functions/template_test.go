@@ -179,7 +179,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		"retry and admin remove announcements and switches":                                    {"SettingsTable.Arn", []string{remove}, "AdminFunction RetryFunction"},
 		"a subscription is never removed by stream":                                            {"SubscriptionsTable.Arn", []string{remove, batch}, "AdminFunction DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
 		"sessions are stream's, relay's its leases, admin erases, and register records demand": {"SessionsTable.Arn", nil, "AdminFunction PublishFunction RegisterFunction RelayFunction StreamFunction"},
-		"publish records what it received of backends in the sessions table":                   {"SessionsTable.Arn", []string{remove, update}, "AdminFunction RelayFunction StreamFunction"},
+		"publish only adds to the sessions table, and admin removes in batches":                {"SessionsTable.Arn", []string{remove, update}, "RelayFunction StreamFunction"},
 		"stream hands over to register and to deregister":                                      {"RegisterFunction.Alias", nil, "StreamFunction"},
 		"only functions for backends and sources read secrets":                                 {"arn:${AWS::Partition}:ssm:${AWS::Region}:${AWS::AccountId}:parameter${SecretsPrefix}*", nil, "PublishFunction RelayFunction StreamFunction"},
 		"admin removes the notices of erased principals":                                       {"LogTable.Arn", []string{batch}, "AdminFunction FanoutFunction"},

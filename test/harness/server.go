@@ -12,7 +12,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -293,17 +295,29 @@ var plain = &http.Client{
 }
 
 // FreeAddr finds a free port of 127.0.0.1 for a program that must keep its port over restarts. The port is outside of the
-// range from which the system assigns ports to connections and listeners, so that it stays free between restarts.
+// range from which the system assigns ports to connections and listeners, so that it stays free between restarts. A locked file
+// keeps other tests, also of other processes, from choosing the port until the test ends.
 func FreeAddr(tb testing.TB) string {
 	tb.Helper()
 	const first, end = 10_000, 32_000
+	dir := filepath.Join(os.TempDir(), "mcp-events-test-ports")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		tb.Fatal(err)
+	}
 	for range 100 {
-		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+rand.IntN(end-first)))
+		port := first + rand.IntN(end-first)
+		lock, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(port)), os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
-			continue
+			tb.Fatal(err)
 		}
-		defer l.Close()
-		return l.Addr().String()
+		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
+				_ = l.Close()
+				tb.Cleanup(func() { _ = lock.Close() })
+				return l.Addr().String()
+			}
+		}
+		_ = lock.Close()
 	}
 	tb.Fatal("no free port was found")
 	return ""
