@@ -186,7 +186,12 @@ func (bs *Set) DeniedBy(ctx context.Context, c api.Client, kind api.Kind, name s
 func lookUp(
 	p auth.Principal, views []*View, kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool),
 ) (found Entry, err error) {
-	err = unknownError(kind.String(), name)
+	refused := func() (Entry, error) {
+		if err == nil { // no backend has the name
+			err = unknownError(kind.String(), name)
+		}
+		return found, err
+	}
 	of, all := lists(kind)
 	for _, l := range of {
 		for i := range l.all() {
@@ -199,7 +204,7 @@ func lookUp(
 		}
 	}
 	if kind != api.Resources || !all {
-		return found, err
+		return refused()
 	}
 	templates, _ := lists(api.Templates)
 	for _, l := range templates {
@@ -217,7 +222,7 @@ func lookUp(
 			}
 		}
 	}
-	return found, err
+	return refused()
 }
 
 // ownerByPrefix returns the backend to which the name of an entry belongs because it begins with that backend's prefix,
