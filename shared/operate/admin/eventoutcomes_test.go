@@ -185,14 +185,23 @@ func TestWhyNotWithFewRecords(t *testing.T) {
 		o.Limits.DeliveryLog = "failures"
 		o.Limits.RetrySchedule = []time.Duration{0, time.Second, time.Second, time.Second, time.Second, time.Second, time.Second, time.Second}
 	})
+	find := func(id string) { // the attempt may be faster than the list of events by their ids
+		f.eventually(id+" in the log", func() bool {
+			resp, err := f.send("GET", "events/"+id, "op", "")
+			expect.OK(t, err)
+			return resp.Body.Close() == nil && resp.StatusCode == http.StatusOK
+		})
+	}
 	sub := f.subscribe("alice", "/a", built)
 	f.publish(built, "evt_1")
 	f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
+	find("evt_1")
 	got := f.outcome("evt_1", sub)
 	expect.Equal(t, "the outcome without a record", got["outcome"], "unrecorded")
 	f.answerWith(503)
 	f.publish(built, "evt_2")
 	f.eventually("a failure", func() bool { return f.arrived("evt_2") > 0 })
+	find("evt_2")
 	f.eventually("its record", func() bool { return f.outcome("evt_2", sub)["outcome"] == "waiting" })
 	f.answerWith(0)
 	f.eventually("a retry", func() bool { return f.outcome("evt_2", sub)["outcome"] == "delivered" })
