@@ -84,7 +84,7 @@ func usage(w io.Writer, err error) int {
 	return exitUsage
 }
 
-// remedy returns what the caller can do about an error that does not say it itself.
+// remedy returns advice to the user about some errors whose text says only what went wrong.
 func remedy(err error) string {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):

@@ -86,10 +86,10 @@ func (s *scope) custom(r *template.Resource, before *made) (*made, error) {
 			return nil, err
 		}
 	}
-	m, err := s.order(s.ctx, r, event)
+	m, err := s.sendEvent(s.ctx, r, event)
 	event.RequestType, event.PhysicalResourceID, event.OldResourceProperties = cfn.RequestDelete, m.ref, nil
 	m.remove = func(ctx context.Context) error {
-		_, err := s.order(ctx, r, event)
+		_, err := s.sendEvent(ctx, r, event)
 		return err
 	}
 	if err != nil && before == nil {
@@ -98,9 +98,9 @@ func (s *scope) custom(r *template.Resource, before *made) (*made, error) {
 	return m, err
 }
 
-// order sends a request to the function of a custom resource and returns the resource that it reports, which has an id
+// sendEvent sends a request to the function of a custom resource and returns the resource that it reports, which has an id
 // even if the request failed.
-func (s *scope) order(ctx context.Context, r *template.Resource, event cfn.Event) (*made, error) {
+func (s *scope) sendEvent(ctx context.Context, r *template.Resource, event cfn.Event) (*made, error) {
 	st, m := s.stack, &made{ref: event.LogicalResourceID, attributes: map[string]string{}}
 	target, _ := event.ResourceProperties["ServiceToken"].(string)
 	fn := st.functionByName(target)

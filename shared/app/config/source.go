@@ -63,7 +63,7 @@ type Stored struct {
 	empty *current
 }
 
-// current is a configuration, the keys in it, and what it says about the event types of backends, by workspace and backend.
+// current is a configuration, with the keys in it and the prefixes and scopes of backends' event types, by workspace and backend.
 type current struct {
 	config     *Config
 	keys       *auth.StaticKeys
@@ -102,11 +102,7 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.B
 
 // current returns the configuration and its version, which is 0 if none is stored. With latest set, it does not use the cache.
 func (s *Stored) current(ctx context.Context, latest bool) (*current, int64, error) {
-	get := s.cache.Get
-	if latest {
-		get = s.cache.Latest
-	}
-	c, version, err := get(ctx, "")
+	c, version, err := s.cache.Read(ctx, "", latest)
 	if err == nil && version == 0 {
 		return s.empty, 0, nil
 	}
@@ -140,7 +136,8 @@ func (s *Stored) Backends(ctx context.Context) ([]api.Backend, error) {
 	return c.Backends, nil
 }
 
-// EventTypes returns what the configuration says about the event types of a workspace's backends. It is a [catalog.Configured].
+// EventTypes returns the prefixes and scopes of event types that the configuration has for a workspace's backends. It is a
+// [catalog.Configured].
 func (s *Stored) EventTypes(ctx context.Context, workspace string, latest bool) (map[string]catalog.BackendTypes, int64, error) {
 	c, version, err := s.current(ctx, latest)
 	if err != nil {

@@ -170,7 +170,7 @@ func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit fu
 		if edit(all); len(all) == 0 && old.Version == 0 {
 			return false, nil
 		}
-		changed, err := writeBackends(ctx, db, workspace, old, all)
+		changed, err = writeBackends(ctx, db, workspace, old, all)
 		for fault.Is(err, fault.TooLarge) && refuseLargest(all) {
 			changed, err = writeBackends(ctx, db, workspace, old, all)
 		}
@@ -230,8 +230,8 @@ func BackendWorkspaces(ctx context.Context, db store.DB) (names []string, err er
 	return names, err
 }
 
-// Configured returns what the configuration says about the event types of a workspace's backends, by name, and the version of the
-// configuration. With latest set, it does not use a cache.
+// Configured returns the prefixes and scopes that the configuration has for the event types of a workspace's backends, by name, and the
+// version of the configuration. With latest set, it does not use a cache.
 type Configured func(ctx context.Context, workspace string, latest bool) (of map[string]BackendTypes, version int64, err error)
 
 // merger adds the stored event types of backends to catalogs.

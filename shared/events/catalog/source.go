@@ -51,12 +51,7 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, configured C
 		backends: settings.NewCache(db, backendDocuments, parseBackends, now, log),
 	}
 	s.merger.configured, s.merger.log = configured, cmp.Or(log, slog.Default())
-	s.merger.stored = func(ctx context.Context, workspace string, latest bool) (map[string]BackendTypes, int64, error) {
-		if latest {
-			return s.backends.Latest(ctx, workspace)
-		}
-		return s.backends.Get(ctx, workspace)
-	}
+	s.merger.stored = s.backends.Read
 	return s
 }
 
@@ -81,13 +76,9 @@ func (s *Stored) Catalog(ctx context.Context, workspace string) (*Catalog, error
 }
 
 func (s *Stored) read(ctx context.Context, workspace string, latest bool) (*Catalog, error) {
-	get := s.cache.Get
-	if latest {
-		get = s.cache.Latest
-	}
-	c, _, err := get(ctx, workspace)
+	c, _, err := s.cache.Read(ctx, workspace, latest)
 	if c == nil && err == nil {
-		c, _, err = get(ctx, Shared)
+		c, _, err = s.cache.Read(ctx, Shared, latest)
 	}
 	if err == nil {
 		c, err = s.merger.add(ctx, workspace, c, latest)

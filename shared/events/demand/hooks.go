@@ -78,11 +78,20 @@ func (h *Hooks) secret(ctx context.Context, id string, day int64) (string, error
 // URL returns the URL to which the backend sends the events of a URI.
 func (h *Hooks) URL(ctx context.Context, workspace, uri string) (string, error) {
 	id := hookID(workspace, uri)
-	mac, err := h.derive(ctx, "token", id)
-	return strings.TrimSuffix(h.Base, "/") + HookPath + id + base64.RawURLEncoding.EncodeToString(mac[:min(16, len(mac))]), err
+	code, err := h.tokenCode(ctx, id)
+	return strings.TrimSuffix(h.Base, "/") + HookPath + id + code, err
 }
 
-// Find returns the subscription to which a token belongs. The error is of kind NotFound if there is none.
+// tokenCode returns the second half of a token, which authenticates the first half, the id.
+func (h *Hooks) tokenCode(ctx context.Context, id string) (string, error) {
+	mac, err := h.derive(ctx, "token", id)
+	if err != nil {
+		return "", err
+	}
+	return base64.RawURLEncoding.EncodeToString(mac[:16]), nil
+}
+
+// Find returns the subscription to which a token belongs. For an unknown token, it returns an error of kind NotFound.
 func (h *Hooks) Find(ctx context.Context, token string) (*Hook, error) {
 	unknown := fault.New(fault.NotFound, "there is no subscription at this path")
 	const size = 22 // 16 bytes in base64
@@ -90,11 +99,11 @@ func (h *Hooks) Find(ctx context.Context, token string) (*Hook, error) {
 		return nil, unknown
 	}
 	id, got := token[:size], token[size:]
-	mac, err := h.derive(ctx, "token", id)
+	code, err := h.tokenCode(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	if !hmac.Equal([]byte(got), []byte(base64.RawURLEncoding.EncodeToString(mac[:16]))) {
+	if !hmac.Equal([]byte(got), []byte(code)) {
 		return nil, unknown
 	}
 	found, err := h.read(ctx, id)
@@ -215,7 +224,7 @@ func (r *Registry) Restarts(ctx context.Context, workspace, backend string) (all
 	return all, nil
 }
 
-// Restarted removes a request, and sets the cursor of the subscription to that of the request.
+// Restarted removes a request. If the request has a cursor, it becomes the cursor of the subscription.
 func (r *Registry) Restarted(ctx context.Context, workspace string, of Restart) error {
 	ops := []store.Op{store.Delete(restartKey(workspace, of.URI))}
 	if of.Cursor != "" {

@@ -3,7 +3,6 @@ package switches
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -70,23 +69,7 @@ func (s *Set) NotesOf(ctx context.Context, workspace string, origins ...string) 
 // Notes returns the notes of a workspace, sorted by origin and starting after the given one. Next is the origin to continue
 // from, or "" at the end.
 func (s *Set) Notes(ctx context.Context, workspace, after string, limit int) (notes []Note, next string, err error) {
-	page, err := s.DB.Query(ctx, store.Query{
-		Table: store.Settings, Partition: noteKey(workspace, "").Partition, After: after, Limit: limit,
-	})
-	if err != nil {
-		return nil, "", fault.Wrap(fault.Unavailable, err, "list the notes")
-	}
-	for i := range page.Items {
-		n, err := decodeNote(&page.Items[i])
-		if err != nil {
-			return nil, "", err
-		}
-		notes = append(notes, n)
-	}
-	if page.More {
-		next = page.Last
-	}
-	return notes, next, nil
+	return listItems(ctx, s.DB, noteKey(workspace, "").Partition, after, limit, decodeNote)
 }
 
 // RemoveNotes removes the notes of origins for which isHealthy returns true, and returns their number.
@@ -116,10 +99,5 @@ func EachNoteBy(ctx context.Context, db store.DB, workspace, principal string, d
 // UnnameNote replaces the name of the principal that wrote a note. It does nothing if the note was removed meanwhile.
 func UnnameNote(ctx context.Context, db store.DB, workspace string, n Note, name string) error {
 	n.By = name
-	value, _ := json.Marshal(n) // strings and a time always encode
-	err := db.Write(ctx, store.Put(store.Item{Key: noteKey(workspace, n.Origin), Value: value, Version: version}, store.Exists()))
-	if errors.Is(err, store.ErrConflict) {
-		return nil
-	}
-	return fault.Wrap(fault.Unavailable, err, "take a name off a note")
+	return rewrite(ctx, db, noteKey(workspace, n.Origin), n)
 }

@@ -158,18 +158,23 @@ func (s *Set) Get(ctx context.Context, workspace string, n Name) (*Switch, error
 // List returns the switches of a workspace, sorted by name and starting after the given name. Next is the name to
 // continue from, or "" at the end.
 func (s *Set) List(ctx context.Context, workspace, after string, limit int) (list []Switch, next string, err error) {
-	page, err := s.DB.Query(ctx, store.Query{
-		Table: store.Settings, Partition: key(workspace, All).Partition, After: after, Limit: limit,
-	})
+	return listItems(ctx, s.DB, key(workspace, All).Partition, after, limit, decode)
+}
+
+// listItems returns a page of the switches or notes in a partition. Next is the sort key to continue from, or "" at the end.
+func listItems[T any](
+	ctx context.Context, db store.DB, partition, after string, limit int, decode func(*store.Item) (T, error),
+) (list []T, next string, err error) {
+	page, err := db.Query(ctx, store.Query{Table: store.Settings, Partition: partition, After: after, Limit: limit})
 	if err != nil {
-		return nil, "", fault.Wrap(fault.Unavailable, err, "list the switches")
+		return nil, "", fault.Wrap(fault.Unavailable, err, "list switches or notes")
 	}
 	for i := range page.Items {
-		sw, err := decode(&page.Items[i])
+		one, err := decode(&page.Items[i])
 		if err != nil {
 			return nil, "", err
 		}
-		list = append(list, sw)
+		list = append(list, one)
 	}
 	if page.More {
 		next = page.Last
@@ -191,12 +196,17 @@ func EachBy(ctx context.Context, db store.DB, workspace, principal string, do fu
 // Unname replaces the name of the principal that set a switch. It does nothing if the switch was resumed meanwhile.
 func Unname(ctx context.Context, db store.DB, workspace string, sw Switch, name string) error {
 	sw.By = name
-	value, _ := json.Marshal(sw) // strings and a time always encode
-	err := db.Write(ctx, store.Put(store.Item{Key: key(workspace, sw.Name), Value: value, Version: version}, store.Exists()))
+	return rewrite(ctx, db, key(workspace, sw.Name), sw)
+}
+
+// rewrite replaces a switch or a note. It does nothing if that was removed meanwhile.
+func rewrite(ctx context.Context, db store.DB, at store.Key, to any) error {
+	value, _ := json.Marshal(to) // strings and a time always encode
+	err := db.Write(ctx, store.Put(store.Item{Key: at, Value: value, Version: version}, store.Exists()))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
 	}
-	return fault.Wrap(fault.Unavailable, err, "take a name off a switch")
+	return fault.Wrap(fault.Unavailable, err, "take a name off a switch or a note")
 }
 
 func decode(it *store.Item) (sw Switch, err error) {

@@ -2,6 +2,8 @@ package relay
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
@@ -44,11 +46,8 @@ func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Curso
 
 // restartHooks subscribes again where the backend has ended a subscription or given up deliveries, which its webhooks say.
 func (e *receiver) restartHooks(ctx context.Context) error {
-	place, hooks := e.backend.Place(), false
-	for _, mode := range e.modes {
-		hooks = hooks || mode == client.ModeWebhook
-	}
-	if !hooks {
+	place := e.backend.Place()
+	if !slices.Contains(slices.Collect(maps.Values(e.modes)), client.ModeWebhook) {
 		return nil
 	}
 	all, err := e.Demand.Restarts(ctx, place.Workspace, place.Backend)

@@ -11,6 +11,12 @@ import (
 // its equal share of the room, however many subscriptions others want. Within its share, a principal keeps its running subscriptions.
 func share(wanted map[string][]string, running func(uri string) bool, room int) map[string]bool {
 	chosen := make(map[string]bool, min(len(wanted), room))
+	if len(wanted) <= room {
+		for uri := range wanted {
+			chosen[uri] = true
+		}
+		return chosen
+	}
 	order := func(a, b string) int {
 		if ra, rb := running(a), running(b); ra != rb {
 			if ra {
@@ -20,12 +26,8 @@ func share(wanted map[string][]string, running func(uri string) bool, room int) 
 		}
 		return cmp.Compare(a, b)
 	}
-	of := map[string][]string{} // what each principal wants
+	of := map[string][]string{} // the subscriptions that each principal wants
 	for uri, principals := range wanted {
-		if len(wanted) <= room {
-			chosen[uri] = true
-			continue
-		}
 		for _, p := range principals {
 			of[p] = append(of[p], uri)
 		}

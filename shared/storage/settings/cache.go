@@ -88,6 +88,14 @@ func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	return d.value, d.version, err
 }
 
+// Read returns what [Cache.Latest] returns if latest is set, and otherwise what [Cache.Get] returns.
+func (c *Cache[T]) Read(ctx context.Context, name string, latest bool) (T, int64, error) {
+	if latest {
+		return c.Latest(ctx, name)
+	}
+	return c.Get(ctx, name)
+}
+
 // hold returns the document's place in memory, and whether the cache is notified of all writes.
 func (c *Cache[T]) hold(name string) (held *refresh.Value[parsed[T]], notified bool) {
 	c.mu.Lock()

@@ -16,7 +16,8 @@ func hangKey(endpoint string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
 }
 
-// Hang says that an attempt has had no answer for so long that further first attempts take the slow lane, in all processes.
+// Hang records that an attempt has had no answer for so long that the endpoint hangs. Further first attempts then take the slow lane, in
+// all processes.
 func (s *Slot) Hang(ctx context.Context) {
 	l := s.lanes
 	if s.Usual == 0 {

@@ -2,8 +2,6 @@ package ingest
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"net/http"
 	"net/url"
@@ -113,8 +111,7 @@ func (b *Backends) handle(ctx context.Context, hook *demand.Hook, id string, m *
 		}
 		return dropped, err
 	case m.Type == "gap":
-		sum := sha256.Sum256([]byte(id))
-		once := "gap " + base64.RawURLEncoding.EncodeToString(sum[:])
+		once := "gap " + intake.EventID(catalog.BackendOf(uri), id) // events have no space in their ids
 		if seen, err := registry.Seen(ctx, workspace, uri, once); err != nil || seen {
 			return "", err
 		}

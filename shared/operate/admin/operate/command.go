@@ -48,7 +48,7 @@ type Command struct {
 
 // Run makes the request and prints the response.
 func (c *Command) Run(ctx context.Context, s httpcall.Server) error {
-	return c.name(c.run(ctx, Client{s}))
+	return c.explainNotFound(c.run(ctx, Client{s}))
 }
 
 func (c *Command) run(ctx context.Context, api Client) error {

@@ -30,11 +30,16 @@ var idLists = map[string]struct {
 	"events":        {"deliveries", "event", "event of the newest 1,000 attempts", "events list", 1000},
 }
 
-// name adds to an error the id that the server does not know, and the command that lists ids.
-func (c *Command) name(err error) error {
+// kind returns the path of the command's objects in the API, e.g. "subscriptions".
+func (c *Command) kind() string {
 	_, path, _ := strings.Cut(c.API, " ")
 	kind, _, _ := strings.Cut(path, "/")
-	list, ok := idLists[kind]
+	return kind
+}
+
+// explainNotFound adds to an error the id that the server does not know, and the command that lists ids.
+func (c *Command) explainNotFound(err error) error {
+	list, ok := idLists[c.kind()]
 	if !ok || len(c.Args) == 0 || !fault.Is(err, fault.NotFound) {
 		return err
 	}
@@ -43,8 +48,7 @@ func (c *Command) name(err error) error {
 
 // resolveIDs replaces shortened ids in the arguments, and in the flags --subscription and --event, by whole ones.
 func (c *Command) resolveIDs(ctx context.Context, api Client) (err error) {
-	_, path, _ := strings.Cut(c.API, " ")
-	kind, _, _ := strings.Cut(path, "/")
+	kind := c.kind()
 	for i, text := range c.Args {
 		if c.Args[i], err = api.resolveID(ctx, kind, text); err != nil {
 			return err
