@@ -201,11 +201,12 @@ func recorded(text string) (map[permission]bool, error) {
 
 func render(functions map[string][]statement) []byte {
 	var b bytes.Buffer
-	b.WriteString("# Permissions\n\nThis page lists the AWS permissions of each function, and their purpose. `make permissions` generates it from template.yaml, so do not edit it.\n\n" +
-		"Each function has an IAM role of its own, with only these permissions. The tests on local AWS reject all other requests. Another test derives\n" +
-		"from the code which requests a function can send to DynamoDB and SQS, and fails if one of them is missing here or if no code uses a permission.\n" +
-		"tools/permissions/calls.tsv lists the requests that it cannot derive, and the tests of the functions record them. If a queue invokes a function,\n" +
-		"Lambda receives and deletes the queue's messages with the function's permissions.\n")
+	b.WriteString("# Permissions\n\nThis page lists what each Lambda function may do in AWS, and for which purpose. `make permissions` generates it from template.yaml, so do not edit it.\n\n" +
+		"Each function has an IAM role of its own, with only these permissions. If a queue invokes a function, Lambda receives and deletes the queue's\n" +
+		"messages with the function's permissions.\n\n" +
+		"Two kinds of tests compare these permissions with the code. The tests on local AWS reject a request without a permission. A test of\n" +
+		"tools/permissions fails if a request that the code can send to DynamoDB or SQS is missing here, or if no code uses a permission. It cannot find\n" +
+		"all requests in the code, so tools/permissions/calls.tsv lists the others.\n")
 	for _, id := range sorted(functions) {
 		fmt.Fprintf(&b, "\n## %s\n\n| purpose | permissions | resource | condition |\n|---|---|---|---|\n", id)
 		for _, st := range functions[id] {

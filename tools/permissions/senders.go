@@ -66,8 +66,8 @@ func readSenders(template string) (all []sender, err error) {
 
 func renderSenders(senders []sender) []byte {
 	var b bytes.Buffer
-	b.WriteString("\n## AWS services and publishers\n\nWhat the policies of queues allow AWS services and other principals, which the parameters `Source…` and `PublisherArns` name. " +
-		"Without these no queue has a policy.\n\n| condition | sender | may | on | only from |\n|---|---|---|---|---|\n")
+	b.WriteString("\n## AWS services and publishers\n\nThe parameters `Source…` and `PublisherArns` name AWS services and principals that may send to a queue. " +
+		"The table lists what the queues' policies allow them. Without these parameters, no queue has a policy.\n\n| condition | sender | may | on | only from |\n|---|---|---|---|---|\n")
 	for _, s := range senders {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", "`"+s.when+"`", s.service, strings.Join(s.Action, ", "), strings.Join(s.Resource, ", "), s.conditions())
 	}
