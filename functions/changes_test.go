@@ -17,6 +17,7 @@ var changed = map[string]string{
 	"JwtPrincipalClaim": "email", "JwtWorkspaceClaim": "org", "AllowedOrigins": "https://console.example.com", "BlockedTargets": "a.example",
 	"PlainTargets": "https://chatgpt.com/", "Retention": "48h", "InboxConcurrency": "3", "FanoutConcurrency": "3", "DispatchConcurrency": "3",
 	"SlowConcurrency": "3", "StreamSeconds": "600", "StreamConcurrency": "100", "StreamReservedConcurrency": "50", "PublishReservedConcurrency": "5",
+	"StreamCapacityProvider":   "arn:aws:lambda:eu-central-1:123456789012:capacity-provider:streams",
 	"AdminReservedConcurrency": "5", "DispatchReservedConcurrency": "5", "PublisherArns": "arn:aws:iam::123456789012:root", "SecretsPrefix": "/other/",
 	"SourceEventPattern": `{"source":["aws.s3"]}`, "SourceEventBus": "orders", "SourceTopicArn": "arn:aws:sns:eu-central-1:123456789012:orders",
 	"SourceBucketArns": "arn:aws:s3:::my-uploads", "ExtraSettings": "quota=50", "AlarmTopicArn": "arn:aws:sns:eu-central-1:123456789012:alarms",

@@ -125,7 +125,7 @@ func listen(ctx context.Context, t *testing.T, base, params string) <-chan strin
 	return open(t, req, header)
 }
 
-// open sends a request for a stream and returns a channel with its data lines.
+// open sends a request for a stream and returns a channel with its data lines, which is closed when the stream ends.
 func open(t *testing.T, req *http.Request, header map[string]string) <-chan string {
 	t.Helper()
 	req.Header.Set("Content-Type", "application/json")
@@ -142,6 +142,7 @@ func open(t *testing.T, req *http.Request, header map[string]string) <-chan stri
 	}
 	data := make(chan string, 100)
 	go func() {
+		defer close(data)
 		defer resp.Body.Close()
 		scan := bufio.NewScanner(resp.Body)
 		for scan.Scan() {

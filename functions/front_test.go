@@ -113,7 +113,7 @@ func TestNoURLIsUnused(t *testing.T) {
 			t.Errorf("nothing uses the URL of %s", id)
 		}
 	}
-	if urls != 3 {
+	if urls != 4 {
 		t.Errorf("got %d URLs", urls)
 	}
 }

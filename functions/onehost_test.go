@@ -1,6 +1,8 @@
 package functions_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
@@ -147,6 +150,114 @@ func TestOneHost(t *testing.T) {
 			if resp.StatusCode != http.StatusForbidden {
 				t.Errorf("%s: got %d", id, resp.StatusCode)
 			}
+		}
+	})
+	t.Run("AWS-13 AWS-17 the MCP endpoint moves to managed instances and back", func(t *testing.T) {
+		const uri, prefix = "event://ci/build-finished", spec.OwnPrefix
+		listen := func(cursor string) <-chan string {
+			t.Helper()
+			body, header := request("subscriptions/listen", `"notifications":{"resourceSubscriptions":["`+uri+`"]}`)
+			if cursor != "" {
+				body = strings.Replace(body, `"_meta":{`, `"_meta":{"`+prefix+`cursor":"`+cursor+`",`, 1)
+			}
+			header["Authorization"] = token
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.URL+"/mcp", strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			stream := open(t, req, header)
+			wait(t, "the acknowledgement", stream)
+			return stream
+		}
+		// publish publishes an event, and waits until all streams have received it. It returns the event's cursor.
+		publish := func(id string, streams ...<-chan string) (cursor string) {
+			t.Helper()
+			body := `{"uri":"` + uri + `","id":"` + id + `","data":{"build":1,"status":"passed"}}`
+			if resp, text := send(t, "POST", "/events", body, map[string]string{"Authorization": token}); resp.StatusCode != http.StatusAccepted {
+				t.Fatalf("publish: got %d %s", resp.StatusCode, text)
+			}
+			for _, stream := range streams {
+				var got struct {
+					Params struct {
+						Meta map[string]any `json:"_meta"`
+					}
+				}
+				text := wait(t, "event "+id, stream)
+				if err := json.Unmarshal([]byte(text), &got); err != nil || got.Params.Meta[prefix+"eventId"] != id {
+					t.Errorf("got %s, %v, want the event %s", text, err, id)
+				}
+				cursor, _ = got.Params.Meta[prefix+"cursor"].(string)
+			}
+			return cursor
+		}
+		// While the stack changes, a client calls the endpoint.
+		call := func() error {
+			body, header := request("resources/list", "")
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.URL+"/mcp", strings.NewReader(body))
+			if err != nil {
+				return err
+			}
+			header["Authorization"], header["Content-Type"] = token, "application/json"
+			for k, v := range header {
+				req.Header.Set(k, v)
+			}
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			if b, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+				return fmt.Errorf("got %d %s, %w", resp.StatusCode, b, err)
+			}
+			return nil
+		}
+		done, failed := make(chan struct{}), make(chan error, 1)
+		go func() {
+			defer close(failed)
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if err := call(); err != nil {
+					failed <- err
+					return
+				}
+			}
+		}()
+		invocations := func(id string) int { return stack.Stats()[id].Invocations }
+		before := listen("")
+		publish("a", before)
+		update(t, stack, map[string]string{"StreamCapacityProvider": changed["StreamCapacityProvider"]})
+		publish("b", before) // the open stream continues
+		onLambda := invocations("StreamFunction")
+		moved := listen("")
+		cursor := publish("c", before, moved)
+		if n := invocations("StreamFunction"); n != onLambda || invocations("ManagedStreamFunction") == 0 {
+			t.Errorf("%d requests after the move reached StreamFunction, and %d ManagedStreamFunction", n-onLambda, invocations("ManagedStreamFunction"))
+		}
+		if resp, err := http.Get(stack.FunctionURL("ManagedStreamFunction")); err != nil || resp.StatusCode != http.StatusForbidden {
+			t.Errorf("past the front, got %v, %v", resp, err)
+		} else {
+			resp.Body.Close()
+		}
+		update(t, stack, map[string]string{"StreamCapacityProvider": ""})
+		publish("d", before)
+		eventually(t, "the stream at the function that is gone ends", func() bool {
+			select {
+			case _, more := <-moved:
+				return !more
+			default:
+				return false
+			}
+		})
+		if got := wait(t, "the event that was missed", listen(cursor)); !strings.Contains(got, `"d"`) {
+			t.Errorf("got %s, want the event d", got)
+		}
+		close(done)
+		if err := <-failed; err != nil {
+			t.Errorf("a call during the changes: %v", err)
 		}
 	})
 }

@@ -188,27 +188,28 @@ func defaultOf(t *testing.T, name string) string {
 func TestPatternsOfParameters(t *testing.T) {
 	d, _ := readDeployment(t)
 	for name, tc := range map[string]struct{ good, bad []string }{
-		"JwtIssuer":           {[]string{"", "https://login.example.com", "https://a.example/t,https://b.example", "https://a.example, https://b.example"}, []string{"login.example.com", "https://", "https://a.example,", " "}},
-		"JwtAudience":         {[]string{"", "https://e.example/mcp", "https://e.example/mcp,api"}, []string{"api", "https://e.example/mcp,,x"}},
-		"JwtJwksUrl":          {[]string{"", "https://login.example.com/keys"}, []string{"/keys"}},
-		"JwtPrincipalClaim":   {[]string{"sub", "https://a.example/id"}, []string{"", "a b"}},
-		"JwtWorkspaceClaim":   {[]string{"", "org"}, []string{"a b"}},
-		"AllowedOrigins":      {[]string{"", "https://console.example.com", "http://localhost:3000,https://b.example"}, []string{"https://console.example.com/", "console.example.com", "*"}},
-		"BlockedTargets":      {[]string{"", "events.example.com", "a.example,b.example"}, []string{"https://a.example", "a.example/", "a,,b"}},
-		"PlainTargets":        {[]string{"", "https://chatgpt.com/", "https://a.example/b/,https://c.example/"}, []string{"https://chatgpt.com", "chatgpt.com/"}},
-		"Retention":           {[]string{"24h", "90m"}, []string{"", "1d", "24", "0h"}},
-		"SecretsPrefix":       {[]string{"/mcp-events/", "/a/b/"}, []string{"", "/", "mcp-events/", "/*/"}},
-		"SourceEventPattern":  {[]string{"", `{"source":["aws.s3"]}`, " {\n  \"source\": [\"aws.s3\"]\n} "}, []string{"aws.s3", `["aws.s3"]`, `{"source":["aws.s3"]`}},
-		"SourceEventBus":      {[]string{"default", "orders", "aws.partner/example.com/shop"}, []string{"", "arn:aws:events:eu-central-1:123456789012:event-bus/orders", "a b"}},
-		"SourceTopicArn":      {[]string{"", "arn:aws:sns:eu-central-1:123456789012:orders"}, []string{"orders", "arn:aws:sns:eu-central-1:123456789012:orders.fifo"}},
-		"SourceBucketArns":    {[]string{"", "arn:aws:s3:::my-uploads"}, []string{"my-uploads", "arn:aws:s3:::my-uploads/*", "arn:aws:s3:::*"}},                                                                                                  // of each in the list
-		"PublisherArns":       {[]string{"", "arn:aws:iam::123456789012:role/app/publisher", "arn:aws:iam::123456789012:root"}, []string{"*", "123456789012", "arn:aws:iam::123456789012:role/*", "arn:aws:sts::123456789012:assumed-role/a/b"}}, // of each in the list
-		"LogTableArn":         {[]string{"", "arn:aws:dynamodb:eu-central-1:123456789012:table/a-Log_1.x"}, []string{"a-Log", "arn:aws:dynamodb:eu-central-1:123456789012:table/a/index/b"}},
-		"SealingKeyArn":       {[]string{"", "arn:aws:kms:eu-central-1:123456789012:key/0a-1b"}, []string{"0a-1b", "arn:aws:kms:eu-central-1:123456789012:alias/x"}},
-		"FrontDomain":         {[]string{"", "events.example.com"}, []string{"https://events.example.com", "events.example.com/", "localhost"}},
-		"FrontCertificateArn": {[]string{"", "arn:aws:acm:us-east-1:123456789012:certificate/0a-1b"}, []string{"arn:aws:acm:eu-central-1:123456789012:certificate/0a-1b"}},
-		"FrontWebAclArn":      {[]string{"", "arn:aws:wafv2:us-east-1:123456789012:global/webacl/a/0a-1b"}, []string{"arn:aws:wafv2:eu-central-1:123456789012:regional/webacl/a/0a-1b"}},
-		"ExtraSettings":       {[]string{"", "quota=50", "quota=50;webhook-timeout=10s;", " quota = 50 ; target-ports=443,8443"}, []string{"quota", "quota=", "QUOTA=5", ";", "quota=5;;streams=5"}},
+		"JwtIssuer":              {[]string{"", "https://login.example.com", "https://a.example/t,https://b.example", "https://a.example, https://b.example"}, []string{"login.example.com", "https://", "https://a.example,", " "}},
+		"JwtAudience":            {[]string{"", "https://e.example/mcp", "https://e.example/mcp,api"}, []string{"api", "https://e.example/mcp,,x"}},
+		"JwtJwksUrl":             {[]string{"", "https://login.example.com/keys"}, []string{"/keys"}},
+		"JwtPrincipalClaim":      {[]string{"sub", "https://a.example/id"}, []string{"", "a b"}},
+		"JwtWorkspaceClaim":      {[]string{"", "org"}, []string{"a b"}},
+		"AllowedOrigins":         {[]string{"", "https://console.example.com", "http://localhost:3000,https://b.example"}, []string{"https://console.example.com/", "console.example.com", "*"}},
+		"BlockedTargets":         {[]string{"", "events.example.com", "a.example,b.example"}, []string{"https://a.example", "a.example/", "a,,b"}},
+		"PlainTargets":           {[]string{"", "https://chatgpt.com/", "https://a.example/b/,https://c.example/"}, []string{"https://chatgpt.com", "chatgpt.com/"}},
+		"Retention":              {[]string{"24h", "90m"}, []string{"", "1d", "24", "0h"}},
+		"SecretsPrefix":          {[]string{"/mcp-events/", "/a/b/"}, []string{"", "/", "mcp-events/", "/*/"}},
+		"SourceEventPattern":     {[]string{"", `{"source":["aws.s3"]}`, " {\n  \"source\": [\"aws.s3\"]\n} "}, []string{"aws.s3", `["aws.s3"]`, `{"source":["aws.s3"]`}},
+		"SourceEventBus":         {[]string{"default", "orders", "aws.partner/example.com/shop"}, []string{"", "arn:aws:events:eu-central-1:123456789012:event-bus/orders", "a b"}},
+		"SourceTopicArn":         {[]string{"", "arn:aws:sns:eu-central-1:123456789012:orders"}, []string{"orders", "arn:aws:sns:eu-central-1:123456789012:orders.fifo"}},
+		"SourceBucketArns":       {[]string{"", "arn:aws:s3:::my-uploads"}, []string{"my-uploads", "arn:aws:s3:::my-uploads/*", "arn:aws:s3:::*"}},                                                                                                  // of each in the list
+		"PublisherArns":          {[]string{"", "arn:aws:iam::123456789012:role/app/publisher", "arn:aws:iam::123456789012:root"}, []string{"*", "123456789012", "arn:aws:iam::123456789012:role/*", "arn:aws:sts::123456789012:assumed-role/a/b"}}, // of each in the list
+		"LogTableArn":            {[]string{"", "arn:aws:dynamodb:eu-central-1:123456789012:table/a-Log_1.x"}, []string{"a-Log", "arn:aws:dynamodb:eu-central-1:123456789012:table/a/index/b"}},
+		"SealingKeyArn":          {[]string{"", "arn:aws:kms:eu-central-1:123456789012:key/0a-1b"}, []string{"0a-1b", "arn:aws:kms:eu-central-1:123456789012:alias/x"}},
+		"StreamCapacityProvider": {[]string{"", "arn:aws:lambda:eu-central-1:123456789012:capacity-provider:my-Streams_1"}, []string{"my-streams", "arn:aws:lambda:eu-central-1:123456789012:function:streams"}},
+		"FrontDomain":            {[]string{"", "events.example.com"}, []string{"https://events.example.com", "events.example.com/", "localhost"}},
+		"FrontCertificateArn":    {[]string{"", "arn:aws:acm:us-east-1:123456789012:certificate/0a-1b"}, []string{"arn:aws:acm:eu-central-1:123456789012:certificate/0a-1b"}},
+		"FrontWebAclArn":         {[]string{"", "arn:aws:wafv2:us-east-1:123456789012:global/webacl/a/0a-1b"}, []string{"arn:aws:wafv2:eu-central-1:123456789012:regional/webacl/a/0a-1b"}},
+		"ExtraSettings":          {[]string{"", "quota=50", "quota=50;webhook-timeout=10s;", " quota = 50 ; target-ports=443,8443"}, []string{"quota", "quota=", "QUOTA=5", ";", "quota=5;;streams=5"}},
 	} {
 		t.Run("AWS-02 "+name, func(t *testing.T) {
 			pattern := d.Parameters[name].AllowedPattern
@@ -296,6 +297,8 @@ func TestRulesOfParameters(t *testing.T) {
 		"a bus without a rule":            {map[string]string{"SourceEventBus": "orders"}, "SourceEventBus is for SourceEventPattern"},
 		"a mapping of the inbox":          {map[string]string{"InboxConcurrency": "2"}, ""},
 		"a mapping that is too small":     {map[string]string{"InboxConcurrency": "1"}, "InboxConcurrency is 0 or at least 2"},
+		"instances":                       {map[string]string{"StreamCapacityProvider": "arn"}, ""},
+		"instances with a reservation":    {map[string]string{"StreamCapacityProvider": "arn", "StreamReservedConcurrency": "100"}, "StreamReservedConcurrency is for a stack without"},
 		"an issuer that is not looked at": {map[string]string{"JwtIssuer": issuer}, "are for Auth=jwt"},
 	} {
 		t.Run("AWS-02 "+name, func(t *testing.T) {

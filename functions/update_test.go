@@ -29,6 +29,7 @@ var together = []struct {
 	}},
 	{[]string{"SourceEventBus"}, map[string]string{"SourceEventPattern": `{"source":["shop"]}`}},
 	{[]string{"TrafficShift"}, map[string]string{"GradualDeployment": "true"}},
+	{[]string{"StreamConcurrency", "StreamSeconds"}, map[string]string{"StreamCapacityProvider": changed["StreamCapacityProvider"]}},
 }
 
 // TestUpdatesOfARunningStack changes each parameter of a running stack by itself, and back, with a plain deployment

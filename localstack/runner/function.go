@@ -2,6 +2,7 @@ package runner
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,6 +29,7 @@ type functionProperties struct {
 	CodeUri      string
 	Handler      string
 	Runtime      string
+	Role         string
 	MemorySize   template.Int
 	Timeout      template.Int
 	Environment  struct {
@@ -44,6 +46,14 @@ type functionProperties struct {
 		Properties json.RawMessage
 	}
 
+	CapacityProviderConfig *struct {
+		Arn                                   string
+		PerExecutionEnvironmentMaxConcurrency template.Int
+
+		ExecutionEnvironmentMemoryGiBPerVCpu json.RawMessage
+	}
+	FunctionScalingConfig struct{ MinExecutionEnvironments, MaxExecutionEnvironments template.Int }
+
 	// The gate enforces Policies.
 	Policies json.RawMessage
 
@@ -51,6 +61,7 @@ type functionProperties struct {
 	// Traffic is never shifted: all calls go to the latest version.
 	AutoPublishAlias, VersionDescription                template.Text
 	AutoPublishAliasAllProperties, DeploymentPreference json.RawMessage
+	PublishToLatestPublished                            json.RawMessage
 }
 
 type scheduleEvent struct {
@@ -89,7 +100,11 @@ func (s *scope) describe(r *template.Resource) (described, error) {
 		return d, fmt.Errorf("resource %s: runtime %q is not supported, only provided.al2023", r.ID, p.Runtime)
 	}
 	name := given(p.FunctionName, st.opts.Name+"-"+r.ID)
-	env := st.opts.environment(r.ID, st.endpoints, st.invokeURL())
+	owner, err := s.owner(r, p.Role)
+	if err != nil {
+		return d, err
+	}
+	env := st.opts.environment(owner, st.endpoints, st.invokeURL())
 	for k, v := range p.Environment.Variables {
 		env[k] = string(v)
 		s.adopt(string(v))
@@ -100,8 +115,16 @@ func (s *scope) describe(r *template.Resource) (described, error) {
 		Memory: int(p.MemorySize), Timeout: time.Duration(p.Timeout) * time.Second,
 		Grace: st.opts.Grace, Output: st.output, Log: st.opts.Log,
 	}
-	if m := st.opts.Managed[r.ID]; m.AtOnce > 0 {
-		d.cfg.Env[lambda.MaxConcurrency], d.cfg.Instances = strconv.Itoa(m.AtOnce), m.Instances
+	managed := st.opts.Managed[r.ID]
+	if c := p.CapacityProviderConfig; c != nil {
+		if p.MemorySize < leastManaged || p.ReservedConcurrentExecutions != nil || len(p.AutoPublishAlias) == 0 {
+			return d, fmt.Errorf("resource %s: a function with a capacity provider needs an alias, MemorySize of at least %d, and no reservation", r.ID, leastManaged)
+		}
+		managed = Managed{Instances: int(p.FunctionScalingConfig.MinExecutionEnvironments), AtOnce: int(c.PerExecutionEnvironmentMaxConcurrency)}
+		d.cfg.Limit = lambda.NewLimit(int(p.FunctionScalingConfig.MaxExecutionEnvironments) * managed.AtOnce)
+	}
+	if managed.AtOnce > 0 {
+		d.cfg.Env[lambda.MaxConcurrency], d.cfg.Instances = strconv.Itoa(managed.AtOnce), managed.Instances
 	}
 	switch p.RecursiveLoop {
 	case "", "Terminate", "Allow":
@@ -116,7 +139,6 @@ func (s *scope) describe(r *template.Resource) (described, error) {
 	if limit := st.opts.Timeouts[r.ID]; limit > 0 {
 		d.cfg.Timeout = limit
 	}
-	var err error
 	if d.policy, err = access.Parse(p.Policies); err != nil {
 		return d, fmt.Errorf("resource %s: %w", r.ID, err)
 	}
@@ -128,8 +150,26 @@ func (s *scope) describe(r *template.Resource) (described, error) {
 	if d.version, err = json.Marshal(all); err != nil {
 		return d, err
 	}
-	d.fixed, err = json.Marshal([]any{p.FunctionName, p.CodeUri, p.FunctionUrlConfig, p.Events, p.AutoPublishAlias})
+	d.fixed, err = json.Marshal([]any{p.FunctionName, p.CodeUri, p.FunctionUrlConfig, p.Events, p.AutoPublishAlias, p.Role, p.CapacityProviderConfig != nil})
 	return d, err
+}
+
+// leastManaged is the least memory in MB of a function on managed instances.
+const leastManaged = 2048
+
+// owner returns the logical id of the function whose policies a function has: its own, or that of the function for which
+// SAM creates its role.
+func (s *scope) owner(r *template.Resource, role string) (string, error) {
+	if role == "" {
+		return r.ID, nil
+	}
+	_, name, _ := strings.Cut(role, ":role/"+s.stack.opts.Name+"-")
+	owner, ok := strings.CutSuffix(name, "Role")
+	if !ok || !s.isFunction(owner) {
+		return "", fmt.Errorf("resource %s: role %q is not supported, only that of another function", r.ID, role)
+	}
+	_, err := s.make(owner)
+	return owner, err
 }
 
 // adopt registers another stack's table with the gate if value is its ARN. If the table does not exist, the gate
@@ -150,14 +190,21 @@ func (s *scope) function(r *template.Resource) (*made, error) {
 	}
 	st := s.stack
 	fn := &function{id: r.ID, fixed: d.fixed, versions: 1, description: string(d.VersionDescription), published: d.version}
-	if err := fn.reserve(st.unreserved, d.ReservedConcurrentExecutions); err != nil {
-		return nil, fmt.Errorf("resource %s: %w", r.ID, err)
+	if st.running != nil && len(d.Events) > 0 {
+		return nil, fmt.Errorf("resource %s: an update cannot add a function with events here", r.ID)
 	}
-	d.cfg.Limit = fn.limit
+	if fn.limit = d.cfg.Limit; fn.limit == nil {
+		if err := fn.reserve(st.unreserved, d.ReservedConcurrentExecutions); err != nil {
+			return nil, fmt.Errorf("resource %s: %w", r.ID, err)
+		}
+		d.cfg.Limit = fn.limit
+	}
 	fn.Function = lambda.New(d.cfg)
 	st.gate.grant(r.ID, d.policy)
-	st.functions = append(st.functions, fn)
-	m := &made{ref: d.cfg.Name, attributes: map[string]string{"Arn": d.cfg.ARN}}
+	st.mu.Lock()
+	st.functions = append(slices.Clone(st.functions), fn)
+	st.mu.Unlock()
+	m := &made{ref: d.cfg.Name, attributes: map[string]string{"Arn": d.cfg.ARN}, remove: func(ctx context.Context) error { return st.remove(ctx, fn) }}
 	if u := d.FunctionUrlConfig; u != nil {
 		if u.AuthType != "NONE" {
 			return nil, fmt.Errorf("resource %s: Function URLs of AuthType %q are not supported, only NONE", r.ID, u.AuthType)
@@ -196,17 +243,39 @@ func (s *scope) configure(r *template.Resource, before *made) (*made, error) {
 	} else if publish && !changed {
 		return nil, fmt.Errorf("CREATE_FAILED: A version for this Lambda function exists ( %d ). Modify the function to create a new version", fn.versions)
 	}
-	if err := fn.reserve(s.stack.unreserved, d.ReservedConcurrentExecutions); err != nil {
+	if d.cfg.Limit != nil {
+		fn.limit = d.cfg.Limit
+	} else if err := fn.reserve(s.stack.unreserved, d.ReservedConcurrentExecutions); err != nil {
 		return nil, err
 	}
 	s.stack.gate.grant(r.ID, d.policy)
 	fn.Govern(fn.limit, d.cfg.AllowLoops)
 	if publish {
 		s.stack.progress("update %s", d.cfg.Name)
-		fn.Configure(d.cfg.Env, d.cfg.Memory, d.cfg.Timeout)
+		fn.Configure(d.cfg)
 		fn.versions, fn.description, fn.published = fn.versions+1, string(d.VersionDescription), d.version
 	}
-	return &made{ref: before.ref, attributes: before.attributes}, nil
+	return &made{ref: before.ref, attributes: before.attributes, remove: before.remove}, nil
+}
+
+// remove ends a function that has left the stack, and its URL.
+func (s *Stack) remove(ctx context.Context, fn *function) error {
+	s.progress("remove %s", fn.Name())
+	s.mu.Lock()
+	s.functions = slices.DeleteFunc(slices.Clone(s.functions), func(f *function) bool { return f == fn })
+	delete(s.urls, fn.id)
+	delete(s.handlers, fn.id)
+	s.mu.Unlock()
+	fn.Close()
+	if fn.server == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, closeTime)
+	defer cancel()
+	if fn.server.Shutdown(ctx) != nil {
+		return fn.server.Close()
+	}
+	return nil
 }
 
 // reserve gives the function its own limit. If n is nil, the function shares the limit of the functions without a

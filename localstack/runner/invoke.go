@@ -80,7 +80,7 @@ func (s *Stack) invokeAPI() http.Handler {
 // functionByName finds a function by its name, its ARN, or the end of its ARN.
 func (s *Stack) functionByName(name string) *function {
 	name, _, _ = strings.Cut(strings.TrimSuffix(name, ":$LATEST"), "/")
-	for _, fn := range s.functions {
+	for _, fn := range s.all() {
 		if name == fn.Name() || name == fn.ARN() || strings.HasSuffix(name, ":function:"+fn.Name()) {
 			return fn
 		}

@@ -44,6 +44,8 @@ func TestTemplatesThatAreRefused(t *testing.T) {
 		"a queue through SAM":           {"  F:\n" + fn + "      Events: {E: {Type: SQS, Properties: {}}}", "only AWS::Lambda::EventSourceMapping"},
 		"a mapping without permissions": {"  Q: {Type: AWS::SQS::Queue}\n  F:\n" + fn + mapping + "BatchSize: 1}}", "F is not authorized to perform: sqs:ReceiveMessage"},
 		"a policy that is not known":    {"  F:\n" + fn + "      Policies: [AWSLambda_FullAccess]", "resource F: policies that are not a list"},
+		"managed instances":             {"  F:\n" + fn + "      CapacityProviderConfig: {Arn: a, PerExecutionEnvironmentMaxConcurrency: 2}", "needs an alias, MemorySize of at least 2048"},
+		"a role of its own":             {"  R: {Type: AWS::IAM::Role}\n  F:\n" + fn + "      Role: !GetAtt R.Arn", "only that of another function"},
 		"a cron schedule":               {"  F:\n" + fn + "      Events: {E: {Type: Schedule, Properties: {Schedule: \"cron(0 12 * * ? *)\"}}}", "only rate("},
 	}
 	for name, tc := range tests {

@@ -42,21 +42,22 @@ type Stack struct {
 	gate       *gate
 
 	tpl       *template.Template
-	update    sync.Mutex       // held during an update, and by Close
-	resources map[string]*made // by logical id
-	functions []*function
+	update    sync.Mutex        // held during an update, and by Close
+	resources map[string]*made  // by logical id
 	queues    map[string]*queue // by logical id
 	mappings  []*mapped
 	schedules []scheduled
-	urls      map[string]string // logical id to Function URL
-	handlers  map[string]http.Handler
 	invoke    net.Addr
 	front     net.Addr
 
-	mu      sync.Mutex
-	outputs map[string]string
-	status  string         // as CloudFormation calls it
-	names   map[string]int // number of names that each logical id has had
+	mu        sync.Mutex
+	functions []*function       // replaced by changes, never modified
+	urls      map[string]string // logical id to Function URL
+	handlers  map[string]http.Handler
+	outputs   map[string]string
+	status    string         // as CloudFormation calls it
+	names     map[string]int // number of names that each logical id has had
+	ports     int            // number of ports that Function URLs have had
 
 	callbacks     callbacks
 	distributions distributions
@@ -71,7 +72,8 @@ type Stack struct {
 // function is a function of the template.
 type function struct {
 	*lambda.Function
-	id string // logical id
+	id     string       // logical id
+	server *http.Server // of its URL; nil if it has none
 
 	// The remaining fields are used by updates.
 	fixed       []byte // properties that updates cannot change, as JSON
@@ -227,9 +229,10 @@ func (s *Stack) chaos(ctx context.Context) {
 // is empty. Processes with a running invocation are preferred. It returns the function's id, or "" if there was no
 // process.
 func (s *Stack) Kill(ids ...string) string {
+	functions := s.all()
 	for _, busy := range []bool{true, false} {
-		for _, n := range rand.Perm(len(s.functions)) {
-			fn := s.functions[n]
+		for _, n := range rand.Perm(len(functions)) {
+			fn := functions[n]
 			if (len(ids) == 0 || slices.Contains(ids, fn.id)) && fn.Kill(busy) {
 				return fn.id
 			}
@@ -240,10 +243,8 @@ func (s *Stack) Kill(ids ...string) string {
 
 // Retire sends SIGTERM to all processes of the function with the logical id. They receive no further calls.
 func (s *Stack) Retire(id string) {
-	for _, fn := range s.functions {
-		if fn.id == id {
-			fn.Retire()
-		}
+	if fn := s.function(id); fn != nil {
+		fn.Retire()
 	}
 }
 
@@ -274,8 +275,8 @@ func (s *Stack) QueueURL(id string) string {
 
 // Stats returns the counts of each function, by logical id.
 func (s *Stack) Stats() map[string]lambda.Stats {
-	out := make(map[string]lambda.Stats, len(s.functions))
-	for _, fn := range s.functions {
+	out := map[string]lambda.Stats{}
+	for _, fn := range s.all() {
 		out[fn.id] = fn.Stats()
 	}
 	return out
@@ -342,7 +343,7 @@ func (s *Stack) Close() {
 		case <-timer.C:
 		}
 		var closing sync.WaitGroup
-		for _, fn := range s.functions {
+		for _, fn := range s.all() {
 			closing.Go(fn.Close)
 		}
 		closing.Wait()
@@ -363,8 +364,15 @@ func (s *Stack) Close() {
 	})
 }
 
+// all returns the functions, which an update may add and remove.
+func (s *Stack) all() []*function {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.functions
+}
+
 func (s *Stack) function(id string) *function {
-	for _, fn := range s.functions {
+	for _, fn := range s.all() {
 		if fn.id == id {
 			return fn
 		}

@@ -17,16 +17,26 @@ func (s *Stack) URL() string { return "http://" + s.front.String() }
 
 // FunctionURL returns the Function URL of the function with a logical id, with a slash at the end. It returns ""
 // if the function does not have a URL.
-func (s *Stack) FunctionURL(id string) string { return s.urls[id] }
+func (s *Stack) FunctionURL(id string) string { return s.URLs()[id] }
 
 // URLs returns the Function URLs by logical id.
-func (s *Stack) URLs() map[string]string { return over(s.urls, nil) }
+func (s *Stack) URLs() map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return over(s.urls, nil)
+}
 
 // serve starts a server that ends with the stack.
 func (s *Stack) serve(addr string, h http.Handler) (net.Addr, error) {
+	at, _, err := s.listen(addr, h)
+	return at, err
+}
+
+// listen starts a server that ends with the stack, or earlier.
+func (s *Stack) listen(addr string, h http.Handler) (net.Addr, *http.Server, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: 30 * time.Second, ErrorLog: slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelWarn)}
 	s.servers = append(s.servers, srv)
@@ -35,7 +45,7 @@ func (s *Stack) serve(addr string, h http.Handler) (net.Addr, error) {
 			s.opts.Log.Error("a server ended", "address", l.Addr().String(), "error", err)
 		}
 	})
-	return l.Addr(), nil
+	return l.Addr(), srv, nil
 }
 
 // serveURL gives a function its URL. Function URLs rename some headers, and a front on AWS must restore them. Our
@@ -43,16 +53,19 @@ func (s *Stack) serve(addr string, h http.Handler) (net.Addr, error) {
 func (s *Stack) serveURL(fn *function, h furl.Handler) (string, error) {
 	addr := "127.0.0.1:0"
 	if s.opts.PortBase > 0 {
-		addr = fmt.Sprintf("127.0.0.1:%d", s.opts.PortBase+len(s.urls))
+		addr = fmt.Sprintf("127.0.0.1:%d", s.opts.PortBase+s.ports)
+		s.ports++
 	}
 	renaming := h
 	renaming.Remap = !s.opts.KeepHeaders
-	at, err := s.serve(addr, renaming)
+	at, srv, err := s.listen(addr, renaming)
 	if err != nil {
 		return "", err
 	}
 	url := "http://" + at.String() + "/"
-	s.urls[fn.id], s.handlers[fn.id] = url, h
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.urls[fn.id], s.handlers[fn.id], fn.server = url, h, srv
 	return url, nil
 }
 

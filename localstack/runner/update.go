@@ -96,7 +96,7 @@ func (s *scope) makeAll() (outputs map[string]string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if old := s.stack.resources; old != nil && (old[r.ID] != nil) != included && (r.Type == functionType || r.Type == mappingType) {
+		if old := s.stack.resources; old != nil && (old[r.ID] != nil) != included && r.Type == mappingType {
 			return nil, fmt.Errorf("resource %s: an update cannot add or remove an %s here", r.ID, r.Type)
 		}
 		if !included {

@@ -32,7 +32,10 @@ Parameters:
   Reserved: {Type: Number, Default: 0}
   Flavour: {Type: String, Default: vanilla}
   Adopted: {Type: String, Default: ""}
+  Provider: {Type: String, Default: ""}
+  Instances: {Type: Number, Default: 2}
 Conditions:
+  HasProvider: !Not [!Equals [!Ref Provider, ""]]
   MakesTable: !Equals [!Ref Adopted, ""]
   HasReserved: !Not [!Equals [!Ref Reserved, 0]]
 Resources:
@@ -45,6 +48,19 @@ Resources:
   Unpublished:
     Type: AWS::Serverless::Function
     Properties: {AutoPublishAlias: live, VersionDescription: always, Environment: {Variables: {QUIET: !Ref Quiet}}}
+  Managed:
+    Type: AWS::Serverless::Function
+    Condition: HasProvider
+    Properties:
+      Role: !GetAtt ColouredRole.Arn
+      MemorySize: 2048
+      AutoPublishAlias: live
+      VersionDescription: !Ref Instances
+      Environment: {Variables: {INSTANCES: !Ref Instances}}
+      PublishToLatestPublished: false
+      CapacityProviderConfig: {Arn: !Ref Provider, PerExecutionEnvironmentMaxConcurrency: 2, ExecutionEnvironmentMemoryGiBPerVCpu: 2}
+      FunctionScalingConfig: {MinExecutionEnvironments: !Ref Instances, MaxExecutionEnvironments: !Ref Instances}
+      FunctionUrlConfig: {AuthType: NONE}
   Bounded:
     Type: AWS::Serverless::Function
     Properties: {ReservedConcurrentExecutions: !If [HasReserved, !Ref Reserved, !Ref AWS::NoValue], FunctionUrlConfig: {AuthType: NONE}}
@@ -63,6 +79,7 @@ Resources:
     Properties: {ServiceToken: !GetAtt CustomFunction.Arn, Flavour: !Ref Flavour, Table: !If [MakesTable, !Ref Table, !Ref Adopted]}
 Outputs:
   Colour: {Value: !Ref Colour}
+  Managed: {Condition: HasProvider, Value: !GetAtt ManagedUrl.FunctionUrl}
   Table: {Value: !If [MakesTable, !Ref Table, !Ref Adopted]}
 `
 
@@ -307,6 +324,48 @@ func TestUpdate(t *testing.T) {
 		gate.Open()
 		if err := <-held; err != nil {
 			t.Error(err)
+		}
+	})
+	t.Run("AWS-17 a function on managed instances comes and goes with its parameter", func(t *testing.T) {
+		for range 2 {
+			update(t, stack, map[string]string{"Provider": "arn"})
+			url := stack.Outputs()["Managed"]
+			if url == "" || url != stack.FunctionURL("Managed") {
+				t.Errorf("the function's URL is %q, and the output %q", stack.FunctionURL("Managed"), url)
+			}
+			if got := variable(t, stack, "Managed", "AWS_LAMBDA_MAX_CONCURRENCY"); got != "2" {
+				t.Errorf("a process handles %q requests concurrently, want 2", got)
+			}
+			if got := variable(t, stack, "Managed", "AWS_SESSION_TOKEN"); got != "Coloured" {
+				t.Errorf("the function has the policies of %q, want Coloured", got)
+			}
+			gone := process(t, stack, "Managed")
+			update(t, stack, map[string]string{"Provider": ""})
+			if _, err := http.Get(url); err == nil || runs(gone) || stack.FunctionURL("Managed") != "" {
+				t.Errorf("the function still serves %s, %v", url, err)
+			}
+		}
+	})
+	t.Run("a change of the number of instances reaches the function", func(t *testing.T) {
+		update(t, stack, map[string]string{"Provider": "arn"})
+		update(t, stack, map[string]string{"Instances": "1"})
+		if first, second := process(t, stack, "Managed"), process(t, stack, "Managed"); first.Pid != second.Pid {
+			t.Error("a second process has started")
+		}
+		if err := stack.Update(t.Context(), map[string]string{"Instances": "3", "Flavour": "bitter"}); err == nil {
+			t.Error("the update succeeded")
+		}
+		if got := variable(t, stack, "Managed", "INSTANCES"); got != "1" {
+			t.Errorf("got %s instances after the rollback, want 1", got)
+		}
+		update(t, stack, map[string]string{"Provider": ""})
+	})
+	t.Run("a function that a failed update added is removed", func(t *testing.T) {
+		if err := stack.Update(t.Context(), map[string]string{"Provider": "arn", "Reserved": "101"}); err == nil {
+			t.Error("the update succeeded")
+		}
+		if url := stack.FunctionURL("Managed"); url != "" {
+			t.Errorf("the function still has a URL: %s", url)
 		}
 	})
 	t.Run("a parameter that the template does not have is refused", func(t *testing.T) {

@@ -355,12 +355,12 @@ func (f *Function) Deploy(binary string) {
 	f.replace()
 }
 
-// Configure changes the settings that belong to a version. Running invocations finish with the old settings, in
-// processes that get no further call.
-func (f *Function) Configure(env map[string]string, memory int, timeout time.Duration) {
+// Configure changes the settings that belong to a version: Env, Memory, Timeout and Instances. Running invocations finish
+// with the old settings, in processes that get no further call.
+func (f *Function) Configure(cfg Config) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.cfg.Env, f.cfg.Memory, f.cfg.Timeout = env, or(memory, 128), or(timeout, 3*time.Second)
+	f.cfg.Env, f.cfg.Memory, f.cfg.Timeout, f.cfg.Instances = cfg.Env, or(cfg.Memory, 128), or(cfg.Timeout, 3*time.Second), cfg.Instances
 	f.replace()
 }
 
