@@ -27,8 +27,9 @@ type AuthServer struct {
 // AuthSecret is the secret of every client of the authorization server.
 const AuthSecret = "s3cret:%+ ?"
 
-// StartAuthServer builds and starts the authorization server, and ends it with the test. Its tokens are for the given audience.
-func StartAuthServer(tb testing.TB, audience string) *AuthServer {
+// StartAuthServer builds and starts the authorization server, and ends it with the test. Its tokens are for the given audience, and the
+// client keyholder has the given public key.
+func StartAuthServer(tb testing.TB, audience, jwk string) *AuthServer {
 	tb.Helper()
 	dir := filepath.Join(Root(tb), "build", "test")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -45,7 +46,7 @@ func StartAuthServer(tb testing.TB, audience string) *AuthServer {
 	}
 	addr := FreeAddr(tb)
 	a := &AuthServer{Issuer: "http://" + addr, tb: tb, out: &output{}}
-	if a.p, err = begin(tb.TempDir(), nil, a.out, binary, "--addr", addr, "--mcp", audience); err != nil {
+	if a.p, err = begin(tb.TempDir(), nil, a.out, binary, "--addr", addr, "--mcp", audience, "--jwk", jwk); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
@@ -74,6 +75,22 @@ func (a *AuthServer) Token(tb testing.TB, client, scopes string) string {
 	}
 	a.post(tb, "/oauth/token", client, url.Values{"grant_type": {"client_credentials"}, "scope": {scopes}}, &got)
 	return got.Token
+}
+
+// Assert asks for an exchange of a token, as the client that signed the assertion, and returns the status.
+func (a *AuthServer) Assert(tb testing.TB, assertion, token string) int {
+	tb.Helper()
+	resp, err := plain.PostForm(a.Issuer+"/oauth/token", url.Values{
+		"grant_type": {"urn:ietf:params:oauth:grant-type:token-exchange"}, "audience": {"crm"},
+		"subject_token": {token}, "subject_token_type": {"urn:ietf:params:oauth:token-type:access_token"},
+		"requested_token_type": {"urn:ietf:params:oauth:token-type:access_token"},
+		"client_assertion":     {assertion}, "client_assertion_type": {"urn:ietf:params:oauth:client-assertion-type:jwt-bearer"},
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	resp.Body.Close()
+	return resp.StatusCode
 }
 
 // Introspection is the authorization server's description of a token (RFC 7662).

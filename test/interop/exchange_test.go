@@ -4,6 +4,9 @@ package interop
 
 import (
 	"context"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,10 +16,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-jose/go-jose/v4"
 	sdkauth "github.com/modelcontextprotocol/go-sdk/auth"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/identity"
 )
 
 // crm is a server of the official Go SDK. It checks each token at the authorization server, as one that was issued for it.
@@ -67,34 +73,76 @@ const audience = "https://mcp.example.com/mcp"
 // library, and the backend is a server of the official Go SDK.
 func TestTokenExchange(t *testing.T) {
 	t.Parallel()
-	a := harness.StartAuthServer(t, audience)
+	key := identity.NewKey(t, "key-1", "ES256")
+	a := harness.StartAuthServer(t, audience, marshal(t, key.JWK()))
 	tokens := map[string]string{}
 	for _, client := range []string{"alice", "mallory"} {
 		tokens[client] = a.Token(t, client, "events:read")
 	}
-	start := func(t *testing.T) (*crm, string, string) {
+	const withSecret = `clientId: gateway, clientSecret: "env:CRM_SECRET"`
+	withKey := fmt.Sprintf(`clientAuth: private_key_jwt, clientId: keyholder, clientKey: "env:CRM_SECRET", keyId: key-1, issuer: %q`, a.Issuer)
+	start := func(t *testing.T, client string) (*crm, string) {
 		c := startCRM(t, a)
 		return c, fmt.Sprintf(`
 backends:
   - name: crm
     url: %s
     credentials: exchange
-    exchange: {tokenUrl: %q, clientId: gateway, clientSecret: "env:CRM_SECRET", audience: crm, scopes: [crm.read]}
-`, c.URL, a.Issuer+"/oauth/token"), harness.AuthSecret
+    exchange: {tokenUrl: %q, %s, audience: crm, scopes: [crm.read]}
+`, c.URL, a.Issuer+"/oauth/token", client)
 	}
-	t.Run("local AWS", func(t *testing.T) {
-		c, config, secret := start(t)
-		aws := harness.StartAWS(t, harness.AWSOptions{
-			Issuer: a.Issuer, Audience: audience, Tokens: tokens, Config: config, Env: map[string]string{"CRM_SECRET": secret},
-		})
-		testExchange(t, a, c, &aws.Target, 100) // each process has a cache of its own
-	})
-	t.Run("stand-alone", func(t *testing.T) {
-		c, config, secret := start(t)
+	standAlone := func(t *testing.T, config, secret string) *harness.Server {
 		s := harness.StartServer(t, harness.ServerOptions{
 			Auth: "jwt", Args: []string{"--jwt-issuer", a.Issuer, "--jwt-audience", audience}, Config: config, Env: []string{"CRM_SECRET=" + secret},
 		})
 		s.Keys = tokens
+		return s
+	}
+	t.Run("local AWS with a key", func(t *testing.T) {
+		c, config := start(t, withKey)
+		aws := harness.StartAWS(t, harness.AWSOptions{
+			Issuer: a.Issuer, Audience: audience, Tokens: tokens, Config: config,
+			Env: map[string]string{"CRM_SECRET": marshal(t, jose.JSONWebKey{Key: key.Private})},
+		})
+		testExchange(t, a, c, &aws.Target, 100) // each process has a cache of its own
+	})
+	t.Run("GWN-27 the authorization server refuses assertions that are expired, replayed, for another server or signed with another key", func(t *testing.T) {
+		claims := func(jti, aud string, life time.Duration) identity.Claims {
+			now := time.Now()
+			return identity.Claims{"iss": "keyholder", "sub": "keyholder", "aud": aud, "jti": jti, "iat": now.Unix(), "exp": now.Add(life).Unix()}
+		}
+		good := key.Sign(t, nil, claims("1", a.Issuer, time.Minute))
+		expect.Equal(t, "the status of a good assertion", a.Assert(t, good, tokens["alice"]), 200)
+		for name, assertion := range map[string]string{
+			"replayed":           good,
+			"expired":            key.Sign(t, nil, claims("2", a.Issuer, -time.Minute)),
+			"for another server": key.Sign(t, nil, claims("3", "https://elsewhere.example", time.Minute)),
+			"with another key":   identity.NewKey(t, "key-1", "ES256").Sign(t, nil, claims("4", a.Issuer, time.Minute)),
+		} {
+			if status := a.Assert(t, assertion, tokens["alice"]); status < 400 {
+				t.Errorf("%s: got status %d", name, status)
+			}
+		}
+	})
+	t.Run("GWN-27 if the gateway has another key than the authorization server knows, callers get an error and the log has the reason", func(t *testing.T) {
+		c, config := start(t, withKey)
+		der, err := x509.MarshalPKCS8PrivateKey(identity.NewKey(t, "key-1", "ES256").Private)
+		expect.OK(t, err)
+		text := string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+		s := standAlone(t, config, text)
+		// Zitadel's library answers invalid_grant, where RFC 7521, section 4.2.1, has invalid_client.
+		got := s.Stateless("alice").Refused(t, 401, "tools/call", map[string]any{"name": "whoami", "arguments": map[string]any{}})
+		if !strings.Contains(got.Message, "the authorization server no longer accepts the token, so backend crm cannot be used") {
+			t.Errorf("got %v", got)
+		}
+		if log := s.Output(); !strings.Contains(log, "token exchange failed") || strings.Contains(log, strings.Split(text, "\n")[1]) {
+			t.Errorf("the log has no reason, or the key: %s", log)
+		}
+		expect.Equal(t, "requests at the backend", len(c.seen), 0)
+	})
+	t.Run("stand-alone", func(t *testing.T) {
+		c, config := start(t, withSecret)
+		s := standAlone(t, config, harness.AuthSecret)
 		testExchange(t, a, c, &s.Target, 1)
 		t.Run("GWN-27 the log contains no token", func(t *testing.T) {
 			for client, token := range tokens {
@@ -115,6 +163,14 @@ backends:
 			}
 		})
 	})
+}
+
+// marshal returns a value as JSON.
+func marshal(t *testing.T, v any) string {
+	t.Helper()
+	text, err := json.Marshal(v)
+	expect.OK(t, err)
+	return string(text)
 }
 
 func testExchange(t *testing.T, a *harness.AuthServer, c *crm, s *harness.Target, most int) {

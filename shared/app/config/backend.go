@@ -118,21 +118,26 @@ func (p *parser) readProtocolVersion(n *strictyaml.Node, what string) string {
 
 func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
 	o := &api.OAuth{}
-	p.readClient(n, what, o)
+	given := p.readClient(n, what, o)
+	p.checkClient(n, what, o, given["clientSecret"], " and clientSecret")
 	return o
 }
 
-// readClient reads the settings of an OAuth client, and others that follow them.
-func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, others ...strictyaml.Field) {
+// readClient reads the settings of an OAuth client, and others that follow them. It returns the names of the given settings.
+func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, others ...strictyaml.Field) map[string]bool {
 	say := func(member string) string { return strings.TrimSpace(what + " " + member) }
-	given := p.file.Fields(n, say, append([]strictyaml.Field{
+	return p.file.Fields(n, say, append([]strictyaml.Field{
 		strictyaml.Var("tokenUrl", &o.TokenURL, p.readTokenURL),
 		strictyaml.Var("clientId", &o.ClientID, p.file.String),
 		strictyaml.Var("clientSecret", &o.ClientSecret, p.readSecret),
 		strictyaml.Var("scopes", &o.Scopes, p.readScopes),
 	}, others...)...)
-	if o.TokenURL == "" || o.ClientID == "" || !given["clientSecret"] {
-		p.file.Add(n.Line, "%s needs tokenUrl, clientId and clientSecret", what)
+}
+
+// checkClient reports a client without its URL, its id, or its own credential.
+func (p *parser) checkClient(n *strictyaml.Node, what string, o *api.OAuth, has bool, credential string) {
+	if o.TokenURL == "" || o.ClientID == "" || !has {
+		p.file.Add(n.Line, "%s needs tokenUrl, clientId%s", what, credential)
 	}
 }
 
@@ -154,21 +159,36 @@ func (p *parser) checkCredentials(n *strictyaml.Node, what string) {
 const (
 	secretInHeader = "client_secret_basic"
 	secretInBody   = "client_secret_post"
+	signedByKey    = "private_key_jwt"
 )
 
 func (p *parser) readExchange(n *strictyaml.Node, what string) *api.Exchange {
-	x := &api.Exchange{}
-	p.readClient(n, what, &x.OAuth,
+	x, clientAuth := &api.Exchange{}, secretInHeader
+	given := p.readClient(n, what, &x.OAuth,
 		strictyaml.Var("audience", &x.Audience, p.file.String),
 		strictyaml.Var("resource", &x.Resource, p.readURL),
-		strictyaml.Var("clientAuth", &x.SecretInBody, func(n *strictyaml.Node, what string) bool {
-			s := p.file.String(n, what)
-			if s != secretInHeader && s != secretInBody {
-				p.file.Add(n.Line, "%s: %q is not known (%s, %s)", what, strictyaml.Clip(s), secretInHeader, secretInBody)
+		strictyaml.Var("clientAuth", &clientAuth, func(n *strictyaml.Node, what string) string {
+			s, known := p.file.String(n, what), []string{secretInHeader, secretInBody, signedByKey}
+			if !slices.Contains(known, s) {
+				p.file.Add(n.Line, "%s: %q is not known (%s)", what, strictyaml.Clip(s), strings.Join(known, ", "))
 			}
-			return s == secretInBody
+			return s
 		}),
+		strictyaml.Var("clientKey", &x.ClientKey, p.readSecret),
+		strictyaml.Var("keyId", &x.KeyID, p.file.String),
+		strictyaml.Var("issuer", &x.Issuer, p.readURL),
 	)
+	x.SecretInBody = clientAuth == secretInBody
+	switch ofKey := given["clientKey"] || given["keyId"] || given["issuer"]; {
+	case clientAuth != signedByKey && ofKey:
+		p.file.Add(n.Line, "%s: clientKey, keyId and issuer need clientAuth: %s", what, signedByKey)
+	case clientAuth != signedByKey:
+		p.checkClient(n, what, &x.OAuth, given["clientSecret"], " and clientSecret")
+	case given["clientSecret"]:
+		p.file.Add(n.Line, "%s: with clientAuth: %s there is no clientSecret", what, signedByKey)
+	default:
+		p.checkClient(n, what, &x.OAuth, given["clientKey"] && given["issuer"], ", clientKey and issuer")
+	}
 	if x.Audience == "" && x.Resource == "" {
 		p.file.Add(n.Line, "%s needs an audience or a resource, so that the token is valid for this backend only", what)
 	}

@@ -115,6 +115,7 @@ func writeBackend(h hash.Hash, b api.Backend) {
 	}
 	if x := b.Exchange; x != nil {
 		fmt.Fprintf(h, " exchange %q %q %q %s %q %q %t", x.TokenURL, x.ClientID, x.Scopes, x.ClientSecret.Fingerprint(), x.Audience, x.Resource, x.SecretInBody)
+		fmt.Fprintf(h, " %s %q %q", x.ClientKey.Fingerprint(), x.KeyID, x.Issuer)
 	}
 	fmt.Fprintln(h)
 }

@@ -94,6 +94,11 @@ func exchangeWith(settings string) string {
 	return "exchange: {tokenUrl: 'https://id.example.com/t', clientId: a, clientSecret: env:A, " + settings + "}"
 }
 
+// signedWith returns the settings of a token exchange with a key, and further ones.
+func signedWith(settings string) string {
+	return "exchange: {tokenUrl: 'https://id.example.com/t', clientId: a, audience: x, clientAuth: private_key_jwt, " + settings + "}"
+}
+
 // refuses checks that Parse refuses a file with the wanted error, and that the error does not repeat the secret "hunter2".
 func refuses(t *testing.T, src, want string) {
 	t.Helper()
@@ -148,7 +153,14 @@ func TestParseFaults(t *testing.T) {
 		"GWN-27 no settings":      {backend("credentials: exchange"), "needs both credentials: exchange and the settings in exchange"},
 		"GWN-27 no such switch":   {backend("credentials: trade"), `credentials: "trade" is not known (exchange)`},
 		"GWN-27 no target":        {backend("credentials: exchange", exchangeWith("scopes: [a]")), "exchange needs an audience or a resource"},
-		"GWN-27 bad client auth":  {backend("credentials: exchange", exchangeWith("audience: x, clientAuth: none")), `"none" is not known (client_secret_basic, client_secret_post)`},
+		"GWN-27 bad client auth":  {backend("credentials: exchange", exchangeWith("audience: x, clientAuth: none")), `"none" is not known (client_secret_basic, client_secret_post, private_key_jwt)`},
+		"GWN-27 key and secret":   {backend("credentials: exchange", exchangeWith("audience: x, clientAuth: private_key_jwt, clientKey: env:K, issuer: 'https://i'")), "with clientAuth: private_key_jwt there is no clientSecret"},
+		"GWN-27 key alone":        {backend("credentials: exchange", exchangeWith("audience: x, clientKey: env:K")), "clientKey, keyId and issuer need clientAuth: private_key_jwt"},
+		"GWN-27 id without key":   {backend("credentials: exchange", exchangeWith("audience: x, clientAuth: client_secret_post, keyId: k")), "clientKey, keyId and issuer need clientAuth: private_key_jwt"},
+		"GWN-27 no key":           {backend("credentials: exchange", signedWith("issuer: 'https://i'")), "exchange needs tokenUrl, clientId, clientKey and issuer"},
+		"GWN-27 no issuer":        {backend("credentials: exchange", signedWith("clientKey: env:K")), "exchange needs tokenUrl, clientId, clientKey and issuer"},
+		"GWN-27 key in the file":  {backend("credentials: exchange", signedWith("issuer: 'https://i', clientKey: hunter2")), "a secret must not stand in this file"},
+		"GWN-27 key for oauth":    {backend("oauth: {tokenUrl: 'https://i/t', clientId: a, clientKey: env:K}"), `unknown member "clientKey"`},
 		"GWN-27 and forwarded":    {backend("credentials: exchange", "forwardToken: true", exchangeWith("audience: x")), "only one of forwardToken and exchange"},
 		"GWN-27 in clear":         {backend("credentials: exchange", strings.Replace(exchangeWith("audience: x"), "https", "http", 1)), "tokenUrl must be https"},
 		"bad flag":                {backend("forwardToken: yes please"), "must be true or false"},

@@ -316,6 +316,9 @@ func TestFingerprint(t *testing.T) {
 	expect.List(t, "the workspaces with changed backends after a change of a header's value", changedBackends(one, two), []string{"default"})
 	one, two = parse(exchange), parse(strings.Replace(exchange, "audience: x", "audience: y", 1))
 	expect.List(t, "GWN-27: the workspaces with changed backends after a change of the audience", changedBackends(one, two), []string{"default"})
+	one = parse(strings.Replace(exchange, "clientSecret: 'env:S'", "clientAuth: private_key_jwt, clientKey: 'env:S', issuer: 'https://t.example/'", 1))
+	two = parse(strings.Replace(exchange, "clientSecret: 'env:S'", "clientAuth: private_key_jwt, clientKey: 'env:S', issuer: 'https://u.example/'", 1))
+	expect.List(t, "GWN-27: the workspaces with changed backends after a change of the issuer", changedBackends(one, two), []string{"default"})
 }
 
 // GWN-01: storing a configuration records the workspaces whose backends have changed, so that their clients are notified.

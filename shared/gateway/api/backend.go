@@ -66,7 +66,14 @@ type Exchange struct {
 	Audience, Resource string
 	// SecretInBody sends the client's secret in the body of the request (client_secret_post) instead of a header.
 	SecretInBody bool
+	// ClientKey is a private key with which the client authenticates itself instead of a secret (private_key_jwt), as PEM or JWK. KeyID
+	// is its id at the authorization server, by default the one in the JWK. Issuer identifies the authorization server.
+	ClientKey     secret.Value
+	KeyID, Issuer string
 }
+
+// Signs reports whether the client authenticates itself with a key.
+func (x *Exchange) Signs() bool { return x.ClientKey.IsReference() }
 
 // Rules returns the rules of the backend by their names in the configuration, without rules that permit everything.
 func (b Backend) Rules() map[string]rules.Rules {

@@ -5,6 +5,7 @@
 //	backend.go        one backend, with its clients and counters
 //	credentials.go    the headers and tokens of requests to it
 //	exchange.go       tokens for which callers' tokens were exchanged
+//	assertion.go      how the gateway authenticates itself with a key
 //	view.go           how long a backend's capabilities and lists are used
 //	callers.go        views of backends that show each caller something else
 //	fetch.go          the requests for capabilities and lists

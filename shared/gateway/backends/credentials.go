@@ -29,7 +29,13 @@ func (b *Backend) checkSecrets(ctx context.Context) error {
 			}
 		}
 	}
-	if b.Exchange != nil {
+	switch {
+	case b.Exchange == nil:
+	case b.Exchange.Signs():
+		if _, err := b.clientSigner(ctx); err != nil {
+			return err
+		}
+	default:
 		if _, err := b.clientSecret(ctx, &b.Exchange.OAuth); err != nil {
 			return err
 		}

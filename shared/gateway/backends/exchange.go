@@ -176,10 +176,6 @@ func tooLarge(err error) bool {
 func (b *Backend) requestExchange(token string) (*oauth2.Token, error) {
 	x := b.Exchange
 	ctx := b.tokenContext()
-	secret, err := b.clientSecret(ctx, &x.OAuth)
-	if err != nil {
-		return nil, err
-	}
 	params := url.Values{
 		"grant_type": {grantExchange}, "subject_token": {token}, "subject_token_type": {accessToken}, "requested_token_type": {accessToken},
 	}
@@ -188,13 +184,20 @@ func (b *Backend) requestExchange(token string) (*oauth2.Token, error) {
 			params.Set(name, value)
 		}
 	}
-	style := oauth2.AuthStyleInHeader
-	if x.SecretInBody {
-		style = oauth2.AuthStyleInParams
+	config := clientcredentials.Config{ClientID: x.ClientID, TokenURL: x.TokenURL, Scopes: x.Scopes, EndpointParams: params, AuthStyle: oauth2.AuthStyleInHeader}
+	if x.SecretInBody || x.Signs() {
+		config.AuthStyle = oauth2.AuthStyleInParams
 	}
-	return (&clientcredentials.Config{
-		ClientID: x.ClientID, ClientSecret: secret, TokenURL: x.TokenURL, Scopes: x.Scopes, EndpointParams: params, AuthStyle: style,
-	}).Token(ctx)
+	var err error
+	if x.Signs() {
+		err = b.addAssertion(ctx, params)
+	} else {
+		config.ClientSecret, err = b.clientSecret(ctx, &x.OAuth)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return config.Token(ctx)
 }
 
 // checkExchanged checks that an issued token can be sent to the backend, and that it is another one than the caller's.
