@@ -1,7 +1,6 @@
 package stream
 
 import (
-	"context"
 	"time"
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
@@ -14,63 +13,28 @@ import (
 // The next entry is the first one that a source has read ahead, if every other source was read up to the same position or
 // was not written to since. The store knows the last write.
 type exactMerge struct {
-	*Feed
+	at    *position
+	in    *inbox
 	ahead load // live entries in the sources
 	old   int  // other entries there
 }
 
-// begin does nothing, because the sources begin at the end of the log.
-func (*exactMerge) begin(context.Context) error { return nil }
-
-func (f *exactMerge) forget(s *source) {
-	for _, q := range s.ahead {
-		f.countReturned(q)
+func (m *exactMerge) next() (queued, bool) {
+	first := m.first()
+	if first == nil || !m.mayFollow(first.ahead[0].entry.Key) {
+		return queued{}, false
 	}
-}
-
-func (f *exactMerge) pending() bool { return f.first() != nil }
-
-func (f *exactMerge) poll(ctx context.Context) (Delivery, bool, error) {
-	for left := effort; ; {
-		if left <= 0 {
-			f.wakeLater()
-			return Delivery{}, false, nil
-		}
-		first := f.first()
-		behind := f.furthestBack()
-		switch {
-		case behind != nil && (first == nil || behind.past < first.ahead[0].entry.Key):
-			left -= pageEffort
-			if err := f.readAhead(ctx, behind); err != nil {
-				return Delivery{}, false, err
-			}
-			continue
-		case first != nil && f.mayFollow(first.ahead[0].entry.Key):
-			left--
-			q := first.ahead[0]
-			if first.ahead = first.ahead[1:]; len(first.ahead) == 0 {
-				first.ahead = nil // a quiet stream keeps no memory
-			}
-			f.countReturned(q)
-			if d, ok := f.take(q); ok {
-				d.InOrder = true
-				return d, true, nil
-			}
-			continue
-		}
-		f.mu.Lock()
-		f.held = first != nil
-		f.mu.Unlock()
-		drained, err := f.drain()
-		if err != nil || !drained {
-			return Delivery{}, false, err
-		}
+	q := first.ahead[0]
+	if first.ahead = first.ahead[1:]; len(first.ahead) == 0 {
+		first.ahead = nil // a quiet stream keeps no memory
 	}
+	m.countReturned(q)
+	return q, true
 }
 
 // first returns the source with the first entry that was read ahead, or nil.
-func (f *exactMerge) first() (first *source) {
-	for _, s := range f.parts {
+func (m *exactMerge) first() (first *source) {
+	for _, s := range m.at.sources {
 		if len(s.ahead) > 0 && (first == nil || s.ahead[0].entry.Key < first.ahead[0].entry.Key) {
 			first = s
 		}
@@ -79,8 +43,8 @@ func (f *exactMerge) first() (first *source) {
 }
 
 // mayFollow reports whether an entry with the key can be returned now, because no source can have another entry before it.
-func (f *exactMerge) mayFollow(key int64) bool {
-	for _, s := range f.parts {
+func (m *exactMerge) mayFollow(key int64) bool {
+	for _, s := range m.at.sources {
 		if len(s.ahead) == 0 && !s.stuck && s.readTo(key) < key {
 			return false
 		}
@@ -98,37 +62,31 @@ func (s *source) readTo(end int64) int64 {
 	return s.past
 }
 
-// readAhead reads one page of the past of a source.
-func (f *exactMerge) readAhead(ctx context.Context, s *source) error {
-	if _, err := f.drain(); err != nil {
-		return err
-	}
-	entries, more, next, err := f.readPage(ctx, s)
-	if f.stay(s, err) {
+// lagging empties the inbox first, so that the inbox drops no batch of the source that the page does not have.
+func (m *exactMerge) lagging() *source {
+	first, behind := m.first(), m.at.furthestBack()
+	if behind == nil || first != nil && behind.past >= first.ahead[0].entry.Key {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	f.addAhead(s, entries, next, time.Now(), false)
-	f.mu.Lock()
-	s.caughtUp = !more && !f.missed[s.part.Name()]
-	f.mu.Unlock()
-	if s.caughtUp {
-		f.leaveBack(s)
-	}
-	return nil
+	m.drain()
+	return behind
+}
+
+func (m *exactMerge) addPast(s *source, p page, _ time.Time) (caughtUp bool) {
+	m.addAhead(s, p.entries, p.next, time.Now(), false)
+	s.caughtUp = !p.more && !m.in.hasMissed(s.part)
+	return s.caughtUp
 }
 
 // addAhead adds entries to a source that was read up to a position.
-func (f *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
+func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
 	for _, e := range entries {
 		if e.Key > s.past {
-			s.ahead = append(s.ahead, queued{src: s, entry: e, read: read, live: live})
+			s.ahead = append(s.ahead, queued{src: s, entry: e, read: read, live: live, inOrder: true})
 			if live {
-				f.ahead = f.ahead.plus(load{1, size(e)})
+				m.ahead = m.ahead.plus(load{1, size(e)})
 			} else {
-				f.old++
+				m.old++
 			}
 		}
 	}
@@ -136,43 +94,51 @@ func (f *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, r
 }
 
 // countReturned counts an entry that is no longer ahead.
-func (f *exactMerge) countReturned(q queued) {
+func (m *exactMerge) countReturned(q queued) {
 	if q.live {
-		f.ahead = f.ahead.minus(load{1, size(q.entry)})
+		m.ahead = m.ahead.minus(load{1, size(q.entry)})
 	} else {
-		f.old--
+		m.old--
 	}
+}
+
+func (m *exactMerge) receive() (some bool, err error) {
+	m.in.hold(m.first() != nil)
+	got := m.drain()
+	return !got.none(), got.err
 }
 
 // drain takes the batches of the tails. It drops batches for a source that still reads older entries from the log, because the
 // source will read these entries there, too. A source that missed a batch reads the log again.
-func (f *exactMerge) drain() (some bool, err error) {
-	f.mu.Lock()
-	in, missed, later, err := f.in, f.missed, f.later, f.err
-	f.in, f.waiting, f.missed, f.later = nil, load{}, nil, nil
-	f.mu.Unlock()
-	for _, b := range in {
-		if s := f.parts[b.part.Name()]; s != nil && s.caughtUp {
-			f.addAhead(s, b.entries, b.floor, b.read, true)
+func (m *exactMerge) drain() arrivals {
+	got := m.in.take()
+	for _, b := range got.batches {
+		if s := m.at.sources[b.part.Name()]; s != nil && s.caughtUp {
+			m.addAhead(s, b.entries, b.floor, b.read, true)
 		}
 	}
-	for name := range missed {
-		if s := f.parts[name]; s != nil && s.caughtUp {
+	for name := range got.missed {
+		if s := m.at.sources[name]; s != nil && s.caughtUp {
 			s.caughtUp = false
-			f.back = append(f.back, s)
+			m.at.back = append(m.at.back, s)
 		}
 	}
-	for name := range later {
-		if s := f.parts[name]; s != nil && s.caughtUp { // otherwise its own reads will find the item
+	for name := range got.later {
+		if s := m.at.sources[name]; s != nil && s.caughtUp { // otherwise its own reads will find the item
 			s.caughtUp, s.stuck = false, true
 		}
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.taken = f.ahead
-	f.catchingUp = len(f.back) > 0 || f.catchingUp && (f.old > 0 || f.taken.reaches(f.tails.mostWaiting.half()))
-	return len(in) > 0 || len(missed) > 0 || len(later) > 0, err
+	m.in.setTaken(m.ahead, len(m.at.back) > 0, m.old > 0)
+	return got
 }
+
+func (m *exactMerge) forget(s *source) {
+	for _, q := range s.ahead {
+		m.countReturned(q)
+	}
+}
+
+func (m *exactMerge) pending() bool { return m.first() != nil }
 
 // returnedUntil returns the position up to which every entry of the source was returned. end is the end of the log,
 // as it was read earlier.
@@ -183,12 +149,12 @@ func (s *source) returnedUntil(end int64) int64 {
 	return s.readTo(end)
 }
 
-func (f *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
-	_, _ = f.drain()              // the next poll returns the error
-	end := f.tails.Log.Position() // before reached reads the last writes
+func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
+	m.drain()                  // the next poll returns the error
+	end := m.at.log.Position() // before reached reads the last writes
 	at := int64(-1)
-	for _, s := range f.parts {
-		if f.sole && s.topic {
+	for _, s := range m.at.sources {
+		if m.at.sole && s.topic {
 			continue
 		}
 		if reached := s.returnedUntil(end); at < 0 || reached < at {
@@ -201,9 +167,9 @@ func (f *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 	c.At = at
 	switch {
 	case at >= end:
-		c.Given = f.tails.Log.Time().UnixMicro()
-	case at >= f.begun:
-		c.Given = f.given // everything after the position is later than that
+		c.Given = m.at.log.Time().UnixMicro()
+	case at >= m.at.begun:
+		c.Given = m.at.given // everything after the position is later than that
 	}
 	return c, false
 }

@@ -18,152 +18,67 @@ import (
 // source has a floor, up to which it has no more entries. The cursor is the lowest floor and names the returned entries after
 // it.
 type stampedMerge struct {
-	*Feed
+	at    *position
+	in    *inbox
 	queue []queued
 }
 
-func (*stampedMerge) forget(*source) {}
-
-func (f *stampedMerge) pending() bool { return len(f.queue) > 0 }
-
-func (f *stampedMerge) poll(ctx context.Context) (Delivery, bool, error) {
-	for left := effort; ; {
-		for len(f.queue) > 0 {
-			if left <= 0 {
-				f.wakeLater()
-				return Delivery{}, false, nil
-			}
-			left--
-			q := f.queue[0]
-			if f.queue = f.queue[1:]; len(f.queue) == 0 {
-				f.queue = nil // a quiet stream keeps no memory
-			}
-			if d, ok := f.take(q); ok {
-				return d, true, nil
-			}
-		}
-		f.readMissed()
-		if len(f.back) > 0 {
-			if left <= 0 {
-				f.wakeLater()
-				return Delivery{}, false, nil
-			}
-			left -= pageEffort
-			if err := f.readPast(ctx); err != nil {
-				return Delivery{}, false, err
-			}
-			continue
-		}
-		f.mu.Lock()
-		in, err := f.in, f.err
-		f.in, f.waiting, f.catchingUp, f.later = nil, load{}, false, nil // a floor that stays holds up no other source
-		f.mu.Unlock()
-		if err != nil || len(in) == 0 {
-			return Delivery{}, false, err
-		}
-		for _, b := range in {
-			if s := f.parts[b.part.Name()]; s != nil && !s.stuck {
-				f.enqueue(s, b.entries, b.floor, b.read, true)
-			}
-		}
+func (m *stampedMerge) next() (q queued, ok bool) {
+	if len(m.queue) == 0 {
+		return queued{}, false
 	}
+	q = m.queue[0]
+	if m.queue = m.queue[1:]; len(m.queue) == 0 {
+		m.queue = nil // a quiet stream keeps no memory
+	}
+	return q, true
 }
 
-// maxReads is the number of partitions that a feed reads concurrently when it opens.
-const maxReads = 16
-
-// begin marks the existing entries of the log as sent. It does not compare keys, because later entries may have smaller keys
-// if a clock was set back. The tails read the entries that are written from now on.
-func (f *stampedMerge) begin(ctx context.Context) error {
-	read, ctx := errgroup.WithContext(ctx)
-	read.SetLimit(maxReads)
-	var mu sync.Mutex
-	for _, s := range f.back {
-		read.Go(func() (err error) {
-			defer fault.Recovered(&err)
-			if s.place != 0 {
-				end, err := f.tails.Log.EndOf(ctx, f.workspace, s.pattern)
-				s.start, s.floor, s.past = end, end, end
-				return err
-			}
-			for more, next := true, s.start; more; {
-				var entries []eventlog.Entry
-				var err error
-				entries, more, next, err = f.tails.Log.Read(ctx, s.part, next, pageSize)
-				if errors.Is(err, eventlog.ErrLater) {
-					return nil // the tail stays before that item
-				}
-				if err != nil {
-					return err
-				}
-				mu.Lock()
-				for _, e := range entries {
-					f.sent.add(e.ID(), e.Key, false)
-				}
-				mu.Unlock()
-			}
-			return nil
-		})
-	}
-	f.back = nil
-	return read.Wait()
+// lagging returns the source that is furthest back, because the cursor, which is one position for all sources, cannot pass that
+// source. So a client that is disconnected while it catches up makes progress each time, and a resume repeats about one page.
+func (m *stampedMerge) lagging() *source {
+	m.readAgain(m.in.takeMissed())
+	return m.at.furthestBack()
 }
 
-// readPast reads one page of the source that is furthest back, because the cursor, which is one position for all sources,
-// cannot pass that source. So a client that is disconnected while it catches up makes progress each time, and a resume repeats
-// about one page.
-func (f *stampedMerge) readPast(ctx context.Context) error {
-	s := f.furthestBack()
-	if s == nil {
-		return nil
-	}
-	began := f.tails.Log.Time().Add(-eventlog.Window).UnixMicro()
-	entries, more, next, err := f.readPage(ctx, s)
-	if f.stay(s, err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	s.past = next
-	if s.bound == 0 && next > began {
+func (m *stampedMerge) addPast(s *source, p page, began time.Time) (caughtUp bool) {
+	s.past = p.next
+	settled := began.Add(-eventlog.Window).UnixMicro()
+	if s.bound == 0 && p.next > settled {
 		// After this position, smaller keys may still be committed. The tail reads these entries, but the feed returns them
 		// only after the past, which may take long if the client reads slowly.
-		s.bound = began
+		s.bound = settled
 	}
-	floor := began
-	if s.bound != 0 {
-		floor = s.bound
+	floor := cmp.Or(s.bound, settled)
+	if p.more {
+		floor = min(floor, p.next)
 	}
-	if more {
-		floor = min(floor, next)
-	} else {
-		f.leaveBack(s)
-	}
-	f.enqueue(s, entries, floor, time.Now(), false)
-	return nil
+	m.enqueue(s, p.entries, floor, time.Now(), false)
+	return !p.more
 }
 
-// readMissed lets sources with dropped batches read the log again, from the position at which a client would resume.
-func (f *stampedMerge) readMissed() {
-	f.mu.Lock()
-	missed := f.missed
-	f.missed = nil
-	if len(missed) > 0 {
-		f.catchingUp = true
-		f.in = slices.DeleteFunc(f.in, func(b *batch) bool {
-			if missed[b.part.Name()] {
-				f.waiting = f.waiting.minus(b.load)
-			}
-			return missed[b.part.Name()]
-		})
+// receive takes batches only after the past, so that they count as waiting until then. A floor that stays before an item of a
+// later release holds up no other source.
+func (m *stampedMerge) receive() (some bool, err error) {
+	got := m.in.take()
+	m.in.setTaken(load{}, len(got.missed) > 0, false)
+	for _, b := range got.batches {
+		name := b.part.Name()
+		if s := m.at.sources[name]; s != nil && !s.stuck && !got.missed[name] {
+			m.enqueue(s, b.entries, b.floor, b.read, true)
+		}
 	}
-	f.mu.Unlock()
+	m.readAgain(got.missed)
+	return len(got.batches)+len(got.missed) > 0, got.err
+}
+
+// readAgain lets sources with dropped batches read the log again, from the position at which a client would resume.
+func (m *stampedMerge) readAgain(missed map[string]bool) {
 	for name := range missed {
-		if s := f.parts[name]; s != nil {
+		if s := m.at.sources[name]; s != nil {
 			s.past, s.bound = s.floor, 0
-			if !slices.Contains(f.back, s) {
-				f.back = append(f.back, s)
+			if !slices.Contains(m.at.back, s) {
+				m.at.back = append(m.at.back, s)
 			}
 		}
 	}
@@ -171,41 +86,39 @@ func (f *stampedMerge) readMissed() {
 
 // enqueue queues entries of a source. If keys grow in commit order, each entry moves the floor of the source. Otherwise only
 // the whole batch does.
-func (f *stampedMerge) enqueue(s *source, entries []eventlog.Entry, floor int64, read time.Time, live bool) {
-	ordered := f.tails.Log.LookBack(s.part) == 0
+func (m *stampedMerge) enqueue(s *source, entries []eventlog.Entry, floor int64, read time.Time, live bool) {
 	for _, e := range entries {
 		q := queued{src: s, entry: e, read: read, live: live}
-		if ordered {
+		if s.growing {
 			q.floor = e.Key
 		}
-		f.queue = append(f.queue, q)
+		m.queue = append(m.queue, q)
 	}
-	f.queue = append(f.queue, queued{src: s, floor: floor})
+	m.queue = append(m.queue, queued{src: s, floor: floor})
 }
+
+func (*stampedMerge) forget(*source) {}
+
+func (m *stampedMerge) pending() bool { return len(m.queue) > 0 }
 
 // settle moves the floors for which the reader was not woken.
-func (f *stampedMerge) settle() {
-	if len(f.queue) > 0 || len(f.back) > 0 {
+func (m *stampedMerge) settle() {
+	if len(m.queue) > 0 || len(m.at.back) > 0 {
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for len(f.in) > 0 && len(f.in[0].entries) == 0 {
-		if s := f.parts[f.in[0].part.Name()]; s != nil && !s.stuck {
-			s.floor = max(s.floor, f.in[0].floor)
-		}
-		if f.in = f.in[1:]; len(f.in) == 0 {
-			f.in = nil
+	for _, b := range m.in.takeFloors() {
+		if s := m.at.sources[b.part.Name()]; s != nil && !s.stuck {
+			s.floor = max(s.floor, b.floor)
 		}
 	}
 }
 
-func (f *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
-	f.settle()
+func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
+	m.settle()
 	at, open := int64(-1), false
 	var places []eventlog.Place
-	for _, s := range f.parts {
-		if f.sole && s.topic {
+	for _, s := range m.at.sources {
+		if m.at.sole && s.topic {
 			continue
 		}
 		if s.place != 0 {
@@ -217,14 +130,55 @@ func (f *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 		}
 	}
 	// A client that resumes with another pattern must find that pattern's events that are published from now on.
-	if end := f.tails.Log.Position(); at < 0 || at > end && !f.sole {
+	if end := m.at.log.Position(); at < 0 || at > end && !m.at.sole {
 		at = end
 	}
 	c.At = at
 	placed = !open && len(places) > 0 && len(places) <= eventlog.MaxPlaces
-	if placed && (len(places) > 1 || !f.sole) {
+	if placed && (len(places) > 1 || !m.at.sole) {
 		slices.SortFunc(places, func(a, b eventlog.Place) int { return cmp.Compare(a.Partition, b.Partition) })
 		c.Places = places
 	}
 	return c, placed
+}
+
+// maxReads is the number of partitions that a feed reads concurrently when it opens.
+const maxReads = 16
+
+// begin marks the existing entries of the log as sent. It does not compare keys, because later entries may have smaller keys
+// if a clock was set back. The tails read the entries that are written from now on.
+func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent) error {
+	log := m.at.log
+	read, ctx := errgroup.WithContext(ctx)
+	read.SetLimit(maxReads)
+	var mu sync.Mutex
+	for _, s := range m.at.back {
+		read.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			if s.place != 0 {
+				end, err := log.EndOf(ctx, workspace, s.pattern)
+				s.start, s.floor, s.past = end, end, end
+				return err
+			}
+			for more, next := true, s.start; more; {
+				var entries []eventlog.Entry
+				var err error
+				entries, more, next, err = log.Read(ctx, s.part, next, pageSize)
+				if errors.Is(err, eventlog.ErrLater) {
+					return nil // the tail stays before that item
+				}
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				for _, e := range entries {
+					sent.add(e.ID(), e.Key, false)
+				}
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	m.at.back = nil
+	return read.Wait()
 }

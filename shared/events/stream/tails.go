@@ -6,8 +6,8 @@
 //	              └ …                   ┘     (cursor, duplicates, order)
 //
 // A process has one [Tails]. It reads each partition once for all of its streams. A [Feed] merges the partitions of one
-// stream and drops duplicates. With its cursor another instance can continue the stream. Wire formats are in shared/mcp and do
-// not appear here.
+// stream and drops duplicates. With its cursor another instance can continue the stream. feed.go follows an event from top to
+// bottom. Wire formats are in shared/mcp and do not appear here.
 package stream
 
 import (
@@ -86,7 +86,7 @@ func (ts *Tails) Close() {
 	for _, t := range ts.tails {
 		t.mu.Lock()
 		for f := range t.feeds {
-			f.fail(ErrClosed)
+			f.in.end(ErrClosed)
 		}
 		t.mu.Unlock()
 	}
@@ -109,16 +109,21 @@ func pause(since time.Duration) time.Duration {
 	return busyPoll
 }
 
-// join adds f to the tail of p, which it starts if necessary. It returns a function that returns the last key that was written to p, or
-// nil if the store cannot be watched.
-func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) (written func() int64) {
+// join adds f to the tail of p, which it starts if necessary.
+func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) *tail {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	t := ts.tails[p.Name()]
 	if t == nil {
 		ctx, cancel := context.WithCancel(ts.ctx)
-		t = &tail{tails: ts, part: p, renew: renew, feeds: map[*Feed]struct{}{}, cancel: cancel}
-		t.watch()
+		t = &tail{
+			tails: ts, part: p, renew: renew, feeds: map[*Feed]struct{}{}, cancel: cancel,
+			unwatch: func() {}, lookBack: ts.Log.LookBack(p),
+		}
+		if w, ok := ts.Log.DB.(store.Watcher); ok {
+			t.changed, t.written, t.unwatch = w.Watch(p.Name())
+		}
+		t.window.from = ts.Log.Settled() // the feeds themselves read the entries before the watch
 		ts.tails[p.Name()] = t
 		ts.running.Add(1)
 		go t.run(ctx)
@@ -126,7 +131,7 @@ func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) (written fun
 	t.mu.Lock()
 	t.feeds[f] = struct{}{}
 	t.mu.Unlock()
-	return t.written
+	return t
 }
 
 // leave removes f from the tail of p, and ends the tail after its last feed.
@@ -145,28 +150,6 @@ func (ts *Tails) leave(f *Feed, p eventlog.Partition) {
 		t.cancel()
 		delete(ts.tails, p.Name())
 	}
-}
-
-// Request selects the events and notices of a feed, and where it starts.
-type Request struct {
-	Workspace string
-	// Principal reads the events, which matters only for events of backends.
-	Principal string
-	// Patterns are the patterns to which the feed is subscribed. More can be added later.
-	Patterns []match.Pattern
-	// Topics are notices of the system (see the Topic functions).
-	Topics []string
-	// Cursor resumes where another feed of the workspace ended. If it is empty, the feed starts at the end of the log.
-	Cursor string
-	// TopicsAfter is the position at which the notices of a feed without a cursor begin; 0 is the end of the log (see
-	// [eventlog.Log.Position]).
-	TopicsAfter int64
-	// MaxAge is the greatest age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
-	MaxAge time.Duration
-	// Sole says that the cursors are only for these patterns. Then a resume does not repeat notices of the topics.
-	Sole bool
-	// Wants reports whether the feed returns an event; nil returns all events.
-	Wants func(*event.Event) bool
 }
 
 // Delivery is an event, a notice or a gap that a feed returns.
@@ -191,31 +174,6 @@ var ErrClosed = fault.New(fault.Unavailable, "the server is shutting down")
 
 // ErrSlow ends a feed whose reader did not keep up. The client can resume from its last cursor.
 var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from the last cursor")
-
-// reach returns where a reader with a cursor starts in a partition. truncated reports whether it misses events, because the
-// log no longer has the events after the cursor or they are older than maxAge. Where writers stamp, a cursor is up to a window
-// before the time at which it was given, so reach allows for that.
-func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
-	floor := ts.Log.Oldest()
-	if maxAge > 0 {
-		floor = max(floor, ts.Log.Time().Add(-maxAge-eventlog.Window).UnixMicro())
-	}
-	return ts.Log.Reach(c, ts.Sealer.From(c, p), floor)
-}
-
-// changeLag is how much earlier than a reader fanout may learn of a changed catalog and use it to write the log.
-const changeLag = 2 * time.Minute
-
-// AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream.
-// If an event type has become unordered, fanout writes its events to other partitions as soon as it knows. So these partitions
-// must be read from a position before the stream learned of the change.
-func (ts *Tails) AfterChange(p match.Pattern) int64 {
-	after := ts.Log.Position() - time.Second.Microseconds()
-	if p.Unordered {
-		after -= changeLag.Microseconds()
-	}
-	return after
-}
 
 // recordInterest calls [subscription.Interested], but for each pattern at most once in an eighth of the retention.
 func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {

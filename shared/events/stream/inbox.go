@@ -1,0 +1,230 @@
+package stream
+
+import (
+	"sync"
+
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+)
+
+// inbox has the batches of the tails that wait for the reader of a feed, and decides when too many wait. Then it ends the feed.
+type inbox struct {
+	most load // that may wait
+	// wake receives when there may be an entry to return, and when the feed has ended.
+	wake chan struct{}
+
+	mu      sync.Mutex
+	batches []*batch
+	waiting load // of the batches
+	taken   load // live entries that the merge has taken and the feed has not returned
+	// catchingUp says that the feed first returns entries of the past, so the number of waiting entries does not show the
+	// reader's speed.
+	catchingUp bool
+	missed     map[string]bool // partitions with a batch that was dropped because too many entries wait
+	later      map[string]bool // partitions whose tails stay before an item of a later release
+	held       bool            // every batch wakes the reader, because an entry waits for the other sources
+	err        error           // ended the feed
+}
+
+// offer adds a batch of a tail. A batch without entries only moves a floor and does not wake the reader.
+//
+// If too many entries wait, the feed ends, because its reader is slow. But while the feed reads its past, the entries wait
+// even for a fast reader. Then offer drops the batches of this partition until the reader reads them from the log.
+func (in *inbox) offer(b *batch) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	name := b.part.Name()
+	switch {
+	case in.err != nil:
+		return
+	case b.later:
+		mark(&in.later, name)
+		in.signal()
+		return
+	}
+	if in.held {
+		in.signal()
+	}
+	switch {
+	case in.missed[name]: // the batch's floor would pass the dropped batch
+	case len(b.entries) == 0:
+		in.addFloor(b)
+	case !in.waiting.plus(in.taken).reaches(in.most):
+		in.batches = append(in.batches, b)
+		in.waiting = in.waiting.plus(b.load)
+		in.signal()
+	case in.catchingUp:
+		mark(&in.missed, name)
+		in.signal()
+	default:
+		in.stop(ErrSlow)
+	}
+}
+
+// addFloor adds a batch without entries, in place of an earlier one of its partition; in.mu is held.
+func (in *inbox) addFloor(b *batch) {
+	n := len(in.batches)
+	for i := n - 1; i >= 0 && len(in.batches[i].entries) == 0; i-- {
+		if in.batches[i].part == b.part {
+			in.batches[i] = b
+			return
+		}
+	}
+	if n < maxFloors { // otherwise the next batch moves the floor further
+		in.batches = append(in.batches, b)
+	}
+}
+
+func mark(set *map[string]bool, name string) {
+	if *set == nil {
+		*set = map[string]bool{}
+	}
+	(*set)[name] = true
+}
+
+// arrivals is the content of an inbox; see there.
+type arrivals struct {
+	batches       []*batch
+	missed, later map[string]bool
+	err           error
+}
+
+func (a arrivals) none() bool { return len(a.batches) == 0 && len(a.missed) == 0 && len(a.later) == 0 }
+
+// take empties the inbox.
+func (in *inbox) take() arrivals {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	got := arrivals{in.batches, in.missed, in.later, in.err}
+	in.batches, in.waiting, in.missed, in.later = nil, load{}, nil, nil
+	return got
+}
+
+// takeMissed removes the marks of missed partitions, and their batches, and returns the names of these partitions.
+func (in *inbox) takeMissed() map[string]bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	missed := in.missed
+	if len(missed) == 0 {
+		return nil
+	}
+	kept := in.batches[:0]
+	for _, b := range in.batches {
+		if missed[b.part.Name()] {
+			in.waiting = in.waiting.minus(b.load)
+		} else {
+			kept = append(kept, b)
+		}
+	}
+	clear(in.batches[len(kept):])
+	in.batches, in.missed, in.catchingUp = kept, nil, true
+	return missed
+}
+
+// takeFloors removes the batches without entries from the front, and returns them.
+func (in *inbox) takeFloors() (floors []*batch) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	n := 0
+	for n < len(in.batches) && len(in.batches[n].entries) == 0 {
+		n++
+	}
+	floors = in.batches[:n]
+	if in.batches = in.batches[n:]; len(in.batches) == 0 {
+		in.batches = nil // a quiet stream keeps no memory
+	}
+	return floors
+}
+
+// setTaken sets the load of the live entries that the merge has taken. readsPast says that sources still read their past, and
+// hasPast that the merge still has entries of the past.
+func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.taken = taken
+	in.catchingUp = readsPast || in.catchingUp && (hasPast || taken.reaches(in.most.half()))
+}
+
+// startCatchUp notes that a source begins to read its past.
+func (in *inbox) startCatchUp() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.catchingUp = true
+}
+
+// hold says whether every batch wakes the reader.
+func (in *inbox) hold(held bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.held = held
+}
+
+// hasMissed reports whether a batch of the partition was dropped.
+func (in *inbox) hasMissed(p eventlog.Partition) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.missed[p.Name()]
+}
+
+// wakeReader makes [Feed.Ready] receive, so that the reader calls [Feed.Poll] again.
+func (in *inbox) wakeReader() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.signal()
+}
+
+func (in *inbox) signal() {
+	select {
+	case in.wake <- struct{}{}:
+	default:
+	}
+}
+
+// endError returns the error that ended the feed.
+func (in *inbox) endError() error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.err
+}
+
+// end ends the feed unless it has ended.
+func (in *inbox) end(err error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.err == nil {
+		in.stop(err)
+	}
+}
+
+// stop ends the feed; in.mu is held.
+func (in *inbox) stop(err error) {
+	in.err, in.batches, in.waiting, in.missed = err, nil, load{}, nil
+	in.signal()
+}
+
+// load is a number of entries and the size of their payloads.
+type load struct{ entries, bytes int }
+
+// loadOf returns the load of some entries.
+func loadOf(entries []eventlog.Entry) load {
+	l := load{entries: len(entries)}
+	for _, e := range entries {
+		l.bytes += size(e)
+	}
+	return l
+}
+
+func size(e eventlog.Entry) int {
+	if e.Event != nil {
+		return len(e.Event.Data)
+	}
+	return len(e.Notice)
+}
+
+func (l load) plus(other load) load { return load{l.entries + other.entries, l.bytes + other.bytes} }
+
+func (l load) minus(other load) load { return load{l.entries - other.entries, l.bytes - other.bytes} }
+
+func (l load) half() load { return load{l.entries / 2, l.bytes / 2} }
+
+// reaches reports whether the entries or the bytes reach a limit.
+func (l load) reaches(limit load) bool { return l.entries >= limit.entries || l.bytes >= limit.bytes }

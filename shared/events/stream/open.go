@@ -1,0 +1,197 @@
+package stream
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+)
+
+// Request selects the events and notices of a feed, and where it starts.
+type Request struct {
+	Workspace string
+	// Principal reads the events, which matters only for events of backends.
+	Principal string
+	// Patterns are the patterns to which the feed is subscribed. More can be added later.
+	Patterns []match.Pattern
+	// Topics are notices of the system (see the Topic functions).
+	Topics []string
+	// Cursor resumes where another feed of the workspace ended. If it is empty, the feed starts at the end of the log.
+	Cursor string
+	// TopicsAfter is the position at which the notices of a feed without a cursor begin; 0 is the end of the log (see
+	// [eventlog.Log.Position]).
+	TopicsAfter int64
+	// MaxAge is the greatest age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
+	MaxAge time.Duration
+	// Sole says that the cursors are only for these patterns. Then a resume does not repeat notices of the topics.
+	Sole bool
+	// Wants reports whether the feed returns an event; nil returns all events.
+	Wants func(*event.Event) bool
+}
+
+// Open starts a feed. It records the interest in parents and wildcards before it returns, so the feed returns every event that
+// is published afterwards. Without a cursor the feed begins at the end of the log. If the cursor is from another server, Open
+// returns an error of kind Invalid.
+func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
+	f := &Feed{tails: ts, workspace: r.Workspace, principal: r.Principal, wants: r.Wants}
+	f.in.most, f.in.wake = ts.mostWaiting, make(chan struct{}, 1)
+	f.at.log, f.at.sources, f.at.sole = ts.Log, map[string]*source{}, r.Sole
+	begin := func() error { return nil } // the sources of an exact log begin at its end
+	if ts.Log.TotalOrder() {
+		f.merge = &exactMerge{at: &f.at, in: &f.in}
+	} else {
+		m := &stampedMerge{at: &f.at, in: &f.in}
+		f.merge, begin = m, func() error { return m.begin(ctx, r.Workspace, &f.sent) }
+	}
+	for _, p := range r.Patterns { // before the feed takes its position, because the relay may have to subscribe first
+		if err := ts.Demand.Want(ctx, r.Workspace, r.Principal, p.Key); err != nil {
+			return nil, err
+		}
+	}
+	opened, now := ts.Log.Time().UnixMicro(), ts.Log.Position()
+	from := func(eventlog.Partition) int64 { return now }
+	f.at.begun, f.at.given = now, opened
+	topics := cmp.Or(r.TopicsAfter, now)
+	if r.Cursor != "" {
+		c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
+		if err != nil {
+			return nil, err
+		}
+		f.at.begun, f.at.given = c.At, c.Given
+		from = func(p eventlog.Partition) int64 {
+			start, truncated := ts.reach(c, p, r.MaxAge)
+			f.Truncated = f.Truncated || truncated
+			return start
+		}
+		if !r.Sole && len(r.Topics) > 0 {
+			topics = from(eventlog.Partition{})
+		}
+		f.resume = make(map[uint64]struct{}, len(c.Sent))
+		for _, h := range c.Sent {
+			f.resume[h] = struct{}{}
+		}
+	}
+	for _, p := range r.Patterns {
+		if err := f.add(ctx, p, from); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	if r.Cursor == "" {
+		if err := begin(); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	for _, t := range r.Topics {
+		for _, p := range ts.topics(ctx, r.Workspace, t) {
+			f.join(&source{part: p, pattern: t, topic: true}, topics, renewal{})
+		}
+	}
+	return f, nil
+}
+
+// Add subscribes the feed to another pattern, from a position on (see [eventlog.Log.Position]).
+func (f *Feed) Add(ctx context.Context, p match.Pattern, after int64) error {
+	return f.add(ctx, p, func(eventlog.Partition) int64 { return after })
+}
+
+func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Partition) int64) error {
+	parts := p.Partitions(f.tails.Log, f.workspace)
+	if len(parts) == 1 {
+		part := parts[0]
+		f.join(&source{part: part, pattern: p.Key, place: f.tails.Sealer.PlaceOf(part, 0).Partition}, from(part), f.renewDemand(p))
+		return nil
+	}
+	renew := renewal{every: min(renewEvery, f.tails.Log.Reaches()/8), do: func(ctx context.Context) error {
+		_, err := subscription.Interested(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
+		return err
+	}}
+	in, err := subscription.Interested(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		start := from(part)
+		if since := in.Reaches(); since > max(start, f.at.given) && f.resume != nil {
+			f.Truncated = true
+			start = since
+		}
+		f.join(&source{part: part, pattern: p.Key}, start, renew)
+	}
+	return nil
+}
+
+// renewDemand returns the renewal of a demand for events of a backend. For other events it is zero.
+func (f *Feed) renewDemand(p match.Pattern) renewal {
+	if catalog.BackendOf(p.Key) == "" {
+		return renewal{}
+	}
+	return renewal{every: demand.RenewEvery, do: func(ctx context.Context) error {
+		return f.tails.Demand.Want(ctx, f.workspace, f.principal, p.Key)
+	}}
+}
+
+func (f *Feed) join(s *source, start int64, renew renewal) {
+	if f.at.sources[s.part.Name()] != nil {
+		return
+	}
+	s.start, s.floor, s.past = start, start, start
+	f.at.sources[s.part.Name()] = s
+	f.at.back = append(f.at.back, s)
+	f.in.startCatchUp()
+	t := f.tails.join(f, s.part, renew)
+	s.written, s.growing = t.written, t.lookBack == 0
+}
+
+// Remove ends the subscription to a pattern. The feed may still return events that match another of its patterns.
+func (f *Feed) Remove(p match.Pattern) { f.remove(p.Key, false) }
+
+// Follow adds a topic to the feed, from a position on; see [Request.Topics].
+func (f *Feed) Follow(topic string, after int64) {
+	f.join(&source{part: eventlog.Topic(f.workspace, topic), pattern: topic, topic: true}, after, renewal{})
+}
+
+// Unfollow removes a topic that [Feed.Follow] added.
+func (f *Feed) Unfollow(topic string) { f.remove(topic, true) }
+
+func (f *Feed) remove(pattern string, topic bool) {
+	for name, s := range f.at.sources {
+		if s.pattern == pattern && s.topic == topic {
+			f.tails.leave(f, s.part)
+			delete(f.at.sources, name)
+			f.merge.forget(s)
+		}
+	}
+}
+
+// reach returns where a reader with a cursor starts in a partition. truncated reports whether it misses events, because the
+// log no longer has the events after the cursor or they are older than maxAge. Where writers stamp, a cursor is up to a window
+// before the time at which it was given, so reach allows for that.
+func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
+	floor := ts.Log.Oldest()
+	if maxAge > 0 {
+		floor = max(floor, ts.Log.Time().Add(-maxAge-eventlog.Window).UnixMicro())
+	}
+	return ts.Log.Reach(c, ts.Sealer.From(c, p), floor)
+}
+
+// changeLag is how much earlier than a reader fanout may learn of a changed catalog and use it to write the log.
+const changeLag = 2 * time.Minute
+
+// AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream.
+// If an event type has become unordered, fanout writes its events to other partitions as soon as it knows. So these partitions
+// must be read from a position before the stream learned of the change.
+func (ts *Tails) AfterChange(p match.Pattern) int64 {
+	after := ts.Log.Position() - time.Second.Microseconds()
+	if p.Unordered {
+		after -= changeLag.Microseconds()
+	}
+	return after
+}
