@@ -38,6 +38,8 @@ type visit struct {
 	failed []int      // events that failed internally
 	err    error      // the last failure
 	stuck  error      // the last failure to hand an event over to the slow lane
+
+	handOvers chan struct{} // the deliveries that are being handed over to the slow lane
 }
 
 // maxHandOvers is how many deliveries to one subscriber a page hands over to the slow lane concurrently. One after another, the
@@ -112,15 +114,7 @@ func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.S
 	v := &visit{d: d, task: t, sub: sub, read: read, wait: wait, call: lane.Call{
 		Endpoint: task.EndpointID(sub.Target.URL), URL: sub.Target.URL, Principal: t.Workspace + "#" + sub.Principal, Since: t.Since, Hurry: wait.Hurry,
 	}}
-	done, err := v.sendEvents(ctx)
-	for i := done; i < len(t.Events); i++ {
-		switch {
-		case err == nil:
-			v.left = append(v.left, i)
-		case v.wants(i):
-			v.failed, v.err = append(v.failed, i), err
-		}
-	}
+	v.sendEvents(ctx)
 	slices.Sort(v.left)
 	slices.Sort(v.failed)
 	return v
@@ -128,73 +122,88 @@ func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.S
 
 func (v *visit) wants(i int) bool { return v.sub.Wants(v.task.Payloads[i], v.d.now()) }
 
-// sendEvents starts the attempts and returns when they have ended. It made no attempts for the events from index done on,
-// because of the error or because it is time for another page.
-//
-// It turns a panic into an error of this subscriber. Otherwise the panic would end the process, and the next process would
-// end at the same message.
-func (v *visit) sendEvents(ctx context.Context) (done int, err error) {
+// result is what became of an event.
+type result struct {
+	fate  fate
+	notes []store.Op // to write
+	err   error      // the event, and all after it, failed internally
+}
+
+type fate int
+
+const (
+	handled fate = iota // or it is being sent, which has a result of its own
+	left                // another page handles it, and all events after it
+	ended               // there is nothing to do for it and the events after it
+)
+
+// sendEvents starts the attempts and returns when they have ended. A result that also covers the later events is recorded for
+// each of them.
+func (v *visit) sendEvents(ctx context.Context) {
 	defer v.attempts.Wait()
-	defer fault.Recovered(&err)
-	v.right, err = v.d.Terminator.Review.Subscriber(ctx, v.task.Workspace, v.task.Pattern, v.sub, false)
+	r := v.begin(ctx)
+	for i := range v.task.Events {
+		if r.fate == handled && r.err == nil {
+			r = v.send(ctx, i)
+		}
+		if r.err == nil || v.wants(i) {
+			v.record(i, r)
+		}
+	}
+}
+
+// begin reviews the subscriber. It and [visit.send] turn a panic into an error of this subscriber. Otherwise the panic would
+// end the process, and the next process would end at the same message.
+func (v *visit) begin(ctx context.Context) (r result) {
+	defer fault.Recovered(&r.err)
+	right, err := v.d.Terminator.Review.Subscriber(ctx, v.task.Workspace, v.task.Pattern, v.sub, false)
 	if err != nil {
 		return v.terminate(ctx, err)
 	}
-	last := len(v.task.Events) - 1
-	var handOvers chan struct{} // the deliveries that are being handed over to the slow lane
-	for i := range v.task.Events {
-		e := &v.task.Events[i]
-		how, err := v.judge(ctx, i)
-		if err != nil {
-			return i, err
-		}
-		switch how.action {
-		case attempt:
-		case forget: // it is not stored
-			continue
-		case leave:
-			return i, nil
-		case stop:
-			return last + 1, nil
-		case slowLane:
-			if err := v.handOverFailure(); err != nil {
-				return i, err // the other events would fail too
-			}
-			if handOvers == nil {
-				handOvers = make(chan struct{}, maxHandOvers)
-			}
-			handOvers <- struct{}{}
-			sub := v.sub
-			v.run(i, func() ([]store.Op, error) {
-				defer func() { <-handOvers }()
-				return nil, v.handOver(ctx, sub, e)
-			})
-			continue
-		default:
-			_, err := v.d.act(ctx, how, state.New(v.sub, e, v.d.now()), e)
-			if err != nil && how.action == announce && v.task.Hops < maxHops {
-				return i, nil // a gap has no payload that the slow lane could send
-			}
-			if err != nil && how.action != announce {
-				return i, err
-			}
-			continue
-		}
-		v.sent = true
-		sub, read := v.sub, v.read
-		v.run(i, func() ([]store.Op, error) { return v.d.attemptFirst(ctx, how.slot, sub, e, read) })
-	}
-	return last + 1, nil
+	v.right = right
+	return result{}
 }
 
-// run calls do for an event and adds its result. It does not wait, except for the last event, which is often the only one.
+// send acts on the verdict about an event.
+func (v *visit) send(ctx context.Context, i int) (r result) {
+	defer fault.Recovered(&r.err)
+	e := &v.task.Events[i]
+	how, err := v.judge(ctx, i)
+	if err != nil {
+		return result{err: err}
+	}
+	sub, read := v.sub, v.read
+	switch how.action {
+	case attempt:
+		v.sent = true
+		v.run(i, func() ([]store.Op, error) { return v.d.attemptFirst(ctx, how.slot, sub, e, read) })
+	case slowLane:
+		return v.startHandOver(i, func() error { return v.d.toSlowLane(ctx, sub, e) })
+	case forget: // it is not stored
+	case leave:
+		return result{fate: left}
+	case stop:
+		return result{fate: ended}
+	case announce: // a gap has no payload that the slow lane could send
+		if _, err := v.d.act(ctx, how, state.New(sub, e, v.d.now()), e); err != nil && v.task.Hops < maxHops {
+			return result{fate: left}
+		}
+	default:
+		_, err := v.d.act(ctx, how, state.New(sub, e, v.d.now()), e)
+		return result{err: err}
+	}
+	return result{}
+}
+
+// run calls do for an event and records its result. It does not wait, except for the last event, which is often the only one.
 func (v *visit) run(i int, do func() ([]store.Op, error)) {
 	work := func() {
-		var err error
-		var notes []store.Op
-		defer func() { v.add(i, notes, err) }()
-		defer fault.Recovered(&err)
-		notes, err = do()
+		var r result
+		defer func() { v.record(i, r) }()
+		defer fault.Recovered(&r.err)
+		if r.notes, r.err = do(); errors.Is(r.err, errMaybeEnded) {
+			r.fate, r.err = left, nil // another page reads the subscription again
+		}
 	}
 	if i == len(v.task.Events)-1 {
 		work()
@@ -203,8 +212,46 @@ func (v *visit) run(i int, do func() ([]store.Op, error)) {
 	}
 }
 
-// judge decides about one event for the subscriber, from cheap checks to expensive ones. It changes nothing: sendEvents acts
-// on its verdict.
+// startHandOver hands an event over to the slow lane. After a failure it does not start another, which would fail too.
+func (v *visit) startHandOver(i int, handOver func() error) result {
+	v.mu.Lock()
+	stuck := v.stuck
+	v.mu.Unlock()
+	if stuck != nil {
+		return result{err: stuck}
+	}
+	if v.handOvers == nil {
+		v.handOvers = make(chan struct{}, maxHandOvers)
+	}
+	v.handOvers <- struct{}{}
+	v.run(i, func() ([]store.Op, error) {
+		defer func() { <-v.handOvers }()
+		err := handOver()
+		if err != nil {
+			v.mu.Lock()
+			v.stuck = err
+			v.mu.Unlock()
+		}
+		return nil, err
+	})
+	return result{}
+}
+
+// record records the result of one event.
+func (v *visit) record(i int, r result) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.notes = append(v.notes, r.notes...)
+	switch {
+	case r.err != nil:
+		v.failed, v.err = append(v.failed, i), r.err
+	case r.fate == left:
+		v.left = append(v.left, i)
+	}
+}
+
+// judge decides about one event for the subscriber, from cheap checks to expensive ones. It changes nothing, because
+// [visit.send] acts on its verdict.
 func (v *visit) judge(ctx context.Context, i int) (verdict, error) {
 	e := &v.task.Events[i]
 	if err := ctx.Err(); err != nil {
@@ -270,52 +317,21 @@ func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (ve
 
 // terminate terminates a subscriber that may not continue by the catalog of this process. If that catalog turns out to be
 // old, it leaves the events to a further page.
-func (v *visit) terminate(ctx context.Context, err error) (done int, _ error) {
+func (v *visit) terminate(ctx context.Context, err error) result {
 	if _, is := errors.AsType[*subscription.Terminated](err); !is {
-		return 0, err
+		return result{err: err}
 	}
 	if v.sub.Until != 0 && v.d.now().Unix() >= v.sub.Until {
-		return len(v.task.Events), nil
+		return result{fate: ended}
 	}
-	ended, err := v.d.Terminator.Terminate(ctx, v.task.Workspace, v.sub.Principal, v.sub.ID)
+	terminated, err := v.d.Terminator.Terminate(ctx, v.task.Workspace, v.sub.Principal, v.sub.ID)
 	switch {
 	case err != nil:
-		return 0, err
-	case ended:
-		return len(v.task.Events), nil
+		return result{err: err}
+	case terminated:
+		return result{fate: ended}
 	case v.task.Hops >= maxHops:
-		return 0, fault.New(fault.Unavailable, "the catalog in this process is still older than the subscription")
+		return result{err: fault.New(fault.Unavailable, "the catalog in this process is still older than the subscription")}
 	}
-	return 0, nil
-}
-
-// handOver hands an event over to the slow lane.
-func (v *visit) handOver(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
-	err := v.d.toSlowLane(ctx, sub, e)
-	if err != nil {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		v.stuck = err
-	}
-	return err
-}
-
-// handOverFailure returns the error of a hand-over that failed, or nil.
-func (v *visit) handOverFailure() error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.stuck
-}
-
-// add adds the result of an attempt or of a hand-over to the slow lane.
-func (v *visit) add(i int, notes []store.Op, err error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.notes = append(v.notes, notes...)
-	switch {
-	case errors.Is(err, errMaybeEnded):
-		v.left = append(v.left, i) // another page reads the subscription again
-	case err != nil:
-		v.failed, v.err = append(v.failed, i), err
-	}
+	return result{fate: left}
 }
