@@ -18,6 +18,7 @@ import (
 // hook is a subscription that receives webhooks through the [Handler].
 type hook struct {
 	*flow
+	at          endpoint // nil for SEP-1803
 	url         string
 	ended       chan error    // why the server has ended the subscription
 	resubscribe chan struct{} // asks to subscribe again from the saved cursor
@@ -89,12 +90,57 @@ func (k *hook) addSecret() {
 // newestSecret returns the secret of the next registration or refresh.
 func (k *hook) newestSecret() string { return k.validSecrets()[0] }
 
-// askEndpoint takes the secret and the cursor from the endpoint outside of this program, if the subscription has one.
-func (k *hook) askEndpoint() error {
-	if k.sub.Endpoint == nil {
-		return nil
+// validSecrets returns the secrets with which a webhook may be signed.
+func (k *hook) validSecrets() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.secrets)
+}
+
+// endpoint is where a subscription of MCP Events receives its webhooks.
+type endpoint interface {
+	// expect sets the secret for a registration or a refresh, and accepts its webhooks before the server has answered.
+	expect(k *hook) error
+	// bind sets the id of the subscription to the one in the server's answer.
+	bind(k *hook, id string)
+	// complete ends a registration or a refresh. until is the end of the subscription's lifetime, or zero.
+	complete(k *hook, until time.Time) error
+	// remove forgets the subscription.
+	remove(k *hook)
+}
+
+// inside is the [Handler] of this program, for one subscription.
+type inside struct {
+	handler *Handler
+	rotated time.Time
+	bound   bool // the server has answered with the newest secret
+}
+
+// expect keeps a secret without an answer, because the server may use it already.
+func (at *inside) expect(k *hook) error {
+	if at.rotated.IsZero() || at.bound && time.Since(at.rotated) >= cmp.Or(k.sub.Rotate, defaultRotate) {
+		k.addSecret()
+		at.rotated, at.bound = time.Now(), false
 	}
-	key, err := k.sub.Endpoint.Secret(k.ctx)
+	at.handler.expect(k)
+	return nil
+}
+
+func (at *inside) bind(k *hook, id string) {
+	at.handler.bind(k, id)
+	at.bound = true
+}
+
+func (*inside) complete(*hook, time.Time) error { return nil }
+
+func (at *inside) remove(k *hook) { at.handler.remove(k) }
+
+// outside is an [Endpoint].
+type outside struct{ options *Endpoint }
+
+// expect takes the secret from the endpoint, and the cursor from the store, because the endpoint saves cursors.
+func (at outside) expect(k *hook) error {
+	key, err := at.options.Secret(k.ctx)
 	if err != nil {
 		return err
 	}
@@ -111,12 +157,16 @@ func (k *hook) askEndpoint() error {
 	return nil
 }
 
-// validSecrets returns the secrets with which a webhook may be signed.
-func (k *hook) validSecrets() []string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return slices.Clone(k.secrets)
+func (outside) bind(k *hook, id string) { k.id = id }
+
+func (at outside) complete(k *hook, until time.Time) error {
+	if at.options.Accepted == nil {
+		return nil
+	}
+	return at.options.Accepted(k.ctx, k.id, until)
 }
+
+func (outside) remove(*hook) {}
 
 // subscribed is the answer to events/subscribe.
 type subscribed struct {
@@ -135,19 +185,18 @@ type subscribed struct {
 func (c *Client) receiveWebhooks(f *flow) error {
 	k := &hook{flow: f, ended: make(chan error, 1), resubscribe: make(chan struct{}, 1)}
 	afresh := f.savedCursor() != "" // the server may still have the subscription of an earlier run
-	if at := f.sub.Endpoint; at != nil {
-		k.url, afresh = at.URL, at.Resume
+	if e := f.sub.Endpoint; e != nil {
+		k.at, k.url, afresh = outside{e}, e.URL, e.Resume
 	} else {
-		k.url = c.options.Webhooks.URL
-		k.addSecret()
-		defer c.options.Webhooks.remove(k)
+		k.at, k.url = &inside{handler: c.options.Webhooks}, c.options.Webhooks.URL
 	}
+	defer k.at.remove(k)
 	if f.sub.Unsubscribe {
 		// Even if events/subscribe was not answered, because the server may have created the subscription.
 		defer c.unsubscribe(k)
 	}
 	var lifetime time.Duration
-	began, rotated := time.Now(), time.Now()
+	began := time.Now()
 	for failures := 0; ; {
 		wait := time.Until(began.Add(refreshAfter(lifetime)))
 		switch {
@@ -164,10 +213,6 @@ func (c *Client) receiveWebhooks(f *flow) error {
 		case <-k.resubscribe:
 			afresh = true
 		case <-time.After(wait):
-		}
-		if f.sub.Endpoint == nil && failures == 0 && time.Since(rotated) >= cmp.Or(f.sub.Rotate, defaultRotate) {
-			k.addSecret()
-			rotated = time.Now()
 		}
 		asked := time.Now()
 		granted, err := c.subscribe(k, afresh)
@@ -265,7 +310,7 @@ func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err er
 			return 0, err
 		}
 	}
-	if err := k.askEndpoint(); err != nil {
+	if err := k.at.expect(k); err != nil {
 		return 0, err
 	}
 	params := k.delivery(k.newestSecret())
@@ -277,9 +322,6 @@ func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err er
 		params["ttlMs"] = k.sub.TTL.Milliseconds()
 	}
 	var g subscribed
-	if k.sub.Endpoint == nil {
-		c.options.Webhooks.expect(k)
-	}
 	header, err := c.call(k.ctx, spec.MethodEventsSub, params, &g)
 	if err != nil {
 		return 0, err
@@ -288,11 +330,7 @@ func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err er
 	if g.ID == "" {
 		return 0, fault.New(fault.Unavailable, "%s: the server's answer has no id", spec.MethodEventsSub)
 	}
-	if k.sub.Endpoint != nil {
-		k.id = g.ID
-	} else {
-		c.options.Webhooks.bind(k, g.ID)
-	}
+	k.at.bind(k, g.ID)
 	if afresh {
 		k.hold(false)
 	}
@@ -310,10 +348,7 @@ func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err er
 		lifetime = grantedLifetime(*g.RefreshBefore, answered, header)
 		until = answered.Add(lifetime)
 	}
-	if at := k.sub.Endpoint; at != nil && at.Accepted != nil {
-		err = at.Accepted(k.ctx, g.ID, until)
-	}
-	return lifetime, err
+	return lifetime, k.at.complete(k, until)
 }
 
 // unsubscribe ends the subscription at the server, even if the context has ended.
