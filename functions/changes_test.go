@@ -159,7 +159,7 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 		}
 	})
 	t.Run("AWS-18 keys is given all parameters for adoption, in the order that it expects", func(t *testing.T) {
-		b, err := os.ReadFile("internal/keyresource/adopted.go")
+		b, err := os.ReadFile("internal/keyresource/handler.go")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +168,7 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 			names = append(names, `"`+n+`"`)
 		}
 		if want := strings.Join(names, ", "); len(names) != 7 || !strings.Contains(string(b), want) {
-			t.Errorf("internal/keyresource/adopted.go does not have %s", want)
+			t.Errorf("internal/keyresource/handler.go does not have %s", want)
 		}
 	})
 }
