@@ -1,11 +1,13 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +15,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/internal/access"
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/resource"
+	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
 // maxAsync is the maximum number of running or waiting invocations of type Event.
@@ -135,4 +139,68 @@ func refuse(w http.ResponseWriter, status int, kind, text string) {
 	w.Header().Set("X-Amzn-Errortype", kind)
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(map[string]string{"Type": "User", "Message": text}) // fails if the caller has disconnected
+}
+
+// Call is a kind of request to AWS that a function sent, with the policy statement that allows it.
+type Call struct {
+	Function  string // logical id
+	Statement string // Sid
+	Action    string // e.g. dynamodb:PutItem
+	Resource  string // logical id of a table, queue or function; otherwise an ARN
+}
+
+// Calls returns the permissions that the functions have used so far. It is empty with [Options.Direct].
+func (s *Stack) Calls() []Call {
+	s.gate.mu.RLock()
+	defer s.gate.mu.RUnlock()
+	calls := make([]Call, 0, len(s.gate.calls))
+	for c := range s.gate.calls {
+		calls = append(calls, c)
+	}
+	slices.SortFunc(calls, func(a, b Call) int {
+		return cmp.Or(cmp.Compare(a.Function, b.Function), cmp.Compare(a.Statement, b.Statement),
+			cmp.Compare(a.Action, b.Action), cmp.Compare(a.Resource, b.Resource))
+	})
+	return calls
+}
+
+// logical returns the logical id of the stack's resource with an ARN.
+func (s *Stack) logical(arn string) string {
+	name := arn[strings.LastIndexAny(arn, ":/")+1:]
+	if id, ok := strings.CutPrefix(name, s.opts.Name+"-"); ok {
+		id, _, _ = strings.Cut(strings.TrimSuffix(id, ".fifo"), "-") // a second name for a logical id ends with a number
+		return id
+	}
+	return arn
+}
+
+// senders are the types of the resources with which other services send to queues.
+var senders = []string{"AWS::SQS::QueuePolicy", "AWS::Events::Rule", "AWS::SNS::Subscription"}
+
+func (s *scope) sender(r *template.Resource, name string) (*made, error) {
+	switch r.Type {
+	case "AWS::Events::Rule":
+		var rule resource.Rule
+		if err := s.tpl.Properties(r, s, &rule); err != nil {
+			return nil, err
+		}
+		s.stack.progress("rule   %s", name)
+		arn, err := rule.Create(s.ctx, s.clients, name)
+		remove := func(ctx context.Context) error { return rule.Delete(ctx, s.clients, name) }
+		// A rule on a different bus is a different rule.
+		return &made{ref: rule.EventBusName + "|" + name, attributes: map[string]string{"Arn": arn}, remove: remove}, err
+	case "AWS::SNS::Subscription":
+		var subscription resource.Subscription
+		if err := s.tpl.Properties(r, s, &subscription); err != nil {
+			return nil, err
+		}
+		arn, err := subscription.Create(s.ctx, s.clients)
+		return &made{ref: arn, remove: func(ctx context.Context) error { return resource.Unsubscribe(ctx, s.clients, arn) }}, err
+	default:
+		var policy resource.QueuePolicy
+		if err := s.tpl.Properties(r, s, &policy); err != nil {
+			return nil, err
+		}
+		return &made{ref: name, remove: func(ctx context.Context) error { return policy.Delete(ctx, s.clients) }}, policy.Create(s.ctx, s.clients)
+	}
 }
