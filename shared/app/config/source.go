@@ -6,13 +6,20 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/shared/events/source/pattern"
+	"github.com/mcp-events/mcpevents/shared/events/source/verify"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -179,4 +186,241 @@ func (k storedKeys) Principals(ctx context.Context, workspace, id string, latest
 		return nil, err
 	}
 	return c.keys.Principals(ctx, workspace, id, latest)
+}
+
+// Limits of the section "sources".
+const (
+	// MaxSources is the largest number of sources.
+	MaxSources = 100
+	// MaxMappings is the largest number of mappings of a source.
+	MaxMappings = 100
+	// maxMapping is the largest size of a pattern or payload of a mapping, in bytes of JSON.
+	maxMapping = 64 << 10
+)
+
+// Source returns the source with a name. If the source does not exist, the error lists the names of all sources.
+func (c *Config) Source(name string) (source.Source, error) {
+	var names []string
+	for _, s := range c.Sources {
+		if s.Name == name {
+			return s, nil
+		}
+		names = append(names, s.Name)
+	}
+	return source.Source{}, fault.New(fault.Invalid, "there is no source %q (there are: %s)", name, cmp.Or(strings.Join(names, ", "), "none"))
+}
+
+func (p *parser) readSources(n *strictyaml.Node, what string) {
+	lines := map[identity]int{}
+	for _, it := range p.file.Items(n, what, MaxSources) {
+		s := p.readSource(it)
+		p.checkUnique(lines, identity{name: s.Name}, it, "source") // the name is part of its URL, so it is unique across workspaces
+		p.config.Sources = append(p.config.Sources, s)
+	}
+}
+
+func (p *parser) readSource(n *strictyaml.Node) source.Source {
+	s := source.Source{Workspace: auth.DefaultWorkspace, Line: n.Line}
+	say := nameAfter("source", &s.Name)
+	before := p.file.Count()
+	given := p.file.Fields(n, say,
+		strictyaml.Var("name", &s.Name, p.file.Matching(source.ValidName)),
+		strictyaml.Var("workspace", &s.Workspace, p.readWorkspace),
+		strictyaml.Var("from", &s.From, p.readFrom),
+		strictyaml.Func("verify", func(n *strictyaml.Node, what string) { p.readVerify(n, what, &s) }),
+		strictyaml.Func("events", func(n *strictyaml.Node, what string) {
+			m := mappingParser{p, s.From, p.file.Count() == before, s.Verify.Headers()}
+			s.Events = m.readMappings(n, what)
+		}),
+	)
+	switch {
+	case given == nil:
+	case !given["name"]:
+		p.file.Add(n.Line, "a source has no name")
+	case !given["events"]:
+		p.file.Add(n.Line, "%s are missing", say("events"))
+	case given["from"] && given["verify"]:
+		p.file.Add(n.Line, "%s is not possible with from, because IAM decides who may send to the inbox queue", say("verify"))
+	case !given["from"] && !given["verify"]:
+		p.file.Add(n.Line, "%s is missing: one of %s (none takes a secret path in its place)", say("verify"), strings.Join(verify.Schemes(), ", "))
+	case p.file.Count() == before:
+		p.checkReachable(s.Events, say("events"))
+	}
+	return s
+}
+
+// checkReachable adds faults for mappings that are never used, because the first matching mapping wins.
+func (p *parser) checkReachable(events []source.Mapping, what string) {
+	for i, m := range events[:len(events)-1] {
+		if m.Match == nil {
+			p.file.Add(events[i+1].Line, "%s: this mapping and those after it are never reached: that of line %d has no match and takes all; "+
+				"give it one, or write it last", what, m.Line)
+			break
+		}
+	}
+	lines := map[string]int{}
+	for _, m := range events {
+		if m.Match == nil {
+			continue
+		}
+		text, _ := m.Match.MarshalJSON()
+		if first, twice := lines[string(text)]; twice {
+			p.file.Add(m.Line, "%s: this mapping is never reached: that of line %d has the same match; give it another, or delete it", what, first)
+			continue
+		}
+		lines[string(text)] = m.Line
+	}
+}
+
+func (p *parser) readFrom(n *strictyaml.Node, what string) source.From {
+	from := source.From(p.file.String(n, what))
+	if !slices.Contains(source.Buses(), from) {
+		var buses []string
+		for _, bus := range source.Buses() {
+			buses = append(buses, string(bus))
+		}
+		p.file.Add(n.Line, "%s: %q is not known (%s; without from it is a source at POST /sources/{name})",
+			what, strictyaml.Clip(string(from)), strings.Join(buses, ", "))
+	}
+	return from
+}
+
+// readVerify reads how a source verifies its sender. All members except scheme and secrets are settings of the scheme hmac.
+func (p *parser) readVerify(n *strictyaml.Node, what string, s *source.Source) {
+	before := p.file.Count()
+	v := &s.Verify
+	if slices.Contains(verify.Schemes(), n.Value) {
+		p.file.Add(n.Line, `%s must be a mapping: {scheme: %s, secrets: ["env:NAME"]}`, what, n.Value)
+		return
+	}
+	p.file.Fields(n, nameWithin(what),
+		strictyaml.Var("scheme", &v.Scheme, p.file.String),
+		strictyaml.Func("secrets", func(n *strictyaml.Node, what string) {
+			for _, it := range p.file.Items(n, what, verify.MaxSecrets) {
+				s.Secrets = append(s.Secrets, p.readSecret(it, what))
+			}
+		}),
+		strictyaml.Var("header", &v.Header, p.file.String),
+		strictyaml.Var("algorithm", &v.Algorithm, p.file.String),
+		strictyaml.Var("encoding", &v.Encoding, p.file.String),
+		strictyaml.Var("prefix", &v.Prefix, p.file.String),
+		strictyaml.Var("signed", &v.Signed, p.file.String),
+		strictyaml.Var("timestamp", &v.Timestamp, p.file.String),
+		strictyaml.Var("tolerance", &v.Tolerance, p.duration(verify.MinTolerance, verify.MaxTolerance)),
+	)
+	if p.file.Count() > before {
+		return
+	}
+	if err := v.Check(); err != nil {
+		p.file.Add(n.Line, "%s: %s", what, fault.Public(err))
+	}
+	if len(s.Secrets) == 0 {
+		p.file.Add(n.Line, "%s: 0 secrets (1 to %d are possible)", what, verify.MaxSecrets)
+	}
+}
+
+// mappingParser reads the mappings of a source.
+type mappingParser struct {
+	*parser
+	from   source.From
+	valid  bool     // whether the rest of the source is valid, so that we know its documents and can check that values exist in them
+	hidden []string // the headers that the documents lack
+}
+
+func (p mappingParser) readMappings(n *strictyaml.Node, what string) []source.Mapping {
+	items := p.file.Items(n, what, MaxMappings)
+	if items != nil && len(items) == 0 {
+		p.file.Add(n.Line, "%s: 0 mappings (1 to %d are possible)", what, MaxMappings)
+	}
+	var all []source.Mapping
+	for _, it := range items {
+		all = append(all, p.readMapping(it, what))
+	}
+	return all
+}
+
+func (p mappingParser) readMapping(n *strictyaml.Node, what string) source.Mapping {
+	out := source.Mapping{Line: n.Line}
+	given := p.file.Fields(n, nameWithin(what),
+		strictyaml.Var("match", &out.Match, p.readPattern),
+		strictyaml.Var("name", &out.Name, p.file.String),
+		strictyaml.Func("variables", func(n *strictyaml.Node, what string) {
+			out.Variables = map[string]source.Value{}
+			for _, v := range p.file.Members(n, what) {
+				out.Variables[v.Key] = p.text(source.Value.CheckVariable)(v.Value, what+": "+strictyaml.Clip(v.Key))
+			}
+		}),
+		strictyaml.Var("id", &out.ID, p.text(source.Value.CheckID)),
+		strictyaml.Var("time", &out.Time, p.text(source.Value.CheckTime)),
+		strictyaml.Func("data", func(n *strictyaml.Node, what string) {
+			out.Data = p.readMapped(n, what)
+			p.addMissing(n, what, source.CheckValue(p.from, out.Data, p.hidden))
+		}),
+	)
+	if given != nil && out.Name == "" {
+		p.file.Add(n.Line, "%s: a mapping has no name, which is that of an event type", what)
+	}
+	return out
+}
+
+// addFaults adds faults of a value, each with the line of its pointer.
+func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
+	for _, f := range faults {
+		tokens, _ := jsonpointer.Parse(f.Pointer) // a parser made it
+		p.file.Add(strictyaml.Line(n, tokens), "%s: %s", what, f.Message)
+	}
+}
+
+// addMissing adds faults for pointers to values that no document of the source has.
+func (p mappingParser) addMissing(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
+	if p.valid {
+		p.addFaults(n, what, faults)
+	}
+}
+
+func (p mappingParser) readPattern(n *strictyaml.Node, what string) *pattern.Pattern {
+	text := p.file.JSON(n, what, maxMapping)
+	if text == nil {
+		return nil
+	}
+	out, err := pattern.Parse(text)
+	faults, _ := fault.DataOf(err).([]jsonpointer.Fault)
+	for i, f := range faults {
+		faults[i].Message = f.String()
+	}
+	p.addFaults(n, what, faults)
+	if err == nil {
+		p.addMissing(n, what, source.CheckPattern(p.from, text, p.hidden))
+	}
+	return out
+}
+
+// text returns a reader of values that are not objects and that check accepts.
+func (p mappingParser) text(check func(source.Value) error) func(n *strictyaml.Node, what string) source.Value {
+	return func(n *strictyaml.Node, what string) source.Value {
+		before := p.file.Count()
+		v := p.readMapped(n, what)
+		if p.file.Count() > before {
+			return v
+		}
+		if err := check(v); err != nil {
+			p.file.Add(n.Line, "%s: %s", what, fault.Public(err))
+			return v
+		}
+		p.addMissing(n, what, source.CheckText(p.from, v, p.hidden))
+		return v
+	}
+}
+
+// readMapped reads a JSON Pointer, a constant, or an object of them.
+func (p mappingParser) readMapped(n *strictyaml.Node, what string) source.Value {
+	text := p.file.JSON(n, what, maxMapping)
+	if text == nil {
+		return source.Value{}
+	}
+	out, err := source.ParseValue(jsonrpc.Value(text))
+	if err != nil {
+		p.file.Add(n.Line, "%s: %s", what, fault.Public(err))
+	}
+	return out
 }
