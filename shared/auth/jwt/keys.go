@@ -5,11 +5,19 @@ import (
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/rsa"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 )
@@ -131,4 +139,222 @@ func canVerify(key *jose.JSONWebKey) bool {
 	}
 	r, ok := key.Key.(*rsa.PublicKey)
 	return !ok || r.N.BitLen() >= minRSA
+}
+
+// Limits of fetched documents.
+const (
+	maxDocument = 512 << 10 // bytes
+	maxKeys     = 100
+)
+
+// newClient returns a client for the operator's authorization servers. It uses the proxy in the environment and follows no redirects.
+func newClient() *http.Client {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConns = 4
+	transport.IdleConnTimeout = 30 * time.Second
+	transport.MaxResponseHeaderBytes = 64 << 10
+	return &http.Client{
+		Transport:     transport,
+		Timeout:       patience,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// fetcher fetches the keys and metadata of issuers. Its errors are of kind fault.Internal, because their details are for the log.
+type fetcher struct{ client *http.Client }
+
+// document fetches a JSON document.
+func (f fetcher) document(ctx context.Context, url string, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "make the request")
+	}
+	req.Header.Set("Accept", "application/json, application/jwk-set+json")
+	resp, err := f.client.Do(req)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "get")
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fault.New(fault.Internal, "get %s: status %d", url, resp.StatusCode)
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument+1))
+	switch {
+	case err != nil:
+		return fault.Wrap(fault.Internal, err, "read %s", url)
+	case len(body) > maxDocument:
+		return fault.New(fault.Internal, "%s is larger than %d bytes", url, maxDocument)
+	}
+	return fault.Wrap(fault.Internal, json.Unmarshal(body, into), "decode %s", url)
+}
+
+// keys fetches a JWK set (RFC 7517, section 5). It leaves out keys that cannot verify signatures.
+func (f fetcher) keys(ctx context.Context, url string) ([]jose.JSONWebKey, error) {
+	var set struct {
+		Keys *[]json.RawMessage `json:"keys"`
+	}
+	if err := f.document(ctx, url, &set); err != nil {
+		return nil, err
+	}
+	if set.Keys == nil {
+		return nil, fault.New(fault.Internal, "%s is not a JSON Web Key Set", url)
+	}
+	var keys []jose.JSONWebKey
+	for _, raw := range *set.Keys {
+		var key jose.JSONWebKey
+		if json.Unmarshal(raw, &key) != nil || !canVerify(&key) {
+			continue
+		}
+		if keys = append(keys, key); len(keys) == maxKeys {
+			break
+		}
+	}
+	return keys, nil
+}
+
+// serverMetadata has the members of an issuer's metadata that we use.
+type serverMetadata struct {
+	Issuer    string `json:"issuer"`
+	Keys      string `json:"jwks_uri"`
+	Authorize string `json:"authorization_endpoint"`
+	Token     string `json:"token_endpoint"`
+}
+
+// keysURL returns the URL of an issuer's keys, from its metadata.
+func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
+	doc, err := f.metadata(ctx, issuer, func(doc serverMetadata, at string) error {
+		if _, bad := parseSecureURL(doc.Keys); bad != nil {
+			return fault.New(fault.Internal, "%s has no jwks_uri with https", at)
+		}
+		return nil
+	})
+	return doc.Keys, err
+}
+
+// metadata fetches the metadata of an issuer. It tries all URLs until it finds a document that passes the check.
+func (f fetcher) metadata(ctx context.Context, issuer string, check func(doc serverMetadata, at string) error) (serverMetadata, error) {
+	var failed []error
+	for _, at := range metadataURLs(issuer) {
+		var doc serverMetadata
+		err := f.document(ctx, at, &doc)
+		if err == nil && doc.Issuer != issuer { // RFC 8414, section 3.3
+			err = fault.New(fault.Internal, "%s belongs to the issuer %.200q", at, doc.Issuer)
+		}
+		if err == nil {
+			err = check(doc, at)
+		}
+		if err == nil {
+			return doc, nil
+		}
+		failed = append(failed, err)
+	}
+	return serverMetadata{}, fault.Wrap(fault.Internal, errors.Join(failed...), "find the metadata of %s", issuer)
+}
+
+// Endpoints returns the authorization and token endpoints of the first issuer, where people sign in.
+func (a *Authenticator) Endpoints(ctx context.Context) (authorize, token string, err error) {
+	doc, err := fetcher{a.options.Client}.metadata(ctx, a.options.Issuers[0], func(doc serverMetadata, at string) error {
+		for _, url := range []string{doc.Authorize, doc.Token} {
+			if _, bad := parseSecureURL(url); bad != nil {
+				return fault.New(fault.Internal, "%s has no authorization_endpoint or token_endpoint with https", at)
+			}
+		}
+		return nil
+	})
+	return doc.Authorize, doc.Token, err
+}
+
+// metadataURLs returns the possible URLs of an issuer's metadata in the order of MCP's authorization chapter: RFC 8414, OpenID Connect with
+// the issuer's path after the well-known part, and OpenID Connect with the path before it.
+func metadataURLs(issuer string) []string {
+	u, err := url.Parse(issuer)
+	if err != nil {
+		return nil // cannot happen, because New checks issuers
+	}
+	path := strings.TrimSuffix(u.EscapedPath(), "/")
+	origin := u.Scheme + "://" + u.Host
+	const openID = "/.well-known/openid-configuration"
+	urls := []string{origin + "/.well-known/oauth-authorization-server" + path, origin + openID + path}
+	if path != "" {
+		urls = append(urls, origin+path+openID)
+	}
+	return urls
+}
+
+// parseSecureURL parses a URL that is https, or http on this machine.
+func parseSecureURL(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.Fragment != "" || u.User != nil {
+		return nil, fault.New(fault.Invalid, "%.200q is not the URL of a server", text)
+	}
+	if u.Scheme == "https" || u.Scheme == "http" && auth.Loopback(u.Hostname()) {
+		return u, nil
+	}
+	return nil, fault.New(fault.Invalid, "%.200q is not https", text)
+}
+
+// WellKnown is the path of the protected resource metadata (RFC 9728, section 3). If the resource has a path, that is appended.
+const WellKnown = "/.well-known/oauth-protected-resource"
+
+// resourcePath matches paths that need no encoding or resolving.
+var resourcePath = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?$`)
+
+// metadataURL returns the URL of a resource's metadata. The resource is a URL without a fragment (RFC 8707, section 2).
+func metadataURL(text string) (*url.URL, error) {
+	u, err := parseSecureURL(text)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "--jwt-audience must begin with the URL of the MCP endpoint")
+	}
+	if u.RawQuery != "" {
+		return nil, fault.New(fault.Invalid, "--jwt-audience: %.200q has a query", text)
+	}
+	if !resourcePath.MatchString(u.Path) {
+		return nil, fault.New(fault.Invalid, "--jwt-audience: %.200q has a path that is not simple", text)
+	}
+	return &url.URL{Scheme: u.Scheme, Host: u.Host, Path: WellKnown + strings.TrimSuffix(u.Path, "/")}, nil
+}
+
+// MetadataURL returns the URL of this resource's metadata, which 401 and 403 responses contain (RFC 9728, section 5.1).
+func (a *Authenticator) MetadataURL() string { return a.metadata.String() }
+
+// metadata is the metadata of this resource (RFC 9728, section 2).
+type metadata struct {
+	Resource             string   `json:"resource"`
+	AuthorizationServers []string `json:"authorization_servers"`
+	Scopes               []string `json:"scopes_supported"`
+	Methods              []string `json:"bearer_methods_supported"`
+	Name                 string   `json:"resource_name"`
+}
+
+// Mount serves the metadata at the well-known path with and without the resource's path, because clients look for the metadata of
+// https://host/mcp at either. It is public, also for web pages.
+func (a *Authenticator) Mount(mux *http.ServeMux) {
+	var scopes []string
+	for _, scope := range auth.Scopes() {
+		scopes = append(scopes, a.options.ScopePrefix+scope)
+	}
+	body, _ := json.Marshal(metadata{ // strings always marshal
+		Resource: a.options.Audience[0], AuthorizationServers: a.options.Issuers,
+		Scopes: scopes, Methods: []string{"header"}, Name: "mcp-events",
+	})
+	serve := func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Access-Control-Allow-Origin", "*")
+		if r.Method == http.MethodOptions {
+			h.Set("Access-Control-Allow-Methods", "GET")
+			h.Set("Access-Control-Allow-Headers", "Mcp-Protocol-Version")
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		h.Set("Content-Type", "application/json")
+		h.Set("Cache-Control", "public, max-age=300")
+		_, _ = w.Write(body) // fails if the caller has left
+	}
+	paths := []string{WellKnown, WellKnown + "/mcp", a.metadata.Path}
+	slices.Sort(paths)
+	for _, path := range slices.Compact(paths) {
+		for _, method := range []string{http.MethodGet, http.MethodOptions} { // GET includes HEAD
+			mux.HandleFunc(method+" "+path, serve)
+		}
+	}
 }
