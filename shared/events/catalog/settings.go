@@ -3,7 +3,10 @@ package catalog
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"slices"
+	"sync/atomic"
+	"time"
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -110,3 +113,111 @@ func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) 
 }
 
 var errNoCatalog = fault.New(fault.NotFound, "unknown workspace, or a workspace without a catalog")
+
+// Source returns the current catalog of a workspace. For an unknown workspace the error is of kind fault.NotFound. A Source may be used
+// concurrently.
+type Source interface {
+	Catalog(ctx context.Context, workspace string) (*Catalog, error)
+}
+
+// Static is a [Source] with the same catalog for all workspaces.
+type Static struct{ current atomic.Pointer[Catalog] }
+
+// NewStatic returns a Static with a catalog.
+func NewStatic(c *Catalog) *Static {
+	s := &Static{}
+	s.current.Store(c)
+	return s
+}
+
+// Replace replaces the catalog and returns the previous one.
+func (s *Static) Replace(c *Catalog) (before *Catalog) { return s.current.Swap(c) }
+
+// Catalog implements [Source].
+func (s *Static) Catalog(context.Context, string) (*Catalog, error) { return s.current.Load(), nil }
+
+// Stored is a [Source] of stored catalogs, which are at most [settings.MaxAge] old. A workspace without its own catalog uses the
+// catalog of [Shared].
+//
+// The catalog includes the event types of the workspace's backends.
+type Stored struct {
+	cache    *settings.Cache[*Catalog]
+	backends *settings.Cache[map[string]BackendTypes]
+	merger   merger
+}
+
+// NewStored returns a source over the store. A nil clock is time.Now, and a nil log slog.Default. Without configured, the backends'
+// prefixes and scopes are the stored ones.
+func NewStored(db store.DB, now func() time.Time, log *slog.Logger, configured Configured) *Stored {
+	s := &Stored{
+		cache:    settings.NewCache(db, documents, parseStored, now, log),
+		backends: settings.NewCache(db, backendDocuments, parseBackends, now, log),
+	}
+	s.merger.configured, s.merger.log = configured, cmp.Or(log, slog.Default())
+	s.merger.stored = s.backends.Read
+	return s
+}
+
+// Latest returns a source's catalog without a cache, for decisions that cannot be undone.
+func Latest(ctx context.Context, s Source, workspace string) (*Catalog, error) {
+	if l, ok := s.(interface {
+		Latest(ctx context.Context, workspace string) (*Catalog, error)
+	}); ok {
+		return l.Latest(ctx, workspace)
+	}
+	return s.Catalog(ctx, workspace)
+}
+
+// Latest implements [Latest].
+func (s *Stored) Latest(ctx context.Context, workspace string) (*Catalog, error) {
+	return s.read(ctx, workspace, true)
+}
+
+// Catalog implements [Source].
+func (s *Stored) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
+	return s.read(ctx, workspace, false)
+}
+
+func (s *Stored) read(ctx context.Context, workspace string, latest bool) (*Catalog, error) {
+	c, _, err := s.cache.Read(ctx, workspace, latest)
+	if c == nil && err == nil {
+		c, _, err = s.cache.Read(ctx, Shared, latest)
+	}
+	if err == nil {
+		c, err = s.merger.add(ctx, workspace, c, latest)
+	}
+	if c == nil && err == nil {
+		err = errNoCatalog
+	}
+	return c, err
+}
+
+// Shares reports whether a workspace has the catalog of [Shared].
+func (s *Stored) Shares(ctx context.Context, workspace string) bool {
+	c, _, err := s.cache.Get(ctx, workspace)
+	return c == nil && err == nil
+}
+
+// Written drops the cached catalogs, see [settings.Cache.Written].
+func (s *Stored) Written() {
+	s.cache.Written()
+	s.backends.Written()
+}
+
+// Workspaces is a [Source] that combines others: the workspaces in Own have their own source, and all others use Rest. Without Rest the
+// others are unknown.
+type Workspaces struct {
+	Own  map[string]Source
+	Rest Source
+}
+
+// Catalog implements [Source].
+func (w Workspaces) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
+	if own := w.Own[workspace]; own != nil {
+		return own.Catalog(ctx, workspace)
+	}
+	if w.Rest == nil {
+		return nil, errNoCatalog
+	}
+	return w.Rest.Catalog(ctx, workspace)
+}
