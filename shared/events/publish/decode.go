@@ -1,12 +1,19 @@
 package publish
 
 import (
+	"encoding/base64"
 	"encoding/json"
+	"mime"
+	"net/http"
+	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
@@ -145,4 +152,181 @@ func (r *refused) time(s, at string) time.Time {
 		r.add(fault.Invalid, at, "is not an RFC 3339 time such as 2026-11-21T09:30:00Z")
 	}
 	return t
+}
+
+// We parse CloudEvents 1.0 (JSON format 1.0.2, HTTP binding 1.0.2) ourselves. The official Go SDK serves as a
+// reference in the tests. We do not use it for requests, because it panics if data_base64 is not a string, and does
+// not decode percent-encoded headers.
+//
+// The event:// URI of a CloudEvent is the first of these that exists:
+//
+// 1. the extension attribute "mcpuri";
+// 2. "source", if it is an event:// URI;
+// 3. "subject", if it is an event:// URI.
+//
+// "id" becomes the event's id. If it has unsupported characters or begins with "msg_", event.ForeignID derives an id
+// from it and "source". "time" becomes the event's time, and "data" its payload, which must be JSON and is null if it
+// is missing. "traceparent" and "tracestate" (the extension for distributed tracing) set the event's trace. "type",
+// "dataschema" and other extensions are ignored.
+
+// uriExtension is the extension attribute with the event:// URI.
+const uriExtension = "mcpuri"
+
+// cloudEvent holds the context attributes of a CloudEvent, as text.
+type cloudEvent struct {
+	specversion, id, source, kind, subject, time, contentType, mcpURI string
+}
+
+// parseStructured parses a CloudEvent in the JSON format.
+func (r *refused) parseStructured(raw json.RawMessage, in *Input, workspaces bool) {
+	var ce cloudEvent
+	var base64Data json.RawMessage
+	var parent, state string
+	fields := ce.fields()
+	seen := map[string]bool{}
+	for key, value := range jsonrpc.Members(raw) {
+		name := string(key)
+		if seen[name] {
+			r.add(fault.Invalid, in.at+pointerTo([]object{{name: key}}), "is given twice")
+			continue
+		}
+		seen[name] = true
+		if field := fields[name]; field != nil {
+			*field = r.optional(value, in.at+"/"+name)
+			continue
+		}
+		switch name {
+		case "data":
+			in.Data = value
+		case "data_base64":
+			base64Data = value
+		case trace.Parent: // anything but a string counts as no trace
+			parent, _ = jsonrpc.String(value)
+		case trace.State:
+			state, _ = jsonrpc.String(value)
+		case "workspace":
+			if workspaces {
+				in.Workspace = r.text(value, in.at+"/workspace")
+			}
+		}
+	}
+	if base64Data != nil && string(base64Data) != "null" {
+		in.DataAt = in.at + "/data_base64"
+		r.decodeBase64(base64Data, in)
+	}
+	in.Trace = trace.Parse(parent, state)
+	r.cloudEvent(ce, in, true)
+}
+
+func (ce *cloudEvent) fields() map[string]*string {
+	return map[string]*string{
+		"specversion": &ce.specversion, "id": &ce.id, "source": &ce.source, "type": &ce.kind, "subject": &ce.subject,
+		"time": &ce.time, "datacontenttype": &ce.contentType, uriExtension: &ce.mcpURI,
+	}
+}
+
+func (r *refused) decodeBase64(value json.RawMessage, in *Input) {
+	text, ok := jsonrpc.String(value)
+	data, err := base64.StdEncoding.DecodeString(text)
+	switch {
+	case in.Data != nil:
+		r.add(fault.Invalid, in.DataAt, "is given together with data")
+	case !ok || err != nil:
+		r.add(fault.Invalid, in.DataAt, "is not Base64")
+	}
+	in.Data = data
+}
+
+// binary parses a CloudEvent whose attributes are in headers and whose body is the data.
+func (r *refused) binary(h http.Header, body []byte, in *Input) {
+	var ce cloudEvent
+	fields := ce.fields()
+	for name, values := range h {
+		attribute, ok := strings.CutPrefix(strings.ToLower(name), "ce-")
+		field := fields[attribute]
+		if !ok || field == nil || attribute == "datacontenttype" {
+			continue
+		}
+		if len(values) != 1 {
+			r.add(fault.Invalid, "/"+attribute, "is given in several headers")
+			continue
+		}
+		text, err := headerText(values[0])
+		if err != nil {
+			r.add(fault.Invalid, "/"+attribute, "is badly percent-encoded in its header")
+			continue
+		}
+		*field = text
+	}
+	ce.contentType = h.Get("Content-Type")
+	if parent := h["Ce-Traceparent"]; len(parent) == 1 {
+		in.Trace = trace.Parse(decodeHeader(parent[0]), decodeHeader(h.Get("Ce-Tracestate")))
+	}
+	if len(body) > 0 {
+		in.Data = body
+	}
+	r.cloudEvent(ce, in, len(body) > 0)
+}
+
+// decodeHeader does what [headerText] does, and returns "" if that fails.
+func decodeHeader(s string) string {
+	s, _ = headerText(s)
+	return s
+}
+
+// headerText decodes an attribute in a header (HTTP binding, section 3.1.3.2). The header may also be quoted as a
+// whole.
+func headerText(s string) (string, error) {
+	if len(s) >= 2 && s[0] == '"' && s[len(s)-1] == '"' {
+		s = strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(s[1 : len(s)-1])
+	}
+	return url.PathUnescape(s)
+}
+
+// cloudEvent checks the attributes of ce and copies them to the input.
+func (r *refused) cloudEvent(ce cloudEvent, in *Input, typed bool) {
+	if ce.specversion != "1.0" {
+		r.add(fault.Invalid, in.at+"/specversion", "must be 1.0")
+	}
+	for _, required := range []struct{ name, value string }{{"id", ce.id}, {"source", ce.source}, {"type", ce.kind}} {
+		if required.value == "" {
+			r.add(fault.Invalid, in.at+"/"+required.name, "is missing; CloudEvents requires it")
+		}
+	}
+	in.cloud = true
+	in.ID, in.Source = ce.id, ce.source
+	in.Time = r.time(ce.time, in.at+"/time")
+	if typed && ce.contentType != "" && !isJSON(ce.contentType) {
+		r.add(fault.Unsupported, in.at+"/datacontenttype", "is not supported: a payload must be JSON")
+	}
+	if in.Data == nil {
+		in.Data = json.RawMessage("null")
+	}
+	switch {
+	case ce.mcpURI != "":
+		in.URI = ce.mcpURI
+	case isEventURI(ce.source):
+		in.URI = ce.source
+	case isEventURI(ce.subject):
+		in.URI = ce.subject
+	default:
+		r.add(fault.Invalid, in.at+"/"+uriExtension, "none of %s, source and subject is an event:// URI", uriExtension)
+		in.URI = catalog.Scheme
+	}
+}
+
+func isEventURI(s string) bool {
+	return len(s) >= len(catalog.Scheme) && strings.EqualFold(s[:len(catalog.Scheme)], catalog.Scheme)
+}
+
+// isJSON reports whether a media type is JSON in UTF-8.
+func isJSON(contentType string) bool {
+	media, params, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return false
+	}
+	if charset := params["charset"]; charset != "" && !strings.EqualFold(charset, "utf-8") && !strings.EqualFold(charset, "us-ascii") {
+		return false
+	}
+	return media == "application/json" || media == "text/json" || strings.HasSuffix(media, "+json")
 }
