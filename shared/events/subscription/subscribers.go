@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"hash/maphash"
+	"log/slog"
+	"slices"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -93,3 +97,202 @@ func decodeSubscriber(text []byte) (Subscriber, error) {
 
 // maxDecoded is the longest cached text. An ordinary item is ten times shorter.
 const maxDecoded = 8 << 10
+
+// When the catalog changes, four kinds of items lead to the affected subscriptions without a scan. They are written before the
+// subscription:
+//
+//	k#  per scope of shapes (an event type, or parents), by subscription: its owner
+//	w#  the workspaces that have or had subscriptions
+//	a#  per workspace, the catalog of the last recheck of its subscriptions
+//	c#  the contracts that subscriptions rely on, by their hash
+//
+// After a crash there may be an entry without a subscription, but never a subscription without its entries.
+
+func listKey(workspace, scope, id string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "k#" + workspace + "#" + scope, Sort: id}
+}
+
+func contractKey(id string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "c#" + id, Sort: "-"}
+}
+
+const workspacesPartition = "w#"
+
+func (s *Subscription) listKeys() []store.Key {
+	var keys []store.Key
+	for _, p := range s.Patterns {
+		if k := listKey(s.Workspace, p.Shape.Scope, s.ID); !slices.Contains(keys, k) {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+// addEntries writes the list entries of a subscription. Their version is the subscription's creation time, so that the removal of an
+// earlier subscription with the same id does not delete them.
+func (r *Records) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
+	var ops []store.Op
+	for _, k := range append(sub.listKeys(), sub.indexKeys()...) {
+		ops = append(ops, store.Put(sub.entry(k)))
+	}
+	if err := r.DB.Write(ctx, ops...); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "list the subscription")
+	}
+	first := func() []byte { return AuditState{Settled: cat.Fingerprint(), Terms: cat.Terms()}.encode() }
+	if err := r.once(ctx, auditStateKey(sub.Workspace), first); err != nil {
+		return err
+	}
+	workspace := store.Key{Table: store.Subscriptions, Partition: workspacesPartition, Sort: sub.Workspace}
+	if err := r.once(ctx, workspace, func() []byte { return nil }); err != nil {
+		return err
+	}
+	for name, id := range sub.Contracts {
+		if err := r.once(ctx, contractKey(id), cat.ByName(name).Contract); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Subscription) entry(k store.Key) store.Item {
+	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.Created.UnixMicro()}
+}
+
+// Contract returns an event type with the terms of a contract that subscriptions rely on, for [catalog.Broken]. It returns nil if
+// the contract is not stored.
+func Contract(ctx context.Context, db store.DB, id string) (*catalog.Entry, error) {
+	it, err := store.One(ctx, db, contractKey(id), "read the contract of an event type")
+	if err != nil || it == nil {
+		return nil, err
+	}
+	return catalog.ParseContract(it.Value)
+}
+
+// once writes an item unless it exists. It skips the write if this process remembers having made it.
+func (r *Records) once(ctx context.Context, k store.Key, value func() []byte) error {
+	if _, done := r.written.Get(k); done {
+		return nil
+	}
+	err := r.DB.Write(ctx, store.Put(store.Item{Key: k, Value: value()}, store.Absent()))
+	if err != nil && !errors.Is(err, store.ErrConflict) {
+		return fault.Wrap(fault.Unavailable, err, "store the contract of a subscription")
+	}
+	r.written.Put(k, true)
+	return nil
+}
+
+// removeEntries deletes the list entries of a subscription. With keep, operators can still find it by its id.
+func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep bool) {
+	indexed := sub.indexKeys()
+	if keep {
+		indexed = indexed[1:]
+	}
+	var ops []store.Op
+	for _, k := range append(sub.listKeys(), indexed...) {
+		ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
+	}
+	if err := r.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
+		slog.WarnContext(ctx, "subscription list entries not deleted", "error", err)
+	}
+}
+
+// rely records what the subscription relies on: its principal's rights and the current terms of the event types.
+func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
+	s.Grant, s.Contracts = g, nil
+	for _, p := range s.Patterns {
+		if e := cat.ByName(p.Entry); e != nil {
+			if s.Contracts == nil {
+				s.Contracts = map[string]string{}
+			}
+			s.Contracts[p.Entry] = e.ContractID()
+		}
+	}
+}
+
+// Lists finds the subscriptions of a principal, a workspace or an event type, for owners, operators, rechecks and erasures. It also
+// stores the progress of rechecks.
+type Lists struct {
+	DB  store.DB
+	Now func() time.Time
+}
+
+func (l *Lists) now() time.Time { return timeBy(l.Now) }
+
+// Owned names a subscription and its owner.
+type Owned struct{ ID, Principal string }
+
+// Listed returns a page of the subscriptions of a scope in the order of their ids, beginning after the given id. next is empty on the last
+// page. Some of the subscriptions may have ended.
+func (l *Lists) Listed(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
+	page, err := l.DB.Query(ctx, store.Query{
+		Table: store.Subscriptions, Partition: listKey(workspace, scope, "-").Partition, After: after, Limit: 200,
+	})
+	if err != nil {
+		return nil, "", fault.Wrap(fault.Unavailable, err, "list the subscriptions to an event type")
+	}
+	for _, it := range page.Items {
+		subs = append(subs, Owned{it.Sort, string(it.Value)})
+	}
+	if page.More {
+		next = page.Last
+	}
+	return subs, next, nil
+}
+
+// Workspaces lists the workspaces that have or had subscriptions.
+func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
+	partition := store.Key{Table: store.Subscriptions, Partition: workspacesPartition}
+	err = store.Each(ctx, l.DB, partition, "list the workspaces with subscriptions", func(it *store.Item) error {
+		names = append(names, it.Sort)
+		return nil
+	})
+	return names, err
+}
+
+// AuditState is the catalog against which a workspace's subscriptions were last rechecked. Initially it is the catalog at the time of
+// the first subscription.
+type AuditState struct {
+	V int `json:"v"`
+	// Settled is the catalog's fingerprint, and Terms are its terms ([catalog.Catalog.Terms]).
+	Settled string            `json:"f"`
+	Terms   map[string]string `json:"t"`
+	// Seen is the fingerprint of a newer catalog that was first seen at Since (seconds since 1970).
+	Seen  string `json:"n,omitempty"`
+	Since int64  `json:"at,omitempty"`
+	// At is where an incomplete recheck was interrupted.
+	At AuditPosition `json:"place,omitzero"`
+}
+
+// AuditPosition is the progress of a recheck. It has finished the scopes before Scope and, within Scope, the subscriptions up to After.
+// Step identifies the pair of catalogs that it compares.
+type AuditPosition struct {
+	Step  string `json:"step"`
+	Scope string `json:"scope"`
+	After string `json:"after"`
+}
+
+func auditStateKey(workspace string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "a#" + workspace, Sort: "-"}
+}
+
+func (a AuditState) encode() []byte {
+	a.V = 1
+	value, _ := json.Marshal(a) // texts and numbers
+	return value
+}
+
+// AuditState reads the state of a workspace's last recheck.
+func (l *Lists) AuditState(ctx context.Context, workspace string) (state AuditState, err error) {
+	it, err := store.One(ctx, l.DB, auditStateKey(workspace), "read the state of the last audit")
+	if err != nil || it == nil {
+		return state, err
+	}
+	err = json.Unmarshal(it.Value, &state)
+	return state, fault.Wrap(fault.Unavailable, err, "decode the state of the last audit")
+}
+
+// SetAuditState writes the state of a workspace's last recheck.
+func (l *Lists) SetAuditState(ctx context.Context, workspace string, state AuditState) error {
+	err := l.DB.Write(ctx, store.Put(store.Item{Key: auditStateKey(workspace), Value: state.encode()}))
+	return fault.Wrap(fault.Unavailable, err, "write the state of an audit")
+}
