@@ -3,12 +3,20 @@ package webhook
 import (
 	"crypto/ed25519"
 	"crypto/hmac"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Sign returns the webhook-signature header. It contains one v1 signature (HMAC-SHA256 over id, Unix seconds and
@@ -61,4 +69,170 @@ func preamble(b []byte, id string, at int64) []byte {
 	b = append(b, '.')
 	b = strconv.AppendInt(b, at, 10)
 	return append(b, '.')
+}
+
+const secretPrefix = "whsec_"
+
+// Lengths of a signing key in bytes (Standard Webhooks, "Signature scheme").
+const (
+	minKey = 24
+	maxKey = 64
+	newKey = 32
+)
+
+// NewSecret returns a new Standard Webhooks secret of 32 random bytes: as whsec_ text for the receiver, and as the
+// decoded key.
+func NewSecret() (secret string, key []byte) {
+	key = make([]byte, newKey)
+	_, _ = rand.Read(key) // never fails; the program ends instead
+	return FormatSecret(key), key
+}
+
+// FormatSecret returns the whsec_ text of a key.
+func FormatSecret(key []byte) string {
+	return secretPrefix + base64.StdEncoding.EncodeToString(key)
+}
+
+// NewRawSecret returns a new shared secret without a special format (SEP-1803 WebhookSecret "raw"). It has 43
+// characters, and its key is the text itself.
+func NewRawSecret() (secret string, key []byte) {
+	b := make([]byte, newKey)
+	_, _ = rand.Read(b)
+	secret = base64.RawURLEncoding.EncodeToString(b)
+	return secret, []byte(secret)
+}
+
+// ParseSecret decodes a whsec_ secret of 24 to 64 bytes in padded base64, which all Standard Webhooks libraries can
+// read. Other secrets are a fault of kind Invalid, whose text contains no part of the secret.
+func ParseSecret(secret string) ([]byte, error) {
+	text, ok := strings.CutPrefix(secret, secretPrefix)
+	if !ok {
+		return nil, fault.New(fault.Invalid, "the secret does not start with %s", secretPrefix)
+	}
+	// Go's decoder skips line breaks, but the decoders of other libraries do not.
+	if strings.ContainsAny(text, "\r\n") {
+		return nil, fault.New(fault.Invalid, "the secret is not base64")
+	}
+	key, err := base64.StdEncoding.Strict().DecodeString(text)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "the secret is not base64")
+	}
+	if len(key) < minKey || len(key) > maxKey {
+		return nil, fault.New(fault.Invalid, "the secret has %d bytes, %d to %d are allowed", len(key), minKey, maxKey)
+	}
+	return key, nil
+}
+
+const identityPrefix = "whsk_"
+
+// GenerateIdentity returns a new ed25519 key in the whsk_ format (Standard Webhooks), for [ParseIdentity].
+func GenerateIdentity() string {
+	seed := make([]byte, ed25519.SeedSize)
+	_, _ = rand.Read(seed)
+	return identityPrefix + base64.StdEncoding.EncodeToString(ed25519.NewKeyFromSeed(seed))
+}
+
+// ParseIdentity decodes a whsk_ key, which contains either the 64 bytes of an ed25519 private key or its 32-byte
+// seed.
+func ParseIdentity(text string) (ed25519.PrivateKey, error) {
+	b, err := base64.StdEncoding.Strict().DecodeString(strings.TrimPrefix(text, identityPrefix))
+	if err != nil || !strings.HasPrefix(text, identityPrefix) {
+		return nil, fault.New(fault.Invalid, "the signing key is not %s and base64", identityPrefix)
+	}
+	switch len(b) {
+	case ed25519.SeedSize:
+		return ed25519.NewKeyFromSeed(b), nil
+	case ed25519.PrivateKeySize:
+		key := ed25519.NewKeyFromSeed(b[:ed25519.SeedSize])
+		if !key.Equal(ed25519.PrivateKey(b)) {
+			return nil, fault.New(fault.Invalid, "the signing key's halves do not belong together")
+		}
+		return key, nil
+	}
+	return nil, fault.New(fault.Invalid, "the signing key has %d bytes, 32 or 64 are allowed", len(b))
+}
+
+// jwk is an ed25519 public key (RFC 8037).
+type jwk struct {
+	KeyType   string `json:"kty"`
+	Curve     string `json:"crv"`
+	X         string `json:"x"`
+	ID        string `json:"kid"`
+	Use       string `json:"use"`
+	Algorithm string `json:"alg"`
+}
+
+type jwks struct {
+	Keys []jwk `json:"keys"`
+}
+
+// JWKS returns the document for /.well-known/mcp-webhook-jwks.json. It contains the public key with its RFC 7638
+// thumbprint as kid, or no key if the identity is nil.
+func (i *Identity) JWKS() []byte {
+	doc := jwks{Keys: []jwk{}}
+	if i != nil {
+		x := base64.RawURLEncoding.EncodeToString(i.key.Public().(ed25519.PublicKey))
+		print := sha256.Sum256([]byte(`{"crv":"Ed25519","kty":"OKP","x":"` + x + `"}`))
+		doc.Keys = append(doc.Keys, jwk{
+			KeyType: "OKP", Curve: "Ed25519", X: x, ID: base64.RawURLEncoding.EncodeToString(print[:]),
+			Use: "sig", Algorithm: "EdDSA",
+		})
+	}
+	b, _ := json.Marshal(doc) // only strings, so it cannot fail
+	return b
+}
+
+// Verify checks a received webhook with the Standard Webhooks library. One of the signatures must match one of the
+// secrets, and the timestamp must be within five minutes of now. A secret that begins with whsec_ is decoded; any
+// other secret is used as the key itself. The fault is of kind Unauthenticated, or Invalid for a malformed secret.
+func Verify(h http.Header, body []byte, secrets ...string) error {
+	for _, secret := range secrets {
+		key := []byte(secret)
+		if strings.HasPrefix(secret, secretPrefix) {
+			var err error
+			if key, err = ParseSecret(secret); err != nil {
+				return err
+			}
+		}
+		if len(key) == 0 {
+			continue // anyone can sign with an empty key
+		}
+		wh, _ := standardwebhooks.NewWebhookRaw(key)
+		err := wh.Verify(body, h)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, standardwebhooks.ErrNoMatchingSignature) {
+			return fault.New(fault.Unauthenticated, "verify the webhook: %s", reason(err))
+		}
+	}
+	return fault.New(fault.Unauthenticated, "verify the webhook: no signature matches a known secret")
+}
+
+func reason(err error) string {
+	for _, known := range []error{
+		standardwebhooks.ErrRequiredHeaders, standardwebhooks.ErrMessageTooOld, standardwebhooks.ErrMessageTooNew,
+	} {
+		if errors.Is(err, known) {
+			return known.Error()
+		}
+	}
+	return standardwebhooks.ErrInvalidHeaders.Error()
+}
+
+// MaxReceived is the largest body that a receiver should accept, in bytes. It is twice the size of the largest
+// webhook.
+const MaxReceived = 2 * MaxBody
+
+// Challenge returns the challenge in a verified request, or false if the request is not a challenge. It also checks
+// the webhook-id, which is signed, because the data of an event could look like a challenge.
+func Challenge(h http.Header, body []byte) (string, bool) {
+	if !strings.HasPrefix(h.Get(HeaderID), VerificationPrefix) {
+		return "", false
+	}
+	var v verification
+	if json.Unmarshal(body, &v) != nil || v.Type != "verification" || v.Challenge == "" {
+		return "", false
+	}
+	return v.Challenge, true
 }
