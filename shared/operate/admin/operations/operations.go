@@ -5,6 +5,7 @@ package operations
 import (
 	_ "embed"
 	"encoding/json"
+	"net/http"
 	"regexp"
 	"strconv"
 	"strings"
@@ -147,4 +148,230 @@ func content(schema string) object {
 		s = object{"type": "object"}
 	}
 	return object{"application/json": object{"schema": s}}
+}
+
+// Parameters that several operations have.
+var (
+	event        = Param{Name: "event"}
+	origin       = Param{Name: "origin", Description: "Scheme, host and port."}
+	since        = Param{Name: "since", Format: "date-time"}
+	until        = Param{Name: "until", Format: "date-time"}
+	outcome      = Param{Name: "outcome", Enum: []string{"delivered", "failed", "dead"}, Description: "failed takes dead as well."}
+	subscription = Param{Name: "subscription", Description: "The id that follows subscription://."}
+	uri          = Param{Name: "uri", Description: "URI of an event; no pattern."}
+)
+
+// All is the table of operations.
+var All = []Operation{
+	{
+		ID: "listSubscriptions", Method: http.MethodGet, Path: "subscriptions",
+		Summary: "Subscriptions that match all given parameters.",
+		Owners:  true, Query: paged(Param{Name: "principal"}, event, origin, Param{Name: "state", Enum: []string{"active", "paused", "suspended", "disabled"}}, Param{Name: "uri", Description: "URI of an event that they are to get; no pattern."}),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Subscriptions"}},
+	},
+	{
+		ID: "readSubscription", Method: http.MethodGet, Path: "subscriptions/{id}",
+		Summary: "One subscription.",
+		Owners:  true,
+		Answers: []Answer{{Status: 200, Description: "The subscription.", Schema: "Subscription"}},
+	},
+	{
+		ID: "endSubscription", Method: http.MethodDelete, Path: "subscriptions/{id}",
+		Summary: "End a subscription.",
+		Owners:  true,
+		Answers: []Answer{{Status: 204, Description: "Done."}},
+	},
+	{
+		ID: "pauseSubscription", Method: http.MethodPost, Path: "subscriptions/{id}/pause",
+		Summary: "Pause a subscription. Its deliveries wait.",
+		Owners:  true, Body: "Reason",
+		Answers: []Answer{{Status: 200, Description: "The changed subscription.", Schema: "Subscription"}},
+	},
+	{
+		ID: "resumeSubscription", Method: http.MethodPost, Path: "subscriptions/{id}/resume",
+		Summary: "Resume a subscription, and send the waiting deliveries.",
+		Owners:  true,
+		Answers: []Answer{{Status: 200, Description: "The changed subscription.", Schema: "Subscription"}},
+	},
+	{
+		ID: "testSubscription", Method: http.MethodPost, Path: "subscriptions/{id}/test",
+		Summary: "Deliver a test event.",
+		Owners:  true,
+		Answers: []Answer{{Status: 202, Description: "The id of the event.", Schema: "Accepted"}},
+	},
+	{
+		ID: "listDeliveriesOf", Method: http.MethodGet, Path: "subscriptions/{id}/deliveries",
+		Summary: "Attempts at a subscription, newest first.",
+		Owners:  true, Query: paged(event, origin, since, until, outcome),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Attempts"}},
+	},
+	{
+		ID: "listDeliveries", Method: http.MethodGet, Path: "deliveries",
+		Summary: "Attempts, newest first.",
+		Owners:  true, Query: paged(subscription, event, origin, since, until, outcome),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Attempts"}},
+	},
+	{
+		ID: "listDeadLetters", Method: http.MethodGet, Path: "dead-letters",
+		Summary: "Dead letters, newest first.",
+		Owners:  true, Query: paged(subscription, origin, event, Param{Name: "queue"}, since, until),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "DeadLetters"}},
+	},
+	{
+		ID: "readDeadLetter", Method: http.MethodGet, Path: "dead-letters/{id}",
+		Summary: "One dead letter, with all its attempts.",
+		Owners:  true,
+		Answers: []Answer{{Status: 200, Description: "The dead letter.", Schema: "DeadLetter"}},
+	},
+	{
+		ID: "retryDeadLetter", Method: http.MethodPost, Path: "dead-letters/{id}/retry",
+		Summary: "Deliver a dead letter again, with the same webhook-id and the whole retry schedule, or send a message back to its queue.",
+		Owners:  true,
+		Answers: []Answer{{Status: 202, Description: "The accepted delivery.", Schema: "Accepted"}},
+	},
+	{
+		ID: "listSwitches", Method: http.MethodGet, Path: "switches",
+		Summary: "The paused switches.",
+		Query:   paged(),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Switches"}},
+	},
+	{
+		ID: "readSwitch", Method: http.MethodGet, Path: "switches/{name}",
+		Summary: "A paused switch, or 404. The name contains slashes as they are.",
+		Answers: []Answer{{Status: 200, Description: "The switch.", Schema: "Switch"}},
+	},
+	{
+		ID: "pause", Method: http.MethodPut, Path: "switches/{name}",
+		Summary: "Pause deliveries.",
+		Body:    "Reason",
+		Answers: []Answer{{Status: 200, Description: "The switch.", Schema: "Switch"}},
+	},
+	{
+		ID: "resume", Method: http.MethodDelete, Path: "switches/{name}",
+		Summary: "Resume deliveries.",
+		Answers: []Answer{{Status: 204, Description: "Done."}},
+	},
+	{
+		ID: "listNotes", Method: http.MethodGet, Path: "notes",
+		Summary: "Operators' notes about failing origins, or about one origin.",
+		Query:   paged(origin),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Notes"}},
+	},
+	{
+		ID: "writeNote", Method: http.MethodPut, Path: "notes/{origin}",
+		Summary: "Write a note about an origin, in place of an earlier one. The origin contains slashes as they are. The server removes the note within an hour after the origin is healthy again.",
+		Body:    "NewNote", BodyRequired: true,
+		Answers: []Answer{{Status: 200, Description: "The note.", Schema: "Note"}},
+	},
+	{
+		ID: "removeNote", Method: http.MethodDelete, Path: "notes/{origin}",
+		Summary: "Remove the note about an origin.",
+		Answers: []Answer{{Status: 204, Description: "Done."}},
+	},
+	{
+		ID: "erasePrincipal", Method: http.MethodDelete, Path: "principals/{id}",
+		Summary: "Erase the stored data of a principal, or count it.",
+		Query:   query(Param{Name: "dryRun", Enum: []string{"true", "false"}, Default: "false", Description: "Whether only to count."}),
+		Answers: []Answer{{Status: 200, Description: "The numbers of erased items or, with dryRun, of items that would be erased.", Schema: "Erasure"}},
+	},
+	{
+		ID: "listAudit", Method: http.MethodGet, Path: "audit",
+		Summary: "Actions of people, newest first.",
+		Query:   paged(since, until),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Audit"}},
+	},
+	{
+		ID: "replay", Method: http.MethodPost, Path: "replays",
+		Summary: "Retry the selected dead letters, or deliver the events of a span of time to a subscription again. A dry run counts them.",
+		Body:    "NewReplay", BodyRequired: true,
+		Answers: []Answer{{Status: 200, Description: "With dryRun: the count.", Schema: "Count"}, {Status: 202, Description: "The running replay. A repeated request returns the same replay while it runs and, for a replay of events, within ten minutes.", Schema: "Replay"}},
+	},
+	{
+		ID: "readReplay", Method: http.MethodGet, Path: "replays/{id}",
+		Summary: "The progress of a replay.",
+		Answers: []Answer{{Status: 200, Description: "The replay.", Schema: "Replay"}},
+	},
+	{
+		ID: "cancelReplay", Method: http.MethodDelete, Path: "replays/{id}",
+		Summary: "Cancel a replay.",
+		Answers: []Answer{{Status: 200, Description: "The canceled replay.", Schema: "Replay"}},
+	},
+	{
+		ID: "listEvents", Method: http.MethodGet, Path: "events",
+		Summary: "Events of a URI or a type in the event log, newest first.",
+		Query:   paged(uri, Param{Name: "name", Description: "An event type."}, since, until),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Events"}},
+	},
+	{
+		ID: "readEvent", Method: http.MethodGet, Path: "events/{id}",
+		Summary: "An event by its id.",
+		Query:   query(uri),
+		Answers: []Answer{{Status: 200, Description: "The event.", Schema: "Event"}},
+	},
+	{
+		ID: "deliverEvent", Method: http.MethodPost, Path: "events/{id}/deliver",
+		Summary: "Deliver an event again to one subscription.",
+		Query:   query(uri), Body: "DeliverAgain", BodyRequired: true,
+		Answers: []Answer{{Status: 202, Description: "The accepted delivery.", Schema: "Accepted"}},
+	},
+	{
+		ID: "listEventOutcomes", Method: http.MethodGet, Path: "events/{id}/outcomes",
+		Summary: "The outcome of an event for each subscription that covers it, and for ended ones with attempts; or for one subscription.",
+		Query:   paged(uri, Param{Name: "subscription", Description: "Explain the event for this subscription only, which need not cover it."}),
+		Answers: []Answer{{Status: 200, Description: "A page of outcomes.", Schema: "EventOutcomes"}},
+	},
+	{
+		ID: "overview", Method: http.MethodGet, Path: "overview",
+		Summary: "Counts, recent activity, failing origins and quotas.",
+		Query:   query(Param{Name: "principal", Description: "Whose quotas to list; by default the caller's."}, since),
+		Answers: []Answer{{Status: 200, Description: "The overview.", Schema: "Overview"}},
+	},
+	{
+		ID: "listBackends", Method: http.MethodGet, Path: "backends",
+		Summary: "The servers behind the gateway.",
+		Query:   paged(),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Backends"}},
+	},
+	{
+		ID: "describe", Method: http.MethodGet, Path: "openapi.json",
+		Summary: "This document.",
+		Owners:  true,
+		Answers: []Answer{{Status: 200, Description: "The document.", Schema: "object"}},
+	},
+	{
+		ID: "listEventTypes", Method: http.MethodGet, Path: "event-types",
+		Summary: "The event types of the catalog.",
+		Query:   paged(),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "EventTypes"}},
+	},
+	{
+		ID: "listSources", Method: http.MethodGet, Path: "sources",
+		Summary: "The sources of the workspace, by name.",
+		Query:   paged(),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Sources"}},
+	},
+	{
+		ID: "readSource", Method: http.MethodGet, Path: "sources/{name}",
+		Summary: "One source.",
+		Query:   query(),
+		Answers: []Answer{{Status: 200, Description: "The source.", Schema: "Source"}},
+	},
+	{
+		ID: "listOutcomes", Method: http.MethodGet, Path: "sources/{name}/outcomes",
+		Summary: "Outcomes of requests to a source, newest first.",
+		Query:   paged(Param{Name: "kind", Enum: []string{"accepted", "duplicate", "unmatched", "verified", "unverified", "invalid", "unfit", "limited", "unavailable", "refused"}, Description: "refused is unverified, invalid, unfit, limited and unavailable."}, since, until),
+		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Outcomes"}},
+	},
+	{
+		ID: "trySource", Method: http.MethodPost, Path: "sources/{name}/try",
+		Summary: "The events that a saved request or message of a bus would publish. The server publishes nothing.",
+		Body:    "Try", BodyRequired: true,
+		Answers: []Answer{{Status: 200, Description: "One trial, or one for each document of a message.", Schema: "Trials"}},
+	},
+	{
+		ID: "live", Method: http.MethodGet, Path: "live",
+		Summary: "New attempts and events, as server-sent events named `tick`, each with a Tick as its data. A stream ends after at most five minutes, and the client connects again. An instance serves 20 streams and refuses others with 429.",
+		Query:   query(),
+		Answers: []Answer{{Status: 200, Description: "Until the client or the server ends it.", Stream: true}},
+	},
 }
