@@ -1,7 +1,15 @@
+// Package trace follows an event from its publisher to its webhooks, and calls to backends. [Context] is a position in a trace as defined
+// by W3C Trace Context, and [Tracer] creates spans.
+//
+// The context is part of the event, so it is available wherever the event is: in messages, the log, stored bodies, dead letters and
+// replays. Package trace/otlp exports the spans.
 package trace
 
 import (
 	"context"
+	"slices"
+	"strconv"
+	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -104,4 +112,128 @@ func (all Spans) End(failure string) {
 	for _, s := range all {
 		s.End(failure)
 	}
+}
+
+// The names of the two headers. Extension attributes of CloudEvents, attributes of SQS messages and members of MCP's _meta (SEP-414)
+// have the same names.
+const (
+	Parent = "traceparent"
+	State  = "tracestate"
+)
+
+const (
+	// maxState is the largest tracestate that we pass on, in bytes. It is the minimum that W3C requires. Members of a longer
+	// tracestate are dropped, those above largeEntry first.
+	maxState   = 512
+	largeEntry = 128
+	// maxRead is the largest tracestate that we parse.
+	maxRead = 8 << 10
+	// parentSize is the length of a traceparent of version 00.
+	parentSize = 55
+)
+
+// Context is a position in a trace. The zero value means no trace. Use [Parse] for values from outside.
+type Context struct {
+	// Parent is a traceparent, State a tracestate, which may be empty.
+	Parent, State string
+}
+
+// Parse returns the context for the headers of another system. It ignores a malformed traceparent or tracestate, and converts a
+// traceparent of a later version to version 00 (W3C Trace Context, sections 2.2 and 4.3).
+func Parse(parent, state string) Context {
+	c, ok := parseParent(parent)
+	if !ok {
+		return Context{}
+	}
+	out := Context{Parent: formatParent(c)}
+	if state != "" && len(state) <= maxRead {
+		if _, err := otel.ParseTraceState(state); err == nil {
+			out.State = shorten(state)
+		}
+	}
+	return out
+}
+
+// FromHeader parses the trace context of a request's headers with [Parse]. If there are several traceparents it ignores them, and it
+// joins several tracestates.
+func FromHeader(h map[string][]string) Context {
+	parent := h["Traceparent"]
+	if len(parent) != 1 {
+		return Context{}
+	}
+	return Parse(parent[0], strings.Join(h["Tracestate"], ","))
+}
+
+// AddTo sets the headers of a request.
+func (c Context) AddTo(h map[string][]string) {
+	if c.Parent == "" {
+		return
+	}
+	h["Traceparent"] = []string{c.Parent}
+	if c.State != "" {
+		h["Tracestate"] = []string{c.State}
+	}
+}
+
+// parseParent parses a traceparent: version, trace id, parent id and flags.
+func parseParent(s string) (c otel.SpanContextConfig, ok bool) {
+	if len(s) < parentSize || s[2] != '-' || s[35] != '-' || s[52] != '-' || !isHex(s[:2]) || !isHex(s[53:55]) || s[:2] == "ff" {
+		return c, false
+	}
+	if len(s) > parentSize && (s[:2] == "00" || s[parentSize] != '-') {
+		return c, false
+	}
+	var err error
+	if c.TraceID, err = otel.TraceIDFromHex(s[3:35]); err != nil {
+		return c, false
+	}
+	if c.SpanID, err = otel.SpanIDFromHex(s[36:52]); err != nil {
+		return c, false
+	}
+	flags, err := strconv.ParseUint(s[53:55], 16, 8)
+	c.TraceFlags = otel.TraceFlags(flags) & otel.FlagsSampled
+	return c, err == nil
+}
+
+func isHex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
+
+func formatParent(c otel.SpanContextConfig) string {
+	return "00-" + c.TraceID.String() + "-" + c.SpanID.String() + "-" + c.TraceFlags.String()
+}
+
+// shorten drops members of a tracestate until it fits into [maxState]: first large ones, then the last ones (section 3.3.1.5).
+func shorten(state string) string {
+	for len(state) > maxState {
+		members := strings.Split(state, ",")
+		i := slices.IndexFunc(members, func(m string) bool { return len(m) > largeEntry })
+		if i < 0 {
+			i = len(members) - 1
+		}
+		state = strings.Join(slices.Delete(members, i, i+1), ",")
+	}
+	return state
+}
+
+// remote returns the context for OpenTelemetry. It is invalid if c does not come from [Parse].
+func (c Context) remote() otel.SpanContext {
+	config, _ := parseParent(c.Parent)
+	config.TraceState, _ = otel.ParseTraceState(c.State)
+	config.Remote = true
+	return otel.NewSpanContext(config)
+}
+
+type contextKey struct{}
+
+// With returns a copy of ctx that carries c, unless c is zero.
+func With(ctx context.Context, c Context) context.Context {
+	if c.Parent == "" {
+		return ctx
+	}
+	return context.WithValue(ctx, contextKey{}, c)
+}
+
+// From returns the context that [With] added.
+func From(ctx context.Context) Context {
+	c, _ := ctx.Value(contextKey{}).(Context)
+	return c
 }
