@@ -7,6 +7,7 @@ package otlp
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,10 +15,13 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 
@@ -133,4 +137,210 @@ func (c *collector) send(ctx context.Context, body []byte) error {
 		return fmt.Errorf("the collector answered %d", resp.StatusCode)
 	}
 	return nil
+}
+
+// The messages of OTLP (opentelemetry/proto/collector/trace/v1 and metrics/v1) in its JSON encoding: ids in hexadecimal, 64-bit
+// numbers as strings, enumerations as numbers.
+
+type request struct {
+	ResourceSpans   []resourceData `json:"resourceSpans,omitempty"`
+	ResourceMetrics []resourceData `json:"resourceMetrics,omitempty"`
+}
+
+type resourceData struct {
+	Resource     attributes  `json:"resource"`
+	ScopeSpans   []scopeData `json:"scopeSpans,omitempty"`
+	ScopeMetrics []scopeData `json:"scopeMetrics,omitempty"`
+}
+
+type scopeData struct {
+	Scope   scope        `json:"scope"`
+	Spans   []span       `json:"spans,omitempty"`
+	Metrics []instrument `json:"metrics,omitempty"`
+}
+
+type attributes struct {
+	Attributes []keyValue `json:"attributes"`
+}
+
+type scope struct {
+	Name string `json:"name"`
+}
+
+type span struct {
+	TraceID           string     `json:"traceId"`
+	SpanID            string     `json:"spanId"`
+	ParentSpanID      string     `json:"parentSpanId,omitempty"`
+	TraceState        string     `json:"traceState,omitempty"`
+	Name              string     `json:"name"`
+	Kind              int        `json:"kind"`
+	StartTimeUnixNano string     `json:"startTimeUnixNano"`
+	EndTimeUnixNano   string     `json:"endTimeUnixNano"`
+	Attributes        []keyValue `json:"attributes,omitempty"`
+	Status            status     `json:"status"`
+}
+
+type status struct {
+	Message string `json:"message,omitempty"`
+	Code    int    `json:"code,omitempty"`
+}
+
+type keyValue struct {
+	Key   string `json:"key"`
+	Value value  `json:"value"`
+}
+
+type value struct {
+	String *string  `json:"stringValue,omitempty"`
+	Int    *string  `json:"intValue,omitempty"`
+	Bool   *bool    `json:"boolValue,omitempty"`
+	Double *float64 `json:"doubleValue,omitempty"`
+}
+
+// statusError is STATUS_CODE_ERROR.
+const statusError = 2
+
+// requestOf returns the request for spans of the same provider, so they have the same resource and scope.
+func requestOf(spans []sdk.ReadOnlySpan) request {
+	out := make([]span, len(spans))
+	for i, s := range spans {
+		sc := s.SpanContext()
+		out[i] = span{
+			TraceID: sc.TraceID().String(), SpanID: sc.SpanID().String(), TraceState: sc.TraceState().String(),
+			Name: s.Name(), Kind: int(s.SpanKind()), // OpenTelemetry's numbers are the same
+			StartTimeUnixNano: nano(s.StartTime()), EndTimeUnixNano: nano(s.EndTime()),
+			Attributes: keyValues(s.Attributes()),
+		}
+		if parent := s.Parent(); parent.HasSpanID() {
+			out[i].ParentSpanID = parent.SpanID().String()
+		}
+		if st := s.Status(); st.Code == codes.Error {
+			out[i].Status = status{Message: st.Description, Code: statusError}
+		}
+	}
+	return request{ResourceSpans: []resourceData{{
+		Resource:   attributes{keyValues(spans[0].Resource().Attributes())},
+		ScopeSpans: []scopeData{{Scope: scope{spans[0].InstrumentationScope().Name}, Spans: out}},
+	}}}
+}
+
+func keyValues(all []attribute.KeyValue) []keyValue {
+	out := make([]keyValue, len(all))
+	for i, a := range all {
+		out[i].Key = string(a.Key)
+		switch v := &out[i].Value; a.Value.Type() {
+		case attribute.INT64:
+			n := strconv.FormatInt(a.Value.AsInt64(), 10)
+			v.Int = &n
+		case attribute.BOOL:
+			b := a.Value.AsBool()
+			v.Bool = &b
+		case attribute.FLOAT64:
+			f := a.Value.AsFloat64()
+			v.Double = &f
+		default:
+			s := a.Value.String()
+			v.String = &s
+		}
+	}
+	return out
+}
+
+// Metrics returns a function that sends the metrics of a process, for the Export of [metric.EMF]. The attribute "stack" distinguishes
+// the deployments that use a collector. Each process has its own instance id, because a gauge is the value of a single process.
+func Metrics(o Options, stack string) (func(context.Context, *metricdata.ResourceMetrics), error) {
+	c, err := newCollector(o, PathMetrics, &metric.Tally{Name: MetricMetricsNotSent, Text: "metrics not sent", Log: o.Log})
+	if err != nil {
+		return nil, err
+	}
+	from := attributes{keyValues(append(product(o), attribute.String("service.instance.id", rand.Text()), attribute.String("stack", stack)))}
+	return func(ctx context.Context, all *metricdata.ResourceMetrics) {
+		c.export(context.WithoutCancel(ctx), request{ResourceMetrics: []resourceData{{Resource: from, ScopeMetrics: scopesOf(all)}}})
+	}, nil
+}
+
+// instrument is the message Metric. Exactly one of Sum, Gauge and Histogram is set.
+type instrument struct {
+	Name        string `json:"name"`
+	Description string `json:"description,omitempty"`
+	Unit        string `json:"unit,omitempty"`
+	Sum         *data  `json:"sum,omitempty"`
+	Gauge       *data  `json:"gauge,omitempty"`
+	Histogram   *data  `json:"histogram,omitempty"`
+}
+
+type data struct {
+	DataPoints             []point `json:"dataPoints"`
+	AggregationTemporality int     `json:"aggregationTemporality,omitempty"`
+	IsMonotonic            bool    `json:"isMonotonic,omitempty"`
+}
+
+// point is a NumberDataPoint or, with a count, a HistogramDataPoint.
+type point struct {
+	Attributes        []keyValue `json:"attributes,omitempty"`
+	StartTimeUnixNano string     `json:"startTimeUnixNano"`
+	TimeUnixNano      string     `json:"timeUnixNano"`
+	AsDouble          *float64   `json:"asDouble,omitempty"`
+	Count             string     `json:"count,omitempty"`
+	Sum               *float64   `json:"sum,omitempty"`
+	BucketCounts      []string   `json:"bucketCounts,omitempty"`
+	ExplicitBounds    []float64  `json:"explicitBounds,omitempty"`
+}
+
+// temporalities are the numbers of AggregationTemporality.
+var temporalities = map[metricdata.Temporality]int{metricdata.DeltaTemporality: 1, metricdata.CumulativeTemporality: 2}
+
+func scopesOf(all *metricdata.ResourceMetrics) (scopes []scopeData) {
+	for _, s := range all.ScopeMetrics {
+		out := scopeData{Scope: scope{s.Scope.Name}}
+		for _, m := range s.Metrics {
+			i := instrument{Name: m.Name, Description: m.Description, Unit: m.Unit}
+			switch d := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				i.Sum = &data{numbers(d.DataPoints), temporalities[d.Temporality], d.IsMonotonic}
+			case metricdata.Sum[float64]:
+				i.Sum = &data{numbers(d.DataPoints), temporalities[d.Temporality], d.IsMonotonic}
+			case metricdata.Gauge[float64]:
+				i.Gauge = &data{DataPoints: numbers(d.DataPoints)}
+			case metricdata.Histogram[float64]:
+				i.Histogram = &data{DataPoints: histograms(d.DataPoints), AggregationTemporality: temporalities[d.Temporality]}
+			default: // metric.Table has no others
+				continue
+			}
+			out.Metrics = append(out.Metrics, i)
+		}
+		scopes = append(scopes, out)
+	}
+	return scopes
+}
+
+func numbers[N int64 | float64](points []metricdata.DataPoint[N]) []point {
+	out := make([]point, len(points))
+	for i, p := range points {
+		value := float64(p.Value)
+		out[i] = point{Attributes: keyValues(p.Attributes.ToSlice()), StartTimeUnixNano: nano(p.StartTime), TimeUnixNano: nano(p.Time), AsDouble: &value}
+	}
+	return out
+}
+
+func histograms(points []metricdata.HistogramDataPoint[float64]) []point {
+	out := make([]point, len(points))
+	for i, p := range points {
+		out[i] = point{
+			Attributes: keyValues(p.Attributes.ToSlice()), StartTimeUnixNano: nano(p.StartTime), TimeUnixNano: nano(p.Time),
+			Count: strconv.FormatUint(p.Count, 10), Sum: &p.Sum, ExplicitBounds: p.Bounds,
+		}
+		for _, n := range p.BucketCounts {
+			out[i].BucketCounts = append(out[i].BucketCounts, strconv.FormatUint(n, 10))
+		}
+	}
+	return out
+}
+
+// nano returns a time in nanoseconds since 1970, or 0 for the zero time.
+func nano(t time.Time) string {
+	if t.IsZero() {
+		return "0"
+	}
+	return strconv.FormatInt(t.UnixNano(), 10)
 }
