@@ -3,6 +3,8 @@ package sqlite
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -140,4 +142,160 @@ func (s *sending) Done(err error) {
 		s.queue.dedup.add(s.fresh, s.at)
 	}
 	s.queue.publish(s.ready, s.delayed, s.due)
+}
+
+const (
+	// dedupWindow is how long a queue drops messages with a deduplication id that it accepted (SQS: five minutes).
+	dedupWindow = 5 * time.Minute
+	// dedupSpan is the time between two generations of ids.
+	dedupSpan = dedupWindow / 2
+	// maxDedup bounds the ids in memory, at about 50 bytes each. If there are more, the oldest generation is dropped early.
+	maxDedup = 1 << 22
+	// dedupStep is the number of rows that one job deletes.
+	dedupStep = 1000
+)
+
+// digest is the truncated hash of a deduplication id. With a million ids in the window, the chance that two of them have
+// the same digest is below 1 in 10^26.
+type digest [16]byte
+
+func digestOf(id string) digest {
+	sum := sha256.Sum256([]byte(id))
+	return digest(sum[:16])
+}
+
+// dedup knows the ids of the last five minutes. Only the engine's writer uses it. The file has one row for each send with
+// ids.
+type dedup struct {
+	table       string
+	insert      string
+	generations []generation // oldest first
+	lastRow     int64
+
+	// pending are the ids of the current transaction, whose number is attempt.
+	pending map[digest]bool
+	attempt int64
+}
+
+type generation struct {
+	start time.Time
+	ids   map[digest]int64 // seconds since 1970
+}
+
+func newDedup(table string) *dedup {
+	return &dedup{
+		table: table, insert: "INSERT INTO " + table + " (id, digests) VALUES (?, ?)", pending: map[digest]bool{},
+	}
+}
+
+// setUp reads the ids of the last five minutes. The row's id is its time in microseconds.
+func (d *dedup) setUp(tx *engine.Tx) error {
+	if err := tx.Exec("CREATE TABLE IF NOT EXISTS " + d.table + " (id INTEGER PRIMARY KEY, digests BLOB NOT NULL)"); err != nil {
+		return err
+	}
+	s, err := tx.Stmt("SELECT id, digests FROM " + d.table + " WHERE id > ? ORDER BY id")
+	if err != nil {
+		return err
+	}
+	defer s.Reset()
+	s.Int(1, tx.Now.Add(-dedupWindow).UnixMicro())
+	for {
+		row, err := s.Step()
+		if err != nil || !row {
+			return err
+		}
+		d.lastRow = s.ColumnInt(0)
+		var ids []digest
+		for part := range slices.Chunk(s.ColumnBlob(1), len(digest{})) {
+			ids = append(ids, digest(part))
+		}
+		d.add(ids, time.UnixMicro(d.lastRow))
+	}
+}
+
+// claim reports whether the id is new in the window. If so, other sends of the same transaction already see it.
+func (d *dedup) claim(tx *engine.Tx, id digest) bool {
+	if d.attempt != tx.Attempt {
+		d.attempt = tx.Attempt
+		clear(d.pending)
+	}
+	if d.pending[id] {
+		return false
+	}
+	oldest := tx.Now.Add(-dedupWindow).Unix()
+	for _, g := range d.generations {
+		if at, ok := g.ids[id]; ok && at > oldest {
+			return false
+		}
+	}
+	d.pending[id] = true
+	return true
+}
+
+// write stores the ids of a send in its transaction.
+func (d *dedup) write(tx *engine.Tx, ids []digest) error {
+	digests := make([]byte, 0, len(ids)*len(digest{}))
+	for _, id := range ids {
+		digests = append(digests, id[:]...)
+	}
+	d.lastRow = max(d.lastRow+1, tx.Now.UnixMicro())
+	s, err := tx.Stmt(d.insert)
+	if err != nil {
+		return err
+	}
+	return s.Int(1, d.lastRow).Blob(2, digests).Exec()
+}
+
+// add remembers ids whose send has been committed.
+func (d *dedup) add(ids []digest, at time.Time) {
+	if len(ids) == 0 {
+		return
+	}
+	n := len(d.generations)
+	if n == 0 || at.Sub(d.generations[n-1].start) >= dedupSpan {
+		d.generations = append(d.generations, generation{start: at, ids: map[digest]int64{}})
+		n++
+	}
+	total := 0
+	for _, g := range d.generations {
+		total += len(g.ids)
+	}
+	for n > 1 && (at.Sub(d.generations[0].start) > dedupWindow+dedupSpan || total > maxDedup) {
+		total -= len(d.generations[0].ids)
+		d.generations = slices.Delete(d.generations, 0, 1)
+		n--
+	}
+	for _, id := range ids {
+		d.generations[n-1].ids[id] = at.Unix()
+	}
+}
+
+// forgetting is a job that deletes up to [dedupStep] rows that are older than the window.
+type forgetting struct {
+	d    *dedup
+	more bool
+}
+
+func (f *forgetting) Apply(tx *engine.Tx) error {
+	s, err := tx.Stmt("DELETE FROM " + f.d.table + " WHERE id IN (SELECT id FROM " + f.d.table + " WHERE id < ? ORDER BY id LIMIT ?)")
+	if err != nil {
+		return err
+	}
+	if err := s.Int(1, tx.Now.Add(-dedupWindow).UnixMicro()).Int(2, dedupStep).Exec(); err != nil {
+		return err
+	}
+	f.more = tx.Changes() == dedupStep
+	return nil
+}
+
+func (*forgetting) Done(error) {}
+
+// forget deletes all rows that are older than the window.
+func (d *dedup) forget(e *engine.Engine) error {
+	for {
+		job := &forgetting{d: d}
+		if err := e.Do(context.Background(), job); err != nil || !job.more {
+			return err
+		}
+	}
 }
