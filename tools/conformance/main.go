@@ -9,10 +9,18 @@
 package main
 
 import (
+	"bufio"
 	"flag"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 )
 
 func main() {
@@ -55,4 +63,84 @@ func run(requirements, log, out string, report io.Writer) error {
 	fmt.Fprintf(report, "%s: %d requirements, %d passed, %d in part, %d failed, %d open\n",
 		out, sum.total(), sum.passed, sum.partly, sum.failed, sum.open)
 	return nil
+}
+
+var testName = regexp.MustCompile("^(Test|Fuzz)")
+
+// document gives the tests what their functions' comments say, which may name
+// requirements too. root is the module's directory.
+func document(root string, tests []test) error {
+	type key struct{ pkg, name string }
+	said := map[key]string{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		for _, decl := range file.Decls {
+			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && testName.MatchString(f.Name.Name) {
+				said[key{filepath.ToSlash(dir), f.Name.Name}] = f.Doc.Text()
+			}
+		}
+		return nil
+	})
+	for i, t := range tests {
+		tests[i].doc = said[key{t.pkg, t.name}] // of the function itself, not of its subtests
+	}
+	return err
+}
+
+// group is a part of the table with a heading of its own.
+type group struct {
+	title        string
+	requirements []requirement
+}
+
+type requirement struct {
+	number string // WHK-02
+	asks   string
+	// missing names the parts of the requirement that its tests do not show. If it is not empty, the requirement is never
+	// fully passed.
+	missing string
+}
+
+var number = regexp.MustCompile(`^[A-Z]{3}-[0-9]{2}$`)
+
+// readRequirements reads lines with a number, a tab and a sentence. Another tab and a sentence about the missing parts may
+// follow. A line that begins with "# " is the heading of the next group.
+func readRequirements(r io.Reader) ([]group, error) {
+	var groups []group
+	seen := map[string]bool{}
+	lines := bufio.NewScanner(r)
+	for n := 1; lines.Scan(); n++ {
+		text := strings.TrimSpace(lines.Text())
+		if text == "" {
+			continue
+		}
+		if title, ok := strings.CutPrefix(text, "# "); ok {
+			groups = append(groups, group{title: title})
+			continue
+		}
+		id, asks, ok := strings.Cut(text, "\t")
+		switch {
+		case !ok || !number.MatchString(id) || strings.TrimSpace(asks) == "":
+			return nil, fmt.Errorf("line %d: want a number, a tab and a sentence", n)
+		case seen[id]:
+			return nil, fmt.Errorf("line %d: %s is defined twice", n, id)
+		case len(groups) == 0:
+			return nil, fmt.Errorf("line %d: want a heading before the first requirement", n)
+		}
+		seen[id] = true
+		asks, missing, _ := strings.Cut(asks, "\t")
+		g := &groups[len(groups)-1]
+		g.requirements = append(g.requirements, requirement{id, strings.TrimSpace(asks), strings.TrimSpace(missing)})
+	}
+	return groups, lines.Err()
 }
