@@ -120,7 +120,7 @@ func oneToMany(t *testing.T) string {
 		}
 		rows = append(rows, row{number(n), number(rate), lasts(million / rate), dollars(priceWide + waiting(gb, million/pages*groupBatch)), limit})
 	}
-	return table(rows...) + fmt.Sprintf("\nThe server divides the subscribers of the event into %s groups of %.0f, called pages. Another %s messages only divide the\nwork. A subscriber takes about %.0f bytes in the table, so reading a page costs %.0f read units. All pages are in one\npartition, from which DynamoDB allows %s read units per second. So the server can read %s subscribers per second.\n",
+	return table(rows...) + fmt.Sprintf("\nThe server divides the subscribers of the event into %s groups of %.0f, and sends `dispatch` a message for each group.\nAnother %s messages only divide the work. A subscriber takes about %.0f bytes in the table, so reading a group costs %.0f\nread units. All groups are in one partition, from which DynamoDB allows %s read units per second. So the server can read\n%s subscribers per second.\n",
 		number(pages), million/pages, number(splits), size, units, number(partitionReads), number(reading))
 }
 
@@ -190,7 +190,7 @@ func oneURI() string {
 		rows = append(rows, row{c.order, number(c.workers), number(rate), number(requests), number(units), limit})
 	}
 	again := eventlog.Window.Seconds() * 1_000 * logged / 4 * streamPolls
-	return table(rows...) + fmt.Sprintf("\nA stream of a URI without order reads the events of the last %.0f seconds again %.0f times per second, so that it misses no\nevent. At 1,000 events per second, this costs %s read units per second for each function instance with such a stream. The\nURI has %d partitions, which are enough for %.0f such instances.\n",
+	return table(rows...) + fmt.Sprintf("\nA function instance with an open stream of a URI without order reads the events of the last %.0f seconds %.0f times per\nsecond, so that the stream misses no event. At 1,000 events per second, each such instance needs %s read units per\nsecond. The URI has %d DynamoDB partitions, which are enough for %.0f such instances.\n",
 		eventlog.Window.Seconds(), streamPolls, number(again), eventlog.Shards, math.Floor(eventlog.Shards*partitionReads/again))
 }
 
