@@ -1,19 +1,20 @@
 package functions_test
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
-	"github.com/aws/aws-sdk-go-v2/service/kms"
 
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
+	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/app/apply"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -21,6 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/tools/docs/page"
 )
 
 // polled is the result of events/poll.
@@ -43,9 +45,70 @@ func poll(t *testing.T, base, cursor string) (answer polled) {
 	return answer
 }
 
-// TestMoveToAnotherRegion follows "Move to another Region or account" in docs/how-to/restore-on-aws.md. Copies
-// replace the restored backups of tables, because the DynamoDB emulator has no backups. It shares tables between
-// Regions; the emulators of KMS and Parameter Store separate Regions.
+// operator is a shell that runs the blocks of docs/how-to/restore-on-aws.md for a move, with the word move.
+type operator struct {
+	blocks  []string
+	prelude string
+}
+
+// newOperator starts the AWS command line. AWS Backup is our simulation.
+func newOperator(t *testing.T, stack *runner.Stack, name string) *operator {
+	t.Helper()
+	p, err := page.Read("../docs/how-to/restore-on-aws.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &operator{}
+	for _, b := range p.Blocks {
+		if b.Is("move") {
+			o.blocks = append(o.blocks, strings.ReplaceAll(b.Text, "STACK=mcp-events", "STACK="+name))
+		}
+	}
+	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
+	backups := httptest.NewServer(runner.BackupAPI(runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack}))
+	t.Cleanup(backups.Close)
+	cmd := exec.CommandContext(t.Context(), python(t), "testdata/aws.py", "backup="+backups.URL, "dynamodb="+ends.DynamoDB,
+		"kms="+ends.MiniStack, "sts="+ends.MiniStack, "cloudformation="+stack.Environment("KeysFunction")["AWS_ENDPOINT_URL_CLOUDFORMATION"])
+	cmd.Stderr = lines{t}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+	})
+	port, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.prelude = `aws() { printf '%s\0' "$@" | curl -sS --noproxy '*' --fail-with-body --data-binary @- http://127.0.0.1:` + strings.TrimSpace(port) + "; }\nsleep() { :; }\n"
+	return o
+}
+
+// run runs the next n blocks and returns what they print. The first block has the variables, which are set again for each.
+func (o *operator) run(t *testing.T, n int) string {
+	t.Helper()
+	out, err := o.try(t, n)
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	o.blocks = append(o.blocks[:1:1], o.blocks[1+n:]...)
+	return strings.TrimSpace(out)
+}
+
+func (o *operator) try(t *testing.T, n int) (string, error) {
+	cmd := exec.CommandContext(t.Context(), "bash", "-eu", "-o", "pipefail")
+	cmd.Stdin = strings.NewReader(o.prelude + strings.Join(o.blocks[:1+n], "\n"))
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// TestMoveToAnotherRegion follows "Move to another Region or account" in docs/how-to/restore-on-aws.md. The DynamoDB
+// emulator shares tables between Regions. The emulators of KMS, Parameter Store and AWS Backup separate Regions.
 func TestMoveToAnotherRegion(t *testing.T) {
 	const region, parameter, token = "eu-west-1", "/mcp-events/Move/backend", "Bearer s3cret"
 	asked := make(chan string, 100)
@@ -90,24 +153,15 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	lost := time.Now().Add(-outage).UnixMicro()
 	before := sealer.Seal(auth.DefaultWorkspace, eventlog.Cursor{At: lost, Given: lost})
 
-	// Prepare for the loss of the Region: replicate the key.
+	// Prepare for the loss of the Region: replicate the key, and copy backups of the tables. They lack the last event.
 	prefix := strings.TrimSuffix(old.Outputs()["SettingsTable"], "SettingsTable")
-	keys := kms.NewFromConfig(awslocal.Config(ends.MiniStack))
-	described, err := keys.DescribeKey(t.Context(), &kms.DescribeKeyInput{KeyId: aws.String("alias/" + prefix + "SealingKey")})
-	if err != nil {
-		t.Fatal(err)
+	op := newOperator(t, old, strings.TrimSuffix(prefix, "-"))
+	printed := strings.Fields(op.run(t, 1))
+	parameters := map[string]string{"Auth": "none", "AllowInsecureTargets": "true", "SealingKeyArn": strings.Trim(printed[len(printed)-1], `"`)}
+	if out, err := (&operator{prelude: op.prelude, blocks: []string{op.blocks[0], op.blocks[2]}}).try(t, 1); err == nil || !strings.Contains(out, "ResourceNotFoundException") {
+		t.Errorf("tables were restored without a copy in the Region: %s", out)
 	}
-	replica, err := keys.ReplicateKey(t.Context(), &kms.ReplicateKeyInput{KeyId: described.KeyMetadata.KeyId, ReplicaRegion: aws.String(region)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Restore the tables without the old Region. The backup lacks the last event.
-	db := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB))
-	parameters := map[string]string{"Auth": "none", "AllowInsecureTargets": "true", "SealingKeyArn": *replica.ReplicaKeyMetadata.Arn}
-	for _, table := range store.Tables() {
-		id := strings.ToUpper(string(table[:1])) + string(table[1:]) + "Table"
-		parameters[id+"Arn"] = restored(t, db, prefix+id, prefix+id+"-moved")
-	}
+	op.run(t, 1)
 	publish(t, old, 2)
 	wait(t, "the webhook of the registration", hooks)
 	wait(t, "the webhook of the subscription", eventsHooks)
@@ -116,6 +170,12 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	host.point(old)
 	named := poll(t, host.URL, "").Cursor
 	old.Close()
+	db := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB))
+	for n, arn := range strings.Fields(op.run(t, 1)) {
+		id := strings.Fields("Subscriptions Log Deliveries Sessions Settings Keys")[n] + "Table"
+		parameters[id+"Arn"] = arn
+		setProperties(t, db, arn[strings.LastIndex(arn, "/")+1:])
+	}
 	d, _ := readDeployment(t)
 	for name, arn := range parameters {
 		if strings.HasSuffix(name, "Arn") && !matches(d.Parameters[name].AllowedPattern, arn) {

@@ -44,16 +44,22 @@ func restored(t *testing.T, db *dynamodb.Client, from, to string) (arn string) {
 			}
 		}
 	}
-	_, err = db.UpdateTimeToLive(ctx, &dynamodb.UpdateTimeToLiveInput{
-		TableName: &to, TimeToLiveSpecification: &types.TimeToLiveSpecification{AttributeName: aws.String("exp"), Enabled: aws.Bool(true)},
+	setProperties(t, db, to)
+	return *made.TableDescription.TableArn
+}
+
+// setProperties sets the properties that DynamoDB does not restore.
+func setProperties(t *testing.T, db *dynamodb.Client, table string) {
+	t.Helper()
+	_, err := db.UpdateTimeToLive(t.Context(), &dynamodb.UpdateTimeToLiveInput{
+		TableName: &table, TimeToLiveSpecification: &types.TimeToLiveSpecification{AttributeName: aws.String("exp"), Enabled: aws.Bool(true)},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.UpdateTable(ctx, &dynamodb.UpdateTableInput{TableName: &to, DeletionProtectionEnabled: aws.Bool(true)}); err != nil {
+	if _, err := db.UpdateTable(t.Context(), &dynamodb.UpdateTableInput{TableName: &table, DeletionProtectionEnabled: aws.Bool(true)}); err != nil {
 		t.Fatal(err)
 	}
-	return *made.TableDescription.TableArn
 }
 
 // The runbook mentions the parameters that exist.

@@ -185,15 +185,24 @@ func (s *Stack) name(id string, fresh bool) string {
 	return s.opts.Name + "-" + id
 }
 
-// describe serves CloudFormation's DescribeStacks for this stack.
+// describe serves CloudFormation's DescribeStacks and DescribeStackResource for this stack.
 func (s *Stack) describe(w http.ResponseWriter, r *http.Request) {
 	want := access.Request{Action: "cloudformation:DescribeStacks", Resource: s.id()}
 	if app := application(r); s.function(app) != nil && !s.opts.Direct && !s.gate.allows(app, want) {
 		s.gate.refuse(w, app, describe(want))
 		return
 	}
-	if r.FormValue("Action") != "DescribeStacks" || r.FormValue("StackName") != s.id() {
-		http.Error(w, "only DescribeStacks of this stack is supported", http.StatusBadRequest)
+	if name := r.FormValue("StackName"); name != s.id() && name != s.opts.Name {
+		http.Error(w, "only this stack is supported", http.StatusBadRequest)
+		return
+	}
+	switch action := r.FormValue("Action"); action {
+	case "DescribeStacks":
+	case "DescribeStackResource":
+		s.describeResource(w, r.FormValue("LogicalResourceId"))
+		return
+	default:
+		http.Error(w, action+" is not supported", http.StatusBadRequest)
 		return
 	}
 	s.mu.Lock()
@@ -203,4 +212,20 @@ func (s *Stack) describe(w http.ResponseWriter, r *http.Request) {
 	}{Status: s.status}
 	s.mu.Unlock()
 	_ = xml.NewEncoder(w).Encode(answer) // fails if the caller has disconnected
+}
+
+// describeResource writes the physical id of a resource.
+func (s *Stack) describeResource(w http.ResponseWriter, id string) {
+	s.update.Lock()
+	defer s.update.Unlock()
+	m := s.resources[id]
+	if m == nil {
+		http.Error(w, "there is no resource "+id, http.StatusBadRequest)
+		return
+	}
+	_ = xml.NewEncoder(w).Encode(struct { // fails if the caller has disconnected
+		XMLName  xml.Name `xml:"DescribeStackResourceResponse"`
+		Logical  string   `xml:"DescribeStackResourceResult>StackResourceDetail>LogicalResourceId"`
+		Physical string   `xml:"DescribeStackResourceResult>StackResourceDetail>PhysicalResourceId"`
+	}{Logical: id, Physical: m.ref})
 }
