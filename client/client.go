@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -105,13 +106,19 @@ func newClient(url string, o Options) (*Client, error) {
 	var err error
 	c.url, err = c.server.Endpoint("/mcp")
 	c.setSession("")
+	c.seq.Store(firstID())
 	return c, err
 }
+
+// firstID returns a random beginning for the ids of a client's requests, because several clients can share a connection: for example, if a
+// transport reaches a server over stdio.
+func firstID() int64 { return rand.Int64N(1 << 30) }
 
 // withOwnSession returns a client of the same server with a session of its own.
 func (c *Client) withOwnSession() *Client {
 	own := &Client{options: c.options, log: c.log, server: c.server, url: c.url, version: c.version, silence: c.silence}
 	own.setSession("")
+	own.seq.Store(firstID())
 	return own
 }
 

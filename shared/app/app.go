@@ -375,8 +375,16 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
+	var wanted func(context.Context, string, string) bool
+	if c.Demand != nil {
+		wanted = func(ctx context.Context, workspace, backend string) bool {
+			all, err := c.Demand.Wanted(ctx, workspace, backend)
+			return err == nil && len(all) > 0
+		}
+	}
 	return gateway.New(gateway.Options{
-		Source: c.Config.Backends, Secrets: o.Secrets, Key: o.Key, HTTP: o.HTTP, Commands: o.Commands, Server: server,
+		EventsWanted: wanted,
+		Source:       c.Config.Backends, Secrets: o.Secrets, Key: o.Key, HTTP: o.HTTP, Commands: o.Commands, Server: server,
 		DB: c.DB, Log: c.Log, Metrics: c.Metrics, Tracer: c.Tracer,
 	})
 }

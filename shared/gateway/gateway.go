@@ -61,6 +61,8 @@ type Options struct {
 	HTTP *http.Client
 	// Commands knows which commands run. It is nil if the process runs none.
 	Commands backends.Commands
+	// EventsWanted is [backends.Options.EventsWanted].
+	EventsWanted func(ctx context.Context, workspace, backend string) bool
 	// Server is the MCP Implementation object that the gateway sends to backends to identify itself.
 	Server json.RawMessage
 	// Key authenticates the state that clients carry between requests. It has 32 bytes, or is nil if there are no clients.
@@ -120,7 +122,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	drops := &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: o.Log}
 	set := backends.New(backends.Options{
-		Source: o.Source, Secrets: o.Secrets, DB: o.DB, HTTP: o.HTTP, Commands: o.Commands, Server: o.Server, ListTTL: o.ListTTL, AskTimeout: o.AskTimeout,
+		Source: o.Source, Secrets: o.Secrets, DB: o.DB, HTTP: o.HTTP, Commands: o.Commands, EventsWanted: o.EventsWanted, Server: o.Server, ListTTL: o.ListTTL, AskTimeout: o.AskTimeout,
 		Log: o.Log, Metrics: o.Metrics, Tracer: o.Tracer, Drops: drops,
 	})
 	set.Replace(context.Background(), o.Backends)

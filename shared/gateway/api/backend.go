@@ -46,9 +46,9 @@ type Backend struct {
 func (b *Backend) ActsForCallers() bool { return b.ForwardToken || b.Exchange != nil }
 
 // EventTypes returns what the configuration says about the backend's event types. It returns false if the backend's events depend on the
-// caller, because the relay could show one caller the events of another one, and for a command, which the relay would keep running.
+// caller, because the relay could show one caller the events of another one.
 func (b *Backend) EventTypes() (of catalog.BackendTypes, allowed bool) {
-	return catalog.BackendTypes{Prefix: b.Prefix, Scopes: b.Scopes}, !b.ActsForCallers() && b.Command == nil
+	return catalog.BackendTypes{Prefix: b.Prefix, Scopes: b.Scopes}, !b.ActsForCallers()
 }
 
 // OAuth configures the client credentials grant of a backend (RFC 6749, section 4.4).

@@ -15,6 +15,8 @@ type Gateway interface {
 	Backends(ctx context.Context, p auth.Principal) []string
 	// Capabilities returns the union of the capabilities of the client's backends.
 	Capabilities(ctx context.Context, c Client) Capabilities
+	// StartCommands starts those of the client's backends that are commands and have not run yet, so that their event types become known.
+	StartCommands(ctx context.Context, c Client)
 	// List returns the combined list of the client's backends.
 	List(ctx context.Context, c Client, kind Kind) *List
 	// Has reports whether one of the client's backends has the tool, prompt, resource or template, even if the client lacks a scope for

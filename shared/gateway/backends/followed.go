@@ -17,7 +17,7 @@ import (
 type Followed struct{ *Backend }
 
 // Followed returns the backends that the relay can follow. It leaves out those for which only callers have credentials, and commands
-// that do not run, unless a client is subscribed to one of their resources: nothing changes in them, and following would start them.
+// that do not run, unless a client is subscribed to their events or resources: nothing changes in them, and following would start them.
 func (bs *Set) Followed(ctx context.Context) (out []Followed) {
 	for _, b := range bs.current(ctx) {
 		if !b.perCaller() && !b.rests(ctx) {
@@ -27,9 +27,17 @@ func (bs *Set) Followed(ctx context.Context) (out []Followed) {
 	return out
 }
 
-// rests reports whether the backend is a command that does not run and does not have to.
+// rests reports whether the backend is a command that does not run and does not have to. A command whose events clients want keeps running,
+// also between two polls.
 func (b *Backend) rests(ctx context.Context) bool {
-	if b.Command == nil || b.options.Commands == nil || b.options.Commands.Running(b.Backend) {
+	if b.Command == nil || b.options.Commands == nil {
+		return false
+	}
+	if b.options.EventsWanted != nil && b.options.EventsWanted(ctx, b.Workspace, b.Name) {
+		b.options.Commands.Touch(b.Backend)
+		return false
+	}
+	if b.options.Commands.Running(b.Backend) {
 		return false
 	}
 	wanted, err := Followed{b}.Wanted(ctx)

@@ -31,6 +31,8 @@ type Options struct {
 	HTTP *http.Client
 	// Commands knows which commands run. It is nil if the process runs none.
 	Commands Commands
+	// EventsWanted reports whether clients want events of a command. It is nil if clients cannot subscribe to events of backends.
+	EventsWanted func(ctx context.Context, workspace, backend string) bool
 	// Server is the MCP Implementation object with which the gateway identifies itself to backends.
 	Server json.RawMessage
 	// ListTTL limits how long a backend's list is reused, and AskTimeout the gateway's own requests to a backend.

@@ -244,6 +244,15 @@ func (bs *Set) gatherInfo(ctx context.Context, views []*View) []*ServerInfo {
 	return infos
 }
 
+// StartCommands starts the client's commands that have not run yet, and waits for them for a short time. The relay then reads their event
+// types.
+func (bs *Set) StartCommands(ctx context.Context, c api.Client) {
+	bs.gatherInfo(ctx, slices.DeleteFunc(bs.viewsFor(ctx, c), func(v *View) bool {
+		known, _ := v.info.Peek()
+		return v.backend.Command == nil || known != nil
+	}))
+}
+
 // Capabilities returns the union of the capabilities of all backends that the client may use. If several backends declare the same
 // extension, it has the settings of the first one.
 func (bs *Set) Capabilities(ctx context.Context, c api.Client) (all api.Capabilities) {

@@ -369,7 +369,7 @@ func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string)
 	case mode == client.ModeWebhook && e.Hooks.Base == "":
 		return errNoURL
 	case mode == "":
-		return fault.New(fault.Unsupported, "it is delivered by %.100q only", t.Delivery)
+		return fault.New(fault.Unsupported, "it is delivered only in modes that the relay cannot use here: %.100q", t.Delivery)
 	}
 	return entry.Check()
 }
@@ -381,10 +381,16 @@ func (e *receiver) chooseMode(delivery []string) string {
 		return client.ModePush
 	case slices.Contains(delivery, client.ModePoll):
 		return client.ModePoll
-	case slices.Contains(delivery, client.ModeWebhook):
+	case slices.Contains(delivery, client.ModeWebhook) && !e.overStdio():
 		return client.ModeWebhook
 	}
 	return ""
+}
+
+// overStdio reports whether the backend is a command. Over stdio there is no authenticated caller to whom a webhook subscription could
+// belong (SEP-3415, Webhook-Based Delivery).
+func (e *receiver) overStdio() bool {
+	return strings.HasPrefix(e.backend.Client().URL, api.CommandScheme+":")
 }
 
 // adjust starts and ends subscriptions, so that they are the ones that clients want.

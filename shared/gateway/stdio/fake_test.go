@@ -127,6 +127,10 @@ func (f *fake) handle(m fakeMessage) {
 		f.mu.Unlock()
 	case "subscriptions/listen":
 		f.write(`{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":%s},"notifications":{}}}`, m.ID)
+	case "events/stream":
+		for _, id := range []string{string(m.ID), "999"} { // there is no request 999
+			f.write(`{"jsonrpc":"2.0","method":"notifications/events/active","params":{"cursor":"1","_meta":{"io.modelcontextprotocol/subscriptionId":%s}}}`, id)
+		}
 	case "tools/call":
 		go f.call(m)
 	}

@@ -19,7 +19,7 @@ import (
 //
 //   - A response belongs to the request with its id.
 //   - Progress belongs to the request with its token. Requests of several clients may have the same token, so the transport replaces it by a unique one.
-//   - A notification with a subscription id belongs to the listen with this id (2026-07-28, Subscriptions).
+//   - A notification with a subscription id belongs to the listen with this id (2026-07-28, Subscriptions), or to the stream of events (SEP-3415).
 //   - A question of a session's process (elicitation, sampling, roots) names no request. It goes to the newest running call. If that call ends
 //     with a response, the question belongs to another one and goes there. A question before the first call waits for it.
 //   - A log message names no request either. In a session it goes to the newest call. In the shared process, where calls of other principals
@@ -282,6 +282,7 @@ var quiet = map[string]bool{
 	spec.MethodInitialize: true, spec.MethodDiscover: true, spec.MethodPing: true, spec.MethodSetLevel: true, spec.MethodListen: true,
 	spec.MethodToolsList: true, spec.MethodPromptsList: true, spec.MethodResources: true, spec.MethodTemplates: true,
 	spec.MethodSubscribe: true, spec.MethodUnsubscribe: true, spec.MethodUserMessage: true, spec.MethodAssistant: true,
+	spec.MethodEvents: true, spec.MethodEventsStream: true,
 }
 
 // push adds a message to the queue of a request. If the queues of the process are too long together, the request with the longest one fails.
@@ -336,7 +337,7 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 		p.used = time.Now()
 	}
 	p.watch(x, params, true)
-	if x.method != spec.MethodListen {
+	if !x.lasts() {
 		p.calls++
 	}
 	if !quiet[x.method] {
@@ -351,16 +352,25 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 	return nil
 }
 
-// watch records whether the gateway follows resources, for which the shared process must run although no client calls it.
+// lasts reports whether the request has no response while all is well. It is not a call.
+func (x *exchange) lasts() bool {
+	return x.method == spec.MethodListen || x.method == spec.MethodEventsStream
+}
+
+// watch records whether the gateway follows resources or events, for which the shared process must run although no client calls it.
 func (p *process) watch(x *exchange, params json.RawMessage, begins bool) {
 	uri, _ := jsonrpc.String(jsonrpc.Member(params, "uri"))
+	key := x.method + " " + string(x.id)
 	switch x.method {
 	case spec.MethodSubscribe:
 		p.watched[uri] = true
 	case spec.MethodUnsubscribe:
 		delete(p.watched, uri)
+	case spec.MethodEventsStream:
+		if delete(p.watched, key); begins {
+			p.watched[key] = true
+		}
 	case spec.MethodListen:
-		key := "listen " + string(x.id)
 		delete(p.watched, key)
 		for range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(params, "notifications"), "resourceSubscriptions")) {
 			if begins {
@@ -376,7 +386,7 @@ func (p *process) remove(x *exchange) {
 		return
 	}
 	delete(p.exchanges, string(x.id))
-	if x.method == spec.MethodListen {
+	if x.lasts() {
 		p.watch(x, nil, false)
 	} else {
 		p.calls--

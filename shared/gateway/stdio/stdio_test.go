@@ -237,6 +237,21 @@ func TestStartAndEnd(t *testing.T) {
 		defer x.Close()
 		expect.Equal(t, "the question", next(t, x).Method, spec.MethodElicit)
 	})
+	t.Run("GWN-26 a process with a stream of events is not unused until the stream is closed", func(t *testing.T) {
+		f := newFixture(t, "modern", func(_ *Transport, c *api.Command) { c.Idle = 200 * time.Millisecond })
+		pid, id := f.call("", "pid", ""), upstream.FreshID()
+		x, err := f.client.Post(t.Context(), upstream.Request{
+			Version: spec.V20260728, Body: jsonrpc.AppendRequest(nil, id, spec.MethodEventsStream, json.RawMessage(`{"name":"a"}`)),
+		})
+		expect.OK(t, err)
+		expect.Equal(t, "the first message", next(t, x).Method, spec.NoteEventsActive)
+		time.Sleep(600 * time.Millisecond)
+		expect.Equal(t, "the process", f.call("", "pid", ""), pid)
+		x.Close()
+		eventually(t, "the command learns of it", func() bool { return f.call("", "cancelled", "") == string(id) })
+		eventually(t, "the process ends", func() bool { return gone(pid) })
+		expect.List(t, "the dropped messages", f.dropped(), []string{dropStranger})
+	})
 	for _, kind := range []string{"modern", "modern stubborn"} {
 		t.Run("GWN-26 closing ends a process and its children: "+kind, func(t *testing.T) {
 			f := newFixture(t, kind)

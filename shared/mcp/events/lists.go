@@ -191,6 +191,9 @@ func subscriptionResource(v subscription.View) []byte {
 
 // ListEvents serves events/list (SEP-3415). It leaves out event types that the caller cannot receive in any mode.
 func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, error) {
+	if h.Backends.Any(ctx) {
+		h.Backends.StartCommands(ctx, c.Client())
+	}
 	cat, err := h.Catalogs.Of(ctx, c.Principal)
 	if err != nil {
 		return method.Result{}, err

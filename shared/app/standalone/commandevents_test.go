@@ -1,0 +1,215 @@
+//go:build unix
+
+package standalone_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
+)
+
+// TestMain runs the command with events if the test binary was started as one: with the variable EVENTS.
+func TestMain(m *testing.M) {
+	if path := os.Getenv("EVENTS"); path != "" {
+		(&eventsCommand{path: path, streams: map[string]bool{}}).serve()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// eventsCommand is an MCP server over stdio with events (SEP-3415). Its events are the lines of a file, and the cursor is the number of a
+// line, so that a new process can continue.
+type eventsCommand struct {
+	path string
+
+	mu      sync.Mutex
+	streams map[string]bool // by the id of the request
+}
+
+func (c *eventsCommand) write(message string) {
+	fmt.Println(message)
+}
+
+// after returns the events after a cursor, as EventOccurrences, and the new cursor.
+func (c *eventsCommand) after(cursor int) (events []string, next int) {
+	text, _ := os.ReadFile(c.path)
+	lines := bytes.Split(bytes.TrimSpace(text), []byte("\n"))
+	if len(bytes.TrimSpace(text)) == 0 {
+		lines = nil
+	}
+	for i := cursor; i >= 0 && i < len(lines); i++ {
+		events = append(events, fmt.Sprintf(`{"eventId":"e%d","name":"file.changed","timestamp":"2026-11-28T00:00:00Z","data":%s,"cursor":"%d"`, i, lines[i], i+1))
+	}
+	return events, len(lines)
+}
+
+func (c *eventsCommand) serve() {
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		var m struct {
+			ID     json.RawMessage
+			Method string
+			Params struct {
+				Cursor    *string
+				RequestID json.RawMessage
+				Arguments struct{ Data json.RawMessage }
+			}
+		}
+		if json.Unmarshal(lines.Bytes(), &m) != nil {
+			os.Exit(9)
+		}
+		result := func(body string) {
+			c.write(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete",%s}}`, m.ID, body))
+		}
+		cursor := -1
+		if m.Params.Cursor != nil {
+			fmt.Sscan(*m.Params.Cursor, &cursor)
+		}
+		c.mu.Lock()
+		switch m.Method {
+		case "server/discover":
+			result(`"supportedVersions":["2026-07-28"],"capabilities":{"tools":{},"extensions":{"io.modelcontextprotocol/events":{}}}`)
+		case "tools/list":
+			result(`"tools":[{"name":"emit","inputSchema":{"type":"object"}},{"name":"exit","inputSchema":{"type":"object"}}]`)
+		case "events/list":
+			result(`"events":[{"name":"file.changed","description":"A file has changed.","delivery":["` + os.Getenv("MODE") + `","webhook"]},` +
+				`{"name":"file.posted","description":"Only by webhook.","delivery":["webhook"]}]`)
+		case "events/poll":
+			events, next := c.after(cursor)
+			for i := range events {
+				events[i] += "}"
+			}
+			result(fmt.Sprintf(`"events":[%s],"cursor":"%d","truncated":false,"hasMore":false,"nextPollMs":1000`, strings.Join(events, ","), next))
+		case "events/stream":
+			c.streams[string(m.ID)] = true
+			events, next := c.after(cursor)
+			c.note(string(m.ID), "active", fmt.Sprintf(`{"cursor":"%d"`, next-len(events)))
+			for _, e := range events {
+				c.note(string(m.ID), "event", e)
+			}
+		case "notifications/cancelled":
+			delete(c.streams, string(m.Params.RequestID))
+		case "tools/call":
+			_, line := c.after(0)
+			file, _ := os.OpenFile(c.path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+			fmt.Fprintf(file, "%s\n", m.Params.Arguments.Data)
+			file.Close()
+			if bytes.Contains(lines.Bytes(), []byte(`"name":"exit"`)) {
+				os.Exit(3) // before the event is sent
+			}
+			events, _ := c.after(line)
+			for id := range c.streams {
+				c.note(id, "event", events[0])
+			}
+			result(`"content":[]`)
+		}
+		c.mu.Unlock()
+	}
+}
+
+// note writes a notification to a stream. params is an object without its last brace.
+func (c *eventsCommand) note(stream, name, params string) {
+	c.write(fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/events/%s","params":%s,"_meta":{"io.modelcontextprotocol/subscriptionId":%s}}}`, name, params, stream))
+}
+
+// startCommandGateway starts a server in front of the command, whose events are in the file at path.
+func startCommandGateway(t *testing.T, path, mode string, change func(*standalone.Options)) *standalone.Server {
+	t.Helper()
+	o := servertest.Options(t, nil)
+	o.Auth = "keys"
+	o.Config = servertest.Config(t, callers, fmt.Sprintf(
+		"backends:\n  - {name: files, command: [%q], env: {EVENTS: %q, MODE: %s}, prefix: files_, memoryMiB: 1048576}\n", os.Args[0], path, mode))
+	if change != nil {
+		change(&o)
+	}
+	return servertest.Start(t, o)
+}
+
+// TestEventsOfACommand: GWN-20, GWN-21, GWN-22 and GWN-26. A command can offer events with streams and with polls. They pass like the
+// events of other backends, also if its process fails.
+func TestEventsOfACommand(t *testing.T) {
+	for _, mode := range []string{"push", "poll"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			gateway := startCommandGateway(t, filepath.Join(t.TempDir(), "events"), mode, nil)
+			alice := connect(t, gateway, "alice", "2026-07-28")
+			awaitType(t, alice, "files_file.changed")
+			types, err := alice.EventTypes(t.Context())
+			expect.OK(t, err)
+			if slices.ContainsFunc(types, func(e client.EventType) bool { return e.Name == "files_file.posted" }) {
+				t.Error("GWN-26: an event type is listed that the command delivers by webhook only")
+			}
+			streamed := subscribe(t, alice, "push", "files_file.changed", map[string]any{})
+			call := func(tool string, n int) error {
+				return alice.Call(t.Context(), "tools/call", map[string]any{"name": tool, "arguments": map[string]any{"data": map[string]int{"n": n}}}, nil)
+			}
+			expect.OK(t, call("files_emit", 1))
+			streamed.await(t, func() bool { return len(streamed.events) == 1 })
+			if err := call("files_exit", 2); err == nil {
+				t.Error("the call of a process that fails succeeds")
+			}
+			streamed.await(t, func() bool { return len(streamed.events) == 2 })
+			for end := time.Now().Add(servertest.Patience); call("files_emit", 3) != nil && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+			}
+			streamed.await(t, func() bool { return len(streamed.events) == 3 })
+			if got := fmt.Sprintf("%s %s %s", streamed.events[0].Data, streamed.events[1].Data, streamed.events[2].Data); got != `{"n":1} {"n":2} {"n":3}` || streamed.gaps != 0 {
+				t.Errorf("GWN-22: got %s and %d gaps", got, streamed.gaps)
+			}
+		})
+	}
+}
+
+// TestAWantedCommandStarts: GWN-26. After a restart of the server, a command whose events a webhook subscription wants starts although no
+// client calls it.
+func TestAWantedCommandStarts(t *testing.T) {
+	path, data := filepath.Join(t.TempDir(), "events"), t.TempDir()
+	keep := func(o *standalone.Options) { o.Data = data }
+	gateway := startCommandGateway(t, path, "push", keep)
+	alice := connect(t, gateway, "alice", "2026-07-28")
+	awaitType(t, alice, "files_file.changed")
+	posted := make(chan string, 10)
+	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !servertest.Echo(w, r) {
+			var body struct{ Data json.RawMessage }
+			_ = json.NewDecoder(r.Body).Decode(&body)
+			posted <- string(body.Data)
+		}
+	}))
+	defer endpoint.Close()
+	servertest.SubscribeEvents(t, gateway.URL, "alice", endpoint.URL, "files_file.changed", map[string]any{})
+	expect.OK(t, alice.Call(t.Context(), "tools/call", map[string]any{"name": "files_emit", "arguments": map[string]any{"data": map[string]int{"n": 1}}}, nil))
+	next := func(want string) {
+		t.Helper()
+		select {
+		case got := <-posted:
+			expect.Equal(t, "the webhook", got, want)
+		case <-time.After(servertest.Patience):
+			t.Fatalf("the webhook with %s is missing", want)
+		}
+	}
+	next(`{"n":1}`)
+	_ = alice.Close()
+	servertest.End(t, gateway)
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	expect.OK(t, err)
+	_, err = file.WriteString(`{"n":2}` + "\n")
+	expect.OK(t, err)
+	expect.OK(t, file.Close())
+	startCommandGateway(t, path, "push", keep)
+	next(`{"n":2}`)
+}
