@@ -41,7 +41,7 @@ type Options struct {
 	// 127.0.0.1.
 	Front string
 	// Routes maps path prefixes, in whole segments, to the logical ids of the functions that serve them at the front.
-	// Nil means [DefaultRoutes].
+	// Nil means [defaultRoutes].
 	Routes map[string]string
 	// PortBase is the port of the first Function URL. The others follow. 0 means any free ports.
 	PortBase int
@@ -86,9 +86,9 @@ type Options struct {
 // invocations of each. An invocation goes to any process with a free slot.
 type Managed struct{ Instances, AtOnce int }
 
-// DefaultRoutes returns the routes that serve this project's functions at one host, as a custom domain would. Routes
+// defaultRoutes returns the routes that serve this project's functions at one host, as a custom domain would. Routes
 // to functions that the template lacks are omitted.
-func DefaultRoutes() map[string]string {
+func defaultRoutes() map[string]string {
 	return map[string]string{"/": "StreamFunction", "/events": "PublishFunction", "/sources": "PublishFunction", "/admin": "AdminFunction", "/console": "AdminFunction"}
 }
 

@@ -74,7 +74,7 @@ func (s *Stack) serveFront() error {
 	mux := http.NewServeMux()
 	routes := s.opts.Routes
 	if routes == nil {
-		routes = DefaultRoutes()
+		routes = defaultRoutes()
 	}
 	for prefix, id := range routes {
 		h := s.handlers[id]

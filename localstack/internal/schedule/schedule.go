@@ -50,7 +50,7 @@ func Run(ctx context.Context, interval time.Duration, rule string, invoke func(c
 			case slots <- struct{}{}:
 				running.Go(func() {
 					defer func() { <-slots }()
-					invoke(context.WithoutCancel(ctx), Event(now, rule))
+					invoke(context.WithoutCancel(ctx), event(now, rule))
 				})
 			default:
 			}
@@ -58,8 +58,8 @@ func Run(ctx context.Context, interval time.Duration, rule string, invoke func(c
 	}
 }
 
-// Event returns the payload of a scheduled invocation.
-func Event(now time.Time, rule string) []byte {
+// event returns the payload of a scheduled invocation.
+func event(now time.Time, rule string) []byte {
 	b, err := json.Marshal(events.EventBridgeEvent{
 		Version: "0", ID: uuid.NewString(), DetailType: "Scheduled Event", Source: "aws.events",
 		AccountID: "000000000000", Time: now.UTC().Truncate(time.Second), Region: "us-east-1",

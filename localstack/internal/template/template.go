@@ -20,8 +20,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MaxSize is the maximum size in bytes of a template that CloudFormation reads from a bucket.
-const MaxSize = 1 << 20
+// maxSize is the maximum size in bytes of a template that CloudFormation reads from a bucket.
+const maxSize = 1 << 20
 
 // Template is a parsed template.
 type Template struct {
@@ -83,8 +83,8 @@ func (t *Template) errorf(n *yaml.Node, format string, args ...any) error {
 
 // Parse parses a template. Errors contain the name file.
 func Parse(file string, src []byte) (*Template, error) {
-	if len(src) > MaxSize {
-		return nil, &Error{File: file, Line: 1, Message: fmt.Sprintf("the template is larger than %d bytes", MaxSize)}
+	if len(src) > maxSize {
+		return nil, &Error{File: file, Line: 1, Message: fmt.Sprintf("the template is larger than %d bytes", maxSize)}
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(src))
 	var doc yaml.Node
