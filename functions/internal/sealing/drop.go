@@ -70,7 +70,7 @@ var errOld = errors.New("sealing: a secret is sealed with an old key")
 // A call continues the phase until shortly before the deadline of ctx, and stores its progress after each page. If two calls
 // run concurrently, or a rotation runs at the same time, one of them returns a fault of kind Conflict.
 func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResult, error) {
-	private, version, err := Private(ctx, db, w)
+	private, version, err := private(ctx, db, w)
 	if err != nil {
 		return DropResult{}, err
 	}

@@ -71,7 +71,7 @@ func (d *deployment) register(workspace, target string, s targets.Sealer) *subsc
 
 func (d *deployment) rotate() {
 	d.t.Helper()
-	for _, step := range []Step{StepAdd, StepPromote} {
+	for _, step := range []Step{stepAdd, stepPromote} {
 		if err := Rotate(d.t.Context(), d.db, d.w, step); err != nil {
 			d.t.Fatal(err)
 		}
@@ -90,7 +90,7 @@ func (d *deployment) drop(phase string, dropped int) {
 // keys returns the number of keys that can be in use.
 func (d *deployment) keys() (n int) {
 	d.t.Helper()
-	private, _, err := Private(d.t.Context(), d.db, d.w)
+	private, _, err := private(d.t.Context(), d.db, d.w)
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -189,10 +189,10 @@ func TestDrop(t *testing.T) {
 	t.Run("given a promotion that crashed before it wrote the public keyset, then the key that still seals stays", func(t *testing.T) {
 		d := newDeployment(t)
 		d.rotate()
-		if err := Rotate(t.Context(), d.db, d.w, StepAdd); err != nil {
+		if err := Rotate(t.Context(), d.db, d.w, stepAdd); err != nil {
 			t.Fatal(err)
 		}
-		if err := Rotate(t.Context(), &breaking{d.db, 1}, d.w, StepPromote); !errors.Is(err, errCrashed) {
+		if err := Rotate(t.Context(), &breaking{d.db, 1}, d.w, stepPromote); !errors.Is(err, errCrashed) {
 			t.Fatalf("got %v, want a crash", err)
 		}
 		d.drop(waiting, 0)

@@ -29,15 +29,15 @@ func TestALongRunningSealerFollowsARotation(t *testing.T) {
 		}
 		const prefix = 5 // a version byte and the key's id
 		before := sealed()
-		for _, step := range []Step{StepAdd, StepPromote} {
+		for _, step := range []Step{stepAdd, stepPromote} {
 			if err := Rotate(t.Context(), db, w, step); err != nil {
 				t.Fatal(err)
 			}
 		}
-		time.Sleep(ReloadAfter)
+		time.Sleep(reloadAfter)
 		after := sealed()
 		if bytes.Equal(before[:prefix], after[:prefix]) {
-			t.Errorf("it seals with the key %x %s after another one was promoted", after[:prefix], ReloadAfter)
+			t.Errorf("it seals with the key %x %s after another one was promoted", after[:prefix], reloadAfter)
 		}
 		for _, text := range [][]byte{before, after} {
 			if got, err := (&Opener{DB: db, Wrapper: w}).Open(t.Context(), text, binding); err != nil || string(got) != "secret" {

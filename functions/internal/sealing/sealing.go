@@ -64,7 +64,7 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 		}
 	}
 	// The stored keys may come from another stack.
-	private, version, err := Private(ctx, db, w)
+	private, version, err := private(ctx, db, w)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "open the private sealing keys with the KMS key of the stack (SealingKeyArn), which must be the one that wrapped those in the keys table (KeysTableArn)")
 	}
@@ -115,8 +115,8 @@ func once(ctx context.Context, db store.DB, item store.Item) error {
 	return fault.Wrap(fault.Unavailable, err, "write a key")
 }
 
-// Private reads and unwraps the private keyset. Its version changes with each rotation.
-func Private(ctx context.Context, db store.DB, w Wrapper) (keyset []byte, version int64, err error) {
+// private reads and unwraps the private keyset. Its version changes with each rotation.
+func private(ctx context.Context, db store.DB, w Wrapper) (keyset []byte, version int64, err error) {
 	item, err := read(ctx, db, privateKey)
 	if err != nil {
 		return nil, 0, err
@@ -149,23 +149,23 @@ func read(ctx context.Context, db store.DB, key store.Key) (*store.Item, error) 
 type Step string
 
 // A rotation first adds a key that can open secrets. The second step makes it the key that seals, when every process
-// that opens secrets has it, which is after at most [ReloadAfter].
+// that opens secrets has it, which is after at most [reloadAfter].
 const (
-	StepAdd     Step = "add"
-	StepPromote Step = "promote"
+	stepAdd     Step = "add"
+	stepPromote Step = "promote"
 )
 
 // Rotate performs a step. If two run concurrently, one of them returns a fault of kind Conflict.
 func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
-	private, version, err := Private(ctx, db, w)
+	private, version, err := private(ctx, db, w)
 	if err != nil {
 		return err
 	}
 	var public []byte
 	switch step {
-	case StepAdd:
+	case stepAdd:
 		private, err = webhook.AddKey(private)
-	case StepPromote:
+	case stepPromote:
 		private, public, err = webhook.PromoteKey(private)
 	default:
 		return fault.New(fault.Invalid, "a rotation has the steps add, promote and drop, not %q", step)
@@ -196,7 +196,7 @@ func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int6
 }
 
 // Sealer seals secrets with the stored public keyset. It reads the keyset again when its copy is older than
-// [ReloadAfter], so that a long-running process follows a rotation. It is safe for concurrent use.
+// [reloadAfter], so that a long-running process follows a rotation. It is safe for concurrent use.
 type Sealer struct {
 	DB store.DB
 
@@ -217,7 +217,7 @@ func (s *Sealer) Seal(ctx context.Context, secret []byte, b webhook.Binding) ([]
 func (s *Sealer) current(ctx context.Context) (*webhook.Sealer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.sealer != nil && time.Since(s.read) < ReloadAfter {
+	if s.sealer != nil && time.Since(s.read) < reloadAfter {
 		return s.sealer, nil
 	}
 	began := time.Now()
@@ -229,9 +229,9 @@ func (s *Sealer) current(ctx context.Context) (*webhook.Sealer, error) {
 	return sealer, nil
 }
 
-// ReloadAfter is the age at which a process reads the stored keyset again. A [Sealer] always does so, an [Opener]
+// reloadAfter is the age at which a process reads the stored keyset again. A [Sealer] always does so, an [Opener]
 // only if it cannot open a secret.
-const ReloadAfter = 10 * time.Second
+const reloadAfter = 10 * time.Second
 
 // Opener opens sealed secrets. It unwraps the private keyset at its first use, and again only if a secret was sealed with a
 // key that the keyset lacks. It is safe for concurrent use.
@@ -264,7 +264,7 @@ func (o *Opener) Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]
 	if err == nil {
 		return key, nil
 	}
-	newer, lerr := o.keyset.Within(ctx, ReloadAfter)
+	newer, lerr := o.keyset.Within(ctx, reloadAfter)
 	if lerr != nil || newer.Opener == current.Opener {
 		return nil, err
 	}

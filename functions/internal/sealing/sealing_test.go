@@ -132,7 +132,7 @@ func TestFailuresLeaveNothingBehind(t *testing.T) {
 	if items, err := db.Get(t.Context(), privateKey); err != nil || items[0] != nil {
 		t.Errorf("got %v, %v", items, err)
 	}
-	if err := Rotate(t.Context(), db, &locked{}, StepAdd); !fault.Is(err, fault.Unavailable) {
+	if err := Rotate(t.Context(), db, &locked{}, stepAdd); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("got error %v for a rotation without keys", err)
 	}
 }
@@ -152,11 +152,11 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 		}
 		old := seal(t, db)
 		opens("before", old)
-		for _, step := range []Step{StepAdd, StepPromote} {
+		for _, step := range []Step{stepAdd, stepPromote} {
 			if err := Rotate(t.Context(), db, w, step); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(ReloadAfter)
+			time.Sleep(reloadAfter)
 		}
 		fresh := seal(t, db)
 		opens("the new one, in a process that began before", fresh)
@@ -170,7 +170,7 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 				t.Error("rubbish was opened")
 			}
 		}
-		time.Sleep(ReloadAfter)
+		time.Sleep(reloadAfter)
 		_, _ = opener.Open(t.Context(), []byte("rubbish"), binding)
 		if w.unwraps != 5 {
 			t.Errorf("unwrapped %d times, want 5", w.unwraps)
@@ -216,7 +216,7 @@ func TestMismatchedKeysAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		old := stored(t, db, privateKey)
-		for _, step := range []Step{StepAdd, StepPromote} {
+		for _, step := range []Step{stepAdd, stepPromote} {
 			if err := Rotate(t.Context(), db, w, step); err != nil {
 				t.Fatal(err)
 			}
@@ -240,7 +240,7 @@ func TestAKeysetMayExceedTheLimitOfKMS(t *testing.T) {
 	}
 	first := seal(t, db)
 	for n := range 30 {
-		for _, step := range []Step{StepAdd, StepPromote} {
+		for _, step := range []Step{stepAdd, stepPromote} {
 			if err := Rotate(t.Context(), db, w, step); err != nil {
 				t.Fatalf("rotation %d, %s: %v", n+1, step, err)
 			}
@@ -263,7 +263,7 @@ func TestAKeysetMayExceedTheLimitOfKMS(t *testing.T) {
 	if err := db.Write(t.Context(), store.Put(store.Item{Key: privateKey, Value: value, Version: 100})); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := Private(t.Context(), db, w); err == nil {
+	if _, _, err := private(t.Context(), db, w); err == nil {
 		t.Error("a modified keyset was unwrapped")
 	}
 }
