@@ -114,7 +114,7 @@ func (r *results) hasResult(rule *Rule) bool { return r.byRule[rule] != nil }
 func (r *results) report(server, otherwise string) *Report {
 	profile := r.judgeProfile()
 	r.skip(otherwise, rules...)
-	out := &Report{Server: server, Text: Text, Profile: profile, ShownBy: r.shownBy}
+	out := &Report{Server: server, Text: text, Profile: profile, ShownBy: r.shownBy}
 	for _, rule := range rules {
 		result := *r.byRule[rule]
 		out.Results = append(out.Results, result)
