@@ -119,18 +119,18 @@ func (c *Core) CallerQuota(name string) quota.Of {
 	return func(ctx context.Context, p auth.Principal) float64 { return of(ctx, p.Workspace, p.ID) }
 }
 
-// MaxStreams returns the number of streams that a principal may have open.
-func (c *Core) MaxStreams(ctx context.Context, p auth.Principal) int {
+// maxStreams returns the number of streams that a principal may have open.
+func (c *Core) maxStreams(ctx context.Context, p auth.Principal) int {
 	return int(c.CallerQuota(quota.Streams)(ctx, p))
 }
 
-// MaxSessions returns the number of sessions that a principal may have.
-func (c *Core) MaxSessions(ctx context.Context, p auth.Principal) int {
+// maxSessions returns the number of sessions that a principal may have.
+func (c *Core) maxSessions(ctx context.Context, p auth.Principal) int {
 	return int(c.CallerQuota(quota.Sessions)(ctx, p))
 }
 
-// Profile returns the profile of the MCP Events extension that is configured for a principal, or the default one.
-func (c *Core) Profile(ctx context.Context, p auth.Principal) spec.Profile {
+// profile returns the profile of the MCP Events extension that is configured for a principal, or the default one.
+func (c *Core) profile(ctx context.Context, p auth.Principal) spec.Profile {
 	profile := spec.Profile(c.Limits.Profile)
 	if now := c.config(ctx); now != nil {
 		return cmp.Or(now.Profile(p.Workspace, p.ID), profile)
@@ -298,7 +298,7 @@ func NewEndpoint(c *Core, o EndpointOptions) (*mcp.Endpoint, error) {
 func endpointOptions(c *Core) mcp.Options {
 	return mcp.Options{
 		Server: implementation(), Auth: c.Auth, Catalogs: c.Catalogs, ResourceMetadata: c.ResourceMetadata,
-		AnonymousWebhooks: c.Limits.AllowInsecureTargets, Profile: c.Profile,
+		AnonymousWebhooks: c.Limits.AllowInsecureTargets, Profile: c.profile,
 		Guard: c.Guard, Logger: c.Log, Metrics: c.Metrics,
 	}
 }
@@ -328,7 +328,7 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	options.Registrar, options.Deregistrar = o.Registrar, o.Deregistrar
 	options.ForwardRegistrar, options.ForwardDeregistrar = o.ForwardRegistrar, o.ForwardDeregistrar
 	options.MaxAge, options.Heartbeat, options.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
-	options.MaxSessions, options.Dialect = c.MaxSessions, mcp.NamedEvents
+	options.MaxSessions, options.Dialect = c.maxSessions, mcp.NamedEvents
 	options.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.CallerQuota(quota.Calls), descriptors.Outgoing())
 	options.PollMin, options.PollMax = l.PollMin, l.PollMax
 	if l.EventTools {
@@ -343,13 +343,13 @@ func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 	const share = 80 // percent, so that calls always find a free instance
 	l := c.Limits
 	return &lease.Shared{
-		DB: c.DB, Max: c.MaxStreams, Fleet: l.StreamConcurrency * int64(concurrent) * share / 100,
+		DB: c.DB, Max: c.maxStreams, Fleet: l.StreamConcurrency * int64(concurrent) * share / 100,
 		Life: l.StreamMaxAge, Check: l.Heartbeat, Refuse: refusesStreams(c),
 	}
 }
 
 // NewLocalLeases returns the leases that limit the streams of a single process.
-func NewLocalLeases(c *Core) *lease.Local { return lease.NewLocal(c.MaxStreams, refusesStreams(c)) }
+func NewLocalLeases(c *Core) *lease.Local { return lease.NewLocal(c.maxStreams, refusesStreams(c)) }
 
 // refusesStreams reports whether a stream over the principal's quota is refused. Otherwise it ends the oldest one.
 func refusesStreams(c *Core) bool { return c.Limits.FullStreams == "refuse" }

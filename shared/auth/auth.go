@@ -47,8 +47,8 @@ func Scopes() []string { return []string{ScopeRead, ScopeSubscribe, ScopePublish
 // DefaultWorkspace is the workspace of everything that names no other.
 const DefaultWorkspace = "default"
 
-// AnonymousID is the principal of [None].
-const AnonymousID = "anonymous"
+// anonymousID is the principal of [None].
+const anonymousID = "anonymous"
 
 // Principal is the caller of a request. The zero value has no permissions.
 type Principal struct {
@@ -90,7 +90,7 @@ func (p Principal) LogName() string {
 // MissingScopes is the data of a fault.Forbidden because of missing scopes. It has all of them, so that the client needs to request
 // scopes only once (RFC 6750, section 3.1).
 type MissingScopes struct {
-	Scopes []string `json:"missingScopes"`
+	Scopes []string `json:"MissingScopes"`
 }
 
 // LacksScope reports whether [Principal.Require] returned the error.
@@ -120,7 +120,7 @@ type none struct{ principal Principal }
 // None returns an authenticator that accepts every request without credentials. All callers are the principal "anonymous" of the default
 // workspace, with all general scopes and [ScopeOperate]. It must not be used on a network, see [CheckListen].
 func None() Authenticator {
-	return none{Principal{ID: AnonymousID, Workspace: DefaultWorkspace, Scopes: append(Scopes(), ScopeOperate), Anonymous: true}}
+	return none{Principal{ID: anonymousID, Workspace: DefaultWorkspace, Scopes: append(Scopes(), ScopeOperate), Anonymous: true}}
 }
 
 func (n none) Authenticate(context.Context, http.Header) (Principal, error) { return n.principal, nil }

@@ -31,7 +31,7 @@ func header(values ...string) http.Header {
 
 func TestNone(t *testing.T) {
 	p, err := None().Authenticate(t.Context(), header("Bearer whatever"))
-	if err != nil || !p.Anonymous || p.ID != AnonymousID || p.Workspace != DefaultWorkspace || !p.Has(Scopes()...) {
+	if err != nil || !p.Anonymous || p.ID != anonymousID || p.Workspace != DefaultWorkspace || !p.Has(Scopes()...) {
 		t.Errorf("got %+v, %v", p, err)
 	}
 }

@@ -109,7 +109,7 @@ func hashKey(x Key) (hashedKey, error) {
 	switch {
 	case !ValidPrincipal(x.Principal):
 		return h, fault.New(fault.Invalid, "principal %q is not a name of letters, digits and ._@:|/-", x.Principal)
-	case x.Principal == AnonymousID:
+	case x.Principal == anonymousID:
 		return h, fault.New(fault.Invalid, "principal %q is reserved for --auth none", x.Principal)
 	case !ValidWorkspace(x.Workspace):
 		return h, fault.New(fault.Invalid, "workspace %q is not a name of letters, digits, - and _", x.Workspace)

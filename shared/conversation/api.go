@@ -7,7 +7,7 @@
 //	                                └─────────────────────▶ event, through shared/events/publish
 //
 // These messages are the most private data in the system. They never occur in errors or logs, at any level: a failure
-// only has a [Reason], which is one of our constants. A message is sent only to receivers for which the store has the
+// only has a [reason], which is one of our constants. A message is sent only to receivers for which the store has the
 // caller's consent at that moment. The package does not depend on a protocol: the MCP methods are in shared/mcp, and
 // the HTTP API for consents is in api.go.
 package conversation
@@ -46,8 +46,8 @@ type View struct {
 	Consented bool `json:"consented"`
 }
 
-// Views lists the providers that the principal may use, each with the principal's consent.
-func (s *Service) Views(ctx context.Context, p auth.Principal) ([]View, error) {
+// views lists the providers that the principal may use, each with the principal's consent.
+func (s *Service) views(ctx context.Context, p auth.Principal) ([]View, error) {
 	visible, given, err := s.listConsents(ctx, p)
 	out := []View{}
 	for _, v := range visible {
@@ -153,7 +153,7 @@ func (h *Handler) serve(r *http.Request) (any, error) {
 		if err := caller.Require(auth.ScopeRead); err != nil {
 			return nil, err
 		}
-		views, err := h.Service.Views(r.Context(), p)
+		views, err := h.Service.views(r.Context(), p)
 		return map[string]any{"principal": p.ID, "workspace": p.Workspace, "providers": views}, err
 	case r.Method == http.MethodPut && name != "":
 		if err := caller.Require(auth.ScopeRead); err != nil {

@@ -17,16 +17,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// MaxAnswer is the maximum size of a provider's response in bytes.
-const MaxAnswer = 256 << 10
+// maxAnswer is the maximum size of a provider's response in bytes.
+const maxAnswer = 256 << 10
 
 // headerMethod tells a provider the kind of message, with the header that MCP uses for the method.
 const headerMethod = "Mcp-Method"
 
-// NewHTTP returns a client for providers at URLs. The operator configured the URLs, so private addresses are allowed.
+// newHTTP returns a client for providers at URLs. The operator configured the URLs, so private addresses are allowed.
 // The client does not follow redirects, because they would receive the credentials and the message, and it ignores
 // proxies in the environment.
-func NewHTTP() *http.Client {
+func newHTTP() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
 			DialContext:            (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
@@ -62,7 +62,7 @@ func (s *Service) askURL(v rules.Provider) asker {
 		header, err := s.headers(ctx, v)
 		if err != nil {
 			s.options.Log.ErrorContext(ctx, "provider header missing", "error", err)
-			return nil, failure{Internal}
+			return nil, failure{internal}
 		}
 		return post(ctx, s.options.HTTP, v.URL, header, m, principal)
 	}
@@ -71,7 +71,7 @@ func (s *Service) askURL(v rules.Provider) asker {
 func post(ctx context.Context, client *http.Client, url string, header http.Header, m *Message, principal string) (json.RawMessage, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(m.Params(nil)))
 	if err != nil {
-		return nil, failure{Internal}
+		return nil, failure{internal}
 	}
 	req.Header = header
 	req.Header.Set("Content-Type", "application/json")
@@ -80,7 +80,7 @@ func post(ctx context.Context, client *http.Client, url string, header http.Head
 	req.Header.Set(rules.PrincipalHeader, principal)
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, failure{Unreachable}
+		return nil, failure{unreachable}
 	}
 	defer func() { _ = resp.Body.Close() }()
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
@@ -88,20 +88,20 @@ func post(ctx context.Context, client *http.Client, url string, header http.Head
 	case resp.StatusCode == http.StatusNoContent:
 		return json.RawMessage(`{}`), nil
 	case resp.StatusCode != http.StatusOK:
-		return nil, failure{Refused}
+		return nil, failure{refused}
 	case media != "application/json":
-		return nil, failure{Malformed}
+		return nil, failure{malformed}
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, MaxAnswer+1))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return nil, failure{Unreachable}
-	case len(text) > MaxAnswer:
-		return nil, failure{TooLarge}
+		return nil, failure{unreachable}
+	case len(text) > maxAnswer:
+		return nil, failure{oversized}
 	}
 	parts, batch, bad := jsonrpc.Split(text)
 	if bad != nil || batch {
-		return nil, failure{Malformed}
+		return nil, failure{malformed}
 	}
 	return parts[0], nil
 }

@@ -16,13 +16,13 @@ import (
 
 // Limits of a message, in bytes or turns. Exceeding one is an error of kind fault.TooLarge, with [fault.Limit] as its data.
 const (
-	MaxMessageID = 256
+	maxMessageID = 256
 	MaxContent   = 64 << 10
-	MaxTurns     = 100
-	MaxHistory   = 96 << 10 // of all turns together
-	// MaxEncoded limits the forwarded message in JSON. It leaves space for the other parts of an event and of a queue
+	maxTurns     = 100
+	maxHistory   = 96 << 10 // of all turns together
+	// maxEncoded limits the forwarded message in JSON. It leaves space for the other parts of an event and of a queue
 	// message.
-	MaxEncoded = 192 << 10
+	maxEncoded = 192 << 10
 )
 
 // Kind is a kind of message. Each has its own MCP method.
@@ -31,11 +31,11 @@ type Kind string
 // The kinds. The first is of the seed; the second answers one of its open questions.
 const (
 	UserMessage       Kind = "userMessage"
-	AssistantResponse Kind = "assistantResponse"
+	assistantResponse Kind = "assistantResponse"
 )
 
 // Kinds lists all kinds.
-var Kinds = []Kind{UserMessage, AssistantResponse}
+var Kinds = []Kind{UserMessage, assistantResponse}
 
 // Method returns the MCP method for messages of this kind.
 func (k Kind) Method() string { return "conversation/" + string(k) }
@@ -65,7 +65,7 @@ func Parse(kind Kind, params json.RawMessage) (*Message, error) {
 		return nil, fault.New(fault.Invalid, "params must be an object")
 	}
 	var err error
-	if m.ID, err = parseText(params, "messageId", MaxMessageID); err != nil {
+	if m.ID, err = parseText(params, "messageId", maxMessageID); err != nil {
 		return nil, err
 	}
 	if m.ID == "" {
@@ -77,8 +77,8 @@ func Parse(kind Kind, params json.RawMessage) (*Message, error) {
 	if m.History, err = parseHistory(params); err != nil {
 		return nil, err
 	}
-	if len(m.Params(nil)) > MaxEncoded {
-		return nil, tooLarge("message", MaxEncoded)
+	if len(m.Params(nil)) > maxEncoded {
+		return nil, tooLarge("message", maxEncoded)
 	}
 	return m, nil
 }
@@ -129,24 +129,24 @@ func parseHistory(params json.RawMessage) ([]Turn, error) {
 	var turns []Turn
 	size := 0
 	for one := range jsonrpc.Elements(raw) {
-		if len(turns) == MaxTurns {
-			return nil, tooLarge("recentHistory", MaxTurns)
+		if len(turns) == maxTurns {
+			return nil, tooLarge("recentHistory", maxTurns)
 		}
 		if one[0] != '{' {
 			return nil, fault.New(fault.Invalid, "recentHistory must hold objects")
 		}
 		var t Turn
-		if t.Role, err = parseText(one, "role", MaxMessageID); err == nil && t.Role != "user" && t.Role != "assistant" {
+		if t.Role, err = parseText(one, "role", maxMessageID); err == nil && t.Role != "user" && t.Role != "assistant" {
 			err = fault.New(fault.Invalid, "role must be user or assistant")
 		}
 		if err == nil {
-			t.Content, err = parseText(one, "content", MaxHistory)
+			t.Content, err = parseText(one, "content", maxHistory)
 		}
 		if err != nil {
 			return nil, fault.Wrap(fault.Invalid, err, "recentHistory")
 		}
-		if size += len(t.Content); size > MaxHistory {
-			return nil, tooLarge("recentHistory", MaxHistory)
+		if size += len(t.Content); size > maxHistory {
+			return nil, tooLarge("recentHistory", maxHistory)
 		}
 		turns = append(turns, t)
 	}
@@ -169,15 +169,15 @@ func (m *Message) Params(meta []byte) json.RawMessage {
 
 // URIs of the events that messages become.
 const (
-	UserMessageURI       = "event://conversation/user-message"
-	AssistantResponseURI = "event://conversation/assistant-response"
+	userMessageURI       = "event://conversation/user-message"
+	assistantResponseURI = "event://conversation/assistant-response"
 )
 
 func uriOf(kind Kind) string {
-	if kind == AssistantResponse {
-		return AssistantResponseURI
+	if kind == assistantResponse {
+		return assistantResponseURI
 	}
-	return UserMessageURI
+	return userMessageURI
 }
 
 // CheckCatalog checks that a catalog declares the events of conversations, each with an access rule. Without one,
@@ -223,7 +223,7 @@ func (s *Service) eventsProvider(e rules.Events) *provider {
 // publish publishes a message as an event, without the history, because those messages were events already.
 func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	if s.options.Publisher == nil || s.options.Catalogs == nil {
-		return failure{Internal}
+		return failure{internal}
 	}
 	cat, err := s.options.Catalogs.Catalog(ctx, c.Principal.Workspace)
 	if err == nil {
@@ -231,23 +231,23 @@ func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	}
 	if err != nil {
 		s.options.Log.ErrorContext(ctx, "conversation message not published", "error", err)
-		return failure{Refused}
+		return failure{refused}
 	}
 	data := jsonrpc.AppendString([]byte(`{"messageId":`), m.ID)
 	data = jsonrpc.AppendString(append(data, `,"content":`...), m.Content)
 	data = append(jsonrpc.AppendString(append(data, `,"principal":`...), c.Principal.ID), '}')
 	entry, _, _ := cat.Match(uriOf(m.Kind))
 	if entry.ValidatePayload(data) != nil { // do not log the error, because it quotes the message
-		return failure{Malformed}
+		return failure{malformed}
 	}
 	err = s.options.Publisher.Publish(ctx, c.Principal, publish.Input{URI: uriOf(m.Kind), ID: eventID(c, m), Data: data})
 	switch {
 	case err == nil:
 		return nil
 	case fault.Is(err, fault.Unavailable):
-		return failure{Unreachable}
+		return failure{unreachable}
 	}
-	return failure{Refused}
+	return failure{refused}
 }
 
 // eventID returns the event's id. It is the same if a message is sent again.

@@ -55,12 +55,12 @@ func TestParseRefuses(t *testing.T) {
 		"history of texts":         {message(`,"recentHistory":["marigold"]`), fault.Invalid, "recentHistory must hold objects"},
 		"another role":             {message(`,"recentHistory":[{"role":"marigold","content":"x"}]`), fault.Invalid, "role must be user or assistant"},
 		"a turn without content":   {message(`,"recentHistory":[{"role":"user"}]`), fault.Invalid, "content must be a string"},
-		"a long id":                {`{"messageId":"` + long(MaxMessageID) + `","content":"x"}`, fault.TooLarge, "messageId of 256"},
+		"a long id":                {`{"messageId":"` + long(maxMessageID) + `","content":"x"}`, fault.TooLarge, "messageId of 256"},
 		"long content":             {`{"messageId":"m","content":"` + long(MaxContent) + `"}`, fault.TooLarge, "content of 65536"},
-		"many turns":               {message(`,"recentHistory":[` + turns(MaxTurns+1, secret) + `]`), fault.TooLarge, "recentHistory of 100"},
-		"much history":             {message(`,"recentHistory":[` + turns(2, long(MaxHistory/2)) + `]`), fault.TooLarge, "recentHistory of 98304"},
+		"many turns":               {message(`,"recentHistory":[` + turns(maxTurns+1, secret) + `]`), fault.TooLarge, "recentHistory of 100"},
+		"much history":             {message(`,"recentHistory":[` + turns(2, long(maxHistory/2)) + `]`), fault.TooLarge, "recentHistory of 98304"},
 		"much once it is in JSON":  {`{"messageId":"m","content":"` + strings.Repeat(`\u0001`, MaxContent-1) + `"}`, fault.TooLarge, "message of 196608"},
-		"a long turn of a history": {message(`,"recentHistory":[{"role":"user","content":"` + long(MaxHistory) + `"}]`), fault.TooLarge, "of 98304"},
+		"a long turn of a history": {message(`,"recentHistory":[{"role":"user","content":"` + long(maxHistory) + `"}]`), fault.TooLarge, "of 98304"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse(UserMessage, json.RawMessage(tc.params))
@@ -98,7 +98,7 @@ func FuzzParse(f *testing.F) {
 		}
 		one := m.Params(nil)
 		again, err := Parse(UserMessage, one)
-		if err != nil || !json.Valid(one) || len(one) > MaxEncoded || string(again.Params(nil)) != string(one) {
+		if err != nil || !json.Valid(one) || len(one) > maxEncoded || string(again.Params(nil)) != string(one) {
 			t.Fatalf("%q became %q, %v", params, one, err)
 		}
 	})

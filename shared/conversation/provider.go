@@ -22,24 +22,24 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Reason is the reason why a provider's context is missing.
-type Reason string
+// reason is the reason why a provider's context is missing.
+type reason string
 
 // Reasons for missing context.
 const (
-	Late        Reason = "timeout"
-	Resting     Reason = "resting"     // too many timeouts, see [breaker]
-	Unreachable Reason = "unreachable" // no connection, or one that broke
-	Refused     Reason = "refused"     // the response is an error
-	Malformed   Reason = "malformed"   // the response is not a context
-	TooLarge    Reason = "too large"
-	Incapable   Reason = "incapable" // the backend does not declare support for such messages
-	Abandoned   Reason = "abandoned" // the caller no longer waits for the response
-	Internal    Reason = "internal"
+	late        reason = "timeout"
+	resting     reason = "resting"     // too many timeouts, see [breaker]
+	unreachable reason = "unreachable" // no connection, or one that broke
+	refused     reason = "refused"     // the response is an error
+	malformed   reason = "malformed"   // the response is not a context
+	oversized   reason = "too large"
+	incapable   reason = "incapable" // the backend does not declare support for such messages
+	abandoned   reason = "abandoned" // the caller no longer waits for the response
+	internal    reason = "internal"
 )
 
 // failure is a provider's error, reduced to its reason.
-type failure struct{ reason Reason }
+type failure struct{ reason reason }
 
 func (f failure) Error() string {
 	return "conversation: the provider's answer is missing: " + string(f.reason)
@@ -47,19 +47,19 @@ func (f failure) Error() string {
 
 // reasonOf returns the reason of an error of a call to a provider. asked is the context of this call, which ends with the
 // budget, and asker is the caller's context.
-func reasonOf(asked, asker context.Context, err error) Reason {
+func reasonOf(asked, asker context.Context, err error) reason {
 	f, known := errors.AsType[failure](err)
 	switch {
 	case errors.Is(err, gobreaker.ErrOpenState), errors.Is(err, gobreaker.ErrTooManyRequests):
-		return Resting
+		return resting
 	case asker.Err() != nil:
-		return Abandoned
+		return abandoned
 	case asked.Err() != nil:
-		return Late
+		return late
 	case known:
 		return f.reason
 	}
-	return Internal
+	return internal
 }
 
 // Caller is the sender of a message.
@@ -105,11 +105,11 @@ func (s *Service) newBreaker(p *provider) *breaker {
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= tripAfter },
 		IsSuccessful: func(err error) bool {
 			f, _ := errors.AsType[failure](err)
-			return f.reason != Late && f.reason != Unreachable
+			return f.reason != late && f.reason != unreachable
 		},
 		IsExcluded: func(err error) bool {
 			f, _ := errors.AsType[failure](err)
-			return f.reason == Abandoned
+			return f.reason == abandoned
 		},
 		OnStateChange: func(_ string, from, to gobreaker.State) {
 			s.options.Log.Info("provider state changed",
@@ -194,7 +194,7 @@ func listKinds(user, assistant bool) (out []Kind) {
 		out = append(out, UserMessage)
 	}
 	if assistant {
-		out = append(out, AssistantResponse)
+		out = append(out, assistantResponse)
 	}
 	return out
 }
@@ -202,25 +202,25 @@ func listKinds(user, assistant bool) (out []Kind) {
 // askBackend asks a backend with the method for which it declared a capability.
 func (s *Service) askBackend(name string) asker {
 	return func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error) {
-		meta, _ := json.Marshal(map[string]string{MetaPrincipal: principal}) // a string always encodes
+		meta, _ := json.Marshal(map[string]string{metaPrincipal: principal}) // a string always encodes
 		raw, err := s.options.Backends.Converse(ctx, c.Client, name, m.Kind.Method(), m.Params(meta[1:len(meta)-1]))
 		switch {
 		case err == nil:
 			return raw, nil
 		case errors.Is(err, api.ErrIncapable):
-			return nil, failure{Incapable}
+			return nil, failure{incapable}
 		case errors.Is(err, api.ErrRefused):
-			return nil, failure{Refused}
+			return nil, failure{refused}
 		}
 		if ctx.Err() != nil {
 			s.prepare(c, name)
 		}
-		return nil, failure{Unreachable}
+		return nil, failure{unreachable}
 	}
 }
 
-// MetaPrincipal is the key in _meta that tells a backend whose message it receives.
-const MetaPrincipal = "io.github.mcp-events/principal"
+// metaPrincipal is the key in _meta that tells a backend whose message it receives.
+const metaPrincipal = "io.github.mcp-events/principal"
 
 // secrets holds the keys that are derived from the deployment's key.
 type secrets struct {

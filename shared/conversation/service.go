@@ -57,7 +57,7 @@ type Options struct {
 	// AllowAnonymous allows the single principal of --auth none to consent on behalf of all callers. It is for
 	// development only.
 	AllowAnonymous bool
-	// HTTP is the client for providers at URLs. Nil means [NewHTTP].
+	// HTTP is the client for providers at URLs. Nil means [newHTTP].
 	HTTP *http.Client
 	// Prepares lets a backend prepare a session after the response if it exceeded the budget, so that the next
 	// message gets its context. It is useless on Lambda, where the process is frozen after the response.
@@ -99,7 +99,7 @@ func NewRate(of quota.Of) *quota.Rate {
 // New creates a service. It does not call any provider.
 func New(o Options) (*Service, error) {
 	if o.HTTP == nil {
-		o.HTTP = NewHTTP()
+		o.HTTP = newHTTP()
 	}
 	o.Rest = cmp.Or(o.Rest, restFor)
 	if o.Secrets == nil {
@@ -146,7 +146,7 @@ func (o Offers) Any() bool { return o.OnUserMessage || o.OnAssistantResponse }
 
 // Has reports whether the caller is asked to send messages of the kind.
 func (o Offers) Has(kind Kind) bool {
-	return kind == UserMessage && o.OnUserMessage || kind == AssistantResponse && o.OnAssistantResponse
+	return kind == UserMessage && o.OnUserMessage || kind == assistantResponse && o.OnAssistantResponse
 }
 
 // Enabled reports whether any caller is asked to send anything.
@@ -175,7 +175,7 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 	var o Offers
 	for _, v := range now.visible(ctx, p) {
 		o.OnUserMessage = o.OnUserMessage || v.receives(UserMessage)
-		o.OnAssistantResponse = o.OnAssistantResponse || v.receives(AssistantResponse)
+		o.OnAssistantResponse = o.OnAssistantResponse || v.receives(assistantResponse)
 	}
 	return o
 }
@@ -214,7 +214,7 @@ func (s *Service) listConsented(ctx context.Context, now *set, p auth.Principal,
 // reply is the result of asking one provider.
 type reply struct {
 	answer
-	missing Reason // empty if there is an answer
+	missing reason // empty if there is an answer
 }
 
 // gather asks all receivers concurrently. It returns the parts that have arrived when the budget is used up, in the
@@ -261,7 +261,7 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Mess
 	}
 	a, err := parseAnswer(raw)
 	if err != nil {
-		return reply{missing: Malformed}
+		return reply{missing: malformed}
 	}
 	return reply{answer: a}
 }
@@ -270,7 +270,7 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Mess
 const MetricMissing = "ConversationContextMissing"
 
 // countMissing counts and logs that a provider's context is missing.
-func (s *Service) countMissing(ctx context.Context, p *provider, why Reason) {
+func (s *Service) countMissing(ctx context.Context, p *provider, why reason) {
 	s.missing.Add(ctx, slog.String("workspace", p.workspace), slog.String("provider", p.name), slog.String("reason", string(why)))
 }
 

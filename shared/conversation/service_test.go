@@ -78,7 +78,7 @@ func TestAnswersAreNotTrusted(t *testing.T) {
 		"deep":         {answers(200, "application/json", strings.Repeat(`[`, 100)+strings.Repeat(`]`, 100), 0), "malformed:1"},
 		"a list":       {answers(200, "application/json", `[{"context":"x"}]`, 0), "malformed:1"},
 		"a number":     {answers(200, "application/json", `{"context":7}`, 0), "malformed:1"},
-		"too large":    {answers(200, "application/json", `{"context":"`+strings.Repeat("x", MaxAnswer)+`"}`, 0), "too large:1"},
+		"too large":    {answers(200, "application/json", `{"context":"`+strings.Repeat("x", maxAnswer)+`"}`, 0), "too large:1"},
 		"a redirect":   {answers(302, "application/json", `{"context":"x"}`, 0), "refused:1"},
 		"an error":     {answers(400, "application/json", marker, 0), "refused:1"},
 		"unreachable":  {func(*http.Request) (*http.Response, error) { return nil, errors.New(marker) }, "unreachable:1"},
@@ -233,7 +233,7 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 		r.consent("fast")
 		r.source.Store(parseRules(t, strings.ReplaceAll(three, "http://fast/", "http://elsewhere/")))
 		r.say()
-		views, err := r.Views(t.Context(), ann)
+		views, err := r.views(t.Context(), ann)
 		if err != nil || r.calls("elsewhere") != 0 || views[0].Name != "fast" || views[0].Consented || !views[0].Consent.Given {
 			t.Errorf("with another URL: %d calls, %+v, %v", r.calls("elsewhere"), views, err)
 		}
@@ -246,7 +246,7 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 		r.wasAsked("fast", 1) // the same provider added again is covered
 		r.source.Store(parseRules(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
 		respond := func() {
-			_, err := r.sayAs(ann, AssistantResponse)
+			_, err := r.sayAs(ann, assistantResponse)
 			expect.OK(t, err)
 		}
 		respond()
@@ -343,12 +343,12 @@ func TestEvents(t *testing.T) {
 	for _, said := range []struct {
 		who  auth.Principal
 		kind Kind
-	}{{ann, UserMessage}, {ann, UserMessage}, {ann, AssistantResponse}, {bob, UserMessage}} {
+	}{{ann, UserMessage}, {ann, UserMessage}, {ann, assistantResponse}, {bob, UserMessage}} {
 		_, err := r.Forward(t.Context(), Caller{Principal: said.who}, &Message{Kind: said.kind, ID: "m", Content: marker, History: []Turn{{"user", "before"}}})
 		expect.OK(t, err)
 	}
 	p := r.published
-	if len(p) != 4 || p[0].URI != UserMessageURI || string(p[0].Data) != `{"messageId":"m","content":"`+marker+`","principal":"ann"}` || p[2].URI != AssistantResponseURI {
+	if len(p) != 4 || p[0].URI != userMessageURI || string(p[0].Data) != `{"messageId":"m","content":"`+marker+`","principal":"ann"}` || p[2].URI != assistantResponseURI {
 		t.Fatalf("got %+v, want ann's message twice, her assistant's response and bob's message", p)
 	}
 	if p[0].ID != p[1].ID || p[2].ID == p[0].ID || p[3].ID == p[0].ID {

@@ -14,8 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
-// MaxBackends is the largest number of backends.
-const MaxBackends = 100
+// maxBackends is the largest number of backends.
+const maxBackends = 100
 
 var (
 	backendName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
@@ -24,7 +24,7 @@ var (
 
 func (p *parser) readBackends(n *strictyaml.Node, what string) {
 	lines := map[identity]int{}
-	for _, it := range p.file.Items(n, what, MaxBackends) {
+	for _, it := range p.file.Items(n, what, maxBackends) {
 		b := p.readBackend(it)
 		p.checkUnique(lines, identity{b.Workspace, b.Name}, it, "backend")
 		p.config.Backends = append(p.config.Backends, b)

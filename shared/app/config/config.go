@@ -25,8 +25,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// MaxSource is the largest configuration file in bytes.
-const MaxSource = 1 << 20
+// maxSource is the largest configuration file in bytes.
+const maxSource = 1 << 20
 
 // Config is the content of config.yaml. It is immutable, and the zero value is the content of an empty file.
 type Config struct {
@@ -56,7 +56,7 @@ func ParseFile(name string, src []byte) (*Config, error) {
 	if isBlank(src) {
 		return &Config{source: src}, nil
 	}
-	f, root := strictyaml.Parse(name, src, MaxSource)
+	f, root := strictyaml.Parse(name, src, maxSource)
 	p := parser{file: f, config: &Config{source: slices.Clone(src)}}
 	if root != nil {
 		f.Fields(root, nameMembers("the configuration"),
@@ -87,9 +87,9 @@ func isBlank(src []byte) bool {
 	return true
 }
 
-// Fingerprint returns a hash of a workspace's backends with their settings, in their order. The hash is
+// fingerprint returns a hash of a workspace's backends with their settings, in their order. The hash is
 // empty for a workspace without backends.
-func (c *Config) Fingerprint(workspace string) string {
+func (c *Config) fingerprint(workspace string) string {
 	var h hash.Hash
 	for _, b := range c.Backends {
 		if b.Workspace != workspace {
@@ -130,19 +130,19 @@ func changedBackends(before, after *Config) []string {
 	}
 	slices.Sort(all)
 	return slices.DeleteFunc(slices.Compact(all), func(workspace string) bool {
-		return before.Fingerprint(workspace) == after.Fingerprint(workspace)
+		return before.fingerprint(workspace) == after.fingerprint(workspace)
 	})
 }
 
 // Limits of the section "conversation".
 const (
-	// MaxProviders is the largest number of context providers.
-	MaxProviders = 20
-	// MinBudget and MaxBudget limit the time within which providers must answer.
-	MinBudget, MaxBudget = 10 * time.Millisecond, 10 * time.Second
-	// MinContext and MaxContext limit the merged context in bytes. The largest one fits into an item of the store even if JSON
+	// maxProviders is the largest number of context providers.
+	maxProviders = 20
+	// minBudget and maxBudget limit the time within which providers must answer.
+	minBudget, maxBudget = 10 * time.Millisecond, 10 * time.Second
+	// minContext and maxContext limit the merged context in bytes. The largest one fits into an item of the store even if JSON
 	// escapes every byte.
-	MinContext, MaxContext = 256, 48 << 10
+	minContext, maxContext = 256, 48 << 10
 	// maxPriority is the highest priority of a provider, and its negative the lowest.
 	maxPriority = 1000
 )
@@ -153,8 +153,8 @@ func (p *parser) readConversation(n *strictyaml.Node, what string) {
 	p.file.Fields(n, nameWithin(what),
 		strictyaml.Var("userMessages", &c.UserMessages, p.file.Bool),
 		strictyaml.Var("assistantResponses", &c.AssistantResponses, p.file.Bool),
-		strictyaml.Var("budget", &c.Budget, p.duration(MinBudget, MaxBudget)),
-		strictyaml.Var("maxContext", &c.MaxContext, p.file.Int(MinContext, MaxContext)),
+		strictyaml.Var("budget", &c.Budget, p.duration(minBudget, maxBudget)),
+		strictyaml.Var("maxContext", &c.MaxContext, p.file.Int(minContext, maxContext)),
 		strictyaml.Func("providers", p.readProviders),
 		strictyaml.Func("events", func(n *strictyaml.Node, what string) {
 			p.file.Fields(n, nameWithin(what),
@@ -175,7 +175,7 @@ func (p *parser) readConversation(n *strictyaml.Node, what string) {
 
 func (p *parser) readProviders(n *strictyaml.Node, what string) {
 	lines := map[identity]int{}
-	for _, it := range p.file.Items(n, what, MaxProviders) {
+	for _, it := range p.file.Items(n, what, maxProviders) {
 		v := p.readProvider(it)
 		p.checkUnique(lines, identity{v.Workspace, v.Name}, it, "provider")
 		p.config.Conversation.Providers = append(p.config.Conversation.Providers, v)

@@ -254,7 +254,7 @@ func TestLimits(t *testing.T) {
 		"MIN_TTL": "0s", "ALLOW_NO_EXPIRY": "maybe", "WEBHOOK_SECRET": "weak", "PROFILE": "draft", "WEBHOOK_ID": "event", "EVENT_CODES": "sketch", "UNKNOWN_UNSUBSCRIBE": "empty",
 		"VERIFIED_TARGETS": "https://good.example", "TARGET_PORTS": "443,0",
 	} {
-		if _, err := FromEnv(environ(map[string]string{EnvPrefix + name: value})); !fault.Is(err, fault.Invalid) {
+		if _, err := FromEnv(environ(map[string]string{envPrefix + name: value})); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%s=%s: got %v", name, value, err)
 		}
 	}

@@ -224,7 +224,7 @@ func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secre
 
 // EnvSettings is the environment variable with the settings for which the template has no parameter, for example
 // "quota=50;webhook-timeout=10s".
-const EnvSettings = EnvPrefix + "SETTINGS"
+const EnvSettings = envPrefix + "SETTINGS"
 
 // withSettings returns a lookup that also finds the settings in [EnvSettings]. The error is of kind fault.Invalid if a setting is
 // unknown or has two values, either in EnvSettings or there and in its own variable.

@@ -16,12 +16,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// EnvPrefix is the prefix of the server's environment variables.
-const EnvPrefix = "MCPEVENTS_"
+// envPrefix is the prefix of the server's environment variables.
+const envPrefix = "MCPEVENTS_"
 
 // EnvName returns the environment variable of a flag, for example MCPEVENTS_WEBHOOK_TIMEOUT for "webhook-timeout".
 func EnvName(flag string) string {
-	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
 // Limits are the settings that an operator may change with flags or environment variables. The command line and [FromEnv] read the same

@@ -97,10 +97,10 @@ func editDistance(a, b string) int {
 }
 
 const (
-	// MaxQuotas is the largest number of entries in the section "quotas".
-	MaxQuotas = 10_000
-	// MaxPrincipals is the largest number of entries in the section "principals".
-	MaxPrincipals = 10_000
+	// maxQuotas is the largest number of entries in the section "quotas".
+	maxQuotas = 10_000
+	// maxPrincipals is the largest number of entries in the section "principals".
+	maxPrincipals = 10_000
 )
 
 // Most returns the limit that the settings define for a quota, or 0 for no limit.
@@ -146,7 +146,7 @@ func (c *Config) Profile(workspace, principal string) spec.Profile {
 func (p *parser) readQuotas(n *strictyaml.Node, what string) {
 	lines := map[identity]int{}
 	p.config.quotas = map[identity]map[string]float64{}
-	for _, it := range p.file.Items(n, what, MaxQuotas) {
+	for _, it := range p.file.Items(n, what, maxQuotas) {
 		id, limits := p.readQuota(it)
 		if line := lines[id]; line > 0 {
 			p.file.Add(it.Line, "a quota: %s of workspace %s already has one in line %d", strictyaml.Clip(cmp.Or(id.name, "each principal")), strictyaml.Clip(id.workspace), line)
@@ -190,7 +190,7 @@ func (p *parser) readLimit(n *strictyaml.Node, name string) float64 {
 func (p *parser) readPrincipals(n *strictyaml.Node, what string) {
 	lines := map[identity]int{}
 	p.config.profiles = map[identity]spec.Profile{}
-	for _, it := range p.file.Items(n, what, MaxPrincipals) {
+	for _, it := range p.file.Items(n, what, maxPrincipals) {
 		id, profile := identity{workspace: auth.DefaultWorkspace}, ""
 		p.file.Fields(it, nameMembers("a principal"),
 			strictyaml.Var("workspace", &id.workspace, p.readWorkspace),

@@ -285,7 +285,7 @@ func TestFingerprint(t *testing.T) {
 		return c
 	}
 	before := parse(a, b)
-	if got := parse(a, b).Fingerprint("default"); got == "" || got != before.Fingerprint("default") || before.Fingerprint("other") == "" || before.Fingerprint("third") != "" {
+	if got := parse(a, b).fingerprint("default"); got == "" || got != before.fingerprint("default") || before.fingerprint("other") == "" || before.fingerprint("third") != "" {
 		t.Errorf("got fingerprint %q, want the same for the same backends, and none only for workspace third", got)
 	}
 	for _, c := range []struct {

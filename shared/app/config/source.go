@@ -190,10 +190,10 @@ func (k storedKeys) Principals(ctx context.Context, workspace, id string, latest
 
 // Limits of the section "sources".
 const (
-	// MaxSources is the largest number of sources.
-	MaxSources = 100
-	// MaxMappings is the largest number of mappings of a source.
-	MaxMappings = 100
+	// maxSources is the largest number of sources.
+	maxSources = 100
+	// maxMappings is the largest number of mappings of a source.
+	maxMappings = 100
 	// maxMapping is the largest size of a pattern or payload of a mapping, in bytes of JSON.
 	maxMapping = 64 << 10
 )
@@ -212,7 +212,7 @@ func (c *Config) Source(name string) (source.Source, error) {
 
 func (p *parser) readSources(n *strictyaml.Node, what string) {
 	lines := map[identity]int{}
-	for _, it := range p.file.Items(n, what, MaxSources) {
+	for _, it := range p.file.Items(n, what, maxSources) {
 		s := p.readSource(it)
 		p.checkUnique(lines, identity{name: s.Name}, it, "source") // the name is part of its URL, so it is unique across workspaces
 		p.config.Sources = append(p.config.Sources, s)
@@ -328,9 +328,9 @@ type mappingParser struct {
 }
 
 func (p mappingParser) readMappings(n *strictyaml.Node, what string) []source.Mapping {
-	items := p.file.Items(n, what, MaxMappings)
+	items := p.file.Items(n, what, maxMappings)
 	if items != nil && len(items) == 0 {
-		p.file.Add(n.Line, "%s: 0 mappings (1 to %d are possible)", what, MaxMappings)
+		p.file.Add(n.Line, "%s: 0 mappings (1 to %d are possible)", what, maxMappings)
 	}
 	var all []source.Mapping
 	for _, it := range items {

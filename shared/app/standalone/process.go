@@ -27,7 +27,7 @@ import (
 // debugConnections is the maximum number of connections to the address for debugging.
 const debugConnections = 16
 
-// ServeDebug serves net/http/pprof and [Server.Counters] at a separate address until ctx ends, and returns immediately. The address
+// ServeDebug serves net/http/pprof and [Server.counters] at a separate address until ctx ends, and returns immediately. The address
 // must be a loopback address, because callers are not authenticated. Requests of web pages, and for other host names, are refused.
 // The function started returns the server, or nil while it starts.
 func ServeDebug(ctx context.Context, addr string, started func() *Server) error {
@@ -48,7 +48,7 @@ func ServeDebug(ctx context.Context, addr string, started func() *Server) error 
 		w.Header().Set("Content-Type", "application/json")
 		counters := map[string]any{} // empty while the server starts
 		if s := started(); s != nil {
-			counters = s.Counters()
+			counters = s.counters()
 		}
 		_ = json.NewEncoder(w).Encode(counters) // fails if the client has disconnected
 	})
@@ -68,8 +68,8 @@ func ServeDebug(ctx context.Context, addr string, started func() *Server) error 
 	return nil
 }
 
-// Counters returns internal counters since the start, for debugging.
-func (s *Server) Counters() map[string]any {
+// counters returns internal counters since the start, for debugging.
+func (s *Server) counters() map[string]any {
 	return map[string]any{
 		"database":                 s.db.Engine().Stats(),
 		gateway.MetricDropped:      s.backends.Dropped(),

@@ -31,12 +31,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// MaxLeeway is the largest difference between this server's clock and an issuer's clock.
-const MaxLeeway = time.Minute
+// maxLeeway is the largest difference between this server's clock and an issuer's clock.
+const maxLeeway = time.Minute
 
-// Algorithms returns the signature algorithms that can be allowed. All are asymmetric. "none" and algorithms with a shared secret (HS256 …)
+// algorithms returns the signature algorithms that can be allowed. All are asymmetric. "none" and algorithms with a shared secret (HS256 …)
 // cannot be configured.
-func Algorithms() []string {
+func algorithms() []string {
 	return []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 }
 
@@ -51,7 +51,7 @@ type Options struct {
 	// Audience lists the accepted audiences of tokens. The first is the canonical URL of the MCP endpoint (RFC 8707), which the resource
 	// metadata names.
 	Audience []string
-	// Algorithms are the accepted signature algorithms, see [Algorithms].
+	// algorithms are the accepted signature algorithms, see [algorithms].
 	Algorithms []string
 	// PrincipalClaim is the claim that, together with the issuer, identifies the caller. By default it is "sub".
 	PrincipalClaim string
@@ -60,7 +60,7 @@ type Options struct {
 	// ScopePrefix is the prefix of scopes in tokens. For example, scopes of Amazon Cognito begin with the identifier of a resource server
 	// and a slash. Scopes without the prefix are ignored. It may be empty.
 	ScopePrefix string
-	// Leeway is the allowed difference between clocks, at most [MaxLeeway].
+	// Leeway is the allowed difference between clocks, at most [maxLeeway].
 	Leeway time.Duration
 	// Client fetches keys. Nil means a client with a timeout.
 	Client *http.Client
@@ -125,8 +125,8 @@ func (o *Options) check() error {
 		return invalid("--jwt-jwks-url has %d entries for %d issuers", len(o.JWKS), len(o.Issuers))
 	case len(o.Algorithms) == 0:
 		return invalid("--jwt-algorithms is empty")
-	case o.Leeway < 0 || o.Leeway > MaxLeeway:
-		return invalid("the leeway is %v, which is not between 0s and %v", o.Leeway, MaxLeeway)
+	case o.Leeway < 0 || o.Leeway > maxLeeway:
+		return invalid("the leeway is %v, which is not between 0s and %v", o.Leeway, maxLeeway)
 	case slices.Contains(o.Audience, ""):
 		return invalid("--jwt-audience has an empty entry")
 	}
@@ -146,8 +146,8 @@ func (o *Options) check() error {
 		}
 	}
 	for _, name := range o.Algorithms {
-		if !slices.Contains(Algorithms(), name) {
-			return invalid("--jwt-algorithms: %.40q is not allowed (allowed: %s)", name, strings.Join(Algorithms(), ", "))
+		if !slices.Contains(algorithms(), name) {
+			return invalid("--jwt-algorithms: %.40q is not allowed (allowed: %s)", name, strings.Join(algorithms(), ", "))
 		}
 	}
 	return nil

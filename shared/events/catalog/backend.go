@@ -72,7 +72,7 @@ func NewBackendEntry(backend string, of BackendTypes, t BackendType) (*Entry, er
 	}
 	e := &Entry{
 		Name: name, Title: t.Title, Description: t.Description, WebhookType: name, Backend: backend, Own: t.Name,
-		PayloadSchema: t.PayloadSchema, ParamsSchema: t.InputSchema, Delivery: modes(), Order: OrderURI,
+		PayloadSchema: t.PayloadSchema, ParamsSchema: t.InputSchema, Delivery: modes(), Order: orderURI,
 		vars:     []string{argumentsVariable},
 		segments: []segment{{literal: backendAuthority + backend}, {literal: t.Name}, {variable: argumentsVariable}},
 		input:    t.InputSchema,
@@ -98,8 +98,8 @@ func (e *Entry) Check() error {
 		switch {
 		case raw == nil:
 			continue
-		case len(raw) > MaxSchema || raw[0] != '{':
-			return fault.New(fault.Invalid, "the %s is not an object of at most %d bytes", what, MaxSchema)
+		case len(raw) > maxSchema || raw[0] != '{':
+			return fault.New(fault.Invalid, "the %s is not an object of at most %d bytes", what, maxSchema)
 		case jsonrpc.Depth(raw) > event.MaxDepth || schemaCost(raw) > maxSchemaCost:
 			return fault.New(fault.Invalid, "the %s is too complex, or has references that are not supported", what)
 		}

@@ -14,30 +14,30 @@ import (
 
 // Limits of a catalog.
 const (
-	// MaxSource is the largest catalog file in bytes.
-	MaxSource = 4 << 20
-	// MaxEntries is the largest number of event types.
-	MaxEntries = 2000
-	// MaxVariables is the largest number of variables of a template. Subscriptions of an event are looked up under every combination
+	// maxSource is the largest catalog file in bytes.
+	maxSource = 4 << 20
+	// maxEntries is the largest number of event types.
+	maxEntries = 2000
+	// maxVariables is the largest number of variables of a template. Subscriptions of an event are looked up under every combination
 	// of its values and wildcards, so there are at most 2^6 of them.
-	MaxVariables = 6
-	// MaxFilters is the largest number of filters of an entry.
-	MaxFilters = 20
-	// MaxSchema is the largest schema, in bytes of JSON.
-	MaxSchema = 128 << 10
+	maxVariables = 6
+	// maxFilters is the largest number of filters of an entry.
+	maxFilters = 20
+	// maxSchema is the largest schema, in bytes of JSON.
+	maxSchema = 128 << 10
 )
 
 // The delivery modes, as SEP-3415 names them.
 const (
-	DeliverPush    = "push"    // on an open stream
-	DeliverPoll    = "poll"    // in responses to polls
-	DeliverWebhook = "webhook" // with a POST to an endpoint
+	deliverPush    = "push"    // on an open stream
+	deliverPoll    = "poll"    // in responses to polls
+	deliverWebhook = "webhook" // with a POST to an endpoint
 )
 
 // The order in which events are delivered.
 const (
-	OrderURI  = "uri"  // events of a URI arrive in the order in which they were published
-	OrderNone = "none" // events of a URI may overtake each other, which allows more of them per second
+	orderURI  = "uri"  // events of a URI arrive in the order in which they were published
+	orderNone = "none" // events of a URI may overtake each other, which allows more of them per second
 )
 
 // Catalog is an immutable set of event types. It may be used concurrently.
@@ -72,7 +72,7 @@ type Entry struct {
 	Filters map[string]string
 	// Redact lists the JSON pointers of the payload's members that subscriptions with the argument "redact": true do not receive.
 	Redact []string
-	// Order is [OrderURI] or [OrderNone].
+	// Order is [orderURI] or [orderNone].
 	Order string
 	// Access restricts who may receive the events. Nil admits everyone with the general scope.
 	Access *Access
@@ -139,16 +139,16 @@ func (e *Entry) Fixed() bool { return e.URITemplate == "" }
 func (e *Entry) Pattern() string { return cmp.Or(e.URI, e.URITemplate) }
 
 // Unordered reports whether the events of one URI may overtake each other.
-func (e *Entry) Unordered() bool { return e.Order == OrderNone }
+func (e *Entry) Unordered() bool { return e.Order == orderNone }
 
 // PushAllowed reports whether the events may be sent on open streams.
-func (e *Entry) PushAllowed() bool { return slices.Contains(e.Delivery, DeliverPush) }
+func (e *Entry) PushAllowed() bool { return slices.Contains(e.Delivery, deliverPush) }
 
 // PollAllowed reports whether the events may be polled.
-func (e *Entry) PollAllowed() bool { return slices.Contains(e.Delivery, DeliverPoll) }
+func (e *Entry) PollAllowed() bool { return slices.Contains(e.Delivery, deliverPoll) }
 
 // WebhookAllowed reports whether the events may be sent to webhooks.
-func (e *Entry) WebhookAllowed() bool { return slices.Contains(e.Delivery, DeliverWebhook) }
+func (e *Entry) WebhookAllowed() bool { return slices.Contains(e.Delivery, deliverWebhook) }
 
 // InputSchema returns the JSON Schema for the arguments of a subscription by name (events/list, SEP-3415): the template's variables
 // and the filters. A filter accepts a value or a list of values.

@@ -227,7 +227,7 @@ func sameMembers(a, b any, at string) string {
 // The parts of an event type that subscribers rely on. SEP-3415 uses these names in the error that ends a subscription.
 const (
 	FeatureInput   = "inputSchema"
-	FeaturePayload = "payloadSchema"
+	featurePayload = "payloadSchema"
 )
 
 // Broken returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of [Diff]. It returns ""
@@ -246,7 +246,7 @@ func Broken(before, after *Entry) (feature string) {
 	case input.breaks(), len(before.Redact) > 0 && len(after.Redact) == 0: // the argument "redact" no longer exists
 		return FeatureInput
 	case payload.breaks():
-		return FeaturePayload
+		return featurePayload
 	}
 	return ""
 }
@@ -291,7 +291,7 @@ type contract struct {
 
 // Contract returns the contract of the event type: the parts that [Broken] compares, as JSON. It is stored with a subscription, so that
 // a later catalog can be compared with the event type to which the client subscribed. Most of it are the schemas, so it is a little
-// larger than twice [MaxSchema] at most.
+// larger than twice [maxSchema] at most.
 func (e *Entry) Contract() []byte {
 	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // the schemas are valid JSON
 	return text

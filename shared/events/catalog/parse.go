@@ -22,7 +22,7 @@ func ParseFile(name string, src []byte) (*Catalog, error) {
 }
 
 func parseFile(name string, src []byte, checked bool) (*Catalog, error) {
-	f, root := strictyaml.Parse(name, src, MaxSource)
+	f, root := strictyaml.Parse(name, src, maxSource)
 	p := &parser{file: f, checked: checked, byName: map[string]*Entry{}}
 	if root != nil {
 		p.readCatalog(root)
@@ -55,7 +55,7 @@ func (p *parser) readCatalog(root *strictyaml.Node) {
 	}
 	given := p.file.Fields(root, say,
 		strictyaml.Func("events", func(n *strictyaml.Node, what string) {
-			for _, it := range p.file.Items(n, what, MaxEntries) {
+			for _, it := range p.file.Items(n, what, maxEntries) {
 				p.readEntry(it)
 			}
 		}),
@@ -68,7 +68,7 @@ func (p *parser) readCatalog(root *strictyaml.Node) {
 // readEntry reads an event type and, if its URI is valid, adds it to the trie. The order of the fields matters: other members depend
 // on the variables of the template, and the schema of the variables depends on the filters.
 func (p *parser) readEntry(n *strictyaml.Node) {
-	e := &Entry{line: n.Line, Delivery: modes(), Order: OrderURI}
+	e := &Entry{line: n.Line, Delivery: modes(), Order: orderURI}
 	var uri *strictyaml.Node
 	given := p.file.Fields(n, e.say,
 		strictyaml.Func("name", func(n *strictyaml.Node, _ string) { p.readName(e, n) }),
@@ -182,8 +182,8 @@ func (p *parser) readTemplate(e *Entry, n *strictyaml.Node, what string) {
 	case len(e.vars) == 0:
 		p.file.Add(n.Line, "%s has no variables; use uri", what)
 		return
-	case len(e.vars) > MaxVariables:
-		p.file.Add(n.Line, "%s has %d variables; at most %d are possible", what, len(e.vars), MaxVariables)
+	case len(e.vars) > maxVariables:
+		p.file.Add(n.Line, "%s has %d variables; at most %d are possible", what, len(e.vars), maxVariables)
 		return
 	}
 	e.URITemplate = s
@@ -223,7 +223,7 @@ func (p *parser) insert(e *Entry, n *strictyaml.Node, what string) {
 }
 
 // modes returns the delivery modes, which are also the default.
-func modes() []string { return []string{DeliverPush, DeliverPoll, DeliverWebhook} }
+func modes() []string { return []string{deliverPush, deliverPoll, deliverWebhook} }
 
 func (p *parser) readDelivery(n *strictyaml.Node, what string) []string {
 	given := p.file.Strings(n, what)
@@ -240,8 +240,8 @@ func (p *parser) readDelivery(n *strictyaml.Node, what string) []string {
 
 func (p *parser) readOrder(n *strictyaml.Node, what string) string {
 	order := p.file.String(n, what)
-	if order != OrderURI && order != OrderNone {
-		p.file.Add(n.Line, "%s: unknown order %q (allowed: %s, %s)", what, strictyaml.Clip(order), OrderURI, OrderNone)
+	if order != orderURI && order != orderNone {
+		p.file.Add(n.Line, "%s: unknown order %q (allowed: %s, %s)", what, strictyaml.Clip(order), orderURI, orderNone)
 	}
 	return order
 }
@@ -251,8 +251,8 @@ const redactArgument = "redact"
 
 func (p *parser) readFilters(e *Entry, n *strictyaml.Node, what string) {
 	members := p.file.Members(n, what)
-	if len(members) > MaxFilters {
-		p.file.Add(n.Line, "%s: more than %d are not possible", what, MaxFilters)
+	if len(members) > maxFilters {
+		p.file.Add(n.Line, "%s: more than %d are not possible", what, maxFilters)
 		return
 	}
 	e.Filters = make(map[string]string, len(members))

@@ -65,7 +65,7 @@ func TestParseReadsAllMembers(t *testing.T) {
 	if !pr.PushAllowed() || !pr.PollAllowed() || !pr.WebhookAllowed() || ci.WebhookAllowed() || !ci.PushAllowed() {
 		t.Errorf("got delivery %v, %v", pr.Delivery, ci.Delivery)
 	}
-	if pr.Order != OrderURI || pr.Unordered() || ci.Order != OrderNone || !ci.Unordered() {
+	if pr.Order != orderURI || pr.Unordered() || ci.Order != orderNone || !ci.Unordered() {
 		t.Errorf("got order %q, %q", pr.Order, ci.Order)
 	}
 	if pr.Access.Claims["owner"] != "org" || pr.Access.Scopes[0] != "github" || ci.Access != nil {

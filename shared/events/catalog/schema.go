@@ -230,7 +230,7 @@ func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 
 // readSchema reads a JSON Schema. Unless the catalog passed all checks before, it also compiles the schema.
 func (p *parser) readSchema(n *strictyaml.Node, what string) (json.RawMessage, schema) {
-	raw := p.file.Object(n, what, MaxSchema)
+	raw := p.file.Object(n, what, maxSchema)
 	if raw == nil {
 		return nil, nil
 	}

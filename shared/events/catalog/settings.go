@@ -57,14 +57,14 @@ func (d Document) Replace(next *Catalog) settings.Edit {
 }
 
 // CheckChange returns the changes from one catalog to the next. Either may be nil. The error is of kind fault.Invalid if the next
-// one takes [OrderNone] back from an event type and the log spreads the events of such a type over partitions with several
+// one takes [orderNone] back from an event type and the log spreads the events of such a type over partitions with several
 // writers, because readers of ordered events do not read these partitions.
 func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
 	if before != nil && (&eventlog.Log{DB: db}).Spreads() {
 		for _, e := range next.Entries() {
 			if old := before.findByURI(e); old != nil && old.Unordered() && !e.Unordered() {
 				return nil, fault.New(fault.Invalid, "event %s: order cannot go back to %s while the log has its events (allowed: another URI, or remove the event type, "+
-					"wait for the retention, and add it again)", e.Name, OrderURI)
+					"wait for the retention, and add it again)", e.Name, orderURI)
 			}
 		}
 	}

@@ -178,7 +178,7 @@ func TestContract(t *testing.T) {
 		"another template":      {[]string{"event://a/{x}", "event://b/{x}"}, FeatureInput, false},
 		"stricter parameters":   {[]string{"{x: {type: string}}", "{x: {type: string, minLength: 3}}"}, FeatureInput, false},
 		"an optional property":  {[]string{"{f: {type: string}}", "{f: {type: string}, g: {}}"}, "", false},
-		"another property type": {[]string{"{f: {type: string}}", "{f: {type: integer}}"}, FeaturePayload, false},
+		"another property type": {[]string{"{f: {type: string}}", "{f: {type: integer}}"}, featurePayload, false},
 		"an access rule":        {[]string{"name: a,", "name: a, access: {scopes: [s]},"}, "", false},
 		"no webhooks":           {[]string{"name: a,", "name: a, delivery: [push],"}, "", false},
 	} {

@@ -5,7 +5,7 @@
 //	          └────── waits for the [State] ◀──────┴──[Registry.SetState]─────── relay
 //
 // A demand is for one URI, which names the backend, the event type and the arguments (see package catalog). Equal demands of several
-// clients lead to one subscription at the backend. The demand of a stream or a poll lasts for [Keep] and is renewed; the demand of a
+// clients lead to one subscription at the backend. The demand of a stream or a poll lasts for [keep] and is renewed; the demand of a
 // webhook subscription lasts as long as the subscription. The package also keeps the backend's cursors.
 //
 // [Hooks] has the subscriptions at backends that deliver by webhook only.
@@ -33,11 +33,11 @@ import (
 )
 
 const (
-	// Keep is how long a demand lasts after its last renewal. It is also the grace period in which a client can return. Clients
+	// keep is how long a demand lasts after its last renewal. It is also the grace period in which a client can return. Clients
 	// poll more often.
-	Keep = 10 * time.Minute
+	keep = 10 * time.Minute
 	// RenewEvery is how often the demand of an open stream is renewed.
-	RenewEvery = Keep / 4
+	RenewEvery = keep / 4
 	// maxWanted limits the demands of a principal at one backend.
 	maxWanted = 200
 	// lookEvery is how often a waiting client looks whether the relay has subscribed.
@@ -130,7 +130,7 @@ func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) e
 }
 
 func item(key store.Key, uri string, now time.Time) store.Item {
-	until := now.Add(Keep)
+	until := now.Add(keep)
 	return store.Item{
 		Key: key, Value: []byte(uri), Version: now.UnixMicro(), Counts: map[string]int64{untilCount: until.Unix()}, Expires: until.Add(unused),
 	}

@@ -37,7 +37,7 @@ func TestDemandEndsAfterItsGracePeriod(t *testing.T) {
 		t.Error("GWN-21 a demand does not last")
 	}
 	lapse := func() {
-		it := item(wantKey("default", "alice", uri), uri, time.Now().Add(-Keep-time.Second))
+		it := item(wantKey("default", "alice", uri), uri, time.Now().Add(-keep-time.Second))
 		expect.OK(t, r.DB.Write(t.Context(), store.Put(it)))
 	}
 	header := store.Item{Key: subscription.HeaderKey("default", uri), Counts: map[string]int64{"n": 1}}

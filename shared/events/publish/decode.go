@@ -39,8 +39,8 @@ func decode(body []byte, workspaces bool) ([]Input, error) {
 		in = append(in, r.event(body, "", workspaces))
 	case '[':
 		for e := range jsonrpc.Elements(body) {
-			if len(in) == MaxEvents {
-				return nil, fault.New(fault.TooLarge, "too many events in a request (at most %d)", MaxEvents).AtLimit("eventsPerRequest", MaxEvents)
+			if len(in) == maxEvents {
+				return nil, fault.New(fault.TooLarge, "too many events in a request (at most %d)", maxEvents).AtLimit("eventsPerRequest", maxEvents)
 			}
 			in = append(in, r.event(e, "/"+strconv.Itoa(len(in)), workspaces))
 		}

@@ -151,7 +151,7 @@ func TestHandlerRefuses(t *testing.T) {
 		"AUT-06 far too deep":             {strings.Repeat("[", 1<<20), []string{asJSON}, 400, `deeper than 66`},
 		"AUT-06 a large body":             {`"` + strings.Repeat("a", MaxBody) + `"`, []string{asJSON}, 413, `"kind":"too large","message":"the body is larger than 5242880 bytes"`},
 		"a large payload":                 {`{"uri":"event://ci/build-finished","data":"` + strings.Repeat("a", event.MaxPayload) + `"}`, []string{asJSON}, 413, `{"pointer":"/data",`},
-		"too many events":                 {`[` + strings.Repeat(ok+",", MaxEvents) + ok + `]`, []string{asJSON}, 413, `at most 1000`},
+		"too many events":                 {`[` + strings.Repeat(ok+",", maxEvents) + ok + `]`, []string{asJSON}, 413, `at most 1000`},
 		"no media type":                   {ok, nil, 415, `"kind":"unsupported"`},
 		"another media type":              {ok, []string{"Content-Type: text/plain"}, 415, `Content-Type must be`},
 		"another charset":                 {ok, []string{"Content-Type: application/json; charset=utf-16"}, 415, `UTF-8`},

@@ -37,8 +37,8 @@ import (
 
 // Limits of a request.
 const (
-	// MaxEvents is the maximum number of events.
-	MaxEvents = 1000
+	// maxEvents is the maximum number of events.
+	maxEvents = 1000
 	// MaxBody is the maximum size of a body in bytes.
 	MaxBody = 5 << 20
 	// maxID is the maximum length of an id that needs hashing because of its characters.
@@ -103,7 +103,7 @@ type Service struct {
 // NewRate returns a quota of events per second. It allows bursts of two seconds' worth of events, and at least one
 // full request.
 func NewRate(of quota.Of) *quota.Rate {
-	return quota.New(quota.PublishRate, "events", of, func(perSecond float64) float64 { return max(2*perSecond, MaxEvents) })
+	return quota.New(quota.PublishRate, "events", of, func(perSecond float64) float64 { return max(2*perSecond, maxEvents) })
 }
 
 func (s *Service) now() time.Time {
@@ -119,7 +119,7 @@ func (s *Service) now() time.Time {
 //
 //   - fault.Forbidden: the principal lacks the scope events:publish
 //   - fault.Invalid: something is malformed
-//   - fault.TooLarge: a payload is larger than [event.MaxPayload], or there are more than [MaxEvents] events
+//   - fault.TooLarge: a payload is larger than [event.MaxPayload], or there are more than [maxEvents] events
 //   - fault.NotFound: a URI matches no event type
 //   - fault.Unprocessable: a payload does not match its schema
 //   - fault.Exhausted: the principal's publish quota is used up
@@ -131,8 +131,8 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 	if err := p.Require(auth.ScopePublish); err != nil {
 		return nil, err
 	}
-	if len(in) > MaxEvents {
-		return nil, fault.New(fault.TooLarge, "a request with %d events (at most %d)", len(in), MaxEvents).AtLimit("eventsPerRequest", MaxEvents)
+	if len(in) > maxEvents {
+		return nil, fault.New(fault.TooLarge, "a request with %d events (at most %d)", len(in), maxEvents).AtLimit("eventsPerRequest", maxEvents)
 	}
 	if len(in) == 0 {
 		return []Accepted{}, nil

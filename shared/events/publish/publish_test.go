@@ -176,7 +176,7 @@ func TestAcceptRefuses(t *testing.T) {
 		"a payload too large":                 {publisher, []Input{bad(func(in *Input) { in.Data = big })}, fault.TooLarge, "at most 245760"},
 		"a payload that grows too large":      {publisher, []Input{bad(func(in *Input) { in.Data = json.RawMessage(strings.ReplaceAll(string(big[:100<<10])+`"`, "a", "<")) })}, fault.TooLarge, "when escaped"},
 		"a long id":                           {publisher, []Input{bad(func(in *Input) { in.ID = strings.Repeat("/", 5000) })}, fault.Invalid, "/id: has 5000 bytes (allowed: up to 4096)"},
-		"too many":                            {publisher, make([]Input, MaxEvents+1), fault.TooLarge, "at most 1000"},
+		"too many":                            {publisher, make([]Input, maxEvents+1), fault.TooLarge, "at most 1000"},
 		"an unknown workspace":                {auth.Principal{ID: "a", Workspace: "nowhere", Scopes: publisher.Scopes}, []Input{good}, fault.NotFound, "unknown workspace"},
 		"one of two: nothing is accepted":     {publisher, []Input{good, pr(`{}`)}, fault.Unprocessable, "none of the events was accepted"},
 		"the most severe kind is reported":    {publisher, []Input{pr(`{}`), bad(func(in *Input) { in.URI = "x" })}, fault.Invalid, "does not begin with event:// (and 1 more faults)"},
@@ -242,7 +242,7 @@ func TestRate(t *testing.T) {
 	s, q := service(t)
 	s.Now = func() time.Time { return now }
 	s.Rate = NewRate(quota.Same(100))
-	batch := make([]Input, MaxEvents)
+	batch := make([]Input, maxEvents)
 	for i := range batch {
 		batch[i] = Input{URI: "event://ci/build-finished", Data: json.RawMessage(`1`)}
 	}
@@ -270,7 +270,7 @@ func TestRate(t *testing.T) {
 			t.Errorf("AUT-07: --auth none is not limited: %v", err)
 		}
 	}
-	expect.Equal(t, "events", len(q.on[queue.Events])-before, 5*MaxEvents)
+	expect.Equal(t, "events", len(q.on[queue.Events])-before, 5*maxEvents)
 }
 
 func BenchmarkAccept(b *testing.B) {

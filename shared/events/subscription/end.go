@@ -32,8 +32,8 @@ func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string
 	if _, err := s.permitEvents(ctx, p); err != nil {
 		return err
 	}
-	if len(url) > MaxTargetURL {
-		return fault.New(fault.Invalid, "delivery.url is longer than %d bytes", MaxTargetURL).AtLimit("targetURL", MaxTargetURL)
+	if len(url) > maxTargetURL {
+		return fault.New(fault.Invalid, "delivery.url is longer than %d bytes", maxTargetURL).AtLimit("targetURL", maxTargetURL)
 	}
 	canonical, err := match.CanonicalArguments(arguments)
 	if err != nil {

@@ -191,8 +191,8 @@ func (s *Subscription) Binding() Binding {
 }
 
 func (g *Registrar) checkTarget(url string) error {
-	if len(url) > MaxTargetURL {
-		return fault.New(fault.Invalid, "the target URL is longer than %d bytes", MaxTargetURL).AtLimit("targetURL", MaxTargetURL)
+	if len(url) > maxTargetURL {
+		return fault.New(fault.Invalid, "the target URL is longer than %d bytes", maxTargetURL).AtLimit("targetURL", maxTargetURL)
 	}
 	return g.Targets.Check(url)
 }
@@ -214,7 +214,7 @@ func idempotencyKey(p auth.Principal, key string) store.Key {
 // Limits of subscriptions (design: limits and defaults).
 const (
 	MaxURIs      = 50
-	MaxTargetURL = 2048
+	maxTargetURL = 2048
 	// rotationGrace is how long the previous secret signs as well.
 	rotationGrace = 24 * time.Hour
 )

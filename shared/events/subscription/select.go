@@ -99,8 +99,8 @@ type Choice struct {
 	parents   bool   // only subscriptions to a parent
 }
 
-// MaxSelected is how many subscriptions [Lists.Select] reads for one page.
-const MaxSelected = 100
+// maxSelected is how many subscriptions [Lists.Select] reads for one page.
+const maxSelected = 100
 
 // Selected is a subscription with the status of its deliveries.
 type Selected struct {
@@ -112,7 +112,7 @@ type Selected struct {
 // page. A page costs one query of the most selective list and one read of the records. It looks at no more than limit subscriptions,
 // so a page may have fewer matches, or none.
 func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after string, limit int) (subs []Selected, next string, err error) {
-	q := store.Query{Table: store.Subscriptions, After: after, Limit: min(limit, MaxSelected)}
+	q := store.Query{Table: store.Subscriptions, After: after, Limit: min(limit, maxSelected)}
 	records := false
 	switch {
 	case c.Principal != "":

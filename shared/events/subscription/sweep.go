@@ -180,7 +180,7 @@ func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 // isFailing reports whether the last attempt at any subscription's endpoint at an origin failed.
 func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, error) {
 	for after := ""; ; {
-		subs, next, err := l.Select(ctx, workspace, Choice{Origin: origin}, after, MaxSelected)
+		subs, next, err := l.Select(ctx, workspace, Choice{Origin: origin}, after, maxSelected)
 		if err != nil {
 			return false, err
 		}

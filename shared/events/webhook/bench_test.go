@@ -146,7 +146,7 @@ func BenchmarkCheckURL(b *testing.B) {
 	g := &Guard{}
 	b.ReportAllocs()
 	for b.Loop() {
-		_, _ = g.CheckURL("https://hooks.example.com/a/b?c=d")
+		_, _ = g.checkURL("https://hooks.example.com/a/b?c=d")
 	}
 }
 

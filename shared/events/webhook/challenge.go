@@ -39,7 +39,7 @@ type verification struct {
 // A target that the guard refuses is a fault of kind Invalid. Other failures are of kind Unavailable. Their data is
 // {"reason": category}, with one of the published categories, unless the failure was on our side.
 func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys [][]byte) error {
-	u, err := s.guard.CheckURL(target)
+	u, err := s.guard.checkURL(target)
 	if err != nil {
 		return err
 	}

@@ -232,9 +232,9 @@ func ofStatus(status int) Category {
 	return HTTP5xx
 }
 
-// ParseRetryAfter parses a Retry-After header, in seconds or as an HTTP date (RFC 9110 section 10.2.3), and limits it
+// parseRetryAfter parses a Retry-After header, in seconds or as an HTTP date (RFC 9110 section 10.2.3), and limits it
 // to 0 … [MaxRetryAfter]. It returns 0 for a malformed value.
-func ParseRetryAfter(value string, now time.Time) time.Duration {
+func parseRetryAfter(value string, now time.Time) time.Duration {
 	value = strings.TrimSpace(value)
 	if value == "" || len(value) > 64 {
 		return 0

@@ -17,8 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Guard decides where webhooks may be sent. It checks twice. [Guard.CheckURL] runs early, to tell subscribers what is
-// wrong with their URL, and again before every request. [Guard.DialContext] checks each address after DNS resolution,
+// Guard decides where webhooks may be sent. It checks twice. [Guard.checkURL] runs early, to tell subscribers what is
+// wrong with their URL, and again before every request. [Guard.dialContext] checks each address after DNS resolution,
 // just before connecting, so that changing a name's address does not get around the check.
 //
 // The zero value is strict: it allows only https to globally routable addresses on ports 443 and 8443. A Guard must
@@ -52,11 +52,11 @@ type blocked string
 
 func (b blocked) Error() string { return "the target is " + string(b) }
 
-// CheckURL parses a target and refuses URLs to which we never deliver: schemes other than https, other ports,
+// checkURL parses a target and refuses URLs to which we never deliver: schemes other than https, other ports,
 // credentials, fragments, hosts that are not in canonical form, and addresses that are not globally routable. It does
 // not resolve names. The fault is of kind Invalid and may be shown to the subscriber. The returned URL has a
 // lower-case host and omits the default port.
-func (g *Guard) CheckURL(raw string) (*url.URL, error) {
+func (g *Guard) checkURL(raw string) (*url.URL, error) {
 	u, reason := g.check(raw)
 	if reason != "" {
 		return nil, fault.New(fault.Invalid, "the target URL %s", reason)
@@ -66,7 +66,7 @@ func (g *Guard) CheckURL(raw string) (*url.URL, error) {
 
 // check returns the URL, or a description of the problem with it.
 func (g *Guard) check(raw string) (*url.URL, string) {
-	if raw == "" || len(raw) > MaxURL {
+	if raw == "" || len(raw) > maxURL {
 		return nil, "is empty or longer than 2048 bytes"
 	}
 	for i := range len(raw) {
@@ -249,9 +249,9 @@ func splitEntry(entry string) (name string, port uint16) {
 	return strings.Trim(entry, "[]"), 0
 }
 
-// DialContext connects to host:port, and refuses each address that is not allowed just before connecting to it. It
+// dialContext connects to host:port, and refuses each address that is not allowed just before connecting to it. It
 // resolves names as absolute names, so the machine's search list does not apply.
-func (g *Guard) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+func (g *Guard) dialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, blocked("no host and port")

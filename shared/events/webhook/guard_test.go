@@ -211,7 +211,7 @@ func TestGuard_CheckURL(t *testing.T) {
 		"https://user@example.com/x@y":              "",
 		"https://example.com/x@y":                   "https://example.com/x@y",
 	} {
-		u, err := g.CheckURL(in)
+		u, err := g.checkURL(in)
 		switch {
 		case want == "" && !fault.Is(err, fault.Invalid):
 			t.Errorf("SRF-04 %s is accepted: %v", in, err)
@@ -224,17 +224,17 @@ func TestGuard_CheckURL(t *testing.T) {
 			"https://example.com:22/":    "the target URL has port 22, which is not allowed (allowed: 443, 8443)",
 			"https://example.com:65536/": `the target URL has the port "65536", not a number from 1 to 65535`,
 		} {
-			if _, err := g.CheckURL(target); err == nil || err.Error() != want {
+			if _, err := g.checkURL(target); err == nil || err.Error() != want {
 				t.Errorf("%s: got %v", target, err)
 			}
 		}
 	})
 	t.Run("SRF-04 the port policy can be replaced", func(t *testing.T) {
 		g := &Guard{Ports: []uint16{9443}}
-		if _, err := g.CheckURL("https://example.com/"); err == nil {
+		if _, err := g.checkURL("https://example.com/"); err == nil {
 			t.Error("443 is accepted")
 		}
-		if _, err := g.CheckURL("https://example.com:9443/"); err != nil {
+		if _, err := g.checkURL("https://example.com:9443/"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -245,13 +245,13 @@ func TestGuard_CheckURL(t *testing.T) {
 			"https://10.0.0.1/": true, "http://127.1/": false, "http://169.254.169.254/": false, "http://[::ffff:169.254.169.254]/": false,
 			"http://127.0.0.1:8080/events": false, "http://0.0.0.0:8080/": false, "http://[::1]:8080/": false, "ftp://127.0.0.1/": false, "http://u@127.0.0.1/": false,
 		} {
-			if _, err := g.CheckURL(in); (err == nil) != allowed {
+			if _, err := g.checkURL(in); (err == nil) != allowed {
 				t.Errorf("%s: %v", in, err)
 			}
 		}
 		names := newNameServer(t, localhost)
 		g.Resolver = names.resolver()
-		if c, err := g.DialContext(t.Context(), "tcp", "a.example.com:8080"); err == nil {
+		if c, err := g.dialContext(t.Context(), "tcp", "a.example.com:8080"); err == nil {
 			_ = c.Close()
 			t.Error("a name leads to the server itself")
 		}

@@ -81,7 +81,7 @@ func deliver(t *testing.T) []delivery {
 	foreign, _ := NewSecret()
 	rawSecret, rawKey := NewRawSecret()
 	shortest, longest := bytes.Repeat([]byte{0xff}, minKey), bytes.Repeat([]byte{0xfe}, maxKey)
-	all := []string{secret, older, foreign, rawSecret, FormatSecret(shortest), FormatSecret(longest)}
+	all := []string{secret, older, foreign, rawSecret, formatSecret(shortest), formatSecret(longest)}
 
 	var out []delivery
 	for _, tt := range []struct {

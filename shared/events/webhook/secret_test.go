@@ -92,7 +92,7 @@ func FuzzParseSecret(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if FormatSecret(key) != secret {
+		if formatSecret(key) != secret {
 			t.Fatalf("%q can be written in two ways", secret)
 		}
 		if _, err := standardwebhooks.NewWebhook(secret); err != nil {

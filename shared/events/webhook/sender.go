@@ -45,14 +45,14 @@ const (
 const (
 	// MaxBody is the maximum size of a sent body, in bytes.
 	MaxBody = 256 << 10
-	// MaxURL is the maximum length of a target URL, in bytes.
-	MaxURL = 2048
+	// maxURL is the maximum length of a target URL, in bytes.
+	maxURL = 2048
 	// maxAnswer is how much of a response body is read, in bytes.
 	maxAnswer = 16 << 10
 	// maxAnswerHeader is the maximum size of a response header, including informational responses.
 	maxAnswerHeader = 32 << 10
-	// DefaultTimeout limits exchanges for which no other timeout is given.
-	DefaultTimeout = 20 * time.Second
+	// defaultTimeout limits exchanges for which no other timeout is given.
+	defaultTimeout = 20 * time.Second
 	// MaxRetryAfter is the longest delay that an endpoint can request.
 	MaxRetryAfter = 24 * time.Hour
 )
@@ -107,7 +107,7 @@ type Request struct {
 	// RawSecret adds the header X-Hub-Signature-256.
 	RawSecret []byte
 	// Timeout limits the whole exchange, from name resolution to the end of the response. The default is
-	// [DefaultTimeout].
+	// [defaultTimeout].
 	Timeout time.Duration
 	// KeepResponse asks for [Outcome.Response].
 	KeepResponse bool
@@ -134,7 +134,7 @@ func NewSender(o Options) *Sender {
 		targets: bounded.NewMap[string, *url.URL](8192),
 	}
 	s.conns = newConnLimit(o.MaxConns, s.Close)
-	s.connect = s.limitDial(s.guard.DialContext)
+	s.connect = s.limitDial(s.guard.dialContext)
 	config := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		RootCAs:            o.RootCAs,
@@ -190,9 +190,9 @@ var contentType = []string{"application/json"}
 // body together.
 func bodyOf(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
 
-// Check checks a target before anything is sent, see [Guard.CheckURL].
+// Check checks a target before anything is sent, see [Guard.checkURL].
 func (s *Sender) Check(target string) error {
-	_, err := s.guard.CheckURL(target)
+	_, err := s.guard.checkURL(target)
 	return err
 }
 
@@ -214,7 +214,7 @@ func (s *Sender) Send(ctx context.Context, r Request) Outcome {
 		o.Status, o.Category, o.Err = resp.status, failure.Category, failure
 	} else if o.Status, o.Category = resp.status, ofStatus(resp.status); o.Category != "" {
 		o.Err = &Failure{o.Category, "status " + strconv.Itoa(o.Status)}
-		o.RetryAfter = ParseRetryAfter(resp.retryAfter, s.now())
+		o.RetryAfter = parseRetryAfter(resp.retryAfter, s.now())
 		o.Response = strings.ToValidUTF8(string(resp.body[:min(len(resp.body), MaxKept)]), "\uFFFD")
 	}
 	o.Took = time.Since(started)
@@ -264,7 +264,7 @@ func onceAgain(body []byte) func() (io.ReadCloser, error) {
 // exchange sends a request and reads the response, within the timeout.
 func (s *Sender) exchange(parent context.Context, req *http.Request, timeout time.Duration, keep []byte) (answer, *Failure) {
 	if timeout <= 0 {
-		timeout = DefaultTimeout
+		timeout = defaultTimeout
 	}
 	ctx, cancel := context.WithTimeout(parent, timeout)
 	defer cancel()

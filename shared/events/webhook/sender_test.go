@@ -221,7 +221,7 @@ func TestSend_RetryAfter(t *testing.T) {
 		"Fri, 21 Nov 2036 12:00:00 GMT":    24 * time.Hour,
 		strings.Repeat("1", 10_000):        0,
 	} {
-		expect.Equal(t, fmt.Sprintf("%.40q", value), ParseRetryAfter(value, now), want)
+		expect.Equal(t, fmt.Sprintf("%.40q", value), parseRetryAfter(value, now), want)
 	}
 
 	srv := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -85,11 +85,11 @@ const (
 func NewSecret() (secret string, key []byte) {
 	key = make([]byte, newKey)
 	_, _ = rand.Read(key) // never fails; the program ends instead
-	return FormatSecret(key), key
+	return formatSecret(key), key
 }
 
-// FormatSecret returns the whsec_ text of a key.
-func FormatSecret(key []byte) string {
+// formatSecret returns the whsec_ text of a key.
+func formatSecret(key []byte) string {
 	return secretPrefix + base64.StdEncoding.EncodeToString(key)
 }
 

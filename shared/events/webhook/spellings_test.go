@@ -80,7 +80,7 @@ func spellings() []string {
 		" https://example.com/", "https://example.com/ ", "\thttps://example.com/", "https ://example.com/", "https\n://example.com/", "h\x00ttps://example.com/", "\ufeffhttps://example.com/",
 		"https:\\\\example.com\\", "https:/\\example.com/", "https:\\/example.com/", "https://\\127.0.0.1/", "https://example.com\\.127.0.0.1/",
 		"https://example.com/\r\nX-Injected: 1", "https://example.com/%", "https://example.com/%zz", "https://example.com/\x00", "https://example.com/ü", "https://example.com/a b", "https://example.com/?q=\n", "https://example.com/#fragment", "https://example.com/#",
-		"https://example.com/"+strings.Repeat("a", MaxURL), "view-source:https://example.com/", "https://[::ffff:a9fe:a9fe]/latest/meta-data/", "https://0xa9fea9fe/latest/meta-data/", "https://169.254.169.254.xip.example../",
+		"https://example.com/"+strings.Repeat("a", maxURL), "view-source:https://example.com/", "https://[::ffff:a9fe:a9fe]/latest/meta-data/", "https://0xa9fea9fe/latest/meta-data/", "https://169.254.169.254.xip.example../",
 	)
 	return all
 }
@@ -153,7 +153,7 @@ func TestGuard_Spellings(t *testing.T) {
 				t.Errorf("%.80q: got %+v", target, o)
 			}
 			// and call the dialer directly.
-			if conn, err := guard.DialContext(t.Context(), "tcp", u.Host); err == nil {
+			if conn, err := guard.dialContext(t.Context(), "tcp", u.Host); err == nil {
 				_ = conn.Close()
 				t.Errorf("%.80q: a connection", target)
 			}
@@ -179,14 +179,14 @@ func FuzzGuard_CheckURL(f *testing.F) {
 	f.Add("https://example.com:8443/a?b=c")
 	g := &Guard{BlockedHosts: []string{"own.example.net"}}
 	f.Fuzz(func(t *testing.T, raw string) {
-		u, err := g.CheckURL(raw)
+		u, err := g.checkURL(raw)
 		if err != nil {
 			if !fault.Is(err, fault.Invalid) {
 				t.Fatalf("kind of %v", err)
 			}
 			return
 		}
-		again, err := g.CheckURL(u.String())
+		again, err := g.checkURL(u.String())
 		if err != nil || again.String() != u.String() {
 			t.Fatalf("%q became %q, then %v, %v", raw, u, again, err)
 		}
@@ -210,7 +210,7 @@ func FuzzParseRetryAfter(f *testing.F) {
 	f.Add("Sat, 21 Nov 2026 12:10:00 GMT")
 	f.Add(strconv.Itoa(1 << 62))
 	f.Fuzz(func(t *testing.T, value string) {
-		if d := ParseRetryAfter(value, now); d < 0 || d > MaxRetryAfter {
+		if d := parseRetryAfter(value, now); d < 0 || d > MaxRetryAfter {
 			t.Fatalf("%q: %s", value, d)
 		}
 	})

@@ -31,7 +31,7 @@ func (r Rules) Empty() bool { return len(r.Allow) == 0 && len(r.Deny) == 0 && le
 // Limits of the rules. MaxGlob is in bytes, and MaxGlobs applies to each member of the rules. Where there are rules, they deny a name of
 // more than maxName bytes.
 const (
-	MaxGlob  = 256
+	maxGlob  = 256
 	MaxGlobs = 100
 	maxName  = 2048
 )
@@ -41,8 +41,8 @@ func CheckGlob(glob string) error {
 	switch {
 	case glob == "":
 		return fmt.Errorf("the glob is empty")
-	case len(glob) > MaxGlob:
-		return fmt.Errorf("the glob has %d bytes (allowed: up to %d)", len(glob), MaxGlob)
+	case len(glob) > maxGlob:
+		return fmt.Errorf("the glob has %d bytes (allowed: up to %d)", len(glob), maxGlob)
 	case !utf8.ValidString(glob) || strings.ContainsFunc(glob, unicode.IsControl):
 		return fmt.Errorf("the glob has control characters or invalid Unicode")
 	}

@@ -116,12 +116,12 @@ func TestRulesForURIs(t *testing.T) {
 }
 
 func TestCheckGlob(t *testing.T) {
-	for _, glob := range []string{"*", "get_*", "file:///data/*", "файл*", strings.Repeat("a", MaxGlob)} {
+	for _, glob := range []string{"*", "get_*", "file:///data/*", "файл*", strings.Repeat("a", maxGlob)} {
 		if err := CheckGlob(glob); err != nil {
 			t.Errorf("%q: %v", glob, err)
 		}
 	}
-	for _, glob := range []string{"", strings.Repeat("a", MaxGlob+1), "a\nb", "a\xff", "%252525252e", "x://a?/../b"} {
+	for _, glob := range []string{"", strings.Repeat("a", maxGlob+1), "a\nb", "a\xff", "%252525252e", "x://a?/../b"} {
 		if CheckGlob(glob) == nil {
 			t.Errorf("%q: got no error", glob)
 		}
@@ -130,7 +130,7 @@ func TestCheckGlob(t *testing.T) {
 
 // GWN-25: no glob and no name keep the gateway busy, for example a name that almost fits in very many ways.
 func TestGlobsAreFast(t *testing.T) {
-	glob, name := strings.Repeat("*a", MaxGlob/2-1)+"*b", strings.Repeat("a", maxName)
+	glob, name := strings.Repeat("*a", maxGlob/2-1)+"*b", strings.Repeat("a", maxName)
 	began := time.Now()
 	if match(glob, name) {
 		t.Errorf("%.20q… matches a text without b", glob)

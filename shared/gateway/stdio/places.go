@@ -15,8 +15,8 @@ const (
 	maxPerPrincipal = 16
 )
 
-// LimitProcesses is the name of the limit in errors.
-const LimitProcesses = "backendProcesses"
+// limitProcesses is the name of the limit in errors.
+const limitProcesses = "backendProcesses"
 
 // place adds a process to the running ones. If a limit is reached, it first ends another process and waits for its end:
 //
@@ -58,7 +58,7 @@ func (t *Transport) place(ctx context.Context, p *process) error {
 
 func exhausted(b api.Backend, limit int) error {
 	e := unsent(fault.Exhausted, b, "has no process for a further session, because calls are running in all of them")
-	e.Fault = e.Fault.AtLimit(LimitProcesses, float64(limit))
+	e.Fault = e.Fault.AtLimit(limitProcesses, float64(limit))
 	return e
 }
 

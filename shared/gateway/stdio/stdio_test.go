@@ -624,7 +624,7 @@ func TestPlaces(t *testing.T) {
 		f := newFixture(t, "legacy", limit(10, 1))
 		busy(f, f.session("default/a"))
 		_, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125, Holder: "default/a"})
-		if !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != LimitProcesses {
+		if !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != limitProcesses {
 			t.Errorf("got %v, want the limit", err)
 		}
 	})

@@ -22,11 +22,11 @@ import (
 
 // The names of the tools.
 const (
-	ListEventTypes = "list_event_types"
-	Subscribe      = "subscribe"
-	Unsubscribe    = "unsubscribe"
-	RecentEvents   = "recent_events"
-	WaitForEvent   = "wait_for_event"
+	listEventTypes = "list_event_types"
+	subscribe      = "subscribe"
+	unsubscribe    = "unsubscribe"
+	recentEvents   = "recent_events"
+	waitForEvent   = "wait_for_event"
 )
 
 // The limits of a result and of a wait.
@@ -35,9 +35,9 @@ const (
 	DefaultEvents, MaxEvents = 20, 50
 	// MaxBytes limits the data of a result, or its event types, because a model has to read them.
 	MaxBytes = 64 << 10
-	// DefaultWait and MaxWait limit wait_for_event, in seconds. The default is below the 60 s after which many clients give up
+	// defaultWait and maxWait limit wait_for_event, in seconds. The default is below the 60 s after which many clients give up
 	// a request.
-	DefaultWait, MaxWait = 50, 600
+	defaultWait, maxWait = 50, 600
 	// ProgressEvery is the time between two progress notifications of a wait, and ProgressMessage is their text.
 	ProgressEvery   = 5 * time.Second
 	ProgressMessage = "no event yet"
@@ -91,7 +91,7 @@ func Tools(keepsSubscriptions bool) []Tool {
 	limit := fmt.Sprintf(limitInput, MaxEvents, DefaultEvents)
 	tools := []Tool{
 		{
-			Name: ListEventTypes, Title: "List event types",
+			Name: listEventTypes, Title: "List event types",
 			Description: "List the types of events that you can subscribe to, each with its arguments as a JSON Schema. Call this first.",
 			InputSchema: object(`"after":{"type":"string","description":"name of an event type: list the types after it, if there were more"}`, ``),
 			OutputSchema: object(`"eventTypes":{"type":"array","items":{"type":"object","properties":{"name":{"type":"string"},"description":{"type":"string"},`+
@@ -99,7 +99,7 @@ func Tools(keepsSubscriptions bool) []Tool {
 				`"more":{"type":"boolean","description":"there are more: call again with the last name in after"}`, `"eventTypes"`),
 		},
 		{
-			Name: Subscribe, Title: "Subscribe to events",
+			Name: subscribe, Title: "Subscribe to events",
 			Description: "Start to follow the events of one type, from now on. The arguments select events; they must fit the type's argument schema. " +
 				"Returns a subscription, a text for wait_for_event and recent_events. Keep the text, and copy it exactly.",
 			InputSchema: object(`"name":{"type":"string","description":"name of the event type"},`+
@@ -107,22 +107,22 @@ func Tools(keepsSubscriptions bool) []Tool {
 			OutputSchema: object(`"subscription":{"type":"string","description":"for the other tools"}`, `"subscription"`),
 		},
 		{
-			Name: Unsubscribe, Title: "Unsubscribe",
+			Name: unsubscribe, Title: "Unsubscribe",
 			Description:  "Stop a subscription that you no longer need.",
 			InputSchema:  object(one, `"subscription"`),
 			OutputSchema: object(`"ended":{"type":"boolean","description":"false if there was no such subscription"}`, `"ended"`),
 		},
 		{
-			Name: RecentEvents, Title: "Read events",
+			Name: recentEvents, Title: "Read events",
 			Description:  "Read the events that you have not read yet, oldest first, without waiting." + endOfDescription,
 			InputSchema:  object(readFrom+`,`+limit, required),
 			OutputSchema: object(eventsOutput, `"events"`),
 		},
 		{
-			Name: WaitForEvent, Title: "Wait for an event",
+			Name: waitForEvent, Title: "Wait for an event",
 			Description: "Wait for events that you have not read yet, and read them, oldest first. Returns immediately if there are some, and with timedOut if none " +
 				"arrived in time; then call it again, or do something else." + endOfDescription,
-			InputSchema:  object(readFrom+`,`+limit+`,`+fmt.Sprintf(waitInput, MaxWait, DefaultWait), required),
+			InputSchema:  object(readFrom+`,`+limit+`,`+fmt.Sprintf(waitInput, maxWait, defaultWait), required),
 			OutputSchema: object(eventsOutput+`,"timedOut":{"type":"boolean","description":"no event arrived in time"}`, `"events"`),
 		},
 	}
@@ -136,9 +136,9 @@ func Tools(keepsSubscriptions bool) []Tool {
 type Source interface {
 	// EventTypes returns the event types that the caller can subscribe to.
 	EventTypes(ctx context.Context) ([]EventType, error)
-	// Subscribe starts a subscription to the events from now on, and returns the text that names it.
+	// subscribe starts a subscription to the events from now on, and returns the text that names it.
 	Subscribe(ctx context.Context, name string, arguments json.RawMessage) (subscription string, err error)
-	// Unsubscribe ends a subscription. It reports false if there is no such subscription.
+	// unsubscribe ends a subscription. It reports false if there is no such subscription.
 	Unsubscribe(ctx context.Context, subscription string) (ended bool, err error)
 	// Read returns the unread events of a subscription. If all events are read, it waits for the next ones as long as the query says.
 	Read(ctx context.Context, q Query) (*Events, error)
@@ -214,15 +214,15 @@ func Call(ctx context.Context, s Source, tool string, arguments json.RawMessage)
 		return nil, err
 	}
 	switch tool {
-	case ListEventTypes:
+	case listEventTypes:
 		return listTypes(ctx, s, in.after)
-	case Subscribe:
+	case subscribe:
 		if in.name == "" {
 			return nil, fault.New(fault.Invalid, "name is missing")
 		}
 		subscription, err := s.Subscribe(ctx, in.name, in.arguments)
 		return map[string]string{"subscription": subscription}, err
-	case Unsubscribe:
+	case unsubscribe:
 		ended, err := s.Unsubscribe(ctx, in.subscription)
 		return map[string]bool{"ended": ended}, err
 	}
@@ -238,27 +238,27 @@ type input struct {
 
 // parse reads the arguments of a tool, which are an object or absent.
 func parse(tool string, raw json.RawMessage) (in input, err error) {
-	reads := tool == RecentEvents || tool == WaitForEvent
+	reads := tool == recentEvents || tool == waitForEvent
 	in.limit = DefaultEvents
-	if tool == WaitForEvent {
-		in.seconds = DefaultWait
+	if tool == waitForEvent {
+		in.seconds = defaultWait
 	}
 	for key, value := range jsonrpc.Members(raw) {
 		ok := true
 		switch name := string(key); {
 		case string(value) == "null":
-		case name == "name" && tool == Subscribe:
+		case name == "name" && tool == subscribe:
 			in.name, ok = jsonrpc.String(value)
-		case name == "arguments" && tool == Subscribe:
+		case name == "arguments" && tool == subscribe:
 			in.arguments, ok = value, value[0] == '{'
-		case name == "after" && tool == ListEventTypes:
+		case name == "after" && tool == listEventTypes:
 			in.after, ok = jsonrpc.String(value)
-		case name == "subscription" && (reads || tool == Unsubscribe):
+		case name == "subscription" && (reads || tool == unsubscribe):
 			in.subscription, ok = jsonrpc.String(value)
 		case name == "limit" && reads:
 			in.limit, err = parseCount(name, value, MaxEvents)
-		case name == "seconds" && tool == WaitForEvent:
-			in.seconds, err = parseCount(name, value, MaxWait)
+		case name == "seconds" && tool == waitForEvent:
+			in.seconds, err = parseCount(name, value, maxWait)
 		default:
 			err = fault.New(fault.Invalid, "%s takes no argument %.64q", tool, name)
 		}

@@ -20,8 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// DefaultRetention is how long entries are kept: a year and a month.
-const DefaultRetention = 400 * 24 * time.Hour
+// defaultRetention is how long entries are kept: a year and a month.
+const defaultRetention = 400 * 24 * time.Hour
 
 // Entry is an action of a person.
 type Entry struct {
@@ -85,7 +85,7 @@ func (t *Trail) add(ctx context.Context, workspace string, e Entry) error {
 	}
 	keep := t.Retention
 	if keep == 0 {
-		keep = DefaultRetention
+		keep = defaultRetention
 	}
 	err = t.DB.Write(ctx, store.Put(store.Item{
 		Key:   store.Key{Table: store.Settings, Partition: partition(workspace), Sort: e.ID},

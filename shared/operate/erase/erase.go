@@ -38,13 +38,13 @@ type Eraser struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Trail         *audit.Trail
-	// Most limits the items that a run erases; 0 means [DefaultMost].
+	// Most limits the items that a run erases; 0 means [defaultMost].
 	Most int
 }
 
 const (
-	// DefaultMost is a number of items that a run erases within seconds on both stores.
-	DefaultMost = 5000
+	// defaultMost is a number of items that a run erases within seconds on both stores.
+	defaultMost = 5000
 	maxCounted  = 100_000 // items of a dry run
 	maxEnded    = 500     // ended subscriptions of a run
 	flushAt     = 500     // deletions that are written together
@@ -88,7 +88,7 @@ func (e *Eraser) Erase(ctx context.Context, workspace, principal string, dry boo
 	case dry:
 		r.left = maxCounted
 	case r.left == 0:
-		r.left = DefaultMost
+		r.left = defaultMost
 	}
 	err := r.eraseAll(ctx)
 	if enough := errors.Is(err, errEnough); err == nil || enough {

@@ -29,16 +29,16 @@ import (
 
 // Environment variables that [Load] reads. The SDKs use the same names.
 const (
-	EnvRegion        = "AWS_REGION"
-	EnvDefaultRegion = "AWS_DEFAULT_REGION"
-	EnvAccessKey     = "AWS_ACCESS_KEY_ID"
-	EnvSecretKey     = "AWS_SECRET_ACCESS_KEY"
-	EnvSessionToken  = "AWS_SESSION_TOKEN"
+	envRegion        = "AWS_REGION"
+	envDefaultRegion = "AWS_DEFAULT_REGION"
+	envAccessKey     = "AWS_ACCESS_KEY_ID"
+	envSecretKey     = "AWS_SECRET_ACCESS_KEY"
+	envSessionToken  = "AWS_SESSION_TOKEN"
 	// EnvEndpoint is the base URL of all services, for example an emulator's URL. With the suffix "_DYNAMODB", "_SQS" or another
 	// service's name it is the base URL of that service.
 	EnvEndpoint = "AWS_ENDPOINT_URL"
-	// EnvAttempts is the largest number of attempts per request.
-	EnvAttempts = "AWS_MAX_ATTEMPTS"
+	// envAttempts is the largest number of attempts per request.
+	envAttempts = "AWS_MAX_ATTEMPTS"
 )
 
 const defaultAttempts = 5
@@ -51,15 +51,15 @@ func Load() (aws.Config, error) {
 
 func load(getenv func(string) string) (aws.Config, error) {
 	cfg := aws.Config{
-		Region:           cmp.Or(getenv(EnvRegion), getenv(EnvDefaultRegion)),
+		Region:           cmp.Or(getenv(envRegion), getenv(envDefaultRegion)),
 		RetryMaxAttempts: defaultAttempts,
 		ConfigSources:    []any{serviceEndpoints{getenv}},
 		HTTPClient:       NewHTTPClient(requestLimit),
 	}
-	if text := getenv(EnvAttempts); text != "" {
+	if text := getenv(envAttempts); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > 100 {
-			return aws.Config{}, fault.New(fault.Invalid, "%s must be a number from 1 to 100, not %q", EnvAttempts, text)
+			return aws.Config{}, fault.New(fault.Invalid, "%s must be a number from 1 to 100, not %q", envAttempts, text)
 		}
 		cfg.RetryMaxAttempts = n
 	}
@@ -74,9 +74,9 @@ func load(getenv func(string) string) (aws.Config, error) {
 	}
 
 	creds := aws.Credentials{
-		AccessKeyID:     getenv(EnvAccessKey),
-		SecretAccessKey: getenv(EnvSecretKey),
-		SessionToken:    getenv(EnvSessionToken),
+		AccessKeyID:     getenv(envAccessKey),
+		SecretAccessKey: getenv(envSecretKey),
+		SessionToken:    getenv(envSessionToken),
 		Source:          "environment",
 	}
 	if local && creds.AccessKeyID == "" {
@@ -87,9 +87,9 @@ func load(getenv func(string) string) (aws.Config, error) {
 	}
 	switch {
 	case cfg.Region == "":
-		return aws.Config{}, fault.New(fault.Invalid, "%s is not set", EnvRegion)
+		return aws.Config{}, fault.New(fault.Invalid, "%s is not set", envRegion)
 	case creds.AccessKeyID == "" || creds.SecretAccessKey == "":
-		return aws.Config{}, fault.New(fault.Invalid, "%s and %s are not both set", EnvAccessKey, EnvSecretKey)
+		return aws.Config{}, fault.New(fault.Invalid, "%s and %s are not both set", envAccessKey, envSecretKey)
 	}
 	cfg.Credentials = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return creds, nil })
 	return cfg, nil

@@ -36,7 +36,7 @@ func TestLoad(t *testing.T) {
 		wantTries  int
 	}{
 		"the environment of Lambda": {
-			env:        env(EnvRegion, "eu-central-1", EnvAccessKey, "AKIA", EnvSecretKey, "s", EnvSessionToken, "t"),
+			env:        env(envRegion, "eu-central-1", envAccessKey, "AKIA", envSecretKey, "s", envSessionToken, "t"),
 			wantRegion: "eu-central-1", wantKey: "AKIA", wantTries: defaultAttempts,
 		},
 		"an emulator on this machine needs no credentials": {
@@ -44,7 +44,7 @@ func TestLoad(t *testing.T) {
 			wantRegion: "us-east-1", wantKey: "test", wantBase: "http://127.0.0.1:4566", wantTries: defaultAttempts,
 		},
 		"settings win over the defaults for an emulator": {
-			env:        env(EnvEndpoint, "http://localhost:4566", EnvDefaultRegion, "eu-west-1", EnvAccessKey, "A", EnvSecretKey, "s", EnvAttempts, "9"),
+			env:        env(EnvEndpoint, "http://localhost:4566", envDefaultRegion, "eu-west-1", envAccessKey, "A", envSecretKey, "s", envAttempts, "9"),
 			wantRegion: "eu-west-1", wantKey: "A", wantBase: "http://localhost:4566", wantTries: 9,
 		},
 	}
@@ -69,11 +69,11 @@ func TestLoad(t *testing.T) {
 
 func TestLoadRefuses(t *testing.T) {
 	tests := map[string]func(string) string{
-		"no region":                            env(EnvAccessKey, "A", EnvSecretKey, "s"),
-		"no credentials":                       env(EnvRegion, "us-east-1"),
-		"no credentials for a remote endpoint": env(EnvRegion, "us-east-1", EnvEndpoint, "https://vpce.example"),
+		"no region":                            env(envAccessKey, "A", envSecretKey, "s"),
+		"no credentials":                       env(envRegion, "us-east-1"),
+		"no credentials for a remote endpoint": env(envRegion, "us-east-1", EnvEndpoint, "https://vpce.example"),
 		"an endpoint that is not a URL":        env(EnvEndpoint, "127.0.0.1:4566"),
-		"a number of attempts that is text":    env(EnvEndpoint, "http://127.0.0.1:1", EnvAttempts, "many"),
+		"a number of attempts that is text":    env(EnvEndpoint, "http://127.0.0.1:1", envAttempts, "many"),
 	}
 	for name, getenv := range tests {
 		t.Run(name, func(t *testing.T) {

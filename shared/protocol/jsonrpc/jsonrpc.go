@@ -63,11 +63,11 @@ type Message struct {
 	Raw json.RawMessage
 }
 
-// MaxBatch is the maximum number of messages in a batch.
-const MaxBatch = 1000
+// maxBatch is the maximum number of messages in a batch.
+const maxBatch = 1000
 
 // Split checks that body is JSON in UTF-8 with a nesting of at most [MaxDepth], and returns the elements of a batch. The error has
-// the code [ParseError], or [InvalidRequest] for a batch that is empty or has more than [MaxBatch] messages.
+// the code [ParseError], or [InvalidRequest] for a batch that is empty or has more than [maxBatch] messages.
 func Split(body []byte) (elements []json.RawMessage, batch bool, err *Error) {
 	return SplitDeep(body, MaxDepth)
 }
@@ -88,8 +88,8 @@ func SplitDeep(body []byte, maxDepth int) (elements []json.RawMessage, batch boo
 		return []json.RawMessage{body}, false, nil
 	}
 	for v := range Elements(body) {
-		if len(elements) == MaxBatch {
-			return nil, true, &Error{Code: InvalidRequest, Message: fmt.Sprintf("the batch has more than %d messages", MaxBatch)}
+		if len(elements) == maxBatch {
+			return nil, true, &Error{Code: InvalidRequest, Message: fmt.Sprintf("the batch has more than %d messages", maxBatch)}
 		}
 		elements = append(elements, v)
 	}

@@ -77,7 +77,7 @@ func TestSplit(t *testing.T) {
 	}{
 		{name: "batch", in: ` [ {"a":1} , 2,"]"] `, want: []string{`{"a":1}`, `2`, `"]"`}, batch: true},
 		{name: "empty batch", in: `[]`, batch: true, code: InvalidRequest},
-		{name: "batch too long", in: "[" + strings.Repeat("1,", MaxBatch) + "1]", batch: true, code: InvalidRequest},
+		{name: "batch too long", in: "[" + strings.Repeat("1,", maxBatch) + "1]", batch: true, code: InvalidRequest},
 		{name: "empty", in: " \n", code: ParseError},
 		{name: "truncated", in: `{"jsonrpc":`, code: ParseError},
 		{name: "two values", in: `{} {}`, code: ParseError},

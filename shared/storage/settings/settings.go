@@ -192,8 +192,8 @@ const MaxAge = 5 * time.Second
 const (
 	// RecheckAfter is when one caller looks for a new version. The others get the document from memory until MaxAge.
 	RecheckAfter = 2 * time.Second
-	// RetryAfter is the pause after a failed read.
-	RetryAfter = time.Second
+	// retryAfter is the pause after a failed read.
+	retryAfter = time.Second
 	// MaxStale is how long the last document is used while the store does not answer.
 	MaxStale = 5 * time.Minute
 	// maxHeld bounds the documents in memory, because callers choose the names of workspaces.
@@ -283,7 +283,7 @@ func (c *Cache[T]) hold(name string) (held *refresh.Value[parsed[T]], notified b
 	}
 	document := c.kind + name
 	o := refresh.Options{
-		Name: document, Fresh: RecheckAfter, Shared: MaxAge, Stale: MaxStale, Backoff: RetryAfter, Timeout: MaxAge, Now: c.now,
+		Name: document, Fresh: RecheckAfter, Shared: MaxAge, Stale: MaxStale, Backoff: retryAfter, Timeout: MaxAge, Now: c.now,
 	}
 	if c.notified {
 		o.Fresh = refresh.Forever

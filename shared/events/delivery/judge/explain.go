@@ -29,21 +29,21 @@ type Kind string
 
 // The kinds. Each outcome has exactly one of them.
 const (
-	KindDelivered Kind = "delivered"
-	// KindWaiting means that the next attempt is due, or will be.
-	KindWaiting Kind = "waiting"
-	// KindDead means that the delivery was given up and is a dead letter.
-	KindDead Kind = "dead"
-	// KindFiltered means that the subscription asks for other events.
-	KindFiltered  Kind = "filtered"
-	KindPaused    Kind = "paused"
-	KindSuspended Kind = "suspended"
-	// KindLater means that the subscription was made after the event was published.
-	KindLater        Kind = "subscribedLater"
-	KindEnded        Kind = "ended"
-	KindNotPermitted Kind = "notPermitted"
-	// KindUnrecorded means that the delivery log does not keep enough to tell, for example because it keeps no successes.
-	KindUnrecorded Kind = "unrecorded"
+	kindDelivered Kind = "delivered"
+	// kindWaiting means that the next attempt is due, or will be.
+	kindWaiting Kind = "waiting"
+	// kindDead means that the delivery was given up and is a dead letter.
+	kindDead Kind = "dead"
+	// kindFiltered means that the subscription asks for other events.
+	kindFiltered  Kind = "filtered"
+	kindPaused    Kind = "paused"
+	kindSuspended Kind = "suspended"
+	// kindLater means that the subscription was made after the event was published.
+	kindLater        Kind = "subscribedLater"
+	kindEnded        Kind = "ended"
+	kindNotPermitted Kind = "notPermitted"
+	// kindUnrecorded means that the delivery log does not keep enough to tell, for example because it keeps no successes.
+	kindUnrecorded Kind = "unrecorded"
 )
 
 // Outcome tells what became of an event for one subscription, and why.
@@ -280,7 +280,7 @@ func (o *Outcome) ended() bool {
 }
 
 func (o *Outcome) end() {
-	o.Kind, o.Why = KindEnded, "the subscription has ended"
+	o.Kind, o.Why = kindEnded, "the subscription has ended"
 	if o.Subscription != nil && o.Subscription.Reason != "" {
 		o.Why += ": " + o.Subscription.Reason
 	}
@@ -326,14 +326,14 @@ func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, d
 }
 
 func (o *Outcome) giveUp() {
-	o.Kind, o.Why = KindDead, "given up without an attempt"
+	o.Kind, o.Why = kindDead, "given up without an attempt"
 	if o.Attempts > 0 {
 		o.Why = fmt.Sprintf("given up after %s; %s", attempts(o.Attempts), failure(o.Category, o.Status))
 	}
 }
 
 func (o *Outcome) suspend() {
-	o.Kind = KindSuspended
+	o.Kind = kindSuspended
 	o.Why = "the subscription is suspended: " + o.Subscription.Reason + "; its next refresh brings the event"
 	if o.Subscription.Suspended != 0 {
 		o.At = time.UnixMicro(o.Subscription.Suspended)
@@ -341,7 +341,7 @@ func (o *Outcome) suspend() {
 }
 
 func (o *Outcome) wait(due time.Time) {
-	o.Kind, o.Next, o.Why = KindWaiting, due, "the first attempt is due"
+	o.Kind, o.Next, o.Why = kindWaiting, due, "the first attempt is due"
 	if o.Attempts > 0 {
 		o.Why = fmt.Sprintf("%s; attempt %d follows", failure(o.Category, o.Status), o.Attempts+1)
 	}
@@ -354,10 +354,10 @@ func (x *Explainer) explainPause(ctx context.Context, s *subject, o *Outcome, na
 		return err
 	}
 	if sw == nil { // it was resumed, and its messages return within minutes
-		o.Kind, o.Why = KindWaiting, "a pause has ended, and the delivery continues within minutes"
+		o.Kind, o.Why = kindWaiting, "a pause has ended, and the delivery continues within minutes"
 		return nil
 	}
-	o.Kind, o.Switch, o.Why = KindPaused, sw, describePause(sw)
+	o.Kind, o.Switch, o.Why = kindPaused, sw, describePause(sw)
 	if o.At.IsZero() {
 		o.At = sw.At
 	}
@@ -390,7 +390,7 @@ func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, 
 	o.At, o.Attempts, o.Status, o.Category = last.At, last.Attempt, last.Status, last.Category
 	switch {
 	case last.Outcome() == records.Delivered:
-		o.Kind, o.Why = KindDelivered, fmt.Sprintf("the endpoint answered %d to attempt %d", last.Status, last.Attempt)
+		o.Kind, o.Why = kindDelivered, fmt.Sprintf("the endpoint answered %d to attempt %d", last.Status, last.Attempt)
 	case last.Outcome() == records.Dead:
 		o.giveUp()
 	case o.ended():
@@ -411,7 +411,7 @@ func (x *Explainer) explainUnstored(ctx context.Context, s *subject, o *Outcome,
 		o.wait(due)
 		return nil
 	}
-	o.Kind, o.Why = KindDelivered, fmt.Sprintf("a later attempt than %d succeeded, of which the delivery log keeps no record", o.Attempts)
+	o.Kind, o.Why = kindDelivered, fmt.Sprintf("a later attempt than %d succeeded, of which the delivery log keeps no record", o.Attempts)
 	o.At, o.Status, o.Category = time.Time{}, 0, ""
 	return nil
 }
@@ -454,7 +454,7 @@ func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, 
 		return Ruling{}, nil
 	}
 	if sub.Created.After(s.Published) && o.Attempts == 0 {
-		o.Kind, o.At, o.Why = KindLater, sub.Created, "it subscribed after the event was published"
+		o.Kind, o.At, o.Why = kindLater, sub.Created, "it subscribed after the event was published"
 		return Ruling{}, nil
 	}
 	if f := (&match.Payload{Event: s.Event.Event}).Rejecting(sub.Filters); f != nil {
@@ -470,9 +470,9 @@ func (x *Explainer) rule(ctx context.Context, s *subject, o *Outcome) (Ruling, e
 	sub := o.Subscription
 	right, err := x.Review.Subscription(ctx, sub, false)
 	if end, is := errors.AsType[*subscription.Terminated](err); is {
-		o.Kind, o.Why = KindEnded, "the subscription ends with the next delivery: "+fault.Public(end.Reason)
+		o.Kind, o.Why = kindEnded, "the subscription ends with the next delivery: "+fault.Public(end.Reason)
 		if fault.Is(end.Reason, fault.Forbidden) {
-			o.Kind, o.Why = KindNotPermitted, "its principal has no right to these events any more"
+			o.Kind, o.Why = kindNotPermitted, "its principal has no right to these events any more"
 		}
 		return Ruling{}, nil
 	}
@@ -484,16 +484,16 @@ func (x *Explainer) rule(ctx context.Context, s *subject, o *Outcome) (Ruling, e
 	switch {
 	case err != nil:
 	case ruling.Decision == NotPermitted:
-		o.Kind, o.Why = KindNotPermitted, "its principal has no right to this event"
+		o.Kind, o.Why = kindNotPermitted, "its principal has no right to this event"
 	case ruling.Decision == TypeRemoved:
-		o.Kind, o.Why = KindEnded, "the catalog no longer has the event type "+s.Name
+		o.Kind, o.Why = kindEnded, "the catalog no longer has the event type "+s.Name
 	}
 	return ruling, err
 }
 
 // explainFilter explains an event that a filter of the subscription does not accept.
 func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
-	o.Kind, o.Argument, o.Got = KindFiltered, f.Pointer, match.Value(s.Data, f.Pointer)
+	o.Kind, o.Argument, o.Got = kindFiltered, f.Pointer, match.Value(s.Data, f.Pointer)
 	o.Wanted, _ = json.Marshal(f.Values)
 	if s.entry != nil {
 		for name, pointer := range s.entry.Filters {
@@ -507,7 +507,7 @@ func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
 
 // explainOther explains an event that no pattern of the subscription covers.
 func (o *Outcome) explainOther(s *subject) {
-	o.Kind = KindFiltered
+	o.Kind = kindFiltered
 	if o.Subscription.Name != "" && o.Subscription.Name != s.Name {
 		o.Argument, o.Wanted, o.Got = "name", quote(o.Subscription.Name), quote(s.Name)
 		o.Why = o.compare()
@@ -566,7 +566,7 @@ func (x *Explainer) explainMissing(s *subject, o *Outcome) {
 	default:
 		o.Why = "the delivery log keeps nothing (--delivery-log none)"
 	}
-	o.Kind = KindUnrecorded
+	o.Kind = kindUnrecorded
 }
 
 func attempts(n int) string {

@@ -32,8 +32,8 @@ type Job struct {
 }
 
 var (
-	// WatermarkKey is the item that keeps the position in the due table.
-	WatermarkKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
+	// watermarkKey is the item that keeps the position in the due table.
+	watermarkKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
 	// aheadKey is the item that keeps the position of the search after the clock was set back.
 	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
 )
@@ -60,7 +60,7 @@ func (r *Job) now() time.Time {
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := minutes.Position{
-		DB: r.DB, Key: WatermarkKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // a server may have been off for as long as entries are kept
+		DB: r.DB, Key: watermarkKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // a server may have been off for as long as entries are kept
 		Ahead: func(ctx context.Context, was time.Time) error { return r.clockSetBack(ctx, now, was) },
 	}
 	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {

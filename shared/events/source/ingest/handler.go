@@ -93,7 +93,7 @@ func (in *Intake) sources(ctx context.Context) ([]source.Source, error) {
 type Handler struct {
 	Intake
 	Secrets func(context.Context, secret.Value) (string, error)
-	// Rate is the quota of each source, as the principal [Principal]. Nil means no quota.
+	// Rate is the quota of each source, as the principal [principal]. Nil means no quota.
 	Rate *quota.Rate
 	// Guard refuses requests that a browser sends on behalf of another site.
 	Guard auth.Guard
@@ -105,8 +105,8 @@ type Handler struct {
 	large bodySlots
 }
 
-// Principal returns the principal that a source publishes as. Quotas apply to it.
-func Principal(s source.Source) auth.Principal {
+// principal returns the principal that a source publishes as. Quotas apply to it.
+func principal(s source.Source) auth.Principal {
 	return auth.Principal{ID: "source/" + s.Name, Workspace: s.Workspace, Scopes: []string{auth.ScopePublish}}
 }
 
@@ -194,7 +194,7 @@ func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 			return nil, err
 		}
 	}
-	if err := in.Rate.Take(ctx, Principal(in.source), 1, in.now); err != nil {
+	if err := in.Rate.Take(ctx, principal(in.source), 1, in.now); err != nil {
 		return nil, err
 	}
 	doc, err := source.ReadRequest(r, body, in.source.Verify.Headers())
@@ -283,7 +283,7 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who iden
 	if end != nil {
 		defer func() { end(added) }()
 	}
-	all, err := in.Seen.Known(ctx, now, keys)
+	all, err := in.Seen.known(ctx, now, keys)
 	if err != nil {
 		return nil, err
 	}
@@ -297,7 +297,7 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who iden
 	if end == nil {
 		return nil, fault.New(fault.Unavailable, "the same request is being accepted under another id; try again")
 	}
-	accepted, err := in.Publisher.Accept(ctx, Principal(s), []publish.Input{input})
+	accepted, err := in.Publisher.Accept(ctx, principal(s), []publish.Input{input})
 	if err != nil {
 		return nil, unfit(err)
 	}

@@ -52,7 +52,7 @@ func (in *Intake) keep(ctx context.Context, s source.Source, doc any, who identi
 	}
 	keys := who.unfit(s, id)
 	if !again {
-		if known, err := in.Seen.Known(ctx, now, keys); err != nil || cmp.Or(known...) != nil {
+		if known, err := in.Seen.known(ctx, now, keys); err != nil || cmp.Or(known...) != nil {
 			return err
 		}
 	}

@@ -92,8 +92,8 @@ func markOf(in publish.Input) int64 {
 	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
 }
 
-// Known returns for each key the event that was accepted under it, or nil.
-func (s Seen) Known(ctx context.Context, now time.Time, keys []store.Key) ([]*publish.Accepted, error) {
+// known returns for each key the event that was accepted under it, or nil.
+func (s Seen) known(ctx context.Context, now time.Time, keys []store.Key) ([]*publish.Accepted, error) {
 	known := make([]*publish.Accepted, len(keys))
 	var others []store.Key
 	for i, key := range keys {

@@ -25,14 +25,14 @@ func FuzzParse(f *testing.F) {
 			wantPointers(t, text, err)
 			return
 		}
-		if n := len(p.alternatives); n == 0 || n > MaxAlternatives {
+		if n := len(p.alternatives); n == 0 || n > maxAlternatives {
 			t.Errorf("%d alternatives", n)
 		}
 		values := 0
 		for _, root := range p.alternatives {
 			values += count(root)
 		}
-		if values > MaxValues {
+		if values > maxValues {
 			t.Errorf("%d values", values)
 		}
 		p.Matches(map[string]any{})

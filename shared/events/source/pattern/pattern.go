@@ -26,15 +26,15 @@ import (
 // Limits of a pattern. The work of [Pattern.Matches] is at most the length of the document times the number of values
 // in all alternatives.
 const (
-	// MaxSize is the maximum length of a pattern in bytes. EventBridge allows 2048 characters.
-	MaxSize = 8 << 10
-	// MaxDepth is the maximum nesting depth of a pattern.
-	MaxDepth = jsonpointer.MaxDepth
-	// MaxAlternatives is the maximum number of conjunctions that a pattern expands to, which is the product of the
+	// maxSize is the maximum length of a pattern in bytes. EventBridge allows 2048 characters.
+	maxSize = 8 << 10
+	// maxDepth is the maximum nesting depth of a pattern.
+	maxDepth = jsonpointer.MaxDepth
+	// maxAlternatives is the maximum number of conjunctions that a pattern expands to, which is the product of the
 	// alternatives of its $or lists. EventBridge has the same limit.
-	MaxAlternatives = 1000
-	// MaxValues is the maximum number of values in all conjunctions together.
-	MaxValues = 20_000
+	maxAlternatives = 1000
+	// maxValues is the maximum number of values in all conjunctions together.
+	maxValues = 20_000
 )
 
 // Pattern is a parsed event pattern. It is safe for concurrent use.
@@ -221,13 +221,13 @@ func (p *parser) both(a, b []conjunction, pointer string) []conjunction {
 	}
 	values := len(b)*size(a) + len(a)*size(b)
 	switch {
-	case len(a)*len(b) > MaxAlternatives:
+	case len(a)*len(b) > maxAlternatives:
 		p.tooLarge = true
-		p.fail(pointer, "makes the pattern stand for %d alternatives, %d are allowed", len(a)*len(b), MaxAlternatives)
+		p.fail(pointer, "makes the pattern stand for %d alternatives, %d are allowed", len(a)*len(b), maxAlternatives)
 		return a
-	case values > MaxValues:
+	case values > maxValues:
 		p.tooLarge = true
-		p.fail(pointer, "makes the alternatives of the pattern have %d values together, %d are allowed", values, MaxValues)
+		p.fail(pointer, "makes the alternatives of the pattern have %d values together, %d are allowed", values, maxValues)
 		return a
 	}
 	out := make([]conjunction, 0, len(a)*len(b))
@@ -314,8 +314,8 @@ type object []struct {
 
 // read decodes JSON, with objects as values of type object.
 func (p *parser) read(text []byte) any {
-	if len(text) > MaxSize {
-		p.fail("", "has %d bytes, %d are allowed", len(text), MaxSize)
+	if len(text) > maxSize {
+		p.fail("", "has %d bytes, %d are allowed", len(text), maxSize)
 		return nil
 	}
 	if !utf8.Valid(text) {
@@ -335,8 +335,8 @@ func (p *parser) decode(text json.RawMessage, pointer string, depth int) any {
 	switch {
 	case !nested:
 		return jsonrpc.Value(text)
-	case depth == MaxDepth:
-		p.fail(pointer, "is nested deeper than %d levels", MaxDepth)
+	case depth == maxDepth:
+		p.fail(pointer, "is nested deeper than %d levels", maxDepth)
 		p.tooDeep = true
 		return nil
 	case text[0] == '[':

@@ -295,14 +295,14 @@ func TestParse_Bounds(t *testing.T) {
 		wantFaults(t, or(2, 10), []string{"/m9: makes the pattern stand for 1024 alternatives, 1000 are allowed"})
 	})
 	t.Run("SRC-03 a pattern that is too long is refused", func(t *testing.T) {
-		wantFaults(t, `{"a":["`+strings.Repeat("x", MaxSize)+`"]}`, []string{"has 8202 bytes, 8192 are allowed"})
+		wantFaults(t, `{"a":["`+strings.Repeat("x", maxSize)+`"]}`, []string{"has 8202 bytes, 8192 are allowed"})
 	})
 	t.Run("SRC-03 a pattern that is too deep is refused", func(t *testing.T) {
 		deep := func(n int) string { return strings.Repeat(`{"a":`, n) + `["x"]` + strings.Repeat("}", n) }
-		expect.OK(t, expect.ErrOf(Parse([]byte(deep(MaxDepth-1)))))
-		wantFaults(t, deep(MaxDepth), []string{strings.Repeat("/a", MaxDepth) + ": is nested deeper than 64 levels"})
+		expect.OK(t, expect.ErrOf(Parse([]byte(deep(maxDepth-1)))))
+		wantFaults(t, deep(maxDepth), []string{strings.Repeat("/a", maxDepth) + ": is nested deeper than 64 levels"})
 		// Continuing to parse would take quadratic time in the depth.
-		wantFaults(t, strings.Repeat("[", MaxSize/2)+strings.Repeat("]", MaxSize/2), []string{strings.Repeat("/0", MaxDepth) + ": is nested deeper than 64 levels"})
+		wantFaults(t, strings.Repeat("[", maxSize/2)+strings.Repeat("]", maxSize/2), []string{strings.Repeat("/0", maxDepth) + ": is nested deeper than 64 levels"})
 	})
 	t.Run("SRC-03 too many values in all alternatives are refused", func(t *testing.T) {
 		long := `["` + strings.TrimSuffix(strings.Repeat(`x","`, 50), `","`) + `"]`
@@ -325,7 +325,7 @@ func BenchmarkParse(b *testing.B) {
 		members += fmt.Sprintf(`,"%d":[%d]`, i, i)
 	}
 	for name, pattern := range map[string]string{
-		"deep":         strings.Repeat("[", MaxSize/2) + strings.Repeat("]", MaxSize/2),
+		"deep":         strings.Repeat("[", maxSize/2) + strings.Repeat("]", maxSize/2),
 		"wide":         "{" + members[1:] + "}",
 		"alternatives": leaves,
 		"multiplied":   `{"$or":[{"x":[1]},{"y":[1]}],"a":{"$or":[{"x":[1]},{"y":[1]}]},"b":{"$or":[{"x":[1]},{"y":[1]}]},"c":{"$or":[{"x":[1]},{"y":[1]}]},"d":{"$or":[{"x":[1]},{"y":[1]}]},"e":{"$or":[{"x":[1]},{"y":[1]}]},"f":{"$or":[{"x":[1]},{"y":[1]}]},"g":{"$or":[{"x":[1]},{"y":[1]}]},"h":{"$or":[{"x":[1]},{"y":[1]}]}` + members + "}",

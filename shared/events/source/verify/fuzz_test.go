@@ -15,7 +15,7 @@ import (
 )
 
 var reasons = []string{
-	NoSignature, ManySignatures, HeaderTwice, HeaderMissing, Malformed, NoTime, NoMatch, TooOld, TooNew,
+	noSignature, manySignatures, headerTwice, headerMissing, malformed, noTime, NoMatch, tooOld, tooNew,
 }
 
 // FuzzVerify checks that no scheme accepts headers that were made without the secret, and that a genuine request is

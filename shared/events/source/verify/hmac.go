@@ -41,7 +41,7 @@ type mac struct {
 // compares all signatures.
 func (m mac) check(r Request, timestamp string, signatures []string) (signed string, no *refusal) {
 	if len(signatures) > maxSignatures {
-		return "", refuse(ManySignatures)
+		return "", refuse(manySignatures)
 	}
 	h, plain := hmac.New(m.hash, m.key), sha256.New()
 	if no := m.signed.write(io.MultiWriter(h, plain), r, timestamp); no != nil {
@@ -61,7 +61,7 @@ func (m mac) check(r Request, timestamp string, signatures []string) (signed str
 	case wellFormed:
 		return "", refuse(NoMatch)
 	}
-	return "", refuse(Malformed)
+	return "", refuse(malformed)
 }
 
 func sumOf(h hash.Hash) string { return base64.RawURLEncoding.EncodeToString(h.Sum(nil)) }
@@ -74,13 +74,13 @@ func bindHMAC(s Settings, secret string) (check, error) {
 	}
 	m := mac{hashes[s.Algorithm], decoders[s.Encoding], []byte(secret), signed}
 	return func(r Request) (p proof, no *refusal) {
-		header, no := one(r.Header, s.Header, NoSignature)
+		header, no := one(r.Header, s.Header, noSignature)
 		if no != nil {
 			return p, no
 		}
 		var timestamp string
 		if s.Timestamp != "" {
-			if timestamp, no = one(r.Header, s.Timestamp, NoTime); no != nil {
+			if timestamp, no = one(r.Header, s.Timestamp, noTime); no != nil {
 				return p, no
 			}
 			if p.at, no = parseTime(timestamp); no != nil {
@@ -108,7 +108,7 @@ func split(header, prefix string) (out []string, no *refusal) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, refuse(Malformed)
+		return nil, refuse(malformed)
 	}
 	return out, nil
 }
@@ -122,7 +122,7 @@ func bindStripe(_ Settings, secret string) (check, error) {
 	}
 	m := mac{sha256.New, hex.DecodeString, []byte(secret), signed}
 	return func(r Request) (p proof, no *refusal) {
-		header, no := one(r.Header, "Stripe-Signature", NoSignature)
+		header, no := one(r.Header, "Stripe-Signature", noSignature)
 		if no != nil {
 			return p, no
 		}
@@ -142,7 +142,7 @@ func splitStripe(header string) (timestamp string, signatures []string, no *refu
 	for part := range strings.SplitSeq(header, ",") {
 		switch name, value, _ := strings.Cut(strings.TrimSpace(part), "="); {
 		case name == "t" && timestamp != "":
-			return "", nil, refuse(NoTime) // ambiguous: either could be the signed one
+			return "", nil, refuse(noTime) // ambiguous: either could be the signed one
 		case name == "t":
 			timestamp = value
 		case name == "v1":
@@ -150,10 +150,10 @@ func splitStripe(header string) (timestamp string, signatures []string, no *refu
 		}
 	}
 	if timestamp == "" {
-		return "", nil, refuse(NoTime)
+		return "", nil, refuse(noTime)
 	}
 	if len(signatures) == 0 {
-		return "", nil, refuse(Malformed)
+		return "", nil, refuse(malformed)
 	}
 	return timestamp, signatures, nil
 }
@@ -162,7 +162,7 @@ func splitStripe(header string) (timestamp string, signatures []string, no *refu
 func one(h http.Header, name, missing string) (string, *refusal) {
 	switch values := h.Values(name); {
 	case len(values) > 1:
-		return "", refuse(HeaderTwice)
+		return "", refuse(headerTwice)
 	case len(values) == 0 || values[0] == "":
 		return "", refuse(missing)
 	default:
@@ -183,7 +183,7 @@ func parseTime(text string) (time.Time, *refusal) {
 	if at, err := event.ParseTime(text); err == nil && !at.IsZero() {
 		return at, nil
 	}
-	return time.Time{}, refuse(NoTime)
+	return time.Time{}, refuse(noTime)
 }
 
 const (
@@ -280,7 +280,7 @@ func (t template) write(w io.Writer, r Request, timestamp string) *refusal {
 			text = timestamp
 		case partHeader:
 			var no *refusal
-			if text, no = one(r.Header, p.text, HeaderMissing); no != nil {
+			if text, no = one(r.Header, p.text, headerMissing); no != nil {
 				return no
 			}
 		}

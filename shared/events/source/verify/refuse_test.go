@@ -12,7 +12,7 @@ import (
 
 // TestVerify_Refuses changes a genuine request of each sender in every relevant way.
 func TestVerify_Refuses(t *testing.T) {
-	const tolerance = DefaultTolerance
+	const tolerance = defaultTolerance
 	for _, s := range senders {
 		signature := func(h http.Header, change func(string) string) { h.Set(s.signature, change(h.Get(s.signature))) }
 		other := s.send([]byte("{}"), s.secrets[2], at)
@@ -31,25 +31,25 @@ func TestVerify_Refuses(t *testing.T) {
 			{"with another body", s.bodySigned, func(r *Request) { r.Body = []byte("{ }") }, 0, NoMatch},
 			{"with an empty body", s.bodySigned, func(r *Request) { r.Body = nil }, 0, NoMatch},
 			{"with a letter changed", true, func(r *Request) { signature(r.Header, flipped) }, 0, NoMatch},
-			{"without the header", true, func(r *Request) { r.Header.Del(s.signature) }, 0, NoSignature},
-			{"with an empty header", true, func(r *Request) { r.Header.Set(s.signature, "") }, 0, NoSignature},
-			{"with the header twice", true, func(r *Request) { r.Header.Add(s.signature, r.Header.Get(s.signature)) }, 0, HeaderTwice},
+			{"without the header", true, func(r *Request) { r.Header.Del(s.signature) }, 0, noSignature},
+			{"with an empty header", true, func(r *Request) { r.Header.Set(s.signature, "") }, 0, noSignature},
+			{"with the header twice", true, func(r *Request) { r.Header.Add(s.signature, r.Header.Get(s.signature)) }, 0, headerTwice},
 			{"with a forged and a good header", true, func(r *Request) {
 				r.Header[http.CanonicalHeaderKey(s.signature)] = []string{other.Get(s.signature), r.Header.Get(s.signature)}
-			}, 0, HeaderTwice},
+			}, 0, headerTwice},
 			{"at the edge of the tolerance", timed, func(*Request) {}, tolerance, ""},
 			{"at the other edge", timed, func(*Request) {}, -tolerance, ""},
-			{"replayed after the tolerance", timed, func(*Request) {}, tolerance + time.Second, TooOld},
-			{"replayed after a year", timed, func(*Request) {}, 365 * 24 * time.Hour, TooOld},
-			{"from the future", timed, func(*Request) {}, -tolerance - time.Second, TooNew},
+			{"replayed after the tolerance", timed, func(*Request) {}, tolerance + time.Second, tooOld},
+			{"replayed after a year", timed, func(*Request) {}, 365 * 24 * time.Hour, tooOld},
+			{"from the future", timed, func(*Request) {}, -tolerance - time.Second, tooNew},
 			{"replayed where no time is signed", !timed, func(*Request) {}, 24 * time.Hour, ""},
 			{"stale with a fresh time", timed && !inHeader, func(r *Request) {
 				r.Header.Set(s.time, s.send(nil, "", at.Add(time.Hour)).Get(s.time))
 			}, time.Hour, NoMatch},
 			{"without a time", timed && !inHeader, func(r *Request) { r.Header.Del(s.time) }, 0, missingTime(s)},
-			{"with two times", timed && !inHeader, func(r *Request) { r.Header.Add(s.time, r.Header.Get(s.time)) }, 0, HeaderTwice},
-			{"with an invalid time", timed && !inHeader, func(r *Request) { r.Header.Set(s.time, "yesterday") }, 0, NoTime},
-			{"with a negative time", timed && !inHeader, func(r *Request) { r.Header.Set(s.time, "-1") }, 0, NoTime},
+			{"with two times", timed && !inHeader, func(r *Request) { r.Header.Add(s.time, r.Header.Get(s.time)) }, 0, headerTwice},
+			{"with an invalid time", timed && !inHeader, func(r *Request) { r.Header.Set(s.time, "yesterday") }, 0, noTime},
+			{"with a negative time", timed && !inHeader, func(r *Request) { r.Header.Set(s.time, "-1") }, 0, noTime},
 		} {
 			if !tt.when {
 				continue
@@ -69,9 +69,9 @@ func TestVerify_Refuses(t *testing.T) {
 // several required headers.
 func missingTime(s sender) string {
 	if s.time == "webhook-timestamp" {
-		return HeaderMissing
+		return headerMissing
 	}
-	return NoTime
+	return noTime
 }
 
 // refusalOf returns the error of a refused request.
@@ -127,33 +127,33 @@ func TestVerify_WrongForm(t *testing.T) {
 		header   http.Header
 		want     string
 	}{
-		"github in base64":                     {Settings{Scheme: GitHub}, headers("X-Hub-Signature-256", "sha256="+based), Malformed},
-		"github without its prefix":            {Settings{Scheme: GitHub}, headers("X-Hub-Signature-256", hexed), Malformed},
-		"github with SHA-1":                    {Settings{Scheme: GitHub}, headers("X-Hub-Signature-256", "sha256="+encode("hex", digest("sha1", plain[0], "{}"))), Malformed},
-		"github with the old header":           {Settings{Scheme: GitHub}, headers("X-Hub-Signature", "sha1="+encode("hex", digest("sha1", plain[0], "{}"))), NoSignature},
-		"github cut short":                     {Settings{Scheme: GitHub}, headers("X-Hub-Signature-256", "sha256="+hexed[:62]), Malformed},
+		"github in base64":                     {Settings{Scheme: GitHub}, headers("X-Hub-Signature-256", "sha256="+based), malformed},
+		"github without its prefix":            {Settings{Scheme: GitHub}, headers("X-Hub-Signature-256", hexed), malformed},
+		"github with SHA-1":                    {Settings{Scheme: GitHub}, headers("X-Hub-Signature-256", "sha256="+encode("hex", digest("sha1", plain[0], "{}"))), malformed},
+		"github with the old header":           {Settings{Scheme: GitHub}, headers("X-Hub-Signature", "sha1="+encode("hex", digest("sha1", plain[0], "{}"))), noSignature},
+		"github cut short":                     {Settings{Scheme: GitHub}, headers("X-Hub-Signature-256", "sha256="+hexed[:62]), malformed},
 		"github in capitals":                   {Settings{Scheme: GitHub}, headers("X-Hub-Signature-256", "sha256="+strings.ToUpper(hexed)), ""},
-		"github with nothing":                  {Settings{Scheme: GitHub}, headers("X-Hub-Signature-256", "sha256="), Malformed},
-		"shopify in hex":                       {Settings{Scheme: Shopify}, headers("X-Shopify-Hmac-Sha256", hexed), Malformed},
-		"shopify without padding":              {Settings{Scheme: Shopify}, headers("X-Shopify-Hmac-Sha256", strings.TrimRight(based, "=")), Malformed},
-		"stripe without v1":                    {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=1792411200,v0="+stripe), Malformed},
-		"stripe without t":                     {Settings{Scheme: Stripe}, headers("Stripe-Signature", "v1="+stripe), NoTime},
-		"stripe with two times":                {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=1792411200,t=1792411201,v1="+stripe), NoTime},
-		"stripe with a word as t":              {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=now,v1="+stripe), NoTime},
-		"stripe with a plus before t":          {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=+1792411200,v1="+stripe), NoTime},
+		"github with nothing":                  {Settings{Scheme: GitHub}, headers("X-Hub-Signature-256", "sha256="), malformed},
+		"shopify in hex":                       {Settings{Scheme: Shopify}, headers("X-Shopify-Hmac-Sha256", hexed), malformed},
+		"shopify without padding":              {Settings{Scheme: Shopify}, headers("X-Shopify-Hmac-Sha256", strings.TrimRight(based, "=")), malformed},
+		"stripe without v1":                    {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=1792411200,v0="+stripe), malformed},
+		"stripe without t":                     {Settings{Scheme: Stripe}, headers("Stripe-Signature", "v1="+stripe), noTime},
+		"stripe with two times":                {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=1792411200,t=1792411201,v1="+stripe), noTime},
+		"stripe with a word as t":              {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=now,v1="+stripe), noTime},
+		"stripe with a plus before t":          {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=+1792411200,v1="+stripe), noTime},
 		"stripe with its test's v0":            {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=1792411200,v1="+stripe+",v0=00"), ""},
 		"stripe with an additional forged one": {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=1792411200,v1="+strings.Repeat("0", 64)+",v1="+stripe), ""},
-		"stripe with eleven":                   {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=1792411200"+strings.Repeat(",v1="+stripe, 11)), ManySignatures},
-		"stripe in 292 million years":          {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=9223372036854775807,v1="+hexMAC(plain[0], "9223372036854775807.{}")), TooNew},
-		"stripe beyond all numbers":            {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=9223372036854775808,v1="+hexMAC(plain[0], "9223372036854775808.{}")), NoTime},
-		"stripe in 1970":                       {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=0,v1="+hexMAC(plain[0], "0.{}")), TooOld},
-		"stripe in the year 1":                 {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=0001-01-01T00:00:00Z,v1="+hexMAC(plain[0], "0001-01-01T00:00:00Z.{}")), NoTime},
-		"stripe with an hour of one digit":     {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=2026-10-19T0:00:00Z,v1="+hexMAC(plain[0], "2026-10-19T0:00:00Z.{}")), NoTime},
-		"slack of another version":             {Settings{Scheme: Slack}, headers("X-Slack-Request-Timestamp", "1792411200", "X-Slack-Signature", "v1="+hexMAC(plain[0], "v0:1792411200:{}")), Malformed},
-		"hmac without a signed header":         {Settings{Scheme: HMAC, Header: "X-Sig", Signed: "{header:X-Id}{body}"}, headers("X-Sig", hexMAC(plain[0], "{}")), HeaderMissing},
+		"stripe with eleven":                   {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=1792411200"+strings.Repeat(",v1="+stripe, 11)), manySignatures},
+		"stripe in 292 million years":          {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=9223372036854775807,v1="+hexMAC(plain[0], "9223372036854775807.{}")), tooNew},
+		"stripe beyond all numbers":            {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=9223372036854775808,v1="+hexMAC(plain[0], "9223372036854775808.{}")), noTime},
+		"stripe in 1970":                       {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=0,v1="+hexMAC(plain[0], "0.{}")), tooOld},
+		"stripe in the year 1":                 {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=0001-01-01T00:00:00Z,v1="+hexMAC(plain[0], "0001-01-01T00:00:00Z.{}")), noTime},
+		"stripe with an hour of one digit":     {Settings{Scheme: Stripe}, headers("Stripe-Signature", "t=2026-10-19T0:00:00Z,v1="+hexMAC(plain[0], "2026-10-19T0:00:00Z.{}")), noTime},
+		"slack of another version":             {Settings{Scheme: Slack}, headers("X-Slack-Request-Timestamp", "1792411200", "X-Slack-Signature", "v1="+hexMAC(plain[0], "v0:1792411200:{}")), malformed},
+		"hmac without a signed header":         {Settings{Scheme: HMAC, Header: "X-Sig", Signed: "{header:X-Id}{body}"}, headers("X-Sig", hexMAC(plain[0], "{}")), headerMissing},
 		"hmac with a signed header twice": {
 			Settings{Scheme: HMAC, Header: "X-Sig", Signed: "{header:X-Id}{body}"},
-			headers("X-Id", "1", "X-Id", "2", "X-Sig", hexMAC(plain[0], "1{}")), HeaderTwice,
+			headers("X-Id", "1", "X-Id", "2", "X-Sig", hexMAC(plain[0], "1{}")), headerTwice,
 		},
 	} {
 		t.Run("SRC-02 "+name, func(t *testing.T) {
@@ -186,7 +186,7 @@ func TestVerify_Rotation(t *testing.T) {
 				r := Request{Header: s.send([]byte("{}"), tt.signedBy, at), Body: []byte("{}")}
 				wantReason(t, refusalOf(v, r, at), tt.want, s.secrets)
 				if s.time != "" && tt.want == "" {
-					wantReason(t, refusalOf(v, r, at.Add(time.Hour)), TooOld, s.secrets)
+					wantReason(t, refusalOf(v, r, at.Add(time.Hour)), tooOld, s.secrets)
 				}
 			})
 		}
@@ -199,7 +199,7 @@ func TestVerify_Rotation(t *testing.T) {
 			after := Request{Header: sendStandard([]byte("{}"), standard[0], at), Body: []byte("{}")}
 			wantReason(t, refusalOf(v, before, at), "", plain)
 			wantReason(t, refusalOf(v, after, at), "", plain)
-			wantReason(t, refusalOf(v, after, at.Add(time.Hour)), TooOld, plain)
+			wantReason(t, refusalOf(v, after, at.Add(time.Hour)), tooOld, plain)
 			before.Header.Set("X-Gitlab-Token", plain[2])
 			wantReason(t, refusalOf(v, before, at), NoMatch, plain)
 		}

@@ -27,7 +27,7 @@ const (
 
 // Limits and defaults of settings.
 const (
-	DefaultTolerance = 5 * time.Minute
+	defaultTolerance = 5 * time.Minute
 	MinTolerance     = time.Second
 	MaxTolerance     = 24 * time.Hour
 
@@ -54,7 +54,7 @@ type Settings struct {
 	// milliseconds since 1970.
 	Timestamp string
 	// Tolerance is the maximum difference between the signed time and now, in either direction, for schemes that sign
-	// a time. The default is [DefaultTolerance].
+	// a time. The default is [defaultTolerance].
 	Tolerance time.Duration
 }
 
@@ -166,7 +166,7 @@ func isHeaderName(name string) bool { return len(name) <= maxHeaderName && token
 
 // complete fills in the defaults.
 func (s Settings) complete() Settings {
-	s.Tolerance = cmp.Or(s.Tolerance, DefaultTolerance)
+	s.Tolerance = cmp.Or(s.Tolerance, defaultTolerance)
 	if s.Scheme == HMAC {
 		s.Algorithm = cmp.Or(s.Algorithm, "sha256")
 		s.Encoding = cmp.Or(s.Encoding, "hex")
@@ -195,13 +195,13 @@ func (s Settings) Headers() []string {
 const (
 	// MaxSecrets is the maximum number of secrets of a source.
 	MaxSecrets = 5
-	// MinSecret is the minimum length of a secret in bytes. 16 random bytes are 128 bits.
-	MinSecret = 16
-	// MinPathSecret is the minimum length of a secret for the scheme none. Anything on the way that logs URLs can see
+	// minSecret is the minimum length of a secret in bytes. 16 random bytes are 128 bits.
+	minSecret = 16
+	// minPathSecret is the minimum length of a secret for the scheme none. Anything on the way that logs URLs can see
 	// it, and people often use hexadecimal: 24 characters have 128 bits even if some of them are hexadecimal digits.
-	MinPathSecret = 24
-	// MaxSecret is the maximum length of a secret in bytes.
-	MaxSecret = 1024
+	minPathSecret = 24
+	// maxSecret is the maximum length of a secret in bytes.
+	maxSecret = 1024
 
 	webhookPrefix = "whsec_"
 	minWebhookKey = 24 // Standard Webhooks, "Signature scheme"
@@ -216,9 +216,9 @@ func checkSecrets(scheme string, secrets []string) error {
 	if len(secrets) == 0 || len(secrets) > MaxSecrets {
 		return fault.New(fault.Invalid, "%d secrets are not allowed (allowed: 1 to %d)", len(secrets), MaxSecrets)
 	}
-	least := MinSecret
+	least := minSecret
 	if scheme == None {
-		least = MinPathSecret
+		least = minPathSecret
 	}
 	for i, s := range secrets {
 		var why string
@@ -229,8 +229,8 @@ func checkSecrets(scheme string, secrets []string) error {
 			why = "begins or ends with white space; was a line break stored with it?"
 		case len(s) < least:
 			return fault.New(fault.Invalid, "secret %d of %d has %d bytes; at least %d are needed", i+1, len(secrets), len(s), least)
-		case len(s) > MaxSecret:
-			return fault.New(fault.Invalid, "secret %d of %d has %d bytes, %d are allowed", i+1, len(secrets), len(s), MaxSecret)
+		case len(s) > maxSecret:
+			return fault.New(fault.Invalid, "secret %d of %d has %d bytes, %d are allowed", i+1, len(secrets), len(s), maxSecret)
 		case scheme == None && !pathSecret.MatchString(s):
 			why = "has characters that a path would escape (allowed: letters, digits, - . _ ~)"
 		default:

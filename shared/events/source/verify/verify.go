@@ -32,15 +32,15 @@ type Request struct {
 
 // Reasons for refusing a request. They are constants, so they cannot reveal anything about a secret.
 const (
-	NoSignature    = "the signature is missing"
-	ManySignatures = "there are too many signatures"
-	HeaderTwice    = "a header that is needed to verify the request occurs twice"
-	HeaderMissing  = "a header that is needed to verify the request is missing"
-	Malformed      = "no signature has the format of the scheme"
-	NoTime         = "the time of the signature is missing or invalid"
+	noSignature    = "the signature is missing"
+	manySignatures = "there are too many signatures"
+	headerTwice    = "a header that is needed to verify the request occurs twice"
+	headerMissing  = "a header that is needed to verify the request is missing"
+	malformed      = "no signature has the format of the scheme"
+	noTime         = "the time of the signature is missing or invalid"
 	NoMatch        = "no signature or key matches a secret"
-	TooOld         = "the signature is too old"
-	TooNew         = "the signature is from the future"
+	tooOld         = "the signature is too old"
+	tooNew         = "the signature is from the future"
 )
 
 // Verifier verifies requests with one scheme. It is safe for concurrent use.
@@ -114,9 +114,9 @@ func (v *Verifier) timely(at, now time.Time) *refusal {
 	case at.IsZero():
 		return nil
 	case at.Before(now.Add(-v.tolerance)):
-		return &refusal{TooOld, rankTime}
+		return &refusal{tooOld, rankTime}
 	case at.After(now.Add(v.tolerance)): // not now.Sub(at), which cannot represent very distant times
-		return &refusal{TooNew, rankTime}
+		return &refusal{tooNew, rankTime}
 	}
 	return nil
 }
@@ -216,7 +216,7 @@ func bindGitLab(s Settings, secret string) (check, error) {
 	}
 	same := equalTo(secret)
 	return func(r Request) (p proof, no *refusal) {
-		token, no := one(r.Header, "X-Gitlab-Token", NoSignature)
+		token, no := one(r.Header, "X-Gitlab-Token", noSignature)
 		if no == nil && !same(token) {
 			no = refuse(NoMatch)
 		}
@@ -249,9 +249,9 @@ func bindStandardWebhooks(_ Settings, secret string) (check, error) {
 		for _, name := range []string{
 			standardwebhooks.HeaderWebhookSignature, standardwebhooks.HeaderWebhookID, standardwebhooks.HeaderWebhookTimestamp,
 		} {
-			missing := HeaderMissing
+			missing := headerMissing
 			if name == standardwebhooks.HeaderWebhookSignature {
-				missing = NoSignature
+				missing = noSignature
 			}
 			if _, no := one(r.Header, name, missing); no != nil {
 				return p, no

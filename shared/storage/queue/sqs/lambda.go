@@ -27,17 +27,17 @@ import (
 // but not the process, which may be handling other batches.
 func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
-		batch := Messages(event)
+		batch := messages(event)
 		failed, err := call(ctx, h, batch)
 		if err != nil {
 			q.backOff(ctx, event, batch, listIDs(batch))
 			// Lambda counts this as an error of the function, and SQS redelivers the whole batch.
-			return Response(nil), fault.Wrap(fault.Internal, err, "handle %d messages", len(batch))
+			return response(nil), fault.Wrap(fault.Internal, err, "handle %d messages", len(batch))
 		}
 		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
 		failed = listFailed(batch, failed, fifo)
 		q.backOff(ctx, event, batch, failed)
-		return Response(failed), nil
+		return response(failed), nil
 	}
 }
 
@@ -51,8 +51,8 @@ func call(ctx context.Context, h queue.Handler, batch []queue.Message) (failed [
 	return h(ctx, batch)
 }
 
-// Messages returns the records of an event, in their order.
-func Messages(event events.SQSEvent) []queue.Message {
+// messages returns the records of an event, in their order.
+func messages(event events.SQSEvent) []queue.Message {
 	batch := make([]queue.Message, len(event.Records))
 	for i, r := range event.Records {
 		batch[i] = message(r.MessageId, r.Body, r.Attributes)
@@ -63,9 +63,9 @@ func Messages(event events.SQSEvent) []queue.Message {
 	return batch
 }
 
-// Response returns a response that lists the failed messages. An empty list does not marshal as null, because AWS treats
+// response returns a response that lists the failed messages. An empty list does not marshal as null, because AWS treats
 // null as success, but emulators treat it as an error.
-func Response(failed []string) events.SQSEventResponse {
+func response(failed []string) events.SQSEventResponse {
 	r := events.SQSEventResponse{BatchItemFailures: make([]events.SQSBatchItemFailure, len(failed))}
 	for i, id := range failed {
 		r.BatchItemFailures[i].ItemIdentifier = id

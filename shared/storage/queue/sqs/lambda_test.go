@@ -22,7 +22,7 @@ func record(id, group string) events.SQSMessage {
 }
 
 func TestMessagesOfAnEvent(t *testing.T) {
-	got := Messages(events.SQSEvent{Records: []events.SQSMessage{
+	got := messages(events.SQSEvent{Records: []events.SQSMessage{
 		{
 			MessageId: "1", Body: `{"n":1}`, Attributes: map[string]string{
 				"ApproximateReceiveCount": "3", "SentTimestamp": "1750000000123", "MessageGroupId": "g", "MessageDeduplicationId": "d",
@@ -111,7 +111,7 @@ func TestAFunctionReportsFailedMessages(t *testing.T) {
 				return tt.failed, nil
 			})(t.Context(), event)
 			expect.OK(t, err)
-			if diff := cmp.Diff(Response(tt.want), got); diff != "" {
+			if diff := cmp.Diff(response(tt.want), got); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
 			}
 			text, err := json.Marshal(got)

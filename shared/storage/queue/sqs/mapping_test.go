@@ -73,7 +73,7 @@ func (q *Queues) invoke(ctx context.Context, name queue.Name, h queue.Handler, o
 		failed[f.ItemIdentifier] = true
 	}
 	var done []types.DeleteMessageBatchRequestEntry
-	for i, m := range Messages(event) {
+	for i, m := range messages(event) {
 		if err != nil || failed[m.ID] {
 			own := !name.FIFO() || !groups[m.Group] // the others of the group wait for the first
 			groups[m.Group] = true
