@@ -95,13 +95,13 @@ func month(t *testing.T) string {
 	idle := running + alarms*perAlarm + perKey
 	return table(
 		row{"item", "per month"},
-		row{"`retry` and `relay` every minute, and receives of empty queues", dollars(running)},
+		row{"functions that run every minute, and receives of empty queues", dollars(running)},
 		row{number(alarms) + " metrics that alarms watch", dollars(alarms * perAlarm)},
 		row{"the KMS key", dollars(perKey)},
 		row{"**an idle deployment**", "**" + dollars(idle) + "**"},
 		row{"its dashboard, if the account has three others", dollars(perDashboard)},
 		row{"its " + number(metrics) + " metrics, if each has data in every hour, without their split by attribute", dollars(metrics * perMetric)},
-		row{"a backend whose notifications the relay reads", dollars(relay)},
+		row{"an MCP server behind the gateway, whose notifications it receives", dollars(relay)},
 		row{"a stream that is always open, quiet", dollars(always + hours*streamQuiet)},
 		row{"a stream that is always open, busy", dollars(always + hours*streamBusy)},
 		row{"10 such streams", dollars(10 * (always + hours*streamBusy))},
