@@ -82,17 +82,6 @@ events:
 	}
 }
 
-func BenchmarkStandardBody(b *testing.B) {
-	e := event.Event{ID: "evt_1", URI: "event://bench/1/tick", Name: "bench.tick", Time: time.Now(), Data: make(json.RawMessage, 500)}
-	for i := range e.Data {
-		e.Data[i] = '1'
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		standardBody(&e, "bench.tick", "sub_0123456789abcdef0123456789abcdef")
-	}
-}
-
 // A queue refuses a group of other characters, and a retry would then have to
 // wait for its due entry.
 func TestARetryHasAGroupThatQueuesTake(t *testing.T) {

@@ -13,8 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/event"
@@ -195,71 +193,6 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 	if err != nil || len(failed) > 0 || len(r.posts) != 2 {
 		t.Errorf("AWS-06 a single without its endpoint: failed %v, %v, %d posts", failed, err, len(r.posts))
 	}
-}
-
-// TestEndpointRates: WHK-16.
-func TestEndpointRates(t *testing.T) {
-	t.Run("WHK-16 what is over the rate is delivered later, at its pace, and none is lost", func(t *testing.T) {
-		options := embedded()
-		options.EndpointRate = 10
-		inWorld(t, options, func(w *world) {
-			urls := oneOrigin(2)
-			w.to(urls...)
-			w.answer = answers(10*time.Millisecond, nil)
-			at := w.send("e", 200, 2*time.Second)
-			time.Sleep(2 * time.Minute)
-			for _, url := range urls {
-				lags := w.arrive(url, at, 0)
-				expect.Equal(t, "the attempts", len(w.attemptsTo(url)), len(at))
-				if n := w.perSecond(url); n > 10 {
-					t.Errorf("%d attempts in a second, want at most 10", n)
-				}
-				if last := lags[len(lags)-1]; last < 17*time.Second || last > 45*time.Second {
-					t.Errorf("the last came after %v; 200 take 20 s at 10 a second", last)
-				}
-			}
-		})
-	})
-	t.Run("WHK-18 each delivery is made, and none is given up without an attempt", func(t *testing.T) {
-		options := embedded()
-		options.EndpointRate = 2
-		options.Schedule = retry.Schedule{0, time.Second}
-		inWorld(t, options, func(w *world) {
-			url := oneOrigin(1)[0]
-			w.to(url)
-			w.answer = answers(10*time.Millisecond, nil)
-			// Another process uses half of the rate.
-			foreign := lane.New(w.db, lane.Limits{Attempts: 1, PerEndpoint: 1, Bytes: 1 << 20, Rate: options.EndpointRate}, time.Now)
-			stop := time.Now().Add(40 * time.Minute)
-			go func() {
-				for time.Now().Before(stop) {
-					ctx := context.WithoutCancel(w.t.Context())
-					if s, v := foreign.Reserve(ctx, lane.Call{Endpoint: task.EndpointID(url), URL: url}, lane.Patience{}); v == lane.Granted {
-						s.Start(ctx, url)
-						s.Done(lane.Unused)
-					}
-					time.Sleep(time.Second)
-				}
-			}()
-			at := w.send("e", 1500, time.Second)
-			time.Sleep(3 * time.Hour)
-			w.arrive(url, at, 0)
-			expect.Equal(t, "the dead letters", len(w.dead(t)), 0)
-			if n := w.perSecond(url); n > int(options.EndpointRate) {
-				t.Errorf("%d attempts in a second, want at most %d", n, options.EndpointRate)
-			}
-		})
-	})
-}
-
-// perSecond returns the largest number of attempts to an endpoint within one clock second.
-func (w *world) perSecond(url string) (most int) {
-	in := map[int64]int{}
-	for _, at := range w.attemptsTo(url) {
-		in[at.Unix()]++
-		most = max(most, in[at.Unix()])
-	}
-	return most
 }
 
 // unhurried is an endpoint that takes its time.

@@ -16,7 +16,6 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
-	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -281,106 +280,6 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		job, _, _, _ := begin(t, func(f deadletter.Finder, clock *atomic.Int64) deadletter.Finder { return slow{f, clock} })
 		if step := rate * int(deadletter.ReplayStep/time.Second); job.State != deadletter.ReplayRunning || job.Replayed != step {
 			t.Errorf("it is %+v, want %d replayed", job, step)
-		}
-	})
-}
-
-// TestADeadEventIsReplayed: WHK-18, OPS-05. An event with a dead letter is delivered again, and its first new attempt does
-// not succeed: the event is retried all the same.
-func TestADeadEventIsReplayed(t *testing.T) {
-	for name, first := range map[string]struct {
-		paused  bool // the endpoint, by the dispatcher
-		answers []func(int) webhook.Outcome
-		posts   int
-	}{
-		"to an endpoint that the dispatcher paused": {paused: true, posts: 1},
-		"to an endpoint that fails once more":       {answers: []func(int) webhook.Outcome{fails}, posts: 2},
-		"to an endpoint that succeeds":              {posts: 1},
-	} {
-		t.Run("WHK-18 "+name, func(t *testing.T) {
-			r, sub := registered(t)
-			since := r.now.Add(-time.Hour)
-			r.script = tooLarge
-			r.run("evt_1")
-			expect.Equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), state.Dead)
-			fanout, d, retry := r.process()
-			if first.paused {
-				r.script = overloaded
-				r.publish("evt_2", "evt_3", "evt_4")
-				r.hand(queue.Events, fanout.Handle)
-				r.hand(queue.Deliveries, d.Pages)
-			}
-			before, answers := posted(r)["evt_1"], first.answers
-			r.script = func(n int) webhook.Outcome {
-				if len(answers) == 0 {
-					return succeeds(n)
-				}
-				answer := answers[0]
-				answers = answers[1:]
-				return answer(n)
-			}
-			job := r.replay(r.replays(), sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
-			r.drain(d, retry)
-			if job.Replayed == 0 {
-				t.Fatalf("the replay is %+v", job)
-			}
-			if n := posted(r)["evt_1"] - before; n < first.posts {
-				t.Errorf("the event was posted %d times after the replay, want at least %d", n, first.posts)
-			}
-		})
-	}
-	t.Run("WHK-18 EVX-11 to a subscription that was created again with an older cursor", func(t *testing.T) {
-		r := newRig(t)
-		got := r.subscribe()
-		r.script = fails
-		r.run("evt_1", "evt_2")
-		r.script = overloaded
-		d, retry := r.firstAttempts("evt_3")
-		r.end(got.ID)
-		r.script = succeeds
-		r.now = r.now.Add(time.Second)
-		before := posted(r)
-		r.subscribeFrom(got.Cursor)
-		r.drain(d, retry)
-		for _, id := range []string{"evt_1", "evt_2", "evt_3"} {
-			if posted(r)[id] == before[id] {
-				t.Errorf("%s was not delivered after the cursor", id)
-			}
-		}
-	})
-	t.Run("EVX-13 to a subscription that was created again, and the event is lost again: the gap is announced", func(t *testing.T) {
-		r := newRig(t)
-		got := r.subscribe()
-		r.script = refuse(r, fails(0))
-		r.run("evt_1")
-		r.end(got.ID)
-		r.now = r.now.Add(time.Second)
-		r.posts = nil
-		r.subscribeFrom(got.Cursor)
-		r.run()
-		if n := posted(r)["evt_1"]; n != len(retry.EventsSchedule) {
-			t.Errorf("the event was attempted %d times, want %d", n, len(retry.EventsSchedule))
-		}
-		if ids, _ := r.gaps(t); len(ids) != 1 {
-			t.Errorf("%d gaps were announced, want 1", len(ids))
-		}
-	})
-	t.Run("WHK-12 to an endpoint that is gone: its answer 410 counts, and one new dead letter is kept", func(t *testing.T) {
-		r, sub := registered(t)
-		since := r.now.Add(-time.Hour)
-		r.script = tooLarge
-		r.run("evt_1")
-		r.now = r.now.Add(time.Minute)
-		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 410, Category: webhook.HTTP4xx} }
-		r.replay(r.replays(), sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
-		_, d, retry := r.process()
-		r.drain(d, retry)
-		if got := r.record(sub.ID).State; got != subscription.Disabled {
-			t.Errorf("the subscription is %s, want %s", got, subscription.Disabled)
-		}
-		letters := r.lettersFor(sub.ID)
-		if len(letters) == 0 || len(letters[0].Attempts) != 2 {
-			t.Errorf("got the letters %+v, want the last one to have both attempts", letters)
 		}
 	})
 }

@@ -21,9 +21,13 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -699,5 +703,246 @@ func TestOneSubscriberOnAWS(t *testing.T) {
 		at := w.send("e", 60*30, time.Minute)
 		time.Sleep(10 * time.Minute)
 		w.arrive(url, at, 2*time.Second)
+	})
+}
+
+// TestEndpointRates: WHK-16.
+func TestTheRateOfAnEndpoint(t *testing.T) {
+	t.Run("WHK-16 what is over the rate is delivered later, at its pace, and none is lost", func(t *testing.T) {
+		options := embedded()
+		options.EndpointRate = 10
+		inWorld(t, options, func(w *world) {
+			urls := oneOrigin(2)
+			w.to(urls...)
+			w.answer = answers(10*time.Millisecond, nil)
+			at := w.send("e", 200, 2*time.Second)
+			time.Sleep(2 * time.Minute)
+			for _, url := range urls {
+				lags := w.arrive(url, at, 0)
+				expect.Equal(t, "the attempts", len(w.attemptsTo(url)), len(at))
+				if n := w.perSecond(url); n > 10 {
+					t.Errorf("%d attempts in a second, want at most 10", n)
+				}
+				if last := lags[len(lags)-1]; last < 17*time.Second || last > 45*time.Second {
+					t.Errorf("the last came after %v; 200 take 20 s at 10 a second", last)
+				}
+			}
+		})
+	})
+	t.Run("WHK-18 each delivery is made, and none is given up without an attempt", func(t *testing.T) {
+		options := embedded()
+		options.EndpointRate = 2
+		options.Schedule = retry.Schedule{0, time.Second}
+		inWorld(t, options, func(w *world) {
+			url := oneOrigin(1)[0]
+			w.to(url)
+			w.answer = answers(10*time.Millisecond, nil)
+			// Another process uses half of the rate.
+			foreign := lane.New(w.db, lane.Limits{Attempts: 1, PerEndpoint: 1, Bytes: 1 << 20, Rate: options.EndpointRate}, time.Now)
+			stop := time.Now().Add(40 * time.Minute)
+			go func() {
+				for time.Now().Before(stop) {
+					ctx := context.WithoutCancel(w.t.Context())
+					if s, v := foreign.Reserve(ctx, lane.Call{Endpoint: task.EndpointID(url), URL: url}, lane.Patience{}); v == lane.Granted {
+						s.Start(ctx, url)
+						s.Done(lane.Unused)
+					}
+					time.Sleep(time.Second)
+				}
+			}()
+			at := w.send("e", 1500, time.Second)
+			time.Sleep(3 * time.Hour)
+			w.arrive(url, at, 0)
+			expect.Equal(t, "the dead letters", len(w.dead(t)), 0)
+			if n := w.perSecond(url); n > int(options.EndpointRate) {
+				t.Errorf("%d attempts in a second, want at most %d", n, options.EndpointRate)
+			}
+		})
+	})
+}
+
+// perSecond returns the largest number of attempts to an endpoint within one clock second.
+func (w *world) perSecond(url string) (most int) {
+	in := map[int64]int{}
+	for _, at := range w.attemptsTo(url) {
+		in[at.Unix()]++
+		most = max(most, in[at.Unix()])
+	}
+	return most
+}
+
+func TestSchedules(t *testing.T) {
+	t.Run("WHK-10 the delays of each kind, by default and as configured", func(t *testing.T) {
+		const s, m, h = time.Second, time.Minute, time.Hour
+		standard := retry.Schedule{0, 5 * s, 5 * m, 30 * m, 2 * h, 5 * h, 10 * h, 14 * h, 20 * h, 24 * h} // of Standard Webhooks
+		for name, tc := range map[string]struct {
+			options Options
+			want    map[subscription.Origin]retry.Schedule
+		}{
+			"by default": {Options{}, map[subscription.Origin]retry.Schedule{subscription.SEP1803: standard, subscription.MCPEvents: retry.EventsSchedule}},
+			"configured": {Options{Schedule: retry.Schedule{0, s}, EventsSchedule: retry.Schedule{0, m}}, map[subscription.Origin]retry.Schedule{
+				subscription.SEP1803: {0, s}, subscription.MCPEvents: {0, m},
+			}},
+		} {
+			d := NewDispatcher(Config{DB: newRig(t).db, Options: tc.options})
+			for origin, want := range tc.want {
+				if got := d.outcomes.Schedules.Of(origin); !slices.Equal(got, want) {
+					t.Errorf("%s: %v has %v, want %v", name, origin, got, want)
+				}
+			}
+		}
+		if n, took := len(retry.EventsSchedule), retry.EventsSchedule.Total(); n != 5 || took > 15*m {
+			t.Errorf("MCP Events: %d attempts within %v, want 5 within 15 minutes", n, took)
+		}
+	})
+
+	t.Run("WHK-10 a delay varies by a fifth either way, and the last attempt has none after it", func(t *testing.T) {
+		for i, delay := range retry.StandardSchedule {
+			if i == 0 {
+				continue
+			}
+			least, most := delay*2, time.Duration(0)
+			for range 2000 {
+				got, ok := retry.StandardSchedule.Next(i, 0)
+				if !ok {
+					t.Fatalf("no attempt %d", i+1)
+				}
+				least, most = min(least, got), max(most, got)
+			}
+			if least < delay*4/5 || least > delay*9/10 || most < delay*11/10 || most > delay*6/5 {
+				t.Errorf("the delay before attempt %d is from %v to %v, want a fifth about %v", i+1, least, most, delay)
+			}
+		}
+		if _, ok := retry.StandardSchedule.Next(len(retry.StandardSchedule), 0); ok {
+			t.Error("an attempt after the last")
+		}
+	})
+
+	for _, category := range []webhook.Category{
+		webhook.DNSError, webhook.TLSError, webhook.ConnectionRefused, webhook.Timeout, webhook.HTTP5xx, webhook.HTTP4xx,
+	} {
+		t.Run(fmt.Sprintf("WHK-10 %s is tried again to the end of each schedule", category), func(t *testing.T) {
+			r := newRig(t)
+			plain, events := r.register("event://ci/build-finished").ID, r.subscribe().ID
+			r.script = func(int) webhook.Outcome { return webhook.Outcome{Category: category, Status: statusOf(category)} }
+			r.publish("evt_1")
+			for end := r.now.Add(retry.StandardSchedule.Total()); r.now.Before(end); {
+				r.run()
+			}
+			got := map[string]int{}
+			for _, p := range r.posts {
+				if p.ID != "evt_1" {
+					continue // a gap notice, which is retried for longer
+				}
+				got[p.SubscriptionID]++
+			}
+			if got[plain] != len(retry.StandardSchedule) || got[events] != len(retry.EventsSchedule) {
+				t.Errorf("%d attempts of %d, and %d of %d", got[plain], len(retry.StandardSchedule), got[events], len(retry.EventsSchedule))
+			}
+		})
+	}
+}
+
+func statusOf(c webhook.Category) int {
+	return map[webhook.Category]int{webhook.HTTP4xx: 404, webhook.HTTP5xx: 500}[c]
+}
+
+// TestADeadEventIsReplayed: WHK-18, OPS-05. An event with a dead letter is delivered again, and its first new attempt does
+// not succeed: the event is retried all the same.
+func TestADeadEventIsReplayed(t *testing.T) {
+	for name, first := range map[string]struct {
+		paused  bool // the endpoint, by the dispatcher
+		answers []func(int) webhook.Outcome
+		posts   int
+	}{
+		"to an endpoint that the dispatcher paused": {paused: true, posts: 1},
+		"to an endpoint that fails once more":       {answers: []func(int) webhook.Outcome{fails}, posts: 2},
+		"to an endpoint that succeeds":              {posts: 1},
+	} {
+		t.Run("WHK-18 "+name, func(t *testing.T) {
+			r, sub := registered(t)
+			since := r.now.Add(-time.Hour)
+			r.script = tooLarge
+			r.run("evt_1")
+			expect.Equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), state.Dead)
+			fanout, d, retry := r.process()
+			if first.paused {
+				r.script = overloaded
+				r.publish("evt_2", "evt_3", "evt_4")
+				r.hand(queue.Events, fanout.Handle)
+				r.hand(queue.Deliveries, d.Pages)
+			}
+			before, answers := posted(r)["evt_1"], first.answers
+			r.script = func(n int) webhook.Outcome {
+				if len(answers) == 0 {
+					return succeeds(n)
+				}
+				answer := answers[0]
+				answers = answers[1:]
+				return answer(n)
+			}
+			job := r.replay(r.replays(), sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
+			r.drain(d, retry)
+			if job.Replayed == 0 {
+				t.Fatalf("the replay is %+v", job)
+			}
+			if n := posted(r)["evt_1"] - before; n < first.posts {
+				t.Errorf("the event was posted %d times after the replay, want at least %d", n, first.posts)
+			}
+		})
+	}
+	t.Run("WHK-18 EVX-11 to a subscription that was created again with an older cursor", func(t *testing.T) {
+		r := newRig(t)
+		got := r.subscribe()
+		r.script = fails
+		r.run("evt_1", "evt_2")
+		r.script = overloaded
+		d, retry := r.firstAttempts("evt_3")
+		r.end(got.ID)
+		r.script = succeeds
+		r.now = r.now.Add(time.Second)
+		before := posted(r)
+		r.subscribeFrom(got.Cursor)
+		r.drain(d, retry)
+		for _, id := range []string{"evt_1", "evt_2", "evt_3"} {
+			if posted(r)[id] == before[id] {
+				t.Errorf("%s was not delivered after the cursor", id)
+			}
+		}
+	})
+	t.Run("EVX-13 to a subscription that was created again, and the event is lost again: the gap is announced", func(t *testing.T) {
+		r := newRig(t)
+		got := r.subscribe()
+		r.script = refuse(r, fails(0))
+		r.run("evt_1")
+		r.end(got.ID)
+		r.now = r.now.Add(time.Second)
+		r.posts = nil
+		r.subscribeFrom(got.Cursor)
+		r.run()
+		if n := posted(r)["evt_1"]; n != len(retry.EventsSchedule) {
+			t.Errorf("the event was attempted %d times, want %d", n, len(retry.EventsSchedule))
+		}
+		if ids, _ := r.gaps(t); len(ids) != 1 {
+			t.Errorf("%d gaps were announced, want 1", len(ids))
+		}
+	})
+	t.Run("WHK-12 to an endpoint that is gone: its answer 410 counts, and one new dead letter is kept", func(t *testing.T) {
+		r, sub := registered(t)
+		since := r.now.Add(-time.Hour)
+		r.script = tooLarge
+		r.run("evt_1")
+		r.now = r.now.Add(time.Minute)
+		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 410, Category: webhook.HTTP4xx} }
+		r.replay(r.replays(), sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
+		_, d, retry := r.process()
+		r.drain(d, retry)
+		if got := r.record(sub.ID).State; got != subscription.Disabled {
+			t.Errorf("the subscription is %s, want %s", got, subscription.Disabled)
+		}
+		letters := r.lettersFor(sub.ID)
+		if len(letters) == 0 || len(letters[0].Attempts) != 2 {
+			t.Errorf("got the letters %+v, want the last one to have both attempts", letters)
+		}
 	})
 }

@@ -313,3 +313,17 @@ func TestAStreamCutWhileItCannotReadTheNextEventResumesWithoutRepeatingOthers(t 
 		f.Close()
 	})
 }
+
+// bothStores returns a store that orders all partitions and a store whose writers stamp keys.
+func bothStores() map[string]func(*testing.T) store.DB {
+	return map[string]func(*testing.T) store.DB{"SQLite": embedded, "stamped by writers": slowest(20 * time.Millisecond)}
+}
+
+// occurrences returns n events of a URI.
+func occurrences(prefix, uri string, n int) []event.Event {
+	events := make([]event.Event, n)
+	for i := range events {
+		events[i] = occurrence(fmt.Sprint(prefix, "-", i), uri)
+	}
+	return events
+}

@@ -1,3 +1,5 @@
+//go:build !race
+
 package stream_test
 
 import (
@@ -14,23 +16,8 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
-
-// bothStores returns a store that orders all partitions and a store whose writers stamp keys.
-func bothStores() map[string]func(*testing.T) store.DB {
-	return map[string]func(*testing.T) store.DB{"SQLite": embedded, "stamped by writers": slowest(20 * time.Millisecond)}
-}
-
-// occurrences returns n events of a URI.
-func occurrences(prefix, uri string, n int) []event.Event {
-	events := make([]event.Event, n)
-	for i := range events {
-		events[i] = occurrence(fmt.Sprint(prefix, "-", i), uri)
-	}
-	return events
-}
 
 // A filter may drop all events that a stream has to catch up on. Its reader must still have regular turns, because it sends
 // heartbeats. The cursor must advance, because the client may be cut off.
