@@ -2,13 +2,11 @@ package catalog
 
 import (
 	"maps"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestCanonical(t *testing.T) {
@@ -144,21 +142,6 @@ func TestMatchAllocatesTheMapOnly(t *testing.T) {
 	}
 }
 
-func BenchmarkMatch(b *testing.B) {
-	c := parse(b, sample)
-	b.ReportAllocs()
-	for b.Loop() {
-		c.Match("event://github/acme/site/pull_request")
-	}
-}
-
-func BenchmarkParse(b *testing.B) {
-	b.ReportAllocs()
-	for b.Loop() {
-		parse(b, sample)
-	}
-}
-
 func FuzzCanonical(f *testing.F) {
 	for _, s := range []string{"event://a/b", "EVENT://a/%2a", "event://a/*", "event://a/ü", "event://%2E/x", "event://a?b"} {
 		f.Add(s)
@@ -228,19 +211,4 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
-}
-
-func BenchmarkParseStored(b *testing.B) {
-	src, err := os.ReadFile("../../../catalog.yaml")
-	expect.OK(b, err)
-	for name, checked := range map[string]bool{"file": false, "stored": true} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := parseFile("x", src, checked); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }

@@ -128,37 +128,6 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func BenchmarkMessage(b *testing.B) {
-	e := samples[1]
-	e.Data = json.RawMessage(`{"filler":"` + strings.Repeat("x", 480) + `"}`)
-	text := e.AppendJSON(nil)
-	b.Run("marshal", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = json.Marshal(e)
-		}
-	})
-	b.Run("append", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			e.AppendJSON(nil)
-		}
-	})
-	b.Run("unmarshal", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			var e Event
-			_ = json.Unmarshal(text, &e)
-		}
-	})
-	b.Run("decode", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = Decode(text)
-		}
-	})
-}
-
 func TestEventsAsTheLastMember(t *testing.T) {
 	events := []Event{
 		{Workspace: "w", ID: "a\"b", URI: "event://a", Name: "n", Time: time.UnixMicro(1), Published: time.UnixMicro(2), Data: []byte(`{"x":1}`)},

@@ -3,59 +3,13 @@ package eventlog_test
 import (
 	"context"
 	"fmt"
-	"path/filepath"
-	"strings"
-	"sync/atomic"
-	"syscall"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
-
-// BenchmarkAppend appends single events to the log of a file, with 16 concurrent writers.
-func BenchmarkAppend(b *testing.B) {
-	for _, batch := range []int{1, 10} {
-		b.Run(fmt.Sprint(batch), func(b *testing.B) {
-			db, err := sqlite.Open(filepath.Join(b.TempDir(), "events.db"), sqlite.Options{})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer db.Close()
-			log := &eventlog.Log{DB: db}
-			var n atomic.Int64
-			b.SetParallelism(8)
-			b.ReportAllocs()
-			start := cpuTime(b)
-			b.ResetTimer()
-			b.RunParallel(func(pb *testing.PB) {
-				uri := fmt.Sprintf("event://ci/%d", n.Add(1))
-				var events []event.Event
-				for pb.Next() {
-					events = append(events, event.Event{Workspace: "default", ID: event.NewID(), URI: uri, Data: []byte(`"` + strings.Repeat("x", 500) + `"`)})
-					if len(events) == batch {
-						if _, err := log.Append(context.Background(), "default", uri, events, nil); err != nil {
-							b.Error(err)
-						}
-						events = nil
-					}
-				}
-			})
-			b.ReportMetric((cpuTime(b)-start)/float64(b.N)/1e3, "cpu-µs/op")
-		})
-	}
-}
-
-func cpuTime(b *testing.B) float64 {
-	var r syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		b.Fatal(err)
-	}
-	return float64(r.Utime.Nano() + r.Stime.Nano())
-}
 
 // asked is a store that counts what it is asked.
 type asked struct {

@@ -92,14 +92,6 @@ func FuzzTwice(f *testing.F) {
 	})
 }
 
-func BenchmarkTwice(b *testing.B) {
-	data := []byte(`{"action":"opened","number":7,"text":"` + strings.Repeat("a", 600) + `"}`)
-	b.ReportAllocs()
-	for b.Loop() {
-		findDuplicate(data)
-	}
-}
-
 const (
 	parentA = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	parentB = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

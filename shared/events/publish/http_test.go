@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -315,40 +314,5 @@ func TestCloudEventsSDK(t *testing.T) {
 			!got.Time.Equal(noon.Add(-time.Hour)) || string(got.Data) != `{"build":7,"html":"\u003cb\u003e"}` {
 			t.Errorf("event %d: got %+v %s", i, got, got.Data)
 		}
-	}
-}
-
-// quiet is a response writer that discards everything.
-type quiet struct{ header http.Header }
-
-func (q *quiet) Header() http.Header         { return q.header }
-func (q *quiet) WriteHeader(int)             {}
-func (q *quiet) Write(b []byte) (int, error) { return len(b), nil }
-
-// swallow is an events queue that discards everything.
-type swallow struct{}
-
-func (swallow) Send(context.Context, queue.Name, ...queue.Outgoing) error { return nil }
-
-// BenchmarkHandler measures a publish request with 500 B of payload, without network and store.
-func BenchmarkHandler(b *testing.B) {
-	h, _ := handler(b)
-	h.Service.Queue = swallow{}
-	for _, n := range []int{1, 10} {
-		body := `{"uri":"event://github/o/r/pull_request","id":"evt_0123456789","data":{"action":"opened","text":"` + strings.Repeat("word ", 98) + `"}}`
-		if n > 1 {
-			body = "[" + strings.Repeat(body+",", n-1) + body + "]"
-		}
-		b.Run("events="+strconv.Itoa(n), func(b *testing.B) {
-			b.ReportAllocs()
-			r := httptest.NewRequest(http.MethodPost, "/events", nil)
-			r.Header.Set("Content-Type", "application/json")
-			r.ContentLength = int64(len(body))
-			w := &quiet{header: http.Header{}}
-			for b.Loop() {
-				r.Body = io.NopCloser(strings.NewReader(body))
-				h.ServeHTTP(w, r)
-			}
-		})
 	}
 }

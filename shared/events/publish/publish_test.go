@@ -272,15 +272,3 @@ func TestRate(t *testing.T) {
 	}
 	expect.Equal(t, "events", len(q.on[queue.Events])-before, 5*maxEvents)
 }
-
-func BenchmarkAccept(b *testing.B) {
-	s, q := service(b)
-	in := []Input{{URI: "event://github/acme/site/pull_request", Data: json.RawMessage(`{"action":"opened","number":7,"text":"` + strings.Repeat("a", 600) + `"}`)}}
-	b.ReportAllocs()
-	for b.Loop() {
-		q.on = nil
-		if _, err := s.Accept(b.Context(), publisher, in); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

@@ -417,11 +417,3 @@ func TestDecodeSubscriber(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkDecodeSubscriber(b *testing.B) {
-	text, _ := json.Marshal(Subscriber{V: recordVersion, ID: "sub_0123456789abcdef0123456789abcdef", Principal: "alice", Target: Target{URL: "https://example.com/hook", Secret: make([]byte, 200)}})
-	b.ReportAllocs()
-	for b.Loop() {
-		_, _ = decodeSubscriber(text)
-	}
-}

@@ -159,14 +159,3 @@ func TestNilRecordsNothing(t *testing.T) {
 	e.Flush(t.Context())
 	e.Close(t.Context())
 }
-
-func BenchmarkAttempt(b *testing.B) {
-	s, err := NewSet(NewEMF(slog.New(slog.DiscardHandler), "", nil).Provider())
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		s.Attempt("", 1, time.Millisecond, time.Millisecond)
-	}
-}

@@ -223,30 +223,6 @@ func TestDecimal(t *testing.T) {
 	}
 }
 
-// BenchmarkMatches evaluates a typical pattern for GitHub on a large document without a match.
-func BenchmarkMatches(b *testing.B) {
-	many := `{"body":{"commits":[` + strings.TrimSuffix(strings.Repeat(`{"id":"0123456789","author":{"name":"x"},"added":["a","b"]},`, 5000), ",") + `]}}`
-	for name, tt := range map[string]struct{ pattern, doc string }{
-		"two headers and an action": {
-			`{"headers":{"x-github-event":["pull_request"]},"body":{"action":["opened","closed","reopened"]}}`,
-			`{"headers":{"x-github-event":"pull_request","content-type":"application/json"},"body":{"action":"reopened","number":1}}`,
-		},
-		"5000 elements": {`{"body":{"commits":{"author":{"name":["y"]},"added":[{"wildcard":"*c*d*"}]}}}`, many},
-	} {
-		b.Run(name, func(b *testing.B) {
-			p, err := Parse([]byte(tt.pattern))
-			if err != nil {
-				b.Fatal(err)
-			}
-			doc := decode(b, tt.doc)
-			b.ReportAllocs()
-			for b.Loop() {
-				p.Matches(doc)
-			}
-		})
-	}
-}
-
 func wantFaults(t *testing.T, pattern string, want []string) {
 	t.Helper()
 	_, err := Parse([]byte(pattern))
@@ -315,26 +291,4 @@ func TestParse_Bounds(t *testing.T) {
 			t.Errorf("%d faults: %v", len(faults), err)
 		}
 	})
-}
-
-// BenchmarkParse parses the patterns that take the longest.
-func BenchmarkParse(b *testing.B) {
-	leaves := `{"$or":[` + strings.TrimSuffix(strings.Repeat(`{"a":[1]},`, 800), ",") + `]}`
-	members := ""
-	for i := range 500 {
-		members += fmt.Sprintf(`,"%d":[%d]`, i, i)
-	}
-	for name, pattern := range map[string]string{
-		"deep":         strings.Repeat("[", maxSize/2) + strings.Repeat("]", maxSize/2),
-		"wide":         "{" + members[1:] + "}",
-		"alternatives": leaves,
-		"multiplied":   `{"$or":[{"x":[1]},{"y":[1]}],"a":{"$or":[{"x":[1]},{"y":[1]}]},"b":{"$or":[{"x":[1]},{"y":[1]}]},"c":{"$or":[{"x":[1]},{"y":[1]}]},"d":{"$or":[{"x":[1]},{"y":[1]}]},"e":{"$or":[{"x":[1]},{"y":[1]}]},"f":{"$or":[{"x":[1]},{"y":[1]}]},"g":{"$or":[{"x":[1]},{"y":[1]}]},"h":{"$or":[{"x":[1]},{"y":[1]}]}` + members + "}",
-	} {
-		b.Run(name, func(b *testing.B) {
-			b.SetBytes(int64(len(pattern)))
-			for b.Loop() {
-				_, _ = Parse([]byte(pattern))
-			}
-		})
-	}
 }

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -47,33 +46,6 @@ func send(t *testing.T, q *Queues, name queue.Name, group string, bodies ...stri
 		msgs = append(msgs, queue.Outgoing{Body: []byte(body), Group: group})
 	}
 	expect.OK(t, q.Send(t.Context(), name, msgs...))
-}
-
-func BenchmarkSendAndConsume(b *testing.B) {
-	q := open(b, awslocal.Start(b, awslocal.SQS).SQS)
-	body := []byte(`{"data":"` + strings.Repeat("x", 900) + `"}`)
-	for b.Loop() {
-		msgs := make([]queue.Outgoing, 10)
-		for i := range msgs {
-			msgs[i].Body = body
-		}
-		if err := q.Send(b.Context(), queue.Deliveries, msgs...); err != nil {
-			b.Fatal(err)
-		}
-	}
-	left := atomic.Int64{}
-	left.Store(int64(10 * b.N))
-	ctx, cancel := context.WithCancel(b.Context())
-	defer cancel()
-	err := q.Consume(ctx, queue.Deliveries, func(_ context.Context, batch []queue.Message) ([]string, error) {
-		if left.Add(-int64(len(batch))) <= 0 {
-			cancel()
-		}
-		return nil, nil
-	}, queue.ConsumeOptions{Concurrency: 4})
-	if err != nil {
-		b.Fatal(err)
-	}
 }
 
 func TestQueuesOnElasticMQ(t *testing.T) {

@@ -191,17 +191,3 @@ func TestValuesThatSaveUnitsAreCompressed(t *testing.T) {
 		}
 	})
 }
-
-func BenchmarkDeflate(b *testing.B) {
-	var text strings.Builder
-	for n := range 10 {
-		fmt.Fprintf(&text, `{"v":1,"ws":"default","id":"evt_%d","uri":"event://github/a/b/pull_request","t":%d,"data":{"text":"%s"}},`, n, n*n, strings.Repeat("some words ", 50))
-	}
-	value := []byte(text.String())
-	b.SetBytes(int64(len(value)))
-	for b.Loop() {
-		if deflate(value) == nil {
-			b.Fatal("not compressed")
-		}
-	}
-}

@@ -246,8 +246,8 @@ func writeUntilKilled(path string) {
 			for i := range 100_000 { // the parent ends it long before
 				name := fmt.Sprintf("%s-%d-%d", run, w, i)
 				err := db.Write(context.Background(), logged(1),
-					store.Put(store.Item{Key: store.Key{Table: store.Subscriptions, Partition: "p", Sort: name}, Value: body}, store.Absent()),
-					store.Put(store.Item{Key: store.Key{Table: store.Deliveries, Partition: name, Sort: "s"}, Value: body, Expires: time.Now().Add(time.Hour)}))
+					store.Put(store.Item{Key: store.Key{Table: store.Subscriptions, Partition: "p", Sort: name}, Value: make([]byte, 500)}, store.Absent()),
+					store.Put(store.Item{Key: store.Key{Table: store.Deliveries, Partition: name, Sort: "s"}, Value: make([]byte, 500), Expires: time.Now().Add(time.Hour)}))
 				if err != nil {
 					fmt.Fprintln(os.Stderr, err)
 					os.Exit(1)
