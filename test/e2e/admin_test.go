@@ -276,7 +276,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 
 // switched publishes continuously while a switch is paused and resumed.
 func switched(t *testing.T, o *operated, hook *harness.Endpoint, publish func(string), within time.Duration, origin string) {
-	for i, name := range []string{"all", "origin/" + origin} {
+	for i, name := range []string{"origin/" + origin} {
 		published := 0
 		next := func() {
 			publish(fmt.Sprintf("sw_%d_%d", i, published))

@@ -27,43 +27,46 @@ func TestOnLocalAWS(t *testing.T) {
 	}
 	aws.AnnounceCatalog(t, "tenants", owned) // wait until all functions use the catalogs
 	target := &aws.Target
-	for name, hold := range map[string]func(*testing.T){
-		"subscription resources": func(t *testing.T) { subscriptionResources(t, target) },
-		"register":               func(t *testing.T) { registering(t, target, time.Second) },
-		"subscribe":              func(t *testing.T) { subscribing(t, target) },
-		"follow":                 func(t *testing.T) { following(t, target) },
-		"gap":                    func(t *testing.T) { lostEvents(t, target) },
-		"ranges":                 func(t *testing.T) { ranges(t, target) },
-		"dialect":                func(t *testing.T) { dialect(t, target) },
-		"event tools":            func(t *testing.T) { withTools(t, target) },
-		"tenants":                func(t *testing.T) { tenants(t, target, tenantKeys(target)) },
-		"check":                  func(t *testing.T) { checked(t, target) },
-		"live catalog": func(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		hold func(*testing.T)
+	}{ // the longest ones are first, so that they do not end long after the others
+		{"admin and commands", func(t *testing.T) {
+			operating(t, target, 5*time.Second, func() []string { return aws.Items(t) })
+			commanding(t, target)
+		}},
+		{"follow", func(t *testing.T) { following(t, target) }},
+		{"subscribe", func(t *testing.T) { subscribing(t, target) }},
+		{"subscription resources", func(t *testing.T) { subscriptionResources(t, target) }},
+		{"register", func(t *testing.T) { registering(t, target, time.Second) }},
+		{"gap", func(t *testing.T) { lostEvents(t, target) }},
+		{"ranges", func(t *testing.T) { ranges(t, target) }},
+		{"dialect", func(t *testing.T) { dialect(t, target) }},
+		{"event tools", func(t *testing.T) { withTools(t, target) }},
+		{"tenants", func(t *testing.T) { tenants(t, target, tenantKeys(target)) }},
+		{"check", func(t *testing.T) { checked(t, target) }},
+		{"live catalog", func(t *testing.T) {
 			aws.AnnounceCatalog(t, "live", before)
 			time.Sleep(3 * time.Second) // with different clocks, a stream may begin two seconds early
 			liveCatalog(t, target, func(t *testing.T) { aws.AnnounceCatalog(t, "live", after) })
-		},
-		"ending": func(t *testing.T) {
+		}},
+		{"ending", func(t *testing.T) {
 			aws.AnnounceCatalog(t, "ending", granted)
 			ending(t, target, func(t *testing.T) { aws.AnnounceCatalog(t, "ending", takenAway) })
-		},
-		"admin and commands": func(t *testing.T) {
-			operating(t, target, 5*time.Second, func() []string { return aws.Items(t) })
-			commanding(t, target)
-		},
-		"dead letters": func(t *testing.T) {
+		}},
+		{"dead letters", func(t *testing.T) {
 			published := time.Now().Add(-time.Hour)
 			for _, id := range stuck() {
 				aws.Enqueue(t, "InboxQueue", poison, map[string]string{"team": "red"})
 				aws.Enqueue(t, "EventsDeadQueue", stuckEvent(id, published), nil) // as SQS would move it
 			}
 			deadLettersOfQueues(t, target, published, 2*time.Second)
-		},
-		"EVS-10 secrets are in no log and in no table in clear": func(t *testing.T) { secretsAreSealed(t, aws) },
+		}},
+		{"EVS-10 secrets are in no log and in no table in clear", func(t *testing.T) { secretsAreSealed(t, aws) }},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			hold(t)
+			tt.hold(t)
 		})
 	}
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // TestBadInput checks that bad input gets a clear error, that none of it is queued, and that other events are not
-// affected.
+// affected. The tests of shared/events/publish have all kinds of bad input.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
@@ -24,37 +24,18 @@ func TestBadInput(t *testing.T) {
 	good := string(marshal(t, build("", 1)))
 
 	posts := []struct {
-		name, body  string
-		contentType string
-		want        int
-		says        []string
+		name, body string
+		want       int
+		says       []string
 	}{
 		{name: "malformed JSON", body: `{"uri": "event://ci/build-finished", "data": {`, want: 400},
-		{name: "no JSON at all", body: `build finished`, want: 400},
-		{name: "an empty body", body: ``, want: 400},
-		{name: "data missing", body: `{"uri":"event://ci/build-finished"}`, want: 400, says: []string{"data"}},
-		{name: "an unknown member", body: `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"},"prio":1}`, want: 400, says: []string{"prio"}},
-		{name: "an id that is not a string", body: `{"id":7,"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, want: 400, says: []string{"id"}},
-		{name: "an invalid time", body: `{"time":"yesterday","uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, want: 400, says: []string{"time"}},
-		{name: "EVS-07 wrong schema", body: `{"uri":"event://ci/build-finished","data":{"build":0,"status":"unknown"}}`, want: 422, says: []string{"/build", "/status", "pointer"}},
-		{name: "EVS-07 a required member is missing", body: `{"uri":"event://ci/build-finished","data":{"build":1}}`, want: 422, says: []string{"status", "pointer"}},
 		{name: "EVS-07 one of an array", body: `[` + good + `,{"uri":"event://ci/build-finished","data":{"build":"x","status":"passed"}}]`, want: 422, says: []string{"/build"}},
 		{name: "unknown URI", body: `{"uri":"event://ci/no-such-thing","data":{}}`, want: 404, says: []string{"event://ci/no-such-thing"}},
-		{name: "a parent is not an event", body: `{"uri":"event://github/acme","data":{}}`, want: 404},
-		{name: "not an event URI", body: `{"uri":"https://example.com/","data":{}}`, want: 400},
-		{name: "bad template parameters", body: `{"uri":"event://deploy/moon/api/finished","data":{"version":"1","outcome":"succeeded"}}`, want: 422, says: []string{"/uri", "environment"}},
-		{name: "one of an array unknown", body: `[` + good + `,{"uri":"event://ci/no-such-thing","data":{}}]`, want: 404},
 		{name: "payload over the limit", body: `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed","pipeline":"` + strings.Repeat("x", 240<<10) + `"}}`, want: 413},
-		{name: "body over the limit", body: `[` + strings.Repeat(" ", 32<<20) + good + `]`, want: 413},
-		{name: "nested too deep", body: `{"uri":"event://ci/build-finished","data":` + strings.Repeat(`{"a":`, 100) + `1` + strings.Repeat(`}`, 100) + `}`, want: 400},
-		{name: "a content type of its own", body: good, contentType: "text/plain", want: 415},
 	}
 	for _, p := range posts {
 		t.Run(p.name, func(t *testing.T) {
-			if p.contentType == "" {
-				p.contentType = "application/json"
-			}
-			a := s.PostEvents(t, "publisher", p.contentType, p.body)
+			a := s.PostEvents(t, "publisher", "application/json", p.body)
 			if a.Status != p.want {
 				t.Errorf("status %d, want %d: %.300s", a.Status, p.want, a.Body)
 			}
@@ -86,7 +67,8 @@ func TestBadInput(t *testing.T) {
 	})
 }
 
-// TestBadSubscription checks that invalid registrations are refused, with an error that names the fault.
+// TestBadSubscription checks that invalid registrations are refused, with an error that names the fault. The tests of
+// shared/mcp and shared/events/webhook have all of them.
 func TestBadSubscription(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Guarded: true})
@@ -99,32 +81,17 @@ func TestBadSubscription(t *testing.T) {
 	registrations := []struct {
 		name string
 		uris any
-		to   any
+		to   string
 		says string
 	}{
-		{"EVS-08 no URIs", []string{}, target, "uris"},
 		{"EVS-08 51 URIs", many, target, "50"},
-		{"EVS-08 URIs of another type", "event://ci/build-finished", target, "uris"},
-		{"EVS-08 no target", []string{"event://ci/build-finished"}, nil, "targetUri"},
 		{"an unknown URI", []string{"event://ci/build-finished", "event://ci/other"}, target, "event://ci/other"},
-		{"bad template parameters", []string{"event://deploy/moon/api/finished"}, target, "environment"},
-		{"bad template parameters of a pattern", []string{"event://deploy/*/API!/finished"}, target, "service"},
-		{"not an event URI", []string{"https://example.com"}, target, "event://"},
-		{"SRF-06 a private target address", []string{"event://ci/build-finished"}, "https://127.0.0.1/hook", ""},
-		{"SRF-06 a private name", []string{"event://ci/build-finished"}, "https://localhost/hook", ""},
 		{"SRF-06 metadata", []string{"event://ci/build-finished"}, "https://169.254.169.254/latest", ""},
-		{"SRF-06 the same in hexadecimal", []string{"event://ci/build-finished"}, "https://0xa9fea9fe/latest", ""},
 		{"SRF-04 a target without TLS", []string{"event://ci/build-finished"}, "http://hooks.example.com/x", "https"},
-		{"SRF-04 a target with a password", []string{"event://ci/build-finished"}, "https://u:p@hooks.example.com/x", ""},
-		{"a target of 2,049 bytes", []string{"event://ci/build-finished"}, target + strings.Repeat("x", 2049), "2048"},
-		{"a target that is not a URL", []string{"event://ci/build-finished"}, "://", ""},
 	}
 	for _, r := range registrations {
 		t.Run(r.name, func(t *testing.T) {
 			params := object{"uris": r.uris, "targetUri": r.to}
-			if r.to == nil {
-				delete(params, "targetUri")
-			}
 			e := alice.Refused(t, -32602, "resources/subscriptions/register", params)
 			if text := e.Message + string(e.Data); !strings.Contains(text, r.says) {
 				t.Errorf("the error does not mention %q: %v", r.says, e)
@@ -138,14 +105,8 @@ func TestBadSubscription(t *testing.T) {
 		says   string
 	}{
 		{"EVX-08 no secret", subscription("ci.build_finished", nil, target, ""), -32602, "secret"},
-		{"EVX-08 a secret of 23 bytes", subscription("ci.build_finished", nil, target, "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="), -32602, "secret"},
-		{"EVX-08 a secret without prefix", subscription("ci.build_finished", nil, target, strings.TrimPrefix(newSecret(), "whsec_")), -32602, "secret"},
-		{"EVX-08 another mode", object{"name": "ci.build_finished", "delivery": object{"mode": "carrier pigeon", "url": target, "secret": newSecret()}}, -32014, "webhook"},
-		{"EVX-08 http", subscription("ci.build_finished", nil, "http://hooks.example.com/x", newSecret()), 0, ""},
 		{"EVX-16 an unknown event", subscription("ci.no_such", nil, target, newSecret()), -32011, "NotFound"},
 		{"EVX-03 an unknown argument", subscription("ci.build_finished", object{"colour": "red"}, target, newSecret()), -32602, "colour"},
-		{"EVX-03 an argument that breaks paramsSchema", subscription("deploy.finished", object{"environment": "moon"}, target, newSecret()), -32602, "environment"},
-		{"EVX-07 a forged cursor", with(subscription("ci.build_finished", nil, target, newSecret()), "cursor", "AAAA"), -32602, "cursor"},
 		{"a private target address", subscription("ci.build_finished", nil, "https://10.1.2.3/x", newSecret()), 0, ""},
 	}
 	for _, r := range subscriptions {
@@ -166,11 +127,6 @@ func TestBadSubscription(t *testing.T) {
 			}
 		}
 	})
-}
-
-func with(o object, key string, value any) object {
-	o[key] = value
-	return o
 }
 
 // TestGuardAtDelivery registers a target while private addresses are allowed. When they no longer are, it must not

@@ -22,7 +22,7 @@ import (
 // principals.
 func TestManyPrincipalsOfOneHost(t *testing.T) {
 	t.Parallel()
-	principals, each := harness.Size(40, 500), harness.Size(5, 10)
+	principals, each := harness.Size(20, 500), harness.Size(5, 10)
 	callers := harness.Callers()
 	for i := range principals {
 		callers = append(callers, harness.Caller{Principal: fmt.Sprintf("user%d", i), Scopes: harness.All})

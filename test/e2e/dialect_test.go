@@ -5,10 +5,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -27,11 +24,7 @@ events:
 // TestDialect tests the named-event dialect of the stand-alone server. TestOnLocalAWS does the same on AWS.
 func TestDialect(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "elsewhere.yaml")
-	if err := os.WriteFile(file, []byte(elsewhere), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--workspace-catalog", "elsewhere=" + file}})
+	s := harness.StartServer(t, harness.ServerOptions{})
 	dialect(t, &s.Target)
 	t.Run("SSE-03 SSE-04 SSE-05 after a crash, a resume brings the missed events and the responses", func(t *testing.T) { dialectAfterACrash(t, s) })
 }
@@ -42,61 +35,13 @@ func request(id any, method string, params object) string {
 }
 
 func dialect(t *testing.T, s *harness.Target) {
-	t.Run("SSE-06 workspaces are separate, and a hidden one looks like one that does not exist", func(t *testing.T) {
-		foreign, alice := s.Dialect("foreign", "elsewhere"), s.Dialect("alice", "default")
-		list := request(1, "resources/list", nil)
-		harness.Eventually(t, harness.Patience, "the catalog of the other workspace", func() bool {
-			return foreign.Raw(t, http.MethodPost, list, "Accept", "application/json").Status == http.StatusOK
-		})
-		if a := foreign.Raw(t, http.MethodPost, list); !strings.Contains(string(a.Body), "elsewhere.thing") || strings.Contains(string(a.Body), "ci.build") {
-			t.Errorf("elsewhere: %.300s", a.Body)
-		}
-		if a := alice.Raw(t, http.MethodPost, list); strings.Contains(string(a.Body), "elsewhere.thing") || !strings.Contains(string(a.Body), "ci/build-finished") {
-			t.Errorf("default: %.300s", a.Body)
-		}
-		var first *harness.Answer
-		for _, workspace := range []string{"elsewhere", "nowhere"} {
-			for _, method := range []string{http.MethodGet, http.MethodPost} {
-				a := s.Dialect("alice", workspace).Raw(t, method, map[string]string{http.MethodPost: list}[method])
-				for _, own := range []string{"Date", "X-Amzn-Requestid", "X-Amzn-Trace-Id"} {
-					a.Header.Del(own)
-				}
-				if first == nil {
-					first = a
-				}
-				if a.Status != http.StatusNotFound || string(a.Body) != string(first.Body) || !maps.EqualFunc(a.Header, first.Header, slices.Equal[[]string]) {
-					t.Errorf("%s %s: %d %v %s, want as %v %s", method, workspace, a.Status, a.Header, a.Body, first.Header, first.Body)
-				}
-			}
-		}
-		// The publisher's key determines an event's workspace.
-		own, theirs := alice.OpenDialect(t, ""), foreign.OpenDialect(t, "")
-		for c, uri := range map[*harness.Client]string{alice: "event://chat/separate", foreign: "event://elsewhere/thing"} {
-			if a := c.Raw(t, http.MethodPost, request("s", "resources/subscribe", object{"uri": uri})); a.Error != nil || a.Status != http.StatusOK {
-				t.Fatalf("subscribe to %s: %d %s", uri, a.Status, a.Body)
-			}
-		}
-		if _, err := s.TryPublish(t.Context(), "foreign", harness.Event{ID: "theirs", URI: "event://elsewhere/thing", Data: object{}}); err != nil {
-			t.Fatal(err)
-		}
-		if a := s.PostEvents(t, "foreign", "application/json", `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`); a.Status != http.StatusNotFound {
-			t.Errorf("an event type of another workspace: status %d", a.Status)
-		}
-		s.Publish(t, messageIn("separate", "own", "general"))
-		if got := idsOf(own.Wait(t, 1)); !slices.Equal(got, []string{"own"}) {
-			t.Errorf("default got %v", got)
-		}
-		if got := idsOf(theirs.Wait(t, 1)); !slices.Equal(got, []string{"theirs"}) {
-			t.Errorf("elsewhere got %v", got)
-		}
-	})
 	t.Run("SSE-01 SSE-03 responses arrive on the stream, which says first that it is open, or in the POST, as requested", func(t *testing.T) {
 		c := s.Dialect("alice", "default")
 		st := c.OpenDialect(t, "")
 		if m := st.Next(t); m.Event != "lifecycle" || m.Method != "streamOpened" || len(c.Session) < 22 || st.Header.Get("Cache-Control") != "no-cache" {
 			t.Errorf("the stream of session %q begins with %v %s %s", c.Session, st.Header, m.Event, m.Raw)
 		}
-		for i := range 10 { // on AWS the stream occupies its instance, so another one answers
+		for i := range 4 { // on AWS the stream occupies its instance, so another one answers
 			id := fmt.Sprintf("r%d", i)
 			a := c.Raw(t, http.MethodPost, request(id, "resources/read", object{"uri": "event://ci/build-finished"}), "Accept", "application/json")
 			if a.Status != http.StatusAccepted || len(a.Body) != 0 {

@@ -41,7 +41,7 @@ func oneHangs(t *testing.T, aws *harness.AWS) {
 	webhooks(t, &aws.Target, uri, targets)
 	healthy, hanging := hooks[1:], hooks[0]
 
-	events := harness.Size(40, 400)
+	events := harness.Size(30, 400)
 	load := func(name string) (lags []time.Duration) {
 		sent := map[string]time.Time{}
 		pace := time.NewTicker(50 * time.Millisecond)
@@ -98,7 +98,7 @@ func oneHangs(t *testing.T, aws *harness.AWS) {
 // oneInAHundredHangs sends an event to all subscriptions, and another one while some endpoints hang.
 func oneInAHundredHangs(t *testing.T, aws *harness.AWS) {
 	const uri = "event://storage/hundred/object-created" // not used by another test
-	n := harness.Size(500, 10_000)
+	n := harness.Size(200, 10_000)
 	receiver := harness.NewReceiver(t)
 	healthy, hanging := receiver.Endpoint("healthy"), receiver.Endpoint("hanging")
 	healthy.Light()

@@ -256,7 +256,7 @@ func (h *hostile) fillMemory(t *testing.T, s *harness.Server) {
 	port := closedPort(t)
 	port = port[strings.LastIndexByte(port, ':'):]
 	round := func(n int) int64 {
-		flood(t, 1000, func(i int) *harness.Answer {
+		flood(t, 300, func(i int) *harness.Answer {
 			url := fmt.Sprintf("http://127.%d.%d.%d%s", 1+n, i/250, 1+i%250, port)
 			return h.Stateless("bob").Do(t, "events/subscribe", subscription("incident.created", nil, url, h.secret(32)))
 		})

@@ -17,7 +17,7 @@ import (
 // AWS_LAMBDA_MAX_CONCURRENCY.
 func TestManagedInstance(t *testing.T) {
 	t.Parallel()
-	const atOnce, room = 32, 25 // 80 % of the maximum of one instance
+	const atOnce, room = 16, 12 // 80 % of the maximum of one instance
 	aws := harness.StartAWS(t, harness.AWSOptions{
 		Managed: runner.Managed{Instances: 1, AtOnce: atOnce},
 		Env:     map[string]string{"MCPEVENTS_STREAM_CONCURRENCY": "1"},

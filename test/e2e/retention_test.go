@@ -15,14 +15,14 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestShortRetentionOnAWS keeps subscribers for several retentions of the log, which last a minute here and a day by
+// TestShortRetentionOnAWS keeps subscribers for longer than the retention of the log, which is a minute here and a day by
 // default. During the test, processes that are frozen between events renew everything that a deployment renews only
 // after hours: the interest in a pattern, subscriptions and cursors.
 func TestShortRetentionOnAWS(t *testing.T) {
 	t.Parallel()
 	env := maps.Clone(harness.Quick)
 	env["MCPEVENTS_LOG_RETENTION"] = "1m"
-	env["MCPEVENTS_STREAM_MAX_AGE"] = "90s" // longer than the retention; the clients continue once
+	env["MCPEVENTS_STREAM_MAX_AGE"] = "65s" // longer than the retention; the clients continue once
 	aws := harness.StartAWS(t, harness.AWSOptions{Env: env})
 	alice := aws.Stateless("alice")
 	hook := harness.NewReceiver(t).Endpoint("refreshed")
@@ -40,7 +40,7 @@ func TestShortRetentionOnAWS(t *testing.T) {
 		}
 	}
 	var published []string
-	const pause, rounds = 5 * time.Second, 30 // two and a half retentions
+	const pause, rounds = 3 * time.Second, 30 // one and a half retentions
 	ticker := time.NewTicker(pause)
 	defer ticker.Stop()
 	for n := range rounds {

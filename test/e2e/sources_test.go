@@ -166,27 +166,16 @@ func TestSourcesAreReloaded(t *testing.T) {
 			t.Errorf("a removed source responds %d", a.Status)
 		}
 	})
-	for name, tt := range map[string]struct{ file, want string }{
-		"a bad pointer":         {strings.Replace(githubSource, "/body/number", "/body/~number", 1), `source github: events: data: /number:`},
-		"a bad pattern":         {strings.Replace(githubSource, "[opened,", "[{prefx: o},", 1), `source github: events: match:`},
-		"a secret in the file":  {strings.Replace(githubSource, "env:E2E_GITHUB", "hunter2hunter2hunter2", 1), `source github: verify: secrets:`},
-		"a missing secret":      {strings.Replace(githubSource, "E2E_GITHUB", "E2E_MISSING", 1), `E2E_MISSING`},
-		"an unknown event type": {strings.Replace(githubSource, "name: github.pull_request", "name: github.nothing", 1), `github.nothing`},
-		"a missing variable":    {strings.Replace(githubSource, ", repo:", ", repository:", 1), `repo`},
-	} {
-		t.Run("SRC-01 "+name+" is refused, and the source continues to work", func(t *testing.T) {
-			before := strings.Count(s.Output(), "reload failed")
-			s.SetConfig(t, tt.file)
-			harness.Eventually(t, harness.Patience, "the complaint", func() bool { return strings.Count(s.Output(), "reload failed") > before })
-			log := s.Output()
-			log = log[strings.LastIndex(log, "reload failed"):]
-			line := strings.Contains(tt.want, "source github: ")
-			if !strings.Contains(log, tt.want) || line && !strings.Contains(log, "config.yaml:") || strings.Contains(log, "hunter2") {
-				t.Errorf("the log has %.400s, want %s", log, tt.want)
-			}
-			wantAccepted(t, github(t, s, "github", "r-1", pullBody("opened", "site", 1)), "r-1")
-		})
-	}
+	t.Run("SRC-01 a faulty file is refused, and the source continues to work", func(t *testing.T) {
+		s.SetConfig(t, strings.Replace(githubSource, "/body/number", "/body/~number", 1))
+		harness.Eventually(t, harness.Patience, "the complaint", func() bool { return strings.Contains(s.Output(), "reload failed") })
+		log := s.Output()
+		log = log[strings.LastIndex(log, "reload failed"):]
+		if want := "source github: events: data: /number:"; !strings.Contains(log, want) || !strings.Contains(log, "config.yaml:") {
+			t.Errorf("the log has %.400s, want %s and the file", log, want)
+		}
+		wantAccepted(t, github(t, s, "github", "r-1", pullBody("opened", "site", 1)), "r-1")
+	})
 }
 
 // TestSourcesAfterACrash kills the server between a response and the delivery.
