@@ -69,10 +69,11 @@ empty :=
 LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 
 # OUTER are the black-box tests. They start servers and emulators and mostly wait for them, so several packages run at the same
-# time, the longest one first. INNER are all other tests, which run before them. The packages fleet and backend belong to
-# INNER, because the servers that they test run in their own process.
-INNER = $$(go list $(PKG) | awk '!/mcpevents\/(test\/|functions$$)/ || /\/test\/(fleet|backend)$$/')
-OUTER = $$(go list $(PKG) | awk '/mcpevents\/(test\/|functions$$)/ && !/\/test\/(fleet|backend)$$/ \
+# time, the longest one first. INNER are all other tests, which run before them. The package fleet belongs to
+# INNER, because the servers that it tests run in its own process. The tools belong to OUTER, because they run go commands,
+# which find most packages compiled only if they are compiled as for the servers.
+INNER = $$(go list $(PKG) | awk '!/mcpevents\/(test\/|tools\/|functions$$)/ || /\/test\/fleet$$/')
+OUTER = $$(go list $(PKG) | awk '/mcpevents\/(test\/|tools\/|functions$$)/ && !/\/test\/fleet$$/ \
   {print /e2e$$/ ? 1 : /(functions|chaos|docs)$$/ ? 2 : /interop$$/ ? 3 : 4, $$1}' | sort | cut -d' ' -f2)
 
 .PHONY: test
@@ -252,7 +253,7 @@ ARCHITECTURE ?= arm64
 # old binary. The Go compiler has a cache of its own, which notices such changes.
 .PHONY: sam-build
 sam-build: $(VENV)/installed ## build the functions for deployment
-	GOFLAGS='"-ldflags=-s -w" -trimpath -tags=lambda.norpc' $(VENV)/bin/sam build --no-cached --template template.yaml --parameter-overrides Architecture=$(ARCHITECTURE)
+	GOFLAGS='"-ldflags=-s -w" -trimpath -gcflags=all=-dwarf=false -tags=lambda.norpc' $(VENV)/bin/sam build --no-cached --template template.yaml --parameter-overrides Architecture=$(ARCHITECTURE)
 
 # Unlike local-aws, which reads the template itself, this uses LocalStack's CloudFormation. Its Lambda runs code for the
 # machine's own architecture.
