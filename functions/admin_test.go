@@ -17,15 +17,14 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // operated sends a request to the admin API through the front.
 func operated(t *testing.T, stack *runner.Stack) {
 	resp, err := http.Get(stack.URL() + "/admin/v1/overview")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(body), `"subscriptions"`) {
@@ -41,13 +40,9 @@ func erased(t *testing.T, stack *runner.Stack) {
 		t.Fatalf("initialize: got %d", resp.StatusCode)
 	}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, stack.URL()+"/admin/v1/principals/anonymous", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	resp, err = http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer resp.Body.Close()
 	var done struct {
 		Complete bool
@@ -82,9 +77,7 @@ func TestAdminStartsSoon(t *testing.T) {
 	start := func(function string) time.Duration {
 		cmd := exec.CommandContext(t.Context(), harness.Functions(t)["functions/"+function])
 		cmd.Env = env
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, cmd.Start())
 		wait(t, "the first request for work", asked)
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // fails because the process was killed
@@ -105,10 +98,12 @@ func TestAdminStartsSoon(t *testing.T) {
 // TestFunctionsAreSmall: the zip file of each function has at most 6 MB.
 func TestFunctionsAreSmall(t *testing.T) {
 	for code, path := range harness.Functions(t) {
-		size, err := zipped(path)
-		if err != nil {
-			t.Fatal(err)
+		// The default level takes half of the time, and is enough for most functions.
+		size, err := zipped(path, flate.DefaultCompression)
+		if err == nil && size > 6<<20 {
+			size, err = zipped(path, flate.BestCompression)
 		}
+		expect.OK(t, err)
 		t.Logf("%s: %.1f MB", filepath.Base(code), float64(size)/1e6)
 		if size > 6<<20 {
 			t.Errorf("%s has %d bytes", code, size)
@@ -123,7 +118,7 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func zipped(path string) (int64, error) {
+func zipped(path string, level int) (int64, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, err
@@ -132,7 +127,7 @@ func zipped(path string) (int64, error) {
 	var size counter
 	z := zip.NewWriter(&size)
 	// SAM compresses with zlib, whose default level is about as good as Go's best one.
-	z.RegisterCompressor(zip.Deflate, func(w io.Writer) (io.WriteCloser, error) { return flate.NewWriter(w, flate.BestCompression) })
+	z.RegisterCompressor(zip.Deflate, func(w io.Writer) (io.WriteCloser, error) { return flate.NewWriter(w, level) })
 	w, err := z.Create("bootstrap")
 	if err != nil {
 		return 0, err

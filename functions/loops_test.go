@@ -14,7 +14,7 @@ func TestRetriesAreNoLoop(t *testing.T) {
 	t.Parallel()
 	stack := deploy(t, func(o *runner.Options) {
 		schedule := "0s"
-		for range 19 {
+		for range 17 {
 			schedule += ",1s"
 		}
 		o.Env = map[string]string{"MCPEVENTS_RETRY_SCHEDULE": schedule}
@@ -22,13 +22,13 @@ func TestRetriesAreNoLoop(t *testing.T) {
 	})
 	var tries atomic.Int32
 	target, hooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, _ []byte) {
-		if tries.Add(1) < 20 {
+		if tries.Add(1) < 18 {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
 	})
 	register(t, stack, target)
 	id := publish(t, stack, 1)
-	for n := range 20 {
+	for n := range 18 {
 		if got := wait(t, "AWS-03 the attempt after the 16th hop", hooks).header.Get("Webhook-Id"); got != id {
 			t.Errorf("attempt %d: got webhook-id %q, want %q", n+1, got, id)
 		}

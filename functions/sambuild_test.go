@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // oneFunction returns a template with one function, so that the test compiles only one, for the machine's own architecture,
@@ -30,15 +32,11 @@ func TestSAMBuild(t *testing.T) {
 	ctx := t.Context() // without a time limit, because the first run installs SAM and compiles everything
 	tree := t.TempDir()
 	for _, name := range []string{"functions", "shared", "tools"} {
-		if err := os.CopyFS(filepath.Join(tree, name), os.DirFS("../"+name)); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.CopyFS(filepath.Join(tree, name), os.DirFS("../"+name)))
 	}
 	for _, name := range []string{"go.mod", "go.sum", "samconfig.toml", "Makefile"} {
 		src, err := os.ReadFile("../" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		write(t, filepath.Join(tree, name), string(src))
 	}
 	write(t, filepath.Join(tree, "template.yaml"), oneFunction())
@@ -46,7 +44,7 @@ func TestSAMBuild(t *testing.T) {
 		t.Helper()
 		cmd := exec.CommandContext(ctx, name, args...)
 		cmd.Dir, cmd.WaitDelay = tree, 5*time.Second
-		cmd.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0", "SAM_CLI_TELEMETRY=0")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "SAM_CLI_TELEMETRY=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%s %v: %v\n%s", filepath.Base(name), args, err, out)
 		}
@@ -54,9 +52,7 @@ func TestSAMBuild(t *testing.T) {
 	built := func() []byte {
 		t.Helper()
 		b, err := os.ReadFile(filepath.Join(tree, ".aws-sam", "build", "FanoutFunction", "bootstrap"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		return b
 	}
 	change := func(marker string) {
@@ -64,9 +60,7 @@ func TestSAMBuild(t *testing.T) {
 		write(t, filepath.Join(tree, "shared", "events", "delivery", "marker.go"), "package delivery\n\nfunc init() { println(\""+marker+"\") }\n")
 	}
 	where, err := exec.CommandContext(ctx, "make", "-s", "-C", tree, "sam-path").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	sam := string(bytes.TrimSpace(where))
 	change("the first marker")
 	run("make", "sam-build")
@@ -88,7 +82,5 @@ func TestSAMBuild(t *testing.T) {
 
 func write(t *testing.T, file, content string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(file, []byte(content), 0o644))
 }
