@@ -21,6 +21,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -50,9 +51,7 @@ func finalStage(t *testing.T) (all []instruction) {
 func read(t *testing.T, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(harness.Root(t), name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return string(b)
 }
 
@@ -89,9 +88,7 @@ func TestTheImage(t *testing.T) {
 	root, binary := content(t)
 	t.Run("RCH-10 the binary needs no library", func(t *testing.T) {
 		f, err := elf.Open(binary)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer f.Close()
 		if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 			t.Error("it is linked to a loader")
@@ -106,9 +103,7 @@ func content(t *testing.T) (root, binary string) {
 	t.Helper()
 	source := sources(t)
 	root = t.TempDir()
-	if err := os.Chmod(root, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.Chmod(root, 0o755))
 	binary = filepath.Join(root, "mcpevents")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w -X github.com/mcp-events/mcpevents/shared/app.Version=9.8.7", "-o", binary, "./cmd/mcpevents")
 	cmd.Dir = source
@@ -117,22 +112,16 @@ func content(t *testing.T) (root, binary string) {
 		t.Fatalf("what .dockerignore leaves does not build: %v\n%s", err, out)
 	}
 	for name, mode := range map[string]os.FileMode{"data": 0o700, "etc/mcpevents": 0o755} {
-		if err := os.MkdirAll(filepath.Join(root, name), mode); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.MkdirAll(filepath.Join(root, name), mode))
 	}
 	if os.Getuid() == 0 {
-		if err := os.Chown(filepath.Join(root, "data"), user, user); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.Chown(filepath.Join(root, "data"), user, user))
 	}
 	for name, text := range map[string]string{
 		"catalog.yaml": read(t, "catalog.yaml"),
 		"config.yaml":  "keys: [{principal: a, scopes: [events:read], sha256: 2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683}]\n",
 	} {
-		if err := os.WriteFile(filepath.Join(root, "etc", "mcpevents", name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(filepath.Join(root, "etc", "mcpevents", name), []byte(text), 0o644))
 	}
 	return root, binary
 }
@@ -150,17 +139,13 @@ func sources(t *testing.T) string {
 	list := exec.CommandContext(t.Context(), "git", append([]string{"ls-files", "--cached", "--others", "--exclude-standard", "-z", "--"}, kept...)...)
 	list.Dir = harness.Root(t)
 	names, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
 		to := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.MkdirAll(filepath.Dir(to), 0o755))
 		b, err := os.ReadFile(filepath.Join(list.Dir, name))
 		if os.IsNotExist(err) {
 			continue // deleted, and not committed yet
@@ -168,9 +153,7 @@ func sources(t *testing.T) string {
 		if err == nil {
 			err = os.WriteFile(to, b, 0o644)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 	}
 	return dir
 }
@@ -190,9 +173,7 @@ func confined(root string) *syscall.SysProcAttr {
 
 func serves(t *testing.T, root, environment string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	address := l.Addr().String()
 	_ = l.Close()
 	run := func(arguments ...string) (*exec.Cmd, *bytes.Buffer) {
@@ -211,9 +192,7 @@ func serves(t *testing.T, root, environment string) {
 		t.Errorf("demo: %v\n%s", err, shown)
 	}
 	server, said := run("serve")
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, server.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Wait() }()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -236,9 +215,7 @@ func serves(t *testing.T, root, environment string) {
 	if files, err := os.ReadDir(filepath.Join(root, "data")); err != nil || len(files) == 0 {
 		t.Errorf("the volume holds nothing: %v", err)
 	}
-	if err := server.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, server.Process.Signal(syscall.SIGTERM))
 	select {
 	case err := <-ended:
 		if err != nil {
@@ -264,9 +241,7 @@ func TestTheComposeFile(t *testing.T) {
 		}
 		Volumes map[string]any
 	}
-	if err := yaml.Unmarshal([]byte(read(t, "compose.yaml")), &file); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, yaml.Unmarshal([]byte(read(t, "compose.yaml")), &file))
 	s, ok := file.Services["mcpevents"]
 	if !ok || s.Build != "." || !s.ReadOnly || !slices.Equal(s.CapDrop, []string{"ALL"}) || !slices.Equal(s.SecurityOpt, []string{"no-new-privileges:true"}) {
 		t.Errorf("RCH-10: the rights are %+v", s)

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // service returns the lines of the systemd unit by their keys. A key may have several lines.
@@ -51,9 +53,7 @@ func TestTheUnit(t *testing.T) {
 		}
 		file := filepath.Join(t.TempDir(), "mcpevents.service")
 		text := strings.ReplaceAll(read(t, "packaging/mcpevents.service"), "/usr/bin/mcpevents", "/bin/true") // the tool looks for the program
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(file, []byte(text), 0o600))
 		if out, err := exec.CommandContext(t.Context(), tool, "verify", file).CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
@@ -66,9 +66,7 @@ func runService(t *testing.T, binary string) {
 	config := read(t, "packaging/config.yaml")
 	start := func(config string) *exec.Cmd {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(folder, "config.yaml"), []byte(config), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(filepath.Join(folder, "config.yaml"), []byte(config), 0o600))
 		program, args, _ := strings.Cut(unit["ExecStart"][0], " ")
 		cmd := exec.CommandContext(t.Context(), binary, strings.Fields(args)...)
 		cmd.Env = []string{"MCPEVENTS_ADDR=127.0.0.1:0", "MCPEVENTS_LOG_FORMAT=text"}
@@ -83,9 +81,7 @@ func runService(t *testing.T, binary string) {
 		}
 		return cmd
 	}
-	if err := os.WriteFile(filepath.Join(folder, "catalog.yaml"), []byte(read(t, "catalog.yaml")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(filepath.Join(folder, "catalog.yaml"), []byte(read(t, "catalog.yaml")), 0o600))
 	out, err := start(config).CombinedOutput()
 	final := strings.Fields(unit["RestartPreventExitStatus"][0])
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || !slices.Contains(final, strconv.Itoa(exit.ExitCode())) {
@@ -97,12 +93,8 @@ func runService(t *testing.T, binary string) {
 	config = regexp.MustCompile(`(?m)^#(keys:|  - )`).ReplaceAllString(config, "$1")
 	cmd := start(strings.ReplaceAll(config, "64-hexadecimal-digits", strings.Repeat("ab", 32)))
 	log, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, cmd.Start())
 	var lines []string
 	serves := false
 	for s := bufio.NewScanner(log); s.Scan(); {
