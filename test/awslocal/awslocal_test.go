@@ -22,8 +22,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
-	"github.com/aws/aws-sdk-go-v2/service/kms"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // envOwner makes the test binary an owner of an emulator that is then killed.
@@ -42,50 +43,17 @@ func TestMain(m *testing.M) {
 	os.Exit(Main(m))
 }
 
-func TestDynamoDBLocalAnswers(t *testing.T) {
-	putAndGet(t, dynamodb.NewFromConfig(Config(Start(t, DynamoDB).DynamoDB)))
-}
-
-func TestElasticMQAnswers(t *testing.T) {
-	sendAndReceive(t, sqs.NewFromConfig(Config(Start(t, SQS).SQS)))
-}
-
-func TestMiniStackAnswersForThreeServices(t *testing.T) {
-	cfg := Config(Start(t, MiniStack).MiniStack)
-	putAndGet(t, dynamodb.NewFromConfig(cfg))
-	sendAndReceive(t, sqs.NewFromConfig(cfg))
-
-	keys := kms.NewFromConfig(cfg)
-	key, err := keys.CreateKey(t.Context(), &kms.CreateKeyInput{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	sealed, err := keys.Encrypt(t.Context(), &kms.EncryptInput{KeyId: key.KeyMetadata.KeyId, Plaintext: []byte("keyset")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	opened, err := keys.Decrypt(t.Context(), &kms.DecryptInput{CiphertextBlob: sealed.CiphertextBlob})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := string(opened.Plaintext); got != "keyset" {
-		t.Errorf("decrypted %q, want %q", got, "keyset")
-	}
-}
-
 func TestASecondStartUsesTheSameServer(t *testing.T) {
-	first, second := Start(t, DynamoDB), Start(t)
-	if first.DynamoDB != second.DynamoDB {
-		t.Errorf("second start gave %s, want %s", second.DynamoDB, first.DynamoDB)
+	first, second := Start(t, MiniStack), Start(t, MiniStack)
+	if first.MiniStack != second.MiniStack {
+		t.Errorf("second start gave %s, want %s", second.MiniStack, first.MiniStack)
 	}
 }
 
 func TestAnEndpointOfTheEnvironmentIsUsed(t *testing.T) {
 	t.Setenv(EnvSQS, "http://127.0.0.1:1")
 	r, err := StartAll(t.Context(), io.Discard, SQS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer r.Close()
 	if r.SQS != "http://127.0.0.1:1" {
 		t.Errorf("got %s", r.SQS)
@@ -96,23 +64,15 @@ func TestAKilledOwnerTakesItsEmulatorAlong(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), envOwner+"=1")
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, cmd.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	addr := strings.TrimPrefix(strings.TrimSpace(line), "http://")
 	if !listens(addr) {
 		t.Fatalf("nothing listens at %q", addr)
 	}
-	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, cmd.Process.Signal(syscall.SIGKILL))
 	cmd.Wait()
 	for deadline := time.Now().Add(20 * time.Second); listens(addr); {
 		if time.Now().After(deadline) {
@@ -169,26 +129,10 @@ func TestAFailedInstallationLeavesNothingBehind(t *testing.T) {
 func TestAddressIsFoundAcrossWrites(t *testing.T) {
 	out := &tail{line: make(chan string, 1)}
 	for _, part := range []string{"noise\nliste", "ning 127.0.0.1:12", "34\nmore\nlistening again\n"} {
-		if _, err := out.Write([]byte(part)); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(out.Write([]byte(part))))
 	}
 	if got := <-out.line; got != "127.0.0.1:1234" {
 		t.Errorf("got %q", got)
-	}
-}
-
-// BenchmarkPut shows an emulator that answers late for want of TCP_NODELAY: 44 ms instead of less than two.
-func BenchmarkPut(b *testing.B) {
-	for _, service := range []Service{DynamoDB, MiniStack} {
-		b.Run(strings.ReplaceAll(string(service), " ", ""), func(b *testing.B) {
-			ends := Start(b, service)
-			client := dynamodb.NewFromConfig(Config(ends.DynamoDB + ends.MiniStack))
-			table := createTable(b, client)
-			for b.Loop() {
-				put(b, client, table, "value")
-			}
-		})
 	}
 }
 
@@ -210,9 +154,7 @@ func createTable(t testing.TB, client *dynamodb.Client) string {
 		AttributeDefinitions: []types.AttributeDefinition{{AttributeName: aws.String("pk"), AttributeType: types.ScalarAttributeTypeS}},
 		KeySchema:            []types.KeySchemaElement{{AttributeName: aws.String("pk"), KeyType: types.KeyTypeHash}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return name
 }
 
@@ -222,9 +164,7 @@ func put(t testing.TB, client *dynamodb.Client, table, value string) {
 		"pk": &types.AttributeValueMemberS{Value: "a"},
 		"d":  &types.AttributeValueMemberS{Value: value},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 }
 
 func putAndGet(t *testing.T, client *dynamodb.Client) {
@@ -235,9 +175,7 @@ func putAndGet(t *testing.T, client *dynamodb.Client) {
 		TableName: &table, ConsistentRead: aws.Bool(true),
 		Key: map[string]types.AttributeValue{"pk": &types.AttributeValueMemberS{Value: "a"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if d, ok := got.Item["d"].(*types.AttributeValueMemberS); !ok || d.Value != "value" {
 		t.Errorf("got %v", got.Item)
 	}
@@ -246,16 +184,10 @@ func putAndGet(t *testing.T, client *dynamodb.Client) {
 func sendAndReceive(t *testing.T, client *sqs.Client) {
 	t.Helper()
 	q, err := client.CreateQueue(t.Context(), &sqs.CreateQueueInput{QueueName: aws.String(fmt.Sprintf("awslocal-%d", time.Now().UnixNano()))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.SendMessage(t.Context(), &sqs.SendMessageInput{QueueUrl: q.QueueUrl, MessageBody: aws.String("hello")}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, expect.ErrOf(client.SendMessage(t.Context(), &sqs.SendMessageInput{QueueUrl: q.QueueUrl, MessageBody: aws.String("hello")})))
 	got, err := client.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: q.QueueUrl, WaitTimeSeconds: 5})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if len(got.Messages) != 1 || *got.Messages[0].Body != "hello" {
 		t.Errorf("got %v", got.Messages)
 	}

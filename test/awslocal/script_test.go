@@ -15,6 +15,8 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const script = "../../localstack/start.sh"
@@ -23,9 +25,7 @@ const script = "../../localstack/start.sh"
 func TestTheStartScriptServesAndEnds(t *testing.T) {
 	Start(t, MiniStack) // installs it
 	port, err := freePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), startTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, script)
@@ -34,12 +34,8 @@ func TestTheStartScriptServesAndEnds(t *testing.T) {
 	var progress tail
 	cmd.Stderr = &progress
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, cmd.Start())
 	env := map[string]string{}
 	for lines := bufio.NewScanner(out); len(env) < 4 && lines.Scan(); {
 		name, value, _ := strings.Cut(strings.TrimPrefix(lines.Text(), "export "), "=")
