@@ -1,3 +1,7 @@
+//go:build !race
+
+// These tests make hundreds of parsers, which takes long with the race detector. make lint-docs runs them without it.
+
 package main
 
 import (
@@ -10,6 +14,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/tools/docs/page"
 )
 
@@ -17,13 +22,9 @@ import (
 func TestTheSettingsAreDocumented(t *testing.T) {
 	var cli CLI
 	parser, err := kong.New(&cli, environment(), kong.Vars{"workspace": "default"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	doc, err := os.ReadFile("../../docs/reference/settings.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	rows := map[string]string{} // flag to its row
 	for line := range strings.Lines(string(doc)) {
 		first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|")
@@ -70,9 +71,7 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 	var pages []string
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "localstack/*.md"} {
 		names, err := filepath.Glob("../../" + pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		pages = append(pages, names...)
 	}
 	seen := 0
@@ -81,9 +80,7 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 			continue // the first has old commands; the second is generated and has text that only begins like a command
 		}
 		p, err := page.Read(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		var lines []string
 		for _, b := range p.Blocks {
 			if l := b.Language(); l == "" || l == "sh" || l == "ini" {
@@ -91,9 +88,7 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 			}
 		}
 		src, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		whole := len(lines) // the lines after these are mentioned in the text, and may lack required arguments
 		for _, m := range regexp.MustCompile("`(mcpevents [^`\n]+)`").FindAllStringSubmatch(string(src), -1) {
 			lines = append(lines, m[1])
@@ -103,9 +98,7 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 				seen++
 				var cli CLI
 				parser, err := kong.New(&cli, environment(), kong.Vars{"workspace": "default"}, kong.Exit(func(int) {}))
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
 				_, err = parser.Parse(args)
 				if err != nil && (i < whole || !regexp.MustCompile(`missing flags|expected one of|expected "<|is needed|is missing|got "EOL"`).MatchString(err.Error())) {
 					t.Errorf("%s: mcpevents %s: %v", name, strings.Join(args, " "), err)
