@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestPlaceholdersAreFilledIn(t *testing.T) {
@@ -39,9 +41,7 @@ func TestTextAtPointer(t *testing.T) {
 func TestReadAdapter(t *testing.T) {
 	write := func(text string) string {
 		file := filepath.Join(t.TempDir(), "adapter.yaml")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(file, []byte(text), 0o600))
 		return file
 	}
 	a, err := ReadAdapter(write(`{"name":"other","publish":{"url":"http://127.0.0.1:9/p","headers":{"A":"b"},"body":"{{id}}"},"received":{"pointer":"/id"}}`))

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestMessagesOfHTTPAreRead(t *testing.T) {
@@ -24,9 +26,7 @@ func TestMessagesOfHTTPAreRead(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			r := bufio.NewReader(strings.NewReader(tc.text + next))
 			var m message
-			if err := m.read(r); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, m.read(r))
 			if string(m.start()) != tc.start || string(m.header("webhook-id")) != tc.id || string(m.body) != tc.body {
 				t.Errorf("got %q, id %q, body %q", m.start(), m.header("webhook-id"), m.body)
 			}

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestPercentile(t *testing.T) {
@@ -122,9 +124,7 @@ func TestLedgerTakesConcurrentArrivals(t *testing.T) {
 
 func TestShapeRefuses(t *testing.T) {
 	good := Shape{Events: 1, Batch: 1, Publishers: 1, URIs: 1, Subscribers: 1, Payload: 1}
-	if err := good.check(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, good.check())
 	for name, change := range map[string]func(*Shape){
 		"no events":                   func(s *Shape) { s.Events = 0 },
 		"no batch":                    func(s *Shape) { s.Batch = 0 },

@@ -21,6 +21,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -195,9 +196,7 @@ func TestRunMeasuresAnotherSenderByTheSameReceiver(t *testing.T) {
 
 	// The report says so in each of its forms.
 	var out, svg, js bytes.Buffer
-	if err := errors.Join(report.WriteText(&out), report.WriteSVG(&svg), report.WriteJSON(&js)); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, errors.Join(report.WriteText(&out), report.WriteSVG(&svg), report.WriteJSON(&js)))
 	if !strings.Contains(out.String(), "lost               2 of 200\n  duplicates         2") {
 		t.Errorf("got %s", &out)
 	}
@@ -225,9 +224,7 @@ func TestRunReportsWrongSignatures(t *testing.T) {
 	defer s.Close()
 	headers := map[string]string{"Authorization": "Bearer x"}
 	r, err := newReceiver("127.0.0.1:0", ClientOwn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer r.close()
 	o := options(t)
 	o.Events, o.Publishers, o.Wait = 10, 1, 100*time.Millisecond
@@ -236,9 +233,7 @@ func TestRunReportsWrongSignatures(t *testing.T) {
 		Name: "unsigned", Publish: Request{URL: s.URL, Headers: headers, Body: `{"msg":"{{id}}"}`}, Secret: "/secret",
 		Register: &Request{URL: s.URL + "/endpoints", Headers: headers, Body: `{"target":"{{target}}"}`}, Received: Received{Pointer: "/message/id"},
 	}
-	if err := o.measure(t.Context(), r, a, &report); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, o.measure(t.Context(), r, a, &report))
 	if report.Results[0].Forged == 0 || report.Err() == nil {
 		t.Errorf("got %+v", report.Results[0])
 	}
@@ -277,9 +272,7 @@ func TestSourceMeasuresBesidePublishing(t *testing.T) {
 	})
 	t.Run("SRC-08 the mapping makes what is published directly", func(t *testing.T) {
 		cfg, err := config.Parse([]byte(sourceConfig))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for links, size := range map[int][2]int{0: {700, 1100}, 95: {19_000, 22_000}} {
 			v := values{id: "e1", n: 7}
 			body := parseTemplate(pullRequest(links)).append(nil, v)
@@ -287,9 +280,7 @@ func TestSourceMeasuresBesidePublishing(t *testing.T) {
 				t.Errorf("%d bytes", len(body))
 			}
 			doc, err := source.ReadRequest(&http.Request{Header: http.Header{"X-Github-Event": {"pull_request"}, "X-Github-Delivery": {"e1"}}, URL: &url.URL{}}, body, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			e, err := cfg.Sources[0].Map(doc)
 			if want := string(parseTemplate(sourceData).append(nil, v)); err != nil || e.ID != "e1" || e.Variables["n"] != "0" || string(e.Data) != want {
 				t.Errorf("got %+v %s, %v\nwant %s", e, e.Data, err, want)

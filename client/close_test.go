@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // scripted answers requests by their method until it is silent. A request for another method blocks until its context ends.
@@ -39,9 +40,7 @@ func dial(t *testing.T, s *scripted, revision string) *Client {
 	c, err := Connect(t.Context(), "http://server.test", Options{
 		Revision: revision, HTTP: &http.Client{Transport: s}, Webhooks: &Handler{URL: "http://receiver.test"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return c
 }
 
@@ -55,9 +54,7 @@ func TestCloseEndsInTimeAlthoughTheServerIsSilent(t *testing.T) {
 		}}
 		c := dial(t, s, "2025-11-25")
 		sub, err := c.Subscribe(t.Context(), SubscribeOptions{URIs: []string{"event://a/b"}, Mode: ModeWebhook, Event: ignore})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if sub.ID() != "subscription://s" || sub.Secret() != "" || sub.Mode() != ModeWebhook {
 			t.Errorf("got the subscription %q by %s with the secret %q, want subscription://s by webhook without a secret", sub.ID(), sub.Mode(), sub.Secret())
 		}
@@ -95,9 +92,7 @@ func TestCloseWaitsForTheFunctionForEvents(t *testing.T) {
 			handled = true
 			return nil
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		synctest.Wait()
 		if err := sub.Err(); err != nil {
 			t.Errorf("Err of a running subscription: got %v, want nil", err)

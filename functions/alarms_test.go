@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/tools/docs/page"
 )
 
@@ -70,9 +71,7 @@ func TestAlarms(t *testing.T) {
 	all := alarms(t)
 	t.Run("OPS-14 the runbook has a heading for each alarm, and none for others", func(t *testing.T) {
 		page, err := os.ReadFile("../docs/runbook.md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		var headings, names []string
 		for _, section := range strings.Split(string(page), "\n## ")[1:] {
 			name, text, _ := strings.Cut(section, "\n")
@@ -105,13 +104,9 @@ func TestAlarms(t *testing.T) {
 	})
 	t.Run("OPS-14 the runbook begins with a table of all alarms and helpers that bash can read", func(t *testing.T) {
 		p, err := page.Read("../docs/runbook.md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		src, err := os.ReadFile(p.Path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		top, _, _ := strings.Cut(string(src), "\n## ")
 		for name := range all {
 			if !strings.Contains(top, "| ["+name+"](#"+strings.ToLower(name)+") | ") {
@@ -224,9 +219,7 @@ func TestAlarms(t *testing.T) {
 	})
 	t.Run("OPS-14 alarms and charts use only metrics that exist", func(t *testing.T) {
 		source, err := os.ReadFile("../template.yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for _, name := range regexp.MustCompile(`mcpevents_[a-z_]+`).FindAllString(string(source), -1) {
 			if !slices.ContainsFunc(metric.Table, func(d metric.Definition) bool { return d.Name == name }) {
 				t.Errorf("the template names %s", name)

@@ -24,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -38,9 +39,7 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 	configure(fmt.Sprintf("backends:\n  - {name: shop, url: %q, prefix: shop_}\n", backend.URL+"/mcp"))
 	defer configure("backends: []\n")
 	c, err := client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	awaitType(t, c, "shop_order.shipped")
 
 	target, hooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, body []byte) {
@@ -56,16 +55,12 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 	ctx := t.Context()
 	body, header := request("events/stream", `"name":"shop_order.shipped","arguments":{"order":"1"}`)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, stack.URL()+"/mcp", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	stream := open(t, req, header)
 	wait(t, "the confirmation", stream)
 	ship := func(id string) {
 		t.Helper()
-		if _, err := backend.Publish(ctx, "default", standalone.Event{URI: "event://orders/1/shipped", ID: id, Data: json.RawMessage(`{}`)}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(backend.Publish(ctx, "default", standalone.Event{URI: "event://orders/1/shipped", ID: id, Data: json.RawMessage(`{}`)})))
 	}
 	ids := map[string]int{}
 	// next waits for the next event, and skips heartbeats and notices of the gap with which a subscription may begin.
@@ -109,9 +104,7 @@ func awaitType(t *testing.T, c *client.Client, name string) {
 	t.Helper()
 	eventually(t, "the backend's event type is listed", func() bool {
 		types, err := c.EventTypes(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for _, e := range types {
 			if e.Name == name {
 				return true
@@ -139,9 +132,7 @@ func subscribe(t *testing.T, c *client.Client, o client.SubscribeOptions) (sub *
 // onlyWebhooks starts a proxy of a backend that removes all modes except webhook from its list of event types.
 func onlyWebhooks(t *testing.T, backend string) (url string) {
 	to, err := neturl.Parse(backend)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	proxy := httputil.NewSingleHostReverseProxy(to)
 	proxy.FlushInterval = -1
 	modes := regexp.MustCompile(`"delivery":\[[^]]*\]`)
@@ -168,9 +159,7 @@ func backendWebhooks(t *testing.T, stack *runner.Stack) {
 	configureStack(t, stack, fmt.Sprintf("backends:\n  - {name: post, url: %q, prefix: post_}\n", onlyWebhooks(t, backend.URL)+"/mcp"))
 	defer configureStack(t, stack, "backends: []\n")
 	c, err := client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	awaitType(t, c, "post_parcel.sent")
 	ids := make(chan string, 100)
 	sub := subscribe(t, c, client.SubscribeOptions{
@@ -180,9 +169,7 @@ func backendWebhooks(t *testing.T, stack *runner.Stack) {
 	defer func() { _ = sub.Close() }()
 	send := func(id string) {
 		t.Helper()
-		if _, err := backend.Publish(t.Context(), "default", standalone.Event{URI: "event://parcels/1", ID: id, Data: json.RawMessage(`{}`)}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(backend.Publish(t.Context(), "default", standalone.Event{URI: "event://parcels/1", ID: id, Data: json.RawMessage(`{}`)})))
 	}
 	send("1")
 	got := []string{wait(t, "the first event", ids)}
@@ -206,9 +193,7 @@ func TestBackendEventsAtHandOversOnAWS(t *testing.T) {
 	o.Catalog = []byte("events:\n  - {name: order.shipped, uriTemplate: \"event://orders/{order}/shipped\", payloadSchema: {type: object}}\n")
 	backend := servertest.Start(t, o)
 	to, err := neturl.Parse(backend.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	proxy := httputil.NewSingleHostReverseProxy(to)
 	var streams atomic.Int64
 	proxy.FlushInterval = -1
@@ -221,9 +206,7 @@ func TestBackendEventsAtHandOversOnAWS(t *testing.T) {
 	t.Cleanup(func() { front.CloseClientConnections(); front.Close() })
 	configureStack(t, stack, fmt.Sprintf("backends:\n  - {name: shop, url: %q, prefix: shop_}\n", front.URL+"/mcp"))
 	c, err := client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	awaitType(t, c, "shop_order.shipped")
 	arrived := make(chan string, 2*orders*each)
 	for order := range orders {
@@ -243,9 +226,7 @@ func TestBackendEventsAtHandOversOnAWS(t *testing.T) {
 		for order := range orders {
 			events = append(events, standalone.Event{URI: fmt.Sprintf("event://orders/%d/shipped", order), ID: fmt.Sprint(order, "-", i), Data: json.RawMessage(`{}`)})
 		}
-		if _, err := backend.Publish(t.Context(), "default", events...); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(backend.Publish(t.Context(), "default", events...)))
 		time.Sleep(time.Minute / time.Duration(each))
 	}
 	published := time.Since(began)

@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/apply"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // busSources are sources for the three AWS services, with event types of the project's catalog.
@@ -65,9 +66,7 @@ func TestServicesSendToTheInbox(t *testing.T) {
 	topics, bus := sns.NewFromConfig(cfg), eventbridge.NewFromConfig(cfg)
 	name := "t" + uuid.NewString()[:8]
 	topic, err := topics.CreateTopic(t.Context(), &sns.CreateTopicInput{Name: &name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	bucket := ends.MiniStack + "/" + name
 	put(t, bucket, "")
 	stack := deploy(t, func(o *runner.Options) {
@@ -78,12 +77,8 @@ func TestServicesSendToTheInbox(t *testing.T) {
 		o.Parameters["SourceBucketArns"] = "arn:aws:s3:::" + name
 	})
 	c, err := config.Parse([]byte(busSources))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := (&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, expect.ErrOf((&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c})))
 	// polled waits for the single event of a type and returns its data.
 	polled := func(t *testing.T, name, cursor string) string {
 		t.Helper()
@@ -93,9 +88,7 @@ func TestServicesSendToTheInbox(t *testing.T) {
 				Events []struct{ Data json.RawMessage }
 				Cursor string
 			}
-			if err := json.Unmarshal(rpc(t, stack.URL(), "events/poll", `"name":"`+name+`","arguments":{},"cursor":"`+cursor+`"`), &page); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, json.Unmarshal(rpc(t, stack.URL(), "events/poll", `"name":"`+name+`","arguments":{},"cursor":"`+cursor+`"`), &page))
 			found, cursor = append(found, page.Events...), page.Cursor
 			return len(found) > 0
 		})
@@ -104,9 +97,7 @@ func TestServicesSendToTheInbox(t *testing.T) {
 	begin := func(t *testing.T, name string) (cursor string) {
 		t.Helper()
 		var page struct{ Cursor string }
-		if err := json.Unmarshal(rpc(t, stack.URL(), "events/poll", `"name":"`+name+`","arguments":{},"cursor":null`), &page); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal(rpc(t, stack.URL(), "events/poll", `"name":"`+name+`","arguments":{},"cursor":null`), &page))
 		return page.Cursor
 	}
 	t.Run("SRC-01 put-events", func(t *testing.T) {
@@ -124,9 +115,7 @@ func TestServicesSendToTheInbox(t *testing.T) {
 	})
 	t.Run("SRC-01 publish to a topic", func(t *testing.T) {
 		cursor := begin(t, "ci.build_finished")
-		if _, err := topics.Publish(t.Context(), &sns.PublishInput{TopicArn: topic.TopicArn, Message: aws.String(`{"build":8,"status":"failed"}`)}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(topics.Publish(t.Context(), &sns.PublishInput{TopicArn: topic.TopicArn, Message: aws.String(`{"build":8,"status":"failed"}`)})))
 		if got := polled(t, "ci.build_finished", cursor); got != `{"build":8,"status":"failed"}` {
 			t.Errorf("got %s", got)
 		}
@@ -149,13 +138,9 @@ func TestServicesSendToTheInbox(t *testing.T) {
 func put(t *testing.T, url, body string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, url, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer resp.Body.Close()
 	if answer, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
 		t.Fatalf("PUT %s: %d %s", url, resp.StatusCode, answer)

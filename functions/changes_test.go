@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // changed contains new values for parameters that do not list their allowed values.
@@ -36,9 +38,7 @@ type deployed struct{ Config, Version string }
 func transformed(t *testing.T, sets []map[string]string) (stacks []map[string]deployed) {
 	t.Helper()
 	in, err := json.Marshal(sets)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	cmd := exec.CommandContext(t.Context(), python(t), "testdata/versions.py", "../template.yaml")
 	var stderr bytes.Buffer
 	cmd.Stdin, cmd.Stderr, cmd.Env = bytes.NewReader(in), &stderr, append(os.Environ(), "SAM_CLI_TELEMETRY=0")
@@ -46,9 +46,7 @@ func transformed(t *testing.T, sets []map[string]string) (stacks []map[string]de
 	if err != nil {
 		t.Fatalf("%v: %s", err, stderr.String())
 	}
-	if err := json.Unmarshal(out, &stacks); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(out, &stacks))
 	return stacks
 }
 
@@ -105,9 +103,7 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 	d, _ := readDeployment(t)
 	t.Run("AWS-18 the defaults of the SAM command line set no parameters", func(t *testing.T) {
 		b, err := os.ReadFile("../samconfig.toml")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for line := range strings.Lines(string(b)) {
 			if strings.HasPrefix(strings.TrimSpace(line), "parameter_overrides") {
 				t.Errorf("samconfig.toml has %s", line)
@@ -132,23 +128,17 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 	t.Run("AWS-18 a parameter that a deployment does not name keeps its value", func(t *testing.T) {
 		template := map[string]any{"Parameters": d.Parameters}
 		in, err := json.Marshal([]any{template, map[string]string{"Retention": "48h"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		const program = "import json, sys; from samcli.commands.deploy.deploy_context import DeployContext; json.dump(DeployContext.merge_parameters(*json.load(sys.stdin)), sys.stdout)"
 		cmd := exec.CommandContext(t.Context(), python(t), "-c", program)
 		cmd.Stdin, cmd.Env = bytes.NewReader(in), append(os.Environ(), "SAM_CLI_TELEMETRY=0")
 		out, err := cmd.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		var sent []struct {
 			ParameterKey, ParameterValue string
 			UsePreviousValue             bool
 		}
-		if err := json.Unmarshal(out, &sent); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal(out, &sent))
 		if len(sent) != len(d.Parameters) {
 			t.Errorf("SAM sends %d parameters, want %d", len(sent), len(d.Parameters))
 		}
@@ -160,9 +150,7 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 	})
 	t.Run("AWS-18 keys is given all parameters for adoption, in the order that it expects", func(t *testing.T) {
 		b, err := os.ReadFile("internal/keyresource/handler.go")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		var names []string
 		for _, n := range d.Resources["Keys"].Properties.Adopted {
 			names = append(names, `"`+n+`"`)
@@ -177,8 +165,6 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 func python(t *testing.T) string {
 	t.Helper()
 	where, err := exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "sam-path").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return filepath.Join(filepath.Dir(string(bytes.TrimSpace(where))), "python")
 }

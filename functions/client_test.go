@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -52,22 +53,16 @@ func wait[T any](t *testing.T, what string, c <-chan T) T {
 func post(t *testing.T, url, body string, header map[string]string, answer any) *http.Response {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	req.Header.Set("Content-Type", "application/json")
 	for k, v := range header {
 		req.Header.Set(k, v)
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if answer != nil {
 		if err := json.Unmarshal(b, answer); err != nil {
 			t.Fatalf("%d %s: %v", resp.StatusCode, b, err)
@@ -119,9 +114,7 @@ func listen(ctx context.Context, t *testing.T, base, params string) <-chan strin
 	t.Helper()
 	body, header := request("subscriptions/listen", params)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/mcp", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return open(t, req, header)
 }
 
@@ -133,9 +126,7 @@ func open(t *testing.T, req *http.Request, header map[string]string) <-chan stri
 		req.Header.Set(k, v)
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
 		b, _ := io.ReadAll(resp.Body)
 		t.Fatalf("got %d %s %s", resp.StatusCode, got, b)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // tree returns the parsed template.
@@ -13,9 +15,7 @@ func tree(t *testing.T) *yaml.Node {
 	t.Helper()
 	_, text := readDeployment(t)
 	var doc yaml.Node
-	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, yaml.Unmarshal([]byte(text), &doc))
 	return doc.Content[0]
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/tools/docs/page"
 )
 
@@ -39,9 +40,7 @@ func poll(t *testing.T, base, cursor string) (answer polled) {
 		value = []byte("null")
 	}
 	raw := rpc(t, base, "events/poll", `"name":"ci.build_finished","cursor":`+string(value))
-	if err := json.Unmarshal(raw, &answer); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(raw, &answer))
 	return answer
 }
 
@@ -55,9 +54,7 @@ type operator struct {
 func newOperator(t *testing.T, stack *runner.Stack, name string) *operator {
 	t.Helper()
 	p, err := page.Read("../docs/how-to/restore-on-aws.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	o := &operator{}
 	for _, b := range p.Blocks {
 		if b.Is("move") {
@@ -71,20 +68,14 @@ func newOperator(t *testing.T, stack *runner.Stack, name string) *operator {
 		"kms="+ends.MiniStack, "sts="+ends.MiniStack, "cloudformation="+stack.Environment("KeysFunction")["AWS_ENDPOINT_URL_CLOUDFORMATION"])
 	cmd.Stderr = lines{t}
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed
 	})
 	port, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	o.prelude = `aws() { printf '%s\0' "$@" | curl -sS --noproxy '*' --fail-with-body --data-binary @- http://127.0.0.1:` + strings.TrimSpace(port) + "; }\nsleep() { :; }\n"
 	return o
 }
@@ -124,12 +115,8 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	old := deploy(t, nil)
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
 	c, err := config.Parse([]byte("backends:\n  - {name: b, url: \"" + backend.URL + "/mcp\", headers: {Authorization: \"ssm:" + parameter + "\"}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := (&apply.Target{DB: database(t, old)}).Apply(t.Context(), apply.Files{Config: c}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, expect.ErrOf((&apply.Target{DB: database(t, old)}).Apply(t.Context(), apply.Files{Config: c})))
 	target, hooks := endpoint(t, nil)
 	uri, secret := register(t, old, target)
 	eventsTarget, eventsHooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, body []byte) {
@@ -146,9 +133,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	wait(t, "the webhook of the registration", hooks)
 	wait(t, "the webhook of the subscription", eventsHooks)
 	sealer, err := cursors.Sealer(t.Context(), database(t, old))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	const outage = 10 * time.Minute
 	lost := time.Now().Add(-outage).UnixMicro()
 	before := sealer.Seal(auth.DefaultWorkspace, eventlog.Cursor{At: lost, Given: lost})
@@ -183,9 +168,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 		}
 	}
 	// Copy the secrets and deploy.
-	if err := awslocal.PutParameterIn(t.Context(), region, ends.MiniStack, parameter, token); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, awslocal.PutParameterIn(t.Context(), region, ends.MiniStack, parameter, token))
 	moved := deployCopy(t, ends, prefix+"moved", region, parameters)
 
 	t.Run("AWS-12 the stack adopts the tables, and does not create its own", func(t *testing.T) {
@@ -232,9 +215,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 		deregister(t, moved, uri)
 	})
 	t.Run("AWS-22 with a short retention, a cursor from before the loss has a gap", func(t *testing.T) {
-		if err := moved.Update(t.Context(), map[string]string{"Retention": "5m"}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, moved.Update(t.Context(), map[string]string{"Retention": "5m"}))
 		if got := poll(t, moved.URL(), before); !got.Truncated {
 			t.Errorf("got %+v, want a gap because an event was lost", got)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
@@ -70,9 +71,7 @@ func TestOneHost(t *testing.T) {
 	send := func(t *testing.T, method, path, body string, header map[string]string) (resp *http.Response, text string) {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, n.URL+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		req.Header.Set("Content-Type", "application/json")
 		for k, v := range header {
 			req.Header.Set(k, v)
@@ -82,18 +81,14 @@ func TestOneHost(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		b, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		return resp, string(b)
 	}
 	t.Run("AWS-13 a stream at the host gets an event that is published there", func(t *testing.T) {
 		body, header := request("subscriptions/listen", `"notifications":{"resourceSubscriptions":["event://ci/build-finished"]}`)
 		header["Authorization"] = token
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.URL+"/mcp", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		stream := open(t, req, header)
 		wait(t, "the acknowledgement, before anything else is written", stream)
 		if resp, body := send(t, "POST", "/events", event, map[string]string{"Authorization": token}); resp.StatusCode != http.StatusAccepted {
@@ -143,9 +138,7 @@ func TestOneHost(t *testing.T) {
 	t.Run("AWS-25 a Function URL refuses a request that did not pass the front", func(t *testing.T) {
 		for _, id := range []string{"StreamFunction", "PublishFunction", "AdminFunction"} {
 			resp, err := http.Get(stack.FunctionURL(id))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			resp.Body.Close()
 			if resp.StatusCode != http.StatusForbidden {
 				t.Errorf("%s: got %d", id, resp.StatusCode)
@@ -162,9 +155,7 @@ func TestOneHost(t *testing.T) {
 			}
 			header["Authorization"] = token
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.URL+"/mcp", strings.NewReader(body))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			stream := open(t, req, header)
 			wait(t, "the acknowledgement", stream)
 			return stream

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // deployment contains the parts of template.yaml that the tests use.
@@ -47,12 +48,8 @@ type environmentOf struct {
 func readDeployment(t *testing.T) (d deployment, text string) {
 	t.Helper()
 	src, err := os.ReadFile("../template.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(src, &d); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, yaml.Unmarshal(src, &d))
 	return d, string(src)
 }
 
@@ -60,9 +57,7 @@ func readDeployment(t *testing.T) (d deployment, text string) {
 func written(t *testing.T, n yaml.Node) string {
 	t.Helper()
 	b, err := yaml.Marshal(&n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return strings.TrimSpace(string(b))
 }
 
@@ -146,9 +141,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 	})
 	t.Run("AWS-09 each parameter has a default, is used, and is documented", func(t *testing.T) {
 		docs, err := os.ReadFile("../docs/reference/settings.md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for name, p := range d.Parameters {
 			if p.Default == nil {
 				t.Errorf("%s has no default, so every deployment must set it", name)
@@ -175,9 +168,7 @@ func defaultOf(t *testing.T, name string) string {
 		return "a.example"
 	}
 	b, err := os.ReadFile("../shared/app/config/limits.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	found := regexp.MustCompile(`name:"` + name + `" default:"([^"]+)"`).FindSubmatch(b)
 	if found == nil {
 		t.Fatalf("no default of %s", name)
@@ -335,9 +326,7 @@ func TestDefaultsFitANewAccount(t *testing.T) {
 	number := func(t *testing.T, value any) int {
 		t.Helper()
 		n, err := strconv.Atoi(value.(string))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		return n
 	}
 	parameter := func(t *testing.T, name string) int { t.Helper(); return number(t, *d.Parameters[name].Default) }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // AWS-08 and AWS-19: with a quota of 10 and the defaults, events arrive and calls are answered while the maximum
@@ -78,9 +79,7 @@ func TestTheQuotaIsDocumented(t *testing.T) {
 		"../docs/how-to/deploy-to-aws.md": {"# Concurrency", "aws service-quotas request-service-quota-increase", "StreamConcurrency"},
 	} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for _, c := range commands {
 			if !strings.Contains(string(text), c) {
 				t.Errorf("%s does not mention %q", file, c)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -57,21 +58,15 @@ func TestAFirstDeploymentThatFails(t *testing.T) {
 func resourcesOf(t *testing.T, ends awslocal.Endpoints, stack string) (all []string) {
 	t.Helper()
 	tables, err := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB)).ListTables(t.Context(), &dynamodb.ListTablesInput{ExclusiveStartTableName: &stack})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	all = tables.TableNames
 	queues, err := sqs.NewFromConfig(awslocal.Config(ends.SQS)).ListQueues(t.Context(), &sqs.ListQueuesInput{QueueNamePrefix: &stack})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for _, url := range queues.QueueUrls {
 		all = append(all, url[strings.LastIndex(url, "/")+1:])
 	}
 	aliases, err := kms.NewFromConfig(awslocal.Config(ends.MiniStack)).ListAliases(t.Context(), &kms.ListAliasesInput{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for _, a := range aliases.Aliases {
 		all = append(all, strings.TrimPrefix(*a.AliasName, "alias/"))
 	}
@@ -83,14 +78,10 @@ func enabledKeys(t *testing.T, endpoint string) (ids []string) {
 	t.Helper()
 	client := kms.NewFromConfig(awslocal.Config(endpoint))
 	list, err := client.ListKeys(t.Context(), &kms.ListKeysInput{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for _, k := range list.Keys {
 		d, err := client.DescribeKey(t.Context(), &kms.DescribeKeyInput{KeyId: k.KeyId})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if d.KeyMetadata.KeyState == types.KeyStateEnabled {
 			ids = append(ids, *k.KeyId)
 		}

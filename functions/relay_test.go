@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const watched = "test://watched-resource"
@@ -30,21 +31,15 @@ const relayTime = 12 * time.Second
 func configureStack(t *testing.T, stack *runner.Stack, text string) {
 	t.Helper()
 	c, err := config.Parse([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := (&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, expect.ErrOf((&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c})))
 }
 
 // secret creates a parameter in Parameter Store.
 func secret(t *testing.T, name, value string) {
 	t.Helper()
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
-	if err := awslocal.PutParameter(t.Context(), ends.MiniStack, name, value); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, awslocal.PutParameter(t.Context(), ends.MiniStack, name, value))
 }
 
 // relayed shows that an operator can configure backends while the functions run, that relay brings their
@@ -54,9 +49,7 @@ func secret(t *testing.T, name, value string) {
 // GWN-01, GWN-03, GWN-04, GWN-06, GWN-19
 func relayed(t *testing.T, stack *runner.Stack) {
 	handler, err := backend.New(backend.Stateless)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	server := httptest.NewServer(handler)
 	defer server.Close()
 	defer server.CloseClientConnections()
@@ -81,13 +74,9 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	seen := func() (s backend.State) {
 		t.Helper()
 		resp, err := http.Get(server.URL + "/state")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer resp.Body.Close()
-		if err := json.NewDecoder(resp.Body).Decode(&s); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.NewDecoder(resp.Body).Decode(&s))
 		return s
 	}
 
@@ -103,9 +92,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	announced := func() {
 		t.Helper()
 		db := database(t, stack)
-		if err := settings.Announce(t.Context(), db, 0, stream.AnnounceStored(&eventlog.Log{DB: db})); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, settings.Announce(t.Context(), db, 0, stream.AnnounceStored(&eventlog.Log{DB: db})))
 		if got := wait(t, "what changed", early); !strings.Contains(got, tools) {
 			t.Errorf("an older stream was notified: %s", got)
 		}
@@ -201,9 +188,7 @@ func elsewhere(t *testing.T, stack *runner.Stack) {
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, stack.URL()+"/mcp",
 		strings.NewReader(`{"jsonrpc":"2.0","id":9007199254740993,"method":"tools/call","params":{"name":"b_test_elicitation","arguments":{"message":"Who?"}}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	stream := open(t, req, asked)
 	var question struct {
 		ID     json.RawMessage

@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -20,28 +21,18 @@ func restored(t *testing.T, db *dynamodb.Client, from, to string) (arn string) {
 	t.Helper()
 	ctx := t.Context()
 	was, err := db.DescribeTable(ctx, &dynamodb.DescribeTableInput{TableName: &from})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	made, err := db.CreateTable(ctx, &dynamodb.CreateTableInput{
 		TableName: &to, KeySchema: was.Table.KeySchema, AttributeDefinitions: was.Table.AttributeDefinitions, BillingMode: types.BillingModePayPerRequest,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := dynamodb.NewTableExistsWaiter(db).Wait(ctx, &dynamodb.DescribeTableInput{TableName: &to}, time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, dynamodb.NewTableExistsWaiter(db).Wait(ctx, &dynamodb.DescribeTableInput{TableName: &to}, time.Minute))
 	pages := dynamodb.NewScanPaginator(db, &dynamodb.ScanInput{TableName: &from})
 	for pages.HasMorePages() {
 		page, err := pages.NextPage(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for _, item := range page.Items {
-			if _, err := db.PutItem(ctx, &dynamodb.PutItemInput{TableName: &to, Item: item}); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf(db.PutItem(ctx, &dynamodb.PutItemInput{TableName: &to, Item: item})))
 		}
 	}
 	setProperties(t, db, to)
@@ -54,20 +45,14 @@ func setProperties(t *testing.T, db *dynamodb.Client, table string) {
 	_, err := db.UpdateTimeToLive(t.Context(), &dynamodb.UpdateTimeToLiveInput{
 		TableName: &table, TimeToLiveSpecification: &types.TimeToLiveSpecification{AttributeName: aws.String("exp"), Enabled: aws.Bool(true)},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := db.UpdateTable(t.Context(), &dynamodb.UpdateTableInput{TableName: &table, DeletionProtectionEnabled: aws.Bool(true)}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, expect.ErrOf(db.UpdateTable(t.Context(), &dynamodb.UpdateTableInput{TableName: &table, DeletionProtectionEnabled: aws.Bool(true)})))
 }
 
 // The runbook mentions the parameters that exist.
 func TestTheRunbookNamesParameters(t *testing.T) {
 	text, err := os.ReadFile("../docs/how-to/restore-on-aws.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	d, _ := readDeployment(t)
 	for name := range d.Parameters {
 		if (strings.HasSuffix(name, "TableArn") || name == "SealingKeyArn") && !strings.Contains(string(text), "`"+name+"`") {
@@ -85,9 +70,7 @@ func deployCopy(t *testing.T, ends awslocal.Endpoints, name, region string, para
 		Binaries:  harness.Functions(t),
 		Output:    lines{t}, Speed: 60,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { stack.Close() })
 	return stack
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/functions/internal/forward"
 	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
@@ -105,9 +106,7 @@ func described(t *testing.T, base, resource, issuer string) {
 	t.Helper()
 	for _, path := range []string{"/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/mcp"} {
 		resp, err := http.Get(base + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		var doc struct {
 			Resource string
 			Servers  []string `json:"authorization_servers"`

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // together lists the parameters that the template's rules allow only in combination, or that have no effect by themselves,
@@ -46,13 +47,9 @@ func TestUpdatesOfARunningStack(t *testing.T) {
 	db := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB))
 	cfg := awslocal.Config(ends.MiniStack)
 	topic, err := sns.NewFromConfig(cfg).CreateTopic(t.Context(), &sns.CreateTopicInput{Name: &prefix})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	bus := prefix + "bus"
-	if _, err := eventbridge.NewFromConfig(cfg).CreateEventBus(t.Context(), &eventbridge.CreateEventBusInput{Name: &bus}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(eventbridge.NewFromConfig(cfg).CreateEventBus(t.Context(), &eventbridge.CreateEventBusInput{Name: &bus})))
 
 	values := maps.Clone(changed)
 	values["SourceTopicArn"], values["SourceEventBus"] = *topic.TopicArn, bus
@@ -89,15 +86,11 @@ func TestUpdatesOfARunningStack(t *testing.T) {
 		for name := range group.values {
 			back[name] = *d.Parameters[name].Default
 		}
-		if err := stack.Update(t.Context(), group.values); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, stack.Update(t.Context(), group.values))
 		for _, name := range group.names {
 			t.Run("AWS-17 "+name, func(t *testing.T) { change(t, name, group.values) })
 		}
-		if err := stack.Update(t.Context(), back); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, stack.Update(t.Context(), back))
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Parameters)) {
 		if !done[name] && !strings.HasSuffix(name, "TableArn") && name != "SealingKeyArn" {

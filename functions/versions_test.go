@@ -18,6 +18,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -38,27 +39,19 @@ func builds(t *testing.T) (today, next map[string]string) {
 		"../shared/events/event/event.go":           "const messageVersion = 1",
 	} {
 		path, err := filepath.Abs(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		src, err := os.ReadFile(path)
 		if err != nil || strings.Count(string(src), constant+"\n") != 1 {
 			t.Fatalf("%s has no %q, %v: this test does not know how to make a next version", file, constant, err)
 		}
 		changed := filepath.Join(dir, filepath.Base(file))
-		if err := os.WriteFile(changed, []byte(strings.Replace(string(src), constant, strings.TrimSuffix(constant, "1")+"2", 1)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(changed, []byte(strings.Replace(string(src), constant, strings.TrimSuffix(constant, "1")+"2", 1)), 0o600))
 		replace[path] = changed
 	}
 	b, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	overlay := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(overlay, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(overlay, b, 0o600))
 	for _, fn := range eventPath {
 		path := filepath.Join(dir, fn[1])
 		cmd := exec.CommandContext(t.Context(), "go", "build", "-tags=lambda.norpc", "-ldflags=-s -w", "-overlay", overlay, "-o", path, "./"+fn[1])
@@ -169,9 +162,7 @@ func TestDeployAndRollBackUnderTraffic(t *testing.T) {
 		out, err := c.GetQueueAttributes(t.Context(), &sqs.GetQueueAttributesInput{
 			QueueUrl: &url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameApproximateNumberOfMessages},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if n := out.Attributes["ApproximateNumberOfMessages"]; n != "0" {
 			t.Errorf("AWS-06 %s dead letters in %s", n, dead)
 		}

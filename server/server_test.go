@@ -14,6 +14,7 @@ import (
 	oteltrace "go.opentelemetry.io/otel/trace"
 
 	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const orders = `events: [{name: order.shipped, uriTemplate: "event://orders/{order}/shipped", payloadSchema: {type: object}}]`
@@ -22,9 +23,7 @@ func start(t *testing.T, o server.Options) *server.Server {
 	t.Helper()
 	o.Data, o.Catalog, o.Log = server.InMemory, []byte(orders), slog.New(slog.DiscardHandler)
 	s, err := server.New(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { shutdown(t, s) })
 	return s
 }
@@ -97,9 +96,7 @@ func TestAReloadedCatalogAppliesToTheNextEvent(t *testing.T) {
 		t.Errorf("before the reload: got %v, want ErrUnknownEvent", err)
 	}
 	both := strings.Replace(orders, "[{", `[{name: order.paid, uriTemplate: "event://orders/{order}/paid"}, {`, 1)
-	if err := s.Reload(t.Context(), server.Options{Catalog: []byte(both)}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, s.Reload(t.Context(), server.Options{Catalog: []byte(both)}))
 	if _, err := s.Publish(t.Context(), server.DefaultWorkspace, paid); err != nil {
 		t.Errorf("after the reload: got %v, want no error", err)
 	}
@@ -112,9 +109,7 @@ func TestAPublishedEventBelongsToTheTraceOfTheContext(t *testing.T) {
 		TraceID: oteltrace.TraceID{1}, SpanID: oteltrace.SpanID{2}, TraceFlags: oteltrace.FlagsSampled,
 	})
 	ctx := oteltrace.ContextWithSpanContext(t.Context(), parent)
-	if _, err := s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`{}`)}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`{}`)})))
 	for _, span := range spans.Ended() {
 		if span.Name() == "publish" {
 			if got := span.SpanContext().TraceID(); got != parent.TraceID() {

@@ -12,12 +12,14 @@ import (
 	"testing"
 	"time"
 
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
 	"github.com/mcp-events/mcpevents/client/check"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // startServer starts a stand-alone server with quick retries and heartbeats, and returns the options that check it.
@@ -53,9 +55,7 @@ func listIDs(r *check.Report, result string) (ids []string) {
 func runCheck(t *testing.T, o check.Options) *check.Report {
 	t.Helper()
 	report, err := check.Run(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return report
 }
 
@@ -90,9 +90,7 @@ func TestOurServerHoldsTheRules(t *testing.T) {
 func checkWritten(t *testing.T, report *check.Report) {
 	var table, text, junit bytes.Buffer
 	for _, err := range []error{report.Table(&table), report.JSON(&text), report.JUnit(&junit)} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 	}
 	if !strings.Contains(table.String(), "passed        MUST    push-active") || !strings.Contains(table.String(), "profile: released") {
 		t.Error(table.String())

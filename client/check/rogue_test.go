@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/client/check"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // wrong is a rule that a rogue breaks: it changes the requests of a method, or each write of their responses.
@@ -34,9 +35,7 @@ func replace(old, by string) func(string) string {
 func startRogue(t *testing.T, server string, faults ...wrong) string {
 	t.Helper()
 	target, err := url.Parse(strings.TrimSuffix(server, "/mcp"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target); r.Out.Header.Del("Accept-Encoding") },
 		FlushInterval: -1,
@@ -157,9 +156,7 @@ func TestDeliveriesThatBreakRulesFail(t *testing.T) {
 	defer broken.Close()
 	o.Receiver = broken.URL
 	l, err := net.Listen("tcp", "127.0.0.1:0") // to find an address at which nothing listens
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	o.Listen = l.Addr().String()
 	_ = l.Close()
 	receiver.Store(&url.URL{Scheme: "http", Host: o.Listen})

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/jsonrpc"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // FuzzLines tests that the session gets only lines that it can read, and that each other line is answered with one line.
@@ -17,9 +19,7 @@ func FuzzLines(f *testing.F) {
 		s := newStdio(bytes.NewReader(in), &out)
 		got, err := io.ReadAll(s)
 		s.end()
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		written := 0
 		for line := range bytes.Lines(in) {
 			if len(bytes.TrimSpace(line)) > 0 {

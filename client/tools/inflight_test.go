@@ -9,6 +9,8 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestRequestsInFlightAreBoundedInABatch(t *testing.T) {
@@ -19,21 +21,15 @@ func TestRequestsInFlightAreBoundedInABatch(t *testing.T) {
 	client, out := io.Pipe()
 	in := io.NopCloser(strings.NewReader("[" + strings.Join(batch, ",") + "]\n" + ping))
 	c, err := bounded{&mcp.IOTransport{Reader: in, Writer: out}}.Connect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var ids []sdk.ID
 	for range maxInFlight {
 		m, err := c.Read(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		ids = append(ids, m.(*sdk.Request).ID)
 	}
 	m, err := c.Read(t.Context()) // refuses the rest of the batch and reads the next line, whose id is in flight
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if id := m.(*sdk.Request).ID; id != ids[1] {
 		t.Errorf("RCH-04: got request %v while %d others are in flight, want %v", id.Raw(), maxInFlight, ids[1].Raw())
 	}

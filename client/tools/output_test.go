@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n"
@@ -18,9 +20,7 @@ func TestUnreadOutputIsBounded(t *testing.T) {
 		s := newStdio(strings.NewReader(ping+ping), out)
 		line := make([]byte, maxUnread)
 		for range 2 {
-			if _, err := s.Write(line); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf(s.Write(line)))
 		}
 		read := make(chan error, 1)
 		go func() {
@@ -34,9 +34,7 @@ func TestUnreadOutputIsBounded(t *testing.T) {
 		default:
 		}
 		for range 2 {
-			if _, err := io.ReadFull(client, line); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf(io.ReadFull(client, line)))
 		}
 		if err := <-read; err != nil {
 			t.Error(err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // events decodes the result of a tool that reads.
@@ -109,9 +110,7 @@ func TestFloodOfEventsIsCounted(t *testing.T) {
 		c := w.nextInChannel()
 		var e struct{ Unread int }
 		_, body, _ := strings.Cut(c.Content, "\n")
-		if err := json.Unmarshal([]byte(body), &e); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal([]byte(body), &e))
 		announced += max(e.Unread, 1)
 		notifications++
 	}

@@ -10,11 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/client/tools"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
-	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // agent is an MCP client that supports only tools, together with the server whose events it receives.
@@ -34,9 +36,7 @@ func connect(t *testing.T, key string) (*standalone.Server, *tools.Tools) {
 	o.Catalog = append(o.Catalog, "  - {name: file.read, uri: event://file/read}\n"...)
 	s := servertest.Start(t, o)
 	c, err := client.Connect(t.Context(), s.URL, client.Options{Key: key, Agent: "test/1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	ts := tools.New(c)
 	tools.SetProgressEvery(ts, 300*time.Millisecond)
 	return s, ts
@@ -57,9 +57,7 @@ func newAgent(t *testing.T, key string) *agent {
 	a.session, err = mcp.NewClient(&mcp.Implementation{Name: "agent", Version: "1"}, &mcp.ClientOptions{
 		ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) { a.progress <- r.Params.Message },
 	}).Connect(t.Context(), &mcp.IOTransport{Reader: answers, Writer: asks}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = a.session.Close() })
 	return a
 }
@@ -123,9 +121,7 @@ func TestClientWithOnlyToolsReceivesEvents(t *testing.T) {
 	t.Run("RCH-04 it lists the tools and the event types", func(t *testing.T) {
 		var names []string
 		for tool, err := range a.session.Tools(t.Context(), nil) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			names = append(names, tool.Name)
 			if tool.Title == "" || tool.Description == "" || tool.OutputSchema == nil || !tool.Annotations.ReadOnlyHint {
 				t.Errorf("got %+v, want a title, a description, an output schema and readOnlyHint", tool)

@@ -8,6 +8,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestTheCommandLineHasAllOfTheAPI compares the commands with the API's document: the operations, their parameters, and the members
@@ -30,9 +31,7 @@ func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 		Paths      map[string]map[string]operation
 		Components struct{ Schemas map[string]*schema }
 	}
-	if err := json.Unmarshal(operations.Document(), &doc); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(operations.Document(), &doc))
 	resolve := func(s *schema) *schema {
 		for s != nil && s.Ref != "" {
 			s = doc.Components.Schemas[s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]]
@@ -47,9 +46,7 @@ func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 	}
 	var cli CLI
 	parser, err := kong.New(&cli, kong.Vars{"workspace": "default"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	has := map[string]bool{
 		"GET openapi.json": true, "GET live": true, // for the console
 		"GET switches/{name}":               true, // the list has it

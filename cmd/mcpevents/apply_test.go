@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
@@ -31,9 +32,7 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	ends := awslocal.Start(t, awslocal.DynamoDB)
 	client := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB))
 	name := func(t store.Table) string { return "apply-" + string(t) }
-	if err := awslocal.CreateTables(t.Context(), client, name); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, awslocal.CreateTables(t.Context(), client, name))
 	db := dynamo.New(client, name)
 	t.Setenv("AWS_ENDPOINT_URL", ends.DynamoDB)
 	t.Setenv("AWS_REGION", awslocal.Region)
@@ -43,9 +42,7 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 
 	settings := filepath.Join(t.TempDir(), "config.yaml")
 	text := "keys:\n  - {principal: alice, scopes: [events:read], sha256: " + strings.Repeat("ab", 32) + "}\n"
-	if err := os.WriteFile(settings, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(settings, []byte(text), 0o600))
 	apply := []string{"catalog", "apply", "--config", settings, "../../catalog.yaml"}
 	code, out, errs := command(t, "", apply...)
 	if code != exitDone || !strings.Contains(out, "Version 1 of the catalog of workspace default is stored") ||
@@ -75,13 +72,9 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	}
 
 	// If the configuration is faulty, the catalog is not written either.
-	if err := os.WriteFile(settings, []byte("nonsense: 1\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(settings, []byte("nonsense: 1\n"), 0o600))
 	other := filepath.Join(t.TempDir(), "other.yaml")
-	if err := os.WriteFile(other, []byte("events:\n  - {name: a.b, uri: event://a/b}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(other, []byte("events:\n  - {name: a.b, uri: event://a/b}\n"), 0o600))
 	code, _, errs = command(t, "", "catalog", "apply", "--config", settings, other)
 	if code != exitRefused || !strings.Contains(errs, "config.yaml:1:") {
 		t.Errorf("a faulty configuration: got exit code %d: %s", code, errs)
@@ -134,13 +127,9 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 func subscribe(t *testing.T, db store.DB) {
 	t.Helper()
 	_, public, err := webhook.GenerateKeyset()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	sealer, err := webhook.NewSealer(public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	core := &app.Core{
 		DB: db, Catalogs: catalog.NewStored(db, nil, nil, nil), EventLog: &eventlog.Log{DB: db},
 		Limits: config.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
@@ -152,7 +141,5 @@ func subscribe(t *testing.T, db store.DB) {
 	})
 	who := auth.Principal{ID: "alice", Workspace: auth.DefaultWorkspace, Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe}}
 	_, err = subs.Register(t.Context(), who, subscription.RegisterRequest{URIs: []string{"event://ci/build-finished"}, Target: "http://127.0.0.1:9/hook"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 }

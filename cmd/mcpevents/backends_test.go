@@ -16,15 +16,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // GWN-01, GWN-19: a changed file adds and removes backends while the server runs. A file that refers to a missing secret keeps the
 // old settings.
 func TestReloadOfBackends(t *testing.T) {
 	handler, err := backend.New(backend.Stateless)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	upstream := httptest.NewServer(handler)
 	t.Cleanup(upstream.Close)
 	t.Cleanup(upstream.CloseClientConnections)
@@ -33,9 +32,7 @@ func TestReloadOfBackends(t *testing.T) {
 	reload := func(src string) error {
 		t.Helper()
 		c, err := config.Parse([]byte(src))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		s := now
 		s.Config = c
 		return e.Reload(t.Context(), s)
@@ -44,9 +41,7 @@ func TestReloadOfBackends(t *testing.T) {
 		t.Helper()
 		client := mcp.NewClient(&mcp.Implementation{Name: "t", Version: "1"}, nil)
 		session, err := client.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: e.URL + "/mcp", HTTPClient: http.DefaultClient, DisableStandaloneSSE: true}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer session.Close()
 		list, err := session.ListTools(t.Context(), nil)
 		if err != nil {
@@ -94,9 +89,7 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	use := func(url string) {
 		t.Helper()
 		c, err := config.Parse([]byte("backends:\n  - {name: b, url: " + url + "}\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		now.Config = c
 	}
 	const changed = `"notifications/tools/list_changed"`
@@ -106,17 +99,13 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 		body := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"toolsListChanged":true},` +
 			`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}` + meta + `}}}`
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.URL+"/mcp", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		req.Header = http.Header{
 			"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"},
 			"Mcp-Protocol-Version": {"2026-07-28"}, "Mcp-Method": {"subscriptions/listen"},
 		}
 		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		t.Cleanup(func() { _ = resp.Body.Close() })
 		out := newOutput()
 		go func() { _, _ = io.Copy(out, resp.Body) }() // it ends with the server
@@ -128,9 +117,7 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	stream := listen(e, "")
 	for n, url := range []string{"http://127.0.0.1:1/mcp", "http://127.0.0.1:1/mcp", "http://127.0.0.1:1/other"} {
 		use(url)
-		if err := e.Reload(t.Context(), now); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, e.Reload(t.Context(), now))
 		stream.await(t, changed, []int{1, 1, 2}[n])
 	}
 	seen := cursor.FindAllStringSubmatch(stream.String(), -1)

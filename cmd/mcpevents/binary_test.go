@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -33,17 +34,11 @@ func TestTheBinary(t *testing.T) {
 // testCompletion has bash evaluate the printed code, with a function complete that runs the command of -C as bash does.
 func testCompletion(t *testing.T, bin string) {
 	b, err := os.ReadFile(bin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	awkward := filepath.Join(t.TempDir(), "Ada's programs")
-	if err := os.Mkdir(awkward, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.Mkdir(awkward, 0o755))
 	awkward = filepath.Join(awkward, "mcpevents")
-	if err := os.WriteFile(awkward, b, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(awkward, b, 0o755))
 	const script = `complete() { COMP_LINE="mcpevents deadl" COMP_POINT=15 bash -c "$4"; }; eval "$("$0" completion bash)"`
 	out, err := exec.CommandContext(t.Context(), "bash", "-c", script, awkward).CombinedOutput()
 	if err != nil || string(out) != "deadletters\n" {
@@ -71,14 +66,10 @@ func testInterruptedReplay(t *testing.T, bin string) {
 	replay := exec.Command(bin, "deadletters", "replay", "--rate", "1", "--server", front.URL)
 	var errs strings.Builder
 	replay.Stderr = &errs
-	if err := replay.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, replay.Start())
 	for !<-looked { // until the command asks for the replay's progress
 	}
-	if err := replay.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, replay.Process.Signal(os.Interrupt))
 	_ = replay.Wait()
 	if code := replay.ProcessState.ExitCode(); code != exitInterrupted {
 		t.Errorf("OPS-10: got exit code %d after an interrupt, want %d", code, exitInterrupted)
@@ -112,12 +103,8 @@ func testRestore(t *testing.T, bin string) {
 		cmd := exec.Command(bin, "--log-format", "json", "serve", "--addr", "127.0.0.1:0", "--data", filepath.Join(dir, data),
 			"--catalog", "../../catalog.yaml", "--allow-insecure-targets", "--retry-schedule", "0s,2s,2s,2s,2s,2s,2s,2s,2s,2s")
 		log, err := cmd.StderrPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
+		expect.OK(t, cmd.Start())
 		kill = func() { _, _ = cmd.Process.Kill(), cmd.Wait() }
 		t.Cleanup(kill)
 		for lines := bufio.NewScanner(log); lines.Scan(); {

@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // One more required member ends the webhook subscriptions to an event type. A reload and a start refuse the change until
@@ -38,9 +39,7 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	if err := use(breaking); err != nil {
 		t.Fatalf("without subscriptions: %v", err)
 	}
-	if err := use(before); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, use(before))
 	registerHook(t, e)
 	const want = "1 live webhook subscriptions: 1 in workspace default because ci.build_finished changed incompatibly (the payload schema changes at /required (branch)); --allow-breaking lets it"
 	if err := use(breaking); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
@@ -65,14 +64,10 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	}
 	settings.Catalog = before
 	again, err := standalone.New(t.Context(), settings)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer servertest.End(t, again)
 	settings.Catalog, settings.AllowBreaking = breaking, true
-	if err := again.Reload(t.Context(), settings); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, again.Reload(t.Context(), settings))
 	log.await(t, "ci.build_finished changed incompatibly", 1)
 }
 
@@ -85,7 +80,5 @@ func registerHook(t *testing.T, e *standalone.Server) {
 			"uris": []string{"event://ci/build-finished"}, "targetUri": "http://127.0.0.1:9/hook",
 		}, nil)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 }

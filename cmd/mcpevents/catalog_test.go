@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestCatalogInit(t *testing.T) {
@@ -22,9 +24,7 @@ func TestCatalogInit(t *testing.T) {
 	})
 	t.Run("SRC-06 it writes a configuration that turns GitHub's webhooks into events", func(t *testing.T) {
 		body, err := os.ReadFile("../../shared/events/source/ready/testdata/github/pull_request.opened.json")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		request := "X-GitHub-Event: pull_request\nX-GitHub-Delivery: d-1\n\n" + string(body)
 		code, out, errs := command(t, request, "source", "check", "--config", filepath.Join(dir, "config.yaml"), "--catalog", file, "--source", "github", "--request", "-")
 		if code != exitDone || !strings.Contains(out, `"uri":"event://github/Codertocat/Hello-World/pull_request","id":"d-1"`) {
@@ -64,9 +64,7 @@ func TestCatalogCheckWithConfig(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	catalog := file("catalog.yaml", "events:\n  - {name: a.b, uri: event://a/b}\n")

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // A proxy on the same machine passes on the Host that its callers named.
@@ -21,20 +22,14 @@ func TestTheHostOfAProxy(t *testing.T) {
 	post := func(path, host string) (int, string) {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.URL+path, strings.NewReader(`{}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		req.Host = host
 		req.Header.Set("Content-Type", "application/json")
 		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		return resp.StatusCode, string(body)
 	}
 	for _, path := range []string{"/mcp", "/events", "/consent"} {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestKeys(t *testing.T) {
@@ -15,12 +16,8 @@ func TestKeys(t *testing.T) {
 	o := servertest.Options(t, nil)
 	o.Addr, o.Data = "127.0.0.1:0", filepath.Join(t.TempDir(), "data")
 	s, err := standalone.New(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Shutdown(context.WithoutCancel(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, s.Shutdown(context.WithoutCancel(t.Context())))
 	for _, tt := range []struct{ command, want string }{
 		{"rotate", "Created a new key"},
 		{"drop", "Removed 1 keys."},

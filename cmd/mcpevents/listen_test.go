@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // patience bounds every wait.
@@ -133,15 +134,11 @@ const (
 func subscriptions(t *testing.T, server string) (uris []string) {
 	t.Helper()
 	caller, err := client.Connect(t.Context(), server, client.Options{Revision: string(spec.V20260728)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var result struct {
 		Resources []struct{ URI string }
 	}
-	if err := caller.Call(t.Context(), "resources/list", nil, &result); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, caller.Call(t.Context(), "resources/list", nil, &result))
 	for _, r := range result.Resources {
 		if strings.HasPrefix(r.URI, "subscription://") {
 			uris = append(uris, r.URI)
@@ -361,9 +358,7 @@ func (b *background) follows(server, via, reason string) {
 func freeAddr(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer func() { _ = l.Close() }()
 	return l.Addr().String()
 }
@@ -446,9 +441,7 @@ func TestCatalogCheck(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		path := fmt.Sprintf("%s/%s", dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	one := file("one.yaml", "events:\n  - {name: a.b, uri: event://a/b}\n")

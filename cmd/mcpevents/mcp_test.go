@@ -9,6 +9,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestToolsOverStdio(t *testing.T) {
@@ -24,9 +25,7 @@ func TestToolsOverStdio(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), servertest.Patience)
 	defer cancel()
 	session, err := sdk.NewClient(&sdk.Implementation{Name: "agent", Version: "1"}, nil).Connect(ctx, &sdk.IOTransport{Reader: fromServer, Writer: toServer}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Run("RCH-04 a client over stdio subscribes", func(t *testing.T) {
 		got, err := session.CallTool(ctx, &sdk.CallToolParams{Name: "subscribe", Arguments: map[string]any{"name": "ci.build_finished"}})
 		if err != nil || got.IsError {

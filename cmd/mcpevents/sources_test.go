@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const (
@@ -33,16 +34,12 @@ func TestSourceCommands(t *testing.T) {
 	const good = `{"kind":"build","id":"b-1","n":1,"state":"passed"}`
 	for _, body := range []string{good, `{"kind":"build","id":"b-2","n":"two","state":"passed"}`, `{"kind":"other"}`} {
 		resp, err := http.Post(o.URL+"/sources/builds/"+sourceKey, "application/json", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		_ = resp.Body.Close()
 	}
 	o.eventually("the outcomes", func() bool { return len(o.items("sources", "outcomes", "builds")) == 3 })
 	saved := filepath.Join(t.TempDir(), "saved.txt")
-	if err := os.WriteFile(saved, []byte("Content-Type: application/json\n\n"+good), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(saved, []byte("Content-Type: application/json\n\n"+good), 0o600))
 	for line, want := range map[string]string{
 		"sources":             `(?m)^NAME +FROM +PATH +VERIFY +EVENTS +RECENT +LAST +OUTCOME +REASON\nbuilds +http +/sources/builds/\{key\} +none +ci\.build_finished +\{"accepted":1,"unfit":1,"unmatched":1\} +20.* unmatched *$`,
 		"sources show builds": `(?m)^ +id: /body/id$`,

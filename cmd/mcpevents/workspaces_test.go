@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // SSE-06: --workspace-catalog is read strictly, like --catalog.
@@ -14,9 +15,7 @@ func TestWorkspaceCatalogs(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	good := write("good.yaml", "events:\n  - {name: a.b, uri: event://a/b}\n")

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestALoopOfAFunctionIsStoppedUnlessItIsAllowed(t *testing.T) {
@@ -62,9 +63,7 @@ func TestFunctionsShareTheConcurrencyOfTheAccount(t *testing.T) {
 			gate.Arrived(t)
 		}
 		resp, err := http.Get(stack.FunctionURL("BufferedFunction"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusTooManyRequests {
 			t.Errorf("got status %d, want 429", resp.StatusCode)
@@ -114,9 +113,7 @@ func TestAQueryReadsAMegabyteAtMost(t *testing.T) {
 					Count            int
 					LastEvaluatedKey json.RawMessage
 				}
-				if err := json.Unmarshal([]byte(call(t, stack, query+start+"}")), &page); err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, json.Unmarshal([]byte(call(t, stack, query+start+"}")), &page))
 				seen, pages = seen+len(page.Items), pages+1
 				if len(page.Items) != page.Count || len(page.Items) > 4 {
 					t.Errorf("a page of %d items of 300 KiB, counted as %d", len(page.Items), page.Count)
@@ -137,13 +134,9 @@ func TestAQueryReadsAMegabyteAtMost(t *testing.T) {
 func call(t *testing.T, stack *runner.Stack, request string) string {
 	t.Helper()
 	raw, err := stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "dynamodb", Text: request}.JSON())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var answer string
-	if err := json.Unmarshal(raw, &answer); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(raw, &answer))
 	body, ok := strings.CutPrefix(answer, "200 ")
 	if !ok {
 		t.Fatalf("got %.300s", answer)

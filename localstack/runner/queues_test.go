@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // onEachSQS runs a test with every SQS emulator that people use.
@@ -92,9 +93,7 @@ func TestAFailedMessageComesAgainAndThenGoesToTheDeadLetterQueue(t *testing.T) {
 		eventually(t, "the poison message is in the dead letter queue", func() bool {
 			url := stack.QueueURL("Dead")
 			out, err := c.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: &url})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if len(out.Messages) > 0 {
 				dead = *out.Messages[0].Body
 			}
@@ -184,9 +183,7 @@ func TestAStreamReachesTheClientAsItIsWritten(t *testing.T) {
 	stack := start(t, o)
 	// In a request, the test's function finds its instructions in the body.
 	resp, err := http.Post(stack.URL()+"/mcp", "application/json", strings.NewReader(string(testfn.Call{Do: "stream", Gate: gate.URL, Count: 3}.JSON())))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer resp.Body.Close()
 	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
 		t.Errorf("got content type %q", got)
@@ -214,9 +211,7 @@ func TestCloseEndsAStreamAndAllProcesses(t *testing.T) {
 	o := options(t, named())
 	o.Grace = 200 * time.Millisecond
 	stack, err := runner.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	resp, err := http.Post(stack.URL()+"/mcp", "application/json", strings.NewReader(string(testfn.Call{Do: "stream", Gate: gate.URL, Count: 3}.JSON())))
 	if err != nil {
 		stack.Close()

@@ -7,22 +7,17 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // write writes a template next to the one in testdata, so that it finds its code.
 func write(t *testing.T, src string) string {
 	t.Helper()
 	f, err := os.CreateTemp("testdata", "template-*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { os.Remove(f.Name()) })
-	if _, err := f.WriteString(src); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(f.WriteString(src)))
+	expect.OK(t, f.Close())
 	return filepath.ToSlash(f.Name())
 }
 

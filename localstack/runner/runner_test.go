@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestAStackServesItsFunctions(t *testing.T) {
@@ -39,13 +40,9 @@ func TestAStackServesItsFunctions(t *testing.T) {
 	})
 	t.Run("environment", func(t *testing.T) {
 		b, err := stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "describe"}.JSON())
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		var d testfn.Description
-		if err := json.Unmarshal(b, &d); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal(b, &d))
 		for k, want := range map[string]string{
 			"GREETING": "servus", "EXTRA": "over", "TABLE": o.Name + "-Table", "PLAIN": stack.QueueURL("Plain"),
 			"AWS_REGION": awslocal.Region, "AWS_LAMBDA_FUNCTION_NAME": o.Name + "-BufferedFunction",
@@ -58,9 +55,7 @@ func TestAStackServesItsFunctions(t *testing.T) {
 	t.Run("one function calls another with the SDK", func(t *testing.T) { invokeBySDK(t, stack, o.Name) })
 	t.Run("the front forwards requests to the functions", func(t *testing.T) {
 		resp, err := http.Get(stack.URL() + "/any/path")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
 			t.Errorf("got status %d", resp.StatusCode)
@@ -92,9 +87,7 @@ func TestAFunctionMayDoWhatItsPoliciesAllow(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, err := stack.Invoke(t.Context(), tc.function, testfn.Call{Do: "dynamodb", Text: tc.request}.JSON())
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			want := `"200 `
 			if !tc.allowed {
 				want = `"400 {\"__type\":\"com.amazon.coral.service#AccessDeniedException\"`
@@ -115,22 +108,16 @@ func TestAFunctionMayDoWhatItsPoliciesAllow(t *testing.T) {
 
 func invokeBySDK(t *testing.T, stack *runner.Stack, name string) {
 	b, err := stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "describe"}.JSON())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var d testfn.Description
-	if err := json.Unmarshal(b, &d); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(b, &d))
 	client := awslambda.NewFromConfig(awslocal.Config(d.Env["AWS_ENDPOINT_URL_LAMBDA"]))
 	invoke := func(function string, kind lambdatypes.InvocationType, c testfn.Call) (*awslambda.InvokeOutput, error) {
 		return client.Invoke(t.Context(), &awslambda.InvokeInput{FunctionName: &function, InvocationType: kind, Payload: c.JSON()})
 	}
 	for _, function := range []string{name + "-StreamFunction", "arn:aws:lambda:us-east-1:000000000000:function:" + name + "-StreamFunction"} {
 		out, err := invoke(function, "", testfn.Call{Do: "describe"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if out.StatusCode != 200 || out.FunctionError != nil || !strings.Contains(string(out.Payload), function[strings.LastIndex(function, ":")+1:]) {
 			t.Errorf("got %d %v %s", out.StatusCode, out.FunctionError, out.Payload)
 		}
@@ -163,9 +150,7 @@ func TestThrottlingReachesTheCallers(t *testing.T) {
 	}()
 	gate.Arrived(t)
 	resp, err := http.Get(stack.FunctionURL("BufferedFunction"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusTooManyRequests {
 		t.Errorf("got status %d, want 429", resp.StatusCode)

@@ -28,6 +28,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestMain makes this binary act as the functions of testdata/template.yaml. They forward events that are not a
@@ -123,9 +124,7 @@ func options(t *testing.T, s sink) runner.Options {
 	t.Helper()
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS)
 	bin, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return runner.Options{
 		Template: "testdata/template.yaml", Name: "t" + uuid.NewString()[:8], Region: awslocal.Region,
 		Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS},
@@ -138,9 +137,7 @@ func options(t *testing.T, s sink) runner.Options {
 func start(t *testing.T, o runner.Options) *runner.Stack {
 	t.Helper()
 	stack, err := runner.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(stack.Close)
 	return stack
 }
@@ -181,9 +178,7 @@ func send(t *testing.T, c *sqs.Client, url string, bodies ...string) {
 			group, _, _ := strings.Cut(body, "-")
 			in.MessageGroupId, in.MessageDeduplicationId = aws.String(group), aws.String(body)
 		}
-		if _, err := c.SendMessage(t.Context(), in); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(c.SendMessage(t.Context(), in)))
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // deployment is a stack with one function for each kind of change.
@@ -177,17 +178,11 @@ func update(t *testing.T, stack *runner.Stack, parameters map[string]string) {
 func process(t *testing.T, stack *runner.Stack, id string) *os.Process {
 	t.Helper()
 	b, err := stack.Invoke(t.Context(), id, testfn.Call{Do: "pid"}.JSON())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	pid, err := strconv.Atoi(string(b))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	p, err := os.FindProcess(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return p
 }
 
@@ -197,13 +192,9 @@ func runs(p *os.Process) bool { return p.Signal(syscall.Signal(0)) == nil }
 func variable(t *testing.T, stack *runner.Stack, id, name string) string {
 	t.Helper()
 	b, err := stack.Invoke(t.Context(), id, testfn.Call{Do: "describe"}.JSON())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var d testfn.Description
-	if err := json.Unmarshal(b, &d); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(b, &d))
 	return d.Env[name]
 }
 
@@ -306,9 +297,7 @@ func TestUpdate(t *testing.T) {
 		status := func() int {
 			t.Helper()
 			resp, err := http.Get(stack.FunctionURL("Bounded"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			resp.Body.Close()
 			return resp.StatusCode
 		}

@@ -14,15 +14,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // AUT-06: a refused host is logged once for all endpoints together.
 func TestOneGuardForAllEndpoints(t *testing.T) {
 	var out bytes.Buffer
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer db.Close()
 	log := slog.New(slog.NewTextHandler(&out, nil))
 	core := &Core{DB: db, Guard: auth.NewGuard(nil, nil, log), Log: log}

@@ -8,14 +8,13 @@ import (
 	"unicode/utf8"
 
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func parsed(t testing.TB, name, title, text string) part {
 	t.Helper()
 	a, err := parseAnswer(json.RawMessage(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return part{name, title, a}
 }
 

@@ -7,13 +7,12 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestParse(t *testing.T) {
 	m, err := Parse(UserMessage, json.RawMessage(`{"messageId":"m","content":"h\u00e9llo","recentHistory":[{"role":"user","content":"a"},{"role":"assistant","content":""}],"x":1,"_meta":{}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	want := `{"messageId":"m","content":"héllo","recentHistory":[{"role":"user","content":"a"},{"role":"assistant","content":""}]}`
 	if got := string(m.Params(nil)); got != want {
 		t.Errorf("got %s, want %s", got, want)

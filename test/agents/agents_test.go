@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -135,9 +136,7 @@ func fast(t *testing.T) *harness.Server {
 func freeAddr(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer func() { _ = l.Close() }()
 	return l.Addr().String()
 }
@@ -169,9 +168,7 @@ func TestTheExampleAgent(t *testing.T) {
 			}
 			story(t, a, s, func() bool { return some(filepath.Join(dir, "cursors", "*.cursor")) }, func() map[string]int {
 				text, err := os.ReadFile(filepath.Join(dir, "effects"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
 				counts := map[string]int{}
 				for line := range bytes.Lines(text) {
 					var e struct{ Key string }
@@ -200,9 +197,7 @@ func TestACommandForEachEvent(t *testing.T) {
 			s := fast(t)
 			dir := t.TempDir()
 			script, file := filepath.Join(dir, "on-event"), filepath.Join(dir, "effects")
-			if err := os.WriteFile(script, []byte("#!/bin/sh\n"+onEvent), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, os.WriteFile(script, []byte("#!/bin/sh\n"+onEvent), 0o700))
 			a := &agent{
 				t: t, name: harness.Binary(t, "./cmd/mcpevents", false),
 				args: []string{

@@ -15,6 +15,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestCounter(t *testing.T) {
@@ -52,9 +54,7 @@ func TestCounter(t *testing.T) {
 	}
 
 	text, err := json.Marshal(&counter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var back Counts
 	if err := json.Unmarshal(text, &back); err != nil || back["DynamoDB"]["PutItem"].Calls != 2 {
 		t.Errorf("%s, %v", text, err)
@@ -105,16 +105,12 @@ func put(t *testing.T, cfg aws.Config) {
 	_, err := dynamodb.NewFromConfig(cfg).PutItem(context.Background(), &dynamodb.PutItemInput{
 		TableName: aws.String("t"), Item: map[string]types.AttributeValue{"pk": &types.AttributeValueMemberS{Value: "a"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 }
 
 func send(t *testing.T, cfg aws.Config, body string) {
 	t.Helper()
 	_, err := sqs.NewFromConfig(cfg, func(o *sqs.Options) { o.DisableMessageChecksumValidation = true }).
 		SendMessage(context.Background(), &sqs.SendMessageInput{QueueUrl: aws.String("http://x/q"), MessageBody: &body})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 }

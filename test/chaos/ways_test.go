@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // ways is how an endpoint answers while it is broken, by its name.
@@ -49,9 +51,7 @@ func throttle(w http.ResponseWriter, _ *http.Request) {
 func serve(t *testing.T, h http.Handler) net.Addr {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	s := &http.Server{Handler: h, ReadHeaderTimeout: 30 * time.Second}
 	ended := make(chan struct{})
 	go func() {

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // baselineFile lists the known failures: lines of target, revision, scenario with check, and reason, separated by tabs.
@@ -93,9 +95,7 @@ func hold(t *testing.T, r *report) {
 		return
 	}
 	known, err := readBaseline()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for _, complaint := range compare(r, known) {
 		t.Error(complaint)
 	}
@@ -105,9 +105,7 @@ func hold(t *testing.T, r *report) {
 func listed(t *testing.T, r *report) map[entry]bool {
 	t.Helper()
 	known, err := readBaseline()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return of(r, known)
 }
 

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -115,9 +116,7 @@ func TestLocalAWS(t *testing.T) {
 		Env: map[string]string{"MCPEVENTS_ALLOWED_ORIGINS": strings.Join(origins, ","), streamLists: "0s"},
 	})
 	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	a.ApplyCatalog(t, "elsewhere", string(catalog))
 	harness.Eventually(t, harness.Patience, "the functions use the catalog of the other workspace", func() bool {
 		list, err := a.Stateless("foreign").Try(t.Context(), "resources/list", nil)

@@ -19,6 +19,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -129,9 +130,7 @@ func run(t *testing.T, target, url, revision string) *report {
 func required(t *testing.T, file string) []string {
 	t.Helper()
 	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var set struct{ Server []string }
 	if err := yaml.Unmarshal(b, &set); err != nil || len(set.Server) == 0 {
 		t.Fatalf("%s names no scenarios: %v", file, err)
@@ -146,9 +145,7 @@ var directory = regexp.MustCompile(`^server-(.+)-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d-
 func results(t *testing.T, dir string) map[string]result {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	found := map[string]result{}
 	for _, entry := range entries {
 		m := directory.FindStringSubmatch(entry.Name())

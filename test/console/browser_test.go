@@ -22,6 +22,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -63,15 +64,11 @@ func open(t *testing.T, allowed ...string) *browser {
 	t.Helper()
 	program = harness.Chromium(t)
 	parent, _ := chromium()
-	if err := chromedp.Do(parent, chromedp.Navigate("about:blank")); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, chromedp.Do(parent, chromedp.Navigate("about:blank")))
 	b := &browser{T: t}
 	for _, a := range allowed {
 		u, err := url.Parse(a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		b.allowed = append(b.allowed, u.Host)
 	}
 	ctx, cancel := chromedp.NewContext(parent, chromedp.WithNewBrowserContext(), chromedp.WithListener(b.observe))
@@ -123,9 +120,7 @@ func (b *browser) do(steps ...chromedp.Action[chromedp.Void]) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	if err := chromedp.Do(ctx, steps...); err != nil {
-		b.Fatal(err)
-	}
+	expect.OK(b, chromedp.Do(ctx, steps...))
 }
 
 // start has the tab report what observe looks at. Its context must not end before the test.
@@ -141,9 +136,7 @@ func (b *browser) start() {
 	if err == nil {
 		_, err = chromedp.Call(b.ctx, page.Enable, page.EnableParams{})
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	expect.OK(b, err)
 	b.do(chromedp.EmulateViewport(1280, 800))
 }
 
@@ -239,9 +232,7 @@ func (b *browser) slash() {
 	b.Helper()
 	for _, kind := range []input.DispatchKeyEventType{input.DispatchKeyEventTypeKeyDown, input.DispatchKeyEventTypeKeyUp} {
 		_, err := chromedp.Call(b.ctx, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: kind, Key: "/", Code: "Slash", Text: "/"})
-		if err != nil {
-			b.Fatal(err)
-		}
+		expect.OK(b, err)
 	}
 }
 
@@ -259,18 +250,12 @@ func (b *browser) signIn(key string) {
 func (b *browser) shoot(name string) {
 	b.Helper()
 	dir := filepath.Join(harness.Root(b), "build", "console")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		b.Fatal(err)
-	}
+	expect.OK(b, os.MkdirAll(dir, 0o755))
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	png, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644); err != nil {
-		b.Fatal(err)
-	}
+	expect.OK(b, err)
+	expect.OK(b, os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644))
 }
 
 // fits fails if the page is wider than the screen.
@@ -298,7 +283,5 @@ func (b *browser) scheme(name string) {
 	_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
 		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}},
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	expect.OK(b, err)
 }

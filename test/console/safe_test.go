@@ -22,6 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
@@ -80,9 +81,7 @@ func TestExpiredKey(t *testing.T) {
 	b.visit(w.console() + "#/subscriptions?state=active")
 	b.signIn("op")
 	o.Config = servertest.Config(t, callers("op2"), "")
-	if err := w.s.Reload(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, w.s.Reload(t.Context(), o))
 	b.to("#/subscriptions?state=paused")
 	b.shows("You were signed out")
 	if kept := eval[int](b, `sessionStorage.length + localStorage.length`); kept != 0 {
@@ -202,9 +201,7 @@ func TestManySubscriptions(t *testing.T) {
 	var o standalone.Options
 	w := start(t, func(given *standalone.Options) { o = *given })
 	sub := w.subscribe("alice", "/ok", built)
-	if err := w.s.Shutdown(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, w.s.Shutdown(t.Context()))
 	multiply(t, filepath.Join(o.Data, "mcpevents.db"), sub, w.receiver.URL, many)
 	w.s = servertest.Start(t, o)
 	b := open(t, w.console())
@@ -230,15 +227,11 @@ func TestManySubscriptions(t *testing.T) {
 func multiply(t *testing.T, path, sub, origin string, n int) {
 	t.Helper()
 	db, err := sqlite.Open(path, sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var items []store.Item
 	for _, partition := range []string{"o#default#alice", "i#default", "k#default#ci.build_finished", "t#default#" + origin} {
 		page, err := db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: partition})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for _, it := range page.Items {
 			if it.Sort == sub {
 				items = append(items, it)
@@ -258,13 +251,9 @@ func multiply(t *testing.T, path, sub, origin string, n int) {
 				ops = append(ops, store.Put(it))
 			}
 		}
-		if err := db.WriteAll(t.Context(), ops...); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, db.WriteAll(t.Context(), ops...))
 	}
-	if err := db.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, db.Close())
 }
 
 // TestAuthorizationServer: OPS-11. With --auth jwt people sign in at the authorization server, by a code and PKCE.
@@ -341,9 +330,7 @@ func TestHeaders(t *testing.T) {
 	w := start(t, nil)
 	for path, kind := range map[string]string{"": "text/html", "app.js": "text/javascript", "console.css": "text/css", "lib/lit-html.js": "text/javascript", "config.json": "application/json", "icon.svg": "image/svg"} {
 		resp, err := http.Get(w.console() + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		_ = resp.Body.Close()
 		policy := resp.Header.Get("Content-Security-Policy")
 		for _, part := range []string{"default-src 'none'", "script-src 'self';", "style-src 'self';", "connect-src 'self';", "frame-ancestors 'none'", "base-uri 'none'", "require-trusted-types-for 'script'"} {
@@ -357,9 +344,7 @@ func TestHeaders(t *testing.T) {
 	}
 	for path, status := range map[string]int{"none.js": 404, "../server.go": 404, "static/app.js": 404} {
 		resp, err := http.Get(w.console() + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		_ = resp.Body.Close()
 		if resp.StatusCode != status {
 			t.Errorf("OPS-11 %s: %d", path, resp.StatusCode)
@@ -372,9 +357,7 @@ func TestOtherAddress(t *testing.T) {
 	w := start(t, func(o *standalone.Options) { o.AdminAddr = "127.0.0.1:0" })
 	for at, status := range map[string]int{w.s.AdminURL + "/console": 200, w.s.URL + "/console/": 404, w.s.AdminURL + "/mcp": 404} {
 		resp, err := http.Get(at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		_ = resp.Body.Close()
 		if resp.StatusCode != status {
 			t.Errorf("OPS-11 %s: %d, want %d", at, resp.StatusCode, status)
@@ -400,18 +383,14 @@ func TestLibraries(t *testing.T) {
 			t.Fatalf("npm pack %s: %v", name, err)
 		}
 		to := filepath.Join(dir, strings.ReplaceAll(name, "@", "-"))
-		if err := os.Mkdir(to, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.Mkdir(to, 0o755))
 		if out, err := exec.CommandContext(t.Context(), "tar", "-xzf", filepath.Join(dir, strings.TrimSpace(string(out))), "-C", to).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		for theirs, own := range files {
 			known++
 			want, err := os.ReadFile(filepath.Join(to, "package", theirs))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if got, err := os.ReadFile(filepath.Join(ours, own)); err != nil || string(got) != string(want) {
 				t.Errorf("OPS-11 %s is not %s of %s: %v", own, theirs, name, err)
 			}

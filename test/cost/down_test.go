@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -87,9 +88,7 @@ func BenchmarkDown(b *testing.B) {
 			delays := "0s" + strings.Repeat(",2s", len(schedule)-1)
 			a := harness.StartAWS(b, harness.AWSOptions{Env: map[string]string{"MCPEVENTS_RETRY_SCHEDULE": delays}})
 			listener, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				b.Fatal(err)
-			}
+			expect.OK(b, err)
 			_ = listener.Close()
 			const uri = "event://chat/cost/down/message"
 			subscribe(b, a, 1, uri, "http://"+listener.Addr().String()+"/")
@@ -115,18 +114,12 @@ func BenchmarkDown(b *testing.B) {
 func deadLetters(b *testing.B, a *harness.AWS) int {
 	b.Helper()
 	req, err := http.NewRequestWithContext(b.Context(), http.MethodGet, a.Admin+"dead-letters?limit=100", http.NoBody)
-	if err != nil {
-		b.Fatal(err)
-	}
+	expect.OK(b, err)
 	req.Header.Set("Authorization", "Bearer "+a.Keys["monitor"])
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		b.Fatal(err)
-	}
+	expect.OK(b, err)
 	defer resp.Body.Close()
 	var list struct{ Items []json.RawMessage }
-	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
-		b.Fatal(err)
-	}
+	expect.OK(b, json.NewDecoder(resp.Body).Decode(&list))
 	return len(list.Items)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // load is a month of a deployment on docs/explanation/cost.md.
@@ -129,8 +130,6 @@ func amount(t *testing.T, cell string) float64 {
 		return 0
 	}
 	f, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return f
 }

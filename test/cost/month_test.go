@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -35,9 +36,7 @@ const (
 func alarmed(t *testing.T) (metrics int) {
 	t.Helper()
 	src, err := os.ReadFile(filepath.Join(harness.Root(t), "template.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var tpl struct {
 		Resources map[string]struct {
 			Type       string `yaml:"Type"`
@@ -46,9 +45,7 @@ func alarmed(t *testing.T) (metrics int) {
 			} `yaml:"Properties"`
 		} `yaml:"Resources"`
 	}
-	if err := yaml.Unmarshal(src, &tpl); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, yaml.Unmarshal(src, &tpl))
 	for _, r := range tpl.Resources {
 		if r.Type != "AWS::CloudWatch::Alarm" {
 			continue
@@ -63,9 +60,7 @@ func alarmed(t *testing.T) (metrics int) {
 			if m.Tag == "!If" {
 				continue
 			}
-			if err := m.Decode(&of); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, m.Decode(&of))
 			if of.MetricStat.Kind != 0 {
 				metrics++
 			}

@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/mcp-events/mcpevents/test/awscount"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -58,9 +59,7 @@ type size struct {
 func sizes(tb testing.TB) map[string]size {
 	tb.Helper()
 	src, err := os.ReadFile(filepath.Join(harness.Root(tb), "template.yaml"))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	type properties struct {
 		MemorySize int    `yaml:"MemorySize"`
 		Timeout    string `yaml:"Timeout"` // a number, or the name of a parameter
@@ -77,18 +76,14 @@ func sizes(tb testing.TB) map[string]size {
 			Properties yaml.Node `yaml:"Properties"`
 		} `yaml:"Resources"`
 	}
-	if err := yaml.Unmarshal(src, &tpl); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, yaml.Unmarshal(src, &tpl))
 	out := map[string]size{}
 	for id, r := range tpl.Resources {
 		if r.Type != "AWS::Serverless::Function" {
 			continue
 		}
 		p := tpl.Globals.Function
-		if err := r.Properties.Decode(&p); err != nil {
-			tb.Fatal(err)
-		}
+		expect.OK(tb, r.Properties.Decode(&p))
 		if parameter, ok := tpl.Parameters[p.Timeout]; ok {
 			p.Timeout = parameter.Default
 		}

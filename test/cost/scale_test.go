@@ -15,6 +15,7 @@ import (
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -64,9 +65,7 @@ func subscriberSize(t *testing.T) float64 {
 		Until:  time.Now(),
 	}
 	value, err := json.Marshal(sub.Subscriber())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	const keys = 120 // names and values of the keys, version and expiry
 	return float64(len(value)) + keys
 }
@@ -219,9 +218,7 @@ func modelSays(t *testing.T, name string, parts map[string]string) {
 	t.Helper()
 	path := filepath.Join(harness.Root(t), filepath.FromSlash(name))
 	src, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	page := string(src)
 	for part, text := range parts {
 		begin, end := "<!-- generated: "+part+" -->\n", "<!-- end -->"
@@ -237,18 +234,14 @@ func modelSays(t *testing.T, name string, parts map[string]string) {
 		page = strings.Replace(page, begin+had+end, begin+text+end, 1)
 	}
 	if *update {
-		if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(path, []byte(page), 0o644))
 	}
 }
 
 // The model's copies of figures equal the figures in docs/internals/benchmarks.md.
 func TestTheScaleModelUsesTheFiguresThatWereMeasured(t *testing.T) {
 	src, err := os.ReadFile(filepath.Join(harness.Root(t), "docs", "internals", "benchmarks.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for _, want := range []struct {
 		row    string
 		figure float64

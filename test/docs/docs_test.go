@@ -28,6 +28,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 	"github.com/mcp-events/mcpevents/tools/docs/page"
 )
@@ -61,9 +62,7 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 		t.Run(c.numbers+name, func(t *testing.T) {
 			t.Parallel()
 			p, err := page.Read(filepath.Join(harness.Root(t), name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			s := openShell(t, clone(t))
 			ran := 0
 			for _, b := range p.Blocks {
@@ -103,24 +102,16 @@ func clone(t *testing.T) string {
 	list := exec.CommandContext(t.Context(), "git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
 	list.Dir = root
 	names, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
 		b, err := os.ReadFile(filepath.Join(root, name))
 		if os.IsNotExist(err) {
 			continue // deleted, and not committed yet
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		to := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(to, b, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.MkdirAll(filepath.Dir(to), 0o755))
+		expect.OK(t, os.WriteFile(to, b, 0o755))
 	}
 	return dir
 }
@@ -155,17 +146,11 @@ func openShell(t *testing.T, dir string) *shell {
 		"MCPEVENTS_ADDR="+address, "MCPEVENTS_SERVER=http://"+address)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that its child processes can be ended with it
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	cmd.Stderr = cmd.Stdout
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, cmd.Start())
 	s := &shell{
 		t: t, in: in, dir: dir, bin: bin, done: make(chan string), out: &transcript{},
 		ports: strings.NewReplacer("127.0.0.1:8080", address, "127.0.0.1:8081", "127.0.0.1:"+second, "127.0.0.1:9999", "127.0.0.1:"+receiver,
@@ -304,13 +289,9 @@ func (o *transcript) text() string {
 func freePort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer l.Close()
 	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return port
 }

@@ -17,6 +17,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 	"github.com/mcp-events/mcpevents/tools/docs/page"
 )
@@ -25,9 +26,7 @@ import (
 func shown(t *testing.T, name, language, word string) string {
 	t.Helper()
 	p, err := page.Read(filepath.Join(harness.Root(t), name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for _, b := range p.Blocks {
 		if b.Language() == language && b.Is(word) {
 			return b.Text
@@ -43,9 +42,7 @@ func TestTheGoServerOfThePage(t *testing.T) {
 	dir := t.TempDir()
 	source, bin := filepath.Join(dir, "main.go"), filepath.Join(dir, "orders")
 	text := strings.ReplaceAll(shown(t, "docs/how-to/add-events-to-a-go-server.md", "go", "program"), "127.0.0.1:8080", address)
-	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(source, []byte(text), 0o600))
 	t.Run("RCH-07 it builds, and vet finds nothing", func(t *testing.T) {
 		for _, arguments := range [][]string{{"vet", source}, {"build", "-o", bin, source}} {
 			cmd := exec.CommandContext(t.Context(), "go", arguments...)
@@ -57,18 +54,14 @@ func TestTheGoServerOfThePage(t *testing.T) {
 	})
 	cmd := exec.Command(bin)
 	cmd.Dir, cmd.Stderr = dir, os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	listening(t, address)
 	t.Run("RCH-07 a client of an event gets what a tool publishes", func(t *testing.T) { getsWhatAToolPublishes(t, "http://"+address+"/mcp", "") })
 	t.Run("RCH-07 it ends gracefully", func(t *testing.T) {
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, cmd.Process.Signal(syscall.SIGTERM))
 		select {
 		case err := <-ended:
 			if err != nil {
@@ -83,9 +76,7 @@ func TestTheGoServerOfThePage(t *testing.T) {
 // installCommand makes the command line available to a page that assumes it.
 func installCommand(t *testing.T, s *shell) {
 	t.Helper()
-	if err := os.Symlink(harness.Binary(t, "./cmd/mcpevents", false), filepath.Join(s.bin, "mcpevents")); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.Symlink(harness.Binary(t, "./cmd/mcpevents", false), filepath.Join(s.bin, "mcpevents")))
 }
 
 // installNode provides the packages of the tests instead of installing them with npm, and a Node.js that runs TypeScript.
@@ -121,9 +112,7 @@ func startServer(program string) func(*testing.T, *shell) {
 // clientGetsEvents connects the client of an SDK to the servers of a page.
 func clientGetsEvents(t *testing.T, s *shell) {
 	secrets, err := os.ReadFile(filepath.Join(s.dir, "orders", "secrets"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	_, rest, _ := strings.Cut(string(secrets), "CHATGPT_KEY=")
 	key, _, _ := strings.Cut(rest, "\n")
 	getsWhatAToolPublishes(t, s.ports.Replace("http://127.0.0.1:8080/mcp"), key)
@@ -161,17 +150,11 @@ func getsWhatAToolPublishes(t *testing.T, url, key string) {
 	})
 	session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{Endpoint: url, HTTPClient: &http.Client{Transport: bearer(key)}},
 		&sdk.ClientSessionOptions{ProtocolVersion: "2025-11-25"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer session.Close()
-	if err := session.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "event://orders/42"}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, session.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "event://orders/42"}))
 	result, err := session.CallTool(t.Context(), &sdk.CallToolParams{Name: "ship", Arguments: map[string]string{"id": "42"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if result.IsError {
 		t.Fatalf("the tool fails: %s", result.Content[0].(*sdk.TextContent).Text)
 	}
@@ -212,9 +195,7 @@ func TestBashCanReadTheCommands(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if checked < 100 {
 		t.Errorf("%d blocks were found; there are more", checked)
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -27,9 +28,7 @@ func TestAdmin(t *testing.T) {
 func operatedCatalog(t *testing.T) string {
 	t.Helper()
 	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return string(catalog) + `
   - name: mcpevents.subscription_disabled
     uri: event://mcpevents/subscription-disabled
@@ -50,14 +49,10 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 	id := strings.TrimPrefix(register(t, owner, hook, "event://ci/build-finished").Subscription.URI, "subscription://")
 	publish := func(id string) {
 		t.Helper()
-		if _, err := target.TryPublish(t.Context(), "owner", build(id, 1)); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(target.TryPublish(t.Context(), "owner", build(id, 1))))
 	}
 	at, err := url.Parse(hook.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	origin := at.Scheme + "://" + at.Host
 	arrives := func(id string, times int) {
 		t.Helper()

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -64,9 +65,7 @@ type hookRequest struct {
 func (p githubApp) send(t *testing.T, d hookRequest) (status int, answer string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, strings.TrimSuffix(p.target.Events, "/events")+"/sources/github", bytes.NewReader(d.body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if d.signed == nil {
 		d.signed = d.body
 	}
@@ -82,14 +81,10 @@ func (p githubApp) send(t *testing.T, d hookRequest) (status int, answer string)
 		req.Header.Set(name, value)
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer resp.Body.Close()
 	var b bytes.Buffer
-	if _, err := b.ReadFrom(resp.Body); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(b.ReadFrom(resp.Body)))
 	return resp.StatusCode, b.String()
 }
 

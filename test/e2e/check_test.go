@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/client/check"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -37,9 +38,7 @@ func checked(t *testing.T, s *harness.Target) {
 		t.Fatalf("%v\n%s\n%s", err, said.String(), out)
 	}
 	var report check.Report
-	if err := json.Unmarshal(out, &report); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(out, &report))
 	var failed, left []string
 	for _, r := range report.Results {
 		switch r.Result {

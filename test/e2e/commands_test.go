@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -25,9 +26,7 @@ func commanding(t *testing.T, target *harness.Target) {
 	id := strings.TrimPrefix(register(t, target.Stateless("owner"), hook, "event://ci/build-finished").Subscription.URI, "subscription://")
 	publish := func(event string) {
 		t.Helper()
-		if _, err := target.TryPublish(t.Context(), "owner", build(event, 1)); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(target.TryPublish(t.Context(), "owner", build(event, 1))))
 	}
 	says := func(line string) string {
 		t.Helper()

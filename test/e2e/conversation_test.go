@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -197,9 +198,7 @@ func TestConversationOnLocalAWS(t *testing.T) {
 func withConversation(t *testing.T) string {
 	t.Helper()
 	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return string(catalog) + conversationCatalog
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -137,9 +138,7 @@ func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
 	t.Run("EVX-17 AUT-04 an addition ends no subscription, and a parent receives unrestricted events", func(t *testing.T) {
 		for n, name := range []string{"secret", "locked", "kept", "kept"} {
 			e := harness.Event{ID: fmt.Sprint(name, "-", n), URI: "event://ending/" + name, Data: object{"n": n}}
-			if _, err := s.TryPublish(t.Context(), "leaver", e); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf(s.TryPublish(t.Context(), "leaver", e)))
 			if name == "kept" { // when this has arrived everywhere, the earlier ones would have arrived
 				events["kept"].Wait(t, n-1)
 				parent.Wait(t, n-1)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -43,9 +44,7 @@ func TestHostileSubscriber(t *testing.T) {
 		t.Parallel()
 		aws := harness.StartAWS(t, harness.AWSOptions{Config: restrained, Env: map[string]string{"MCPEVENTS_VERIFY_REGISTRATIONS": "true"}})
 		catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		aws.ApplyCatalog(t, "elsewhere", string(catalog)) // where foreign belongs
 		h := &hostile{Target: &aws.Target, processes: func() int { return aws.Starts("RegisterFunction") }, log: aws.Output}
 		h.met = func(limit string) bool {

@@ -14,6 +14,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/modelcontextprotocol/go-sdk/oauthex"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
@@ -170,16 +171,12 @@ func TestTheSDKGetsATokenByItself(t *testing.T) {
 					ClientID: "robot", ClientSecretAuth: &oauthex.ClientSecretAuth{ClientSecret: identity.Secret},
 				},
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			client := sdk.NewClient(&sdk.Implementation{Name: "robot", Version: "1"}, nil)
 			session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{
 				Endpoint: s.MCP, OAuthHandler: handler, DisableStandaloneSSE: true,
 			}, &sdk.ClientSessionOptions{ProtocolVersion: version})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			defer session.Close()
 			if _, err := session.ListResources(t.Context(), nil); err != nil {
 				t.Error(err)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -22,9 +23,7 @@ func TestTenThousandListens(t *testing.T) {
 	const listens, most = 10_000, 40 << 10
 	s := harness.StartServer(t, harness.ServerOptions{Auth: "none", Fast: true, Args: []string{"--streams", "20000", "--log-level", "warn"}}) // the race detector can handle 8,000 goroutines
 	u, err := url.Parse(s.MCP)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	before := s.RSS()
 	body := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 		`"io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}},` +
@@ -37,9 +36,7 @@ func TestTenThousandListens(t *testing.T) {
 	for range listens {
 		dialing <- struct{}{}
 		c, err := net.Dial("tcp", u.Host)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		reading.Go(func() {
 			if _, err := c.Write(request); err != nil {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -29,9 +30,7 @@ events:
 // replaceFile replaces a file with a new one, as editors do.
 func replaceFile(t *testing.T, file, text string) {
 	t.Helper()
-	if err := errors.Join(os.WriteFile(file+"~", []byte(text), 0o600), os.Rename(file+"~", file)); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, errors.Join(os.WriteFile(file+"~", []byte(text), 0o600), os.Rename(file+"~", file)))
 }
 
 // TestLiveCatalog changes the catalog while clients are connected. TestOnLocalAWS does the same on AWS.
@@ -71,9 +70,7 @@ func TestLiveCatalog(t *testing.T) {
 	t.Run("EVS-14 SUB-08 a client that reconnects is notified of a change while the server was down", func(t *testing.T) {
 		l := s.Stateless("operator").Listen(t, 1, object{"resourcesListChanged": true}, nil)
 		var cursor string
-		if err := json.Unmarshal(harness.Meta(l.Next(t).Params, harness.Prefix+"cursor"), &cursor); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal(harness.Meta(l.Next(t).Params, harness.Prefix+"cursor"), &cursor))
 		s.Stop()
 		put(t, after)
 		s.Start()
@@ -101,9 +98,7 @@ func liveCatalog(t *testing.T, s *harness.Target, change func(*testing.T)) {
 	asked, silent := stateless.Listen(t, 1, all, nil), stateless.Listen(t, 2, parent, nil)
 	early := stateless.Listen(t, 3, all, nil)
 	var cursor string
-	if err := json.Unmarshal(harness.Meta(early.Next(t).Params, harness.Prefix+"cursor"), &cursor); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(harness.Meta(early.Next(t).Params, harness.Prefix+"cursor"), &cursor))
 	early.Close()
 	sessionBased.Call(t, "resources/subscribe", object{"uri": "event://live"}, nil)
 	session := sessionBased.Open(t, "")
@@ -114,9 +109,7 @@ func liveCatalog(t *testing.T, s *harness.Target, change func(*testing.T)) {
 		return len(stateless.All(t, "resources/list", "resources")) == 2
 	})
 	publish := func(id, uri string) {
-		if _, err := s.TryPublish(t.Context(), "operator", harness.Event{ID: id, URI: uri, Data: object{}}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(s.TryPublish(t.Context(), "operator", harness.Event{ID: id, URI: uri, Data: object{}})))
 	}
 	late := stateless.Listen(t, 5, all, object{harness.Prefix + "cursor": cursor})
 	for what, st := range map[string]*harness.Stream{"listen": asked, "session": session, "resumed": late} {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -47,13 +48,9 @@ func TestManagedInstance(t *testing.T) {
 	}
 	t.Run("AUT-07 the fleet accepts as many streams as its instances can hold together", func(t *testing.T) {
 		req, err := aws.Stateless("bob").Request(t.Context(), "subscriptions/listen", object{"notifications": notifications}, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer resp.Body.Close()
 		if b, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
 			t.Errorf("one more got %s: %s", resp.Status, b)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -18,9 +19,7 @@ func console(t *testing.T, o *operated, publish func(string)) {
 	get := func(url string) (*http.Response, string) {
 		t.Helper()
 		resp, err := http.Get(url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
 		if err != nil || resp.StatusCode != http.StatusOK {
@@ -42,14 +41,10 @@ func console(t *testing.T, o *operated, publish func(string)) {
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.target.Admin+"live", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	req.Header.Set("Authorization", "Bearer "+o.target.Keys["chief"])
 	live, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer live.Body.Close()
 	seen, lines := false, bufio.NewScanner(live.Body)
 	for !seen && lines.Scan() {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -27,9 +28,7 @@ events:
 func TestRanges(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "orders.yaml")
-	if err := os.WriteFile(file, []byte(orders), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(file, []byte(orders), 0o600))
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--workspace-catalog", "shops=" + file}})
 	ranges(t, &s.Target)
 }
@@ -59,9 +58,7 @@ func ranges(t *testing.T, s *harness.Target) {
 			{"total": 500, "at": "2026-11-24T00:00:00Z"},
 			{"total": 499, "at": "2026-11-23T23:59:59.9Z"},
 		} {
-			if _, err := s.TryPublish(t.Context(), "shopper", harness.Event{ID: fmt.Sprint(shop, "_", i), URI: "event://orders/" + shop + "/placed", Data: o}); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf(s.TryPublish(t.Context(), "shopper", harness.Event{ID: fmt.Sprint(shop, "_", i), URI: "event://orders/" + shop + "/placed", Data: o})))
 		}
 		want := []string{shop + "_1", shop + "_4"}
 		t.Run("RCH-09 webhooks: "+name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -98,9 +99,7 @@ func TestRawSockets(t *testing.T) {
 func converse(t *testing.T, addr, text string) (status int) {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(harness.Patience))
 	go func() {

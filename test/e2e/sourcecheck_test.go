@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -39,9 +40,7 @@ type trial struct {
 func (c checking) run(t *testing.T, source, request string, stdin bool, args ...string) (code int, trials []trial, errs string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "request")
-	if err := os.WriteFile(file, []byte(request), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(file, []byte(request), 0o600))
 	var out, stderr strings.Builder
 	cmd := exec.CommandContext(t.Context(), c.binary, append([]string{"source", "check", "--config", c.config, "--catalog", c.catalog, "--source", source}, args...)...)
 	cmd.Env = append(os.Environ(), secretsOfSources()...)
@@ -65,9 +64,7 @@ func (c checking) run(t *testing.T, source, request string, stdin bool, args ...
 func TestSourceCheck(t *testing.T) {
 	t.Parallel()
 	c := checking{harness.Binary(t, "./cmd/mcpevents", false), filepath.Join(t.TempDir(), "config.yaml"), filepath.Join(harness.Root(t), "catalog.yaml")}
-	if err := os.WriteFile(c.config, []byte(githubSource+busSource), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(c.config, []byte(githubSource+busSource), 0o600))
 	saved := func(action, line, end string) string {
 		body := pullBody(action, "site", 7)
 		var b strings.Builder

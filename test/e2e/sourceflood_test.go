@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -70,13 +71,9 @@ func TestSourceSlowBody(t *testing.T) {
 	var slow []net.Conn
 	for range 40 { // each sends enough to need a slot, of which there are 25
 		c, err := net.Dial("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer c.Close()
-		if _, err := fmt.Fprintf(c, "POST /sources/github HTTP/1.1\r\nHost: %s\r\nContent-Length: 5000000\r\n\r\n%s", addr, strings.Repeat("{", 300_000)); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(fmt.Fprintf(c, "POST /sources/github HTTP/1.1\r\nHost: %s\r\nContent-Length: 5000000\r\n\r\n%s", addr, strings.Repeat("{", 300_000))))
 		slow = append(slow, c)
 	}
 	t.Run("SRC-05 others are answered", func(t *testing.T) {
@@ -88,9 +85,7 @@ func TestSourceSlowBody(t *testing.T) {
 	t.Run("SRC-05 the slow requests are ended", func(t *testing.T) {
 		refused, late := 0, 0
 		for _, c := range slow {
-			if err := c.SetReadDeadline(time.Now().Add(harness.Patience)); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, c.SetReadDeadline(time.Now().Add(harness.Patience)))
 			answer, err := io.ReadAll(c)
 			switch {
 			case err != nil && len(answer) == 0:

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -93,9 +94,7 @@ func outage(t *testing.T, s shaky) {
 			return harness.Reply{Status: http.StatusInternalServerError} // a 503 would reduce the number of attempts
 		})
 		for i := range events {
-			if _, err := s.TryPublish(t.Context(), "owner", build(fmt.Sprintf("evt_%d", i), i+1)); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf(s.TryPublish(t.Context(), "owner", build(fmt.Sprintf("evt_%d", i), i+1))))
 		}
 		var overview struct {
 			DeadLetters int

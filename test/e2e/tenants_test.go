@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
@@ -34,9 +35,7 @@ func TestTenants(t *testing.T) {
 	o := harness.ServerOptions{Provider: p, Args: []string{"--event-tools", "--jwt-workspace-claim", "ws"}}
 	dir := t.TempDir()
 	for name, text := range map[string]string{"tenants": owned, "outside": granted} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 		o.Args = append(o.Args, "--workspace-catalog", name+"="+filepath.Join(dir, name))
 	}
 	s := harness.StartServer(t, o)
@@ -127,9 +126,7 @@ func (v *victim) publish(t *testing.T, s *harness.Target, n int) {
 	t.Helper()
 	for kind, uri := range map[string]string{"private": secretURI, "shared": publicURI} {
 		e := harness.Event{ID: fmt.Sprintf("%s-event-%d", kind, n), URI: uri, Data: object{"text": kind + "-payload"}}
-		if _, err := s.TryPublish(t.Context(), "victim", e); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(s.TryPublish(t.Context(), "victim", e)))
 	}
 	v.hook.Wait(t, n)
 	v.extended.Wait(t, n)
@@ -213,16 +210,12 @@ var asked = []string{"elicitation/create", "sampling/createMessage", "roots/list
 // methods reads the names of the endpoint's methods from its source, so that a new method must be added to the table.
 func methods(t *testing.T) (names []string) {
 	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(harness.Root(t), "shared/protocol/spec/spec.go"), nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	ast.Inspect(file, func(n ast.Node) bool {
 		spec, ok := n.(*ast.ValueSpec)
 		if ok && strings.HasPrefix(spec.Names[0].Name, "Method") && len(spec.Values) == 1 {
 			name, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if !slices.Contains(asked, name) {
 				names = append(names, name)
 			}
@@ -361,9 +354,7 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 					}
 					w := expected(who, name, a, wants, c == sessionBased)
 					req, err := c.Request(t.Context(), name, a.params, 1)
-					if err != nil {
-						t.Fatal(err)
-					}
+					expect.OK(t, err)
 					if name == "initialize" && c == sessionBased {
 						req.Header.Del("Mcp-Session-Id")
 						req.Header.Del("Mcp-Protocol-Version")
@@ -445,9 +436,7 @@ type way struct {
 func (v *victim) otherWays(t *testing.T, s *harness.Target, key string) map[string]way {
 	request := func(method, url, body string, header ...string) *http.Request {
 		req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		req.Header.Set("Accept", "application/json, text/event-stream")
 		if body != "" {
 			req.Header.Set("Content-Type", "application/json")

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -76,9 +77,7 @@ func TestTracesOnLocalAWS(t *testing.T) {
 		})
 		register(t, aws.Stateless("alice"), hook, "event://ci/build-finished")
 		body, err := json.Marshal(build("traced", 1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		a := aws.PostEvents(t, "publisher", "application/json", string(body), "Traceparent", "00-"+trace+"-"+parent+"-01")
 		if a.Status != http.StatusAccepted {
 			t.Fatalf("got %d %s", a.Status, a.Body)

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -157,9 +158,7 @@ func TestPublicKeys(t *testing.T) {
 			t.Errorf("v1: %v", err)
 		}
 		resp, err := http.Get(s.Base() + "/.well-known/mcp-webhook-jwks.json")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer resp.Body.Close()
 		b, _ := io.ReadAll(resp.Body)
 		keys := decode[struct {

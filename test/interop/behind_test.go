@@ -13,6 +13,7 @@ import (
 	"time"
 
 	mcpevents "github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -37,25 +38,19 @@ func behindTheGateway(t *testing.T, s *theirs) {
 		Env:    []string{"TICKETS_AUTH=Bearer " + s.key}, Args: []string{"--public-url", s.hooks.URL},
 	})
 	to, err := url.Parse(gateway.Events)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	s.hooks.Config.Handler = httputil.NewSingleHostReverseProxy(&url.URL{Scheme: to.Scheme, Host: to.Host})
 	hooks := &mcpevents.Handler{}
 	receiver := httptest.NewServer(hooks)
 	t.Cleanup(receiver.Close)
 	hooks.URL = receiver.URL
 	c, err := mcpevents.Connect(t.Context(), gateway.MCP, mcpevents.Options{Key: gateway.Keys["alice"], Webhooks: hooks, MinPoll: 50 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	const name = "t_ticket.updated"
 	var listed mcpevents.EventType
 	for end := time.Now().Add(harness.Patience); listed.Name == ""; time.Sleep(50 * time.Millisecond) {
 		types, err := c.EventTypes(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if at := slices.IndexFunc(types, func(e mcpevents.EventType) bool { return e.Name == name }); at >= 0 {
 			listed = types[at]
 		} else if time.Now().After(end) {
@@ -75,9 +70,7 @@ func behindTheGateway(t *testing.T, s *theirs) {
 			Name: name, Arguments: map[string]string{"ticket": "T1"}, Mode: mode, Cursor: cursor, Store: &nowhere{},
 			Event: func(_ context.Context, e mcpevents.Event) error { events <- e; return nil },
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		t.Cleanup(func() { _ = sub.Close() })
 		return events
 	}

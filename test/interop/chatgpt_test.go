@@ -18,6 +18,7 @@ import (
 
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
@@ -253,9 +254,7 @@ func chatting(t *testing.T, c *chatGPT) {
 					Extensions map[string]any
 				}
 			}
-			if err := json.Unmarshal(session.Initialize(t), &result); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, json.Unmarshal(session.Initialize(t), &result))
 			if result.ProtocolVersion != version || result.Capabilities.Events == nil || result.Capabilities.Extensions["io.modelcontextprotocol/events"] == nil {
 				t.Errorf("%+v", result)
 			}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client/check"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestCheckOfServersOfOthers holds servers that others made against the specification. What it finds in them is in docs/how-to/check-a-server.md.
@@ -54,9 +55,7 @@ func checked(t *testing.T, s *theirs, o check.Options, want map[string][]string)
 		return nil
 	}
 	report, err := check.Run(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for result, ids := range want {
 		for _, id := range ids {
 			i := slices.IndexFunc(report.Results, func(r check.Result) bool { return r.ID == id })

@@ -21,6 +21,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -30,9 +31,7 @@ func TestReferenceServersAsCommands(t *testing.T) {
 	t.Parallel()
 	js, python := harness.Node(t), harness.NewPython(t)
 	files, repository := t.TempDir(), t.TempDir()
-	if err := os.WriteFile(filepath.Join(files, "hello.txt"), []byte("hello, stdio"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(filepath.Join(files, "hello.txt"), []byte("hello, stdio"), 0o600))
 	for _, args := range [][]string{{"init", "-q"}, {"-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "-q", "--allow-empty", "-m", "the first one"}} {
 		if out, err := exec.Command("git", append([]string{"-C", repository}, args...)...).CombinedOutput(); err != nil {
 			t.Fatalf("git %s: %v\n%s", args[0], err, out)
@@ -98,9 +97,7 @@ func TestReferenceServersAsCommands(t *testing.T) {
 	}
 	t.Run("GWN-26 a command gets only the named variables, PATH and HOME", func(t *testing.T) {
 		var env map[string]string
-		if err := json.Unmarshal([]byte(call(t, s.Stateless("alice"), "every_get-env", object{})), &env); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal([]byte(call(t, s.Stateless("alice"), "every_get-env", object{})), &env))
 		var names []string
 		for name := range env {
 			names = append(names, name)
@@ -134,15 +131,11 @@ func TestReferenceServersAsCommands(t *testing.T) {
 			session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{
 				Endpoint: s.MCP, HTTPClient: &http.Client{Transport: bearer(s.Keys["alice"])},
 			}, &sdk.ClientSessionOptions{ProtocolVersion: harness.V20251125})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			defer session.Close()
 			params := &sdk.CallToolParams{Name: "every_trigger-long-running-operation", Arguments: object{"duration": 0.6, "steps": 3}}
 			params.SetProgressToken("p")
-			if _, err := session.CallTool(t.Context(), params); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf(session.CallTool(t.Context(), params)))
 			for want := 1.0; want <= 3; want++ {
 				if got := <-progress; got != want {
 					t.Errorf("progress %v, want %v", got, want)

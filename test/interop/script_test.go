@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -105,17 +106,11 @@ type script struct {
 func start(t *testing.T, cmd *exec.Cmd) *script {
 	t.Helper()
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, cmd.Start())
 	s := &script{steps: newSteps(), in: in}
 	go func() {
 		defer close(s.ended)
@@ -143,12 +138,8 @@ func start(t *testing.T, cmd *exec.Cmd) *script {
 func (s *script) do(t *testing.T, command object, result any) {
 	t.Helper()
 	b, err := json.Marshal(command)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.in.Write(append(b, '\n')); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, expect.ErrOf(s.in.Write(append(b, '\n'))))
 	st := s.next(t, command["do"].(string))
 	if result == nil {
 		return

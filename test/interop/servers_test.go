@@ -20,6 +20,7 @@ import (
 
 	mcpevents "github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -53,9 +54,7 @@ func startHandler(t *testing.T) *theirs {
 	js, args := harness.Node(t), place(t)
 	s := &theirs{t: t, key: "agent", hooks: httptest.NewTLSServer(nil)}
 	authority := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.hooks.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.hooks.Certificate().Raw}), 0o600))
 	s.command = func() *exec.Cmd {
 		cmd := js.Command(context.Background(), "mcp-handler.js", args...)
 		cmd.Env = append(cmd.Env, "NODE_EXTRA_CA_CERTS="+authority)
@@ -68,9 +67,7 @@ func startHandler(t *testing.T) *theirs {
 func place(t *testing.T) []string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	_ = l.Close()
 	return []string{"127.0.0.1", port, filepath.Join(t.TempDir(), "store")}

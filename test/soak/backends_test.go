@@ -22,6 +22,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -53,13 +54,9 @@ var resources = []string{"r0", "r1", "r2", "r3", "r4", "slow", "refused"}
 func newBackend(tb testing.TB, name string, a *account, command func(args ...string) *exec.Cmd) *backend {
 	b := &backend{name: name, addr: harness.FreeAddr(tb), dir: tb.TempDir(), command: command, account: a}
 	for _, r := range append([]string{"list"}, resources...) {
-		if err := b.write(r, 1); err != nil {
-			tb.Fatal(err)
-		}
+		expect.OK(tb, b.write(r, 1))
 	}
-	if err := b.start(); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, b.start())
 	tb.Cleanup(func() { b.stop(syscall.SIGKILL) })
 	return b
 }

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const root = "../.."
@@ -19,15 +21,11 @@ const root = "../.."
 func contents(t *testing.T, b []byte) (files map[string][]byte, modes map[string]os.FileMode) {
 	t.Helper()
 	z, err := zip.NewReader(bytes.NewReader(b), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	files, modes = map[string][]byte{}, map[string]os.FileMode{}
 	for _, f := range z.File {
 		r, err := f.Open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if files[f.Name], err = io.ReadAll(r); err != nil {
 			t.Fatal(err)
 		}
@@ -47,9 +45,7 @@ func TestTheBundleHasAllThatADeploymentNeeds(t *testing.T) {
 		t.Run("RCH-10 "+a.lambda, func(t *testing.T) {
 			built = nil
 			b, err := bundle(root, "1.2.3", a, fake)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			files, _ := contents(t, b)
 			template := string(files["template.yaml"])
 			uris := regexp.MustCompile(`(?m)^ +CodeUri: (.*)$`).FindAllStringSubmatch(template, -1)
@@ -93,13 +89,9 @@ func TestTheBundleHasAllThatADeploymentNeeds(t *testing.T) {
 // TestAFunctionIsBuiltForItsArchitecture compiles one function, for the architecture for which other tests compile its packages.
 func TestAFunctionIsBuiltForItsArchitecture(t *testing.T) {
 	b, err := compile(root, "functions/publish", "1.2.3", architectures[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	f, err := elf.NewFile(bytes.NewReader(b))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if f.Machine != elf.EM_AARCH64 || slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		t.Errorf("RCH-10: it is for %v, or needs a loader", f.Machine)
 	}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const twoGroups = `# First things
@@ -138,19 +140,13 @@ func TestTheTable(t *testing.T) {
 			dir := t.TempDir()
 			file := func(name, content string) string {
 				path := filepath.Join(dir, name)
-				if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, os.WriteFile(path, []byte(content), 0o600))
 				return path
 			}
 			out := filepath.Join(dir, "out.md")
-			if err := run(file("r.tsv", twoGroups), file("log.json", tt.log), out, io.Discard); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, run(file("r.tsv", twoGroups), file("log.json", tt.log), out, io.Discard))
 			got, err := os.ReadFile(out)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			for _, w := range tt.want {
 				if !strings.Contains(string(got), w) {
 					t.Errorf("got\n%s\nwant it to contain %q", got, w)
@@ -185,14 +181,10 @@ func TestRequirementsAreReadStrictly(t *testing.T) {
 // a gap in every family.
 func TestTheProjectsRequirements(t *testing.T) {
 	f, err := os.Open("../../docs/requirements.tsv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer f.Close()
 	groups, err := readRequirements(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	last := map[string]int{}
 	for _, g := range groups {
 		for _, r := range g.requirements {

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // secretName matches names of values that an attacker may try to guess.
@@ -117,9 +119,7 @@ func TestSecretsAreComparedInConstantTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			all, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			files := map[string]any{}
 			for _, file := range all {
 				if !strings.HasSuffix(file, "_test.go") {
@@ -130,9 +130,7 @@ func TestSecretsAreComparedInConstantTime(t *testing.T) {
 				t.Fatalf("%s has no Go files", folder)
 			}
 			found, err := comparisons(files)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			for _, place := range found {
 				t.Errorf("%s: got a comparison of a secret that stops at the first difference, want crypto/subtle or crypto/hmac", place)
 			}

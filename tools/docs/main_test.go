@@ -6,13 +6,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestTheDocumentationHasNoFaults(t *testing.T) {
 	faults, err := run("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for _, f := range faults {
 		t.Error(f)
 	}
@@ -31,12 +31,8 @@ func TestEachKindOfFaultIsFound(t *testing.T) {
 		"cmd/c/c.go":       "package c\n",
 	} {
 		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		expect.OK(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	if out, err := exec.CommandContext(t.Context(), "git", "-C", root, "init", "--quiet").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -51,13 +47,9 @@ func TestEachKindOfFaultIsFound(t *testing.T) {
 		{"run `make gone`", "docs/page.md:1: the Makefile has no target gone"},
 		{"see `shared/gone.go`", "docs/page.md:1: the path shared/gone.go does not exist"},
 	} {
-		if err := os.WriteFile(filepath.Join(root, "docs/page.md"), []byte(tc.text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(filepath.Join(root, "docs/page.md"), []byte(tc.text), 0o644))
 		faults, err := run(root)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		var got []string
 		for _, f := range faults {
 			if strings.HasPrefix(f, "docs/page.md") {

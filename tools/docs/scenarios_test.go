@@ -6,15 +6,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestTheTableOfTheScenarios: EVX-23. Each test that docs/reference/conformance-events.md names is one of the folder that it
 // names before.
 func TestTheTableOfTheScenarios(t *testing.T) {
 	text, err := os.ReadFile("../../docs/reference/conformance-events.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	named := regexp.MustCompile("(?:((?:shared|test)/[a-z0-9/]+) )?`(Test[A-Za-z0-9_]+)`")
 	sources := map[string]string{}
 	found := 0
@@ -26,14 +26,10 @@ func TestTheTableOfTheScenarios(t *testing.T) {
 			}
 			if sources[folder] == "" {
 				files, err := filepath.Glob(filepath.Join("../..", folder, "*_test.go"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, err)
 				for _, file := range files {
 					source, err := os.ReadFile(file)
-					if err != nil {
-						t.Fatal(err)
-					}
+					expect.OK(t, err)
 					sources[folder] += string(source)
 				}
 			}

@@ -4,6 +4,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // sections are the headings of SEP-3415 below Specification and Security Considerations, and those parts
@@ -20,9 +22,7 @@ var sections = []string{
 
 func TestTheTableOfTheSpecification(t *testing.T) {
 	text, err := os.ReadFile("../../docs/reference/sep-3415.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	says := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		if cells := strings.Split(line, "|"); len(cells) > 3 {

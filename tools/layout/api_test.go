@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var update = flag.Bool("update", false, "write testdata/api.txt")
@@ -50,14 +52,10 @@ func TestPublicAPI(t *testing.T) {
 	}
 	got := strings.Join(lines, "\n") + "\n"
 	if *update {
-		if err := os.WriteFile(apiFile, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(apiFile, []byte(got), 0o600))
 	}
 	want, err := os.ReadFile(apiFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	was := strings.Split(string(want), "\n")
 	for _, line := range lines {
 		if !slices.Contains(was, line) {
@@ -127,17 +125,13 @@ func load(t *testing.T, names ...string) (loaded []*types.Package) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		files[p.ImportPath] = p.Export
 	}
 	from := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) { return os.Open(files[path]) })
 	for _, name := range names {
 		p, err := from.Import(module + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		loaded = append(loaded, p)
 	}
 	return loaded

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const module = "github.com/mcp-events/mcpevents/"
@@ -36,9 +38,7 @@ func packages(t *testing.T) (all []listed) {
 		if errors.Is(err, io.EOF) {
 			return all
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		p.ImportPath = strings.TrimPrefix(p.ImportPath, module)
 		for i := range p.Imports {
 			p.Imports[i] = strings.TrimPrefix(p.Imports[i], module)

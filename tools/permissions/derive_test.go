@@ -4,13 +4,13 @@ import (
 	"os"
 	"slices"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestDerive(t *testing.T) {
 	c, err := load("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	needs := c.needs()
 	for id, all := range needs {
 		for _, n := range all {
@@ -18,9 +18,7 @@ func TestDerive(t *testing.T) {
 		}
 	}
 	functions, err := read(template)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Run("AWS-10 the template grants each operation that the code of a function makes", func(t *testing.T) {
 		for _, id := range sorted(needs) {
 			for _, n := range missing(id, functions[id], needs[id]) {
@@ -29,13 +27,9 @@ func TestDerive(t *testing.T) {
 		}
 	})
 	text, err := os.ReadFile("calls.tsv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	calls, err := recorded(string(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Run("AWS-10 the code or a recorded call uses each permission that the template grants", func(t *testing.T) {
 		for _, p := range unused(functions, calls, needs) {
 			t.Errorf("%s %s grants %s on %s, which no code and no recorded call uses", p.function, p.statement, p.action, p.resource)

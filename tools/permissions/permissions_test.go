@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const template = "../../template.yaml"
@@ -17,22 +19,16 @@ func TestPermissions(t *testing.T) {
 	})
 	t.Run("AWS-10 a page of another template is reported", func(t *testing.T) {
 		page := filepath.Join(t.TempDir(), "permissions.md")
-		if err := os.WriteFile(page, []byte("# Permissions\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(page, []byte("# Permissions\n"), 0o600))
 		if err := run(template, page, true); err == nil || !strings.Contains(err.Error(), "make permissions") {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("AWS-10 a permission that no call uses and no code needs is reported", func(t *testing.T) {
 		functions, err := read(template)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		used, err := recorded("KeysFunction\tWriteWrappedKeyset\tdynamodb:PutItem\tKeysTable\nKeysFunction\tWrapKeyset\tkms:Encrypt\t\n")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		told := map[permission]bool{}
 		needs := map[string][]need{"RegisterFunction": {{action: "dynamodb:PutItem", resource: "LogTable", prefix: "i#"}}}
 		for _, p := range unused(functions, used, needs) {
@@ -60,9 +56,7 @@ func TestPermissions(t *testing.T) {
 func TestSenders(t *testing.T) {
 	t.Run("SRC-01 who may send to a queue is on the page", func(t *testing.T) {
 		senders, err := readSenders(template)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		got := string(renderSenders(senders))
 		for _, want := range []string{
 			"| `HasRule` | events.amazonaws.com | sqs:SendMessage | InboxQueue | aws:SourceArn `SourceRule` |",

@@ -8,20 +8,18 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestTheRecordingIsTheOutputOfTheDemo fails if the demo prints other lines than docs/demo.svg shows, apart from times, ids and ports.
 // Events may arrive in any order.
 func TestTheRecordingIsTheOutputOfTheDemo(t *testing.T) {
 	b, err := os.ReadFile("../../" + file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	shown := textOf(t, b)
 	printed, err := record(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if got, want := normalize(shown), normalize(printed); !slices.Equal(got, want) {
 		t.Errorf("%s shows\n%s\nbut the demo prints\n%s\nrun go run ./tools/recording", file, strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
@@ -35,9 +33,7 @@ func TestTheRecordingIsTheOutputOfTheDemo(t *testing.T) {
 // TestTheRecordingIsDrawnByThisProgram fails if docs/demo.svg was changed by hand or by an older version of the program.
 func TestTheRecordingIsDrawnByThisProgram(t *testing.T) {
 	b, err := os.ReadFile("../../" + file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if again := render(withBlankLines(textOf(t, b))); !bytes.Equal(again, b) {
 		t.Errorf("%s differs from what the program draws now; run go run ./tools/recording", file)
 	}
@@ -49,9 +45,7 @@ func textOf(t *testing.T, svg []byte) (lines []string) {
 	var picture struct {
 		Text []string `xml:"text"`
 	}
-	if err := xml.Unmarshal(svg, &picture); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, xml.Unmarshal(svg, &picture))
 	if len(picture.Text) < 15 {
 		t.Fatalf("it has only the lines %q", picture.Text)
 	}

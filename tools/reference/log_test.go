@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const (
@@ -89,9 +90,7 @@ func TestTheMetricsReferenceIsComplete(t *testing.T) {
 func rows(t *testing.T, page, heading string) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	_, section, ok := strings.Cut(string(text), heading+"\n")
 	if !ok {
 		t.Fatalf("%s has no section %q", page, heading)

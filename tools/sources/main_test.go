@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestSources(t *testing.T) {
@@ -17,15 +18,11 @@ func TestSources(t *testing.T) {
 	})
 	t.Run("SRC-06 a page of others is reported, and mended", func(t *testing.T) {
 		page := filepath.Join(t.TempDir(), "sources.md")
-		if err := os.WriteFile(page, []byte("# Sources\n\n"+begin+"old\n"+end+"\nMore.\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(page, []byte("# Sources\n\n"+begin+"old\n"+end+"\nMore.\n"), 0o600))
 		if err := run(page, true); err == nil || !strings.Contains(err.Error(), "go run ./tools/sources") {
 			t.Errorf("got %v", err)
 		}
-		if err := run(page, false); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, run(page, false))
 		text, err := os.ReadFile(page)
 		if err != nil || strings.Contains(string(text), "old\n") || !strings.Contains(string(text), "`github.pull_request`") || !strings.HasSuffix(string(text), end+"\nMore.\n") {
 			t.Errorf("got %s, %v", text, err)
@@ -33,9 +30,7 @@ func TestSources(t *testing.T) {
 	})
 	t.Run("SRC-01 the example of the page is a configuration", func(t *testing.T) {
 		text, err := os.ReadFile("../../docs/reference/sources.md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		_, after, _ := strings.Cut(string(text), "```yaml\n# config.yaml\n")
 		example, _, _ := strings.Cut(after, "```")
 		if c, err := config.Parse([]byte(example)); err != nil || len(c.Sources) != 2 {
@@ -44,9 +39,7 @@ func TestSources(t *testing.T) {
 	})
 	t.Run("SRC-06 a page without the lines is refused", func(t *testing.T) {
 		page := filepath.Join(t.TempDir(), "sources.md")
-		if err := os.WriteFile(page, []byte("# Sources\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(page, []byte("# Sources\n"), 0o600))
 		if err := run(page, false); err == nil {
 			t.Error("not refused")
 		}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // passed is the stream of one test.
@@ -108,9 +110,7 @@ func TestView(t *testing.T) {
 			log := filepath.Join(t.TempDir(), "deep", "test.json")
 			tt.names.log = log
 			ok, err := run(strings.NewReader(tt.stream), &out, tt.names)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if ok != tt.ok {
 				t.Errorf("ok: got %v, want %v", ok, tt.ok)
 			}
@@ -125,9 +125,7 @@ func TestView(t *testing.T) {
 				}
 			}
 			kept, err := os.ReadFile(log)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if string(kept) != tt.stream {
 				t.Errorf("the log is not the stream: %q", kept)
 			}

@@ -25,6 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // environment returns the variables that the template sets.
@@ -51,24 +52,18 @@ func started(t *testing.T, change map[string]string) (*Process, error) {
 func TestMetrics(t *testing.T) {
 	t.Run("AWS-20 with LogLevel ERROR metrics are written and log lines are not", func(t *testing.T) {
 		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		stdout := os.Stdout
 		os.Stdout = w
 		defer func() { os.Stdout = stdout }()
 		p, err := started(t, map[string]string{envLogLevel: "ERROR", envStack: "a-stack"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		p.Log.Info("something ordinary")
 		p.Metrics.Published(3)
 		p.emf.Close(t.Context())
 		_ = w.Close()
 		written, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for text, want := range map[string]bool{metric.EventsPublished: true, "something ordinary": false} {
 			if got := strings.Contains(string(written), text); got != want {
 				t.Errorf("%q is written: %t, want %t, in %q", text, got, want, written)
@@ -82,9 +77,7 @@ func TestMetricsOfALongInvocation(t *testing.T) {
 		var written bytes.Buffer
 		emf := metric.NewEMF(slog.New(slog.NewJSONHandler(&written, nil)), "a-stack", nil)
 		set, err := metric.NewSet(emf.Provider())
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		p := &Process{emf: emf}
 		invocation := p.Invoked(func(context.Context) error { // as relay, which runs for 15 minutes
 			for minute := range 3 {
@@ -101,9 +94,7 @@ func TestMetricsOfALongInvocation(t *testing.T) {
 			time.Sleep(metric.EMFEvery)
 			return nil
 		}).BeforeEnd(func() { written.WriteString("before the end;") })
-		if _, err := invocation.invoke.(lambda.Handler).Invoke(t.Context(), []byte(`{}`)); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(invocation.invoke.(lambda.Handler).Invoke(t.Context(), []byte(`{}`))))
 		if !strings.Contains(written.String(), metric.EventsPublished) {
 			t.Errorf("after the invocation got the log %q, want the metric %s", written.String(), metric.EventsPublished)
 		}
@@ -117,9 +108,7 @@ func TestMetricsOfALongInvocation(t *testing.T) {
 
 func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
 	p, err := started(t, map[string]string{"MCPEVENTS_LOG_RETENTION": "48h", "MCPEVENTS_X": "y"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if p.Anonymous || p.EventLog.Retention != 48*time.Hour {
 		t.Errorf("got anonymous %t, retention %v, want false, 48h", p.Anonymous, p.EventLog.Retention)
 	}
@@ -147,9 +136,7 @@ func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
 
 func TestAMissingVariableIsReported(t *testing.T) {
 	p, err := started(t, map[string]string{"MCPEVENTS_QUEUE_INBOX_URL": "", envEventsDead: ""})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	_, missing := p.Variable(EnvKey)
 	_, inbox := p.Drain(queue.Inbox, nil)(t.Context())
 	for name, err := range map[string]error{EnvKey: missing, "MCPEVENTS_QUEUE_INBOX_URL": inbox} {
@@ -162,9 +149,7 @@ func TestAMissingVariableIsReported(t *testing.T) {
 // A panic in an invocation must not end the process. All functions are started by Run or NewHandler.
 func TestAPanicFailsOneInvocation(t *testing.T) {
 	p, err := started(t, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var calls atomic.Int32
 	panicFirst := func() {
 		if calls.Add(1) == 1 {
@@ -209,9 +194,7 @@ func TestAPanicFailsOneInvocation(t *testing.T) {
 		serve := p.Streamed(page, nil).invoke.(func(context.Context, *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error))
 		for _, want := range []int{http.StatusInternalServerError, http.StatusAccepted} {
 			got, err := serve(t.Context(), &events.LambdaFunctionURLRequest{RawPath: "/"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if body, err := io.ReadAll(got); err != nil || got.StatusCode != want {
 				t.Errorf("got %d %s, %v, want %d", got.StatusCode, body, err, want)
 			}
@@ -294,9 +277,7 @@ func TestARequestIsServedFromItsEvent(t *testing.T) {
 
 func TestEventsReachTheirHandlers(t *testing.T) {
 	p, err := started(t, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	handle := p.Sources(
 		Buffered(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) })),
 		func(arn string) queue.Handler {
@@ -346,9 +327,7 @@ func TestAHandlerIsMadeOnceUnlessItFails(t *testing.T) {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }), nil
 	})
 	p, err := started(t, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	h := p.Handler(l)
 	status := func() int {
 		w := httptest.NewRecorder()

@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestFront(t *testing.T) {
@@ -19,9 +21,7 @@ func TestFront(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := started(t, map[string]string{envFrontKey: tc.key})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			mux := p.Serve(http.NotFoundHandler(), "/nothing")
 			r := httptest.NewRequest(http.MethodGet, "/healthz", http.NoBody)
 			r.Header[frontHeader] = tc.header

@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // broken are values that are invalid for settings of any kind.
@@ -49,9 +50,7 @@ func TestAFunctionIgnoresSettingsThatItDoesNotNeed(t *testing.T) {
 	// The functions that end subscriptions look up principals.
 	env = environment(map[string]string{envAuth: "keys"})
 	p, err := build(func(name string) string { return env[name] }, Webhooks)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if _, ok := p.Auth.(auth.Directory); !ok {
 		t.Error("no directory of principals is configured")
 	}

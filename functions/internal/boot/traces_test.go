@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 type invoked func(context.Context, []byte) ([]byte, error)
@@ -26,17 +27,13 @@ func TestSpansOfAFunction(t *testing.T) {
 		}))
 		defer collector.Close()
 		p, err := started(t, map[string]string{"MCPEVENTS_SETTINGS": "otlp-endpoint=" + collector.URL})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		work := invoked(func(context.Context, []byte) ([]byte, error) {
 			p.Tracer.Start(trace.Context{}, "attempt", trace.Client).End("")
 			p.Metrics.DeadLettered("inbox", 3)
 			return nil, nil
 		})
-		if _, err := (measured{work, p}).Invoke(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf((measured{work, p}).Invoke(t.Context(), nil)))
 		close(got) // anything sent later causes a panic
 		var all string
 		for body := range got {
@@ -58,18 +55,14 @@ func TestSpansOfAFunction(t *testing.T) {
 		defer silent.Close()
 		defer close(release)
 		p, err := started(t, map[string]string{"MCPEVENTS_SETTINGS": "otlp-endpoint=" + silent.URL})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		work := invoked(func(context.Context, []byte) ([]byte, error) {
 			p.Tracer.Start(trace.Context{}, "attempt", trace.Client).End("")
 			p.Metrics.DeadLettered("inbox", 3)
 			return nil, nil
 		})
 		for range 3 {
-			if _, err := (measured{work, p}).Invoke(t.Context(), nil); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf((measured{work, p}).Invoke(t.Context(), nil)))
 		}
 		if n := asked.Load(); n != 1 {
 			t.Errorf("the collector was asked %d times, want once", n)

@@ -7,13 +7,12 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestTheKeyIsMadeOnceAndSharedByAll(t *testing.T) {
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer db.Close()
 	if _, err := Sealer(t.Context(), db); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("got error %v before there is a key", err)
@@ -28,16 +27,10 @@ func TestTheKeyIsMadeOnceAndSharedByAll(t *testing.T) {
 	}
 	wg.Wait()
 	one, err := Sealer(t.Context(), db)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := Create(t.Context(), db); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, Create(t.Context(), db))
 	two, err := Sealer(t.Context(), db)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if got, err := two.Open("w", one.Seal("w", eventlog.Cursor{At: 42})); err != nil || got.At != 42 {
 		t.Errorf("got %+v, %v", got, err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/sealing"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // marked is a wrapper that marks wrapped data with a prefix.
@@ -52,9 +53,7 @@ func stackIn(t *testing.T, status string, open opener, event map[string]any) (re
 	defer cloud.Close()
 	event["ResponseURL"], event["LogicalResourceId"], event["RequestId"], event["StackId"] = cloud.URL, "Keys", "1", "s"
 	raw, err := json.Marshal(event)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	ask := func(_ context.Context, stackID string) (string, error) {
 		if stackID != "s" || status == "" {
 			return "", errors.New("no answer")
@@ -73,9 +72,7 @@ type opener = func() (store.DB, sealing.Wrapper, error)
 func database(t *testing.T) (store.DB, opener) {
 	t.Helper()
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	return db, func() (store.DB, sealing.Wrapper, error) { return db, marked{}, nil }
 }

@@ -18,15 +18,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // reference parses the value of a header in a configuration.
 func reference(t *testing.T, text string) secret.Value {
 	t.Helper()
 	c, err := config.Parse([]byte("backends:\n  - {name: b, url: 'https://b.example.com/mcp', headers: {Authorization: '" + text + "'}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return c.Backends[0].Headers["Authorization"]
 }
 
@@ -38,9 +37,7 @@ func started(t *testing.T, endpoint string) *Store {
 		t.Setenv(name, value)
 	}
 	cfg, err := awsx.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return New(cfg, slog.New(slog.DiscardHandler))
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook/targets"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // breaking is a store whose writes fail once it has made a number of them.
@@ -42,9 +43,7 @@ type deployment struct {
 
 func newDeployment(t *testing.T) *deployment {
 	d := &deployment{t: t, db: open(t), w: &locked{}, now: time.Now()}
-	if err := Create(t.Context(), d.db, d.w); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, Create(t.Context(), d.db, d.w))
 	return d
 }
 
@@ -160,9 +159,7 @@ func TestDrop(t *testing.T) {
 	t.Run("given a registration with an old public key after the resealing, when secrets are checked, then the key stays and the resealing begins again", func(t *testing.T) {
 		d := newDeployment(t)
 		stale, err := Public(t.Context(), d.db)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		d.rotate()
 		d.drop(waiting, 0)
 		d.register("default", "https://example.com/", stale)
@@ -189,9 +186,7 @@ func TestDrop(t *testing.T) {
 	t.Run("given a promotion that crashed before it wrote the public keyset, then the key that still seals stays", func(t *testing.T) {
 		d := newDeployment(t)
 		d.rotate()
-		if err := Rotate(t.Context(), d.db, d.w, stepAdd); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, Rotate(t.Context(), d.db, d.w, stepAdd))
 		if err := Rotate(t.Context(), &breaking{d.db, 1}, d.w, stepPromote); !errors.Is(err, errCrashed) {
 			t.Fatalf("got %v, want a crash", err)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // hanging is a wrapper that responds when its gate opens, or never.
@@ -33,9 +34,7 @@ func hangs(t *testing.T, test func(t *testing.T, o *Opener, w *hanging, sealed [
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		db, w := open(t), &hanging{gate: make(chan struct{})}
-		if err := Create(t.Context(), db, &w.locked); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, Create(t.Context(), db, &w.locked))
 		test(t, &Opener{DB: db, Wrapper: w}, w, seal(t, db))
 	})
 }

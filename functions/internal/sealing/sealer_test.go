@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestALongRunningSealerFollowsARotation(t *testing.T) {
@@ -16,23 +17,17 @@ func TestALongRunningSealerFollowsARotation(t *testing.T) {
 		if _, err := sealer.Seal(t.Context(), []byte("secret"), binding); !fault.Is(err, fault.Unavailable) {
 			t.Errorf("got error %v before there is a key, want one of kind unavailable", err)
 		}
-		if err := Create(t.Context(), db, w); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, Create(t.Context(), db, w))
 		sealed := func() []byte {
 			t.Helper()
 			got, err := sealer.Seal(t.Context(), []byte("secret"), binding)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			return got
 		}
 		const prefix = 5 // a version byte and the key's id
 		before := sealed()
 		for _, step := range []Step{stepAdd, stepPromote} {
-			if err := Rotate(t.Context(), db, w, step); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, Rotate(t.Context(), db, w, step))
 		}
 		time.Sleep(reloadAfter)
 		after := sealed()

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // locked is a wrapper that can tell wrapped data from clear data.
@@ -46,9 +47,7 @@ func (l *locked) Unwrap(_ context.Context, wrapped []byte) ([]byte, error) {
 func open(t *testing.T) *sqlite.DB {
 	t.Helper()
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -67,13 +66,9 @@ var binding = webhook.Binding{Workspace: "w", Subscription: "s", Target: "t"}
 func seal(t *testing.T, db store.DB) []byte {
 	t.Helper()
 	sealer, err := Public(t.Context(), db)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	sealed, err := sealer.Seal(t.Context(), []byte("secret"), binding)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return sealed
 }
 
@@ -92,9 +87,7 @@ func TestTheKeysetIsMadeOnce(t *testing.T) {
 	if !bytes.HasPrefix(private, []byte("locked:")) {
 		t.Error("the private keyset is stored unencrypted")
 	}
-	if err := Create(t.Context(), db, w); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, Create(t.Context(), db, w))
 	if !bytes.Equal(private, stored(t, db, privateKey)) || !bytes.Equal(public, stored(t, db, publicKey)) {
 		t.Error("the second time changed the keys")
 	}
@@ -106,16 +99,10 @@ func TestTheKeysetIsMadeOnce(t *testing.T) {
 
 func TestAnIncompleteKeysetIsCompleted(t *testing.T) {
 	db, w := open(t), &locked{}
-	if err := Create(t.Context(), db, w); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, Create(t.Context(), db, w))
 	public := stored(t, db, publicKey)
-	if err := db.Write(t.Context(), store.Delete(publicKey)); err != nil {
-		t.Fatal(err)
-	}
-	if err := Create(t.Context(), db, w); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, db.Write(t.Context(), store.Delete(publicKey)))
+	expect.OK(t, Create(t.Context(), db, w))
 	if !bytes.Equal(public, stored(t, db, publicKey)) {
 		t.Error("the public keyset does not fit the private one")
 	}
@@ -140,9 +127,7 @@ func TestFailuresLeaveNothingBehind(t *testing.T) {
 func TestARotationOpensOldAndNew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, w := open(t), &locked{}
-		if err := Create(t.Context(), db, w); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, Create(t.Context(), db, w))
 		opener := &Opener{DB: db, Wrapper: w}
 		opens := func(what string, sealed []byte) {
 			t.Helper()
@@ -153,9 +138,7 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 		old := seal(t, db)
 		opens("before", old)
 		for _, step := range []Step{stepAdd, stepPromote} {
-			if err := Rotate(t.Context(), db, w, step); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, Rotate(t.Context(), db, w, step))
 			time.Sleep(reloadAfter)
 		}
 		fresh := seal(t, db)
@@ -184,9 +167,7 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 func TestTheOpenerTriesAgainWhenKMSWasDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // no time passes, so after a failure no further load starts
 		db, w := open(t), &locked{}
-		if err := Create(t.Context(), db, w); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, Create(t.Context(), db, w))
 		opener, sealed := &Opener{DB: db, Wrapper: w}, seal(t, db)
 		w.fail = errors.New("KMS is down")
 		if _, err := opener.Open(t.Context(), sealed, binding); err == nil {
@@ -202,9 +183,7 @@ func TestTheOpenerTriesAgainWhenKMSWasDown(t *testing.T) {
 func TestMismatchedKeysAreRefused(t *testing.T) {
 	t.Run("of another KMS key", func(t *testing.T) {
 		db := open(t)
-		if err := Create(t.Context(), db, &locked{}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, Create(t.Context(), db, &locked{}))
 		err := Create(t.Context(), db, &locked{fail: errors.New("IncorrectKeyException")})
 		if err == nil || !strings.Contains(err.Error(), "IncorrectKeyException") || !strings.Contains(err.Error(), "SealingKeyArn") {
 			t.Errorf("got error %v, want one that names the cause and the parameter", err)
@@ -212,21 +191,15 @@ func TestMismatchedKeysAreRefused(t *testing.T) {
 	})
 	t.Run("an older table of keys than that of settings", func(t *testing.T) {
 		db, w := open(t), &locked{}
-		if err := Create(t.Context(), db, w); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, Create(t.Context(), db, w))
 		old := stored(t, db, privateKey)
 		for _, step := range []Step{stepAdd, stepPromote} {
-			if err := Rotate(t.Context(), db, w, step); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, Rotate(t.Context(), db, w, step))
 		}
 		if err := Create(t.Context(), db, w); err != nil {
 			t.Errorf("after a rotation: %v", err)
 		}
-		if err := db.Write(t.Context(), store.Put(store.Item{Key: privateKey, Value: old, Version: 1})); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: privateKey, Value: old, Version: 1})))
 		if err := Create(t.Context(), db, w); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "KeysTableArn") {
 			t.Errorf("got error %v, want one that names the parameter", err)
 		}
@@ -235,9 +208,7 @@ func TestMismatchedKeysAreRefused(t *testing.T) {
 
 func TestAKeysetMayExceedTheLimitOfKMS(t *testing.T) {
 	db, w := open(t), &locked{}
-	if err := Create(t.Context(), db, w); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, Create(t.Context(), db, w))
 	first := seal(t, db)
 	for n := range 30 {
 		for _, step := range []Step{stepAdd, stepPromote} {
@@ -260,9 +231,7 @@ func TestAKeysetMayExceedTheLimitOfKMS(t *testing.T) {
 	}
 	value := stored(t, db, privateKey)
 	value[len(value)-1] ^= 1
-	if err := db.Write(t.Context(), store.Put(store.Item{Key: privateKey, Value: value, Version: 100})); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: privateKey, Value: value, Version: 100})))
 	if _, _, err := private(t.Context(), db, w); err == nil {
 		t.Error("a modified keyset was unwrapped")
 	}

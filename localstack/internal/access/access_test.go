@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/mcp-events/mcpevents/localstack/internal/access"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const policies = `[{"Statement":[
@@ -19,9 +20,7 @@ const policies = `[{"Statement":[
 
 func TestPolicy(t *testing.T) {
 	p, err := access.Parse([]byte(policies))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	context := func(purpose string) map[string]string { return map[string]string{"purpose": purpose} }
 	tests := map[string]struct {
 		request access.Request
@@ -127,9 +126,7 @@ func TestRequests(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, err := access.Requests(tc.target, []byte(tc.body), names{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			byResource := cmpopts.SortSlices(func(a, b access.Request) bool { return a.Resource+a.Action < b.Resource+b.Action })
 			if diff := cmp.Diff(tc.want, got, byResource, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)

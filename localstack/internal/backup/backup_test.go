@@ -16,6 +16,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/internal/backup"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
@@ -83,14 +84,10 @@ func TestABackupIsRestoredWhereACopyIs(t *testing.T) {
 		KeySchema:            []types.KeySchemaElement{{AttributeName: aws.String("pk"), KeyType: types.KeyTypeHash}},
 		AttributeDefinitions: []types.AttributeDefinition{{AttributeName: aws.String("pk"), AttributeType: types.ScalarAttributeTypeS}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	put := func(pk string) {
 		t.Helper()
-		if _, err := db.PutItem(t.Context(), &dynamodb.PutItemInput{TableName: &name, Item: map[string]types.AttributeValue{"pk": &types.AttributeValueMemberS{Value: pk}}}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(db.PutItem(t.Context(), &dynamodb.PutItemInput{TableName: &name, Item: map[string]types.AttributeValue{"pk": &types.AttributeValueMemberS{Value: pk}}})))
 	}
 	a := api{t, &backup.Server{DB: db, HasKey: func(_ context.Context, region, arn string) bool { return region == there && arn == key }}}
 	const notFound, invalid = "ResourceNotFoundException", "InvalidParameterValueException"

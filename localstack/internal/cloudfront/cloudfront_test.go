@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/localstack/internal/cloudfront"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const managed = `"AllowedMethods":["GET","POST"],"CachePolicyId":"4135ea2d-6df8-44a3-9df3-4b5a84be39ad","OriginRequestPolicyId":"b689b0a8-53d0-40ab-baf2-68738e2966ac"`
@@ -22,9 +23,7 @@ func config(t *testing.T, main, other, behaviors string) (c cloudfront.Config) {
 		{"Id":"other","DomainName":%q}],
 		"DefaultCacheBehavior":{"TargetOriginId":"main",`+managed+`,"ResponseHeadersPolicyId":"p"},
 		"CacheBehaviors":[%s]}`, main, other, behaviors)
-	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal([]byte(text), &c))
 	return c
 }
 
@@ -55,25 +54,19 @@ func TestDistribution(t *testing.T) {
 	front := httptest.NewUnstartedServer(nil)
 	defer front.Close()
 	d, err := cloudfront.New(front.Listener.Addr().String(), c, policy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	front.Config.Handler = d
 	front.Start()
 	ask := func(method, path, host string) (*http.Response, string) {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, front.URL+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		req.Host = host
 		for name, v := range map[string]string{"X-Key": "forged", "X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "ftp", "Authorization": "Bearer x", "Mcp-Method": "m"} {
 			req.Header.Set(name, v)
 		}
 		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer resp.Body.Close()
 		b, _ := io.ReadAll(resp.Body)
 		return resp, string(b)
@@ -111,9 +104,7 @@ func TestDistribution(t *testing.T) {
 		away := httptest.NewServer(nil)
 		away.Close()
 		d, err := cloudfront.New("x", config(t, strings.TrimPrefix(away.URL, "http://"), "", ""), policy)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		w := httptest.NewRecorder()
 		if d.ServeHTTP(w, httptest.NewRequest("GET", "http://x/", nil)); w.Code != http.StatusBadGateway {
 			t.Errorf("got %d", w.Code)

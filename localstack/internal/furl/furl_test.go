@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/internal/furl"
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // function responds to every invocation with a given function.
@@ -128,14 +129,10 @@ func TestResponses(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			resp, err := http.Post(serve(t, tc.mode, tc.answer), "application/json", strings.NewReader("{}"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			defer resp.Body.Close()
 			b, err := io.ReadAll(resp.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if resp.StatusCode != tc.status || string(b) != tc.body {
 				t.Errorf("got %d %q, want %d %q", resp.StatusCode, b, tc.status, tc.body)
 			}
@@ -163,18 +160,12 @@ func TestAStreamArrivesAsItIsWritten(t *testing.T) {
 		written <- err
 	}()
 	resp, err := http.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer resp.Body.Close()
-	if err := <-written; err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, <-written)
 	lines := bufio.NewReader(resp.Body)
 	for _, want := range []string{"one\n", "two\n"} {
-		if _, err := io.WriteString(w, want); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(io.WriteString(w, want)))
 		if got, err := lines.ReadString('\n'); err != nil || got != want {
 			t.Fatalf("got %q, %v, want %q", got, err, want)
 		}
@@ -189,9 +180,7 @@ func TestAStreamArrivesAsItIsWritten(t *testing.T) {
 func TestARequestThatIsTooLarge(t *testing.T) {
 	url := serve(t, furl.Buffered, func(events.LambdaFunctionURLRequest) (*lambda.Response, error) { return respond("", "{}") })
 	resp, err := http.Post(url, "application/json", strings.NewReader(strings.Repeat("x", 5<<20)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusRequestEntityTooLarge {
 		t.Errorf("got status %d, want 413", resp.StatusCode)
@@ -213,9 +202,7 @@ func TestHeadersThatAFunctionURLRenames(t *testing.T) {
 			s := httptest.NewServer(furl.Handler{Function: fn, Remap: tc.remap})
 			defer s.Close()
 			resp, err := http.Get(s.URL)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			resp.Body.Close()
 			if resp.Header.Get(tc.want) != "Bearer" || resp.Header.Get("X-Own") != "1" || tc.remap && resp.Header.Get("Www-Authenticate") != "" {
 				t.Errorf("got headers %v", resp.Header)

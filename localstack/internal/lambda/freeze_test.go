@@ -15,6 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // state returns the state of a process as ps shows it, e.g. "S" or "T", or "" if the process does not exist.
@@ -122,27 +123,17 @@ func runUntilKilled() {
 
 func TestAFrozenProcessDoesNotOutliveARunnerThatIsKilled(t *testing.T) {
 	bin, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	runner := exec.CommandContext(t.Context(), bin)
 	runner.Env = append(os.Environ(), runnerVariable+"=1")
 	out, err := runner.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := runner.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, runner.Start())
 	pid, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	pid = strings.TrimSpace(pid)
 	eventually(t, "the idle process is frozen", func() bool { return stopped(t, pid) })
-	if err := runner.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, runner.Process.Kill())
 	_ = runner.Wait() // the error says that it was killed
 	eventually(t, "the process is gone", func() bool { return gone(t, pid) })
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestMain makes this test binary act as the function under test if it is started as one.
@@ -31,9 +32,7 @@ func TestMain(m *testing.M) {
 func start(t *testing.T, cfg lambda.Config) *lambda.Function {
 	t.Helper()
 	bin, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	cfg.Name, cfg.ARN = "fn", "arn:aws:lambda:us-east-1:000000000000:function:fn"
 	if cfg.Binary == "" {
 		cfg.Binary = bin
@@ -53,18 +52,14 @@ func start(t *testing.T, cfg lambda.Config) *lambda.Function {
 func invoke(t *testing.T, f *lambda.Function, c testfn.Call) *lambda.Response {
 	t.Helper()
 	r, err := f.Invoke(t.Context(), lambda.Invocation{Payload: c.JSON(), Wait: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return r
 }
 
 func body(t *testing.T, r *lambda.Response) string {
 	t.Helper()
 	b, err := r.ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return string(b)
 }
 
@@ -87,9 +82,7 @@ func TestAnInvocationReachesTheProcessAndItsResponseComesBack(t *testing.T) {
 		t.Fatalf("got function error %s", body(t, r))
 	}
 	var got testfn.Description
-	if err := json.Unmarshal([]byte(body(t, r)), &got); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal([]byte(body(t, r)), &got))
 	if got.RequestID != r.RequestID || got.ARN != f.ARN() {
 		t.Errorf("got request %q of %q, want %q of %q", got.RequestID, got.ARN, r.RequestID, f.ARN())
 	}
@@ -360,9 +353,7 @@ func TestADeploymentEndsNoInvocation(t *testing.T) {
 	go func() { during <- body(t, invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL})) }()
 	gate.Arrived(t)
 	bin, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	f.Deploy(bin)
 	if got := body(t, invoke(t, f, testfn.Call{Do: "pid"})); got == first {
 		t.Error("a process from before the deployment received another call")
@@ -437,16 +428,12 @@ func TestTheRuntimeAPIRefusesAnAnswerToAnotherInvocation(t *testing.T) {
 	f := start(t, lambda.Config{})
 	r := invoke(t, f, testfn.Call{Do: "describe"})
 	var d testfn.Description
-	if err := json.Unmarshal([]byte(body(t, r)), &d); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal([]byte(body(t, r)), &d))
 	result := make(chan string, 1)
 	go func() { result <- body(t, invoke(t, f, testfn.Call{Do: "describe", Gate: gate.URL})) }()
 	gate.Arrived(t)
 	resp, err := http.Post("http://"+d.Env["AWS_LAMBDA_RUNTIME_API"]+"/2018-06-01/runtime/invocation/"+d.RequestID+"/response", "application/json", strings.NewReader("{}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusBadRequest {
 		t.Errorf("got status %d, want 400", resp.StatusCode)

@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/resource"
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
@@ -66,18 +67,14 @@ func table(t *testing.T, c resource.Clients, name string) {
 	var arns []string
 	for range 2 {
 		arn, err := props.Create(t.Context(), c, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		arns = append(arns, arn)
 	}
 	if arns[0] != arns[1] || !strings.HasSuffix(arns[0], "table/"+name) {
 		t.Errorf("got ARNs %v", arns)
 	}
 	ttl, err := c.DynamoDB.DescribeTimeToLive(t.Context(), &dynamodb.DescribeTimeToLiveInput{TableName: &name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if got := *ttl.TimeToLiveDescription.AttributeName; got != "exp" {
 		t.Errorf("got time to live by %q, want exp", got)
 	}
@@ -87,9 +84,7 @@ func queues(t *testing.T, c resource.Clients, prefix string) {
 	yes := template.Bool(true)
 	dead := resource.Queue{FifoQueue: true, ContentBasedDeduplication: &yes}
 	_, deadARN, err := dead.Create(t.Context(), c, prefix+"dead.fifo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	visibility := template.Int(90)
 	props := resource.Queue{FifoQueue: true, VisibilityTimeout: &visibility, DeduplicationScope: "messageGroup", FifoThroughputLimit: "perMessageGroupId"}
 	props.RedrivePolicy = &struct {
@@ -99,17 +94,13 @@ func queues(t *testing.T, c resource.Clients, prefix string) {
 	var urls []string
 	for range 2 { // the second time with a different visibility timeout
 		url, arn, err := props.Create(t.Context(), c, prefix+"events.fifo")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if !strings.HasSuffix(arn, ":"+prefix+"events.fifo") {
 			t.Errorf("got ARN %q", arn)
 		}
 		urls = append(urls, url)
 		got, err := c.SQS.GetQueueAttributes(t.Context(), &sqs.GetQueueAttributesInput{QueueUrl: &url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameAll}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		want := map[int]string{90: "90", 120: "120"}[int(visibility)]
 		if got.Attributes["VisibilityTimeout"] != want || !strings.Contains(got.Attributes["RedrivePolicy"], deadARN) {
 			t.Errorf("got attributes %v, want visibility %s", got.Attributes, want)
@@ -125,9 +116,7 @@ func key(t *testing.T, c resource.Clients, name string) {
 	var ids []string
 	for range 2 {
 		id, arn, err := resource.Key{Description: "for tests"}.Create(t.Context(), c, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if !strings.HasSuffix(arn, "key/"+id) {
 			t.Errorf("got ARN %q of key %q", arn, id)
 		}

@@ -13,23 +13,18 @@ import (
 	sqstypes "github.com/aws/aws-sdk-go-v2/service/sqs/types"
 
 	"github.com/mcp-events/mcpevents/localstack/internal/resource"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // policy sets the policy of a queue. Not all emulators store it.
 func policy(t *testing.T, c resource.Clients, name string) {
 	url, arn, err := resource.Queue{}.Create(t.Context(), c, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	document := `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"sns.amazonaws.com"},"Action":"sqs:SendMessage","Resource":"` + arn + `"}]}`
 	p := resource.QueuePolicy{Queues: []string{url}, PolicyDocument: []byte(document)}
-	if err := p.Create(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, p.Create(t.Context(), c))
 	got, err := c.SQS.GetQueueAttributes(t.Context(), &sqs.GetQueueAttributesInput{QueueUrl: &url, AttributeNames: []sqstypes.QueueAttributeName{sqstypes.QueueAttributeNameAll}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if kept := got.Attributes["Policy"]; c.Events != nil && kept != document {
 		t.Errorf("got the policy %s", kept)
 	}
@@ -38,13 +33,9 @@ func policy(t *testing.T, c resource.Clients, name string) {
 // senders creates a rule and a subscription twice. Each must put a message into the queue once.
 func senders(t *testing.T, c resource.Clients, prefix string) {
 	url, arn, err := resource.Queue{}.Create(t.Context(), c, prefix+"inbox")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	topic, err := c.SNS.CreateTopic(t.Context(), &sns.CreateTopicInput{Name: aws.String(prefix + "topic")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	// The pattern may be an object, as in a template, or a string, as in a parameter.
 	for _, pattern := range []string{`{"source":["shop"]}`, `"{\"source\":[\"shop\"]}"`} {
 		rule := resource.Rule{State: "ENABLED", EventBusName: "default", EventPattern: []byte(pattern), Targets: []resource.Target{{Id: "inbox", Arn: arn}}}
@@ -65,15 +56,11 @@ func senders(t *testing.T, c resource.Clients, prefix string) {
 			t.Fatalf("got %+v, %v", sent, err)
 		}
 	}
-	if _, err := c.SNS.Publish(t.Context(), &sns.PublishInput{TopicArn: topic.TopicArn, Message: aws.String(`{"order":8}`)}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(c.SNS.Publish(t.Context(), &sns.PublishInput{TopicArn: topic.TopicArn, Message: aws.String(`{"order":8}`)})))
 	var bodies []string
 	for until := time.Now().Add(10 * time.Second); len(bodies) < 2 && time.Now().Before(until); {
 		out, err := c.SQS.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: &url, MaxNumberOfMessages: 10, WaitTimeSeconds: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		for _, m := range out.Messages {
 			bodies = append(bodies, *m.Body)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // scope resolves a reference to its own name.
@@ -117,13 +118,9 @@ Environment:
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			tpl, err := template.Parse("template.yaml", []byte(header+indent(tc.body)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			var got function
-			if err := tpl.Properties(tpl.Resource("F"), tc.given, &got); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, tpl.Properties(tpl.Resource("F"), tc.given, &got))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("properties differ (-want +got):\n%s", diff)
 			}
@@ -185,9 +182,7 @@ func TestParseRefuses(t *testing.T) {
 
 func TestCheckParameters(t *testing.T) {
 	tpl, err := template.Parse("template.yaml", []byte(header+indent("Timeout: 1")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	for name, tc := range map[string]struct {
 		given map[string]string
 		want  string

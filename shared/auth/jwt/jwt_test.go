@@ -249,9 +249,7 @@ func TestSettingsAreChecked(t *testing.T) {
 	} {
 		t.Run("AUT-01 "+what, func(t *testing.T) {
 			o := jwt.Options{Issuers: []string{"https://login.example.com"}, Audience: []string{audience}, Algorithms: []string{"RS256"}}
-			if _, err := jwt.New(o); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, expect.ErrOf(jwt.New(o)))
 			change(&o)
 			if _, err := jwt.New(o); !fault.Is(err, fault.Invalid) {
 				t.Errorf("got %v", err)

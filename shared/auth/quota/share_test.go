@@ -5,6 +5,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestMemoryIsSharedBetweenPrincipals(t *testing.T) {
@@ -15,9 +16,7 @@ func TestMemoryIsSharedBetweenPrincipals(t *testing.T) {
 			if fault.LimitOf(err) == "answerBytes" {
 				return releases
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			releases = append(releases, release)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // form is the message as earlier releases encoded it, with encoding/json.
@@ -97,9 +98,7 @@ func TestDecodeRefuses(t *testing.T) {
 func TestDecodeCopiesItsInput(t *testing.T) {
 	text := samples[1].AppendJSON(nil)
 	e, err := Decode(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	clear(text)
 	if string(e.Data) != string(samples[1].Data) || e.URI != samples[1].URI {
 		t.Errorf("got %+v", e)
@@ -140,9 +139,7 @@ func TestEventsAsTheLastMember(t *testing.T) {
 	for n := range len(events) + 1 {
 		got := AppendMember([]byte(`{"v":1}`), "ev", events[:n])
 		want, err := json.Marshal(task{1, append([]Event{}, events[:n]...)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		if string(got) != string(want) {
 			t.Errorf("%d events:\n%s, encoding/json writes\n%s", n, got, want)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // between calls a function before the first query for paused messages.
@@ -30,9 +31,7 @@ func (b *between) Query(ctx context.Context, q store.Query) (store.Page, error) 
 func newStore(t *testing.T) store.DB {
 	t.Helper()
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -44,18 +43,12 @@ func TestAnEndedRequeueLeavesALaterResume(t *testing.T) {
 	began := time.Now()
 	clock := func() time.Time { return began }
 	other := &Set{DB: db, Queue: &sent{}, Alone: true, Now: clock}
-	if err := other.Pause(ctx, "default", Switch{Name: All}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := other.Resume(ctx, "default", All); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, other.Pause(ctx, "default", Switch{Name: All}))
+	expect.OK(t, expect.ErrOf(other.Resume(ctx, "default", All)))
 	began = began.Add(linger + time.Minute)
 	var claimed *resumed
 	s := &Set{Queue: &sent{}, Alone: true, Now: clock, DB: &between{db, func() {
-		if err := other.Pause(ctx, "default", Switch{Name: All}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, other.Pause(ctx, "default", Switch{Name: All}))
 		if ok, err := other.Resume(ctx, "default", All); !ok || err != nil {
 			t.Fatal(ok, err)
 		}
@@ -64,9 +57,7 @@ func TestAnEndedRequeueLeavesALaterResume(t *testing.T) {
 			t.Fatal(claimed, err)
 		}
 	}}}
-	if _, err := s.RequeueOf(ctx, "default", All); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, expect.ErrOf(s.RequeueOf(ctx, "default", All)))
 	items, err := db.Get(ctx, resumedKey("default", All))
 	if err != nil || items[0] == nil {
 		t.Fatalf("WHK-22: the later resume was deleted (%v), so its messages would never be requeued", err)
@@ -105,12 +96,8 @@ func TestARefusedMessageDoesNotBlockTheOthersOfItsSwitch(t *testing.T) {
 	for _, body := range []string{`{"a":1}`, `{"refused":1}`, `{"a":2}`} {
 		ops = append(ops, store.Put(s.Item("default", All, Message{Queue: queue.Slow, Body: []byte(body)})))
 	}
-	if err := db.WriteAll(t.Context(), ops...); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.RequeueOf(t.Context(), "default", All); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, db.WriteAll(t.Context(), ops...))
+	expect.OK(t, expect.ErrOf(s.RequeueOf(t.Context(), "default", All)))
 	if len(q.bodies) != 2 || len(q.dead) != 1 || !strings.Contains(q.dead[0], "refused") {
 		t.Errorf("AWS-16: got messages %q and dead letters %q, want two and one", q.bodies, q.dead)
 	}

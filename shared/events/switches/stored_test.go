@@ -8,6 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 type sent struct{ bodies []string }
@@ -29,17 +30,13 @@ func TestRequeueOfPausedMessages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			db, err := sqlite.Open(":memory:", sqlite.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			defer db.Close()
 			q := &sent{}
 			s := &Set{DB: db, Queue: q, Alone: true}
 			item := s.Item("default", All, Message{Queue: queue.Slow, Body: []byte(`{}`)})
 			item.Value, item.Expires = []byte(tc.value), time.Now().Add(time.Hour)
-			if err := db.Write(t.Context(), append(s.ResumeOps("default", All), store.Put(item))...); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, db.Write(t.Context(), append(s.ResumeOps("default", All), store.Put(item))...))
 			if n, err := s.RequeueOf(t.Context(), "default", All); n != 1 || err != nil {
 				t.Fatalf("got %d, %v, want one requeued", n, err)
 			}

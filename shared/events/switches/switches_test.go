@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // gone is a store that can become unavailable.
@@ -30,9 +31,7 @@ func (g *gone) Query(ctx context.Context, q store.Query) (store.Page, error) {
 // before.
 func TestAnotherInstanceSeesASwitch(t *testing.T) {
 	db, err := sqlite.Open(filepath.Join(t.TempDir(), "db"), sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	clock := func() time.Time { return now }
@@ -46,14 +45,10 @@ func TestAnotherInstanceSeesASwitch(t *testing.T) {
 	}
 	for _, name := range []switches.Name{switches.All, switches.Event("a.b"), switches.Origin("https://a.example")} {
 		paused("")
-		if err := operator.Pause(t.Context(), "default", switches.Switch{Name: name, By: "op"}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, operator.Pause(t.Context(), "default", switches.Switch{Name: name, By: "op"}))
 		now = now.Add(4900 * time.Millisecond)
 		paused(name)
-		if _, err := operator.Resume(t.Context(), "default", name); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(operator.Resume(t.Context(), "default", name)))
 		now = now.Add(4900 * time.Millisecond)
 	}
 	paused("")

@@ -40,9 +40,7 @@ type nameServer struct {
 func newNameServer(tb testing.TB, answer func(name string) []netip.Addr) *nameServer {
 	tb.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	n := &nameServer{conn: conn, answer: answer}
 	var serving sync.WaitGroup
 	serving.Go(n.serve)
@@ -202,13 +200,9 @@ func pool(srv *httptest.Server) *x509.CertPool {
 func portOf(tb testing.TB, raw string) uint16 {
 	tb.Helper()
 	u, err := url.Parse(raw)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	n, err := strconv.ParseUint(u.Port(), 10, 16)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	return uint16(n)
 }
 
@@ -216,9 +210,7 @@ func portOf(tb testing.TB, raw string) uint16 {
 func startTCP(tb testing.TB, handle func(c net.Conn, done <-chan struct{})) string {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	done := make(chan struct{})
 	var serving sync.WaitGroup
 	serving.Go(func() {

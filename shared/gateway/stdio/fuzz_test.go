@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // GWN-26: whatever a process writes, a request gets only complete messages, and one response at most.
@@ -31,9 +32,7 @@ func FuzzOutput(f *testing.F) {
 			p.holder = "default/a"
 		}
 		x := &exchange{p: p, ctx: t.Context(), id: []byte("1"), method: "tools/call", wake: make(chan struct{}, 1), token: []byte("1"), sent: []byte(`"gw_1"`)}
-		if err := p.open(x, nil); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, p.open(x, nil))
 		p.stop("the test ends it")
 		p.read(iotest.HalfReader(strings.NewReader(output)))
 		responses := 0

@@ -6,6 +6,8 @@ import (
 	"net/http/httptest"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // GWN-17, SUB-09: the errors that 2026-07-28 has an HTTP status for keep it on their way from a backend.
@@ -28,9 +30,7 @@ func TestFlushOfARelayedResponse(t *testing.T) {
 		_, end := r.Begin()
 		defer end()
 		if responds {
-			if err := r.Send(json.RawMessage(`{"jsonrpc":"2.0","id":1,"result":{}}`), true); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, r.Send(json.RawMessage(`{"jsonrpc":"2.0","id":1,"result":{}}`), true))
 		}
 		r.Flush()
 		if w.Flushed != responds {

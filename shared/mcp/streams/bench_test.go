@@ -13,14 +13,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // BenchmarkSendEvent measures the way of one event through one open listen.
 func BenchmarkSendEvent(b *testing.B) {
 	cat, err := catalog.Parse([]byte("events: [{name: ci.deploy, uri: 'event://ci/deploy', description: Deployed., payloadSchema: {type: object}}]"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	expect.OK(b, err)
 	st := &Streams{Catalogs: method.Catalogs{Source: catalog.NewStatic(cat)}, Timing: method.Timing{Heartbeat: time.Hour}}
 	o := &Writer{
 		Streams: st, Caller: Caller{Principal: auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}, checked: time.Now()},
@@ -32,9 +31,7 @@ func BenchmarkSendEvent(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := o.deliver(context.Background(), d); err != nil {
-			b.Fatal(err)
-		}
+		expect.OK(b, o.deliver(context.Background(), d))
 	}
 }
 

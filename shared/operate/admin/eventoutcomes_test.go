@@ -155,9 +155,7 @@ func TestWhyNot(t *testing.T) {
 	t.Run("OPS-17 an event of a type that needs another right is not permitted", func(t *testing.T) {
 		options.Catalog = append(slices.Clip(options.Catalog), restricted...)
 		expect.OK(t, f.s.Reload(t.Context(), options))
-		if _, err := f.s.Publish(t.Context(), "default", standalone.Event{URI: "event://ci/secret-rotated", ID: "evt_3", Data: json.RawMessage(`{}`)}); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, expect.ErrOf(f.s.Publish(t.Context(), "default", standalone.Event{URI: "event://ci/secret-rotated", ID: "evt_3", Data: json.RawMessage(`{}`)})))
 		f.eventually("the event", func() bool { return len(f.list("op", "events?name=ci.secret_rotated").Items) == 1 })
 		got := f.outcome("evt_3", parent)
 		expect.Equal(t, "the outcome", fmt.Sprint(got["outcome"], ": ", got["why"]), "notPermitted: its principal has no right to this event")

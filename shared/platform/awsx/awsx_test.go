@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func env(pairs ...string) func(string) string {
@@ -51,13 +52,9 @@ func TestLoad(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			cfg, err := load(tt.env)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			creds, err := cfg.Credentials.Retrieve(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			if cfg.Region != tt.wantRegion || creds.AccessKeyID != tt.wantKey ||
 				aws.ToString(cfg.BaseEndpoint) != tt.wantBase || cfg.RetryMaxAttempts != tt.wantTries {
 				t.Errorf("got %s, %s, %s, %d, want %s, %s, %s, %d", cfg.Region, creds.AccessKeyID, aws.ToString(cfg.BaseEndpoint), cfg.RetryMaxAttempts,
@@ -87,9 +84,7 @@ func TestLoadRefuses(t *testing.T) {
 func TestAServiceMayHaveItsOwnEndpoint(t *testing.T) {
 	all, own := &server{}, &server{}
 	cfg, err := load(env(EnvEndpoint, all.start(t), EnvEndpoint+"_SQS", own.start(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	// The SDK itself checks whether these variables are set.
 	t.Setenv(EnvEndpoint, "http://127.0.0.1:1")
 	t.Setenv(EnvEndpoint+"_SQS", "http://127.0.0.1:1")
@@ -103,14 +98,10 @@ func TestAServiceMayHaveItsOwnEndpoint(t *testing.T) {
 func TestRequestBodiesAreReadWithoutWriteTo(t *testing.T) {
 	s := &server{}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.start(t), &writesItself{Reader: strings.NewReader("body")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	req.ContentLength = 4
 	resp, err := NewHTTPClient(requestLimit).Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	resp.Body.Close()
 	if s.received != 4 {
 		t.Errorf("got %d bytes at the server, want 4", s.received)
@@ -151,16 +142,12 @@ func put(t *testing.T, cfg aws.Config) {
 	_, err := dynamodb.NewFromConfig(cfg).PutItem(context.Background(), &dynamodb.PutItemInput{
 		TableName: aws.String("t"), Item: map[string]types.AttributeValue{"pk": &types.AttributeValueMemberS{Value: "a"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 }
 
 func send(t *testing.T, cfg aws.Config, body string) {
 	t.Helper()
 	_, err := sqs.NewFromConfig(cfg, func(o *sqs.Options) { o.DisableMessageChecksumValidation = true }).
 		SendMessage(context.Background(), &sqs.SendMessageInput{QueueUrl: aws.String("http://x/q"), MessageBody: &body})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // silent returns a configuration whose connections never answer, and the number of requests.
@@ -76,13 +78,9 @@ func TestResponseBodiesCanBeReadAfterDo(t *testing.T) {
 		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("body"))}, nil
 	})}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://aws.example", http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	resp, err := c.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "body" {
 		t.Errorf("got %q, %v, want body", b, err)
 	}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestNamesAreSynced(t *testing.T) {
@@ -14,12 +16,8 @@ func TestNamesAreSynced(t *testing.T) {
 	defer func() { syncDir = before }()
 	dir := t.TempDir()
 	file, renamed := filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	if err := WriteFile(file, []byte("content")); err != nil {
-		t.Fatal(err)
-	}
-	if err := Rename(file, renamed); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, WriteFile(file, []byte("content")))
+	expect.OK(t, Rename(file, renamed))
 	if b, err := os.ReadFile(renamed); err != nil || string(b) != "content" {
 		t.Errorf("got %q, %v, want the content", b, err)
 	}

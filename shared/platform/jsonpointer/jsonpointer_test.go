@@ -7,15 +7,14 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestPointers has the examples of RFC 6901, section 5, and pointers to missing elements.
 func TestPointers(t *testing.T) {
 	var doc any
 	text := `{"foo":["bar","baz"],"":0,"a/b":1,"c%d":2,"e^f":3,"g|h":4,"i\\j":5,"k\"l":6," ":7,"m~n":8}`
-	if err := json.Unmarshal([]byte(text), &doc); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal([]byte(text), &doc))
 	for pointer, want := range map[string]any{
 		"": doc, "/foo": []any{"bar", "baz"}, "/foo/0": "bar", "/": 0.0, "/a~1b": 1.0, "/c%d": 2.0, "/e^f": 3.0, "/g|h": 4.0, `/i\j`: 5.0, `/k"l`: 6.0,
 		"/ ": 7.0, "/m~0n": 8.0, "/foo/2": nil, "/foo/-1": nil, "/foo/-": nil, "/foo/00": nil, "/foo/+1": nil, "/foo/0/0": nil, "/bar": nil,

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // GWN-05: CloudWatch reads a count as a metric. The members that its directive names are in no group, the dimensions are strings, and
@@ -15,9 +17,7 @@ func TestCountIsAMetric(t *testing.T) {
 	var out bytes.Buffer
 	slog.New(slog.NewJSONHandler(&out, nil)).Warn("dropped", Count("Dropped", 3, slog.String("backend", "b"), slog.String("reason", "r")))
 	var line map[string]any
-	if err := json.Unmarshal(out.Bytes(), &line); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(out.Bytes(), &line))
 	var about struct {
 		AWS struct {
 			Timestamp         int64
@@ -28,9 +28,7 @@ func TestCountIsAMetric(t *testing.T) {
 			}
 		} `json:"_aws"`
 	}
-	if err := json.Unmarshal(out.Bytes(), &about); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(out.Bytes(), &about))
 	if len(about.AWS.CloudWatchMetrics) != 1 || time.Since(time.UnixMilli(about.AWS.Timestamp)).Abs() > time.Minute {
 		t.Fatalf("got %s, want one directive with the current time", out.Bytes())
 	}

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // emfDocument is a line as CloudWatch reads it.
@@ -32,12 +34,8 @@ func documents(t *testing.T, out *bytes.Buffer) (all []emfDocument) {
 	t.Helper()
 	for line := range bytes.Lines(out.Bytes()) {
 		var d emfDocument
-		if err := json.Unmarshal(line, &d); err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal(line, &d.members); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal(line, &d))
+		expect.OK(t, json.Unmarshal(line, &d.members))
 		all = append(all, d)
 	}
 	return all
@@ -52,9 +50,7 @@ func values(t *testing.T, all []emfDocument, name, by string) (sum float64, n in
 			continue
 		}
 		var v []float64
-		if err := json.Unmarshal(raw, &v); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal(raw, &v))
 		if len(v) > maxValues {
 			t.Errorf("got %d values of %s in one line, want at most %d", len(v), name, maxValues)
 		}
@@ -72,12 +68,8 @@ func TestEMFWritesEachMeasurementOnce(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	e := NewEMF(slog.New(slog.NewJSONHandler(&out, nil)), "stack-1", func() time.Time { return now })
 	s, err := NewSet(e.Provider())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Watch(QueueDepth, func(context.Context) ([]Reading, error) { return []Reading{{"events", 3}, {"slow", 4}}, nil }); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, s.Watch(QueueDepth, func(context.Context) ([]Reading, error) { return []Reading{{"events", 3}, {"slow", 4}}, nil }))
 	for round := range 3 {
 		var wg sync.WaitGroup
 		for i := range 110 {

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // GWN-15: only the value changes. The order, white space, escapes, large numbers and unknown members stay the same.
@@ -66,9 +68,7 @@ func FuzzReplace(f *testing.F) {
 			}
 			return
 		}
-		if err := json.Unmarshal(got, &is); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, json.Unmarshal(got, &is))
 		changed := from(raw, name) >= 0
 		switch text := strings.TrimSpace(string(value)); {
 		case !changed && string(got) != before:

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestAppend(t *testing.T) {
@@ -74,9 +76,7 @@ func TestWriterNeedsNoFlush(t *testing.T) {
 	p := &plain{header: http.Header{}}
 	w := NewWriter(p, time.Second)
 	w.Start()
-	if err := w.Write(Append(nil, Event{Data: []byte("x")})); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, w.Write(Append(nil, Event{Data: []byte("x")})))
 	if p.status != 200 || p.header.Get("X-Accel-Buffering") != "no" || p.header.Get("Cache-Control") != "no-cache" || len(p.writes) != 1 {
 		t.Errorf("got %+v", p)
 	}

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var (
@@ -25,9 +26,7 @@ func letter(t testing.TB, body []byte, reason string, faults any) queue.DeadLett
 		t.Fatalf("a letter of %d bytes is nothing that a queue takes", len(out.Body))
 	}
 	l, err := queue.ParseDeadLetter(out.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	return l
 }
 

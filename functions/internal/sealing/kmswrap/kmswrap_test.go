@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/sealing/kmswrap"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
@@ -16,22 +17,16 @@ func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
 func TestWhatIsWrappedOpensForItsPurposeOnly(t *testing.T) {
 	client := kms.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.MiniStack).MiniStack))
 	made, err := client.CreateKey(t.Context(), &kms.CreateKeyInput{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	w := kmswrap.KMS{Client: client, Key: *made.KeyMetadata.Arn}
 	wrapped, err := w.Wrap(t.Context(), []byte("keyset"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if got, err := w.Unwrap(t.Context(), wrapped); err != nil || string(got) != "keyset" {
 		t.Errorf("got %q, %v", got, err)
 	}
 	// Data that was wrapped for another purpose cannot be unwrapped.
 	other, err := client.Encrypt(t.Context(), &kms.EncryptInput{KeyId: &w.Key, Plaintext: []byte("x"), EncryptionContext: map[string]string{"purpose": "another"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	if _, err := w.Unwrap(t.Context(), other.CiphertextBlob); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("got error %v", err)
 	}

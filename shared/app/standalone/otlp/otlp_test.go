@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	traces "github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // OPS-12: a collector receives the metrics over OTLP. Shutdown sends the last ones.
@@ -31,17 +32,11 @@ func TestOTLPMetrics(t *testing.T) {
 	}))
 	defer server.Close()
 	reader, err := newReader(t.Context(), server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	set, err := metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	set.Published(3)
-	if err := reader.Shutdown(context.WithoutCancel(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, reader.Shutdown(context.WithoutCancel(t.Context())))
 	for _, m := range (<-got).GetResourceMetrics()[0].GetScopeMetrics()[0].GetMetrics() {
 		if m.GetName() == metric.EventsPublished && m.GetSum().GetDataPoints()[0].GetAsInt() == 3 {
 			return

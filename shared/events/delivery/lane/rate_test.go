@@ -10,14 +10,13 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func openStore(t *testing.T) store.DB {
 	t.Helper()
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }

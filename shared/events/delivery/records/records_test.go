@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // OPS-03: in a file every failure is in every list, and of very many successes some are only in the subscription's
@@ -15,9 +16,7 @@ import (
 func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
 	const many = burst*successRate + 5
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	defer db.Close()
 	log := NewLog(db, All)
 	now := time.Unix(1_800_000_000, 0)
@@ -29,9 +28,7 @@ func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
 			kind, _, _ := strings.Cut(op.Item.Partition, "#")
 			lists[kind]++
 			var r Record
-			if err := json.Unmarshal(op.Item.Value, &r); err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, json.Unmarshal(op.Item.Value, &r))
 			if kind == "re" {
 				omitted += r.Omitted
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const request = 10 * time.Millisecond
@@ -58,9 +59,7 @@ func (s *slow) Send(_ context.Context, _ queue.Name, messages ...queue.Outgoing)
 func inSlowStore(t *testing.T, do func(t *testing.T, s *slow, ds *Deliveries)) {
 	synctest.Test(t, func(t *testing.T) {
 		db, err := sqlite.Open(":memory:", sqlite.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		defer func() { _ = db.Close() }()
 		s := &slow{DB: db, takes: request}
 		do(t, s, NewDeliveries(s, s, nil, nil))
@@ -173,9 +172,7 @@ func TestAnotherProcessHasStoredTheEvent(t *testing.T) {
 		t.Run("WHK-16 EVX-26 "+name, func(t *testing.T) {
 			inSlowStore(t, func(t *testing.T, s *slow, other *Deliveries) {
 				first := someEvent(time.Now())
-				if _, err := other.Schedule(t.Context(), newDelivery(1, first), first, time.Now().Add(time.Minute)); err != nil {
-					t.Fatal(err)
-				}
+				expect.OK(t, expect.ErrOf(other.Schedule(t.Context(), newDelivery(1, first), first, time.Now().Add(time.Minute))))
 				ds := NewDeliveries(s, s, nil, nil)
 				e := someEvent(first.Published.Add(again))
 				del := newDelivery(2, e)

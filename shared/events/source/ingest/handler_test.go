@@ -107,19 +107,13 @@ func newFixture(t *testing.T) *fixture {
 func newFixtureOf(tb testing.TB, catalogFile, configFile string, secrets map[string]string) (*fixture, *catalog.Catalog, []source.Source) {
 	tb.Helper()
 	cat, err := catalog.Parse([]byte(catalogFile))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	cfg, err := config.Parse([]byte(configFile))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	f := &fixture{sent: map[queue.Name][]queue.Outgoing{}, now: time.Date(2026, 11, 23, 9, 0, 0, 0, time.UTC)}
 	clock := func() time.Time { return f.now }
 	db, err := sqlite.Open(":memory:", sqlite.Options{Engine: engine.Options{Now: clock}})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	f.close = func() { _ = db.Close() }
 	catalogs := catalog.NewStatic(cat)
 	service := &publish.Service{Catalog: catalogs, Queue: f, Now: clock}

@@ -7,6 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // BenchmarkReview measures the check of a subscriber before a delivery.
@@ -15,9 +16,7 @@ func BenchmarkReview(b *testing.B) {
   - {name: ci.build_finished, uri: event://ci/build-finished}
   - {name: github.push, uriTemplate: "event://github/{owner}/{repo}/push"}
 `))
-	if err != nil {
-		b.Fatal(err)
-	}
+	expect.OK(b, err)
 	for name, p := range map[string]match.Pattern{
 		"fixed":  match.ForEntry(cat.ByName("ci.build_finished"), nil),
 		"parent": {Kind: match.Parent, Key: "event://github/acme/**"},
@@ -30,9 +29,7 @@ func BenchmarkReview(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := r.Subscriber(b.Context(), "default", p.Key, &s, false); err != nil {
-					b.Fatal(err)
-				}
+				expect.OK(b, expect.ErrOf(r.Subscriber(b.Context(), "default", p.Key, &s, false)))
 			}
 		})
 	}

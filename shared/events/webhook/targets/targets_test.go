@@ -10,21 +10,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestTargets(t *testing.T) {
 	private, public, err := webhook.GenerateKeyset()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	sealer, err := webhook.NewSealer(public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	opener, err := webhook.NewOpener(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	sender := webhook.NewSender(webhook.Options{Guard: &webhook.Guard{AllowInsecure: true}})
 	defer sender.Close()
 	targets := Targets{Sender: sender, Sealer: sealer}
@@ -40,9 +35,7 @@ func TestTargets(t *testing.T) {
 			continue
 		}
 		sealed, err := targets.Seal(t.Context(), key, subscription.Binding{Workspace: "w", Subscription: "s", Target: "t"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, err)
 		got, err := opener.Open(t.Context(), sealed, webhook.Binding{Workspace: "w", Subscription: "s", Target: "t"})
 		if err != nil || !bytes.Equal(got, key) {
 			t.Errorf("%s: %v", kind, err)

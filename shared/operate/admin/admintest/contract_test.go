@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/operate/admin/admintest"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const document = `{
@@ -26,9 +27,7 @@ const document = `{
 
 func TestContract(t *testing.T) {
 	c, err := admintest.Parse([]byte(document))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	const json, problem = "application/json; charset=utf-8", "application/problem+json"
 	for name, a := range map[string]struct {
 		method, path, kind, body string

@@ -11,6 +11,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // runs runs a command line against a server that answers requests from a table of methods and paths. It returns the output and the
@@ -27,13 +28,9 @@ func runs(t *testing.T, terminal Terminal, answers map[string]string, args ...st
 	t.Cleanup(s.Close)
 	var commands Commands
 	parser, err := kong.New(&commands)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	parsed, err := parser.Parse(append(args, "--server", s.URL))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	var stdout, stderr bytes.Buffer
 	terminal.Out, terminal.Err = &stdout, &stderr
 	err = parsed.Run(terminal)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestAJobIsFollowed: a replay is watched until it is over, through a server that is away for a moment.
@@ -36,9 +37,7 @@ func TestAJobIsFollowed(t *testing.T) {
 		Terminal: Terminal{Out: &out, Err: &errs, Bar: &bar}, API: "POST replays", Follow: true,
 		Values: map[string]any{"rate": 5, "dryRun": false, "origin": "https://a.example"},
 	}
-	if err := c.Run(t.Context(), httpcall.Server{URL: s.URL}); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, c.Run(t.Context(), httpcall.Server{URL: s.URL}))
 	want := `POST /admin/v1/replays {"dryRun":false,"rate":5,"select":{"origin":"https://a.example"}}` +
 		"\nGET /admin/v1/replays/rpl_1 \nGET /admin/v1/replays/rpl_1 "
 	if got := strings.Join(asked, "\n"); got != want {

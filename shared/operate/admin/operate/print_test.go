@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const (
@@ -73,9 +75,7 @@ func TestTablesFitTheTerminal(t *testing.T) {
 	} {
 		t.Run("OPS-10 "+x.name, func(t *testing.T) {
 			out, errs, err := runs(t, Terminal{Width: x.width}, x.answers, x.args...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.OK(t, err)
 			head, _, _ := strings.Cut(out, "\n")
 			if got := strings.Join(strings.Fields(head), " "); x.heads != "" && got != x.heads {
 				t.Errorf("the columns are %s, want %s", got, x.heads)

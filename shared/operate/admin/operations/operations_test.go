@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var update = flag.Bool("update", false, "write testdata/contract.txt")
@@ -31,9 +33,7 @@ func contract(t *testing.T, document []byte) (lines []string) {
 			}
 		}
 	}
-	if err := json.Unmarshal(document, &doc); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, json.Unmarshal(document, &doc))
 	for path, methods := range doc.Paths {
 		for method, o := range methods {
 			name := strings.ToUpper(method) + " " + path
@@ -67,14 +67,10 @@ func TestTheDocumentKeepsItsContract(t *testing.T) {
 	const file = "testdata/contract.txt"
 	got := contract(t, Document())
 	if *update {
-		if err := os.WriteFile(file, []byte(strings.Join(got, "\n")+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, os.WriteFile(file, []byte(strings.Join(got, "\n")+"\n"), 0o600))
 	}
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	want := strings.Split(strings.TrimSpace(string(text)), "\n")
 	for _, line := range want {
 		if !slices.Contains(got, line) {
@@ -91,9 +87,7 @@ func TestTheDocumentKeepsItsContract(t *testing.T) {
 // TestTheReferencePageHasEveryOperation checks that docs/reference/admin-api.md names each path and query parameter.
 func TestTheReferencePageHasEveryOperation(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/reference/admin-api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	text := string(page)
 	for _, o := range All {
 		path, _, _ := strings.Cut(o.Path, "/{")

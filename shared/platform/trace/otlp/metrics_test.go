@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestMetrics decodes the requests with OpenTelemetry's own messages.
@@ -39,12 +40,8 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := metric.NewSet(emf.Provider())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Watch(metric.StreamsOpen, func(context.Context) ([]metric.Reading, error) { return metric.One(7), nil }); err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
+	expect.OK(t, s.Watch(metric.StreamsOpen, func(context.Context) ([]metric.Reading, error) { return metric.One(7), nil }))
 	flush := func() (about map[string]string, all map[string]*metricspb.Metric) {
 		emf.Close(t.Context())
 		rm := (<-got).GetResourceMetrics()[0]
@@ -97,9 +94,7 @@ func TestMetricsThatAreNotTaken(t *testing.T) {
 	var out strings.Builder
 	emf := metric.NewEMF(slog.New(slog.DiscardHandler), "s", nil)
 	export, err := Metrics(Options{Endpoint: "http://127.0.0.1:1/secret", Log: slog.New(slog.NewTextHandler(&out, nil))}, "s")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	emf.Export = export
 	emf.Close(t.Context())
 	if !strings.Contains(out.String(), "metrics not sent") || strings.Contains(out.String(), "secret") {

@@ -8,14 +8,13 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func openMemory(t *testing.T) *DB {
 	t.Helper()
 	db, err := Open(Memory, Options{SweepEvery: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.OK(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -28,9 +27,7 @@ func TestSessionsAreCachedUntilTheirPartitionChanges(t *testing.T) {
 	}
 	put := func(key store.Key, value string) {
 		t.Helper()
-		if err := db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(value)})); err != nil {
-			t.Fatal(err)
-		}
+		expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(value)})))
 	}
 	get := func(key store.Key, want string) {
 		t.Helper()
