@@ -92,7 +92,7 @@ func TestClientAssertion(t *testing.T) {
 					expect.OK(t, b.ClientFor(caller).Credentials(t.Context(), http.Header{}))
 					form := a.asked[i]
 					expect.Equal(t, "the secret in the header", a.basic[i], ":")
-					jws, err := jose.ParseSigned(form.Get("client_assertion"), []jose.SignatureAlgorithm{jose.SignatureAlgorithm(tt.alg)})
+					jws, err := jose.ParseSignedCompact(form.Get("client_assertion"), []jose.SignatureAlgorithm{jose.SignatureAlgorithm(tt.alg)})
 					expect.OK(t, err)
 					payload, err := jws.Verify(tt.public)
 					expect.OK(t, err)
