@@ -234,6 +234,8 @@ func evaluate(d deployment, parameters map[string]string, n yaml.Node) any {
 			return value
 		}
 		return *d.Parameters[n.Value].Default
+	case "!Condition":
+		return evaluate(d, parameters, d.Conditions[n.Value])
 	case "!Equals":
 		return args[0] == args[1]
 	case "!Not":

@@ -30,15 +30,7 @@ Resources:
 func TestSAMBuild(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context() // without a time limit, because the first run installs SAM and compiles everything
-	tree := t.TempDir()
-	for _, name := range []string{"functions", "shared", "tools"} {
-		expect.OK(t, os.CopyFS(filepath.Join(tree, name), os.DirFS("../"+name)))
-	}
-	for _, name := range []string{"go.mod", "go.sum", "samconfig.toml", "Makefile"} {
-		src, err := os.ReadFile("../" + name)
-		expect.OK(t, err)
-		write(t, filepath.Join(tree, name), string(src))
-	}
+	tree := sourceTree(t)
 	write(t, filepath.Join(tree, "template.yaml"), oneFunction())
 	run := func(name string, args ...string) {
 		t.Helper()
@@ -78,6 +70,21 @@ func TestSAMBuild(t *testing.T) {
 			t.Error("the binary does not contain the change")
 		}
 	})
+}
+
+// sourceTree copies the sources that a build needs, and the files with the names.
+func sourceTree(t *testing.T, names ...string) string {
+	t.Helper()
+	tree := t.TempDir()
+	for _, name := range []string{"functions", "shared", "tools"} {
+		expect.OK(t, os.CopyFS(filepath.Join(tree, name), os.DirFS("../"+name)))
+	}
+	for _, name := range append([]string{"go.mod", "go.sum", "samconfig.toml", "Makefile"}, names...) {
+		src, err := os.ReadFile("../" + name)
+		expect.OK(t, err)
+		write(t, filepath.Join(tree, name), string(src))
+	}
+	return tree
 }
 
 func write(t *testing.T, file, content string) {

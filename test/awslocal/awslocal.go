@@ -98,6 +98,24 @@ func Start(t testing.TB, services ...Service) Endpoints {
 	return ends
 }
 
+// StartCloudFormation starts a MiniStack for this test alone, to which SAM can deploy. packages is a directory with the
+// Python package aws-sam-translator, which MiniStack needs for this. Its functions reach it at AWS_ENDPOINT_URL.
+func StartCloudFormation(t testing.TB, packages string) (url string) {
+	t.Helper()
+	dir, err := install(t.Context(), os.Stderr, kinds[MiniStack])
+	if err != nil {
+		t.Fatalf("awslocal: install MiniStack: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), startTime)
+	defer cancel()
+	p, url, err := launchMiniStackWith(ctx, dir, packages)
+	if err != nil {
+		t.Fatalf("awslocal: start MiniStack: %v", err)
+	}
+	t.Cleanup(p.stop)
+	return url
+}
+
 // Main runs the tests of m, ends what they started, and returns the exit code:
 //
 //	func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }

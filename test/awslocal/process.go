@@ -140,17 +140,27 @@ var miniStackProgram string
 // launchMiniStack needs to say the port before MiniStack takes it; another
 // process may be faster, so it tries again with another one.
 func launchMiniStack(ctx context.Context, dir string) (p *process, url string, err error) {
+	return launchMiniStackWith(ctx, dir, "")
+}
+
+// launchMiniStackWith also makes Python packages available to MiniStack, and MiniStack to its functions, unless packages
+// is empty.
+func launchMiniStackWith(ctx context.Context, dir, packages string) (p *process, url string, err error) {
 	for range 3 {
 		var port int
 		if port, err = freePort(); err != nil {
 			return nil, "", err
 		}
 		url = "http://127.0.0.1:" + strconv.Itoa(port)
-		p, err = begin(dir, []string{
+		env := []string{
 			"BIND_HOST=127.0.0.1", "GATEWAY_PORT=" + strconv.Itoa(port),
 			"IOT_MTLS_ENABLED=0", "LOG_LEVEL=WARNING",
 			"AWS_ACCESS_KEY_ID=" + AccessKey, "AWS_SECRET_ACCESS_KEY=" + SecretKey,
-		}, filepath.Join(dir, "venv", "bin", "python"), "-c", miniStackProgram)
+		}
+		if packages != "" {
+			env = append(env, "MORE_PACKAGES="+packages, "AWS_ENDPOINT_URL="+url)
+		}
+		p, err = begin(dir, env, filepath.Join(dir, "venv", "bin", "python"), "-c", miniStackProgram)
 		if err != nil {
 			return nil, "", err
 		}

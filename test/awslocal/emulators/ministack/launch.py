@@ -1,6 +1,6 @@
 """Serves MiniStack and ends when standard input does.
 
-The port and the interface come from GATEWAY_PORT and BIND_HOST.
+The port and the interface come from GATEWAY_PORT and BIND_HOST. MORE_PACKAGES is a directory with optional packages.
 """
 
 import os
@@ -19,6 +19,7 @@ def await_owner():
 
 threading.Thread(target=await_owner, name="owner", daemon=True).start()
 sys.argv = ["ministack"]
+sys.path += [d for d in [os.environ.get("MORE_PACKAGES")] if d]
 
 from ministack.app import main  # noqa: E402 - the owner is watched while this loads
 
