@@ -84,8 +84,13 @@ func (c *eventsCommand) serve() {
 		}
 		c.mu.Lock()
 		switch m.Method {
-		case "server/discover":
-			result(`"supportedVersions":["2026-07-28"],"capabilities":{"tools":{},"extensions":{"io.modelcontextprotocol/events":{}}}`)
+		case "server/discover", "initialize":
+			if before := os.Getenv("REVISION") == "2025-11-25"; before && m.Method == "server/discover" {
+				c.write(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"unknown method"}}`, m.ID))
+				break
+			}
+			result(`"supportedVersions":["2026-07-28"],"protocolVersion":"2025-11-25","serverInfo":{"name":"files","version":"1"},` +
+				`"capabilities":{"tools":{},"extensions":{"io.modelcontextprotocol/events":{}}}`)
 		case "tools/list":
 			var tools []string
 			for _, name := range []string{"emit", "exit", "flood", "opened"} {
@@ -146,12 +151,12 @@ func (c *eventsCommand) note(stream, name, params string) {
 }
 
 // startCommandGateway starts a server in front of the command, whose events are in the file at path.
-func startCommandGateway(t *testing.T, path, mode string, change func(*standalone.Options)) *standalone.Server {
+func startCommandGateway(t *testing.T, path, mode, revision string, change func(*standalone.Options)) *standalone.Server {
 	t.Helper()
 	o := servertest.Options(t, nil)
 	o.Auth = "keys"
 	o.Config = servertest.Config(t, callers, fmt.Sprintf(
-		"backends:\n  - {name: files, command: [%q], env: {EVENTS: %q, MODE: %s}, prefix: files_, memoryMiB: 1048576}\n", os.Args[0], path, mode))
+		"backends:\n  - {name: files, command: [%q], env: {EVENTS: %q, MODE: %s, REVISION: %q}, prefix: files_, memoryMiB: 1048576}\n", os.Args[0], path, mode, revision))
 	if change != nil {
 		change(&o)
 	}
@@ -161,10 +166,10 @@ func startCommandGateway(t *testing.T, path, mode string, change func(*standalon
 // TestEventsOfACommand: GWN-20, GWN-21, GWN-22 and GWN-26. A command can offer events with streams and with polls. They pass like the
 // events of other backends, also if its process fails.
 func TestEventsOfACommand(t *testing.T) {
-	for _, mode := range []string{"push", "poll"} {
-		t.Run(mode, func(t *testing.T) {
+	for _, c := range []struct{ mode, revision string }{{"push", "2026-07-28"}, {"poll", "2026-07-28"}, {"poll", "2025-11-25"}} {
+		t.Run(c.mode+" "+c.revision, func(t *testing.T) {
 			t.Parallel()
-			gateway := startCommandGateway(t, filepath.Join(t.TempDir(), "events"), mode, nil)
+			gateway := startCommandGateway(t, filepath.Join(t.TempDir(), "events"), c.mode, c.revision, nil)
 			alice := connect(t, gateway, "alice", "2026-07-28")
 			awaitType(t, alice, "files_file.changed")
 			types, err := alice.EventTypes(t.Context())
@@ -196,7 +201,7 @@ func TestEventsOfACommand(t *testing.T) {
 // the stream again at its cursor, so that no event is lost silently. Events without an id and events of no stream are dropped.
 func TestAFloodingCommand(t *testing.T) {
 	t.Parallel()
-	gateway := startCommandGateway(t, filepath.Join(t.TempDir(), "events"), "push", nil)
+	gateway := startCommandGateway(t, filepath.Join(t.TempDir(), "events"), "push", "2026-07-28", nil)
 	alice := connect(t, gateway, "alice", "2026-07-28")
 	awaitType(t, alice, "files_file.changed")
 	streamed := subscribe(t, alice, "push", "files_file.changed", map[string]any{})
@@ -230,7 +235,7 @@ func TestAFloodingCommand(t *testing.T) {
 func TestAWantedCommandStarts(t *testing.T) {
 	path, data := filepath.Join(t.TempDir(), "events"), t.TempDir()
 	keep := func(o *standalone.Options) { o.Data = data }
-	gateway := startCommandGateway(t, path, "push", keep)
+	gateway := startCommandGateway(t, path, "push", "2026-07-28", keep)
 	alice := connect(t, gateway, "alice", "2026-07-28")
 	awaitType(t, alice, "files_file.changed")
 	posted := make(chan string, 10)
@@ -261,6 +266,6 @@ func TestAWantedCommandStarts(t *testing.T) {
 	_, err = file.WriteString(`{"n":2}` + "\n")
 	expect.OK(t, err)
 	expect.OK(t, file.Close())
-	startCommandGateway(t, path, "push", keep)
+	startCommandGateway(t, path, "push", "2026-07-28", keep)
 	next(`{"n":2}`)
 }
