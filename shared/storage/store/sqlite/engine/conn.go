@@ -188,9 +188,6 @@ func (s *Stmt) ColumnInt(i int) int64 { return s.stmt.ColumnInt64(i) }
 // ColumnText returns a text of the current row.
 func (s *Stmt) ColumnText(i int) string { return s.stmt.ColumnText(i) }
 
-// ColumnSize returns the size in bytes of a text or blob of the current row.
-func (s *Stmt) ColumnSize(i int) int { return s.stmt.ColumnLen(i) }
-
 // ColumnBlob returns a copy of a blob of the current row, or nil if it is empty.
 func (s *Stmt) ColumnBlob(i int) []byte {
 	n := s.stmt.ColumnLen(i)

@@ -325,7 +325,7 @@ func TestValuesOfAllSizes(t *testing.T) {
 			if row, err := s.Int(1, int64(i)).Step(); err != nil || !row {
 				return fmt.Errorf("row %d: %v, %w", i, row, err)
 			}
-			if s.ColumnText(0) != text || string(s.ColumnBlob(1)) != text || s.ColumnSize(1) != size {
+			if s.ColumnText(0) != text || string(s.ColumnBlob(1)) != text {
 				t.Errorf("a value of %d bytes came back changed", size)
 			}
 			return nil
