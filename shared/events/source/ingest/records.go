@@ -273,11 +273,6 @@ const (
 	Unavailable Kind = "unavailable" // an error on our side
 )
 
-// Kinds returns all kinds.
-func Kinds() []Kind {
-	return []Kind{Accepted, Duplicate, Unmatched, Verified, Unverified, Invalid, Unfit, Limited, Unavailable}
-}
-
 // Refused reports whether a document should have become an event but could not. It is false for documents that no
 // mapping matches.
 func (k Kind) Refused() bool {
