@@ -42,6 +42,7 @@ func largest(part string) string {
 // Whatever publish accepts can be stored, sent and read everywhere, over a store with the order of commits and over one
 // without.
 func TestTheLongestInputOfPublish(t *testing.T) {
+	t.Parallel()
 	for name, data := range map[string]string{
 		"WHK-22 AWS-05 a payload of quotes":        largest(`""`),
 		"WHK-22 AWS-05 a payload of noncharacters": largest(`"\ufffe"`),

@@ -50,6 +50,7 @@ const (
 // event that was published while a subscription lived must arrive at its callback, and no event after that.
 // EVX-20, EVX-09, EVX-10, EVX-15: a day, a deployment and a rollback lose no event.
 func TestADayOfChatGPT(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		d := &rehearsal{callbacks: map[string]*userTask{}, random: rand.New(rand.NewPCG(20, 26)), begin: time.Now()}
 		d.world, d.config = newWorld(t)

@@ -36,6 +36,7 @@ import (
 // TestAnOutageOfTwoDays lets an endpoint fail for 48 hours. It gets an event every 20 minutes, and so do two healthy endpoints,
 // one of the same origin and one of another origin.
 func TestAnOutageOfTwoDays(t *testing.T) {
+	t.Parallel()
 	const (
 		outage = 48 * time.Hour
 		well   = 50 * time.Millisecond
@@ -144,6 +145,7 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 // TestAHealthyEndpointBesideCrowds: WHK-16. The slots, bytes and slow lane workers that many bad endpoints use together are
 // limited, so that they do not delay a healthy endpoint.
 func TestAHealthyEndpointBesideCrowds(t *testing.T) {
+	t.Parallel()
 	const (
 		healthy = "https://well.example.com/hook"
 		well    = 50 * time.Millisecond
@@ -204,6 +206,7 @@ func TestAHealthyEndpointBesideCrowds(t *testing.T) {
 
 // TestAWS04OneEventToTenThousand: AWS-04. One event goes to 10,000 subscriptions of which one in a hundred hangs.
 func TestAWS04OneEventToTenThousand(t *testing.T) {
+	t.Parallel()
 	const count = 10_000
 	took := func(hangs bool) (last time.Duration) {
 		inWorld(t, embedded(), func(w *world) {
@@ -247,6 +250,7 @@ func TestAWS04OneEventToTenThousand(t *testing.T) {
 // EVX-11: deliveries fail, are retried, given up or suspended, and processes die. The cursor of a webhook or a refresh still
 // never skips an event that is not yet acknowledged or abandoned, and it has moved when all deliveries are settled.
 func TestTheWatermarkSkipsNothing(t *testing.T) {
+	t.Parallel()
 	moved, deaths := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
 		h := newHistory(t, rapid.Uint64().Draw(rt, "seed"))
@@ -335,6 +339,7 @@ func TestTheWatermarkSkipsNothing(t *testing.T) {
 // TestAStoredEventOutlivesItsSchedule: WHK-18. The event of a delivery is stored as long as the delivery can need it.
 // WHK-18: an event that is delivered again on its eleventh day has all attempts.
 func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
+	t.Parallel()
 	options := embedded()
 	options.Schedule = retry.Schedule{0, 24 * time.Hour, 24 * time.Hour}
 	inWorld(t, options, func(w *world) {
@@ -379,6 +384,7 @@ func functions(n int, request time.Duration) way {
 }
 
 func TestSlowEndpointsDoNotDelayQuickOnes(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name                     string
 		run                      way
@@ -422,6 +428,7 @@ func TestSlowEndpointsDoNotDelayQuickOnes(t *testing.T) {
 
 // WHK-16: another principal's endpoint answers in 2.5 s next to 300 that hang.
 func TestManyEndpointsThatHangDoNotDelayASlowOneOfTheirOrigin(t *testing.T) {
+	t.Parallel()
 	inWorld(t, embedded(), func(w *world) {
 		const slow = "https://hooks.example.com/slow"
 		w.subscribeVictim(slow)
@@ -447,6 +454,7 @@ func TestManyEndpointsThatHangDoNotDelayASlowOneOfTheirOrigin(t *testing.T) {
 
 // WHK-16: an endpoint that answers 503 for ten minutes has few messages in flight, and one per delivery.
 func TestDeliveriesToAPausedEndpointWaitInTheDueTable(t *testing.T) {
+	t.Parallel()
 	inWorld(t, embedded(), func(w *world) {
 		url := oneOrigin(1)[0]
 		w.to(url)
@@ -532,6 +540,7 @@ func (s slowSender) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoi
 // On AWS, a page hands each delivery to a hanging endpoint over to the slow lane, which takes as long as one request. If that took
 // longer than the attempts at the other endpoints, a page would hold its process longer, and the next one would wait.
 func TestAHangingEndpointHarmsNoOther(t *testing.T) {
+	t.Parallel()
 	const ms = time.Millisecond
 	for name, c := range map[string]struct {
 		run    way
@@ -589,6 +598,7 @@ func TestAHangingEndpointHarmsNoOther(t *testing.T) {
 // WHK-16: given 24 events per second to twenty endpoints that answer in 30 ms, and functions whose requests take 10 ms, when one of
 // the endpoints begins to hang, then the others notice little in the first three seconds, and nothing after that.
 func TestAnEndpointThatBeginsToHangHarmsNoOther(t *testing.T) {
+	t.Parallel()
 	const answer = 30 * time.Millisecond
 	for _, processes := range []int{2, 10} {
 		t.Run(fmt.Sprintf("WHK-16 in %d processes of each function", processes), func(t *testing.T) {
@@ -653,6 +663,7 @@ func TestAnEndpointThatBeginsToHangHarmsNoOther(t *testing.T) {
 // 15 ms, when the endpoint of another event type gets events, then each arrives within a second. This holds even if the queue
 // serves all groups in the order of arrival, as SQS does before it notices that one group has most of the messages.
 func TestABurstToASlowEndpointDoesNotDelayOthersOnAWS(t *testing.T) {
+	t.Parallel()
 	for name, ofQueue := range map[string]func(queue.Sender) queue.Sender{
 		"a fair queue":             func(q queue.Sender) queue.Sender { return q },
 		"a queue in arrival order": func(q queue.Sender) queue.Sender { return groupless{q} },
@@ -696,6 +707,7 @@ func (s groupless) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoin
 
 // WHK-24: an endpoint that answers in 200 ms receives 30 events per second.
 func TestOneSubscriberOnAWS(t *testing.T) {
+	t.Parallel()
 	inFunctions(t, 2, 0, func(w *world) {
 		const url = "https://busy.example.com/hook"
 		w.to(url)
@@ -708,6 +720,7 @@ func TestOneSubscriberOnAWS(t *testing.T) {
 
 // TestEndpointRates: WHK-16.
 func TestTheRateOfAnEndpoint(t *testing.T) {
+	t.Parallel()
 	t.Run("WHK-16 what is over the rate is delivered later, at its pace, and none is lost", func(t *testing.T) {
 		options := embedded()
 		options.EndpointRate = 10
@@ -772,6 +785,7 @@ func (w *world) perSecond(url string) (most int) {
 }
 
 func TestSchedules(t *testing.T) {
+	t.Parallel()
 	t.Run("WHK-10 the delays of each kind, by default and as configured", func(t *testing.T) {
 		const s, m, h = time.Second, time.Minute, time.Hour
 		standard := retry.Schedule{0, 5 * s, 5 * m, 30 * m, 2 * h, 5 * h, 10 * h, 14 * h, 20 * h, 24 * h} // of Standard Webhooks
@@ -850,6 +864,7 @@ func statusOf(c webhook.Category) int {
 // TestADeadEventIsReplayed: WHK-18, OPS-05. An event with a dead letter is delivered again, and its first new attempt does
 // not succeed: the event is retried all the same.
 func TestADeadEventIsReplayed(t *testing.T) {
+	t.Parallel()
 	for name, first := range map[string]struct {
 		paused  bool // the endpoint, by the dispatcher
 		answers []func(int) webhook.Outcome

@@ -22,6 +22,7 @@ import (
 // A filter may drop all events that a stream has to catch up on. Its reader must still have regular turns, because it sends
 // heartbeats. The cursor must advance, because the client may be cut off.
 func TestAFilteredFeedThatIsBehindGivesItsReaderTurns(t *testing.T) {
+	t.Parallel()
 	for name, open := range bothStores() {
 		bubble(t, "EVX-06 "+name, func(t *testing.T) {
 			r := over(t, open(t))
@@ -67,6 +68,7 @@ func TestAFilteredFeedThatIsBehindGivesItsReaderTurns(t *testing.T) {
 
 // The log holds what a slow reader has not read, so memory need not.
 func TestAFeedEndsWhenItsReaderFallsFarBehind(t *testing.T) {
+	t.Parallel()
 	for name, open := range bothStores() {
 		for kind, payload := range map[string]string{"many events": `{}`, "large events": `"` + strings.Repeat("x", 100_000) + `"`} {
 			bubble(t, "EVX-06 "+name+", "+kind, func(t *testing.T) {
@@ -108,6 +110,7 @@ func TestAFeedEndsWhenItsReaderFallsFarBehind(t *testing.T) {
 // While a feed reads its past, its tails bring more than it may keep. A fast reader must not be taken for a slow one,
 // and must get every event.
 func TestAFastReaderThatCatchesUpIsNotTooSlow(t *testing.T) {
+	t.Parallel()
 	const past, live = 600, 400
 	for name, open := range bothStores() {
 		for kind, patterns := range map[string][]match.Pattern{

@@ -181,6 +181,7 @@ func alternate(d time.Duration) func(int) time.Duration {
 }
 
 func TestLogSkipsNothingWithinItsBounds(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name  string
 		world world
@@ -219,6 +220,7 @@ func TestLogSkipsNothingWithinItsBounds(t *testing.T) {
 }
 
 func TestLogMetricsReactOutsideOfTheBounds(t *testing.T) {
+	t.Parallel()
 	quick := func(string) time.Duration { return upTo(20 * time.Millisecond) }
 	for name, tc := range map[string]struct {
 		writerSkew func(int) time.Duration
@@ -423,6 +425,7 @@ func (p pollers) follow(t *testing.T, ts *stream.Tails, cursor string, got map[s
 }
 
 func TestPollsSkipNothing(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		pollers

@@ -24,6 +24,7 @@ import (
 // verifications in as little time a day later. Meanwhile one principal floods the host with callbacks that echo, another with
 // callbacks that do not, and 50 more together use up what may fail at the host.
 func TestManyPrincipalsOfOneHost(t *testing.T) {
+	t.Parallel()
 	const (
 		principals, each = 500, 10
 		span             = 5 * time.Minute
