@@ -1,7 +1,6 @@
 package parameters
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -163,47 +162,5 @@ func TestParametersOutOfUseAreForgotten(t *testing.T) {
 	}
 	if got := look(0, maxHeld/4); got != maxHeld/4 {
 		t.Errorf("%d of the first %d parameters were dropped", got, maxHeld/4)
-	}
-}
-
-// GWN-19: concurrent callers share one request, and a canceled caller does not fail the others.
-func TestACallerThatGoesAway(t *testing.T) {
-	var asked atomic.Int32
-	arrived, release := make(chan struct{}, tries), make(chan struct{})
-	ssm := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		asked.Add(1)
-		arrived <- struct{}{}
-		<-release
-		fmt.Fprint(w, `{"Parameter":{"Value":"v"}}`)
-	}))
-	defer ssm.Close()
-	s, v := started(t, ssm.URL), reference(t, "ssm:/mcp-events/b")
-	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
-	type result struct {
-		value string
-		err   error
-	}
-	look := func(ctx context.Context) <-chan result {
-		done := make(chan result, 1)
-		go func() {
-			value, err := s.Secret(ctx, v)
-			done <- result{value, err}
-		}()
-		return done
-	}
-	first := look(ctx)
-	<-arrived
-	second := look(t.Context())
-	leave()
-	if r := <-first; !fault.Is(r.err, fault.Unavailable) {
-		t.Errorf("GWN-19 the canceled caller got %+v", r)
-	}
-	close(release)
-	if r := <-second; r.value != "v" || r.err != nil {
-		t.Errorf("GWN-19 the other caller got %+v", r)
-	}
-	if n := asked.Load(); n != 1 {
-		t.Errorf("GWN-19 sent %d requests", n)
 	}
 }

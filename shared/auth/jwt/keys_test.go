@@ -5,9 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
@@ -86,72 +84,11 @@ func TestTheProviderIsDown(t *testing.T) {
 	w.accept(t, token)
 }
 
-// TestOneFetchForAll shows that callers who come together make one fetch (AUT-01).
-func TestOneFetchForAll(t *testing.T) {
-	w := start(t, nil)
-	token := w.provider.Token("alice", "", nil)
-	var all, ready sync.WaitGroup
-	ready.Add(50)
-	keys := `{"keys":[` + jsonOf(t, w.provider.Key(0).JWK()) + `]}`
-	w.provider.ServeKeys(func(out http.ResponseWriter, _ *http.Request) {
-		ready.Wait() // for all callers to be there
-		_, _ = out.Write([]byte(keys))
-	})
-	for range 50 {
-		all.Go(func() {
-			ready.Done()
-			if _, err := w.Authenticate(t.Context(), bearer(token)); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
-	if n := w.provider.Fetches(); n != 1 {
-		t.Errorf("the keys were fetched %d times", n)
-	}
-}
-
 func jsonOf(t testing.TB, v any) string {
 	t.Helper()
 	b, err := json.Marshal(v)
 	expect.OK(t, err)
 	return string(b)
-}
-
-// hanging is a provider that never answers.
-type hanging struct{}
-
-func (hanging) RoundTrip(r *http.Request) (*http.Response, error) {
-	<-r.Context().Done()
-	return nil, r.Context().Err()
-}
-
-// TestAProviderThatHangs shows that a fetch is bounded in time, also for those
-// who wait for another's (AUT-01).
-func TestAProviderThatHangs(t *testing.T) {
-	key := identity.NewKey(t, "k", "RS256")
-	const issuer = "https://login.example.com"
-	synctest.Test(t, func(t *testing.T) {
-		a, err := jwt.New(jwt.Options{
-			Issuers: []string{issuer}, Audience: []string{audience}, Algorithms: []string{"RS256"},
-			Client: &http.Client{Transport: hanging{}},
-		})
-		expect.OK(t, err)
-		token := key.Sign(t, nil, claims{"iss": issuer, "aud": audience, "sub": "alice", "exp": time.Now().Add(time.Hour).Unix()})
-		began := time.Now()
-		var all sync.WaitGroup
-		for range 3 {
-			all.Go(func() {
-				if _, err := a.Authenticate(t.Context(), bearer(token)); !fault.Is(err, fault.Unavailable) {
-					t.Errorf("got %v", err)
-				}
-			})
-		}
-		all.Wait()
-		if took := time.Since(began); took > 5*time.Second {
-			t.Errorf("it took %v", took)
-		}
-	})
 }
 
 // TestWhatAProviderMayServe shows where keys are looked for, and which are taken (AUT-01).
