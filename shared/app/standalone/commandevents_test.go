@@ -39,7 +39,6 @@ type eventsCommand struct {
 
 	mu      sync.Mutex
 	streams map[string]bool // by the id of the request
-	opened  int             // how many streams were opened
 }
 
 func (c *eventsCommand) write(message string) {
@@ -93,7 +92,7 @@ func (c *eventsCommand) serve() {
 				`"capabilities":{"tools":{},"extensions":{"io.modelcontextprotocol/events":{}}}`)
 		case "tools/list":
 			var tools []string
-			for _, name := range []string{"emit", "exit", "flood", "opened"} {
+			for _, name := range []string{"emit", "exit", "flood"} {
 				tools = append(tools, fmt.Sprintf(`{"name":%q,"inputSchema":{"type":"object"}}`, name))
 			}
 			result(fmt.Sprintf(`"tools":[%s]`, strings.Join(tools, ",")))
@@ -107,7 +106,6 @@ func (c *eventsCommand) serve() {
 			}
 			result(fmt.Sprintf(`"events":[%s],"cursor":"%d","truncated":false,"hasMore":false,"nextPollMs":1000`, strings.Join(events, ","), next))
 		case "events/stream":
-			c.opened++
 			c.streams[string(m.ID)] = true
 			events, next := c.after(cursor)
 			c.note(string(m.ID), "active", fmt.Sprintf(`{"cursor":"%d"`, next-len(events)))
@@ -117,16 +115,15 @@ func (c *eventsCommand) serve() {
 		case "notifications/cancelled":
 			delete(c.streams, string(m.Params.RequestID))
 		case "tools/call":
-			if m.Params.Name == "opened" {
-				result(fmt.Sprintf(`"content":[{"type":"text","text":"%d"}]`, c.opened))
-				break
-			}
-			for i := 0; m.Params.Name == "flood" && i < 20; i++ {
-				for id := range c.streams {
-					c.note(id, "event", fmt.Sprintf(`{"eventId":"f%d","name":"file.changed","data":{"text":%q}`, i, strings.Repeat("x", 1<<20)))
+			for id := range c.streams {
+				if m.Params.Name != "flood" {
+					break
+				}
+				for range 500 {
 					c.note("4711", "event", `{"eventId":"stray","name":"file.changed","data":{"n":0}`) // there is no such request
 					c.note(id, "event", `{"name":"file.changed","data":{"n":0}`)                       // it has no id
 				}
+				c.note(id, "event", fmt.Sprintf(`{"eventId":"long","name":"file.changed","data":{"n":0,"text":%q}`, strings.Repeat("x", 9<<20)))
 			}
 			_, line := c.after(0)
 			file, _ := os.OpenFile(c.path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
@@ -197,36 +194,20 @@ func TestEventsOfACommand(t *testing.T) {
 	}
 }
 
-// TestAFloodingCommand: GWN-22 and GWN-26. If a command sends events faster than the relay reads them, its calls continue, and the relay opens
-// the stream again at its cursor, so that no event is lost silently. Events without an id and events of no stream are dropped.
-func TestAFloodingCommand(t *testing.T) {
+// TestAHostileCommand: GWN-22 and GWN-26. The relay drops many events without an id, events of no stream, and one that is too large. The
+// command's other events and its calls are not affected.
+func TestAHostileCommand(t *testing.T) {
 	t.Parallel()
 	gateway := startCommandGateway(t, filepath.Join(t.TempDir(), "events"), "push", "2026-07-28", nil)
 	alice := connect(t, gateway, "alice", "2026-07-28")
 	awaitType(t, alice, "files_file.changed")
 	streamed := subscribe(t, alice, "push", "files_file.changed", map[string]any{})
-	call := func(tool string, n int) string {
-		t.Helper()
-		var got struct{ Content []struct{ Text string } }
-		expect.OK(t, alice.Call(t.Context(), "tools/call", map[string]any{"name": tool, "arguments": map[string]any{"data": map[string]int{"n": n}}}, &got))
-		if len(got.Content) == 0 {
-			return ""
-		}
-		return got.Content[0].Text
+	for i, tool := range []string{"files_emit", "files_flood"} { // a flood ends with an event, too
+		expect.OK(t, alice.Call(t.Context(), "tools/call", map[string]any{"name": tool, "arguments": map[string]any{"data": map[string]int{"n": i + 1}}}, nil))
+		streamed.await(t, func() bool { return len(streamed.events) > i })
 	}
-	call("files_emit", 1)
-	streamed.await(t, func() bool { return len(streamed.events) == 1 })
-	call("files_flood", 2)
-	for end := time.Now().Add(servertest.Patience); call("files_opened", 0) == "1"; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the relay does not open the stream again")
-		}
-	}
-	streamed.await(t, func() bool {
-		return slices.ContainsFunc(streamed.events, func(e client.Event) bool { return string(e.Data) == `{"n":2}` })
-	})
-	if slices.ContainsFunc(streamed.events, func(e client.Event) bool { return string(e.Data) == `{"n":0}` }) {
-		t.Error("an event without an id arrived")
+	if got := fmt.Sprintf("%s %s", streamed.events[0].Data, streamed.events[1].Data); got != `{"n":1} {"n":2}` || streamed.gaps != 0 {
+		t.Errorf("got %s and %d gaps", got, streamed.gaps)
 	}
 }
 
