@@ -100,9 +100,14 @@ func (c *Cache[T]) Read(ctx context.Context, name string, latest bool) (T, int64
 func (c *Cache[T]) hold(name string) (held *refresh.Value[parsed[T]], notified bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if held = c.held[name]; held != nil {
-		return held, c.notified
+	if held = c.held[name]; held == nil {
+		held = c.load(name)
 	}
+	return held, c.notified
+}
+
+// load makes a place in memory for a document. The caller holds the lock.
+func (c *Cache[T]) load(name string) (held *refresh.Value[parsed[T]]) {
 	if len(c.held) >= maxHeld {
 		c.evict()
 	}
@@ -121,7 +126,7 @@ func (c *Cache[T]) hold(name string) (held *refresh.Value[parsed[T]], notified b
 		return d, err
 	})
 	c.held[name] = held
-	return held, c.notified
+	return held
 }
 
 // evict removes a document from memory, preferably one that does not exist.
