@@ -18,7 +18,7 @@ import (
 	"errors"
 	"maps"
 	"net/http"
-	"net/url"
+	"net/http/httptrace"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -125,7 +125,8 @@ func (c *Client) do(ctx context.Context, method string, r Request, h http.Header
 
 // roundTrip sends a request and returns the response with its body unread.
 func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http.Header) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, c.URL, bytes.NewReader(r.Body))
+	var way way
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, way.trace()), method, c.URL, bytes.NewReader(r.Body))
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make a request to a backend")
 	}
@@ -142,11 +143,8 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 			return nil, err
 		}
 	}
-	resp, err := c.send(req)
+	resp, err := c.send(req, &way)
 	if err != nil {
-		if cause, ok := errors.AsType[*url.Error](err); ok {
-			err = cause.Err // the URL may contain a secret, and errors are logged
-		}
 		if unsent, ok := errors.AsType[*UnsentError](err); ok {
 			return nil, unsent
 		}

@@ -34,21 +34,28 @@ const RestTime = time.Second
 // maxResting limits the idle connections per host.
 const maxResting = 32
 
-// send sends a request. It repeats the request as long as the server had closed the connection before the request left.
-func (c *Client) send(req *http.Request) (*http.Response, error) {
-	for range maxResting {
-		var way way
-		resp, err := c.HTTP.Do(req.WithContext(httptrace.WithClientTrace(req.Context(), way.trace())))
+// send sends a request. It repeats the request as long as the server had closed the connection before the request left. It needs
+// nothing of [http.Client] except the transport, because it follows no redirects.
+func (c *Client) send(req *http.Request, way *way) (resp *http.Response, err error) {
+	if user := req.URL.User; user != nil && req.Header.Get("Authorization") == "" {
+		password, _ := user.Password()
+		req.SetBasicAuth(user.Username(), password)
+	}
+	transport := c.HTTP.Transport
+	if transport == nil {
+		transport = http.DefaultTransport
+	}
+	for range maxResting + 1 {
+		way.reused.Store(false)
+		resp, err = transport.RoundTrip(req)
 		if err == nil || !way.wasClosed() || req.Context().Err() != nil {
-			return resp, err
+			break
 		}
-		if req.GetBody != nil {
-			if req.Body, err = req.GetBody(); err != nil {
-				return nil, err
-			}
+		if req.Body, err = req.GetBody(); err != nil {
+			break
 		}
 	}
-	return c.HTTP.Do(req)
+	return resp, err
 }
 
 // way records how far a request got.

@@ -255,3 +255,18 @@ func TestBackendIsGone(t *testing.T) {
 		t.Errorf("got %q and %v", got, err)
 	}
 }
+
+// The user and the password of a backend's URL become the credentials of a request that has none.
+func TestCredentialsInTheURL(t *testing.T) {
+	var got http.Header
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) { got = r.Header })
+	c.URL = strings.Replace(c.URL, "//", "//ann:secret@", 1)
+	_, _ = c.Post(t.Context(), Request{Body: []byte(`{}`)})
+	expect.Equal(t, "the credentials", got.Get("Authorization"), "Basic YW5uOnNlY3JldA==")
+	c.Credentials = func(_ context.Context, h http.Header) error {
+		h.Set("Authorization", "Bearer of ann")
+		return nil
+	}
+	_, _ = c.Post(t.Context(), Request{Body: []byte(`{}`)})
+	expect.Equal(t, "the configured credentials", got.Get("Authorization"), "Bearer of ann")
+}
