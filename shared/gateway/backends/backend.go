@@ -41,6 +41,7 @@ import (
 type Backend struct {
 	api.Backend
 	options  *Options        // of the [Set]
+	serverID string          // see [Backend.ServerID]
 	own      upstream.Client // makes the gateway's own requests, with the operator's credentials
 	oauth    oauthTokens
 	tokens   exchanges
@@ -61,8 +62,9 @@ type Backend struct {
 const commandTime = 30 * time.Second
 
 func newBackend(o *Options, c api.Backend) *Backend {
+	server := sha256.Sum256([]byte(c.URL))
 	b := &Backend{
-		Backend: c, options: o, changed: make(chan struct{}, 1),
+		Backend: c, options: o, serverID: c.Name + "#" + base64.RawURLEncoding.EncodeToString(server[:12]), changed: make(chan struct{}, 1),
 		tokens:          exchanges{kept: bounded.NewMap[subject, exchanged](maxExchanged)},
 		logCapabilities: rate.Sometimes{Interval: metric.LogEvery}, logExchange: rate.Sometimes{Interval: metric.LogEvery},
 		logList: map[api.Kind]*rate.Sometimes{},
@@ -93,10 +95,7 @@ func (b *Backend) Place() api.Place { return api.Place{Workspace: b.Workspace, B
 
 // ServerID identifies the backend together with the server at its URL. If the operator puts another server behind the same name,
 // the new server must not receive the session ids and answers that were meant for the old one.
-func (b *Backend) ServerID() string {
-	h := sha256.Sum256([]byte(b.URL))
-	return b.Name + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
-}
+func (b *Backend) ServerID() string { return b.serverID }
 
 // EndSession ends a session at the backend. The token belongs to the caller that owns the session.
 func (b *Backend) EndSession(ctx context.Context, token string, version spec.Version, id string) {

@@ -22,8 +22,11 @@ func (v *View) client() *upstream.Client {
 // ClientFor returns a client that acts for a caller. If the backend expects callers' tokens and the caller sends no token, requests carry
 // no token, because the caller must not use the operator's.
 func (b *Backend) ClientFor(token string) *upstream.Client {
+	if !b.ActsForCallers() {
+		return &b.own
+	}
 	c := b.own
-	c.Credentials = credentials{Backend: b, token: token, bare: b.ActsForCallers() && token == ""}.add
+	c.Credentials = credentials{Backend: b, token: token, bare: token == ""}.add
 	return &c
 }
 

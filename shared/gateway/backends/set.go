@@ -133,8 +133,9 @@ func (bs *Set) current(ctx context.Context) []*Backend {
 
 // VisibleTo returns the backends that the principal may use.
 func (bs *Set) VisibleTo(ctx context.Context, p auth.Principal) []*Backend {
-	var out []*Backend
-	for _, b := range bs.current(ctx) {
+	all := bs.current(ctx)
+	out := make([]*Backend, 0, len(all))
+	for _, b := range all {
 		if b.Workspace == p.Workspace && !slices.ContainsFunc(b.Scopes, func(s string) bool { return !p.Has(s) }) {
 			out = append(out, b)
 		}
@@ -164,8 +165,9 @@ func (bs *Set) FindView(ctx context.Context, c api.Client, name string) *View {
 // viewsFor returns the client's view of each backend. Backends that forward the caller's token are skipped if the
 // client sent none.
 func (bs *Set) viewsFor(ctx context.Context, c api.Client) []*View {
-	var out []*View
-	for _, b := range bs.VisibleTo(ctx, c.Principal) {
+	visible := bs.VisibleTo(ctx, c.Principal)
+	out := make([]*View, 0, len(visible))
+	for _, b := range visible {
 		if b.Command != nil && bs.options.Commands != nil {
 			bs.options.Commands.Touch(b.Backend)
 		}
