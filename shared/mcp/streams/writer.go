@@ -46,6 +46,9 @@ type Writer struct {
 	wrote   time.Time // of the latest write
 	reached string    // the cursor after the last completed delivery
 	cut     bool      // the feed's latest delivery was not completed
+	// gathered has messages of a pass that were not written yet. It is nil between passes, so that a quiet stream keeps no memory.
+	gathered  *[]byte
+	gathering bool
 	// subscriptionID is the id of the listen, which every message repeats. It is nil in the stream of a session.
 	subscriptionID json.RawMessage
 	tasks          <-chan *api.Task // states of the tasks that a listen names; nil without any
@@ -106,8 +109,22 @@ func (w *Writer) untilHeartbeat() time.Duration {
 	return time.Until(due)
 }
 
-// pass sends the deliveries that the feed has ready. It returns early if a heartbeat is due.
+// maxGathered is the number of bytes from which on gathered messages are written.
+const maxGathered = 16 << 10
+
+// pass sends the deliveries that the feed has ready. It returns early if a heartbeat is due. The default framing sends them with one
+// write, because a write takes longer than everything else that a stream does for a message. Other framings may wait in a delivery.
 func (w *Writer) pass(ctx context.Context) error {
+	w.gathering = w.Framing.Deliver == nil
+	err := w.sendReady(ctx)
+	w.gathering = false
+	if failed := w.flush(); failed != nil {
+		return failed
+	}
+	return err
+}
+
+func (w *Writer) sendReady(ctx context.Context) error {
 	for ctx.Err() == nil {
 		d, ok, err := w.Feed.Poll(ctx)
 		switch {
@@ -144,6 +161,38 @@ func (w *Writer) ResumeAt() string {
 }
 
 func (w *Writer) write(b []byte) error {
+	if !w.gathering {
+		return w.writeNow(b)
+	}
+	if w.gathered == nil {
+		w.gathered = method.Buffers.Get().(*[]byte)
+		*w.gathered = (*w.gathered)[:0]
+	}
+	if *w.gathered = append(*w.gathered, b...); len(*w.gathered) < maxGathered {
+		return nil
+	}
+	return w.flush()
+}
+
+// flush writes the gathered messages.
+func (w *Writer) flush() error {
+	if w.gathered == nil {
+		return nil
+	}
+	all := w.gathered
+	w.gathered = nil
+	defer putBuffer(all)
+	return w.writeNow(*all)
+}
+
+// putBuffer returns a buffer to the pool unless it is large.
+func putBuffer(b *[]byte) {
+	if cap(*b) <= 1<<20 {
+		method.Buffers.Put(b)
+	}
+}
+
+func (w *Writer) writeNow(b []byte) error {
 	if err := w.out.Write(b); err != nil {
 		return errors.Join(method.ErrWriting, err)
 	}
@@ -153,10 +202,13 @@ func (w *Writer) write(b []byte) error {
 
 // verify checks the caller's credentials again if a check is due.
 func (w *Writer) verify(ctx context.Context, d stream.Delivery) error {
-	if d.Topic == stream.TopicCatalog || w.CheckDue() {
-		return w.CheckCredentials(ctx)
+	if d.Topic != stream.TopicCatalog && !w.CheckDue() {
+		return nil
 	}
-	return nil
+	if err := w.flush(); err != nil { // the check may take long
+		return err
+	}
+	return w.CheckCredentials(ctx)
 }
 
 // notify sends a delivery in the form that all streams except events/stream share.
@@ -311,13 +363,8 @@ func text[T string | []byte](s T) func([]byte) []byte {
 // Send writes a notification. members and meta append the members of params and of its _meta without braces. Both may be nil.
 func (w *Writer) Send(name string, members, meta func([]byte) []byte, cursor string) error {
 	text, wire := method.Buffers.Get().(*[]byte), method.Buffers.Get().(*[]byte)
-	defer func() {
-		for _, b := range []*[]byte{text, wire} {
-			if cap(*b) <= 1<<20 {
-				method.Buffers.Put(b)
-			}
-		}
-	}()
+	defer putBuffer(text)
+	defer putBuffer(wire)
 	b := append((*text)[:0], `{"jsonrpc":"2.0","method":"`...)
 	b = append(b, name...)
 	b = append(b, `","params":{`...)
