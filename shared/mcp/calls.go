@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
@@ -114,8 +113,14 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	if err != nil {
 		return err
 	}
-	release = sync.OnceFunc(release)
-	defer release()
+	released := false
+	end := func() {
+		if !released {
+			released = true
+			release()
+		}
+	}
+	defer end()
 	if h.left != nil {
 		defer c.OnDisconnect(func() { h.left(c.Request) })()
 	}
@@ -125,10 +130,10 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	}
 	p := h.timing.Relay(w, c, h.faults)
 	request.Send, request.ResponseOnly = p.Send, !p.StreamsMessages()
-	ctx, end := p.Begin()
-	defer end()
+	ctx, stop := p.Begin()
+	defer stop()
 	request.Ended = func() {
-		release()
+		end()
 		p.Flush()
 	}
 	err = h.backends.Call(ctx, request)
@@ -141,9 +146,12 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 // parameterHeaders returns the headers that repeat arguments of a tool (2026-07-28, Custom Headers from Tool Parameters). The backend
 // compares them with the arguments.
 func parameterHeaders(h http.Header) http.Header {
-	out := http.Header{}
+	var out http.Header
 	for name, values := range h {
 		if strings.HasPrefix(name, "Mcp-Param-") {
+			if out == nil {
+				out = http.Header{}
+			}
 			out[name] = values
 		}
 	}
