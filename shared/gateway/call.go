@@ -193,8 +193,9 @@ func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.Server
 func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error {
 	for again := false; ; again = true {
 		began := time.Now()
-		begun, err := x.begin(ctx)
-		if err != nil {
+		var begun bool
+		var err error
+		if x.with, begun, err = x.gateway.sessions.getOrBegin(ctx, x.call.Client, x.backend()); err != nil {
 			return err
 		}
 		if begun && x.call.Session != "" && x.hasMark(ctx, began) {
@@ -228,19 +229,6 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		}
 		return err
 	}
-}
-
-// begin finds or begins the session for the call. It completes even if the client cancels, because an interrupted handshake
-// could leave an unused session at the backend.
-func (x *exchange) begin(ctx context.Context) (begun bool, err error) {
-	whole := context.WithoutCancel(ctx)
-	if ends, ok := ctx.Deadline(); ok {
-		var cancel context.CancelFunc
-		whole, cancel = context.WithDeadline(whole, ends)
-		defer cancel()
-	}
-	x.with, begun, err = x.gateway.sessions.getOrBegin(whole, x.call.Client, x.backend())
-	return begun, err
 }
 
 // withoutSession calls a backend of revision 2026-07-28.

@@ -103,10 +103,10 @@ func (r *runningCalls) cancel(key store.Key) {
 // watch returns a context that ends when the client cancels the call, or when the backend is removed while it waits for an answer of
 // the client. end stops the watch and waits until it has stopped.
 func (x *exchange) watch(ctx context.Context) (watched context.Context, end func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
 	if x.call.Session == "" {
-		return ctx, func() { cancel(nil) }
+		return ctx, func() {}
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
 	key := cancelKey(x.call.Client, x.call.ID)
 	x.gateway.running.add(key, &cancel)
 	began, done := time.Now(), make(chan struct{})

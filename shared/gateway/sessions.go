@@ -66,8 +66,11 @@ func sessionKey(holder string, b *backends.Backend) store.Key {
 	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.ServerID()}
 }
 
-// getOrBegin returns the client's session with a backend, and begins one if needed.
+// getOrBegin returns the client's session with a backend, and begins one if needed. It completes even if the client cancels, because an
+// interrupted handshake could leave an unused session at the backend.
 func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Backend) (s backendSession, begun bool, err error) {
+	ends, limited := ctx.Deadline()
+	ctx = context.WithoutCancel(ctx)
 	key := sessionKey(holder(c), b)
 	items, err := ss.db.Get(ctx, key)
 	if err != nil {
@@ -86,6 +89,11 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 		}
 		ss.broken.Add(ctx, "session with a backend")
 		cond = store.VersionIs(items[0].Version)
+	}
+	if limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, ends)
+		defer cancel()
 	}
 	if err := ss.makeRoom(ctx, c, b); err != nil {
 		return s, false, err
