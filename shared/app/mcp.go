@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/conversation"
@@ -107,6 +108,8 @@ type GatewayOptions struct {
 	HTTP *http.Client
 	// Commands knows the running backends that are commands, which HTTP reaches. It is nil if the process runs none.
 	Commands backends.Commands
+	// LogDelay is how long the log line of a call may wait for others. It must be 0 where a process may be frozen after each response.
+	LogDelay time.Duration
 }
 
 // Identity returns the MCP Implementation object with which the gateway identifies itself to backends.
@@ -128,7 +131,7 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 	return gateway.New(gateway.Options{
 		EventsWanted: wanted,
 		Source:       c.Config.Backends, Secrets: o.Secrets, Key: o.Key, HTTP: o.HTTP, Commands: o.Commands, Server: server,
-		DB: c.DB, Log: c.Log, Metrics: c.Metrics, Tracer: c.Tracer,
+		DB: c.DB, Log: c.Log, LogDelay: o.LogDelay, Metrics: c.Metrics, Tracer: c.Tracer,
 	})
 }
 

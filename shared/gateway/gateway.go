@@ -74,6 +74,9 @@ type Options struct {
 	// CallTimeout limits a call; 0 means 15 minutes.
 	CallTimeout time.Duration
 	Log         *slog.Logger
+	// LogDelay is how long the log line of a call may wait for others; 0 writes each line immediately. [Gateway.Flush] writes the waiting
+	// ones.
+	LogDelay time.Duration
 	// Metrics counts calls and Tracer traces them. Both may be nil.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
@@ -91,6 +94,7 @@ type Gateway struct {
 	sessions     *sessions
 	elicitations *elicitations
 	running      runningCalls
+	lines        callLog
 }
 
 // MetricDropped is the name of the metric that counts the backends' messages that the gateway dropped, by
@@ -131,6 +135,7 @@ func New(o Options) (*Gateway, error) {
 		Set: set, options: &o, drops: drops, states: states, tasks: tasks, broken: broken,
 		sessions:     &sessions{db: o.DB, log: o.Log, idle: o.CallTimeout + usedEvery, broken: broken},
 		elicitations: &elicitations{db: o.DB, log: o.Log, broken: broken},
+		lines:        callLog{log: o.Log.Handler(), delay: o.LogDelay},
 	}, nil
 }
 

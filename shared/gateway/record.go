@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -73,21 +74,76 @@ func (g *Gateway) write(ctx context.Context, r record, err error) {
 			r.outcome = outcomeRefused
 		}
 	}
-	took := time.Since(r.began)
+	now := time.Now()
+	took := now.Sub(r.began)
 	g.options.Metrics.GatewayCalled(r.backend, r.outcome, took)
 	if c.Ended != nil {
 		c.Ended()
 	}
-	attrs := []slog.Attr{
+	if !g.options.Log.Enabled(ctx, slog.LevelInfo) {
+		return
+	}
+	line := slog.NewRecord(now, slog.LevelInfo, "gateway call", 0)
+	line.AddAttrs(
 		slog.String("workspace", c.Principal.Workspace), slog.String("principal", c.Principal.LogName()),
 		slog.String("backend", r.backend), slog.String("method", clip(c.Method)),
-	}
+	)
 	if c.Kind.Prefixed() { // a URI may contain data that must not be logged
-		attrs = append(attrs, slog.String(c.Kind.String(), clip(c.Name)))
+		line.AddAttrs(slog.String(c.Kind.String(), clip(c.Name)))
 	}
-	attrs = append(attrs, slog.String("outcome", r.outcome), slog.Float64("took_ms", float64(took.Microseconds())/1000))
-	g.options.Log.LogAttrs(context.WithoutCancel(ctx), slog.LevelInfo, "gateway call", attrs...)
+	line.AddAttrs(slog.String("outcome", r.outcome), slog.Float64("took_ms", float64(took.Microseconds())/1000))
+	g.lines.add(line)
 }
+
+// callLog writes the log lines of calls, after a delay and several in a row. Next to a call, a line costs several times as much processor
+// time, for which the client's next call would have to wait.
+type callLog struct {
+	log   slog.Handler
+	delay time.Duration // 0 writes each line immediately
+
+	mu      sync.Mutex
+	waiting []slog.Record
+	spare   []slog.Record // replaces waiting
+	writing sync.Mutex    // keeps the order of the lines
+}
+
+// maxLines limits how many lines wait.
+const maxLines = 1000
+
+func (l *callLog) add(line slog.Record) {
+	if l.delay == 0 {
+		_ = l.log.Handle(context.Background(), line) // as slog.Logger does
+		return
+	}
+	l.mu.Lock()
+	l.waiting = append(l.waiting, line)
+	n := len(l.waiting)
+	l.mu.Unlock()
+	switch {
+	case n == 1:
+		time.AfterFunc(l.delay, l.flush)
+	case n >= maxLines:
+		l.flush()
+	}
+}
+
+// flush writes the waiting lines.
+func (l *callLog) flush() {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	l.mu.Lock()
+	lines := l.waiting
+	l.waiting = l.spare
+	l.mu.Unlock()
+	for _, line := range lines {
+		_ = l.log.Handle(context.Background(), line) // as slog.Logger does
+	}
+	clear(lines)
+	l.spare = lines[:0]
+}
+
+// Flush writes the log lines of the calls that have ended.
+func (g *Gateway) Flush() { g.lines.flush() }
 
 // clip shortens a name of the client's choice for the log.
 func clip(name string) string {

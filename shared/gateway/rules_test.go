@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -366,4 +368,44 @@ func TestCallEndsBeforeItIsLogged(t *testing.T) {
 			t.Errorf("%s: got response %s, error %v, ended %d times, logged before: %v, logged after: %v", name, o.response, o.err, ended, logged, out.Len() > 0)
 		}
 	}
+}
+
+// GWN-25: with a delay, the log lines of calls are written together and in order. They do not wait when there are many, or at the end.
+func TestLinesOfCallsAreWrittenTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		l := callLog{log: slog.NewTextHandler(&out, nil), delay: time.Second}
+		add := func(names ...string) {
+			for _, name := range names {
+				l.add(slog.NewRecord(time.Time{}, slog.LevelInfo, name, 0))
+			}
+		}
+		is := func(what string, names ...string) {
+			t.Helper()
+			l.writing.Lock()
+			defer l.writing.Unlock()
+			want := ""
+			for _, name := range names {
+				want += "level=INFO msg=" + name + "\n"
+			}
+			expect.Equal(t, what, out.String(), want)
+			out.Reset()
+		}
+		for range 2 {
+			add("a", "b")
+			is("the log before the delay")
+			time.Sleep(time.Second)
+			synctest.Wait()
+			is("the log after the delay", "a", "b")
+		}
+		add("a", "b")
+		l.flush()
+		is("the log after a flush", "a", "b")
+		many := slices.Repeat([]string{"c"}, maxLines)
+		add(many...)
+		is("the log of many calls", many...)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		is("the log at the end")
+	})
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -478,5 +479,25 @@ func TestOperatorsSeeHiddenEventTypes(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatalf("got %s", got)
 		}
+	}
+}
+
+// GWN-25: a server that shuts down writes the log lines of the calls that have just ended.
+func TestShutdownWritesTheLinesOfCalls(t *testing.T) {
+	var logged lockedBuffer
+	gateway := startGateway(t, "http://127.0.0.1:1/mcp", func(o *standalone.Options) { o.Log = slog.New(slog.NewTextHandler(&logged, nil)) })
+	req, err := http.NewRequestWithContext(t.Context(), "POST", gateway.URL+"/mcp", strings.NewReader(
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"shop_buy","_meta":{"`+spec.MetaVersion+`":"2026-07-28","`+spec.MetaCapabilities+`":{}}}}`))
+	expect.OK(t, err)
+	req.Header = http.Header{
+		"Authorization": {"Bearer alice"}, "Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"},
+		spec.HeaderVersion: {"2026-07-28"}, spec.HeaderMethod: {"tools/call"}, spec.HeaderName: {"shop_buy"},
+	}
+	resp, err := http.DefaultClient.Do(req)
+	expect.OK(t, err)
+	_ = resp.Body.Close()
+	expect.OK(t, gateway.Shutdown(t.Context()))
+	if !logged.has(`msg="gateway call"`) || !logged.has("tool=shop_buy") {
+		t.Errorf("the log lacks the call (HTTP status %d): %s", resp.StatusCode, logged.text.String())
 	}
 }

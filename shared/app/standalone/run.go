@@ -34,6 +34,8 @@ const (
 	// replayEvery is how often replays continue. It is short, because canceling a replay does not stop the deliveries that it
 	// has scheduled for this time.
 	replayEvery = 4 * time.Second
+	// callLogDelay is how long the log line of a call to a backend may wait for others. A process that is killed loses the waiting lines.
+	callLogDelay = 100 * time.Millisecond
 )
 
 // run starts the workers, which end with [Server.Shutdown] and not with ctx.

@@ -343,7 +343,7 @@ func (s *Server) buildEndpoint(ctx context.Context, r roles, keys secrets, curso
 	}
 	s.commands = &stdio.Transport{Source: s.core.Config.Backends, Secrets: secret.FromEnvironment, Server: identity, Log: s.core.Log}
 	s.undo = append(s.undo, func() { s.commands.Close(context.WithoutCancel(ctx)) })
-	s.backends, err = app.NewGateway(s.core, app.GatewayOptions{Key: keys.Cursor, HTTP: s.backendClient(), Commands: s.commands})
+	s.backends, err = app.NewGateway(s.core, app.GatewayOptions{Key: keys.Cursor, HTTP: s.backendClient(), Commands: s.commands, LogDelay: callLogDelay})
 	if err != nil {
 		return err
 	}
@@ -417,6 +417,7 @@ func (s *Server) drain(ctx context.Context) error {
 		err = errors.Join(err, ctx.Err())
 	}
 	s.commands.Close(ctx)
+	s.backends.Flush()
 	// Before the file is closed, the queues cancel the handlers that still run and wait for them. A handler that ignores this
 	// gets an error from the closed file.
 	closing := s.queues.Close()

@@ -34,8 +34,8 @@ const RestTime = time.Second
 // maxResting limits the idle connections per host.
 const maxResting = 32
 
-// send sends a request. It repeats the request as long as the server had closed the connection before the request left. It needs
-// nothing of [http.Client] except the transport, because it follows no redirects.
+// send sends a request. It repeats the request as long as the server had closed the connection before the request left. It uses
+// the transport of the [http.Client] directly, because it follows no redirects.
 func (c *Client) send(req *http.Request, way *way) (resp *http.Response, err error) {
 	if user := req.URL.User; user != nil && req.Header.Get("Authorization") == "" {
 		password, _ := user.Password()
