@@ -195,8 +195,8 @@ func TestTheHeapMayGrowByTheReserveOrAQuarter(t *testing.T) {
 		want      float64
 	}{
 		{1 << 20, time.Minute, minReserve},
-		{40 << 20, 2 * time.Second, 20 << 20},
-		{8 << 20, 250 * time.Millisecond, 32 << 20},
+		{40 << 20, 2 * time.Second, 40 << 20},
+		{4 << 20, 250 * time.Millisecond, 32 << 20},
 		{64 << 20, 100 * time.Millisecond, maxReserve},
 		{1 << 20, 0, maxReserve},
 	} {

@@ -75,15 +75,16 @@ func (s *Server) Counters() map[string]any {
 const (
 	// minReserve and maxReserve limit how much may be allocated between two garbage collections while the live heap is small.
 	// A server's live heap is small, so by default Go would collect garbage after every few megabytes.
-	minReserve, maxReserve = 8 << 20, 64 << 20
-	// betweenGCs is the time between two collections that the reserve aims at.
-	betweenGCs = time.Second
+	minReserve, maxReserve = 16 << 20, 64 << 20
+	// betweenGCs is the time between two collections that the reserve aims at. A collection slows down the requests of about ten
+	// milliseconds, which must be less than a hundredth of all requests.
+	betweenGCs = 2 * time.Second
 	// maxPercent limits GOGC if the live heap is almost empty.
 	maxPercent = 800
 )
 
 // CollectLessOften makes the garbage collector run when the heap has grown by a reserve or by a quarter, whichever is later. The
-// reserve is what the process allocates in a second, so a busy server collects about once per second and a quiet one stays small.
+// reserve is what the process allocates in two seconds, so a busy server collects about every two seconds and a quiet one stays small.
 // CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so it is for programs
 // whose main task is the server.
 func CollectLessOften() {
