@@ -239,7 +239,9 @@ func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.
 		if !d.mayStart(t.Subscription, s.read) {
 			continue
 		}
-		out = d.sender.attempt(ctx, s.del, &s.sub, s.e)
+		if out = d.sender.attempt(ctx, s.del, &s.sub, s.e); out.Category == webhook.Timeout {
+			slot.Warn(ctx)
+		}
 		return d.outcomes.Record(ctx, s.del, &s.sub, s.e, out)
 	}
 	return nil, errMaybeEnded

@@ -143,6 +143,13 @@ func (l *Lanes) Reserve(ctx context.Context, c Call, p Patience) (*Slot, Verdict
 		return nil, SlowLane
 	}
 	probe := e.startProbe(l.now())
+	if probe && e.silent && l.limits.Hurry > 0 {
+		l.mu.Unlock()
+		if l.spareProbe(ctx, e) {
+			return nil, SlowLane
+		}
+		l.mu.Lock()
+	}
 	if pool := l.poolOf(e); len(e.flows) == 0 && len(pool.ring) == 0 && !l.full(e, c.Bytes) && l.fits(pool, c.Bytes) {
 		s := l.take(e, pool, c)
 		l.mu.Unlock()
@@ -334,7 +341,7 @@ func (s *Slot) Detach() *Slot {
 	var detached *Slot
 	if may {
 		s.release()
-		detached = &Slot{lanes: l, e: e, Call: s.Call, kind: hangingSlot, origin: e.origin, hung: s.hung}
+		detached = &Slot{lanes: l, e: e, Call: s.Call, kind: hangingSlot, origin: e.origin, hung: s.hung, warned: s.warned}
 		if s.Rest > 0 {
 			detached.Usual = s.Usual
 			detached.Patience = max(1, l.limits.SlowAnswer-s.Patience)

@@ -2,6 +2,7 @@ package lane
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -253,6 +254,49 @@ func TestAttemptsInAHurry(t *testing.T) {
 			}
 		})
 	})
+}
+
+// On AWS, pages do not probe an endpoint that hangs while the slow lane of another process does.
+func TestTheSlowLaneProbesForAllProcesses(t *testing.T) {
+	const url = "https://hooks.example.com/a"
+	for name, c := range map[string]struct {
+		warns bool            // in the slow lane of another process, an attempt hangs after 30 s
+		want  map[int]Verdict // by the seconds since the first attempt
+	}{
+		"WHK-16 the attempts of the slow lane hang: no probe until the last one is two minutes old": {
+			true, map[int]Verdict{31: SlowLane, 62: SlowLane, 93: SlowLane, 124: SlowLane, 183: Granted},
+		},
+		"WHK-16 the slow lane has no attempt: a probe after half a minute": {false, map[int]Verdict{31: Granted}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				pages, other := someLanes(128, 64), someLanes(128, 64)
+				pages.limits.Hurry, other.limits.Hurry = 100*time.Millisecond, 100*time.Millisecond
+				pages.rate.db = openStore(t)
+				other.rate.db = pages.rate.db
+				began := time.Now()
+				s, _ := pages.Reserve(t.Context(), to(url), Patience{})
+				s.Hang(t.Context())
+				s.Done(Unused)
+				time.Sleep(30 * time.Second)
+				if c.warns {
+					s, _ := other.ReserveSlow(t.Context(), to(url))
+					s.Warn(t.Context())
+					s.Done(webhook.Outcome{Category: webhook.Timeout, Took: 20 * time.Second})
+				}
+				for _, second := range slices.Sorted(maps.Keys(c.want)) {
+					time.Sleep(time.Until(began.Add(time.Duration(second) * time.Second)))
+					s, got := pages.Reserve(t.Context(), to(url), Patience{})
+					if got != c.want[second] {
+						t.Errorf("got verdict %v after %d s, want %v", got, second, c.want[second])
+					}
+					if s != nil {
+						s.Done(Unused)
+					}
+				}
+			})
+		})
+	}
 }
 
 func TestAProbeAfterATimeoutInTheSlowLaneIsShort(t *testing.T) {
