@@ -35,10 +35,10 @@ const (
 	PathMetrics = "/v1/metrics"
 )
 
-// metricNotSent counts lost batches of spans, and metricMetricsNotSent lost batches of metrics.
+// MetricNotSent counts lost batches of spans, and MetricMetricsNotSent lost batches of metrics.
 const (
-	metricNotSent        = "SpansNotSent"
-	metricMetricsNotSent = "MetricsNotSent"
+	MetricNotSent        = "SpansNotSent"
+	MetricMetricsNotSent = "MetricsNotSent"
 )
 
 const (
@@ -63,7 +63,7 @@ type Options struct {
 // Provider returns the provider for a tracer. Shut it down when the process ends. In a function, flush it after each invocation
 // because Lambda may freeze the process.
 func Provider(o Options) (*sdk.TracerProvider, error) {
-	c, err := newCollector(o, path, &metric.Tally{Name: metricNotSent, Text: "spans not sent", Log: o.Log})
+	c, err := newCollector(o, path, &metric.Tally{Name: MetricNotSent, Text: "spans not sent", Log: o.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -249,7 +249,7 @@ func keyValues(all []attribute.KeyValue) []keyValue {
 // Metrics returns a function that sends the metrics of a process, for the Export of [metric.EMF]. The attribute "stack" distinguishes
 // the deployments that use a collector. Each process has its own instance id, because a gauge is the value of a single process.
 func Metrics(o Options, stack string) (func(context.Context, *metricdata.ResourceMetrics), error) {
-	c, err := newCollector(o, PathMetrics, &metric.Tally{Name: metricMetricsNotSent, Text: "metrics not sent", Log: o.Log})
+	c, err := newCollector(o, PathMetrics, &metric.Tally{Name: MetricMetricsNotSent, Text: "metrics not sent", Log: o.Log})
 	if err != nil {
 		return nil, err
 	}
