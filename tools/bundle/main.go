@@ -99,7 +99,12 @@ func bundle(dir, version string, a architecture, make func(dir, function, versio
 		}
 		files = append(files, file{name, b, 0o644})
 	}
+	added := map[string]bool{}
 	for _, f := range functions {
+		if added[string(f[2])] {
+			continue // the code of two functions
+		}
+		added[string(f[2])] = true
 		binary, err := make(dir, string(f[2]), version, a)
 		if err != nil {
 			return nil, err
