@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/internal/cloudfront"
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
@@ -25,17 +25,69 @@ type distributions struct {
 
 // distribution is at one address until the stack ends.
 type distribution struct {
-	addr   string
-	serves atomic.Pointer[cloudfront.Distribution] // nil if it was removed
+	addr string
+
+	mu     sync.Mutex
+	serves *deployed // nil if it was removed
+}
+
+// deployed is one configuration of a distribution, with its running requests, except for streams.
+type deployed struct {
+	*cloudfront.Distribution
+	calls sync.WaitGroup
 }
 
 func (d *distribution) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if serves := d.serves.Load(); serves != nil {
-		serves.ServeHTTP(w, r)
+	d.mu.Lock()
+	serves := d.serves
+	if serves == nil {
+		d.mu.Unlock()
+		http.Error(w, "This distribution was removed.", http.StatusForbidden)
 		return
 	}
-	http.Error(w, "This distribution was removed.", http.StatusForbidden)
+	serves.calls.Add(1)
+	d.mu.Unlock()
+	call := &call{ResponseWriter: w, done: sync.OnceFunc(serves.calls.Done)}
+	defer call.done()
+	serves.ServeHTTP(call, r)
 }
+
+// deploy replaces the configuration and waits for the calls that the old one serves. Likewise, CloudFormation deletes a
+// function only after CloudFront has deployed a change everywhere, which takes minutes.
+func (d *distribution) deploy(next *deployed) {
+	d.mu.Lock()
+	old := d.serves
+	d.serves = next
+	d.mu.Unlock()
+	if old == nil {
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		old.calls.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(closeTime):
+	}
+}
+
+// call is the response to a request. It is done when it turns out to be a stream.
+type call struct {
+	http.ResponseWriter
+	done func()
+}
+
+func (c *call) WriteHeader(status int) {
+	if strings.HasPrefix(c.Header().Get("Content-Type"), "text/event-stream") {
+		c.done()
+	}
+	c.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets [http.ResponseController] flush the response.
+func (c *call) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 // distribution creates or changes a distribution. Its attribute DomainName is an address on this machine.
 func (s *scope) distribution(r *template.Resource, name string) (*made, error) {
@@ -63,9 +115,9 @@ func (s *scope) distribution(r *template.Resource, name string) (*made, error) {
 		return nil, err
 	}
 	s.stack.progress("front  %s at %s", cmp.Or(strings.Join(p.DistributionConfig.Aliases, ", "), name), d.addr)
-	d.serves.Store(serves)
+	d.deploy(&deployed{Distribution: serves})
 	remove := func(context.Context) error {
-		d.serves.Store(nil)
+		d.deploy(nil)
 		return nil
 	}
 	return &made{ref: name, attributes: map[string]string{"DomainName": d.addr}, remove: remove}, nil
