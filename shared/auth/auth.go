@@ -90,7 +90,7 @@ func (p Principal) LogName() string {
 // MissingScopes is the data of a fault.Forbidden because of missing scopes. It has all of them, so that the client needs to request
 // scopes only once (RFC 6750, section 3.1).
 type MissingScopes struct {
-	Scopes []string `json:"MissingScopes"`
+	Scopes []string `json:"missingScopes"`
 }
 
 // LacksScope reports whether [Principal.Require] returned the error.
