@@ -45,6 +45,7 @@ var unreachable = []exception{
 	{"DeregisterFunction", "SessionsTable", "shared/events/demand", "stream forwards requests that end subscriptions, and no polls"},
 	{"AdminFunction", "LogTable", "shared/events/log.exact).visitID", "DynamoDB has no index of ids"},
 	{"KeysFunction", "SettingsTable", "shared/storage/settings.", "keys reads neither the catalog nor the configuration"},
+	{"StreamFunction", "SubscriptionsTable", "shared/events/demand", "only a stand-alone server has backends that are commands, which it keeps for their events"},
 	{"RelayFunction", "SettingsTable", "shared/storage/settings.Write", "relay writes only the event types of backends"},
 	{"KeysFunction", "SettingsTable", "shared/storage/settings.", "keys reads no catalog and no configuration"},
 }
