@@ -169,9 +169,9 @@ func (f *fixture) dropped() []string {
 // eventually waits for a condition that other processes bring about.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within 30 s: %s", what)
 		}
 	}
 }
