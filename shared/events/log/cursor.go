@@ -4,7 +4,9 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
+	"hash"
 	"slices"
+	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
@@ -40,7 +42,10 @@ const MaxSent = 64
 
 // Sealer encodes cursors as opaque tokens and decodes them. A token is authenticated with a key of the deployment and bound to
 // the workspace. Every instance refuses forged tokens and tokens of other workspaces.
-type Sealer struct{ key []byte }
+type Sealer struct {
+	key     []byte
+	hashers sync.Pool // of HMACs with the key
+}
 
 // NewSealer returns a sealer. The key has at least 32 random bytes and is the same in all instances.
 func NewSealer(key []byte) (*Sealer, error) {
@@ -136,10 +141,20 @@ func (s *Sealer) Open(workspace, token string) (Cursor, error) {
 }
 
 func (s *Sealer) mac(workspace string, body []byte) []byte {
-	h := hmac.New(sha256.New, s.key)
-	h.Write([]byte("cursor\x00" + workspace + "\x00"))
-	h.Write(body)
-	return h.Sum(nil)[:macSize]
+	return s.sum("cursor\x00"+workspace+"\x00", body)[:macSize]
+}
+
+// sum returns the keyed hash of the two texts. A stream needs one for each message, and most of the work is to make the hasher.
+func (s *Sealer) sum(begin string, rest []byte) []byte {
+	h, ok := s.hashers.Get().(hash.Hash)
+	if !ok {
+		h = hmac.New(sha256.New, s.key)
+	}
+	defer s.hashers.Put(h)
+	h.Reset()
+	h.Write([]byte(begin))
+	h.Write(rest)
+	return h.Sum(nil)
 }
 
 // From returns the position of a cursor in a partition.
@@ -162,7 +177,5 @@ func (s *Sealer) place(p Partition) uint64 { return s.Hash("partition\x00" + p.n
 
 // Hash returns the keyed hash by which a cursor names an entry.
 func (s *Sealer) Hash(id string) uint64 {
-	h := hmac.New(sha256.New, s.key)
-	h.Write([]byte("sent\x00" + id))
-	return binary.BigEndian.Uint64(h.Sum(nil))
+	return binary.BigEndian.Uint64(s.sum("sent\x00", []byte(id)))
 }
