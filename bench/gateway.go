@@ -19,9 +19,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
 )
 
-// gatewayConfig puts one backend behind the gateway twice, once in each revision, and a server with events.
-const gatewayConfig = "backends:\n  - {name: b25, prefix: b25_, url: %q, protocolVersion: 2025-11-25}\n  - {name: b26, prefix: b26_, url: %[1]q, protocolVersion: 2026-07-28}\n" +
-	"  - {name: events, prefix: " + eventsPrefix + ", url: %q}\nquotas:\n  - {workspace: default, sessions: %d}\n"
+// bothRevisions puts one backend behind the gateway twice, once in each revision. gatewayConfig adds a server with events.
+const bothRevisions = "backends:\n  - {name: b25, prefix: b25_, url: %q, protocolVersion: 2025-11-25}\n  - {name: b26, prefix: b26_, url: %[1]q, protocolVersion: 2026-07-28}\n"
+
+const gatewayConfig = bothRevisions + "  - {name: events, prefix: " + eventsPrefix + ", url: %q}\nquotas:\n  - {workspace: default, sessions: %d}\n"
 
 // Gateway puts a backend behind a server and measures what the gateway adds to a call and to its progress
 // messages, against the same calls to the backend itself, in turn; how long a change of the backend's tools takes to many streams;
@@ -50,7 +51,16 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 	if err != nil {
 		return err
 	}
-	report, err := o.gateway(ctx, s.url, b, calls)
+	measured := []through{{url: s.url, backend: b}}
+	if o.Against != "" {
+		other, end, err := o.against(ctx)
+		defer end()
+		if err != nil {
+			return err
+		}
+		measured = append(measured, other)
+	}
+	report, err := o.gateway(ctx, measured, calls)
 	if err == nil {
 		var line string
 		line, err = o.backendEvents(ctx, publisher, s.url, calls)
@@ -65,6 +75,23 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 	return err
 }
 
+// through is a server in front of a backend. The name is empty for the server that is measured, and tells another one apart.
+type through struct {
+	url, name string
+	backend   *backend
+}
+
+// against starts the other program of [Options.Against], with a backend of its own.
+func (o Options) against(ctx context.Context) (other through, end func(), err error) {
+	b := newBackend()
+	o.Data, o.Serve = "", append([]string{o.Against}, o.Serve[1:]...)
+	s, err := o.start(ctx, fmt.Sprintf(bothRevisions, b.server.URL+"/mcp"), "--streams", strconv.Itoa(changeStreams+10))
+	if err != nil {
+		return other, b.close, err
+	}
+	return through{s.url, "the program of --against", b}, func() { s.stop(); b.close() }, nil
+}
+
 const (
 	// warmCalls is the number of calls before the measured ones.
 	warmCalls = 50
@@ -72,11 +99,11 @@ const (
 	progressSteps = 20
 )
 
-// gateway measures, and returns the lines of the report.
-func (o Options) gateway(ctx context.Context, server string, backend *backend, calls int) (report []string, err error) {
+// gateway measures the servers in turn, and returns the lines of the report.
+func (o Options) gateway(ctx context.Context, servers []through, calls int) (report []string, err error) {
 	var done atomic.Int64
 	progressCalls := calls / progressSteps // each takes as long as many calls without
-	defer progress.Count(o.Progress, "measured", int64(4*calls+2*progressCalls+changeRounds), done.Load)()
+	defer progress.Count(o.Progress, "measured", int64(4*calls+2*progressCalls+len(servers)*changeRounds), done.Load)()
 	say := func(format string, args ...any) { report = append(report, fmt.Sprintf(format, args...)) }
 	type pair struct{ client, backend string }
 	same := []pair{{"2025-11-25", "2025-11-25"}, {"2026-07-28", "2026-07-28"}}
@@ -93,34 +120,47 @@ func (o Options) gateway(ctx context.Context, server string, backend *backend, c
 	} {
 		say("%s", part.title)
 		for _, revision := range part.revisions {
-			direct, err := newToolCaller(ctx, backend.server.URL+"/mcp", revision.backend, "work")
+			direct, err := newToolCaller(ctx, servers[0].backend.server.URL+"/mcp", revision.backend, "work")
 			if err != nil {
 				return nil, err
 			}
-			over, err := newToolCaller(ctx, server+"/mcp", revision.client, "b"+revision.backend[2:4]+"_work")
-			if err != nil {
-				return nil, err
-			}
-			var before, after []time.Duration
-			for n := range part.warm + part.calls {
-				some, err := direct.call(ctx, part.steps)
+			callers := []*toolCaller{direct}
+			for _, s := range servers {
+				over, err := newToolCaller(ctx, s.url+"/mcp", revision.client, "b"+revision.backend[2:4]+"_work")
 				if err != nil {
 					return nil, err
 				}
-				more, err := over.call(ctx, part.steps)
-				if err != nil {
-					return nil, err
+				callers = append(callers, over)
+			}
+			took := make([][]time.Duration, len(callers))
+			for n := range part.warm + part.calls {
+				for k := range callers {
+					i := (k + n) % len(callers)
+					some, err := callers[i].call(ctx, part.steps)
+					if err != nil {
+						return nil, err
+					}
+					if n >= part.warm {
+						took[i] = append(took[i], some...)
+					}
 				}
 				if n >= part.warm {
-					before, after = append(before, some...), append(after, more...)
 					done.Add(1)
 				}
 			}
-			say("  client %s, backend %s      %s", revision.client, revision.backend, compared(before, after))
+			for i, s := range servers {
+				label := fmt.Sprintf("  client %s, backend %s", revision.client, revision.backend)
+				if s.name != "" {
+					label = "    " + s.name
+				}
+				say("%-45s%s", label, compared(took[0], took[i+1]))
+			}
 		}
 	}
-	if err := changes(ctx, server, backend, &done, say); err != nil {
-		return nil, err
+	for _, s := range servers {
+		if err := changes(ctx, s, &done, say); err != nil {
+			return nil, err
+		}
 	}
 	return report, nil
 }
@@ -226,8 +266,8 @@ const (
 var gatewayClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: callTimeout}
 
 // changes opens many listens and measures how long a change of the backend's tools takes to all.
-func changes(ctx context.Context, server string, backend *backend, done *atomic.Int64, say func(string, ...any)) error {
-	arrived, end, err := listens(ctx, server, changeStreams, "notifications/tools/list_changed", func(int) string { return `{"toolsListChanged":true}` }, new(atomic.Int64))
+func changes(ctx context.Context, s through, done *atomic.Int64, say func(string, ...any)) error {
+	arrived, end, err := listens(ctx, s.url, changeStreams, "notifications/tools/list_changed", func(int) string { return `{"toolsListChanged":true}` }, new(atomic.Int64))
 	defer end()
 	if err != nil {
 		return err
@@ -235,7 +275,7 @@ func changes(ctx context.Context, server string, backend *backend, done *atomic.
 	var medians, slowest []time.Duration
 	for range changeRounds {
 		sent := time.Now()
-		told := backend.changed() // behind the gateway it is two backends
+		told := s.backend.changed() // behind the gateway it is two backends
 		each := make([]time.Duration, 0, told*changeStreams)
 		for range told * changeStreams {
 			select {
@@ -252,7 +292,7 @@ func changes(ctx context.Context, server string, backend *backend, done *atomic.
 	slices.Sort(medians)
 	slices.Sort(slowest)
 	ms := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
-	say("list_changed of two backends at once to %d streams each, %d rounds", changeStreams, changeRounds)
+	say("list_changed of two backends at once to %d streams each, %d rounds  %s", changeStreams, changeRounds, s.name)
 	say("  middle stream: median %s, slowest round %s; last stream: median %s, slowest round %s",
 		ms(medians[len(medians)/2]), ms(medians[len(medians)-1]), ms(slowest[len(slowest)/2]), ms(slowest[len(slowest)-1]))
 	return nil

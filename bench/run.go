@@ -34,6 +34,7 @@ type Options struct {
 	Token    string        // for Server, if it wants one
 	Data     string        // directory for the server's database; a temporary one if empty
 	Receiver string        // address that receives webhooks
+	Against  string        // with [Gateway], another program of this project that is measured too; the arguments are Serve's
 	Adapters []Adapter     // other senders, measured after the server
 	Timeout  time.Duration // longest run
 	Wait     time.Duration // how long after the last publish to wait for what has not arrived

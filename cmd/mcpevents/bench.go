@@ -34,12 +34,13 @@ type BenchCmd struct {
 	Timeout  time.Duration `default:"10m" help:"Time limit of the benchmark."`
 	Wait     time.Duration `default:"60s" help:"How long to wait for deliveries after the last publish. Deliveries that have not arrived by then count as lost."`
 
-	Source        bool `help:"Instead, measure a source: signed GitHub requests of 1 KB and of 20 KB in turn."`
-	StreamLatency bool `help:"Instead, measure the time from publishing an event until it is on an open stream, one event at a time."`
-	Streams       int  `placeholder:"N" help:"Instead, open N streams and measure their memory, the CPU time while no event is published, and the delivery of one event to all of them."`
-	Gateway       bool `help:"Instead, measure the gateway: the time that it adds to calls and progress messages, a change of the backend's tools to 1,000 streams, and the time that it adds to events of a backend."`
-	Calls         int  `default:"1000" help:"With --gateway: number of calls, with and without the gateway, and of events of a backend."`
-	Sessions      int  `placeholder:"N" help:"With --gateway: also measure the memory of N idle sessions."`
+	Source        bool   `help:"Instead, measure a source: signed GitHub requests of 1 KB and of 20 KB in turn."`
+	StreamLatency bool   `help:"Instead, measure the time from publishing an event until it is on an open stream, one event at a time."`
+	Streams       int    `placeholder:"N" help:"Instead, open N streams and measure their memory, the CPU time while no event is published, and the delivery of one event to all of them."`
+	Gateway       bool   `help:"Instead, measure the gateway: the time that it adds to calls and progress messages, a change of the backend's tools to 1,000 streams, and the time that it adds to events of a backend."`
+	Calls         int    `default:"1000" help:"With --gateway: number of calls, with and without the gateway, and of events of a backend."`
+	Against       string `placeholder:"PROGRAM" help:"With --gateway: also measure this mcpevents program, for example of an earlier version, in turn."`
+	Sessions      int    `placeholder:"N" help:"With --gateway: also measure the memory of N idle sessions."`
 }
 
 // Help returns the long help of the command.
@@ -110,6 +111,7 @@ func (c *BenchCmd) options(g *Globals) (bench.Options, error) {
 		},
 		Serve:  []string{self, "--log-level", "error", "serve"},
 		Server: c.Server, Token: c.Key, Data: c.Data, Receiver: c.Receiver, Timeout: c.Timeout, Wait: c.Wait,
+		Against: c.Against,
 	}
 	if c.Latency || c.StreamLatency {
 		o.Events = min(o.Events, 2000)
