@@ -5,9 +5,13 @@ package logsource
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/mcp/events"
@@ -15,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -139,4 +144,224 @@ func (h *tools) find(ctx context.Context, p auth.Principal, name string, argumen
 		return match.Selection{}, events.UnknownEvent(name)
 	}
 	return events.Choose(cat, name, arguments, p, spec.ModePoll)
+}
+
+// handle is a subscription as a model holds it: NAME~ARGUMENTS~CURSOR, with the arguments in base64url, for example
+// ci.deploy~~AAAA. It grants nothing, because each call checks name and arguments like subscribe does, and the cursor is sealed.
+type handle struct {
+	name      string
+	arguments json.RawMessage // nil for none
+	cursor    string
+}
+
+const (
+	handleSeparator    = "~" // does not occur in names of event types or in base64url
+	maxHandle          = 8 << 10
+	maxHandleArguments = 2 << 10
+)
+
+// String returns the text that a model holds. [parseHandle] reads it.
+func (h handle) String() string {
+	arguments := ""
+	if string(h.arguments) != "{}" {
+		arguments = opaque.Encode(h.arguments)
+	}
+	return strings.Join([]string{h.name, arguments, h.cursor}, handleSeparator)
+}
+
+func errNoHandle() error {
+	return fault.New(fault.Invalid, "this is not a subscription that subscribe or a later call returned; copy it exactly, or subscribe again")
+}
+
+func parseHandle(text string) (h handle, err error) {
+	parts := strings.Split(text[:min(len(text), maxHandle)], handleSeparator)
+	if text == "" {
+		return h, fault.New(fault.Invalid, "subscription is missing")
+	}
+	if len(text) > maxHandle || len(parts) != 3 || parts[0] == "" || parts[2] == "" {
+		return h, errNoHandle()
+	}
+	if parts[1] != "" {
+		h.arguments, err = opaque.Decode(parts[1])
+		if err != nil || len(h.arguments) > maxHandleArguments || !json.Valid(h.arguments) || h.arguments[0] != '{' {
+			return handle{}, errNoHandle()
+		}
+	}
+	h.name, h.cursor = parts[0], parts[2]
+	return h, nil
+}
+
+// reading is a result that is being put together.
+type reading struct {
+	match.Selection
+
+	out    *eventtools.Events
+	handle handle // continues after the events of out
+	query  eventtools.Query
+}
+
+// Read implements [eventtools.Source]. It returns the events since the handle was made.
+func (h *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Events, error) {
+	r, err := h.poll(ctx, q)
+	if err == nil && r.out.Empty() && q.Wait > 0 {
+		err = h.wait(r)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.out.Subscription = r.handle.String()
+	return r.out, nil
+}
+
+// poll reads the events that are in the log now.
+func (h *source) poll(ctx context.Context, q eventtools.Query) (*reading, error) {
+	at, err := parseHandle(q.Subscription)
+	if err != nil {
+		return nil, err
+	}
+	r := &reading{out: eventtools.NewEvents(q), handle: at, query: q}
+	if r.Selection, err = h.find(ctx, h.call.Principal, at.name, at.arguments); err != nil {
+		return nil, err
+	}
+	page, err := h.feeds.Poll(ctx, stream.PollRequest{
+		Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Pattern: r.Pattern, Cursor: at.cursor, Wants: r.Wants, Most: q.Limit, Bytes: eventtools.MaxBytes,
+	})
+	if fault.Is(err, fault.Invalid) { // this server did not issue the cursor
+		return nil, errNoHandle()
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, ev := range page.Events {
+		if _, err := r.add(ev); err != nil {
+			return nil, err
+		}
+	}
+	r.handle.cursor, r.out.More, r.out.Gap = page.Cursor, page.More, page.Truncated
+	return r, nil
+}
+
+// add adds an event. It reports false if the result is full.
+func (r *reading) add(ev *event.Event) (bool, error) {
+	data, err := r.Data(ev)
+	if err != nil {
+		return false, err
+	}
+	return r.out.Add(eventtools.Event{ID: ev.ID, Name: ev.Name, URI: ev.URI, Time: ev.Timestamp(), Data: data}), nil
+}
+
+// wait waits for events when the log has no more for the subscription. It counts as an open stream until it returns.
+func (h *source) wait(r *reading) error {
+	c := h.call
+	ctx, leave, err := h.admission.Admit(c.Answer.W, c.Request.WithContext(c.Connection()), c)
+	if leave == nil {
+		if err == nil {
+			c.Answer.Stop()
+			err = errAnswered
+		}
+		return err
+	}
+	defer leave()
+	limited, cancel := context.WithTimeout(ctx, r.query.Wait)
+	defer cancel()
+	c.Answer.Wait()
+	err = h.await(limited, r)
+	switch {
+	case !r.out.Empty(): // if err is lasting, the next call returns it
+		return nil
+	case limited.Err() != nil: // out of time, or this instance shuts down; in both cases the model calls again
+		r.out.TimedOut = true
+		return nil
+	}
+	return err
+}
+
+// errAnswered means that the response has already been written.
+var errAnswered = errors.New("mcp: the request was answered")
+
+// await reads the feed of a subscription until the result is not empty or ctx ends.
+func (h *source) await(ctx context.Context, r *reading) error {
+	feed, err := h.feeds.Open(ctx, stream.Request{
+		Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Patterns: []match.Pattern{r.Pattern}, Cursor: r.handle.cursor, Sole: true, Wants: r.Wants,
+	})
+	if err != nil {
+		return err
+	}
+	defer feed.Close()
+	began := time.Now()
+	progress := time.NewTicker(eventtools.ProgressEvery)
+	defer progress.Stop()
+	for {
+		if err := h.drain(ctx, feed, r); err != nil || !r.out.Empty() {
+			return err
+		}
+		select {
+		case <-feed.Ready():
+		case <-progress.C:
+			h.call.Answer.Progress(h.call, time.Since(began), int(r.query.Wait.Seconds()), eventtools.ProgressMessage)
+			s, err := h.find(ctx, h.call.Principal, r.handle.name, r.handle.arguments)
+			if err != nil { // the next call returns the error
+				continue
+			}
+			if _, err := h.follow(ctx, feed, r, s); err != nil {
+				return err
+			}
+			r.handle.cursor = feed.Cursor()
+		case <-ctx.Done():
+			return context.Cause(ctx) // the handle has the cursor of the last progress
+		}
+	}
+}
+
+// drain adds the events that a feed has now, until the result is full.
+func (h *source) drain(ctx context.Context, feed *stream.Feed, r *reading) error {
+	for {
+		d, ok, err := feed.Poll(ctx)
+		if err != nil || !ok {
+			return err
+		}
+		cursor := d.Cursor
+		if len(r.out.Events) == 0 { // the wait may have been long
+			changed, err := h.recheck(ctx, feed, r)
+			if err != nil {
+				return err
+			}
+			if changed { // d.Cursor does not cover the partitions that were added
+				cursor = feed.Cursor()
+			}
+		}
+		if d.Event != nil && r.Wants(d.Event) {
+			if room, err := r.add(d.Event); err != nil || !room {
+				return err
+			}
+		}
+		r.out.Gap = r.out.Gap || d.Lost != ""
+		r.handle.cursor = cursor
+	}
+}
+
+// recheck checks the subscription against the caller's current credentials and the current catalog. It reports whether it added
+// partitions to the feed.
+func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (changed bool, err error) {
+	now, err := streams.Recheck(ctx, h.auth, h.call.Request.Header, h.call.Principal)
+	if err != nil {
+		return false, fault.Wrap(fault.Unauthenticated, err, "the caller's credentials are no longer valid")
+	}
+	s, err := h.find(ctx, now, r.handle.name, r.handle.arguments)
+	if err != nil {
+		return false, err
+	}
+	return h.follow(ctx, feed, r, s)
+}
+
+// follow makes s the selection of a wait. If the order of the event type was switched on or off, follow adds the partitions of
+// the log that its events go to now, and reports true.
+func (h *tools) follow(ctx context.Context, feed *stream.Feed, r *reading, s match.Selection) (changed bool, err error) {
+	if changed = s.Pattern != r.Pattern; changed {
+		if err := feed.Add(ctx, s.Pattern, h.feeds.AfterChange(s.Pattern)); err != nil {
+			return false, err
+		}
+	}
+	r.Selection = s
+	return changed, nil
 }
