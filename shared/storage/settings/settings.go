@@ -19,9 +19,15 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
+	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -178,4 +184,239 @@ func unpack(packed []byte) ([]byte, error) {
 		return nil, fault.New(fault.Internal, "the stored text has more than %d bytes", MaxText)
 	}
 	return src, nil
+}
+
+// MaxAge is how old a document of a [Cache] may be. After that time, every process uses the written documents.
+const MaxAge = 5 * time.Second
+
+const (
+	// RecheckAfter is when one caller looks for a new version. The others get the document from memory until MaxAge.
+	RecheckAfter = 2 * time.Second
+	// retryAfter is the pause after a failed read.
+	retryAfter = time.Second
+	// MaxStale is how long the last document is used while the store does not answer.
+	MaxStale = 5 * time.Minute
+	// maxHeld bounds the documents in memory, because callers choose the names of workspaces.
+	maxHeld = 1024
+)
+
+// Cache serves parsed documents that are at most [MaxAge] old while the store answers. It polls the version of a document,
+// which is one small item, and reads the text only if the version has changed. The only process over a store calls
+// [Cache.Written] instead. Make it with [NewCache].
+type Cache[T any] struct {
+	db    store.DB
+	kind  string // prefix of the documents' names
+	parse func(src []byte) (T, error)
+	now   func() time.Time
+	log   *slog.Logger
+
+	mu       sync.Mutex
+	held     map[string]*refresh.Value[parsed[T]]
+	notified bool // of all writes
+}
+
+// parsed is a parsed document. Version 0 is a document that does not exist.
+type parsed[T any] struct {
+	value   T
+	version int64
+}
+
+// NewCache makes a cache of the documents whose names begin with kind. Callers of the cache leave kind out. The function
+// parse turns a text into a value. The clock is time.Now when nil, the log slog.Default.
+func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
+	if now == nil {
+		now = time.Now
+	}
+	if log == nil {
+		log = slog.Default()
+	}
+	return &Cache[T]{db: db, kind: kind, parse: parse, now: now, log: log, held: map[string]*refresh.Value[parsed[T]]{}}
+}
+
+// Written forgets all documents. A process that calls it must be the only one that writes, and call it after each write. From
+// then on the cache reads a document once and keeps it until the next call.
+func (c *Cache[T]) Written() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.notified = true
+	c.held = map[string]*refresh.Value[parsed[T]]{} // a running read answers only the callers that wait for it
+}
+
+// Get returns a document and its version; the zero value and 0 if it does not exist.
+func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
+	held, _ := c.hold(name)
+	d, err := held.Get(ctx)
+	return d.value, d.version, err
+}
+
+// Latest returns a document for decisions that must not use an old one. Unlike [Cache.Get] it always reads the version from the
+// store, and it fails with fault.Unavailable while the store does not answer.
+func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
+	held, notified := c.hold(name)
+	if notified {
+		return c.Get(ctx, name)
+	}
+	d, err := held.Within(ctx, 0)
+	if err != nil {
+		err = &fault.Error{Kind: fault.Unavailable, Message: c.kind + name + " cannot be read at the moment", Err: err}
+	}
+	return d.value, d.version, err
+}
+
+// Read returns what [Cache.Latest] returns if latest is set, and otherwise what [Cache.Get] returns.
+func (c *Cache[T]) Read(ctx context.Context, name string, latest bool) (T, int64, error) {
+	if latest {
+		return c.Latest(ctx, name)
+	}
+	return c.Get(ctx, name)
+}
+
+// hold returns the document's place in memory, and whether the cache is notified of all writes.
+func (c *Cache[T]) hold(name string) (held *refresh.Value[parsed[T]], notified bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if held = c.held[name]; held == nil {
+		held = c.load(name)
+	}
+	return held, c.notified
+}
+
+// load makes a place in memory for a document. The caller holds the lock.
+func (c *Cache[T]) load(name string) (held *refresh.Value[parsed[T]]) {
+	if len(c.held) >= maxHeld {
+		c.evict()
+	}
+	document := c.kind + name
+	o := refresh.Options{
+		Name: document, Fresh: RecheckAfter, Shared: MaxAge, Stale: MaxStale, Backoff: retryAfter, Timeout: MaxAge, Now: c.now,
+	}
+	if c.notified {
+		o.Fresh = refresh.Forever
+	}
+	held = refresh.New(o, func(ctx context.Context, old parsed[T]) (parsed[T], error) {
+		d, err := c.read(ctx, document, old)
+		if _, loaded := held.Peek(); err != nil && !loaded.IsZero() {
+			c.log.WarnContext(ctx, "document not read", "document", document, "age", c.now().Sub(loaded), "error", err)
+		}
+		return d, err
+	})
+	c.held[name] = held
+	return held
+}
+
+// evict removes a document from memory, preferably one that does not exist.
+func (c *Cache[T]) evict() {
+	victim := ""
+	for name, held := range c.held {
+		victim = name
+		if d, _ := held.Peek(); d.version == 0 {
+			break
+		}
+	}
+	delete(c.held, victim)
+}
+
+// read returns the document, which is the old one if its version has not changed.
+func (c *Cache[T]) read(ctx context.Context, name string, old parsed[T]) (d parsed[T], err error) {
+	version, err := Version(ctx, c.db, name)
+	if err != nil || version == old.version {
+		return old, err
+	}
+	stored, err := Read(ctx, c.db, name)
+	if err != nil || stored.Version == 0 {
+		return d, err
+	}
+	value, err := c.parse(stored.Text)
+	if err != nil {
+		// The text was checked before it was stored, so another version of this program wrote it. A caller cannot fix that.
+		return d, &fault.Error{Kind: fault.Internal, Message: "the stored " + name + " is not valid for this version", Err: err}
+	}
+	return parsed[T]{value, stored.Version}, nil
+}
+
+// A change of a document is announced to clients only when every process uses the document, so that a client that asks
+// for a list after the announcement gets the new one at any instance. Until then an item next to the documents says that
+// the announcement is due. It is written with the document, so that no crash loses it.
+
+// Kind is the kind of a changed document.
+type Kind string
+
+// The kinds of documents: the catalog of a workspace, and the backends of the gateway that belong to a workspace.
+const (
+	Catalog  Kind = "catalog"
+	Backends Kind = "backends"
+	// BackendEvents is the kind of the documents with the event types of a workspace's backends.
+	BackendEvents Kind = "backend-events"
+)
+
+// Change is a change to announce to the clients of a workspace. Version is the version of the document.
+type Change struct {
+	Kind      Kind
+	Workspace string
+	Version   int64
+}
+
+const unannouncedPartition = "announce"
+
+// Unannounced returns the operations that record an announcement to make: a version of a document changes something for these
+// workspaces. The record replaces the one of an earlier version of the document, so both must have the same workspaces. If
+// the workspaces may differ, use [UnannouncedOf].
+func Unannounced(kind Kind, document string, workspaces []string, version int64) []store.Op {
+	if len(workspaces) == 0 {
+		return nil
+	}
+	return []store.Op{store.Put(store.Item{
+		Key:     store.Key{Table: store.Settings, Partition: unannouncedPartition, Sort: string(kind) + ":" + document},
+		Value:   []byte(strings.Join(workspaces, "\n")),
+		Version: version,
+	})}
+}
+
+// UnannouncedOf records an announcement like [Unannounced], for documents whose versions may have different workspaces. It keeps a
+// record per version.
+func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
+	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version)
+}
+
+// Announce announces the changes that are stored when it is called, each once unless a crash or another announcer
+// interferes. Before that it waits until every process uses the documents: for [MaxAge], or not at all in the only
+// process. It does not rely on the time at which a document was stored, because the clock of the operator's machine,
+// which writes it, may be wrong.
+func Announce(ctx context.Context, db store.DB, wait time.Duration, announce func(context.Context, Change) error) error {
+	var due []store.Item
+	err := store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read the changes to announce", func(it *store.Item) error {
+		due = append(due, *it)
+		return nil
+	})
+	if err != nil || len(due) == 0 {
+		return err
+	}
+	if err := periodic.Sleep(ctx, wait); err != nil {
+		return err
+	}
+	var errs []error // a change that cannot be announced does not hold up the others
+	for _, it := range due {
+		errs = append(errs, announceOne(ctx, db, it, announce))
+	}
+	return errors.Join(errs...)
+}
+
+// announceOne announces a change, unless another announcer did so during the wait or a newer version has replaced it. The
+// newer version is announced later.
+func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(context.Context, Change) error) error {
+	now, err := store.One(ctx, db, it.Key, "read a change to announce")
+	if err != nil || now == nil || now.Version != it.Version {
+		return err
+	}
+	kind, _, _ := strings.Cut(it.Sort, ":")
+	for workspace := range strings.SplitSeq(string(it.Value), "\n") {
+		if err := announce(ctx, Change{Kind(kind), workspace, it.Version}); err != nil {
+			return err
+		}
+	}
+	err = db.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
+	if errors.Is(err, store.ErrConflict) { // a newer version will be announced later
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, err, "record an announcement")
 }
