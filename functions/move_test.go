@@ -76,7 +76,13 @@ func newOperator(t *testing.T, stack *runner.Stack, name string) *operator {
 	})
 	port, err := bufio.NewReader(out).ReadString('\n')
 	expect.OK(t, err)
-	o.prelude = `aws() { printf '%s\0' "$@" | curl -sS --noproxy '*' --fail-with-body --data-binary @- http://127.0.0.1:` + strings.TrimSpace(port) + "; }\nsleep() { :; }\n"
+	o.prelude = `aws() {
+	local out
+	out=$(printf '%s\0' "$@" | curl -sS --noproxy '*' --fail-with-body --data-binary @- http://127.0.0.1:` + strings.TrimSpace(port) + `) || { echo "$out" >&2; return 1; }
+	echo "$out"
+}
+sleep() { :; }
+`
 	return o
 }
 
