@@ -14,13 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestCommands tests the command line with the stand-alone server. TestOnLocalAWS does the same with AWS.
-func TestCommands(t *testing.T) {
-	t.Parallel()
-	commanding(t, &harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "failures"}}).Target)
-}
-
-// commanding runs each operator command of the built binary. The commands' own tests check their output in detail.
+// commanding runs each operator command of the built binary against AWS. The commands' own tests run them against a
+// stand-alone server, and check their output in detail.
 func commanding(t *testing.T, target *harness.Target) {
 	hook := harness.NewReceiver(t).Endpoint("commanded")
 	id := strings.TrimPrefix(register(t, target.Stateless("owner"), hook, "event://ci/build-finished").Subscription.URI, "subscription://")

@@ -81,19 +81,6 @@ func testTasks(t *testing.T, s *harness.Target, backend *tasks.Backend, restart 
 	}
 	id := create(t)
 	waitFor(t, id, "input_required")
-	t.Run("GWN-23 the extension is declared to 2026 clients only", func(t *testing.T) {
-		var about struct{ Capabilities json.RawMessage }
-		if alice.Call(t, "server/discover", nil, &about); !strings.Contains(string(about.Capabilities), `"io.modelcontextprotocol/tasks":{}`) {
-			t.Errorf("got %s", about.Capabilities)
-		}
-		old := &harness.Client{URL: s.MCP, Key: s.Keys["alice"], Version: harness.V20251125}
-		if got := old.Initialize(t); strings.Contains(string(got), "tasks") {
-			t.Errorf("got %s", got)
-		}
-		for _, method := range []string{"tasks/get", "tasks/list", "tasks/result"} {
-			old.Refused(t, -32601, method, object{"taskId": id})
-		}
-	})
 	t.Run("GWN-23 a stream gets the states of a task", func(t *testing.T) {
 		stream := alice.Listen(t, "l", object{"taskIds": []string{id, "unknown"}}, nil)
 		if ack := stream.Next(t); !strings.Contains(string(ack.Params), fmt.Sprintf(`"taskIds":[%q]`, id)) {
@@ -137,11 +124,5 @@ func testTasks(t *testing.T, s *harness.Target, backend *tasks.Backend, restart 
 		if ack := declaring("bob").Listen(t, "l", object{"taskIds": []string{waiting}}, nil).Next(t); strings.Contains(string(ack.Params), "taskIds") {
 			t.Errorf("the acknowledgment is %s, want no task", ack.Params)
 		}
-	})
-	t.Run("GWN-23 a client without the extension gets -32021", func(t *testing.T) {
-		plain := s.Stateless("alice")
-		plain.Refused(t, -32021, "tools/call", work)
-		plain.Refused(t, -32021, "tasks/get", object{"taskId": id})
-		plain.Refused(t, -32021, "subscriptions/listen", object{"notifications": object{"taskIds": []string{id}}})
 	})
 }
