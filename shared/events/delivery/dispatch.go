@@ -26,6 +26,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
@@ -134,6 +136,7 @@ type Dispatcher struct {
 	unrecorded unrecorded
 	progress   lifecycle.Progress
 	batches    batches
+	waitWrites *semaphore.Weighted // of [Dispatcher.waitLater]
 }
 
 // maxPerEndpoint limits the concurrent first attempts to one endpoint, which also have at most a quarter of [Options.Concurrency].
@@ -157,7 +160,7 @@ func NewDispatcher(c Config) *Dispatcher {
 	if o.EventsSchedule == nil {
 		o.EventsSchedule = retry.EventsSchedule
 	}
-	d := &Dispatcher{Config: c}
+	d := &Dispatcher{Config: c, waitWrites: semaphore.NewWeighted(maxWaitWrites)}
 	d.deliveries = state.NewDeliveries(c.DB, c.Queue, d.now, c.Log)
 	d.sender = &sender{
 		poster: c.Poster, opener: c.Opener, catalog: c.Catalog, gaps: c.Gaps, options: &d.Options, now: d.now, log: d.log(),

@@ -431,3 +431,36 @@ func TestPagesDoNotProbeWhatTheSlowLaneProbes(t *testing.T) {
 		_ = w.queued.Close()
 	})
 }
+
+// WHK-16: given a batch of the slow lane for an endpoint that hangs, when the deliveries have waited in the queue often enough, then
+// they are moved to the due table a few at a time, so that the requests of pages do not wait behind them.
+func TestDeliveriesThatWaitAreWrittenAFewAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, config := newWorld(t)
+		var writing, most atomic.Int64
+		config.Options = functionOptions()
+		config.DB = hooked{DB: w.db, write: func(context.Context, []store.Op) error {
+			most.Store(max(most.Load(), writing.Add(1)))
+			time.Sleep(10 * time.Millisecond)
+			writing.Add(-1)
+			return nil
+		}}
+		url := oneOrigin(1)[0]
+		sub := w.to(url)[0].Subscriber()
+		d := NewDispatcher(config)
+		slot, _ := d.lanes.ReserveSlow(t.Context(), lane.Call{Endpoint: task.EndpointID(url), URL: url})
+		slot.Done(webhook.Outcome{Category: webhook.Timeout, Took: 20 * time.Second})
+		var batch []queue.Message
+		for i, e := range someEvents(40, 60) {
+			expect.OK(t, d.toSlowLane(t.Context(), &sub, &e))
+			m := message(fmt.Sprint(i), string(task.Encode(w.storedDelivery(sub.ID, e.ID).NextTask().Task)))
+			m.Received = laterReceives
+			batch = append(batch, m)
+		}
+		most.Store(0)
+		w.done(d.Singles(t.Context(), batch))
+		expect.Equal(t, "the concurrent writes", most.Load(), maxWaitWrites)
+		expect.Equal(t, "the waits of the last delivery", w.storedDelivery(sub.ID, "e39").Waits, 1)
+		_ = w.queued.Close()
+	})
+}

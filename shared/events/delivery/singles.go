@@ -182,6 +182,9 @@ const (
 	tokenReceives = 3
 	// minLater and maxLater limit one wait in the due table. A wait is longer only if the endpoint is paused for longer.
 	minLater, maxLater = time.Minute, 15 * time.Minute
+	// maxWaitWrites is how many deliveries a process has wait in the due table at the same time. A hundred messages for an endpoint
+	// that hangs often arrive in one batch. If all of them were written at once, requests of pages would wait behind them.
+	maxWaitWrites = 4
 	// manyWaits is the number of waits in the due table after which a delivery is given up once its schedule is over.
 	manyWaits = 6
 	// maxJudged is how often the subscription of a delivery is read for one attempt, because it may have ended meanwhile.
@@ -335,6 +338,10 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 // and it has waited many times, the delivery is dead-lettered with the attempts that it had. Failure, if not nil, is then
 // recorded as the last one.
 func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Duration, failure *state.Result) error {
+	if err := d.waitWrites.Acquire(ctx, 1); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "have a delivery wait")
+	}
+	defer d.waitWrites.Release(1)
 	del, _, err := d.deliveries.Current(ctx, t)
 	if err != nil || del == nil {
 		return err
