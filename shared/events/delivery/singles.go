@@ -183,7 +183,7 @@ const (
 	// minLater and maxLater limit one wait in the due table. A wait is longer only if the endpoint is paused for longer.
 	minLater, maxLater = time.Minute, 15 * time.Minute
 	// maxWaitWrites is how many deliveries a process has wait in the due table at the same time. A hundred messages for an endpoint
-	// that hangs often arrive in one batch. If all of them were written at once, requests of pages would wait behind them.
+	// that hangs often arrive in one batch. If all of them were written together, requests of pages would wait behind them.
 	maxWaitWrites = 4
 	// manyWaits is the number of waits in the due table after which a delivery is given up once its schedule is over.
 	manyWaits = 6
