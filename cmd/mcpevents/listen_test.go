@@ -217,18 +217,6 @@ func TestListenAcceptsEachKindOfSecret(t *testing.T) {
 	}
 }
 
-func TestListenRefreshesInTime(t *testing.T) {
-	t.Parallel()
-	e := serve(t, func(s *standalone.Options) { s.Limits.MinTTL = time.Second })
-	l := start(t, "listen", "--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--ttl", "1500ms",
-		"--log-level", "debug", "--log-format", "text", "--count", "1", "--for", "25s")
-	l.err.await(t, "subscription refreshed", 3)
-	publishOne(t, e.URL, buildURI, "late", build)
-	if code := l.wait(); code != exitDone {
-		t.Fatalf("exit code %d: %s", code, l.err)
-	}
-}
-
 // EVX-05, EVX-06: a user follows an event type without a webhook, and continues from a cursor.
 func TestListenFollows(t *testing.T) {
 	t.Parallel()
@@ -266,7 +254,7 @@ func TestListenFollows(t *testing.T) {
 // A reader continues at its cursor after the server was restarted with the same data.
 func TestListenReadsStreams(t *testing.T) {
 	t.Parallel()
-	for revision, restarts := range map[string]bool{"2026-07-28": true, "2025-11-25": true, "2025-06-18": false, "2025-03-26": false} {
+	for _, revision := range []string{"2026-07-28", "2025-11-25"} {
 		t.Run(revision, func(t *testing.T) {
 			addr, data := freeAddr(t), t.TempDir()
 			again := func(s *standalone.Options) { s.Addr, s.Data = addr, data }
@@ -276,10 +264,8 @@ func TestListenReadsStreams(t *testing.T) {
 			l.err.await(t, "stream open", 1)
 			publishOne(t, e.URL, buildURI, "before", build)
 			l.out.await(t, "before", 1)
-			if restarts {
-				servertest.End(t, e)
-				e = serve(t, again)
-			}
+			servertest.End(t, e)
+			e = serve(t, again)
 			publishOne(t, e.URL, "event://github/acme/site/pull_request", "between", pull)
 			l.out.await(t, "between", 1)
 			publishOne(t, e.URL, buildURI, "after", build)
@@ -376,9 +362,7 @@ func TestListenExplainsErrors(t *testing.T) {
 	}{
 		{"an_unknown_uri", []string{"--server", e.URL, "--uri", "event://no/such"}, exitRefused, "event://no/such"},
 		{"an_unknown_uri_of_a_stream", []string{"--server", e.URL, "--stream", "--uri", "event://no/such"}, exitRefused, "does not know event://no/such"},
-		{"an_unknown_uri_of_a_session", []string{"--server", e.URL, "--stream", "--revision", "2025-11-25", "--uri", "event://no/such"}, exitRefused, "event://no/such"},
 		{"an_unknown_event_type", []string{"--server", e.URL, "--via", "events", "--name", "no.such"}, exitRefused, "no.such"},
-		{"an_unknown_argument", []string{"--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--arg", "x=y"}, exitRefused, `"x"`},
 		{"a_private_target", []string{"--server", strict.URL, "--via", "register", "--uri", buildURI}, exitRefused, "https"},
 		{"an_endpoint_that_fails_the_challenge", []string{
 			"--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--target", noServer,
@@ -388,7 +372,6 @@ func TestListenExplainsErrors(t *testing.T) {
 		{"a_server_that_has_not_started_yet", []string{"--server", noServer, "--uri", buildURI, "--for", "200ms", "--log-format", "text"}, exitUnavailable, `msg="request failed, retrying" try=2 of=5`},
 		{"too_few_events", []string{"--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "300ms"}, exitUnavailable, "1 of 1 events did not arrive"},
 		{"a_bad_cursor", []string{"--server", e.URL, "--stream", "--uri", buildURI, "--cursor", "nonsense"}, exitRefused, "cursor"},
-		{"an_unknown_uri_of_a_server_without_webhooks_to_this_machine", []string{"--server", strict.URL, "--uri", "event://no/such"}, exitRefused, "event://no/such"},
 		{"nothing_to_listen_to", nil, exitUsage, "--name or --uri is missing"},
 		{"a_target_that_is_not_https", []string{"--server", strict.URL, "--listen", "localhost:0", "--uri", buildURI}, exitRefused, "--allow-insecure-targets"},
 		{"a_name_without_via", []string{"--server", e.URL, "--name", "no.such"}, exitRefused, `unknown event type "no.such"`},
@@ -396,7 +379,6 @@ func TestListenExplainsErrors(t *testing.T) {
 		{"a_command_for_a_uri", []string{"--uri", buildURI, "--exec", "true"}, exitUsage, "--exec and --cursor-file need --name"},
 		{"a_failed_file_without_a_command", []string{"--name", "x", "--failed-file", "f"}, exitUsage, "--failed-file needs --exec"},
 		{"no_concurrency", []string{"--name", "x", "--exec", "true", "--concurrency", "0"}, exitUsage, "--concurrency, --tries and --timeout must be positive"},
-		{"a_command_for_an_unknown_name", []string{"--server", e.URL, "--name", "no.such", "--exec", "true"}, exitRefused, `unknown event type "no.such"`},
 		{"a_stream_of_a_name", []string{"--stream", "--name", "x"}, exitUsage, "--mode push --name x"},
 		{"the_URL_of_events", []string{"--server", e.URL + "/events", "--uri", buildURI}, exitRefused, "this command needs the URL of /mcp: " + e.URL + "/mcp"},
 		{"events_without_a_name", []string{"--via", "events"}, exitUsage, "--name"},
