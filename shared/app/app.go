@@ -276,9 +276,6 @@ func newIntake(c *Core, service *publish.Service) ingest.Intake {
 	}
 }
 
-// answerStreamAfter is shorter than any proxy waits for the begin of a response, and longer than most answers take.
-const answerStreamAfter = time.Second
-
 func implementation() mcp.Implementation {
 	return mcp.Implementation{Name: "mcp-events", Version: Version}
 }
@@ -330,7 +327,7 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	options.Gateway, options.Conversation, options.Left = o.Backends, o.Conversation, o.Left
 	options.Registrar, options.Deregistrar = o.Registrar, o.Deregistrar
 	options.ForwardRegistrar, options.ForwardDeregistrar = o.ForwardRegistrar, o.ForwardDeregistrar
-	options.MaxAge, options.Heartbeat, options.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, answerStreamAfter
+	options.MaxAge, options.Heartbeat, options.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
 	options.MaxSessions, options.Dialect = c.maxSessions, mcp.NamedEvents
 	options.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.CallerQuota(quota.Calls), descriptors.Outgoing())
 	options.PollMin, options.PollMax = l.PollMin, l.PollMax

@@ -491,7 +491,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 	}
 }
 
-// GWN-01: without a delay the endpoint answers with a stream whenever backends contribute to the list. Errors
+// GWN-01: with --answer-stream-after 0 the endpoint answers with a stream whenever backends contribute to the list. Errors
 // in the request itself still set the HTTP status. Errors that are found later are sent on the stream.
 func TestListsThatAreStreamsAtOnce(t *testing.T) {
 	l := startLister(t, "b", true, "a", "b", "c")

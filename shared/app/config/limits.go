@@ -47,10 +47,11 @@ type Limits struct {
 
 	KeepResponses bool `name:"keep-responses" help:"Keep the first KiB of each failed response in the delivery log, for operators. It may contain secrets of the endpoint."`
 
-	StreamMaxAge time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open. The client then continues from its cursor."`
-	Heartbeat    time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
-	PollMin      time.Duration `name:"poll-min" default:"1s" help:"Time until the next events/poll that the server suggests while there is traffic."`
-	PollMax      time.Duration `name:"poll-max" default:"30s" help:"The longest time until the next events/poll that the server suggests."`
+	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open. The client then continues from its cursor."`
+	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
+	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not time out. 0 means immediately."`
+	PollMin           time.Duration `name:"poll-min" default:"1s" help:"Time until the next events/poll that the server suggests while there is traffic."`
+	PollMax           time.Duration `name:"poll-max" default:"30s" help:"The longest time until the next events/poll that the server suggests."`
 
 	PublicURL string `name:"public-url" placeholder:"URL" help:"URL of this server, without a path, at which backends deliver events by webhook. By default that of --jwt-audience."`
 
@@ -188,6 +189,7 @@ func (l Limits) checkRanges() error {
 		{"events-timeout", l.EventsTimeout, 100 * time.Millisecond, time.Minute},
 		{"stream-max-age", l.StreamMaxAge, time.Second, 24 * time.Hour},
 		{"heartbeat", l.Heartbeat, time.Second, 30 * time.Second}, // SEP-3415 allows 30 s
+		{"answer-stream-after", l.AnswerStreamAfter, 0, time.Hour},
 		{"poll-min", l.PollMin, 100 * time.Millisecond, time.Hour},
 		{"poll-max", l.PollMax, 100 * time.Millisecond, time.Hour},
 		{"default-ttl", l.DefaultTTL, time.Minute, 365 * 24 * time.Hour},
@@ -287,7 +289,6 @@ const byQuota = "use quotas in the configuration instead"
 
 // fixed maps removed settings that are ignored to the reason. Deployments that still set them continue to work.
 var fixed = map[string]string{
-	"answer-stream-after":  "it is always 1s",
 	"calls":                byQuota,
 	"conversation-rate":    byQuota,
 	"endpoint-concurrency": "it is always 64",

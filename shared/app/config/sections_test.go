@@ -115,18 +115,18 @@ func TestRemovedSettings(t *testing.T) {
 		}
 	})
 	t.Run("a deployment that sets a value that is fixed now starts with a warning", func(t *testing.T) {
-		env := environ(map[string]string{"MCPEVENTS_CALLS": "500", EnvSettings: "quota=50; jwt-leeway=never; answer-stream-after=0s", "MCPEVENTS_SESSIONS": ""})
+		env := environ(map[string]string{"MCPEVENTS_CALLS": "500", EnvSettings: "quota=50; jwt-leeway=never", "MCPEVENTS_SESSIONS": ""})
 		if l, err := FromEnv(env); err != nil || l.Quota != 50 {
 			t.Errorf("got the quota %d, %v; want 50", l.Quota, err)
 		}
 		var log strings.Builder
 		LogFixed(env, slog.New(slog.NewTextHandler(&log, nil)))
-		for _, want := range []string{`setting=calls why="it was removed; use quotas in the configuration instead"`, `setting=jwt-leeway why="it was removed; it is always 30s"`, `setting=answer-stream-after why="it was removed; it is always 1s"`} {
+		for _, want := range []string{`setting=calls why="it was removed; use quotas in the configuration instead"`, `setting=jwt-leeway why="it was removed; it is always 30s"`} {
 			if !strings.Contains(log.String(), want) {
 				t.Errorf("got the log %s, want %s in it", log.String(), want)
 			}
 		}
-		expect.Equal(t, "warnings", strings.Count(log.String(), "setting ignored"), 3)
+		expect.Equal(t, "warnings", strings.Count(log.String(), "setting ignored"), 2)
 	})
 	t.Run("a Go program that sets a value that is fixed now gets an error", func(t *testing.T) {
 		if _, err := FromNames(map[string]string{"sessions": "5"}); !fault.Is(err, fault.Invalid) || !strings.Contains(fault.Public(err), "use quotas") {
