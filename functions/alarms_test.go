@@ -207,7 +207,7 @@ func TestAlarms(t *testing.T) {
 		functions := regexp.MustCompile(`Value: !Ref (\w+)}`).FindAllStringSubmatch(all["ErrorsAlarm"], -1)
 		for _, f := range functions {
 			if strings.HasSuffix(f[1], "StreamFunction") {
-				f[1] = "Endpoint" // that which serves the MCP endpoint
+				f[1] = "Endpoint" // the function that serves the MCP endpoint
 			}
 			if want := "AWS/Lambda Errors FunctionName ${" + f[1] + "}"; !slices.Contains(shown, want) {
 				t.Errorf("the dashboard shows %q, want %q", shown, want)

@@ -73,7 +73,7 @@ type Stack struct {
 type function struct {
 	*lambda.Function
 	id     string       // logical id
-	server *http.Server // of its URL; nil if it has none
+	server *http.Server // of its URL; nil without a URL
 
 	// The remaining fields are used by updates.
 	fixed       []byte // properties that updates cannot change, as JSON

@@ -142,7 +142,7 @@ type Gateway interface {
 	Backends(ctx context.Context, p auth.Principal) []string
 	// Capabilities returns the union of the capabilities of the client's backends.
 	Capabilities(ctx context.Context, c Client) Capabilities
-	// StartCommands starts those of the client's backends that are commands and have not run yet, so that their event types become known.
+	// StartCommands starts the client's backends that are commands and have not run yet, so that their event types become known.
 	StartCommands(ctx context.Context, c Client)
 	// List returns the combined list of the client's backends.
 	List(ctx context.Context, c Client, kind Kind) *List

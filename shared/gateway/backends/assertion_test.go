@@ -123,8 +123,8 @@ func TestClientAssertion(t *testing.T) {
 	}
 }
 
-// GWN-27: a key that cannot be used is refused with the configuration. If it is replaced by one later, callers get an error. Neither the
-// errors nor the log contain a part of it.
+// GWN-27: a key that cannot be used is refused with the configuration. If it is replaced by one later, callers get an error. No part of it
+// appears in the errors or the log.
 func TestUnusableClientKeys(t *testing.T) {
 	weak, err := rsa.GenerateKey(rand.Reader, 1024)
 	expect.OK(t, err)

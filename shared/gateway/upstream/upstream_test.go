@@ -256,7 +256,7 @@ func TestBackendIsGone(t *testing.T) {
 	}
 }
 
-// The user and the password of a backend's URL become the credentials of a request that has none.
+// The user and the password of a backend's URL become the credentials of a request without credentials.
 func TestCredentialsInTheURL(t *testing.T) {
 	var got http.Header
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) { got = r.Header })
