@@ -1,27 +1,20 @@
 package stdio
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
-	"net/http"
 	"os"
 	"os/exec"
 	"strings"
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 const (
@@ -307,154 +300,6 @@ func (p *process) ended() bool {
 		return true
 	default:
 		return false
-	}
-}
-
-// write writes messages to standard input. A process that does not read holds up only the callers that send to it.
-func (p *process) write(in *os.File) {
-	for {
-		select {
-		case message := <-p.out:
-			if _, err := in.Write(append(oneLine(message), '\n')); err != nil {
-				p.fail("it closed its standard input")
-				return
-			}
-		case <-p.stopping:
-			return
-		}
-	}
-}
-
-// send hands a message to the process.
-func (p *process) send(ctx context.Context, message []byte) error {
-	select {
-	case p.out <- message:
-		return nil
-	case <-p.stopping:
-		return io.ErrClosedPipe
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// maxReplies limits [process.replies].
-const maxReplies = 64
-
-// reply hands a message of this package to the process without waiting. A process that does not read gets few of them. The caller holds
-// the lock.
-func (p *process) reply(message []byte) {
-	if p.replies >= maxReplies {
-		return
-	}
-	p.replies++
-	go func() {
-		_ = p.send(context.Background(), message)
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.replies--
-	}()
-}
-
-// post sends a message. The response to a request is a stream.
-func (p *process) post(req *http.Request, id json.RawMessage, method string, body []byte) (*http.Response, error) {
-	ctx := req.Context()
-	if id == nil || method == "" {
-		if method == "" {
-			p.recordAnswer(id)
-		}
-		if err := p.send(ctx, body); err != nil {
-			return nil, err
-		}
-		return respond(req, http.StatusAccepted, nil), nil
-	}
-	x, err := p.request(ctx, id, method, body)
-	if err != nil {
-		return nil, err
-	}
-	return stream(req, x), nil
-}
-
-// request sends a request.
-func (p *process) request(ctx context.Context, id json.RawMessage, method string, body []byte) (*exchange, error) {
-	x := &exchange{p: p, ctx: ctx, id: id, method: method, wake: make(chan struct{}, 1)}
-	body = x.replaceToken(body)
-	if err := p.open(x, jsonrpc.Member(body, "params")); err != nil {
-		return nil, err
-	}
-	if err := p.send(ctx, body); err != nil {
-		p.close(x)
-		return nil, err
-	}
-	return x, nil
-}
-
-// readLine reads a line of up to limit bytes. If it is longer, whole is false, and the line has its first and last bytes.
-func readLine(r *bufio.Reader, limit int) (line []byte, whole bool, err error) {
-	const ends = 4 << 10
-	whole = true
-	for length := 0; ; {
-		part, err := r.ReadSlice('\n')
-		if length += len(part); length > maxLine {
-			return nil, false, errors.New("it wrote an endless line")
-		}
-		if line = append(line, part...); length > limit && len(line) > 4*ends {
-			whole = false
-			line = append(line[:ends:ends], line[len(line)-ends:]...)
-		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return bytes.TrimRight(line, "\r\n"), whole, err
-		}
-	}
-}
-
-// read reads standard output.
-func (p *process) read(out io.Reader) {
-	r := bufio.NewReaderSize(out, 64<<10)
-	for {
-		line, whole, err := readLine(r, maxMessage)
-		switch {
-		case !whole && line != nil:
-			p.refuseLong(line)
-		case len(bytes.TrimSpace(line)) > 0:
-			p.route(oneLine(line))
-		}
-		if err == nil {
-			continue
-		}
-		why := "it closed its standard output"
-		if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrDeadlineExceeded) {
-			why = err.Error()
-		}
-		select {
-		case <-p.stopping:
-		case <-time.After(drainTime): // the output of a process that exits ends first, and its exit status says more
-			p.fail(why)
-		}
-		_, _ = io.Copy(io.Discard, r)
-		return
-	}
-}
-
-// readErrors logs standard error, without the command's secrets, because some programs write their settings to it.
-func (p *process) readErrors(errs io.Reader, hide *strings.Replacer) {
-	r, limit := bufio.NewReaderSize(errs, 4<<10), rate.NewLimiter(stderrRate, stderrBurst)
-	skipped := 0
-	for begins := true; ; {
-		line, err := r.ReadSlice('\n')
-		switch {
-		case !begins || len(bytes.TrimSpace(line)) == 0:
-		case limit.Allow():
-			text := hide.Replace(string(line))
-			text = strings.TrimSpace(strings.ToValidUTF8(text[:min(len(text), stderrLine)], "?"))
-			p.log.Info("backend wrote", "stderr", text, "skipped", skipped)
-			skipped = 0
-		default:
-			skipped++
-		}
-		begins = err == nil
-		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
-			return
-		}
 	}
 }
 
