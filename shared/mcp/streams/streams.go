@@ -8,14 +8,21 @@ package streams
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -102,4 +109,122 @@ func (h Streaming) Serve(w http.ResponseWriter, c *method.Call) error {
 		return h.Streams.Hold(w, c, func(ctx context.Context) (*Writer, error) { return h.Open(ctx, c) })
 	}
 	return method.NotAcceptable(w, c)
+}
+
+// Targets finds out what a client can receive on a stream under the URIs that it subscribes to: events of the catalog, changes of
+// one of its webhook subscriptions, or the notifications of a backend.
+type Targets struct {
+	Subscriptions Subscriptions
+	Backends      api.Gateway
+}
+
+// Target is a URI that a stream is subscribed to, and where its messages come from.
+type Target struct {
+	// URI is the canonical form, and asked is the form that the client sent.
+	URI, asked string
+	Patterns   []match.Pattern
+	// topic is set for a subscription:// URI.
+	topic string
+	// Backend is the backend of a URI that this server does not serve. The stream follows its notifications.
+	Backend string
+	// lost is set while the catalog has no event type for the URI, or the caller may not receive its events.
+	lost bool
+}
+
+// Open returns the number of parents and wildcards.
+func (t Target) Open() (n int) {
+	for _, p := range t.Patterns {
+		if p.Kind != match.Concrete {
+			n++
+		}
+	}
+	return n
+}
+
+// addTo adds the target to the request for a feed.
+func (t Target) addTo(r *stream.Request) {
+	r.Patterns = append(r.Patterns, t.Patterns...)
+	if t.topic != "" {
+		r.Topics = append(r.Topics, t.topic)
+	}
+}
+
+// Resolve resolves a URI for a stream. Errors name the mistake in the URI.
+func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (Target, error) {
+	t := Target{URI: uri, asked: uri}
+	if strings.HasPrefix(uri, SubscriptionScheme) {
+		if ts.Subscriptions == nil {
+			return t, method.NotFound(uri)
+		}
+		v, err := ts.Subscriptions.Read(ctx, p, uri)
+		if err != nil {
+			if fault.Is(err, fault.NotFound) {
+				err = method.NotFound(uri)
+			}
+			return t, err
+		}
+		t.topic = stream.TopicSubscription(v.ID)
+		return t, nil
+	}
+	patterns, access, err := match.Resolve(cat, uri)
+	if err != nil {
+		if ts.Backends.Any(ctx) {
+			name, ok, denied := ts.Backends.Subscribable(ctx, p, uri)
+			switch {
+			case ok:
+				t.Backend = name
+				return t, nil
+			case denied != nil:
+				return t, denied
+			}
+		}
+		return t, err
+	}
+	if access, err = Permitted(p, access); err != nil {
+		return t, err
+	}
+	if !slices.ContainsFunc(access, func(a match.Access) bool { return a.Entry.PushAllowed() }) {
+		return t, fault.New(fault.Invalid, "%s is not delivered on streams", method.Clip(uri)).With(map[string]any{"uri": method.Clip(uri)})
+	}
+	t.URI, t.Patterns = patterns[0].URI(), patterns
+	return t, nil
+}
+
+// SubscriptionScheme begins the URI of a webhook subscription.
+const SubscriptionScheme = "subscription://"
+
+// Permitted returns the event types of a resolved URI that the principal may receive, or an error if it may not receive any.
+func Permitted(p auth.Principal, access []match.Access) ([]match.Access, error) {
+	var out []match.Access
+	var denied error
+	for _, a := range access {
+		if err := a.Entry.Access.Check(p, a.Vars); err != nil {
+			denied = err
+			continue
+		}
+		out = append(out, a)
+	}
+	if len(out) == 0 && denied != nil {
+		return nil, denied
+	}
+	return out, nil
+}
+
+// Allowed reports whether the current access rule of an event's type lets the principal receive the event.
+func Allowed(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
+	entry := cat.ByName(ev.Name)
+	if entry == nil || entry.Access == nil {
+		return entry != nil
+	}
+	_, vars, ok := cat.Match(ev.URI)
+	return ok && entry.Access.Check(p, vars) == nil
+}
+
+// SessionNotice makes the open stream of a session, at any instance, read the session again.
+var SessionNotice = json.RawMessage(`{"changed":true}`)
+
+// Subscriptions shows the caller's webhook subscriptions.
+type Subscriptions interface {
+	List(ctx context.Context, p auth.Principal, after string, limit int) (views []subscription.View, next string, err error)
+	Read(ctx context.Context, p auth.Principal, uri string) (*subscription.View, error)
 }

@@ -1,0 +1,218 @@
+package streams
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+)
+
+// notify sends a delivery in the form that all streams except events/stream share.
+func (w *Writer) notify(ctx context.Context, d stream.Delivery) error {
+	switch {
+	case d.Event != nil:
+		return w.sendEvent(ctx, d)
+	case d.Lost != "":
+		return w.sendLost(d)
+	case d.Topic == stream.TopicCatalog && stream.OfBackends(d.Notice):
+		return w.sendOtherBackends(ctx, d.Cursor)
+	case d.Topic == stream.TopicCatalog:
+		if err := w.sendChanges(d.Cursor, spec.NoteResourcesChange, spec.NoteEventsChange); err != nil {
+			return err
+		}
+		return w.resolveAgain(ctx)
+	case d.Topic == stream.TopicPrincipal(w.Caller.Principal.ID):
+		return w.sendChanges(d.Cursor, spec.NoteResourcesChange)
+	case strings.HasPrefix(d.Topic, topicSubscriptions):
+		return w.sendState(d)
+	case strings.HasPrefix(d.Topic, topicBackends):
+		return w.sendBackend(ctx, d)
+	case strings.HasPrefix(d.Topic, topicConversations):
+		return w.sendContext(ctx, d)
+	}
+	return nil
+}
+
+// asks reports whether the client asked for a notification of a list's changes.
+func (w *Writer) asks(note string) bool {
+	switch note {
+	case spec.NoteResourcesChange:
+		return w.interests.resources
+	case spec.NoteEventsChange:
+		return w.interests.events
+	case spec.NoteToolsChange:
+		return w.interests.tools
+	case spec.NotePromptsChange:
+		return w.interests.prompts
+	case spec.NoteRootsChange:
+		return w.interests.roots
+	}
+	return false
+}
+
+// sendChanges sends the notifications of a delivery that the client asked for. cursor is the position after the delivery. Only the
+// last notification carries it: a client that was cut off before must get the delivery again.
+func (w *Writer) sendChanges(cursor string, notes ...string) error {
+	asked := slices.DeleteFunc(notes, func(note string) bool { return !w.asks(note) })
+	for i, note := range asked {
+		at := w.reached
+		if i == len(asked)-1 {
+			at = cursor
+		}
+		if err := w.Send(note, nil, nil, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var topicSubscriptions = stream.TopicSubscription("")
+
+// sendEvent sends an event if the current catalog still allows it.
+func (w *Writer) sendEvent(ctx context.Context, d stream.Delivery) error {
+	ev := d.Event
+	cat, err := w.Streams.Catalogs.With(ctx, w.Caller.Principal, ev.Name)
+	if err != nil {
+		return err
+	}
+	if !Allowed(cat, w.Caller.Principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
+		return nil
+	}
+	members := func(b []byte) []byte {
+		b = jsonrpc.AppendString(append(b, `"uri":`...), ev.URI)
+		b = append(b, `,"payload":`...)
+		return append(b, ev.Data...)
+	}
+	return w.Send(spec.NoteUpdated, members, func(b []byte) []byte { return w.eventMeta(b, ev) }, d.Cursor)
+}
+
+func (w *Writer) eventMeta(b []byte, ev *event.Event) []byte {
+	b = jsonrpc.AppendString(append(b, `"`+spec.MetaEventID+`":`...), ev.ID)
+	b = jsonrpc.AppendString(append(b, `,"`+spec.MetaTime+`":`...), ev.Timestamp())
+	if w.interests.payloads {
+		b = append(b, `,"`+spec.MetaPayload+`":`...)
+		b = append(b, ev.Data...)
+	}
+	return b
+}
+
+// sendLost notifies the client of the URIs some of whose events cannot be read. Only the last notification carries the cursor,
+// so that a client that is cut off before it gets all of them again.
+func (w *Writer) sendLost(d stream.Delivery) error {
+	var uris []string
+	for _, t := range w.targets {
+		if slices.ContainsFunc(t.Patterns, func(p match.Pattern) bool { return p.Key == d.Lost }) {
+			uris = append(uris, t.asked)
+		}
+	}
+	for i, uri := range uris {
+		cursor := w.reached
+		if i == len(uris)-1 {
+			cursor = d.Cursor
+		}
+		if err := w.sendGapOf(uri, cursor); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendGapOf notifies the client that events of a URI are missing.
+func (w *Writer) sendGapOf(uri, cursor string) error {
+	return w.Send(spec.NoteUpdated, func(b []byte) []byte {
+		return jsonrpc.AppendString(append(b, `"uri":`...), uri)
+	}, text(metaTruncated), cursor)
+}
+
+// sendState notifies that the state of a subscription changed.
+func (w *Writer) sendState(d stream.Delivery) error {
+	for _, t := range w.targets {
+		if t.topic != d.Topic {
+			continue
+		}
+		var notice struct {
+			State string `json:"state"`
+		}
+		_ = json.Unmarshal(d.Notice, &notice) // written by this program; without a state, the client reads the resource
+		return w.Send(spec.NoteUpdated, func(b []byte) []byte {
+			b = jsonrpc.AppendString(append(b, `"uri":`...), t.asked)
+			if notice.State != "" {
+				b = jsonrpc.AppendString(append(b, `,"payload":{"state":`...), notice.State)
+				b = append(b, '}')
+			}
+			return b
+		}, nil, d.Cursor)
+	}
+	return nil
+}
+
+const metaTruncated = `"` + spec.MetaTruncated + `":true`
+
+// text returns a function that appends s, or nil if s is empty.
+func text[T string | []byte](s T) func([]byte) []byte {
+	if len(s) == 0 {
+		return nil
+	}
+	return func(b []byte) []byte { return append(b, s...) }
+}
+
+// Send writes a notification. members and meta append the members of params and of its _meta without braces. Both may be nil.
+func (w *Writer) Send(name string, members, meta func([]byte) []byte, cursor string) error {
+	text, wire := method.Buffers.Get().(*[]byte), method.Buffers.Get().(*[]byte)
+	defer putBuffer(text)
+	defer putBuffer(wire)
+	b := append((*text)[:0], `{"jsonrpc":"2.0","method":"`...)
+	b = append(b, name...)
+	b = append(b, `","params":{`...)
+	if members != nil {
+		b = members(b)
+	}
+	if meta != nil || w.subscriptionID != nil {
+		if members != nil {
+			b = append(b, ',')
+		}
+		b = append(b, `"_meta":{`...)
+		if w.subscriptionID != nil {
+			b = w.appendIDs(b, cursor)
+			if meta != nil {
+				b = append(b, ',')
+			}
+		} else if name == spec.NoteUpdated && cursor != "" && meta != nil {
+			b = jsonrpc.AppendString(append(b, `"`+spec.MetaCursor+`":`...), cursor)
+			b = append(b, ',')
+		}
+		if meta != nil {
+			b = meta(b)
+		}
+		b = append(b, '}')
+	}
+	b = append(b, `}}`...)
+	e := sse.Event{}
+	if w.Framing.event != nil {
+		e = w.Framing.event(cursor)
+	}
+	e.Data = b
+	*text = b
+	*wire = sse.Append((*wire)[:0], e)
+	return w.write(*wire)
+}
+
+// appendIDs appends the members of _meta that every message of a listen or an events/stream carries. The cursor is empty for an
+// events/stream, which has it in params.
+func (w *Writer) appendIDs(b []byte, cursor string) []byte {
+	b = append(b, `"`+spec.MetaSubscription+`":`...)
+	b = append(b, w.subscriptionID...)
+	if cursor == "" {
+		return b
+	}
+	b = append(b, `,"`+spec.MetaCursor+`":`...)
+	return jsonrpc.AppendString(b, cursor)
+}
