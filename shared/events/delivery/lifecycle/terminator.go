@@ -4,15 +4,20 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -102,4 +107,137 @@ func (t *Terminator) notice(sub *subscription.Subscription, reason error) *state
 	del := state.NewNotice(sub.Workspace, &subscriber, sub.Name, "terminated", now)
 	del.Due, del.DueAt, del.Made, del.Control.Body = now, now.Add(state.Backup), now, body
 	return del
+}
+
+// Ending is the number of live subscriptions of a workspace that a change of its catalog would end, and the reason.
+type Ending struct {
+	Workspace     string
+	Reason        string
+	Subscriptions int
+}
+
+// Endings counts the subscriptions that would end if the given catalogs replaced the current ones. It ends none. A workspace
+// without a new catalog keeps its current one. Endings leaves out subscriptions that end anyway, because of the current
+// catalog or because their principal has no key.
+func (t *Terminator) Endings(ctx context.Context, next catalog.Source) ([]Ending, error) {
+	workspaces, err := t.Lists.Workspaces(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []Ending
+	for _, workspace := range workspaces {
+		found, err := t.endingsOf(ctx, workspace, next)
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "look at the subscriptions of workspace %s", workspace)
+		}
+		out = append(out, found...)
+	}
+	return out, nil
+}
+
+func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catalog.Source) ([]Ending, error) {
+	cat, err := next.Catalog(ctx, workspace)
+	if fault.Is(err, fault.NotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	used, err := t.Review.Catalog.Catalog(ctx, workspace)
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return nil, err
+	}
+	last, err := t.Lists.AuditState(ctx, workspace)
+	if err != nil || last.Settled == cat.Fingerprint() || used != nil && used.Fingerprint() == cat.Fingerprint() {
+		return nil, err
+	}
+	after := &review.Review{DB: t.Review.DB, Catalog: next, Directory: t.Review.Directory}
+	reasons, seen := map[string]int{}, map[string]bool{}
+	judge := func(sub *subscription.Subscription) error {
+		var now, then *subscription.Terminated
+		_, err := after.Subscription(ctx, sub, false)
+		if !errors.As(err, &then) {
+			return err
+		}
+		if gone, err := t.hasNoKey(ctx, sub); gone || err != nil { // it ends whatever the catalog says
+			return err
+		}
+		if used != nil {
+			if _, err := t.Review.Subscription(ctx, sub, false); errors.As(err, &now) {
+				return nil
+			}
+		}
+		reasons[fault.Public(then.Reason)]++
+		return nil
+	}
+	for _, scope := range affectedScopes(last.Terms, cat.Terms()) {
+		for place := ""; ; {
+			subs, following, err := t.Lists.Listed(ctx, workspace, scope, place)
+			if err != nil {
+				return nil, err
+			}
+			for _, s := range subs {
+				if seen[s.ID] {
+					continue
+				}
+				seen[s.ID] = true
+				sub, err := t.Subscriptions.Lookup(ctx, workspace, s.Principal, s.ID)
+				if sub != nil {
+					err = judge(sub)
+				}
+				if err != nil && !errors.Is(err, subscription.ErrUndecodable) {
+					return nil, err
+				}
+			}
+			if place = following; place == "" {
+				break
+			}
+		}
+	}
+	changes := catalog.Diff(used, cat)
+	var out []Ending
+	for reason, n := range reasons {
+		out = append(out, Ending{workspace, withChanges(reason, changes), n})
+	}
+	slices.SortFunc(out, func(a, b Ending) int { return cmp.Compare(a.Reason, b.Reason) })
+	return out, nil
+}
+
+// withChanges adds the changes of the event type to the reason of an ending.
+func withChanges(reason string, changes []catalog.Change) string {
+	var what []string
+	for _, c := range changes {
+		if c.Breaking && reason == fault.Public(subscription.SchemaChanged(c.Event, "")) {
+			what = append(what, c.What)
+		}
+	}
+	if len(what) == 0 {
+		return reason
+	}
+	return fmt.Sprintf("%s (%s)", reason, strings.Join(what, ", "))
+}
+
+// hasNoKey reports whether a subscription's principal has no key that lets it subscribe.
+func (t *Terminator) hasNoKey(ctx context.Context, sub *subscription.Subscription) (bool, error) {
+	if t.Review.Directory == nil {
+		return false, nil
+	}
+	who, err := t.Review.Directory.Principals(ctx, sub.Workspace, sub.Principal, false)
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "look up the principal")
+	}
+	return !slices.ContainsFunc(who, func(p auth.Principal) bool { return p.Has(auth.ScopeSubscribe) }), nil
+}
+
+// Breaking returns an error for catalogs that would end subscriptions, or nil if there are no endings.
+func Breaking(endings []Ending) error {
+	if len(endings) == 0 {
+		return nil
+	}
+	total, parts := 0, make([]string, len(endings))
+	for i, x := range endings {
+		total += x.Subscriptions
+		parts[i] = fmt.Sprintf("%d in workspace %s because %s", x.Subscriptions, x.Workspace, x.Reason)
+	}
+	return fault.New(fault.Invalid, "the changed catalog would end %d live webhook subscriptions: %s; --allow-breaking lets it", total, strings.Join(parts, ", "))
 }
