@@ -195,7 +195,7 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		began := time.Now()
 		var begun bool
 		var err error
-		if x.with, begun, err = x.gateway.sessions.getOrBegin(ctx, x.call.Client, x.backend()); err != nil {
+		if x.with, begun, err = x.gateway.sessions.getOrBegin(ctx, x.call.Client, x.backend(), true); err != nil {
 			return err
 		}
 		if begun && x.call.Session != "" && x.hasMark(ctx, began) {

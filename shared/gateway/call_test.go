@@ -81,12 +81,12 @@ func TestConcurrentCallsShareOneSession(t *testing.T) {
 func TestNewSessionIsNotForgottenWithTheOldOne(t *testing.T) {
 	_, g := alone(t)
 	c, b := sessionBased("s1"), g.VisibleTo(t.Context(), ann)[0]
-	first, _, err := g.sessions.getOrBegin(t.Context(), c, b)
+	first, _, err := g.sessions.getOrBegin(t.Context(), c, b, true)
 	expect.OK(t, err)
 	var next backendSession
 	for range 2 { // each of the calls
 		expect.OK(t, g.sessions.forget(t.Context(), c, b, first))
-		now, _, err := g.sessions.getOrBegin(t.Context(), c, b)
+		now, _, err := g.sessions.getOrBegin(t.Context(), c, b, true)
 		if err != nil || now.ID == first.ID || next.ID != "" && now.ID != next.ID {
 			t.Fatalf("got %+v, %v, after %+v and %+v", now, err, first, next)
 		}
@@ -201,6 +201,28 @@ func TestProgressIsRelayedImmediately(t *testing.T) {
 			t.Errorf("it ended after %s, %v", time.Since(began), err)
 		}
 		expect.Equal(t, "the backend", string(s.received("tools/call")[0].Params), `{"name":"t","_meta":{"progressToken":9007199254740993}}`)
+	})
+}
+
+// GWN-10: a backend that sent the user to a URL notifies within the call that the user is done there. The client gets the notification with
+// its bytes.
+func TestEndOfAnElicitationIsRelayed(t *testing.T) {
+	const done = `{"jsonrpc":"2.0","method":"notifications/elicitation/complete","params":{"elicitationId":"e1","x":1.50}}`
+	revisions(t, func(t *testing.T, stateless bool) {
+		s := newScripted(t, func(s *scripted) {
+			s.stateless = stateless
+			s.call = func(t *turn) {
+				t.write(done)
+				t.result(`{"content":[],"resultType":"complete"}`)
+			}
+		})
+		client := sessionBased("s")
+		if stateless {
+			client = statelessClient(ann)
+		}
+		x := start(t, gatewayOver(t, memory(t), at("b", s)), client, "t", "1", `{"name":"t"}`)
+		expect.Equal(t, "the client's first message", x.next(t).text, done)
+		expect.OK(t, x.end(t))
 	})
 }
 

@@ -62,7 +62,7 @@ func (g *Gateway) Prepare(ctx context.Context, c api.Client, name string) error 
 		return err
 	}
 	if !info.Version.Stateless() && (info.UserMessages || info.AssistantResponses) {
-		_, _, err = g.sessions.getOrBegin(ctx, c, b)
+		_, _, err = g.sessions.getOrBegin(ctx, c, b, false)
 	}
 	return err
 }
@@ -71,7 +71,7 @@ func (g *Gateway) Prepare(ctx context.Context, c api.Client, name string) error 
 // converseInSession retries once in a new one.
 func (g *Gateway) converseInSession(ctx context.Context, c api.Client, b *backends.Backend, method string, params json.RawMessage) (json.RawMessage, error) {
 	for again := false; ; again = true {
-		s, _, err := g.sessions.getOrBegin(ctx, c, b)
+		s, _, err := g.sessions.getOrBegin(ctx, c, b, false)
 		if err != nil {
 			return nil, err
 		}

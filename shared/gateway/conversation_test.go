@@ -159,3 +159,23 @@ func TestPreparedSessionIsReadyForAMessage(t *testing.T) {
 		expect.Fault(t, "one that is not there", g.Prepare(t.Context(), sessionBased("s"), "other"), fault.Invalid)
 	})
 }
+
+// CNV-03: a session that is being prepared at a backend that hangs does not delay a shutdown, which cancels the preparation.
+func TestPreparationThatIsCancelledEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := listener(t, false, func(*turn) {})
+		g := gatewayOver(t, memory(t), at("notes", b))
+		expect.OK(t, g.Prepare(t.Context(), sessionBased("before"), "notes")) // the capabilities are known
+		b.intercept(func(_ http.ResponseWriter, r *http.Request, m got) bool {
+			if m.Method == "initialize" {
+				<-r.Context().Done()
+			}
+			return m.Method == "initialize"
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		began := time.Now()
+		expect.Fault(t, "the preparation", g.Prepare(ctx, sessionBased("s"), "notes"), fault.Unavailable)
+		expect.Equal(t, "the time of the preparation", time.Since(began), time.Second)
+	})
+}

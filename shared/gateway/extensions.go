@@ -37,7 +37,7 @@ func (g *Gateway) NotifyExtension(ctx context.Context, c api.Client, method stri
 	client, r := b.ClientFor(c.Token), upstream.Request{Version: info.Version}
 	switch {
 	case !info.Version.Stateless():
-		s, _, err := g.sessions.getOrBegin(ctx, c, b)
+		s, _, err := g.sessions.getOrBegin(ctx, c, b, false)
 		if err != nil {
 			return err
 		}

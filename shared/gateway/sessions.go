@@ -66,11 +66,13 @@ func sessionKey(holder string, b *backends.Backend) store.Key {
 	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.ServerID()}
 }
 
-// getOrBegin returns the client's session with a backend, and begins one if needed. It completes even if the client cancels, because an
-// interrupted handshake could leave an unused session at the backend.
-func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Backend) (s backendSession, begun bool, err error) {
+// getOrBegin returns the client's session with a backend, and begins one if needed. If whole is set, it completes even if ctx is cancelled,
+// because an interrupted handshake could leave an unused session at the backend.
+func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Backend, whole bool) (s backendSession, begun bool, err error) {
 	ends, limited := ctx.Deadline()
-	ctx = context.WithoutCancel(ctx)
+	if whole {
+		ctx = context.WithoutCancel(ctx)
+	}
 	key := sessionKey(holder(c), b)
 	items, err := ss.db.Get(ctx, key)
 	if err != nil {
@@ -90,7 +92,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 		ss.broken.Add(ctx, "session with a backend")
 		cond = store.VersionIs(items[0].Version)
 	}
-	if limited {
+	if whole && limited {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, ends)
 		defer cancel()
@@ -109,7 +111,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 	err = ss.db.Write(ctx, ss.put(c, b, s.itemVersion, value, cond)...)
 	if errors.Is(err, store.ErrConflict) { // another call of the client was faster, and one session is enough
 		b.EndSession(ctx, c.Token, s.Version, s.ID)
-		return ss.getOrBegin(ctx, c, b)
+		return ss.getOrBegin(ctx, c, b, whole)
 	}
 	return s, true, fault.Wrap(fault.Unavailable, err, "keep the session with a backend")
 }
