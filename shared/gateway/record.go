@@ -92,7 +92,7 @@ func (g *Gateway) write(ctx context.Context, r record, err error) {
 		line.AddAttrs(slog.String(c.Kind.String(), clip(c.Name)))
 	}
 	line.AddAttrs(slog.String("outcome", r.outcome), slog.Float64("took_ms", float64(took.Microseconds())/1000))
-	g.lines.add(line)
+	g.lines.add(ctx, line)
 }
 
 // callLog writes the log lines of calls, after a delay and several in a row. Next to a call, a line costs several times as much processor
@@ -102,21 +102,27 @@ type callLog struct {
 	delay time.Duration // 0 writes each line immediately
 
 	mu      sync.Mutex
-	waiting []slog.Record
-	spare   []slog.Record // replaces waiting
-	writing sync.Mutex    // keeps the order of the lines
+	waiting []logLine
+	spare   []logLine  // replaces waiting
+	writing sync.Mutex // keeps the order of the lines
+}
+
+// logLine is a log line of a call. A handler may read values of the call's context, for example the id of a trace.
+type logLine struct {
+	ctx    context.Context
+	record slog.Record
 }
 
 // maxLines limits how many lines wait.
 const maxLines = 1000
 
-func (l *callLog) add(line slog.Record) {
+func (l *callLog) add(ctx context.Context, record slog.Record) {
 	if l.delay == 0 {
-		_ = l.log.Handle(context.Background(), line) // as slog.Logger does
+		l.write(logLine{ctx, record})
 		return
 	}
 	l.mu.Lock()
-	l.waiting = append(l.waiting, line)
+	l.waiting = append(l.waiting, logLine{ctx, record})
 	n := len(l.waiting)
 	l.mu.Unlock()
 	switch {
@@ -136,10 +142,14 @@ func (l *callLog) flush() {
 	l.waiting = l.spare
 	l.mu.Unlock()
 	for _, line := range lines {
-		_ = l.log.Handle(context.Background(), line) // as slog.Logger does
+		l.write(line)
 	}
 	clear(lines)
 	l.spare = lines[:0]
+}
+
+func (l *callLog) write(line logLine) {
+	_ = l.log.Handle(context.WithoutCancel(line.ctx), line.record) // as slog.Logger does
 }
 
 // Flush writes the log lines of the calls that have ended.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -370,14 +371,31 @@ func TestCallEndsBeforeItIsLogged(t *testing.T) {
 	}
 }
 
-// GWN-25: with a delay, the log lines of calls are written together and in order. They do not wait when there are many, or at the end.
+// callerKey is the key under which a context has the attribute that [labeling] adds.
+type callerKey struct{}
+
+// labeling is a handler that adds an attribute from the context of a line.
+type labeling struct{ slog.Handler }
+
+func (l labeling) Handle(ctx context.Context, r slog.Record) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	r.AddAttrs(slog.Any("caller", ctx.Value(callerKey{})))
+	return l.Handler.Handle(ctx, r)
+}
+
+// GWN-25: with a delay, the log lines of calls are written together and in order. They do not wait when there are many, or at the end. They
+// keep the values of their contexts, even if a client has cancelled.
 func TestLinesOfCallsAreWrittenTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		l := callLog{log: slog.NewTextHandler(&out, nil), delay: time.Second}
+		l := callLog{log: labeling{slog.NewTextHandler(&out, nil)}, delay: time.Second}
 		add := func(names ...string) {
 			for _, name := range names {
-				l.add(slog.NewRecord(time.Time{}, slog.LevelInfo, name, 0))
+				ctx, cancel := context.WithCancel(context.WithValue(t.Context(), callerKey{}, "of-"+name))
+				l.add(ctx, slog.NewRecord(time.Time{}, slog.LevelInfo, name, 0))
+				cancel()
 			}
 		}
 		is := func(what string, names ...string) {
@@ -386,7 +404,7 @@ func TestLinesOfCallsAreWrittenTogether(t *testing.T) {
 			defer l.writing.Unlock()
 			want := ""
 			for _, name := range names {
-				want += "level=INFO msg=" + name + "\n"
+				want += "level=INFO msg=" + name + " caller=of-" + name + "\n"
 			}
 			expect.Equal(t, what, out.String(), want)
 			out.Reset()
