@@ -28,6 +28,9 @@ func (w *Writer) notify(ctx context.Context, d stream.Delivery) error {
 		if err := w.sendChanges(d.Cursor, spec.NoteResourcesChange, spec.NoteEventsChange); err != nil {
 			return err
 		}
+		if err := w.flush(); err != nil { // resolving may wait for backends
+			return err
+		}
 		return w.resolveAgain(ctx)
 	case d.Topic == stream.TopicPrincipal(w.Caller.Principal.ID):
 		return w.sendChanges(d.Cursor, spec.NoteResourcesChange)

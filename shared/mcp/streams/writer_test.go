@@ -1,6 +1,7 @@
 package streams
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"strings"
@@ -9,8 +10,10 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
@@ -30,29 +33,43 @@ func (w *written) Write(b []byte) (int, error) {
 	return len(b), w.err
 }
 
+var alice = auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}
+
+// always admits a principal, whatever the credentials are.
+type always auth.Principal
+
+func (a always) Authenticate(context.Context, http.Header) (auth.Principal, error) {
+	return auth.Principal(a), nil
+}
+
+// newListen returns the open listen of alice for changes of the list of resources.
+func newListen(t *testing.T) (*Writer, *written) {
+	t.Helper()
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
+	expect.OK(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	sealer, err := eventlog.NewSealer(make([]byte, 32))
+	expect.OK(t, err)
+	tails := stream.New(&eventlog.Log{DB: db}, db, sealer)
+	t.Cleanup(tails.Close)
+	out := &written{}
+	w := &Writer{
+		Streams:   &Streams{Feeds: tails, Auth: always(alice), Backends: api.None{}, Timing: method.Timing{Heartbeat: time.Hour}},
+		Caller:    Caller{Principal: alice, checked: time.Now()},
+		interests: interests{resources: true}, subscriptionID: []byte("1"), out: sse.NewWriter(out, 0), wrote: time.Now(),
+	}
+	expect.OK(t, w.Open(t.Context(), stream.Request{Workspace: alice.Workspace, Topics: w.topics(t.Context())}))
+	t.Cleanup(w.close)
+	return w, out
+}
+
 // A listen sends all messages that are ready with one write, in their order and each with its own cursor.
 func TestReadyMessagesShareAWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
-		expect.OK(t, err)
-		defer func() { _ = db.Close() }()
-		sealer, err := eventlog.NewSealer(make([]byte, 32))
-		expect.OK(t, err)
-		log := &eventlog.Log{DB: db}
-		tails := stream.New(log, db, sealer)
-		defer tails.Close()
-		alice := auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}
-		topic := stream.TopicPrincipal(alice.ID)
-		out := &written{}
-		w := &Writer{
-			Streams: &Streams{Feeds: tails, Timing: method.Timing{Heartbeat: time.Hour}}, Caller: Caller{Principal: alice, checked: time.Now()},
-			interests: interests{resources: true}, subscriptionID: []byte("1"), out: sse.NewWriter(out, 0), wrote: time.Now(),
-		}
-		expect.OK(t, w.Open(t.Context(), stream.Request{Workspace: alice.Workspace, Topics: []string{topic}}))
-		defer w.close()
+		w, out := newListen(t)
 		notify := func(times int) {
 			for range times {
-				expect.OK(t, log.Notify(t.Context(), alice.Workspace, topic, []byte(`{}`)))
+				expect.OK(t, w.Streams.Feeds.Log.Notify(t.Context(), alice.Workspace, stream.TopicPrincipal(alice.ID), []byte(`{}`)))
 			}
 			synctest.Wait()
 		}
@@ -76,5 +93,29 @@ func TestReadyMessagesShareAWrite(t *testing.T) {
 		if err := w.pass(t.Context()); !errors.Is(err, method.ErrWriting) {
 			t.Errorf("got %v for a write that failed", err)
 		}
+	})
+}
+
+// slow is a source of catalogs that calls read before each catalog.
+type slow struct {
+	catalog.Source
+	read func()
+}
+
+func (s slow) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+	s.read()
+	return s.Source.Catalog(ctx, workspace)
+}
+
+// After a change of the catalog, a listen resolves its URIs again, which may take long. It sends the messages that are ready before that.
+func TestReadyMessagesDoNotWaitForURIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, out := newListen(t)
+		sent := -1
+		w.Streams.Catalogs.Source = slow{catalog.NewStatic(&catalog.Catalog{}), func() { sent = len(out.writes) }}
+		expect.OK(t, w.Streams.Feeds.Log.Notify(t.Context(), alice.Workspace, stream.TopicCatalog, []byte(`{}`)))
+		synctest.Wait()
+		expect.OK(t, w.pass(t.Context()))
+		expect.Equal(t, "the writes before the URIs are resolved", sent, 1)
 	})
 }
