@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -115,9 +116,9 @@ type scripted struct {
 	ends chan struct{}
 	// getStatus is the status with which streams are refused, or 0.
 	getStatus int
-	// mute leaves listens without an acknowledgment, and refused leaves resources out of it; may be nil.
+	// mute leaves listens without an acknowledgment, and refused leaves resources and lists out of it; may be nil.
 	mute    bool
-	refused func(uri string) bool
+	refused func(name string) bool
 
 	mu       sync.Mutex
 	first    func(http.ResponseWriter, *http.Request, got) bool // see intercept; may be nil
@@ -311,7 +312,7 @@ func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
 	}
 }
 
-// acknowledge returns the params of an acknowledgment. It honors the whole request except the refused resources.
+// acknowledge returns the params of an acknowledgment. It honors the whole request except the refused resources and lists.
 func (s *scripted) acknowledge(params json.RawMessage) string {
 	var p struct {
 		Notifications map[string]json.RawMessage
@@ -322,6 +323,7 @@ func (s *scripted) acknowledge(params json.RawMessage) string {
 		_ = json.Unmarshal(asked, &uris)
 		p.Notifications["resourceSubscriptions"], _ = json.Marshal(slices.DeleteFunc(uris, s.refused))
 	}
+	maps.DeleteFunc(p.Notifications, func(name string, _ json.RawMessage) bool { return s.refused != nil && s.refused(name) })
 	text, _ := json.Marshal(p.Notifications)
 	return `{"notifications":` + string(text) + `}`
 }

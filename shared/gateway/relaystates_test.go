@@ -320,6 +320,31 @@ func TestRefusedResourceOfAListenLeavesTheOthersAlone(t *testing.T) {
 	}
 }
 
+// GWN-04: a backend of 2026-07-28 may never acknowledge a listen. The relay then assumes that it took effect.
+func TestListenWithoutAnAcknowledgment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, g, l := follow(t, func(s *scripted) { s.stateless, s.mute = true, true }, inProduction)
+		subscribe(t, g, wants("x://1", "s"))
+		expect.Equal(t, "announced updates of a new subscription", l.count("x://1", time.Minute), 1)
+		s.sendTo("toolsListChanged\":true", toolsChanged)
+		expect.Equal(t, "announced changes", l.count("tools/list_changed", time.Minute), 1)
+	})
+}
+
+// GWN-06: a backend of 2026-07-28 may acknowledge a listen without a list whose changes it promised. The relay then compares the lists
+// periodically.
+func TestListThatIsNotAcknowledged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, l := follow(t, func(s *scripted) {
+			s.stateless, s.refused = true, func(name string) bool { return name == "toolsListChanged" }
+		}, inProduction)
+		time.Sleep(time.Minute)
+		l.forget()
+		s.list(oneTool("u"))
+		expect.Equal(t, "announced changes", l.count("tools/list_changed", 3*time.Minute), 1)
+	})
+}
+
 // GWN-07: the pause grows with each failed attempt, whatever time the backend takes to fail.
 func TestSlowBackendIsAskedLessAndLessOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

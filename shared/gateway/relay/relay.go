@@ -7,11 +7,10 @@
 //	following.go   an open connection: announces notifications, and subscribes on behalf of clients
 //	stream.go      the streams of a connection, each read by a goroutine
 //	invocations.go a relay in a function with limited time
-//	interests.go   the subscriptions to resources in session-based revisions
+//	interests.go   the subscriptions to resources in session-based revisions, and which subscriptions there is room for
 //	listens.go     the subscriptions to resources in 2026-07-28
 //	throttle.go    limits on notifications
 //	events.go      the event types of backends, and subscriptions to their events
-//	share.go       which subscriptions to events there is room for
 //	receive.go     one subscription to events
 //
 // The package sees a backend as a [Backend]. Calls are in shared/gateway, lists in
