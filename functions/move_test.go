@@ -153,6 +153,12 @@ func TestMoveToAnotherRegion(t *testing.T) {
 		t.Errorf("tables were restored without a copy in the Region: %s", out)
 	}
 	op.run(t, 1)
+	// The loss interrupts a newer copy.
+	const copyAgain = `POINT=$(aws backup list-recovery-points-by-backup-vault --backup-vault-name "$STACK" --query "RecoveryPoints[?contains(ResourceArn, 'LogTable')].RecoveryPointArn | [0]" --output json | tr -d '"')
+aws backup start-copy-job --source-backup-vault-name "$STACK" --recovery-point-arn "$POINT" --iam-role-arn "$ROLE" --destination-backup-vault-arn "arn:aws:backup:$OTHER:$ACCOUNT:backup-vault:$STACK"`
+	if out, err := (&operator{prelude: op.prelude, blocks: []string{op.blocks[0], copyAgain}}).try(t, 1); err != nil {
+		t.Fatalf("copy a backup again: %v: %s", err, out)
+	}
 	publish(t, old, 2)
 	wait(t, "the webhook of the registration", hooks)
 	wait(t, "the webhook of the subscription", eventsHooks)

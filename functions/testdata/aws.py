@@ -73,11 +73,18 @@ def run(args):
             given[members[name]] = True
         else:
             given[members[name]] = value(shapes[members[name]], options.pop(0))
-    out = plain(getattr(client(service, region), xform_name(operation))(**given))
-    out.pop("ResponseMetadata", None)
+    api, method = client(service, region), xform_name(operation)
+    if api.can_paginate(method):
+        pages = api.get_paginator(method).paginate(**given)
+        # For text, the command line applies the query to each page.
+        outs = [plain(p) for p in pages] if text else [plain(pages.build_full_result())]
+    else:
+        outs = [plain(getattr(api, method)(**given))]
+    for out in outs:
+        out.pop("ResponseMetadata", None)
     if query:
-        out = jmespath.search(query, out)
-    return (str(out) if text else json.dumps(out)) + "\n"
+        outs = [jmespath.search(query, out) for out in outs]
+    return "".join((str(out) if text else json.dumps(out)) + "\n" for out in outs)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -298,12 +299,11 @@ func (s *Server) startCopy(r request) (any, error) {
 	if !p.managed {
 		return nil, &fault{"InvalidRequestException", "only backups with full management of DynamoDB can be copied to another Region"}
 	}
-	for _, j := range s.jobs {
-		if j.created == p.arn && !j.done() {
-			return nil, &fault{"InvalidRequestException", "the backup is not complete"}
-		}
+	if s.status(p) != "COMPLETED" {
+		return nil, &fault{"InvalidRequestException", "the backup is not complete"}
 	}
 	copied := *p
+	copied.created = time.Now()
 	copied.arn = arn(strings.Split(in.DestinationBackupVaultArn, ":")[3], "recovery-point", uuid.NewString())
 	s.vaults[in.DestinationBackupVaultArn] = append(s.vaults[in.DestinationBackupVaultArn], &copied)
 	return map[string]any{"CopyJobId": s.begin(r, copied.arn), "CreationDate": seconds(time.Now())}, nil
@@ -317,6 +317,19 @@ func (s *Server) describeCopy(r request) (any, error) {
 	return map[string]any{"CopyJob": map[string]any{"CopyJobId": r.PathValue("id"), "State": j.state(), "DestinationRecoveryPointArn": j.created}}, nil
 }
 
+// status returns the status of a recovery point, which is complete when its job is.
+func (s *Server) status(p *point) string {
+	for _, j := range s.jobs {
+		if j.created == p.arn && !j.done() {
+			return "CREATING"
+		}
+	}
+	return "COMPLETED"
+}
+
+// pageSize is the number of recovery points in a page of a list. On AWS it is 1,000.
+const pageSize = 5
+
 func (s *Server) listPoints(r request) (any, error) {
 	vault, err := s.vault(r, r.PathValue("name"))
 	if err != nil {
@@ -328,11 +341,15 @@ func (s *Server) listPoints(r request) (any, error) {
 			_, name, _ := strings.Cut(p.table, ":table/")
 			list = append(list, map[string]any{
 				"RecoveryPointArn": p.arn, "ResourceArn": p.table, "ResourceName": name, "ResourceType": "DynamoDB",
-				"CreationDate": seconds(p.created), "Status": "COMPLETED",
+				"CreationDate": seconds(p.created), "Status": s.status(p),
 			})
 		}
 	}
-	return map[string]any{"RecoveryPoints": list}, nil
+	from, _ := strconv.Atoi(r.FormValue("nextToken")) // 0 for the first page
+	if from = min(max(from, 0), len(list)); len(list)-from > pageSize {
+		return map[string]any{"RecoveryPoints": list[from : from+pageSize], "NextToken": strconv.Itoa(from + pageSize)}, nil
+	}
+	return map[string]any{"RecoveryPoints": list[from:]}, nil
 }
 
 func (s *Server) startRestore(r request) (any, error) {
@@ -346,6 +363,9 @@ func (s *Server) startRestore(r request) (any, error) {
 	p, err := s.find(r, "", in.RecoveryPointArn)
 	if err != nil {
 		return nil, err
+	}
+	if s.status(p) != "COMPLETED" {
+		return nil, &fault{"InvalidRequestException", "the recovery point is not complete"}
 	}
 	if err := checkRole(in.IamRoleArn); err != nil {
 		return nil, err

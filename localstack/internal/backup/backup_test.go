@@ -133,7 +133,13 @@ func TestABackupIsRestoredWhereACopyIs(t *testing.T) {
 	}
 	target := `"TargetTableName":"` + name + `-restored"`
 	a.fails(notFound, there, "PUT /restore-jobs", restore(point, target))
-	copied := a.finishes(here, "GET /copy-jobs/"+a.does("CopyJobId", here, "PUT /copy-jobs", copyOf(point, vault)))["CopyJob"].(map[string]any)
+	copying := a.does("CopyJobId", here, "PUT /copy-jobs", copyOf(point, vault))
+	incomplete := a.call(there, "GET /backup-vaults/v/recovery-points/", "")["RecoveryPoints"].([]any)[0].(map[string]any)
+	if incomplete["Status"] != "CREATING" {
+		t.Errorf("got %v before the copy is complete", incomplete)
+	}
+	a.fails("InvalidRequestException", there, "PUT /restore-jobs", restore(incomplete["RecoveryPointArn"].(string), target))
+	copied := a.finishes(here, "GET /copy-jobs/"+copying)["CopyJob"].(map[string]any)
 	if copied["State"] != "COMPLETED" {
 		t.Errorf("got %v, want a complete copy", copied)
 	}
@@ -152,6 +158,15 @@ func TestABackupIsRestoredWhereACopyIs(t *testing.T) {
 	done := a.finishes(there, "GET /restore-jobs/"+a.does("RestoreJobId", there, "PUT /restore-jobs", restore(point, target+`,"encryptionType":"KMS","kmsMasterKeyArn":"`+key+`"`)))
 	if arn, _ := done["CreatedResourceArn"].(string); done["Status"] != "COMPLETED" || !strings.HasSuffix(arn, "table/"+name+"-restored") {
 		t.Errorf("got %v, want the restored table", done)
+	}
+	for range 4 { // so that there are six
+		a.does("BackupJobId", here, "PUT /backup-jobs", start)
+	}
+	const all = "GET /backup-vaults/v/recovery-points/"
+	first := a.call(here, all, "")
+	second := a.call(here, all+"?nextToken="+first["NextToken"].(string), "")
+	if n, m := len(first["RecoveryPoints"].([]any)), len(second["RecoveryPoints"].([]any)); n != 5 || m != 1 || second["NextToken"] != nil {
+		t.Errorf("got pages of %d and %d recovery points, then %v, want 5 and 1", n, m, second["NextToken"])
 	}
 	items, err := db.Scan(t.Context(), &dynamodb.ScanInput{TableName: aws.String(name + "-restored")})
 	if err != nil || len(items.Items) != 1 || items.Items[0]["pk"].(*types.AttributeValueMemberS).Value != "before" {
