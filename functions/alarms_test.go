@@ -131,9 +131,36 @@ func TestAlarms(t *testing.T) {
 				}
 			}
 		}
+		for _, absent := range []string{"none", "ManagedStreamFunction"} { // which belongs to a parameter
+			cmd := exec.CommandContext(t.Context(), "bash", "-c", `aws() { case "$*" in *`+absent+"*) return 1;; *) echo 0;; esac; }\n"+helpers+"\nfunctions Errors")
+			printed, err := cmd.Output()
+			expect.OK(t, err)
+			var got, want []string
+			for line := range strings.Lines(string(printed)) {
+				name, _, _ := strings.Cut(line, " ")
+				got = append(got, name+"Function")
+			}
+			for _, m := range regexp.MustCompile(`Value: !Ref (\w+)`).FindAllStringSubmatch(all["ErrorsAlarm"], -1) {
+				if m[1] != absent {
+					want = append(want, m[1])
+				}
+			}
+			slices.Sort(got)
+			slices.Sort(want)
+			if !slices.Equal(got, want) {
+				t.Errorf("functions prints %q, but ErrorsAlarm counts %q", got, want)
+			}
+		}
 		for _, m := range regexp.MustCompile(`\$\(out (\w+)\)`).FindAllStringSubmatch(helpers, -1) {
 			if at(outputs, m[1]) == nil {
 				t.Errorf("the template has no output %s", m[1])
+			}
+		}
+	})
+	t.Run("OPS-14 no alarm has more metrics than CloudWatch accepts", func(t *testing.T) {
+		for name, alarm := range all {
+			if n := strings.Count(alarm, "MetricStat:"); n > 10 {
+				t.Errorf("%s has %d metrics, and CloudWatch accepts 10", name, n)
 			}
 		}
 	})
