@@ -31,8 +31,8 @@ var changed = map[string]string{
 	"SealingKeyArn": "arn:aws:kms:eu-central-1:123456789012:key/1",
 }
 
-// deployed holds the two texts of a function that CloudFormation compares.
-type deployed struct{ Config, Version string }
+// deployed holds the two texts of a function that CloudFormation compares, and the deletion policy of its version.
+type deployed struct{ Config, Version, Policy string }
 
 // transformed returns the functions of the stack as SAM's transform makes them, for each set of parameters.
 func transformed(t *testing.T, sets []map[string]string) (stacks []map[string]deployed) {
@@ -70,6 +70,11 @@ func TestEachParameterCanBeChangedAlone(t *testing.T) {
 		names, sets = append(names, name), append(sets, map[string]string{name: value})
 	}
 	stacks := transformed(t, sets)
+	t.Run("a replaced version on managed instances is deleted, because its processes would run forever", func(t *testing.T) {
+		if got := stacks[0]["ManagedStreamFunction"].Policy; got != "Delete" {
+			t.Errorf("got the policy %q, want Delete", got)
+		}
+	})
 	for i, name := range names {
 		t.Run("AWS-17 "+name, func(t *testing.T) {
 			var stale, unpublished []string

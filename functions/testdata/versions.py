@@ -1,7 +1,7 @@
 """Transforms template.yaml as SAM does and says what CloudFormation would see of each function.
 
 Reads a list of parameter sets from stdin and prints for each of them, by the logical id of the function, its
-configuration and its published version.
+configuration, its published version, and the version's deletion policy.
 """
 import copy
 import hashlib
@@ -37,17 +37,18 @@ class Stack:
 
     def functions(self):
         resources = self.template["Resources"]
-        versions = {}
+        versions, kept = {}, {}
         for name, resource in resources.items():
             if resource["Type"] == "AWS::Lambda::Version":
                 owner = resource["Properties"]["FunctionName"]["Ref"]
                 versions[owner] = name + " " + str(self.value(resource["Properties"].get("Description")))
+                kept[owner] = resource.get("DeletionPolicy", "")
         found = {}
         for name, resource in resources.items():
             if resource["Type"] == "AWS::Lambda::Function":
                 properties = {k: v for k, v in resource["Properties"].items() if k not in UNVERSIONED}
                 config = json.dumps(self.value(properties), sort_keys=True)
-                found[name] = {"config": config, "version": versions.get(name, "")}
+                found[name] = {"config": config, "version": versions.get(name, ""), "policy": kept.get(name, "")}
         return found
 
     def value(self, node):

@@ -65,7 +65,7 @@ type functionProperties struct {
 	// Traffic is never shifted: all calls go to the latest version.
 	AutoPublishAlias, VersionDescription                template.Text
 	AutoPublishAliasAllProperties, DeploymentPreference json.RawMessage
-	PublishToLatestPublished                            json.RawMessage
+	PublishToLatestPublished, VersionDeletionPolicy     json.RawMessage
 }
 
 type scheduleEvent struct {
