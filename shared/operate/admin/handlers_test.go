@@ -6,6 +6,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
 )
 
+func init() { recheckEvery = 0 } // so that no test waits for it
+
 func TestEveryOperationHasAHandler(t *testing.T) {
 	serve := handlers(Options{})
 	for _, o := range operations.All {

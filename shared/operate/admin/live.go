@@ -36,11 +36,12 @@ const (
 	maxTailed = 25               // partitions of the event log that a stream reads
 	shown     = 20               // attempts, and events, of a tick
 	heartbeat = 15 * time.Second // maximum time without a message
-	// recheckEvery is how often a stream checks that its caller may still see it.
-	recheckEvery = 5 * time.Second
 	// retailEvery is how often a stream looks for URIs whose events it does not show yet, if each request to the store costs money.
 	retailEvery = 30 * time.Second
 )
+
+// recheckEvery is how often a stream checks that its caller may still see it. Tests shorten it.
+var recheckEvery = 5 * time.Second
 
 // tick is a message of a live stream.
 type tick struct {

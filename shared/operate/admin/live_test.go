@@ -2,6 +2,7 @@ package admin_test
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -9,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -118,6 +121,35 @@ func TestLive(t *testing.T) {
 			t.Errorf("it took %v", took)
 		}
 	})
+}
+
+// TestALiveStreamEndsWithItsKey: AUT-04. A live stream ends when its caller loses the key.
+func TestALiveStreamEndsWithItsKey(t *testing.T) {
+	var o standalone.Options
+	f := start(t, func(given *standalone.Options) { o = *given })
+	revoked, kept := f.watch("op2"), f.watch("op")
+	left := maps.Clone(callers)
+	delete(left, "op2")
+	o.Config = servertest.Config(t, left, "")
+	expect.OK(t, f.s.Reload(t.Context(), o))
+	select {
+	case _, open := <-revoked:
+		if open {
+			t.Error("a caller without a key got a message")
+		}
+	case <-time.After(patience):
+		t.Fatal("the stream of a revoked key is open")
+	}
+	f.subscribe("alice", "/a", built)
+	f.publish(built, "evt_later")
+	select {
+	case _, open := <-kept:
+		if !open {
+			t.Error("the stream of another key has ended")
+		}
+	case <-time.After(patience):
+		t.Error("the stream of another key got nothing")
+	}
 }
 
 // TestOverview: OPS-11. The overview has what there is, what charts are drawn from, and who fails.
