@@ -334,6 +334,68 @@ func TestAnnounce(t *testing.T) {
 	})
 }
 
+// unwritten is a store that keeps the operations of the last write instead of writing them.
+type unwritten struct {
+	store.DB
+	ops []store.Op
+}
+
+func (u *unwritten) Write(_ context.Context, ops ...store.Op) error {
+	u.ops = ops
+	return nil
+}
+
+// EVS-14: a change is announced 5 s after the announcer found it, when every process uses it. The clocks of the machine that stored the
+// change and of the processes that read it do not matter.
+func TestAnnounceWithWrongClocks(t *testing.T) {
+	const wrong = 10 * time.Second
+	for name, clock := range map[string]struct{ operator, announcer time.Duration }{
+		"equal":                      {},
+		"the operator's is behind":   {announcer: wrong},
+		"the operator's is ahead":    {operator: wrong},
+		"the operator's is days off": {operator: 48 * time.Hour},
+	} {
+		edit := unwritten{}
+		// Each bubble has a clock of its own, and all of them begin at the same time.
+		synctest.Test(t, func(t *testing.T) {
+			time.Sleep(clock.operator)
+			old := Stored{Name: "d", Version: 1}
+			expect.OK(t, Write(t.Context(), &edit, Edit{Old: old, Text: []byte("two"), Also: Unannounced(Catalog, "a", []string{"a"}, 2)}))
+		})
+		synctest.Test(t, func(t *testing.T) {
+			time.Sleep(clock.announcer)
+			db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+			expect.OK(t, err)
+			defer func() { _ = db.Close() }()
+			expect.OK(t, Write(t.Context(), db, Edit{Old: Stored{Name: "d"}, Text: []byte("one")}))
+			processes := map[time.Duration]*Cache[string]{}
+			for _, off := range []time.Duration{-wrong, 0, wrong} {
+				now := func() time.Time { return time.Now().Add(off) }
+				processes[off] = NewCache(db, "", func(text []byte) (string, error) { return string(text), nil }, now, nil)
+			}
+			check := func(when, want string) {
+				for off, c := range processes {
+					if got, _, err := c.Get(t.Context(), "d"); got != want || err != nil {
+						t.Errorf("%s: %s, a process whose clock is off by %s uses %q, %v; want %q", name, when, off, got, err, want)
+					}
+				}
+			}
+			check("before the change", "one")
+			expect.OK(t, db.Write(t.Context(), edit.ops...))
+			began, announced := time.Now(), 0
+			check("immediately after it", "one") // so that the announcement must wait
+			expect.OK(t, Announce(t.Context(), db, MaxAge, func(context.Context, Change) error {
+				announced++
+				check("at the announcement", "two")
+				return nil
+			}))
+			if took := time.Since(began); announced != 1 || took != MaxAge {
+				t.Errorf("%s: %d announcements after %s, want 1 after %s", name, announced, took, MaxAge)
+			}
+		})
+	}
+}
+
 // frozenStore fails one read after it is thawed, and the following reads with the error later.
 type frozenStore struct {
 	*settingstest.Store
