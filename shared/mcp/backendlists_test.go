@@ -35,6 +35,7 @@ type lister struct {
 	names    []string // the names of the entries, the same in every list
 	hints    string   // extra members of each page, e.g. `"ttlMs":5`
 	down     bool
+	methods  []string                                                         // of the requests that it has received
 	hold     chan struct{}                                                    // if set, list requests block until it is closed
 	mute     bool                                                             // leaves calls unanswered
 	call     func(w http.ResponseWriter, r *http.Request, id json.RawMessage) // if set, answers calls
@@ -67,6 +68,7 @@ func (l *lister) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	l.mu.Lock()
+	l.methods = append(l.methods, m.Method)
 	hold, mute, call := l.hold, l.mute && m.Method == "tools/call", l.call
 	l.mu.Unlock()
 	if call != nil && m.Method == "tools/call" {
