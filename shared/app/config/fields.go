@@ -137,13 +137,22 @@ func (p *parser) readURL(n *strictyaml.Node, what string) string {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || len(s) > 2048:
-		p.file.Add(n.Line, "%s: %q is not an http or https URL", what, strictyaml.Clip(s))
+		p.file.Add(n.Line, "%s: %q is not an http or https URL", what, strictyaml.Clip(withoutSecrets(s)))
 	case u.User != nil:
 		p.file.Add(n.Line, "%s must not hold a password; use headers", what)
 	case u.Fragment != "":
 		p.file.Add(n.Line, "%s must not have a fragment", what)
 	}
 	return s
+}
+
+// withoutSecrets returns a URL for an error, without its user information and query, which may contain keys. The URL may be invalid.
+func withoutSecrets(text string) string {
+	text, _, _ = strings.Cut(text, "?")
+	if at := strings.LastIndex(text, "@"); at >= 0 {
+		return "…" + text[at:]
+	}
+	return text
 }
 
 // headerName is field-name of RFC 9110.
