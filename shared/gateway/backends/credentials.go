@@ -2,7 +2,9 @@ package backends
 
 import (
 	"context"
+	"errors"
 	"net/http"
+	"net/url"
 	"sync"
 
 	"golang.org/x/oauth2"
@@ -84,13 +86,21 @@ func (b *Backend) getOAuthToken(ctx context.Context) (string, error) {
 	select {
 	case r := <-asked:
 		if r.Err != nil {
-			return "", fault.Wrap(fault.Unavailable, r.Err, "get a token for backend %s", b.Name)
+			return "", fault.Wrap(fault.Unavailable, withoutURL(r.Err), "get a token for backend %s", b.Name)
 		}
 		t := r.Val.(*oauth2.Token)
 		return t.Type() + " " + t.AccessToken, nil
 	case <-ctx.Done():
 		return "", fault.Wrap(fault.Unavailable, ctx.Err(), "wait for a token for backend %s", b.Name)
 	}
+}
+
+// withoutURL returns the cause of an error of net/http, which contains the URL. The URL may contain a secret.
+func withoutURL(err error) error {
+	if named, ok := errors.AsType[*url.Error](err); ok {
+		return named.Err
+	}
+	return err
 }
 
 // tokenSource returns the source of tokens, and replaces it if the secret has changed.

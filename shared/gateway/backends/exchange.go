@@ -233,10 +233,7 @@ func (b *Backend) judgeExchange(err error) *TokenError {
 	}
 	refused, ok := errors.AsType[*oauth2.RetrieveError](err)
 	if !ok {
-		if cause, ok := errors.AsType[*url.Error](err); ok {
-			err = cause.Err // the URL may contain a secret
-		}
-		return unavailable(err)
+		return unavailable(withoutURL(err))
 	}
 	code := refused.ErrorCode
 	if code != "" && !errorCode.MatchString(code) {
