@@ -86,7 +86,7 @@ sleep() { :; }
 	return o
 }
 
-// run runs the next n blocks and returns what they print. The first block has the variables, which are set again for each.
+// run runs the next n blocks and returns their output. The first block has the variables, which are set again for each.
 func (o *operator) run(t *testing.T, n int) string {
 	t.Helper()
 	out, err := o.try(t, n)

@@ -2,8 +2,7 @@
 // and reports for each rule whether the server follows it.
 //
 //	check.go     a run: the order of the steps, the choice of the event type, and helpers
-//	rules.go     the rules and their sections
-//	refusals.go  checks of requests that the server must refuse
+//	rules.go     the rules and their sections, and checks of requests that the server must refuse
 //	inband.go    checks of polls and streams
 //	webhook.go   checks of webhook subscriptions
 //	deliver.go   checks of deliveries to an endpoint

@@ -12,14 +12,10 @@ import (
 // BackupAPI returns the API of AWS Backup for the tables at the endpoints, in all Regions. Backups outlive the stacks.
 func BackupAPI(e Endpoints) http.Handler {
 	e = e.fromEnvironment()
-	clients := func(region string) (o Options) {
-		o.Region = region
-		return o
-	}
 	return &backup.Server{
-		DB: clients("us-east-1").clients(e).DynamoDB,
+		DB: Options{Region: "us-east-1"}.clients(e).DynamoDB,
 		HasKey: func(ctx context.Context, region, arn string) bool {
-			keys := clients(region).clients(e).KMS
+			keys := Options{Region: region}.clients(e).KMS
 			if keys == nil {
 				return false
 			}

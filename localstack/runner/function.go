@@ -161,8 +161,8 @@ func (s *scope) describe(r *template.Resource) (described, error) {
 // leastManaged is the least memory in MB of a function on managed instances.
 const leastManaged = 2048
 
-// owner returns the logical id of the function whose policies a function has: its own, or that of the function for which
-// SAM creates its role.
+// owner returns the logical id of the function whose policies a function has. Without a role, this is the function itself. A
+// role is the one that SAM creates for another function.
 func (s *scope) owner(r *template.Resource, role string) (string, error) {
 	if role == "" {
 		return r.ID, nil

@@ -13,8 +13,8 @@
 //	relay       relays.New                        functions/relay       one goroutine
 //	admin       operators.NewHandler              functions/admin       /admin/v1, /console
 //
-// Publishing, fanout and delivery of events, and subscribing to them, get their parts in this file and in webhooks/webhooks.go. A
-// tools/call gets its parts in mcp.go. Packages webhooks, relays and operators are separate from this one only
+// Publishing, fanout and delivery of events, subscribing to them, and a tools/call get their parts in this file and in
+// webhooks/webhooks.go. Packages webhooks, relays and operators are separate from this one only
 // because functions that do not import them are much smaller.
 //
 // Package app contains no domain rules. It does not read the environment or create clients either: package standalone and

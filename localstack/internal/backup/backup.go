@@ -37,6 +37,7 @@ type Server struct {
 	vaults  map[string][]*point // by ARN
 	jobs    map[string]*job     // by id
 	managed map[string]bool     // Regions with full management of DynamoDB's backups, which copies need
+	mux     *http.ServeMux      // the operations
 }
 
 // point is a recovery point: the content of a table at one moment.
@@ -98,9 +99,15 @@ func (r request) decode(v any) error {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.vaults == nil {
+	if s.mux == nil {
 		s.vaults, s.jobs, s.managed = map[string][]*point{}, map[string]*job{}, map[string]bool{}
+		s.mux = s.operations()
 	}
+	s.mux.ServeHTTP(w, r)
+}
+
+// operations returns the handlers of all operations. Their callers hold the lock.
+func (s *Server) operations() *http.ServeMux {
 	mux := http.NewServeMux()
 	for pattern, do := range map[string]func(request) (any, error){
 		"PUT /account-settings":                      s.updateRegionSettings,
@@ -115,7 +122,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { answer(w, r, do) })
 	}
-	mux.ServeHTTP(w, r)
+	return mux
 }
 
 // answer calls an operation for the Region for which the request was signed.

@@ -121,7 +121,7 @@ func (p *parser) readProtocolVersion(n *strictyaml.Node, what string) string {
 func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
 	o := &api.OAuth{}
 	given := p.readClient(n, what, o)
-	p.checkClient(n, what, o, given["clientSecret"], " and clientSecret")
+	p.checkClient(n, what, o, given["clientSecret"], clientWithSecret)
 	return o
 }
 
@@ -136,10 +136,13 @@ func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, other
 	}, others...)...)
 }
 
-// checkClient reports a client without its URL, its id, or its own credential.
-func (p *parser) checkClient(n *strictyaml.Node, what string, o *api.OAuth, has bool, credential string) {
-	if o.TokenURL == "" || o.ClientID == "" || !has {
-		p.file.Add(n.Line, "%s needs tokenUrl, clientId%s", what, credential)
+// clientWithSecret are the settings that a client with a secret needs.
+const clientWithSecret = "tokenUrl, clientId and clientSecret"
+
+// checkClient reports a client that lacks one of the settings that it needs.
+func (p *parser) checkClient(n *strictyaml.Node, what string, o *api.OAuth, hasCredential bool, needed string) {
+	if o.TokenURL == "" || o.ClientID == "" || !hasCredential {
+		p.file.Add(n.Line, "%s needs %s", what, needed)
 	}
 }
 
@@ -185,11 +188,11 @@ func (p *parser) readExchange(n *strictyaml.Node, what string) *api.Exchange {
 	case clientAuth != signedByKey && ofKey:
 		p.file.Add(n.Line, "%s: clientKey, keyId and issuer need clientAuth: %s", what, signedByKey)
 	case clientAuth != signedByKey:
-		p.checkClient(n, what, &x.OAuth, given["clientSecret"], " and clientSecret")
+		p.checkClient(n, what, &x.OAuth, given["clientSecret"], clientWithSecret)
 	case given["clientSecret"]:
 		p.file.Add(n.Line, "%s: with clientAuth: %s there is no clientSecret", what, signedByKey)
 	default:
-		p.checkClient(n, what, &x.OAuth, given["clientKey"] && given["issuer"], ", clientKey and issuer")
+		p.checkClient(n, what, &x.OAuth, given["clientKey"] && given["issuer"], "tokenUrl, clientId, clientKey and issuer")
 	}
 	if x.Audience == "" && x.Resource == "" {
 		p.file.Add(n.Line, "%s needs an audience or a resource, so that the token is valid for this backend only", what)

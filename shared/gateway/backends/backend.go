@@ -4,14 +4,12 @@
 //	set.go            the backends of the configuration, and who may use them
 //	backend.go        one backend, with its clients and counters
 //	credentials.go    the headers and tokens of requests to it
-//	exchange.go       tokens for which callers' tokens were exchanged
-//	assertion.go      how the gateway authenticates itself with a key
+//	exchange.go       tokens for which callers' tokens were exchanged, and how the gateway authenticates itself for that with a key
 //	view.go           how long a backend's capabilities and lists are used
 //	callers.go        views of backends that show each caller something else
 //	fetch.go          the requests for capabilities and lists
-//	lists.go          the combined lists, and the backend with a given name
+//	lists.go          the combined lists, and the backend with a given name or resource template
 //	extensions.go     the extensions that backends declare, and their methods
-//	template.go       whether a URI matches a resource template
 //	subscriptions.go  subscriptions to resources, and the notification streams that they need
 //	followed.go       a backend as package relay sees it
 //

@@ -2,11 +2,10 @@
 // log, from which the streams of clients read.
 //
 //	relay.go       the set of backends, with one follower for each
-//	lease.go       decides which of several relays follows a backend, and hands over to another one
+//	lease.go       decides which of several relays follows a backend, and hands over to another one, also in a function with limited time
 //	connection.go  the states of a connection
 //	following.go   an open connection: announces notifications, and subscribes on behalf of clients
 //	stream.go      the streams of a connection, each read by a goroutine
-//	invocations.go a relay in a function with limited time
 //	interests.go   the subscriptions to resources in session-based revisions, and which subscriptions there is room for
 //	listens.go     the subscriptions to resources in 2026-07-28
 //	throttle.go    limits on notifications

@@ -189,7 +189,7 @@ func (h *noteHandlers) origin(c *call) (string, error) {
 	return strings.TrimPrefix(string(name), string(switches.Origin(""))), err
 }
 
-// before returns the note of an origin for the audit trail. It is nil if there is none.
+// before returns the note of an origin for the audit trail. It is nil for an origin without a note.
 func (h *noteHandlers) before(c *call, origin string) (*switches.Note, error) {
 	notes, err := h.switches.NotesOf(c.Context(), c.who.Workspace, origin)
 	return notes[origin], err

@@ -57,7 +57,7 @@ func (l *Lanes) mark(ctx context.Context, endpoint string, until time.Time) {
 	_ = l.rate.db.Write(ctx, store.Put(it)) // without it, others find out later
 }
 
-// readMark returns the mark of an endpoint, or nil if there is none.
+// readMark returns the mark of an endpoint, or nil without a mark.
 func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
 	items, err := l.rate.db.Get(ctx, hangKey(endpoint))
 	if err != nil || items[0] == nil || !l.now().Before(items[0].Expires) {

@@ -3,7 +3,7 @@
 //
 // The clients alice and mallory get tokens for the MCP endpoint. The client gateway exchanges them for tokens with the audience crm, except
 // mallory's, and so does the client keyholder, which authenticates itself with a key (private_key_jwt). The client crm checks tokens by
-// introspection. GET /exchanges returns how many exchanges were asked for.
+// introspection. GET /exchanges returns the number of requests for an exchange.
 package main
 
 import (
