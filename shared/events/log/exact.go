@@ -2,8 +2,13 @@ package eventlog
 
 import (
 	"context"
+	"errors"
+	"math"
 	"slices"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -168,4 +173,196 @@ func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) 
 		return found
 	})
 	return found, err
+}
+
+// stamped is a log whose writers stamp keys with their clocks, because a store such as DynamoDB has no order of commits. The
+// own partition of a URI has one writer, so its keys grow. The readers of other partitions look back.
+type stamped struct{ log *Log }
+
+// position allows for the skew of two clocks, because the next stamp may be earlier than now by that time.
+func (s stamped) position() int64 { return s.log.Time().Add(-2*MaxSkew).UnixMicro() - 1 }
+
+func (s stamped) settled() int64 { return s.log.Time().Add(-Window).UnixMicro() }
+
+func (stamped) upperBound() int64 { return math.MaxInt64 }
+
+func (s stamped) interestBegins() int64 { return s.log.Time().UnixMicro() }
+
+func (s stamped) endOf(ctx context.Context, workspace, uri string) (int64, error) {
+	at := s.position()
+	last, err := s.log.DB.Query(ctx, store.Query{Table: store.Log, Partition: Own(workspace, uri).name, Reverse: true, Limit: 1})
+	if err != nil {
+		return 0, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
+	}
+	if len(last.Items) == 1 {
+		if key, err := parseKey(last.Items[0].Sort); err == nil {
+			at = max(at, key)
+		}
+	}
+	return at, nil
+}
+
+func (stamped) lookBack() time.Duration { return Window }
+
+func (stamped) given(int64) int64 { return 0 }
+
+func (stamped) totalOrder() bool { return false }
+
+func (stamped) spreads() bool { return true }
+
+// repeatable reports whether a segment is young. The writer of an older one may have died during a slow append, before it
+// could repeat it with a new key, and a reader may have passed the segment.
+func (s stamped) repeatable(end int64) bool {
+	return s.log.Time().UnixMicro()-end <= SlowAppend.Microseconds()
+}
+
+func (stamped) bound(*store.Query, int64) int64 { return 0 }
+
+// completeStamp reads the other items with the last stamp. Several writers may use the same microsecond, and the next page
+// begins after it.
+func (s stamped) completeStamp(ctx context.Context, p Partition, page *store.Page) error {
+	if p.single || len(page.Last) < stampSize {
+		return nil
+	}
+	stamp := page.Last[:stampSize]
+	for rest := page.More; rest; {
+		more, err := s.log.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, After: page.Last, Until: stamp + "~", Limit: 100})
+		if err != nil {
+			return err
+		}
+		page.Items = append(page.Items, more.Items...)
+		if rest = more.More; rest {
+			page.Last = more.Last
+		}
+	}
+	return nil
+}
+
+// byID reports that there is no index of ids, because every item of the index would be billed.
+func (stamped) byID(context.Context, string, string, string) (*event.Event, bool, error) {
+	return nil, false, nil
+}
+
+func (s stamped) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
+	done, err := s.log.appendTo(ctx, Own(workspace, uri), uri, events)
+	if err != nil {
+		return done, err
+	}
+	return done, s.log.AppendPatterns(ctx, done, events, patterns, false)
+}
+
+// appendUnordered chooses a shard for each event by its id, so that the URI and the patterns are each written to several
+// partitions.
+func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (done Appended, err error) {
+	shards := map[int][]event.Event{}
+	for _, e := range events {
+		shards[shardOf(e.ID)] = append(shards[shardOf(e.ID)], e)
+	}
+	done.After = s.position()
+	var mu sync.Mutex
+	write, ctx := errgroup.WithContext(ctx)
+	for i, part := range shards {
+		write.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			own, err := s.log.appendTo(ctx, shard(workspace, uri, i), uri, part)
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			done.First, done.After = done.First || own.First, min(done.After, own.After)
+			mu.Unlock()
+			return s.log.putPatterns(ctx, i, part, nil, patterns)
+		})
+	}
+	return done, write.Wait()
+}
+
+// put writes a slow append again with a new key, because a reader may have passed the first one.
+func (s stamped) put(ctx context.Context, p Partition, seg segment, floor int64, _ ...Partition) (int64, error) {
+	item, life, err := s.log.item(p, seg)
+	if err != nil {
+		return 0, err
+	}
+	for {
+		started := time.Now() // monotonic, unlike the stamp's clock
+		stamp := max(s.log.Time().UnixMicro(), floor) + int64(seg.len())
+		if floor == 0 && s.mayUse(seg.stamp) {
+			stamp = seg.stamp
+		}
+		item.Sort, item.Expires = sortKey(stamp), time.UnixMicro(stamp).Add(life)
+		if !p.single {
+			item.Sort += "-" + nonce()
+		}
+		err := s.log.DB.Write(ctx, store.Put(item, store.Absent()))
+		if errors.Is(err, store.ErrConflict) && p.single {
+			floor = stamp // an earlier writer used the key
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		if time.Since(started) <= SlowAppend && (stamp != seg.stamp || s.mayUse(stamp)) {
+			return stamp, nil
+		}
+		s.log.Slow.Add(1)
+		floor = stamp
+	}
+}
+
+// mayUse reports whether an append may still use the stamp of another append. A reader may already have passed an old stamp,
+// and would read an entry with a stamp far in the future again and again.
+func (s stamped) mayUse(stamp int64) bool {
+	age := s.log.Time().UnixMicro() - stamp
+	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()
+}
+
+// AppendPatterns appends events of one URI to the partitions of the pattern keys. done is the result of appending them
+// to their own partition, or empty. Only a log with stamped keys needs it, because otherwise [Log.Append] writes the copies.
+//
+// The own partition has one writer at a time, and its keys grow. The copies get the same keys, so that a pattern has the
+// events of a URI in the same order, even if the clocks of two writers differ.
+//
+// The events that go to the same partition share a segment, and the partitions are written concurrently. So a batch of many
+// events takes hardly longer than a single event. Otherwise, when the store is slow, a batch could take longer than its
+// function may run, and as each attempt starts from the beginning, the URI would never get past it.
+func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.Event, keys []string, unordered bool) error {
+	shards := map[int][]event.Event{}
+	for _, e := range events {
+		i := shardOf(e.URI)
+		if unordered {
+			i = shardOf(e.ID)
+		}
+		shards[i] = append(shards[i], e)
+	}
+	write, ctx := errgroup.WithContext(ctx)
+	for i, part := range shards {
+		write.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			return l.putPatterns(ctx, i, part, done.stamps, keys)
+		})
+	}
+	return write.Wait()
+}
+
+// maxPatterns is how many pattern keys putPatterns writes concurrently.
+const maxPatterns = 8
+
+// putPatterns appends events to one shard of each pattern key. stamps has the keys of the events in their own partition if
+// they have one with one writer.
+func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, stamps map[string]int64, keys []string) error {
+	write, ctx := errgroup.WithContext(ctx)
+	write.SetLimit(maxPatterns)
+	for _, key := range keys {
+		write.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			for _, events := range pack(part, maxSegment, store.MaxTransaction) {
+				s := segment{V: segmentVersion, Events: events, stamp: stamps[events[len(events)-1].ID]}
+				if _, err := l.keys().put(ctx, shard(part[0].Workspace, key, i), s, 0); err != nil {
+					return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
+				}
+			}
+			return nil
+		})
+	}
+	return write.Wait()
 }

@@ -4,12 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/challenge"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/minutes"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -197,4 +203,205 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 		s.notifySubscription(ctx, workspace, id, Suspended)
 	}
 	return err
+}
+
+// Readers compare a subscription's expiry with the time, so deliveries stop to the second. The sweep later deletes the items and lowers the
+// counters. It finds expired subscriptions by entries that are stored by the minute of their expiry, spread over shards.
+
+const sweepShards = 4
+
+type expiry struct {
+	Workspace string `json:"ws"`
+	Principal string `json:"pr"`
+}
+
+func expiryPartition(shard int, minute time.Time) string {
+	return fmt.Sprintf("x#%d#%s", shard, minute.UTC().Format("200601021504"))
+}
+
+// expiryKey returns the key of the entry by which the sweep finds the subscription.
+func (s *Subscription) expiryKey() store.Key {
+	h := fnv.New32a()
+	h.Write([]byte(s.ID))
+	return store.Key{Table: store.Subscriptions, Partition: expiryPartition(int(h.Sum32()%sweepShards), s.Until), Sort: s.ID}
+}
+
+// expiryOps returns the operation that writes the entry by which the sweep finds the subscription, or nil if it never expires.
+func (s *Subscription) expiryOps() []store.Op {
+	if s.Until.IsZero() {
+		return nil
+	}
+	value, _ := json.Marshal(expiry{s.Workspace, s.Principal})
+	return []store.Op{store.Put(store.Item{
+		Key:     s.expiryKey(),
+		Value:   value,
+		Expires: s.Until.Add(expiryKept),
+	})}
+}
+
+// sweepKey is the key of the sweep's position.
+var sweepKey = store.Key{Table: store.Subscriptions, Partition: "x#watermark", Sort: "-"}
+
+// expiryKept is how long an entry waits for the sweep after its minute.
+const expiryKept = 7 * 24 * time.Hour
+
+// Sweeper removes expired subscriptions.
+type Sweeper struct {
+	Service *Service
+	// DeadLetter dead-letters an item that cannot be decoded. It must be set.
+	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
+	// SaveEvery is the SaveEvery of [minutes.Position].
+	SaveEvery time.Duration
+	// Switches are the switches that [Sweeper.SweepSwitches] looks through.
+	Switches *switches.Set
+}
+
+// Sweep removes the subscriptions that have expired since the previous sweep, and returns their number. It resumes an interrupted sweep.
+func (s *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
+	position := minutes.Position{DB: s.Service.Records.DB, Key: sweepKey, CatchUp: expiryKept, SaveEvery: s.SaveEvery}
+	err = position.Walk(ctx, s.Service.Records.now(), func(ctx context.Context, minute time.Time) error {
+		var errs []error
+		for shard := range sweepShards {
+			n, err := s.sweepPartition(ctx, expiryPartition(shard, minute))
+			removed += n
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	})
+	return removed, err
+}
+
+func (s *Sweeper) sweepPartition(ctx context.Context, part string) (removed int, err error) {
+	partition := store.Key{Table: store.Subscriptions, Partition: part}
+	err = store.Each(ctx, s.Service.Records.DB, partition, "list expired subscriptions", func(it *store.Item) error {
+		gone, err := s.sweepOne(ctx, it)
+		if err == nil && gone {
+			removed++
+		}
+		return err
+	})
+	return removed, err
+}
+
+// sweepOne handles one entry. It dead-letters the entry if the entry or its subscription cannot be decoded.
+func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
+	var e expiry
+	if err := json.Unmarshal(it.Value, &e); err != nil {
+		return false, s.DeadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the expiry entry cannot be decoded"))
+	}
+	gone, later, err := s.expire(ctx, e, it.Sort, it.Partition)
+	switch {
+	case errors.Is(err, ErrUndecodable):
+		return false, s.DeadLetter(ctx, it, err)
+	case err != nil || later:
+		return gone, err
+	}
+	return gone, fault.Wrap(fault.Unavailable, s.Service.Records.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
+}
+
+// expire removes a subscription if it has expired. later reports that another sweep must look at the entry again, because the subscription
+// expires later in this minute or was written concurrently.
+func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
+	sub, err := s.Service.Records.load(ctx, e.Workspace, e.Principal, id)
+	if err != nil || sub == nil {
+		return false, false, err
+	}
+	if !sub.lapsed(s.Service.Records.now()) {
+		return false, !sub.Until.IsZero() && sub.expiryKey().Partition == part, nil
+	}
+	err = s.Service.Records.remove(ctx, sub, false)
+	if errors.Is(err, store.ErrConflict) {
+		return false, true, nil
+	}
+	if err != nil {
+		return false, false, err
+	}
+	s.Service.notifyPrincipal(ctx, e.Workspace, e.Principal)
+	return true, false, nil
+}
+
+// Recount corrects the number of subscriptions that the store has for each workspace, and reports how many were wrong, see
+// [tally.Counts.Recount].
+func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
+	db := s.Service.Records.DB
+	workspaces, err := (&Lists{DB: db}).Workspaces(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return s.Service.Records.counts().Recount(ctx, workspaces, func(ctx context.Context, workspace string) ([]string, error) {
+		principals := map[string]bool{}
+		err := store.Each(ctx, db, indexKey(workspace, "-"), "list the subscriptions of a workspace", func(it *store.Item) error {
+			principals[string(it.Value)] = true
+			return nil
+		})
+		return slices.Collect(maps.Keys(principals)), err
+	})
+}
+
+// SweepSwitches removes the switches of subscriptions that have ended or were made again without a pause, and returns their
+// number. An operator's switch stays for [EndedKept] after the end, so that it pauses the subscription again if its owner
+// subscribes with the same parameters. SweepSwitches also removes the notes about origins that are healthy again. It runs in the
+// first minute of each hour, because reading all switches every minute would cost too much. The next hour repeats a missed run.
+func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
+	if s.Switches == nil || s.Service.Records.now().Minute() != 0 {
+		return 0, nil
+	}
+	lists := &Lists{DB: s.Service.Records.DB}
+	workspaces, err := lists.Workspaces(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	for _, workspace := range workspaces {
+		n, err := s.Switches.RemoveUnused(ctx, workspace, func(id string, sw switches.Switch) (bool, error) {
+			return s.isPaused(ctx, workspace, id, sw)
+		})
+		notes, err2 := s.Switches.RemoveNotes(ctx, workspace, func(origin string) (bool, error) {
+			failing, err := lists.isFailing(ctx, workspace, origin)
+			return !failing, err
+		})
+		removed += n + notes
+		errs = append(errs, err, err2)
+	}
+	return removed, errors.Join(errs...)
+}
+
+// isFailing reports whether the last attempt at any subscription's endpoint at an origin failed.
+func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, error) {
+	for after := ""; ; {
+		subs, next, err := l.Select(ctx, workspace, Choice{Origin: origin}, after, maxSelected)
+		if err != nil {
+			return false, err
+		}
+		for _, s := range subs {
+			if !s.Status.FailedSince.IsZero() {
+				return true, nil
+			}
+		}
+		if after = next; after == "" {
+			return false, nil
+		}
+	}
+}
+
+// isPaused reports whether a switch pauses a subscription, or will pause it again.
+func (s *Sweeper) isPaused(ctx context.Context, workspace, id string, sw switches.Switch) (bool, error) {
+	r := &s.Service.Records
+	record := recordKey(workspace, sw.Owner, id)
+	if sw.Owner == "" { // the previous version did not store it
+		record = indexKey(workspace, id)
+	}
+	items, err := r.DB.Get(ctx, record, endedKey(workspace, sw.Owner, id))
+	switch {
+	case err != nil:
+		return false, fault.Wrap(fault.Unavailable, err, "read a paused subscription")
+	case items[0] == nil && sw.Owner == "":
+		return sw.Operator && r.now().Sub(sw.At) < EndedKept, nil
+	case items[0] == nil:
+		return sw.Operator && items[1] != nil, nil
+	case sw.Owner == "":
+		return true, nil
+	}
+	sub, err := decodeRecord(items[0])
+	return err != nil || sub.Paused != 0, nil // the expiry job dead-letters a record that cannot be decoded
 }

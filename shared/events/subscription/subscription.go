@@ -13,11 +13,15 @@
 package subscription
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -243,3 +247,189 @@ func (s *Subscription) Subscriber() Subscriber {
 
 // Binding identifies the owner of a sealed secret. A sealed secret that was copied to another subscription or target does not open.
 type Binding struct{ Workspace, Subscription, Target string }
+
+// advancedCursor returns the subscription's cursor, moved forward to the latest position up to which all deliveries are known to be finished.
+func (g *Registrar) advancedCursor(ctx context.Context, sub *Subscription) string {
+	if g.Watermark == nil || sub.State != Active || sub.Owed != 0 {
+		return sub.Cursor
+	}
+	c, err := g.Sealer.Open(sub.Workspace, sub.Cursor)
+	if err == nil {
+		c, err = g.watermark(ctx, sub, c)
+	}
+	if err != nil {
+		slog.WarnContext(ctx, "cursor not advanced", "subscription", sub.ID, "error", err)
+		return sub.Cursor
+	}
+	return g.Sealer.Seal(sub.Workspace, c)
+}
+
+func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventlog.Cursor) (eventlog.Cursor, error) {
+	now, end := g.now(), g.Service.Log.Settled()
+	settled, open, err := g.Watermark.Settled(ctx, sub.Workspace, sub.ID)
+	if err != nil || sub.Replayed > settled && sub.Replayed != 0 {
+		return had, err
+	}
+	c := eventlog.Cursor{At: max(had.At, min(settled, end))}
+	if c.At == had.At {
+		c = had
+	}
+	if open {
+		return c, nil
+	}
+	// No delivery is open. If the log also has no events after the cursor, then none is in flight, because events that have left the log
+	// were in the queues for the whole retention period.
+	quiet, err := g.hasNoEventAfter(ctx, sub, c)
+	if err != nil || !quiet {
+		return c, err
+	}
+	return eventlog.Cursor{At: max(c.At, end), Given: now.UnixMicro()}, nil
+}
+
+// hasNoEventAfter reports whether no event of the subscription's patterns is in the log after a cursor. It reports false
+// if the log was not written for a pattern since then, because an event may be on its way that the log does not have.
+func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
+	for _, p := range sub.Patterns {
+		if p.Kind != match.Concrete {
+			in, err := g.Service.Log.Interest(ctx, sub.Workspace, p.Key)
+			if err != nil || in.Reaches() > max(c.At, c.Given) {
+				return false, err
+			}
+		}
+		for _, part := range p.Partitions(g.Service.Log, sub.Workspace) {
+			after := c.At - g.Service.Log.LookBack(part).Microseconds()
+			for more := true; more; {
+				entries, rest, next, err := g.Service.Log.Read(ctx, part, after, 1)
+				if err != nil || len(entries) > 0 {
+					return false, err
+				}
+				more, after = rest, next
+			}
+		}
+	}
+	return true, nil
+}
+
+// Status summarizes the deliveries of a subscription. Dispatch writes it on a failure, on the first success after a failure, and
+// otherwise at most once per minute, or less often under high load.
+type Status struct {
+	LastDelivery time.Time `json:"last,omitzero"`
+	// LastError is a category. It never contains text from the endpoint.
+	LastError string `json:"err,omitempty"`
+	// LastCode is the HTTP status of the last failure, or 0 if the endpoint did not answer. Only operators see it.
+	LastCode    int       `json:"code,omitempty"`
+	FailedSince time.Time `json:"since,omitzero"`
+	// Failures is the least number of attempts that have failed since then.
+	Failures int `json:"n,omitempty"`
+	// ThrottledUntil is the end of the latest pause that the endpoint asked for.
+	ThrottledUntil time.Time `json:"wait,omitzero"`
+}
+
+// StatusKey returns the key of a subscription's status.
+func StatusKey(workspace, id string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "s#" + workspace + "#" + id, Sort: "status"}
+}
+
+// Encode returns the status as an item.
+func (s Status) Encode(workspace, id string) store.Item {
+	value, _ := json.Marshal(s) // times and strings
+	return store.Item{Key: StatusKey(workspace, id), Value: value}
+}
+
+// DecodeStatus reads an item of [Status.Encode]. A nil item stands for no deliveries yet.
+func DecodeStatus(it *store.Item) (Status, error) {
+	var s Status
+	if it == nil {
+		return s, nil
+	}
+	err := json.Unmarshal(it.Value, &s)
+	return s, fault.Wrap(fault.Internal, err, "decode the status of a subscription")
+}
+
+func statusOf(ctx context.Context, db store.DB, workspace, id string) (Status, error) {
+	it, err := store.One(ctx, db, StatusKey(workspace, id), "read the status of a subscription")
+	if err != nil {
+		return Status{}, err
+	}
+	return DecodeStatus(it)
+}
+
+// View is a subscription without its secrets, for its owner.
+type View struct {
+	ID        string
+	Origin    Origin
+	EventURIs []string
+	Target    string
+	Name      string
+	Created   time.Time
+	Until     time.Time
+	State     State
+	Reason    string
+	Status    Status
+}
+
+// List returns a page of the caller's subscriptions in the order of their ids, beginning after the given id. next is empty on the
+// last page.
+func (l *Lists) List(ctx context.Context, p auth.Principal, after string, limit int) (views []View, next string, err error) {
+	page, err := l.DB.Query(ctx, store.Query{
+		Table: store.Subscriptions, Partition: recordKey(p.Workspace, p.ID, "-").Partition, After: after, Limit: limit,
+	})
+	if err != nil {
+		return nil, "", fault.Wrap(fault.Unavailable, err, "list subscriptions")
+	}
+	for _, it := range page.Items {
+		sub, err := decodeRecord(&it)
+		if err != nil {
+			return nil, "", err
+		}
+		if sub.lapsed(l.now()) {
+			continue
+		}
+		views = append(views, sub.view())
+	}
+	if page.More {
+		next = page.Last
+	}
+	return views, next, nil
+}
+
+// Read returns one of the caller's subscriptions with its delivery status.
+// A subscription of another principal looks exactly like one that does not exist.
+func (l *Lists) Read(ctx context.Context, p auth.Principal, uri string) (*View, error) {
+	unknown := fault.New(fault.NotFound, "resource not found").With(map[string]any{"uri": uri})
+	id, ok := ParseURI(uri)
+	if !ok {
+		return nil, unknown
+	}
+	items, err := l.DB.Get(ctx, recordKey(p.Workspace, p.ID, id), StatusKey(p.Workspace, id))
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the subscription")
+	}
+	if items[0] == nil {
+		return nil, unknown
+	}
+	sub, err := decodeRecord(items[0])
+	if err != nil {
+		return nil, err
+	}
+	if sub.lapsed(l.now()) {
+		return nil, unknown
+	}
+	v := sub.view()
+	if v.Status, err = DecodeStatus(items[1]); err != nil {
+		return nil, err
+	}
+	return &v, nil
+}
+
+// lapsed reports whether the subscription has expired.
+func (s *Subscription) lapsed(now time.Time) bool {
+	return !s.Until.IsZero() && !now.Before(s.Until)
+}
+
+func (s *Subscription) view() View {
+	return View{
+		ID: s.ID, Origin: s.Origin, EventURIs: s.EventURIs, Target: s.Target.URL, Name: s.Name,
+		Created: s.Created, Until: s.Until, State: s.State, Reason: s.Reason,
+	}
+}

@@ -23,7 +23,7 @@ import (
 )
 
 // A replay retries the dead letters of a selection, or delivers the events of a time span to one subscription again
-// (replay.go), as a job. The job is one item with its position. A worker claims the job for [ReplayClaim] before it sends
+// ([Replayer]), as a job. The job is one item with its position. A worker claims the job for [ReplayClaim] before it sends
 // anything, and each step renews the claim, so that two workers do not send the same events. If a worker dies, another one
 // continues after that time, and at most one step is repeated. A list of running jobs, which a job of every minute walks,
 // leads to them. A letter is deleted when it is retried, so a repeated step skips it. A replay

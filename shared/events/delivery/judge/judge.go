@@ -5,14 +5,24 @@
 package judge
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Decision tells whether to send an event that passes the filters of its subscriber.
@@ -69,4 +79,181 @@ func (j Judge) Event(ctx context.Context, right review.Right, sub *subscription.
 		return Ruling{Decision: Paused, Switch: switches.Subscription(sub.ID)}, nil
 	}
 	return Ruling{}, nil
+}
+
+// explainJudged explains an event without a trace by the judge, if the reason already existed when the event was published.
+func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) error {
+	switch {
+	case o.ended():
+		o.end()
+		return nil
+	case s.Lost:
+		return nil
+	}
+	ruling, err := x.judge(ctx, s, o)
+	if err != nil || o.Kind != "" {
+		return err
+	}
+	began := s.Published.Add(settling)
+	switch ruling.Decision {
+	case Suspended, Replayed:
+		if time.UnixMicro(o.Subscription.Suspended).Before(began) {
+			o.suspend()
+		}
+	case Paused:
+		sw, err := x.Switches.Get(ctx, s.Workspace, ruling.Switch)
+		if err != nil || sw == nil || sw.At.After(began) {
+			return err
+		}
+		return x.explainPause(ctx, s, o, ruling.Switch)
+	}
+	return nil
+}
+
+// judge decides about an event without a stored delivery. It sets the outcome if the subscription does not ask for the event, is too new,
+// or has no right to it. Otherwise the ruling decides.
+func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
+	sub := o.Subscription
+	if !sub.Covers(s.URI) {
+		o.explainOther(s)
+		return Ruling{}, nil
+	}
+	if sub.Created.After(s.Published) && o.Attempts == 0 {
+		o.Kind, o.At, o.Why = kindLater, sub.Created, "it subscribed after the event was published"
+		return Ruling{}, nil
+	}
+	if f := (&match.Payload{Event: s.Event.Event}).Rejecting(sub.Filters); f != nil {
+		o.explainFilter(s, f)
+		return Ruling{}, nil
+	}
+	return x.rule(ctx, s, o)
+}
+
+// rule asks the judge of dispatch about an event that the subscription asks for. It sets the outcome if the subscription has no right to
+// the event. Otherwise the ruling decides.
+func (x *Explainer) rule(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
+	sub := o.Subscription
+	right, err := x.Review.Subscription(ctx, sub, false)
+	if end, is := errors.AsType[*subscription.Terminated](err); is {
+		o.Kind, o.Why = kindEnded, "the subscription ends with the next delivery: "+fault.Public(end.Reason)
+		if fault.Is(end.Reason, fault.Forbidden) {
+			o.Kind, o.Why = kindNotPermitted, "its principal has no right to these events any more"
+		}
+		return Ruling{}, nil
+	}
+	if err != nil {
+		return Ruling{}, err
+	}
+	subscriber := sub.Subscriber()
+	ruling, err := Judge{x.Switches}.Event(ctx, right, &subscriber, s.Event.Event)
+	switch {
+	case err != nil:
+	case ruling.Decision == NotPermitted:
+		o.Kind, o.Why = kindNotPermitted, "its principal has no right to this event"
+	case ruling.Decision == TypeRemoved:
+		o.Kind, o.Why = kindEnded, "the catalog no longer has the event type "+s.Name
+	}
+	return ruling, err
+}
+
+// explainFilter explains an event that a filter of the subscription does not accept.
+func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
+	o.Kind, o.Argument, o.Got = kindFiltered, f.Pointer, match.Value(s.Data, f.Pointer)
+	o.Wanted, _ = json.Marshal(f.Values)
+	if s.entry != nil {
+		for name, pointer := range s.entry.Filters {
+			if value := o.argument(name); pointer == f.Pointer && value != nil {
+				o.Argument, o.Wanted = name, value
+			}
+		}
+	}
+	o.Why = o.compare()
+}
+
+// explainOther explains an event that no pattern of the subscription covers.
+func (o *Outcome) explainOther(s *subject) {
+	o.Kind = kindFiltered
+	if o.Subscription.Name != "" && o.Subscription.Name != s.Name {
+		o.Argument, o.Wanted, o.Got = "name", quote(o.Subscription.Name), quote(s.Name)
+		o.Why = o.compare()
+		return
+	}
+	if s.entry != nil {
+		values, _ := s.entry.Bind(s.URI)
+		for _, name := range slices.Sorted(maps.Keys(values)) {
+			if wanted := o.argument(name); wanted != nil && string(wanted) != string(quote(values[name])) {
+				o.Argument, o.Wanted, o.Got = name, wanted, quote(values[name])
+				o.Why = o.compare()
+				return
+			}
+		}
+	}
+	uris, _ := json.Marshal(o.Subscription.EventURIs)
+	o.Argument, o.Wanted, o.Got = "uri", uris, quote(s.URI)
+	o.Why = o.compare()
+}
+
+// argument returns an argument of the subscription, or nil if it has no such argument.
+func (o *Outcome) argument(name string) json.RawMessage {
+	var all map[string]json.RawMessage
+	_ = json.Unmarshal(o.Subscription.Arguments, &all) // subscriptions of SEP-1803 lack arguments
+	return all[name]
+}
+
+func (o *Outcome) compare() string {
+	has := "lacks it"
+	if o.Got != nil {
+		has = fmt.Sprintf("has %.200s", o.Got)
+	}
+	return fmt.Sprintf("the subscription asks for %s %.200s, and the event %s", o.Argument, o.Wanted, has)
+}
+
+func quote(text string) json.RawMessage {
+	b, _ := json.Marshal(text)
+	return b
+}
+
+// explainMissing explains an event that should have been sent, but has no trace.
+func (x *Explainer) explainMissing(s *subject, o *Outcome) {
+	recent := !s.Lost && time.Since(s.Published) < settling
+	switch {
+	case x.Kept == records.All && recent:
+		o.wait(time.Time{})
+		return
+	case s.Lost:
+		o.Why = "the log no longer has the event, and the delivery log has no attempt"
+	case x.Kept == records.All:
+		o.Why = "the delivery log has no attempt, although the subscription accepts the event now"
+	case recent:
+		o.Why = "no attempt has failed: the event was delivered, or waits for its first attempt"
+	case x.Kept == records.Failures:
+		o.Why = "no attempt has failed, and the delivery log keeps no successes (--delivery-log failures)"
+	default:
+		o.Why = "the delivery log keeps nothing (--delivery-log none)"
+	}
+	o.Kind = kindUnrecorded
+}
+
+func attempts(n int) string {
+	if n == 1 {
+		return "1 attempt"
+	}
+	return fmt.Sprintf("%d attempts", n)
+}
+
+// failures describe failures without a status.
+var failures = map[webhook.Category]string{
+	webhook.ConnectionRefused: "the endpoint refused the connection",
+	webhook.Timeout:           "the endpoint did not answer in time",
+	webhook.TLSError:          "the certificate or TLS of the endpoint was not accepted",
+	webhook.DNSError:          "the host name of the endpoint was not found",
+	webhook.Blocked:           "the address of the endpoint is not allowed",
+}
+
+// failure describes a failed attempt.
+func failure(category string, status int) string {
+	if status != 0 {
+		return fmt.Sprintf("the endpoint answered %d", status)
+	}
+	return cmp.Or(failures[webhook.Category(category)], "the attempt failed: "+category)
 }

@@ -1,11 +1,18 @@
 package lane
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // endpointState is the health of one endpoint, as this process has seen it. An endpoint is a URL without its query. The callbacks of
@@ -350,4 +357,234 @@ func (l *Lanes) Failing() (n Failing) {
 		}
 	}
 	return n
+}
+
+// On AWS, an attempt that hangs holds one of few processes. A process that has not sent to the endpoint before, or not for a while,
+// would wait until the patience of the fast lane ends. So a process that notices a hanging endpoint writes a mark. Other processes
+// read the mark in two cases:
+//
+//   - Their attempt takes longer than usual. If there is a mark, its page does not wait for it any longer.
+//   - The endpoint did not answer their last attempt, and it is time for a probe. While the attempts of the slow lane hang, they
+//     renew the mark, and are probes enough. So the page makes none, and does not wait for one.
+//
+// That costs a write per attempt that hangs, and a read per late answer and per half minute of each process.
+
+// hangKey returns the key of the mark of a hanging endpoint. The version of the item is the time until which processes need no
+// probe. The item outlives that time. If the endpoint answers again, the mark then harms only attempts that are late.
+func hangKey(endpoint string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
+}
+
+// slowLaneProbes is how long a mark of the slow lane replaces probes. An endpoint that hangs gets an attempt of the slow lane about
+// every 80 s, which is its longest pause and the time limit of an attempt.
+const slowLaneProbes = 2 * time.Minute
+
+// Hang records that an attempt has had no answer for so long that the endpoint hangs. Further first attempts then take the slow lane, in
+// all processes.
+func (s *Slot) Hang(ctx context.Context) {
+	l := s.lanes
+	if s.Usual == 0 {
+		return // Detach has noted it
+	}
+	l.mu.Lock()
+	s.e.noteHang(s.hung, l.now())
+	until := s.e.slowUntil
+	l.grantFast(s.e)
+	l.mu.Unlock()
+	if !s.warned {
+		l.mark(ctx, s.Endpoint, until)
+	}
+}
+
+// Warn tells the other processes that an attempt of the slow lane has had no answer.
+func (s *Slot) Warn(ctx context.Context) {
+	if l := s.lanes; l.limits.Hurry > 0 {
+		l.mark(ctx, s.Endpoint, l.now().Add(slowLaneProbes))
+	}
+}
+
+func (l *Lanes) mark(ctx context.Context, endpoint string, until time.Time) {
+	it := store.Item{Key: hangKey(endpoint), Version: until.Unix(), Expires: until.Add(maxHold)}
+	_ = l.rate.db.Write(ctx, store.Put(it)) // without it, others find out later
+}
+
+// readMark returns the mark of an endpoint, or nil without a mark.
+func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
+	items, err := l.rate.db.Get(ctx, hangKey(endpoint))
+	if err != nil || items[0] == nil || !l.now().Before(items[0].Expires) {
+		return nil
+	}
+	return items[0]
+}
+
+// Warned reports whether another process knows that the endpoint hangs.
+func (s *Slot) Warned(ctx context.Context) bool {
+	s.warned = s.lanes.readMark(ctx, s.Endpoint) != nil
+	return s.warned
+}
+
+// spareProbe reports whether another process has seen that the endpoint still hangs, so that no probe is needed. First attempts then
+// continue to take the slow lane. It is called without the lock.
+func (l *Lanes) spareProbe(ctx context.Context, e *endpointState) bool {
+	mark := l.readMark(ctx, e.id)
+	if mark == nil || l.now().Unix() >= mark.Version {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.slowUntil = Later(e.slowUntil, l.now().Add(slowFor-rand.N(slowFor/3)))
+	return true
+}
+
+// endpointRates limits the attempts per second and endpoint across all processes. A write per attempt would be too
+// expensive, so each process leases several tokens of the current second with one conditional write. Unused tokens expire
+// with the second. The limit therefore holds exactly, but up to one lease per process may be wasted. We cannot use
+// x/time/rate because it limits a single process.
+//
+// A delivery without a token waits for its turn in a later second. Turns are leased in the same way as tokens, so that the
+// waiting deliveries of all processes arrive at the rate that the endpoint can have. A turn is not a token: an attempt needs
+// one when its turn comes.
+type endpointRates struct {
+	db    store.DB
+	limit int64 // per second; 0 is no limit
+	now   func() time.Time
+
+	mu   sync.Mutex
+	byID map[string]*tokenLease
+}
+
+// tokenLease is a process's share of one endpoint's attempts.
+type tokenLease struct {
+	lease *semaphore.Weighted // one write at a time
+
+	second int64 // since 1970
+	left   int64
+	spent  bool // no process has tokens left for the second
+
+	turn      int64 // the last second in which deliveries have turns
+	turnsLeft int64 // of it, in this process
+}
+
+const (
+	// maxSeek bounds how many seconds are tried for a turn, and seekStep how many seconds are skipped after a full one. So
+	// the search reaches an hour further than the last turn of this process.
+	maxSeek  = 70
+	seekStep = 60
+)
+
+// leasesPerSecond is the number of leases into which a second's attempts are divided.
+const leasesPerSecond = 4
+
+// allow takes a token for one attempt. If the store does not answer, it allows the attempt, because a limit that protects an
+// endpoint must not cut it off.
+func (r *endpointRates) allow(ctx context.Context, id string) bool {
+	if r.limit == 0 {
+		return true
+	}
+	if ok, known := r.take(id, r.now()); known {
+		return ok
+	}
+	r.mu.Lock()
+	lease := r.get(id).lease
+	r.mu.Unlock()
+	if lease.Acquire(ctx, 1) != nil {
+		return true // the attempt will find that its time is over
+	}
+	defer lease.Release(1)
+	now := r.now()                           // it may have waited for a slow store
+	if ok, known := r.take(id, now); known { // another attempt was first
+		return ok
+	}
+	n := max(1, r.limit/leasesPerSecond)
+	err := r.count(ctx, id, fmt.Sprint(now.Unix()), now, n)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.get(id)
+	t.second, t.left, t.spent = now.Unix(), n-1, false
+	if errors.Is(err, store.ErrConflict) {
+		t.left, t.spent = 0, true
+		return false
+	}
+	return true
+}
+
+func (r *endpointRates) get(id string) *tokenLease {
+	t := r.byID[id]
+	if t == nil {
+		if r.byID == nil || len(r.byID) >= maxEndpoint {
+			r.byID = map[string]*tokenLease{} // the leases are lost
+		}
+		t = &tokenLease{lease: semaphore.NewWeighted(1)}
+		r.byID[id] = t
+	}
+	return t
+}
+
+// take uses a token of the lease. Known is false if the store has to be asked.
+func (r *endpointRates) take(id string, now time.Time) (ok, known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.get(id)
+	switch {
+	case t.second != now.Unix():
+		return false, false
+	case t.left > 0:
+		t.left--
+		return true, true
+	}
+	return false, t.spent
+}
+
+// count adds n to the tokens or turns of a second. It returns [store.ErrConflict] if the second has no n left.
+func (r *endpointRates) count(ctx context.Context, id, sort string, second time.Time, n int64) error {
+	op := store.Add(store.Key{Table: store.Deliveries, Partition: "t#" + id, Sort: sort}, map[string]int64{"n": n}, map[string]int64{"n": r.limit})
+	op.Item.Expires = second.Add(time.Minute)
+	return r.db.Write(ctx, op)
+}
+
+// reserve returns how long a delivery waits for its turn.
+func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) time.Duration {
+	if r.limit == 0 {
+		return 0
+	}
+	r.mu.Lock()
+	lease := r.get(id).lease
+	r.mu.Unlock()
+	if lease.Acquire(ctx, 1) != nil {
+		return time.Second // the write of the delivery will fail, too
+	}
+	defer lease.Release(1)
+	r.mu.Lock()
+	t := r.get(id)
+	second := max(t.turn, now.Unix()+1)
+	if t.turn == second && t.turnsLeft > 0 {
+		t.turnsLeft--
+		r.mu.Unlock()
+		return time.Unix(second, 0).Sub(now)
+	}
+	r.mu.Unlock()
+	n := max(1, r.limit/leasesPerSecond)
+	for step, tries := int64(1), 0; tries < maxSeek; tries++ {
+		// If the store does not answer, the process spaces its own deliveries.
+		if err := r.count(ctx, id, fmt.Sprintf("turn#%d", second), time.Unix(second, 0), n); !errors.Is(err, store.ErrConflict) {
+			break
+		}
+		second += step
+		step = min(2*step, seekStep)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t = r.get(id)
+	t.turn, t.turnsLeft = second, n-1
+	return time.Unix(second, 0).Sub(now)
+}
+
+// hasWaiting reports whether earlier deliveries wait for their turns. A first attempt must not overtake them.
+func (r *endpointRates) hasWaiting(id string, now time.Time) bool {
+	if r.limit == 0 {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.get(id).turn > now.Unix()
 }

@@ -22,6 +22,7 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -160,4 +161,179 @@ func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *su
 
 func ruled(e *catalog.Entry) bool {
 	return e.Access != nil && len(e.Access.Scopes)+len(e.Access.Claims) > 0
+}
+
+// A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, and from which cursor
+// the client can resume (SEP-3415, Non-event webhook bodies and Cursor Lifecycle). There are two causes:
+//
+//   - A delivery is abandoned. The cursor lies before its event and before all open deliveries, so one notice also covers
+//     the deliveries that are abandoned later in the same outage. The notice is written before the dead letter. A crash in
+//     between announces a gap too early, but never hides one.
+//   - A suspension lasts longer than the log's retention. Its notice is written before the suspension. It is due when the log
+//     no longer reaches back to the suspension, and dropped if the subscription is active again by then.
+//
+// A notice is a delivery of its own, next to the deliveries of events.
+
+const (
+	// gapEvery is the minimum time between two gap notices of a subscription.
+	gapEvery = time.Minute
+	// gapFor is how long a notice is retried after its schedule is over. By then, an endpoint that only fails is disabled.
+	gapFor = DisableAfter
+	// gapRetry is the longest time between two of these retries.
+	gapRetry = time.Hour
+	// suspensionGap is the key of the notice for a suspension. The keys of events are hashes.
+	suspensionGap = "~gap"
+)
+
+// announcedGap is the last gap that was announced to a subscription. It is the value of an item.
+type announcedGap struct {
+	V    int    `json:"v"`
+	ID   string `json:"id"`   // of the notice
+	From int64  `json:"from"` // the position of its cursor
+	At   int64  `json:"at"`   // when it was written, in microseconds since 1970
+}
+
+// AnnounceGap sends a gap notice for a delivery that is about to be abandoned, unless an earlier notice covers it.
+func (m *Manager) AnnounceGap(ctx context.Context, del *state.Delivery) error {
+	if m.Gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || m.Terminator.plain(del.Target) {
+		return nil
+	}
+	const tries = 5
+	for range tries {
+		done, err := m.tryGap(ctx, del)
+		if done || err != nil {
+			return err
+		}
+	}
+	return fault.New(fault.Unavailable, "the gap of a subscription changes too often")
+}
+
+func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, err error) {
+	last, version, covers, err := m.lastGap(ctx, del)
+	if err != nil || covers {
+		return covers, err
+	}
+	record, err := m.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
+	if err != nil || record == nil || record.Plain {
+		return true, err
+	}
+	now := m.Deliveries.Now()
+	body, from, err := m.gapBody(ctx, record, del.Published)
+	if err != nil {
+		return false, err
+	}
+	sub := record.Subscriber()
+	notice := state.NewNotice(del.Workspace, &sub, record.Name, "gap", now)
+	notice.Control.Gap, notice.Control.Body = state.GapAbandoned, body
+	due := now
+	if next := time.UnixMicro(last.At).Add(gapEvery); version != 0 && next.After(now) {
+		due = next
+	}
+	value, _ := json.Marshal(announcedGap{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
+	condition := state.Continues(version)
+	whose, err := m.Deliveries.Schedule(ctx, notice, nil, due, store.Put(store.Item{
+		Key: state.GapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + state.KeptFor),
+	}, condition))
+	if done = whose == state.Mine; done && err == nil {
+		m.Log.InfoContext(ctx, "gap announced", "workspace", del.Workspace, "subscription", del.Subscription, "event", del.Event)
+	}
+	return done, err
+}
+
+// lastGap reads the last gap of a subscription and reports whether its notice also announces the loss of a delivery. It
+// does if a client that resumes from the notice's cursor, as soon as the notice arrives, finds the event. So the event
+// must have been in the log by then. Its publication time does not show that, because an event may wait in the events
+// queue, but the time of its first attempt does, because fanout writes the log before it queues the delivery.
+func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announcedGap, version int64, covers bool, err error) {
+	items, err := m.Deliveries.DB.Get(ctx, state.GapKey(del.Workspace, del.Subscription))
+	if err != nil {
+		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read the last gap of a subscription")
+	}
+	if items[0] == nil {
+		return last, 0, false, nil
+	}
+	version = items[0].Version
+	if json.Unmarshal(items[0].Value, &last) != nil || last.From > position(del.Published) {
+		return last, version, false, nil
+	}
+	if !del.First.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
+		return last, version, true, nil
+	}
+	notice, err := m.Deliveries.DB.Get(ctx, state.Key(del.Workspace, del.Subscription, last.ID))
+	if err != nil {
+		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read a gap notice")
+	}
+	return last, version, notice[0] != nil, nil
+}
+
+// gapBody returns the message of a gap. Its cursor lies before the lost event and before all open deliveries, as far back as
+// the log reaches.
+func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
+	sealer, err := m.Gaps.Sealer(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	if had, err := sealer.Open(record.Workspace, record.Cursor); err == nil {
+		from = had.At
+	}
+	settled, _, err := (&Watermark{DB: m.Deliveries.DB}).Settled(ctx, record.Workspace, record.ID)
+	if err != nil {
+		return nil, 0, err
+	}
+	if record.Replayed <= settled {
+		from = max(from, settled)
+	}
+	if !lost.IsZero() {
+		from = min(from, position(lost))
+	}
+	from, _ = m.Gaps.Log.Reach(eventlog.Cursor{}, from, m.Gaps.Log.Oldest())
+	return encodeGap(sealer.Seal(record.Workspace, eventlog.Cursor{At: from})), from, nil
+}
+
+func encodeGap(cursor string) json.RawMessage {
+	body, _ := json.Marshal(struct { // two texts
+		Type   string `json:"type"`
+		Cursor string `json:"cursor"`
+	}{"gap", cursor})
+	return body
+}
+
+// ForeseeGap writes the notice for a suspension that is about to begin. When the notice is due, [Manager.PrepareGap] decides
+// whether it is sent.
+func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscription.Subscriber, name string) error {
+	if m.Gaps == nil || m.Terminator.plain(sub.Target.URL) {
+		return nil
+	}
+	due := m.Deliveries.Now().Add(m.Gaps.Log.Reaches())
+	notice := state.NewNotice(workspace, sub, name, "gap", due)
+	notice.Key, notice.Control.Gap = suspensionGap, state.GapSuspended
+	_, err := m.Deliveries.Schedule(ctx, notice, nil, due) // an earlier suspension may have written the notice already
+	return err
+}
+
+// PrepareGap decides about a gap notice that is due: send it now, send it later if the time is not zero, or drop it.
+func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
+	if record == nil || record.Plain || m.Gaps == nil {
+		return false, later, nil
+	}
+	del.Control.Target = record.Target // its secret may have been rotated
+	if del.Control.Gap == state.GapAbandoned || len(del.Control.Body) > 0 {
+		return true, later, nil
+	}
+	if record.State != subscription.Suspended {
+		return false, later, nil // it is active again, and the refresh reported the gap
+	}
+	if end := time.UnixMicro(record.Suspended).Add(m.Gaps.Log.Reaches()); m.Deliveries.Now().Before(end) {
+		return false, end, nil // the notice was written for an earlier suspension
+	}
+	del.Control.Body, _, err = m.gapBody(ctx, record, time.UnixMicro(record.Suspended))
+	return err == nil, later, err
+}
+
+// NextGap returns when a gap notice that has used up its schedule is sent again, or false if it is given up. The notice is
+// retried for longer than an event, because nothing else tells the client of the gap before its next refresh. Last is the
+// last delay of the schedule, and further the number of attempts after the schedule.
+func (m *Manager) NextGap(del *state.Delivery, last time.Duration, further int, retryAfter time.Duration) (time.Duration, bool) {
+	wait := min(max(last, time.Second)<<min(further, 12), gapRetry)
+	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), m.Deliveries.Now().Sub(del.First) < gapFor
 }

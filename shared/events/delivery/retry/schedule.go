@@ -1,12 +1,220 @@
 package retry
 
 import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/minutes"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
+
+// Job moves due deliveries from the due table to the slow queue. It runs every minute.
+type Job struct {
+	DB    store.DB
+	Queue queue.Sender
+	// EventLog is needed by [Job.LogItems].
+	EventLog *eventlog.Log
+	// SaveEvery is the SaveEvery of [minutes.Position].
+	SaveEvery time.Duration
+	Now       func() time.Time
+	// Log receives the items that cannot be decoded; nil is [slog.Default].
+	Log *slog.Logger
+}
+
+var (
+	// watermarkKey is the item that keeps the position in the due table.
+	watermarkKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
+	// aheadKey is the item that keeps the position of the search after the clock was set back.
+	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
+)
+
+// The names of the due table's partitions lie between FirstDuePartition and AfterDue, because they continue with the number of
+// a shard. Other names that begin with "due#" continue with a letter.
+const (
+	DueTable                    = store.Deliveries
+	FirstDuePartition, AfterDue = "due#0", "due#:"
+)
+
+// longest is the longest time from writing a due entry to the time at which it is due.
+const longest = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
+
+func (r *Job) now() time.Time {
+	if r.Now != nil {
+		return r.Now()
+	}
+	return time.Now()
+}
+
+// Run does one round and returns the number of deliveries that it moved. It deletes an entry after sending its message. A
+// crash in between sends the message twice, and the second one is stale.
+func (r *Job) Run(ctx context.Context) (moved int, err error) {
+	now := r.now()
+	due := minutes.Position{
+		DB: r.DB, Key: watermarkKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // a server may have been off for as long as entries are kept
+		Ahead: func(ctx context.Context, was time.Time) error { return r.clockSetBack(ctx, now, was) },
+	}
+	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {
+		n, err := r.minute(ctx, minute, now, nil)
+		moved += n
+		return err
+	})
+	n, aheadErr := r.continueSearch(ctx, now)
+	return moved + n, errors.Join(err, aheadErr)
+}
+
+// minute moves the entries of a minute for which only returns true, or all entries if only is nil.
+func (r *Job) minute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
+	var errs []error
+	for shard := range state.DueShards {
+		n, err := r.move(ctx, state.DuePartition(shard, minute), now, only)
+		moved += n
+		errs = append(errs, err)
+	}
+	return moved, errors.Join(errs...)
+}
+
+// move sends the entries of a partition that are due before the next round.
+func (r *Job) move(ctx context.Context, partition string, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
+	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
+	for {
+		page, err := r.DB.Query(ctx, q)
+		if err != nil {
+			return moved, fault.Wrap(fault.Unavailable, err, "read the due table")
+		}
+		var out []queue.Outgoing
+		var del []store.Op
+		for i := range page.Items {
+			it := &page.Items[i]
+			var e state.DueEntry
+			if err := json.Unmarshal(it.Value, &e); err != nil {
+				if err := r.deadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the due entry cannot be decoded")); err != nil {
+					return moved, err
+				}
+				continue
+			}
+			if only != nil && !only(e) {
+				continue
+			}
+			out = append(out, e.Outgoing(max(0, min(time.UnixMilli(e.At).Sub(now), time.Minute))))
+			del = append(del, store.Delete(it.Key))
+		}
+		if len(out) > 0 {
+			if err := r.Queue.Send(ctx, queue.Slow, out...); err != nil {
+				return moved, fault.Wrap(fault.Unavailable, err, "queue due deliveries")
+			}
+			if err := r.DB.WriteAll(ctx, del...); err != nil {
+				return moved, fault.Wrap(fault.Unavailable, err, "remove due entries")
+			}
+			moved += len(out)
+		}
+		if !page.More {
+			return moved, nil
+		}
+		q.After = page.Last
+	}
+}
+
+func (r *Job) deadLetter(ctx context.Context, it *store.Item, reason error) error {
+	return queue.DeadLetterItem(ctx, r.Queue, r.DB, it, reason, r.now(), cmp.Or(r.Log, slog.Default()))
+}
+
+// LogItems dead-letters items of the event log that readers could not decode, and reports how many. The items stay in the log,
+// where every reader that passes them learns of the gap.
+func (r *Job) LogItems(ctx context.Context) (n int, err error) {
+	err = r.EventLog.BrokenItems(ctx, func(item *store.Item) error {
+		n++
+		return queue.SendItemLetter(ctx, r.Queue, item, "the item of the event log cannot be decoded", r.now())
+	})
+	return n, err
+}
+
+// Entries lie in the minute in which they are due. After the clock was set back, the entries that were written before lie too
+// far ahead. For example, if the clock was set back by an hour, a retry that was due in five seconds would wait for an hour.
+// So Run searches the minutes in which such entries can lie once.
+
+// search describes the minutes that are still to be searched. They begin with the version of its item, and end with the last
+// minute in which a process could have written an entry by the old clock.
+type search struct {
+	V     int   `json:"v"`
+	Was   int64 `json:"was"` // seconds since 1970
+	Until int64 `json:"until"`
+}
+
+// clockSetBack begins a search, because the clock showed was in the last round and shows now in this one.
+func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
+	items, err := r.DB.Get(ctx, aheadKey)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")
+	}
+	next := search{V: task.Version, Was: was.Unix(), Until: was.Add(longest).Unix()}
+	if items[0] != nil {
+		var before search
+		if err := json.Unmarshal(items[0].Value, &before); err == nil {
+			if before.Was == next.Was {
+				return nil // the last round began this search, and then could not save its position
+			}
+			next.Until = max(next.Until, before.Until) // it was set back twice
+		}
+	}
+	value, _ := json.Marshal(next)
+	err = r.DB.Write(ctx, store.Put(store.Item{
+		Key: aheadKey, Version: now.Truncate(time.Minute).Add(time.Minute).Unix(), Value: value,
+	}))
+	return fault.Wrap(fault.Unavailable, err, "note that the clock was set back")
+}
+
+// continueSearch searches further minutes of the search that [Job.clockSetBack] began.
+func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err error) {
+	items, err := r.DB.Get(ctx, aheadKey)
+	if err != nil || items[0] == nil {
+		return 0, fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")
+	}
+	var s search
+	if err := json.Unmarshal(items[0].Value, &s); err != nil {
+		return 0, r.deadLetter(ctx, items[0], fault.Wrap(fault.Invalid, err, "the position of the search after a clock change cannot be decoded"))
+	}
+	had := items[0].Version
+	for from, until := time.Unix(had, 0), time.Unix(s.Until, 0); !from.After(until); {
+		for range 60 {
+			n, err := r.minute(ctx, from, now, func(e state.DueEntry) bool { return misplaced(e, now) })
+			moved += n
+			if err != nil {
+				return moved, err
+			}
+			from = from.Add(time.Minute)
+		}
+		err := r.DB.Write(ctx, store.Put(store.Item{Key: aheadKey, Version: from.Unix(), Value: items[0].Value}, store.VersionIs(had)))
+		if errors.Is(err, store.ErrConflict) {
+			return moved, nil // another round searches, or the clock was set back again
+		}
+		if err != nil {
+			return moved, fault.Wrap(fault.Unavailable, err, "save the position of the search after a clock change")
+		}
+		had = from.Unix()
+	}
+	err = r.DB.Write(ctx, store.Delete(aheadKey, store.VersionIs(had)))
+	if errors.Is(err, store.ErrConflict) {
+		err = nil
+	}
+	return moved, fault.Wrap(fault.Unavailable, err, "end the search after a clock change")
+}
+
+// misplaced reports whether an entry was written by a clock that was ahead of this one.
+func misplaced(e state.DueEntry, now time.Time) bool {
+	return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance
+}
 
 // Schedule has the delay before each attempt. The first delay is 0.
 type Schedule []time.Duration

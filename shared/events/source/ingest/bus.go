@@ -2,9 +2,20 @@ package ingest
 
 import (
 	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
 
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
+	"github.com/mcp-events/mcpevents/shared/events/demand/intake"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/shared/events/source/verify"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
@@ -120,4 +131,119 @@ func (b *Bus) input(ctx context.Context, s source.Source, doc any, o *Outcome) (
 		return nil, unfit(err)
 	}
 	return []publish.Input{in}, nil
+}
+
+// Backends receives the webhooks of backends' events at POST /sources/~backends/{token}, for subscriptions that the relay creates
+// ([demand.Hooks]). A webhook is an event or, without an eventId, a control message (SEP-3415, "Non-event webhook bodies").
+//
+// It checks, in this order: Host and Origin, token, method, size, signature, quota, JSON, event. An event that cannot be published is
+// counted and answered with 204, because the backend could only send the same event again.
+type Backends struct {
+	Intake intake.Intake
+	Hooks  demand.Hooks
+	// Dropped counts an event of a backend that is dropped.
+	Dropped func(ctx context.Context, workspace, backend, reason string)
+}
+
+// pathToken is the wildcard of the route for backends.
+const pathToken = "token"
+
+// serveBackend serves the webhooks of backends.
+func (h *Handler) serveBackend(w http.ResponseWriter, r *http.Request) {
+	logged := r.WithContext(r.Context())
+	logged.URL, logged.Pattern = &url.URL{Path: demand.HookPath}, ""
+	answers := httpjson.Answers{Challenge: `Webhook realm="backends"`, Log: h.Log, Limited: h.Limited}
+	answers.Serve(w, logged, http.StatusNoContent, func() (any, error) {
+		if err := h.Guard.Check(r); err != nil {
+			return nil, err
+		}
+		hook, err := h.Backends.Hooks.Find(r.Context(), r.PathValue(pathToken))
+		if err != nil {
+			return nil, err
+		}
+		if r.Method != http.MethodPost {
+			return nil, httpjson.NotAllowed(http.MethodPost)
+		}
+		body, held, err := h.large.read(w, r, h.now)
+		defer func() { held.release() }()
+		if err != nil {
+			return nil, err
+		}
+		v, err := verify.New(verify.Settings{Scheme: verify.StandardWebhooks}, hook.Secrets)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := v.Verify(verify.Request{Header: r.Header, Body: body}, h.now()); err != nil {
+			return nil, err
+		}
+		backend := catalog.BackendOf(hook.URI)
+		var m hookMessage
+		malformed := json.Unmarshal(body, &m) != nil
+		of := auth.Principal{ID: "backend/" + backend, Workspace: hook.Workspace}
+		if err := h.Rate.Take(r.Context(), of, m.cost(), h.now()); err != nil {
+			return nil, err
+		}
+		if malformed {
+			return nil, fault.New(fault.Invalid, "the body is not JSON")
+		}
+		if m.EventID == "" && m.Type == "verification" && m.Challenge != "" {
+			return httpjson.Answer{Status: http.StatusOK, Body: map[string]string{"challenge": m.Challenge}}, nil
+		}
+		dropped, err := h.Backends.handle(r.Context(), hook, r.Header.Get(standardwebhooks.HeaderWebhookID), &m)
+		if dropped != "" {
+			h.Backends.Dropped(r.Context(), hook.Workspace, backend, dropped)
+		}
+		return httpjson.Answer{Status: http.StatusNoContent}, err
+	})
+}
+
+// hookMessage is the body of a webhook.
+type hookMessage struct {
+	EventID   string          `json:"eventId"`
+	Name      string          `json:"name"`
+	Timestamp string          `json:"timestamp"`
+	Data      json.RawMessage `json:"data"`
+	Cursor    string          `json:"cursor"`
+	Type      string          `json:"type"`
+	Challenge string          `json:"challenge"`
+}
+
+// cost returns how many events the message counts as. A gap counts as ten, because each webhook subscriber gets a notice of it.
+func (m *hookMessage) cost() int {
+	if m.EventID == "" && m.Type == "gap" {
+		return 10
+	}
+	return 1
+}
+
+// handle handles a verified webhook. It returns the reason if it drops the event.
+func (b *Backends) handle(ctx context.Context, hook *demand.Hook, id string, m *hookMessage) (dropped string, err error) {
+	workspace, uri, registry := hook.Workspace, hook.URI, b.Intake.Demand
+	switch {
+	case m.EventID != "":
+		dropped, err = b.Intake.Accept(ctx, workspace, uri, intake.Event{ID: m.EventID, Name: m.Name, Time: m.Timestamp, Data: m.Data})
+		if err == nil && m.Cursor != "" {
+			err = demand.Cursor{DB: registry.DB, Workspace: workspace, URI: uri}.Save(ctx, "", m.Cursor)
+		}
+		return dropped, err
+	case m.Type == "gap":
+		once := "gap " + intake.EventID(catalog.BackendOf(uri), id) // events have no space in their ids
+		if seen, err := registry.Seen(ctx, workspace, uri, once); err != nil || seen {
+			return "", err
+		}
+		if m.Cursor != "" {
+			if err := registry.RequestRestart(ctx, workspace, demand.Restart{URI: uri, Cursor: m.Cursor}); err != nil {
+				return "", err
+			}
+		}
+		if err := b.Intake.Gap(ctx, workspace, uri); err != nil && !fault.Is(err, fault.NotFound) {
+			return "", err
+		}
+		return "", registry.MarkSeen(ctx, workspace, uri, once)
+	case m.Type == "terminated":
+		return "", registry.RequestRestart(ctx, workspace, demand.Restart{URI: uri})
+	case m.Type != "": // a message of a later version
+		return "", nil
+	}
+	return intake.Foreign, nil
 }
