@@ -11,11 +11,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
@@ -215,4 +217,236 @@ func (b *bench) wait(r *record, what string, holds func() bool) {
 			b.Fatalf("%s did not arrive within %v; got %d messages, the last %q", what, deadline, len(got), got[max(0, len(got)-20):])
 		}
 	}
+}
+
+var failureCases = []testCase{
+	{"WHK-19_only_the_failed_messages_of_a_batch_are_redelivered", func(b *bench) {
+		bad := []string{"m1", "m4", "m7"}
+		r := newRecord()
+		b.send(queue.Deliveries, texts("m", 10)...)
+		b.consume(queue.Deliveries, queue.ConsumeOptions{Visibility: 2 * b.Grain()}, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
+			for _, m := range batch {
+				if m.Received == 1 && slices.Contains(bad, string(m.Body)) {
+					failed = append(failed, m.ID)
+				}
+			}
+			r.add(batch...)
+			return failed, nil
+		})
+		b.wait(r, "the failed ones again", func() bool {
+			return r.distinct() == 10 && r.count(bad[0]) == 2 && r.count(bad[1]) == 2 && r.count(bad[2]) == 2
+		})
+		received := map[string][]int{}
+		for _, m := range r.all() {
+			received[string(m.Body)] = append(received[string(m.Body)], m.Received)
+		}
+		for body, got := range received {
+			want := []int{1}
+			if slices.Contains(bad, body) {
+				want = []int{1, 2}
+			}
+			if !slices.Equal(got, want) {
+				b.Errorf("%s was received %v, want %v", body, got, want)
+			}
+		}
+	}},
+	{"an_error_fails_the_whole_batch", func(b *bench) {
+		r := newRecord()
+		b.send(queue.Deliveries, texts("m", 5)...)
+		b.consume(queue.Deliveries, queue.ConsumeOptions{Visibility: b.Grain()}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			r.add(batch...)
+			if batch[0].Received == 1 {
+				return nil, errors.New("not yet")
+			}
+			return nil, nil
+		})
+		b.wait(r, "all a second time", func() bool {
+			for _, body := range texts("m", 5) {
+				if r.count(string(body.Body)) < 2 {
+					return false
+				}
+			}
+			return true
+		})
+	}},
+	{"AWS-05_a_failed_message_is_redelivered_after_seconds", func(b *bench) {
+		const visibility = 2 * deadline // longer than the case waits
+		var mu sync.Mutex
+		var times []time.Time
+		r := newRecord()
+		b.consume(queue.Deliveries, queue.ConsumeOptions{Visibility: visibility}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			mu.Lock()
+			times = append(times, time.Now())
+			mu.Unlock()
+			r.add(batch...)
+			if batch[0].Received < 3 {
+				return []string{batch[0].ID}, nil
+			}
+			return nil, nil
+		})
+		b.send(queue.Deliveries, text("m"))
+		b.wait(r, "the third time", func() bool { return r.count("m") == 3 })
+		mu.Lock()
+		defer mu.Unlock()
+		for i, least := range []time.Duration{800 * time.Millisecond, 1600 * time.Millisecond} {
+			if gap := times[i+1].Sub(times[i]); gap < least-50*time.Millisecond {
+				b.Errorf("got a redelivery %v after failure %d, want at least %v", gap, i+1, least)
+			}
+		}
+	}},
+	{"a_message_is_not_redelivered_while_its_handler_runs", func(b *bench) {
+		r, ended := newRecord(), make(chan struct{})
+		end := sync.OnceFunc(func() { close(ended) })
+		b.consume(queue.Deliveries, queue.ConsumeOptions{Visibility: b.Grain(), Concurrency: 2}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			r.add(batch...)
+			if string(batch[0].Body) == "long" {
+				defer end()
+				time.Sleep(3 * b.Grain())
+			}
+			return nil, nil
+		})
+		b.send(queue.Deliveries, text("long"))
+		<-ended
+		b.send(queue.Deliveries, text("marker"))
+		b.wait(r, "the marker", func() bool { return r.count("marker") == 1 })
+		if n := r.count("long"); n != 1 {
+			b.Errorf("got the message %d times, want once", n)
+		}
+	}},
+	{"a_message_becomes_a_dead_letter_after_MaxReceives_failures", func(b *bench) {
+		r, dead := newRecord(), newRecord()
+		b.consume(queue.Deliveries, queue.ConsumeOptions{Visibility: 2 * b.Grain(), MaxReceives: 2}, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
+			r.add(batch...)
+			for _, m := range batch {
+				if string(m.Body) == "poison" {
+					failed = append(failed, m.ID)
+				}
+			}
+			return failed, nil
+		})
+		b.consume(queue.Dead, queue.ConsumeOptions{}, dead.accept)
+		b.send(queue.Deliveries, queue.Outgoing{Body: []byte("poison"), Group: "g"}, text("good"))
+		b.wait(dead, "the dead letter", func() bool { return len(dead.bodies()) == 1 })
+		b.wait(r, "the good message", func() bool { return r.count("good") == 1 })
+		if n := r.count("poison"); n != 2 {
+			b.Errorf("got the poison message %d times, want 2", n)
+		}
+		if got := dead.originals(); !slices.Equal(got, []string{"poison"}) {
+			b.Errorf("got dead letters %q, want only the poison message", got)
+		}
+	}},
+	{"an_error_counts_as_a_failure_of_every_message", func(b *bench) {
+		r, dead := newRecord(), newRecord()
+		b.consume(queue.Slow, queue.ConsumeOptions{Visibility: b.Grain(), MaxReceives: 1}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			r.add(batch...)
+			return nil, errors.New("never")
+		})
+		b.consume(queue.Dead, queue.ConsumeOptions{}, dead.accept)
+		b.send(queue.Slow, texts("m", 7)...)
+		b.wait(dead, "all dead letters", func() bool { return dead.distinct() == 7 })
+	}},
+}
+
+// fifoPause is the visibility timeout of the case in which the messages of other groups must be handled before a failed
+// message is redelivered.
+const fifoPause = 3 * time.Second
+
+func (b *bench) checkRefused(what string, q queue.Name, m queue.Outgoing, kinds ...fault.Kind) {
+	b.Helper()
+	if err := b.Send(b.Context(), q, m); err == nil || !slices.Contains(kinds, fault.KindOf(err)) {
+		b.Errorf("%s: got error %v (kind %v), want one of kind %v", what, err, fault.KindOf(err), kinds)
+	}
+}
+
+var limitCases = []testCase{
+	{"the_largest_body_arrives_and_one_byte_more_is_refused", func(b *bench) {
+		largest := strings.Repeat("x", queue.MaxBody)
+		b.checkRefused("one byte more", queue.Deliveries, text(largest+"x"), fault.TooLarge, fault.Invalid)
+		b.send(queue.Deliveries, text(largest))
+		r := newRecord()
+		b.consume(queue.Deliveries, queue.ConsumeOptions{}, r.accept)
+		b.wait(r, "the message", func() bool { return r.count(largest) == 1 })
+	}},
+	{"large_sends_are_split_into_batches", func(b *bench) {
+		var msgs []queue.Outgoing
+		for i := range 9 {
+			msgs = append(msgs, text(fmt.Sprint(i)+strings.Repeat("x", 100<<10)))
+		}
+		msgs = append(msgs, texts("small", 47)...)
+		r := newRecord()
+		b.consume(queue.Deliveries, queue.ConsumeOptions{Concurrency: 2}, r.accept)
+		b.send(queue.Deliveries, msgs...)
+		b.wait(r, "all messages", func() bool { return r.distinct() == len(msgs) })
+	}},
+	{"large_FIFO_sends_keep_their_order", func(b *bench) {
+		var msgs []queue.Outgoing
+		var want []string
+		for i := range 24 {
+			body := fmt.Sprintf("%02d", i) + strings.Repeat("x", 40<<10)
+			msgs = append(msgs, queue.Outgoing{Body: []byte(body), Group: "g", Dedup: body[:2]})
+			want = append(want, body[:2])
+		}
+		r := newRecord()
+		b.consume(queue.Events, queue.ConsumeOptions{Concurrency: 2}, r.accept)
+		b.send(queue.Events, msgs...)
+		b.wait(r, "all messages", func() bool { return len(r.bodies()) == len(msgs) })
+		var got []string
+		for _, body := range r.bodies() {
+			got = append(got, body[:2])
+		}
+		if !slices.Equal(got, want) {
+			b.Errorf("got %v", got)
+		}
+	}},
+	{"bodies_are_text", func(b *bench) {
+		for name, body := range map[string]string{"empty": "", "not UTF-8": "a\xff", "half a pair": "\xed\xa0\x80"} {
+			b.checkRefused(name, queue.Deliveries, text(body), fault.Invalid)
+		}
+	}},
+	{"JSON_with_characters_that_SQS_refuses_keeps_its_meaning", func(b *bench) {
+		const want = "a\ufffeb\uffffc"
+		r := newRecord()
+		b.consume(queue.Deliveries, queue.ConsumeOptions{}, r.accept)
+		b.send(queue.Deliveries, text(`"`+want+`"`))
+		b.wait(r, "the message", func() bool { return len(r.bodies()) == 1 })
+		var got string
+		if err := json.Unmarshal([]byte(r.bodies()[0]), &got); err != nil || got != want {
+			b.Errorf("got %q, %v", got, err)
+		}
+	}},
+	{"groups_and_dedup_ids", func(b *bench) {
+		for _, bad := range []string{"a b", "ä", "a#b", strings.Repeat("g", 129)} {
+			b.checkRefused("group "+bad, queue.Slow, queue.Outgoing{Body: []byte("m"), Group: bad}, fault.Invalid)
+			b.checkRefused("FIFO group "+bad, queue.Events, queue.Outgoing{Body: []byte("m"), Group: bad, Dedup: "d"}, fault.Invalid)
+		}
+		b.checkRefused("FIFO without a group", queue.Events, queue.Outgoing{Body: []byte("m"), Dedup: "d"}, fault.Invalid)
+		b.checkRefused("a dedup id on a standard queue", queue.Slow, queue.Outgoing{Body: []byte("m"), Dedup: "d"}, fault.Invalid)
+		b.checkRefused("a long dedup id", queue.Events, queue.Outgoing{Body: []byte("m"), Group: "g", Dedup: strings.Repeat("d", 129)}, fault.Invalid)
+		b.send(queue.Slow, queue.Outgoing{Body: []byte("m"), Group: strings.Repeat("g", 128)})
+	}},
+	{"delays", func(b *bench) {
+		b.checkRefused("negative", queue.Slow, queue.Outgoing{Body: []byte("m"), Delay: -time.Second}, fault.Invalid)
+		b.checkRefused("too long", queue.Slow, queue.Outgoing{Body: []byte("m"), Delay: queue.MaxDelay + time.Second}, fault.Invalid)
+		b.checkRefused("on a FIFO queue", queue.Events, queue.Outgoing{Body: []byte("m"), Group: "g", Dedup: "d", Delay: time.Second}, fault.Invalid)
+		b.send(queue.Slow, queue.Outgoing{Body: []byte("m"), Delay: queue.MaxDelay})
+	}},
+	{"an_invalid_message_fails_the_whole_send", func(b *bench) {
+		if err := b.Send(b.Context(), queue.Inbox, text("good"), text("bad\xff")); !fault.Is(err, fault.Invalid) {
+			b.Errorf("got %v", err)
+		}
+		b.send(queue.Inbox, text("marker"))
+		r := newRecord()
+		b.consume(queue.Inbox, queue.ConsumeOptions{}, r.accept)
+		b.wait(r, "the marker", func() bool { return r.count("marker") == 1 })
+		if r.count("good") > 0 {
+			b.Error("the good half was sent")
+		}
+	}},
+	{"a_send_with_an_ended_context_fails", func(b *bench) {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := b.Send(ctx, queue.Inbox, text("m")); !errors.Is(err, context.Canceled) {
+			b.Errorf("got %v", err)
+		}
+	}},
 }

@@ -3,7 +3,12 @@ package sqlite
 import (
 	"container/heap"
 	"context"
+	"fmt"
 	"math"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -222,4 +227,189 @@ func (mq *memoryQueue) readAhead() error {
 		mq.wakeWorker()
 		mq.mu.Unlock()
 	}
+}
+
+// Consume runs opts.Concurrency workers until ctx ends or the queues are closed.
+//
+// The context of a call ends with the visibility timeout or with the queues, not with ctx, so that a running call can
+// finish. Its messages stay in flight until it returns. As on Lambda, a panic of h and an unknown id in its result fail the
+// whole batch.
+func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
+	mq, err := q.findQueue(name)
+	if err != nil {
+		return err
+	}
+	if opts.Batch <= 0 {
+		opts.Batch = 10
+	}
+	if opts.Concurrency <= 0 {
+		opts.Concurrency = 1
+	}
+	if opts.Visibility <= 0 {
+		opts.Visibility = 30 * time.Second
+	}
+	unregister, err := q.registerConsumer()
+	if err != nil {
+		return err
+	}
+	defer unregister()
+	calls, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(q.open, cancel)()
+	var workers sync.WaitGroup
+	for range opts.Concurrency {
+		workers.Go(func() { mq.work(ctx, calls, h, &opts) })
+	}
+	workers.Wait()
+	if q.open.Err() != nil {
+		return errClosed
+	}
+	if err := mq.flush(); err != nil {
+		q.opts.Log.Warn("queue acknowledgements not written", "queue", name, "error", err)
+	}
+	return nil
+}
+
+// work takes and handles batches until ctx ends or the queues are closed; calls is the parent of their contexts.
+func (mq *memoryQueue) work(ctx, calls context.Context, h queue.Handler, opts *queue.ConsumeOptions) {
+	for ctx.Err() == nil && mq.q.open.Err() == nil {
+		b, woken := mq.take(opts)
+		if b != nil {
+			mq.settle(b, mq.handle(calls, h, b, opts.Visibility), opts)
+			continue
+		}
+		select {
+		case <-woken:
+			if ctx.Err() != nil {
+				mq.stopWaiting(woken) // another worker takes the message
+			}
+		case <-ctx.Done():
+			mq.stopWaiting(woken)
+		case <-mq.q.open.Done():
+			mq.stopWaiting(woken)
+		}
+	}
+}
+
+// batch is the messages of one call.
+type batch struct {
+	msgs   []*message
+	handed []queue.Message // the same messages as the handler gets them
+}
+
+// take returns a batch, or nil and a channel that receives when there may be one.
+func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) {
+	mq.mu.Lock()
+	defer mq.mu.Unlock()
+	w := &mq.window
+	msgs := w.ready.take(opts.Batch, opts.PerGroup, opts.Bytes)
+	if len(msgs) == 0 {
+		woken := make(chan struct{}, 1)
+		mq.waiting = append(mq.waiting, woken)
+		return nil, woken
+	}
+	b := &batch{msgs: msgs, handed: make([]queue.Message, len(msgs))}
+	for i, m := range msgs {
+		w.move(m, placeInFlight)
+		m.received++
+		b.handed[i].Body, b.handed[i].Received = m.body, m.received
+	}
+	mq.wakeWorker()
+	if len(w.spills) > 0 {
+		mq.wakeReader()
+	}
+	return b, nil
+}
+
+// stopWaiting gives up the channel that [memoryQueue.take] returned.
+func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
+	mq.mu.Lock()
+	defer mq.mu.Unlock()
+	if i := slices.Index(mq.waiting, woken); i >= 0 {
+		mq.waiting = slices.Delete(mq.waiting, i, i+1)
+		return
+	}
+	mq.wakeWorker() // it was woken and takes nothing, so wake another
+}
+
+// always and never are results of [memoryQueue.handle] for batches of which all messages, or none of them, failed.
+func always(*message) bool { return true }
+
+func never(*message) bool { return false }
+
+func microseconds(us int64) time.Time { return time.UnixMicro(us).UTC() }
+
+// handle calls h and returns a function that reports whether a message failed.
+func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, limit time.Duration) (failed func(*message) bool) {
+	began := time.Now()
+	ctx, cancel := context.WithDeadline(ctx, began.Add(limit))
+	defer cancel()
+	missing := false
+	for i, m := range b.msgs {
+		to := &b.handed[i]
+		to.ID, to.Group, to.Sent = strconv.FormatInt(m.id, 10), m.group, microseconds(m.sent)
+		missing = missing || to.Body == nil
+	}
+	if missing {
+		if err := mq.readBodies(ctx, b); err != nil {
+			mq.q.opts.Log.Warn("queue message bodies unreadable", "queue", mq.name, "messages", len(b.msgs), "error", err)
+			return always
+		}
+	}
+	ids, err := call(ctx, h, b.handed)
+	if took := time.Since(began); took > limit {
+		mq.q.opts.Log.Warn("handler took too long", "queue", mq.name, "messages", len(b.msgs), "took", took, "limit", limit)
+	}
+	if err != nil {
+		mq.q.opts.Log.Warn("handler failed", "queue", mq.name, "messages", len(b.msgs), "error", err)
+		return always
+	}
+	if len(ids) == 0 {
+		return never
+	}
+	bad := make(map[int64]bool, len(ids))
+	for _, id := range ids {
+		i := slices.IndexFunc(b.handed, func(m queue.Message) bool { return m.ID == id })
+		if i < 0 {
+			mq.q.opts.Log.Error("handler reported unknown message", "queue", mq.name, "message", id)
+			return always
+		}
+		bad[b.msgs[i].id] = true
+	}
+	return func(m *message) bool { return bad[m.id] }
+}
+
+// readBodies reads the bodies that are not in memory. If a row was deleted by hand, its body stays nil.
+func (mq *memoryQueue) readBodies(ctx context.Context, b *batch) error {
+	return mq.q.engine.Read(ctx, func(c *engine.Conn) error {
+		for i, m := range b.msgs {
+			to := &b.handed[i]
+			if to.Body != nil {
+				continue
+			}
+			s, err := c.Stmt(mq.sql.body)
+			if err != nil {
+				return err
+			}
+			row, err := s.Int(1, m.id).Step()
+			if row {
+				to.Body = s.ColumnBlob(0)
+			}
+			s.Reset()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// call calls h and returns its panic as an error.
+func call(ctx context.Context, h queue.Handler, batch []queue.Message) (failed []string, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return h(ctx, batch)
 }

@@ -5,13 +5,22 @@
 package sqs
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
+	"encoding/json"
 	"log/slog"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -68,5 +77,190 @@ func failure(err error, format string, args ...any) error {
 
 // pause waits for a random time that grows with every try, up to three seconds.
 func pause(ctx context.Context, try int) error {
-	return periodic.Sleep(ctx, rand.N(50*time.Millisecond<<min(try, 6)))
+	return periodic.Sleep(ctx, mathrand.N(50*time.Millisecond<<min(try, 6)))
+}
+
+const (
+	// maxTries limits how often an entry is sent that SQS rejects. The SDK repeats whole requests by itself.
+	maxTries = 6
+	// maxParallel limits the concurrent requests of one Send.
+	maxParallel = 8
+)
+
+// Send sends one message with SendMessage and several with SendMessageBatch, in as few requests as possible. It repeats
+// entries that SQS rejects for a temporary reason. It applies [queue.Escape] to JSON bodies; other bodies with characters
+// that SQS refuses are invalid.
+//
+// On a FIFO queue the batches are sent one after the other. If SQS rejects one entry for a temporary reason and accepts a
+// later one of the same group, the first one arrives after it. SQS has no way to prevent that for batches.
+func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
+	url, err := q.url(name)
+	if err != nil {
+		return err
+	}
+	entries := make([]types.SendMessageBatchRequestEntry, len(msgs))
+	for i, msg := range msgs {
+		if entries[i], err = entry(name, msg); err != nil {
+			return err
+		}
+		entries[i].Id = aws.String(strconv.Itoa(i % maxEntries))
+	}
+	if err := q.sendAll(ctx, url, splitBatches(entries), name.FIFO()); err != nil {
+		return failure(err, "sending %d messages to %s", len(msgs), name)
+	}
+	return nil
+}
+
+// entry checks a message and returns it as an entry of a batch.
+func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
+	body := msg.Body
+	if hasForbidden(body) && json.Valid(body) { // JSON has no control characters, so Escape removes all that SQS refuses
+		body = queue.Escape(body)
+	}
+	switch {
+	case len(body) == 0 || !utf8.Valid(body) || hasForbidden(body):
+		return e, fault.New(fault.Invalid, "a message for %s is empty or has characters that XML 1.0 lacks", name)
+	case len(body) > queue.MaxBody:
+		return e, fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(body), queue.MaxBody)
+	case !validGroup(msg.Group):
+		return e, fault.New(fault.Invalid, "the group of a message for %s is invalid (allowed: up to 128 characters of [A-Za-z0-9_-])", name)
+	case !validDedup(msg.Dedup):
+		return e, fault.New(fault.Invalid, "the deduplication id of a message for %s is invalid (allowed: up to 128 ASCII characters without spaces)", name)
+	case msg.Delay < 0 || msg.Delay > queue.MaxDelay:
+		return e, fault.New(fault.Invalid, "delay %v of a message for %s is not allowed (allowed: 0 to %v)", msg.Delay, name, queue.MaxDelay)
+	}
+	e.MessageBody = aws.String(string(body))
+	if msg.Group != "" {
+		e.MessageGroupId = &msg.Group
+	}
+	if !name.FIFO() {
+		if msg.Dedup != "" {
+			return e, fault.New(fault.Invalid, "%s does not deduplicate", name)
+		}
+		e.DelaySeconds = seconds(msg.Delay)
+		return e, nil
+	}
+	switch {
+	case msg.Group == "":
+		return e, fault.New(fault.Invalid, "a message for %s needs a group", name)
+	case msg.Delay != 0:
+		return e, fault.New(fault.Invalid, "a message for %s cannot be delayed", name)
+	}
+	// SQS requires a deduplication id. A random one only drops requests that the SDK repeats.
+	e.MessageDeduplicationId = aws.String(msg.Dedup)
+	if msg.Dedup == "" {
+		e.MessageDeduplicationId = aws.String(rand.Text())
+	}
+	return e, nil
+}
+
+// hasForbidden reports whether a text has a character that SQS refuses because XML 1.0 lacks it: U+FFFE, U+FFFF, or a control
+// character other than tab, line feed and carriage return.
+func hasForbidden(body []byte) bool {
+	return bytes.ContainsFunc(body, func(r rune) bool {
+		return r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0xfffe || r == 0xffff
+	})
+}
+
+func validGroup(s string) bool {
+	return len(s) <= 128 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == ""
+}
+
+// validDedup reports whether SQS accepts a deduplication id. It may have letters, digits and punctuation.
+func validDedup(s string) bool {
+	return len(s) <= 128 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
+}
+
+// splitBatches splits entries, in their order, into batches that fit into a request.
+func splitBatches(entries []types.SendMessageBatchRequestEntry) (all [][]types.SendMessageBatchRequestEntry) {
+	start, size := 0, 0
+	for i, e := range entries {
+		n := len(*e.MessageBody)
+		if i > start && (i-start == maxEntries || size+n > maxBytes) {
+			all = append(all, entries[start:i])
+			start, size = i, 0
+		}
+		size += n
+	}
+	if start < len(entries) {
+		all = append(all, entries[start:])
+	}
+	return all
+}
+
+// sendAll sends the batches, one after the other if inOrder is set, and otherwise concurrently.
+func (q *Queues) sendAll(ctx context.Context, url *string, all [][]types.SendMessageBatchRequestEntry, inOrder bool) error {
+	if inOrder || len(all) == 1 {
+		for _, batch := range all {
+			if err := q.sendBatch(ctx, url, batch); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var sending errgroup.Group
+	sending.SetLimit(maxParallel)
+	for _, batch := range all {
+		sending.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			return q.sendBatch(ctx, url, batch)
+		})
+	}
+	return sending.Wait()
+}
+
+func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendMessageBatchRequestEntry) error {
+	if len(batch) == 1 {
+		e := batch[0]
+		_, err := q.client.SendMessage(ctx, &sqs.SendMessageInput{
+			QueueUrl: url, MessageBody: e.MessageBody, DelaySeconds: e.DelaySeconds,
+			MessageGroupId: e.MessageGroupId, MessageDeduplicationId: e.MessageDeduplicationId,
+		})
+		return err
+	}
+	id := func(e types.SendMessageBatchRequestEntry) string { return *e.Id }
+	return retryEntries(ctx, batch, id, func(batch []types.SendMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
+		out, err := q.client.SendMessageBatch(ctx, &sqs.SendMessageBatchInput{QueueUrl: url, Entries: batch})
+		if err != nil {
+			return nil, err
+		}
+		return out.Failed, nil
+	})
+}
+
+// retryEntries makes a batch request and repeats it with the entries that SQS rejects.
+func retryEntries[E any](
+	ctx context.Context, entries []E, id func(E) string, request func([]E) ([]types.BatchResultErrorEntry, error),
+) error {
+	for try := 0; len(entries) > 0; try++ {
+		if try == maxTries {
+			return fault.New(fault.Unavailable, "SQS rejected %d entries of a batch %d times", len(entries), maxTries)
+		}
+		if try > 0 {
+			if err := pause(ctx, try-1); err != nil {
+				return err
+			}
+		}
+		failed, err := request(entries)
+		if err != nil {
+			return err
+		}
+		if entries, err = selectRetries(entries, failed, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// selectRetries returns the entries of a batch request that failed for a temporary reason, in their order. It returns an error
+// if SQS blames the sender.
+func selectRetries[E any](entries []E, failed []types.BatchResultErrorEntry, id func(E) string) ([]E, error) {
+	again := map[string]bool{}
+	for _, f := range failed {
+		if f.SenderFault {
+			return nil, fault.New(fault.Internal, "SQS refused an entry: %s", aws.ToString(f.Code))
+		}
+		again[aws.ToString(f.Id)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(entries), func(e E) bool { return !again[id(e)] }), nil
 }

@@ -1,12 +1,14 @@
 package storetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -253,5 +255,250 @@ var cancelCases = []testCase{
 			}
 		}
 		b.checkAbsent("after the calls", key)
+	}},
+}
+
+// mixed are sort keys whose order differs between bytes, letters and numbers.
+var mixed = []string{"a", "B", "10", "9", "Z", "z", "é", "e", "~", "!", "a#1", "a#10", "a#2", "😀", "￿", "A", "aa", "a\x00"}
+
+var queryCases = []testCase{
+	{"order_is_bytewise_in_both_directions", func(b *bench) {
+		var ops []store.Op
+		for _, sort := range mixed {
+			ops = append(ops, put(b.at("p", sort), sort), put(b.at("another", sort), sort), put(b.key(store.Log, "p", sort), sort))
+		}
+		b.writeAll(ops...)
+		want := slices.Sorted(slices.Values(mixed))
+		for _, limit := range []int{0, 1, 2, 5, len(mixed), 1000} {
+			for _, eventual := range []bool{false, true} {
+				q := store.Query{Table: store.Subscriptions, Partition: b.prefix + "p", Limit: limit, Eventual: eventual}
+				items, _ := b.pages(q)
+				if got := sorts(items); !eventual && !slices.Equal(got, want) {
+					b.Errorf("limit %d: got %q, want %q", limit, got, want)
+				} else if !slices.IsSorted(got) {
+					b.Errorf("limit %d, eventual: %q is not sorted", limit, got)
+				}
+				q.Reverse = true
+				items, _ = b.pages(q)
+				got := sorts(items)
+				slices.Reverse(got)
+				if !eventual && !slices.Equal(got, want) {
+					b.Errorf("limit %d, reverse: got the reverse of %q, want of %q", limit, got, want)
+				}
+			}
+		}
+	}},
+	{"ranges", func(b *bench) {
+		all := []string{"b", "d", "f", "h", "j"}
+		for _, sort := range all {
+			b.write(put(b.at("p", sort), ""))
+		}
+		bounds := []string{"", "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k"}
+		for _, after := range bounds {
+			for _, until := range bounds {
+				for _, before := range []string{"", "d", "g", "h"} {
+					var want []string
+					for _, s := range all {
+						if s > after && (until == "" || s <= until) && (before == "" || s < before) {
+							want = append(want, s)
+						}
+					}
+					q := store.Query{Table: store.Subscriptions, Partition: b.prefix + "p", After: after, Until: until, Before: before}
+					items, _ := b.pages(q)
+					if got := sorts(items); !slices.Equal(got, want) {
+						b.Errorf("after %q until %q before %q: got %v, want %v", after, until, before, got, want)
+					}
+					if before != "" && before != "g" {
+						continue // in reverse a few suffice
+					}
+					q.Reverse, q.Limit = true, 2
+					items, _ = b.pages(q)
+					got := sorts(items)
+					slices.Reverse(got)
+					if !slices.Equal(got, want) {
+						b.Errorf("after %q until %q before %q, reverse: got the reverse of %v, want of %v", after, until, before, got, want)
+					}
+				}
+			}
+		}
+	}},
+	{"an_empty_partition", func(b *bench) {
+		page, err := b.db.Query(b.ctx, store.Query{Table: store.Log, Partition: b.prefix + "absent"})
+		if err != nil || page.More || len(page.Items) != 0 {
+			b.Errorf("got %+v, %v", page, err)
+		}
+	}},
+	{"the_latest_item_is_one_page", func(b *bench) {
+		for i := range 5 {
+			b.write(put(b.at("p", fmt.Sprint(i)), fmt.Sprint(i)))
+		}
+		page, err := b.db.Query(b.ctx, store.Query{Table: store.Subscriptions, Partition: b.prefix + "p", Reverse: true, Limit: 1})
+		if err != nil || len(page.Items) != 1 || page.Items[0].Sort != "4" || !page.More || page.Last != "4" {
+			b.Errorf("got %+v, %v", page, err)
+		}
+	}},
+	{"a_page_holds_whole_items", func(b *bench) {
+		want := store.Item{Key: b.at("p", "s"), Value: []byte("v"), Version: 3, Counts: map[string]int64{"n": 2}}
+		b.write(store.Put(want))
+		items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p"})
+		if len(items) != 1 {
+			b.Fatalf("got %d items", len(items))
+		}
+		b.checkSame(items[0], want)
+	}},
+	{"the_default_limit_is_100", func(b *bench) {
+		var ops []store.Op
+		for i := range 130 {
+			ops = append(ops, put(b.at("p", fmt.Sprintf("%03d", i)), ""))
+		}
+		b.writeAll(ops...)
+		items, pages := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p"})
+		if len(items) != 130 || pages < 2 {
+			b.Errorf("got %d items in %d pages", len(items), pages)
+		}
+	}},
+	{"large_items_are_paged_completely", func(b *bench) {
+		const n, size = 14, 300 << 10 // 4 MB in one partition
+		for i := range n {
+			b.writeAll(store.Put(store.Item{
+				Key: b.at("large", fmt.Sprintf("%02d", i)), Value: bytes.Repeat([]byte{byte(i)}, size),
+			}))
+		}
+		for _, reverse := range []bool{false, true} {
+			items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "large", Limit: 1000, Reverse: reverse})
+			if reverse {
+				slices.Reverse(items)
+			}
+			if len(items) != n {
+				b.Fatalf("reverse %v: got %v", reverse, sorts(items))
+			}
+			for i, item := range items {
+				if item.Sort != fmt.Sprintf("%02d", i) || !bytes.Equal(item.Value, bytes.Repeat([]byte{byte(i)}, size)) {
+					b.Errorf("reverse %v: item %d is %s with %d bytes", reverse, i, item.Sort, len(item.Value))
+				}
+			}
+		}
+	}},
+	{"the_next_read_sees_a_write", func(b *bench) {
+		key := b.at("p", "s")
+		for i := range 40 {
+			want := fmt.Sprint(i)
+			b.write(put(key, want))
+			items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: key.Partition})
+			if got := b.value(key); got != want || len(items) != 1 || string(items[0].Value) != want {
+				b.Fatalf("after writing %s: Get sees %s, Query sees %v", want, got, items)
+			}
+		}
+	}},
+}
+
+// listCases are the operations of the lists of the admin API, of manual retries and of erasures.
+var listCases = []testCase{
+	{"newest_first_within_a_span_among_expired_items", func(b *bench) {
+		stamp := func(i int) string { return fmt.Sprintf("%016d", 1_800_000_000_000_000+i) }
+		var ops []store.Op
+		var want []string
+		for i := range 40 {
+			item := store.Item{Key: b.key(store.Deliveries, "x", stamp(i)+"#sub#evt"), Expires: time.Now().Add(time.Hour)}
+			if i%3 == 0 {
+				item.Expires = time.Now().Add(-time.Minute)
+			} else if i >= 5 && i <= 30 {
+				want = append(want, item.Sort)
+			}
+			ops = append(ops, store.Put(item))
+		}
+		b.writeAll(ops...)
+		slices.Reverse(want)
+		for _, limit := range []int{1, 4, 100} {
+			items, _ := b.pages(store.Query{
+				Table: store.Deliveries, Partition: b.prefix + "x", Reverse: true, Limit: limit, After: stamp(5), Until: stamp(30) + "~",
+			})
+			if got := sorts(items); !slices.Equal(got, want) {
+				b.Errorf("limit %d: got %v, want %v", limit, got, want)
+			}
+		}
+	}},
+	{"an_item_under_several_keys_is_deleted_by_one_caller", func(b *bench) {
+		keys := []store.Key{
+			b.key(store.Deliveries, "x#sub", "1"), b.key(store.Deliveries, "xo#origin", "1"), b.key(store.Deliveries, "xe#type", "1"), b.key(store.Deliveries, "xa", "1"),
+		}
+		var letter, taken []store.Op
+		for i, key := range keys {
+			letter = append(letter, put(key, "v"))
+			if i == 0 {
+				taken = append(taken, store.Delete(key, store.Exists()))
+			} else {
+				taken = append(taken, store.Delete(key))
+			}
+		}
+		b.write(append(letter, store.Put(store.Item{Key: b.key(store.Deliveries, "d#sub", "evt"), Version: 3}, store.Absent()))...)
+		var takers sync.WaitGroup
+		var won atomic.Int64
+		for range 6 {
+			takers.Go(func() {
+				delivery := store.Put(store.Item{Key: b.key(store.Deliveries, "d#sub", "evt"), Version: 4}, store.VersionIs(3))
+				switch err := b.db.Write(b.ctx, append(slices.Clone(taken), delivery)...); {
+				case err == nil:
+					won.Add(1)
+				case !errors.Is(err, store.ErrConflict):
+					b.Errorf("take: %v", err)
+				}
+			})
+		}
+		takers.Wait()
+		if n := won.Load(); n != 1 {
+			b.Errorf("got %d callers that deleted it, want 1", n)
+		}
+		b.checkAbsent("after the delete", keys...)
+	}},
+	{"each_visits_all_items_while_they_are_deleted", func(b *bench) {
+		const n = 1003
+		var ops []store.Op
+		for i := range n {
+			ops = append(ops, put(b.at("p", fmt.Sprintf("%04d", i)), ""))
+		}
+		b.writeAll(append(ops, put(b.at("p2", "other"), ""))...)
+		var seen []string
+		var gone []store.Op
+		err := store.Each(b.ctx, b.db, b.at("p", ""), "list", func(it *store.Item) error {
+			seen, gone = append(seen, it.Sort), append(gone, store.Delete(it.Key))
+			if len(gone) == 100 {
+				b.writeAll(gone...)
+				gone = nil
+			}
+			return nil
+		})
+		b.writeAll(gone...)
+		if err != nil || len(seen) != n || !slices.IsSorted(seen) {
+			b.Errorf("visited %d items, %v, want %d in order", len(seen), err, n)
+		}
+		if items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p"}); len(items) > 0 {
+			b.Errorf("got %v after the deletes, want no items", sorts(items))
+		}
+	}},
+	{"each_ends_with_the_error_of_a_visit_or_of_the_store", func(b *bench) {
+		b.write(put(b.at("p", "1"), ""), put(b.at("p", "2"), ""))
+		enough, visits := errors.New("enough"), 0
+		if err := store.Each(b.ctx, b.db, b.at("p", ""), "list", func(*store.Item) error { visits++; return enough }); err != enough || visits != 1 {
+			b.Errorf("got %v after %d visits, want %v after 1", err, visits, enough)
+		}
+		ctx, cancel := context.WithCancel(b.ctx)
+		cancel()
+		err := store.Each(ctx, b.db, b.at("p", ""), "list", func(*store.Item) error { visits++; return nil })
+		if !fault.Is(err, fault.Unavailable) || !errors.Is(err, context.Canceled) || visits != 1 {
+			b.Errorf("got %v after %d visits, want a canceled context after 1", err, visits)
+		}
+	}},
+	{"scrubbing_keeps_other_items", func(b *bench) {
+		b.write(put(b.at("p", "gone"), "secret"), put(b.at("p", "stays"), "v"))
+		b.write(store.Delete(b.at("p", "gone")))
+		if err := store.Scrub(b.ctx, b.db); err != nil {
+			b.Fatal(err)
+		}
+		b.checkAbsent("after scrubbing", b.at("p", "gone"))
+		if got := b.value(b.at("p", "stays")); got != "v" {
+			b.Errorf("got %q in the other item, want v", got)
+		}
+		b.write(put(b.at("p", "later"), "v"))
 	}},
 }

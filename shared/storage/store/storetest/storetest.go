@@ -10,7 +10,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -211,4 +214,239 @@ func sorts(items []store.Item) []string {
 
 func put(key store.Key, value string, cond ...store.Condition) store.Op {
 	return store.Put(store.Item{Key: key, Value: []byte(value)}, cond...)
+}
+
+var countCases = []testCase{
+	{"Add_creates_and_adds", func(b *bench) {
+		key := b.at("p", "s")
+		b.write(store.Add(key, map[string]int64{"a": 2, "b": -1}, nil))
+		b.write(store.Add(key, map[string]int64{"a": 3, "c": 0}, nil))
+		item := b.get(key)
+		if item == nil || item.Counts["a"] != 5 || item.Counts["b"] != -1 || item.Counts["c"] != 0 || item.Version != 0 || len(item.Value) != 0 {
+			b.Errorf("got %+v", item)
+		}
+	}},
+	{"Add_leaves_value_version_and_expiry", func(b *bench) {
+		key := b.at("p", "s")
+		expires := time.Now().Add(time.Hour).Truncate(time.Second)
+		b.write(store.Put(store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 1}, Expires: expires}))
+		b.write(store.Add(key, map[string]int64{"a": 1, "b": 1}, nil))
+		b.checkSame(*b.get(key), store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 2, "b": 1}, Expires: expires})
+	}},
+	{"Add_sets_an_expiry_that_it_is_given", func(b *bench) {
+		key := b.at("p", "s")
+		expires := time.Now().Add(2 * time.Hour).Truncate(time.Second)
+		op := store.Add(key, map[string]int64{"a": 1}, nil)
+		op.Item.Expires = expires
+		b.write(op)
+		b.checkSame(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"a": 1}, Expires: expires})
+	}},
+	{"a_count_at_zero_expires_and_one_that_is_used_again_does_not", func(b *bench) {
+		add := func(key store.Key, n int64, limits map[string]int64, expires time.Time) store.Op {
+			op := store.Add(key, map[string]int64{"n": n}, limits)
+			op.Item.Expires = expires
+			return op
+		}
+		key, none := b.at("p", "s"), map[string]int64{"n": 0}
+		stays, soon := time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC), time.Now().Add(time.Hour)
+		b.write(add(key, 1, nil, stays))
+		b.checkConflict("it is used", add(key, 0, none, soon))
+		b.write(add(key, -1, nil, time.Time{}))
+		b.write(add(key, 0, none, soon))
+		if got := b.get(key); got == nil || got.Expires.Unix() != soon.Unix() {
+			b.Errorf("at zero: got %+v, want one that expires at %v", got, soon)
+		}
+		b.write(add(key, 1, nil, stays))
+		if got := b.get(key); got == nil || got.Expires.Unix() != stays.Unix() || got.Counts["n"] != 1 {
+			b.Errorf("used again: got %+v, want a count of 1 until %v", got, stays)
+		}
+		b.write(add(key, -1, nil, time.Time{}))
+		b.write(add(key, 0, none, time.Now().Add(-time.Second)))
+		b.checkAbsent("after its expiry", key)
+		b.write(add(key, 1, nil, stays))
+		if got := b.get(key); got == nil || got.Expires.Unix() != stays.Unix() || got.Counts["n"] != 1 {
+			b.Errorf("started again: got %+v, want a count of 1 until %v", got, stays)
+		}
+	}},
+	{"a_limit_is_inclusive", func(b *bench) {
+		key, limits := b.at("p", "s"), map[string]int64{"n": 3}
+		b.write(store.Add(key, map[string]int64{"n": 2}, limits))
+		b.checkConflict("over the limit", store.Add(key, map[string]int64{"n": 2}, limits))
+		b.write(store.Add(key, map[string]int64{"n": 1}, limits))
+		b.checkConflict("one over the limit", store.Add(key, map[string]int64{"n": 1}, limits))
+		b.write(store.Add(key, map[string]int64{"n": -2}, limits))
+		if got := b.count(key, "n"); got != 1 {
+			b.Errorf("got %d, want 1", got)
+		}
+	}},
+	{"a_limit_holds_for_a_new_item", func(b *bench) {
+		b.checkConflict("over the limit", store.Add(b.at("p", "s"), map[string]int64{"n": 4}, map[string]int64{"n": 3}))
+		b.checkAbsent("after the conflict", b.at("p", "s"))
+	}},
+	{"one_of_several_limits_suffices_to_conflict", func(b *bench) {
+		key := b.at("p", "s")
+		b.write(store.Add(key, map[string]int64{"a": 1, "b": 1}, nil))
+		b.checkConflict("b is full", store.Add(key, map[string]int64{"a": 1, "b": 1}, map[string]int64{"a": 10, "b": 1}))
+		if got := b.count(key, "a"); got != 1 {
+			b.Errorf("a became %d", got)
+		}
+	}},
+	{"sums_are_exact_under_16_writers", func(b *bench) {
+		const writers, each = 16, 20
+		key := b.at("p", "s")
+		var all sync.WaitGroup
+		for range writers {
+			all.Go(func() {
+				for range each {
+					if err := b.db.Write(b.ctx, store.Add(key, map[string]int64{"n": 1, "m": 2}, nil)); err != nil {
+						b.Errorf("Add: %v", err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if n, m := b.count(key, "n"), b.count(key, "m"); n != writers*each || m != 2*writers*each {
+			b.Errorf("got %d and %d, want %d and %d", n, m, writers*each, 2*writers*each)
+		}
+	}},
+	{"a_limit_is_never_overrun_by_16_writers", func(b *bench) {
+		const writers, each, limit = 16, 6, 40
+		key := b.at("p", "s")
+		var won atomic.Int64
+		var all sync.WaitGroup
+		for range writers {
+			all.Go(func() {
+				for range each {
+					switch err := b.db.Write(b.ctx, store.Add(key, map[string]int64{"n": 1}, map[string]int64{"n": limit})); {
+					case err == nil:
+						won.Add(1)
+					case !errors.Is(err, store.ErrConflict):
+						b.Errorf("Add: %v", err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if n := b.count(key, "n"); n != limit || won.Load() != limit {
+			b.Errorf("the count is %d and %d writes succeeded, want %d of both", n, won.Load(), limit)
+		}
+	}},
+	{"Raise_only_raises", func(b *bench) {
+		key := b.at("p", "s")
+		for _, step := range []struct{ raise, want int64 }{{5, 5}, {3, 5}, {5, 5}, {9, 9}, {-1, 9}} {
+			b.write(store.Raise(key, "n", step.raise))
+			if got := b.count(key, "n"); got != step.want {
+				b.Errorf("after raising to %d: got %d, want %d", step.raise, got, step.want)
+			}
+		}
+		b.write(store.Raise(key, "negative", -7))
+		if got := b.count(key, "negative"); got != -7 {
+			b.Errorf("a new count raised to -7 is %d", got)
+		}
+	}},
+	{"Raise_leaves_the_rest", func(b *bench) {
+		key := b.at("p", "s")
+		b.write(store.Put(store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 1}}))
+		b.write(store.Raise(key, "b", 2))
+		b.checkSame(*b.get(key), store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 1, "b": 2}})
+	}},
+	{"Raise_stands_alone", func(b *bench) {
+		b.checkRefused("with a put", b.db.Write(b.ctx, store.Raise(b.at("p", "s"), "n", 1), put(b.at("p", "t"), "v")), fault.Invalid)
+		b.checkAbsent("after the refusal", b.at("p", "s"), b.at("p", "t"))
+	}},
+	{"the_highest_of_16_raisers_stays", func(b *bench) {
+		key := b.at("p", "s")
+		var all sync.WaitGroup
+		for i := range int64(16) {
+			all.Go(func() {
+				for j := range int64(8) {
+					if err := b.db.Write(b.ctx, store.Raise(key, "n", (i*31+j*17)%101)); err != nil {
+						b.Errorf("Raise: %v", err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		want := int64(0)
+		for i := range int64(16) {
+			for j := range int64(8) {
+				want = max(want, (i*31+j*17)%101)
+			}
+		}
+		if got := b.count(key, "n"); got != want {
+			b.Errorf("got %d, want %d", got, want)
+		}
+	}},
+}
+
+var expiryCases = []testCase{
+	{"an_expired_item_is_not_read", func(b *bench) {
+		now := time.Now()
+		gone, stays := b.at("p", "gone"), b.at("p", "stays")
+		b.write(
+			store.Put(store.Item{Key: gone, Value: []byte("v"), Expires: now.Add(-time.Second)}),
+			store.Put(store.Item{Key: stays, Value: []byte("v"), Expires: now.Add(time.Hour)}),
+		)
+		b.checkAbsent("expired", gone)
+		if b.get(stays) == nil {
+			b.Error("the other item is gone too")
+		}
+		items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p"})
+		if len(items) != 1 || items[0].Sort != "stays" {
+			b.Errorf("the query sees %v", sorts(items))
+		}
+	}},
+	{"a_put_replaces_an_expired_item", func(b *bench) {
+		key := b.at("p", "s")
+		b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Version: 3, Counts: map[string]int64{"n": 9}, Expires: time.Now().Add(-time.Hour)}))
+		b.write(put(key, "new", store.Absent()))
+		b.checkSame(*b.get(key), store.Item{Key: key, Value: []byte("new")})
+	}},
+	{"Add_to_an_expired_item_starts_from_zero", func(b *bench) {
+		for _, with := range []string{"alone", "in a transaction"} {
+			key := b.at("p", with)
+			b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Version: 3, Counts: map[string]int64{"n": 9, "m": 9}, Expires: time.Now().Add(-time.Hour)}))
+			ops := []store.Op{store.Add(key, map[string]int64{"n": 1}, map[string]int64{"n": 5})}
+			if with != "alone" {
+				ops = append(ops, put(b.at("p", "companion"), "v"))
+			}
+			b.write(ops...)
+			b.checkSame(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"n": 1}})
+		}
+	}},
+	{"Raise_of_an_expired_item_starts_from_zero", func(b *bench) {
+		key := b.at("p", "s")
+		b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Counts: map[string]int64{"n": 9}, Expires: time.Now().Add(-time.Hour)}))
+		b.write(store.Raise(key, "n", 2))
+		b.checkSame(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"n": 2}})
+	}},
+	{"paging_passes_over_expired_items", func(b *bench) {
+		var ops []store.Op
+		for i := range 60 {
+			item := store.Item{Key: b.at("p", string(rune('0'+i)))}
+			if i%10 != 9 {
+				item.Expires = time.Now().Add(-time.Minute)
+			}
+			ops = append(ops, store.Put(item))
+		}
+		b.writeAll(ops...)
+		for _, reverse := range []bool{false, true} {
+			items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p", Limit: 4, Reverse: reverse})
+			if len(items) != 6 {
+				b.Errorf("reverse %v: got %v, want 6 items", reverse, sorts(items))
+			}
+		}
+	}},
+	{"expiry_can_be_moved_and_lifted", func(b *bench) {
+		key := b.at("p", "s")
+		b.write(store.Put(store.Item{Key: key, Expires: time.Now().Add(-time.Minute)}))
+		b.write(store.Put(store.Item{Key: key, Expires: time.Now().Add(time.Minute)}))
+		if b.get(key) == nil {
+			b.Error("the item is still expired")
+		}
+		b.write(store.Put(store.Item{Key: key}))
+		if item := b.get(key); item == nil || !item.Expires.IsZero() {
+			b.Errorf("got %+v, want no expiry", item)
+		}
+	}},
 }
