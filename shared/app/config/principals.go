@@ -2,11 +2,17 @@ package config
 
 import (
 	"cmp"
+	"net/url"
+	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/rules"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -206,4 +212,253 @@ func (p *parser) readPrincipals(n *strictyaml.Node, what string) {
 		lines[id] = it.Line
 		p.config.profiles[id] = spec.Profile(profile)
 	}
+}
+
+// maxBackends is the largest number of backends.
+const maxBackends = 100
+
+var (
+	backendName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
+	backendPrefix = regexp.MustCompile(`^[A-Za-z0-9_.-]{0,32}$`)
+)
+
+func (p *parser) readBackends(n *strictyaml.Node, what string) {
+	lines := map[identity]int{}
+	for _, it := range p.file.Items(n, what, maxBackends) {
+		b := p.readBackend(it)
+		p.checkUnique(lines, identity{b.Workspace, b.Name}, it, "backend")
+		p.config.Backends = append(p.config.Backends, b)
+	}
+}
+
+func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
+	b := api.Backend{Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion}
+	command := &api.Command{}
+	say := nameAfter("backend", &b.Name)
+	given := p.file.Fields(n, say, append([]strictyaml.Field{
+		strictyaml.Var("name", &b.Name, p.file.Matching(backendName)),
+		strictyaml.Var("url", &b.URL, p.readURL),
+		strictyaml.Var("prefix", &b.Prefix, p.file.Matching(backendPrefix)),
+		strictyaml.Var("workspace", &b.Workspace, p.readWorkspace),
+		strictyaml.Var("scopes", &b.Scopes, p.readScopes),
+		strictyaml.Var("tools", &b.Tools, p.readRules),
+		strictyaml.Var("prompts", &b.Prompts, p.readRules),
+		strictyaml.Var("resources", &b.Resources, p.readRules),
+		strictyaml.Var("extensions", &b.Extensions, p.readRules),
+		strictyaml.Var("protocolVersion", &b.ProtocolVersion, p.readProtocolVersion),
+		strictyaml.Var("headers", &b.Headers, p.readHeaders),
+		strictyaml.Var("oauth", &b.OAuth, p.readOAuth),
+		strictyaml.Var("forwardToken", &b.ForwardToken, p.file.Bool),
+		strictyaml.Func("credentials", p.checkCredentials),
+		strictyaml.Var("exchange", &b.Exchange, p.readExchange),
+	}, p.commandFields(command)...)...)
+	if given == nil {
+		return b
+	}
+	if !given["name"] {
+		p.file.Add(n.Line, "a backend has no name")
+	}
+	p.checkCommand(n, &b, command, given, say)
+	// Both authenticate the gateway's own requests and, without forwardToken, also callers' requests.
+	if _, fixed := b.Headers["Authorization"]; fixed && b.OAuth != nil {
+		p.file.Add(n.Line, "%s", say("only one of an Authorization header and oauth is possible"))
+	}
+	switch {
+	case given["exchange"] != given["credentials"]:
+		p.file.Add(n.Line, "%s", say("a token exchange needs both credentials: exchange and the settings in exchange"))
+	case given["exchange"] && b.ForwardToken:
+		p.file.Add(n.Line, "%s", say("only one of forwardToken and exchange is possible, because an exchanged token replaces the caller's"))
+	}
+	return b
+}
+
+// readRules reads the rules for one kind of a backend's entries.
+func (p *parser) readRules(n *strictyaml.Node, what string) (r rules.Rules) {
+	p.file.Fields(n, nameWithin(what),
+		strictyaml.Var("allow", &r.Allow, p.readGlobs),
+		strictyaml.Var("deny", &r.Deny, p.readGlobs),
+		strictyaml.Func("scopes", func(n *strictyaml.Node, what string) {
+			r.Scopes = map[string][]string{}
+			for _, m := range p.file.Members(n, what) {
+				p.checkGlob(m.Line, what, m.Key)
+				r.Scopes[m.Key] = p.readScopes(m.Value, what+" "+strictyaml.Clip(m.Key))
+			}
+			p.checkGlobs(n, what, len(r.Scopes))
+		}),
+	)
+	return r
+}
+
+func (p *parser) readGlobs(n *strictyaml.Node, what string) []string {
+	globs := p.file.Strings(n, what)
+	for _, glob := range globs {
+		p.checkGlob(n.Line, what, glob)
+	}
+	p.checkGlobs(n, what, len(globs))
+	return globs
+}
+
+func (p *parser) checkGlob(line int, what, glob string) {
+	if err := rules.CheckGlob(glob); err != nil {
+		p.file.Add(line, "%s: %v", what, err)
+	}
+}
+
+func (p *parser) checkGlobs(n *strictyaml.Node, what string, count int) {
+	if count > rules.MaxGlobs {
+		p.file.Add(n.Line, "%s has %d globs (allowed: up to %d)", what, count, rules.MaxGlobs)
+	}
+}
+
+func (p *parser) readProtocolVersion(n *strictyaml.Node, what string) string {
+	s := p.file.String(n, what)
+	if s != api.AutoVersion && !slices.Contains(api.ProtocolVersions(), s) {
+		p.file.Add(n.Line, "%s: %q is not known (auto, %s)", what, strictyaml.Clip(s), strings.Join(api.ProtocolVersions(), ", "))
+	}
+	return s
+}
+
+func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
+	o := &api.OAuth{}
+	given := p.readClient(n, what, o)
+	p.checkClient(n, what, o, given["clientSecret"], clientWithSecret)
+	return o
+}
+
+// readClient reads the settings of an OAuth client, and others that follow them. It returns the names of the given settings.
+func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, others ...strictyaml.Field) map[string]bool {
+	say := func(member string) string { return strings.TrimSpace(what + " " + member) }
+	return p.file.Fields(n, say, append([]strictyaml.Field{
+		strictyaml.Var("tokenUrl", &o.TokenURL, p.readTokenURL),
+		strictyaml.Var("clientId", &o.ClientID, p.file.String),
+		strictyaml.Var("clientSecret", &o.ClientSecret, p.readSecret),
+		strictyaml.Var("scopes", &o.Scopes, p.readScopes),
+	}, others...)...)
+}
+
+// clientWithSecret are the settings that a client with a secret needs.
+const clientWithSecret = "tokenUrl, clientId and clientSecret"
+
+// checkClient reports a client that lacks one of the settings that it needs.
+func (p *parser) checkClient(n *strictyaml.Node, what string, o *api.OAuth, hasCredential bool, needed string) {
+	if o.TokenURL == "" || o.ClientID == "" || !hasCredential {
+		p.file.Add(n.Line, "%s needs %s", what, needed)
+	}
+}
+
+func (p *parser) readTokenURL(n *strictyaml.Node, what string) string {
+	s := p.readURL(n, what)
+	if u, err := url.Parse(s); err == nil && u.Scheme == "http" && !auth.Loopback(u.Hostname()) {
+		p.file.Add(n.Line, "%s must be https, because the gateway sends the client secret there", what)
+	}
+	return s
+}
+
+func (p *parser) checkCredentials(n *strictyaml.Node, what string) {
+	if s := p.file.String(n, what); s != "exchange" {
+		p.file.Add(n.Line, "%s: %q is not known (exchange)", what, strictyaml.Clip(s))
+	}
+}
+
+// The ways in which the gateway can authenticate itself at a token endpoint, with their names in OAuth.
+const (
+	secretInHeader = "client_secret_basic"
+	secretInBody   = "client_secret_post"
+	signedByKey    = "private_key_jwt"
+)
+
+func (p *parser) readExchange(n *strictyaml.Node, what string) *api.Exchange {
+	x, clientAuth := &api.Exchange{}, secretInHeader
+	given := p.readClient(n, what, &x.OAuth,
+		strictyaml.Var("audience", &x.Audience, p.file.String),
+		strictyaml.Var("resource", &x.Resource, p.readURL),
+		strictyaml.Var("clientAuth", &clientAuth, func(n *strictyaml.Node, what string) string {
+			s, known := p.file.String(n, what), []string{secretInHeader, secretInBody, signedByKey}
+			if !slices.Contains(known, s) {
+				p.file.Add(n.Line, "%s: %q is not known (%s)", what, strictyaml.Clip(s), strings.Join(known, ", "))
+			}
+			return s
+		}),
+		strictyaml.Var("clientKey", &x.ClientKey, p.readSecret),
+		strictyaml.Var("keyId", &x.KeyID, p.file.String),
+		strictyaml.Var("issuer", &x.Issuer, p.readURL),
+	)
+	x.SecretInBody = clientAuth == secretInBody
+	switch ofKey := given["clientKey"] || given["keyId"] || given["issuer"]; {
+	case clientAuth != signedByKey && ofKey:
+		p.file.Add(n.Line, "%s: clientKey, keyId and issuer need clientAuth: %s", what, signedByKey)
+	case clientAuth != signedByKey:
+		p.checkClient(n, what, &x.OAuth, given["clientSecret"], clientWithSecret)
+	case given["clientSecret"]:
+		p.file.Add(n.Line, "%s: with clientAuth: %s there is no clientSecret", what, signedByKey)
+	default:
+		p.checkClient(n, what, &x.OAuth, given["clientKey"] && given["issuer"], "tokenUrl, clientId, clientKey and issuer")
+	}
+	if x.Audience == "" && x.Resource == "" {
+		p.file.Add(n.Line, "%s needs an audience or a resource, so that the token is valid for this backend only", what)
+	}
+	return x
+}
+
+// commandFields returns the members of a backend that is a command.
+func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
+	return []strictyaml.Field{
+		strictyaml.Var("command", &c.Args, p.readCommand),
+		strictyaml.Var("env", &c.Env, p.readEnvironment),
+		strictyaml.Var("dir", &c.Dir, p.file.NonEmpty),
+		strictyaml.Var("memoryMiB", &c.MemoryMiB, p.file.Int(16, 1<<20)),
+		strictyaml.Var("idle", &c.Idle, p.duration(time.Second, 24*time.Hour)),
+	}
+}
+
+// checkCommand makes a backend a command if one is given, and checks that the other members fit to that.
+func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command, given map[string]bool, say func(string) string) {
+	switch {
+	case given["command"] && given["url"]:
+		p.file.Add(n.Line, "%s", say("only one of url and command is possible"))
+	case given["command"]:
+		b.Command, b.URL = c, c.URL(b.Workspace, b.Name)
+		for _, member := range []string{"headers", "oauth", "forwardToken", "credentials", "exchange"} {
+			if given[member] {
+				p.file.Add(n.Line, "%s is for a backend with a url; pass a command its credentials in env", say(member))
+			}
+		}
+	case !given["url"]:
+		p.file.Add(n.Line, "%s is missing", say("url or command"))
+	}
+	for _, member := range []string{"env", "dir", "memoryMiB", "idle"} {
+		if given[member] && !given["command"] {
+			p.file.Add(n.Line, "%s is for a backend with a command", say(member))
+		}
+	}
+}
+
+// maxArguments limits the number of a command's arguments.
+const maxArguments = 200
+
+func (p *parser) readCommand(n *strictyaml.Node, what string) (args []string) {
+	for _, it := range p.file.Items(n, what, maxArguments) {
+		arg := p.file.String(it, what)
+		if strings.ContainsRune(arg, 0) || len(arg) > 8192 {
+			p.file.Add(it.Line, "%s: an argument is too long or has a NUL", what)
+		}
+		args = append(args, arg)
+	}
+	if len(args) == 0 || args[0] == "" {
+		p.file.Add(n.Line, "%s has no program, such as [npx, -y, NAME]", what)
+	}
+	return args
+}
+
+// readEnvironment reads environment variables. A variable whose name suggests a secret needs a reference.
+func (p *parser) readEnvironment(n *strictyaml.Node, what string) map[string]secret.Value {
+	out := map[string]secret.Value{}
+	for _, m := range p.file.Members(n, what) {
+		if !envName.MatchString(m.Key) {
+			p.file.Add(m.Line, "%s: %q is not the name of an environment variable", what, strictyaml.Clip(m.Key))
+			continue
+		}
+		out[m.Key] = p.readValue(m.Value, what+" "+m.Key, carriesCredentials(m.Key))
+	}
+	return out
 }

@@ -2,18 +2,143 @@ package standalone
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
+	sdk "go.opentelemetry.io/otel/sdk/metric"
+
 	"github.com/mcp-events/mcpevents/shared/app/operators"
+	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
+
+// newMetrics creates the metrics, and the handler of GET /metrics. The readers of [Options] receive the same metrics.
+func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
+	registry := prometheus.NewRegistry()
+	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutTargetInfo(), otelprom.WithoutScopeInfo())
+	if err != nil {
+		return nil, nil, err
+	}
+	options := []sdk.Option{sdk.WithReader(exporter)}
+	for _, r := range readers {
+		options = append(options, sdk.WithReader(r))
+	}
+	set, err := metric.NewSet(sdk.NewMeterProvider(options...))
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}), set, err
+}
+
+// measure registers the metrics that are read from the parts of the server when they are exported.
+func (s *Server) measure() error {
+	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
+		return s.core.Metrics.Watch(name, f)
+	}
+	return errors.Join(
+		s.core.WatchLog(),
+		watch(metric.QueueDepth, s.queueReadings(func(d queue.Depth) float64 { return float64(d.Visible + d.InFlight + d.Delayed) })),
+		watch(metric.QueueAge, s.queueReadings(func(d queue.Depth) float64 {
+			if d.Oldest.IsZero() {
+				return 0
+			}
+			return max(0, time.Since(d.Oldest).Seconds())
+		})),
+		watch(metric.RetriesWaiting, func(ctx context.Context) ([]metric.Reading, error) {
+			n, err := s.db.Count(ctx, retry.DueTable, retry.FirstDuePartition, retry.AfterDue)
+			return metric.One(float64(n)), err
+		}),
+		watch(metric.Healthy, flag(func() bool { return s.db.Engine().Health() == nil })),
+		watch(metric.SettingsRefused, flag(s.refused.Load)),
+		watch(metric.StreamsOpen, func(context.Context) ([]metric.Reading, error) {
+			return metric.One(float64(s.endpoint.OpenStreams())), nil
+		}),
+		webhooks.WatchEndpoints(s.core, s.dispatcher),
+	)
+}
+
+// flag returns a function that reads a condition as 1 or 0.
+func flag(condition func() bool) func(context.Context) ([]metric.Reading, error) {
+	return func(context.Context) ([]metric.Reading, error) {
+		if condition() {
+			return metric.One(1), nil
+		}
+		return metric.One(0), nil
+	}
+}
+
+// queueReadings returns a function that reads a figure of each queue.
+func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Context) ([]metric.Reading, error) {
+	return func(ctx context.Context) (all []metric.Reading, _ error) {
+		for _, name := range queue.Names() {
+			d, err := s.queues.Depth(ctx, name)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, metric.Reading{By: string(name), Value: figure(d)})
+		}
+		return all, nil
+	}
+}
+
+// serveMetrics serves GET /metrics in the text format of Prometheus. Only operators of the default workspace may read it, because
+// the metrics cover the whole process and name the backends and sources of all workspaces.
+func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
+	if err := s.checkOperator(r); err != nil {
+		answers := httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: s.core.ResourceMetadata, Log: s.core.Log}
+		answers.Serve(w, r, http.StatusOK, func() (any, error) { return nil, err })
+		return
+	}
+	s.metrics.ServeHTTP(w, r)
+}
+
+// checkOperator checks that the caller may read the metrics.
+func (s *Server) checkOperator(r *http.Request) error {
+	if err := s.core.Guard.Check(r); err != nil {
+		return err
+	}
+	p, err := s.core.Auth.Authenticate(r.Context(), r.Header)
+	if err != nil {
+		return err
+	}
+	if err := p.Require(auth.ScopeOperate); err != nil {
+		return err
+	}
+	if p.Workspace != auth.DefaultWorkspace {
+		return fault.New(fault.Forbidden, "the metrics cover all workspaces, so only operators of the workspace %s may read them", auth.DefaultWorkspace)
+	}
+	return nil
+}
+
+// readyz responds with 200 if the server can serve requests: it can write to the store and read the queues. It does not check
+// the keys, because the server does not start without them.
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
+	answers := httpjson.Answers{Log: s.core.Log}
+	answers.Serve(w, r, http.StatusOK, func() (any, error) {
+		if err := s.db.Engine().Health(); err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "write the store")
+		}
+		if _, err := s.queues.Depth(r.Context(), queue.Events); err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "read the queues")
+		}
+		ready := map[string]string{"status": "ready"}
+		if s.refused.Load() { // the last settings are in use, so requests can still be served
+			ready["settings"] = "refused"
+		}
+		return ready, nil
+	})
+}
 
 // listenAdmin opens the listener of the admin API. It returns nil if the API has no address of its own.
 func (s *Server) listenAdmin(o Options) (net.Listener, error) {
