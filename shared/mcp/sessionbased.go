@@ -3,15 +3,292 @@ package mcp
 import (
 	"context"
 	"net/http"
+	"strings"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
+
+// sessionMethods serves the methods that begin, change and end sessions.
+type sessionMethods struct {
+	sessions    *session.Store
+	catalogs    method.Catalogs
+	targets     *streams.Targets
+	feeds       *stream.Tails
+	backends    api.Gateway
+	about       *description
+	replies     *method.Replies
+	faults      method.Faults
+	maxPatterns int
+}
+
+// subscribe serves resources/subscribe. The session's stream sends every event that is published after the answer.
+func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.Result, error) {
+	uri, cat, err := h.readURI(ctx, c)
+	if err != nil {
+		return method.Result{}, err
+	}
+	t, err := h.targets.Resolve(ctx, cat, c.Principal, uri)
+	if err != nil {
+		return method.Result{}, err
+	}
+	open := t.Open() > 0
+	if open {
+		if err := h.admitOpen(ctx, c.Session, t); err != nil {
+			return method.Result{}, err
+		}
+	}
+	for _, p := range t.Patterns {
+		if p.Kind == match.Concrete {
+			continue
+		}
+		if _, err := subscription.Interested(ctx, h.feeds.DB, h.feeds.Log, c.Principal.Workspace, p); err != nil {
+			return method.Result{}, err
+		}
+	}
+	after := h.feeds.Log.Position()
+	if t.Backend != "" { // before the session's record, because the backend's quota may refuse it
+		if err := h.backends.Subscribe(ctx, atBackend(c.Session, t.Backend, t.URI, c.Session.NeedsUntil())); err != nil {
+			return method.Result{}, err
+		}
+	}
+	if err := h.sessions.Subscribe(ctx, c.Session, session.URI{URI: t.URI, After: after, Open: open, Backend: t.Backend}); err != nil {
+		if t.Backend != "" && !fault.Is(err, fault.Unavailable) {
+			h.unsubscribeAll(ctx, c.Session, []session.URI{{URI: t.URI, Backend: t.Backend}})
+		}
+		return method.Result{}, sessionFault(err)
+	}
+	return method.Result{}, h.notify(ctx, c)
+}
+
+// readURI returns the URI in the params, and the catalog.
+func (h *sessionMethods) readURI(ctx context.Context, c *method.Call) (uri string, cat *catalog.Catalog, err error) {
+	if uri, err = c.Required("uri"); err == nil {
+		cat, err = h.catalogs.Of(ctx, c.Principal)
+	}
+	return uri, cat, err
+}
+
+// admitOpen checks the limit on a session's parents and wildcards.
+func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
+	uris, err := h.sessions.Subscriptions(ctx, sess.Key)
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, u := range uris {
+		if u.URI == t.URI {
+			return nil
+		}
+		if u.Open {
+			n++
+		}
+	}
+	if n >= h.maxPatterns {
+		return session.LimitReached("streamPatterns", h.maxPatterns)
+	}
+	return nil
+}
+
+// unsubscribe serves resources/unsubscribe. It succeeds without a subscription, but the URI must be valid.
+func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
+	uri, cat, err := h.readURI(ctx, c)
+	if err != nil {
+		return method.Result{}, err
+	}
+	// The record tells which backend the session is subscribed at. The backend may no longer list the resource.
+	record, err := h.sessions.Subscription(ctx, c.Session, uri)
+	if err != nil {
+		return method.Result{}, err
+	}
+	ofBackend := record != nil && record.Backend != ""
+	if record == nil && h.backends.Any(ctx) && !match.InCatalog(cat, uri) {
+		_, ofBackend, _ = h.backends.Subscribable(ctx, c.Principal, uri) // ending a subscription needs no scope
+	}
+	switch {
+	case record != nil && ofBackend:
+		if err := h.backends.Unsubscribe(ctx, atBackend(c.Session, record.Backend, uri, time.Time{})); err != nil {
+			return method.Result{}, err
+		}
+	case !ofBackend && !strings.HasPrefix(uri, streams.SubscriptionScheme):
+		if uri, err = catalog.CanonicalPattern(uri); err != nil {
+			return method.Result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
+		}
+	}
+	if err := h.sessions.Unsubscribe(ctx, c.Session, uri); err != nil {
+		return method.Result{}, err
+	}
+	return method.Result{}, h.notify(ctx, c)
+}
+
+func (h *sessionMethods) notify(ctx context.Context, c *method.Call) error {
+	return h.feeds.Log.Notify(ctx, c.Principal.Workspace, stream.TopicSession(c.Session.Key), streams.SessionNotice)
+}
+
+// sessionFault translates the error of a session that ended while it was in use.
+func sessionFault(err error) error {
+	if err == session.ErrNone {
+		return fault.New(fault.NotFound, "the session has ended")
+	}
+	return err
+}
+
+// unsubscribeAll ends a session's subscriptions at backends.
+func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Session, uris []session.URI) {
+	for _, u := range uris {
+		if u.Backend == "" || h.backends == (api.None{}) {
+			continue
+		}
+		if err := h.backends.Unsubscribe(ctx, atBackend(sess, u.Backend, u.URI, time.Time{})); err != nil {
+			h.faults.LogError(ctx, "backend subscription left to expire", err)
+		}
+	}
+}
+
+// atBackend returns a session's subscription at a backend.
+func atBackend(sess *session.Session, backend, uri string, until time.Time) api.Subscription {
+	return api.Subscription{
+		Place: api.Place{Workspace: sess.Workspace, Backend: backend}, URI: uri, Principal: sess.Principal, Holder: sess.Key, Until: until,
+	}
+}
+
+// prolong extends a session's subscription at a backend together with the session.
+func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session.URI, until time.Time) error {
+	if e.backends == (api.None{}) {
+		return nil
+	}
+	return e.backends.Subscribe(ctx, atBackend(sess, u.Backend, u.URI, until))
+}
+
+// initialize serves initialize. It chooses the revision and creates the session.
+func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
+	c.Version = spec.LatestSessionBased
+	if h.sessions == nil {
+		method.SendError(w, http.StatusOK, c.Msg.ID, method.UnknownMethod(c.Msg.Method))
+		return
+	}
+	asked, err := c.Required("protocolVersion")
+	if err != nil {
+		h.replies.Fault(w, c, method.Row{}, err)
+		return
+	}
+	// An unknown or stateless revision is answered with the latest session-based one.
+	if v := spec.Version(asked); v.Known() && !v.Stateless() {
+		c.Version = v
+	}
+	declared := c.Param("capabilities")
+	s := session.Session{
+		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Version: c.Version, Dialect: c.Dialect,
+		Payloads: method.Declares(declared, spec.OwnExtension), Events: method.Declares(declared, spec.EventsExtension),
+	}
+	if h.backends != (api.None{}) {
+		s.Client = method.ClientInfo(c.Param("clientInfo"))
+		if !c.Dialect { // the dialect cannot send requests to a client, so its capabilities do not matter
+			s.Capabilities = method.Declaration(declared)
+		}
+	}
+	if c.Session != nil { // a session of the dialect may begin without initialize
+		err = h.redeclare(c, s)
+	} else if c.Session, err = h.create(c.Request.Context(), c.Principal, s); err == nil {
+		w.Header().Set(spec.HeaderSession, c.Session.ID)
+	}
+	if err != nil {
+		h.replies.SessionFailed(w, c, err)
+		return
+	}
+	version := append(append([]byte(`"protocolVersion":"`), c.Version...), `",`...)
+	about := h.about.describeInitialize(h.about.offersTo(c.Request.Context(), c))
+	method.Send(w, http.StatusOK, func(b []byte) []byte {
+		return h.replies.AppendResult(b, c, method.Result{Members: [][]byte{version, about}})
+	})
+}
+
+// redeclare stores what a client declares in a later initialize of its session, and notifies the session's stream.
+func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
+	ctx := c.Request.Context()
+	if err := h.sessions.Change(ctx, c.Session, func(now *session.Session) {
+		now.Version, now.Payloads, now.Events = s.Version, s.Payloads, s.Events
+	}); err != nil {
+		return err
+	}
+	return h.notify(ctx, c)
+}
+
+// create creates a session. If the principal has reached its limit, create first ends another session of the principal.
+func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session.Session) (*session.Session, error) {
+	surplus, err := h.sessions.Surplus(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	if surplus != nil {
+		h.faults.Metrics.LimitReached(quota.Sessions)
+		if err := h.end(ctx, surplus, api.Client{Principal: p, Session: surplus.Key}); err != nil {
+			return nil, err
+		}
+	}
+	return h.sessions.Create(ctx, s)
+}
+
+// end ends a session, its stream, and its sessions and subscriptions at backends. client identifies the session to the backends.
+func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api.Client) error {
+	if h.backends.Any(ctx) {
+		if err := h.backends.End(ctx, client); err != nil {
+			h.faults.LogError(ctx, "backend sessions left to expire", err)
+		}
+	}
+	uris, err := h.sessions.Remove(ctx, s)
+	h.unsubscribeAll(ctx, s, uris)
+	if err != nil {
+		return err
+	}
+	return h.feeds.Log.Notify(ctx, s.Workspace, stream.TopicSession(s.Key), streams.SessionNotice)
+}
+
+// delete serves DELETE. It ends a session and its stream.
+func (e *Endpoint) delete(w http.ResponseWriter, c *method.Call) {
+	if !e.enterSession(w, c) {
+		return
+	}
+	if err := e.session.end(c.Request.Context(), c.Session, c.Client()); err != nil {
+		e.replies.SessionFailed(w, c, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// setLevel serves logging/setLevel (up to 2025-11-25). The session's stream then sends log messages about conditions that a client would not
+// notice otherwise.
+func (h *sessionMethods) setLevel(ctx context.Context, c *method.Call) (method.Result, error) {
+	level, err := c.Required("level")
+	if err != nil {
+		return method.Result{}, err
+	}
+	if !spec.KnownSeverity(level) {
+		return method.Result{}, method.InvalidParams("level must be one of the severities of RFC 5424, debug to emergency")
+	}
+	if err := h.sessions.Change(ctx, c.Session, func(s *session.Session) { s.Level = level }); err != nil {
+		return method.Result{}, sessionFault(err)
+	}
+	if h.backends.Any(ctx) {
+		if err := h.backends.SetLevel(ctx, c.Client()); err != nil {
+			return method.Result{}, err
+		}
+	}
+	return method.Result{}, h.notify(ctx, c)
+}
 
 // postSessionBased serves one message of the session-based revisions.
 func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *method.Call) {

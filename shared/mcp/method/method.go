@@ -5,10 +5,22 @@
 package method
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"iter"
 	"net/http"
+	"strconv"
+	"strings"
+	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Result is the result of a method, in the parts that all revisions share.
@@ -122,3 +134,172 @@ func NotAcceptable(w http.ResponseWriter, c *Call) error {
 
 // Empty answers with an empty result.
 func Empty(context.Context, *Call) (Result, error) { return Result{}, nil }
+
+// Call is one request on its way through the endpoint. [NewCall] makes one.
+type Call struct {
+	Request   *http.Request
+	Body      []byte // of the whole HTTP request
+	Principal auth.Principal
+	Version   spec.Version
+	Profile   spec.Profile     // of a method of the MCP Events extension; empty for all others
+	Session   *session.Session // nil in the stateless revisions
+	Dialect   bool             // the call uses the named-event dialect
+	Msg       jsonrpc.Message
+	Meta      json.RawMessage // _meta of the params, or nil
+	Answer    *answer         // of a method that may have to wait, see [Answering]
+	life      life
+}
+
+// Param returns a member of the params, or nil if it is absent or null.
+func (c *Call) Param(name string) json.RawMessage { return jsonrpc.Member(c.Msg.Params, name) }
+
+// Text returns an optional member of the params, which must be a string.
+func (c *Call) Text(name string) (value string, given bool, err error) {
+	raw := c.Param(name)
+	if raw == nil {
+		return "", false, nil
+	}
+	value, ok := jsonrpc.String(raw)
+	if !ok {
+		return "", false, InvalidParams("%s must be a string", name)
+	}
+	return value, true, nil
+}
+
+// Required returns a member of the params that must be a non-empty string.
+func (c *Call) Required(name string) (string, error) {
+	raw := jsonrpc.Member(c.Msg.Params, name)
+	value, ok := jsonrpc.String(raw)
+	switch {
+	case raw != nil && !ok:
+		return "", InvalidParams("%s must be a string", name)
+	case value == "":
+		return "", InvalidParams("%s is missing", name)
+	}
+	return value, nil
+}
+
+// maxDeclaration is the maximum size of a client's capabilities or name in a session.
+const maxDeclaration = 16 << 10
+
+// Declaration returns a copy of a client's declaration, or nil if it is not an object or is too large.
+func Declaration(raw json.RawMessage) json.RawMessage {
+	if len(raw) == 0 || raw[0] != '{' || len(raw) > maxDeclaration {
+		return nil
+	}
+	return bytes.Clone(raw)
+}
+
+// ClientInfo returns a client's declaration of its name, or nil if it is not an Implementation, which backends would refuse.
+func ClientInfo(raw json.RawMessage) json.RawMessage {
+	_, named := jsonrpc.String(jsonrpc.Member(raw, "name"))
+	_, versioned := jsonrpc.String(jsonrpc.Member(raw, "version"))
+	if !named || !versioned {
+		return nil
+	}
+	return Declaration(raw)
+}
+
+// Client returns the caller as backends see it.
+func (c *Call) Client() api.Client {
+	out := api.Client{Principal: c.Principal, Version: c.Version, Token: c.Request.Header.Get("Authorization")}
+	if c.Session != nil {
+		out.Session, out.Capabilities, out.Info, out.Level = c.Session.Key, c.Session.Capabilities, c.Session.Client, c.Session.Level
+		return out
+	}
+	out.Capabilities = Declaration(jsonrpc.Member(c.Meta, spec.MetaCapabilities))
+	out.Info = ClientInfo(jsonrpc.Member(c.Meta, spec.MetaClient))
+	out.Level, _ = jsonrpc.String(jsonrpc.Member(c.Meta, spec.MetaLogLevel))
+	return out
+}
+
+// Arguments returns the member arguments, which must be an object, or nil if it is absent.
+func (c *Call) Arguments() (json.RawMessage, error) {
+	raw := c.Param("arguments")
+	if raw != nil && raw[0] != '{' {
+		return nil, InvalidParams("arguments must be an object")
+	}
+	return raw, nil
+}
+
+// maxMilliseconds is about 285 years, close to the longest [time.Duration].
+const maxMilliseconds = 9e12
+
+// Milliseconds returns an optional duration, which must not be negative. It shortens a duration that is too long for a
+// [time.Duration].
+func (c *Call) Milliseconds(name string) (d time.Duration, given bool, err error) {
+	raw := c.Param(name)
+	if raw == nil {
+		return 0, false, nil
+	}
+	ms, parseErr := strconv.ParseFloat(string(raw), 64)
+	if parseErr != nil || ms < 0 || ms != float64(int64(min(ms, maxMilliseconds))) && ms <= maxMilliseconds {
+		return 0, false, InvalidParams("%s must be an integer of milliseconds, not negative", name)
+	}
+	return time.Duration(min(ms, maxMilliseconds)) * time.Millisecond, true, nil
+}
+
+// Declares reports whether a client's capabilities name the extension. Up to 2025-11-25, clients may list it under experimental.
+func Declares(capabilities json.RawMessage, extension string) bool {
+	for _, member := range []string{"extensions", "experimental"} {
+		if jsonrpc.Member(jsonrpc.Member(capabilities, member), extension) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// WithoutBraces returns the text between the braces of an object, or nothing if it is not one.
+func WithoutBraces(object json.RawMessage) []byte {
+	return bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimPrefix(bytes.TrimSpace(object), []byte("{")), []byte("}")))
+}
+
+// Accepts reports whether the Accept header allows the media type. Without the header, anything is allowed (RFC 9110, section
+// 12.5.1).
+func Accepts(h http.Header, mediaType string) bool {
+	values := h["Accept"]
+	if len(values) == 0 {
+		return true
+	}
+	main, _, _ := strings.Cut(mediaType, "/")
+	for t := range MediaTypes(values) {
+		if strings.EqualFold(t, mediaType) || t == "*/*" || strings.EqualFold(t, main+"/*") {
+			return true
+		}
+	}
+	return false
+}
+
+// MediaTypes returns the media types of an Accept header without their parameters.
+func MediaTypes(values []string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, v := range values {
+			for part := range strings.SplitSeq(v, ",") {
+				t, _, _ := strings.Cut(part, ";")
+				if !yield(strings.TrimSpace(t)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Catalogs finds the catalog of a principal's workspace.
+type Catalogs struct{ Source catalog.Source }
+
+// Of returns the catalog of the principal's workspace.
+func (cs Catalogs) Of(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
+	cat, err := cs.Source.Catalog(ctx, p.Workspace)
+	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")
+}
+
+// With returns the principal's catalog. If it lacks the named event type, with reads the latest catalog, because the
+// type may have been added, and its first event published, within the seconds for which this process keeps a catalog.
+func (cs Catalogs) With(ctx context.Context, p auth.Principal, name string) (*catalog.Catalog, error) {
+	cat, err := cs.Of(ctx, p)
+	if err == nil && cat.ByName(name) == nil {
+		cat, err = catalog.Latest(ctx, cs.Source, p.Workspace)
+		err = fault.Wrap(fault.Unavailable, err, "read the latest catalog")
+	}
+	return cat, err
+}
