@@ -51,14 +51,13 @@ package client
 
 // For maintainers, from the outside in:
 //
-//	client.go     Connect, sessions, Call, the list of event types
+//	client.go     Connect, sessions, Call, the list of event types, one JSON-RPC request and its answer
 //	subscribe.go  Subscribe and its options, the choice of the mode
 //	flow.go       the way of an event to the program's function, acknowledgments, the saved cursor
 //	inband.go     polls and streams                        of event types
 //	webhook.go    webhook subscriptions and their refresh  of event types
 //	uris.go       webhooks (SEP-1803) and streams          of URIs
 //	handler.go    the HTTP handler that receives webhooks
-//	request.go    one JSON-RPC request and its answer
 //	store.go      where cursors are kept
 //	publish.go    the publisher, which shares only the errors with the rest
 //

@@ -6,8 +6,7 @@
 // may receive.
 //
 //	tools.go    the subscriptions of the session, and how the tools read them
-//	inbox.go    the events that have arrived, and which of them are unread
-//	push.go     notifications about events that arrive between two calls
+//	inbox.go    the events that have arrived, which of them are unread, and notifications about them between two calls
 //	stdio.go    messages in lines, the limit of requests in flight, and messages that the client has not read yet
 package tools
 
