@@ -7,10 +7,13 @@ package lane
 
 import (
 	"context"
-	"math/rand/v2"
+	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -356,27 +359,7 @@ func (s *Slot) Detach() *Slot {
 	return detached
 }
 
-// Postpone returns when a delivery that got no slot of the fast lane may be attempted in the slow one. Turn is how long the rate
-// limit makes it wait, which does not count as time of its schedule. Wait is at least as long, and ends when the endpoint may
-// get attempts again.
-func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.Duration) {
-	now := l.now()
-	l.mu.Lock()
-	if e := l.byID[endpoint]; e != nil && now.Before(e.openUntil) {
-		wait = e.openUntil.Sub(now)
-		wait += rand.N(wait/5 + 1)
-	}
-	l.mu.Unlock()
-	turn = l.NextTurn(ctx, endpoint)
-	return turn, max(turn, wait)
-}
-
-// NextTurn reserves a turn under the endpoint's rate limit and returns how long the delivery waits for it.
-func (l *Lanes) NextTurn(ctx context.Context, endpoint string) time.Duration {
-	return l.rate.reserve(ctx, endpoint, l.now())
-}
-
-// Attempts that wait for a slot of the fast lane are served in turn. In the slow lane they are served in order of arrival.
+// Attempts that wait for a slot of the fast lane are served in turn, and those of the slow lane in order of arrival.
 
 const (
 	quickPool = iota
@@ -540,80 +523,155 @@ func (l *Lanes) grantFrom(p *pool) bool {
 	return false
 }
 
-// slowWaiter waits for a slot of the slow lane.
-type slowWaiter struct {
-	slot  *Slot
-	ready chan struct{} // closed when it has got one
+// endpointRates limits the attempts per second and endpoint across all processes. A write per attempt would be too
+// expensive, so each process leases several tokens of the current second with one conditional write. Unused tokens expire
+// with the second. The limit therefore holds exactly, but up to one lease per process may be wasted. We cannot use
+// x/time/rate because it limits a single process.
+//
+// A delivery without a token waits for its turn in a later second. Turns are leased in the same way as tokens, so that the
+// waiting deliveries of all processes arrive at the rate that the endpoint can have. A turn is not a token: an attempt needs
+// one when its turn comes.
+type endpointRates struct {
+	db    store.DB
+	limit int64 // per second; 0 is no limit
+	now   func() time.Time
+
+	mu   sync.Mutex
+	byID map[string]*tokenLease
 }
 
-// ReserveSlow takes a slot of the slow lane, or returns the time after which the caller tries again. If the endpoint answers
-// quickly, even with failures, ReserveSlow waits for its next slot, because a rejected delivery returns later each time.
-func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *Slot, wait time.Duration) {
-	l.mu.Lock()
-	e := l.get(c.Endpoint, c.URL)
-	s, wait = l.takeSlow(e, c, l.now())
-	if s != nil || !e.openUntil.IsZero() || e.took >= slotWait || l.queued >= max(1, l.limits.Attempts/8) {
-		l.mu.Unlock()
-		return s, wait
-	}
-	w := &slowWaiter{slot: &Slot{Call: c}, ready: make(chan struct{})}
-	e.queued = append(e.queued, w)
-	l.queued++
-	l.mu.Unlock()
-	timer := time.NewTimer(slotWait)
-	defer timer.Stop()
-	select {
-	case <-w.ready:
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if i := slices.Index(e.queued, w); i >= 0 {
-		e.queued = slices.Delete(e.queued, i, i+1)
-		l.queued--
-		return nil, wait
-	}
-	return w.slot, 0
+// tokenLease is a process's share of one endpoint's attempts.
+type tokenLease struct {
+	lease *semaphore.Weighted // one write at a time
+
+	second int64 // since 1970
+	left   int64
+	spent  bool // no process has tokens left for the second
+
+	turn      int64 // the last second in which deliveries have turns
+	turnsLeft int64 // of it, in this process
 }
 
-// takeSlow takes a slot of the slow lane if there is one. It is called with the lock.
-func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *Slot, wait time.Duration) {
-	s = &Slot{lanes: l, e: e, Call: c, kind: slowSlot, doubtful: e.isDoubtful(now)}
-	used, others := &l.slowBytes, e.slow+e.hanging
-	if s.doubtful {
-		used = &l.hangingBytes
+const (
+	// maxSeek bounds how many seconds are tried for a turn, and seekStep how many seconds are skipped after a full one. So
+	// the search reaches an hour further than the last turn of this process.
+	maxSeek  = 70
+	seekStep = 60
+)
+
+// leasesPerSecond is the number of leases into which a second's attempts are divided.
+const leasesPerSecond = 4
+
+// allow takes a token for one attempt. If the store does not answer, it allows the attempt, because a limit that protects an
+// endpoint must not cut it off.
+func (r *endpointRates) allow(ctx context.Context, id string) bool {
+	if r.limit == 0 {
+		return true
 	}
-	switch limit := l.limits.Bytes / 4; {
-	case now.Before(e.openUntil):
-		return nil, e.openUntil.Sub(now)
-	case !e.openUntil.IsZero() && others > 0: // a probe is under way
-		return nil, probeTime / 2
-	case others >= e.limit, !used.fits(c.Principal, s.held(), limit), e.slow > 0 && e.slowBytes+s.held() > limit/4:
-		return nil, time.Second
-	case s.doubtful && e.origin != nil:
-		if !e.origin.doubtful.take(c.Principal, maxOriginDoubtful) {
-			return nil, probeTime / 2
+	if ok, known := r.take(id, r.now()); known {
+		return ok
+	}
+	r.mu.Lock()
+	lease := r.get(id).lease
+	r.mu.Unlock()
+	if lease.Acquire(ctx, 1) != nil {
+		return true // the attempt will find that its time is over
+	}
+	defer lease.Release(1)
+	now := r.now()                           // it may have waited for a slow store
+	if ok, known := r.take(id, now); known { // another attempt was first
+		return ok
+	}
+	n := max(1, r.limit/leasesPerSecond)
+	err := r.count(ctx, id, fmt.Sprint(now.Unix()), now, n)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.get(id)
+	t.second, t.left, t.spent = now.Unix(), n-1, false
+	if errors.Is(err, store.ErrConflict) {
+		t.left, t.spent = 0, true
+		return false
+	}
+	return true
+}
+
+func (r *endpointRates) get(id string) *tokenLease {
+	t := r.byID[id]
+	if t == nil {
+		if r.byID == nil || len(r.byID) >= maxEndpoint {
+			r.byID = map[string]*tokenLease{} // the leases are lost
 		}
-		s.origin = e.origin
+		t = &tokenLease{lease: semaphore.NewWeighted(1)}
+		r.byID[id] = t
 	}
-	e.slow++
-	e.slowBytes += s.held()
-	used.add(c.Principal, s.held())
-	return s, 0
+	return t
 }
 
-// grantSlow gives free slots of the slow lane to the attempts that wait for the endpoint. It is called with the lock.
-func (l *Lanes) grantSlow(e *endpointState, now time.Time) {
-	for len(e.queued) > 0 {
-		w := e.queued[0]
-		s, _ := l.takeSlow(e, w.slot.Call, now)
-		if s == nil {
-			return
-		}
-		w.slot = s
-		close(w.ready)
-		e.queued = e.queued[1:]
-		l.queued--
+// take uses a token of the lease. Known is false if the store has to be asked.
+func (r *endpointRates) take(id string, now time.Time) (ok, known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.get(id)
+	switch {
+	case t.second != now.Unix():
+		return false, false
+	case t.left > 0:
+		t.left--
+		return true, true
 	}
+	return false, t.spent
+}
+
+// count adds n to the tokens or turns of a second. It returns [store.ErrConflict] if the second has no n left.
+func (r *endpointRates) count(ctx context.Context, id, sort string, second time.Time, n int64) error {
+	op := store.Add(store.Key{Table: store.Deliveries, Partition: "t#" + id, Sort: sort}, map[string]int64{"n": n}, map[string]int64{"n": r.limit})
+	op.Item.Expires = second.Add(time.Minute)
+	return r.db.Write(ctx, op)
+}
+
+// reserve returns how long a delivery waits for its turn.
+func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) time.Duration {
+	if r.limit == 0 {
+		return 0
+	}
+	r.mu.Lock()
+	lease := r.get(id).lease
+	r.mu.Unlock()
+	if lease.Acquire(ctx, 1) != nil {
+		return time.Second // the write of the delivery will fail, too
+	}
+	defer lease.Release(1)
+	r.mu.Lock()
+	t := r.get(id)
+	second := max(t.turn, now.Unix()+1)
+	if t.turn == second && t.turnsLeft > 0 {
+		t.turnsLeft--
+		r.mu.Unlock()
+		return time.Unix(second, 0).Sub(now)
+	}
+	r.mu.Unlock()
+	n := max(1, r.limit/leasesPerSecond)
+	for step, tries := int64(1), 0; tries < maxSeek; tries++ {
+		// If the store does not answer, the process spaces its own deliveries.
+		if err := r.count(ctx, id, fmt.Sprintf("turn#%d", second), time.Unix(second, 0), n); !errors.Is(err, store.ErrConflict) {
+			break
+		}
+		second += step
+		step = min(2*step, seekStep)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t = r.get(id)
+	t.turn, t.turnsLeft = second, n-1
+	return time.Unix(second, 0).Sub(now)
+}
+
+// hasWaiting reports whether earlier deliveries wait for their turns. A first attempt must not overtake them.
+func (r *endpointRates) hasWaiting(id string, now time.Time) bool {
+	if r.limit == 0 {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.get(id).turn > now.Unix()
 }

@@ -1,0 +1,106 @@
+package lane
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// slowWaiter waits for a slot of the slow lane.
+type slowWaiter struct {
+	slot  *Slot
+	ready chan struct{} // closed when it has got one
+}
+
+// ReserveSlow takes a slot of the slow lane, or returns the time after which the caller tries again. If the endpoint answers
+// quickly, even with failures, ReserveSlow waits for its next slot, because a rejected delivery returns later each time.
+func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *Slot, wait time.Duration) {
+	l.mu.Lock()
+	e := l.get(c.Endpoint, c.URL)
+	s, wait = l.takeSlow(e, c, l.now())
+	if s != nil || !e.openUntil.IsZero() || e.took >= slotWait || l.queued >= max(1, l.limits.Attempts/8) {
+		l.mu.Unlock()
+		return s, wait
+	}
+	w := &slowWaiter{slot: &Slot{Call: c}, ready: make(chan struct{})}
+	e.queued = append(e.queued, w)
+	l.queued++
+	l.mu.Unlock()
+	timer := time.NewTimer(slotWait)
+	defer timer.Stop()
+	select {
+	case <-w.ready:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(e.queued, w); i >= 0 {
+		e.queued = slices.Delete(e.queued, i, i+1)
+		l.queued--
+		return nil, wait
+	}
+	return w.slot, 0
+}
+
+// takeSlow takes a slot of the slow lane if there is one. It is called with the lock.
+func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *Slot, wait time.Duration) {
+	s = &Slot{lanes: l, e: e, Call: c, kind: slowSlot, doubtful: e.isDoubtful(now)}
+	used, others := &l.slowBytes, e.slow+e.hanging
+	if s.doubtful {
+		used = &l.hangingBytes
+	}
+	switch limit := l.limits.Bytes / 4; {
+	case now.Before(e.openUntil):
+		return nil, e.openUntil.Sub(now)
+	case !e.openUntil.IsZero() && others > 0: // a probe is under way
+		return nil, probeTime / 2
+	case others >= e.limit, !used.fits(c.Principal, s.held(), limit), e.slow > 0 && e.slowBytes+s.held() > limit/4:
+		return nil, time.Second
+	case s.doubtful && e.origin != nil:
+		if !e.origin.doubtful.take(c.Principal, maxOriginDoubtful) {
+			return nil, probeTime / 2
+		}
+		s.origin = e.origin
+	}
+	e.slow++
+	e.slowBytes += s.held()
+	used.add(c.Principal, s.held())
+	return s, 0
+}
+
+// grantSlow gives free slots of the slow lane to the attempts that wait for the endpoint. It is called with the lock.
+func (l *Lanes) grantSlow(e *endpointState, now time.Time) {
+	for len(e.queued) > 0 {
+		w := e.queued[0]
+		s, _ := l.takeSlow(e, w.slot.Call, now)
+		if s == nil {
+			return
+		}
+		w.slot = s
+		close(w.ready)
+		e.queued = e.queued[1:]
+		l.queued--
+	}
+}
+
+// Postpone returns when a delivery that got no slot of the fast lane may be attempted in the slow one. Turn is how long the rate
+// limit makes it wait, which does not count as time of its schedule. Wait is at least as long, and ends when the endpoint may
+// get attempts again.
+func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.Duration) {
+	now := l.now()
+	l.mu.Lock()
+	if e := l.byID[endpoint]; e != nil && now.Before(e.openUntil) {
+		wait = e.openUntil.Sub(now)
+		wait += rand.N(wait/5 + 1)
+	}
+	l.mu.Unlock()
+	turn = l.NextTurn(ctx, endpoint)
+	return turn, max(turn, wait)
+}
+
+// NextTurn reserves a turn under the endpoint's rate limit and returns how long the delivery waits for it.
+func (l *Lanes) NextTurn(ctx context.Context, endpoint string) time.Duration {
+	return l.rate.reserve(ctx, endpoint, l.now())
+}
