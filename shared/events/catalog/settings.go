@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"slices"
 	"sync/atomic"
 	"time"
 
-	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -54,32 +52,6 @@ func (d Document) Replace(next *Catalog) settings.Edit {
 	e.Also = append(settings.Unannounced(settings.Catalog, d.Workspace, []string{d.Workspace}, e.Version()),
 		store.Put(store.Item{Key: store.Key{Table: store.Settings, Partition: namesPartition, Sort: d.Workspace}}))
 	return e
-}
-
-// CheckChange returns the changes from one catalog to the next. Either may be nil. The error is of kind fault.Invalid if the next
-// one takes [orderNone] back from an event type and the log spreads the events of such a type over partitions with several
-// writers, because readers of ordered events do not read these partitions.
-func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
-	if before != nil && (&eventlog.Log{DB: db}).Spreads() {
-		for _, e := range next.Entries() {
-			if old := before.findByURI(e); old != nil && old.Unordered() && !e.Unordered() {
-				return nil, fault.New(fault.Invalid, "event %s: order cannot go back to %s while the log has its events (allowed: another URI, or remove the event type, "+
-					"wait for the retention, and add it again)", e.Name, orderURI)
-			}
-		}
-	}
-	return Diff(before, next), nil
-}
-
-// findByURI returns the event type with the URI or template of e, whose events are in the same place of the log. Its name may differ.
-func (c *Catalog) findByURI(e *Entry) *Entry {
-	if old := c.ByName(e.Name); old != nil && old.Pattern() == e.Pattern() {
-		return old
-	}
-	if at := slices.IndexFunc(c.entries, func(old *Entry) bool { return old.Pattern() == e.Pattern() }); at >= 0 {
-		return c.entries[at]
-	}
-	return nil
 }
 
 // namesPartition has an item for each workspace that has or had a catalog, including [Shared].
