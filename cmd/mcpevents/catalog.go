@@ -345,3 +345,26 @@ func (c *SourceCheckCmd) Run(g *Globals) error {
 	}
 	return nil
 }
+
+func readCatalog(path string) (*catalog.Catalog, error) {
+	src, err := read("catalog", path)
+	if err != nil {
+		return nil, err
+	}
+	return catalog.ParseFile(path, src)
+}
+
+// readCatalogs reads the catalogs of the workspaces that have their own.
+func readCatalogs(files map[string]string) (map[string]*catalog.Catalog, error) {
+	out := map[string]*catalog.Catalog{}
+	for workspace, path := range files {
+		if !auth.ValidWorkspace(workspace) {
+			return nil, fault.New(fault.Invalid, "--workspace-catalog: %q is not the name of a workspace", workspace)
+		}
+		var err error
+		if out[workspace], err = readCatalog(path); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}

@@ -32,7 +32,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/operate/admin/operate"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -406,29 +405,6 @@ func read(what, path string) ([]byte, error) {
 	defer f.Close()
 	b, err := io.ReadAll(f)
 	return b, fault.Wrap(fault.Invalid, err, "read the %s", what)
-}
-
-func readCatalog(path string) (*catalog.Catalog, error) {
-	src, err := read("catalog", path)
-	if err != nil {
-		return nil, err
-	}
-	return catalog.ParseFile(path, src)
-}
-
-// readCatalogs reads the catalogs of the workspaces that have their own.
-func readCatalogs(files map[string]string) (map[string]*catalog.Catalog, error) {
-	out := map[string]*catalog.Catalog{}
-	for workspace, path := range files {
-		if !auth.ValidWorkspace(workspace) {
-			return nil, fault.New(fault.Invalid, "--workspace-catalog: %q is not the name of a workspace", workspace)
-		}
-		var err error
-		if out[workspace], err = readCatalog(path); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
 }
 
 // readConfig reads a configuration. It returns nil for an empty path.
