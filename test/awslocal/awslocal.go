@@ -58,7 +58,7 @@ const (
 
 const (
 	installTime = 10 * time.Minute
-	startTime   = 90 * time.Second
+	startTime   = 3 * time.Minute
 )
 
 // Endpoints are base URLs. One that was not asked for is empty.

@@ -59,6 +59,11 @@ func crowd(t *testing.T, s *harness.Target, principals, each int) {
 	try := func(who, path string) (*harness.Answer, error) {
 		return s.Stateless(who).Try(t.Context(), "events/subscribe", subscription("ci.build_finished", nil, host.URL+path, newSecret()))
 	}
+	// On a busy machine a dependency or the endpoint may not answer in time. Then the answer asks for another try.
+	busy := func(a *harness.Answer) bool {
+		return a.Status == http.StatusServiceUnavailable || a.Error != nil && (a.Error.Code == http.StatusServiceUnavailable ||
+			a.Error.Code == -32015 && bytes.Contains(a.Error.Data, []byte(`"timeout"`)))
+	}
 	begin := time.Now()
 	var all, flood sync.WaitGroup
 	done := make(chan struct{})
@@ -67,9 +72,7 @@ func crowd(t *testing.T, s *harness.Target, principals, each int) {
 		for n := 0; ; n++ {
 			select {
 			case <-done:
-				if refused.Load() > 0 || n > 1000 {
-					return
-				}
+				return
 			default:
 			}
 			a, err := try("bob", fmt.Sprintf("/failing/%d", n))
@@ -77,7 +80,7 @@ func crowd(t *testing.T, s *harness.Target, principals, each int) {
 			case err != nil:
 				t.Errorf("the principal that floods: %v", err)
 				return
-			case a.Status == http.StatusServiceUnavailable: // the machine is busy
+			case busy(a):
 			case a.Error == nil:
 				t.Errorf("an endpoint that fails was subscribed")
 			case a.Error.Code == -32013 && bytes.HasPrefix(a.Error.Data, []byte(`{"limit":"failedVerifications","max":20,"retryAfterSeconds":`)):
@@ -88,22 +91,18 @@ func crowd(t *testing.T, s *harness.Target, principals, each int) {
 		}
 	})
 	var next, again atomic.Int64
-	subscribeOnce := func(i int) (err error) {
-		for range 1000 {
-			var a *harness.Answer
-			if a, err = try(fmt.Sprintf("user%d", i/each), fmt.Sprintf("/callbacks/%d", i)); err != nil {
-				return err
-			}
+	subscribeOnce := func(i int) error {
+		for late := time.Now().Add(harness.Patience); ; again.Add(1) {
+			a, err := try(fmt.Sprintf("user%d", i/each), fmt.Sprintf("/callbacks/%d", i))
 			switch {
+			case err != nil:
+				return err
 			case a.Error == nil && a.Status == http.StatusOK:
 				return nil
-			case a.Status != http.StatusServiceUnavailable && !bytes.Contains(a.Body, []byte(`"timeout"`)):
+			case !busy(a) || time.Now().After(late):
 				return fmt.Errorf("status %d: %.300s", a.Status, a.Body)
 			}
-			again.Add(1) // the machine is busy
-			err = fmt.Errorf("status %d: %s", a.Status, a.Body)
 		}
-		return err
 	}
 	for range 8 {
 		all.Go(func() {
@@ -116,18 +115,21 @@ func crowd(t *testing.T, s *harness.Target, principals, each int) {
 	}
 	all.Wait()
 	took := time.Since(begin)
+	harness.Within(t, harness.Patience, func() bool { return refused.Load() > 0 || t.Failed() })
 	close(done)
 	flood.Wait()
+	flooded := time.Since(begin)
 	t.Run("EVX-12 while a principal floods a host, the callbacks of others at the host are verified once each", func(t *testing.T) {
+		// A repeated request may cause another challenge, if the first one's outcome was not stored.
 		if n, want := honest.Load(), int64(principals*each); n < want || n > want+again.Load() {
 			t.Errorf("%d challenges, want %d", n, want)
 		}
-		t.Logf("%d subscriptions of %d principals in %v", honest.Load(), principals, took)
+		t.Logf("%d challenges of %d principals in %v, %d requests repeated", honest.Load(), principals, took, again.Load())
 	})
 	t.Run("SRF-07 the principal that floods is stopped after its failures", func(t *testing.T) {
 		// Requests are sent one at a time, so none is in progress when the limit is reached. A new window begins
 		// every five minutes.
-		if n, most := failed.Load(), 20*(1+int64(took/(5*time.Minute))+1); n < 20 || n > most || refused.Load() == 0 {
+		if n, most := failed.Load(), 20*(1+int64(flooded/(5*time.Minute))+1); n < 20 || n > most || refused.Load() == 0 {
 			t.Errorf("%d challenges that failed, want 20 to %d; %d requests refused", n, most, refused.Load())
 		}
 		t.Logf("%d challenges that failed, %d requests refused", failed.Load(), refused.Load())
