@@ -69,12 +69,15 @@ empty :=
 LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 
 # OUTER are the black-box tests. They start servers and emulators and mostly wait for them, so several packages run at the same
-# time, the longest one first. INNER are all other tests, which run before them. The package fleet belongs to
-# INNER, because the servers that it tests run in its own process. The tools belong to OUTER, because they run go commands,
-# which find most packages compiled only if they are compiled as for the servers.
-INNER = $$(go list $(PKG) | awk '!/mcpevents\/(test\/|tools\/|functions$$)/ || /\/test\/fleet$$/')
+# time, the longest ones first. INNER are all other tests, which run before them. The package fleet belongs to
+# INNER, because the servers that it tests run in its own process. It mostly waits too, so it runs first and not alone at the
+# end. The tools belong to OUTER, because they run go commands, which find most packages compiled only if they are compiled as
+# for the servers.
+INNER = $$(go list $(PKG) | awk '!/mcpevents\/(test\/|tools\/|functions$$)/ || /\/test\/fleet$$/ \
+  {print /\/test\/fleet$$/ ? 1 : 2, $$1}' | sort -s -k1,1 | cut -d' ' -f2)
 OUTER = $$(go list $(PKG) | awk '/mcpevents\/(test\/|tools\/|functions$$)/ && !/\/test\/fleet$$/ \
-  {print /e2e$$/ ? 1 : /(functions|chaos|docs)$$/ ? 2 : /interop$$/ ? 3 : 4, $$1}' | sort | cut -d' ' -f2)
+  {print /e2e$$/ ? 1 : /functions$$/ ? 2 : /interop$$/ ? 3 : /test\/(chaos|conformance|console|property)$$/ ? 4 : /test\/docs$$/ ? 5 : 6, $$1}' | \
+  sort | cut -d' ' -f2)
 
 .PHONY: test
 test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)

@@ -29,7 +29,7 @@ func TestEveryEventReachesEverySubscriberOverDynamoDB(t *testing.T) {
 	}
 	k := scale{
 		worst: slow, length: 2 * time.Second, gap: 200 * time.Millisecond, naps: 100 * time.Millisecond, every: 500 * time.Millisecond,
-		patience: 3 * time.Minute, linger: time.Second, idle: 7 * time.Second, publishers: 2, followers: 6, webhooks: 2,
+		patience: 6 * time.Minute, linger: time.Second, idle: 7 * time.Second, publishers: 2, followers: 6, webhooks: 2,
 	}
 	t.Run("EVX-26 EVX-11 instances with clocks half a second apart, real time", func(t *testing.T) {
 		schedules(t, 2*time.Second, func(t *testing.T, seed uint64) ([]string, []string, figures) { return play(t, s, k, seed) })
