@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
 
 // Key is a static key of --auth keys. Only its hash is stored. A key must have at least 16 random bytes, because a plain hash does not
@@ -68,9 +69,7 @@ func ValidWorkspace(name string) bool { return workspaceName.MatchString(name) }
 // Keys returns an authenticator for static keys, which callers send as "Authorization: Bearer KEY". The error is of kind fault.Invalid if
 // a key is malformed or listed twice, or if there are more than [MaxKeys]. A nil clock is time.Now.
 func Keys(list []Key, now func() time.Time) (*StaticKeys, error) {
-	if now == nil {
-		now = time.Now
-	}
+	now = periodic.Clock(now)
 	if len(list) > MaxKeys {
 		return nil, fault.New(fault.Invalid, "there are more than %d keys", MaxKeys)
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
@@ -84,9 +85,7 @@ type Authenticator struct {
 func New(o Options) (*Authenticator, error) {
 	o.PrincipalClaim = cmp.Or(o.PrincipalClaim, "sub")
 	o.Log = cmp.Or(o.Log, slog.Default())
-	if o.Now == nil {
-		o.Now = time.Now
-	}
+	o.Now = periodic.Clock(o.Now)
 	if o.Client == nil {
 		o.Client = newClient()
 	}

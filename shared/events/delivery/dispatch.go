@@ -40,6 +40,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -180,12 +181,7 @@ func NewDispatcher(c Config) *Dispatcher {
 	return d
 }
 
-func (d *Dispatcher) now() time.Time {
-	if d.Now != nil {
-		return d.Now()
-	}
-	return time.Now()
-}
+func (d *Dispatcher) now() time.Time { return periodic.Clock(d.Now)() }
 
 func (d *Dispatcher) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 

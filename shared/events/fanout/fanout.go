@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -315,12 +316,7 @@ func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event) 
 	return g, nil
 }
 
-func (f *Fanout) now() time.Time {
-	if f.Now != nil {
-		return f.Now()
-	}
-	return time.Now()
-}
+func (f *Fanout) now() time.Time { return periodic.Clock(f.Now)() }
 
 // append writes each group to the log. Within a URI it keeps the order of the batch.
 func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {

@@ -30,6 +30,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -106,12 +107,7 @@ func NewRate(of quota.Of) *quota.Rate {
 	return quota.New(quota.PublishRate, "events", of, func(perSecond float64) float64 { return max(2*perSecond, maxEvents) })
 }
 
-func (s *Service) now() time.Time {
-	if s.Now != nil {
-		return s.Now()
-	}
-	return time.Now()
-}
+func (s *Service) now() time.Time { return periodic.Clock(s.Now)() }
 
 // Accept checks the events and, if all are valid, puts them on the events queue in the order of in. It returns when
 // they are durable. If it returns an error, none of the events is accepted, unless the error is of kind

@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription/tally"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -37,18 +38,11 @@ type Records struct {
 	written bounded.Map[store.Key, bool] // immutable items that this process has written, see [Records.once]
 }
 
-func (r *Records) now() time.Time { return timeBy(r.Now) }
+func (r *Records) now() time.Time { return periodic.Clock(r.Now)() }
 
 // counts returns the counts of the subscriptions.
 func (r *Records) counts() tally.Counts {
 	return tally.Counts{DB: r.DB, LimitOf: r.QuotaOf, SumOf: r.SumOf, Now: r.now}
-}
-
-func timeBy(now func() time.Time) time.Time {
-	if now != nil {
-		return now()
-	}
-	return time.Now()
 }
 
 // insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. It raises the

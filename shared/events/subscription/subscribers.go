@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -216,7 +217,7 @@ type Lists struct {
 	Now func() time.Time
 }
 
-func (l *Lists) now() time.Time { return timeBy(l.Now) }
+func (l *Lists) now() time.Time { return periodic.Clock(l.Now)() }
 
 // Owned names a subscription and its owner.
 type Owned struct{ ID, Principal string }

@@ -25,6 +25,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -129,12 +130,7 @@ type known struct {
 	read  time.Time
 }
 
-func (s *Set) now() time.Time {
-	if s.Now != nil {
-		return s.Now()
-	}
-	return time.Now()
-}
+func (s *Set) now() time.Time { return periodic.Clock(s.Now)() }
 
 func key(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Settings, Partition: "switch#" + workspace, Sort: string(n)}

@@ -29,6 +29,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/descriptors"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 )
 
@@ -128,9 +129,7 @@ func NewSender(o Options) *Sender {
 	o.ConnsPerHost = min(cmp.Or(o.ConnsPerHost, 128), max(1, o.MaxConns/2))
 	o.Guard = cmp.Or(o.Guard, &Guard{})
 	o.UserAgent = cmp.Or(o.UserAgent, "mcp-events/dev")
-	if o.Now == nil {
-		o.Now = time.Now
-	}
+	o.Now = periodic.Clock(o.Now)
 	s := &Sender{
 		guard: o.Guard, identity: o.Identity, userAgent: []string{o.UserAgent}, now: o.Now,
 		targets: bounded.NewMap[string, *url.URL](8192),

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -47,12 +48,7 @@ type Trail struct {
 	Now       func() time.Time
 }
 
-func (t *Trail) now() time.Time {
-	if t.Now != nil {
-		return t.Now()
-	}
-	return time.Now()
-}
+func (t *Trail) now() time.Time { return periodic.Clock(t.Now)() }
 
 func partition(workspace string) string { return "audit#" + workspace }
 

@@ -13,6 +13,8 @@ import (
 	otel "go.opentelemetry.io/otel/metric"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
 
 const (
@@ -47,9 +49,7 @@ type EMF struct {
 // NewEMF returns an EMF that writes to a log, whose handler must write JSON. The dimension "stack" has the given value, which
 // distinguishes the deployments of an account. A nil clock is time.Now.
 func NewEMF(log *slog.Logger, stack string, now func() time.Time) *EMF {
-	if now == nil {
-		now = time.Now
-	}
+	now = periodic.Clock(now)
 	reader := sdk.NewManualReader(sdk.WithTemporalitySelector(func(sdk.InstrumentKind) metricdata.Temporality { return metricdata.DeltaTemporality }))
 	return &EMF{log: log, stack: stack, now: now, reader: reader, meters: sdk.NewMeterProvider(sdk.WithReader(reader))}
 }

@@ -1,5 +1,5 @@
 // Package periodic runs jobs every minute, such as due retries, expiry, rechecks and announcements. Jobs run concurrently, each with
-// its own time limit, so a slow job does not delay the others.
+// its own time limit, so a slow job does not delay the others. It also has the waits and clocks that they use.
 package periodic
 
 import (
@@ -61,6 +61,14 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// Clock returns a clock, or the system's clock instead of nil.
+func Clock(now func() time.Time) func() time.Time {
+	if now == nil {
+		return time.Now
+	}
+	return now
 }
 
 func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) error {

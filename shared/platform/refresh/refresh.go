@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
 
 // Forever is an age that no value reaches.
@@ -80,9 +81,7 @@ type failure struct {
 
 // New returns a value without content. The function load gets the last value, or the zero value if it was never loaded.
 func New[T any](o Options, load func(ctx context.Context, old T) (T, error)) *Value[T] {
-	if o.Now == nil {
-		o.Now = time.Now
-	}
+	o.Now = periodic.Clock(o.Now)
 	if o.Timeout == 0 {
 		o.Timeout = 10 * time.Second
 	}

@@ -224,9 +224,7 @@ type parsed[T any] struct {
 // NewCache makes a cache of the documents whose names begin with kind. Callers of the cache leave kind out. The function
 // parse turns a text into a value. The clock is time.Now when nil, the log slog.Default.
 func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
-	if now == nil {
-		now = time.Now
-	}
+	now = periodic.Clock(now)
 	if log == nil {
 		log = slog.Default()
 	}

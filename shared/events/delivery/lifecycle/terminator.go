@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -53,12 +54,7 @@ type Terminable interface {
 		judge func(*subscription.Subscription) error, also func(*subscription.Subscription, error) []store.Op) (*subscription.Subscription, error)
 }
 
-func (t *Terminator) now() time.Time {
-	if t.Now != nil {
-		return t.Now()
-	}
-	return time.Now()
-}
+func (t *Terminator) now() time.Time { return periodic.Clock(t.Now)() }
 
 func (t *Terminator) log() *slog.Logger { return cmp.Or(t.Log, slog.Default()) }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/minutes"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -50,12 +51,7 @@ const (
 // longest is the longest time from writing a due entry to the time at which it is due.
 const longest = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
-func (r *Job) now() time.Time {
-	if r.Now != nil {
-		return r.Now()
-	}
-	return time.Now()
-}
+func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 
 // Run does one round and returns the number of deliveries that it moved. It deletes an entry after sending its message. A
 // crash in between sends the message twice, and the second one is stale.

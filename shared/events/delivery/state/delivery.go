@@ -22,6 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -441,9 +442,7 @@ const maxBodies = 20_000
 
 // NewDeliveries returns the deliveries of a store. The clock and the log may be nil.
 func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) *Deliveries {
-	if now == nil {
-		now = time.Now
-	}
+	now = periodic.Clock(now)
 	return &Deliveries{
 		DB: db, Queue: q, Now: now, Log: cmp.Or(log, slog.Default()),
 		bodies: bounded.NewMap[string, storedBody](maxBodies), storing: map[string]*newBody{},

@@ -35,6 +35,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source/verify"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -77,12 +78,7 @@ type Intake struct {
 
 func (in *Intake) log() *slog.Logger { return cmp.Or(in.Log, slog.Default()) }
 
-func (in *Intake) now() time.Time {
-	if in.Now != nil {
-		return in.Now()
-	}
-	return time.Now()
-}
+func (in *Intake) now() time.Time { return periodic.Clock(in.Now)() }
 
 func (in *Intake) sources(ctx context.Context) ([]source.Source, error) {
 	all, err := in.Sources.Sources(ctx)

@@ -24,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -75,12 +76,7 @@ func periodKey(period int64) store.Key {
 	return store.Key{Table: store.Sessions, Partition: fmt.Sprintf("streams#%d", period), Sort: "-"}
 }
 
-func (s *Shared) now() time.Time {
-	if s.Now != nil {
-		return s.Now()
-	}
-	return time.Now()
-}
+func (s *Shared) now() time.Time { return periodic.Clock(s.Now)() }
 
 // Take takes a lease for a stream. It deletes the principal's oldest lease if the principal has too many streams or all slots
 // are in use. If the fleet has no room, it returns an error of kind Unavailable that names the limit.

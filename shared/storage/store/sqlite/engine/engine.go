@@ -30,6 +30,7 @@ import (
 	"zombiezen.com/go/sqlite"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
 
 // Memory, as a path, keeps everything in memory until the engine is closed.
@@ -82,9 +83,7 @@ func Open(path string, opts Options) (*Engine, error) {
 	if opts.Readers <= 0 {
 		opts.Readers = min(2*runtime.GOMAXPROCS(0), 8)
 	}
-	if opts.Now == nil {
-		opts.Now = time.Now
-	}
+	opts.Now = periodic.Clock(opts.Now)
 	e := &Engine{
 		now: opts.Now, queue: make(chan *entry, maxQueue), lazyArm: make(chan struct{}, 1),
 		stop: make(chan struct{}), maxFrames: maxFrames,
