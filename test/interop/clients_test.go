@@ -252,6 +252,34 @@ func (u *user) subscribes(t *testing.T) {
 	u.publish(t, "a1", "b1")
 	u.receives(t, "a1", "b1")
 	u.reads(t, "a1")
+	if _, ok := u.driver.(*script); ok && u.recovery == byCursor {
+		u.pollsAndStreams(t)
+	}
+}
+
+// pollsAndStreams sends events/poll and events/stream, for which the SDKs have no methods.
+func (u *user) pollsAndStreams(t *testing.T) {
+	t.Helper()
+	const name, channel = "message.created", "c" // which the subscriptions do not have
+	params := object{"name": name, "arguments": object{"workspace": u.own, "channel": channel}}
+	var polled page
+	u.do(t, object{"do": "poll", "params": params}, &polled)
+	u.do(t, object{"do": "stream", "params": params}, nil)
+	u.next(t, "active")
+	u.publish(t, channel)
+	want := channel + "-" + u.own
+	if got := u.next(t, "event").Params; got.EventID != want || got.Data["id"] != want {
+		t.Errorf("the stream has %+v, want the event %s", got, want)
+	}
+	harness.Eventually(t, harness.Patience, "the event is polled", func() bool {
+		params["cursor"] = polled.Cursor
+		u.do(t, object{"do": "poll", "params": params}, &polled)
+		return len(polled.Events) > 0
+	})
+	if got := polled.Events[0]; got.EventID != want || polled.Truncated {
+		t.Errorf("the poll has %+v, want the event %s", polled, want)
+	}
+	u.do(t, object{"do": "cancel", "name": name}, nil)
 }
 
 // reads reads its channel until the latest event is the given one.

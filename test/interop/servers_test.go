@@ -96,14 +96,10 @@ func (s *theirs) start() {
 		s.t.Fatal(err)
 	}
 	out, err := s.cmd.StdoutPipe()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	expect.OK(s.t, err)
 	var stderr strings.Builder
 	s.cmd.Stderr = &stderr
-	if err := s.cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
+	expect.OK(s.t, s.cmd.Start())
 	s.out = bufio.NewReader(out)
 	line, err := s.out.ReadBytes('\n')
 	var serving struct{ Serving string }
@@ -126,9 +122,7 @@ func (s *theirs) publish(ids ...string) {
 	for _, id := range ids {
 		ticket, _, _ := strings.Cut(id, "-")
 		b, _ := json.Marshal(object{"id": id, "data": object{"ticket": ticket}})
-		if _, err := s.in.Write(append(b, '\n')); err != nil {
-			s.t.Fatal(err)
-		}
+		expect.OK(s.t, expect.ErrOf(s.in.Write(append(b, '\n'))))
 		var said struct{ Published string }
 		if line, err := s.out.ReadBytes('\n'); err != nil || json.Unmarshal(line, &said) != nil || said.Published != id {
 			s.t.Fatalf("%s is not published: %v %s", id, err, line)
@@ -211,9 +205,7 @@ func (s *theirs) connect(o mcpevents.Options) *mcpevents.Client {
 	s.t.Helper()
 	o.Key = s.key
 	c, err := mcpevents.Connect(s.t.Context(), s.url, o)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	expect.OK(s.t, err)
 	return c
 }
 

@@ -1,27 +1,20 @@
 // The AI SDK's MCP client (@ai-sdk/mcp), unmodified, with a webhook receiver of
-// its own. Usage: ai-sdk.js URL KEY discover|initialize [FILE PORT]
-// With a file to keep its subscriptions in, and a port for its receiver, it survives a kill.
+// its own. Usage: ai-sdk.js URL KEY discover|initialize
 
-import { existsSync, readFileSync, renameSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { createMCPClient, experimental_createMCPEventWebhook as createMCPEventWebhook } from "@ai-sdk/mcp";
 import { serve, tell } from "./lines.js";
 
-const [url, key, handshake, file, port] = process.argv.slice(2);
+const [url, key, handshake] = process.argv.slice(2);
 
 // A store as the client asks for one: by its own key and by the server's id.
-const kept = new Map(file && existsSync(file) ? JSON.parse(readFileSync(file)) : []);
-const save = () => {
-  if (!file) return;
-  writeFileSync(file + ".new", JSON.stringify([...kept]));
-  renameSync(file + ".new", file);
-};
+const kept = new Map();
 const store = {
   get: async (k) => kept.get(k),
   getById: async (id) => [...kept.values()].find((s) => s.id === id),
-  set: async (s) => save(kept.set(s.key, s)),
-  update: async (k, patch) => save(kept.has(k) && kept.set(k, { ...kept.get(k), ...patch })),
-  delete: async (k) => save(kept.delete(k)),
+  set: async (s) => kept.set(s.key, s),
+  update: async (k, patch) => kept.has(k) && kept.set(k, { ...kept.get(k), ...patch }),
+  delete: async (k) => kept.delete(k),
 };
 
 const webhook = createMCPEventWebhook({
@@ -42,7 +35,7 @@ const receiver = createServer(async (req, res) => {
   res.writeHead(response.status, Object.fromEntries(response.headers));
   res.end(Buffer.from(await response.arrayBuffer()));
 });
-await new Promise((resolve) => receiver.listen(Number(port ?? 0), "127.0.0.1", resolve));
+await new Promise((resolve) => receiver.listen(0, "127.0.0.1", resolve));
 const callback = `http://127.0.0.1:${receiver.address().port}/hook`;
 
 const client = await createMCPClient({
