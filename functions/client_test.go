@@ -100,13 +100,7 @@ func request(method, params string) (body string, header map[string]string) {
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(harness.Patience)
-	for !f() {
-		if time.Now().After(deadline) {
-			t.Fatalf("did not happen in time: %s", what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	harness.Eventually(t, harness.Patience, what, f)
 }
 
 // listen opens a stream with revision 2026-07-28.

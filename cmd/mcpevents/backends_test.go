@@ -94,7 +94,7 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	}
 	const changed = `"notifications/tools/list_changed"`
 	cursor := regexp.MustCompile(`"io.github.mcp-events/cursor":("[^"]+")`)
-	listen := func(e *standalone.Server, meta string) *output {
+	listen := func(e *standalone.Server, meta string) *expect.Buffer {
 		t.Helper()
 		body := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"toolsListChanged":true},` +
 			`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}` + meta + `}}}`
@@ -107,9 +107,9 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 		resp, err := http.DefaultClient.Do(req)
 		expect.OK(t, err)
 		t.Cleanup(func() { _ = resp.Body.Close() })
-		out := newOutput()
+		out := new(expect.Buffer)
 		go func() { _, _ = io.Copy(out, resp.Body) }() // it ends with the server
-		out.await(t, "acknowledged", 1)
+		out.Await(t, "acknowledged", 1)
 		return out
 	}
 
@@ -118,7 +118,7 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	for n, url := range []string{"http://127.0.0.1:1/mcp", "http://127.0.0.1:1/mcp", "http://127.0.0.1:1/other"} {
 		use(url)
 		expect.OK(t, e.Reload(t.Context(), now))
-		stream.await(t, changed, []int{1, 1, 2}[n])
+		stream.Await(t, changed, []int{1, 1, 2}[n])
 	}
 	seen := cursor.FindAllStringSubmatch(stream.String(), -1)
 	servertest.End(t, e)
@@ -127,5 +127,5 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	}
 	use("http://127.0.0.1:1/third")
 	again := listen(serve(t, settings), `,"io.github.mcp-events/cursor":`+seen[len(seen)-1][1])
-	again.await(t, changed, 1)
+	again.Await(t, changed, 1)
 }

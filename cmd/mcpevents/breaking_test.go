@@ -17,7 +17,7 @@ import (
 // --allow-breaking confirms it.
 func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	var settings standalone.Options
-	log := newOutput()
+	log := new(expect.Buffer)
 	e := serve(t, func(s *standalone.Options) {
 		s.Log = (&Globals{LogLevel: "info", LogFormat: "json"}).logger(log)
 		settings = *s
@@ -48,7 +48,7 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	if err := use(with("description: A build", "description: Any build")); err != nil {
 		t.Errorf("a change that ends no subscription: got %v, want no error", err)
 	}
-	log.await(t, `"msg":"catalog reloaded","workspace":"*"`, 1)
+	log.Await(t, `"msg":"catalog reloaded","workspace":"*"`, 1)
 	if n := strings.Count(log.String(), `"msg":"files reloaded","catalog_changed":true`); n != 3 {
 		t.Errorf("%d reloads are logged, want 3:\n%s", n, log)
 	}
@@ -68,7 +68,7 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	defer servertest.End(t, again)
 	settings.Catalog, settings.AllowBreaking = breaking, true
 	expect.OK(t, again.Reload(t.Context(), settings))
-	log.await(t, "ci.build_finished changed incompatibly", 1)
+	log.Await(t, "ci.build_finished changed incompatibly", 1)
 }
 
 // registerHook registers a webhook of SEP-1803 at a server.

@@ -13,7 +13,7 @@ import (
 // A proxy on the same machine passes on the Host that its callers named.
 func TestTheHostOfAProxy(t *testing.T) {
 	var g Globals
-	log := newOutput()
+	log := new(expect.Buffer)
 	g.LogLevel, g.LogFormat = "info", "json"
 	e := serve(t, func(s *standalone.Options) {
 		s.Log = g.logger(log)

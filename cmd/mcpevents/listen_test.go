@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -36,56 +35,18 @@ func serve(t *testing.T, change func(*standalone.Options)) *standalone.Server {
 // background is a command that runs concurrently with the test.
 type background struct {
 	t     *testing.T
-	out   *output
-	err   *output
+	out   expect.Buffer
+	err   expect.Buffer
 	code  int
 	ended chan struct{}
 }
 
-// output is a writer that signals each write.
-type output struct {
-	mu      sync.Mutex
-	text    strings.Builder
-	written chan struct{}
-}
-
-func newOutput() *output { return &output{written: make(chan struct{}, 1)} }
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	select {
-	case o.written <- struct{}{}:
-	default:
-	}
-	return o.text.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
-// await waits until the text was written n times.
-func (o *output) await(t *testing.T, text string, n int) {
-	t.Helper()
-	timeout := time.After(patience)
-	for strings.Count(o.String(), text) < n {
-		select {
-		case <-o.written:
-		case <-timeout:
-			t.Fatalf("%q was not written %d times:\n%s", text, n, o)
-		}
-	}
-}
-
 func start(t *testing.T, args ...string) *background {
 	t.Helper()
-	b := &background{t: t, out: newOutput(), err: newOutput(), ended: make(chan struct{})}
+	b := &background{t: t, ended: make(chan struct{})}
 	go func() {
 		defer close(b.ended)
-		b.code = run(args, strings.NewReader(""), b.out, b.err)
+		b.code = run(args, strings.NewReader(""), &b.out, &b.err)
 	}()
 	t.Cleanup(func() { b.wait() })
 	return b
@@ -97,7 +58,7 @@ func (b *background) wait() int {
 	select {
 	case <-b.ended:
 	case <-time.After(patience):
-		b.t.Fatalf("the command did not end:\n%s", b.err)
+		b.t.Fatalf("the command did not end:\n%s", &b.err)
 	}
 	return b.code
 }
@@ -165,7 +126,7 @@ func TestListenReceivesWebhooks(t *testing.T) {
 				l := start(t, append([]string{
 					"listen", "--server", e.URL, "--revision", revision, "--count", "1", "--for", "20s", "--log-format", "text",
 				}, tt.args...)...)
-				l.err.await(t, "receiving webhooks", 1)
+				l.err.Await(t, "receiving webhooks", 1)
 				if got := subscriptions(t, e.URL); len(got) != 1 {
 					t.Errorf("got the subscriptions %v while listening, want one", got)
 				}
@@ -175,16 +136,16 @@ func TestListenReceivesWebhooks(t *testing.T) {
 				}
 				publishOne(t, e.URL, "event://github/acme/site/pull_request", "wanted", pull)
 				if code := l.wait(); code != exitDone {
-					t.Fatalf("exit code %d: %s", code, l.err)
+					t.Fatalf("exit code %d: %s", code, &l.err)
 				}
 				got := l.lines()
 				if len(got) != 1 {
-					t.Fatalf("printed %s, want one line", l.out)
+					t.Fatalf("printed %s, want one line", &l.out)
 				}
 				r := got[0]
 				if r.Via != tt.via || r.ID != "wanted" || r.Name != "github.pull_request" || r.Verified == nil || !*r.Verified ||
 					r.Subscription == "" || r.Time == "" || string(r.Data) != pull {
-					t.Errorf("printed %s, want the verified event wanted by %s", l.out, tt.via)
+					t.Errorf("printed %s, want the verified event wanted by %s", &l.out, tt.via)
 				}
 				if got := subscriptions(t, e.URL); len(got) != 0 {
 					t.Errorf("got the subscriptions %v afterwards, want none", got)
@@ -205,13 +166,13 @@ func TestListenAcceptsEachKindOfSecret(t *testing.T) {
 		t.Run(tt.secret, func(t *testing.T) {
 			e := serve(t, func(s *standalone.Options) { s.Limits.WebhookSecret = tt.secret })
 			l := start(t, "listen", "--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "20s", "--log-format", "text", tt.flag)
-			l.err.await(t, tt.says, 1)
+			l.err.Await(t, tt.says, 1)
 			publishOne(t, e.URL, buildURI, "b", build)
 			if code := l.wait(); code != exitDone {
-				t.Fatalf("exit code %d: %s", code, l.err)
+				t.Fatalf("exit code %d: %s", code, &l.err)
 			}
 			if r := l.lines()[0]; r.ID != "b" || *r.Verified != (tt.secret != "none") {
-				t.Errorf("printed %s, want the event b, verified if the webhook is signed", l.out)
+				t.Errorf("printed %s, want the event b, verified if the webhook is signed", &l.out)
 			}
 		})
 	}
@@ -231,21 +192,21 @@ func TestListenFollows(t *testing.T) {
 				"--arg", "owner=acme", "--arg", "action=opened", "--for", "25s", "--log-format", "text", "--count", "1",
 			}
 			l := start(t, args...)
-			l.err.await(t, "following", 1)
+			l.err.Await(t, "following", 1)
 			publishOne(t, e.URL, "event://github/other/site/pull_request", "not-asked-for", pull)
 			publishOne(t, e.URL, uri, "filtered", closed)
 			publishOne(t, e.URL, uri, "one", pull)
 			if code := l.wait(); code != exitDone {
-				t.Fatalf("exit code %d: %s", code, l.err)
+				t.Fatalf("exit code %d: %s", code, &l.err)
 			}
 			got := l.lines()
 			if len(got) != 1 || got[0].ID != "one" || got[0].Via != mode || got[0].Name != "github.pull_request" || got[0].Cursor == "" || string(got[0].Data) != pull {
-				t.Fatalf("printed %s, want only the event one, by %s", l.out, mode)
+				t.Fatalf("printed %s, want only the event one, by %s", &l.out, mode)
 			}
 			publishOne(t, e.URL, uri, "two", pull)
 			l = start(t, append(args, "--cursor", got[0].Cursor)...)
 			if code := l.wait(); code != exitDone || l.lines()[0].ID != "two" {
-				t.Errorf("from the cursor: got exit code %d, %s%s, want the event two", code, l.out, l.err)
+				t.Errorf("from the cursor: got exit code %d, %s%s, want the event two", code, &l.out, &l.err)
 			}
 		})
 	}
@@ -261,16 +222,16 @@ func TestListenReadsStreams(t *testing.T) {
 			e := serve(t, again)
 			l := start(t, "listen", "--server", e.URL, "--stream", "--revision", revision,
 				"--uri", "event://github/acme", "--uri", buildURI, "--count", "3", "--for", "25s", "--log-format", "text")
-			l.err.await(t, "stream open", 1)
+			l.err.Await(t, "stream open", 1)
 			publishOne(t, e.URL, buildURI, "before", build)
-			l.out.await(t, "before", 1)
+			l.out.Await(t, "before", 1)
 			servertest.End(t, e)
 			e = serve(t, again)
 			publishOne(t, e.URL, "event://github/acme/site/pull_request", "between", pull)
-			l.out.await(t, "between", 1)
+			l.out.Await(t, "between", 1)
 			publishOne(t, e.URL, buildURI, "after", build)
 			if code := l.wait(); code != exitDone {
-				t.Fatalf("exit code %d: %s%s", code, l.err, l.out)
+				t.Fatalf("exit code %d: %s%s", code, &l.err, &l.out)
 			}
 			var ids []string
 			for _, r := range l.lines() {
@@ -328,16 +289,16 @@ func TestListenFollowsAServerElsewhere(t *testing.T) {
 // follows publishes an event when the command follows without webhooks, and checks how the event arrives.
 func (b *background) follows(server, via, reason string) {
 	b.t.Helper()
-	b.err.await(b.t, "following without webhooks", 1)
+	b.err.Await(b.t, "following without webhooks", 1)
 	publishOne(b.t, server, buildURI, "", build)
 	if code := b.wait(); code != exitDone {
-		b.t.Fatalf("exit code %d: %s", code, b.err)
+		b.t.Fatalf("exit code %d: %s", code, &b.err)
 	}
 	if got := b.lines(); len(got) != 1 || got[0].Via != via {
 		b.t.Errorf("got %+v, want an event via %s", got, via)
 	}
 	if !strings.Contains(b.err.String(), reason) {
-		b.t.Errorf("it says\n%s\nwant the reason %q", b.err, reason)
+		b.t.Errorf("it says\n%s\nwant the reason %q", &b.err, reason)
 	}
 }
 
@@ -390,7 +351,7 @@ func TestListenExplainsErrors(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			l := start(t, append([]string{"listen"}, tt.args...)...)
 			if code := l.wait(); code != tt.code || !strings.Contains(l.err.String(), tt.message) {
-				t.Errorf("got exit code %d and\n%s\nwant %d and a message with %q", code, l.err, tt.code, tt.message)
+				t.Errorf("got exit code %d and\n%s\nwant %d and a message with %q", code, &l.err, tt.code, tt.message)
 			}
 			if out := l.out.String(); out != "" {
 				t.Errorf("printed %s", out)

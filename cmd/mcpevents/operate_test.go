@@ -14,6 +14,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // operated is a stand-alone server with one webhook subscription, for tests of the operator's commands.
@@ -63,9 +64,7 @@ func (o *operated) subscribe(target string) string {
 
 func (o *operated) publish(id string) {
 	o.Helper()
-	if _, err := o.Publish(o.Context(), "default", standalone.Event{URI: buildFinished, ID: id, Data: json.RawMessage(`{"build":1,"status":"passed"}`)}); err != nil {
-		o.Fatal(err)
-	}
+	expect.OK(o, expect.ErrOf(o.Publish(o.Context(), "default", standalone.Event{URI: buildFinished, ID: id, Data: json.RawMessage(`{"build":1,"status":"passed"}`)})))
 }
 
 // says runs a command that must succeed and returns its output.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // eventsServer answers POST /events with each of its answers in turn, and after the last one accepts all events. It keeps the
@@ -233,10 +234,12 @@ func TestPublishSaysThatItTriesAgain(t *testing.T) {
 	if code != exitUnavailable || !strings.Contains(errs, "connection refused; trying again (try 2 of 2)\n") {
 		t.Errorf("exit code %d after %v: %s", code, time.Since(start), errs)
 	}
-	said := &notice{written: make(chan struct{})}
+	said := new(expect.Buffer)
 	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		<-said.written
+		for said.String() == "" {
+			time.Sleep(time.Millisecond)
+		}
 		accept(w, body)
 	}))
 	defer slow.Close()
@@ -244,18 +247,6 @@ func TestPublishSaysThatItTriesAgain(t *testing.T) {
 	if got := said.String(); code != exitDone || got != "mcpevents: waiting for "+slow.URL+" to answer\n" {
 		t.Errorf("exit code %d: %s", code, got)
 	}
-}
-
-// notice is a writer that signals its first write.
-type notice struct {
-	strings.Builder
-	once    sync.Once
-	written chan struct{}
-}
-
-func (n *notice) Write(p []byte) (int, error) {
-	defer n.once.Do(func() { close(n.written) })
-	return n.Builder.Write(p)
 }
 
 func TestPublishTriesAgainWithTheSameIDs(t *testing.T) {

@@ -1,7 +1,6 @@
 package conversation
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -39,7 +38,7 @@ type rig struct {
 	*Service
 	t       *testing.T
 	source  *source
-	log     *lockedBuffer
+	log     *expect.Buffer
 	answers map[string]func(*http.Request) (*http.Response, error) // by the host of the URL
 
 	mu        sync.Mutex
@@ -50,7 +49,7 @@ type rig struct {
 
 func newRig(t *testing.T, src string, change ...func(*Options)) *rig {
 	t.Helper()
-	r := &rig{t: t, log: &lockedBuffer{}, answers: map[string]func(*http.Request) (*http.Response, error){}}
+	r := &rig{t: t, log: new(expect.Buffer), answers: map[string]func(*http.Request) (*http.Response, error){}}
 	r.source = &source{}
 	r.source.Store(parseRules(t, src))
 	o := Options{
@@ -240,23 +239,6 @@ func (m *memory) Write(_ context.Context, ops ...store.Op) error {
 		m.items[op.Item.Key] = op.Item
 	}
 	return m.fail
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 func mustCatalog(t *testing.T, src string) *catalog.Catalog {

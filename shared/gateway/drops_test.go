@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -20,24 +19,13 @@ import (
 )
 
 // journal keeps the log lines of a gateway about dropped messages.
-type journal struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (j *journal) Write(b []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.buf.Write(b)
-}
+type journal struct{ expect.Buffer }
 
 // dropped adds up the counts in the log lines about a backend, by reason, and counts the lines.
 func (j *journal) dropped(t *testing.T, backend string) (counts map[string]int64, lines int) {
 	t.Helper()
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	counts = map[string]int64{}
-	for text := range strings.Lines(j.buf.String()) {
+	for text := range strings.Lines(j.String()) {
 		var line struct {
 			Workspace, Backend, Reason string
 			GatewayMessagesDropped     int64

@@ -85,7 +85,7 @@ func TestConflictIsLoggedOnce(t *testing.T) {
 		g.List(t.Context(), of(ann), api.Tools)
 		mustCall(t, g, sessionBased("s"), "t")
 	}
-	expect.Equal(t, "lines about the conflict", strings.Count(j.buf.String(), "backend names conflict"), 1)
+	expect.Equal(t, "lines about the conflict", strings.Count(j.String(), "backend names conflict"), 1)
 }
 
 // Given a backend that cannot be reached, when clients keep asking for its lists and capabilities, then the log names it once per
@@ -107,7 +107,7 @@ func TestAnUnreachableBackendDoesNotFillTheLog(t *testing.T) {
 		for _, message := range []string{"backend list failed", "backend capabilities unknown"} {
 			for _, name := range []string{"a", "b"} {
 				line := fmt.Sprintf("msg=%q backend=%s ", message, name)
-				expect.Equal(t, fmt.Sprintf("lines with %s after 100 requests in two intervals", line), strings.Count(j.buf.String(), line), 2)
+				expect.Equal(t, fmt.Sprintf("lines with %s after 100 requests in two intervals", line), strings.Count(j.String(), line), 2)
 			}
 		}
 	})

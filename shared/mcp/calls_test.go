@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -396,26 +395,6 @@ func TestCancellationInTheDialect(t *testing.T) {
 	<-done
 }
 
-// logText collects the text of a log.
-type logText struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logText) Write(line []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(line)
-}
-
-// take returns the text that was written since the last take.
-func (l *logText) take() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	defer l.text.Reset()
-	return l.text.String()
-}
-
 // GWN-14: the answer says that a backend failed, and only the log says why. The log line leaves out the request's content
 // and secrets in the backend's URL, e.g. a key in its query.
 func TestWhyACallFailedIsLogged(t *testing.T) {
@@ -423,14 +402,14 @@ func TestWhyACallFailedIsLogged(t *testing.T) {
 		b := startLister(t, "b", stateless, "tool")
 		b.URL += "/?key=hush"
 		b.Config.SetKeepAlivesEnabled(false) // With keep-alive, the error could be a closed connection instead of a refused one.
-		said := &logText{}
+		said := new(expect.Buffer)
 		f := behindGateway(t, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(said, nil)) }, b)
 		session := f.session(alice, spec.V20251125)
 		f.wholeList(t, spec.MethodToolsList, "", nil)
 		b.Close()
 		for _, in := range []string{"", session} {
 			r := f.in(alice, in, "tools/call", `"name":"b_tool","arguments":{"private":"whisper"}`)
-			line := said.take()
+			line := said.Take()
 			if r.fails(t, "a call", method.CodeUnavailable, ""); strings.Contains(r.Body, "refused") {
 				t.Errorf("stateless backend %v, session %q: got %s, want no reason", stateless, in, r.Body)
 			}
@@ -443,15 +422,15 @@ func TestWhyACallFailedIsLogged(t *testing.T) {
 
 // A request that failed because its client left is not logged as an error, because there is no client to answer.
 func TestClientsThatWentAwayAreNoFailures(t *testing.T) {
-	said := &logText{}
+	said := new(expect.Buffer)
 	f := newFixture(t, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(said, nil)) })
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	why := fault.Wrap(fault.Unavailable, fmt.Errorf("exchange: %w", context.Canceled), "reach a backend")
 	f.endpoint.faults.Translate(gone, why, spec.V20260728, "")
-	equal(t, "the log", said.take(), "")
+	equal(t, "the log", said.Take(), "")
 	f.endpoint.faults.Translate(t.Context(), why, spec.V20260728, "")
-	if line := said.take(); !strings.Contains(line, "context canceled") {
+	if line := said.Take(); !strings.Contains(line, "context canceled") {
 		t.Errorf("of a client that waits the log has %q, want the error", line)
 	}
 }

@@ -1,7 +1,6 @@
 package mcp
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,13 +13,14 @@ import (
 	"testing"
 	"time"
 
+	sdk "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/test/expect"
-	sdk "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 )
 
 // endedLine is the line that is logged when a stream ends.
@@ -31,12 +31,10 @@ type endedLine struct {
 }
 
 // ends returns the lines logged so far for ended streams.
-func (l *logText) ends(t *testing.T) (all []endedLine) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for line := range bytes.Lines(l.text.Bytes()) {
+func ends(t *testing.T, log *expect.Buffer) (all []endedLine) {
+	for line := range strings.Lines(log.String()) {
 		var e endedLine
-		expect.OK(t, json.Unmarshal(line, &e))
+		expect.OK(t, json.Unmarshal([]byte(line), &e))
 		if e.Msg == "stream ended" {
 			all = append(all, e)
 		}
@@ -87,7 +85,7 @@ func TestWhyAStreamEnded(t *testing.T) {
 		}, "credentials_revoked", "subscriptions/listen"},
 	} {
 		t.Run("OPS-12 "+name, func(t *testing.T) {
-			log := &logText{}
+			log := new(expect.Buffer)
 			reader := sdk.NewManualReader()
 			set, err := metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader)))
 			expect.OK(t, err)
@@ -101,11 +99,11 @@ func TestWhyAStreamEnded(t *testing.T) {
 			if tc.end != nil {
 				tc.end(f, c)
 			}
-			f.waitFor("the end of the stream", func() bool { return len(log.ends(t)) > 0 })
-			got := log.ends(t)[0]
+			f.waitFor("the end of the stream", func() bool { return len(ends(t, log)) > 0 })
+			got := ends(t, log)[0]
 			hash := sha256.Sum256([]byte("alice"))
 			if got.Reason != tc.reason || got.Kind != tc.kind || got.Level != "INFO" || got.Workspace != auth.DefaultWorkspace ||
-				got.Principal != hex.EncodeToString(hash[:6]) || strings.Contains(log.text.String(), "alice") || got.Open < 0 || got.Error != "" {
+				got.Principal != hex.EncodeToString(hash[:6]) || strings.Contains(log.String(), "alice") || got.Open < 0 || got.Error != "" {
 				t.Errorf("got %+v, want %s of %s", got, tc.reason, tc.kind)
 			}
 			var data metricdata.ResourceMetrics

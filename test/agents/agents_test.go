@@ -43,9 +43,7 @@ func (a *agent) start() {
 	a.process = exec.Command(a.name, a.args...)
 	a.process.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, a.env...)
 	a.process.Stdout, a.process.Stderr = a.output, a.output
-	if err := a.process.Start(); err != nil {
-		a.t.Fatal(err)
-	}
+	expect.OK(a.t, a.process.Start())
 }
 
 func (a *agent) kill() {

@@ -5,25 +5,21 @@ package awslocal
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
-	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -41,23 +37,6 @@ func TestMain(m *testing.M) {
 		select {}
 	}
 	os.Exit(Main(m))
-}
-
-func TestASecondStartUsesTheSameServer(t *testing.T) {
-	first, second := Start(t, MiniStack), Start(t, MiniStack)
-	if first.MiniStack != second.MiniStack {
-		t.Errorf("second start gave %s, want %s", second.MiniStack, first.MiniStack)
-	}
-}
-
-func TestAnEndpointOfTheEnvironmentIsUsed(t *testing.T) {
-	t.Setenv(EnvSQS, "http://127.0.0.1:1")
-	r, err := StartAll(t.Context(), io.Discard, SQS)
-	expect.OK(t, err)
-	defer r.Close()
-	if r.SQS != "http://127.0.0.1:1" {
-		t.Errorf("got %s", r.SQS)
-	}
 }
 
 func TestAKilledOwnerTakesItsEmulatorAlong(t *testing.T) {
@@ -82,60 +61,6 @@ func TestAKilledOwnerTakesItsEmulatorAlong(t *testing.T) {
 	}
 }
 
-func TestInstallationsAtOnceDoTheWorkOnce(t *testing.T) {
-	t.Setenv("XDG_CACHE_HOME", t.TempDir())
-	t.Setenv("HOME", t.TempDir())
-	var built atomic.Int32
-	k := kinds[MiniStack]
-	k.build = func(_ context.Context, dir string) error {
-		built.Add(1)
-		return os.WriteFile(filepath.Join(dir, "done"), nil, 0o644)
-	}
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			dir, err := install(t.Context(), io.Discard, k)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if _, err := os.Stat(filepath.Join(dir, "done")); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	if got := built.Load(); got != 1 {
-		t.Errorf("built %d times, want once", got)
-	}
-}
-
-func TestAFailedInstallationLeavesNothingBehind(t *testing.T) {
-	cache := t.TempDir()
-	t.Setenv("XDG_CACHE_HOME", cache)
-	t.Setenv("HOME", cache)
-	k := kinds[MiniStack]
-	broken := errors.New("registry is down")
-	k.build = func(context.Context, string) error { return broken }
-	if _, err := install(t.Context(), io.Discard, k); !errors.Is(err, broken) {
-		t.Fatalf("got %v, want %v", err, broken)
-	}
-	left, err := filepath.Glob(filepath.Join(cache, "*", "*ministack-*"))
-	if err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
-}
-
-func TestAddressIsFoundAcrossWrites(t *testing.T) {
-	out := &tail{line: make(chan string, 1)}
-	for _, part := range []string{"noise\nliste", "ning 127.0.0.1:12", "34\nmore\nlistening again\n"} {
-		expect.OK(t, expect.ErrOf(out.Write([]byte(part))))
-	}
-	if got := <-out.line; got != "127.0.0.1:1234" {
-		t.Errorf("got %q", got)
-	}
-}
-
 func listens(addr string) bool {
 	conn, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {
@@ -145,39 +70,16 @@ func listens(addr string) bool {
 	return true
 }
 
-func createTable(t testing.TB, client *dynamodb.Client) string {
-	t.Helper()
-	name := fmt.Sprintf("awslocal-%d", time.Now().UnixNano())
-	_, err := client.CreateTable(t.Context(), &dynamodb.CreateTableInput{
-		TableName:            &name,
-		BillingMode:          types.BillingModePayPerRequest,
-		AttributeDefinitions: []types.AttributeDefinition{{AttributeName: aws.String("pk"), AttributeType: types.ScalarAttributeTypeS}},
-		KeySchema:            []types.KeySchemaElement{{AttributeName: aws.String("pk"), KeyType: types.KeyTypeHash}},
-	})
-	expect.OK(t, err)
-	return name
-}
-
-func put(t testing.TB, client *dynamodb.Client, table, value string) {
-	t.Helper()
-	_, err := client.PutItem(t.Context(), &dynamodb.PutItemInput{TableName: &table, Item: map[string]types.AttributeValue{
-		"pk": &types.AttributeValueMemberS{Value: "a"},
-		"d":  &types.AttributeValueMemberS{Value: value},
-	}})
-	expect.OK(t, err)
-}
-
 func putAndGet(t *testing.T, client *dynamodb.Client) {
 	t.Helper()
-	table := createTable(t, client)
-	put(t, client, table, "value")
-	got, err := client.GetItem(t.Context(), &dynamodb.GetItemInput{
-		TableName: &table, ConsistentRead: aws.Bool(true),
-		Key: map[string]types.AttributeValue{"pk": &types.AttributeValueMemberS{Value: "a"}},
-	})
+	name := func(table store.Table) string { return fmt.Sprintf("awslocal-%s-%d", table, os.Getpid()) }
+	expect.OK(t, CreateTables(t.Context(), client, name))
+	db, want := dynamo.New(client, name), store.Item{Key: store.Key{Table: store.Settings, Partition: "a", Sort: "b"}, Value: []byte("value")}
+	expect.OK(t, db.Write(t.Context(), store.Put(want)))
+	got, err := db.Get(t.Context(), want.Key)
 	expect.OK(t, err)
-	if d, ok := got.Item["d"].(*types.AttributeValueMemberS); !ok || d.Value != "value" {
-		t.Errorf("got %v", got.Item)
+	if got[0] == nil || string(got[0].Value) != "value" {
+		t.Errorf("got %v, want %v", got[0], want)
 	}
 }
 

@@ -61,7 +61,7 @@ func install(ctx context.Context, log io.Writer, k kind) (string, error) {
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return "", err
 	}
-	unlock, err := lock(ctx, filepath.Join(parent, k.folder+".lock"))
+	unlock, err := Lock(ctx, filepath.Join(parent, k.folder+".lock"))
 	if err != nil {
 		return "", err
 	}
@@ -153,13 +153,13 @@ func command(ctx context.Context, dir, name string, args ...string) error {
 	return nil
 }
 
-// lock takes an exclusive lock of the file, which the system gives back when the process dies.
-func lock(ctx context.Context, name string) (unlock func(), err error) {
+// Lock waits for an exclusive lock of the file, which the system gives back when the process dies.
+func Lock(ctx context.Context, name string) (unlock func(), err error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	tick := time.NewTicker(200 * time.Millisecond)
+	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
@@ -173,7 +173,7 @@ func lock(ctx context.Context, name string) (unlock func(), err error) {
 		select {
 		case <-ctx.Done():
 			f.Close()
-			return nil, fmt.Errorf("waiting for another installation: %w", ctx.Err())
+			return nil, fmt.Errorf("waiting for the lock %s: %w", name, ctx.Err())
 		case <-tick.C:
 		}
 	}

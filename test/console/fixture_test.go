@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const built, incident = "event://ci/build-finished", "event://incidents/api/created"
@@ -82,33 +83,23 @@ func (w *world) publishData(uri, id string, more map[string]any) {
 		data[k] = v
 	}
 	raw, err := json.Marshal(data)
-	if err != nil {
-		w.Fatal(err)
-	}
-	if _, err := w.s.Publish(w.Context(), "default", standalone.Event{URI: uri, ID: id, Data: raw}); err != nil {
-		w.Fatal(err)
-	}
+	expect.OK(w, err)
+	expect.OK(w, expect.ErrOf(w.s.Publish(w.Context(), "default", standalone.Event{URI: uri, ID: id, Data: raw})))
 }
 
 // api calls the admin API as an operator.
 func (w *world) api(method, path, body string, out any) {
 	w.Helper()
 	req, err := http.NewRequestWithContext(w.Context(), method, w.s.AdminURL+"/admin/v1/"+path, strings.NewReader(body))
-	if err != nil {
-		w.Fatal(err)
-	}
+	expect.OK(w, err)
 	req.Header.Set("Authorization", "Bearer op")
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		w.Fatal(err)
-	}
+	expect.OK(w, err)
 	defer resp.Body.Close()
 	if raw, _ := io.ReadAll(resp.Body); resp.StatusCode > 299 {
 		w.Fatalf("%s %s: %d %s", method, path, resp.StatusCode, raw)
 	} else if out != nil {
-		if err := json.Unmarshal(raw, out); err != nil {
-			w.Fatal(err)
-		}
+		expect.OK(w, json.Unmarshal(raw, out))
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestPictures: OPS-11. It makes the pictures of docs/console.md (docs-now.png and docs-event.png in build/console). The pages show what a
@@ -70,9 +71,7 @@ func TestPictures(t *testing.T) {
 // named returns a proxy of the server that replaces addresses by names, and fills the charts of the overview.
 func (w *world) named(names map[string]string) http.Handler {
 	to, err := url.Parse(w.s.AdminURL)
-	if err != nil {
-		w.Fatal(err)
-	}
+	expect.OK(w, err)
 	return &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) },
 		ModifyResponse: func(resp *http.Response) error {

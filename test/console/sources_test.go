@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 const (
@@ -37,9 +38,7 @@ func withSources(t *testing.T) func(*standalone.Options) {
 func (w *world) send(source, key, body string) {
 	w.Helper()
 	resp, err := http.Post(w.s.URL+"/sources/"+source+"/"+key, "application/json", strings.NewReader(body))
-	if err != nil {
-		w.Fatal(err)
-	}
+	expect.OK(w, err)
 	_ = resp.Body.Close()
 }
 

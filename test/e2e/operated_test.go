@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/operate/admin/admintest"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -38,9 +39,7 @@ func operate(t *testing.T, target *harness.Target) *operated {
 func (o *operated) send(who, method, path, body string) (*http.Response, []byte) {
 	o.Helper()
 	req, err := http.NewRequestWithContext(o.Context(), method, o.target.Admin+path, strings.NewReader(body))
-	if err != nil {
-		o.Fatal(err)
-	}
+	expect.OK(o, err)
 	if who != "" {
 		req.Header.Set("Authorization", "Bearer "+cmp.Or(o.target.Keys[who], "key_of_nobody"))
 	}
@@ -48,14 +47,10 @@ func (o *operated) send(who, method, path, body string) (*http.Response, []byte)
 		req.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		o.Fatal(err)
-	}
+	expect.OK(o, err)
 	defer resp.Body.Close()
 	raw, err := io.ReadAll(resp.Body)
-	if err != nil {
-		o.Fatal(err)
-	}
+	expect.OK(o, err)
 	return resp, raw
 }
 

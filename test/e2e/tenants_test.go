@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -18,7 +17,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -236,21 +234,7 @@ type received struct {
 	header      string
 	cancel      context.CancelFunc
 	ended       chan struct{}
-
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (h *received) Write(b []byte) (int, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.text.Write(b)
-}
-
-func (h *received) String() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.text.String()
+	expect.Buffer
 }
 
 // over reports whether the response is complete.

@@ -8,11 +8,11 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // AuthServer is the authorization server of test/interop/testdata/authserver as a process.
@@ -21,7 +21,7 @@ type AuthServer struct {
 
 	tb  testing.TB
 	p   *process
-	out *output
+	out *expect.Buffer
 }
 
 // AuthSecret is the secret of every client of the authorization server.
@@ -31,21 +31,11 @@ const AuthSecret = "s3cret:%+ ?"
 // client keyholder has the given public key.
 func StartAuthServer(tb testing.TB, audience, jwk string) *AuthServer {
 	tb.Helper()
-	dir := filepath.Join(Root(tb), "build", "test")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		tb.Fatal(err)
-	}
-	binary := filepath.Join(dir, "authserver")
-	unlock := lock(tb, filepath.Join(dir, "lock-authserver"))
-	cmd := exec.CommandContext(tb.Context(), "go", "build", "-o", binary, ".")
-	cmd.Dir, cmd.Env = filepath.Join(Root(tb), "test", "interop", "testdata", "authserver"), append(os.Environ(), "CGO_ENABLED=0")
-	out, err := cmd.CombinedOutput()
-	unlock()
-	if err != nil {
-		tb.Fatalf("build the authorization server: %v\n%s", err, out)
-	}
+	root := Root(tb)
+	binary, err := goBuild(root, filepath.Join(root, "test", "interop", "testdata", "authserver"), "authserver", "CGO_ENABLED=0", ".")
+	expect.OK(tb, err)
 	addr := FreeAddr(tb)
-	a := &AuthServer{Issuer: "http://" + addr, tb: tb, out: &output{}}
+	a := &AuthServer{Issuer: "http://" + addr, tb: tb, out: new(expect.Buffer)}
 	if a.p, err = begin(tb.TempDir(), nil, a.out, binary, "--addr", addr, "--mcp", audience, "--jwk", jwk); err != nil {
 		tb.Fatal(err)
 	}
@@ -86,9 +76,7 @@ func (a *AuthServer) Assert(tb testing.TB, assertion, token string) int {
 		"requested_token_type": {"urn:ietf:params:oauth:token-type:access_token"},
 		"client_assertion":     {assertion}, "client_assertion_type": {"urn:ietf:params:oauth:client-assertion-type:jwt-bearer"},
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	resp.Body.Close()
 	return resp.StatusCode
 }
@@ -112,28 +100,20 @@ func (a *AuthServer) Introspect(tb testing.TB, client, token string) (got Intros
 func (a *AuthServer) Exchanges(tb testing.TB) (n int) {
 	tb.Helper()
 	resp, err := plain.Get(a.Issuer + "/exchanges")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	defer resp.Body.Close()
-	if _, err := fmt.Fscan(resp.Body, &n); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, expect.ErrOf(fmt.Fscan(resp.Body, &n)))
 	return n
 }
 
 func (a *AuthServer) post(tb testing.TB, path, client string, form url.Values, to any) {
 	tb.Helper()
 	req, err := http.NewRequestWithContext(tb.Context(), http.MethodPost, a.Issuer+path, strings.NewReader(form.Encode()))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	req.SetBasicAuth(url.QueryEscape(client), url.QueryEscape(AuthSecret))
 	resp, err := plain.Do(req)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil || json.Unmarshal(body, to) != nil || resp.StatusCode != http.StatusOK {

@@ -32,6 +32,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/awscount"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // AWSOptions choose how the functions run on local AWS. The zero value is the
@@ -72,7 +73,7 @@ type AWS struct {
 	catalog string // YAML of the default workspace's catalog; empty means the repository's catalog.yaml
 	keys    string // the section of the configuration
 	stack   *runner.Stack
-	out     *output
+	out     *expect.Buffer
 	killed  atomic.Int64
 }
 
@@ -97,9 +98,7 @@ func endpoints(tb testing.TB) awslocal.Endpoints {
 	defer emulators.mu.Unlock()
 	if emulators.running == nil {
 		running, err := awslocal.StartAll(tb.Context(), os.Stderr)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		expect.OK(tb, err)
 		emulators.running = running
 	}
 	return emulators.running.Endpoints
@@ -110,7 +109,7 @@ func endpoints(tb testing.TB) awslocal.Endpoints {
 func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 	tb.Helper()
 	ends := endpoints(tb)
-	a := &AWS{out: &output{}, name: "test-" + strings.ToLower(crand.Text()[:8])}
+	a := &AWS{out: new(expect.Buffer), name: "test-" + strings.ToLower(crand.Text()[:8])}
 	began := time.Now()
 	parameters := map[string]string{"Auth": "keys", "AllowInsecureTargets": "true"}
 	if o.Issuer != "" {
@@ -136,7 +135,7 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 		Output:     a.out,
 	})
 	if err != nil {
-		tb.Fatalf("start local AWS: %v\n%s", err, a.out.tail(8<<10))
+		tb.Fatalf("start local AWS: %v\n%s", err, a.out.Tail(8<<10))
 	}
 	a.stack = stack
 	tb.Cleanup(func() {
@@ -181,9 +180,7 @@ func (a *AWS) Enqueue(tb testing.TB, id, body string, attributes map[string]stri
 		group := crand.Text()
 		in.MessageGroupId, in.MessageDeduplicationId = &group, &group
 	}
-	if _, err := sqs.NewFromConfig(awslocal.Config(endpoints(tb).SQS)).SendMessage(tb.Context(), in); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, expect.ErrOf(sqs.NewFromConfig(awslocal.Config(endpoints(tb).SQS)).SendMessage(tb.Context(), in)))
 }
 
 // QueueDepths returns how many messages the queues on an event's way hold, and describes them for each queue: visible, in
@@ -309,7 +306,7 @@ func (a *AWS) Sessions(ctx context.Context, tb testing.TB, prefix string) (keys 
 }
 
 // Last returns the end of the functions' output, about most bytes.
-func (a *AWS) Last(most int) string { return a.out.tail(most) }
+func (a *AWS) Last(most int) string { return a.out.Tail(most) }
 
 // Output returns the functions' output so far.
 func (a *AWS) Output() string { return a.out.String() }
@@ -321,9 +318,7 @@ func (a *AWS) Items(tb testing.TB) (items []string) {
 	tables := dynamodb.NewListTablesPaginator(db, &dynamodb.ListTablesInput{})
 	for tables.HasMorePages() {
 		page, err := tables.NextPage(tb.Context())
-		if err != nil {
-			tb.Fatal(err)
-		}
+		expect.OK(tb, err)
 		for _, table := range page.TableNames {
 			if !strings.HasPrefix(table, a.name) {
 				continue
@@ -331,9 +326,7 @@ func (a *AWS) Items(tb testing.TB) (items []string) {
 			scan := dynamodb.NewScanPaginator(db, &dynamodb.ScanInput{TableName: &table})
 			for scan.HasMorePages() {
 				page, err := scan.NextPage(tb.Context())
-				if err != nil {
-					tb.Fatal(err)
-				}
+				expect.OK(tb, err)
 				for _, item := range page.Items {
 					var b strings.Builder
 					for name, value := range item {
@@ -341,9 +334,7 @@ func (a *AWS) Items(tb testing.TB) (items []string) {
 						case *types.AttributeValueMemberB:
 							if name == "z" { // compressed
 								plain, err := io.ReadAll(flate.NewReader(bytes.NewReader(v.Value)))
-								if err != nil {
-									tb.Fatal(err)
-								}
+								expect.OK(tb, err)
 								v.Value = plain
 							}
 							fmt.Fprintf(&b, "%s=%s %s\n", name, v.Value, base64.StdEncoding.EncodeToString(v.Value))

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // ApplyCatalog writes a catalog for a workspace as an operator does. The
@@ -55,9 +56,7 @@ func (a *AWS) SetCatalog(ctx context.Context, tb testing.TB, text string) error 
 // apply runs mcpevents catalog apply.
 func (a *AWS) apply(tb testing.TB, workspace, file string, args ...string) {
 	tb.Helper()
-	if err := a.tryApply(tb.Context(), tb, workspace, file, args...); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, a.tryApply(tb.Context(), tb, workspace, file, args...))
 }
 
 func (a *AWS) tryApply(ctx context.Context, tb testing.TB, workspace, file string, args ...string) error {
@@ -77,7 +76,5 @@ func (a *AWS) tryApply(ctx context.Context, tb testing.TB, workspace, file strin
 // PutSecret writes a parameter that the configuration can refer to as ssm:NAME.
 func (a *AWS) PutSecret(tb testing.TB, name, value string) {
 	tb.Helper()
-	if err := awslocal.PutParameter(tb.Context(), endpoints(tb).MiniStack, name, value); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, awslocal.PutParameter(tb.Context(), endpoints(tb).MiniStack, name, value))
 }

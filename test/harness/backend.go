@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // Backend is an MCP server as a process, to stand behind the gateway.
@@ -24,13 +25,13 @@ type Backend struct {
 	base string
 	addr string
 	p    *process
-	out  *output
+	out  *expect.Buffer
 }
 
 // StartBackend starts a backend of package backend, and ends it with the test.
 func StartBackend(tb testing.TB, kind backend.Kind) *Backend {
 	tb.Helper()
-	b := &Backend{Kind: kind, tb: tb, addr: FreeAddr(tb), out: &output{}}
+	b := &Backend{Kind: kind, tb: tb, addr: FreeAddr(tb), out: new(expect.Buffer)}
 	b.base = "http://" + b.addr
 	b.URL = b.base + "/mcp"
 	b.Start()
@@ -47,14 +48,12 @@ func StartBackend(tb testing.TB, kind backend.Kind) *Backend {
 func (b *Backend) Start() {
 	b.tb.Helper()
 	p, err := begin(b.tb.TempDir(), nil, b.out, Binary(b.tb, "./test/backend/mcpbackend", false), "--kind", string(b.Kind), "--addr", b.addr)
-	if err != nil {
-		b.tb.Fatal(err)
-	}
+	expect.OK(b.tb, err)
 	b.p = p
 	Eventually(b.tb, Patience, "the "+string(b.Kind)+" backend answers", func() bool {
 		select {
 		case <-p.ended:
-			b.tb.Fatalf("the %s backend ended: %v\n%s", b.Kind, p.err, b.out.tail(4<<10))
+			b.tb.Fatalf("the %s backend ended: %v\n%s", b.Kind, p.err, b.out.Tail(4<<10))
 		default:
 		}
 		resp, err := plain.Get(b.base + "/healthz")
@@ -73,13 +72,9 @@ func (b *Backend) Kill() { b.p.kill() }
 func (b *Backend) State(tb testing.TB) (s backend.State) {
 	tb.Helper()
 	resp, err := plain.Get(b.base + "/state")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(&s); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, json.NewDecoder(resp.Body).Decode(&s))
 	return s
 }
 
@@ -106,13 +101,9 @@ func (b *Backend) change(tb testing.TB, name, value string) {
 	ctx, cancel := context.WithTimeout(tb.Context(), Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.base+"/changed?"+url.Values{name: {value}}.Encode(), nil)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	resp, err := plain.Do(req)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		why, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))

@@ -3,15 +3,17 @@
 package harness
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"sync"
-	"syscall"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // Main runs the tests of m, ends the emulators that they shared, and returns the exit code:
@@ -31,11 +33,8 @@ const RaceVariable = "MCPEVENTS_TEST_RACE"
 
 func race() bool { return os.Getenv(RaceVariable) != "" }
 
-// built are the binaries that this test process has asked for.
-var built struct {
-	mu  sync.Mutex
-	bin map[string]string
-}
+// built has a function for each binary that this test process has asked for. It builds the binary when it is first called.
+var built sync.Map
 
 // Binary builds a main package of the module and returns the path of the
 // executable. The executable stays in build/test, so that the next test process links it again only after a change.
@@ -66,55 +65,43 @@ func Functions(tb testing.TB) map[string]string {
 // same, so that a package is compiled once for all of them. With a separator at its end, out is a directory.
 func build(tb testing.TB, out string, race bool, pkg string) string {
 	tb.Helper()
-	built.mu.Lock()
-	defer built.mu.Unlock()
-	if path, ok := built.bin[out]; ok {
-		return path
-	}
-	if built.bin == nil {
-		built.bin = map[string]string{}
-	}
-	dir := filepath.Join(Root(tb), "build", "test")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		tb.Fatal(err)
-	}
-	unlock := lock(tb, filepath.Join(dir, "lock"))
-	defer unlock()
-	path := dir + string(filepath.Separator) + out
-	args, cgo := []string{"-ldflags=-s -w"}, "CGO_ENABLED=0"
+	args, cgo := []string{"-tags=lambda.norpc", "-ldflags=-s -w"}, "CGO_ENABLED=0"
 	if race {
-		args, cgo = []string{"-race"}, "CGO_ENABLED=1"
+		args, cgo = []string{"-tags=lambda.norpc", "-race"}, "CGO_ENABLED=1"
 	}
-	args = slices.Concat([]string{"build", "-tags=lambda.norpc", "-o", path}, args, []string{pkg})
-	cmd := exec.CommandContext(tb.Context(), "go", args...)
-	cmd.Dir, cmd.Env = Root(tb), append(os.Environ(), cgo)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		tb.Fatalf("build %s: %v\n%s", pkg, err, out)
-	}
-	built.bin[out] = path
+	root := Root(tb)
+	once, _ := built.LoadOrStore(out, sync.OnceValues(func() (string, error) { return goBuild(root, root, out, cgo, append(args, pkg)...) }))
+	path, err := once.(func() (string, error))()
+	expect.OK(tb, err)
 	return path
 }
 
-// lock keeps other test processes from linking the same binary.
-func lock(tb testing.TB, name string) (unlock func()) {
-	tb.Helper()
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o644)
+// goBuild builds an executable, or several in a directory, below build/test. A lock keeps other test processes from linking the
+// same one.
+func goBuild(root, dir, out, cgo string, args ...string) (string, error) {
+	to := filepath.Join(root, "build", "test")
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return "", err
+	}
+	unlock, err := awslocal.Lock(context.Background(), filepath.Join(to, "lock-"+filepath.Base(out)))
 	if err != nil {
-		tb.Fatal(err)
+		return "", err
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		tb.Fatal(err)
+	defer unlock()
+	path := to + string(filepath.Separator) + out
+	cmd := exec.Command("go", append([]string{"build", "-o", path}, args...)...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), cgo)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w\n%s", args[len(args)-1], err, out)
 	}
-	return func() { _ = f.Close() } // which gives the lock back
+	return path, nil
 }
 
 // Root returns the directory of the module.
 func Root(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.Getwd()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	for {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return dir

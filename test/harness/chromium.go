@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 // Chromium returns the path of a Chromium. If the machine lacks one and the tests run as root, it installs Debian's with
@@ -37,7 +39,7 @@ func installChromium(tb testing.TB) error {
 	if os.Geteuid() != 0 {
 		return errors.New("this is not root")
 	}
-	unlock, err := lockFile(tb.Context(), filepath.Join(os.TempDir(), "mcp-events-apt.lock"))
+	unlock, err := awslocal.Lock(tb.Context(), filepath.Join(os.TempDir(), "mcp-events-apt.lock"))
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // The protocol revisions that tests name.
@@ -90,9 +92,7 @@ var callers = &http.Client{
 func (c *Client) Initialize(tb testing.TB) json.RawMessage {
 	tb.Helper()
 	result, err := c.TryInitialize(tb.Context())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	return result
 }
 
@@ -263,9 +263,7 @@ func (c *Client) TryNotify(ctx context.Context, method string, params map[string
 func (c *Client) Raw(tb testing.TB, httpMethod, body string, header ...string) *Answer {
 	tb.Helper()
 	req, err := http.NewRequestWithContext(tb.Context(), httpMethod, c.URL, strings.NewReader(body))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	c.header(req.Header)
 	if body != "" {
 		req.Header.Set("Content-Type", "application/json")
@@ -279,9 +277,7 @@ func (c *Client) Raw(tb testing.TB, httpMethod, body string, header ...string) *
 		}
 	}
 	a, err := send(req)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	return a
 }
 

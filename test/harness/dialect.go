@@ -6,6 +6,8 @@ import (
 	"context"
 	"net/http"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // Dialect returns a client of the named-event dialect in a workspace. Its session is empty until [Client.OpenDialect].
@@ -19,9 +21,7 @@ func (c *Client) OpenDialect(tb testing.TB, lastEventID string) *Stream {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(tb.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL, nil)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	c.header(req.Header)
 	req.Header.Del("Mcp-Protocol-Version")
 	req.Header.Set("Accept", "text/event-stream")

@@ -6,13 +6,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 // installed returns a directory below the user's cache directory that fill has filled. It calls fill once for each content
@@ -29,7 +29,7 @@ func installed(ctx context.Context, name string, pins []byte, fill func(ctx cont
 	}
 	sum := sha256.Sum256(pins)
 	dir := filepath.Join(parent, name+"-"+hex.EncodeToString(sum[:6]))
-	unlock, err := lockFile(ctx, filepath.Join(parent, name+".lock"))
+	unlock, err := awslocal.Lock(ctx, filepath.Join(parent, name+".lock"))
 	if err != nil {
 		return "", err
 	}
@@ -57,31 +57,4 @@ func runInstaller(cmd *exec.Cmd) error {
 		return fmt.Errorf("%s did not get packages (does the registry answer? what it said is below): %w\n%.2000s", filepath.Base(cmd.Path), err, out)
 	}
 	return nil
-}
-
-// lockFile waits for an exclusive lock on a file, which ends with the process
-// at the latest.
-func lockFile(ctx context.Context, path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return func() { f.Close() }, nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			f.Close()
-			return nil, err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			f.Close()
-			return nil, ctx.Err()
-		}
-	}
 }

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // nodeMajor is the oldest Node.js that the packages of the tests run on.
@@ -42,18 +44,12 @@ func NodeIn(tb testing.TB, dir string) *JS {
 	if js.node, err = findNode(installed); err != nil {
 		tb.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(installed, "node_modules"), filepath.Join(js.dir, "node_modules")); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, os.Symlink(filepath.Join(installed, "node_modules"), filepath.Join(js.dir, "node_modules")))
 	scripts, err := filepath.Glob(filepath.Join(src, "*.js"))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	for _, script := range append(scripts, filepath.Join(src, "package.json")) {
 		b, err := os.ReadFile(script)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		expect.OK(tb, err)
 		writeFile(tb, js.dir, filepath.Base(script), string(b))
 	}
 	return js
@@ -80,16 +76,14 @@ func (j *JS) Run(tb testing.TB, script string, v, result any) {
 	ctx, cancel := context.WithTimeout(tb.Context(), 2*Patience)
 	defer cancel()
 	input, err := json.Marshal(v)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	cmd := j.Command(ctx, script)
 	cmd.Stdin = strings.NewReader(string(input))
-	var stderr output
+	var stderr expect.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		tb.Fatalf("%s: %v\n%s", script, err, stderr.tail(4<<10))
+		tb.Fatalf("%s: %v\n%s", script, err, stderr.Tail(4<<10))
 	}
 	if err := json.Unmarshal(out, result); err != nil {
 		tb.Fatalf("%s wrote %.300q: %v", script, out, err)

@@ -3,30 +3,30 @@
 package harness
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // process is a program that a test started, with its output.
 type process struct {
 	cmd   *exec.Cmd
-	out   *output
+	out   *expect.Buffer
 	ended chan struct{} // closed when it has ended and its output is read
 	err   error         // how it ended; valid once ended is closed
 }
 
 // begin starts a program. It stays in the test's process group, so that an
 // interrupt from the terminal ends it too.
-func begin(dir string, env []string, out *output, name string, args ...string) (*process, error) {
+func begin(dir string, env []string, out *expect.Buffer, name string, args ...string) (*process, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir
 	cmd.Env = append(environment(), env...)
@@ -74,42 +74,6 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-// output keeps the first 64 MiB of output.
-type output struct {
-	mu   sync.Mutex
-	buf  bytes.Buffer
-	over int
-}
-
-const maxOutput = 64 << 20
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if room := maxOutput - o.buf.Len(); len(b) > room {
-		o.over += len(b) - room
-		o.buf.Write(b[:room])
-	} else {
-		o.buf.Write(b)
-	}
-	return len(b), nil
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
-}
-
-// tail returns the end of the output for failure messages.
-func (o *output) tail(n int) string {
-	s := o.String()
-	if len(s) > n {
-		s = "…" + s[len(s)-n:]
-	}
-	return s
-}
-
 // peakRSS returns a process's largest resident set so far, in bytes, as Linux counts it. Without /proc it returns 0.
 func peakRSS(pid int) int64 { return procStatus(pid, "VmHWM:") }
 
@@ -128,9 +92,9 @@ func procStatus(pid int, field string) int64 {
 }
 
 // keepOutput writes the output to the directory of a failed test's artefacts.
-func keepOutput(tb testing.TB, name string, out *output) {
+func keepOutput(tb testing.TB, name string, out *expect.Buffer) {
 	if !tb.Failed() {
 		return
 	}
-	tb.Logf("end of the output of %s:\n%s", name, out.tail(16<<10))
+	tb.Logf("end of the output of %s:\n%s", name, out.Tail(16<<10))
 }

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // Python runs the scripts of test/interop/python.
@@ -24,9 +26,7 @@ func NewPython(tb testing.TB) *Python {
 	dir := filepath.Join(Root(tb), "test", "interop", "python")
 	file := filepath.Join(dir, "requirements.txt")
 	pins, err := os.ReadFile(file)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	venv, err := installed(tb.Context(), "python", pins, func(ctx context.Context, venv string) error {
 		if err := runInstaller(exec.CommandContext(ctx, "python3", "-m", "venv", venv)); err != nil {
 			return err

@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
@@ -63,7 +64,7 @@ type Server struct {
 	args    []string
 	env     []string
 	p       *process
-	out     *output
+	out     *expect.Buffer
 }
 
 // StartServer builds and starts the stand-alone server, and ends it with the test.
@@ -77,7 +78,7 @@ func StartServer(tb testing.TB, o ServerOptions) *Server {
 // NewServer prepares a server without starting it.
 func NewServer(tb testing.TB, o ServerOptions) *Server {
 	tb.Helper()
-	s := &Server{tb: tb, Data: o.Data, out: &output{}, env: o.Env}
+	s := &Server{tb: tb, Data: o.Data, out: new(expect.Buffer), env: o.Env}
 	s.binary = Binary(tb, "./cmd/mcpevents", race() && !o.Fast)
 	dir := tb.TempDir()
 	if s.Data == "" {
@@ -134,7 +135,7 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 func (s *Server) Start() {
 	s.tb.Helper()
 	if err := s.TryStart(s.tb.Context()); err != nil {
-		s.tb.Fatalf("start the server: %v\n%s", err, s.out.tail(8<<10))
+		s.tb.Fatalf("start the server: %v\n%s", err, s.out.Tail(8<<10))
 	}
 }
 
@@ -207,26 +208,18 @@ func (s *Server) ExitCode() int { return s.p.cmd.ProcessState.ExitCode() }
 func (s *Server) Enqueue(tb testing.TB, name queue.Name, messages ...queue.Outgoing) {
 	tb.Helper()
 	db, err := sqlite.Open(filepath.Join(s.Data, "mcpevents.db"), sqlite.Options{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	defer db.Close()
 	queues, err := queuesqlite.Open(db.Engine(), queuesqlite.Options{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	defer queues.Close()
-	if err := queues.Send(tb.Context(), name, messages...); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, queues.Send(tb.Context(), name, messages...))
 }
 
 // Signal sends the process a signal.
 func (s *Server) Signal(sig os.Signal) {
 	s.tb.Helper()
-	if err := s.p.cmd.Process.Signal(sig); err != nil {
-		s.tb.Fatal(err)
-	}
+	expect.OK(s.tb, s.p.cmd.Process.Signal(sig))
 }
 
 // SetCallers writes another configuration, with keys for these callers only.
@@ -234,17 +227,13 @@ func (s *Server) SetCallers(tb testing.TB, callers []Caller) {
 	tb.Helper()
 	section, keys := keysConfig(callers)
 	maps.Copy(s.Keys, keys)
-	if err := os.WriteFile(s.config, []byte(section), 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, os.WriteFile(s.config, []byte(section), 0o600))
 }
 
 // SetConfig replaces what follows the keys in the configuration.
 func (s *Server) SetConfig(tb testing.TB, text string) {
 	tb.Helper()
-	if err := os.WriteFile(s.config, []byte(s.keys+text), 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, os.WriteFile(s.config, []byte(s.keys+text), 0o600))
 }
 
 // PeakRSS returns the running process's largest resident memory so far, in bytes.
@@ -272,14 +261,10 @@ func (s *Server) Base() string { return "http://" + s.addr }
 func (s *Server) Metrics(tb testing.TB) string {
 	tb.Helper()
 	req, err := http.NewRequestWithContext(tb.Context(), http.MethodGet, s.Base()+"/metrics", nil)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	req.Header.Set("Authorization", "Bearer "+s.Keys["monitor"])
 	resp, err := plain.Do(req)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	defer resp.Body.Close()
 	raw, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK {
@@ -301,15 +286,11 @@ func FreeAddr(tb testing.TB) string {
 	tb.Helper()
 	const first, end = 10_000, 32_000
 	dir := filepath.Join(os.TempDir(), "mcp-events-test-ports")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, os.MkdirAll(dir, 0o700))
 	for range 100 {
 		port := first + rand.IntN(end-first)
 		lock, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(port)), os.O_CREATE|os.O_RDWR, 0o600)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		expect.OK(tb, err)
 		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
 			if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
 				_ = l.Close()
@@ -326,8 +307,6 @@ func FreeAddr(tb testing.TB) string {
 func writeFile(tb testing.TB, dir, name, text string) string {
 	tb.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, []byte(strings.TrimLeft(text, "\n")), 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, os.WriteFile(path, []byte(strings.TrimLeft(text, "\n")), 0o600))
 	return path
 }

@@ -15,6 +15,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // Wire is the network between one client and a target: it can be cut, and tells
@@ -44,9 +46,7 @@ type passageKey struct{}
 func (t *Target) Wire(tb testing.TB) *Wire {
 	tb.Helper()
 	target, err := url.Parse(t.MCP)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	target.Path = ""
 	w := &Wire{Target: *t, under: map[*passage]struct{}{}}
 	proxy := &httputil.ReverseProxy{

@@ -23,6 +23,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // Claims are a token's claims, or the members of its header.
@@ -49,9 +51,7 @@ func NewKey(tb testing.TB, id, alg string) *Key {
 	default:
 		tb.Fatalf("no keys for %s", alg)
 	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	return k
 }
 
@@ -102,9 +102,7 @@ func join(header, payload []byte, sign func(input string) []byte) string {
 func encode(tb testing.TB, v Claims) []byte {
 	tb.Helper()
 	b, err := json.Marshal(v)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	expect.OK(tb, err)
 	return b
 }
 
@@ -129,9 +127,7 @@ func (k *Key) signature(tb testing.TB) func(string) []byte {
 		case ed25519.PrivateKey:
 			sig = ed25519.Sign(key, []byte(input))
 		}
-		if err != nil {
-			tb.Fatal(err)
-		}
+		expect.OK(tb, err)
 		return sig
 	}
 }

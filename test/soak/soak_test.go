@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -114,9 +115,7 @@ func TestSoak(t *testing.T) {
 func (r *run) start() {
 	js, python := harness.Node(r.t), harness.NewPython(r.t)
 	program, err := os.Executable()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	expect.OK(r.t, err)
 	background := context.Background()
 	r.backends = []*backend{
 		newBackend(r.t, "ts", r.account, func(args ...string) *exec.Cmd { return js.Command(background, "backend.js", args...) }),

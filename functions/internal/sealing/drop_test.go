@@ -51,9 +51,7 @@ func newDeployment(t *testing.T) *deployment {
 func (d *deployment) register(workspace, target string, s targets.Sealer) *subscription.Subscription {
 	d.t.Helper()
 	parsed, err := catalog.Parse([]byte("events:\n  - name: ci.built\n    uri: event://ci/built\n    payloadSchema: {type: object}\n"))
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	expect.OK(d.t, err)
 	g := subscription.Registrar{
 		Service: &subscription.Service{
 			Records: subscription.Records{DB: d.db}, Catalog: catalog.NewStatic(parsed), Log: &eventlog.Log{DB: d.db},
@@ -62,18 +60,14 @@ func (d *deployment) register(workspace, target string, s targets.Sealer) *subsc
 	}
 	got, err := g.Register(d.t.Context(), auth.Principal{ID: "alice", Workspace: workspace, Scopes: auth.Scopes()},
 		subscription.RegisterRequest{URIs: []string{"event://ci/built"}, Target: target})
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	expect.OK(d.t, err)
 	return got.Subscription
 }
 
 func (d *deployment) rotate() {
 	d.t.Helper()
 	for _, step := range []Step{stepAdd, stepPromote} {
-		if err := Rotate(d.t.Context(), d.db, d.w, step); err != nil {
-			d.t.Fatal(err)
-		}
+		expect.OK(d.t, Rotate(d.t.Context(), d.db, d.w, step))
 	}
 }
 
@@ -90,13 +84,9 @@ func (d *deployment) drop(phase string, dropped int) {
 func (d *deployment) keys() (n int) {
 	d.t.Helper()
 	private, _, err := private(d.t.Context(), d.db, d.w)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	expect.OK(d.t, err)
 	_, _, _, err = webhook.DropKeys(private, func([]byte) (bool, error) { n++; return true, nil })
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	expect.OK(d.t, err)
 	return n + 1
 }
 
@@ -115,9 +105,7 @@ func (d *deployment) checkSecrets(workspace string, want int) {
 		d.t.Error(err)
 	}
 	found, err := subscription.Subscribers(d.t.Context(), d.db, workspace, "event://ci/built", subscription.Range{}, 1000)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	expect.OK(d.t, err)
 	for _, s := range found.List {
 		if err := check(s.ID, s.Target); err != nil {
 			d.t.Error(err)

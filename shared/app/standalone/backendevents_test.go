@@ -220,7 +220,7 @@ func TestEventsOfABackend(t *testing.T) {
 // TestWhatABackendSends uses a backend that repeats events, and sends some that do not fit their schema.
 func TestWhatABackendSends(t *testing.T) {
 	backend := newFakeBackend(t, shippedType)
-	var logged lockedBuffer
+	var logged expect.Buffer
 	gateway := startGateway(t, backend.URL, func(o *standalone.Options) { o.Log = slog.New(slog.NewTextHandler(&logged, nil)) })
 	alice := connect(t, gateway, "alice", "2026-07-28")
 	awaitType(t, alice, "shop_order.shipped")
@@ -245,7 +245,7 @@ func TestWhatABackendSends(t *testing.T) {
 		if string(r.events[0].Data) != `{"carrier":"DHL"}` || string(r.events[1].Data) != `{"carrier":"UPS"}` || r.events[0].Time != "2026-11-28T10:00:00Z" {
 			t.Errorf("got %+v", r.events)
 		}
-		logged.awaits(t, "an event that does not fit its schema")
+		logged.Await(t, "an event that does not fit its schema", 1)
 	})
 	t.Run("GWN-22 truncated of the backend reaches a stream and a webhook as such", func(t *testing.T) {
 		gaps := make(chan string, 10)
@@ -284,36 +284,6 @@ func TestWhatABackendSends(t *testing.T) {
 		defer resp.Body.Close()
 		expect.Equal(t, "the status", resp.StatusCode, http.StatusNotFound)
 	})
-}
-
-// lockedBuffer holds a log that is written concurrently.
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *lockedBuffer) has(text string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.Contains(b.text.String(), text)
-}
-
-func (b *lockedBuffer) awaits(t *testing.T, text string) {
-	t.Helper()
-	for end := time.Now().Add(servertest.Patience); ; time.Sleep(10 * time.Millisecond) {
-		if b.has(text) {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the log lacks %q", text)
-		}
-	}
 }
 
 // GWN-20: types whose schemas explode or refer to other documents are not used, and do not keep the others from being listed.
@@ -484,7 +454,7 @@ func TestOperatorsSeeHiddenEventTypes(t *testing.T) {
 
 // GWN-25: a server that shuts down writes the log lines of the calls that have just ended.
 func TestShutdownWritesTheLinesOfCalls(t *testing.T) {
-	var logged lockedBuffer
+	var logged expect.Buffer
 	gateway := startGateway(t, "http://127.0.0.1:1/mcp", func(o *standalone.Options) { o.Log = slog.New(slog.NewTextHandler(&logged, nil)) })
 	req, err := http.NewRequestWithContext(t.Context(), "POST", gateway.URL+"/mcp", strings.NewReader(
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"shop_buy","_meta":{"`+spec.MetaVersion+`":"2026-07-28","`+spec.MetaCapabilities+`":{}}}}`))
@@ -497,7 +467,7 @@ func TestShutdownWritesTheLinesOfCalls(t *testing.T) {
 	expect.OK(t, err)
 	_ = resp.Body.Close()
 	expect.OK(t, gateway.Shutdown(t.Context()))
-	if !logged.has(`msg="gateway call"`) || !logged.has("tool=shop_buy") {
-		t.Errorf("the log lacks the call (HTTP status %d): %s", resp.StatusCode, logged.text.String())
+	if text := logged.String(); !strings.Contains(text, `msg="gateway call"`) || !strings.Contains(text, "tool=shop_buy") {
+		t.Errorf("the log lacks the call (HTTP status %d): %s", resp.StatusCode, text)
 	}
 }

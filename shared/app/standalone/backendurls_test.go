@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 
 	sdk "go.opentelemetry.io/otel/sdk/trace"
@@ -20,24 +19,6 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// logText is a log that a test reads while the server writes to it.
-type logText struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logText) Write(line []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(line)
-}
-
-func (l *logText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // GWN-05: the query of a backend's URL, which often contains a key, is shown nowhere. The same holds for the query of the URL at which
 // the gateway gets tokens for the backend. The configuration refuses URLs with user information, and its error does not show it.
 func TestKeysInURLsOfBackendsAreNotShown(t *testing.T) {
@@ -46,7 +27,7 @@ func TestKeysInURLsOfBackendsAreNotShown(t *testing.T) {
 	defer up.Close()
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
-	log, spans := &logText{}, tracetest.NewSpanRecorder()
+	log, spans := new(expect.Buffer), tracetest.NewSpanRecorder()
 	c := configured(t, fmt.Sprintf(`backends:
   - {name: up, url: "%[1]s/mcp?key=%[3]s", prefix: up_}
   - {name: gone, url: "%[2]s/mcp?key=%[3]s", prefix: gone_}

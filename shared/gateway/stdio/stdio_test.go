@@ -36,29 +36,11 @@ type fixture struct {
 	backend   api.Backend
 	client    *upstream.Client
 	starts    string // a file with a line for each start
-	output    logged
+	output    expect.Buffer
 
 	mu      sync.Mutex
 	removed bool
 	drops   []string
-}
-
-// logged collects log lines.
-type logged struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logged) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 func newFixture(t *testing.T, kind string, change ...func(*Transport, *api.Command)) *fixture {
