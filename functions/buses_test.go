@@ -61,6 +61,7 @@ sources:
 // TestServicesSendToTheInbox (SRC-01): with the template's parameters set, an EventBridge event, an SNS message and
 // an S3 notification reach a polling client. The emulator provides EventBridge, SNS, S3 and SQS.
 func TestServicesSendToTheInbox(t *testing.T) {
+	t.Parallel()
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
 	cfg := awslocal.Config(ends.MiniStack)
 	topics, bus := sns.NewFromConfig(cfg), eventbridge.NewFromConfig(cfg)

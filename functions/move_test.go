@@ -107,6 +107,7 @@ func (o *operator) try(t *testing.T, n int) (string, error) {
 // TestMoveToAnotherRegion follows "Move to another Region or account" in docs/how-to/restore-on-aws.md. The DynamoDB
 // emulator shares tables between Regions. The emulators of KMS, Parameter Store and AWS Backup separate Regions.
 func TestMoveToAnotherRegion(t *testing.T) {
+	t.Parallel()
 	const region, parameter, token = "eu-west-1", "/mcp-events/Move/backend", "Bearer s3cret"
 	asked := make(chan string, 100)
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

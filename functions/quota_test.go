@@ -13,6 +13,7 @@ import (
 // AWS-08 and AWS-19: with a quota of 10 and the defaults, events arrive and calls are answered while the maximum
 // number of streams is open. Another stream is accepted, because it replaces its caller's oldest stream.
 func TestStreamsLeaveANewAccountEnoughForEvents(t *testing.T) {
+	t.Parallel()
 	stack := deploy(t, func(o *runner.Options) {
 		delete(o.Parameters, "StreamConcurrency")
 		o.Concurrency = 10

@@ -19,6 +19,7 @@ import (
 // TestTokens: with Auth=jwt, each function that callers reach accepts the provider's tokens, and tells clients where
 // to get one (AUT-01, AUT-03).
 func TestTokens(t *testing.T) {
+	t.Parallel()
 	const resource = "https://events.example.com/mcp"
 	p := identity.Start(t, resource)
 	stack := deploy(t, func(o *runner.Options) {
