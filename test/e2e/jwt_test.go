@@ -149,14 +149,6 @@ func TestTokensLetIn(t *testing.T) {
 			t.Errorf("bob ended alice's subscription: %s", a.Body)
 		}
 	})
-	t.Run("AUT-01 the Go SDK's client with a token", func(t *testing.T) {
-		for _, version := range []string{harness.V20260728, harness.V20251125} {
-			c := s.SDK(t, "acme", version, harness.SDKOptions{})
-			c.Follow(t, uri)
-			s.Publish(t, harness.Event{URI: uri, Data: object{}})
-			harness.Eventually(t, harness.Patience, "the update at "+version, func() bool { return len(c.Updates()) > 0 })
-		}
-	})
 }
 
 // TestTheSDKGetsATokenByItself checks that the challenges and the metadata lead the official client to the provider

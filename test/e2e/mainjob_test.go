@@ -116,7 +116,7 @@ func mainJob(t *testing.T, target *harness.Target) {
 	got := map[string][]*harness.Update{}
 	for name, updates := range streams {
 		got[name] = updates()
-		t.Run("EVS-06 EVS-13 stream "+name+" has exactly its events", func(t *testing.T) {
+		t.Run("EVS-06 EVS-13 EVS-15 stream "+name+" has exactly its events", func(t *testing.T) {
 			checkStream(t, name, got[name], wants[name], target.Name == "local AWS")
 		})
 	}

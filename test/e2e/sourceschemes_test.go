@@ -44,8 +44,6 @@ func signsBody(s sender.Scheme) bool { return s.Credential != "" && s.Name != "g
 
 func isTimed(s sender.Scheme) bool { return s.Timed }
 
-func hasHeader(s sender.Scheme) bool { return s.Credential != "" }
-
 // isFirst selects one scheme, for shots at what is the same in all schemes.
 func isFirst(s sender.Scheme) bool { return s.Name == "github" }
 
@@ -71,9 +69,8 @@ func shots() []shot {
 	return []shot{
 		{name: "SRC-02 a body that was changed", body: plain, signed: "{}", want: 401, only: signsBody},
 		{name: "SRC-02 too old", body: plain, at: -11 * time.Minute, want: 401, only: isTimed},
-		{name: "SRC-02 from the future", body: plain, at: 11 * time.Minute, want: 401, only: isTimed},
 		{name: "SRC-02 old, and within the tolerance", body: plain, at: -20 * time.Second, want: 202},
-		{name: "SRC-02 a forged body that is not GZIP", body: plain, signed: "{}", edit: gzipped, want: 401, only: signsBody},
+		{name: "SRC-02 a forged body that is not GZIP", body: plain, signed: "{}", edit: gzipped, want: 401, only: isFirst},
 		{name: "SRC-05 GZIP, signed before", body: plain, zip: true, edit: gzipped, want: 202, only: isFirst},
 		{name: "SRC-05 GZIP of too large a body", body: zipped(strings.Repeat(" ", 50<<20)), edit: gzipped, want: 413, only: isFirst},
 		{name: "SRC-05 half an object", body: plain[:20], want: 400, only: isFirst},
@@ -109,20 +106,19 @@ func TestSourceSchemes(t *testing.T) {
 	})}
 	s.poller = follow(t, &s.Target, "any.thing", object{})
 	all := shots()
-	t.Run("schemes", func(t *testing.T) {
-		for _, scheme := range sender.Schemes() {
-			t.Run(scheme.Name, func(t *testing.T) {
-				t.Parallel()
-				for _, x := range all {
-					if x.only == nil || x.only(scheme) {
-						t.Run(x.name, func(t *testing.T) { s.shoot(t, scheme, x) })
-					}
+	for _, scheme := range sender.Schemes() {
+		t.Run(scheme.Name, func(t *testing.T) {
+			for _, x := range all {
+				if x.only == nil || x.only(scheme) {
+					t.Run(x.name, func(t *testing.T) { s.shoot(t, scheme, x) })
 				}
-				t.Run("SRC-02 forged", func(t *testing.T) { s.forge(t, scheme) })
+			}
+			t.Run("SRC-02 forged", func(t *testing.T) { s.forge(t, scheme) })
+			if isFirst(scheme) {
 				t.Run("SRC-04 twenty concurrent requests become one event", func(t *testing.T) { s.together(t, scheme) })
-			})
-		}
-	})
+			}
+		})
+	}
 	t.Run("SRC-04 each event arrived once", func(t *testing.T) {
 		ids := eventIDs(s.poller.wait(t, len(s.taken)))
 		slices.Sort(ids)
@@ -189,46 +185,17 @@ func (s *schemes) shoot(t *testing.T, scheme sender.Scheme, x shot) {
 	}
 }
 
-// forge sends requests that its sender could not sign.
+// forge sends requests without a signature, and with one of another secret. The tests of shared/events/source/verify have all faults.
 func (s *schemes) forge(t *testing.T, scheme sender.Scheme) {
-	body, at := ofMember(`"n":"forged"`), time.Now()
+	body := []byte(ofMember(`"n":"forged"`))
 	other := scheme
-	other.Secret = strings.Map(func(r rune) rune {
-		if r == '0' || r == '5' {
-			return '7'
+	other.Secret = strings.NewReplacer("0", "7", "5", "7", "9", "8").Replace(scheme.Secret)
+	headers := other.Headers("forged", body, time.Now())
+	for range 2 {
+		if a := post(t, s.Base()+other.Path(scheme.Name), headers, body, nil); a.Status != http.StatusUnauthorized || strings.Contains(string(a.Body), "accepted") {
+			t.Errorf("signature %q: %d %s", headers.Get(scheme.Credential), a.Status, a.Body)
 		}
-		return r
-	}, scheme.Secret)
-	if other.Secret == scheme.Secret {
-		other.Secret = strings.Replace(scheme.Secret, "9", "8", 1)
-	}
-	url := s.Base() + other.Path(scheme.Name)
-	want := func(why string, edit func(http.Header)) {
-		t.Helper()
-		header := other.Headers("forged", []byte(body), at)
-		if edit != nil {
-			header = scheme.Headers("forged", []byte(body), at)
-			edit(header)
-		}
-		if a := post(t, url, header, []byte(body), nil); a.Status != http.StatusUnauthorized || strings.Contains(string(a.Body), "accepted") {
-			t.Errorf("%s: %d %s", why, a.Status, a.Body)
-		}
-	}
-	want("another secret", nil)
-	if !hasHeader(scheme) {
-		if a := post(t, s.Base()+"/sources/"+scheme.Name, nil, []byte(body), nil); a.Status != http.StatusNotFound {
-			t.Errorf("without a key: %d %s", a.Status, a.Body)
-		}
-		return
-	}
-	url = s.Base() + scheme.Path(scheme.Name)
-	want("no signature", func(h http.Header) { h.Del(scheme.Credential) })
-	want("an empty one", func(h http.Header) { h.Set(scheme.Credential, "") })
-	want("two of them", func(h http.Header) { h.Add(scheme.Credential, h.Get(scheme.Credential)) })
-	want("half of it", func(h http.Header) { v := h.Get(scheme.Credential); h.Set(scheme.Credential, v[:len(v)/2]) })
-	want("a long one", func(h http.Header) { h.Set(scheme.Credential, strings.Repeat("v1=00,", 1000)) })
-	if a := post(t, url+"/key", scheme.Headers("forged", []byte(body), at), []byte(body), nil); a.Status != http.StatusNotFound {
-		t.Errorf("with a key: %d %s", a.Status, a.Body)
+		headers.Del(scheme.Credential)
 	}
 }
 
