@@ -2,15 +2,18 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/test/expect"
+	sender "github.com/mcp-events/mcpevents/test/provider"
 )
 
 const (
@@ -70,4 +73,100 @@ func TestSourceCommands(t *testing.T) {
 	if out := o.says("sources", "outcomes", "builds", "--json"); json.Unmarshal([]byte(out), &list) != nil || list.Kept != "all" {
 		t.Errorf("OPS-10 prints %s", out)
 	}
+}
+
+const checkedSources = `sources:
+  - name: github
+    verify: {scheme: github, secrets: ["env:E2E_GITHUB"]}
+    events:
+      - match: {headers: {x-github-event: [pull_request]}, body: {action: [opened, closed, reopened]}}
+        name: github.pull_request
+        variables: {owner: /body/repository/owner/login, repo: /body/repository/name}
+        id: /headers/x-github-delivery
+        data: {action: /body/action, number: /body/number, pull_request: {title: /body/pull_request/title, author: /body/pull_request/user/login}}
+  - name: uploads
+    from: s3
+    events: [{match: {eventName: [{prefix: "ObjectCreated:"}]}, name: storage.object_created, variables: {bucket: /s3/bucket/name}, data: {key: /s3/object/key, size: /s3/object/size}}]
+`
+
+// TestSourceCheck checks saved requests.
+func TestSourceCheck(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		expect.OK(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	config, scheme := file("config.yaml", checkedSources), sender.Schemes()[0]
+	t.Setenv(scheme.Env, scheme.Secret)
+	saved := func(action, line, end string) string {
+		body := `{"action":"` + action + `","number":7,"pull_request":{"title":"Change <it>","user":{"login":"octocat"}},"repository":{"name":"site","owner":{"login":"acme"}}}`
+		for name, values := range scheme.Headers("d-1", []byte(body), time.Now()) {
+			line += name + ": " + values[0] + end
+		}
+		return line + end + body
+	}
+	type trial struct {
+		Kind, Signature, Name, URI, ID string
+		Mapping                        int
+		Data, Document                 json.RawMessage
+	}
+	check := func(t *testing.T, source, request string) (code int, trials []trial, errs string) {
+		t.Helper()
+		code, out, errs := command(t, "", "source", "check", "--config", config, "--catalog", "../../catalog.yaml", "--source", source, "--request", file("request", request))
+		for line := range strings.Lines(out) {
+			var x trial
+			expect.OK(t, json.Unmarshal([]byte(line), &x))
+			trials = append(trials, x)
+		}
+		return code, trials, errs
+	}
+	for name, request := range map[string]string{
+		"with a request line": saved("opened", "POST /sources/github HTTP/1.1\r\n", "\r\n"), "without one": saved("opened", "", "\n"),
+	} {
+		t.Run("SRC-01 a saved request "+name, func(t *testing.T) {
+			code, got, errs := check(t, "github", request)
+			if code != exitDone || len(got) != 1 || errs != "" {
+				t.Fatalf("exit code %d, %+v, %s", code, got, errs)
+			}
+			document := string(got[0].Document)
+			got[0].Document = nil
+			want := trial{
+				Kind: "accepted", Signature: "verified", Mapping: 1, Name: "github.pull_request", ID: "d-1", URI: "event://github/acme/site/pull_request",
+				Data: json.RawMessage(`{"action":"opened","number":7,"pull_request":{"author":"octocat","title":"Change <it>"}}`),
+			}
+			expect.Equal(t, "the outcome", fmt.Sprintf("%+v", got[0]), fmt.Sprintf("%+v", want))
+			if !strings.Contains(document, `"x-github-event":"pull_request"`) || strings.Contains(strings.ToLower(document), "x-hub-signature") {
+				t.Errorf("the document is %s, want the headers without the signature", document)
+			}
+		})
+	}
+	record := `{"eventSource":"aws:s3","eventName":"ObjectCreated:Put","s3":{"bucket":{"name":"b"},"object":{"key":"k","size":1}}}`
+	for name, tt := range map[string]struct {
+		source, request string
+		code            int
+		kinds, says     string
+	}{
+		"SRC-03 an unmatched request":                        {"github", saved("labeled", "", "\n"), exitRefused, "unmatched", "no event would be published"},
+		"SRC-02 an unsigned request":                         {"github", strings.Replace(saved("opened", "", "\n"), "sha256=", "sha256=0", 1), exitRefused, "unverified", "not verified"},
+		"SRC-01 input that is not a request":                 {"github", "nothing", exitRefused, "", "not an HTTP request"},
+		"SRC-01 an unknown source":                           {"hub", "", exitRefused, "", `there is no source "hub" (there are: github, uploads)`},
+		"SRC-01 a bus message prints a line for each record": {"uploads", "\n{\"Records\":[" + record + "," + strings.Replace(record, "Created", "Removed", 1) + "]}\n", exitDone, "accepted unmatched", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, got, errs := check(t, tt.source, tt.request)
+			var kinds []string
+			for _, x := range got {
+				kinds = append(kinds, x.Kind)
+			}
+			if code != tt.code || strings.Join(kinds, " ") != tt.kinds || !strings.Contains(errs, tt.says) {
+				t.Errorf("exit code %d, %+v, %s, want %d, %q and %q", code, got, errs, tt.code, tt.kinds, tt.says)
+			}
+		})
+	}
+	t.Run("SRC-01 missing flags are refused", func(t *testing.T) {
+		if code, _, errs := command(t, "", "source", "check"); code != exitUsage {
+			t.Errorf("got exit code %d: %s, want %d", code, errs, exitUsage)
+		}
+	})
 }

@@ -295,12 +295,6 @@ func (s *Stream) Await(ctx context.Context, n int) bool {
 	return s.await(ctx, func() bool { return len(s.messages) >= n })
 }
 
-// AwaitPrime waits for an event without data, with which the stream of a session begins. It
-// reports false as [Stream.Await] does.
-func (s *Stream) AwaitPrime(ctx context.Context) bool {
-	return s.await(ctx, func() bool { return len(s.primes) > 0 })
-}
-
 func (s *Stream) await(ctx context.Context, come func() bool) bool {
 	for {
 		s.mu.Lock()

@@ -61,7 +61,6 @@ func Callers() []Caller {
 		{Principal: "neighbour", Workspace: "operated", Scopes: All},
 		{Principal: "onlooker", Workspace: "operated", Scopes: []string{"events:read", "events:publish"}},
 		{Principal: "stranger", Workspace: "beside", Scopes: append([]string{"events:operate"}, All...)},
-		{Principal: "listener", Workspace: "sourced", Scopes: append([]string{"events:operate"}, All...)},
 		{Principal: "outsider", Workspace: "outside", Scopes: All},
 		{Principal: "mute", Workspace: "tenants", Scopes: []string{"profile"}, Claims: map[string]string{"org": "acme"}},
 		{Principal: "late", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "acme"}, Expires: "2020-01-01"},
