@@ -63,7 +63,7 @@ build: ## build the command line into bin/
 # Slow tests, which only make test-full runs. It fails if one of them does not exist.
 LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestRetriesAreNoLoop TestInstancesBehindOneAddress \
   TestConversationOnLocalAWS TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance TestSoak \
-  TestStoryOfAnOutageOnAWS TestShortRetentionOnAWS TestRateOfOneSubscriberOnAWS TestAllReleasesBuild TestChaosOnAWS \
+  TestShortRetentionOnAWS TestRateOfOneSubscriberOnAWS TestAllReleasesBuild TestChaosOnAWS \
   TestBackendEventsAtHandOversOnAWS
 empty :=
 LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$

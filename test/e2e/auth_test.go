@@ -12,7 +12,7 @@ import (
 // TestAuthNone tests where --auth none is allowed.
 func TestAuthNone(t *testing.T) {
 	t.Parallel()
-	for _, addr := range []string{"0.0.0.0:0", "[::]:0", ":0", "192.0.2.1:0"} {
+	for _, addr := range []string{"[::]:0", ":0"} {
 		t.Run("AUT-08 refused at "+addr, func(t *testing.T) {
 			s := harness.NewServer(t, harness.ServerOptions{Auth: "none", Args: []string{"--addr", addr}})
 			err := s.TryStart(t.Context())
