@@ -120,7 +120,7 @@ func TestFunctionsAreSmall(t *testing.T) {
 		if size > most {
 			t.Errorf("%s has %d bytes", path, size)
 		}
-		if size < most*95/100 {
+		if size < most*98/100 {
 			break
 		}
 	}

@@ -1,7 +1,6 @@
 package functions_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,10 +10,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/expect"
+	"github.com/mcp-events/mcpevents/test/harness"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
@@ -65,7 +65,8 @@ func TestOneHost(t *testing.T) {
 	})
 	n := newName(t, host)
 	n.point(stack)
-	token := "Bearer " + p.Token("alice", "events:read events:subscribe events:publish events:operate", nil)
+	key := p.Token("alice", "events:read events:subscribe events:publish events:operate", nil)
+	token := "Bearer " + key
 	const event = `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`
 
 	send := func(t *testing.T, method, path, body string, header map[string]string) (resp *http.Response, text string) {
@@ -146,62 +147,30 @@ func TestOneHost(t *testing.T) {
 		}
 	})
 	t.Run("AWS-13 AWS-17 the MCP endpoint moves to managed instances and back", func(t *testing.T) {
-		const uri, prefix = "event://ci/build-finished", spec.OwnPrefix
-		listen := func(cursor string) <-chan string {
+		const uri = "event://ci/build-finished"
+		client := &harness.Client{URL: n.URL + "/mcp", Key: key, Version: harness.V20260728}
+		publisher := harness.Target{Events: n.URL + "/events", Keys: map[string]string{"publisher": key}}
+		listen := func(meta map[string]any) *harness.Stream {
 			t.Helper()
-			body, header := request("subscriptions/listen", `"notifications":{"resourceSubscriptions":["`+uri+`"]}`)
-			if cursor != "" {
-				body = strings.Replace(body, `"_meta":{`, `"_meta":{"`+prefix+`cursor":"`+cursor+`",`, 1)
-			}
-			header["Authorization"] = token
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.URL+"/mcp", strings.NewReader(body))
-			expect.OK(t, err)
-			stream := open(t, req, header)
-			wait(t, "the acknowledgement", stream)
+			stream := client.Listen(t, 1, map[string]any{"resourceSubscriptions": []string{uri}}, meta)
+			stream.Next(t) // the acknowledgement
 			return stream
 		}
-		// publish publishes an event, and waits until all streams have received it. It returns the event's cursor.
-		publish := func(id string, streams ...<-chan string) (cursor string) {
+		last := func(s *harness.Stream) (u harness.Update) {
+			if all := s.Updates(); len(all) > 0 {
+				u = *all[len(all)-1]
+			}
+			return u
+		}
+		// publish publishes an event, and waits until all streams have received it.
+		publish := func(id string, streams ...*harness.Stream) {
 			t.Helper()
-			body := `{"uri":"` + uri + `","id":"` + id + `","data":{"build":1,"status":"passed"}}`
-			if resp, text := send(t, "POST", "/events", body, map[string]string{"Authorization": token}); resp.StatusCode != http.StatusAccepted {
-				t.Fatalf("publish: got %d %s", resp.StatusCode, text)
-			}
+			publisher.Publish(t, harness.Event{ID: id, URI: uri, Data: map[string]any{"build": 1, "status": "passed"}})
 			for _, stream := range streams {
-				var got struct {
-					Params struct {
-						Meta map[string]any `json:"_meta"`
-					}
-				}
-				text := wait(t, "event "+id, stream)
-				if err := json.Unmarshal([]byte(text), &got); err != nil || got.Params.Meta[prefix+"eventId"] != id {
-					t.Errorf("got %s, %v, want the event %s", text, err, id)
-				}
-				cursor, _ = got.Params.Meta[prefix+"cursor"].(string)
+				eventually(t, "event "+id, func() bool { return last(stream).EventID == id })
 			}
-			return cursor
 		}
 		// While the stack changes, a client calls the endpoint.
-		call := func() error {
-			body, header := request("resources/list", "")
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.URL+"/mcp", strings.NewReader(body))
-			if err != nil {
-				return err
-			}
-			header["Authorization"], header["Content-Type"] = token, "application/json"
-			for k, v := range header {
-				req.Header.Set(k, v)
-			}
-			resp, err := http.DefaultClient.Do(req)
-			if err != nil {
-				return err
-			}
-			defer resp.Body.Close()
-			if b, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
-				return fmt.Errorf("got %d %s, %w", resp.StatusCode, b, err)
-			}
-			return nil
-		}
 		done, failed := make(chan struct{}), make(chan error, 1)
 		go func() {
 			defer close(failed)
@@ -211,20 +180,20 @@ func TestOneHost(t *testing.T) {
 					return
 				default:
 				}
-				if err := call(); err != nil {
-					failed <- err
+				if a, err := client.Try(t.Context(), "resources/list", nil); err != nil || a.Error != nil || a.Status != http.StatusOK {
+					failed <- fmt.Errorf("got %+v, %v", a, err)
 					return
 				}
 			}
 		}()
 		invocations := func(id string) int { return stack.Stats()[id].Invocations }
-		before := listen("")
+		before := listen(nil)
 		publish("a", before)
 		update(t, stack, map[string]string{"StreamCapacityProvider": changed["StreamCapacityProvider"]})
 		publish("b", before) // the open stream continues
 		onLambda := invocations("StreamFunction")
-		moved := listen("")
-		cursor := publish("c", before, moved)
+		moved := listen(nil)
+		publish("c", before, moved)
 		if n := invocations("StreamFunction"); n != onLambda || invocations("ManagedStreamFunction") == 0 {
 			t.Errorf("%d requests after the move reached StreamFunction, and %d ManagedStreamFunction", n-onLambda, invocations("ManagedStreamFunction"))
 		}
@@ -235,17 +204,13 @@ func TestOneHost(t *testing.T) {
 		}
 		update(t, stack, map[string]string{"StreamCapacityProvider": ""})
 		publish("d", before)
-		eventually(t, "the stream at the function that is gone ends", func() bool {
-			select {
-			case _, more := <-moved:
-				return !more
-			default:
-				return false
-			}
-		})
-		if got := wait(t, "the event that was missed", listen(cursor)); !strings.Contains(got, `"d"`) {
-			t.Errorf("got %s, want the event d", got)
+		select {
+		case <-moved.Ended():
+		case <-time.After(harness.Patience):
+			t.Fatal("the stream at the function that is gone does not end")
 		}
+		again := listen(map[string]any{harness.Prefix + "cursor": last(moved).Cursor})
+		eventually(t, "the event that was missed", func() bool { return last(again).EventID == "d" })
 		close(done)
 		if err := <-failed; err != nil {
 			t.Errorf("a call during the changes: %v", err)
