@@ -202,28 +202,17 @@ func withConversation(t *testing.T) string {
 	return string(catalog) + conversationCatalog
 }
 
-// newDiary starts a backend of revision 2026-07-28 that asks for messages.
+// newDiary starts a backend that asks for messages.
 func newDiary(t *testing.T) (url string) {
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var m struct {
-			ID     json.RawMessage
-			Method string
-			Params struct{ Content string }
-		}
-		_ = json.NewDecoder(r.Body).Decode(&m)
-		w.Header().Set("Content-Type", "application/json")
-		switch m.Method {
+	return startStub(t, func(method string, params json.RawMessage) string {
+		switch method {
 		case "server/discover":
-			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"conversationEvents":{"onUserMessage":true}},"ttlMs":0,"cacheScope":"private"}}`, m.ID)
+			return `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"conversationEvents":{"onUserMessage":true}},"ttlMs":0,"cacheScope":"private"}`
 		case "conversation/userMessage":
-			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","context":%q}}`, m.ID, "Dear diary: "+m.Params.Content)
-		default:
-			w.WriteHeader(http.StatusNotFound)
-			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"not here"}}`, m.ID)
+			return fmt.Sprintf(`{"resultType":"complete","context":%q}`, "Dear diary: "+decode[struct{ Content string }](t, params).Content)
 		}
-	}))
-	t.Cleanup(srv.Close)
-	return srv.URL
+		return ""
+	})
 }
 
 func remembers(content string) any {

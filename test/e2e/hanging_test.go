@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/test/awscount"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -114,21 +113,19 @@ func oneInAHundredHangs(t *testing.T, aws *harness.AWS) {
 
 	well := n - n/100
 	sent, want := 0, 0
-	send := func(name string) (time.Duration, map[string]awscount.Counts) {
-		before, began := aws.Requests(), time.Now()
+	send := func(name string) time.Duration {
+		began := time.Now()
 		sent, want = sent+1, want+well
 		aws.Publish(t, harness.Event{ID: name, URI: uri, Data: object{"key": "k", "size": 1}})
 		harness.Eventually(t, harness.Patience, name+": all healthy endpoints have the event", func() bool { got, _ := healthy.Count(); return got >= want })
 		took := time.Since(began)
 		t.Logf("%s: %d of %d in %v, %.0f per second", name, well, n, took, float64(well)/took.Seconds())
-		return took, before
+		return took
 	}
 	send("warm")
-	without, before := send("without")
-	requests(t, before, aws.Requests(), n)
+	without := send("without")
 	hanging.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Hang: true} })
-	with, before := send("with")
-	requests(t, before, aws.Requests(), n)
+	with := send("with")
 	t.Logf("throughput while 1 %% hang ÷ without: %.2f", without.Seconds()/with.Seconds())
 	if with-without >= timeout {
 		t.Errorf("the healthy ones were done after %v, longer by the %v that a hanging one may take than the %v without it", with, timeout, without)
@@ -172,22 +169,4 @@ func webhooks(t *testing.T, target *harness.Target, uri string, targets []string
 	if t.Failed() {
 		t.FailNow()
 	}
-}
-
-// requests logs the requests to AWS between two counts, per delivery.
-func requests(t *testing.T, before, after map[string]awscount.Counts, deliveries int) {
-	t.Helper()
-	var total int64
-	for app, counts := range after {
-		for service, operations := range counts.Since(before[app]) {
-			for operation, n := range operations {
-				if n.Requests == 0 {
-					continue
-				}
-				total += n.Requests
-				t.Logf("%s: %d × %s %s", app, n.Requests, service, operation)
-			}
-		}
-	}
-	t.Logf("%d AWS requests, %.3f per delivery", total, float64(total)/float64(deliveries))
 }

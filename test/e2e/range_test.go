@@ -4,10 +4,10 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -36,72 +36,38 @@ func TestRanges(t *testing.T) {
 func ranges(t *testing.T, s *harness.Target) {
 	c := s.Stateless("shopper")
 	hooks := harness.NewReceiver(t)
-	var serial int
 	for name, arguments := range map[string]object{
 		"numbers": {"total": object{"$gte": 100, "$lt": 500}},
 		"times":   {"at": object{"$gte": "2026-11-23T00:00:00Z", "$lt": "2026-11-24T00:00:00Z"}},
 	} {
-		serial++
-		shop := fmt.Sprint(name, serial)
-		arguments["shop"] = shop
-		params := object{"name": "order.placed", "arguments": arguments}
-		var begin struct{ Cursor string }
-		c.Call(t, "events/poll", params, &begin)
-		hook := hooks.Endpoint(name)
-		subscribe(t, c, hook, "order.placed", arguments)
-		stream := c.Stream(t, 1, "events/stream", params)
-		stream.Next(t) // the acknowledgment
-		for i, o := range []object{
-			{"total": 99, "at": "2026-11-22T23:59:59Z"},
-			{"total": 100, "at": "2026-11-23T01:00:00+01:00"},
-			{"note": "neither"},
-			{"total": 500, "at": "2026-11-24T00:00:00Z"},
-			{"total": 499, "at": "2026-11-23T23:59:59.9Z"},
-		} {
-			expect.OK(t, expect.ErrOf(s.TryPublish(t.Context(), "shopper", harness.Event{ID: fmt.Sprint(shop, "_", i), URI: "event://orders/" + shop + "/placed", Data: o})))
-		}
-		want := []string{shop + "_1", shop + "_4"}
-		t.Run("RCH-09 webhooks: "+name, func(t *testing.T) {
+		t.Run("RCH-09 "+name+" in webhooks, streams, polls and replays", func(t *testing.T) {
+			arguments["shop"] = name
+			poller := &follower{client: c, name: "order.placed", arguments: arguments}
+			begin := poller.poll(t, nil).Cursor
+			hook, again := hooks.Endpoint(name), hooks.Endpoint(name+"-again")
+			subscribe(t, c, hook, "order.placed", arguments)
+			stream := c.Stream(t, 1, "events/stream", object{"name": "order.placed", "arguments": arguments})
+			for i, o := range []object{
+				{"total": 99, "at": "2026-11-22T23:59:59Z"},
+				{"total": 100, "at": "2026-11-23T01:00:00+01:00"},
+				{"note": "neither"},
+				{"total": 500, "at": "2026-11-24T00:00:00Z"},
+				{"total": 499, "at": "2026-11-23T23:59:59.9Z"},
+			} {
+				expect.OK(t, expect.ErrOf(s.TryPublish(t.Context(), "shopper", harness.Event{ID: fmt.Sprint(name, "_", i), URI: "event://orders/" + name + "/placed", Data: o})))
+			}
+			want := []string{name + "_1", name + "_4"}
 			hook.Wait(t, 2)
-			if ids := hook.IDs(); len(ids) != 2 || ids[want[0]] == 0 || ids[want[1]] == 0 {
-				t.Errorf("got %v, want %v", ids, want)
-			}
-		})
-		t.Run("RCH-09 streams: "+name, func(t *testing.T) {
-			for _, id := range want {
-				if m := stream.Next(t); !strings.Contains(string(m.Params), `"`+id+`"`) {
-					t.Errorf("got %s, want %s", m.Raw, id)
-				}
-			}
-		})
-		t.Run("RCH-09 polls: "+name, func(t *testing.T) {
-			var got []string
-			params["cursor"] = begin.Cursor
-			harness.Eventually(t, harness.Patience, "two events", func() bool {
-				var page struct {
-					Events []struct{ EventID string }
-					Cursor string
-				}
-				c.Call(t, "events/poll", params, &page)
-				for _, e := range page.Events {
-					got = append(got, e.EventID)
-				}
-				params["cursor"] = page.Cursor
-				return len(got) >= 2
-			})
-			if !slices.Equal(got, want) {
-				t.Errorf("got %v, want %v", got, want)
-			}
-		})
-		t.Run("RCH-09 replays: "+name, func(t *testing.T) {
-			again := hooks.Endpoint(name + "-again")
 			again.SetSecret(newSecret())
 			replay := subscription("order.placed", arguments, again.URL(), again.Secret())
-			replay["cursor"] = begin.Cursor
+			replay["cursor"] = begin
 			c.Call(t, "events/subscribe", replay, nil)
 			again.Wait(t, 2)
-			if ids := again.IDs(); len(ids) != 2 || ids[want[0]] == 0 || ids[want[1]] == 0 {
-				t.Errorf("got %v, want %v", ids, want)
+			for mode, got := range map[string][]string{
+				"webhooks": slices.Sorted(maps.Keys(hook.IDs())), "replays": slices.Sorted(maps.Keys(again.IDs())),
+				"streams": eventIDs(different(occurrences(t, stream, 2))), "polls": eventIDs(different(poller.wait(t, 2))),
+			} {
+				expect.List(t, mode, got, want)
 			}
 		})
 	}

@@ -48,7 +48,7 @@ func TestReplayOnAWS(t *testing.T) {
 	hook.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{After: 100 * time.Millisecond} })
 	params := subscription("deploy.finished", args, hook.URL(), hook.Secret())
 	params["cursor"] = cursor
-	began, before := time.Now(), aws.Requests()
+	began := time.Now()
 	var again subscribed
 	alice.Call(t, "events/subscribe", params, &again)
 	if again.Truncated {
@@ -69,7 +69,6 @@ func TestReplayOnAWS(t *testing.T) {
 	}
 	all, different := hook.Count()
 	t.Logf("%d events replayed in %v, %d repetitions", events, time.Since(began), all-different)
-	requests(t, before, aws.Requests(), events)
 	for _, f := range []string{"RegisterFunction", "DispatchFunction"} {
 		if n := aws.Stopped(f); n > 0 {
 			t.Errorf("AWS-03 %d invocations of %s were stopped", n, f)
