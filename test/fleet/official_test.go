@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // runOfficial calls tools with the client of the official Go SDK, which has an application's handlers.
@@ -53,7 +55,7 @@ func (s *soak) runOfficial(ctx context.Context, principal, version string, n int
 	transport := &http.Transport{MaxIdleConnsPerHost: 16}
 	defer transport.CloseIdleConnections()
 	session, err := client.Connect(s.t.Context(), &sdk.StreamableClientTransport{
-		Endpoint: s.MCP, HTTPClient: &http.Client{Transport: authorized{s.Keys[principal], transport}},
+		Endpoint: s.MCP, HTTPClient: &http.Client{Transport: harness.Bearer{Key: s.Keys[principal], Next: transport}},
 	}, &sdk.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
 		s.fault("connect the official client: %v", err)
@@ -85,16 +87,4 @@ func (s *soak) runOfficial(ctx context.Context, principal, version string, n int
 	if err := session.Close(); err != nil {
 		s.fault("close the official client: %v", err)
 	}
-}
-
-// authorized adds a key to each request.
-type authorized struct {
-	key  string
-	next http.RoundTripper
-}
-
-func (a authorized) RoundTrip(req *http.Request) (*http.Response, error) {
-	req = req.Clone(req.Context())
-	req.Header.Set("Authorization", "Bearer "+a.key)
-	return a.next.RoundTrip(req)
 }

@@ -66,7 +66,7 @@ func (t *Target) SDK(tb testing.TB, principal, version string, o SDKOptions) *SD
 	defer cancel()
 	session, err := client.Connect(ctx, &sdk.StreamableClientTransport{
 		Endpoint:   t.MCP,
-		HTTPClient: &http.Client{Transport: &bearer{key: t.Keys[principal], next: &http.Transport{MaxIdleConnsPerHost: 16}}},
+		HTTPClient: &http.Client{Transport: Bearer{t.Keys[principal], &http.Transport{MaxIdleConnsPerHost: 16}}},
 	}, &sdk.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
 		tb.Fatalf("the Go SDK's client does not connect at %s: %v", version, err)
@@ -108,16 +108,19 @@ func (c *SDKClient) Updates() []*Update {
 	return append([]*Update(nil), c.updates...)
 }
 
-// bearer adds a key to each request, as an application's OAuth layer would.
-type bearer struct {
-	key  string
-	next http.RoundTripper
+// Bearer adds a key to each request, as an application's OAuth layer would.
+type Bearer struct {
+	Key  string
+	Next http.RoundTripper // nil is the default transport
 }
 
-func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
-	if b.key != "" {
+func (b Bearer) RoundTrip(req *http.Request) (*http.Response, error) {
+	if b.Key != "" {
 		req = req.Clone(req.Context())
-		req.Header.Set("Authorization", "Bearer "+b.key)
+		req.Header.Set("Authorization", "Bearer "+b.Key)
 	}
-	return b.next.RoundTrip(req)
+	if b.Next == nil {
+		b.Next = http.DefaultTransport
+	}
+	return b.Next.RoundTrip(req)
 }

@@ -129,7 +129,7 @@ func TestReferenceServersAsCommands(t *testing.T) {
 				}
 			})
 			session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{
-				Endpoint: s.MCP, HTTPClient: &http.Client{Transport: bearer(s.Keys["alice"])},
+				Endpoint: s.MCP, HTTPClient: &http.Client{Transport: harness.Bearer{Key: s.Keys["alice"]}},
 			}, &sdk.ClientSessionOptions{ProtocolVersion: harness.V20251125})
 			expect.OK(t, err)
 			defer session.Close()

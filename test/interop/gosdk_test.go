@@ -51,7 +51,7 @@ func goSDK(t *testing.T, w *harness.Wire, version string) driver {
 	})
 	session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{
 		Endpoint:   w.MCP,
-		HTTPClient: &http.Client{Transport: bearer(w.Keys["alice"])},
+		HTTPClient: &http.Client{Transport: harness.Bearer{Key: w.Keys["alice"]}},
 	}, &sdk.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
 		t.Fatalf("the Go SDK's client does not connect at %s: %v", version, err)
@@ -139,13 +139,4 @@ func (c *goClient) carryOut(t *testing.T, do, uri string) (any, error) {
 	default:
 		return nil, c.session.Close()
 	}
-}
-
-// bearer adds a key to each request, as an application's OAuth layer would.
-type bearer string
-
-func (b bearer) RoundTrip(req *http.Request) (*http.Response, error) {
-	req = req.Clone(req.Context())
-	req.Header.Set("Authorization", "Bearer "+string(b))
-	return http.DefaultTransport.RoundTrip(req)
 }
