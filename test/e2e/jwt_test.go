@@ -160,32 +160,6 @@ func TestTheProviderCannotBeReached(t *testing.T) {
 	harness.Eventually(t, harness.Patience, "it is let in", func() bool { return s.Stateless("acme").Do(t, "resources/list", nil).Status == 200 })
 }
 
-// TestAStreamEndsWithItsToken checks that a stream ends when its token expires (AUT-01, AUT-04).
-func TestAStreamEndsWithItsToken(t *testing.T) {
-	t.Parallel()
-	s, p := startJWT(t)
-	var stream *harness.Stream
-	const leeway = 30                         // seconds that the server adds, because clocks differ
-	for life := 3; stream == nil; life *= 2 { // a busy machine may need a longer lifetime
-		s.Keys["short"] = p.Token("alice", everything, claims{"org": "acme", "exp": time.Now().Add(time.Duration(life-leeway) * time.Second).Unix()})
-		st, err := s.Stateless("short").TryListen(t.Context(), 1, object{"resourceSubscriptions": []string{"event://repos/acme/web/changed"}}, nil)
-		if err != nil && life > 10 {
-			t.Fatal(err)
-		}
-		stream = st
-	}
-	t.Cleanup(stream.Close)
-	select {
-	case <-stream.Ended():
-	case <-time.After(harness.Patience):
-		t.Fatal("the stream stays open")
-	}
-	s.Publish(t, harness.Event{URI: "event://repos/acme/web/changed", Data: object{}})
-	if n := len(stream.Updates()); n != 0 {
-		t.Errorf("got %d updates after the expiry", n)
-	}
-}
-
 // TestOwners tests the access rule owner: org of a catalog, with claims of tokens. Members of one organization must
 // not get events of another, whatever they request (AUT-04, AUT-05).
 func TestOwners(t *testing.T) {

@@ -225,7 +225,7 @@ func (c *Client) header(h http.Header) {
 	if c.Key != "" {
 		h.Set("Authorization", "Bearer "+c.Key)
 	}
-	if c.stateless() || c.Session != "" {
+	if c.stateless() || c.Session != "" && c.Version != "" { // the dialect has no version
 		h.Set("Mcp-Protocol-Version", c.Version)
 	}
 	if c.Session != "" {
@@ -319,22 +319,21 @@ func (a *Answer) fromStream(r io.Reader) error {
 	}
 }
 
-// Pages calls a paginated list method until its end, and returns the items of
-// each page.
-func (c *Client) Pages(tb testing.TB, method, member string) (pages [][]map[string]any) {
+// All calls a paginated list method until its end, and returns the items of all pages.
+func (c *Client) All(tb testing.TB, method, member string) (items []map[string]any) {
 	tb.Helper()
 	params := map[string]any{}
 	for range 1000 {
 		var page map[string]json.RawMessage
 		c.Call(tb, method, params, &page)
-		var items []map[string]any
-		if err := json.Unmarshal(page[member], &items); err != nil {
+		var some []map[string]any
+		if err := json.Unmarshal(page[member], &some); err != nil {
 			tb.Fatalf("%s: member %s: %v", method, member, err)
 		}
-		pages = append(pages, items)
+		items = append(items, some...)
 		next := page["nextCursor"]
 		if next == nil || string(next) == "null" {
-			return pages
+			return items
 		}
 		cursor, err := strconv.Unquote(string(next))
 		if err != nil {
@@ -344,13 +343,4 @@ func (c *Client) Pages(tb testing.TB, method, member string) (pages [][]map[stri
 	}
 	tb.Fatalf("%s: more than 1000 pages", method)
 	return nil
-}
-
-// All returns the items of all pages of a list.
-func (c *Client) All(tb testing.TB, method, member string) (items []map[string]any) {
-	tb.Helper()
-	for _, page := range c.Pages(tb, method, member) {
-		items = append(items, page...)
-	}
-	return items
 }

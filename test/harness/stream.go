@@ -133,6 +133,10 @@ func (c *Client) Open(tb testing.TB, lastEventID string) *Stream {
 
 // TryOpen works like [Client.Open], but returns an error if the server is down.
 func (c *Client) TryOpen(ctx context.Context, lastEventID string) (*Stream, error) {
+	return c.get(ctx, lastEventID, false)
+}
+
+func (c *Client) get(ctx context.Context, lastEventID string, acknowledged bool) (*Stream, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL, nil)
 	if err != nil {
@@ -144,7 +148,7 @@ func (c *Client) TryOpen(ctx context.Context, lastEventID string) (*Stream, erro
 	if lastEventID != "" {
 		req.Header.Set("Last-Event-ID", lastEventID)
 	}
-	return open(req, cancel, false)
+	return open(req, cancel, acknowledged)
 }
 
 // streams have a connection each and no time limit.
