@@ -34,7 +34,6 @@ func TestMainJob(t *testing.T) {
 
 // mainJob runs the same test against any target.
 func mainJob(t *testing.T, target *harness.Target) {
-	js := harness.Node(t)
 	receiver := harness.NewReceiver(t)
 
 	// Given streams of the official client and of one that checks every member ...
@@ -113,14 +112,11 @@ func mainJob(t *testing.T, target *harness.Target) {
 	}
 	harness.Within(t, 4*time.Minute+harness.Patience, complete) // a failed batch is redelivered after three minutes; missing events are reported below
 	t.Logf("accepted after %v, all arrived after %v", accepted, time.Since(began))
-	got := map[string][]*harness.Update{}
 	for name, updates := range streams {
-		got[name] = updates()
 		t.Run("EVS-06 EVS-13 EVS-15 stream "+name+" has exactly its events", func(t *testing.T) {
-			checkStream(t, name, got[name], wants[name], target.Name == "local AWS")
+			checkStream(t, name, updates(), wants[name], target.Name == "local AWS")
 		})
 	}
-	t.Run("events of a URI are in the same order on all streams", func(t *testing.T) { checkOrder(t, got) })
 	t.Run("EVS-06 payloads are unchanged", func(t *testing.T) {
 		for _, u := range slices.Concat(stream.Updates(), listen.Updates()) {
 			if p := w.events[u.EventID]; p != nil && !sameJSON(t, u.Payload, marshal(t, p.Data)) {
@@ -133,23 +129,12 @@ func mainJob(t *testing.T, target *harness.Target) {
 			}
 		}
 	})
-	var deliveries []*harness.Delivery
-	var secrets []string
 	for _, h := range hooks {
 		t.Run("WHK-04 endpoint "+h.Name+" has exactly its events", func(t *testing.T) {
 			repeated := checkEndpoint(t, h.Endpoint, w.wanted(h.want), h.body)
 			t.Logf("%d events, %d repetitions", len(h.IDs()), repeated)
 		})
-		for _, d := range h.Deliveries() {
-			deliveries = append(deliveries, d)
-			secrets = append(secrets, h.Secret())
-		}
 	}
-	t.Run("WHK-04 the JavaScript library verifies all webhooks", func(t *testing.T) {
-		if n := js.VerifyJS(t, deliveries, secrets); n != len(deliveries) || n == 0 {
-			t.Errorf("%d of %d deliveries were verified", n, len(deliveries))
-		}
-	})
 	// ... and the log contains the latest.
 	t.Run("EVS-04 the latest events can be read", func(t *testing.T) {
 		res, err := stateless.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "event://ci/build-finished"})

@@ -185,44 +185,6 @@ func checkStream(t *testing.T, name string, got []*harness.Update, want map[stri
 	}
 }
 
-// checkOrder checks that streams agree on the order of the events of each URI. It skips URIs of which a stream
-// repeated an event, because that event is in two positions of the log.
-func checkOrder(t *testing.T, streams map[string][]*harness.Update) {
-	t.Helper()
-	repeated := map[string]bool{}
-	for _, s := range streams {
-		seen := map[string]bool{}
-		for _, u := range s {
-			repeated[u.URI] = repeated[u.URI] || seen[u.EventID]
-			seen[u.EventID] = true
-		}
-	}
-	var reference map[string]int // position of each event id on the longest stream
-	longest := ""
-	for name, s := range streams {
-		if longest == "" || len(s) > len(streams[longest]) {
-			longest = name
-		}
-	}
-	reference = map[string]int{}
-	for i, u := range streams[longest] {
-		reference[u.EventID] = i
-	}
-	for name, s := range streams {
-		last := map[string]int{}
-		for _, u := range s {
-			place, ok := reference[u.EventID]
-			if !ok {
-				continue
-			}
-			if before, ok := last[u.URI]; ok && before > place && !repeated[u.URI] {
-				t.Errorf("streams %s and %s disagree on the order of events of %s", name, longest, u.URI)
-			}
-			last[u.URI] = place
-		}
-	}
-}
-
 // checkEndpoint checks that an endpoint received exactly the wanted events, and that every request is well-formed and
 // signed. It returns the number of repetitions.
 func checkEndpoint(t *testing.T, e *harness.Endpoint, want map[string]*published, body func(*testing.T, *harness.Delivery, *published)) (repeated int) {
