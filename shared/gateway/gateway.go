@@ -2,19 +2,15 @@
 //
 //	client ─▶ shared/mcp ─▶ gateway ─▶ upstream ─▶ backend
 //
-//	call.go          a call, from the request to the response, and the plain case of two sides with sessions
-//	messages.go      how one message of a call changes on its way
-//	stateless.go     calls between two sides of 2026-07-28
-//	rounds.go        calls of a client of 2026-07-28 to a backend with sessions
+//	call.go          a call, from the request to the response, and the plain cases: two sides with sessions, or two of 2026-07-28
+//	messages.go      how one message of a call changes on its way, and the notifications of extensions
+//	rounds.go        calls of a client of 2026-07-28 to a backend with sessions, and the sealed state that clients carry between them
 //	inputrounds.go   calls of a client with a session to a backend of 2026-07-28
 //	elicitations.go  the questions of backends to clients, and the answers
 //	cancel.go        cancellations
 //	record.go        the log line and the metric of a call
-//	extensions.go    notifications of extensions
 //	sessions.go      the clients' sessions with backends
-//	tasks.go         tasks of backends, under ids of ours
-//	taskwatch.go     notifications about tasks
-//	states.go        the sealed state that clients carry between requests
+//	tasks.go         tasks of backends, under ids of ours, and the notifications about them
 //	conversation.go  messages of conversations
 //
 // The gateway forwards the original bytes of a message. It changes only three things: it prefixes names, exchanges

@@ -11,6 +11,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -19,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -182,4 +187,247 @@ func (g *Gateway) relateTask(p auth.Principal, b *backends.Backend, value json.R
 	}
 	related = jsonrpc.Replace(related, "taskId", jsonrpc.Quote(g.tasks.seal(p, b.ServerID(), own)))
 	return jsonrpc.Replace(value, "_meta", jsonrpc.Replace(meta, spec.MetaRelatedTask, related))
+}
+
+// A client's listen may name tasks. While it is open, the gateway has a listen of its own for them at each backend that has one of them,
+// with the same credentials as a call of this client. The relay cannot do this, because tasks belong to callers, and it works with the operator's credentials.
+
+const (
+	// ackTime limits how long a client's listen waits for the acknowledgments of backends. A backend that has not acknowledged by then
+	// counts as one that will.
+	ackTime = 2 * time.Second
+	// A broken listen is opened again after leastPause, and then after longer pauses up to mostPause.
+	leastPause, mostPause = time.Second, 30 * time.Second
+	// maxStates is how many states of tasks wait for a slow client before the gateway stops reading.
+	maxStates = 16
+)
+
+const (
+	dropTask      = "it is about a task of which no client asked to be notified"
+	dropTaskInput = "it asks for input that the client does not support"
+)
+
+// watch is the listen for tasks of one backend.
+type watch struct {
+	gateway *Gateway
+	client  api.Client
+	view    *backends.View
+	server  string            // see [backends.Backend.ServerID]
+	ids     map[string]string // our ids of the tasks, by the backend's
+	own     []json.RawMessage // the backend's ids
+	states  chan<- *api.Task
+
+	acked   chan struct{}   // is closed when the first listen is acknowledged or refused
+	honored map[string]bool // of which tasks the backend notifies, by its ids
+}
+
+// WatchTasks implements [api.Gateway].
+func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (watched []string, states <-chan *api.Task, err error) {
+	if !translate.DeclaresTasks(c.Capabilities) {
+		return nil, nil, translate.MissingTasks()
+	}
+	out := make(chan *api.Task, maxStates)
+	watches := map[string]*watch{}
+	of := map[string]*watch{} // by our ids
+	for _, id := range ids {
+		v, own := g.findTask(ctx, c, id)
+		if v == nil || of[id] != nil {
+			continue
+		}
+		server := v.Backend().ServerID()
+		w := watches[server]
+		if w == nil {
+			w = &watch{gateway: g, client: c, view: v, server: server, ids: map[string]string{}, states: out, acked: make(chan struct{})}
+			watches[server] = w
+		}
+		name, _ := jsonrpc.String(own)
+		w.ids[name], w.own, of[id] = id, append(w.own, own), w
+	}
+	var running sync.WaitGroup
+	for _, w := range watches {
+		running.Go(func() { w.run(ctx) })
+	}
+	go func() {
+		running.Wait()
+		close(out)
+	}()
+	late := time.NewTimer(ackTime)
+	defer late.Stop()
+	for _, w := range watches {
+		select {
+		case <-w.acked:
+		case <-late.C:
+			late.Reset(0) // the others have no time left either
+		case <-ctx.Done():
+			return nil, out, nil
+		}
+	}
+	for _, id := range ids {
+		if w := of[id]; w != nil && w.honors(id) && !slices.Contains(watched, id) {
+			watched = append(watched, id)
+		}
+	}
+	return watched, out, nil
+}
+
+// honors reports whether the backend notifies of a task, as far as that is known.
+func (w *watch) honors(id string) bool {
+	select {
+	case <-w.acked:
+	default:
+		return true
+	}
+	for own, ours := range w.ids {
+		if ours == id {
+			return w.honored[own]
+		}
+	}
+	return false
+}
+
+// run keeps a listen open until ctx ends, or until the backend refuses it.
+func (w *watch) run(ctx context.Context) {
+	var ack sync.Once
+	acknowledge := func(honored map[string]bool) {
+		ack.Do(func() {
+			w.honored = honored
+			close(w.acked)
+		})
+	}
+	for wait, again := leastPause, false; ; wait, again = min(2*wait, mostPause), true {
+		began := time.Now()
+		err := w.listen(ctx, acknowledge, again)
+		if ctx.Err() != nil {
+			return
+		}
+		if refuses(err) {
+			acknowledge(nil) // has no effect if an earlier listen was acknowledged
+			w.gateway.options.Log.InfoContext(ctx, "backend does not notify of tasks", "backend", w.view.Backend().Name, "error", err)
+			return
+		}
+		if time.Since(began) > mostPause {
+			wait = leastPause
+		}
+		if periodic.Sleep(ctx, wait) != nil {
+			return
+		}
+	}
+}
+
+var errUnwatched = errors.New("gateway: the backend does not have the tasks extension, or the caller may no longer use it")
+
+// refuses reports whether an error of a listen means that another attempt would fail too.
+func refuses(err error) bool {
+	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
+		return status.Status < 500 && status.Status != http.StatusTooManyRequests && status.Status != http.StatusRequestTimeout
+	}
+	return errors.Is(err, upstream.ErrAnswer) || errors.Is(err, errUnwatched) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unauthenticated)
+}
+
+// params returns params with the _meta of the client.
+func (w *watch) params(version spec.Version) json.RawMessage {
+	info := w.client.Info
+	if len(info) == 0 {
+		info = w.gateway.options.Server
+	}
+	return translate.ToStateless(json.RawMessage(`{}`), version, translate.Client{Info: info, Capabilities: w.client.Capabilities})
+}
+
+// listen opens a listen and reads it to its end. If again is set, it first sends the current states, because the tasks may have changed
+// while there was no listen.
+func (w *watch) listen(ctx context.Context, acknowledge func(map[string]bool), again bool) error {
+	info, err := w.view.LoadInfo(ctx)
+	switch {
+	case info == nil:
+		return err
+	case !info.Version.Stateless() || !info.Tasks || !w.visible(ctx):
+		return errUnwatched
+	}
+	filter := []byte(`{"taskIds":[`)
+	for i, own := range w.own {
+		if i > 0 {
+			filter = append(filter, ',')
+		}
+		filter = append(filter, own...)
+	}
+	filter = append(filter, `]}`...)
+	x, err := w.view.Backend().ClientFor(w.client.Token).Post(ctx, upstream.Request{
+		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodListen, jsonrpc.Insert(w.params(info.Version), "notifications", filter)),
+		Version: info.Version, Header: http.Header{spec.HeaderMethod: {spec.MethodListen}},
+	})
+	if err != nil {
+		return err
+	}
+	defer x.Close()
+	for acked := false; ; {
+		m, err := x.Next(ctx)
+		switch {
+		case err != nil:
+			return err
+		case m.Response() && m.Error != nil && !acked:
+			return upstream.ErrAnswer
+		case m.Response():
+			return nil
+		case !w.visible(ctx):
+			return errUnwatched
+		case m.Method == spec.NoteAcknowledged:
+			acked = true
+			if acknowledge(readHonored(m)); again {
+				w.poll(ctx, info.Version)
+			}
+		case m.Method == spec.NoteTasks:
+			w.send(ctx, jsonrpc.Member(withoutOwn(m).Raw, "params"))
+		default:
+			w.view.Backend().CountDrop(ctx, dropOutOfPlace)
+		}
+	}
+}
+
+// visible reports whether the client may still use the backend.
+func (w *watch) visible(ctx context.Context) bool {
+	return w.gateway.FindByServer(ctx, w.client.Principal, w.server) != nil
+}
+
+// readHonored returns the tasks in an acknowledgment.
+func readHonored(m upstream.Message) map[string]bool {
+	honored := map[string]bool{}
+	for raw := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "notifications"), "taskIds")) {
+		if id, ok := jsonrpc.String(raw); ok {
+			honored[id] = true
+		}
+	}
+	return honored
+}
+
+// send sends a state of a task, with our id. It waits for a slow client.
+func (w *watch) send(ctx context.Context, state json.RawMessage) {
+	own, _ := jsonrpc.String(jsonrpc.Member(state, "taskId"))
+	id, ok := w.ids[own]
+	switch {
+	case !ok:
+		w.view.Backend().CountDrop(ctx, dropTask)
+		return
+	case len(translate.Demanded(w.client.Capabilities, state)) > 0:
+		w.view.Backend().CountDrop(ctx, dropTaskInput)
+		return
+	}
+	select {
+	case w.states <- &api.Task{Backend: w.view.Backend().Name, Params: jsonrpc.Replace(state, "taskId", jsonrpc.Quote(id))}:
+	case <-ctx.Done():
+	}
+}
+
+// poll sends the current states of the tasks.
+func (w *watch) poll(ctx context.Context, version spec.Version) {
+	for _, own := range w.own {
+		name, _ := jsonrpc.String(own)
+		result, err := w.view.Backend().ClientFor(w.client.Token).Ask(ctx, upstream.Request{
+			Version: version, Header: http.Header{spec.HeaderName: {spec.EncodeHeader(name)}},
+		}, spec.MethodTasksGet, jsonrpc.Insert(w.params(version), "taskId", own))
+		if err != nil || jsonrpc.Member(result, "taskId") == nil {
+			continue // the client learns it when it asks
+		}
+		result, _ = translate.WithoutOwn(result)
+		w.send(ctx, jsonrpc.Without(result, func(name string) bool { return name == "resultType" }))
+	}
 }

@@ -2,12 +2,10 @@
 // one per line.
 //
 //	stdio.go     the transport through which the gateway reaches commands
-//	server.go    one backend: its shared process, its clients' processes, and the pauses between starts
-//	handshake.go finds out which revision a command speaks
-//	process.go   one process: its streams and its end
+//	server.go    one backend: its shared process, its clients' processes, how many there may be, and the pauses between starts
+//	process.go   one process: which revision the command speaks, its streams and its end
 //	route.go     which request a message of a process belongs to
 //	exchange.go  a request and the messages that answer it
-//	places.go    limits the number of processes
 //
 // [Transport] is an [http.RoundTripper], so that the rest of the gateway sees a backend over Streamable HTTP. All requests of 2026-07-28 share one
 // process per backend, with the gateway's own requests. In the earlier revisions, each session of a client has a process of its
