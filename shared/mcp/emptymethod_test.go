@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -33,7 +32,7 @@ func TestEmptyMethod(t *testing.T) {
 				"2026-07-28, without the header": f.request("POST", alice, statelessBody("1", "", ""), "Mcp-Protocol-Version: 2026-07-28"),
 				"the dialect":                    dialect,
 			} {
-				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				got := f.answer(r.WithContext(ctx))
 				cancel()
 				got.Body = strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(got.Body), "["), "]")

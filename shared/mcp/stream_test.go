@@ -19,7 +19,7 @@ import (
 )
 
 // patience is how long a test waits for an expected message or state before it fails.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // open is an open stream that a test reads.
 type open struct {

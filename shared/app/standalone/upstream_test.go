@@ -127,7 +127,7 @@ func TestAProgramsOwnServer(t *testing.T) {
 			failed <- err
 		}()
 		<-progress // it runs
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()
 		if err := s.Shutdown(ctx); err != nil {
 			t.Error(err)

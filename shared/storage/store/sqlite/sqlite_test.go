@@ -185,7 +185,7 @@ func TestMemo(t *testing.T) {
 			defer holding.Wait()
 			defer close(release)
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, 100*time.Millisecond)
+			ctx, cancel = context.WithTimeout(ctx, time.Second)
 			defer cancel()
 		}
 		items, err := db.Get(ctx, keys...)
