@@ -187,17 +187,25 @@ func countExhausted(answers map[int]int) int { return answers[-32013] + answers[
 func (h *hostile) fillQuota(t *testing.T) {
 	url := h.receiver.Endpoint("hoard").URL()
 	subscribe1 := h.subscriber(t, "bob", url)
-	made, n := flood(t, 40, subscribe1)[0], 40 // not more, because each causes a challenge to this host
-	// On a busy machine some of them were not answered in time.
+	answers := flood(t, 40, subscribe1) // not more, because each causes a challenge to this host
+	made, n := answers[0], 40
+	// On a busy machine some of them were not answered in time, and their subscriptions may exist nevertheless.
+	unclear := n - made - countExhausted(answers)
 	harness.Eventually(t, harness.Patience, "the quota is reached", func() bool {
 		a := subscribe1(n)
-		if n++; a.Error == nil && a.Status == http.StatusOK {
+		n++
+		switch {
+		case a.Error == nil && a.Status == http.StatusOK:
 			made++
+		case a.Error != nil && strings.Contains(string(a.Error.Data), `"limit":"subscriptions"`):
+			return true
+		default:
+			unclear++
 		}
-		return a.Error != nil && (a.Error.Code == -32013 || a.Error.Code == 429)
+		return false
 	})
-	if made != 20 {
-		t.Errorf("%d subscriptions were made, want 20", made)
+	if made > 20 || made+unclear < 20 {
+		t.Errorf("%d subscriptions were made, want 20; %d requests were not answered in time", made, unclear)
 	}
 	e := h.Stateless("bob").Refused(t, -32013, "events/subscribe", subscription("incident.created", nil, url+"/0", h.secret(32)))
 	if limit := decode[map[string]any](t, e.Data); limit["limit"] != "subscriptions" || limit["max"] != float64(20) {
