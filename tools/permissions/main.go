@@ -204,9 +204,9 @@ func render(functions map[string][]statement) []byte {
 	b.WriteString("# Permissions\n\nThis page lists what each Lambda function may do in AWS, and for which purpose. `make permissions` generates it from template.yaml, so do not edit it.\n\n" +
 		"Each function has an IAM role of its own, with only these permissions. If a queue invokes a function, Lambda receives and deletes the queue's\n" +
 		"messages with the function's permissions.\n\n" +
-		"Two kinds of tests compare these permissions with the code. The tests on local AWS reject a request without a permission. A test of\n" +
-		"tools/permissions fails if a request that the code can send to DynamoDB or SQS is missing here, or if no code uses a permission. It cannot find\n" +
-		"all requests in the code, so tools/permissions/calls.tsv lists the others.\n")
+		"Two kinds of tests compare these permissions with the code. On local AWS, a request without a permission fails, and so does its test. A\n" +
+		"test of tools/permissions fails if a request to DynamoDB or SQS is missing here, or if no code uses a permission. It reads the requests from\n" +
+		"the code, and the requests that it cannot find there from tools/permissions/calls.tsv.\n")
 	for _, id := range sorted(functions) {
 		fmt.Fprintf(&b, "\n## %s\n\n| purpose | permissions | resource | condition |\n|---|---|---|---|\n", id)
 		for _, st := range functions[id] {
