@@ -9,9 +9,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/mcp/method"
-
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 

@@ -10,14 +10,12 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
 // A live stream polls the delivery log and the event log, and sends the new attempts and events. Each poll makes two limited

@@ -7,16 +7,14 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
-
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/tally"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // maxCounted is the number up to which an overview counts.

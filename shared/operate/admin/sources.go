@@ -9,15 +9,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/source/verify"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
 const (

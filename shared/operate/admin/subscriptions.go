@@ -9,13 +9,11 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // subscriptionView is a subscription as the API shows it. It leaves out our secret, and also the target's query, which often contains a

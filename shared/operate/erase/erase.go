@@ -15,7 +15,7 @@ import (
 	"slices"
 
 	"github.com/mcp-events/mcpevents/shared/conversation"
-
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
@@ -26,8 +26,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/operate/audit"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // Eraser erases principals.

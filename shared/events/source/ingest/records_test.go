@@ -9,7 +9,6 @@ import (
 	"time"
 
 	otel "go.opentelemetry.io/otel/sdk/metric"
-
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
