@@ -106,9 +106,9 @@ func TestBadSubscription(t *testing.T) {
 		says   string
 	}{
 		{"EVX-08 no secret", subscription("ci.build_finished", nil, target, ""), -32602, "secret"},
-		{"EVX-16 an unknown event", subscription("ci.no_such", nil, target, newSecret()), -32011, "NotFound"},
-		{"EVX-03 an unknown argument", subscription("ci.build_finished", object{"colour": "red"}, target, newSecret()), -32602, "colour"},
-		{"a private target address", subscription("ci.build_finished", nil, "https://10.1.2.3/x", newSecret()), 0, ""},
+		{"EVX-16 an unknown event", subscription("ci.no_such", nil, target, harness.NewSecret()), -32011, "NotFound"},
+		{"EVX-03 an unknown argument", subscription("ci.build_finished", object{"colour": "red"}, target, harness.NewSecret()), -32602, "colour"},
+		{"a private target address", subscription("ci.build_finished", nil, "https://10.1.2.3/x", harness.NewSecret()), 0, ""},
 	}
 	for _, r := range subscriptions {
 		t.Run(r.name, func(t *testing.T) {

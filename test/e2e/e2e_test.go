@@ -5,8 +5,6 @@
 package e2e
 
 import (
-	"crypto/rand"
-	"encoding/base64"
 	"encoding/json"
 	"os"
 	"reflect"
@@ -21,13 +19,6 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // object is a JSON object in a test.
 type object = map[string]any
-
-// newSecret returns a secret as a client of the MCP Events extension would create it.
-func newSecret() string {
-	b := make([]byte, 32)
-	rand.Read(b) // never fails
-	return "whsec_" + base64.StdEncoding.EncodeToString(b)
-}
 
 // sameJSON reports whether two texts encode the same JSON value.
 func sameJSON(tb testing.TB, a, b []byte) bool {
@@ -107,7 +98,7 @@ func subscription(name string, arguments object, url, secret string) object {
 func subscribe(tb testing.TB, c *harness.Client, e *harness.Endpoint, name string, arguments object) subscribed {
 	tb.Helper()
 	if e.Secret() == "" {
-		e.SetSecret(newSecret())
+		e.SetSecret(harness.NewSecret())
 	}
 	var r subscribed
 	c.Call(tb, "events/subscribe", subscription(name, arguments, e.URL(), e.Secret()), &r)

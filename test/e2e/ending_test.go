@@ -47,7 +47,7 @@ func TestEnding(t *testing.T) {
 		bob, quiet, kept := hooks.Endpoint("bob"), hooks.Endpoint("plain"), hooks.Endpoint("kept")
 		subscribe(t, s.Stateless("bob"), bob, "ci.build_finished", nil)
 		var r subscribed
-		secret := newSecret()
+		secret := harness.NewSecret()
 		quiet.SetSecret(secret)
 		s.Stateless("bob").Call(t, "events/subscribe", subscription("ci.build_finished", nil, plain, secret), &r)
 		subscribe(t, s.Stateless("alice"), kept, "ci.build_finished", nil)

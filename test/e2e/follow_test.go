@@ -217,7 +217,7 @@ func following(t *testing.T, s *harness.Target) {
 			t.Errorf("a stream from the poll's cursor: %v", got)
 		}
 		late := receiver.Endpoint("modes-late")
-		params := subscription("github.push", args, late.URL(), newSecret())
+		params := subscription("github.push", args, late.URL(), harness.NewSecret())
 		params["cursor"] = next.cursor
 		alice.Call(t, "events/subscribe", params, nil)
 		if got := late.Wait(t, 1)[0].ID(); got != own+"-3" {

@@ -31,7 +31,7 @@ func lostEvents(t *testing.T, s *harness.Target) {
 	}
 	arguments := object{"owner": "gap", "repo": "gap"}
 	sub := subscribe(t, c, refusing, "github.pull_request", arguments)
-	plain.SetSecret(newSecret())
+	plain.SetSecret(harness.NewSecret())
 	quiet := subscription("github.pull_request", arguments, plain.URL(), plain.Secret())
 	quiet["_meta"] = object{"io.github.mcp-events/plain": true}
 	c.Call(t, "events/subscribe", quiet, nil)

@@ -68,7 +68,7 @@ func TestTokensAreNeeded(t *testing.T) {
 			return a.Status, a.Header
 		}},
 		"a subscription": {"events:subscribe", func(token string) (int, http.Header) {
-			a := (&harness.Client{URL: s.MCP, Key: token, Version: harness.V20260728}).Do(t, "events/subscribe", subscription("repo.announced", nil, "http://127.0.0.1:9/", newSecret()))
+			a := (&harness.Client{URL: s.MCP, Key: token, Version: harness.V20260728}).Do(t, "events/subscribe", subscription("repo.announced", nil, "http://127.0.0.1:9/", harness.NewSecret()))
 			return a.Status, a.Header
 		}},
 		"a stream": {"events:read", func(token string) (int, http.Header) {
@@ -212,7 +212,7 @@ func TestOwners(t *testing.T) {
 					arguments["repo"] = repo
 				}
 				for _, method := range []string{"events/subscribe", "events/poll", "events/stream"} {
-					params := subscription("repo.changed", arguments, hook.URL(), newSecret())
+					params := subscription("repo.changed", arguments, hook.URL(), harness.NewSecret())
 					if method != "events/subscribe" {
 						delete(params, "delivery")
 					}

@@ -58,7 +58,7 @@ func ranges(t *testing.T, s *harness.Target) {
 			}
 			want := []string{name + "_1", name + "_4"}
 			hook.Wait(t, 2)
-			again.SetSecret(newSecret())
+			again.SetSecret(harness.NewSecret())
 			replay := subscription("order.placed", arguments, again.URL(), again.Secret())
 			replay["cursor"] = begin
 			c.Call(t, "events/subscribe", replay, nil)

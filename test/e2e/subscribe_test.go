@@ -48,7 +48,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 
 	t.Run("EVX-09 deliveries stop within a second of the expiry", func(t *testing.T) {
 		hook, control := receiver.Endpoint("expires"), receiver.Endpoint("stays")
-		hook.SetSecret(newSecret())
+		hook.SetSecret(harness.NewSecret())
 		args := object{"owner": "expiring"}
 		subscribe(t, alice, control, "github.push", args)
 		var at time.Time

@@ -173,7 +173,7 @@ func (v *victim) attacks() map[string][]attack {
 			{scope: read, params: from("repo.announced"), stateless: []want{{200, 0}, {200, -32011}}},
 		},
 		"events/subscribe": {
-			{scope: webhooks, params: subscription("repo.changed", object{"owner": "acme"}, v.extended.URL(), newSecret()), stateless: []want{{200, -32012}, {200, -32011}}, sessionBased: []want{{200, -32012}, {200, -32011}}},
+			{scope: webhooks, params: subscription("repo.changed", object{"owner": "acme"}, v.extended.URL(), harness.NewSecret()), stateless: []want{{200, -32012}, {200, -32011}}, sessionBased: []want{{200, -32012}, {200, -32011}}},
 		},
 		"events/unsubscribe": {
 			{scope: webhooks, params: subscription("repo.changed", object{"owner": "acme"}, v.extended.URL(), v.extended.Secret()), stateless: fine, sessionBased: fine},

@@ -91,7 +91,7 @@ func TestWebhookRequest(t *testing.T) {
 			}
 			changed := *x.d
 			changed.Body = append(bytes.Clone(x.d.Body), ' ')
-			if changed.Verify(x.secret) == nil || x.d.Verify(newSecret()) == nil {
+			if changed.Verify(x.secret) == nil || x.d.Verify(harness.NewSecret()) == nil {
 				t.Error("a changed body or another secret is verified")
 			}
 		}

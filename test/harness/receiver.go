@@ -3,6 +3,8 @@
 package harness
 
 import (
+	"crypto/rand"
+	"encoding/base64"
 	"encoding/json"
 	"io"
 	"maps"
@@ -74,6 +76,13 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	default:
 		e.serve(w, req)
 	}
+}
+
+// NewSecret returns a secret as a client of the MCP Events extension would create it.
+func NewSecret() string {
+	b := make([]byte, 32)
+	rand.Read(b) // never fails
+	return "whsec_" + base64.StdEncoding.EncodeToString(b)
 }
 
 // Delivery is a request as it arrived at an endpoint.

@@ -4,19 +4,14 @@ package interop
 
 import (
 	"crypto/rand"
-	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
-
-	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -62,26 +57,18 @@ func byPath(t *testing.T, s *harness.Target) *chatGPT {
 
 // chatGPT is the double: a client that declares nothing, and callbacks of one host.
 type chatGPT struct {
-	*testing.T
-	server *harness.Target
-	at     string // its URL of the server
-	token  string // empty where the URL has a key
-	host   *httptest.Server
-
-	mu        sync.Mutex
-	callbacks map[string]*callback
-	verified  int
+	*harness.Client
+	server    *harness.Target
+	host      *harness.Receiver
+	callbacks []*callback
 }
 
 // callback is one of its subscriptions.
 type callback struct {
-	url, secret string
-	name        string
-	arguments   object
-	got         []received
-	cursor      any // the last one; null at first
-	gone        bool
-	changed     chan struct{}
+	*harness.Endpoint
+	name      string
+	arguments object
+	cursor    any // the last one; null at first
 }
 
 type received struct {
@@ -100,123 +87,66 @@ type grant struct {
 }
 
 func newChatGPT(t *testing.T, s *harness.Target, at, token string) *chatGPT {
-	c := &chatGPT{T: t, server: s, at: at, token: token, callbacks: map[string]*callback{}}
-	c.host = httptest.NewServer(http.HandlerFunc(c.serve))
-	t.Cleanup(c.host.Close)
-	return c
+	client := &harness.Client{URL: at, Key: token, Version: harness.V20260728}
+	return &chatGPT{Client: client, server: s, host: harness.NewReceiver(t)}
 }
 
-// serve answers for the host that all callbacks share.
-func (c *chatGPT) serve(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	cb := c.callbacks[r.URL.Path]
-	if cb == nil || cb.gone {
-		w.WriteHeader(http.StatusGone)
-		return
+func (c *chatGPT) challenges() (n int) {
+	for _, cb := range c.callbacks {
+		n += len(cb.Challenges())
 	}
-	hook, err := standardwebhooks.NewWebhook(cb.secret)
-	if err == nil {
-		err = hook.Verify(body, r.Header)
-	}
-	if err != nil || r.Method != http.MethodPost || r.Header.Get("Content-Type") != "application/json" || len(body) > 256<<10 || r.Header.Get("X-MCP-Subscription-Id") == "" {
-		c.Errorf("a request that is not taken: %s %v, %v", r.Method, r.Header, err)
-		w.WriteHeader(http.StatusUnauthorized)
-		return
-	}
-	var message struct {
-		Type, Challenge string
-		received
-	}
-	if err := json.Unmarshal(body, &message); err != nil {
-		c.Errorf("%v: %s", err, body)
-	}
-	switch id := r.Header.Get("webhook-id"); {
-	case message.Type == "verification" && strings.HasPrefix(id, "msg_verification_"):
-		c.verified++
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprintf(w, `{"challenge":%q}`, message.Challenge)
-	case message.Type != "":
-		c.Errorf("it does not know the message %s", body)
-	case id != message.EventID:
-		c.Errorf("webhook-id %s of the event %s", id, message.EventID)
-	default:
-		message.received.id = r.Header.Get("X-MCP-Subscription-Id")
-		cb.got = append(cb.got, message.received)
-		if message.Cursor != nil {
-			cb.cursor = *message.Cursor
-		}
-		close(cb.changed)
-		cb.changed = make(chan struct{})
-	}
-}
-
-func (c *chatGPT) challenges() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.verified
-}
-
-// call makes one request of a client without capabilities.
-func (c *chatGPT) call(method string, params object, result any) {
-	c.Helper()
-	client := &harness.Client{URL: c.at, Key: c.token, Version: harness.V20260728}
-	client.Call(c.T, method, params, result)
+	return n
 }
 
 // ask acts as a person who asks for an event: it creates a callback and a subscription.
-func (c *chatGPT) ask(name string, arguments object) (*callback, grant) {
-	c.Helper()
-	secret := make([]byte, 32)
-	_, _ = rand.Read(secret)
-	path := "/mcp-events/callback_" + rand.Text()
-	cb := &callback{
-		url: c.host.URL + path, secret: "whsec_" + base64.StdEncoding.EncodeToString(secret), name: name, arguments: arguments, changed: make(chan struct{}),
-	}
-	c.mu.Lock()
-	c.callbacks[path] = cb
-	c.mu.Unlock()
-	return cb, c.subscribe(cb)
+func (c *chatGPT) ask(t *testing.T, name string, arguments object) (*callback, grant) {
+	t.Helper()
+	cb := &callback{Endpoint: c.host.Endpoint("callback_" + rand.Text()), name: name, arguments: arguments}
+	cb.SetSecret(harness.NewSecret())
+	c.callbacks = append(c.callbacks, cb)
+	return cb, c.subscribe(t, cb)
 }
 
-func (c *chatGPT) subscribe(cb *callback) (g grant) {
-	c.Helper()
-	c.mu.Lock()
-	params := object{
+func (c *chatGPT) subscribe(t *testing.T, cb *callback) (g grant) {
+	t.Helper()
+	c.Call(t, "events/subscribe", object{
 		"name": cb.name, "arguments": cb.arguments, "cursor": cb.cursor, // no ttlMs
-		"delivery": object{"mode": "webhook", "url": cb.url, "secret": cb.secret},
-	}
-	c.mu.Unlock()
-	c.call("events/subscribe", params, &g)
+		"delivery": object{"mode": "webhook", "url": cb.URL(), "secret": cb.Secret()},
+	}, &g)
 	if g.ID == "" || g.RefreshBefore == nil || g.Truncated == nil || *g.Truncated {
-		c.Fatalf("granted %+v", g)
+		t.Fatalf("granted %+v", g)
 	}
 	if g.Cursor != nil {
-		c.mu.Lock()
 		cb.cursor = *g.Cursor
-		c.mu.Unlock()
 	}
 	return g
 }
 
-// wait waits for n events at a callback.
-func (c *chatGPT) wait(cb *callback, n int) []received {
-	c.Helper()
-	deadline := time.After(harness.Patience)
-	for {
-		c.mu.Lock()
-		got, changed := slices.Clone(cb.got), cb.changed
-		c.mu.Unlock()
-		if len(got) >= n {
-			return got
+// wait waits for n events at a callback, and checks each request to it as ChatGPT does.
+func (cb *callback) wait(t *testing.T, n int) (got []received) {
+	t.Helper()
+	for _, d := range slices.Concat(cb.Challenges(), cb.Wait(t, n)) {
+		var m struct {
+			Type string
+			received
 		}
-		select {
-		case <-changed:
-		case <-deadline:
-			c.Fatalf("%d events, want %d", len(got), n)
+		err := errors.Join(d.Verify(cb.Secret()), json.Unmarshal(d.Body, &m))
+		m.id = d.Header.Get("X-MCP-Subscription-Id")
+		if err != nil || d.Method != http.MethodPost || d.Header.Get("Content-Type") != "application/json" || len(d.Body) > 256<<10 || m.id == "" {
+			t.Errorf("a request that is not taken: %s %v, %v", d.Method, d.Header, err)
+		}
+		switch {
+		case d.Challenge != "" && strings.HasPrefix(d.ID(), "msg_verification_"):
+			continue
+		case m.Type != "" || d.ID() != m.EventID:
+			t.Errorf("it does not know the message %s with the id %s", d.Body, d.ID())
+		}
+		got = append(got, m.received)
+		if m.Cursor != nil {
+			cb.cursor = *m.Cursor
 		}
 	}
+	return got
 }
 
 func chatting(t *testing.T, c *chatGPT) {
@@ -238,15 +168,14 @@ func chatting(t *testing.T, c *chatGPT) {
 			}
 			SupportedVersions []string
 		}
-		c.T = t
-		c.call("server/discover", nil, &result)
+		c.Call(t, "server/discover", nil, &result)
 		if result.Capabilities.Events == nil || result.Capabilities.Extensions["io.modelcontextprotocol/events"] == nil || !slices.Contains(result.SupportedVersions, harness.V20260728) {
 			t.Errorf("%+v", result)
 		}
 	})
 	for _, version := range []string{harness.V20251125, harness.V20250618, harness.V20250326} {
 		t.Run("EVX-20 EVX-22 1: or initialize of "+version+", and the methods after it", func(t *testing.T) {
-			session := &harness.Client{URL: c.at, Key: c.token, Version: version}
+			session := &harness.Client{URL: c.URL, Key: c.Key, Version: version}
 			var result struct {
 				ProtocolVersion string
 				Capabilities    struct {
@@ -275,8 +204,7 @@ func chatting(t *testing.T, c *chatGPT) {
 				InputSchema, PayloadSchema struct{ Properties object }
 			}
 		}
-		c.T = t
-		c.call("events/list", nil, &list)
+		c.Call(t, "events/list", nil, &list)
 		for _, e := range list.Events {
 			if e.Name == "incident.created" {
 				if !slices.Contains(e.Delivery, "webhook") || e.InputSchema.Properties["severity"] == nil || e.PayloadSchema.Properties["severity"] == nil {
@@ -291,72 +219,61 @@ func chatting(t *testing.T, c *chatGPT) {
 	var first *callback
 	var g grant
 	t.Run("EVX-20 3: events/subscribe without ttlMs, with cursor null; the callback is challenged meanwhile", func(t *testing.T) {
-		c.T = t
-		first, g = c.ask("incident.created", arguments)
+		first, g = c.ask(t, "incident.created", arguments)
 		if c.challenges() != 1 || time.Until(*g.RefreshBefore) < time.Minute {
 			t.Errorf("%d challenges, granted until %v", c.challenges(), g.RefreshBefore)
 		}
 	})
 	t.Run("EVX-20 4: an event that fits arrives, one that does not does not", func(t *testing.T) {
-		c.T = t
 		incident(t, "info", "info")
 		incident(t, "a", "critical")
-		e := c.wait(first, 1)[0]
+		e := first.wait(t, 1)[0]
 		at, err := time.Parse(time.RFC3339Nano, e.Timestamp)
 		if e.EventID != service+"a" || e.Name != "incident.created" || err != nil || at.IsZero() || e.Data["severity"] != "critical" || e.id != g.ID {
 			t.Errorf("got %+v, %v", e, err)
 		}
 	})
 	t.Run("EVX-20 5: the refresh, due at 73 % of the time, has the same secret and the last cursor, and causes no challenge", func(t *testing.T) {
-		c.T = t
 		granted := time.Until(*g.RefreshBefore)
 		if due := time.Now().Add(granted * 73 / 100); !due.Before(*g.RefreshBefore) {
 			t.Fatalf("due %v, granted until %v", due, g.RefreshBefore)
 		}
-		again := c.subscribe(first)
+		again := c.subscribe(t, first)
 		if again.ID != g.ID || again.RefreshBefore.Before(*g.RefreshBefore) || c.challenges() != 1 {
 			t.Errorf("%+v after %+v, %d challenges", again, g, c.challenges())
 		}
 		incident(t, "b", "critical")
-		if got := c.wait(first, 2); got[1].EventID != service+"b" {
+		if got := first.wait(t, 2); got[1].EventID != service+"b" {
 			t.Errorf("got %+v", got)
 		}
 	})
 
 	var second *callback
 	t.Run("EVX-20 6: asked again, it makes a second subscription at another callback of the host; both get the next event", func(t *testing.T) {
-		c.T = t
 		var other grant
-		if second, other = c.ask("incident.created", arguments); other.ID == g.ID || c.challenges() != 2 {
+		if second, other = c.ask(t, "incident.created", arguments); other.ID == g.ID || c.challenges() != 2 {
 			t.Errorf("got %+v, want it equal to %+v; %d challenges", other, g, c.challenges())
 		}
 		incident(t, "c", "critical")
-		if got := c.wait(first, 3)[2]; got.EventID != service+"c" || got.id != g.ID {
+		if got := first.wait(t, 3)[2]; got.EventID != service+"c" || got.id != g.ID {
 			t.Errorf("the first got %+v", got)
 		}
-		if got := c.wait(second, 1)[0]; got.EventID != service+"c" || got.id != other.ID {
+		if got := second.wait(t, 1)[0]; got.EventID != service+"c" || got.id != other.ID {
 			t.Errorf("the second got %+v", got)
 		}
 	})
 	t.Run("EVX-20 7: removed, it says nothing and answers 410: the other goes on", func(t *testing.T) {
-		c.T = t
-		c.mu.Lock()
-		first.gone = true
-		c.mu.Unlock()
+		first.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: http.StatusGone} })
 		incident(t, "d", "critical")
 		incident(t, "e", "critical")
-		if got := c.wait(second, 3); len(got) != 3 {
+		if got := second.wait(t, 3); len(got) != 3 {
 			t.Errorf("got %+v", got)
-		}
-		if n := len(c.wait(first, 3)); n != 3 {
-			t.Errorf("the first has %d events", n)
 		}
 	})
 	t.Run("EVX-15 EVX-20 8: or it unsubscribes, twice, and gets empty results", func(t *testing.T) {
-		c.T = t
 		for range 2 {
 			var result object
-			c.call("events/unsubscribe", object{"name": second.name, "arguments": second.arguments, "delivery": object{"mode": "webhook", "url": second.url}}, &result)
+			c.Call(t, "events/unsubscribe", object{"name": second.name, "arguments": second.arguments, "delivery": object{"mode": "webhook", "url": second.URL()}}, &result)
 			delete(result, "resultType")
 			delete(result, "_meta")
 			if len(result) != 0 {
@@ -378,10 +295,9 @@ func secret(t *testing.T, c *chatGPT, output func() string) {
 		}
 	})
 	t.Run("RCH-05 no answer and no log has the key", func(t *testing.T) {
-		client := &harness.Client{URL: c.at, Version: harness.V20260728}
 		for _, a := range []*harness.Answer{
-			client.Do(t, "server/discover", nil), client.Do(t, "no/such", nil), client.Raw(t, "POST", "{"), client.Raw(t, "PUT", ""),
-			(&harness.Client{URL: c.at + "/more", Version: harness.V20260728}).Do(t, "server/discover", nil),
+			c.Do(t, "server/discover", nil), c.Do(t, "no/such", nil), c.Raw(t, "POST", "{"), c.Raw(t, "PUT", ""),
+			(&harness.Client{URL: c.URL + "/more", Version: harness.V20260728}).Do(t, "server/discover", nil),
 			(&harness.Client{URL: s.MCP + "//u/" + s.Keys["chatgpt"], Version: harness.V20260728}).Do(t, "server/discover", nil),
 		} {
 			if text := fmt.Sprint(a.Header, string(a.Body)); strings.Contains(text, s.Keys["chatgpt"]) {
