@@ -359,7 +359,7 @@ func (s *Slot) Detach() *Slot {
 	return detached
 }
 
-// Attempts that wait for a slot of the fast lane are served in turn, and those of the slow lane in order of arrival.
+// Attempts that wait for a slot of the fast lane are served in turn. The slow lane serves its attempts in order of arrival.
 
 const (
 	quickPool = iota
