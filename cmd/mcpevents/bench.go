@@ -43,7 +43,6 @@ type BenchCmd struct {
 	Sessions      int    `placeholder:"N" help:"With --gateway: also measure the memory of N idle sessions."`
 }
 
-// Help returns the long help of the command.
 func (*BenchCmd) Help() string {
 	return `Starts a server in a process of its own, with its database on disk. This process publishes the events and receives the webhooks. The CPU seconds include both processes. Exit code 5 means that deliveries were lost.
 
@@ -60,7 +59,6 @@ Examples:
   mcpevents bench --events 300 --payload 230000 --subscribers 50 --answer-delay 1500ms   the memory that slow endpoints need`
 }
 
-// Run implements the command.
 func (c *BenchCmd) Run(g *Globals) error {
 	o, err := c.options(g)
 	if err != nil {

@@ -48,7 +48,6 @@ type CatalogCheckCmd struct {
 	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace of the catalog (${default})."`
 }
 
-// Run implements the command.
 func (c *CatalogCheckCmd) Run(g *Globals) error {
 	next, err := readCatalog(c.File)
 	if err != nil {
@@ -115,7 +114,6 @@ type CatalogApplyCmd struct {
 	LogTable           string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table (the stack's output LogTable). With it, connected clients are notified as soon as every function uses the change. Without it, they are notified within a minute."`
 }
 
-// Help returns the long help of the command.
 func (c *CatalogApplyCmd) Help() string {
 	return `Checks the files, writes them as a new version, and prints the changes. A line with ! may break publishers or subscribers. Every function uses the new version within 5 seconds.
 
@@ -127,7 +125,6 @@ Example:
   mcpevents catalog apply catalog.yaml --config config.yaml --table my-stack-Settings-1ABC`
 }
 
-// Run implements the command.
 func (c *CatalogApplyCmd) Run(g *Globals) error {
 	if !auth.ValidWorkspace(c.Workspace) {
 		return fault.New(fault.Invalid, "%q is not the name of a workspace", c.Workspace)
@@ -246,7 +243,6 @@ type CatalogInitCmd struct {
 	Force bool     `help:"Replace existing files."`
 }
 
-// Help returns the long help of the command.
 func (c *CatalogInitCmd) Help() string {
 	return `Writes catalog.yaml with the event types of the providers, and config.yaml with the sources that turn the providers' webhooks into events. The comments in config.yaml say what to set at each provider, which environment variable holds its secret, and which URL the provider must call. Edit the files as you like.
 
@@ -255,7 +251,6 @@ Examples:
   mcpevents catalog init --from github,stripe --dir my-server`
 }
 
-// Run implements the command.
 func (c *CatalogInitCmd) Run(g *Globals) error {
 	if c.List {
 		return ready.List(g.out)
@@ -287,7 +282,6 @@ type SourceCheckCmd struct {
 	At      time.Time `placeholder:"TIME" help:"When the request arrived, for signatures that expire, e.g. 2026-11-22T12:00:00Z. Default: now."`
 }
 
-// Help returns the long help of the command.
 func (c *SourceCheckCmd) Help() string {
 	return `Prints a line of JSON for the request, or for each record of an S3 message: the outcome, the mapping that was used (counted from 1), and the document to which patterns and JSON Pointers apply. It sends nothing. It checks the signature if the secrets are in the environment. The exit code is 0 if an event would be published, and 3 if none would or the signature is not valid.
 
@@ -295,7 +289,6 @@ Example:
   mcpevents source check --config config.yaml --source github --request request.txt`
 }
 
-// Run implements the command.
 func (c *SourceCheckCmd) Run(g *Globals) error {
 	cfg, err := readConfig(c.Config)
 	if err != nil {

@@ -24,7 +24,6 @@ type CheckCmd struct {
 	JUnit    string            `name:"junit" type:"path" placeholder:"FILE" help:"Also write the report as JUnit XML to this file."`
 }
 
-// Help returns the long help of the command.
 func (c *CheckCmd) Help() string {
 	return `Subscribes in each mode that the server offers, sends requests that it must refuse, and receives webhooks. Prints a table with the result of each rule: its level and section, and whether it passed, failed or could not be tested. Progress goes to standard error. The exit code is 1 if a rule with MUST failed.
 
@@ -33,7 +32,6 @@ Examples:
   mcpevents check https://events.example.com/mcp --listen 127.0.0.1:9000 --receiver https://tunnel.example.com --junit report.xml`
 }
 
-// Run implements the command.
 func (c *CheckCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()

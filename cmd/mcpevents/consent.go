@@ -43,7 +43,6 @@ type ConsentGiveCmd struct{ consentChange }
 // ConsentRevokeCmd revokes consent.
 type ConsentRevokeCmd struct{ consentChange }
 
-// Run implements the command.
 func (c *ConsentListCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
@@ -60,10 +59,8 @@ func (c *ConsentListCmd) Run(g *Globals) error {
 	return printProviders(g.out, list.Providers...)
 }
 
-// Run implements the command.
 func (c *ConsentGiveCmd) Run(g *Globals) error { return c.change(g, true) }
 
-// Run implements the command.
 func (c *ConsentRevokeCmd) Run(g *Globals) error { return c.change(g, false) }
 
 func (c *consentChange) change(g *Globals, give bool) error {

@@ -19,7 +19,6 @@ type RestoreCmd struct {
 	Data string `required:"" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory to create. It must not contain data."`
 }
 
-// Help returns the long help of the command.
 func (c *BackupCmd) Help() string {
 	return `The file contains the database and the keys that open its webhook secrets. Anyone who can read the file can read the secrets. It is created with mode 0600. Its directory also needs temporary space for a copy of the database. Run the command as root or as the user of the server.
 
@@ -27,7 +26,6 @@ Example:
   mcpevents backup mcpevents.tar.gz --data /var/lib/mcpevents`
 }
 
-// Run implements the command.
 func (c *BackupCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
@@ -38,7 +36,6 @@ func (c *BackupCmd) Run(g *Globals) error {
 	return err
 }
 
-// Run implements the command.
 func (c *RestoreCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
@@ -68,7 +65,6 @@ type RotateCmd struct {
 	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server (${default}). Restart the server to use the new key."`
 }
 
-// Run implements the command.
 func (c *RotateCmd) Run(g *Globals) error {
 	if err := standalone.RotateKeys(c.Data); err != nil {
 		return err
@@ -82,7 +78,6 @@ type DropCmd struct {
 	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server (${default}). The server must be stopped."`
 }
 
-// Run implements the command.
 func (c *DropCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()

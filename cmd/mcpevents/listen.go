@@ -40,7 +40,6 @@ type ListenCmd struct {
 	ShowSecret bool          `help:"Print the webhook's secret to standard error."`
 }
 
-// Help returns the long help of the command.
 func (c *ListenCmd) Help() string {
 	return `Prints each event as a line of JSON, until SIGINT, SIGTERM, --count or --for ends it.
 
@@ -61,7 +60,6 @@ Examples:
 // anyPort is the default of --listen.
 const anyPort = "127.0.0.1:0"
 
-// Run implements the command.
 func (c *ListenCmd) Run(g *Globals) error {
 	args, err := listen.Arguments(c.Arg)
 	if err != nil {

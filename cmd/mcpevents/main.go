@@ -250,7 +250,6 @@ type HealthCmd struct {
 	Timeout time.Duration `default:"3s" help:"How long to wait for the answer."`
 }
 
-// Run implements the command.
 func (c *HealthCmd) Run() error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
 	defer cancel()
@@ -273,7 +272,6 @@ type HelpCmd struct {
 // VersionCmd prints the version.
 type VersionCmd struct{}
 
-// Run implements the command.
 func (c *VersionCmd) Run(g *Globals) error {
 	revision := ""
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -295,12 +293,10 @@ type DemoCmd struct {
 	Timeout time.Duration `default:"30s" help:"Time limit of the demo."`
 }
 
-// Help returns the long help of the command.
 func (c *DemoCmd) Help() string {
 	return `Starts a server in this process, with a free port and a temporary data directory, and a webhook receiver. Subscribes in four ways: a webhook of SEP-1803, a webhook of MCP Events, a stream of revision 2026-07-28 and a stream of 2025-11-25. Then publishes one event and prints when it arrived at each of them. The exit code is 0 if it arrived everywhere.`
 }
 
-// Run implements the command.
 func (c *DemoCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
@@ -317,7 +313,6 @@ type CompletionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: ${enum}."`
 }
 
-// Help returns the long help of the command.
 func (c *CompletionCmd) Help() string {
 	return `Add the line for your shell to its start file:
 
@@ -339,7 +334,6 @@ complete -f -c mcpevents -a "(__complete_mcpevents)"
 `,
 }
 
-// Run implements the command.
 func (c *CompletionCmd) Run(g *Globals) error {
 	program, err := os.Executable()
 	if err != nil {
@@ -357,7 +351,6 @@ func (c *CompletionCmd) Run(g *Globals) error {
 // McpCmd serves events as MCP tools over standard input and output.
 type McpCmd struct{ Remote }
 
-// Help returns the long help of the command.
 func (c *McpCmd) Help() string {
 	return `For local MCP clients that support tools but no events. The client starts this command like any MCP server over stdio. The tools list event types, subscribe, and read or wait for events, so the command needs no public address. Events that arrive between two calls are pushed to clients that have a channel for them: Claude Code (claude/channel), clients that subscribe to the resource events://recent, and clients that set a log level.
 
@@ -365,7 +358,6 @@ Example configuration, which most clients accept:
   {"mcpServers": {"events": {"command": "mcpevents", "args": ["mcp", "--server", "https://events.example.com"], "env": {"MCPEVENTS_KEY": "…"}}}}`
 }
 
-// Run implements the command.
 func (c *McpCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()

@@ -25,7 +25,6 @@ type PublishCmd struct {
 	Quiet bool      `short:"q" help:"Do not print the accepted events."`
 }
 
-// Help returns the long help of the command.
 func (c *PublishCmd) Help() string {
 	return `Prints a line {"id","uri"} for each accepted event or, with --json, one document {"accepted":[{"id","uri"}]}. A repeated request has the same event ids, so no event is published twice.
 
@@ -43,7 +42,6 @@ func (c *PublishCmd) Validate() error {
 	return nil
 }
 
-// Run implements the command.
 func (c *PublishCmd) Run(g *Globals) error {
 	source, size, err := c.open(g)
 	if err != nil {
