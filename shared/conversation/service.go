@@ -249,7 +249,7 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 			}
 		}
 		if x.missing != "" {
-			s.countMissing(ctx, p, x.missing)
+			s.missing.Add(ctx, slog.String("workspace", p.workspace), slog.String("provider", p.name), slog.String("reason", string(x.missing)))
 			continue
 		}
 		parts = append(parts, part{p.name, p.title, x.answer})
@@ -278,11 +278,6 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Mess
 
 // MetricMissing is the metric that counts missing contexts, by workspace, provider and reason.
 const MetricMissing = "ConversationContextMissing"
-
-// countMissing counts and logs that a provider's context is missing.
-func (s *Service) countMissing(ctx context.Context, p *provider, why reason) {
-	s.missing.Add(ctx, slog.String("workspace", p.workspace), slog.String("provider", p.name), slog.String("reason", string(why)))
-}
 
 // Counts returns how often the context of each provider, named workspace/provider, was missing since the start of the
 // process, by reason.
