@@ -168,7 +168,8 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
 	}
 	for _, position := range found.Broken {
 		if err == nil {
-			err = d.deadLetterSubscriber(ctx, t, position)
+			tasks := task.Pages(t.Workspace, t.Pattern, position, 1, t.Events)
+			err = d.deadLetterPages(ctx, tasks, "the subscriber's item cannot be decoded")
 		}
 	}
 	if err != nil {
@@ -457,11 +458,6 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 		again[i].Delay = pageDelay(again[i].Retries)
 	}
 	return append(tasks, again...)
-}
-
-// deadLetterSubscriber dead-letters the part of a page that belongs to a subscriber whose item cannot be decoded.
-func (d *Dispatcher) deadLetterSubscriber(ctx context.Context, t task.Page, r subscription.Range) error {
-	return d.deadLetterPages(ctx, task.Pages(t.Workspace, t.Pattern, r, 1, t.Events), "the subscriber's item cannot be decoded")
 }
 
 // deadLetterPages dead-letters page tasks. A task that is sent back starts from the beginning.
