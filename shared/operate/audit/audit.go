@@ -52,8 +52,6 @@ func (t *Trail) now() time.Time { return periodic.Clock(t.Now)() }
 
 func partition(workspace string) string { return "audit#" + workspace }
 
-func sortOf(at time.Time) string { return fmt.Sprintf("%016d", at.UnixMicro()) }
-
 // Do adds an entry, with its id and time, and then calls do, which performs the action.
 func (t *Trail) Do(ctx context.Context, workspace string, e Entry, do func() error) error {
 	if err := t.add(ctx, workspace, e); err != nil {
@@ -72,7 +70,7 @@ func (t *Trail) Do(ctx context.Context, workspace string, e Entry, do func() err
 func (t *Trail) add(ctx context.Context, workspace string, e Entry) error {
 	now := t.now().UTC()
 	e.At = now
-	e.ID = sortOf(now) + "#" + rand.Text()[:8]
+	e.ID = fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text()[:8])
 	null(&e.Before)
 	null(&e.After)
 	value, err := json.Marshal(e)
