@@ -89,11 +89,6 @@ func (c *Conn) Int(sql string) (int64, error) {
 	return s.ColumnInt(0), nil
 }
 
-// setVersion writes the number that "PRAGMA user_version" reads.
-func (c *Conn) setVersion(v int64) error {
-	return c.Exec("PRAGMA user_version=" + strconv.FormatInt(v, 10))
-}
-
 // vacuum gives up to vacuumStep free pages back.
 func (c *Conn) vacuum() error {
 	return c.Exec("PRAGMA incremental_vacuum(" + strconv.Itoa(vacuumStep) + ")")

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
@@ -261,7 +262,7 @@ func (probe) Apply(tx *Tx) error {
 	if err != nil {
 		return err
 	}
-	return tx.setVersion(version)
+	return tx.Exec("PRAGMA user_version=" + strconv.FormatInt(version, 10))
 }
 
 func (probe) Done(error) {}
