@@ -15,11 +15,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// wantsMessages reports whether a backend asks for messages of the given method.
-func wantsMessages(c api.Capabilities, method string) bool {
-	return method == spec.MethodUserMessage && c.UserMessages || method == spec.MethodAssistant && c.AssistantResponses
-}
-
 // Converse sends a message of a conversation to the backend with the given name, if it asks for such messages, and returns its
 // result. It uses the client's session with the backend, and begins one if needed. Errors never contain the message or the
 // result.
@@ -28,7 +23,7 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 	if info == nil {
 		return nil, err
 	}
-	if !wantsMessages(info.Capabilities, method) {
+	if wants := method == spec.MethodUserMessage && info.UserMessages || method == spec.MethodAssistant && info.AssistantResponses; !wants {
 		return nil, api.ErrIncapable
 	}
 	var result json.RawMessage

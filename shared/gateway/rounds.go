@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -257,12 +256,6 @@ func newStates(key []byte) (*states, error) {
 	}
 	aead, err := cipher.NewGCMWithRandomNonce(block)
 	return &states{aead}, err
-}
-
-// bindState returns the data to which a state is bound. params is a digest of the request's params.
-func bindState(p auth.Principal, method, backend, name, params string) []byte {
-	b, _ := json.Marshal([]string{p.Workspace, p.ID, method, backend, name, params}) // strings
-	return b
 }
 
 func (s *states) seal(state, belongs []byte, now time.Time) string {
