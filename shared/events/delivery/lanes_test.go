@@ -23,76 +23,48 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-func TestABadEndpointHarmsNoOther(t *testing.T) {
+// WHK-09: an answer that asks for less slows the whole endpoint down, Retry-After for as long as it says.
+func TestOverloadAnswersSlowTheWholeEndpointDown(t *testing.T) {
 	const well = 50 * time.Millisecond // an ordinary answer over the Internet
-	t.Run("an endpoint that hangs has few attempts under way, and is served when it recovers", func(t *testing.T) {
+	for _, c := range []struct {
+		status   int
+		category webhook.Category
+		after    time.Duration
+	}{{503, webhook.HTTP5xx, 3 * time.Hour}, {429, webhook.HTTP4xx, 0}} { // [TestPausesGrowByAttemptsAndNotByBursts] has all statuses
 		inWorld(t, embedded(), func(w *world) {
 			urls := oneOrigin(2)
 			w.to(urls...)
-			w.answer = answers(well, map[string]webhook.Outcome{urls[0]: takes(time.Hour)})
-			at := w.send("e", 20, 5*time.Second)
-			w.mu.Lock()
-			clear(w.most) // it is known now
-			w.mu.Unlock()
-			maps.Copy(at, w.send("f", 400, 100*time.Second))
-			if n := w.mostTo(urls[0]); n > mostHanging {
-				t.Errorf("%d attempts were under way to the endpoint that hangs", n)
-			}
-			w.mu.Lock()
-			w.answer = answers(well, nil)
-			w.mu.Unlock()
-			time.Sleep(20 * time.Minute)
-			w.arrive(urls[0], at, 0)
-		})
-	})
-
-	t.Run("WHK-09 an answer that asks for less slows the whole endpoint down, Retry-After for as long as it says", func(t *testing.T) {
-		for _, c := range []struct {
-			status int
-			after  time.Duration
-		}{{503, 3 * time.Hour}, {429, 0}} { // [TestPausesGrowByAttemptsAndNotByBursts] has all statuses
-			inWorld(t, embedded(), func(w *world) {
-				urls := oneOrigin(2)
-				w.to(urls...)
-				var refused time.Time
-				var mu sync.Mutex
-				early, asked := 0, 0
-				w.answer = func(r webhook.Request) webhook.Outcome {
-					if r.URL != urls[0] {
-						return takes(well)
-					}
-					mu.Lock()
-					defer mu.Unlock()
-					asked++
-					if asked == 1 {
-						refused = time.Now()
-						return webhook.Outcome{Status: c.status, Category: ofStatus(c.status), RetryAfter: c.after, Took: well}
-					}
-					if time.Since(refused) < max(c.after, 5*time.Second) {
-						early++
-					}
+			var refused time.Time
+			var mu sync.Mutex
+			early, asked := 0, 0
+			w.answer = func(r webhook.Request) webhook.Outcome {
+				if r.URL != urls[0] {
 					return takes(well)
 				}
-				at := w.send("e", 20, 20*time.Second)
-				time.Sleep(c.after + c.after/4 + 40*time.Minute)
-				if early > 0 {
-					t.Errorf("%d, Retry-After %v: %d attempts came before its time", c.status, c.after, early)
+				mu.Lock()
+				defer mu.Unlock()
+				asked++
+				if asked == 1 {
+					refused = time.Now()
+					return webhook.Outcome{Status: c.status, Category: c.category, RetryAfter: c.after, Took: well}
 				}
-				for i, url := range urls {
-					if lags, missing := w.lags(url, at); missing > 0 || i == 1 && lags[len(lags)-1] > time.Second {
-						t.Errorf("%d, Retry-After %v: endpoint %d misses %d events, the last took %v", c.status, c.after, i, missing, lags[len(lags)-1])
-					}
+				if time.Since(refused) < max(c.after, 5*time.Second) {
+					early++
 				}
-			})
-		}
-	})
-}
-
-func ofStatus(status int) webhook.Category {
-	if status < 500 {
-		return webhook.HTTP4xx
+				return takes(well)
+			}
+			at := w.send("e", 20, 20*time.Second)
+			time.Sleep(c.after + c.after/4 + 40*time.Minute)
+			if early > 0 {
+				t.Errorf("%d, Retry-After %v: %d attempts came before its time", c.status, c.after, early)
+			}
+			for i, url := range urls {
+				if lags, missing := w.lags(url, at); missing > 0 || i == 1 && lags[len(lags)-1] > time.Second {
+					t.Errorf("%d, Retry-After %v: endpoint %d misses %d events, the last took %v", c.status, c.after, i, missing, lags[len(lags)-1])
+				}
+			}
+		})
 	}
-	return webhook.HTTP5xx
 }
 
 // TestTheBodiesUnderWayAreBounded: WHK-16. Large payloads for a slow endpoint and for one that
@@ -145,9 +117,7 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 				_, missing := w.lags(url, at)
 				n := len(w.attempts["e0 "+url])
 				if url == sub.Target.URL {
-					if n != 0 {
-						t.Errorf("%d attempts for an item that cannot be decoded", n)
-					}
+					expect.Equal(t, "attempts for an item that cannot be decoded", n, 0)
 				} else if missing > 0 || n != 1 {
 					t.Errorf("%s was sent the event %d times, %d missing", url, n, missing)
 				}
@@ -184,9 +154,7 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 					t.Errorf("a dead letter %+v", del)
 				}
 			}
-			if len(dead) != 3 {
-				t.Errorf("%d dead letters, want 3", len(dead))
-			}
+			expect.Equal(t, "dead letters", len(dead), 3)
 		})
 	})
 }

@@ -50,9 +50,7 @@ func TestSwitches(t *testing.T) {
 			r.posts = r.posts[1:]
 			got := posted(r)
 			for _, id := range []string{"evt_before", "evt_0", "evt_1", "evt_2"} {
-				if got[id] != 1 {
-					t.Errorf("%s arrived %d times, want once: %v", id, got[id], got)
-				}
+				expect.Equal(t, fmt.Sprintf("how often %s arrived", id), got[id], 1)
 			}
 		})
 	}
@@ -134,9 +132,10 @@ func TestRecords(t *testing.T) {
 		"all of it": {Subscription: sub.ID, Event: "evt_1", Origin: "https://hooks.example.com", Span: records.Span{Since: began}},
 	} {
 		t.Run("OPS-03 WHK-14 by "+name, func(t *testing.T) {
-			list, next, err := records.List(t.Context(), r.db, "default", ask, "", 10)
-			if err != nil || next != "" || len(list) != 2 {
-				t.Fatalf("got %+v, %q, %v; want two attempts", list, next, err)
+			queries := 0
+			list, next, err := records.List(t.Context(), hooked{DB: r.db, query: func() error { queries++; return nil }}, "default", ask, "", 10)
+			if err != nil || next != "" || len(list) != 2 || queries != 1 {
+				t.Fatalf("got %+v, %q, %v with %d queries; want two attempts with one query", list, next, err, queries)
 			}
 			second, first := list[0], list[1]
 			if first.Attempt != 1 || first.Outcome() != records.Failed || first.Category != "http_5xx" || first.Status != 503 || first.TookMS != 7 || first.Next.IsZero() {
@@ -167,11 +166,14 @@ func TestLettersAreRetried(t *testing.T) {
 	r, sub := registered(t)
 	r.script = tooLarge
 	r.run("evt_1")
-	ops := r.operations()
+	queries := 0
+	ops := r.operationsOn(hooked{DB: r.db, query: func() error { queries++; return nil }}, mortal{r.db, r})
 	ask := func(q deadletter.LetterQuery) []deadletter.Letter {
 		t.Helper()
+		queries = 0
 		list, _, err := ops.Letters(t.Context(), "default", q, "", 10)
 		expect.OK(t, err)
+		expect.Equal(t, "the queries of a list", queries, 1)
 		return list
 	}
 	var letter deadletter.Letter
@@ -195,12 +197,8 @@ func TestLettersAreRetried(t *testing.T) {
 	if n := len(r.posts) - had; n != 2 || r.posts[had].ID != "evt_1" || r.posts[had+1].ID != "evt_1" {
 		t.Errorf("OPS-04 WHK-13: %d posts after the retry, want two with the same webhook-id", n)
 	}
-	if list := ask(deadletter.LetterQuery{}); len(list) != 0 {
-		t.Errorf("OPS-04: left %+v", list)
-	}
-	if list := ask(deadletter.LetterQuery{Origin: "https://hooks.example.com"}); len(list) != 0 {
-		t.Errorf("OPS-04: left %+v", list)
-	}
+	expect.Equal(t, "OPS-04: letters that are left", len(ask(deadletter.LetterQuery{})), 0)
+	expect.Equal(t, "OPS-04: letters of the origin that are left", len(ask(deadletter.LetterQuery{Origin: "https://hooks.example.com"})), 0)
 }
 
 // canceling cancels a replay in the middle of a step, when the second letter's subscription is looked up.
