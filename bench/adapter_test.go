@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -18,9 +19,7 @@ func TestPlaceholdersAreFilledIn(t *testing.T) {
 		"{{unknown}} {{id":                "{{unknown}} {{id",
 		`{"a":{"b":{{n}}}}`:               `{"a":{"b":7}}`,
 	} {
-		if got := string(parseTemplate(in).append(nil, v)); got != want {
-			t.Errorf("%q: got %q, want %q", in, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("%q", in), string(parseTemplate(in).append(nil, v)), want)
 	}
 }
 
@@ -29,13 +28,9 @@ func TestTextAtPointer(t *testing.T) {
 	for pointer, want := range map[string]string{
 		"/id": "a", "/n": "", "/in/x~1y/1": "q", "/in/x~1y/2": "", "/in/x~1y/-1": "", "/in/~0": "t", "/no": "", "/id/x": "",
 	} {
-		if got := text([]byte(doc), pointer); got != want {
-			t.Errorf("%s: got %q, want %q", pointer, got, want)
-		}
+		expect.Equal(t, pointer, text([]byte(doc), pointer), want)
 	}
-	if text([]byte("{"), "/id") != "" {
-		t.Error("text in a document that is not JSON")
-	}
+	expect.Equal(t, "text in a document that is not JSON", text([]byte("{"), "/id"), "")
 }
 
 func TestReadAdapter(t *testing.T) {

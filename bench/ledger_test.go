@@ -35,9 +35,7 @@ func TestPercentile(t *testing.T) {
 		{[]time.Duration{1, 1, 1, 7}, 75, 1},
 		{[]time.Duration{1, 1, 1, 7}, 76, 7},
 	} {
-		if got := percentile(tc.sorted, tc.p); got != tc.want {
-			t.Errorf("p%g of %d values: got %d, want %d", tc.p, len(tc.sorted), got, tc.want)
-		}
+		expect.Equal(t, fmt.Sprintf("p%g of %d values", tc.p, len(tc.sorted)), percentile(tc.sorted, tc.p), tc.want)
 	}
 }
 
@@ -95,12 +93,8 @@ func TestLedgerMeasuresFromWhenTheEventWasDue(t *testing.T) {
 	l.arrive([]byte("x-2"), 0, l.began.Add(50*time.Millisecond)) // due after 20 ms
 	l.arrive([]byte("x-0"), 0, l.began.Add(7*time.Millisecond))
 	l.arrive([]byte("x-0"), 0, l.began.Add(time.Second)) // a duplicate changes nothing
-	if got, want := fmt.Sprint(l.latencies()), "[7ms 30ms]"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-	if got := time.Duration(l.last.Load()); got != 50*time.Millisecond {
-		t.Errorf("the last arrival is %s after the begin", got)
-	}
+	expect.Equal(t, "the latencies", fmt.Sprint(l.latencies()), "[7ms 30ms]")
+	expect.Equal(t, "the last arrival after the begin", time.Duration(l.last.Load()), 50*time.Millisecond)
 }
 
 func TestLedgerTakesConcurrentArrivals(t *testing.T) {

@@ -65,9 +65,7 @@ func TestAnEndpointOutsideOfTheProgram(t *testing.T) {
 		t.Error("Accepted was not called")
 	}
 	for len(requests) > 0 {
-		if m := <-requests; m.Method != "events/subscribe" {
-			t.Errorf("the client sent %s", m.Method)
-		}
+		expect.Equal(t, "the client's method", (<-requests).Method, "events/subscribe")
 	}
 	o.Endpoint.Resume = true
 	s, err = c.Subscribe(t.Context(), o)

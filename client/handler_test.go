@@ -239,15 +239,11 @@ func TestAHandlerReportsControlMessages(t *testing.T) {
 			},
 		})
 		p := run(t, s.URL, client.ModeWebhook, func(p *program) { p.o.Webhooks, p.sub.Unsubscribe = hooks, true })
-		if b := p.begins(); b.ID() != "sub_7" {
-			t.Errorf("the subscription has the id %q, want sub_7", b.ID())
-		}
+		expect.Equal(t, "the id of the subscription", p.begins().ID(), "sub_7")
 		p.handles("early")
 		p.ends()
 		posted(t, "after the end", hooks.URL, s.secret(t, 1), "sub_7", "late", occurrence("late"), 425, "")
-		if n := len(s.params("events/unsubscribe")); n != 1 {
-			t.Errorf("it was unsubscribed %d times, want once", n)
-		}
+		expect.Equal(t, "how often it was unsubscribed", len(s.params("events/unsubscribe")), 1)
 	})
 }
 

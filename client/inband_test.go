@@ -95,9 +95,7 @@ func TestPush(t *testing.T) {
 		p := run(t, s.URL, client.ModePush, func(p *program) { p.o.Store = store })
 		p.begins()
 		p.handles("e1", "e2")
-		if g := take(t, p.gaps, nil); g.Cursor != "c2" {
-			t.Errorf("got %+v", g)
-		}
+		expect.Equal(t, "the cursor of the gap", take(t, p.gaps, nil).Cursor, "c2")
 		isTerminated(t, take(t, p.ended, nil))
 		s.asked(t, "events/stream", nil, "c2", "c4")
 		if saved, err := store.Load(t.Context(), ""); saved != "c4" || err != nil {
@@ -152,13 +150,9 @@ func TestPoll(t *testing.T) {
 		p := run(t, s.URL, client.ModePoll, func(p *program) { p.o.Store, p.o.MinPoll = store, 100*time.Millisecond })
 		p.begins()
 		for _, want := range []string{"e1", "e2"} {
-			if got := take(t, p.got, nil); got != want {
-				t.Errorf("got %s, want %s", got, want)
-			}
+			expect.Equal(t, "the event", take(t, p.got, nil), want)
 		}
-		if g := take(t, p.gaps, nil); g.Cursor != "c2" {
-			t.Errorf("got %+v", g)
-		}
+		expect.Equal(t, "the cursor of the gap", take(t, p.gaps, nil).Cursor, "c2")
 		if err := take(t, p.ended, nil); !errors.As(err, new(*client.Terminated)) {
 			t.Errorf("ended by %v", err)
 		}
@@ -177,9 +171,7 @@ func TestPoll(t *testing.T) {
 		p := run(t, s.URL, client.ModePoll, nil)
 		p.handles("e1")
 		p.ends()
-		if got := len(s.params("events/poll")); got != 5 {
-			t.Errorf("got %d polls, want 5", got)
-		}
+		expect.Equal(t, "polls", len(s.params("events/poll")), 5)
 	})
 	t.Run("RCH-01 a page that a proxy answers for a moment does not end the subscription", func(t *testing.T) {
 		for _, status := range []int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusRequestTimeout, http.StatusTooEarly} {
@@ -314,9 +306,7 @@ func TestAnEventThatIsNotAcknowledgedBoundsHowManyLaterOnesAreHandled(t *testing
 		for deadline := time.Now().Add(patience); handled.Load() < most-1 && time.Now().Before(deadline); {
 			runtime.Gosched() // let the running calls end
 		}
-		if got := handled.Load(); got != most-1 {
-			t.Errorf("handled %d events after the one that is not acknowledged, want %d", got, most-1)
-		}
+		expect.Equal(t, "events handled after the one that is not acknowledged", handled.Load(), most-1)
 	})
 	t.Run("RCH-01 they continue when it is acknowledged", func(t *testing.T) {
 		close(older)

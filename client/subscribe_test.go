@@ -370,9 +370,7 @@ events:
 			})
 			select {
 			case b := <-p.started:
-				if b.Mode() != tt.mode {
-					t.Errorf("the mode is %s, want %s", b.Mode(), tt.mode)
-				}
+				expect.Equal(t, "the mode", b.Mode(), tt.mode)
 				p.ends()
 			case err := <-p.ended:
 				if err == nil || !strings.Contains(err.Error(), tt.mode) {
@@ -504,9 +502,7 @@ func TestSubscribeToAServerWithSessions(t *testing.T) {
 		h := newHome(t, nil)
 		url, _ := startOlder(t, h.server.URL)
 		p := run(t, url, "", nil)
-		if b := p.begins(); b.Mode() != client.ModePoll {
-			t.Errorf("the mode is %s, want poll", b.Mode())
-		}
+		expect.Equal(t, "the mode", p.begins().Mode(), client.ModePoll)
 		p.ends()
 	})
 }
@@ -533,9 +529,7 @@ func TestAnEventCarriesItsURI(t *testing.T) {
 			p := run(t, h.server.URL, mode, reads("by-"+mode, uris))
 			p.begins()
 			h.publish("by-" + mode)
-			if got := take(t, uris, p.ended); got != shipped {
-				t.Errorf("got the URI %q, want %q", got, shipped)
-			}
+			expect.Equal(t, "the URI", take(t, uris, p.ended), shipped)
 			p.ends()
 		})
 	}
@@ -549,9 +543,7 @@ func TestAnEventCarriesItsURI(t *testing.T) {
 			}})
 			uris := make(chan string, 10)
 			p := run(t, s.URL, client.ModePoll, reads("e1", uris))
-			if got := take(t, uris, p.ended); got != "" {
-				t.Errorf("got the URI %q, want none", got)
-			}
+			expect.Equal(t, "the URI", take(t, uris, p.ended), "")
 			p.ends()
 		})
 	}

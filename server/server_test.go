@@ -112,9 +112,7 @@ func TestAPublishedEventBelongsToTheTraceOfTheContext(t *testing.T) {
 	expect.OK(t, expect.ErrOf(s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`{}`)})))
 	for _, span := range spans.Ended() {
 		if span.Name() == "publish" {
-			if got := span.SpanContext().TraceID(); got != parent.TraceID() {
-				t.Errorf("got a span of trace %s, want %s", got, parent.TraceID())
-			}
+			expect.Equal(t, "the trace of a span", span.SpanContext().TraceID(), parent.TraceID())
 			return
 		}
 	}

@@ -39,9 +39,7 @@ func TestTheCommandGetsTheEvent(t *testing.T) {
 	expect.OK(t, c.Handle(t.Context(), shipped))
 	members, input, _ := strings.Cut(out.String(), "|{")
 	t.Run("RCH-03 its main members are in the environment, but not the server's key", func(t *testing.T) {
-		if want := "e1|order.shipped|2026-11-21T09:24:00Z|event://orders/1/shipped|c1||stays"; members != want {
-			t.Errorf("got %s, want %s", members, want)
-		}
+		expect.Equal(t, "the members", members, "e1|order.shipped|2026-11-21T09:24:00Z|event://orders/1/shipped|c1||stays")
 	})
 	t.Run("RCH-03 it is on standard input as JSON, unchanged", func(t *testing.T) {
 		var got client.Event

@@ -40,9 +40,7 @@ func TestRequestsInFlightAreBoundedInABatch(t *testing.T) {
 		_ = out.Close()
 	}()
 	answer, _ := bufio.NewReader(client).ReadString('\n')
-	if n := strings.Count(answer, `"result"`); n != maxInFlight {
-		t.Errorf("RCH-04: %d requests of a batch were served, want %d", n, maxInFlight)
-	}
+	expect.Equal(t, "RCH-04: requests of a batch that were served", strings.Count(answer, `"result"`), maxInFlight)
 	if n := strings.Count(answer, `{"code":429,"message":"64 requests are in flight (allowed: 64): wait for an answer first"}`); n != 2 {
 		t.Errorf("RCH-04: %d requests were refused, want 2: %s", n, answer)
 	}

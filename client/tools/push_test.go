@@ -131,9 +131,7 @@ func TestEventsArePushedOnRequest(t *testing.T) {
 	t.Run("RCH-04 a subscriber of the resource is notified and reads it", func(t *testing.T) {
 		w.request("resources/subscribe", `{"uri":"events://recent"}`)
 		w.publish("api", "second")
-		if l := w.next(); l.text != `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"events://recent"}}` {
-			t.Errorf("got %s, want notifications/resources/updated", l.text)
-		}
+		expect.Equal(t, "the notification", w.next().text, `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"events://recent"}}`)
 		if l := w.request("resources/read", `{"uri":"events://recent"}`); !strings.Contains(l.text, "second") {
 			t.Errorf("resources/read: got %s, want the second event", l.text)
 		}

@@ -177,9 +177,7 @@ func TestClientWithOnlyToolsReceivesEvents(t *testing.T) {
 		a.call("wait_for_event", args{"seconds": 1}, nil)
 		select {
 		case got := <-a.progress:
-			if got != "no event yet" {
-				t.Errorf("got the message %q, want %q", got, "no event yet")
-			}
+			expect.Equal(t, "the message", got, "no event yet")
 		case <-time.After(servertest.Patience):
 			t.Error("no progress notification arrived")
 		}

@@ -155,9 +155,7 @@ func TestChallenge(t *testing.T) {
 		"quotes":                {ErrNoToken, `a"b\c`, nil, `Bearer resource_metadata="a\"b\\c"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Challenge(tc.err, tc.meta, tc.scopes...); got != tc.want {
-				t.Errorf("got  %s\nwant %s", got, tc.want)
-			}
+			expect.Equal(t, "the challenge", Challenge(tc.err, tc.meta, tc.scopes...), tc.want)
 		})
 	}
 }
@@ -227,9 +225,7 @@ func TestDirectory(t *testing.T) {
 	if got := scopes("default", "alice"); !slices.Equal(got, []string{"one", "two"}) {
 		t.Errorf("got the scopes %q for alice, want one and two", got)
 	}
-	if got := scopes("other", "bob"); len(got) != 0 {
-		t.Errorf("got the scopes %q for bob, want none", got)
-	}
+	expect.Equal(t, "the scopes of bob", len(scopes("other", "bob")), 0)
 	now = now.Add(time.Hour)
 	if got := scopes("default", "alice"); !slices.Equal(got, []string{"one"}) {
 		t.Errorf("got the scopes %q after a key of alice expired, want one", got)

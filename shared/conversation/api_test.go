@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // tokens maps values of the Authorization header to principals.
@@ -99,15 +100,9 @@ func TestAPI(t *testing.T) {
 			t.Errorf("step %d: %d %s; then %s, want %d and %s", i, w.Code, w.Body, got, step.status, step.then)
 		}
 	}
-	if got := said("operator", "?principal=ann"); got != said("ann", "") {
-		t.Errorf("the operator sees %s, want as ann", got)
-	}
-	if got := said("bob", ""); got != "bob fast:false(false by bob) slow:false bad:false events:false" {
-		t.Errorf("got %s", got)
-	}
-	if got := said("foreign", ""); got != "op" {
-		t.Errorf("another workspace sees %s", got)
-	}
+	expect.Equal(t, "the consents that the operator sees", said("operator", "?principal=ann"), said("ann", ""))
+	expect.Equal(t, "bob's consents", said("bob", ""), "bob fast:false(false by bob) slow:false bad:false events:false")
+	expect.Equal(t, "the consents in another workspace", said("foreign", ""), "op")
 }
 
 func TestAPIRefuses(t *testing.T) {
@@ -144,7 +139,5 @@ func TestAPIRefuses(t *testing.T) {
 			}
 		})
 	}
-	if n := len(a.options.DB.(*memory).items); n != 0 {
-		t.Errorf("%d consents were written", n)
-	}
+	expect.Equal(t, "consents that were written", len(a.options.DB.(*memory).items), 0)
 }

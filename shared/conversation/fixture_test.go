@@ -194,17 +194,13 @@ func (r *rig) saysWithin(took time.Duration, text string) {
 // counted checks the reasons that are counted for a provider.
 func (r *rig) counted(provider, want string) {
 	r.t.Helper()
-	if got := fmt.Sprint(r.Counts()["default/"+provider]); got != "map["+want+"]" {
-		r.t.Errorf("%s: counted %s, want %s", provider, got, want)
-	}
+	expect.Equal(r.t, fmt.Sprint("the counts of ", provider), fmt.Sprint(r.Counts()["default/"+provider]), "map["+want+"]")
 }
 
 // wasAsked checks how often a host was asked so far.
 func (r *rig) wasAsked(host string, want int) {
 	r.t.Helper()
-	if got := r.calls(host); got != want {
-		r.t.Errorf("%s was asked %d times, want %d", host, got, want)
-	}
+	expect.Equal(r.t, fmt.Sprintf("calls of %s", host), r.calls(host), want)
 }
 
 // sayAs forwards a message of the given kind.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // CNV-03: a provider at a URL receives the params unchanged, the operator's headers, and its own name for the caller.
@@ -61,9 +62,7 @@ conversation:
 	if c := r.say(); c.Text != "Context from three:\n> x" || r.Counts()["default/two"]["refused"] != 1 || redirected.Load() != 0 {
 		t.Errorf("got %+v, counted %v, followed %d times, want the context of three and no redirect", c, r.Counts(), redirected.Load())
 	}
-	if name := got.Header.Get(rules.PrincipalHeader); name != "ann" {
-		t.Errorf("the principal is named %q, want ann", name)
-	}
+	expect.Equal(t, "the principal", got.Header.Get(rules.PrincipalHeader), "ann")
 }
 
 // CNV-03: a provider that responds slowly, byte by byte, times out too, and its connection is closed.

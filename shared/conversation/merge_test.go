@@ -26,9 +26,7 @@ func TestMerge(t *testing.T) {
 		{"content":"text","relevance":"0.9"},{"content":"","relevance":0.9},{"relevance":0.9},{"content":"equal","relevance":0.5},"no object"]}}`)
 	two := parsed(t, "two", "", `{"context":"other","structuredContext":{"memories":[{"content":"equal 2","relevance":0.5},{"content":"below","relevance":-3}]},"unknown":{}}`)
 	got := merge([]part{one, parsed(t, "three", "", `{}`), two}, 1000)
-	if want := "Context from one (First):\n> line 1\n> line 2\n\nContext from two:\n> other"; got.Text != want {
-		t.Errorf("got %q, want %q", got.Text, want)
-	}
+	expect.Equal(t, "the text", got.Text, "Context from one (First):\n> line 1\n> line 2\n\nContext from two:\n> other")
 	if want := `"context":` + string(jsonrpc.AppendString(nil, got.Text)) + `,"structuredContext":{"memories":[` +
 		`{"content":"high","relevance":1,"source":"one"},{"content":"equal","relevance":0.5,"source":"one"},` +
 		`{"content":"equal 2","relevance":0.5,"source":"two"},{"content":"low","relevance":0.1,"source":"one: two: forged x"},` +

@@ -14,12 +14,8 @@ func TestParse(t *testing.T) {
 	m, err := Parse(UserMessage, json.RawMessage(`{"messageId":"m","content":"h\u00e9llo","recentHistory":[{"role":"user","content":"a"},{"role":"assistant","content":""}],"x":1,"_meta":{}}`))
 	expect.OK(t, err)
 	want := `{"messageId":"m","content":"héllo","recentHistory":[{"role":"user","content":"a"},{"role":"assistant","content":""}]}`
-	if got := string(m.Params(nil)); got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-	if got := string(m.Params([]byte(`"k":"v"`))); got != strings.TrimSuffix(want, "}")+`,"_meta":{"k":"v"}}` {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, "the params", string(m.Params(nil)), want)
+	expect.Equal(t, "the params with _meta", string(m.Params([]byte(`"k":"v"`))), strings.TrimSuffix(want, "}")+`,"_meta":{"k":"v"}}`)
 	for _, params := range []string{`{"messageId":"m","content":""}`, `{"messageId":"m","content":"","recentHistory":null}`, `{"messageId":"m","content":"","recentHistory":[]}`} {
 		if _, err := Parse(UserMessage, json.RawMessage(params)); err != nil {
 			t.Errorf("%s: %v", params, err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // unready is a backend that answers only after it was prepared.
@@ -80,9 +81,7 @@ func TestPreparationsEnd(t *testing.T) {
 			r.prepare(Caller{Principal: ann, Client: api.Client{Session: string(rune('a' + i))}}, "notes")
 		}
 		synctest.Wait()
-		if n := b.prepared.Load(); n != maxPreparing {
-			t.Errorf("%d run concurrently, want %d", n, maxPreparing)
-		}
+		expect.Equal(t, "concurrent preparations", b.prepared.Load(), maxPreparing)
 		time.Sleep(prepareTime)
 		synctest.Wait()
 		r.prepare(Caller{Principal: ann}, "notes")

@@ -147,9 +147,7 @@ func TestAProviderRests(t *testing.T) {
 		time.Sleep(restFor + time.Millisecond)
 		say() // still too slow
 		say()
-		if n := r.calls("slow") - asked; n != 1 {
-			t.Errorf("after the pause it was asked %d times, want 1", n)
-		}
+		expect.Equal(t, "calls after the pause", r.calls("slow")-asked, 1)
 		time.Sleep(restFor + time.Millisecond)
 		r.on("slow", says("back", 0))
 		for range 3 {
@@ -311,9 +309,7 @@ func TestOffers(t *testing.T) {
 		"conversation: {userMessages: true, assistantResponses: true, events: {assistantResponse: true}}\n": "{false true} {false false}",
 	} {
 		r := newRig(t, src)
-		if got := fmt.Sprint(r.Offers(t.Context(), ann), " ", r.Offers(t.Context(), other)); got != want {
-			t.Errorf("%s: got %s, want %s", src, got, want)
-		}
+		expect.Equal(t, src, fmt.Sprint(r.Offers(t.Context(), ann), " ", r.Offers(t.Context(), other)), want)
 	}
 }
 
@@ -421,8 +417,6 @@ func TestAnUndecodableConsentIsNone(t *testing.T) {
 		r.say()
 		r.wasAsked("fast", 1)
 		r.wasAsked("slow", 0)
-		if got := r.consents.broken.Count("consent"); got != 1 {
-			t.Errorf("counted %d, want 1", got)
-		}
+		expect.Equal(t, "broken items that were counted", r.consents.broken.Count("consent"), 1)
 	})
 }

@@ -140,9 +140,7 @@ func TestServersReportUnknownSessionsInDifferentWays(t *testing.T) {
 			}
 			s.list(oneTool("new"))
 			g.Followed(t.Context())[0].Outdate()
-			if got := names(g.List(t.Context(), of(ann), api.Tools)); slices.Equal(got, []string{"new"}) != c.begins {
-				t.Errorf("the list is %q", got)
-			}
+			expect.Equal(t, "the list is the new one", slices.Equal(names(g.List(t.Context(), of(ann), api.Tools)), []string{"new"}), c.begins)
 			want := 0
 			if c.begins {
 				want = 2 // the client's and the gateway's own
@@ -243,9 +241,7 @@ func TestBytesOfMessagesAreForwarded(t *testing.T) {
 		x := start(t, g, client, "p_t", id, fmt.Sprintf(params, `"p_t"`))
 		expect.OK(t, x.end(t))
 		want := fmt.Sprintf(response, id)
-		if got := x.next(t).text; strings.Replace(got, `"resultType":"complete",`, "", 1) != want {
-			t.Errorf("the client got %s, want %s", got, want)
-		}
+		expect.Equal(t, "the client's message", strings.Replace(x.next(t).text, `"resultType":"complete",`, "", 1), want)
 		expect.Equal(t, "what the backend got", string(s.received("tools/call")[0].Params), fmt.Sprintf(params, `"t"`))
 	}
 }
@@ -456,9 +452,7 @@ func TestLongProgressTokensAreRejected(t *testing.T) {
 			t.Errorf("%s: got the error %v, want the token to be rejected", version, o.err)
 		}
 	}
-	if got := s.received("tools/call"); len(got) != 0 {
-		t.Errorf("the backend got %d calls, want none", len(got))
-	}
+	expect.Equal(t, "calls of the backend", len(s.received("tools/call")), 0)
 	o := called(t, g, someone(v2025), ","+meta(jsonrpc.MaxID))
 	if want := `{"content":[{"type":"text","text":"-32602"}]}`; string(o.result(t)) != want || len(o.before) != 0 {
 		t.Errorf("got %s after %d messages, want %s and no question", o.result(t), len(o.before), want)

@@ -93,9 +93,7 @@ func TestAmbiguousExtension(t *testing.T) {
 		if !fault.Is(err, fault.Conflict) || !strings.Contains(fault.Public(err), "one, two") || fmt.Sprint(fault.DataOf(err)) != "map[backends:[one two]]" {
 			t.Errorf("got %v with the data %v, want an error that names both backends", err, fault.DataOf(err))
 		}
-		if len(one.received("com.example/search"))+len(two.received("com.example/search")) != 0 {
-			t.Error("an ambiguous method reaches a backend")
-		}
+		expect.Equal(t, "calls of an ambiguous method at the backends", len(one.received("com.example/search"))+len(two.received("com.example/search")), 0)
 		expect.Equal(t, "the settings of the first backend", string(g.Capabilities(t.Context(), c).Extensions["com.example/catalog"]), `{"n":1}`)
 		g = gatewayOver(t, db, at("one", one, func(b *api.Backend) { b.Extensions = rules.Rules{Deny: []string{"com.example/*"}} }), at("two", two))
 		if _, err = callMethod(t, g, c, "com.example/search", `{}`); err != nil || len(two.received("com.example/search")) != 1 {
@@ -163,9 +161,7 @@ func TestNotificationsOfExtensions(t *testing.T) {
 			if has := strings.Contains(m.Raw, "protocolVersion"); has != stateless || (m.Session == "") != stateless || !strings.Contains(m.Raw, `"x":1`) || !strings.Contains(m.Raw, `"n":1`) {
 				t.Errorf("the backend got %s in session %q", m.Raw, m.Session)
 			}
-			if len(s.received("notifications/com.unknown/changed"))+len(s.received(method)) != 1 {
-				t.Error("the backend got other notifications")
-			}
+			expect.Equal(t, "notifications at the backend", len(s.received("notifications/com.unknown/changed"))+len(s.received(method)), 1)
 		})
 	}
 }

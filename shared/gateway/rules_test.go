@@ -246,9 +246,7 @@ func TestRulesAndSubscriptions(t *testing.T) {
 		if _, ok, err := g.Subscribable(t.Context(), bea, uri); ok != want || err != nil {
 			t.Errorf("subscribe to %s: got %v, %v, want %v", uri, ok, err, want)
 		}
-		if got := g.Permits(t.Context(), bea, "b", uri); got != want {
-			t.Errorf("updates of %s: got %v, want %v", uri, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("updates of %s", uri), g.Permits(t.Context(), bea, "b", uri), want)
 	}
 	if _, ok, err := g.Subscribable(t.Context(), ann, "file:///team/a"); ok || !fault.Is(err, fault.Forbidden) {
 		t.Errorf("subscribe without the scope: got %v, %v", ok, err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // A request with an empty method gets an error immediately, in each revision. The gateway does not forward it.
@@ -37,9 +38,7 @@ func TestEmptyMethod(t *testing.T) {
 				cancel()
 				got.Body = strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(got.Body), "["), "]")
 				got.fails(t, name, jsonrpc.InvalidRequest, "")
-				if id := string(got.rpc(t).ID); id != "1" {
-					t.Errorf("%s: the error is for the id %q, want 1", name, id)
-				}
+				expect.Equal(t, "the id of the error", string(got.rpc(t).ID), "1")
 			}
 			if b == nil {
 				return

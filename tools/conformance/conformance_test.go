@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -198,8 +199,6 @@ func TestTheProjectsRequirements(t *testing.T) {
 	}
 	want := map[string]int{"EVS": 15, "SUB": 12, "SES": 6, "SSE": 6, "AUT": 8, "WHK": 26, "SRF": 7, "GWN": 27, "CNV": 8, "EVX": 26, "OPS": 20, "AWS": 26, "SRC": 8, "RCH": 10}
 	for family, n := range want {
-		if last[family] != n {
-			t.Errorf("%s: got %d numbers, want %d", family, last[family], n)
-		}
+		expect.Equal(t, fmt.Sprintf("%s: numbers", family), last[family], n)
 	}
 }

@@ -76,9 +76,7 @@ func TestImportsPointDown(t *testing.T) {
 			}
 		}
 	}
-	if len(found) != len(layers) {
-		t.Errorf("packages were found in %d layers, want all %d", len(found), len(layers))
-	}
+	expect.Equal(t, "layers with packages", len(found), len(layers))
 }
 
 // TestPackagesImportOnlyWhatTheyMay checks rules for single packages.

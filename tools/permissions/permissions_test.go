@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,9 +47,7 @@ func TestPermissions(t *testing.T) {
 			{"RegisterFunction", "RecordInterest", "dynamodb:PutItem", "LogTable"}:      false, // after hours, and no test waits for that
 			{"RegisterFunction", "NotifyStreams", "dynamodb:PutItem", "LogTable"}:       true,
 		} {
-			if told[p] != want {
-				t.Errorf("%+v: told %v, want %v", p, told[p], want)
-			}
+			expect.Equal(t, fmt.Sprintf("what %+v is told", p), told[p], want)
 		}
 	})
 }

@@ -111,9 +111,7 @@ func TestView(t *testing.T) {
 			tt.names.log = log
 			ok, err := run(strings.NewReader(tt.stream), &out, tt.names)
 			expect.OK(t, err)
-			if ok != tt.ok {
-				t.Errorf("ok: got %v, want %v", ok, tt.ok)
-			}
+			expect.Equal(t, "ok", ok, tt.ok)
 			for _, w := range tt.want {
 				if !strings.Contains(out.String(), w) {
 					t.Errorf("got\n%s\nwant it to contain %q", out.String(), w)
@@ -126,9 +124,7 @@ func TestView(t *testing.T) {
 			}
 			kept, err := os.ReadFile(log)
 			expect.OK(t, err)
-			if string(kept) != tt.stream {
-				t.Errorf("the log is not the stream: %q", kept)
-			}
+			expect.Equal(t, "the log", string(kept), tt.stream)
 		})
 	}
 }

@@ -258,9 +258,7 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%s=%s: got %v", name, value, err)
 		}
 	}
-	if got := EnvName("allow-insecure-targets"); got != "MCPEVENTS_ALLOW_INSECURE_TARGETS" {
-		t.Errorf("got %s", got)
-	}
+	expect.Equal(t, "EnvName", EnvName("allow-insecure-targets"), "MCPEVENTS_ALLOW_INSECURE_TARGETS")
 }
 
 // manyGlobs returns the elements of a list of globs.

@@ -1,6 +1,11 @@
 package operators
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
+)
 
 func TestURLsOfBackendsAreShownWithoutSecrets(t *testing.T) {
 	for url, want := range map[string]string{
@@ -9,8 +14,6 @@ func TestURLsOfBackendsAreShownWithoutSecrets(t *testing.T) {
 		"http://127.0.0.1:9000/mcp":                    "http://127.0.0.1:9000/mcp",
 		"":                                             "",
 	} {
-		if got := withoutSecrets(url); got != want {
-			t.Errorf("GWN-05 %s is shown as %s, want %s", url, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("GWN-05 %s", url), withoutSecrets(url), want)
 	}
 }

@@ -229,9 +229,7 @@ func TestWhatABackendSends(t *testing.T) {
 	t.Run("GWN-21 equal interests share one subscription, with the arguments of the clients", func(t *testing.T) {
 		subscribe(t, alice, "push", "shop_order.shipped", map[string]any{"a": []int{2}, "b": 1})
 		params := <-backend.opened
-		if got := fmt.Sprint(params["name"], " ", params["arguments"], params["cursor"]); got != "order.shipped map[a:[2] b:1] <nil>" {
-			t.Errorf("the backend was asked for %s", got)
-		}
+		expect.Equal(t, "the request of the backend's events", fmt.Sprint(params["name"], " ", params["arguments"], params["cursor"]), "order.shipped map[a:[2] b:1] <nil>")
 		if len(backend.opened) > 0 {
 			t.Errorf("the backend has a second subscription: %v", <-backend.opened)
 		}

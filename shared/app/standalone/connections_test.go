@@ -216,9 +216,7 @@ func TestAClientThatReadsAFewBytesAtATime(t *testing.T) {
 					k.all.mu.Unlock()
 					expect.OK(t, <-written)
 				}
-				if slow := longest > slowClient; slow != c.want {
-					t.Errorf("it waited for the client for %s, so it is slow: %t, want %t", longest, slow, c.want)
-				}
+				expect.Equal(t, fmt.Sprintf("it waited for the client for %s, so it is slow", longest), longest > slowClient, c.want)
 				_ = server.Close()
 				<-reader
 			})

@@ -185,9 +185,7 @@ func TestTheHeapMayGrowByTheReserveOrAQuarter(t *testing.T) {
 	for live, want := range map[uint64]int{
 		0: maxPercent, 1 << 20: maxPercent, 16 << 20: 400, 32 << 20: 200, 64 << 20: 100, 128 << 20: 50, 4 << 30: 25,
 	} {
-		if got := gcPercent(live, 64<<20); got != want {
-			t.Errorf("with %d MiB live: %d %%, want %d", live>>20, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("the percent with %d MiB live", live>>20), gcPercent(live, 64<<20), want)
 	}
 	for _, tt := range []struct {
 		allocated uint64
@@ -200,8 +198,6 @@ func TestTheHeapMayGrowByTheReserveOrAQuarter(t *testing.T) {
 		{64 << 20, 100 * time.Millisecond, maxReserve},
 		{1 << 20, 0, maxReserve},
 	} {
-		if got := reserveFor(tt.allocated, tt.since); got != tt.want {
-			t.Errorf("after %d MiB in %v the reserve is %v, want %v", tt.allocated>>20, tt.since, got, tt.want)
-		}
+		expect.Equal(t, fmt.Sprintf("the reserve after %d MiB in %v", tt.allocated>>20, tt.since), reserveFor(tt.allocated, tt.since), tt.want)
 	}
 }

@@ -274,9 +274,7 @@ func alertsAskForWhatIsServed(t *testing.T) {
 			}
 		}
 	}
-	if headings := strings.Count(string(runbook), "\n## "); headings != alerts {
-		t.Errorf("the runbook has %d headings for %d alerts", headings, alerts)
-	}
+	expect.Equal(t, "the headings of the runbook", strings.Count(string(runbook), "\n## "), alerts)
 }
 
 func TestMetrics(t *testing.T) {

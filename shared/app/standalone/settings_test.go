@@ -276,9 +276,7 @@ func TestAKeyThatIsRemoved(t *testing.T) {
 	valid := func(t *testing.T, s *Server, principal string, want bool) {
 		t.Helper()
 		code, _ := ask(t, s, principal, "GET", "/admin/v1/subscriptions", "")
-		if got := code != http.StatusUnauthorized; got != want {
-			t.Errorf("the key of %s gets the status %d, want a valid key: %t", principal, code, want)
-		}
+		expect.Equal(t, fmt.Sprintf("the key of %s is valid with the status %d", principal, code), code != http.StatusUnauthorized, want)
 	}
 	for name, refuse := range map[string]func(o *Options){
 		"invalid": func(o *Options) { o.Catalog = []byte("events: nonsense") },

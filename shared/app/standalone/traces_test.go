@@ -200,13 +200,9 @@ func TestTraces(t *testing.T) {
 		subscribed(t, s, endpoint, pullRequest)
 		const unsampled = "00-" + publisherTrace + "-" + publisherSpan + "-00"
 		publishedIn(t, s, "pr-1", unsampled, "")
-		if h := receive(t, got); h.Get("Traceparent") != unsampled {
-			t.Errorf("got %v", h)
-		}
+		expect.Equal(t, "the traceparent of the webhook", receive(t, got).Get("Traceparent"), unsampled)
 		ask(t, s, "", "POST", "/events", pull("pr-2"))
-		if h := receive(t, got); h.Get("Traceparent") != "" {
-			t.Errorf("got %v", h)
-		}
+		expect.Equal(t, "the traceparent without sampling", receive(t, got).Get("Traceparent"), "")
 		end(t, s)
 		if err := provider.Shutdown(t.Context()); err != nil || len(c.spans) > 0 {
 			t.Errorf("got %v, %v", c.spans, err)

@@ -201,9 +201,7 @@ func TestIssuersAreApart(t *testing.T) {
 	if one.ID == two.ID {
 		t.Errorf("got the id %s for both issuers, want different ones", one.ID)
 	}
-	if again := w.accept(t, w.provider.Token("alice", "events:read", nil)); again.ID != one.ID {
-		t.Errorf("got the id %s for a second token, want %s", again.ID, one.ID)
-	}
+	expect.Equal(t, "the id for a second token", w.accept(t, w.provider.Token("alice", "events:read", nil)).ID, one.ID)
 	// The second issuer's key does not sign for the first.
 	w.refuse(t, fault.Unauthenticated, second.Key(0).Sign(t, nil, w.provider.Claims("alice", "", nil)))
 	if jwt.PrincipalID("a", "sub", "bc") == jwt.PrincipalID("ab", "sub", "c") {

@@ -24,9 +24,7 @@ func TestRotation(t *testing.T) {
 	w.accept(t, before)
 	w.ahead = 5 * time.Second // a new key is looked for not more often
 	w.accept(t, after)
-	if n := w.provider.Fetches(); n != 2 {
-		t.Errorf("the keys were fetched %d times, want 2", n)
-	}
+	expect.Equal(t, "how often the keys were fetched", w.provider.Fetches(), 2)
 	w.refuse(t, fault.Unauthenticated, before)
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // TestMetadata shows where the protected resource metadata is (AUT-01, RFC 9728).
@@ -24,9 +25,7 @@ func TestMetadata(t *testing.T) {
 	} {
 		t.Run("AUT-01 "+resource, func(t *testing.T) {
 			w := start(t, func(o *jwt.Options) { o.Audience = []string{resource, "api://events"} })
-			if got := w.MetadataURL(); got != want.url {
-				t.Errorf("got %s, want %s", got, want.url)
-			}
+			expect.Equal(t, "the URL", w.MetadataURL(), want.url)
 			mux := http.NewServeMux()
 			w.Mount(mux)
 			for _, path := range want.paths {
@@ -51,9 +50,7 @@ func TestMetadata(t *testing.T) {
 			}
 			rec := httptest.NewRecorder()
 			mux.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, known+"/other", nil))
-			if rec.Code != http.StatusNotFound {
-				t.Errorf("another resource: %d", rec.Code)
-			}
+			expect.Equal(t, "the status for another resource", rec.Code, http.StatusNotFound)
 		})
 	}
 }

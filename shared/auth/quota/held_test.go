@@ -5,6 +5,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // take takes n for a principal and returns how many were granted.
@@ -29,25 +30,17 @@ func TestAPrincipalHoldsAsMuchAsItsQuotaAllows(t *testing.T) {
 	if len(of) != 2 {
 		t.Fatalf("AUT-07: alice got %d, want 2", len(of))
 	}
-	if n := len(take(t, h, bob, 3)); n != 2 {
-		t.Errorf("AUT-07: bob got %d while alice holds all of hers, want 2", n)
-	}
+	expect.Equal(t, "AUT-07: bob's share while alice holds all of hers", len(take(t, h, bob, 3)), 2)
 	of[0]()
-	if n := len(take(t, h, alice, 2)); n != 1 {
-		t.Errorf("AUT-07: after a release alice got %d, want 1", n)
-	}
-	if n := len(take(t, h, auth.Principal{ID: "carol"}, 2)); n != 1 {
-		t.Errorf("carol got %d of the one that is left of the total, want 1", n)
-	}
+	expect.Equal(t, "AUT-07: alice's share after a release", len(take(t, h, alice, 2)), 1)
+	expect.Equal(t, "carol's share of the one that is left of the total", len(take(t, h, auth.Principal{ID: "carol"}, 2)), 1)
 }
 
 func TestAnonymousCallersAreBoundByTheTotal(t *testing.T) {
 	h := NewHeld("calls", "calls", Same(2), 5)
 	anonymous := auth.Principal{ID: "anonymous", Anonymous: true}
 	of := take(t, h, anonymous, 7)
-	if len(of) != 5 {
-		t.Errorf("got %d, want 5", len(of))
-	}
+	expect.Equal(t, "the holders", len(of), 5)
 	for _, release := range of {
 		release()
 	}

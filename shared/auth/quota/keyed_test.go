@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestKeyedBuckets(t *testing.T) {
@@ -17,19 +19,11 @@ func TestKeyedBuckets(t *testing.T) {
 			}
 			return n
 		}
-		if n := granted("a", 3); n != 2 {
-			t.Errorf("got a burst of %d, want 2", n)
-		}
-		if n := granted("b", 1); n != 1 {
-			t.Errorf("got %d for another key, want 1", n)
-		}
+		expect.Equal(t, "a burst", granted("a", 3), 2)
+		expect.Equal(t, "the tokens of another key", granted("b", 1), 1)
 		time.Sleep(time.Second)
-		if n := granted("a", 2); n != 1 {
-			t.Errorf("got %d after a second, want 1", n)
-		}
+		expect.Equal(t, "the tokens after a second", granted("a", 2), 1)
 		time.Sleep(time.Hour)
-		if n := granted("a", 3); n != 2 {
-			t.Errorf("got a burst of %d after an hour, want 2", n)
-		}
+		expect.Equal(t, "a burst after an hour", granted("a", 3), 2)
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func burst(n float64) func(float64) float64 { return func(float64) float64 { return n } }
@@ -47,9 +48,7 @@ func TestConcurrentRequests(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := passed.Load(); n != 10 {
-		t.Errorf("%d passed, want 10", n)
-	}
+	expect.Equal(t, "calls that passed", passed.Load(), 10)
 }
 
 func TestEachPrincipalHasARateOfItsOwn(t *testing.T) {
@@ -62,16 +61,12 @@ func TestEachPrincipalHasARateOfItsOwn(t *testing.T) {
 		return n
 	}
 	for who, want := range map[string]int{"one": 1, "ten": 10, "free": 20} {
-		if n := taken(who); n != want {
-			t.Errorf("OPS-15: %s: %d passed, want %d", who, n, want)
-		}
+		expect.Equal(t, fmt.Sprintf("OPS-15: %s: calls that passed", who), taken(who), want)
 	}
 	of["one"] = 5 // by a changed configuration, which holds from the next event on
 	_ = taken("one")
 	now = now.Add(time.Second)
-	if n := taken("one"); n != 5 {
-		t.Errorf("OPS-15: after the change %d passed, want 5", n)
-	}
+	expect.Equal(t, "OPS-15: calls that passed after the change", taken("one"), 5)
 	err := r.Take(t.Context(), auth.Principal{ID: "one"}, 1, now)
 	if fault.LimitOf(err) != "publishRate" || !strings.Contains(err.Error(), "5 events per second") {
 		t.Errorf("OPS-15: %v names the limit %q", err, fault.LimitOf(err))

@@ -21,16 +21,10 @@ func TestMemoryIsSharedBetweenPrincipals(t *testing.T) {
 		}
 	}
 	first := take("first")
-	if n := len(first); n != 5 {
-		t.Errorf("AUT-07 one principal got %d tenths, want half", n)
-	}
-	if n := len(take("second")); n != 2 {
-		t.Errorf("AUT-07 another one got %d tenths, want as much as it leaves free", n)
-	}
+	expect.Equal(t, "AUT-07 the tenths of one principal", len(first), 5)
+	expect.Equal(t, "AUT-07 the tenths of another one", len(take("second")), 2)
 	for _, release := range first {
 		release()
 	}
-	if n := len(take("third")); n != 4 {
-		t.Errorf("AUT-07 after the first one has left, a third one got %d tenths, want 4", n)
-	}
+	expect.Equal(t, "AUT-07 the tenths of a third one after the first one has left", len(take("third")), 4)
 }

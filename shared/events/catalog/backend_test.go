@@ -31,9 +31,7 @@ func TestBackendTypesFollowTheOperators(t *testing.T) {
 		names = append(names, e.Name)
 	}
 	expect.List(t, "the names", names, []string{"shop_taken", "shop_order.shipped"})
-	if c.ByName("shop_taken").Backend != "" {
-		t.Error("a backend took the name of an event type of the operator")
-	}
+	expect.Equal(t, "the backend of the operator's event type", c.ByName("shop_taken").Backend, "")
 	e := c.ByName("shop_order.shipped")
 	vars, err := e.BindArguments(json.RawMessage(`{"order":"1"}`))
 	expect.OK(t, err)
@@ -97,9 +95,7 @@ func TestSchemaCost(t *testing.T) {
 		`{"pattern":"a{0,1000}a{0,1000}a{0,1000}a{0,1000}a{0,1000}"}`:                           tooExpensive,
 		`{"patternProperties":{"(a{0,100}){10}(a{0,100}){10}(a{0,100}){10}(a{0,100}){10}":{}}}`: tooExpensive,
 	} {
-		if got := schemaCost(json.RawMessage(schema)); min(got, tooExpensive) != want {
-			t.Errorf("%s: got %d, want %d", schema, got, want)
-		}
+		expect.Equal(t, schema, min(schemaCost(json.RawMessage(schema)), tooExpensive), want)
 	}
 	large := `{"properties":{` + strings.TrimSuffix(strings.Repeat(`"a":{"enum":["a","b","c","d","e","f","g","h"]},`, 1), ",") + `,"b":{"enum":[` + strings.TrimSuffix(strings.Repeat(`"x",`, 500), ",") + `]}}}`
 	e, err := NewBackendEntry("shop", BackendTypes{}, BackendType{Name: "a", PayloadSchema: json.RawMessage(large)})

@@ -1,12 +1,14 @@
 package catalog
 
 import (
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestCanonical(t *testing.T) {
@@ -92,9 +94,7 @@ func TestMatchPattern(t *testing.T) {
 	if !ok || e.Name != "github.star" || !maps.Equal(vars, map[string]string{"repo": "site"}) {
 		t.Errorf("got %v, %v, %v", e, vars, ok)
 	}
-	if got := e.Expand(vars); got != "event://github/*/site/star" {
-		t.Errorf("got %q", got)
-	}
+	expect.Equal(t, "the expanded URI", e.Expand(vars), "event://github/*/site/star")
 	for _, p := range []string{"event://*/acme/site/star", "event://github/*/*/*", "event://*"} {
 		if e, _, ok := c.MatchPattern(p); ok {
 			t.Errorf("MatchPattern(%q) found %s: * stands for no literal", p, e.Name)
@@ -120,9 +120,7 @@ func TestParents(t *testing.T) {
 		for _, e := range c.Under(uri) {
 			names = append(names, e.Name)
 		}
-		if got := strings.Join(names, " "); got != want {
-			t.Errorf("Under(%q) = %q, want %q", uri, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("Under(%q)", uri), strings.Join(names, " "), want)
 	}
 	if got := c.ByName("github.star").BindParent("event://github/a%20b"); !maps.Equal(got, map[string]string{"account": "a b"}) {
 		t.Errorf("BindParent: got %v", got)
@@ -131,15 +129,11 @@ func TestParents(t *testing.T) {
 
 func TestMatchAllocatesTheMapOnly(t *testing.T) {
 	c := parse(t, sample)
-	if n := testing.AllocsPerRun(100, func() { c.Match("event://ci/build-finished") }); n != 0 {
-		t.Errorf("a fixed URI took %v allocations", n)
-	}
+	expect.Equal(t, "the allocations for a fixed URI", testing.AllocsPerRun(100, func() { c.Match("event://ci/build-finished") }), 0)
 	if n := testing.AllocsPerRun(100, func() { c.Match("event://github/acme/site/star") }); n > 2 {
 		t.Errorf("a templated URI took %v allocations", n)
 	}
-	if n := testing.AllocsPerRun(100, func() { _, _ = Canonical("event://github/acme/site/star") }); n != 0 {
-		t.Errorf("a canonical URI took %v allocations", n)
-	}
+	expect.Equal(t, "the allocations for a canonical URI", testing.AllocsPerRun(100, func() { _, _ = Canonical("event://github/acme/site/star") }), 0)
 }
 
 func FuzzCanonical(f *testing.F) {

@@ -56,9 +56,7 @@ func TestParseReadsAllMembers(t *testing.T) {
 	if pr.Fixed() || pr.URI != "" || pr.URITemplate != "event://github/{owner}/{repo}/pull_request" {
 		t.Errorf("got URI %q, template %q", pr.URI, pr.URITemplate)
 	}
-	if got := strings.Join(pr.Variables(), " "); got != "owner repo" {
-		t.Errorf("got variables %q", got)
-	}
+	expect.Equal(t, "the variables", strings.Join(pr.Variables(), " "), "owner repo")
 	if pr.WebhookType != "github.pull_request" || ci.WebhookType != "ci.finished" {
 		t.Errorf("got webhook types %q, %q", pr.WebhookType, ci.WebhookType)
 	}
@@ -74,9 +72,7 @@ func TestParseReadsAllMembers(t *testing.T) {
 	if !ci.Fixed() || ci.URI != "event://ci/build-finished" || len(ci.segments) != 2 {
 		t.Errorf("got %+v", ci)
 	}
-	if want := `{"type":"object","properties":{"owner":{"type":"string","pattern":"^[a-z0-9-]+$"}}}`; string(pr.ParamsSchema) != want {
-		t.Errorf("got params schema %s, want the file's order %s", pr.ParamsSchema, want)
-	}
+	expect.Equal(t, "the params schema in the file's order", string(pr.ParamsSchema), `{"type":"object","properties":{"owner":{"type":"string","pattern":"^[a-z0-9-]+$"}}}`)
 	if c.ByName("nothing") != nil {
 		t.Error("an unknown name was found")
 	}
@@ -188,9 +184,7 @@ func TestParseReportsAllFaultsAtOnceAndBounded(t *testing.T) {
 		many.WriteString("  - {name: '!'}\n")
 	}
 	_, err = Parse([]byte(many.String()))
-	if n := strings.Count(err.Error(), "\n"); n != 50 {
-		t.Errorf("got %d lines after the first, want 50", n)
-	}
+	expect.Equal(t, "lines after the first", strings.Count(err.Error(), "\n"), 50)
 	if !strings.HasSuffix(err.Error(), "and 549 more") {
 		t.Errorf("got %q at the end", err.Error()[len(err.Error())-40:])
 	}

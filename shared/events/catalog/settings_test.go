@@ -154,9 +154,7 @@ func TestDiff(t *testing.T) {
 				}
 				got = append(got, mark+c.What)
 			}
-			if s := strings.Join(got, "; "); s != tc.want {
-				t.Errorf("got %q, want %q", s, tc.want)
-			}
+			expect.Equal(t, "the differences", strings.Join(got, "; "), tc.want)
 		})
 	}
 }
@@ -185,15 +183,9 @@ func TestContract(t *testing.T) {
 		before, after := entry(), entry(c.edit...)
 		kept, err := ParseContract(before.Contract())
 		expect.OK(t, err)
-		if got := Broken(kept, after); got != c.want {
-			t.Errorf("%s: got the broken part %q, want %q", name, got, c.want)
-		}
-		if same := before.terms() == after.terms(); same != c.terms {
-			t.Errorf("%s: got same terms %v, want %v", name, same, c.terms)
-		}
-		if digest(kept.Contract()) != before.ContractID() {
-			t.Errorf("%s: got the id %s of the stored contract, want %s", name, digest(kept.Contract()), before.ContractID())
-		}
+		expect.Equal(t, fmt.Sprintf("%s: the broken part", name), Broken(kept, after), c.want)
+		expect.Equal(t, fmt.Sprintf("%s: the same terms", name), before.terms() == after.terms(), c.terms)
+		expect.Equal(t, fmt.Sprintf("%s: the id of the stored contract", name), digest(kept.Contract()), before.ContractID())
 	}
 }
 

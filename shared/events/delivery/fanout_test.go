@@ -158,9 +158,7 @@ func TestFanoutWithAnOldCatalog(t *testing.T) {
 				if got := r.deadReasons(); !slices.Equal(got, tc.dead) {
 					t.Errorf("got dead letters %q, want %q", got, tc.dead)
 				}
-				if got, want := posted(r)["evt_new"], 1-len(tc.dead); got != want {
-					t.Errorf("got %d posts, want %d", got, want)
-				}
+				expect.Equal(t, "posts", posted(r)["evt_new"], 1-len(tc.dead))
 			})
 		})
 	}
@@ -194,9 +192,7 @@ func TestFanoutSurvivesAPanicOfOneGroup(t *testing.T) {
 		if err != nil || !slices.Equal(failed, []string{batch[0].ID}) {
 			t.Errorf("receive %d: got failed %v, %v, want AWS-05 the event that panics only", received, failed, err)
 		}
-		if posted(r)["evt_1"] != 1 {
-			t.Errorf("receive %d: got posts %v, want one of evt_1", received, posted(r))
-		}
+		expect.Equal(t, fmt.Sprintf("receive %d: posts of evt_1", received), posted(r)["evt_1"], 1)
 	}
 }
 
@@ -254,9 +250,7 @@ func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardl
 					expect.OK(t, err)
 					n += len(entries)
 				}
-				if n != events {
-					t.Errorf("got %d events of %s, want %d", n, key, events)
-				}
+				expect.Equal(t, fmt.Sprintf("events of %s", key), n, events)
 			}
 		})
 		return took

@@ -182,9 +182,7 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 		_, d, _ := r.process()
 		r.hand(queue.Deliveries, d.Pages)
 		for id, n := range posted(r) {
-			if n != 1 {
-				t.Errorf("%s was sent %d times, want once", id, n)
-			}
+			expect.Equal(t, fmt.Sprintf("how often %s was sent", id), n, 1)
 		}
 		if len(posted(r)) != 50 || job.Replayed != 50 {
 			t.Errorf("%d events were sent, %d counted, want 50", len(posted(r)), job.Replayed)
@@ -294,13 +292,9 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		for _, key := range del.LetterKeys(at) {
 			expect.OK(t, r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{"v":`)})))
 		}
-		if list := r.lettersFor(sub.ID); len(list) != 2 {
-			t.Errorf("%d dead letters are listed, want the other 2", len(list))
-		}
+		expect.Equal(t, "dead letters that are listed", len(r.lettersFor(sub.ID)), 2)
 		r.now = r.now.Add(time.Second)
-		if job := r.replay(r.replays(), nil, deadletter.ReplaySelect{}); job.Replayed != 2 {
-			t.Errorf("the replay is %+v, want 2 replayed", job)
-		}
+		expect.Equal(t, "the replayed letters", r.replay(r.replays(), nil, deadletter.ReplaySelect{}).Replayed, 2)
 	})
 	t.Run("AWS-16 among the events of dead letters that are replayed", func(t *testing.T) {
 		r, _ := registered(t)
@@ -389,9 +383,7 @@ func TestAnErasureOfManySubscriptions(t *testing.T) {
 		expect.OK(t, json.Unmarshal(it.Value, &erased))
 		found += len(erased.IDs) / 16
 	}
-	if found != many {
-		t.Errorf("got %d subscriptions to sweep, want %d", found, many)
-	}
+	expect.Equal(t, "subscriptions to sweep", found, many)
 }
 
 // TestAnErasedEventIsStoredAgain: OPS-07, WHK-21. Erasing the only subscriber of an event deletes the stored
@@ -420,9 +412,7 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 			t.Fatal("it is not stored")
 		}
 	}
-	if n := asked[body.Partition]; n != 1 {
-		t.Errorf("OPS-07: stored %d times within a moment", n)
-	}
+	expect.Equal(t, "OPS-07: how often it was stored within a moment", asked[body.Partition], 1)
 	expect.OK(t, r.db.Write(t.Context(), store.Delete(body)))
 	r.now = r.now.Add(state.RememberStored)
 	if kept() == nil {

@@ -316,9 +316,7 @@ func TestCursorsOfAWildcardThatIsSeldomRefreshed(t *testing.T) {
 			}
 			var body struct{ Cursor string }
 			expect.OK(t, json.Unmarshal(notice.Body, &body))
-			if got, want := poll(t, r, body.Cursor), "[e]"; fmt.Sprint(got) != want {
-				t.Errorf("a poll with the cursor returned %v, want %s", got, want)
-			}
+			expect.Equal(t, "a poll with the cursor", fmt.Sprint(poll(t, r, body.Cursor)), "[e]")
 		})
 	}
 }

@@ -264,12 +264,8 @@ func TestTheTableIsClosed(t *testing.T) {
 			if _, ok := state.Lifecycle[to.State]; !ok {
 				t.Errorf("%s leads from %q to %q, which is no state", s, from, to.State)
 			}
-			if to.Due != (to.State == state.Pending) {
-				t.Errorf("%s leads from %q to %q with a due entry: %v", s, from, to.State, to.Due)
-			}
-			if to.Letter != (to.State == state.Dead) {
-				t.Errorf("%s leads from %q to %q with a letter: %v", s, from, to.State, to.Letter)
-			}
+			expect.Equal(t, fmt.Sprintf("%s leads from %q to %q with a due entry", s, from, to.State), to.Due, to.State == state.Pending)
+			expect.Equal(t, fmt.Sprintf("%s leads from %q to %q with a letter", s, from, to.State), to.Letter, to.State == state.Dead)
 		}
 	}
 	t.Run("WHK-18 a step that is not in it is refused", func(t *testing.T) {
@@ -415,9 +411,7 @@ func TestGivenAStoredDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAgain(
 			q := newRequested(t, 0)
 			interrupt(q)
 			q.hand(queue.Slow, q.d.Singles)
-			if st := q.deliveryState(q.id, "evt_1"); st != state.Pending {
-				t.Errorf("the delivery is %s after the client subscribed again, want it pending", st)
-			}
+			expect.Equal(t, "the delivery after the client subscribed again", q.deliveryState(q.id, "evt_1"), state.Pending)
 			q.arrives(func() { q.run() })
 		})
 	}

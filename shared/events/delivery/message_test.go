@@ -91,17 +91,13 @@ func TestARetryHasAGroupThatQueuesTake(t *testing.T) {
 		if !regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`).MatchString(group) {
 			t.Errorf("the group of %s is %q", target, group)
 		}
-		if other := seen[group]; other != "" {
-			t.Errorf("%s and %s share a group", target, other)
-		}
+		expect.Equal(t, target+" shares a group with", seen[group], "")
 		seen[group] = target
 	}
 	if task.EndpointID("https://a.example/x") == task.EndpointID("https://a.example/y") {
 		t.Error("two paths of one origin share a group")
 	}
-	if task.EndpointID("https://a.example/x?key=1") != task.EndpointID("https://a.example/x?key=2") {
-		t.Error("one path with two queries has two groups")
-	}
+	expect.Equal(t, "the groups of one path with two queries", task.EndpointID("https://a.example/x?key=1"), task.EndpointID("https://a.example/x?key=2"))
 }
 
 // TestEventsOfOneIDAreRetriedEachByItself publishes two events of different URIs
@@ -136,9 +132,7 @@ func TestEventsOfOneIDAreRetriedEachByItself(t *testing.T) {
 	for id, posts := range got {
 		uris += len(posts)
 		for uri, n := range posts {
-			if n != 2 {
-				t.Errorf("WHK-02 EVS-06: subscription %s got %s %d times, want a failure and a success", id, uri, n)
-			}
+			expect.Equal(t, fmt.Sprintf("WHK-02 EVS-06: how often subscription %s got %s, a failure and a success", id, uri), n, 2)
 		}
 	}
 	if len(got) != 3 || uris != 4 {
@@ -150,14 +144,10 @@ func TestEventsOfOneIDAreRetriedEachByItself(t *testing.T) {
 // were found by the event's id.
 func TestTasksWithoutKeyAreRead(t *testing.T) {
 	del := &state.Delivery{Workspace: "default", Subscription: "sub_1", Event: "1", Target: "https://hooks.example.com/a"}
-	if got := del.Item().Key; got != state.Key("default", "sub_1", "1") {
-		t.Errorf("the delivery lies at %v", got)
-	}
+	expect.Equal(t, "the key of the delivery", del.Item().Key, state.Key("default", "sub_1", "1"))
 	var due state.DueEntry
 	expect.OK(t, json.Unmarshal(del.DueItem().Value, &due))
-	if due.Task.EventKey() != "1" {
-		t.Errorf("its task points at %q", due.Task.EventKey())
-	}
+	expect.Equal(t, "the key in its task", due.Task.EventKey(), "1")
 }
 
 func bodyURI(t *testing.T, p webhook.Request) string {
@@ -264,9 +254,7 @@ func TestMessageIDs(t *testing.T) {
 			r.run("evt_1")
 			r.run()
 			got := ids(r, "evt_1")
-			if len(got) != len(want) {
-				t.Errorf("%d subscriptions have got the event, want %d", len(got), len(want))
-			}
+			expect.Equal(t, "subscriptions that have got the event", len(got), len(want))
 			for sub, profile := range want {
 				for id := range got[sub] {
 					if (profile == spec.Final) != format.MatchString(id) || len(got[sub]) != 1 {

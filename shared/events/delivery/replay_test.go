@@ -111,9 +111,7 @@ func TestReplayOfEvents(t *testing.T) {
 				t.Errorf("evt_%d did not come", i)
 			}
 		}
-		if len(got) != wanted {
-			t.Errorf("got %v", got)
-		}
+		expect.Equal(t, "posts", len(got), wanted)
 	})
 	t.Run("OPS-05 asked twice it runs once, later it is another, which can be canceled", func(t *testing.T) {
 		r.now = job.Created
@@ -201,9 +199,7 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 			replayed += len(task.Events)
 		}
 	}
-	if replayed != 2 {
-		t.Errorf("EVX-26: %d events were replayed, want 2", replayed)
-	}
+	expect.Equal(t, "EVX-26: replayed events", replayed, 2)
 	retry := &retry.Job{DB: r.db, Queue: mortal{r.db, r}, EventLog: r.log, Now: func() time.Time { return r.now }}
 	for range 2 {
 		expect.OK(t, expect.ErrOf(retry.LogItems(t.Context())))

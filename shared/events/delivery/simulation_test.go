@@ -135,9 +135,7 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 			time.Sleep(retry.StandardSchedule.Total() + time.Hour)
 			w.schedule(t, urls[0], at, time.Time{}, 3*time.Second)
 			expect.Equal(t, "the attempts", len(w.attemptsTo(urls[0])), len(at)*len(retry.StandardSchedule))
-			if n := len(w.dead(t)); n != len(at) {
-				t.Errorf("%d dead letters, want %d", n, len(at))
-			}
+			expect.Equal(t, "dead letters", len(w.dead(t)), len(at))
 		})
 	})
 }
@@ -362,9 +360,7 @@ func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
 		before := len(w.attemptsTo(url)) // counted first, because the workers do not wait for Deliver to return
 		expect.OK(t, operations.Deliver(w.t.Context(), sub, e))
 		time.Sleep(6 * 24 * time.Hour)
-		if n := len(w.attemptsTo(url)) - before; n != len(options.Schedule) {
-			t.Errorf("got %d attempts, want %d", n, len(options.Schedule))
-		}
+		expect.Equal(t, "attempts", len(w.attemptsTo(url))-before, len(options.Schedule))
 		if e, err = operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1"); err != nil || e == nil {
 			t.Errorf("its dead letter has no event any more (%v)", err)
 		}
@@ -935,9 +931,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 		r.posts = nil
 		r.subscribeFrom(got.Cursor)
 		r.run()
-		if n := posted(r)["evt_1"]; n != len(retry.EventsSchedule) {
-			t.Errorf("the event was attempted %d times, want %d", n, len(retry.EventsSchedule))
-		}
+		expect.Equal(t, "attempts of the event", posted(r)["evt_1"], len(retry.EventsSchedule))
 		if ids, _ := r.gaps(t); len(ids) != 1 {
 			t.Errorf("%d gaps were announced, want 1", len(ids))
 		}
@@ -952,9 +946,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 		r.replay(r.replays(), sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
 		_, d, retry := r.process()
 		r.drain(d, retry)
-		if got := r.record(sub.ID).State; got != subscription.Disabled {
-			t.Errorf("the subscription is %s, want %s", got, subscription.Disabled)
-		}
+		expect.Equal(t, "the subscription", r.record(sub.ID).State, subscription.Disabled)
 		letters := r.lettersFor(sub.ID)
 		if len(letters) == 0 || len(letters[0].Attempts) != 2 {
 			t.Errorf("got the letters %+v, want the last one to have both attempts", letters)

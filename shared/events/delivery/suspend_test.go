@@ -138,9 +138,7 @@ func TestSuspension(t *testing.T) {
 		expect.Equal(t, "the posts", len(r.posts), 0)
 		r.subscribe()
 		r.run()
-		if n := posted(r); n["waiting"] != 1 {
-			t.Errorf("posts: %v", n)
-		}
+		expect.Equal(t, "the posts of waiting", posted(r)["waiting"], 1)
 	})
 
 	t.Run("EVX-07 EVX-10 a suspension longer than the log is a gap that the refresh shows", func(t *testing.T) {
@@ -318,9 +316,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 		r.now = r.now.Add(4 * 24 * time.Hour)
 		r.work("evt_3")
 		r.work()
-		if got := r.record(id); got.State != subscription.Active {
-			t.Errorf("it is %s", got.State)
-		}
+		expect.Equal(t, "the subscription", r.record(id).State, subscription.Active)
 	})
 	t.Run("WHK-12 a single failure does not count for days without events", func(t *testing.T) {
 		r, id := failingRig(t, subscription.SEP1803)
@@ -328,9 +324,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 		r.run("evt_1")
 		r.now = r.now.Add(6 * 24 * time.Hour)
 		r.run("evt_2")
-		if got := r.record(id); got.State != subscription.Active {
-			t.Errorf("it is %s", got.State)
-		}
+		expect.Equal(t, "the subscription", r.record(id).State, subscription.Active)
 	})
 	t.Run("WHK-12 its owner is notified, and an operational event is published, once", func(t *testing.T) {
 		r, id := failingRig(t, subscription.SEP1803)

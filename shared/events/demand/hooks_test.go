@@ -25,9 +25,7 @@ func TestTokensOfHooks(t *testing.T) {
 	url, err := h.URL(t.Context(), "default", uri)
 	expect.OK(t, err)
 	token := path.Base(url)
-	if want := "https://events.example.com" + HookPath + token; url != want {
-		t.Errorf("got the URL %s, want %s", url, want)
-	}
+	expect.Equal(t, "the URL", url, "https://events.example.com"+HookPath+token)
 	_, err = h.Find(t.Context(), token)
 	expect.Fault(t, "a subscription that is not requested", err, fault.NotFound)
 	secret, err := h.Secret(t.Context(), "default", uri)

@@ -151,9 +151,7 @@ func TestEventsAsTheLastMember(t *testing.T) {
 func TestAnEventKeepsItsTrace(t *testing.T) {
 	e := samples[1]
 	const before = `{"v":1,"ws":"w","id":"evt_1","uri":"event://a/b","name":"a.b","t":1,"pub":-2,"data":{"a":[1,"}\"",{}]}}`
-	if got := string(e.AppendJSON(nil)); got != before {
-		t.Errorf("got %s, want %s", got, before)
-	}
+	expect.Equal(t, "the JSON", string(e.AppendJSON(nil)), before)
 	e.Trace = trace.Context{Parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", State: "a=1"}
 	text := e.AppendJSON(nil)
 	got, err := Decode(text)

@@ -52,13 +52,9 @@ func TestALimitCountsEvents(t *testing.T) {
 						seen[e.ID]++
 					}
 				}
-				if len(seen) != 2*batches*size {
-					t.Errorf("OPS-19 limit %d: got %d events, want %d", n, len(seen), 2*batches*size)
-				}
+				expect.Equal(t, fmt.Sprintf("OPS-19 limit %d: events", n), len(seen), 2*batches*size)
 				for id, times := range seen {
-					if times != 1 {
-						t.Errorf("OPS-19 limit %d: %s is listed %d times, want once", n, id, times)
-					}
+					expect.Equal(t, fmt.Sprintf("OPS-19 limit %d: how often %s is listed", n, id), times, 1)
 				}
 			}
 		})

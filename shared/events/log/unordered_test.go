@@ -101,9 +101,7 @@ func TestAnUnorderedURI(t *testing.T) {
 		t.Errorf("%d events are read, want 210: %v", len(got), got)
 	}
 	expect.Equal(t, "events of the parent", len(read(t, log, eventlog.Pattern("default", parent))), 200)
-	if len(db.partitions) != 1+2*eventlog.Shards {
-		t.Errorf("the events are in the partitions %v", db.partitions)
-	}
+	expect.Equal(t, "the number of partitions", len(db.partitions), 1+2*eventlog.Shards)
 	latest, err := log.Latest(t.Context(), "default", uri, true, 5)
 	if err != nil || len(latest) != 5 {
 		t.Errorf("the latest are %v, %v", latest, err)
@@ -174,9 +172,7 @@ func TestGivenAStoreWithSlowWritesWhenAFullBatchIsAppendedToPatternsThenItTakesH
 					t.Errorf("10 events and %d patterns took %v, want hardly more than the 300ms of one write", len(patterns), took)
 				}
 				for _, p := range patterns {
-					if got := read(t, log, eventlog.Pattern("default", p)); len(got) != 10 {
-						t.Errorf("got %v of %s, want 10 events", got, p)
-					}
+					expect.Equal(t, fmt.Sprintf("events of %s", p), len(read(t, log, eventlog.Pattern("default", p))), 10)
 				}
 			})
 		})

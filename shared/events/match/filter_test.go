@@ -223,9 +223,7 @@ func TestRanges(t *testing.T) {
 		t.Run("RCH-09 "+c.name, func(t *testing.T) {
 			f, err := newFilter(c.pointer, c.of, []byte(c.argument))
 			expect.OK(t, err)
-			if got := (&Payload{Event: &event.Event{Data: []byte(payload)}}).Passes([]Filter{f}); got != c.want {
-				t.Errorf("got %v", got)
-			}
+			expect.Equal(t, "the payload passes", (&Payload{Event: &event.Event{Data: []byte(payload)}}).Passes([]Filter{f}), c.want)
 		})
 	}
 	for name, c := range map[string]struct {

@@ -146,9 +146,7 @@ func TestFilters(t *testing.T) {
 		t.Run("EVX-03 "+tc.name, func(t *testing.T) {
 			f, err := newFilter(tc.pointer, catalog.NoRange, []byte(tc.argument))
 			expect.OK(t, err)
-			if got := (&Payload{Event: &event.Event{Data: payload}}).Passes([]Filter{f}); got != tc.want {
-				t.Errorf("got %v, want %v", got, tc.want)
-			}
+			expect.Equal(t, "the payload passes", (&Payload{Event: &event.Event{Data: payload}}).Passes([]Filter{f}), tc.want)
 		})
 	}
 }

@@ -105,9 +105,7 @@ func TestHandlerAccepts(t *testing.T) {
 				}
 				got = append(got, e.ID+" "+e.URI+" "+string(e.Data))
 			}
-			if s := strings.Join(got, "; "); s != tc.want {
-				t.Errorf("got  %s\nwant %s", s, tc.want)
-			}
+			expect.Equal(t, "the faults", strings.Join(got, "; "), tc.want)
 		})
 	}
 }

@@ -187,9 +187,7 @@ func TestAcceptRefuses(t *testing.T) {
 			if got != nil || fault.KindOf(err) != tc.kind || !strings.Contains(fault.Public(err), tc.want) {
 				t.Errorf("got %v, %v: %.300v\nwant %v %q", got, fault.KindOf(err), err, tc.kind, tc.want)
 			}
-			if len(q.on) != 0 {
-				t.Errorf("an event was queued: %v", q.on)
-			}
+			expect.Equal(t, "queued events", len(q.on), 0)
 		})
 	}
 }
@@ -230,9 +228,7 @@ func TestEscape(t *testing.T) {
 			t.Errorf("%q: got %q, %v, want %q", in, got, err, want)
 		}
 		again, _ := json.Marshal(got)
-		if string(again) != string(got) {
-			t.Errorf("%q becomes %q when it is encoded again", got, again)
-		}
+		expect.Equal(t, fmt.Sprintf("%q that is encoded again", got), string(again), string(got))
 	}
 }
 

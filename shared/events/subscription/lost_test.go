@@ -207,9 +207,7 @@ func TestCountersAreNeverTooLow(t *testing.T) {
 	if _, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/hook"}); err == nil {
 		t.Fatal("registered without an answer of the store")
 	}
-	if n := len(f.subscribers(build)); n != 1 { // subscribers compares them with the header
-		t.Errorf("got %d subscribers, want 1", n)
-	}
+	expect.Equal(t, "subscribers", len(f.subscribers(build)), 1)
 }
 
 // headers returns the stored headers of patterns, including expired ones.
@@ -257,9 +255,7 @@ func TestHeadersOfUnusedPatternsExpire(t *testing.T) {
 	}
 	f.clock = time.Now()
 	register()
-	if h := f.headers(pattern)[0]; HeaderCount(h) != 1 {
-		t.Errorf("got the header %+v after another registration, want one with a count of 1", h)
-	}
+	expect.Equal(t, "the count of the header after another registration", HeaderCount(f.headers(pattern)[0]), 1)
 }
 
 // Concurrent registrations and ends of the same pattern never leave a header whose count is too low, or an empty header that stays.

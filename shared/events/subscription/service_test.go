@@ -117,9 +117,7 @@ func (f *fixture) subscribers(key string) []Subscriber {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	if n := HeaderCount(items[0]); n != len(subs) {
-		f.t.Errorf("the header of %s says %d subscribers, there are %d", key, n, len(subs))
-	}
+	expect.Equal(f.t, fmt.Sprintf("the count in the header of %s", key), HeaderCount(items[0]), len(subs))
 	return subs
 }
 
@@ -383,9 +381,7 @@ func TestOriginsInOneSpelling(t *testing.T) {
 		"":                                   "",
 		"https://hooks.example.com:4430/a?b": "https://hooks.example.com:4430",
 	} {
-		if got := SameOrigin(text); got != want {
-			t.Errorf("OPS-01 %q: got %q, want %q", text, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("OPS-01 %q", text), SameOrigin(text), want)
 	}
 }
 

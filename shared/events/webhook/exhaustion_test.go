@@ -183,8 +183,6 @@ func TestDiagnose_Ours(t *testing.T) {
 		{&url.Error{Op: "Post", Err: os.NewSyscallError("write", syscall.ENOBUFS)}, Internal},
 	} {
 		x := &exchange{ctx: t.Context()}
-		if f := diagnose(context.Background(), x, tt.err); f.Category != tt.want {
-			t.Errorf("%v: got %v, want %s", tt.err, f, tt.want)
-		}
+		expect.Equal(t, fmt.Sprint(tt.err), diagnose(context.Background(), x, tt.err).Category, tt.want)
 	}
 }

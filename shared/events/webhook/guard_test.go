@@ -96,9 +96,7 @@ func TestGuard_Addresses(t *testing.T) {
 			"64:ff9b::8.8.8.8": true, "64:ff9b::192.168.0.1": false, "64:ff9b::169.254.169.254": false,
 			"64:ff9b::10.1.0.1": true,
 		} {
-			if err := g.checkAddr(netip.MustParseAddr(text)); (err == nil) != allowed {
-				t.Errorf("%s: %v", text, err)
-			}
+			expect.Equal(t, fmt.Sprintf("%s is allowed", text), g.checkAddr(netip.MustParseAddr(text)) == nil, allowed)
 		}
 	})
 }
@@ -155,9 +153,7 @@ func TestGuard_Rebinding(t *testing.T) {
 		for _, later := range []string{"127.0.0.2", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.2", "fd00:ec2::254"} {
 			answer.Store([]netip.Addr{netip.MustParseAddr(later)})
 			// A new sender has no kept connection to the previously checked address.
-			if o := open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), webhook); o.Category != Blocked {
-				t.Errorf("%s: got %+v", later, o)
-			}
+			expect.Equal(t, later, open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), webhook).Category, Blocked)
 		}
 		if all := seen.take(); len(all) > 0 || served.Load() != 1 {
 			t.Errorf("connected to %v, served %d", all, served.Load())
@@ -169,9 +165,7 @@ func TestGuard_Rebinding(t *testing.T) {
 		})
 		delivers(t, open(t, Options{Guard: s.guard, RootCAs: pool(srv)}), webhook)
 		for _, a := range seen.take() {
-			if a.Addr() != loopback.Addr() {
-				t.Errorf("connected to %s", a)
-			}
+			expect.Equal(t, "the address of the connection", a.Addr(), loopback.Addr())
 		}
 	})
 	t.Run("SRF-01 a name that changes its address between the checks of one attempt is refused", func(t *testing.T) {
@@ -264,9 +258,7 @@ func TestSend_CheckedAtEveryAttempt(t *testing.T) {
 	s := open(t, Options{Guard: &Guard{dialed: seen.saw}})
 	for _, target := range []string{"http://example.com/", "https://127.0.0.1:9000/", "https://10.0.0.1/"} {
 		for range 2 { // the second time from the cache of targets
-			if o := s.Send(t.Context(), request(target)); o.Category != Blocked {
-				t.Errorf("SRF-01 SRF-04 %s: got %+v", target, o)
-			}
+			expect.Equal(t, fmt.Sprintf("SRF-01 SRF-04 %s", target), s.Send(t.Context(), request(target)).Category, Blocked)
 		}
 	}
 	if all := seen.take(); len(all) > 0 {

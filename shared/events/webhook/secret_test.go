@@ -78,9 +78,7 @@ func TestIdentity(t *testing.T) {
 	expect.OK(t, err)
 	want := `{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",` +
 		`"kid":"kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k","use":"sig","alg":"EdDSA"}]}`
-	if got := string(NewIdentity(key).JWKS()); got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
+	expect.Equal(t, "the key set", string(NewIdentity(key).JWKS()), want)
 }
 
 func FuzzParseSecret(f *testing.F) {

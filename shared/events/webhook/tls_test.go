@@ -197,9 +197,7 @@ func TestSend_KeepsTheName(t *testing.T) {
 	})
 	expect.OK(t, s.Send(t.Context(), request(target+"/x")).Err)
 	expect.Equal(t, "SRF-01 SNI", <-sni, "example.com")
-	if got := <-host; "https://"+got != target {
-		t.Errorf("SRF-01 Host %q", got)
-	}
+	expect.Equal(t, "SRF-01 the host", "https://"+<-host, target)
 	// The certificate does not match another name that resolves to the same address.
 	failsAs(t, s, request(strings.Replace(target, "example.com", "other.example", 1)), TLSError)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/rules"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // GWN-24: the gateway does not pass on its own extensions, extensions about the connection, and malformed or large declarations.
@@ -32,9 +33,7 @@ func TestDeclaredExtensions(t *testing.T) {
 		`{` + strings.Join(many, ",") + `}`:                                                     maxExtensions,
 		`5`:                                                                                     0,
 	} {
-		if got := parseExtensions(json.RawMessage(declared)); len(got) != want {
-			t.Errorf("%.80s: got %d extensions, want %d", declared, len(got), want)
-		}
+		expect.Equal(t, fmt.Sprintf("the extensions of %.80s", declared), len(parseExtensions(json.RawMessage(declared))), want)
 	}
 }
 

@@ -117,9 +117,7 @@ func TestResultsHaveWhatTheClientsRevisionHas(t *testing.T) {
 					// With the 2026 backend that completes nothing, or two of 2025.
 					want = tt.in
 				}
-				if got := w.Result(tt.method, json.RawMessage(tt.in)); string(got) != want {
-					t.Errorf("got %s, want %s", got, want)
-				}
+				expect.Equal(t, "the result", string(w.Result(tt.method, json.RawMessage(tt.in))), want)
 			})
 		})
 	}
@@ -184,9 +182,7 @@ func TestWhatAClientLacksForAQuestion(t *testing.T) {
 		{`{"elicitation":{"url":{}}}`, spec.MethodElicit, `{"mode":"form"}`, "elicitation.form"},
 		{`{}`, "no/such", `{}`, "no/such"},
 	} {
-		if got := Lacking(json.RawMessage(tt.capabilities), tt.method, json.RawMessage(tt.params)); got != tt.want {
-			t.Errorf("%s with %s, %s: %q, want %q", tt.method, tt.capabilities, tt.params, got, tt.want)
-		}
+		expect.Equal(t, fmt.Sprintf("%s with %s, %s", tt.method, tt.capabilities, tt.params), Lacking(json.RawMessage(tt.capabilities), tt.method, json.RawMessage(tt.params)), tt.want)
 	}
 }
 

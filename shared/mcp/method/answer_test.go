@@ -14,9 +14,7 @@ import (
 func TestStatusOfABackendsErrors(t *testing.T) {
 	for code, want := range map[string]int{"-32021": 400, "-32020": 400, "-32022": 400, "-32602": 400, "-32601": 404, "-32050": 200} {
 		message := json.RawMessage(`{"jsonrpc":"2.0","id":1,"error":{"code":` + code + `,"message":"m"}}`)
-		if got := statusOf(message); got != want {
-			t.Errorf("%s: got %d, want %d", code, got, want)
-		}
+		expect.Equal(t, code, statusOf(message), want)
 	}
 }
 
@@ -33,8 +31,6 @@ func TestFlushOfARelayedResponse(t *testing.T) {
 			expect.OK(t, r.Send(json.RawMessage(`{"jsonrpc":"2.0","id":1,"result":{}}`), true))
 		}
 		r.Flush()
-		if w.Flushed != responds {
-			t.Errorf("response %v: got flushed %v", responds, w.Flushed)
-		}
+		expect.Equal(t, "flushed", w.Flushed, responds)
 	}
 }

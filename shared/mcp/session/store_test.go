@@ -159,9 +159,7 @@ func TestASubscriptionLivesAsLongAsItsSession(t *testing.T) {
 		if _, err := s.Load(t.Context(), made.ID, alice, false); err != session.ErrNone {
 			t.Errorf("the session's error is %v, want %v", err, session.ErrNone)
 		}
-		if n := len(stored(t, h, session.ListKey(alice.Workspace, alice.ID))); n != 1 {
-			t.Errorf("the list has %d sessions, want 1", n)
-		}
+		expect.Equal(t, "the sessions of the list", len(stored(t, h, session.ListKey(alice.Workspace, alice.ID))), 1)
 		time.Sleep(session.TTL)
 		for _, partition := range []store.Key{session.Partition(made.Key), session.ListKey(alice.Workspace, alice.ID)} {
 			if items := stored(t, h, partition); len(items) > 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // The reasons that a test cannot bring about in a moment.
@@ -30,8 +31,6 @@ func TestEndReasons(t *testing.T) {
 		"the store fails":                 {open, fault.New(fault.Unavailable, "x"), "error"},
 		"what fails as the client leaves": {open.WithContext(gone), fault.New(fault.Unavailable, "x"), "client_closed"},
 	} {
-		if got := endReason(tc.r, tc.why); got != tc.want {
-			t.Errorf("%s: got %s, want %s", name, got, tc.want)
-		}
+		expect.Equal(t, name, endReason(tc.r, tc.why), tc.want)
 	}
 }

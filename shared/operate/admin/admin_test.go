@@ -297,15 +297,11 @@ func TestPermissions(t *testing.T) {
 				method, path, _ := strings.Cut(at, " ")
 				mine := f.call(who, method, strings.ReplaceAll(path, "ID", id), "", 404, nil)
 				none := f.call(who, method, strings.ReplaceAll(path, "ID", missing), "", 404, nil)
-				if string(mine) != string(none) {
-					t.Errorf("%s as %s: %s differs from %s", at, who, mine, none)
-				}
+				expect.Equal(t, fmt.Sprintf("%s as %s, as of %s", at, who, none), string(mine), string(none))
 			}
 			for method, path := range map[string]string{"POST": "/retry", "GET": ""} {
 				mine := f.call(who, method, "dead-letters/"+letter+path, "", 404, nil)
-				if none := f.call(who, method, "dead-letters/x"+path, "", 404, nil); string(mine) != string(none) {
-					t.Errorf("%s differs from %s", mine, none)
-				}
+				expect.Equal(t, "the answer for another's letter, as for none", string(mine), string(f.call(who, method, "dead-letters/x"+path, "", 404, nil)))
 			}
 			f.sees(who, "subscriptions", 0)
 			f.sees(who, "subscriptions?principal=alice", 0)
@@ -323,9 +319,7 @@ func TestPermissions(t *testing.T) {
 	})
 	t.Run("OPS-09 owners see and steer their own", func(t *testing.T) {
 		f.call("alice", "GET", "subscriptions/"+id, "", 200, nil)
-		if got := ids(f.list("alice", "subscriptions"), "id"); got != id {
-			t.Errorf("got %s, want %s", got, id)
-		}
+		expect.Equal(t, "alice's subscriptions", ids(f.list("alice", "subscriptions"), "id"), id)
 		f.eventually("the deliveries", func() bool { return len(f.list("alice", "deliveries?subscription="+id).Items) > 0 })
 		f.sees("alice", "dead-letters?subscription="+id, 1)
 		f.call("alice", "POST", "subscriptions/"+id+"/pause", "", 200, nil)
@@ -447,9 +441,7 @@ func TestEvents(t *testing.T) {
 			"uri=" + built: "evt_2 evt_1", "name=ci.build_finished": "evt_2 evt_1", "name=incident.created": "evt_4 evt_3", "uri=" + api: "evt_3",
 			"uri=" + built + "&until=2020-01-01T00:00:00Z": "", "name=none": "", "name=incident.created&since=2020-01-01T00:00:00Z": "evt_4 evt_3",
 		} {
-			if got := ids(f.list("op", "events?"+query), "id"); got != want {
-				t.Errorf("%s: got %s, want %s", query, got, want)
-			}
+			expect.Equal(t, query, ids(f.list("op", "events?"+query), "id"), want)
 		}
 		f.call("op", "GET", "events", "", 400, nil)
 		f.call("alice", "GET", "events?uri="+built, "", 403, nil)

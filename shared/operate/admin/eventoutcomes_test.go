@@ -129,13 +129,9 @@ func TestWhyNot(t *testing.T) {
 					path = fmt.Sprintf("events/evt_1/outcomes?limit=%d&cursor=%s", limit, l.Next)
 				}
 			}
-			if len(seen) != len(want) {
-				t.Errorf("OPS-17 limit %d: got %d subscriptions, want %d", limit, len(seen), len(want))
-			}
+			expect.Equal(t, fmt.Sprintf("OPS-17 limit %d: subscriptions", limit), len(seen), len(want))
 			for id, name := range want {
-				if seen[id] != 1 {
-					t.Errorf("OPS-17 limit %d: the subscription %s is listed %d times, want once", limit, name, seen[id])
-				}
+				expect.Equal(t, fmt.Sprintf("OPS-17 limit %d: how often the subscription %s is listed", limit, name), seen[id], 1)
 			}
 		}
 	})

@@ -201,9 +201,7 @@ func (f *fixture) list(who, path string) listed {
 // sees checks how many items a caller gets from a list.
 func (f *fixture) sees(who, path string, want int) {
 	f.Helper()
-	if l := f.list(who, path); len(l.Items) != want {
-		f.Errorf("%s gets %v from %s, want %d items", who, l.Items, path, want)
-	}
+	expect.Equal(f, fmt.Sprintf("the items of %s for %s", path, who), len(f.list(who, path).Items), want)
 }
 
 func ids(l listed, member string) string {

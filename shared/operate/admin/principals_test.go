@@ -60,9 +60,7 @@ func TestErase(t *testing.T) {
 		if !counted.DryRun || !counted.Complete || counted.Counts["records"] < 6 || counted.Counts["deliveries"] < 6 || counted.Counts["auditEntries"] < 3 {
 			t.Errorf("got %+v, want a complete dry run with at least 6 records, 6 deliveries and 3 audit entries", counted)
 		}
-		if got := ids(f.list("op", "subscriptions?principal=alice"), "id"); len(strings.Fields(got)) != 2 {
-			t.Errorf("left are %s", got)
-		}
+		expect.Equal(t, "subscriptions that are left", len(strings.Fields(ids(f.list("op", "subscriptions?principal=alice"), "id"))), 2)
 	})
 	t.Run("OPS-01 only an operator may, in their workspace", func(t *testing.T) {
 		f.call("bob", "DELETE", "principals/alice", "", 403, nil)
@@ -93,9 +91,7 @@ func TestErase(t *testing.T) {
 		}
 	})
 	t.Run("OPS-07 what is another's stays", func(t *testing.T) {
-		if got := ids(f.list("op", "subscriptions"), "id"); got != bobs {
-			t.Errorf("got %s, want %s", got, bobs)
-		}
+		expect.Equal(t, "the subscriptions", ids(f.list("op", "subscriptions"), "id"), bobs)
 		l := f.list("op", "dead-letters?subscription="+bobs)
 		if len(l.Items) != 1 {
 			t.Fatalf("got %v, want one dead letter", l)
@@ -235,9 +231,7 @@ func TestCursorsAreForTheirList(t *testing.T) {
 			at = "event-types?limit=2&cursor=" + page.Next
 		}
 	}
-	if all := ids(f.list("op", "event-types"), "name"); names != " "+all {
-		t.Errorf("pages of two have%s, all are %s", names, all)
-	}
+	expect.Equal(t, "the names on pages of two", names, " "+ids(f.list("op", "event-types"), "name"))
 }
 
 func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
@@ -350,8 +344,6 @@ func TestASuspendedSubscription(t *testing.T) {
 		letters := count()
 		f.call("op", "DELETE", "subscriptions/"+id, "", 204, nil)
 		got := job(fmt.Sprintf(`{"select":{"subscription":%q},"rate":50}`, id))
-		if fmt.Sprint(got["skippedBecause"]) != fmt.Sprintf("map[ended:%d]", letters) {
-			t.Errorf("%d letters: got %v", letters, got)
-		}
+		expect.Equal(t, fmt.Sprintf("%d letters that were skipped", letters), fmt.Sprint(got["skippedBecause"]), fmt.Sprintf("map[ended:%d]", letters))
 	})
 }

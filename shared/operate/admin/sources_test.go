@@ -68,24 +68,18 @@ func TestSources(t *testing.T) {
 		}
 		builds := all.Items[1]
 		recent := builds["recent"].(object)["outcomes"]
-		if want := "map[accepted:1 duplicate:1 invalid:1 unfit:1 unmatched:1 unverified:1]"; fmt.Sprint(recent) != want {
-			t.Errorf("got %v, want %s", recent, want)
-		}
+		expect.Equal(t, "the counts", fmt.Sprint(recent), "map[accepted:1 duplicate:1 invalid:1 unfit:1 unmatched:1 unverified:1]")
 		if builds["from"] != "http" || builds["verify"] != "none" || builds["path"] != "/sources/builds/{key}" || builds["last"].(object)["kind"] != "unverified" {
 			t.Errorf("got %v, want an unverified last outcome at /sources/builds/{key}", builds)
 		}
 		mapping, _ := json.Marshal(builds["events"])
-		if want := `[{"data":{"build":"/body/n","status":"/body/state"},"id":"/body/id","match":{"body":{"kind":["build"]}},"name":"ci.build_finished"}]`; string(mapping) != want {
-			t.Errorf("got %s, want %s", mapping, want)
-		}
+		expect.Equal(t, "the mapping", string(mapping), `[{"data":{"build":"/body/n","status":"/body/state"},"id":"/body/id","match":{"body":{"kind":["build"]}},"name":"ci.build_finished"}]`)
 		if alarms := all.Items[0]; alarms["from"] != "eventbridge" || alarms["path"] != nil || alarms["verify"] != nil || alarms["last"] != nil {
 			t.Errorf("got %v, want a source of eventbridge without outcomes", alarms)
 		}
 		if one := (object{}); true {
 			f.call("op", "GET", "sources/builds", "", 200, &one)
-			if fmt.Sprint(one["events"]) != fmt.Sprint(builds["events"]) {
-				t.Errorf("got %v, want the events of %v", one, builds)
-			}
+			expect.Equal(t, "the events", fmt.Sprint(one["events"]), fmt.Sprint(builds["events"]))
 		}
 		if raw := f.call("op", "GET", "sources", "", 200, nil); strings.Contains(string(raw), "MCPEVENTS_TEST") || strings.Contains(string(raw), buildKey) {
 			t.Errorf("got %s, want no key and no name of a variable", raw)
@@ -185,9 +179,7 @@ func TestSources(t *testing.T) {
 				continue
 			}
 			for name, value := range x.want {
-				if got.Trials[0][name] != value {
-					t.Errorf("%s: %s is %v, want %v", x.request, name, got.Trials[0][name], value)
-				}
+				expect.Equal(t, fmt.Sprintf("%s: %s", x.request, name), got.Trials[0][name], value)
 			}
 			if x.want["kind"] == "unfit" && got.Trials[0]["faults"] == nil || strings.Contains(string(raw), "t0ken") {
 				t.Errorf("%s: got %s", x.request, raw)

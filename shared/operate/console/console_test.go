@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // ask gets a path of the console.
@@ -37,9 +39,7 @@ func TestSignIn(t *testing.T) {
 	t.Run("OPS-11 a server that does not answer leaves the page as it is", func(t *testing.T) {
 		failed = errors.New("down")
 		w := ask(h, "GET", "/console/config.json")
-		if got := strings.TrimSpace(w.Body.String()); got != `{"auth":"jwt","client":true}` {
-			t.Errorf("got %s", got)
-		}
+		expect.Equal(t, "the configuration", strings.TrimSpace(w.Body.String()), `{"auth":"jwt","client":true}`)
 	})
 	failed, h.until = nil, h.until.Add(-fresh)
 	t.Run("OPS-11 the policy names the host of the token endpoint", func(t *testing.T) {
@@ -49,14 +49,10 @@ func TestSignIn(t *testing.T) {
 				t.Errorf("got %s", policy)
 			}
 		}
-		if asked != 2 {
-			t.Errorf("the authorization server was asked %d times, want once for the failure and once more", asked)
-		}
+		expect.Equal(t, "how often the authorization server was asked", asked, 2)
 		want := `{"auth":"jwt","client":true,"signIn":{"issuer":"https://id.example.com/","clientId":"console","scopes":["events:operate"],` +
 			`"resource":"https://events.example.com/mcp","authorizationEndpoint":"https://id.example.com/authorize","tokenEndpoint":"https://tokens.example.com/token?x=1"}}`
-		if got := strings.TrimSpace(ask(h, "GET", "/console/config.json").Body.String()); got != want {
-			t.Errorf("got %s", got)
-		}
+		expect.Equal(t, "the configuration", strings.TrimSpace(ask(h, "GET", "/console/config.json").Body.String()), want)
 	})
 }
 

@@ -103,9 +103,7 @@ func TestRequestBodiesAreReadWithoutWriteTo(t *testing.T) {
 	resp, err := NewHTTPClient(requestLimit).Do(req)
 	expect.OK(t, err)
 	resp.Body.Close()
-	if s.received != 4 {
-		t.Errorf("got %d bytes at the server, want 4", s.received)
-	}
+	expect.Equal(t, "bytes at the server", s.received, 4)
 }
 
 // writesItself is like a closed body of the SDK.

@@ -12,6 +12,7 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestKindOf(t *testing.T) {
@@ -32,9 +33,7 @@ func TestKindOf(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := KindOf(tt.err); got != tt.want {
-				t.Errorf("got %v, want %v", got, tt.want)
-			}
+			expect.Equal(t, "the kind", KindOf(tt.err), tt.want)
 		})
 	}
 }

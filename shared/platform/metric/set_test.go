@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"math"
 	"slices"
@@ -111,17 +112,13 @@ func TestEMFWritesEachMeasurementOnce(t *testing.T) {
 		{QueueDepth, "slow", 4 * 4, 4},
 	} {
 		sum, n := values(t, all, want.name, want.by)
-		if n != want.n {
-			t.Errorf("%s by %q: got %d values, want %d", want.name, want.by, n, want.n)
-		}
+		expect.Equal(t, fmt.Sprintf("%s by %q: values", want.name, want.by), n, want.n)
 		if wrong := math.Abs(sum - want.sum); wrong > .5*want.sum && want.n > 100 || wrong > .001 && want.n <= 100 {
 			t.Errorf("%s by %q: got %v in all, want %v", want.name, want.by, sum, want.sum)
 		}
 	}
 	for _, d := range all {
-		if want := map[string]string{"ok": "github", "unknown": NoBackend}[d.Outcome]; d.Backend != want {
-			t.Errorf("got the backend %q for the outcome %q, want %q", d.Backend, d.Outcome, want)
-		}
+		expect.Equal(t, fmt.Sprintf("the backend for the outcome %q", d.Outcome), d.Backend, map[string]string{"ok": "github", "unknown": NoBackend}[d.Outcome])
 		about := d.AWS.CloudWatchMetrics[0]
 		if d.Stack != "stack-1" || about.Namespace != Namespace || !slices.Equal(about.Dimensions[0], []string{"stack"}) {
 			t.Errorf("got %+v, want the stack stack-1 in the namespace %s", d, Namespace)

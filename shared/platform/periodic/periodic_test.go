@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -73,9 +74,7 @@ func TestAPanicEndsOnlyItsJob(t *testing.T) {
 				rounds++
 				panic("a defect")
 			}})
-			if rounds != 3 {
-				t.Errorf("got %d rounds of a job that panics, want 3", rounds)
-			}
+			expect.Equal(t, "rounds of a job that panics", rounds, 3)
 		})
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestCountShowsTheDoneItems(t *testing.T) {
@@ -37,7 +38,5 @@ func TestANilWriterShowsNothing(t *testing.T) {
 	in := strings.NewReader("x")
 	r, stop := progress.Bytes(nil, "read", 1, in)
 	stop()
-	if r != io.Reader(in) {
-		t.Error("got another reader than the given one")
-	}
+	expect.Equal(t, "the reader", r, io.Reader(in))
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/refresh"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 var errDown = errors.New("the source is down")
@@ -186,9 +187,7 @@ func TestGivenManyCallersOneLoads(t *testing.T) {
 					t.Errorf("the first got %+v after %d loads, want %d after 1", *first, s.loads, s.value)
 				}
 				for _, other := range others {
-					if *other != tc.other {
-						t.Errorf("another got %+v, want %+v", *other, tc.other)
-					}
+					expect.Equal(t, "the other value", *other, tc.other)
 				}
 			})
 		})
@@ -284,9 +283,7 @@ func TestGivenQuickFailuresOnlySlowOnesPause(t *testing.T) {
 				s := &source{takes: tc.takes, err: errDown}
 				v := refresh.New(refresh.Options{Proportional: true, Quick: 2 * time.Second}, s.load)
 				_, _ = v.Within(t.Context(), time.Minute)
-				if got := v.Pauses(); got != tc.pauses {
-					t.Errorf("Pauses returned %t, want %t", got, tc.pauses)
-				}
+				expect.Equal(t, "Pauses", v.Pauses(), tc.pauses)
 				if _, err := v.Within(t.Context(), time.Minute); !errors.Is(err, errDown) || s.loads != tc.loads {
 					t.Errorf("the second call got %v after %d loads, want %v after %d", err, s.loads, errDown, tc.loads)
 				}
@@ -306,8 +303,6 @@ func TestGivenAFailedLoadThoseWhoWaitedShareTheNextOne(t *testing.T) {
 			start(t.Context(), v, &running)
 		}
 		running.Wait()
-		if s.loads != 2 {
-			t.Errorf("6 callers of a source that is down started %d loads, want 2", s.loads)
-		}
+		expect.Equal(t, "loads by 6 callers of a source that is down", s.loads, 2)
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestFieldsAreReadInTheOrderOfTheirDeclaration(t *testing.T) {
@@ -101,20 +103,12 @@ func TestJSON(t *testing.T) {
 func TestLine(t *testing.T) {
 	_, root := Parse("x.yaml", []byte("a:\n  - b\n  -\n    c: d\n"), 1<<10)
 	for path, want := range map[string]int{"a": 2, "a/0": 2, "a/1/c": 4, "a/1/x": 4, "a/9": 2, "x": 1} {
-		if got := Line(root, strings.Split(path, "/")); got != want {
-			t.Errorf("%s: got line %d, want %d", path, got, want)
-		}
+		expect.Equal(t, path+": the line", Line(root, strings.Split(path, "/")), want)
 	}
 }
 
 func TestClip(t *testing.T) {
-	if got := Clip("short"); got != "short" {
-		t.Errorf("got %q", got)
-	}
-	if got := Clip(strings.Repeat("ü", 100)); got != strings.Repeat("ü", 40)+"…" {
-		t.Errorf("got %q", got)
-	}
-	if got := Clip("a" + strings.Repeat("ü", 100)); got != "a"+strings.Repeat("ü", 39)+"…" {
-		t.Errorf("got %q", got)
-	}
+	expect.Equal(t, "a short text", Clip("short"), "short")
+	expect.Equal(t, "a long text", Clip(strings.Repeat("ü", 100)), strings.Repeat("ü", 40)+"…")
+	expect.Equal(t, "a long text that is cut within a character", Clip("a"+strings.Repeat("ü", 100)), "a"+strings.Repeat("ü", 39)+"…")
 }

@@ -1,12 +1,14 @@
 package httpcall_test
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestAKeyInAURLIsNotShown(t *testing.T) {
@@ -23,9 +25,7 @@ func TestAKeyInAURLIsNotShown(t *testing.T) {
 		"https://me:password@events.example.com/": "https://me:xxxxx@events.example.com/",
 		"http://[::1/mcp/u/k1":                    "http://[::1/mcp/u/xxxxx",
 	} {
-		if got := httpcall.Redact(given); got != want {
-			t.Errorf("RCH-05 %s: got %s, want %s", given, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("RCH-05 %s", given), httpcall.Redact(given), want)
 	}
 }
 

@@ -3,6 +3,7 @@ package jsonrpc
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"strconv"
 	"strings"
@@ -29,12 +30,8 @@ func TestReplace(t *testing.T) {
 		{`"id"`, "id", `3`, `"id"`},
 	} {
 		in := json.RawMessage(c.in)
-		if got := string(Replace(in, c.name, []byte(c.value))); got != c.want {
-			t.Errorf("replace %s in %s by %s: got %s, want %s", c.name, c.in, c.value, got, c.want)
-		}
-		if string(in) != c.in {
-			t.Errorf("Replace changed its argument to %s, want %s", in, c.in)
-		}
+		expect.Equal(t, fmt.Sprintf("replace %s in %s by %s", c.name, c.in, c.value), string(Replace(in, c.name, []byte(c.value))), c.want)
+		expect.Equal(t, "the argument after Replace", string(in), c.in)
 	}
 }
 
@@ -101,9 +98,7 @@ func TestInsertIntoObjectsWithBlanks(t *testing.T) {
 	for in, want := range map[string]string{
 		`{}`: `{"a":1}`, `{ }`: `{"a":1}`, "{\n\t}": `{"a":1}`, `{"b":2}`: `{"a":1,"b":2}`, `{ "b":2 }`: `{"a":1,"b":2 }`,
 	} {
-		if got := string(Insert(json.RawMessage(in), "a", json.RawMessage("1"))); got != want {
-			t.Errorf("GWN-15 insert a into %q: got %s, want %s", in, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("GWN-15 insert a into %q", in), string(Insert(json.RawMessage(in), "a", json.RawMessage("1"))), want)
 	}
 }
 
@@ -114,9 +109,7 @@ func TestRepeats(t *testing.T) {
 			object = append(AppendString(object, "m"+strconv.Itoa(i)), ":1,"...)
 		}
 		last := func(name string) json.RawMessage { return append(AppendString(bytes.Clone(object), name), ":1}"...) }
-		if got, want := Repeats(last("other")), n >= MaxDistinct; got != want {
-			t.Errorf("%d different members: got %v, want %v", n+1, got, want)
-		}
+		expect.Equal(t, fmt.Sprintf("%d different members", n+1), Repeats(last("other")), n >= MaxDistinct)
 		if n > 0 && !(Repeats(last("m0")) && Repeats(last("m"+strconv.Itoa(n-1)))) {
 			t.Errorf("%d members of which one is there twice: got false, want true", n+1)
 		}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestDecode(t *testing.T) {
@@ -111,9 +113,7 @@ func TestAppend(t *testing.T) {
 		string(AppendNotification(nil, "notifications/x", nil)):                                         `{"jsonrpc":"2.0","method":"notifications/x"}`,
 		string(AppendNotification(nil, "n", json.RawMessage(`{"a":1}`))):                                `{"jsonrpc":"2.0","method":"n","params":{"a":1}}`,
 	} {
-		if got != want {
-			t.Errorf("got  %s\nwant %s", got, want)
-		}
+		expect.Equal(t, "the result", got, want)
 	}
 }
 
@@ -123,9 +123,7 @@ func TestAppendString(t *testing.T) {
 		if err := json.Unmarshal(AppendString(nil, s), &back); err != nil {
 			t.Fatalf("%q: %v", s, err)
 		}
-		if want := strings.ToValidUTF8(s, "\ufffd"); back != want {
-			t.Errorf("got %q, want %q", back, want)
-		}
+		expect.Equal(t, "the decoded text", back, strings.ToValidUTF8(s, "\ufffd"))
 	}
 }
 

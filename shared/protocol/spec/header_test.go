@@ -1,9 +1,12 @@
 package spec
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // The examples are from the specification.
@@ -17,9 +20,7 @@ func TestHeaderValues(t *testing.T) {
 		"event://ci/{x}?a b\tc": "event://ci/{x}?a b\tc",
 		"":                      "",
 	} {
-		if got := EncodeHeader(plain); got != encoded {
-			t.Errorf("EncodeHeader(%q) = %q, want %q", plain, got, encoded)
-		}
+		expect.Equal(t, fmt.Sprintf("EncodeHeader(%q)", plain), EncodeHeader(plain), encoded)
 		if got, err := DecodeHeader("  " + encoded + "\t"); err != nil || got != plain {
 			t.Errorf("DecodeHeader(%q) = %q, %v", encoded, got, err)
 		}

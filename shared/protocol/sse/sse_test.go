@@ -29,9 +29,7 @@ func TestAppend(t *testing.T) {
 		{"a line end cannot forge a field", Event{ID: "7\ndata: x", Name: "n\r\nid: 1"}, "event: n\nid: 7\n\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := string(Append(nil, tc.in)); got != tc.want {
-				t.Errorf("got %q, want %q", got, tc.want)
-			}
+			expect.Equal(t, "the event", string(Append(nil, tc.in)), tc.want)
 		})
 	}
 }

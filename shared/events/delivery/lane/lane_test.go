@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // someLanes returns the lanes of a process with limits on the attempts under way, in total and per endpoint.
@@ -66,9 +67,7 @@ func TestEndpointSlots(t *testing.T) {
 					t.Errorf("slot %d: got %+v, want the event queued at %d", i, r, want)
 				}
 			}
-			if r := <-got; r != (result{30, TooLate, time.Second}) {
-				t.Errorf("got %+v, want the last one to give up after a second", r)
-			}
+			expect.Equal(t, "the last one", <-got, (result{30, TooLate, time.Second}))
 			if e := l.byID[url]; e.fast != 2 || len(e.flows) != 0 || l.waiters != 0 || len(l.waiting) != 0 {
 				t.Errorf("%d slots are taken, want 2; %d flows, %d wait, want none", e.fast, len(e.flows), l.waiters)
 			}
@@ -249,9 +248,7 @@ func TestAttemptsInAHurry(t *testing.T) {
 					t.Fatalf("it has another %v, want 2.9s", s.Rest)
 				}
 			}
-			if detached != maxHanging {
-				t.Errorf("%d attempts were detached, want %d", detached, maxHanging)
-			}
+			expect.Equal(t, "detached attempts", detached, maxHanging)
 		})
 	})
 }
@@ -287,9 +284,7 @@ func TestTheSlowLaneProbesForAllProcesses(t *testing.T) {
 				for _, second := range slices.Sorted(maps.Keys(c.want)) {
 					time.Sleep(time.Until(began.Add(time.Duration(second) * time.Second)))
 					s, got := pages.Reserve(t.Context(), to(url), Patience{})
-					if got != c.want[second] {
-						t.Errorf("got verdict %v after %d s, want %v", got, second, c.want[second])
-					}
+					expect.Equal(t, fmt.Sprintf("the verdict after %d s", second), got, c.want[second])
 					if s != nil {
 						s.Done(Unused)
 					}
@@ -310,9 +305,7 @@ func TestAProbeAfterATimeoutInTheSlowLaneIsShort(t *testing.T) {
 		if v != Granted {
 			t.Fatalf("WHK-16 got verdict %v, want a slot for a probe", v)
 		}
-		if got := s.Patience; got != 500*time.Millisecond {
-			t.Errorf("WHK-16 the probe may take %v, want 500ms", got)
-		}
+		expect.Equal(t, "WHK-16 the patience of the probe", s.Patience, 500*time.Millisecond)
 		s.Detach().Done(Unused)
 		if got := time.Until(l.byID[url].slowUntil); got <= slowFor*2/3-time.Millisecond || got > slowFor {
 			t.Errorf("WHK-16 first attempts take the slow lane for %v, want up to a third less than %v", got, slowFor)
@@ -435,9 +428,7 @@ func TestPausesGrowByAttemptsAndNotByBursts(t *testing.T) {
 		t.Run(fmt.Sprintf("WHK-09 the pause after %d, and after one with Retry-After", status), func(t *testing.T) {
 			for i, retryAfter := range []time.Duration{0, time.Hour} {
 				e := &endpointState{}
-				if got := e.pause(asksForLess(status, retryAfter), false); got != want[i] {
-					t.Errorf("Retry-After %v: paused for %v, want %v", retryAfter, got, want[i])
-				}
+				expect.Equal(t, fmt.Sprintf("Retry-After %v: the pause", retryAfter), e.pause(asksForLess(status, retryAfter), false), want[i])
 			}
 		})
 	}
@@ -463,17 +454,13 @@ func TestPausesGrowByAttemptsAndNotByBursts(t *testing.T) {
 		{"WHK-09 and does not count", 0, 4 * busyPause},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := burst(c.retryAfter); got != c.want {
-				t.Errorf("paused for %v, want %v", got, c.want)
-			}
+			expect.Equal(t, "the pause", burst(c.retryAfter), c.want)
 		})
 	}
 	t.Run("WHK-09 of a burst the longest Retry-After holds", func(t *testing.T) {
 		l.record(e, busy(time.Hour), now)
 		l.record(e, busy(time.Second), now)
-		if got := e.openUntil.Sub(now); got != time.Hour {
-			t.Errorf("paused for %v", got)
-		}
+		expect.Equal(t, "the pause", e.openUntil.Sub(now), time.Hour)
 	})
 }
 
@@ -519,9 +506,7 @@ func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {
 				l.mu.Unlock()
 			}
 			_, v := l.Reserve(t.Context(), to(urls[0]), Patience{})
-			if got := v == SlowLane; got != c.slow {
-				t.Errorf("a neighbor is slow: %v, want %v", got, c.slow)
-			}
+			expect.Equal(t, "a neighbor is slow", v == SlowLane, c.slow)
 			if _, v := l.Reserve(t.Context(), to("https://other.example.com/hook"), Patience{}); v != Granted {
 				t.Errorf("verdict %v for another origin, want granted", v)
 			}

@@ -97,9 +97,7 @@ func TestEndpointRates(t *testing.T) {
 			}
 			wg.Wait()
 			for second, n := range perSecond {
-				if n != limit {
-					t.Errorf("%d attempts in second %d, want %d", n, second, limit)
-				}
+				expect.Equal(t, fmt.Sprintf("attempts in second %d", second), n, limit)
 			}
 			if len(perSecond) < 5 {
 				t.Errorf("%d seconds", len(perSecond))

@@ -111,9 +111,7 @@ func TestEarlyMessages(t *testing.T) {
 			if whose, err := ds.Schedule(t.Context(), newDelivery(1, e), e, time.Now().Add(EarlyMessage)); whose != Mine || err != nil {
 				t.Fatalf("got claim %v, %v, want the delivery written", whose, err)
 			}
-			if len(s.messages) != 2 {
-				t.Errorf("got %d messages, want one before and one after the write", len(s.messages))
-			}
+			expect.Equal(t, "messages, one before and one after the write", len(s.messages), 2)
 		})
 	})
 	t.Run("WHK-18 given a write that fails, then the early message is stale and the caller gets the error", func(t *testing.T) {
@@ -160,9 +158,7 @@ func TestConcurrentDeliveriesStoreTheirEventOnce(t *testing.T) {
 				})
 			}
 			all.Wait()
-			if s.writes != n {
-				t.Errorf("got %d writes, want %d, one of which has the event", s.writes, n)
-			}
+			expect.Equal(t, "writes, one of which has the event", s.writes, n)
 		})
 	})
 }

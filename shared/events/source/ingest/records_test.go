@@ -3,6 +3,7 @@ package ingest_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -149,9 +150,7 @@ func TestListRecords(t *testing.T) {
 			{ingest.RecordQuery{Kind: ingest.Limited}, 0},
 			{ingest.RecordQuery{Since: noon.Add(time.Second), Until: noon.Add(3 * time.Second)}, 3},
 		} {
-			if got := listed(t, db, x.ask); len(got) != x.want {
-				t.Errorf("%+v: got %+v", x.ask, got)
-			}
+			expect.Equal(t, fmt.Sprintf("records of %+v", x.ask), len(listed(t, db, x.ask)), x.want)
 		}
 	})
 	t.Run("SRC-04 records can be listed page by page, also those of one kind", func(t *testing.T) {
@@ -191,9 +190,7 @@ func TestOutcomesAreCounted(t *testing.T) {
 	cancel() // the client has disconnected
 	db := open(t)
 	ingest.NewRecords(db, "", set, nil).Record(ctx, ingest.Outcome{Time: noon, Workspace: "default", Source: "github", Kind: ingest.Unfit})
-	if got := listed(t, db, ingest.RecordQuery{}); len(got) != 1 {
-		t.Errorf("SRC-04 the outcome of a request whose client has disconnected: %+v", got)
-	}
+	expect.Equal(t, "SRC-04 the outcomes of a request whose client has disconnected", len(listed(t, db, ingest.RecordQuery{})), 1)
 	r := ingest.NewRecords(broken{db}, "all", set, slog.New(slog.NewTextHandler(&log, nil)))
 	for _, kind := range []ingest.Kind{ingest.Accepted, ingest.Unmatched, ingest.Unmatched} {
 		r.Record(t.Context(), ingest.Outcome{Time: noon, Workspace: "default", Source: "github", Kind: kind})
@@ -215,8 +212,6 @@ func TestOutcomesAreCounted(t *testing.T) {
 	for name, want := range map[string]int64{
 		metric.SourceRequests + " outcome=accepted": 1, metric.SourceRequests + " outcome=unmatched": 2, metric.SourceRequests + " outcome=unfit": 1, metric.SourceRefused + " source=github": 1,
 	} {
-		if counts[name] != want {
-			t.Errorf("SRC-03 %s is %d, want %d; all: %v", name, counts[name], want, counts)
-		}
+		expect.Equal(t, fmt.Sprintf("SRC-03 %s of %v", name, counts), counts[name], want)
 	}
 }

@@ -215,9 +215,7 @@ func TestDecimal(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("SRC-03 %.30s to %s", tt.a, tt.b), func(t *testing.T) {
 			a, b := parseDecimal(json.Number(tt.a)), parseDecimal(json.Number(tt.b))
-			if got := min(max(a.compare(b), -1), 1); got != tt.want {
-				t.Errorf("got %d, want %d", got, tt.want)
-			}
+			expect.Equal(t, "the order", min(max(a.compare(b), -1), 1), tt.want)
 			expect.Equal(t, "the comparison the other way", min(max(b.compare(a), -1), 1), -tt.want)
 		})
 	}

@@ -193,9 +193,7 @@ func TestSettings_Headers(t *testing.T) {
 			if scheme == HMAC {
 				s.Header = "X-My-Signature"
 			}
-			if got := strings.Join(s.Headers(), " "); got != want {
-				t.Errorf("got %q, want %q", got, want)
-			}
+			expect.Equal(t, "the headers", strings.Join(s.Headers(), " "), want)
 		})
 	}
 }
@@ -214,9 +212,7 @@ func TestSettings_SignsTime(t *testing.T) {
 		"hmac with a time":  {Settings{Scheme: HMAC, Header: "X-Sig", Signed: "{timestamp}{body}", Timestamp: "X-At"}, true},
 	} {
 		t.Run("SRC-02 whether "+name+" signs a time", func(t *testing.T) {
-			if got := tt.settings.signsTime(); got != tt.want {
-				t.Errorf("got %t", got)
-			}
+			expect.Equal(t, "it signs the time", tt.settings.signsTime(), tt.want)
 		})
 	}
 }

@@ -130,9 +130,7 @@ func TestNew_Secrets(t *testing.T) {
 		v, err := New(Settings{Scheme: GitHub}, []string{good})
 		expect.OK(t, err)
 		for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
-			if got := fmt.Sprintf(format, v); got != "verify by github" {
-				t.Errorf("%s: %s", format, got)
-			}
+			expect.Equal(t, format, fmt.Sprintf(format, v), "verify by github")
 		}
 	})
 }

@@ -40,9 +40,7 @@ func TestAJobIsFollowed(t *testing.T) {
 	expect.OK(t, c.Run(t.Context(), httpcall.Server{URL: s.URL}))
 	want := `POST /admin/v1/replays {"dryRun":false,"rate":5,"select":{"origin":"https://a.example"}}` +
 		"\nGET /admin/v1/replays/rpl_1 \nGET /admin/v1/replays/rpl_1 "
-	if got := strings.Join(asked, "\n"); got != want {
-		t.Errorf("OPS-10: asked for\n%s\nwant\n%s", got, want)
-	}
+	expect.Equal(t, "OPS-10: the requests", strings.Join(asked, "\n"), want)
 	if !strings.Contains(out.String(), "state: done\n") || !regexp.MustCompile(`replayed 9 / 9`).Match(bar.Bytes()) || errs.Len() > 0 {
 		t.Errorf("OPS-10: prints %s%s, and shows %q", &out, &errs, &bar)
 	}

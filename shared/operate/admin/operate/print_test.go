@@ -85,9 +85,7 @@ func TestTablesFitTheTerminal(t *testing.T) {
 					t.Errorf("it prints\n%s\nwithout %s", out, want)
 				}
 			}
-			if errs != x.notes {
-				t.Errorf("it notes %q, want %q", errs, x.notes)
-			}
+			expect.Equal(t, "the notes", errs, x.notes)
 			for line := range strings.Lines(out) {
 				if n := utf8.RuneCountInString(strings.TrimRight(line, " \n")); x.width > 20 && x.notes != "" && n > x.width {
 					t.Errorf("a line has %d characters, want at most %d: %s", n, x.width, line)

@@ -66,9 +66,7 @@ func TestMetrics(t *testing.T) {
 		if p := all[metric.DeadLetters].GetSum().GetDataPoints()[0]; p.GetAsDouble() != 2 || p.GetAttributes()[0].GetValue().GetStringValue() != "inbox" {
 			t.Errorf("got %v", p)
 		}
-		if p := all[metric.StreamsOpen].GetGauge().GetDataPoints()[0]; p.GetAsDouble() != 7 {
-			t.Errorf("got %v", p)
-		}
+		expect.Equal(t, "open streams", all[metric.StreamsOpen].GetGauge().GetDataPoints()[0].GetAsDouble(), 7)
 		h := all[metric.AttemptDuration].GetHistogram().GetDataPoints()[0]
 		if h.GetCount() != 1 || h.GetSum() != .25 || len(h.GetBucketCounts()) != len(h.GetExplicitBounds())+1 || all[metric.AttemptDuration].GetUnit() != "s" {
 			t.Errorf("got %v", h)

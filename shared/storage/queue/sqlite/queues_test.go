@@ -166,9 +166,7 @@ func TestAHandlerThatPanicsOrReportsAnUnknownIDFailsItsBatch(t *testing.T) {
 				stop := run(q, queue.Inbox, queue.ConsumeOptions{MaxReceives: 2}, h)
 				time.Sleep(5 * time.Minute)
 				stop()
-				if d := depth(t, q, queue.Dead); d.Visible != 2 {
-					t.Errorf("got depth %+v of the dead letters, want 2 visible", d)
-				}
+				expect.Equal(t, "visible dead letters", depth(t, q, queue.Dead).Visible, 2)
 			})
 		})
 	}
@@ -299,16 +297,12 @@ func TestUnacceptedMessagesSurviveARestart(t *testing.T) {
 		}
 	})
 	session(func(q *Queues) {
-		if d := depth(t, q, queue.Deliveries); d.Visible != 1 {
-			t.Errorf("after the restart: got %+v, want one visible", d)
-		}
+		expect.Equal(t, "visible messages after the restart", depth(t, q, queue.Deliveries).Visible, 1)
 		if d := depth(t, q, queue.Slow); d.Delayed != 1 || d.Visible != 0 {
 			t.Errorf("the delayed message after the restart: got %+v, want one delayed", d)
 		}
 		send(t, q, queue.Events, once)
-		if d := depth(t, q, queue.Events); d.Visible != 1 {
-			t.Errorf("a second message with the same id after the restart: got %+v, want one visible", d)
-		}
+		expect.Equal(t, "visible messages after a second one with the same id", depth(t, q, queue.Events).Visible, 1)
 		got := make(chan queue.Message)
 		stop := run(q, queue.Deliveries, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
 			got <- batch[0]
@@ -374,9 +368,7 @@ func TestCloseWaitsForRunningHandlers(t *testing.T) {
 		t.Error(err)
 	}
 	again := open(t, path, Options{})
-	if d := depth(t, again, queue.Slow); d.Visible != 1 {
-		t.Errorf("after the restart: got %+v, want the failed message", d)
-	}
+	expect.Equal(t, "visible messages after the restart", depth(t, again, queue.Slow).Visible, 1)
 }
 
 func TestCloseDoesNotWaitForever(t *testing.T) {

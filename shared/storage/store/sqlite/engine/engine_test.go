@@ -203,9 +203,7 @@ func TestTheFileIsForItsOwnerOnly(t *testing.T) {
 	for _, suffix := range []string{"", "-wal", "-shm"} {
 		info, err := os.Stat(path + suffix)
 		expect.OK(t, err)
-		if mode := info.Mode().Perm(); mode != 0o600 {
-			t.Errorf("mode of e.db%s is %o", suffix, mode)
-		}
+		expect.Equal(t, fmt.Sprintf("the mode of e.db%s", suffix), info.Mode().Perm(), 0o600)
 	}
 }
 
@@ -295,9 +293,7 @@ func TestSnapshotSeesOneCommit(t *testing.T) {
 		}
 		do(t, e, insert(2, "x"))
 		after, err := c.Int("SELECT count(*) FROM n")
-		if before != after {
-			t.Errorf("%d rows, then %d", before, after)
-		}
+		expect.Equal(t, "the rows", before, after)
 		return err
 	})
 	expect.OK(t, err)
