@@ -333,6 +333,7 @@ func TestCallsInOneSessionAreIndependent(t *testing.T) {
 	slices.Sort(sessions)
 	expect.Equal(t, "ids of the calls", len(slices.Compact(ids)), calls)
 	expect.Equal(t, "sessions of the calls", len(slices.Compact(sessions)), 1)
+	expect.Equal(t, "open sessions, with one of each instance's own", s.alive(), 3)
 }
 
 // GWN-13: when a client of 2026-07-28 closes its connection, the gateway closes its own to the backend. To a session-based backend
@@ -364,8 +365,7 @@ func TestClosedConnectionEndsTheCallAtTheBackend(t *testing.T) {
 
 // GWN-17: a requestState is valid for an hour, for the same caller and under the same key.
 func TestRequestStateExpires(t *testing.T) {
-	s, err := newStates(make([]byte, 32))
-	expect.OK(t, err)
+	s := expect.Value(newStates(make([]byte, 32)))(t)
 	now := time.Unix(1_800_000_000, 0)
 	sealed := s.seal([]byte("state"), []byte("alice"), now)
 	if got, err := s.open(sealed, []byte("alice"), now.Add(stateLife-time.Second)); err != nil || string(got) != "state" {
@@ -377,8 +377,7 @@ func TestRequestStateExpires(t *testing.T) {
 	if _, err := s.open(sealed, []byte("bob"), now); err == nil {
 		t.Error("another may use it")
 	}
-	other, err := newStates([]byte("another key of thirty-two bytes!"))
-	expect.OK(t, err)
+	other := expect.Value(newStates([]byte("another key of thirty-two bytes!")))(t)
 	if _, err := other.open(sealed, []byte("alice"), now); err == nil {
 		t.Error("another key opens it")
 	}
