@@ -223,8 +223,7 @@ func TestRunReportsWrongSignatures(t *testing.T) {
 	s := httptest.NewServer(&other{})
 	defer s.Close()
 	headers := map[string]string{"Authorization": "Bearer x"}
-	r, err := newReceiver("127.0.0.1:0", ClientOwn)
-	expect.OK(t, err)
+	r := expect.Value(newReceiver("127.0.0.1:0", ClientOwn))(t)
 	defer r.close()
 	o := options(t)
 	o.Events, o.Publishers, o.Wait = 10, 1, 100*time.Millisecond
@@ -271,16 +270,14 @@ func TestSourceMeasuresBesidePublishing(t *testing.T) {
 		}
 	})
 	t.Run("SRC-08 the mapping makes what is published directly", func(t *testing.T) {
-		cfg, err := config.Parse([]byte(sourceConfig))
-		expect.OK(t, err)
+		cfg := expect.Value(config.Parse([]byte(sourceConfig)))(t)
 		for links, size := range map[int][2]int{0: {700, 1100}, 95: {19_000, 22_000}} {
 			v := values{id: "e1", n: 7}
 			body := parseTemplate(pullRequest(links)).append(nil, v)
 			if len(body) < size[0] || len(body) > size[1] {
 				t.Errorf("%d bytes", len(body))
 			}
-			doc, err := source.ReadRequest(&http.Request{Header: http.Header{"X-Github-Event": {"pull_request"}, "X-Github-Delivery": {"e1"}}, URL: &url.URL{}}, body, nil)
-			expect.OK(t, err)
+			doc := expect.Value(source.ReadRequest(&http.Request{Header: http.Header{"X-Github-Event": {"pull_request"}, "X-Github-Delivery": {"e1"}}, URL: &url.URL{}}, body, nil))(t)
 			e, err := cfg.Sources[0].Map(doc)
 			if want := string(parseTemplate(sourceData).append(nil, v)); err != nil || e.ID != "e1" || e.Variables["n"] != "0" || string(e.Data) != want {
 				t.Errorf("got %+v %s, %v\nwant %s", e, e.Data, err, want)

@@ -37,10 +37,9 @@ func (s *scripted) RoundTrip(r *http.Request) (*http.Response, error) {
 // dial returns a client of a scripted server.
 func dial(t *testing.T, s *scripted, revision string) *Client {
 	t.Helper()
-	c, err := Connect(t.Context(), "http://server.test", Options{
+	c := expect.Value(Connect(t.Context(), "http://server.test", Options{
 		Revision: revision, HTTP: &http.Client{Transport: s}, Webhooks: &Handler{URL: "http://receiver.test"},
-	})
-	expect.OK(t, err)
+	}))(t)
 	return c
 }
 
@@ -53,8 +52,7 @@ func TestCloseEndsInTimeAlthoughTheServerIsSilent(t *testing.T) {
 			spec.MethodRegister: `{"subscription":{"uri":"subscription://s","webhookSecret":{"type":"none"}}}`,
 		}}
 		c := dial(t, s, "2025-11-25")
-		sub, err := c.Subscribe(t.Context(), SubscribeOptions{URIs: []string{"event://a/b"}, Mode: ModeWebhook, Event: ignore})
-		expect.OK(t, err)
+		sub := expect.Value(c.Subscribe(t.Context(), SubscribeOptions{URIs: []string{"event://a/b"}, Mode: ModeWebhook, Event: ignore}))(t)
 		if sub.ID() != "subscription://s" || sub.Secret() != "" || sub.Mode() != ModeWebhook {
 			t.Errorf("got the subscription %q by %s with the secret %q, want subscription://s by webhook without a secret", sub.ID(), sub.Mode(), sub.Secret())
 		}
@@ -87,12 +85,11 @@ func TestCloseWaitsForTheFunctionForEvents(t *testing.T) {
 		event := `{"events":[{"eventId":"1","name":"a","data":{}}],"cursor":"c","nextPollMs":3600000}`
 		c := dial(t, &scripted{answers: map[string]string{spec.MethodEventsPoll: event}}, "2026-07-28")
 		handled := false
-		sub, err := c.Subscribe(t.Context(), SubscribeOptions{Name: "a", Mode: ModePoll, Event: func(context.Context, Event) error {
+		sub := expect.Value(c.Subscribe(t.Context(), SubscribeOptions{Name: "a", Mode: ModePoll, Event: func(context.Context, Event) error {
 			time.Sleep(time.Minute) // of the bubble's clock
 			handled = true
 			return nil
-		}})
-		expect.OK(t, err)
+		}}))(t)
 		synctest.Wait()
 		if err := sub.Err(); err != nil {
 			t.Errorf("Err of a running subscription: got %v, want nil", err)

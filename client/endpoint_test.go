@@ -35,8 +35,7 @@ func TestAnEndpointOutsideOfTheProgram(t *testing.T) {
 		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"id":"s1","refreshBefore":%q}}`, m.ID, time.Now().Add(time.Second).UTC().Format(time.RFC3339Nano))
 	}))
 	defer server.Close()
-	c, err := client.Connect(t.Context(), server.URL, client.Options{Revision: "2026-07-28", Store: client.Dir(t.TempDir())})
-	expect.OK(t, err)
+	c := expect.Value(client.Connect(t.Context(), server.URL, client.Options{Revision: "2026-07-28", Store: client.Dir(t.TempDir())}))(t)
 	var asked, accepted atomic.Int64
 	store := client.File(t.TempDir() + "/cursor")
 	o := client.SubscribeOptions{Name: "order.shipped", Store: store, Endpoint: &client.Endpoint{
@@ -49,8 +48,7 @@ func TestAnEndpointOutsideOfTheProgram(t *testing.T) {
 			return nil
 		},
 	}}
-	s, err := c.Subscribe(t.Context(), o)
-	expect.OK(t, err)
+	s := expect.Value(c.Subscribe(t.Context(), o))(t)
 	first := <-requests
 	if d := first.Params.Delivery; d.Mode != "webhook" || d.URL != o.Endpoint.URL || d.Secret != "secret-1" || first.Params.Cursor != nil {
 		t.Errorf("the registration is %+v", first.Params)
@@ -68,8 +66,7 @@ func TestAnEndpointOutsideOfTheProgram(t *testing.T) {
 		expect.Equal(t, "the client's method", (<-requests).Method, "events/subscribe")
 	}
 	o.Endpoint.Resume = true
-	s, err = c.Subscribe(t.Context(), o)
-	expect.OK(t, err)
+	s = expect.Value(c.Subscribe(t.Context(), o))(t)
 	defer func() { _ = s.Close() }()
 	expect.Equal(t, "the first request", (<-requests).Method, "events/unsubscribe")
 	expect.Equal(t, "the second request", (<-requests).Method, "events/subscribe")

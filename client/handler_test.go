@@ -95,24 +95,19 @@ func post(t *testing.T, url, secret, subscription, id, body string, change func(
 	if change != nil {
 		change(req)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	expect.OK(t, err)
+	resp := expect.Value(http.DefaultClient.Do(req))(t)
 	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(resp.Body)
-	expect.OK(t, err)
+	b := expect.Value(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(b)
 }
 
 func signed(t *testing.T, url, secret, subscription, id, body string) *http.Request {
 	t.Helper()
 	now := time.Now()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body)))(t)
 	if secret != "" {
-		wh, err := standardwebhooks.NewWebhook(secret)
-		expect.OK(t, err)
-		signature, err := wh.Sign(id, now, []byte(body))
-		expect.OK(t, err)
+		wh := expect.Value(standardwebhooks.NewWebhook(secret))(t)
+		signature := expect.Value(wh.Sign(id, now, []byte(body)))(t)
 		req.Header.Set(webhook.HeaderSignature, signature)
 	}
 	req.Header.Set(webhook.HeaderID, id)

@@ -52,20 +52,17 @@ func TestARegistrationWithAChallenge(t *testing.T) {
 	}))
 	defer server.Close()
 	hooks := &client.Handler{}
-	end, err := hooks.Listen("127.0.0.1:0")
-	expect.OK(t, err)
+	end := expect.Value(hooks.Listen("127.0.0.1:0"))(t)
 	defer end()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	c, err := client.Connect(ctx, server.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728), Webhooks: hooks})
-	expect.OK(t, err)
+	c := expect.Value(client.Connect(ctx, server.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728), Webhooks: hooks}))(t)
 	var sub *client.Subscription
 	t.Run("SRF-07 the challenge of a registration is echoed before the secret is known", func(t *testing.T) {
-		sub, err = c.Subscribe(ctx, client.SubscribeOptions{
+		sub = expect.Value(c.Subscribe(ctx, client.SubscribeOptions{
 			URIs: []string{"event://a"}, Mode: client.ModeWebhook,
 			Event: func(_ context.Context, e client.Event) error { t.Errorf("got %+v, want no event", e); return nil },
-		})
-		expect.OK(t, err)
+		}))(t)
 	})
 	t.Run("SRF-07 afterwards an unsigned challenge is refused", func(t *testing.T) {
 		if status, _ := challenge(hooks.URL, id, nonce); status != http.StatusUnauthorized {

@@ -47,8 +47,7 @@ func streaming(t *testing.T, silence time.Duration, write func(n int, w *streamW
 		write(int(requests.Add(1)), &streamWriter{w})
 	}))
 	t.Cleanup(s.Close)
-	c, err := client.Connect(t.Context(), s.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728)})
-	expect.OK(t, err)
+	c = expect.Value(client.Connect(t.Context(), s.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728)}))(t)
 	if silence > 0 {
 		client.SetSilence(c, silence)
 	}
@@ -131,8 +130,7 @@ func TestAStreamReadsMembersByTheirExactNames(t *testing.T) {
 		w.acknowledge()
 		w.update(`{"uri":"event://a/b","payload":1,"_meta":{"io.github.mcp-events/cursor":"c1"},"URI":"event://forged","Payload":2,"_META":{"io.github.mcp-events/cursor":"forged"}}`)
 	})
-	got, err := first(t.Context(), c)
-	expect.OK(t, err)
+	got := expect.Value(first(t.Context(), c))(t)
 	if got.URI != "event://a/b" || string(got.Data) != "1" || got.Cursor != "c1" {
 		t.Errorf("got the event of %s with data %s and cursor %s, want event://a/b, 1 and c1", got.URI, got.Data, got.Cursor)
 	}

@@ -41,8 +41,7 @@ type home struct {
 
 func newHome(t *testing.T, change func(*standalone.Options)) *home {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(t, err)
+	l := expect.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	addr := l.Addr().String()
 	_ = l.Close()
 	h := &home{t: t, options: standalone.Options{
@@ -387,8 +386,7 @@ func TestSubscribeRefusesInvalidOptions(t *testing.T) {
 	t.Parallel()
 	h := newHome(t, nil)
 	event := func(context.Context, client.Event) error { return nil }
-	c, err := client.Connect(t.Context(), h.server.URL, client.Options{})
-	expect.OK(t, err)
+	c := expect.Value(client.Connect(t.Context(), h.server.URL, client.Options{}))(t)
 	unwritable := filepath.Join(t.TempDir(), "file")
 	expect.OK(t, os.WriteFile(unwritable, []byte("x"), 0o600))
 	for _, tt := range []struct {

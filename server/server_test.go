@@ -22,8 +22,7 @@ const orders = `events: [{name: order.shipped, uriTemplate: "event://orders/{ord
 func start(t *testing.T, o server.Options) *server.Server {
 	t.Helper()
 	o.Data, o.Catalog, o.Log = server.InMemory, []byte(orders), slog.New(slog.DiscardHandler)
-	s, err := server.New(t.Context(), o)
-	expect.OK(t, err)
+	s := expect.Value(server.New(t.Context(), o))(t)
 	t.Cleanup(func() { shutdown(t, s) })
 	return s
 }

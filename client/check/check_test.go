@@ -54,8 +54,7 @@ func listIDs(r *check.Report, result string) (ids []string) {
 // runCheck checks a server.
 func runCheck(t *testing.T, o check.Options) *check.Report {
 	t.Helper()
-	report, err := check.Run(t.Context(), o)
-	expect.OK(t, err)
+	report := expect.Value(check.Run(t.Context(), o))(t)
 	return report
 }
 

@@ -34,8 +34,7 @@ func replace(old, by string) func(string) string {
 // startRogue starts a proxy that breaks rules in front of a server, and returns its URL.
 func startRogue(t *testing.T, server string, faults ...wrong) string {
 	t.Helper()
-	target, err := url.Parse(strings.TrimSuffix(server, "/mcp"))
-	expect.OK(t, err)
+	target := expect.Value(url.Parse(strings.TrimSuffix(server, "/mcp")))(t)
 	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target); r.Out.Header.Del("Accept-Encoding") },
 		FlushInterval: -1,

@@ -89,8 +89,7 @@ func TestFailedCommands(t *testing.T) {
 			}
 			expect.OK(t, c.Handle(t.Context(), e))
 		}
-		b, err := os.ReadFile(c.Failed)
-		expect.OK(t, err)
+		b := expect.Value(os.ReadFile(c.Failed))(t)
 		lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 		var last struct {
 			Event client.Event
@@ -125,10 +124,8 @@ func TestACommandThatDoesNotEnd(t *testing.T) {
 	// alive reports whether a process still runs after five seconds. A killed process needs a moment to end.
 	alive := func(t *testing.T, file string) bool {
 		t.Helper()
-		b, err := os.ReadFile(file)
-		expect.OK(t, err)
-		pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
-		expect.OK(t, err)
+		b := expect.Value(os.ReadFile(file))(t)
+		pid := expect.Value(strconv.Atoi(strings.TrimSpace(string(b))))(t)
 		for range 1000 {
 			stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 			if syscall.Kill(pid, 0) != nil || err == nil && strings.Contains(string(stat), ") Z ") {

@@ -20,12 +20,10 @@ func TestRequestsInFlightAreBoundedInABatch(t *testing.T) {
 	}
 	client, out := io.Pipe()
 	in := io.NopCloser(strings.NewReader("[" + strings.Join(batch, ",") + "]\n" + ping))
-	c, err := bounded{&mcp.IOTransport{Reader: in, Writer: out}}.Connect(t.Context())
-	expect.OK(t, err)
+	c := expect.Value(bounded{&mcp.IOTransport{Reader: in, Writer: out}}.Connect(t.Context()))(t)
 	var ids []sdk.ID
 	for range maxInFlight {
-		m, err := c.Read(t.Context())
-		expect.OK(t, err)
+		m := expect.Value(c.Read(t.Context()))(t)
 		ids = append(ids, m.(*sdk.Request).ID)
 	}
 	m, err := c.Read(t.Context()) // refuses the rest of the batch and reads the next line, whose id is in flight

@@ -20,8 +20,7 @@ import (
 // AUT-06: a refused host is logged once for all endpoints together.
 func TestOneGuardForAllEndpoints(t *testing.T) {
 	var out bytes.Buffer
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	defer db.Close()
 	log := slog.New(slog.NewTextHandler(&out, nil))
 	core := &Core{DB: db, Guard: auth.NewGuard(nil, nil, log), Log: log}

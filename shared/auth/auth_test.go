@@ -38,12 +38,11 @@ func TestNone(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
-	a, err := Keys([]Key{
+	a := expect.Value(Keys([]Key{
 		{Principal: "alice", Scopes: []string{ScopeRead, ScopeSubscribe}, SHA256: hashOf("key-a"), Claims: map[string]string{"org": "acme"}},
 		{Principal: "bob", Workspace: "other", Scopes: []string{ScopePublish}, SHA256: strings.ToUpper(hashOf("key-b")), Expires: now},
 		{Principal: "carol", SHA256: hashOf("key-c"), Expires: now.Add(time.Second)},
-	}, func() time.Time { return now })
-	expect.OK(t, err)
+	}, func() time.Time { return now }))(t)
 	for name, tc := range map[string]struct {
 		header http.Header
 		want   string // principal@workspace, or empty
@@ -212,11 +211,9 @@ func TestDirectory(t *testing.T) {
 		{Principal: "alice", SHA256: strings.Repeat("b", 64), Scopes: []string{"two"}, Expires: now.Add(time.Hour)},
 		{Principal: "alice", Workspace: "other", SHA256: strings.Repeat("c", 64)},
 	}
-	keys, err := Keys(list, func() time.Time { return now })
-	expect.OK(t, err)
+	keys := expect.Value(Keys(list, func() time.Time { return now }))(t)
 	scopes := func(workspace, id string) (all []string) {
-		found, err := keys.Principals(t.Context(), workspace, id, true)
-		expect.OK(t, err)
+		found := expect.Value(keys.Principals(t.Context(), workspace, id, true))(t)
 		for _, p := range found {
 			all = append(all, strings.Join(p.Scopes, " "))
 		}

@@ -15,12 +15,11 @@ import (
 func TestSecretPath(t *testing.T) {
 	const good, bare, old = "5f0c1d9e8b7a", "a7b8e9d1c0f5", "00ffee"
 	now := time.Date(2026, 11, 23, 0, 0, 0, 0, time.UTC)
-	keys, err := Keys([]Key{
+	keys := expect.Value(Keys([]Key{
 		{Principal: "alice", SHA256: hashOf(good), Path: true, Scopes: Scopes()},
 		{Principal: "bob", SHA256: hashOf(bare)},
 		{Principal: "carol", SHA256: hashOf(old), Path: true, Expires: now.Add(-time.Hour)},
-	}, func() time.Time { return now })
-	expect.OK(t, err)
+	}, func() time.Time { return now }))(t)
 	proxies, bad := ParseProxies([]string{"10.1.0.0/16", "192.0.2.7"})
 	if bad != "" || len(proxies) != 2 {
 		t.Fatal(bad)
@@ -62,8 +61,7 @@ func TestSecretPath(t *testing.T) {
 			r := httptest.NewRequest("POST", "http://host"+c.path, strings.NewReader("{}"))
 			r.RemoteAddr = c.remote
 			if c.local != "" {
-				addr, err := net.ResolveTCPAddr("tcp", c.local)
-				expect.OK(t, err)
+				addr := expect.Value(net.ResolveTCPAddr("tcp", c.local))(t)
 				r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(addr)))
 			}
 			if c.proto != "" {

@@ -98,8 +98,7 @@ events:
 
 func parseRules(t *testing.T, src string) *rules.Conversation {
 	t.Helper()
-	c, err := config.Parse([]byte(src))
-	expect.OK(t, err)
+	c := expect.Value(config.Parse([]byte(src)))(t)
 	return &c.Conversation
 }
 
@@ -177,8 +176,7 @@ func (r *rig) consent(names ...string) {
 // say forwards a message from ann.
 func (r *rig) say() *Context {
 	r.t.Helper()
-	c, err := r.sayAs(ann, UserMessage)
-	expect.OK(r.t, err)
+	c := expect.Value(r.sayAs(ann, UserMessage))(r.t)
 	return c
 }
 
@@ -239,7 +237,6 @@ func (m *memory) Write(_ context.Context, ops ...store.Op) error {
 
 func mustCatalog(t *testing.T, src string) *catalog.Catalog {
 	t.Helper()
-	cat, err := catalog.Parse([]byte(src))
-	expect.OK(t, err)
+	cat := expect.Value(catalog.Parse([]byte(src)))(t)
 	return cat
 }

@@ -13,8 +13,7 @@ import (
 
 func parsed(t testing.TB, name, title, text string) part {
 	t.Helper()
-	a, err := parseAnswer(json.RawMessage(text))
-	expect.OK(t, err)
+	a := expect.Value(parseAnswer(json.RawMessage(text)))(t)
 	return part{name, title, a}
 }
 

@@ -475,8 +475,7 @@ func (s *scripted) next(t *testing.T, method string) got {
 // memory returns an empty store.
 func memory(t *testing.T) store.DB {
 	t.Helper()
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -493,8 +492,7 @@ func at(name string, s *scripted, change ...func(*api.Backend)) api.Backend {
 // parsed returns a configuration with the given YAML as its backends.
 func parsed(t *testing.T, format string, args ...any) *config.Config {
 	t.Helper()
-	c, err := config.Parse(fmt.Appendf(nil, "backends:\n"+format, args...))
-	expect.OK(t, err)
+	c := expect.Value(config.Parse(fmt.Appendf(nil, "backends:\n"+format, args...)))(t)
 	return c
 }
 
@@ -523,8 +521,7 @@ func newGateway(t *testing.T, o Options) *Gateway {
 	}
 	o.Server, o.Key = json.RawMessage(`{"name":"gw","version":"1"}`), []byte("0123456789abcdef0123456789abcdef")
 	o.Log, o.ListTTL = cmp.Or(o.Log, quiet), time.Minute
-	g, err := New(o)
-	expect.OK(t, err)
+	g := expect.Value(New(o))(t)
 	return g
 }
 
@@ -612,8 +609,7 @@ func call(t *testing.T, g *Gateway, c api.Client, name string) (string, error) {
 // mustCall calls a tool and fails the test if the call has an error.
 func mustCall(t *testing.T, g *Gateway, c api.Client, name string) string {
 	t.Helper()
-	text, err := call(t, g, c, name)
-	expect.OK(t, err)
+	text := expect.Value(call(t, g, c, name))(t)
 	return text
 }
 

@@ -56,7 +56,7 @@ func TestBackendsAreReplaced(t *testing.T) {
 func TestSourceOfBackends(t *testing.T) {
 	s := newScripted(t)
 	var now atomic.Pointer[[]api.Backend]
-	g, err := New(Options{
+	g := expect.Value(New(Options{
 		DB: memory(t), Server: []byte(`{}`), Key: make([]byte, 32), Log: quiet,
 		Source: func(context.Context) ([]api.Backend, error) {
 			if p := now.Load(); p != nil {
@@ -64,8 +64,7 @@ func TestSourceOfBackends(t *testing.T) {
 			}
 			return nil, errors.New("away")
 		},
-	})
-	expect.OK(t, err)
+	}))(t)
 	for _, c := range []struct {
 		name string
 		now  *[]api.Backend
@@ -93,11 +92,10 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 		s.allow = func(h http.Header) bool { return h.Get("Authorization") == "Bearer later" }
 	})
 	c := parsed(t, "  - {name: locked, url: %q, prefix: l_, headers: {Authorization: \"env:GATEWAY_TEST_LATER\"}}\n  - {name: open, url: %q}\n", locked.URL, open.URL)
-	g, err := New(Options{
+	g := expect.Value(New(Options{
 		DB: memory(t), Server: []byte(`{}`), Key: make([]byte, 32), Log: quiet,
 		Source: func(context.Context) ([]api.Backend, error) { return c.Backends, nil },
-	})
-	expect.OK(t, err)
+	}))(t)
 	// Its secret is not there.
 	sees(t, g, of(ann), "t")
 	if n := len(locked.received("server/discover")) + len(locked.received("initialize")); n > 0 {

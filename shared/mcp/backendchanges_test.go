@@ -147,11 +147,10 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	l := startLister(t, "b", true, "t0")
 	var now atomic.Pointer[[]api.Backend]
 	now.Store(new([]api.Backend))
-	gw, err := gateway.New(gateway.Options{
+	gw := expect.Value(gateway.New(gateway.Options{
 		Server: json.RawMessage(`{}`), Key: make([]byte, 32),
 		Source: func(context.Context) ([]api.Backend, error) { return *now.Load(), nil },
-	})
-	expect.OK(t, err)
+	}))(t)
 	f := newFixture(t, func(o *Options) { o.Gateway = gw })
 	following, ack := f.allKinds(billing)
 	sameJSON(t, ack.Params.Notifications, `{"resourcesListChanged":true}`) // the only list so far
@@ -262,8 +261,7 @@ func TestSubscriptionAtABackendLivesAsLongAsItsSession(t *testing.T) {
 		t.Errorf("subscribed at the backend for %s, want the session's %s at least", time.Until(until), session.TTL)
 	}
 	// A session is prolonged once less than half of its lifetime is left.
-	items, err := f.db.Get(t.Context(), session.Partition(session.Key(id)))
-	expect.OK(t, err)
+	items := expect.Value(f.db.Get(t.Context(), session.Partition(session.Key(id))))(t)
 	items[0].Expires = time.Now().Add(session.TTL/2 - time.Minute)
 	expect.OK(t, f.db.Write(t.Context(), store.Put(*items[0])))
 	g.forget(holder)
@@ -418,8 +416,7 @@ func (g *fakeGateway) Unsubscribe(_ context.Context, s api.Subscription) error {
 // notifyBackend writes a notification of backend b to the log.
 func (f *fixture) notifyBackend(t testing.TB, method, params string) {
 	t.Helper()
-	notice, err := json.Marshal(api.Notice{Method: method, Params: json.RawMessage(params)})
-	expect.OK(t, err)
+	notice := expect.Value(json.Marshal(api.Notice{Method: method, Params: json.RawMessage(params)}))(t)
 	expect.OK(t, f.log.Notify(t.Context(), f.principal(alice).Workspace, stream.TopicBackend("b"), notice))
 }
 

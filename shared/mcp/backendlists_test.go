@@ -179,11 +179,10 @@ func (l *lister) backend() api.Backend {
 // gatewayTo returns a gateway to the backends that caches their lists for ttl.
 func gatewayTo(t *testing.T, db store.DB, ttl time.Duration, backends ...api.Backend) *gateway.Gateway {
 	t.Helper()
-	g, err := gateway.New(gateway.Options{
+	g := expect.Value(gateway.New(gateway.Options{
 		Backends: backends, DB: db, Server: json.RawMessage(`{"name":"gw","version":"1"}`),
 		Key: bytes.Repeat([]byte{7}, 32), ListTTL: ttl, CallTimeout: patience, Log: slog.New(slog.DiscardHandler),
-	})
-	expect.OK(t, err)
+	}))(t)
 	return g
 }
 
@@ -440,8 +439,7 @@ func streamed(t *testing.T, r reply) (out reply) {
 		t.Fatalf("got status %d, %s: %s, want a stream", r.Status, got, r.Body)
 	}
 	events := sse.NewReader(strings.NewReader(r.Body), 1<<20)
-	e, err := events.Next()
-	expect.OK(t, err)
+	e := expect.Value(events.Next())(t)
 	if _, err := events.Next(); err != io.EOF {
 		t.Errorf("behind the response: %v", err)
 	}
@@ -460,15 +458,13 @@ func TestSlowListsAreStreams(t *testing.T) {
 			goOn := make(chan struct{})
 			l.set(func() { l.hold = goOn })
 			time.Sleep(2 * time.Millisecond) // all cached lists expire
-			res, err := f.server.Client().Do(f.listRequest(method, session, ""))
-			expect.OK(t, err)
+			res := expect.Value(f.server.Client().Do(f.listRequest(method, session, "")))(t)
 			if res.StatusCode != http.StatusOK || res.Header.Get("Content-Type") != sse.ContentType {
 				t.Fatalf("%s: got status %d, %v, want a stream", method, res.StatusCode, res.Header)
 			}
 			lines := bufio.NewReader(res.Body)
 			for comments := 0; comments < 3; {
-				line, err := lines.ReadString('\n')
-				expect.OK(t, err)
+				line := expect.Value(lines.ReadString('\n'))(t)
 				if strings.HasPrefix(line, ":") {
 					comments++
 				} else if strings.TrimSpace(line) != "" {
@@ -476,8 +472,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 				}
 			}
 			close(goOn)
-			e, err := sse.NewReader(lines, 1<<20).Next()
-			expect.OK(t, err)
+			e := expect.Value(sse.NewReader(lines, 1<<20).Next())(t)
 			reply{Status: 200, Body: string(e.Data)}.is(t, method, 200, 0, `"name":`)
 			expect.OK(t, res.Body.Close())
 		}

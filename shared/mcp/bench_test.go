@@ -78,8 +78,7 @@ func BenchmarkResourcesList(b *testing.B) {
 					Server: Implementation{Name: "mcp-events", Version: "1"}, Auth: static{p}, Feeds: newEndpoint(b, nil).tails, Subscriptions: none{},
 					Catalogs: catalog.NewStatic(benchmarkCatalog(b, bc.entries, bc.access)),
 				}
-				e, err := New(o)
-				expect.OK(b, err)
+				e := expect.Value(New(o))(b)
 				body := []byte(statelessBody("1", spec.MethodResources, ""))
 				header := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
 				if revision == "2026" {

@@ -86,8 +86,7 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 		f := behindGateway(t, func(o *Options) { o.Heartbeat = 5 * time.Millisecond }, b.lister)
 		for client, req := range callRequests(f, both) {
 			t.Run(fmt.Sprintf("%s, backend of 2026 %v", client, stateless), func(t *testing.T) {
-				res, err := f.server.Client().Do(req)
-				expect.OK(t, err)
+				res := expect.Value(f.server.Client().Do(req))(t)
 				defer res.Body.Close()
 				if res.StatusCode != 200 || res.Header.Get("Content-Type") != sse.ContentType {
 					t.Fatalf("got status %d, %v, want a stream", res.StatusCode, res.Header)
@@ -96,8 +95,7 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 				lines := bufio.NewReader(res.Body)
 				quiet := func() (message string) {
 					for comments := 0; comments < 3; {
-						line, err := lines.ReadString('\n')
-						expect.OK(t, err)
+						line := expect.Value(lines.ReadString('\n'))(t)
 						if strings.HasPrefix(line, ":") {
 							comments++
 						} else if strings.TrimSpace(line) != "" {
@@ -111,8 +109,7 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 				for !strings.Contains(quiet(), "notifications/message") {
 				}
 				close(c.answer)
-				e, err := sse.NewReader(lines, 1<<20).Next()
-				expect.OK(t, err)
+				e := expect.Value(sse.NewReader(lines, 1<<20).Next())(t)
 				if rest, err := io.ReadAll(lines); err != nil || strings.TrimSpace(string(rest)) != "" || !strings.Contains(string(e.Data), `"content":[]`) {
 					t.Errorf("got %s and then %q (%v), want the result and nothing more", e.Data, rest, err)
 				}

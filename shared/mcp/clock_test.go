@@ -226,8 +226,7 @@ func TestStreamClock(t *testing.T) {
 func (f *fixture) newSession(s session.Session) *session.Session {
 	f.t.Helper()
 	s.Workspace, s.Principal = auth.DefaultWorkspace, "alice"
-	made, err := f.endpoint.sessions.Create(f.t.Context(), s)
-	expect.OK(f.t, err)
+	made := expect.Value(f.endpoint.sessions.Create(f.t.Context(), s))(f.t)
 	return made
 }
 

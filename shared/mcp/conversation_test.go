@@ -61,16 +61,14 @@ func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversa
 		_ = json.NewEncoder(w).Encode(map[string]string{"context": m.Content})
 	}))
 	t.Cleanup(provider.Close)
-	c, err := config.Parse([]byte("conversation:\n  " + section + "\n  budget: 5s\n  maxContext: 1024\n  providers: [{name: echo, url: '" + provider.URL + "'}]\n"))
-	expect.OK(t, err)
+	c := expect.Value(config.Parse([]byte("conversation:\n  " + section + "\n  budget: 5s\n  maxContext: 1024\n  providers: [{name: echo, url: '" + provider.URL + "'}]\n")))(t)
 	o := conversation.Options{
 		Source: configured{&c.Conversation}, DB: db, Key: bytes.Repeat([]byte{3}, 32), Log: slog.New(slog.DiscardHandler),
 	}
 	for _, f := range change {
 		f(&o)
 	}
-	k.Service, err = conversation.New(o)
-	expect.OK(t, err)
+	k.Service = expect.Value(conversation.New(o))(t)
 	for _, p := range []auth.Principal{{ID: "alice", Workspace: auth.DefaultWorkspace}, {ID: "bob", Workspace: auth.DefaultWorkspace}} {
 		if !k.Enabled(t.Context()) {
 			break // Users cannot consent while the feature is off.
@@ -244,8 +242,7 @@ func TestContextInTheDialect(t *testing.T) {
 func TestContextWithoutAStream(t *testing.T) {
 	_, one, _ := talking(t, "userMessages: true")
 	one.notify(alice, "", spec.MethodUserMessage, message("m1")).isPlain(t, "m1", 202)
-	page, err := one.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + stream.TopicConversation("alice")})
-	expect.OK(t, err)
+	page := expect.Value(one.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + stream.TopicConversation("alice")}))(t)
 	if len(page.Items) != 1 || strings.Contains(string(page.Items[0].Value), said) || time.Until(page.Items[0].Expires) > streams.ContextLife+time.Second {
 		t.Errorf("in the log is %+v, want one sealed item that expires within %v", page.Items, streams.ContextLife)
 	}

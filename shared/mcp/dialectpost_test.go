@@ -108,8 +108,7 @@ func TestDialectPost(t *testing.T) {
 	})
 	t.Run("SSE-03_the_largest_answer_fits_into_an_item", func(t *testing.T) {
 		o, id := f.dialectStream(alice)
-		s, err := f.endpoint.sessions.Load(t.Context(), id, f.principal(alice), true)
-		expect.OK(t, err)
+		s := expect.Value(f.endpoint.sessions.Load(t.Context(), id, f.principal(alice), true))(t)
 		kept := httpjson.NewRecorder()
 		_, _ = kept.Write([]byte(`"` + strings.Repeat("x", maxResponse-2) + `"`))
 		c := &method.Call{Request: f.request("POST", alice, ""), Principal: f.principal(alice), Session: s}
@@ -124,8 +123,7 @@ func TestDialectPost(t *testing.T) {
 		for e.Name != "response" { // skips the notification that the list of resources changed
 			e = o.event()
 		}
-		page, err := f.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#session-" + session.Key(id)})
-		expect.OK(t, err)
+		page := expect.Value(f.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#session-" + session.Key(id)}))(t)
 		var stored string
 		for _, it := range page.Items {
 			stored += string(it.Value)
@@ -150,8 +148,7 @@ func TestDialectPost(t *testing.T) {
 
 func (f *fixture) principal(key string) auth.Principal {
 	f.t.Helper()
-	p, err := f.endpoint.options.Auth.Authenticate(f.t.Context(), http.Header{"Authorization": {"Bearer " + key}})
-	expect.OK(f.t, err)
+	p := expect.Value(f.endpoint.options.Auth.Authenticate(f.t.Context(), http.Header{"Authorization": {"Bearer " + key}}))(f.t)
 	return p
 }
 
@@ -159,8 +156,7 @@ func (f *fixture) principal(key string) auth.Principal {
 func (f *fixture) waitClosed(id string) {
 	f.t.Helper()
 	f.waitFor("the end of the stream", func() bool {
-		open, err := f.endpoint.sessions.Streaming(f.t.Context(), session.Key(id))
-		expect.OK(f.t, err)
+		open := expect.Value(f.endpoint.sessions.Streaming(f.t.Context(), session.Key(id)))(f.t)
 		return !open
 	})
 }

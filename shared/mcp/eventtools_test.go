@@ -125,12 +125,10 @@ func TestEventTools(t *testing.T) {
 				if x.Title == "" || x.Description == "" || x.InputSchema.Type != "object" || !x.Annotations.ReadOnlyHint {
 					t.Errorf("got %+v, want a title, a description, an object as input, and the hint", x)
 				}
-				doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(x.OutputSchema))
-				expect.OK(t, err)
+				doc := expect.Value(jsonschema.UnmarshalJSON(bytes.NewReader(x.OutputSchema)))(t)
 				c := jsonschema.NewCompiler()
 				expect.OK(t, c.AddResource("memory:///result", doc))
-				results[x.Name], err = c.Compile("memory:///result")
-				expect.OK(t, err)
+				results[x.Name] = expect.Value(c.Compile("memory:///result"))(t)
 				if s := results[x.Name]; s.Types == nil || s.Types.String() != "[object]" || len(s.Properties) == 0 {
 					t.Errorf("the result of %s is %s, want an object with members", x.Name, x.OutputSchema)
 				}
@@ -143,8 +141,7 @@ func TestEventTools(t *testing.T) {
 				r := f.toolIn(alice, session, name, arguments)
 				toolResult(t, r, into)
 				_, structured := toolAnswer(t, r)
-				v, err := jsonschema.UnmarshalJSON(bytes.NewReader(structured))
-				expect.OK(t, err)
+				v := expect.Value(jsonschema.UnmarshalJSON(bytes.NewReader(structured)))(t)
 				expect.OK(t, results[name].Validate(v))
 			}
 			var types struct {

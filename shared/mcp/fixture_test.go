@@ -151,8 +151,7 @@ func (f *fixture) close() {
 // newEndpoint returns a fixture without an HTTP server.
 func newEndpoint(t testing.TB, change func(*Options)) *fixture {
 	t.Helper()
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 	t.Cleanup(func() { db.Close() })
 	return newEndpointOn(t, db, change)
 }
@@ -161,8 +160,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	t.Helper()
 	cat := mustParse(t, testCatalog)
 	log := &eventlog.Log{DB: db}
-	sealer, err := eventlog.NewSealer(bytes.Repeat([]byte{7}, 32))
-	expect.OK(t, err)
+	sealer := expect.Value(eventlog.NewSealer(bytes.Repeat([]byte{7}, 32)))(t)
 	f := &fixture{t: t, db: db, log: log, catalogs: catalog.NewStatic(cat), targets: &fakeTargets{}}
 	f.tails = stream.New(log, db, sealer)
 	t.Cleanup(f.tails.Close)
@@ -173,15 +171,14 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	f.registrar = &subscription.Registrar{Service: f.service, Sealer: sealer, Targets: f.targets}
 	f.fanout = &fanout.Fanout{DB: db, Log: log, Catalog: f.catalogs, Queue: noQueue{}}
 	all := []string{auth.ScopeRead, auth.ScopeSubscribe}
-	keys, err := auth.Keys([]auth.Key{
+	keys := expect.Value(auth.Keys([]auth.Key{
 		keyFor(alice, "alice", "", nil, all...),
 		keyFor(bob, "bob", "", nil, all...),
 		keyFor(reader, "reader", "", nil, auth.ScopeRead),
 		keyFor(billing, "billing", "", nil, append(all, "billing")...),
 		keyFor(acme, "acme", "", map[string]string{"org": "acme"}, all...),
 		keyFor(foreign, "alice", "elsewhere", nil, all...),
-	}, nil)
-	expect.OK(t, err)
+	}, nil))(t)
 	o := Options{
 		Server: Implementation{Name: "mcp-events", Version: "1.2.3"},
 		Auth:   keys, Catalogs: f.catalogs, Feeds: f.tails, Sessions: db,
@@ -192,15 +189,13 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	if change != nil {
 		change(&o)
 	}
-	f.endpoint, err = New(o)
-	expect.OK(t, err)
+	f.endpoint = expect.Value(New(o))(t)
 	return f
 }
 
 func mustParse(t testing.TB, src string) *catalog.Catalog {
 	t.Helper()
-	cat, err := catalog.Parse([]byte(src))
-	expect.OK(t, err)
+	cat := expect.Value(catalog.Parse([]byte(src)))(t)
 	return cat
 }
 
@@ -220,8 +215,7 @@ func (f *fixture) announceCatalog() {
 func (f *fixture) waitShape(uri string) {
 	f.t.Helper()
 	f.waitFor("a reader of "+uri, func() bool {
-		items, err := f.db.Get(context.Background(), eventlog.InterestKey(auth.DefaultWorkspace, uri+"/**"))
-		expect.OK(f.t, err)
+		items := expect.Value(f.db.Get(context.Background(), eventlog.InterestKey(auth.DefaultWorkspace, uri+"/**")))(f.t)
 		return items[0] != nil
 	})
 }
@@ -303,8 +297,7 @@ func (f *fixture) publishEvent(e event.Event) event.Event {
 	}
 	e.Name, e.Time = entry.Name, time.Now().UTC().Truncate(time.Microsecond)
 	e.Published = e.Time
-	body, err := json.Marshal(e)
-	expect.OK(f.t, err)
+	body := expect.Value(json.Marshal(e))(f.t)
 	failed, err := f.fanout.Handle(context.Background(), []queue.Message{{ID: e.ID + e.URI, Outgoing: queue.Outgoing{Body: body}, Sent: time.Now()}})
 	if err != nil || len(failed) > 0 {
 		f.t.Fatalf("fanout: %v, failed %v", err, failed)
@@ -407,11 +400,9 @@ func (f *fixture) do(method, key, body string, headers ...string) reply {
 
 func (f *fixture) answer(req *http.Request) reply {
 	f.t.Helper()
-	res, err := f.server.Client().Do(req)
-	expect.OK(f.t, err)
+	res := expect.Value(f.server.Client().Do(req))(f.t)
 	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	expect.OK(f.t, err)
+	text := expect.Value(io.ReadAll(res.Body))(f.t)
 	return reply{res.StatusCode, res.Header, string(text)}
 }
 
@@ -420,8 +411,7 @@ func (f *fixture) request(method, key, body string, headers ...string) *http.Req
 	if f.server != nil {
 		url = f.server.URL + "/mcp"
 	}
-	req, err := http.NewRequestWithContext(f.t.Context(), method, url, strings.NewReader(body))
-	expect.OK(f.t, err)
+	req := expect.Value(http.NewRequestWithContext(f.t.Context(), method, url, strings.NewReader(body)))(f.t)
 	if key != "" {
 		req.Header.Set("Authorization", "Bearer "+key)
 	}

@@ -43,26 +43,22 @@ func TestLambda(t *testing.T) {
 	defer cancel()
 
 	t.Run("SUB-09_an_answer", func(t *testing.T) {
-		res, err := invoke(ctx, functionURL(f.statelessRequest(alice, spec.MethodDiscover, "")))
-		expect.OK(t, err)
-		body, err := io.ReadAll(res.Body)
-		expect.OK(t, err)
+		res := expect.Value(invoke(ctx, functionURL(f.statelessRequest(alice, spec.MethodDiscover, ""))))(t)
+		body := expect.Value(io.ReadAll(res.Body))(t)
 		if res.StatusCode != 200 || res.Headers["Content-Type"] != "application/json" || !json.Valid(body) {
 			t.Errorf("got status %d, %v: %s, want 200 and JSON", res.StatusCode, res.Headers, body)
 		}
 	})
 	t.Run("SUB-01_a_listen", func(t *testing.T) {
 		req := f.statelessRequest(alice, spec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`)
-		res, err := invoke(ctx, functionURL(req))
-		expect.OK(t, err)
+		res := expect.Value(invoke(ctx, functionURL(req)))(t)
 		if res.StatusCode != 200 || res.Headers["Content-Type"] != sse.ContentType || res.Headers["X-Accel-Buffering"] != "no" {
 			t.Fatalf("got status %d, %v, want a stream", res.StatusCode, res.Headers)
 		}
 		r := sse.NewReader(res.Body, 1<<20)
 		brings := func(want string) {
 			t.Helper()
-			e, err := r.Next()
-			expect.OK(t, err)
+			e := expect.Value(r.Next())(t)
 			equal(t, "the next message", decodeFrame(t, e).says(), want)
 		}
 		brings(spec.NoteAcknowledged)
@@ -89,8 +85,7 @@ func TestLambda(t *testing.T) {
 				t.Parallel()
 				ctx, cancel := context.WithTimeout(t.Context(), method.CallReserve+300*time.Millisecond)
 				defer cancel()
-				res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(req))
-				expect.OK(t, err)
+				res := expect.Value(lambdaurl.Wrap(f.endpoint)(ctx, functionURL(req)))(t)
 				body, err := io.ReadAll(res.Body)
 				if err != nil || !strings.Contains(string(body), `"code":503`) || ctx.Err() != nil {
 					t.Errorf("got %s (%v, %v), want the error 503 before the deadline", body, err, ctx.Err())

@@ -373,8 +373,7 @@ func TestAMissingVersionIsNotAMissingSession(t *testing.T) {
 // by their sort key.
 func (f *fixture) damage(id string, which func(sort string) bool) (n int) {
 	f.t.Helper()
-	page, err := f.db.Query(f.t.Context(), store.Query{Table: store.Sessions, Partition: "s#" + session.Key(id), Limit: 1000})
-	expect.OK(f.t, err)
+	page := expect.Value(f.db.Query(f.t.Context(), store.Query{Table: store.Sessions, Partition: "s#" + session.Key(id), Limit: 1000}))(f.t)
 	for _, it := range page.Items {
 		if which(it.Sort) {
 			it.Value = []byte(`{"u":5,"ver":[`)

@@ -88,8 +88,7 @@ func (f *fixture) open(req *http.Request) *open {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(req.Context())
 	f.t.Cleanup(cancel)
-	res, err := f.server.Client().Do(req.WithContext(ctx))
-	expect.OK(f.t, err)
+	res := expect.Value(f.server.Client().Do(req.WithContext(ctx)))(f.t)
 	o := &open{t: f.t, events: make(chan sse.Event, 100), header: res.Header, status: res.StatusCode, cancel: cancel, ended: make(chan struct{}), hold: make(chan struct{})}
 	go func() {
 		defer close(o.ended)

@@ -87,8 +87,7 @@ func TestWhyAStreamEnded(t *testing.T) {
 		t.Run("OPS-12 "+name, func(t *testing.T) {
 			log := new(expect.Buffer)
 			reader := sdk.NewManualReader()
-			set, err := metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader)))
-			expect.OK(t, err)
+			set := expect.Value(metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader))))(t)
 			f := newFixture(t, func(o *Options) {
 				o.Logger, o.Metrics = slog.New(slog.NewJSONHandler(log, nil)), set
 				if tc.change != nil {

@@ -288,8 +288,7 @@ func TestStalledReadersAtTheEnd(t *testing.T) {
 	f := newFixture(t, nil)
 	all := []framing{byListen, byType, bySession, byDialect}
 	for _, by := range all {
-		c, err := net.Dial("tcp", f.server.Listener.Addr().String())
-		expect.OK(t, err)
+		c := expect.Value(net.Dial("tcp", f.server.Listener.Addr().String()))(t)
 		defer c.Close()
 		expect.OK(t, c.(*net.TCPConn).SetReadBuffer(4<<10))
 		expect.OK(t, by.opening(deploy)(f).Write(c)) // The client never reads.

@@ -27,15 +27,13 @@ import (
 // The test compares bodies as JSON. In an expected body or header, "<any>" matches any value and "<NAME>" matches any text.
 // After that, $NAME stands for the matched text.
 func TestTranscripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/transcripts/*.txt")
-	expect.OK(t, err)
+	files := expect.Value(filepath.Glob("testdata/transcripts/*.txt"))(t)
 	if len(files) == 0 {
 		t.Fatal("there are no transcripts")
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			src, err := os.ReadFile(file)
-			expect.OK(t, err)
+			src := expect.Value(os.ReadFile(file))(t)
 			play(t, newFixture(t, nil), string(src))
 		})
 	}
@@ -130,8 +128,7 @@ func compareJSON(t *testing.T, at string, got, want any, names map[string]string
 // block returns the n-th code block in this language below a heading of a page of docs/reference.
 func block(t *testing.T, page, heading, language string, n int) string {
 	t.Helper()
-	doc, err := os.ReadFile("../../docs/reference/" + page)
-	expect.OK(t, err)
+	doc := expect.Value(os.ReadFile("../../docs/reference/" + page))(t)
 	_, rest, _ := strings.Cut("\n"+string(doc), "\n"+heading+"\n")
 	text, ok := "", false
 	for range n {
@@ -219,8 +216,7 @@ func sameEvents(t *testing.T, got []sse.Event, documented string) {
 	t.Helper()
 	r := sse.NewReader(strings.NewReader(documented), 1<<20)
 	for _, ev := range got {
-		want, err := r.Next()
-		expect.OK(t, err)
+		want := expect.Value(r.Next())(t)
 		if ev.Name != want.Name || (ev.ID == "") != (want.ID == "") || ev.Retry != want.Retry {
 			t.Errorf("got  %+v\nwant %+v", ev, want)
 		}

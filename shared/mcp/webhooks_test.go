@@ -120,8 +120,7 @@ func TestEventsSubscribe(t *testing.T) {
 			if a.RefreshBefore == nil {
 				return 0
 			}
-			at, err := time.Parse(time.RFC3339, *a.RefreshBefore)
-			expect.OK(t, err)
+			at := expect.Value(time.Parse(time.RFC3339, *a.RefreshBefore))(t)
 			return time.Until(at).Round(10 * time.Second)
 		}
 		for ttl, want := range map[string]time.Duration{
@@ -189,10 +188,8 @@ func TestForward(t *testing.T) {
 		})
 	}
 	f := newFixture(t, func(o *Options) {
-		register, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, Logger: o.Logger})
-		expect.OK(t, err)
-		deregister, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Deregistrar: o.Deregistrar, Logger: o.Logger})
-		expect.OK(t, err)
+		register := expect.Value(New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, Logger: o.Logger}))(t)
+		deregister := expect.Value(New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Deregistrar: o.Deregistrar, Logger: o.Logger}))(t)
 		o.ForwardRegistrar, o.ForwardDeregistrar = note(register), note(deregister)
 		o.Registrar, o.Deregistrar = nil, nil
 	})

@@ -42,3 +42,14 @@ func Fault(t testing.TB, what string, err error, want fault.Kind) {
 
 // ErrOf drops the value that a call returned and keeps its error.
 func ErrOf[T any](_ T, err error) error { return err }
+
+// Value returns the value of a call, and ends the test if the call returned an error:
+//
+//	db := expect.Value(sqlite.Open(path, options))(t)
+func Value[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		OK(t, err)
+		return v
+	}
+}

@@ -20,15 +20,11 @@ const root = "../.."
 // contents returns the files of an archive, and the modes.
 func contents(t *testing.T, b []byte) (files map[string][]byte, modes map[string]os.FileMode) {
 	t.Helper()
-	z, err := zip.NewReader(bytes.NewReader(b), int64(len(b)))
-	expect.OK(t, err)
+	z := expect.Value(zip.NewReader(bytes.NewReader(b), int64(len(b))))(t)
 	files, modes = map[string][]byte{}, map[string]os.FileMode{}
 	for _, f := range z.File {
-		r, err := f.Open()
-		expect.OK(t, err)
-		if files[f.Name], err = io.ReadAll(r); err != nil {
-			t.Fatal(err)
-		}
+		r := expect.Value(f.Open())(t)
+		files[f.Name] = expect.Value(io.ReadAll(r))(t)
 		_ = r.Close()
 		modes[f.Name] = f.Mode()
 	}
@@ -44,8 +40,7 @@ func TestTheBundleHasAllThatADeploymentNeeds(t *testing.T) {
 	for _, a := range architectures {
 		t.Run("RCH-10 "+a.lambda, func(t *testing.T) {
 			built = nil
-			b, err := bundle(root, "1.2.3", a, fake)
-			expect.OK(t, err)
+			b := expect.Value(bundle(root, "1.2.3", a, fake))(t)
 			files, _ := contents(t, b)
 			template := string(files["template.yaml"])
 			uris := regexp.MustCompile(`(?m)^ +CodeUri: (.*)$`).FindAllStringSubmatch(template, -1)
@@ -88,10 +83,8 @@ func TestTheBundleHasAllThatADeploymentNeeds(t *testing.T) {
 
 // TestAFunctionIsBuiltForItsArchitecture compiles one function, for the architecture for which other tests compile its packages.
 func TestAFunctionIsBuiltForItsArchitecture(t *testing.T) {
-	b, err := compile(root, "functions/publish", "1.2.3", architectures[0])
-	expect.OK(t, err)
-	f, err := elf.NewFile(bytes.NewReader(b))
-	expect.OK(t, err)
+	b := expect.Value(compile(root, "functions/publish", "1.2.3", architectures[0]))(t)
+	f := expect.Value(elf.NewFile(bytes.NewReader(b)))(t)
 	if f.Machine != elf.EM_AARCH64 || slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		t.Errorf("RCH-10: it is for %v, or needs a loader", f.Machine)
 	}

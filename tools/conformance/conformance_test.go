@@ -146,8 +146,7 @@ func TestTheTable(t *testing.T) {
 			}
 			out := filepath.Join(dir, "out.md")
 			expect.OK(t, run(file("r.tsv", twoGroups), file("log.json", tt.log), out, io.Discard))
-			got, err := os.ReadFile(out)
-			expect.OK(t, err)
+			got := expect.Value(os.ReadFile(out))(t)
 			for _, w := range tt.want {
 				if !strings.Contains(string(got), w) {
 					t.Errorf("got\n%s\nwant it to contain %q", got, w)
@@ -181,11 +180,9 @@ func TestRequirementsAreReadStrictly(t *testing.T) {
 // TestTheProjectsRequirements holds the real file to its rules: numbers without
 // a gap in every family.
 func TestTheProjectsRequirements(t *testing.T) {
-	f, err := os.Open("../../docs/requirements.tsv")
-	expect.OK(t, err)
+	f := expect.Value(os.Open("../../docs/requirements.tsv"))(t)
 	defer f.Close()
-	groups, err := readRequirements(f)
-	expect.OK(t, err)
+	groups := expect.Value(readRequirements(f))(t)
 	last := map[string]int{}
 	for _, g := range groups {
 		for _, r := range g.requirements {

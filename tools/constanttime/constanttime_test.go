@@ -118,8 +118,7 @@ func TestSecretsAreComparedInConstantTime(t *testing.T) {
 		"AUT-02 keys of callers in the stand-alone app": "shared/app/standalone",
 	} {
 		t.Run(name, func(t *testing.T) {
-			all, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
-			expect.OK(t, err)
+			all := expect.Value(filepath.Glob(filepath.Join("../..", folder, "*.go")))(t)
 			files := map[string]any{}
 			for _, file := range all {
 				if !strings.HasSuffix(file, "_test.go") {
@@ -129,8 +128,7 @@ func TestSecretsAreComparedInConstantTime(t *testing.T) {
 			if len(files) == 0 {
 				t.Fatalf("%s has no Go files", folder)
 			}
-			found, err := comparisons(files)
-			expect.OK(t, err)
+			found := expect.Value(comparisons(files))(t)
 			for _, place := range found {
 				t.Errorf("%s: got a comparison of a secret that stops at the first difference, want crypto/subtle or crypto/hmac", place)
 			}

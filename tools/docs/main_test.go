@@ -11,8 +11,7 @@ import (
 )
 
 func TestTheDocumentationHasNoFaults(t *testing.T) {
-	faults, err := run("../..")
-	expect.OK(t, err)
+	faults := expect.Value(run("../.."))(t)
 	for _, f := range faults {
 		t.Error(f)
 	}
@@ -48,8 +47,7 @@ func TestEachKindOfFaultIsFound(t *testing.T) {
 		{"see `shared/gone.go`", "docs/page.md:1: the path shared/gone.go does not exist"},
 	} {
 		expect.OK(t, os.WriteFile(filepath.Join(root, "docs/page.md"), []byte(tc.text), 0o644))
-		faults, err := run(root)
-		expect.OK(t, err)
+		faults := expect.Value(run(root))(t)
 		var got []string
 		for _, f := range faults {
 			if strings.HasPrefix(f, "docs/page.md") {

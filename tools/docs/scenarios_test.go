@@ -13,8 +13,7 @@ import (
 // TestTheTableOfTheScenarios: EVX-23. Each test that docs/reference/conformance-events.md names is one of the folder that it
 // names before.
 func TestTheTableOfTheScenarios(t *testing.T) {
-	text, err := os.ReadFile("../../docs/reference/conformance-events.md")
-	expect.OK(t, err)
+	text := expect.Value(os.ReadFile("../../docs/reference/conformance-events.md"))(t)
 	named := regexp.MustCompile("(?:((?:shared|test)/[a-z0-9/]+) )?`(Test[A-Za-z0-9_]+)`")
 	sources := map[string]string{}
 	found := 0
@@ -25,11 +24,9 @@ func TestTheTableOfTheScenarios(t *testing.T) {
 				folder = m[1]
 			}
 			if sources[folder] == "" {
-				files, err := filepath.Glob(filepath.Join("../..", folder, "*_test.go"))
-				expect.OK(t, err)
+				files := expect.Value(filepath.Glob(filepath.Join("../..", folder, "*_test.go")))(t)
 				for _, file := range files {
-					source, err := os.ReadFile(file)
-					expect.OK(t, err)
+					source := expect.Value(os.ReadFile(file))(t)
 					sources[folder] += string(source)
 				}
 			}

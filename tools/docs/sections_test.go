@@ -21,8 +21,7 @@ var sections = []string{
 }
 
 func TestTheTableOfTheSpecification(t *testing.T) {
-	text, err := os.ReadFile("../../docs/reference/sep-3415.md")
-	expect.OK(t, err)
+	text := expect.Value(os.ReadFile("../../docs/reference/sep-3415.md"))(t)
 	says := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		if cells := strings.Split(line, "|"); len(cells) > 3 {

@@ -54,8 +54,7 @@ func TestPublicAPI(t *testing.T) {
 	if *update {
 		expect.OK(t, os.WriteFile(apiFile, []byte(got), 0o600))
 	}
-	want, err := os.ReadFile(apiFile)
-	expect.OK(t, err)
+	want := expect.Value(os.ReadFile(apiFile))(t)
 	was := strings.Split(string(want), "\n")
 	for _, line := range lines {
 		if !slices.Contains(was, line) {
@@ -130,8 +129,7 @@ func load(t *testing.T, names ...string) (loaded []*types.Package) {
 	}
 	from := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) { return os.Open(files[path]) })
 	for _, name := range names {
-		p, err := from.Import(module + name)
-		expect.OK(t, err)
+		p := expect.Value(from.Import(module + name))(t)
 		loaded = append(loaded, p)
 	}
 	return loaded

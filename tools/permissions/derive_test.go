@@ -9,16 +9,14 @@ import (
 )
 
 func TestDerive(t *testing.T) {
-	c, err := load("../..")
-	expect.OK(t, err)
+	c := expect.Value(load("../.."))(t)
 	needs := c.needs()
 	for id, all := range needs {
 		for _, n := range all {
 			t.Logf("%s %s %s %q  %s", id, n.action, n.resource, n.prefix, n.at)
 		}
 	}
-	functions, err := read(template)
-	expect.OK(t, err)
+	functions := expect.Value(read(template))(t)
 	t.Run("AWS-10 the template grants each operation that the code of a function makes", func(t *testing.T) {
 		for _, id := range sorted(needs) {
 			for _, n := range missing(id, functions[id], needs[id]) {
@@ -26,10 +24,8 @@ func TestDerive(t *testing.T) {
 			}
 		}
 	})
-	text, err := os.ReadFile("calls.tsv")
-	expect.OK(t, err)
-	calls, err := recorded(string(text))
-	expect.OK(t, err)
+	text := expect.Value(os.ReadFile("calls.tsv"))(t)
+	calls := expect.Value(recorded(string(text)))(t)
 	t.Run("AWS-10 the code or a recorded call uses each permission that the template grants", func(t *testing.T) {
 		for _, p := range unused(functions, calls, needs) {
 			t.Errorf("%s %s grants %s on %s, which no code and no recorded call uses", p.function, p.statement, p.action, p.resource)

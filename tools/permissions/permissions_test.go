@@ -26,10 +26,8 @@ func TestPermissions(t *testing.T) {
 		}
 	})
 	t.Run("AWS-10 a permission that no call uses and no code needs is reported", func(t *testing.T) {
-		functions, err := read(template)
-		expect.OK(t, err)
-		used, err := recorded("KeysFunction\tWriteWrappedKeyset\tdynamodb:PutItem\tKeysTable\nKeysFunction\tWrapKeyset\tkms:Encrypt\t\n")
-		expect.OK(t, err)
+		functions := expect.Value(read(template))(t)
+		used := expect.Value(recorded("KeysFunction\tWriteWrappedKeyset\tdynamodb:PutItem\tKeysTable\nKeysFunction\tWrapKeyset\tkms:Encrypt\t\n"))(t)
 		told := map[permission]bool{}
 		needs := map[string][]need{"RegisterFunction": {{action: "dynamodb:PutItem", resource: "LogTable", prefix: "i#"}}}
 		for _, p := range unused(functions, used, needs) {
@@ -54,8 +52,7 @@ func TestPermissions(t *testing.T) {
 
 func TestSenders(t *testing.T) {
 	t.Run("SRC-01 who may send to a queue is on the page", func(t *testing.T) {
-		senders, err := readSenders(template)
-		expect.OK(t, err)
+		senders := expect.Value(readSenders(template))(t)
 		got := string(renderSenders(senders))
 		for _, want := range []string{
 			"| `HasRule` | events.amazonaws.com | sqs:SendMessage | InboxQueue | aws:SourceArn `SourceRule` |",

@@ -15,11 +15,9 @@ import (
 // TestTheRecordingIsTheOutputOfTheDemo fails if the demo prints other lines than docs/demo.svg shows, apart from times, ids and ports.
 // Events may arrive in any order.
 func TestTheRecordingIsTheOutputOfTheDemo(t *testing.T) {
-	b, err := os.ReadFile("../../" + file)
-	expect.OK(t, err)
+	b := expect.Value(os.ReadFile("../../" + file))(t)
 	shown := textOf(t, b)
-	printed, err := record(t.Context())
-	expect.OK(t, err)
+	printed := expect.Value(record(t.Context()))(t)
 	if got, want := normalize(shown), normalize(printed); !slices.Equal(got, want) {
 		t.Errorf("%s shows\n%s\nbut the demo prints\n%s\nrun go run ./tools/recording", file, strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
@@ -32,8 +30,7 @@ func TestTheRecordingIsTheOutputOfTheDemo(t *testing.T) {
 
 // TestTheRecordingIsDrawnByThisProgram fails if docs/demo.svg was changed by hand or by an older version of the program.
 func TestTheRecordingIsDrawnByThisProgram(t *testing.T) {
-	b, err := os.ReadFile("../../" + file)
-	expect.OK(t, err)
+	b := expect.Value(os.ReadFile("../../" + file))(t)
 	if again := render(withBlankLines(textOf(t, b))); !bytes.Equal(again, b) {
 		t.Errorf("%s differs from what the program draws now; run go run ./tools/recording", file)
 	}

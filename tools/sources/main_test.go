@@ -29,8 +29,7 @@ func TestSources(t *testing.T) {
 		}
 	})
 	t.Run("SRC-01 the example of the page is a configuration", func(t *testing.T) {
-		text, err := os.ReadFile("../../docs/reference/sources.md")
-		expect.OK(t, err)
+		text := expect.Value(os.ReadFile("../../docs/reference/sources.md"))(t)
 		_, after, _ := strings.Cut(string(text), "```yaml\n# config.yaml\n")
 		example, _, _ := strings.Cut(after, "```")
 		if c, err := config.Parse([]byte(example)); err != nil || len(c.Sources) != 2 {

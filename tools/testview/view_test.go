@@ -109,8 +109,7 @@ func TestView(t *testing.T) {
 			var out strings.Builder
 			log := filepath.Join(t.TempDir(), "deep", "test.json")
 			tt.names.log = log
-			ok, err := run(strings.NewReader(tt.stream), &out, tt.names)
-			expect.OK(t, err)
+			ok := expect.Value(run(strings.NewReader(tt.stream), &out, tt.names))(t)
 			expect.Equal(t, "ok", ok, tt.ok)
 			for _, w := range tt.want {
 				if !strings.Contains(out.String(), w) {
@@ -122,8 +121,7 @@ func TestView(t *testing.T) {
 					t.Errorf("got\n%s\nwant it not to contain %q", out.String(), w)
 				}
 			}
-			kept, err := os.ReadFile(log)
-			expect.OK(t, err)
+			kept := expect.Value(os.ReadFile(log))(t)
 			expect.Equal(t, "the log", string(kept), tt.stream)
 		})
 	}

@@ -25,8 +25,7 @@ const (
 
 func database(t *testing.T) store.DB {
 	t.Helper()
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -35,13 +34,11 @@ func files(t *testing.T, cat, conf string) Files {
 	t.Helper()
 	var f Files
 	if cat != "" {
-		c, err := catalog.Parse([]byte(cat))
-		expect.OK(t, err)
+		c := expect.Value(catalog.Parse([]byte(cat)))(t)
 		f.Catalogs = map[string]*catalog.Catalog{"default": c}
 	}
 	if conf != "" {
-		c, err := config.Parse([]byte(conf))
-		expect.OK(t, err)
+		c := expect.Value(config.Parse([]byte(conf)))(t)
 		f.Config = c
 	}
 	return f

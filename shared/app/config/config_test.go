@@ -27,7 +27,7 @@ func hashOf(key string) string {
 }
 
 func TestParseReadsAllMembers(t *testing.T) {
-	c, err := Parse(fmt.Appendf(nil, `# who may call
+	c := expect.Value(Parse(fmt.Appendf(nil, `# who may call
 keys:
   - {principal: alice, workspace: default, scopes: [events:read, events:subscribe], sha256: %s}
   - principal: bob
@@ -49,8 +49,7 @@ backends:
     url: https://y.example.com/mcp
     credentials: exchange
     exchange: {tokenUrl: https://id.example.com/token, clientId: me, clientSecret: env:SECRET, scopes: [a], audience: y, resource: "https://y.example.com/", clientAuth: client_secret_post}
-`, hashOf("a"), hashOf("b")))
-	expect.OK(t, err)
+`, hashOf("a"), hashOf("b"))))(t)
 	if k := c.Keys[0]; k.Principal != "alice" || k.Workspace != "default" || len(k.Scopes) != 2 || k.SHA256 != hashOf("a") || !k.Expires.IsZero() {
 		t.Errorf("got %+v", k)
 	}
@@ -181,16 +180,14 @@ func TestParseFaults(t *testing.T) {
 
 func parsed(t *testing.T, src string) *Config {
 	t.Helper()
-	c, err := Parse([]byte(src))
-	expect.OK(t, err)
+	c := expect.Value(Parse([]byte(src)))(t)
 	return c
 }
 
 // replace stores a configuration, which must differ from the stored one.
 func replace(t *testing.T, db store.DB, src string) {
 	t.Helper()
-	d, err := Read(t.Context(), db)
-	expect.OK(t, err)
+	d := expect.Value(Read(t.Context(), db))(t)
 	e := d.Replace(parsed(t, src))
 	if !e.Changes() {
 		t.Errorf("got no change to %q", src)

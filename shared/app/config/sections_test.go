@@ -69,12 +69,11 @@ func TestQuotas(t *testing.T) {
 
 func TestPrincipals(t *testing.T) {
 	t.Run("EVX-25 a principal has its own profile, that of its workspace, or none", func(t *testing.T) {
-		c, err := Parse([]byte(`principals:
+		c := expect.Value(Parse([]byte(`principals:
   - {principal: alice, profile: final}
   - {workspace: small, profile: final}
   - {workspace: small, principal: bob, profile: released}
-`))
-		expect.OK(t, err)
+`)))(t)
 		for who, want := range map[string]spec.Profile{
 			"default alice": spec.Final, "default bob": "", "small alice": spec.Final, "small bob": spec.Released,
 		} {
@@ -136,7 +135,7 @@ func TestRemovedSettings(t *testing.T) {
 }
 
 func TestParseConversation(t *testing.T) {
-	c, err := Parse([]byte(`
+	c := expect.Value(Parse([]byte(`
 conversation:
   userMessages: true
   assistantResponses: true
@@ -149,8 +148,7 @@ conversation:
   events: {userMessage: true, workspace: other}
 backends:
   - {name: n, url: "https://n.example.com/mcp"}
-`))
-	expect.OK(t, err)
+`)))(t)
 	v := c.Conversation
 	if !v.UserMessages || !v.AssistantResponses || v.Budget != 1500*time.Millisecond || v.MaxContext != 4096 || !v.Enabled() ||
 		v.Events != (rules.Events{UserMessage: true, Workspace: "other"}) {
@@ -347,8 +345,7 @@ func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 
 func TestCommands(t *testing.T) {
 	parse := func(members string) api.Backend {
-		c, err := Parse([]byte("backends:\n  - {name: files, command: [npx, -y, server, /data]" + members + "}\n"))
-		expect.OK(t, err)
+		c := expect.Value(Parse([]byte("backends:\n  - {name: files, command: [npx, -y, server, /data]" + members + "}\n")))(t)
 		return c.Backends[0]
 	}
 	t.Run("GWN-26 a backend can be a command", func(t *testing.T) {

@@ -22,8 +22,7 @@ const githubSource = `sources:
 
 func TestSources(t *testing.T) {
 	t.Run("SRC-01 an HTTP source", func(t *testing.T) {
-		c, err := Parse([]byte(githubSource))
-		expect.OK(t, err)
+		c := expect.Value(Parse([]byte(githubSource)))(t)
 		s := c.Sources[0]
 		if s.Name != "github" || s.Workspace != "default" || s.From != source.HTTP || len(s.Secrets) != 2 || s.Secrets[0].String() != "env:NEW" {
 			t.Errorf("got %+v", s)
@@ -36,12 +35,11 @@ func TestSources(t *testing.T) {
 		}
 	})
 	t.Run("SRC-02 the settings of hmac", func(t *testing.T) {
-		c, err := Parse([]byte(`sources:
+		c := expect.Value(Parse([]byte(`sources:
   - name: own
     verify: {scheme: hmac, secrets: ["ssm:/x"], header: X-Sig, algorithm: sha512, encoding: base64, prefix: "v1=", signed: "{timestamp}.{body}", timestamp: X-Time, tolerance: 1m}
     events: [{name: a.b}]
-`))
-		expect.OK(t, err)
+`)))(t)
 		if v := c.Sources[0].Verify; v.Header != "X-Sig" || v.Algorithm != "sha512" || v.Timestamp != "X-Time" || v.Tolerance != time.Minute {
 			t.Errorf("got %+v", v)
 		}

@@ -60,8 +60,7 @@ func startGateway(t *testing.T, backend string, change func(*standalone.Options)
 
 func connect(t *testing.T, s *standalone.Server, key, revision string) *client.Client {
 	t.Helper()
-	c, err := client.Connect(t.Context(), s.URL, client.Options{Key: key, Agent: "test/1", Revision: revision, MinPoll: 20 * time.Millisecond})
-	expect.OK(t, err)
+	c := expect.Value(client.Connect(t.Context(), s.URL, client.Options{Key: key, Agent: "test/1", Revision: revision, MinPoll: 20 * time.Millisecond}))(t)
 	return c
 }
 
@@ -69,8 +68,7 @@ func connect(t *testing.T, s *standalone.Server, key, revision string) *client.C
 func awaitType(t *testing.T, c *client.Client, name string) client.EventType {
 	t.Helper()
 	for {
-		types, err := c.EventTypes(t.Context())
-		expect.OK(t, err)
+		types := expect.Value(c.EventTypes(t.Context()))(t)
 		if at := slices.IndexFunc(types, func(e client.EventType) bool { return e.Name == name }); at >= 0 {
 			return types[at]
 		}
@@ -101,7 +99,7 @@ type received struct {
 func subscribe(t *testing.T, c *client.Client, mode, name string, arguments any) *received {
 	t.Helper()
 	r := &received{more: make(chan struct{}, 1000)}
-	s, err := c.Subscribe(t.Context(), client.SubscribeOptions{
+	s := expect.Value(c.Subscribe(t.Context(), client.SubscribeOptions{
 		Name: name, Arguments: arguments, Mode: mode,
 		Event: func(_ context.Context, e client.Event) error {
 			r.mu.Lock()
@@ -117,8 +115,7 @@ func subscribe(t *testing.T, c *client.Client, mode, name string, arguments any)
 			r.more <- struct{}{}
 			return nil
 		},
-	})
-	expect.OK(t, err)
+	}))(t)
 	t.Cleanup(func() { _ = s.Close() })
 	return r
 }
@@ -155,8 +152,7 @@ func TestEventsOfABackend(t *testing.T) {
 			t.Errorf("got the schemas %s and %s, want the backend's", got.InputSchema, got.PayloadSchema)
 		}
 		bob := connect(t, gateway, "bob", "2026-07-28")
-		types, err := bob.EventTypes(t.Context())
-		expect.OK(t, err)
+		types := expect.Value(bob.EventTypes(t.Context()))(t)
 		if slices.ContainsFunc(types, func(e client.EventType) bool { return strings.HasPrefix(e.Name, "shop_") }) {
 			t.Errorf("bob, who lacks the scope, sees %v", types)
 		}
@@ -277,8 +273,7 @@ func TestWhatABackendSends(t *testing.T) {
 		expect.OK(t, err)
 		req.Header.Set("Authorization", "Bearer alice")
 		req.Header.Set("Content-Type", "application/json")
-		resp, err := http.DefaultClient.Do(req)
-		expect.OK(t, err)
+		resp := expect.Value(http.DefaultClient.Do(req))(t)
 		defer resp.Body.Close()
 		expect.Equal(t, "the status", resp.StatusCode, http.StatusNotFound)
 	})
@@ -302,8 +297,7 @@ func TestHostileEventTypes(t *testing.T) {
 	gateway := startGateway(t, newFakeBackend(t, strings.Join(types, ",")).URL, nil)
 	alice := connect(t, gateway, "alice", "2026-07-28")
 	awaitType(t, alice, "shop_order.shipped")
-	all, err := alice.EventTypes(t.Context())
-	expect.OK(t, err)
+	all := expect.Value(alice.EventTypes(t.Context()))(t)
 	n := 0
 	for _, e := range all {
 		if strings.HasPrefix(e.Name, "shop_") {
@@ -329,16 +323,14 @@ func TestChangedEventTypesOfABackend(t *testing.T) {
 		"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"}}}}`
 	ctx, cancel := context.WithTimeout(t.Context(), servertest.Patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway.URL+"/mcp", strings.NewReader(body))
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(ctx, http.MethodPost, gateway.URL+"/mcp", strings.NewReader(body)))(t)
 	for name, value := range map[string]string{
 		"Authorization": "Bearer alice", "Content-Type": "application/json", "Accept": "application/json, text/event-stream",
 		"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "subscriptions/listen",
 	} {
 		req.Header.Set(name, value)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	expect.OK(t, err)
+	resp := expect.Value(http.DefaultClient.Do(req))(t)
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
 	await := func(text string) {
@@ -373,8 +365,7 @@ func TestEventTypesFollowTheConfiguration(t *testing.T) {
 			o.Config = servertest.Config(t, callers, now)
 			expect.OK(t, gateway.Reload(t.Context(), o))
 			for end := time.Now().Add(servertest.Patience); ; time.Sleep(20 * time.Millisecond) {
-				types, err := alice.EventTypes(t.Context())
-				expect.OK(t, err)
+				types := expect.Value(alice.EventTypes(t.Context()))(t)
 				if !slices.ContainsFunc(types, func(e client.EventType) bool { return e.Name == "shop_order.shipped" }) {
 					break
 				}
@@ -433,13 +424,10 @@ func TestOperatorsSeeHiddenEventTypes(t *testing.T) {
 	awaitType(t, alice, "order.shipped")
 	const want = `"name":"second","url":"%s","prefix":"","state":"ready","warnings":["its event type order.shipped is not listed, because backend first has one with this name"]}`
 	for end := time.Now().Add(servertest.Patience); ; time.Sleep(20 * time.Millisecond) {
-		req, err := http.NewRequestWithContext(t.Context(), "GET", gateway.URL+"/admin/v1/backends", nil)
-		expect.OK(t, err)
+		req := expect.Value(http.NewRequestWithContext(t.Context(), "GET", gateway.URL+"/admin/v1/backends", nil))(t)
 		req.Header.Set("Authorization", "Bearer op")
-		resp, err := http.DefaultClient.Do(req)
-		expect.OK(t, err)
-		got, err := io.ReadAll(resp.Body)
-		expect.OK(t, err)
+		resp := expect.Value(http.DefaultClient.Do(req))(t)
+		got := expect.Value(io.ReadAll(resp.Body))(t)
 		expect.OK(t, resp.Body.Close())
 		if strings.Contains(string(got), fmt.Sprintf(want, backends["second"].URL)) {
 			return
@@ -454,15 +442,13 @@ func TestOperatorsSeeHiddenEventTypes(t *testing.T) {
 func TestShutdownWritesTheLinesOfCalls(t *testing.T) {
 	var logged expect.Buffer
 	gateway := startGateway(t, "http://127.0.0.1:1/mcp", func(o *standalone.Options) { o.Log = slog.New(slog.NewTextHandler(&logged, nil)) })
-	req, err := http.NewRequestWithContext(t.Context(), "POST", gateway.URL+"/mcp", strings.NewReader(
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"shop_buy","_meta":{"`+spec.MetaVersion+`":"2026-07-28","`+spec.MetaCapabilities+`":{}}}}`))
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(t.Context(), "POST", gateway.URL+"/mcp", strings.NewReader(
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"shop_buy","_meta":{"`+spec.MetaVersion+`":"2026-07-28","`+spec.MetaCapabilities+`":{}}}}`)))(t)
 	req.Header = http.Header{
 		"Authorization": {"Bearer alice"}, "Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"},
 		spec.HeaderVersion: {"2026-07-28"}, spec.HeaderMethod: {"tools/call"}, spec.HeaderName: {"shop_buy"},
 	}
-	resp, err := http.DefaultClient.Do(req)
-	expect.OK(t, err)
+	resp := expect.Value(http.DefaultClient.Do(req))(t)
 	_ = resp.Body.Close()
 	expect.OK(t, gateway.Shutdown(t.Context()))
 	if text := logged.String(); !strings.Contains(text, `msg="gateway call"`) || !strings.Contains(text, "tool=shop_buy") {

@@ -37,11 +37,9 @@ func testKey(context.Context) ([]byte, error) {
 func newCore(t *testing.T, backend string) *app.Core {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
-	queues, err := queuesqlite.Open(db.Engine(), queuesqlite.Options{Log: log})
-	expect.OK(t, err)
+	queues := expect.Value(queuesqlite.Open(db.Engine(), queuesqlite.Options{Log: log}))(t)
 	t.Cleanup(func() { _ = queues.Close() })
 	shop := api.Backend{Name: "shop", URL: backend, Workspace: "default", ProtocolVersion: api.AutoVersion}
 	core := &app.Core{
@@ -95,8 +93,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 		}
 	}
 	for order := range orders {
-		s, err := match.Select(entry, json.RawMessage(fmt.Sprintf(`{"order":"%d"}`, order)))
-		expect.OK(t, err)
+		s := expect.Value(match.Select(entry, json.RawMessage(fmt.Sprintf(`{"order":"%d"}`, order))))(t)
 		patterns = append(patterns, s.Pattern)
 		expect.OK(t, core.Demand.Want(t.Context(), "default", "alice", s.Pattern.Key))
 	}
@@ -151,8 +148,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 func TestASubscriptionEndsAtTheBackend(t *testing.T) {
 	backend := newFakeBackend(t, shippedType)
 	core := newCore(t, backend.URL)
-	gateway, err := app.NewGateway(core, app.GatewayOptions{})
-	expect.OK(t, err)
+	gateway := expect.Value(app.NewGateway(core, app.GatewayOptions{}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var invocations sync.WaitGroup
 	invocations.Go(func() { relays.New(core, gateway, testKey, func(context.Context) error { return nil }).Run(ctx) })
@@ -164,8 +160,7 @@ func TestASubscriptionEndsAtTheBackend(t *testing.T) {
 		if params := <-backend.opened; params["cursor"] != nil {
 			t.Errorf("the subscription begins at the cursor %v, want none", params["cursor"])
 		}
-		page, err := core.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "ev#default#shop"})
-		expect.OK(t, err)
+		page := expect.Value(core.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "ev#default#shop"}))(t)
 		expect.OK(t, core.DB.Write(t.Context(), store.Delete(page.Items[0].Key)))
 		select {
 		case <-backend.closed:

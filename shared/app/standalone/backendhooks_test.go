@@ -188,8 +188,7 @@ func TestWebhooksOfABackend(t *testing.T) {
 				t.Errorf("%s: got %d %.200s, want %d", what, status, answer, c.want)
 			}
 		}
-		resp, err := http.Get(first.Delivery.URL)
-		expect.OK(t, err)
+		resp := expect.Value(http.Get(first.Delivery.URL))(t)
 		_ = resp.Body.Close()
 		expect.Equal(t, "the status of a GET", resp.StatusCode, http.StatusMethodNotAllowed)
 		if strings.Contains(logged.String(), token) {
@@ -221,8 +220,7 @@ func TestAWebhookSubscriptionOutlivesRelays(t *testing.T) {
 	mux := http.NewServeMux()
 	app.NewPublishing(core, app.PublishingOptions{Key: testKey}).Sources.Mount(mux)
 	serve(mux)
-	gateway, err := app.NewGateway(core, app.GatewayOptions{})
-	expect.OK(t, err)
+	gateway := expect.Value(app.NewGateway(core, app.GatewayOptions{}))(t)
 	run := func() (stop func()) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
@@ -239,8 +237,7 @@ func TestAWebhookSubscriptionOutlivesRelays(t *testing.T) {
 			t.Fatal("the event type is not stored")
 		}
 	}
-	selected, err := match.Select(entry, json.RawMessage(`{}`))
-	expect.OK(t, err)
+	selected := expect.Value(match.Select(entry, json.RawMessage(`{}`)))(t)
 	uri := selected.Pattern.Key
 	logged := func(want int) (gaps int) {
 		t.Helper()
@@ -290,8 +287,7 @@ func TestAWebhookSubscriptionOutlivesRelays(t *testing.T) {
 	}
 	expect.Equal(t, "the gaps after the backend has lost the subscription", logged(4), 2)
 
-	page, err := core.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "ev#default#shop"})
-	expect.OK(t, err)
+	page := expect.Value(core.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "ev#default#shop"}))(t)
 	expect.OK(t, core.DB.Write(t.Context(), store.Delete(page.Items[0].Key)))
 	select {
 	case ended := <-backend.ended:
@@ -312,8 +308,7 @@ func TestWebhooksNeedAPublicURL(t *testing.T) {
 	var logged expect.Buffer
 	gateway := startGateway(t, backend.URL, func(o *standalone.Options) { o.Log = slog.New(slog.NewTextHandler(&logged, nil)) })
 	logged.Await(t, "--public-url is not set", 1)
-	types, err := connect(t, gateway, "alice", "2026-07-28").EventTypes(t.Context())
-	expect.OK(t, err)
+	types := expect.Value(connect(t, gateway, "alice", "2026-07-28").EventTypes(t.Context()))(t)
 	if slices.ContainsFunc(types, func(e client.EventType) bool { return e.Name == "shop_order.shipped" }) {
 		t.Errorf("the list has the event type: %+v", types)
 	}

@@ -50,14 +50,12 @@ func TestBackup(t *testing.T) {
 		}
 		restored := settings
 		restored.Data = data
-		again, err := New(t.Context(), restored)
-		expect.OK(t, err)
+		again := expect.Value(New(t.Context(), restored))(t)
 		end(t, again)
 	})
 	end(t, s)
 	t.Run("OPS-16 nothing is overwritten, and nothing stays of what fails", func(t *testing.T) {
-		whole, err := os.ReadFile(file)
-		expect.OK(t, err)
+		whole := expect.Value(os.ReadFile(file))(t)
 		damaged := bytes.Clone(whole)
 		damaged[len(damaged)-6] ^= 1 // in the checksum
 		write := func(b []byte) string {
@@ -132,8 +130,7 @@ func TestDropKeys(t *testing.T) {
 	e := serve(t, func(s *Options) { settings = *s })
 	subscribed(t, e, "http://127.0.0.1:9/first", buildFinished)
 	t.Run("given a running server, when keys are dropped, then it is refused", func(t *testing.T) {
-		before, err := readSecrets(settings.Data)
-		expect.OK(t, err)
+		before := expect.Value(readSecrets(settings.Data))(t)
 		expect.Fault(t, "the call", expect.ErrOf(DropKeys(t.Context(), settings.Data)), fault.Conflict)
 		after, err := readSecrets(settings.Data)
 		if err != nil || !bytes.Equal(before.Private, after.Private) {
@@ -157,22 +154,17 @@ func TestDropKeys(t *testing.T) {
 	}
 	rotates()
 	rotates()
-	if e, err = New(t.Context(), settings); err != nil {
-		t.Fatal(err)
-	}
+	e = expect.Value(New(t.Context(), settings))(t)
 	subscribed(t, e, "http://127.0.0.1:9/second", pullRequest)
 	end(t, e)
 	t.Run("given a stored delivery with a copy of a secret, when keys are dropped, then the key that opens it stays", func(t *testing.T) {
 		drops(t, settings.Data, 1)
 		drops(t, settings.Data, 0)
 	})
-	if e, err = New(t.Context(), settings); err != nil {
-		t.Fatal(err)
-	}
+	e = expect.Value(New(t.Context(), settings))(t)
 	opened := func(want int) {
 		t.Helper()
-		keys, err := readSecrets(settings.Data)
-		expect.OK(t, err)
+		keys := expect.Value(readSecrets(settings.Data))(t)
 		opener, err := webhook.NewOpener(keys.Private)
 		expect.OK(t, err)
 		n := 0
@@ -192,9 +184,7 @@ func TestDropKeys(t *testing.T) {
 		drops(t, settings.Data, 1)
 		starts(t, settings)
 	})
-	if e, err = New(t.Context(), settings); err != nil {
-		t.Fatal(err)
-	}
+	e = expect.Value(New(t.Context(), settings))(t)
 	opened(2)
 	end(t, e)
 }

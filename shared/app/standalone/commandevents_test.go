@@ -169,8 +169,7 @@ func TestEventsOfACommand(t *testing.T) {
 			gateway := startCommandGateway(t, filepath.Join(t.TempDir(), "events"), c.mode, c.revision, nil)
 			alice := connect(t, gateway, "alice", "2026-07-28")
 			awaitType(t, alice, "files_file.changed")
-			types, err := alice.EventTypes(t.Context())
-			expect.OK(t, err)
+			types := expect.Value(alice.EventTypes(t.Context()))(t)
 			if slices.ContainsFunc(types, func(e client.EventType) bool { return e.Name == "files_file.posted" }) {
 				t.Error("GWN-26: an event type is listed that the command delivers by webhook only")
 			}

@@ -21,8 +21,7 @@ import (
 // serveAtMost serves a handler with a maximum number of connections.
 func serveAtMost(t *testing.T, most int, h http.HandlerFunc) (addr string, l *connections) {
 	t.Helper()
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(t, err)
+	inner := expect.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	l = limitConnections(inner, most).reserveLast()
 	s := &http.Server{Handler: boundBodies(h, time.Minute)}
 	l.attach(s)
@@ -38,8 +37,7 @@ func serveAtMost(t *testing.T, most int, h http.HandlerFunc) (addr string, l *co
 // connect opens a connection and sends a text over it.
 func connect(t *testing.T, addr, text string) net.Conn {
 	t.Helper()
-	c, err := net.DialTimeout("tcp", addr, 10*time.Second)
-	expect.OK(t, err)
+	c := expect.Value(net.DialTimeout("tcp", addr, 10*time.Second))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	expect.OK(t, expect.ErrOf(io.WriteString(c, text)))
@@ -381,8 +379,7 @@ func TestOtherListenersAreLimited(t *testing.T) {
 // debugging serves a server's address for debugging.
 func debugging(t *testing.T, s *Server) (addr string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(t, err)
+	l := expect.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	addr = l.Addr().String()
 	_ = l.Close()
 	expect.OK(t, ServeDebug(t.Context(), addr, func() *Server { return s }))

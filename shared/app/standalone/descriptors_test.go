@@ -30,10 +30,8 @@ func TestConnectionsBelowTheLimit(t *testing.T) {
 	server := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
 	server.Env = append(os.Environ(), child+"=1")
 	server.Stderr = os.Stderr
-	out, err := server.StdoutPipe()
-	expect.OK(t, err)
-	ask, err := server.StdinPipe()
-	expect.OK(t, err)
+	out := expect.Value(server.StdoutPipe())(t)
+	ask := expect.Value(server.StdinPipe())(t)
 	expect.OK(t, server.Start())
 	lines := bufio.NewScanner(out)
 	lines.Scan()
@@ -41,8 +39,7 @@ func TestConnectionsBelowTheLimit(t *testing.T) {
 
 	var all []net.Conn
 	for range 2 * files {
-		c, err := net.DialTimeout("tcp", addr, 5*time.Second)
-		expect.OK(t, err)
+		c := expect.Value(net.DialTimeout("tcp", addr, 5*time.Second))(t)
 		all = append(all, c)
 	}
 	last := all[len(all)-1] // older ones may have been closed to make room, because they send nothing

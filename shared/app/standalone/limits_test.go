@@ -29,8 +29,7 @@ func limited(t *testing.T) *Server {
 		for _, who := range []string{"workspaceSubscriptions", "neighbour"} {
 			text += fmt.Sprintf("  - {principal: %s, workspace: few, sha256: %s, scopes: [events:subscribe, events:operate]}\n", who, hash(who))
 		}
-		c, err := config.ParseFile("config.yaml", []byte(text))
-		expect.OK(t, err)
+		c := expect.Value(config.ParseFile("config.yaml", []byte(text)))(t)
 		o.Config, o.Auth = c, auth.ModeKeys
 	})
 }
@@ -133,8 +132,7 @@ func TestLimits(t *testing.T) {
 		})
 	}
 	t.Run("OPS-15 the page of limits has their names", func(t *testing.T) {
-		page, err := os.ReadFile("../../../docs/reference/limits.md")
-		expect.OK(t, err)
+		page := expect.Value(os.ReadFile("../../../docs/reference/limits.md"))(t)
 		for name := range meet {
 			if !strings.Contains(string(page), "`"+name+"`") {
 				t.Errorf("the page does not mention %s", name)

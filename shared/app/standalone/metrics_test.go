@@ -40,8 +40,7 @@ func scrape(t *testing.T, s *Server, key ...string) map[string]*dto.MetricFamily
 		t.Fatalf("got %s", resp.Status)
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(resp.Body)
-	expect.OK(t, err)
+	families := expect.Value(parser.TextToMetricFamilies(resp.Body))(t)
 	return families
 }
 
@@ -109,8 +108,7 @@ sources:
 	for i := range subscriptions {
 		subscribed(t, s, fmt.Sprintf("%s/%d", endpoint.URL, i), pullRequest)
 	}
-	mcp, err := client.Connect(t.Context(), s.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728)})
-	expect.OK(t, err)
+	mcp := expect.Value(client.Connect(t.Context(), s.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728)}))(t)
 	const polls = 3
 	for range polls {
 		expect.OK(t, mcp.Call(t.Context(), "events/poll", map[string]any{"name": "github.pull_request", "arguments": map[string]string{"owner": "acme", "repo": "website"}, "cursor": nil}, nil))
@@ -215,8 +213,7 @@ func served() map[string]bool {
 }
 
 func dashboardAsksForWhatIsServed(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/grafana-dashboard.json")
-	expect.OK(t, err)
+	text := expect.Value(os.ReadFile("../../../docs/grafana-dashboard.json"))(t)
 	var dashboard struct {
 		Panels []struct {
 			Title   string
@@ -243,16 +240,14 @@ func dashboardAsksForWhatIsServed(t *testing.T) {
 }
 
 func alertsAskForWhatIsServed(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/prometheus-alerts.yml")
-	expect.OK(t, err)
+	text := expect.Value(os.ReadFile("../../../docs/prometheus-alerts.yml"))(t)
 	var file struct {
 		Groups []struct {
 			Rules []struct{ Alert, Expr string }
 		}
 	}
 	expect.OK(t, yaml.Unmarshal(text, &file))
-	runbook, err := os.ReadFile("../../../docs/runbook-stand-alone.md")
-	expect.OK(t, err)
+	runbook := expect.Value(os.ReadFile("../../../docs/runbook-stand-alone.md"))(t)
 	known, alerts := served(), 0
 	for _, g := range file.Groups {
 		for _, r := range g.Rules {

@@ -29,8 +29,7 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 // serve starts a server with the sample catalog, and ends it with the test.
 func serve(t *testing.T, change func(*Options)) *Server {
 	t.Helper()
-	src, err := os.ReadFile("../../../catalog.yaml")
-	expect.OK(t, err)
+	src := expect.Value(os.ReadFile("../../../catalog.yaml"))(t)
 	s := Options{
 		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: src, CatalogName: "catalog.yaml", Auth: auth.ModeNone,
 		Limits: config.DefaultLimits(), Log: quiet(),
@@ -39,8 +38,7 @@ func serve(t *testing.T, change func(*Options)) *Server {
 	if change != nil {
 		change(&s)
 	}
-	e, err := New(t.Context(), s)
-	expect.OK(t, err)
+	e := expect.Value(New(t.Context(), s))(t)
 	t.Cleanup(func() { end(t, e) })
 	return e
 }
@@ -72,8 +70,7 @@ func refuses(t *testing.T, o Options, says string) {
 // starts checks that a server starts with these options, and ends it.
 func starts(t *testing.T, o Options) {
 	t.Helper()
-	s, err := New(t.Context(), o)
-	expect.OK(t, err)
+	s := expect.Value(New(t.Context(), o))(t)
 	end(t, s)
 }
 
@@ -86,8 +83,7 @@ func hash(key string) string {
 // request sends a request with the key who, or without a key if who is empty. At /mcp, rpc is its method.
 func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http.Response {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body)))(t)
 	req.Header = http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
 	if who != "" {
 		req.Header.Set("Authorization", "Bearer "+who)
@@ -96,8 +92,7 @@ func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http
 		req.Header.Set(spec.HeaderVersion, string(spec.V20260728))
 		req.Header.Set(spec.HeaderMethod, rpc)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	expect.OK(t, err)
+	resp := expect.Value(http.DefaultClient.Do(req))(t)
 	return resp
 }
 
@@ -105,8 +100,7 @@ func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http
 func read(t *testing.T, resp *http.Response) (status int, text string) {
 	t.Helper()
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	expect.OK(t, err)
+	b := expect.Value(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, strings.TrimSpace(string(b))
 }
 
@@ -122,8 +116,7 @@ func call(t *testing.T, s *Server, who, method string, params map[string]any) *h
 	params["_meta"] = map[string]any{
 		spec.MetaVersion: spec.V20260728, spec.MetaClient: map[string]string{"name": "test", "version": "1"}, spec.MetaCapabilities: map[string]any{},
 	}
-	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
-	expect.OK(t, err)
+	body := expect.Value(json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params}))(t)
 	return request(t, s, who, "POST", "/mcp", method, string(body))
 }
 

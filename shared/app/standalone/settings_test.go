@@ -27,23 +27,20 @@ func types(t *testing.T, names ...string) []byte {
 
 func ownTypes(t *testing.T, names ...string) *catalog.Catalog {
 	t.Helper()
-	c, err := catalog.Parse(types(t, names...))
-	expect.OK(t, err)
+	c := expect.Value(catalog.Parse(types(t, names...)))(t)
 	return c
 }
 
 func configured(t *testing.T, src string) *config.Config {
 	t.Helper()
-	c, err := config.Parse([]byte(src))
-	expect.OK(t, err)
+	c := expect.Value(config.Parse([]byte(src)))(t)
 	return c
 }
 
 // in returns the names of the event types that a workspace has.
 func in(t *testing.T, s *Server, workspace string) (names []string) {
 	t.Helper()
-	c, err := s.core.Catalogs.Catalog(t.Context(), workspace)
-	expect.OK(t, err)
+	c := expect.Value(s.core.Catalogs.Catalog(t.Context(), workspace))(t)
 	for _, e := range c.Entries() {
 		names = append(names, e.Name)
 	}
@@ -61,8 +58,7 @@ func TestFilesOfTheStartWin(t *testing.T) {
 	delete(o.Workspaces, "own")
 	o.Config = nil
 	for range 2 {
-		s, err := New(t.Context(), o)
-		expect.OK(t, err)
+		s := expect.Value(New(t.Context(), o))(t)
 		for workspace, want := range map[string]string{"own": "shared", "kept": "kept", "any": "shared"} {
 			expect.List(t, fmt.Sprint("the event types of workspace ", workspace), in(t, s, workspace), []string{want})
 		}
@@ -72,8 +68,7 @@ func TestFilesOfTheStartWin(t *testing.T) {
 		end(t, s)
 	}
 	o.Workspaces["own"] = ownTypes(t, "again")
-	s, err := New(t.Context(), o)
-	expect.OK(t, err)
+	s := expect.Value(New(t.Context(), o))(t)
 	defer end(t, s)
 	expect.List(t, "a catalog that is given again", in(t, s, "own"), []string{"again"})
 }
@@ -115,8 +110,7 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 	})
 	open := func(workspace, cursor string) *stream.Feed {
 		t.Helper()
-		f, err := s.tails.Open(t.Context(), stream.Request{Workspace: workspace, Topics: []string{stream.TopicCatalog}, Cursor: cursor})
-		expect.OK(t, err)
+		f := expect.Value(s.tails.Open(t.Context(), stream.Request{Workspace: workspace, Topics: []string{stream.TopicCatalog}, Cursor: cursor}))(t)
 		t.Cleanup(f.Close)
 		return f
 	}
@@ -241,8 +235,7 @@ func TestSettingsThatAreRefused(t *testing.T) {
 	for name, with := range map[string]Options{"invalid": bad, "unreadable": unread} {
 		t.Run("OPS-16 a start with settings that are "+name+" uses the last ones", func(t *testing.T) {
 			with.LastSettings = true
-			s, err := New(t.Context(), with)
-			expect.OK(t, err)
+			s := expect.Value(New(t.Context(), with))(t)
 			defer end(t, s)
 			expect.List(t, "the event types", in(t, s, "any"), []string{"good"})
 			ready(t, s, refused)
@@ -297,8 +290,7 @@ func TestAKeyThatIsRemoved(t *testing.T) {
 			end(t, s)
 			refuse(&o)
 			o.Config, o.LastSettings = configured(t, "keys:\n"+key("kept")), true
-			s, err := New(t.Context(), o)
-			expect.OK(t, err)
+			s = expect.Value(New(t.Context(), o))(t)
 			defer end(t, s)
 			valid(t, s, "leaked", false)
 			valid(t, s, "kept", true)

@@ -70,19 +70,16 @@ func TestADataDirectoryThatCannotBeWrittenIsNamed(t *testing.T) {
 
 func openDescriptors(t *testing.T) int {
 	t.Helper()
-	all, err := os.ReadDir("/proc/self/fd")
-	expect.OK(t, err)
+	all := expect.Value(os.ReadDir("/proc/self/fd"))(t)
 	return len(all)
 }
 
 // A failed start leaves no goroutines and no open files, no matter how far it came.
 func TestAFailedStartLeavesNothingOpen(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(t, err)
+	taken := expect.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
 	parsed := func(src string) *config.Config {
-		c, err := config.Parse([]byte(src))
-		expect.OK(t, err)
+		c := expect.Value(config.Parse([]byte(src)))(t)
 		return c
 	}
 	for name, change := range map[string]func(*Options){
@@ -181,8 +178,7 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 		}
 	}))
 	defer receiver.Close()
-	e, err := New(t.Context(), settings)
-	expect.OK(t, err)
+	e := expect.Value(New(t.Context(), settings))(t)
 	subscribed(t, e, receiver.URL+"/hook", buildFinished)
 	expect.OK(t, expect.ErrOf(e.Publish(t.Context(), auth.DefaultWorkspace, Event{URI: buildFinished, Data: []byte(`{"build":1,"status":"passed"}`)})))
 	<-arrived
@@ -200,8 +196,7 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 		t.Errorf("the second Shutdown returned %v, want %v", err, context.DeadlineExceeded)
 	}
 	settings.Log = quiet()
-	again, err := New(t.Context(), settings)
-	expect.OK(t, err)
+	again := expect.Value(New(t.Context(), settings))(t)
 	defer end(t, again)
 	defer close(release)
 	select {

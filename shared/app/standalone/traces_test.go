@@ -85,8 +85,7 @@ func publishedIn(t *testing.T, s *Server, id, parent, state string) {
 	t.Helper()
 	r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/events", strings.NewReader(pull(id)))
 	r.Header = http.Header{"Content-Type": {"application/json"}, "Traceparent": {parent}, "Tracestate": {state}}
-	resp, err := http.DefaultClient.Do(r)
-	expect.OK(t, err)
+	resp := expect.Value(http.DefaultClient.Do(r))(t)
 	if status, text := read(t, resp); status != http.StatusAccepted {
 		t.Fatalf("got %d %s", status, text)
 	}
@@ -134,8 +133,7 @@ func TestTraces(t *testing.T) {
 	t.Run("OPS-13 a collector gets publish, fanout, and each attempt, in the publisher's trace", func(t *testing.T) {
 		t.Parallel() // retries wait
 		c := newSpanCollector(t)
-		provider, err := otlp.Provider(otlp.Options{Endpoint: c.URL, Log: quiet()})
-		expect.OK(t, err)
+		provider := expect.Value(otlp.Provider(otlp.Options{Endpoint: c.URL, Log: quiet()}))(t)
 		s := serve(t, func(o *Options) { retries(o); o.Traces = provider })
 		endpoint, got := failing(t, 1)
 		subscribed(t, s, endpoint, pullRequest)
@@ -193,8 +191,7 @@ func TestTraces(t *testing.T) {
 	t.Run("OPS-13 what the publisher does not sample is not exported, and neither is the rest of traces that begin here", func(t *testing.T) {
 		t.Parallel() // retries wait
 		c := newSpanCollector(t)
-		provider, err := otlp.Provider(otlp.Options{Endpoint: c.URL, Ratio: 0, Log: quiet()})
-		expect.OK(t, err)
+		provider := expect.Value(otlp.Provider(otlp.Options{Endpoint: c.URL, Ratio: 0, Log: quiet()}))(t)
 		s := serve(t, func(o *Options) { retries(o); o.Traces = provider })
 		endpoint, got := failing(t, 0)
 		subscribed(t, s, endpoint, pullRequest)

@@ -65,8 +65,7 @@ func mounted(t *testing.T, p *program, change func(*Options)) (*Server, *httptes
 
 func dial(t *testing.T, url string, o *sdk.ClientOptions) *sdk.ClientSession {
 	t.Helper()
-	session, err := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, o).Connect(t.Context(), &sdk.StreamableClientTransport{Endpoint: url + "/mcp"}, nil)
-	expect.OK(t, err)
+	session := expect.Value(sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, o).Connect(t.Context(), &sdk.StreamableClientTransport{Endpoint: url + "/mcp"}, nil))(t)
 	t.Cleanup(func() { _ = session.Close() })
 	return session
 }
@@ -104,8 +103,7 @@ func TestAProgramsOwnServer(t *testing.T) {
 	t.Run("RCH-07 a call's progress and result come through", func(t *testing.T) {
 		params := &sdk.CallToolParams{Name: "ship", Arguments: order{"42"}}
 		params.SetProgressToken("token")
-		result, err := session.CallTool(t.Context(), params)
-		expect.OK(t, err)
+		result := expect.Value(session.CallTool(t.Context(), params))(t)
 		expect.Equal(t, "the result", result.Content[0].(*sdk.TextContent).Text, "shipped 42")
 		expect.Equal(t, "the progress", <-progress, "packed")
 	})
@@ -147,10 +145,9 @@ func TestAProgramsOwnServerIsForTheDefaultWorkspace(t *testing.T) {
 	})
 	as := func(key string) []string {
 		t.Helper()
-		session, err := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(), &sdk.StreamableClientTransport{
+		session := expect.Value(sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(), &sdk.StreamableClientTransport{
 			Endpoint: mine.URL + "/mcp", HTTPClient: &http.Client{Transport: bearer(key)},
-		}, nil)
-		expect.OK(t, err)
+		}, nil))(t)
 		defer session.Close()
 		return tools(t, session)
 	}

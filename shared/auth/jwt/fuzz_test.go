@@ -16,11 +16,10 @@ import (
 func newAuthenticator(tb testing.TB) (*jwt.Authenticator, *identity.Provider) {
 	tb.Helper()
 	p := identity.Start(tb, audience)
-	a, err := jwt.New(jwt.Options{
+	a := expect.Value(jwt.New(jwt.Options{
 		Issuers: []string{p.Issuer}, Audience: []string{audience}, Algorithms: []string{"RS256", "ES256"},
 		Leeway: time.Minute, Log: slog.New(slog.DiscardHandler),
-	})
-	expect.OK(tb, err)
+	}))(tb)
 	return a, p
 }
 

@@ -43,8 +43,7 @@ func start(t *testing.T, change func(*jwt.Options)) *world {
 	if change != nil {
 		change(&o)
 	}
-	a, err := jwt.New(o)
-	expect.OK(t, err)
+	a := expect.Value(jwt.New(o))(t)
 	w.Authenticator = a
 	return w
 }
@@ -123,8 +122,7 @@ func TestBadTokens(t *testing.T) {
 	parts := strings.Split(good, ".")
 	stranger := identity.NewKey(t, "rsa-1", "RS256") // with the id of a key that is trusted
 	other := identity.Start(t, audience)
-	public, err := x509.MarshalPKIXPublicKey(p.Key(0).Private.Public())
-	expect.OK(t, err)
+	public := expect.Value(x509.MarshalPKIXPublicKey(p.Key(0).Private.Public()))(t)
 	// confused returns a token that is signed with HS256, and with a public key as the secret.
 	confused := func(secret []byte) string {
 		return identity.Token(t, claims{"alg": "HS256", "kid": "rsa-1", "typ": "JWT"}, p.Claims("alice", "", nil), func(input string) []byte {

@@ -84,8 +84,7 @@ func TestTheProviderIsDown(t *testing.T) {
 
 func jsonOf(t testing.TB, v any) string {
 	t.Helper()
-	b, err := json.Marshal(v)
-	expect.OK(t, err)
+	b := expect.Value(json.Marshal(v))(t)
 	return string(b)
 }
 

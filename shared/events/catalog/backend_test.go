@@ -23,8 +23,7 @@ func backendTypes(types ...BackendType) map[string]BackendTypes {
 
 // GWN-20: the operator's event types keep their names and URIs, and types of backends come after them.
 func TestBackendTypesFollowTheOperators(t *testing.T) {
-	base, err := Parse([]byte("events:\n  - {name: shop_taken, uri: event://ci/build}\n"))
-	expect.OK(t, err)
+	base := expect.Value(Parse([]byte("events:\n  - {name: shop_taken, uri: event://ci/build}\n")))(t)
 	c := base.with(backendTypes(BackendType{Name: "taken"}, BackendType{Name: "order.shipped", PayloadSchema: json.RawMessage(`{"type":"object"}`)}))
 	var names []string
 	for _, e := range c.Entries() {
@@ -98,16 +97,14 @@ func TestSchemaCost(t *testing.T) {
 		expect.Equal(t, schema, min(schemaCost(json.RawMessage(schema)), tooExpensive), want)
 	}
 	large := `{"properties":{` + strings.TrimSuffix(strings.Repeat(`"a":{"enum":["a","b","c","d","e","f","g","h"]},`, 1), ",") + `,"b":{"enum":[` + strings.TrimSuffix(strings.Repeat(`"x",`, 500), ",") + `]}}}`
-	e, err := NewBackendEntry("shop", BackendTypes{}, BackendType{Name: "a", PayloadSchema: json.RawMessage(large)})
-	expect.OK(t, err)
+	e := expect.Value(NewBackendEntry("shop", BackendTypes{}, BackendType{Name: "a", PayloadSchema: json.RawMessage(large)}))(t)
 	expect.OK(t, e.ValidatePayload([]byte(`{"a":"a"}`)))
 	expect.Fault(t, "a large payload", e.ValidatePayload([]byte(`{"c":"`+strings.Repeat("x", 200_000)+`"}`)), fault.Unprocessable)
 }
 
 // GWN-20: given a name that two backends have, or a backend and the operator, then the one that is hidden is reported, and logged once.
 func TestConflictsOfEventTypesAreReported(t *testing.T) {
-	base, err := Parse([]byte("events:\n  - {name: taken, uri: event://ci/build}\n"))
-	expect.OK(t, err)
+	base := expect.Value(Parse([]byte("events:\n  - {name: taken, uri: event://ci/build}\n")))(t)
 	var log bytes.Buffer
 	version := int64(0)
 	m := merger{
@@ -121,8 +118,7 @@ func TestConflictsOfEventTypesAreReported(t *testing.T) {
 		},
 	}
 	for range 2 {
-		c, err := m.add(t.Context(), "w", base, false)
-		expect.OK(t, err)
+		c := expect.Value(m.add(t.Context(), "w", base, false))(t)
 		expect.List(t, "the warnings about a", c.Warnings("a"), []string{"its event type taken is not listed, because the catalog has one with this name"})
 		expect.List(t, "the warnings about b", c.Warnings("b"), []string{"its event type x.shipped is not listed, because backend a has one with this name"})
 		expect.Equal(t, "the owner of x.shipped", c.ByName("x.shipped").Backend, "a")
@@ -145,14 +141,12 @@ func TestLargeEventTypesAreRefused(t *testing.T) {
 	}
 	put := func(name string, types BackendTypes) (changed bool) {
 		t.Helper()
-		changed, err := ReplaceBackends(t.Context(), db, "w", func(all map[string]BackendTypes) { all[name] = types })
-		expect.OK(t, err)
+		changed = expect.Value(ReplaceBackends(t.Context(), db, "w", func(all map[string]BackendTypes) { all[name] = types }))(t)
 		return changed
 	}
 	listed := func(want ...string) *Catalog {
 		t.Helper()
-		c, err := AddBackends(db, NewStatic(&Catalog{})).Catalog(t.Context(), "w")
-		expect.OK(t, err)
+		c := expect.Value(AddBackends(db, NewStatic(&Catalog{})).Catalog(t.Context(), "w"))(t)
 		var backends []string
 		for _, e := range c.Entries() {
 			backends = append(backends, e.Backend)

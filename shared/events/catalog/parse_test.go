@@ -39,8 +39,7 @@ const sample = `events:
 
 func parse(t testing.TB, src string) *Catalog {
 	t.Helper()
-	c, err := Parse([]byte(src))
-	expect.OK(t, err)
+	c := expect.Value(Parse([]byte(src)))(t)
 	return c
 }
 
@@ -208,8 +207,7 @@ func TestParseIsBoundedAgainstAliasBombs(t *testing.T) {
 func itoa(i int) string { return string(rune('0'+i/10)) + string(rune('0'+i%10)) }
 
 func TestTheSampleCatalogIsValid(t *testing.T) {
-	src, err := os.ReadFile("../../../catalog.yaml")
-	expect.OK(t, err)
+	src := expect.Value(os.ReadFile("../../../catalog.yaml"))(t)
 	c := parse(t, string(src))
 	fixed, templated := 0, 0
 	for _, e := range c.Entries() {

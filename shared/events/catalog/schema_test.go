@@ -174,8 +174,7 @@ func TestInputSchema(t *testing.T) {
 			s := newSchema(c.ByName(tc.entry).InputSchema())
 			var v any
 			_ = json.Unmarshal([]byte(tc.args), &v)
-			faults, err := s.faults(v)
-			expect.OK(t, err)
+			faults := expect.Value(s.faults(v))(t)
 			out, _ := json.Marshal(faults)
 			if (tc.want == "") != (string(out) == "null") || !strings.Contains(string(out), tc.want) {
 				t.Errorf("got %s, want %q", out, tc.want)
@@ -185,8 +184,7 @@ func TestInputSchema(t *testing.T) {
 }
 
 func TestSchemasAreCompiledAndUsedConcurrently(t *testing.T) {
-	c, err := parseStored([]byte(sample))
-	expect.OK(t, err)
+	c := expect.Value(parseStored([]byte(sample)))(t)
 	e := c.ByName("github.pull_request")
 	if _, err := parseStored([]byte("events:\n  - {name: a, uri: 'event://a', payloadSchema: {type: 5}}\n")); err != nil {
 		t.Errorf("a stored schema is compiled before anybody needs it: %v", err)

@@ -23,8 +23,7 @@ func one(name string) []byte {
 // replace stores a catalog and returns its version and whether it differs from the stored one.
 func replace(t *testing.T, db store.DB, workspace string, next *Catalog) (version int64, changed bool) {
 	t.Helper()
-	d, err := Read(t.Context(), db, workspace)
-	expect.OK(t, err)
+	d := expect.Value(Read(t.Context(), db, workspace))(t)
 	e := d.Replace(next)
 	expect.OK(t, settings.Write(t.Context(), db, e))
 	return e.Version(), e.Changes()
@@ -181,8 +180,7 @@ func TestContract(t *testing.T) {
 		"no webhooks":           {[]string{"name: a,", "name: a, delivery: [push],"}, "", false},
 	} {
 		before, after := entry(), entry(c.edit...)
-		kept, err := ParseContract(before.Contract())
-		expect.OK(t, err)
+		kept := expect.Value(ParseContract(before.Contract()))(t)
 		expect.Equal(t, fmt.Sprintf("%s: the broken part", name), Broken(kept, after), c.want)
 		expect.Equal(t, fmt.Sprintf("%s: the same terms", name), before.terms() == after.terms(), c.terms)
 		expect.Equal(t, fmt.Sprintf("%s: the id of the stored contract", name), digest(kept.Contract()), before.ContractID())
@@ -191,8 +189,7 @@ func TestContract(t *testing.T) {
 
 // SSE-06: a workspace without its own catalog has the shared one. The versions continue after a removed catalog.
 func TestSharedCatalog(t *testing.T) {
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 	defer func() { _ = db.Close() }()
 	src := NewStored(db, nil, nil, nil)
 	for _, step := range []struct {

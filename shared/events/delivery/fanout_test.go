@@ -47,8 +47,7 @@ func (r *rig) fanOut(change func(*fanout.Fanout)) (failed []string, err error) {
 func (r *rig) deadReasons() (reasons []string) {
 	r.t.Helper()
 	for _, m := range r.queues[queue.Dead] {
-		l, err := queue.ParseDeadLetter(m.Body)
-		expect.OK(r.t, err)
+		l := expect.Value(queue.ParseDeadLetter(m.Body))(r.t)
 		reasons = append(reasons, l.Reason)
 	}
 	return reasons
@@ -128,8 +127,7 @@ func TestFanoutDeliversAlthoughTheURICannotBeListed(t *testing.T) {
 func TestFanoutWithAnOldCatalog(t *testing.T) {
 	const added = testCatalog + "  - name: new.type\n    uri: event://new/type\n"
 	parse := func(src string) *catalog.Catalog {
-		c, err := catalog.Parse([]byte(src))
-		expect.OK(t, err)
+		c := expect.Value(catalog.Parse([]byte(src)))(t)
 		return c
 	}
 	for name, tc := range map[string]struct {
@@ -303,8 +301,7 @@ func TestAnEventOfARenamedType(t *testing.T) {
 		t.Run("WHK-18 "+name, func(t *testing.T) {
 			r := newRig(t)
 			r.script = succeeds
-			old, err := r.catalogs.Catalog(t.Context(), "default")
-			expect.OK(t, err)
+			old := expect.Value(r.catalogs.Catalog(t.Context(), "default"))(t)
 			r.change("ci.build_finished", "ci.renamed")
 			r.register("event://ci/build-finished")
 			for _, id := range ids {

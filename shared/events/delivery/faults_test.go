@@ -346,8 +346,7 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 		t.Fatal("nothing was recorded after the erasure, so this shows nothing")
 	}
 	waits := func() int {
-		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition})
-		expect.OK(t, err)
+		page := expect.Value(r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition}))(t)
 		return len(page.Items)
 	}
 	t.Run("OPS-07 WHK-21 what was in flight is deleted by the next round", func(t *testing.T) {
@@ -375,8 +374,7 @@ func TestAnErasureOfManySubscriptions(t *testing.T) {
 		ids[i] = fmt.Sprintf("sub_%032x", i)
 	}
 	expect.OK(t, r.operations().SweepLater(t.Context(), "default", ids))
-	page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition})
-	expect.OK(t, err)
+	page := expect.Value(r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition}))(t)
 	found := 0
 	for _, it := range page.Items {
 		var erased struct{ IDs []byte }
@@ -403,8 +401,7 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	kept := func() *store.Item {
 		t.Helper()
 		expect.OK(t, d.deliveries.StoreBody(t.Context(), state.New(&subscription.Subscriber{}, e, r.now), e, state.RetriedFor))
-		items, err := r.db.Get(t.Context(), body)
-		expect.OK(t, err)
+		items := expect.Value(r.db.Get(t.Context(), body))(t)
 		return items[0]
 	}
 	for range 3 {

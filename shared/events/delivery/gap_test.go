@@ -53,8 +53,7 @@ func (r *rig) gapAt(t *testing.T, p webhook.Request) int64 {
 	if err := json.Unmarshal(p.Body, &body); err != nil || len(body) != 2 || body["type"] != "gap" {
 		t.Fatalf("the notice is %s, %v", p.Body, err)
 	}
-	c, err := r.sealer.Open("default", body["cursor"])
-	expect.OK(t, err)
+	c := expect.Value(r.sealer.Open("default", body["cursor"]))(t)
 	return c.At
 }
 
@@ -265,8 +264,7 @@ func TestCursorsOfAWildcardThatIsSeldomRefreshed(t *testing.T) {
 	start := func(t *testing.T) *rig {
 		r := newRig(t)
 		now := func() time.Time { return r.now }
-		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: now}})
-		expect.OK(t, err)
+		db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: now}}))(t)
 		t.Cleanup(func() { _ = db.Close() })
 		r.db, r.log = db, &eventlog.Log{DB: db, Now: now}
 		r.services = r.service(db, r.log)
@@ -283,11 +281,10 @@ func TestCursorsOfAWildcardThatIsSeldomRefreshed(t *testing.T) {
 		t.Helper()
 		tails := stream.New(r.log, r.db, r.sealer)
 		defer tails.Close()
-		page, err := tails.Poll(t.Context(), stream.PollRequest{
+		page := expect.Value(tails.Poll(t.Context(), stream.PollRequest{
 			Workspace: "default", Cursor: cursor, Most: 10, Bytes: 1 << 20,
 			Pattern: match.Pattern{Kind: match.Wildcard, Key: pattern, Entry: "github.push", Shape: match.Shape{Scope: "entry:github.push", Name: "m2"}},
-		})
-		expect.OK(t, err)
+		}))(t)
 		var ids []string
 		for _, e := range page.Events {
 			ids = append(ids, e.ID)
@@ -345,8 +342,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 	h := &history{rig: newRig(t), random: rand.New(rand.NewPCG(seed, 1)), acked: map[string]bool{}, seen: map[string]time.Time{}}
 	now := func() time.Time { return time.UnixMicro(h.clock.Load()) }
 	h.clock.Store(h.now.UnixMicro())
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: now}})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: now}}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	h.db, h.log = db, &eventlog.Log{DB: db, Now: now}
 	h.services = h.service(db, h.log)
@@ -475,8 +471,7 @@ func TestAResumeAfterDaysIsNoGap(t *testing.T) {
 				cursor = h.body
 			}
 			h.wait(8 * time.Hour)
-			c, err := h.sealer.Open("default", cursor)
-			expect.OK(t, err)
+			c := expect.Value(h.sealer.Open("default", cursor))(t)
 			if _, gap := h.log.Reach(c, c.At, h.log.Oldest()); gap {
 				t.Errorf("the cursor is at %v, given %v, the log reaches back to %v",
 					time.UnixMicro(c.At), time.UnixMicro(c.Given), time.UnixMicro(h.log.Oldest()))

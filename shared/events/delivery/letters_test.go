@@ -94,8 +94,7 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 	r := newRig(t)
 	var log bytes.Buffer
 	emf := metric.NewEMF(slog.New(slog.NewJSONHandler(&log, nil)), "stack", time.Now)
-	set, err := metric.NewSet(emf.Provider())
-	expect.OK(t, err)
+	set := expect.Value(metric.NewSet(emf.Provider()))(t)
 	o := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return r.now }, Metrics: set})
 	published := r.now.Add(-time.Hour).UTC().Truncate(time.Microsecond)
 	e := event.Event{Workspace: "default", ID: "evt_1", URI: "event://a/b", Name: "a.b", Time: published, Published: published}
@@ -162,13 +161,11 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		log := slog.New(slog.DiscardHandler)
-		queues, err := queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: log})
-		expect.OK(t, err)
+		queues := expect.Value(queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: log}))(t)
 		service := &publish.Service{Catalog: r.catalogs, Queue: queues}
 		in := publish.Input{URI: "event://ci/build-finished", ID: "evt_1", Data: []byte(`{"ok":true}`)}
 		expect.OK(t, expect.ErrOf(service.Accept(t.Context(), r.principal(), []publish.Input{in})))
-		refused, err := catalog.Parse([]byte("events:\n  - name: other\n    uri: event://other\n"))
-		expect.OK(t, err)
+		refused := expect.Value(catalog.Parse([]byte("events:\n  - name: other\n    uri: event://other\n")))(t)
 		source := catalog.NewStatic(refused)
 		fanout := &fanout.Fanout{DB: r.db, Log: r.log, Catalog: source, Queue: queues}
 		operations := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: queues})
@@ -213,8 +210,7 @@ func (s strict) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) 
 // SQS accepts more characters in a group than our queues do, and a program that may send to the inbox chooses the group.
 func TestAReplayOfMessagesThatTheirQueueRefuses(t *testing.T) {
 	r := newRig(t)
-	queues, err := queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: slog.New(slog.DiscardHandler)})
-	expect.OK(t, err)
+	queues := expect.Value(queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: slog.New(slog.DiscardHandler)}))(t)
 	defer queues.Close()
 	o := r.operationsOn(r.db, strict{mortal{r.db, r}, queues})
 	var batch []queue.Message

@@ -133,19 +133,16 @@ type storedLife struct {
 
 func (l *lives) storedLife() (s storedLife) {
 	l.t.Helper()
-	items, err := l.db.Get(l.t.Context(), state.Key("default", l.sub.ID, l.event.Key()), state.BodyKey("default", l.event.Key()))
-	expect.OK(l.t, err)
+	items := expect.Value(l.db.Get(l.t.Context(), state.Key("default", l.sub.ID, l.event.Key()), state.BodyKey("default", l.event.Key())))(l.t)
 	if items[0] != nil {
-		del, err := state.Decode(items[0])
-		expect.OK(l.t, err)
+		del := expect.Value(state.Decode(items[0]))(l.t)
 		s.stage = del.Stored
 	}
 	if items[1] != nil {
 		s.bodies = 1
 	}
 	count := func(partition string) int {
-		page, err := l.db.Query(l.t.Context(), store.Query{Table: store.Deliveries, Partition: partition, Limit: 1000})
-		expect.OK(l.t, err)
+		page := expect.Value(l.db.Query(l.t.Context(), store.Query{Table: store.Deliveries, Partition: partition, Limit: 1000}))(l.t)
 		return len(page.Items)
 	}
 	for minute := range 120 {
@@ -235,10 +232,8 @@ func TestTwoWorkersHaveOneDelivery(t *testing.T) {
 				t.Run(fmt.Sprintf("WHK-23 first %s, then %s when it was %q", first, second, from), func(t *testing.T) {
 					l := newLives(t)
 					attempt := l.bring(from)
-					a, err := l.reads(from, attempt)
-					expect.OK(t, err)
-					b, err := l.reads(from, attempt)
-					expect.OK(t, err)
+					a := expect.Value(l.reads(from, attempt))(t)
+					b := expect.Value(l.reads(from, attempt))(t)
 					if whose, err := a.make(first); err != nil || whose != state.Mine {
 						t.Fatalf("the first worker got %d, %v", whose, err)
 					}
@@ -271,8 +266,7 @@ func TestTheTableIsClosed(t *testing.T) {
 	t.Run("WHK-18 a step that is not in it is refused", func(t *testing.T) {
 		l := newLives(t)
 		l.bring(state.Suspended)
-		w, err := l.reads(state.Suspended, 1)
-		expect.OK(t, err)
+		w := expect.Value(l.reads(state.Suspended, 1))(t)
 		if whose, err := w.d.deliveries.GiveUp(context.Background(), w.del, nil); err == nil || !strings.Contains(err.Error(), "give up") {
 			t.Errorf("got claim %d, %v, want an error", whose, err)
 		}
@@ -472,8 +466,7 @@ func TestADeliveryIsNotPostponedByRequestsForItsEvent(t *testing.T) {
 				q.now = q.now.Add(every)
 				q.end(q.id)
 				q.again(q.d)
-				n, err := q.retry.Run(t.Context())
-				expect.OK(t, err)
+				n := expect.Value(q.retry.Run(t.Context()))(t)
 				if n > 0 {
 					return
 				}

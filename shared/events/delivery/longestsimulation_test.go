@@ -58,8 +58,7 @@ func TestTheLongestInputOfPublish(t *testing.T) {
 func longestInput(t *testing.T, data string, unordered bool) {
 	r := newRig(t)
 	r.unordered = unordered
-	cat, err := catalog.Parse([]byte("events:\n  - name: " + longestName + "\n    uriTemplate: " + longestTemplate + "\n"))
-	expect.OK(t, err)
+	cat := expect.Value(catalog.Parse([]byte("events:\n  - name: " + longestName + "\n    uriTemplate: " + longestTemplate + "\n")))(t)
 	r.catalogs = catalog.NewStatic(cat)
 	clock := func() time.Time { return r.now }
 	r.log = &eventlog.Log{DB: mortal{r.db, r}, Now: clock}

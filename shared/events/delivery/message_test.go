@@ -32,12 +32,11 @@ func TestBodies(t *testing.T) {
 	at := time.Date(2026, 11, 22, 1, 2, 3, 4000, time.FixedZone("", 5400))
 	e := event.Event{ID: "evt_1", URI: "event://ü/\u2028\"&", Name: "a.b", Time: at, Data: json.RawMessage(`{"n":12345678901234567890,"s":"\u003c"}`)}
 	empty := event.Event{ID: "evt_2", Time: at.UTC()}
-	types, err := catalog.Parse([]byte(`
+	types := expect.Value(catalog.Parse([]byte(`
 events:
   - {name: order.shipped, uriTemplate: "event://orders/{order}/{leg}/shipped", description: A., payloadSchema: {type: object}}
   - {name: sale.began, uri: "event://sale/began", description: A., payloadSchema: {type: object}}
-`))
-	expect.OK(t, err)
+`)))(t)
 	shipped, sale := types.ByName("order.shipped"), types.ByName("sale.began")
 	about := func(uri string) *event.Event { return &event.Event{ID: "evt_3", Time: at.UTC(), URI: uri} }
 	occurrence := func(meta string) string {

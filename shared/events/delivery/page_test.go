@@ -140,8 +140,7 @@ func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 		}
 		m := r.queues[queue.Slow][0]
 		r.queues[queue.Slow] = r.queues[queue.Slow][1:]
-		failed, err := d.Singles(t.Context(), []queue.Message{m})
-		expect.OK(t, err)
+		failed := expect.Value(d.Singles(t.Context(), []queue.Message{m}))(t)
 		if len(failed) > 0 {
 			m.Received++
 			r.queues[queue.Slow] = append(r.queues[queue.Slow], m)
@@ -312,8 +311,7 @@ func TestPagesThatCannotBeWritten(t *testing.T) {
 			if n := len(r.queues[queue.Dead]); n != 1 {
 				t.Fatalf("got %d dead letters, want one", n)
 			}
-			l, err := queue.ParseDeadLetter(r.queues[queue.Dead][0].Body)
-			expect.OK(t, err)
+			l := expect.Value(queue.ParseDeadLetter(r.queues[queue.Dead][0].Body))(t)
 			task, err := task.Decode([]byte(l.Body), func(t task.Page) int { return t.V })
 			if err != nil || task.Retries != 0 || len(task.Events) != 1 || task.Events[0].ID != "evt_1" {
 				t.Errorf("got a dead letter of %+v, %v, want a new task for evt_1", task, err)
@@ -363,8 +361,7 @@ func message(id, body string) queue.Message {
 func (r *rig) originsOfDead(want ...queue.Name) {
 	r.t.Helper()
 	for i, m := range r.queues[queue.Dead] {
-		l, err := queue.ParseDeadLetter(m.Body)
-		expect.OK(r.t, err)
+		l := expect.Value(queue.ParseDeadLetter(m.Body))(r.t)
 		body, err := l.Content()
 		if err != nil || len(body) == 0 || l.Queue != want[i] || l.Reason == "" || l.Message == "" || l.Dead.IsZero() {
 			r.t.Errorf("AWS-07: dead letter %d is %+v, %v; want one of %s", i, l, err, want[i])

@@ -244,8 +244,7 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 func TestTestEvents(t *testing.T) {
 	r, sub := registered(t)
 	ops := r.operations()
-	id, err := ops.SendTest(t.Context(), sub)
-	expect.OK(t, err)
+	id := expect.Value(ops.SendTest(t.Context(), sub))(t)
 	r.run()
 	if len(r.posts) != 1 || r.posts[0].ID != id || len(r.posts[0].Keys) == 0 {
 		t.Fatalf("WHK-15: got %+v, want one signed webhook %s", r.posts, id)

@@ -74,14 +74,11 @@ func TestReplayOfEvents(t *testing.T) {
 			if steps > 1000 {
 				t.Fatalf("no end: %+v", job)
 			}
-			if job, err = replays().Find(t.Context(), "default", job.ID); err != nil {
-				t.Fatal(err)
-			}
+			job = expect.Value(replays().Find(t.Context(), "default", job.ID))(t)
 		}
 		second := map[time.Time]map[string]bool{}
 		for _, m := range r.queues[queue.Deliveries] {
-			task, err := task.Decode(m.Body, func(t task.Page) int { return t.V })
-			expect.OK(t, err)
+			task := expect.Value(task.Decode(m.Body, func(t task.Page) int { return t.V }))(t)
 			for _, e := range task.Events {
 				at := m.Sent.Add(m.Delay)
 				if second[at] == nil {
@@ -244,9 +241,7 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		if err != nil || job.Total != letters {
 			t.Fatal(job, err)
 		}
-		if job, err = replays.Begin(t.Context(), job); err != nil {
-			t.Fatal(err)
-		}
+		job = expect.Value(replays.Begin(t.Context(), job))(t)
 		return job, replays, r, clock
 	}
 	t.Run("OPS-04 it has what is due within the minute, each letter at its time", func(t *testing.T) {

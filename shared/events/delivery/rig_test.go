@@ -261,13 +261,10 @@ func (plain) Seal(_ context.Context, key []byte, _ subscription.Binding) ([]byte
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
-	cat, err := catalog.Parse([]byte(testCatalog))
-	expect.OK(t, err)
-	sealer, err := eventlog.NewSealer(make([]byte, 32))
-	expect.OK(t, err)
+	cat := expect.Value(catalog.Parse([]byte(testCatalog)))(t)
+	sealer := expect.Value(eventlog.NewSealer(make([]byte, 32)))(t)
 	r := &rig{t: t, db: db, now: time.Now(), queues: map[queue.Name][]queue.Message{}, catalogs: catalog.NewStatic(cat)}
 	r.log = &eventlog.Log{DB: db}
 	r.sealer = sealer
@@ -346,8 +343,7 @@ func (r *rig) register(uris ...string) *subscription.Subscription {
 
 func (r *rig) registerAs(p auth.Principal, target string, uris ...string) *subscription.Subscription {
 	r.t.Helper()
-	got, err := r.services.Register(r.t.Context(), p, subscription.RegisterRequest{URIs: uris, Target: target})
-	expect.OK(r.t, err)
+	got := expect.Value(r.services.Register(r.t.Context(), p, subscription.RegisterRequest{URIs: uris, Target: target}))(r.t)
 	return got.Subscription
 }
 
@@ -487,21 +483,18 @@ func (r *rig) publishTo(uri, name, id, data string) {
 // message returns the message that publishes an event.
 func (r *rig) message(uri, name, id, data string, at time.Time) queue.Outgoing {
 	e := event.Event{Workspace: "default", ID: id, URI: uri, Name: name, Time: at, Published: at, Data: []byte(data)}
-	body, err := e.MarshalJSON()
-	expect.OK(r.t, err)
+	body := expect.Value(e.MarshalJSON())(r.t)
 	return queue.Outgoing{Body: body}
 }
 
 // storedDelivery returns the stored delivery of an event, or nil.
 func (r *rig) storedDelivery(sub, eventID string) *state.Delivery {
 	r.t.Helper()
-	items, err := r.db.Get(r.t.Context(), state.Key("default", sub, r.keyOf(eventID)))
-	expect.OK(r.t, err)
+	items := expect.Value(r.db.Get(r.t.Context(), state.Key("default", sub, r.keyOf(eventID))))(r.t)
 	if items[0] == nil {
 		return nil
 	}
-	del, err := state.Decode(items[0])
-	expect.OK(r.t, err)
+	del := expect.Value(state.Decode(items[0]))(r.t)
 	return del
 }
 
@@ -567,8 +560,7 @@ func (r *rig) suspend(id string) {
 // lookup returns a subscription of alice, or nil if it has ended.
 func (r *rig) lookup(id string) *subscription.Subscription {
 	r.t.Helper()
-	record, err := r.services.Lookup(r.t.Context(), "default", "alice", id)
-	expect.OK(r.t, err)
+	record := expect.Value(r.services.Lookup(r.t.Context(), "default", "alice", id))(r.t)
 	return record
 }
 
@@ -802,8 +794,7 @@ func (r *rig) lettersFor(id string) []deadletter.Letter {
 // change replaces the catalog by testCatalog with one text put in place of another.
 func (r *rig) change(replacements ...string) {
 	r.t.Helper()
-	cat, err := catalog.Parse([]byte(strings.NewReplacer(replacements...).Replace(testCatalog)))
-	expect.OK(r.t, err)
+	cat := expect.Value(catalog.Parse([]byte(strings.NewReplacer(replacements...).Replace(testCatalog))))(r.t)
 	r.catalogs.(*catalog.Static).Replace(cat)
 }
 

@@ -293,9 +293,7 @@ func TestTheWatermarkSkipsNothing(t *testing.T) {
 				}
 			case 11:
 				if rapid.IntRange(0, 5).Draw(rt, "suspend") == 0 {
-					if err := h.services.Suspend(t.Context(), "default", "alice", h.id, h.resumed(h.id)); err != nil {
-						rt.Fatal(err)
-					}
+					h.suspend(h.id)
 				}
 			}
 			if h.body != "" {
@@ -461,8 +459,7 @@ func TestDeliveriesToAPausedEndpointWaitInTheDueTable(t *testing.T) {
 		most := 0
 		for minute := range 10 {
 			w.send(fmt.Sprint("m", minute, "_"), 60*perSecond, time.Minute)
-			d, err := w.queued.Depth(w.t.Context(), queue.Slow)
-			expect.OK(t, err)
+			d := expect.Value(w.queued.Depth(w.t.Context(), queue.Slow))(t)
 			most = max(most, d.InFlight+d.Visible)
 			if all := (minute + 1) * 60 * perSecond; d.InFlight+d.Visible+d.Delayed > all {
 				t.Fatalf("%d messages for %d deliveries: %+v", d.InFlight+d.Visible+d.Delayed, all, d)

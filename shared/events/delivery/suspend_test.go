@@ -23,8 +23,7 @@ import (
 func recordOutcome(r *rig, d *Dispatcher, sub *subscription.Subscriber, n int, out webhook.Outcome) {
 	r.t.Helper()
 	e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", n), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
-	notes, err := d.outcomes.Record(r.t.Context(), state.New(sub, e, r.now), sub, e, out)
-	expect.OK(r.t, err)
+	notes := expect.Value(d.outcomes.Record(r.t.Context(), state.New(sub, e, r.now), sub, e, out))(r.t)
 	expect.OK(r.t, d.DB.WriteAll(r.t.Context(), notes...))
 }
 
@@ -239,8 +238,7 @@ const operationalType = `
 func failingRig(t *testing.T, kind subscription.Origin) (*rig, string) {
 	t.Helper()
 	r := newRig(t)
-	cat, err := catalog.Parse([]byte(testCatalog + operationalType))
-	expect.OK(t, err)
+	cat := expect.Value(catalog.Parse([]byte(testCatalog + operationalType)))(t)
 	r.catalogs = catalog.NewStatic(cat)
 	r.services = r.service(r.db, r.log)
 	r.script, r.plain = fails, []string{"https://hooks.example.com/"} // events are all that it gets

@@ -300,8 +300,7 @@ func TestAnOldCatalogEndsNothing(t *testing.T) {
 		"its schema was another, not compatible with that of the new": strings.Replace(testCatalog, payload, optional, 1),
 	} {
 		t.Run("EVX-17 "+name, func(t *testing.T) {
-			old, err := catalog.Parse([]byte(newer))
-			expect.OK(t, err)
+			old := expect.Value(catalog.Parse([]byte(newer)))(t)
 			r := newRig(t)
 			one, all := r.register("event://ci/build-finished"), r.register("event://ci")
 			fanout, d, _ := r.process()
@@ -504,16 +503,14 @@ func TestWhatACatalogWouldEnd(t *testing.T) {
 			if c.revoke {
 				keys.keys = nil
 			}
-			cat, err := catalog.Parse([]byte(strings.NewReplacer(c.change...).Replace(testCatalog)))
-			expect.OK(t, err)
+			cat := expect.Value(catalog.Parse([]byte(strings.NewReplacer(c.change...).Replace(testCatalog))))(t)
 			if c.used {
 				r.change(c.change...)
 			}
 			if c.before {
 				r.catalogs = catalog.Workspaces{}
 			}
-			endings, err := r.terminator(mortal{r.db, r}, r.services).Endings(t.Context(), catalog.NewStatic(cat))
-			expect.OK(t, err)
+			endings := expect.Value(r.terminator(mortal{r.db, r}, r.services).Endings(t.Context(), catalog.NewStatic(cat)))(t)
 			got := ""
 			if err := lifecycle.Breaking(endings); err != nil {
 				got = err.Error()

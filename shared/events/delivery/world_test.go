@@ -88,8 +88,7 @@ func (w *world) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
 func newWorld(t *testing.T) (*world, Config) {
 	log := slog.New(slog.DiscardHandler)
 	w := &world{rig: newRig(t), attempts: map[string][]time.Time{}, arrived: map[string]map[string]time.Time{}, under: map[string]int{}, most: map[string]int{}}
-	queues, err := queuesqlite.Open(w.db.Engine(), queuesqlite.Options{Log: log})
-	expect.OK(t, err)
+	queues := expect.Value(queuesqlite.Open(w.db.Engine(), queuesqlite.Options{Log: log}))(t)
 	w.queued = queues
 	w.services.Records.Now, w.services.Lists.Now = time.Now, time.Now
 	services := &subscription.Service{Records: subscription.Records{DB: w.db}, Catalog: w.catalogs, Log: w.log}
@@ -290,11 +289,9 @@ func (w *world) dead(t *testing.T) (dead []*state.Delivery) {
 	subs, _, err := w.services.List(w.t.Context(), w.principal(), "", 1000)
 	expect.OK(t, err)
 	for _, s := range subs {
-		page, err := w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: state.LettersOf("default", s.ID).Partition, Limit: 1000})
-		expect.OK(t, err)
+		page := expect.Value(w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: state.LettersOf("default", s.ID).Partition, Limit: 1000}))(t)
 		for _, it := range page.Items {
-			del, err := state.Decode(&it)
-			expect.OK(t, err)
+			del := expect.Value(state.Decode(&it))(t)
 			dead = append(dead, del)
 		}
 	}

@@ -15,16 +15,14 @@ const uri = "event://~shop/order.shipped/e30"
 
 func newRegistry(t *testing.T) *Registry {
 	t.Helper()
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return New(db)
 }
 
 func (r *Registry) isWanted(t *testing.T) bool {
 	t.Helper()
-	wanted, err := r.Wanted(t.Context(), "default", "shop")
-	expect.OK(t, err)
+	wanted := expect.Value(r.Wanted(t.Context(), "default", "shop"))(t)
 	return len(wanted[uri]) > 0
 }
 
@@ -54,8 +52,7 @@ func TestDemandEndsAfterItsGracePeriod(t *testing.T) {
 	if r.isWanted(t) {
 		t.Error("GWN-21 a demand lasts after its grace period")
 	}
-	items, err := r.DB.Get(t.Context(), wantKey("default", "alice", uri))
-	expect.OK(t, err)
+	items := expect.Value(r.DB.Get(t.Context(), wantKey("default", "alice", uri)))(t)
 	if items[0] != nil {
 		t.Error("GWN-21 an ended demand stays stored")
 	}

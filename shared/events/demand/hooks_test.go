@@ -28,10 +28,8 @@ func TestTokensOfHooks(t *testing.T) {
 	expect.Equal(t, "the URL", url, "https://events.example.com"+HookPath+token)
 	_, err = h.Find(t.Context(), token)
 	expect.Fault(t, "a subscription that is not requested", err, fault.NotFound)
-	secret, err := h.Secret(t.Context(), "default", uri)
-	expect.OK(t, err)
-	found, err := h.Find(t.Context(), token)
-	expect.OK(t, err)
+	secret := expect.Value(h.Secret(t.Context(), "default", uri))(t)
+	found := expect.Value(h.Find(t.Context(), token))(t)
 	if found.Workspace != "default" || found.URI != uri || !slices.Equal(found.Secrets, []string{secret}) {
 		t.Errorf("found %+v, want the secret %s", found, secret)
 	}
@@ -52,24 +50,19 @@ func TestTokensOfHooks(t *testing.T) {
 // subscription is new at the backend if its id changes or its lifetime has ended.
 func TestSecretsOfHooksRotate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-		expect.OK(t, err)
+		db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 		defer func() { _ = db.Close() }()
 		h := &Hooks{DB: db, Key: newHooks(t, "a").Key}
 		var secrets []string
 		for range 5 {
-			secret, err := h.Secret(t.Context(), "default", uri)
-			expect.OK(t, err)
-			again, err := h.Secret(t.Context(), "default", uri)
-			expect.OK(t, err)
+			secret := expect.Value(h.Secret(t.Context(), "default", uri))(t)
+			again := expect.Value(h.Secret(t.Context(), "default", uri))(t)
 			expect.Equal(t, "the secret of the same day", again, secret)
 			secrets = append([]string{secret}, secrets...)
 			time.Sleep(24 * time.Hour)
 		}
-		url, err := h.URL(t.Context(), "default", uri)
-		expect.OK(t, err)
-		found, err := h.Find(t.Context(), path.Base(url))
-		expect.OK(t, err)
+		url := expect.Value(h.URL(t.Context(), "default", uri))(t)
+		found := expect.Value(h.Find(t.Context(), path.Base(url)))(t)
 		if !slices.Equal(found.Secrets, secrets[:maxDays]) {
 			t.Errorf("got the valid secrets %v, want the newest of %v", found.Secrets, secrets)
 		}
@@ -79,8 +72,7 @@ func TestSecretsOfHooksRotate(t *testing.T) {
 			fresh bool
 		}{{"s1", 0, true}, {"s1", time.Minute, false}, {"s2", time.Minute, true}, {"s2", 2 * time.Hour, true}, {"s2", 0, false}} {
 			time.Sleep(step.pass)
-			fresh, err := h.Accepted(t.Context(), "default", uri, step.id, time.Now().Add(time.Hour))
-			expect.OK(t, err)
+			fresh := expect.Value(h.Accepted(t.Context(), "default", uri, step.id, time.Now().Add(time.Hour)))(t)
 			expect.Equal(t, step.id+" after "+step.pass.String()+" is new", fresh, step.fresh)
 		}
 	})
@@ -91,16 +83,13 @@ func TestRestarts(t *testing.T) {
 	r := newRegistry(t)
 	expect.OK(t, r.RequestRestart(t.Context(), "default", Restart{URI: uri, Cursor: "c1"}))
 	expect.OK(t, r.RequestRestart(t.Context(), "default", Restart{URI: uri, Cursor: "c2"}))
-	all, err := r.Restarts(t.Context(), "default", "shop")
-	expect.OK(t, err)
+	all := expect.Value(r.Restarts(t.Context(), "default", "shop"))(t)
 	if len(all) != 1 || all[0] != (Restart{URI: uri, Cursor: "c1"}) {
 		t.Errorf("got %+v", all)
 	}
 	expect.OK(t, r.Restarted(t.Context(), "default", all[0]))
-	cursor, err := Cursor{DB: r.DB, Workspace: "default", URI: uri}.Load(t.Context(), "")
-	expect.OK(t, err)
+	cursor := expect.Value(Cursor{DB: r.DB, Workspace: "default", URI: uri}.Load(t.Context(), ""))(t)
 	expect.Equal(t, "the cursor", cursor, "c1")
-	all, err = r.Restarts(t.Context(), "default", "shop")
-	expect.OK(t, err)
+	all = expect.Value(r.Restarts(t.Context(), "default", "shop"))(t)
 	expect.Equal(t, "the requests after that", len(all), 0)
 }

@@ -97,8 +97,7 @@ func TestDecodeRefuses(t *testing.T) {
 
 func TestDecodeCopiesItsInput(t *testing.T) {
 	text := samples[1].AppendJSON(nil)
-	e, err := Decode(text)
-	expect.OK(t, err)
+	e := expect.Value(Decode(text))(t)
 	clear(text)
 	if string(e.Data) != string(samples[1].Data) || e.URI != samples[1].URI {
 		t.Errorf("got %+v", e)
@@ -138,8 +137,7 @@ func TestEventsAsTheLastMember(t *testing.T) {
 	}
 	for n := range len(events) + 1 {
 		got := AppendMember([]byte(`{"v":1}`), "ev", events[:n])
-		want, err := json.Marshal(task{1, append([]Event{}, events[:n]...)})
-		expect.OK(t, err)
+		want := expect.Value(json.Marshal(task{1, append([]Event{}, events[:n]...)}))(t)
 		if string(got) != string(want) {
 			t.Errorf("%d events:\n%s, encoding/json writes\n%s", n, got, want)
 		}

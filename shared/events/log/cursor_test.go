@@ -19,8 +19,7 @@ import (
 
 func sealer(t testing.TB, fill byte) *Sealer {
 	t.Helper()
-	s, err := NewSealer(bytes.Repeat([]byte{fill}, 32))
-	expect.OK(t, err)
+	s := expect.Value(NewSealer(bytes.Repeat([]byte{fill}, 32)))(t)
 	return s
 }
 
@@ -31,8 +30,7 @@ func TestCursor(t *testing.T) {
 		many[i] = uint64(i)
 	}
 	for _, c := range []Cursor{{}, {At: 1}, {At: 1 << 60, Sent: []uint64{7, 1 << 63}}, {At: 5, Sent: many}} {
-		got, err := s.Open("default", s.Seal("default", c))
-		expect.OK(t, err)
+		got := expect.Value(s.Open("default", s.Seal("default", c)))(t)
 		if want := c.Sent[:min(len(c.Sent), MaxSent)]; got.At != c.At || !slices.Equal(got.Sent, want) {
 			t.Errorf("got %+v, want %+v", got, c)
 		}
@@ -77,8 +75,7 @@ func TestCursor(t *testing.T) {
 		}
 	})
 	t.Run("EVX-07 every changed bit is noticed", func(t *testing.T) {
-		raw, err := base64.RawURLEncoding.DecodeString(token)
-		expect.OK(t, err)
+		raw := expect.Value(base64.RawURLEncoding.DecodeString(token))(t)
 		for i := range len(raw) * 8 {
 			raw[i/8] ^= 1 << (i % 8)
 			if _, err := s.Open("default", base64.RawURLEncoding.EncodeToString(raw)); err == nil {
@@ -120,8 +117,7 @@ func heap() uint64 {
 }
 
 func TestReadingAParentWithLargeEvents(t *testing.T) {
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	defer db.Close()
 	m := &measured{DB: db}
 	log := &Log{DB: m, Retention: 1e12}
@@ -140,8 +136,7 @@ func TestReadingAParentWithLargeEvents(t *testing.T) {
 	}
 	before := heap()
 	m.largest = 0
-	latest, err := log.LatestBelow(t.Context(), "default", "event://large", 20, func(string) (bool, bool) { return true, false })
-	expect.OK(t, err)
+	latest := expect.Value(log.LatestBelow(t.Context(), "default", "event://large", 20, func(string) (bool, bool) { return true, false }))(t)
 	size := 0
 	for _, e := range latest {
 		size += len(e.Data)

@@ -19,8 +19,7 @@ func TestAnInterestThatIsNotRenewedLeavesNoItem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &eventlog.Log{DB: memory(t)}
 		const key = "event://sim/*"
-		begun, err := log.Interested(t.Context(), "default", key, time.Time{})
-		expect.OK(t, err)
+		begun := expect.Value(log.Interested(t.Context(), "default", key, time.Time{}))(t)
 		for range 10 { // renewed for a week
 			time.Sleep(17 * time.Hour)
 			in, err := log.Interested(t.Context(), "default", key, time.Time{})
@@ -94,8 +93,7 @@ func TestSubResourcesThatPublishAllDayAreNotAllRecordedAtMidnight(t *testing.T) 
 		for i := range children {
 			uri := fmt.Sprintf("event://many/%04d", i)
 			e := event.Event{Workspace: "default", ID: fmt.Sprint(uri, at.Unix()), URI: uri, Data: []byte(`{}`), Published: at}
-			done, err := log.Append(t.Context(), "default", uri, []event.Event{e}, nil)
-			expect.OK(t, err)
+			done := expect.Value(log.Append(t.Context(), "default", uri, []event.Event{e}, nil))(t)
 			if done.First {
 				n++
 				recorded[uri]++

@@ -46,8 +46,7 @@ func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 	passed := now.Add(-eventlog.Window).UnixMicro() // by a reader that saw nothing
 	write()
 	expect.Equal(t, "SUB-08: events for a reader that passed the first key", len(read(passed)), 1)
-	latest, err := log.Latest(t.Context(), "default", uri, false, 10)
-	expect.OK(t, err)
+	latest := expect.Value(log.Latest(t.Context(), "default", uri, false, 10))(t)
 	expect.Equal(t, "EVS-04: latest events", len(latest), 1)
 }
 
@@ -83,8 +82,7 @@ func TestReadersThatDoNotWaitPassAnItemOfALaterRelease(t *testing.T) {
 			}
 			newest := func() store.Item {
 				t.Helper()
-				page, err := db.Query(t.Context(), store.Query{Table: store.Log, Partition: parts[0].Name(), Reverse: true, Limit: 1})
-				expect.OK(t, err)
+				page := expect.Value(db.Query(t.Context(), store.Query{Table: store.Log, Partition: parts[0].Name(), Reverse: true, Limit: 1}))(t)
 				return page.Items[0]
 			}
 			publish("before")
@@ -148,8 +146,7 @@ const uri = "event://ci/build-finished"
 
 func memory(t *testing.T) *sqlite.DB {
 	t.Helper()
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -188,8 +185,7 @@ func TestABatchThatComesAgainIsInTheLogOnce(t *testing.T) {
 					if len(batch) == 0 {
 						continue
 					}
-					known, err := log.Append(t.Context(), "default", uri, batch, nil)
-					expect.OK(t, err)
+					known := expect.Value(log.Append(t.Context(), "default", uri, batch, nil))(t)
 					if !known.First && writes > 0 && &batch[0] == &events[0] {
 						t.Error("what follows the first append of a URI would be left out")
 					}

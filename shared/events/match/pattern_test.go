@@ -28,8 +28,7 @@ const patternCatalog = `events:
 
 func parse(t testing.TB, src string) *catalog.Catalog {
 	t.Helper()
-	cat, err := catalog.Parse([]byte(src))
-	expect.OK(t, err)
+	cat := expect.Value(catalog.Parse([]byte(src)))(t)
 	return cat
 }
 
@@ -144,8 +143,7 @@ func TestFilters(t *testing.T) {
 		{"a star alone", "/severity", `"*"`, true},
 	} {
 		t.Run("EVX-03 "+tc.name, func(t *testing.T) {
-			f, err := newFilter(tc.pointer, catalog.NoRange, []byte(tc.argument))
-			expect.OK(t, err)
+			f := expect.Value(newFilter(tc.pointer, catalog.NoRange, []byte(tc.argument)))(t)
 			expect.Equal(t, "the payload passes", (&Payload{Event: &event.Event{Data: payload}}).Passes([]Filter{f}), tc.want)
 		})
 	}

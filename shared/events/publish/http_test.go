@@ -191,11 +191,10 @@ func testKeys(t *testing.T) auth.Authenticator {
 		sum := sha256.Sum256([]byte(key))
 		return hex.EncodeToString(sum[:])
 	}
-	keys, err := auth.Keys([]auth.Key{
+	keys := expect.Value(auth.Keys([]auth.Key{
 		{Principal: "reader", Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe}, SHA256: hash("reader-key")},
 		{Principal: "publisher", Workspace: "other", Scopes: []string{auth.ScopePublish}, SHA256: hash("publisher-key")},
-	}, nil)
-	expect.OK(t, err)
+	}, nil))(t)
 	return keys
 }
 
@@ -279,8 +278,7 @@ func TestCloudEventsSDK(t *testing.T) {
 	h, q := handler(t)
 	server := httptest.NewServer(h)
 	defer server.Close()
-	client, err := cloudevents.NewClientHTTP(cloudevents.WithTarget(server.URL + "/events"))
-	expect.OK(t, err)
+	client := expect.Value(cloudevents.NewClientHTTP(cloudevents.WithTarget(server.URL + "/events")))(t)
 	e := cloudevents.NewEvent()
 	e.SetID("a/1 ü")
 	e.SetSource("https://ci.example.com/builds")
@@ -297,10 +295,8 @@ func TestCloudEventsSDK(t *testing.T) {
 			t.Errorf("%s: got %v", name, result)
 		}
 	}
-	r, err := cehttp.NewHTTPRequestFromEvents(ctx, server.URL+"/events", []cloudevents.Event{e, e})
-	expect.OK(t, err)
-	answer, err := http.DefaultClient.Do(r)
-	expect.OK(t, err)
+	r := expect.Value(cehttp.NewHTTPRequestFromEvents(ctx, server.URL+"/events", []cloudevents.Event{e, e}))(t)
+	answer := expect.Value(http.DefaultClient.Do(r))(t)
 	_ = answer.Body.Close()
 	expect.Equal(t, "the status of the batch", answer.StatusCode, http.StatusAccepted)
 	events := q.events(t)

@@ -98,8 +98,7 @@ func TestInboxDeadLettersFaultyMessages(t *testing.T) {
 			if len(dead) != 1 || len(dead[0].Body) > queue.MaxBody {
 				t.Fatalf("got %d dead letters", len(dead))
 			}
-			l, err := queue.ParseDeadLetter(dead[0].Body)
-			expect.OK(t, err)
+			l := expect.Value(queue.ParseDeadLetter(dead[0].Body))(t)
 			if !strings.Contains(l.Reason, tc.reason) || l.Queue != queue.Inbox || l.Message != "m2" || l.Received != 1 || !l.Sent.Equal(noon.Add(-time.Minute)) || !l.Dead.Equal(noon) {
 				t.Errorf("AWS-07: got %+v, want the reason %q", l, tc.reason)
 			}
@@ -127,8 +126,7 @@ func TestADeadLetterHasTheAttributesOfItsMessage(t *testing.T) {
 			if failed, err := b.Handle(t.Context(), []queue.Message{m}); len(failed) > 0 || err != nil {
 				t.Fatal(failed, err)
 			}
-			l, err := queue.ParseDeadLetter(q.on[queue.Dead][0].Body)
-			expect.OK(t, err)
+			l := expect.Value(queue.ParseDeadLetter(q.on[queue.Dead][0].Body))(t)
 			if len(l.Attributes) != tc.want || l.Body != "{" || tc.want > 0 && l.Attributes["from"] != tc.value {
 				t.Errorf("got %.200v", l)
 			}
@@ -217,8 +215,7 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 		"of an event type that is still unknown":              {types, later, `{"uri":"event://x/y","data":{}}`, "/uri: belongs to no event type"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			db, err := sqlite.Open(":memory:", sqlite.Options{})
-			expect.OK(t, err)
+			db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 			defer db.Close()
 			apply := func(src string) {
 				cat, err := catalog.Parse([]byte(src))
@@ -241,8 +238,7 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 			}
 			reason := ""
 			for _, m := range q.on[queue.Dead] {
-				l, err := queue.ParseDeadLetter(m.Body)
-				expect.OK(t, err)
+				l := expect.Value(queue.ParseDeadLetter(m.Body))(t)
 				reason = l.Reason
 			}
 			if reason != tc.dead || len(q.on[queue.Events])+len(q.on[queue.Dead]) != 1 {
@@ -257,8 +253,7 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 func TestInboxSendsEventsBack(t *testing.T) {
 	b, q := inbox(t)
 	resend := func(letter string) queue.Message {
-		out, err := InboxMessage("default", Input{URI: "event://ci/build-finished", ID: "x", Data: json.RawMessage(`1`), Resend: letter})
-		expect.OK(t, err)
+		out := expect.Value(InboxMessage("default", Input{URI: "event://ci/build-finished", ID: "x", Data: json.RawMessage(`1`), Resend: letter}))(t)
 		return message("m"+letter, string(out.Body))
 	}
 	failed, err := b.Handle(t.Context(), []queue.Message{resend(""), resend("letter1"), resend("letter1"), resend("letter2")})

@@ -68,8 +68,7 @@ var (
 
 func service(t testing.TB) (*Service, *sent) {
 	t.Helper()
-	cat, err := catalog.Parse([]byte(types))
-	expect.OK(t, err)
+	cat := expect.Value(catalog.Parse([]byte(types)))(t)
 	q, s := &sent{}, catalog.NewStatic(cat)
 	return &Service{Catalog: catalog.Workspaces{Own: map[string]catalog.Source{"default": s, "other": s}}, Queue: q, Now: func() time.Time { return noon }}, q
 }
@@ -77,12 +76,11 @@ func service(t testing.TB) (*Service, *sent) {
 func TestAcceptFillsIn(t *testing.T) {
 	s, q := service(t)
 	when := time.Date(2020, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
-	got, err := s.Accept(t.Context(), publisher, []Input{
+	got := expect.Value(s.Accept(t.Context(), publisher, []Input{
 		{URI: "EVENT://github/acme/a%2eb/pull_request", Data: json.RawMessage(`{ "action": "opened" }`)},
 		{URI: "event://ci/build-finished", ID: "run-7", Time: when, Data: json.RawMessage(`7`)},
 		{URI: "event://ci/build-finished", ID: "a/b", Source: "//x", Data: json.RawMessage(`null`)},
-	})
-	expect.OK(t, err)
+	}))(t)
 	if got[0].URI != "event://github/acme/a.b/pull_request" || !strings.HasPrefix(got[0].ID, "evt_") ||
 		got[1] != (Accepted{"run-7", "event://ci/build-finished"}) || got[2].ID != event.ForeignID("//x", "a/b") {
 		t.Errorf("got %+v", got)

@@ -17,22 +17,19 @@ import (
 
 func decoded(t *testing.T, text string) any {
 	t.Helper()
-	doc, err := Document([]byte(text))
-	expect.OK(t, err)
+	doc := expect.Value(Document([]byte(text)))(t)
 	return doc
 }
 
 func value(t *testing.T, text string) Value {
 	t.Helper()
-	v, err := ParseValue(decoded(t, text))
-	expect.OK(t, err)
+	v := expect.Value(ParseValue(decoded(t, text)))(t)
 	return v
 }
 
 func matching(t *testing.T, text string) *pattern.Pattern {
 	t.Helper()
-	p, err := pattern.Parse([]byte(text))
-	expect.OK(t, err)
+	p := expect.Value(pattern.Parse([]byte(text)))(t)
 	return p
 }
 
@@ -159,8 +156,7 @@ func TestReadRequest(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			doc, err := ReadRequest(&http.Request{Header: header(tt.contentType), URL: &url.URL{RawQuery: "q=1&q=2"}}, []byte(tt.body), []string{"x-signature"})
-			expect.OK(t, err)
+			doc := expect.Value(ReadRequest(&http.Request{Header: header(tt.contentType), URL: &url.URL{RawQuery: "q=1&q=2"}}, []byte(tt.body), []string{"x-signature"}))(t)
 			want := decoded(t, `{"headers":{"content-type":"`+tt.contentType+`","x-two":"a, b"},"query":{"q":"1, 2"},"body":`+tt.want+`}`)
 			if !reflect.DeepEqual(any(doc), want) {
 				t.Errorf("got %v, want %v", doc, want)

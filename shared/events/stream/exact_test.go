@@ -121,8 +121,7 @@ func (c *clock) now() time.Time { return time.Now().Add(-time.Duration(c.behind.
 func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 	stores := map[string]func(*testing.T, *clock) store.DB{
 		"embedded": func(t *testing.T, c *clock) store.DB {
-			db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: c.now}})
-			expect.OK(t, err)
+			db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: c.now}}))(t)
 			t.Cleanup(func() { _ = db.Close() })
 			return db
 		},
@@ -256,8 +255,7 @@ func partitionOf(t *testing.T, r *rig, pattern match.Pattern, id string) eventlo
 	t.Helper()
 	parts := pattern.Partitions(r.log, "default")
 	i := slices.IndexFunc(parts, func(p eventlog.Partition) bool {
-		page, err := r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: p.Name(), Limit: 1})
-		expect.OK(t, err)
+		page := expect.Value(r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: p.Name(), Limit: 1}))(t)
 		return len(page.Items) > 0 && strings.Contains(string(page.Items[0].Value), strconv.Quote(id))
 	})
 	if i < 0 {

@@ -168,8 +168,7 @@ func laterSegment(t *testing.T, r *rig, p eventlog.Partition) (readable store.It
 	t.Helper()
 	newest := func(r *rig, p eventlog.Partition) store.Item {
 		t.Helper()
-		page, err := r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: p.Name(), Reverse: true, Limit: 1})
-		expect.OK(t, err)
+		page := expect.Value(r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: p.Name(), Reverse: true, Limit: 1}))(t)
 		return page.Items[0]
 	}
 	elsewhere, own := over(t, embedded(t)), eventlog.Own("default", ownPattern.Key)

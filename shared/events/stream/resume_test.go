@@ -159,8 +159,7 @@ func TestAnEventPublishedWhileAStreamOfATemplateBeginsOnAQuietLogLeavesNoGap(t *
 		"EVX-26 a stream resumes": func(r *rig, cursor string) bool {
 			request := from(cursor, parentPattern)
 			request.Workspace = "default"
-			f, err := r.tails.Open(r.t.Context(), request)
-			expect.OK(r.t, err)
+			f := expect.Value(r.tails.Open(r.t.Context(), request))(r.t)
 			defer f.Close()
 			return f.Truncated
 		},

@@ -57,15 +57,13 @@ func reading(t *testing.T, db store.DB, log *eventlog.Log) *rig {
 
 func sealer(t *testing.T) *eventlog.Sealer {
 	t.Helper()
-	s, err := eventlog.NewSealer(make([]byte, 32))
-	expect.OK(t, err)
+	s := expect.Value(eventlog.NewSealer(make([]byte, 32)))(t)
 	return s
 }
 
 func embedded(t *testing.T) store.DB {
 	t.Helper()
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -96,8 +94,7 @@ func from(cursor string, patterns ...match.Pattern) stream.Request {
 func (r *rig) poll(request stream.PollRequest) *stream.Page {
 	r.t.Helper()
 	request.Workspace = "default"
-	page, err := r.tails.Poll(r.t.Context(), request)
-	expect.OK(r.t, err)
+	page := expect.Value(r.tails.Poll(r.t.Context(), request))(r.t)
 	return page
 }
 
@@ -141,8 +138,7 @@ func TestAnOpenStreamKeepsItsInterest(t *testing.T) {
 		defer reading(t, db, &eventlog.Log{DB: db, Retention: time.Minute}).open(from("", parentPattern)).Close()
 		for range 30 {
 			time.Sleep(10 * time.Second)
-			items, err := db.Get(t.Context(), eventlog.InterestKey("default", parentPattern.Key))
-			expect.OK(t, err)
+			items := expect.Value(db.Get(t.Context(), eventlog.InterestKey("default", parentPattern.Key)))(t)
 			if left := time.Until(eventlog.ReadInterest(items[0]).Until); left < 10*time.Second {
 				t.Fatalf("the interest lasts another %v", left)
 			}

@@ -72,8 +72,7 @@ func TestARefreshAfterTheURITemplateChanged(t *testing.T) {
 		request := SubscribeRequest{Arguments: json.RawMessage(arguments)}
 		counts := func(key string) [2]int {
 			t.Helper()
-			items, err := f.db.Get(t.Context(), HeaderKey("default", key))
-			expect.OK(t, err)
+			items := expect.Value(f.db.Get(t.Context(), HeaderKey("default", key)))(t)
 			return [2]int{HeaderCount(items[0]), len(f.subscribers(key))}
 		}
 		check := func(when string, old, moved int) {
@@ -176,8 +175,7 @@ func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
 	swept := 0
 	for _, at := range []time.Duration{-10 * time.Second, 50 * time.Second} {
 		f.clock = got.RefreshBefore.Add(at)
-		n, err := f.Sweep(t.Context())
-		expect.OK(t, err)
+		n := expect.Value(f.Sweep(t.Context()))(t)
 		swept += n
 	}
 	expect.Equal(t, "subscriptions that were swept", swept, 1)

@@ -81,11 +81,9 @@ var (
 
 func newFixture(t *testing.T, o Options) *fixture {
 	t.Helper()
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
-	sealer, err := eventlog.NewSealer(make([]byte, 32))
-	expect.OK(t, err)
+	sealer := expect.Value(eventlog.NewSealer(make([]byte, 32)))(t)
 	f := &fixture{t: t, db: db, outside: &outside{}, clock: time.Now().Truncate(time.Second)}
 	f.Lists = &Lists{DB: db, Now: func() time.Time { return f.clock }}
 	f.Service = &Service{
@@ -130,8 +128,7 @@ const patternCatalog = `events:
 
 func parse(t testing.TB, src string) *catalog.Catalog {
 	t.Helper()
-	cat, err := catalog.Parse([]byte(src))
-	expect.OK(t, err)
+	cat := expect.Value(catalog.Parse([]byte(src)))(t)
 	return cat
 }
 
@@ -183,8 +180,7 @@ func TestRegister(t *testing.T) {
 				}
 			}
 		}
-		v, err := f.Read(t.Context(), alice, URI(got.Subscription.ID))
-		expect.OK(t, err)
+		v := expect.Value(f.Read(t.Context(), alice, URI(got.Subscription.ID)))(t)
 		if b, _ := json.Marshal(v); bytes.Contains(b, []byte(got.Secret)) {
 			t.Error("the view holds the secret")
 		}
@@ -263,8 +259,7 @@ func TestDeregister(t *testing.T) {
 		if len(f.ended) != 1 || f.ended[0] != got.Subscription.ID {
 			t.Errorf("notified of the end of %v", f.ended)
 		}
-		items, err := f.db.Get(t.Context(), ShapesKey("default", "entry:ci.build_finished"), ShapesKey("default", match.Scope("")))
-		expect.OK(t, err)
+		items := expect.Value(f.db.Get(t.Context(), ShapesKey("default", "entry:ci.build_finished"), ShapesKey("default", match.Scope(""))))(t)
 		for _, it := range items {
 			if webhooks, _ := InUse(it, "", f.clock); len(webhooks) != 0 {
 				t.Errorf("shapes still in use: %v", webhooks)

@@ -51,10 +51,9 @@ func TestSubscribe(t *testing.T) {
 		if a.ID != b.ID || !b.Refreshed || a.Refreshed {
 			t.Errorf("first %+v, second %+v", a, b)
 		}
-		other, err := f.Subscribe(t.Context(), bob, SubscribeRequest{
+		other := expect.Value(f.Subscribe(t.Context(), bob, SubscribeRequest{
 			Name: "github.push", Arguments: args(`{"owner":"acme","repo":"app"}`), URL: "https://chat.example/cb", Secret: "whsec_one",
-		})
-		expect.OK(t, err)
+		}))(t)
 		if other.ID == a.ID {
 			t.Error("two principals share an id")
 		}
@@ -230,8 +229,7 @@ func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
 		f := newFixture(t, Options{})
 		request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
 		id := f.subscribe(request).ID
-		resumed, err := f.Lookup(t.Context(), "default", "alice", id)
-		expect.OK(t, err)
+		resumed := expect.Value(f.Lookup(t.Context(), "default", "alice", id))(t)
 		if ended, err := f.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", resumed.Resumed); err != nil || !ended {
 			t.Fatal(ended, err)
 		}
@@ -269,8 +267,7 @@ func TestAfterDaysWithoutEventsTheCursorOfANewSubscriptionLeadsToNoGap(t *testin
 	expect.OK(t, expect.ErrOf(f.Service.Log.Append(t.Context(), "default", uri, []event.Event{*newEvent(uri)}, nil)))
 	f.Service.Log.Now = func() time.Time { return time.Now().Add(48 * time.Hour) }
 	made := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme","repo":"app"}`)})
-	c, err := f.Registrar.Sealer.Open("default", made.Cursor)
-	expect.OK(t, err)
+	c := expect.Value(f.Registrar.Sealer.Open("default", made.Cursor))(t)
 	if _, truncated := f.Service.Log.Reach(c, c.At, f.Service.Log.Oldest()); truncated {
 		t.Errorf("EVX-11: a reader with the new cursor %+v is told of a gap", c)
 	}

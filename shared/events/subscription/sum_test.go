@@ -152,8 +152,7 @@ func TestTheSumOfAWorkspaceIsCorrected(t *testing.T) {
 		t.Helper()
 		for range rounds {
 			f.clock = f.clock.Add(time.Minute)
-			n, err := f.Recount(t.Context())
-			expect.OK(t, err)
+			n := expect.Value(f.Recount(t.Context()))(t)
 			corrected += n
 		}
 		return corrected
@@ -201,8 +200,7 @@ func TestShapeCountersBelowZero(t *testing.T) {
 	shapes, shape := ShapesKey("default", sub.Patterns[0].Shape.Scope), sub.Patterns[0].Shape
 	expect.OK(t, f.db.Write(t.Context(), store.Add(shapes, map[string]int64{"w_" + shape.Name: -2}, nil)))
 	f.register(alice, request)
-	it, err := store.One(t.Context(), f.db, shapes, "read the shapes")
-	expect.OK(t, err)
+	it := expect.Value(store.One(t.Context(), f.db, shapes, "read the shapes"))(t)
 	if webhooks, _ := InUse(it, shape.Scope, f.clock); !slices.Contains(webhooks, shape) {
 		t.Errorf("EVS-08 the shapes in use are %v, want %v among them", webhooks, shape)
 	}
@@ -236,8 +234,7 @@ func TestWhatCannotBeDecodedDoesNotStopTheSweep(t *testing.T) {
 	// One entry and one record are broken, wherever they come among the others.
 	var entry, record store.Key
 	for shard := range sweepShards {
-		page, err := f.db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: expiryPartition(shard, until)})
-		expect.OK(t, err)
+		page := expect.Value(f.db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: expiryPartition(shard, until)}))(t)
 		if len(page.Items) > 0 {
 			entry = page.Items[0].Key
 		}

@@ -55,11 +55,9 @@ func TestSweepSwitches(t *testing.T) {
 				t.Errorf("between two hours: got %d, %v", removed, err)
 			}
 			f.clock = f.clock.Add(-time.Minute)
-			removed, err = f.SweepSwitches(t.Context())
-			expect.OK(t, err)
+			removed = expect.Value(f.SweepSwitches(t.Context()))(t)
 			expect.Equal(t, "the number of removed switches", removed, tc.removed)
-			sub, err := f.Service.Find(t.Context(), "default", id)
-			expect.OK(t, err)
+			sub := expect.Value(f.Service.Find(t.Context(), "default", id))(t)
 			expect.Equal(t, "whether the subscription is paused", sub != nil && sub.Paused != 0, tc.paused)
 			left, _, err := set.List(t.Context(), "default", "", 10)
 			expect.OK(t, err)
@@ -75,8 +73,7 @@ func TestSweepNotes(t *testing.T) {
 	f.Sweeper.Switches = set
 	f.clock = f.clock.Truncate(time.Hour)
 	sub := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme"}`), TTL: TTL{Asked: true, Forever: true}})
-	found, err := f.Service.Find(t.Context(), "default", sub.ID)
-	expect.OK(t, err)
+	found := expect.Value(f.Service.Find(t.Context(), "default", sub.ID))(t)
 	failing, healthy := OriginOf(found.Target.URL), "https://healthy.example"
 	for _, origin := range []string{failing, healthy} {
 		expect.OK(t, set.SetNote(t.Context(), "default", switches.Note{Origin: origin, Text: "asked them", By: "op"}))
@@ -84,8 +81,7 @@ func TestSweepNotes(t *testing.T) {
 	left := func(status Status, want string) {
 		t.Helper()
 		expect.OK(t, f.db.Write(t.Context(), store.Put(status.Encode("default", sub.ID))))
-		removed, err := f.SweepSwitches(t.Context())
-		expect.OK(t, err)
+		removed := expect.Value(f.SweepSwitches(t.Context()))(t)
 		expect.Equal(t, "the number of removed notes", removed, 1)
 		notes, _, err := set.Notes(t.Context(), "default", "", 10)
 		expect.OK(t, err)

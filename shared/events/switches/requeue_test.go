@@ -30,8 +30,7 @@ func (b *between) Query(ctx context.Context, q store.Query) (store.Page, error) 
 
 func newStore(t *testing.T) store.DB {
 	t.Helper()
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }

@@ -29,8 +29,7 @@ func TestRequeueOfPausedMessages(t *testing.T) {
 		"OPS-06 that are a string of JSON":        {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`"a\"b"`)})), `"a\"b"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			db, err := sqlite.Open(":memory:", sqlite.Options{})
-			expect.OK(t, err)
+			db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 			defer db.Close()
 			q := &sent{}
 			s := &Set{DB: db, Queue: q, Alone: true}

@@ -30,8 +30,7 @@ func (g *gone) Query(ctx context.Context, q store.Query) (store.Page, error) {
 // OPS-06, WHK-22: an instance sees what another one paused within five seconds, even if it has read the switches just
 // before.
 func TestAnotherInstanceSeesASwitch(t *testing.T) {
-	db, err := sqlite.Open(filepath.Join(t.TempDir(), "db"), sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(filepath.Join(t.TempDir(), "db"), sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	clock := func() time.Time { return now }

@@ -36,8 +36,7 @@ type delivery struct {
 func TestInterop(t *testing.T) {
 	deliveries := deliver(t)
 	file := filepath.Join(t.TempDir(), "deliveries.json")
-	b, err := json.Marshal(deliveries)
-	expect.OK(t, err)
+	b := expect.Value(json.Marshal(deliveries))(t)
 	expect.OK(t, os.WriteFile(file, b, 0o600))
 
 	t.Run("WHK-04 the Go library", func(t *testing.T) {
@@ -73,8 +72,7 @@ func deliver(t *testing.T) []delivery {
 	t.Helper()
 	seen := make(chan captured, 1)
 	srv := serve(t, capture(seen))
-	key, err := ParseIdentity(GenerateIdentity())
-	expect.OK(t, err)
+	key := expect.Value(ParseIdentity(GenerateIdentity()))(t)
 	plain, identified := open(t, Options{}), open(t, Options{Identity: NewIdentity(key)})
 	secret, k := NewSecret()
 	older, olderKey := NewSecret()
@@ -154,8 +152,7 @@ func installed(t *testing.T, name string, files []string, command ...string) str
 	h := sha256.New()
 	contents := map[string][]byte{}
 	for _, f := range files {
-		b, err := os.ReadFile(filepath.Join("testdata", "interop", f))
-		expect.OK(t, err)
+		b := expect.Value(os.ReadFile(filepath.Join("testdata", "interop", f)))(t)
 		contents[f] = b
 		h.Write(b)
 	}
@@ -164,8 +161,7 @@ func installed(t *testing.T, name string, files []string, command ...string) str
 		return final
 	}
 	expect.OK(t, os.MkdirAll(filepath.Dir(final), 0o755))
-	dir, err := os.MkdirTemp(filepath.Dir(final), name+"-")
-	expect.OK(t, err)
+	dir := expect.Value(os.MkdirTemp(filepath.Dir(final), name+"-"))(t)
 	for f, b := range contents {
 		expect.OK(t, os.WriteFile(filepath.Join(dir, f), b, 0o644))
 	}
@@ -217,18 +213,15 @@ type vector struct {
 // test vector of the Standard Webhooks libraries.
 func TestSign_Vectors(t *testing.T) {
 	const path = "testdata/vectors.json"
-	b, err := os.ReadFile(path)
-	expect.OK(t, err)
+	b := expect.Value(os.ReadFile(path))(t)
 	var vectors []vector
 	expect.OK(t, json.Unmarshal(b, &vectors))
 	for i, v := range vectors {
-		key, err := ParseSecret(v.Secret)
-		expect.OK(t, err)
+		key := expect.Value(ParseSecret(v.Secret))(t)
 		at := time.Unix(v.Timestamp, 0)
 		got := Sign([][]byte{key}, v.ID, at, []byte(v.Body))
 		if v.Key != "" {
-			k, err := ParseIdentity(v.Key)
-			expect.OK(t, err)
+			k := expect.Value(ParseIdentity(v.Key))(t)
 			got += " " + NewIdentity(k).Sign(v.ID, at, []byte(v.Body))
 		}
 		if *update {
@@ -238,8 +231,7 @@ func TestSign_Vectors(t *testing.T) {
 		}
 	}
 	if *update {
-		b, err := json.MarshalIndent(vectors, "", "  ")
-		expect.OK(t, err)
+		b := expect.Value(json.MarshalIndent(vectors, "", "  "))(t)
 		expect.OK(t, os.WriteFile(path, append(b, '\n'), 0o644))
 	}
 }

@@ -74,8 +74,7 @@ func TestIdentity(t *testing.T) {
 	expect.Equal(t, "the keys without an identity", string(none.JWKS()), `{"keys":[]}`)
 	// The key, its public part and its thumbprint are from RFC 8037 appendix A.
 	seedOf8037, _ := base64.RawURLEncoding.DecodeString("nWGxne_9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A")
-	key, err := ParseIdentity("whsk_" + base64.StdEncoding.EncodeToString(seedOf8037))
-	expect.OK(t, err)
+	key := expect.Value(ParseIdentity("whsk_" + base64.StdEncoding.EncodeToString(seedOf8037)))(t)
 	want := `{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",` +
 		`"kid":"kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k","use":"sig","alg":"EdDSA"}]}`
 	expect.Equal(t, "the key set", string(NewIdentity(key).JWKS()), want)
@@ -110,22 +109,19 @@ func keys(t *testing.T) (private []byte, s *Sealer, o *Opener) {
 
 func sealer(t *testing.T, public []byte) *Sealer {
 	t.Helper()
-	s, err := NewSealer(public)
-	expect.OK(t, err)
+	s := expect.Value(NewSealer(public))(t)
 	return s
 }
 
 func opener(t *testing.T, private []byte) *Opener {
 	t.Helper()
-	o, err := NewOpener(private)
-	expect.OK(t, err)
+	o := expect.Value(NewOpener(private))(t)
 	return o
 }
 
 func seal(t *testing.T, s *Sealer, secret []byte, b Binding) []byte {
 	t.Helper()
-	sealed, err := s.Seal(t.Context(), secret, b)
-	expect.OK(t, err)
+	sealed := expect.Value(s.Seal(t.Context(), secret, b))(t)
 	return sealed
 }
 
@@ -179,8 +175,7 @@ func TestSealing(t *testing.T) {
 		}
 	})
 	t.Run("the public keyset cannot open", func(t *testing.T) {
-		public, err := PublicKeyset(private)
-		expect.OK(t, err)
+		public := expect.Value(PublicKeyset(private))(t)
 		if o, err := NewOpener(public); err == nil {
 			if _, err := o.Open(t.Context(), sealed, home); err == nil {
 				t.Error("it opens")
@@ -208,10 +203,8 @@ func TestSealing_Rotation(t *testing.T) {
 	_, secret := NewSecret()
 	old := seal(t, s, secret, home)
 
-	added, err := AddKey(before)
-	expect.OK(t, err)
-	public, err := PublicKeyset(added)
-	expect.OK(t, err)
+	added := expect.Value(AddKey(before))(t)
+	public := expect.Value(PublicKeyset(added))(t)
 	between := seal(t, sealer(t, public), secret, home)
 	if _, err := opener(t, before).Open(t.Context(), between, home); err != nil {
 		t.Errorf("the new key is in use before it was promoted: %v", err)
@@ -233,9 +226,7 @@ func TestSealing_Rotation(t *testing.T) {
 	t.Run("ten rotations fit in a wrapping request", func(t *testing.T) {
 		private := before
 		for range 10 {
-			if private, err = AddKey(private); err != nil {
-				t.Fatal(err)
-			}
+			private = expect.Value(AddKey(private))(t)
 			if private, _, err = PromoteKey(private); err != nil {
 				t.Fatal(err)
 			}
@@ -275,17 +266,13 @@ func TestDropKeys_KeepsTheSealingKeyAndKeysInUse(t *testing.T) {
 	var sealed [][]byte // one for each key that has sealed, oldest first
 	seal := func() {
 		t.Helper()
-		s, err := NewSealer(public)
-		expect.OK(t, err)
-		text, err := s.Seal(t.Context(), []byte("secret"), Binding{})
-		expect.OK(t, err)
+		s := expect.Value(NewSealer(public))(t)
+		text := expect.Value(s.Seal(t.Context(), []byte("secret"), Binding{}))(t)
 		sealed = append(sealed, text)
 	}
 	seal()
 	for range 3 {
-		if private, err = AddKey(private); err != nil {
-			t.Fatal(err)
-		}
+		private = expect.Value(AddKey(private))(t)
 		if private, public, err = PromoteKey(private); err != nil {
 			t.Fatal(err)
 		}
@@ -299,8 +286,7 @@ func TestDropKeys_KeepsTheSealingKeyAndKeysInUse(t *testing.T) {
 	if err != nil || dropped != 2 {
 		t.Fatalf("removed %d keys, %v; want 2 of 5", dropped, err)
 	}
-	opener, err := NewOpener(private)
-	expect.OK(t, err)
+	opener := expect.Value(NewOpener(private))(t)
 	for i, want := range []bool{false, true, false, true} {
 		if _, err := opener.Open(t.Context(), sealed[i], Binding{}); (err == nil) != want {
 			t.Errorf("key %d opens: %v, want %v", i, err == nil, want)

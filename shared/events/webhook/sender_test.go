@@ -101,8 +101,7 @@ func TestSend_Headers(t *testing.T) {
 	})
 
 	t.Run("WHK-05 a v1a signature next to v1 verifies with the published key set", func(t *testing.T) {
-		key, err := ParseIdentity(GenerateIdentity())
-		expect.OK(t, err)
+		key := expect.Value(ParseIdentity(GenerateIdentity()))(t)
 		id := NewIdentity(key)
 		got := send(t, open(t, Options{Identity: id}), request(srv.URL))
 		v1, v1a, ok := strings.Cut(got.header.Get(HeaderSignature), " ")
@@ -113,8 +112,7 @@ func TestSend_Headers(t *testing.T) {
 		if err := json.Unmarshal(id.JWKS(), &set); err != nil || len(set.Keys) != 1 {
 			t.Fatalf("the key set is %s, %v", id.JWKS(), err)
 		}
-		signature, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(v1a, "v1a,"))
-		expect.OK(t, err)
+		signature := expect.Value(base64.StdEncoding.DecodeString(strings.TrimPrefix(v1a, "v1a,")))(t)
 		verifies := func(key jwk, body string) bool {
 			x, err := base64.RawURLEncoding.DecodeString(key.X)
 			return err == nil && ed25519.Verify(x, []byte(got.header.Get(HeaderID)+"."+got.header.Get(HeaderTimestamp)+"."+body), signature)
@@ -259,8 +257,7 @@ func TestSend_Redirects(t *testing.T) {
 }
 
 func TestSend_Failures(t *testing.T) {
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(t, err)
+	closed := expect.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	refused := closed.Addr().String()
 	_ = closed.Close()
 
@@ -281,8 +278,7 @@ func TestSend_Failures(t *testing.T) {
 		}
 	})
 	t.Run("a name server that does not respond", func(t *testing.T) {
-		conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-		expect.OK(t, err)
+		conn := expect.Value(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 		defer conn.Close()
 		silent := &nameServer{conn: conn}
 		r := request("https://nowhere.example")

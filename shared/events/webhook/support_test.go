@@ -39,8 +39,7 @@ type nameServer struct {
 
 func newNameServer(tb testing.TB, answer func(name string) []netip.Addr) *nameServer {
 	tb.Helper()
-	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-	expect.OK(tb, err)
+	conn := expect.Value(net.ListenPacket("udp", "127.0.0.1:0"))(tb)
 	n := &nameServer{conn: conn, answer: answer}
 	var serving sync.WaitGroup
 	serving.Go(n.serve)
@@ -199,18 +198,15 @@ func pool(srv *httptest.Server) *x509.CertPool {
 
 func portOf(tb testing.TB, raw string) uint16 {
 	tb.Helper()
-	u, err := url.Parse(raw)
-	expect.OK(tb, err)
-	n, err := strconv.ParseUint(u.Port(), 10, 16)
-	expect.OK(tb, err)
+	u := expect.Value(url.Parse(raw))(tb)
+	n := expect.Value(strconv.ParseUint(u.Port(), 10, 16))(tb)
 	return uint16(n)
 }
 
 // startTCP starts a TCP server that passes each connection to handle, until the test ends, and returns its address.
 func startTCP(tb testing.TB, handle func(c net.Conn, done <-chan struct{})) string {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(tb, err)
+	l := expect.Value(net.Listen("tcp", "127.0.0.1:0"))(tb)
 	done := make(chan struct{})
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -353,8 +349,7 @@ func baseline(t *testing.T) (check func()) {
 
 func countDescriptors(t *testing.T) int {
 	t.Helper()
-	all, err := os.ReadDir("/proc/self/fd")
-	expect.OK(t, err)
+	all := expect.Value(os.ReadDir("/proc/self/fd"))(t)
 	return len(all)
 }
 

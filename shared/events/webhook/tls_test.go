@@ -25,16 +25,13 @@ import (
 // certificate returns a self-signed certificate, and a pool that trusts it.
 func certificate(t *testing.T, name string, until time.Time) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	expect.OK(t, err)
+	key := expect.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
 		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: until, IsCA: true, BasicConstraintsValid: true,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	expect.OK(t, err)
-	cert, err := x509.ParseCertificate(der)
-	expect.OK(t, err)
+	der := expect.Value(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	cert := expect.Value(x509.ParseCertificate(der))(t)
 	p := x509.NewCertPool()
 	p.AddCert(cert)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, p

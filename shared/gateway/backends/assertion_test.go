@@ -47,27 +47,22 @@ func encodePEM(t *testing.T, kind string, der []byte, err error) string {
 // encodeJWK returns a key as JWK.
 func encodeJWK(t *testing.T, key any, id, alg string) string {
 	t.Helper()
-	text, err := json.Marshal(jose.JSONWebKey{Key: key, KeyID: id, Algorithm: alg})
-	expect.OK(t, err)
+	text := expect.Value(json.Marshal(jose.JSONWebKey{Key: key, KeyID: id, Algorithm: alg}))(t)
 	return string(text)
 }
 
 // GWN-27: instead of a secret, the client can sign an assertion with a key of any usual kind and format.
 func TestClientAssertion(t *testing.T) {
-	r, err := rsa.GenerateKey(rand.Reader, 2048)
-	expect.OK(t, err)
-	e, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	expect.OK(t, err)
-	e5, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
-	expect.OK(t, err)
+	r := expect.Value(rsa.GenerateKey(rand.Reader, 2048))(t)
+	e := expect.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	e5 := expect.Value(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
 	_, d, err := ed25519.GenerateKey(rand.Reader)
 	expect.OK(t, err)
 	pkcs8 := func(key any) string {
 		der, err := x509.MarshalPKCS8PrivateKey(key)
 		return encodePEM(t, "PRIVATE KEY", der, err)
 	}
-	sec1, err := x509.MarshalECPrivateKey(e)
-	expect.OK(t, err)
+	sec1 := expect.Value(x509.MarshalECPrivateKey(e))(t)
 	for name, tt := range map[string]struct {
 		key, id     string
 		public      crypto.PublicKey
@@ -92,10 +87,8 @@ func TestClientAssertion(t *testing.T) {
 					expect.OK(t, b.ClientFor(caller).Credentials(t.Context(), http.Header{}))
 					form := a.asked[i]
 					expect.Equal(t, "the secret in the header", a.basic[i], ":")
-					jws, err := jose.ParseSignedCompact(form.Get("client_assertion"), []jose.SignatureAlgorithm{jose.SignatureAlgorithm(tt.alg)})
-					expect.OK(t, err)
-					payload, err := jws.Verify(tt.public)
-					expect.OK(t, err)
+					jws := expect.Value(jose.ParseSignedCompact(form.Get("client_assertion"), []jose.SignatureAlgorithm{jose.SignatureAlgorithm(tt.alg)}))(t)
+					payload := expect.Value(jws.Verify(tt.public))(t)
 					var claims struct {
 						Jti string
 						Exp int64
@@ -126,16 +119,11 @@ func TestClientAssertion(t *testing.T) {
 // GWN-27: a key that cannot be used is refused with the configuration. If it is replaced by one later, callers get an error. No part of it
 // appears in the errors or the log.
 func TestUnusableClientKeys(t *testing.T) {
-	weak, err := rsa.GenerateKey(rand.Reader, 1024)
-	expect.OK(t, err)
-	odd, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
-	expect.OK(t, err)
-	good, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	expect.OK(t, err)
-	public, err := x509.MarshalPKIXPublicKey(good.Public())
-	expect.OK(t, err)
-	oddDER, err := x509.MarshalECPrivateKey(odd)
-	expect.OK(t, err)
+	weak := expect.Value(rsa.GenerateKey(rand.Reader, 1024))(t)
+	odd := expect.Value(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))(t)
+	good := expect.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	public := expect.Value(x509.MarshalPKIXPublicKey(good.Public()))(t)
+	oddDER := expect.Value(x509.MarshalECPrivateKey(odd))(t)
 	goodDER, err := x509.MarshalECPrivateKey(good)
 	goodPEM := encodePEM(t, "EC PRIVATE KEY", goodDER, err)
 	keys := map[string]struct{ key, want string }{

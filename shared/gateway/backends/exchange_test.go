@@ -133,8 +133,7 @@ func TestExchangedTokensAreCached(t *testing.T) {
 		b, _ := exchanging(a, api.Exchange{Audience: "b"})
 		get := func(caller, want string, asked int) {
 			t.Helper()
-			got, err := b.exchangeToken(t.Context(), caller)
-			expect.OK(t, err)
+			got := expect.Value(b.exchangeToken(t.Context(), caller))(t)
 			expect.Equal(t, "the token", got, "Bearer "+want)
 			expect.Equal(t, "requests", a.count(), asked)
 		}

@@ -26,15 +26,14 @@ func get(ctx context.Context, h http.HandlerFunc) (*http.Response, error) {
 }
 
 func TestAHandlerGetsWhatAServerWouldGive(t *testing.T) {
-	resp, err := get(t.Context(), func(w http.ResponseWriter, r *http.Request) {
+	resp := expect.Value(get(t.Context(), func(w http.ResponseWriter, r *http.Request) {
 		text, err := io.ReadAll(r.Body)
 		w.Header().Set("Content-Type", "text/plain")
 		w.WriteHeader(http.StatusAccepted)
 		w.WriteHeader(http.StatusTeapot)   // the first holds
 		w.Header().Set("X-Late", "unseen") // the header has left
 		fmt.Fprint(w, r.Method, " ", r.URL, " ", r.RequestURI, " ", r.Host, " ", string(text), " ", err)
-	})
-	expect.OK(t, err)
+	}))(t)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if want := "POST /mcp?a=b /mcp?a=b localhost question <nil>"; err != nil || string(text) != want {
@@ -46,8 +45,7 @@ func TestAHandlerGetsWhatAServerWouldGive(t *testing.T) {
 }
 
 func TestAHandlerThatWritesNothingAnswersWith200(t *testing.T) {
-	resp, err := get(t.Context(), func(http.ResponseWriter, *http.Request) {})
-	expect.OK(t, err)
+	resp := expect.Value(get(t.Context(), func(http.ResponseWriter, *http.Request) {}))(t)
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || len(text) > 0 || resp.StatusCode != http.StatusOK {
 		t.Errorf("status %d with %q, %v", resp.StatusCode, text, err)
@@ -66,14 +64,13 @@ func TestAHandlerMayEndBeforeItsAnswerIsLookedFor(t *testing.T) {
 
 func TestAHeaderComesWithAFlushAndLinesOneByOne(t *testing.T) {
 	next := make(chan struct{})
-	resp, err := get(t.Context(), func(w http.ResponseWriter, _ *http.Request) {
+	resp := expect.Value(get(t.Context(), func(w http.ResponseWriter, _ *http.Request) {
 		w.(http.Flusher).Flush()
 		for i := range 3 {
 			<-next
 			fmt.Fprintln(w, "line", i)
 		}
-	})
-	expect.OK(t, err)
+	}))(t)
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
 	for i := range 3 {
@@ -91,15 +88,14 @@ func TestAHeaderComesWithAFlushAndLinesOneByOne(t *testing.T) {
 func TestAHandlerWaitsForItsReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		written := 0
-		resp, err := get(t.Context(), func(w http.ResponseWriter, _ *http.Request) {
+		resp := expect.Value(get(t.Context(), func(w http.ResponseWriter, _ *http.Request) {
 			for {
 				if _, err := w.Write(make([]byte, 1<<20)); err != nil {
 					return
 				}
 				written++
 			}
-		})
-		expect.OK(t, err)
+		}))(t)
 		synctest.Wait()
 		expect.Equal(t, "pieces that the handler wrote ahead of its reader", written, 0)
 		resp.Body.Close()
@@ -118,14 +114,13 @@ func TestTheEndOfTheCallerEndsTheHandler(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				defer cancel(nil)
 				var ended, refused bool
-				resp, err := get(ctx, func(w http.ResponseWriter, r *http.Request) {
+				resp := expect.Value(get(ctx, func(w http.ResponseWriter, r *http.Request) {
 					w.(http.Flusher).Flush()
 					<-r.Context().Done()
 					ended = true
 					_, err := w.Write([]byte("late"))
 					refused = err != nil
-				})
-				expect.OK(t, err)
+				}))(t)
 				leave(cancel, resp)
 				synctest.Wait()
 				if !ended || !refused {
@@ -156,11 +151,10 @@ func TestAPanicOfTheHandlerIsItsOwn(t *testing.T) {
 	if resp, err := get(t.Context(), func(http.ResponseWriter, *http.Request) { panic("before") }); err == nil {
 		t.Errorf("status %d of a handler that panicked", resp.StatusCode)
 	}
-	resp, err := get(t.Context(), func(w http.ResponseWriter, _ *http.Request) {
+	resp := expect.Value(get(t.Context(), func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "half")
 		panic(http.ErrAbortHandler)
-	})
-	expect.OK(t, err)
+	}))(t)
 	text, err := io.ReadAll(resp.Body)
 	if string(text) != "half" || !errors.Is(err, errAborted) {
 		t.Errorf("got %q, %v", text, err)
@@ -173,8 +167,7 @@ func TestWaitIsForHandlers(t *testing.T) {
 		tr := &Transport{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }), Log: slog.Default()}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, URL, nil)
-		expect.OK(t, err)
+		req := expect.Value(http.NewRequestWithContext(ctx, http.MethodGet, URL, nil))(t)
 		if _, err := tr.RoundTrip(req); err == nil {
 			t.Fatal("it answered")
 		}

@@ -48,8 +48,7 @@ func TestFloodsOfABackend(t *testing.T) {
 			const lines = 10 * lineBurst
 			body := io.NopCloser(strings.NewReader(strings.Repeat(":\n", lines)))
 			began := time.Now()
-			n, err := io.Copy(io.Discard, limitedStream{body, t.Context(), rate.NewLimiter(lineRate, lineBurst)})
-			expect.OK(t, err)
+			n := expect.Value(io.Copy(io.Discard, limitedStream{body, t.Context(), rate.NewLimiter(lineRate, lineBurst)}))(t)
 			expect.Equal(t, "the bytes", int(n), 2*lines)
 			if took, least := time.Since(began), 15*time.Second; took < least {
 				t.Errorf("%d lines took %s, want at least %s", lines, took, least)
@@ -108,11 +107,9 @@ func newListing(t *testing.T, page string) (*receiver, *atomic.Int32) {
 		_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":`+page+`}`)
 	}))
 	t.Cleanup(backend.Close)
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
-	c, err := client.Connect(t.Context(), backend.URL, client.Options{Revision: string(spec.V20260728)})
-	expect.OK(t, err)
+	c := expect.Value(client.Connect(t.Context(), backend.URL, client.Options{Revision: string(spec.V20260728)}))(t)
 	return &receiver{
 		Events: &Events{
 			Intake: intake.Intake{Demand: demand.New(db)}, Configured: func(context.Context) ([]api.Backend, error) { return nil, nil },

@@ -86,8 +86,7 @@ func TestRenewalsAreTriedAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				db, err := sqlite.Open(":memory:", sqlite.Options{})
-				expect.OK(t, err)
+				db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 				defer func() { _ = db.Close() }()
 				store, backend := &faulty{DB: db}, &follower{Backend: named{}}
 				first := &Relay{DB: store, Log: slog.New(slog.DiscardHandler), Lease: 30 * time.Second}
@@ -99,8 +98,7 @@ func TestRenewalsAreTriedAgain(t *testing.T) {
 				defer held.release()
 				store.set(tc.fault)
 				for began := time.Now(); time.Since(began) < 2*time.Minute && held.ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
-					rival, err := second.acquire(t.Context(), backend)
-					expect.OK(t, err)
+					rival := expect.Value(second.acquire(t.Context(), backend))(t)
 					if rival != nil {
 						rival.release()
 						t.Fatalf("after %s another one has the lease, too", time.Since(began))

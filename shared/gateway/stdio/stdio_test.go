@@ -82,8 +82,7 @@ func newFixture(t *testing.T, kind string, change ...func(*Transport, *api.Comma
 // session begins a session of a principal.
 func (f *fixture) session(holder string) string {
 	f.Helper()
-	k, err := f.client.Initialize(f.Context(), upstream.Declared{Version: spec.V20251125, Holder: holder})
-	expect.OK(f, err)
+	k := expect.Value(f.client.Initialize(f.Context(), upstream.Declared{Version: spec.V20251125, Holder: holder}))(f)
 	return k.Session
 }
 
@@ -101,8 +100,7 @@ func (f *fixture) send(ctx context.Context, session, tool, params string) (*upst
 // call calls a tool and returns the text of its result.
 func (f *fixture) call(session, tool, params string) string {
 	f.Helper()
-	text, err := f.try(session, tool, params)
-	expect.OK(f, err)
+	text := expect.Value(f.try(session, tool, params))(f)
 	return text
 }
 
@@ -131,8 +129,7 @@ func textOf(result json.RawMessage, err error) (string, error) {
 // next returns the next message of a call.
 func next(t *testing.T, x *upstream.Exchange) upstream.Message {
 	t.Helper()
-	m, err := x.Next(t.Context())
-	expect.OK(t, err)
+	m := expect.Value(x.Next(t.Context()))(t)
 	return m
 }
 
@@ -170,8 +167,7 @@ func askingProcess(t *testing.T) (f *fixture, session string, x *upstream.Exchan
 	t.Helper()
 	f = newFixture(t, "legacy")
 	session = f.session("default/a")
-	x, err := f.send(t.Context(), session, "ask", "")
-	expect.OK(t, err)
+	x = expect.Value(f.send(t.Context(), session, "ask", ""))(t)
 	t.Cleanup(func() { x.Close() })
 	return f, session, x, next(t, x)
 }
@@ -217,18 +213,16 @@ func TestStartAndEnd(t *testing.T) {
 	})
 	t.Run("GWN-26 a process with a running call is not unused", func(t *testing.T) {
 		f := newFixture(t, "legacy", func(_ *Transport, c *api.Command) { c.Idle = 50 * time.Millisecond })
-		x, err := f.send(t.Context(), f.session("default/a"), "asksLate", `,"arguments":{"ms":300}`)
-		expect.OK(t, err)
+		x := expect.Value(f.send(t.Context(), f.session("default/a"), "asksLate", `,"arguments":{"ms":300}`))(t)
 		defer x.Close()
 		expect.Equal(t, "the question", next(t, x).Method, spec.MethodElicit)
 	})
 	t.Run("GWN-26 a process with a stream of events is not unused until the stream is closed", func(t *testing.T) {
 		f := newFixture(t, "modern", func(_ *Transport, c *api.Command) { c.Idle = 200 * time.Millisecond })
 		pid, id := f.call("", "pid", ""), upstream.FreshID()
-		x, err := f.client.Post(t.Context(), upstream.Request{
+		x := expect.Value(f.client.Post(t.Context(), upstream.Request{
 			Version: spec.V20260728, Body: jsonrpc.AppendRequest(nil, id, spec.MethodEventsStream, json.RawMessage(`{"name":"a"}`)),
-		})
-		expect.OK(t, err)
+		}))(t)
 		expect.Equal(t, "the first message", next(t, x).Method, spec.NoteEventsActive)
 		time.Sleep(600 * time.Millisecond)
 		expect.Equal(t, "the process", f.call("", "pid", ""), pid)
@@ -329,8 +323,7 @@ func TestFailures(t *testing.T) {
 	})
 	t.Run("GWN-26 a crash fails the running calls, and the next call starts another process", func(t *testing.T) {
 		f := newFixture(t, "modern")
-		x, err := f.send(t.Context(), "", "hang", "")
-		expect.OK(t, err)
+		x := expect.Value(f.send(t.Context(), "", "hang", ""))(t)
 		defer x.Close()
 		if _, err := f.try("", "crash", ""); err == nil {
 			t.Error("the call that crashed the process has a result")
@@ -362,8 +355,7 @@ func TestFailures(t *testing.T) {
 	})
 	t.Run("GWN-26 an answer that is too large fails only its own call", func(t *testing.T) {
 		f := newFixture(t, "modern")
-		x, err := f.send(t.Context(), "", "hang", "")
-		expect.OK(t, err)
+		x := expect.Value(f.send(t.Context(), "", "hang", ""))(t)
 		defer x.Close()
 		if _, err := f.try("", "long", `,"arguments":{"bytes":9000000}`); err == nil || !strings.Contains(err.Error(), "larger than 8 MiB") {
 			t.Errorf("got %v", err)
@@ -419,8 +411,7 @@ func TestRevisions(t *testing.T) {
 				t.Errorf("server/discover: got %v, want an error of the backend", err)
 			}
 			for range 2 { // the view and the relay
-				k, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125})
-				expect.OK(t, err)
+				k := expect.Value(f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125}))(t)
 				expect.Equal(t, "the revision", k.Version, want)
 				expect.OK(t, f.client.End(t.Context(), k.Version, k.Session))
 				f.call(k.Session, "pid", "")
@@ -491,11 +482,9 @@ func TestEnvironment(t *testing.T) {
 func TestMessagesFindTheirRequests(t *testing.T) {
 	t.Run("GWN-26 progress has the caller's token, although two callers have the same", func(t *testing.T) {
 		f := newFixture(t, "modern")
-		other, err := f.send(t.Context(), "", "hang", `,"_meta":{"progressToken":1.0}`)
-		expect.OK(t, err)
+		other := expect.Value(f.send(t.Context(), "", "hang", `,"_meta":{"progressToken":1.0}`))(t)
 		defer other.Close()
-		x, err := f.send(t.Context(), "", "progress", `,"_meta":{"progressToken":1.0}`)
-		expect.OK(t, err)
+		x := expect.Value(f.send(t.Context(), "", "progress", `,"_meta":{"progressToken":1.0}`))(t)
 		defer x.Close()
 		m := next(t, x)
 		expect.Equal(t, "the token", string(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "progressToken")), "1.0")
@@ -520,8 +509,7 @@ func TestMessagesFindTheirRequests(t *testing.T) {
 	t.Run("GWN-26 a question that went to the wrong call moves to the other one when that call is answered", func(t *testing.T) {
 		f := newFixture(t, "legacy")
 		session := f.session("default/a")
-		asking, err := f.send(t.Context(), session, "asksLate", `,"arguments":{"ms":200}`)
-		expect.OK(t, err)
+		asking := expect.Value(f.send(t.Context(), session, "asksLate", `,"arguments":{"ms":200}`))(t)
 		defer asking.Close()
 		newest, err := f.send(t.Context(), session, "ask", "") // has the same id, so the process forgets the other wait
 		expect.OK(t, err)
@@ -535,47 +523,40 @@ func TestMessagesFindTheirRequests(t *testing.T) {
 	t.Run("GWN-26 a question before the first call waits for it", func(t *testing.T) {
 		f := newFixture(t, "roots")
 		session := f.session("default/a")
-		x, err := f.send(t.Context(), session, "hang", "")
-		expect.OK(t, err)
+		x := expect.Value(f.send(t.Context(), session, "hang", ""))(t)
 		defer x.Close()
 		expect.Equal(t, "the method", next(t, x).Method, spec.MethodRoots)
 	})
 	t.Run("GWN-26 in the shared process, a log message reaches the only call that asks for some", func(t *testing.T) {
 		f := newFixture(t, "modern")
 		const asks = `,"_meta":{"io.modelcontextprotocol/logLevel":"info"}`
-		x, err := f.send(t.Context(), "", "log", asks)
-		expect.OK(t, err)
+		x := expect.Value(f.send(t.Context(), "", "log", asks))(t)
 		defer x.Close()
 		expect.Equal(t, "the method", next(t, x).Method, spec.NoteMessage)
-		other, err := f.send(t.Context(), "", "hang", asks)
-		expect.OK(t, err)
+		other := expect.Value(f.send(t.Context(), "", "hang", asks))(t)
 		defer other.Close()
 		f.call("", "log", asks)
 		expect.List(t, "dropped", f.dropped(), []string{dropAmbiguous})
 	})
 	t.Run("GWN-26 a call of 2026-07-28 whose stream is closed is cancelled", func(t *testing.T) {
 		f := newFixture(t, "modern")
-		x, err := f.send(t.Context(), "", "hang", "")
-		expect.OK(t, err)
+		x := expect.Value(f.send(t.Context(), "", "hang", ""))(t)
 		x.Close()
 		eventually(t, "the process gets the cancellation", func() bool { return f.call("", "cancelled", "") != "" })
 	})
 	t.Run("GWN-26 changes of lists reach the gateway's stream, and a listen by its id", func(t *testing.T) {
 		f := newFixture(t, "legacy")
-		k, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125})
-		expect.OK(t, err)
-		x, err := f.client.Get(t.Context(), upstream.Request{Version: k.Version, Session: k.Session}, "")
-		expect.OK(t, err)
+		k := expect.Value(f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125}))(t)
+		x := expect.Value(f.client.Get(t.Context(), upstream.Request{Version: k.Version, Session: k.Session}, ""))(t)
 		defer x.Close()
 		f.call(k.Session, "changed", "")
 		expect.Equal(t, "the method", next(t, x).Method, spec.NoteToolsChange)
 
 		f = newFixture(t, "modern")
-		x, err = f.client.Post(t.Context(), upstream.Request{
+		x = expect.Value(f.client.Post(t.Context(), upstream.Request{
 			Body:    jsonrpc.AppendRequest(nil, json.RawMessage(`41`), spec.MethodListen, json.RawMessage(`{"notifications":{}}`)),
 			Version: spec.V20260728,
-		})
-		expect.OK(t, err)
+		}))(t)
 		defer x.Close()
 		expect.Equal(t, "the method", next(t, x).Method, spec.NoteAcknowledged)
 	})
@@ -590,8 +571,7 @@ func TestPlaces(t *testing.T) {
 		return err == nil
 	}
 	busy := func(f *fixture, session string) {
-		x, err := f.send(f.Context(), session, "hang", "")
-		expect.OK(f, err)
+		x := expect.Value(f.send(f.Context(), session, "hang", ""))(f)
 		f.Cleanup(x.Close)
 	}
 	t.Run("GWN-26 at a principal's limit, its session that was unused for longest ends", func(t *testing.T) {

@@ -46,8 +46,7 @@ func TestRequestsAreObserved(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	tracer := trace.New(sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)))
 	reader := sdkmetric.NewManualReader()
-	set, err := metric.NewSet(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
-	expect.OK(t, err)
+	set := expect.Value(metric.NewSet(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))(t)
 	got := &recorded{}
 	client := serve(t, got.ServeHTTP)
 	client.Observer = Observer{Name: "github", Metrics: set, Tracer: tracer}

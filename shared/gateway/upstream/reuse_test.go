@@ -63,8 +63,7 @@ func TestClosedConnectionIsReplaced(t *testing.T) {
 		}
 	}})
 	for range 2 {
-		x, err := c.Post(ctx, Request{Body: []byte(`{}`)})
-		expect.OK(t, err)
+		x := expect.Value(c.Post(ctx, Request{Body: []byte(`{}`)}))(t)
 		if got, _, err := all(t, x); err != io.EOF || len(got) != 1 {
 			t.Fatalf("got %q, %v", got, err)
 		}
@@ -164,8 +163,7 @@ func TestConnectionBehindAStream(t *testing.T) {
 			}
 			const requests = 20
 			for range requests {
-				x, err := c.Post(t.Context(), Request{Body: []byte(`{}`)})
-				expect.OK(t, err)
+				x := expect.Value(c.Post(t.Context(), Request{Body: []byte(`{}`)}))(t)
 				expect.OK(t, expect.ErrOf(x.next()))
 				x.Finish()
 			}

@@ -78,14 +78,13 @@ func TestAnswersAreRead(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			x, err := serve(t, func(w http.ResponseWriter, r *http.Request) {
+			x := expect.Value(serve(t, func(w http.ResponseWriter, r *http.Request) {
 				if c.status == 204 {
 					w.WriteHeader(c.status)
 					return
 				}
 				answer(c.media, c.status, c.body)(w, r)
-			}).Post(t.Context(), Request{Body: []byte(`{}`)})
-			expect.OK(t, err)
+			}).Post(t.Context(), Request{Body: []byte(`{}`)}))(t)
 			got, garbage, err := all(t, x)
 			if !errors.Is(err, io.EOF) {
 				t.Errorf("the answer ended with %v", err)
@@ -170,11 +169,10 @@ func TestMessagesAreBounded(t *testing.T) {
 		}
 	})
 	t.Run("event", func(t *testing.T) {
-		x, err := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		x := expect.Value(serve(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			endless(w, "data: {\"a\":\"")
-		}).Post(t.Context(), Request{Body: []byte(`{}`)})
-		expect.OK(t, err)
+		}).Post(t.Context(), Request{Body: []byte(`{}`)}))(t)
 		if got, _, err := all(t, x); !errors.Is(err, sse.ErrTooLarge) || len(got) > 0 {
 			t.Errorf("got %d messages and %v", len(got), err)
 		}
@@ -213,8 +211,7 @@ func TestHeadersOfRequests(t *testing.T) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, "id: e7\ndata: {}\n\n")
 	})
-	x, err := c.Post(t.Context(), Request{Body: []byte(`{}`), Version: "2025-11-25", Session: "s", Header: http.Header{"Mcp-Method": {"m"}}})
-	expect.OK(t, err)
+	x := expect.Value(c.Post(t.Context(), Request{Body: []byte(`{}`), Version: "2025-11-25", Session: "s", Header: http.Header{"Mcp-Method": {"m"}}}))(t)
 	if _, _, err := all(t, x); !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
@@ -227,8 +224,7 @@ func TestHeadersOfRequests(t *testing.T) {
 	if x.Session != "made" || x.EventID != "e7" || x.events == nil {
 		t.Errorf("got session %q, event %q, streamed %v", x.Session, x.EventID, x.events != nil)
 	}
-	x, err = c.Get(t.Context(), Request{Session: "s"}, "e7")
-	expect.OK(t, err)
+	x = expect.Value(c.Get(t.Context(), Request{Session: "s"}, "e7"))(t)
 	x.Close()
 	if method != http.MethodGet || got.Get("Last-Event-Id") != "e7" || got.Get("Accept") != "text/event-stream" {
 		t.Errorf("a stream was asked for by %s with %v", method, got)
@@ -249,8 +245,7 @@ func TestBackendIsGone(t *testing.T) {
 		w.(http.Flusher).Flush()
 		panic(http.ErrAbortHandler)
 	})
-	x, err := c.Post(t.Context(), Request{Body: []byte(`{}`)})
-	expect.OK(t, err)
+	x := expect.Value(c.Post(t.Context(), Request{Body: []byte(`{}`)}))(t)
 	if got, _, err := all(t, x); err == nil || errors.Is(err, io.EOF) || len(got) != 1 {
 		t.Errorf("got %q and %v", got, err)
 	}

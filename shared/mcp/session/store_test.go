@@ -47,8 +47,7 @@ func (h *hooked) Write(ctx context.Context, ops ...store.Op) error {
 func inBubble(t *testing.T, test func(*testing.T, *hooked, *session.Store)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
-		expect.OK(t, err)
+		db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1}))(t)
 		defer db.Close()
 		h := &hooked{DB: db}
 		test(t, h, &session.Store{DB: h, MaxURIs: 10})
@@ -68,15 +67,13 @@ func create(t *testing.T, s *session.Store) *session.Session {
 
 func createUnused(t *testing.T, s *session.Store) *session.Session {
 	t.Helper()
-	made, err := s.Create(t.Context(), session.Session{Workspace: alice.Workspace, Principal: alice.ID})
-	expect.OK(t, err)
+	made := expect.Value(s.Create(t.Context(), session.Session{Workspace: alice.Workspace, Principal: alice.ID}))(t)
 	return made
 }
 
 func load(t *testing.T, s *session.Store, id string) *session.Session {
 	t.Helper()
-	sess, err := s.Load(t.Context(), id, alice, false)
-	expect.OK(t, err)
+	sess := expect.Value(s.Load(t.Context(), id, alice, false))(t)
 	return sess
 }
 
@@ -171,8 +168,7 @@ func TestASubscriptionLivesAsLongAsItsSession(t *testing.T) {
 
 func stored(t *testing.T, db store.DB, partition store.Key) []store.Item {
 	t.Helper()
-	page, err := db.Query(t.Context(), store.Query{Table: partition.Table, Partition: partition.Partition})
-	expect.OK(t, err)
+	page := expect.Value(db.Query(t.Context(), store.Query{Table: partition.Table, Partition: partition.Partition}))(t)
 	return page.Items
 }
 

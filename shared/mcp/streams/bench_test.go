@@ -18,8 +18,7 @@ import (
 
 // BenchmarkSendEvent measures the way of one event through one open listen.
 func BenchmarkSendEvent(b *testing.B) {
-	cat, err := catalog.Parse([]byte("events: [{name: ci.deploy, uri: 'event://ci/deploy', description: Deployed., payloadSchema: {type: object}}]"))
-	expect.OK(b, err)
+	cat := expect.Value(catalog.Parse([]byte("events: [{name: ci.deploy, uri: 'event://ci/deploy', description: Deployed., payloadSchema: {type: object}}]")))(b)
 	st := &Streams{Catalogs: method.Catalogs{Source: catalog.NewStatic(cat)}, Timing: method.Timing{Heartbeat: time.Hour}}
 	o := &Writer{
 		Streams: st, Caller: Caller{Principal: auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}, checked: time.Now()},

@@ -45,11 +45,9 @@ func (a always) Authenticate(context.Context, http.Header) (auth.Principal, erro
 // newListen returns the open listen of alice for changes of the list of resources.
 func newListen(t *testing.T) (*Writer, *written) {
 	t.Helper()
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1}))(t)
 	t.Cleanup(func() { _ = db.Close() })
-	sealer, err := eventlog.NewSealer(make([]byte, 32))
-	expect.OK(t, err)
+	sealer := expect.Value(eventlog.NewSealer(make([]byte, 32)))(t)
 	tails := stream.New(&eventlog.Log{DB: db}, db, sealer)
 	t.Cleanup(tails.Close)
 	out := &written{}

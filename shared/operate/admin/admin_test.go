@@ -370,8 +370,7 @@ func TestAnAddressForOperators(t *testing.T) {
 	}
 	f.list("op", "subscriptions")
 	f.s.AdminURL = f.s.URL
-	resp, err := f.send("GET", "subscriptions", "op", "")
-	expect.OK(t, err)
+	resp := expect.Value(f.send("GET", "subscriptions", "op", ""))(t)
 	_ = resp.Body.Close()
 	expect.Equal(t, "OPS-01: the status at the public address", resp.StatusCode, 404)
 }
@@ -486,14 +485,11 @@ func TestEvents(t *testing.T) {
 		f.call("alice", "POST", "replays", since+`}`, 403, nil)
 	})
 	t.Run("OPS-01 a body with a Content-Encoding is rejected", func(t *testing.T) {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.s.AdminURL+"/admin/v1/events/evt_1/deliver", strings.NewReader(`{"subscription":"`+id+`"}`))
-		expect.OK(t, err)
+		req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, f.s.AdminURL+"/admin/v1/events/evt_1/deliver", strings.NewReader(`{"subscription":"`+id+`"}`)))(t)
 		req.Header = http.Header{"Authorization": {"Bearer op"}, "Content-Type": {"application/json"}, "Content-Encoding": {"gzip"}}
-		resp, err := http.DefaultClient.Do(req)
-		expect.OK(t, err)
+		resp := expect.Value(http.DefaultClient.Do(req))(t)
 		defer resp.Body.Close()
-		raw, err := io.ReadAll(resp.Body)
-		expect.OK(t, err)
+		raw := expect.Value(io.ReadAll(resp.Body))(t)
 		f.validate(resp, raw)
 		expect.Equal(t, "the status", resp.StatusCode, http.StatusUnsupportedMediaType)
 	})
@@ -513,8 +509,7 @@ func TestEveryPathIsDescribed(t *testing.T) {
 	for path, methods := range doc.Paths {
 		served := strings.NewReplacer("/switches/{name}", "switches/other", "{id}", "none").Replace(strings.TrimPrefix(path, "/"))
 		for method := range methods {
-			resp, err := f.send(strings.ToUpper(method), strings.TrimPrefix(served, "/"), "foreign", "")
-			expect.OK(t, err)
+			resp := expect.Value(f.send(strings.ToUpper(method), strings.TrimPrefix(served, "/"), "foreign", ""))(t)
 			_ = resp.Body.Close()
 			if resp.StatusCode == 405 {
 				t.Errorf("OPS-01: %s %s is described and not served", method, path)

@@ -181,8 +181,7 @@ func TestWhyNotWithFewRecords(t *testing.T) {
 	})
 	find := func(id string) { // the attempt may be faster than the list of events by their ids
 		f.eventually(id+" in the log", func() bool {
-			resp, err := f.send("GET", "events/"+id, "op", "")
-			expect.OK(t, err)
+			resp := expect.Value(f.send("GET", "events/"+id, "op", ""))(t)
 			return resp.Body.Close() == nil && resp.StatusCode == http.StatusOK
 		})
 	}
@@ -318,8 +317,7 @@ func TestAnEventThatArrivedAfterItWasGivenUp(t *testing.T) {
 		}
 	}))
 	t.Cleanup(hold.Close)
-	c, err := client.Connect(t.Context(), f.s.URL, client.Options{Key: "alice", Agent: "test/1", Revision: string(spec.V20260728)})
-	expect.OK(t, err)
+	c := expect.Value(client.Connect(t.Context(), f.s.URL, client.Options{Key: "alice", Agent: "test/1", Revision: string(spec.V20260728)}))(t)
 	var sub struct{ ID, Cursor string }
 	subscribe := func(cursor any) {
 		expect.OK(t, c.Call(t.Context(), spec.MethodEventsSub, map[string]any{

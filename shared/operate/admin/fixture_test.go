@@ -56,13 +56,10 @@ func start(t *testing.T, change func(*standalone.Options)) *fixture {
 		change(&o)
 	}
 	f.s = servertest.Start(t, o)
-	resp, err := f.send("GET", "openapi.json", "op", "")
-	expect.OK(t, err)
+	resp := expect.Value(f.send("GET", "openapi.json", "op", ""))(t)
 	defer resp.Body.Close()
 	src, _ := io.ReadAll(resp.Body)
-	if f.contract, err = admintest.Parse(src); err != nil {
-		t.Fatal(err)
-	}
+	f.contract = expect.Value(admintest.Parse(src))(t)
 	return f
 }
 

@@ -41,8 +41,7 @@ func TestErase(t *testing.T) {
 	f.call("op", "POST", "subscriptions/"+one+"/pause", `{"reason":"alice asked"}`, 200, nil)
 	f.call("op", "POST", "replays", `{"select":{"subscription":"`+two+`","until":"2020-01-01T00:00:00Z"}}`, 202, nil)
 	f.call("op", "DELETE", "subscriptions/"+gone, "", 204, nil)
-	c, err := client.Connect(t.Context(), f.s.URL, client.Options{Key: "alice", Agent: "test/1", Revision: string(spec.V20251125)})
-	expect.OK(t, err)
+	c := expect.Value(client.Connect(t.Context(), f.s.URL, client.Options{Key: "alice", Agent: "test/1", Revision: string(spec.V20251125)}))(t)
 	if err := c.Call(t.Context(), spec.MethodResources, nil, nil); err != nil { // in a session
 		t.Fatal(err)
 	}
@@ -170,8 +169,7 @@ func inFiles(t *testing.T, dir, text string) (n int) {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {
-		b, err := os.ReadFile(file)
-		expect.OK(t, err)
+		b := expect.Value(os.ReadFile(file))(t)
 		n += bytes.Count(b, []byte(text))
 	}
 	return n

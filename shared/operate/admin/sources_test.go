@@ -36,8 +36,7 @@ func startSources(t *testing.T, keep string) (f *fixture, send func(body string)
 	})
 	return f, func(body string) int {
 		t.Helper()
-		resp, err := http.Post(f.s.URL+"/sources/builds/"+buildKey, "application/json", strings.NewReader(body))
-		expect.OK(t, err)
+		resp := expect.Value(http.Post(f.s.URL+"/sources/builds/"+buildKey, "application/json", strings.NewReader(body)))(t)
 		_ = resp.Body.Close()
 		return resp.StatusCode
 	}

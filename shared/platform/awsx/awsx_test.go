@@ -51,10 +51,8 @@ func TestLoad(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			cfg, err := load(tt.env)
-			expect.OK(t, err)
-			creds, err := cfg.Credentials.Retrieve(t.Context())
-			expect.OK(t, err)
+			cfg := expect.Value(load(tt.env))(t)
+			creds := expect.Value(cfg.Credentials.Retrieve(t.Context()))(t)
 			if cfg.Region != tt.wantRegion || creds.AccessKeyID != tt.wantKey ||
 				aws.ToString(cfg.BaseEndpoint) != tt.wantBase || cfg.RetryMaxAttempts != tt.wantTries {
 				t.Errorf("got %s, %s, %s, %d, want %s, %s, %s, %d", cfg.Region, creds.AccessKeyID, aws.ToString(cfg.BaseEndpoint), cfg.RetryMaxAttempts,
@@ -83,8 +81,7 @@ func TestLoadRefuses(t *testing.T) {
 
 func TestAServiceMayHaveItsOwnEndpoint(t *testing.T) {
 	all, own := &server{}, &server{}
-	cfg, err := load(env(EnvEndpoint, all.start(t), EnvEndpoint+"_SQS", own.start(t)))
-	expect.OK(t, err)
+	cfg := expect.Value(load(env(EnvEndpoint, all.start(t), EnvEndpoint+"_SQS", own.start(t))))(t)
 	// The SDK itself checks whether these variables are set.
 	t.Setenv(EnvEndpoint, "http://127.0.0.1:1")
 	t.Setenv(EnvEndpoint+"_SQS", "http://127.0.0.1:1")
@@ -97,11 +94,9 @@ func TestAServiceMayHaveItsOwnEndpoint(t *testing.T) {
 
 func TestRequestBodiesAreReadWithoutWriteTo(t *testing.T) {
 	s := &server{}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.start(t), &writesItself{Reader: strings.NewReader("body")})
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, s.start(t), &writesItself{Reader: strings.NewReader("body")}))(t)
 	req.ContentLength = 4
-	resp, err := NewHTTPClient(requestLimit).Do(req)
-	expect.OK(t, err)
+	resp := expect.Value(NewHTTPClient(requestLimit).Do(req))(t)
 	resp.Body.Close()
 	expect.Equal(t, "bytes at the server", s.received, 4)
 }

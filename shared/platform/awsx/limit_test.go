@@ -77,10 +77,8 @@ func TestResponseBodiesCanBeReadAfterDo(t *testing.T) {
 	c := client{limit: requestLimit, HTTPClient: doer(func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("body"))}, nil
 	})}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://aws.example", http.NoBody)
-	expect.OK(t, err)
-	resp, err := c.Do(req)
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://aws.example", http.NoBody))(t)
+	resp := expect.Value(c.Do(req))(t)
 	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "body" {
 		t.Errorf("got %q, %v, want body", b, err)
 	}

@@ -68,8 +68,7 @@ func TestEMFWritesEachMeasurementOnce(t *testing.T) {
 	var out bytes.Buffer
 	now := time.Unix(1_800_000_000, 0)
 	e := NewEMF(slog.New(slog.NewJSONHandler(&out, nil)), "stack-1", func() time.Time { return now })
-	s, err := NewSet(e.Provider())
-	expect.OK(t, err)
+	s := expect.Value(NewSet(e.Provider()))(t)
 	expect.OK(t, s.Watch(QueueDepth, func(context.Context) ([]Reading, error) { return []Reading{{"events", 3}, {"slow", 4}}, nil }))
 	for round := range 3 {
 		var wg sync.WaitGroup

@@ -24,8 +24,7 @@ type walk struct {
 }
 
 func newWalk(t *testing.T) *walk {
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return &walk{t, db, time.Date(2026, 11, 22, 12, 0, 30, 0, time.UTC)}
 }
@@ -157,8 +156,7 @@ func TestAWalkThatFoundNothingWritesItsPositionOnceInAWhile(t *testing.T) {
 			return nil
 		})
 		expect.OK(t, err)
-		items, err := w.db.Get(t.Context(), key)
-		expect.OK(t, err)
+		items := expect.Value(w.db.Get(t.Context(), key))(t)
 		if items[0] != nil && items[0].Version != had {
 			had = items[0].Version
 			writes++

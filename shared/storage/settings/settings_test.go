@@ -21,8 +21,7 @@ import (
 )
 
 func TestWriteAndReadInSQLite(t *testing.T) {
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 	defer func() { _ = db.Close() }()
 	testWriteAndRead(t, db)
 }
@@ -45,8 +44,7 @@ func testWriteAndRead(t *testing.T, db store.DB) {
 		version int64
 		changes bool
 	}{{"one", 1, true}, {"one", 1, false}, {"two", 2, true}, {"", 3, true}} {
-		old, err := Read(ctx, db, "d")
-		expect.OK(t, err)
+		old := expect.Value(Read(ctx, db, "d"))(t)
 		e := Edit{Old: old, Text: []byte(step.text)}
 		if err := Write(ctx, db, e); e.Version() != step.version || e.Changes() != step.changes || err != nil {
 			t.Errorf("step %d: got %d, %v, %v; want %d, %v", i, e.Version(), e.Changes(), err, step.version, step.changes)
@@ -80,8 +78,7 @@ func TestWriteRefusesATextThatDoesNotFit(t *testing.T) {
 // write.
 func TestGivenADocumentThatAnotherWriterChangedAnEditIsRefused(t *testing.T) {
 	db := settingstest.New()
-	old, err := Read(t.Context(), db, "d")
-	expect.OK(t, err)
+	old := expect.Value(Read(t.Context(), db, "d"))(t)
 	write(t, db, "rival")
 	expect.Fault(t, "the write", Write(t.Context(), db, Edit{Old: old, Text: []byte("mine")}), fault.Conflict)
 	if got, _ := Read(t.Context(), db, "d"); string(got.Text) != "rival" {
@@ -100,8 +97,7 @@ func cache(db store.DB) *Cache[string] {
 
 func write(t *testing.T, db store.DB, text string) {
 	t.Helper()
-	old, err := Read(t.Context(), db, "d")
-	expect.OK(t, err)
+	old := expect.Value(Read(t.Context(), db, "d"))(t)
 	expect.OK(t, Write(t.Context(), db, Edit{Old: old, Text: []byte(text)}))
 }
 
@@ -278,8 +274,7 @@ func TestWrittenDuringARead(t *testing.T) {
 // change that could not be announced stays.
 func TestAnnounce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-		expect.OK(t, err)
+		db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 		defer func() { _ = db.Close() }()
 		version := int64(0)
 		write := func(text string, ops func(version int64) []store.Op) {
@@ -362,8 +357,7 @@ func TestAnnounceWithWrongClocks(t *testing.T) {
 		})
 		synctest.Test(t, func(t *testing.T) {
 			time.Sleep(clock.announcer)
-			db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-			expect.OK(t, err)
+			db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 			defer func() { _ = db.Close() }()
 			expect.OK(t, Write(t.Context(), db, Edit{Old: Stored{Name: "d"}, Text: []byte("one")}))
 			processes := map[time.Duration]*Cache[string]{}

@@ -31,10 +31,8 @@ func TestOTLPMetrics(t *testing.T) {
 		got <- &request
 	}))
 	defer server.Close()
-	reader, err := newReader(t.Context(), server.URL)
-	expect.OK(t, err)
-	set, err := metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader)))
-	expect.OK(t, err)
+	reader := expect.Value(newReader(t.Context(), server.URL))(t)
+	set := expect.Value(metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader))))(t)
 	set.Published(3)
 	expect.OK(t, reader.Shutdown(context.WithoutCancel(t.Context())))
 	for _, m := range (<-got).GetResourceMetrics()[0].GetScopeMetrics()[0].GetMetrics() {

@@ -15,8 +15,7 @@ import (
 
 func openStore(t *testing.T) store.DB {
 	t.Helper()
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }

@@ -15,8 +15,7 @@ import (
 // own. The next record there says how many.
 func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
 	const many = burst*successRate + 5
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1}))(t)
 	defer db.Close()
 	log := NewLog(db, All)
 	now := time.Unix(1_800_000_000, 0)

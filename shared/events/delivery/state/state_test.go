@@ -58,8 +58,7 @@ func (s *slow) Send(_ context.Context, _ queue.Name, messages ...queue.Outgoing)
 // inSlowStore runs a test with deliveries whose requests take a while.
 func inSlowStore(t *testing.T, do func(t *testing.T, s *slow, ds *Deliveries)) {
 	synctest.Test(t, func(t *testing.T) {
-		db, err := sqlite.Open(":memory:", sqlite.Options{})
-		expect.OK(t, err)
+		db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 		defer func() { _ = db.Close() }()
 		s := &slow{DB: db, takes: request}
 		do(t, s, NewDeliveries(s, s, nil, nil))

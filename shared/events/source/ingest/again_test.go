@@ -30,10 +30,8 @@ func (f *fixture) letter(t *testing.T, n int) (queue.DeadLetter, string) {
 	if len(f.sent[queue.Dead]) <= n {
 		t.Fatalf("%d dead letters", len(f.sent[queue.Dead]))
 	}
-	letter, err := queue.ParseDeadLetter(f.sent[queue.Dead][n].Body)
-	expect.OK(t, err)
-	body, err := letter.Content()
-	expect.OK(t, err)
+	letter := expect.Value(queue.ParseDeadLetter(f.sent[queue.Dead][n].Body))(t)
+	body := expect.Value(letter.Content())(t)
 	return letter, string(body)
 }
 
@@ -396,8 +394,7 @@ func TestTheKeyIsNotLogged(t *testing.T) {
 
 func TestTry(t *testing.T) {
 	f := newFixture(t)
-	cat, err := f.Catalogs.Catalog(t.Context(), "default")
-	expect.OK(t, err)
+	cat := expect.Value(f.Catalogs.Catalog(t.Context(), "default"))(t)
 	try := func(s source.Source, raw string) ingest.Trial {
 		t.Helper()
 		all, err := ingest.Try(t.Context(), cat, s, []byte(raw), f.now, f.Secrets)

@@ -106,14 +106,11 @@ func newFixture(t *testing.T) *fixture {
 // newFixtureOf creates a fixture like newFixture, with other files and secrets, and also returns the parsed catalog and sources.
 func newFixtureOf(tb testing.TB, catalogFile, configFile string, secrets map[string]string) (*fixture, *catalog.Catalog, []source.Source) {
 	tb.Helper()
-	cat, err := catalog.Parse([]byte(catalogFile))
-	expect.OK(tb, err)
-	cfg, err := config.Parse([]byte(configFile))
-	expect.OK(tb, err)
+	cat := expect.Value(catalog.Parse([]byte(catalogFile)))(tb)
+	cfg := expect.Value(config.Parse([]byte(configFile)))(tb)
 	f := &fixture{sent: map[queue.Name][]queue.Outgoing{}, now: time.Date(2026, 11, 23, 9, 0, 0, 0, time.UTC)}
 	clock := func() time.Time { return f.now }
-	db, err := sqlite.Open(":memory:", sqlite.Options{Engine: engine.Options{Now: clock}})
-	expect.OK(tb, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{Engine: engine.Options{Now: clock}}))(tb)
 	f.close = func() { _ = db.Close() }
 	catalogs := catalog.NewStatic(cat)
 	service := &publish.Service{Catalog: catalogs, Queue: f, Now: clock}
@@ -343,9 +340,8 @@ func TestBus(t *testing.T) {
 }
 
 func TestChecksHaveLines(t *testing.T) {
-	cat, err := catalog.Parse([]byte(catalogFile))
-	expect.OK(t, err)
-	cfg, err := config.Parse([]byte(`sources:
+	cat := expect.Value(catalog.Parse([]byte(catalogFile)))(t)
+	cfg := expect.Value(config.Parse([]byte(`sources:
   - name: mixed
     verify: {scheme: github, secrets: ["env:MISSING"]}
     events:
@@ -353,8 +349,7 @@ func TestChecksHaveLines(t *testing.T) {
       - {name: cloudwatch.alarm, match: {body: {a: [2]}}}
       - {name: github.pull_request, match: {body: {a: [3]}}, variables: {owner: /body/o}}
       - {name: cloudwatch.alarm, variables: {owner: /body/o}}
-`))
-	expect.OK(t, err)
+`)))(t)
 	t.Run("SRC-01 a mapping that does not fit the catalog is reported with its line", func(t *testing.T) {
 		err := ingest.CheckCatalog(cat, cfg.Sources[0])
 		for _, want := range []string{

@@ -55,8 +55,7 @@ func commit(t *testing.T, db store.DB) {
 
 func open(t *testing.T) store.DB {
 	t.Helper()
-	db, err := sqlite.Open(":memory:", sqlite.Options{Engine: engine.Options{Now: func() time.Time { return noon }}})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{Engine: engine.Options{Now: func() time.Time { return noon }}}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -183,8 +182,7 @@ func (broken) Write(context.Context, ...store.Op) error {
 // SRC-03, OPS-12: every outcome is counted, even if it is not recorded or its record cannot be written.
 func TestOutcomesAreCounted(t *testing.T) {
 	reader := otel.NewManualReader()
-	set, err := metric.NewSet(otel.NewMeterProvider(otel.WithReader(reader)))
-	expect.OK(t, err)
+	set := expect.Value(metric.NewSet(otel.NewMeterProvider(otel.WithReader(reader))))(t)
 	var log bytes.Buffer
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // the client has disconnected

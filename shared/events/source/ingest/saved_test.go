@@ -38,8 +38,7 @@ func TestSavedIsLive(t *testing.T) {
 		"of a proxy":    "POST http://Events.example/sources/x?a=1 HTTP/1.1\r\nHost: other.example\r\nX-A: b\r\nContent-Length: 2\r\n\r\n{}",
 	} {
 		t.Run("SRC-03 SRC-06 "+name, func(t *testing.T) {
-			conn, err := net.Dial("tcp", server.Listener.Addr().String())
-			expect.OK(t, err)
+			conn := expect.Value(net.Dial("tcp", server.Listener.Addr().String()))(t)
 			defer conn.Close()
 			expect.OK(t, expect.ErrOf(io.WriteString(conn, raw)))
 			if _, err := bufio.NewReader(conn).ReadByte(); err != nil { // the response has begun

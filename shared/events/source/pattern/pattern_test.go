@@ -31,8 +31,7 @@ func decode(t testing.TB, text string) any {
 func TestMatches(t *testing.T) {
 	for _, tt := range examples {
 		t.Run("SRC-03 "+tt.name, func(t *testing.T) {
-			p, err := Parse([]byte(tt.pattern))
-			expect.OK(t, err)
+			p := expect.Value(Parse([]byte(tt.pattern)))(t)
 			for _, doc := range tt.matches {
 				if !p.Matches(decode(t, doc)) {
 					t.Errorf("%s does not match %s", tt.pattern, doc)
@@ -46,8 +45,7 @@ func TestMatches(t *testing.T) {
 		})
 	}
 	t.Run("SRC-03 a document that is not an object never matches", func(t *testing.T) {
-		p, err := Parse([]byte(`{"a":[{"exists":false}]}`))
-		expect.OK(t, err)
+		p := expect.Value(Parse([]byte(`{"a":[{"exists":false}]}`)))(t)
 		for _, doc := range []string{`null`, `1`, `"a"`, `[{"b":1}]`} {
 			if p.Matches(decode(t, doc)) {
 				t.Errorf("matches %s", doc)
@@ -259,8 +257,7 @@ func TestParse_Bounds(t *testing.T) {
 		return "{" + b.String() + "}"
 	}
 	t.Run("SRC-03 a thousand alternatives are allowed", func(t *testing.T) {
-		p, err := Parse([]byte(or(10, 3)))
-		expect.OK(t, err)
+		p := expect.Value(Parse([]byte(or(10, 3))))(t)
 		if !p.Matches(decode(t, `{"m0":{"n9":1},"m1":{"n5":1},"m2":{"n0":1}}`)) {
 			t.Error("does not match")
 		}

@@ -35,10 +35,8 @@ type verdict struct {
 
 func askRuler(t testing.TB, questions []question) []verdict {
 	t.Helper()
-	body, err := json.Marshal(questions)
-	expect.OK(t, err)
-	resp, err := http.Post(awslocal.Start(t, awslocal.EventRuler).EventRuler, "application/json", bytes.NewReader(body))
-	expect.OK(t, err)
+	body := expect.Value(json.Marshal(questions))(t)
+	resp := expect.Value(http.Post(awslocal.Start(t, awslocal.EventRuler).EventRuler, "application/json", bytes.NewReader(body)))(t)
 	defer resp.Body.Close()
 	var out []verdict
 	expect.OK(t, json.NewDecoder(resp.Body).Decode(&out))
@@ -106,8 +104,7 @@ func TestEventRuler_Differences(t *testing.T) {
 		"the order of names, the other way": {`{"a":{"c":[1],"d":[{"exists":false}]}}`, `{"a":[{"d":0},{"c":1}]}`, true, true},
 	} {
 		t.Run("SRC-03 "+name, func(t *testing.T) {
-			p, err := Parse([]byte(tt.pattern))
-			expect.OK(t, err)
+			p := expect.Value(Parse([]byte(tt.pattern)))(t)
 			expect.Equal(t, "our match", p.Matches(decode(t, tt.doc)), tt.ours)
 			got := askRuler(t, []question{{tt.pattern, []string{tt.doc}}})[0]
 			if got.Refused != "" || len(got.Matches) != 1 || got.Matches[0] != tt.theirs {

@@ -67,8 +67,7 @@ func TestWrite(t *testing.T) {
 	all := ready.Providers()
 	files := func(dir string) (texts [2]string) {
 		for i, name := range []string{ready.CatalogFile, ready.ConfigFile} {
-			text, err := os.ReadFile(filepath.Join(dir, name))
-			expect.OK(t, err)
+			text := expect.Value(os.ReadFile(filepath.Join(dir, name)))(t)
 			texts[i] = string(text)
 		}
 		return texts
@@ -77,8 +76,7 @@ func TestWrite(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "new", "folder")
 		expect.OK(t, ready.Write(dir, all, false))
 		texts := files(dir)
-		cat, err := catalog.Parse([]byte(texts[0]))
-		expect.OK(t, err)
+		cat := expect.Value(catalog.Parse([]byte(texts[0])))(t)
 		for _, name := range []string{"github.pull_request", "stripe.customer.subscription", "cloudwatch.alarm"} {
 			if cat.ByName(name) == nil {
 				t.Errorf("the catalog lacks %s", name)
@@ -139,8 +137,7 @@ type follower struct {
 
 func follow(t *testing.T, base, name string, arguments map[string]any) *follower {
 	t.Helper()
-	c, err := client.Connect(t.Context(), base, client.Options{Agent: "test/1", Revision: string(spec.V20260728)})
-	expect.OK(t, err)
+	c := expect.Value(client.Connect(t.Context(), base, client.Options{Agent: "test/1", Revision: string(spec.V20260728)}))(t)
 	f := &follower{client: c, name: name, arguments: arguments}
 	f.poll(t)
 	return f

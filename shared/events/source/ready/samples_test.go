@@ -48,16 +48,13 @@ type sample struct {
 func samples(t *testing.T, provider string) []sample {
 	t.Helper()
 	dir := filepath.Join("testdata", provider)
-	text, err := os.ReadFile(filepath.Join(dir, "samples.yaml"))
-	expect.OK(t, err)
+	text := expect.Value(os.ReadFile(filepath.Join(dir, "samples.yaml")))(t)
 	var all []sample
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	d.KnownFields(true)
 	expect.OK(t, d.Decode(&all))
 	for i := range all {
-		if all[i].body, err = os.ReadFile(filepath.Join(dir, all[i].File)); err != nil {
-			t.Fatal(err)
-		}
+		all[i].body = expect.Value(os.ReadFile(filepath.Join(dir, all[i].File)))(t)
 	}
 	return all
 }
@@ -65,10 +62,8 @@ func samples(t *testing.T, provider string) []sample {
 // read parses the generated files as an operator's server would.
 func read(t *testing.T, providers ...ready.Provider) (*catalog.Catalog, *config.Config) {
 	t.Helper()
-	cat, err := catalog.Parse(ready.Catalog(providers...))
-	expect.OK(t, err)
-	c, err := config.Parse(ready.Config(providers...))
-	expect.OK(t, err)
+	cat := expect.Value(catalog.Parse(ready.Catalog(providers...)))(t)
+	c := expect.Value(config.Parse(ready.Config(providers...)))(t)
 	return cat, c
 }
 
@@ -195,8 +190,7 @@ func try(t *testing.T, cat *catalog.Catalog, src source.Source, s sample, provid
 
 // TestNullDraft: a server without draft pull requests sends null for draft.
 func TestNullDraft(t *testing.T) {
-	github, err := ready.Select("github")
-	expect.OK(t, err)
+	github := expect.Value(ready.Select("github"))(t)
 	cat, c := read(t, github...)
 	for _, s := range samples(t, "github") {
 		if s.File != "pull_request.labeled.json" {
@@ -215,16 +209,14 @@ func instant(t *testing.T, text string) (at time.Time) {
 	if text == "" {
 		return at
 	}
-	at, err := time.Parse(time.RFC3339, text)
-	expect.OK(t, err)
+	at = expect.Value(time.Parse(time.RFC3339, text))(t)
 	return at
 }
 
 // document converts a value decoded from YAML to its decoded JSON form.
 func document(t *testing.T, v any) any {
 	t.Helper()
-	text, err := json.Marshal(v)
-	expect.OK(t, err)
+	text := expect.Value(json.Marshal(v))(t)
 	return decoded(t, text)
 }
 

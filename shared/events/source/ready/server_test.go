@@ -75,11 +75,10 @@ func TestServer(t *testing.T) {
 func serve(t *testing.T, p ready.Provider) (url string) {
 	t.Helper()
 	_, c := read(t, p)
-	s, err := standalone.New(t.Context(), standalone.Options{
+	s := expect.Value(standalone.New(t.Context(), standalone.Options{
 		Data: ":memory:", Catalog: ready.Catalog(p), CatalogName: ready.CatalogFile, Config: c, Auth: auth.ModeNone,
 		Limits: standalone.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
-	})
-	expect.OK(t, err)
+	}))(t)
 	h := httptest.NewServer(s.Handler())
 	t.Cleanup(func() {
 		h.Close()
@@ -98,8 +97,7 @@ type accepted struct{ ID, URI string }
 func post(t *testing.T, base, provider string, s sample, at time.Time) []accepted {
 	t.Helper()
 	path, headers := sign(provider, s.body, at)
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+path, strings.NewReader(string(s.body)))
-	expect.OK(t, err)
+	r := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, base+path, strings.NewReader(string(s.body))))(t)
 	r.Header.Set("Content-Type", "application/json")
 	for _, all := range []map[string]string{s.Headers, headers} {
 		for name, value := range all {
@@ -113,8 +111,7 @@ func post(t *testing.T, base, provider string, s sample, at time.Time) []accepte
 
 func exchange(t *testing.T, r *http.Request, status int, out any) {
 	t.Helper()
-	resp, err := http.DefaultClient.Do(r)
-	expect.OK(t, err)
+	resp := expect.Value(http.DefaultClient.Do(r))(t)
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != status {
@@ -127,10 +124,8 @@ func exchange(t *testing.T, r *http.Request, status int, out any) {
 // sees this one has seen all earlier ones.
 func mark(t *testing.T, base string, s sample) {
 	t.Helper()
-	body, err := json.Marshal(map[string]any{"id": "mark", "uri": s.Want.URI, "data": s.Want.Data})
-	expect.OK(t, err)
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+"/events", strings.NewReader(string(body)))
-	expect.OK(t, err)
+	body := expect.Value(json.Marshal(map[string]any{"id": "mark", "uri": s.Want.URI, "data": s.Want.Data}))(t)
+	r := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, base+"/events", strings.NewReader(string(body))))(t)
 	r.Header.Set("Content-Type", "application/json")
 	var answer any
 	exchange(t, r, http.StatusAccepted, &answer)

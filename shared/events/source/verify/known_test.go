@@ -147,14 +147,12 @@ func TestKnownAnswers(t *testing.T) {
 		"none": {Settings{Scheme: None}, "dY5fM0-a~b.c_UZ1qRrL4HJx", nil, "{}", "dY5fM0-a~b.c_UZ1qRrL4HJx", at},
 	} {
 		t.Run("SRC-02 "+name, func(t *testing.T) {
-			v, err := New(tt.settings, []string{tt.secret})
-			expect.OK(t, err)
+			v := expect.Value(New(tt.settings, []string{tt.secret}))(t)
 			r := Request{Header: tt.header, Body: []byte(tt.body), Key: tt.key}
 			if err := refusalOf(v, r, tt.now); err != nil {
 				t.Errorf("refused: %v", err)
 			}
-			other, err := New(tt.settings, []string{otherSecret(tt.secret)})
-			expect.OK(t, err)
+			other := expect.Value(New(tt.settings, []string{otherSecret(tt.secret)}))(t)
 			if err := refusalOf(other, r, tt.now); !fault.Is(err, fault.Unauthenticated) || err.Error() != NoMatch {
 				t.Errorf("with another secret: got %v, want %q", err, NoMatch)
 			}
@@ -220,11 +218,9 @@ func TestSettings_SignsTime(t *testing.T) {
 func TestVerify_Signed(t *testing.T) {
 	for _, s := range senders {
 		t.Run("SRC-02 the hash of the text signed by "+s.name, func(t *testing.T) {
-			v, err := New(s.settings, s.secrets[:2])
-			expect.OK(t, err)
+			v := expect.Value(New(s.settings, s.secrets[:2]))(t)
 			signed := func(body, secret string, at time.Time) string {
-				text, err := v.Verify(Request{Header: s.send([]byte(body), secret, at), Body: []byte(body)}, at)
-				expect.OK(t, err)
+				text := expect.Value(v.Verify(Request{Header: s.send([]byte(body), secret, at), Body: []byte(body)}, at))(t)
 				return text
 			}
 			first := signed("{}", s.secrets[0], at)

@@ -55,8 +55,7 @@ func TestVerify_Refuses(t *testing.T) {
 				continue
 			}
 			t.Run("SRC-02 "+s.name+": "+tt.name, func(t *testing.T) {
-				v, err := New(s.settings, s.secrets[:1])
-				expect.OK(t, err)
+				v := expect.Value(New(s.settings, s.secrets[:1]))(t)
 				r := Request{Header: s.send([]byte("{}"), s.secrets[0], at), Body: []byte("{}")}
 				tt.change(&r)
 				wantReason(t, refusalOf(v, r, at.Add(tt.after)), tt.want, s.secrets)
@@ -157,8 +156,7 @@ func TestVerify_WrongForm(t *testing.T) {
 		},
 	} {
 		t.Run("SRC-02 "+name, func(t *testing.T) {
-			v, err := New(tt.settings, plain[:1])
-			expect.OK(t, err)
+			v := expect.Value(New(tt.settings, plain[:1]))(t)
 			wantReason(t, refusalOf(v, Request{Header: tt.header, Body: []byte("{}")}, at), tt.want, plain)
 		})
 	}
@@ -181,8 +179,7 @@ func TestVerify_Rotation(t *testing.T) {
 			{"a foreign secret during it", s.secrets[2], s.secrets[:2], NoMatch},
 		} {
 			t.Run("SRC-02 "+s.name+": "+tt.name, func(t *testing.T) {
-				v, err := New(s.settings, tt.secrets)
-				expect.OK(t, err)
+				v := expect.Value(New(s.settings, tt.secrets))(t)
 				r := Request{Header: s.send([]byte("{}"), tt.signedBy, at), Body: []byte("{}")}
 				wantReason(t, refusalOf(v, r, at), tt.want, s.secrets)
 				if s.time != "" && tt.want == "" {
@@ -193,8 +190,7 @@ func TestVerify_Rotation(t *testing.T) {
 	}
 	t.Run("SRC-02 gitlab: from a secret token to a signing token", func(t *testing.T) {
 		for _, secrets := range [][]string{{plain[0], standard[0]}, {standard[0], plain[0]}} {
-			v, err := New(Settings{Scheme: GitLab}, secrets)
-			expect.OK(t, err)
+			v := expect.Value(New(Settings{Scheme: GitLab}, secrets))(t)
 			before := Request{Header: headers("X-Gitlab-Token", plain[0]), Body: []byte("{}")}
 			after := Request{Header: sendStandard([]byte("{}"), standard[0], at), Body: []byte("{}")}
 			wantReason(t, refusalOf(v, before, at), "", plain)
@@ -208,8 +204,7 @@ func TestVerify_Rotation(t *testing.T) {
 
 func TestVerify_None(t *testing.T) {
 	secrets := [3]string{"dY5fM0-a~b.c_UZ1qRrL4HJx", "QmVub3RoZXJzZWNyZXRrZXkx", ""}
-	v, err := New(Settings{Scheme: None}, secrets[:2])
-	expect.OK(t, err)
+	v := expect.Value(New(Settings{Scheme: None}, secrets[:2]))(t)
 	for key, want := range map[string]string{
 		secrets[0]: "", secrets[1]: "", "": NoMatch, secrets[0][:23]: NoMatch, secrets[0] + "x": NoMatch, "DY5FM0-A~B.C_UZ1QRRL4HJX": NoMatch,
 	} {

@@ -127,8 +127,7 @@ func TestNew_Secrets(t *testing.T) {
 		})
 	}
 	t.Run("SRC-02 printing a verifier reveals no secret", func(t *testing.T) {
-		v, err := New(Settings{Scheme: GitHub}, []string{good})
-		expect.OK(t, err)
+		v := expect.Value(New(Settings{Scheme: GitHub}, []string{good}))(t)
 		for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
 			expect.Equal(t, format, fmt.Sprintf(format, v), "verify by github")
 		}

@@ -121,8 +121,7 @@ func TestWhatAPrincipalMayHaveOpen(t *testing.T) {
 }
 
 func TestAFleetHasRoomForSoMany(t *testing.T) {
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	now := time.Now().Truncate(time.Minute)
 	instance := func() *Shared {
@@ -185,8 +184,7 @@ func abandon(t *testing.T, s *Shared, p auth.Principal) (ended <-chan struct{}) 
 		(<-release)()
 		close(done)
 	})
-	r, err := s.Take(t.Context(), p, end)
-	expect.OK(t, err)
+	r := expect.Value(s.Take(t.Context(), p, end))(t)
 	release <- r
 	time.AfterFunc(s.Life, end)
 	time.Sleep(time.Second) // the clock orders them

@@ -46,8 +46,7 @@ func (c *cut) Query(ctx context.Context, q store.Query) (store.Page, error) {
 func over(t *testing.T, test func(t *testing.T, db store.DB, fleet *Shared)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		db, err := sqlite.Open(":memory:", sqlite.Options{})
-		expect.OK(t, err)
+		db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 		defer func() { _ = db.Close() }()
 		test(t, db, &Shared{DB: db, Max: same(3), Life: 5 * time.Minute})
 	})

@@ -12,11 +12,10 @@ import (
 
 // BenchmarkReview measures the check of a subscriber before a delivery.
 func BenchmarkReview(b *testing.B) {
-	cat, err := catalog.Parse([]byte(`events:
+	cat := expect.Value(catalog.Parse([]byte(`events:
   - {name: ci.build_finished, uri: event://ci/build-finished}
   - {name: github.push, uriTemplate: "event://github/{owner}/{repo}/push"}
-`))
-	expect.OK(b, err)
+`)))(b)
 	for name, p := range map[string]match.Pattern{
 		"fixed":  match.ForEntry(cat.ByName("ci.build_finished"), nil),
 		"parent": {Kind: match.Parent, Key: "event://github/acme/**"},

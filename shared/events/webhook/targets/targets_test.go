@@ -16,10 +16,8 @@ import (
 func TestTargets(t *testing.T) {
 	private, public, err := webhook.GenerateKeyset()
 	expect.OK(t, err)
-	sealer, err := webhook.NewSealer(public)
-	expect.OK(t, err)
-	opener, err := webhook.NewOpener(private)
-	expect.OK(t, err)
+	sealer := expect.Value(webhook.NewSealer(public))(t)
+	opener := expect.Value(webhook.NewOpener(private))(t)
 	sender := webhook.NewSender(webhook.Options{Guard: &webhook.Guard{AllowInsecure: true}})
 	defer sender.Close()
 	targets := Targets{Sender: sender, Sealer: sealer}
@@ -34,8 +32,7 @@ func TestTargets(t *testing.T) {
 		if !signed {
 			continue
 		}
-		sealed, err := targets.Seal(t.Context(), key, subscription.Binding{Workspace: "w", Subscription: "s", Target: "t"})
-		expect.OK(t, err)
+		sealed := expect.Value(targets.Seal(t.Context(), key, subscription.Binding{Workspace: "w", Subscription: "s", Target: "t"}))(t)
 		got, err := opener.Open(t.Context(), sealed, webhook.Binding{Workspace: "w", Subscription: "s", Target: "t"})
 		if err != nil || !bytes.Equal(got, key) {
 			t.Errorf("%s: %v", kind, err)

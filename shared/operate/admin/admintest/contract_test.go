@@ -26,8 +26,7 @@ const document = `{
 }`
 
 func TestContract(t *testing.T) {
-	c, err := admintest.Parse([]byte(document))
-	expect.OK(t, err)
+	c := expect.Value(admintest.Parse([]byte(document)))(t)
 	const json, problem = "application/json; charset=utf-8", "application/problem+json"
 	for name, a := range map[string]struct {
 		method, path, kind, body string

@@ -91,8 +91,7 @@ func TestMetrics(t *testing.T) {
 func TestMetricsThatAreNotTaken(t *testing.T) {
 	var out strings.Builder
 	emf := metric.NewEMF(slog.New(slog.DiscardHandler), "s", nil)
-	export, err := Metrics(Options{Endpoint: "http://127.0.0.1:1/secret", Log: slog.New(slog.NewTextHandler(&out, nil))}, "s")
-	expect.OK(t, err)
+	export := expect.Value(Metrics(Options{Endpoint: "http://127.0.0.1:1/secret", Log: slog.New(slog.NewTextHandler(&out, nil))}, "s"))(t)
 	emf.Export = export
 	emf.Close(t.Context())
 	if !strings.Contains(out.String(), "metrics not sent") || strings.Contains(out.String(), "secret") {

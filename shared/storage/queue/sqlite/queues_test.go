@@ -36,8 +36,7 @@ func rowsOf(t *testing.T, q *Queues, name queue.Name) (n int64) {
 
 func depth(t *testing.T, q *Queues, name queue.Name) queue.Depth {
 	t.Helper()
-	d, err := q.Depth(context.Background(), name)
-	expect.OK(t, err)
+	d := expect.Value(q.Depth(context.Background(), name))(t)
 	return d
 }
 
@@ -316,11 +315,9 @@ func TestUnacceptedMessagesSurviveARestart(t *testing.T) {
 }
 
 func TestConsumingEndsWhenTheQueuesAreClosed(t *testing.T) {
-	db, err := store.Open(store.Memory, store.Options{})
-	expect.OK(t, err)
+	db := expect.Value(store.Open(store.Memory, store.Options{}))(t)
 	defer db.Close()
-	q, err := Open(db.Engine(), Options{})
-	expect.OK(t, err)
+	q := expect.Value(Open(db.Engine(), Options{}))(t)
 	result := make(chan error)
 	go func() {
 		result <- q.Consume(context.Background(), queue.Inbox, accept, queue.ConsumeOptions{Concurrency: 3})
@@ -334,10 +331,8 @@ func TestConsumingEndsWhenTheQueuesAreClosed(t *testing.T) {
 // never uses a closed file, and keeps its result.
 func TestCloseWaitsForRunningHandlers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.db")
-	db, err := store.Open(path, store.Options{})
-	expect.OK(t, err)
-	q, err := Open(db.Engine(), Options{})
-	expect.OK(t, err)
+	db := expect.Value(store.Open(path, store.Options{}))(t)
+	q := expect.Value(Open(db.Engine(), Options{}))(t)
 	send(t, q, queue.Slow, queue.Outgoing{Body: []byte("accepted"), Group: "a"}, queue.Outgoing{Body: []byte("failed"), Group: "b"})
 	running, returned := make(chan struct{}, 2), make(chan error, 2)
 	stop := run(q, queue.Slow, queue.ConsumeOptions{Batch: 1, Concurrency: 2}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
@@ -373,10 +368,8 @@ func TestCloseWaitsForRunningHandlers(t *testing.T) {
 
 func TestCloseDoesNotWaitForever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db, err := store.Open(store.Memory, store.Options{})
-		expect.OK(t, err)
-		q, err := Open(db.Engine(), Options{Log: slog.New(slog.DiscardHandler)})
-		expect.OK(t, err)
+		db := expect.Value(store.Open(store.Memory, store.Options{}))(t)
+		q := expect.Value(Open(db.Engine(), Options{Log: slog.New(slog.DiscardHandler)}))(t)
 		send(t, q, queue.Inbox, queue.Outgoing{Body: []byte("m")})
 		running := make(chan struct{})
 		stop := run(q, queue.Inbox, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) {
@@ -412,8 +405,7 @@ func TestAKilledProcessLosesNoMessage(t *testing.T) {
 		child := exec.Command(os.Args[0], "-test.run=^TestAKilledProcessLosesNoMessage$")
 		child.Env = append(os.Environ(), fmt.Sprintf("%s=%s", crashFile, path), fmt.Sprintf("QUEUE_CRASH_ROUND=%d", round))
 		child.Stderr = os.Stderr
-		out, err := child.StdoutPipe()
-		expect.OK(t, err)
+		out := expect.Value(child.StdoutPipe())(t)
 		expect.OK(t, child.Start())
 		lines := bufio.NewScanner(out)
 		for n := 0; lines.Scan(); n++ {

@@ -27,12 +27,9 @@ func open(t testing.TB, path string, opts Options) *Queues {
 // start opens queues for a test that closes them itself.
 func start(t testing.TB, path string, file store.Options, opts Options) (q *Queues, end func()) {
 	t.Helper()
-	db, err := store.Open(path, file)
-	expect.OK(t, err)
+	db := expect.Value(store.Open(path, file))(t)
 	opts.Log = slog.New(slog.DiscardHandler)
-	if q, err = Open(db.Engine(), opts); err != nil {
-		t.Fatal(err)
-	}
+	q = expect.Value(Open(db.Engine(), opts))(t)
 	return q, func() {
 		if err := q.Close(); err != nil {
 			t.Errorf("Close: %v", err)

@@ -34,8 +34,7 @@ var created atomic.Int64
 func open(t testing.TB, endpoint string) *Queues {
 	t.Helper()
 	client := sqs.NewFromConfig(awslocal.Config(endpoint))
-	urls, err := create(t.Context(), client, fmt.Sprintf("t%d-%d-", time.Now().UnixNano(), created.Add(1)))
-	expect.OK(t, err)
+	urls := expect.Value(create(t.Context(), client, fmt.Sprintf("t%d-%d-", time.Now().UnixNano(), created.Add(1))))(t)
 	return New(client, urls, slog.New(slog.DiscardHandler))
 }
 

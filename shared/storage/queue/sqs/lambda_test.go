@@ -106,11 +106,10 @@ func TestAFunctionReportsFailedMessages(t *testing.T) {
 					event.Records[i].EventSourceARN += ".fifo"
 				}
 			}
-			got, err := (&fake{refuse: map[string]int{"": 100}}).queues().Lambda(func(_ context.Context, batch []queue.Message) ([]string, error) {
+			got := expect.Value((&fake{refuse: map[string]int{"": 100}}).queues().Lambda(func(_ context.Context, batch []queue.Message) ([]string, error) {
 				expect.Equal(t, "the size of the batch", len(batch), len(records))
 				return tt.failed, nil
-			})(t.Context(), event)
-			expect.OK(t, err)
+			})(t.Context(), event))(t)
 			if diff := cmp.Diff(response(tt.want), got); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
 			}

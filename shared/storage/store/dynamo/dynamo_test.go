@@ -186,8 +186,7 @@ func TestUnprocessedItemsOfABatchAreRetried(t *testing.T) {
 	db.wire.add(wireFault{"BatchWriteItem", unprocessed("UnprocessedItems")})
 	db.wire.add(wireFault{"BatchGetItem", unprocessed("UnprocessedKeys")})
 	expect.OK(t, db.WriteAll(t.Context(), store.Put(store.Item{Key: key}), store.Put(store.Item{Key: other, Version: 2})))
-	items, err := db.Get(t.Context(), other, key)
-	expect.OK(t, err)
+	items := expect.Value(db.Get(t.Context(), other, key))(t)
 	same(t, items[0], &store.Item{Key: other, Version: 2})
 	same(t, items[1], &store.Item{Key: key})
 	if db.wire.left() > 0 {
@@ -281,8 +280,7 @@ func TestRangesOverExpiredItemsAndBothBounds(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			tt.query.Table, tt.query.Partition = store.Log, "p"
-			page, err := db.Query(t.Context(), tt.query)
-			expect.OK(t, err)
+			page := expect.Value(db.Query(t.Context(), tt.query))(t)
 			var got string
 			for _, item := range page.Items {
 				got += item.Sort
@@ -346,8 +344,7 @@ func TestTablesAreMadeOnceAndExpireItems(t *testing.T) {
 		t.Fatalf("a second time: %v", err)
 	}
 	name := db.name(store.Log)
-	ttl, err := db.client.DescribeTimeToLive(t.Context(), &dynamodb.DescribeTimeToLiveInput{TableName: &name})
-	expect.OK(t, err)
+	ttl := expect.Value(db.client.DescribeTimeToLive(t.Context(), &dynamodb.DescribeTimeToLiveInput{TableName: &name}))(t)
 	if d := ttl.TimeToLiveDescription; d.TimeToLiveStatus != types.TimeToLiveStatusEnabled || *d.AttributeName != "exp" {
 		t.Errorf("got %+v", d)
 	}

@@ -23,8 +23,7 @@ var (
 
 func read(t *testing.T, db store.DB, key store.Key) *store.Item {
 	t.Helper()
-	items, err := db.Get(t.Context(), key)
-	expect.OK(t, err)
+	items := expect.Value(db.Get(t.Context(), key))(t)
 	return items[0]
 }
 

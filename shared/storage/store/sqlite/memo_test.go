@@ -13,8 +13,7 @@ import (
 
 func openMemory(t *testing.T) *DB {
 	t.Helper()
-	db, err := Open(Memory, Options{SweepEvery: -1})
-	expect.OK(t, err)
+	db := expect.Value(Open(Memory, Options{SweepEvery: -1}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }

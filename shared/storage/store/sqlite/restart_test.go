@@ -26,8 +26,7 @@ func lastStamp(t *testing.T, db *DB) int64 {
 	if err != nil || len(page.Items) != 1 {
 		t.Fatalf("%d items, %v", len(page.Items), err)
 	}
-	stamp, err := strconv.ParseInt(page.Items[0].Sort, 10, 64)
-	expect.OK(t, err)
+	stamp := expect.Value(strconv.ParseInt(page.Items[0].Sort, 10, 64))(t)
 	return stamp
 }
 
@@ -70,8 +69,7 @@ func TestStampsNeverGoBack(t *testing.T) {
 	} {
 		t.Run(step.name, func(t *testing.T) {
 			clock.us.Store(start + step.clock)
-			db, err := Open(path, opts)
-			expect.OK(t, err)
+			db := expect.Value(Open(path, opts))(t)
 			defer db.Close()
 			mustWrite(t, db, logged(step.span))
 			got := lastStamp(t, db)
@@ -150,8 +148,7 @@ func TestExpiredItemsAreRemoved(t *testing.T) {
 
 func TestAFileOfALaterReleaseIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.db")
-	db, err := Open(path, Options{})
-	expect.OK(t, err)
+	db := expect.Value(Open(path, Options{}))(t)
 	expect.OK(t, db.engine.Do(context.Background(), sql(fmt.Sprintf("PRAGMA user_version=%d", schemaVersion+1))))
 	expect.OK(t, db.Close())
 	expect.Fault(t, "the call", expect.ErrOf(Open(path, Options{})), fault.Unsupported)
@@ -179,8 +176,7 @@ func TestAKilledProcessLosesNoAnsweredWrite(t *testing.T) {
 		child := exec.Command(os.Args[0], "-test.run=^TestAKilledProcessLosesNoAnsweredWrite$")
 		child.Env = append(os.Environ(), crashFile+"="+path)
 		child.Stderr = os.Stderr
-		out, err := child.StdoutPipe()
-		expect.OK(t, err)
+		out := expect.Value(child.StdoutPipe())(t)
 		expect.OK(t, child.Start())
 		lines := bufio.NewScanner(out)
 		for n := 0; lines.Scan(); n++ {
@@ -192,8 +188,7 @@ func TestAKilledProcessLosesNoAnsweredWrite(t *testing.T) {
 		}
 		_ = child.Wait()
 
-		db, err := Open(path, Options{})
-		expect.OK(t, err)
+		db := expect.Value(Open(path, Options{}))(t)
 		for line := range acknowledged {
 			items, err := db.Get(context.Background(),
 				store.Key{Table: store.Subscriptions, Partition: "p", Sort: line}, store.Key{Table: store.Deliveries, Partition: line, Sort: "s"})

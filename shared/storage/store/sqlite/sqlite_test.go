@@ -20,8 +20,7 @@ import (
 
 func open(t testing.TB, path string, opts Options) *DB {
 	t.Helper()
-	db, err := Open(path, opts)
-	expect.OK(t, err)
+	db := expect.Value(Open(path, opts))(t)
 	t.Cleanup(func() {
 		if err := db.Close(); err != nil {
 			t.Errorf("Close: %v", err)
@@ -56,8 +55,7 @@ func TestContainsFindsATextInTheValuesOfEveryTable(t *testing.T) {
 
 // TestPlans: OPS-03 and OPS-04. Each list of the admin API is a query of one partition, so each is as fast as its index.
 func TestPlans(t *testing.T) {
-	db, err := Open(Memory, Options{})
-	expect.OK(t, err)
+	db := expect.Value(Open(Memory, Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	for _, table := range store.Tables() {
 		for name, sql := range map[string]string{
@@ -152,10 +150,9 @@ func TestTheFileIsBoundedOverAWeek(t *testing.T) {
 func TestMemo(t *testing.T) {
 	var clock atomic.Int64
 	clock.Store(1_000_000)
-	db, err := Open(filepath.Join(t.TempDir(), "db"), Options{
+	db := expect.Value(Open(filepath.Join(t.TempDir(), "db"), Options{
 		SweepEvery: -1, Engine: engine.Options{Readers: 1, Now: func() time.Time { return time.Unix(clock.Load(), 0) }},
-	})
-	expect.OK(t, err)
+	}))(t)
 	defer db.Close()
 	ctx := t.Context()
 	key := func(table store.Table, sort string) store.Key {
@@ -237,8 +234,7 @@ func TestMemo(t *testing.T) {
 
 // A caller whose write was answered reads that write or a later one.
 func TestMemoShowsAnsweredWrites(t *testing.T) {
-	db, err := Open(filepath.Join(t.TempDir(), "db"), Options{SweepEvery: -1})
-	expect.OK(t, err)
+	db := expect.Value(Open(filepath.Join(t.TempDir(), "db"), Options{SweepEvery: -1}))(t)
 	defer db.Close()
 	ctx := t.Context()
 	key := store.Key{Table: store.Subscriptions, Partition: "p", Sort: "s"}

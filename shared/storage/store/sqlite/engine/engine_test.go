@@ -33,8 +33,7 @@ func exec(sql string) job { return job{apply: func(tx *Tx) error { return tx.Exe
 
 func openAt(t *testing.T, path string) *Engine {
 	t.Helper()
-	e, err := Open(path, Options{Readers: 2})
-	expect.OK(t, err)
+	e := expect.Value(Open(path, Options{Readers: 2}))(t)
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Errorf("Close: %v", err)
@@ -201,8 +200,7 @@ func TestTheFileIsForItsOwnerOnly(t *testing.T) {
 	e := openAt(t, path)
 	do(t, e, exec("CREATE TABLE n (i INTEGER)"))
 	for _, suffix := range []string{"", "-wal", "-shm"} {
-		info, err := os.Stat(path + suffix)
-		expect.OK(t, err)
+		info := expect.Value(os.Stat(path + suffix))(t)
 		expect.Equal(t, fmt.Sprintf("the mode of e.db%s", suffix), info.Mode().Perm(), 0o600)
 	}
 }

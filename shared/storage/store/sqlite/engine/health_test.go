@@ -19,8 +19,7 @@ import (
 func filled(t *testing.T) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "e.db")
-	e, err := Open(path, Options{})
-	expect.OK(t, err)
+	e := expect.Value(Open(path, Options{}))(t)
 	do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
 	for i := range int64(300) {
 		do(t, e, insert(i, strings.Repeat("x", 3000)))
@@ -32,8 +31,7 @@ func filled(t *testing.T) (path string) {
 // garbage overwrites n bytes of the file.
 func garbage(t *testing.T, path string, at int64, n int) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	expect.OK(t, err)
+	f := expect.Value(os.OpenFile(path, os.O_WRONLY, 0))(t)
 	defer f.Close()
 	b := make([]byte, n)
 	for i := range b {
@@ -119,8 +117,7 @@ func TestDamageThatAReadFindsStays(t *testing.T) {
 func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
 	for name, path := range map[string]string{"file": filepath.Join(t.TempDir(), "e.db"), "memory": Memory} {
 		t.Run(name, func(t *testing.T) {
-			e, err := Open(path, Options{Readers: 1})
-			expect.OK(t, err)
+			e := expect.Value(Open(path, Options{Readers: 1}))(t)
 			defer e.Close()
 			do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
 			do(t, e, insert(1, "x"))
@@ -157,8 +154,7 @@ func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
 
 func size(t *testing.T, path string) int64 {
 	t.Helper()
-	info, err := os.Stat(path)
-	expect.OK(t, err)
+	info := expect.Value(os.Stat(path))(t)
 	return info.Size()
 }
 
@@ -188,8 +184,7 @@ func TestTheFileShrinks(t *testing.T) {
 	})
 	t.Run("of_an_earlier_release", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "e.db")
-		c, err := openConn(path, "journal_mode=WAL")
-		expect.OK(t, err)
+		c := expect.Value(openConn(path, "journal_mode=WAL"))(t)
 		expect.OK(t, c.Exec(table))
 		c.close()
 		e := openAt(t, path)

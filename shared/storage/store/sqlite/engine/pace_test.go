@@ -141,8 +141,7 @@ func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filled(t)
-			e, err := Open(path, Options{})
-			expect.OK(t, err)
+			e := expect.Value(Open(path, Options{}))(t)
 			do(t, e, insert(100_000, "kept"))
 			expect.OK(t, tt.remove(path))
 			expect.Fault(t, "a write", e.Do(t.Context(), insert(100_001, "lost")), fault.Unavailable)
