@@ -12,14 +12,17 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/expect"
-	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
 
 // script is a server that answers as a test says.
@@ -395,4 +398,128 @@ func TestAWebhookThatTakesLongIsHandledOnce(t *testing.T) {
 		t.Errorf("RCH-01 the second attempt was answered with %d, after %d more calls", status, len(entered))
 	}
 	p.ends()
+}
+
+// TestARegistrationWithAChallenge registers at a server that verifies endpoints before it answers.
+func TestARegistrationWithAChallenge(t *testing.T) {
+	t.Parallel()
+	challenge := func(target, id, body string) (int, string) {
+		req, _ := http.NewRequest(http.MethodPost, target, strings.NewReader(body))
+		req.Header.Set(webhook.HeaderID, id)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Error(err)
+			return 0, ""
+		}
+		defer resp.Body.Close()
+		text, _ := io.ReadAll(resp.Body)
+		return resp.StatusCode, strings.TrimSpace(string(text))
+	}
+	const id, nonce = "msg_verification_1", `{"type":"verification","challenge":"nonce"}`
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		var message struct {
+			Params struct{ TargetURI string }
+		}
+		_ = json.NewDecoder(req.Body).Decode(&message)
+		if message.Params.TargetURI == "" { // deregister
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"jsonrpc":"2.0","id":2,"result":{}}`)
+			return
+		}
+		for body, want := range map[string]string{nonce: `200 {"challenge":"nonce"}`, `{"type":"other"}`: "400 not a challenge", strings.Repeat(" ", 5000) + nonce: "400 not a challenge"} {
+			if status, text := challenge(message.Params.TargetURI, id, body); fmt.Sprint(status, " ", text) != want {
+				t.Errorf("%.50s: got %d %s, want %s", body, status, text, want)
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"jsonrpc":"2.0","id":1,"result":{"subscription":{"uri":"subscription://s","webhookSecret":{"type":"standard","key":"whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="}}}}`)
+	}))
+	defer server.Close()
+	hooks := &client.Handler{}
+	end := expect.Value(hooks.Listen("127.0.0.1:0"))(t)
+	defer end()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := expect.Value(client.Connect(ctx, server.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728), Webhooks: hooks}))(t)
+	var sub *client.Subscription
+	t.Run("SRF-07 the challenge of a registration is echoed before the secret is known", func(t *testing.T) {
+		sub = expect.Value(c.Subscribe(ctx, client.SubscribeOptions{
+			URIs: []string{"event://a"}, Mode: client.ModeWebhook,
+			Event: func(_ context.Context, e client.Event) error { t.Errorf("got %+v, want no event", e); return nil },
+		}))(t)
+	})
+	t.Run("SRF-07 afterwards an unsigned challenge is refused", func(t *testing.T) {
+		if status, _ := challenge(hooks.URL, id, nonce); status != http.StatusUnauthorized {
+			t.Errorf("answered with %d, want 401", status)
+		}
+	})
+	if err := sub.Close(); err != nil {
+		t.Errorf("Close: got %v, want no error", err)
+	}
+}
+
+// TestAnEndpointOutsideOfTheProgram: each refresh has the endpoint's secret and the cursor that the endpoint has saved meanwhile. The
+// subscription stays at the server when it is closed here, and Resume makes the server continue at the cursor.
+func TestAnEndpointOutsideOfTheProgram(t *testing.T) {
+	type request struct {
+		Method string
+		ID     json.RawMessage
+		Params struct {
+			Cursor   *string
+			Delivery struct{ Mode, URL, Secret string }
+		}
+	}
+	requests := make(chan request, 100)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m request
+		_ = json.NewDecoder(r.Body).Decode(&m)
+		requests <- m
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"id":"s1","refreshBefore":%q}}`, m.ID, time.Now().Add(time.Second).UTC().Format(time.RFC3339Nano))
+	}))
+	defer server.Close()
+	c := expect.Value(client.Connect(t.Context(), server.URL, client.Options{Revision: "2026-07-28", Store: client.Dir(t.TempDir())}))(t)
+	var asked, accepted atomic.Int64
+	store := client.File(t.TempDir() + "/cursor")
+	o := client.SubscribeOptions{Name: "order.shipped", Store: store, Endpoint: &client.Endpoint{
+		URL:    "https://events.example.com/hook",
+		Secret: func(context.Context) (string, error) { return fmt.Sprint("secret-", asked.Add(1)), nil },
+		Accepted: func(_ context.Context, id string, until time.Time) error {
+			if id == "s1" && !until.IsZero() {
+				accepted.Add(1)
+			}
+			return nil
+		},
+	}}
+	s := expect.Value(c.Subscribe(t.Context(), o))(t)
+	first := <-requests
+	if d := first.Params.Delivery; d.Mode != "webhook" || d.URL != o.Endpoint.URL || d.Secret != "secret-1" || first.Params.Cursor != nil {
+		t.Errorf("the registration is %+v", first.Params)
+	}
+	expect.OK(t, store.Save(t.Context(), "", "c1")) // as the endpoint does
+	second := <-requests
+	if d := second.Params; d.Delivery.Secret != "secret-2" || d.Cursor == nil || *d.Cursor != "c1" {
+		t.Errorf("the refresh is %+v", d)
+	}
+	expect.OK(t, s.Close())
+	if accepted.Load() == 0 {
+		t.Error("Accepted was not called")
+	}
+	for len(requests) > 0 {
+		expect.Equal(t, "the client's method", (<-requests).Method, "events/subscribe")
+	}
+	o.Endpoint.Resume = true
+	s = expect.Value(c.Subscribe(t.Context(), o))(t)
+	defer func() { _ = s.Close() }()
+	expect.Equal(t, "the first request", (<-requests).Method, "events/unsubscribe")
+	expect.Equal(t, "the second request", (<-requests).Method, "events/subscribe")
+
+	for what, bad := range map[string]client.SubscribeOptions{
+		"no URL":    {Name: "x", Endpoint: &client.Endpoint{Secret: o.Endpoint.Secret}},
+		"no secret": {Name: "x", Endpoint: &client.Endpoint{URL: "https://x.example"}},
+		"URIs":      {URIs: []string{shipped}, Endpoint: o.Endpoint},
+	} {
+		_, err := c.Subscribe(t.Context(), bad)
+		expect.Fault(t, what, err, fault.Invalid)
+	}
 }

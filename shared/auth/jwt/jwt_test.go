@@ -4,6 +4,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"log/slog"
 	"net/http"
@@ -292,4 +293,112 @@ func TestTokensOfCognito(t *testing.T) {
 			t.Errorf("got %s, want %s in it", r.Body, want)
 		}
 	})
+}
+
+// TestMetadata shows where the protected resource metadata is (AUT-01, RFC 9728).
+func TestMetadata(t *testing.T) {
+	const known = "/.well-known/oauth-protected-resource"
+	for resource, want := range map[string]struct {
+		url   string
+		paths []string
+	}{
+		"https://events.example.com/mcp":      {"https://events.example.com" + known + "/mcp", []string{known, known + "/mcp"}},
+		"https://events.example.com":          {"https://events.example.com" + known, []string{known, known + "/mcp"}},
+		"https://events.example.com/":         {"https://events.example.com" + known, []string{known, known + "/mcp"}},
+		"https://example.com:8443/public/mcp": {"https://example.com:8443" + known + "/public/mcp", []string{known, known + "/mcp", known + "/public/mcp"}},
+	} {
+		t.Run("AUT-01 "+resource, func(t *testing.T) {
+			w := start(t, func(o *jwt.Options) { o.Audience = []string{resource, "api://events"} })
+			expect.Equal(t, "the URL", w.MetadataURL(), want.url)
+			mux := http.NewServeMux()
+			w.Mount(mux)
+			for _, path := range want.paths {
+				rec := httptest.NewRecorder()
+				mux.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, nil))
+				var doc struct {
+					Resource string
+					Servers  []string `json:"authorization_servers"`
+					Scopes   []string `json:"scopes_supported"`
+					Methods  []string `json:"bearer_methods_supported"`
+				}
+				if err := json.Unmarshal(rec.Body.Bytes(), &doc); err != nil || rec.Code != http.StatusOK {
+					t.Fatalf("%s: %d %s %v", path, rec.Code, rec.Body, err)
+				}
+				if doc.Resource != resource || !slices.Equal(doc.Servers, []string{w.provider.Issuer}) ||
+					!slices.Equal(doc.Methods, []string{"header"}) || !slices.Contains(doc.Scopes, "events:subscribe") {
+					t.Errorf("%s: got %+v", path, doc)
+				}
+				if rec.Header().Get("Content-Type") != "application/json" || rec.Header().Get("Access-Control-Allow-Origin") != "*" {
+					t.Errorf("%s: got %v", path, rec.Header())
+				}
+			}
+			rec := httptest.NewRecorder()
+			mux.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, known+"/other", nil))
+			expect.Equal(t, "the status for another resource", rec.Code, http.StatusNotFound)
+		})
+	}
+}
+
+// newAuthenticator returns an authenticator for fuzzing and benchmarks, and the provider that it trusts.
+func newAuthenticator(tb testing.TB) (*jwt.Authenticator, *identity.Provider) {
+	tb.Helper()
+	p := identity.Start(tb, audience)
+	a := expect.Value(jwt.New(jwt.Options{
+		Issuers: []string{p.Issuer}, Audience: []string{audience}, Algorithms: []string{"RS256", "ES256"},
+		Leeway: time.Minute, Log: slog.New(slog.DiscardHandler),
+	}))(tb)
+	return a, p
+}
+
+// FuzzToken checks that malformed tokens are refused as unauthenticated (AUT-01).
+func FuzzToken(f *testing.F) {
+	a, p := newAuthenticator(f)
+	f.Add(p.Token("alice", "events:read", nil))
+	f.Add("a.b.c")
+	f.Add("..")
+	f.Add(identity.Encode([]byte(`{"alg":"RS256","kid":"rsa-1","jwk":{}}`)) + "." + identity.Encode([]byte(`{"iss":"x"}`)) + ".AA")
+	f.Fuzz(func(t *testing.T, token string) {
+		who, err := a.Authenticate(t.Context(), bearer(token))
+		if err == nil && who.ID == "" || err != nil && !fault.Is(err, fault.Unauthenticated) {
+			t.Errorf("got %+v, %v", who, err)
+		}
+	})
+}
+
+// FuzzClaims checks that a token is accepted only if it has all required claims, whatever else its issuer signs (AUT-01).
+func FuzzClaims(f *testing.F) {
+	a, p := newAuthenticator(f)
+	key := p.Key(1)
+	for _, claims := range []string{
+		`{}`, `[]`, `null`, `{"iss":"` + p.Issuer + `"}`,
+		`{"iss":"` + p.Issuer + `","aud":["` + audience + `"],"sub":"a","exp":9e9,"scope":["a b",1],"org":[1,"x",null,{}]}`,
+		`{"iss":"` + p.Issuer + `","aud":"` + audience + `","sub":"a","exp":1e300}`,
+	} {
+		f.Add([]byte(claims))
+	}
+	f.Fuzz(func(t *testing.T, claims []byte) {
+		who, err := a.Authenticate(t.Context(), bearer(key.SignBytes(t, nil, claims)))
+		if err != nil {
+			if !fault.Is(err, fault.Unauthenticated) {
+				t.Errorf("got %v", err)
+			}
+			return
+		}
+		if !auth.ValidPrincipal(who.ID) || who.Workspace != auth.DefaultWorkspace || time.Until(who.Expires) < 0 {
+			t.Errorf("got %+v", who)
+		}
+	})
+}
+
+func BenchmarkAuthenticate(b *testing.B) {
+	a, p := newAuthenticator(b)
+	for n, alg := range []string{"RS256", "ES256"} {
+		h := bearer(p.Key(n).Sign(b, nil, p.Claims("alice", "events:read events:subscribe", claims{"org": "acme"})))
+		b.Run(alg, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				expect.OK(b, expect.ErrOf(a.Authenticate(b.Context(), h)))
+			}
+		})
+	}
 }

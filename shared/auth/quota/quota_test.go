@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -71,4 +72,86 @@ func TestEachPrincipalHasARateOfItsOwn(t *testing.T) {
 	if fault.LimitOf(err) != "publishRate" || !strings.Contains(err.Error(), "5 events per second") {
 		t.Errorf("OPS-15: %v names the limit %q", err, fault.LimitOf(err))
 	}
+}
+
+// take takes n for a principal and returns how many were granted.
+func take(t *testing.T, h *Held, p auth.Principal, n int) (releases []func()) {
+	t.Helper()
+	for range n {
+		release, err := h.Take(t.Context(), p)
+		switch {
+		case err == nil:
+			releases = append(releases, release)
+		case !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != "calls":
+			t.Fatalf("got error %v, want the limit calls", err)
+		}
+	}
+	return releases
+}
+
+func TestAPrincipalHoldsAsMuchAsItsQuotaAllows(t *testing.T) {
+	h := NewHeld("calls", "calls", Same(2), 5)
+	alice, bob := auth.Principal{ID: "alice", Workspace: "w"}, auth.Principal{ID: "bob", Workspace: "w"}
+	of := take(t, h, alice, 3)
+	if len(of) != 2 {
+		t.Fatalf("AUT-07: alice got %d, want 2", len(of))
+	}
+	expect.Equal(t, "AUT-07: bob's share while alice holds all of hers", len(take(t, h, bob, 3)), 2)
+	of[0]()
+	expect.Equal(t, "AUT-07: alice's share after a release", len(take(t, h, alice, 2)), 1)
+	expect.Equal(t, "carol's share of the one that is left of the total", len(take(t, h, auth.Principal{ID: "carol"}, 2)), 1)
+}
+
+func TestAnonymousCallersAreBoundByTheTotal(t *testing.T) {
+	h := NewHeld("calls", "calls", Same(2), 5)
+	anonymous := auth.Principal{ID: "anonymous", Anonymous: true}
+	of := take(t, h, anonymous, 7)
+	expect.Equal(t, "the holders", len(of), 5)
+	for _, release := range of {
+		release()
+	}
+	if len(h.held.of) != 0 || h.held.all != 0 {
+		t.Errorf("%d principals and %d calls are remembered after all were released", len(h.held.of), h.held.all)
+	}
+}
+
+func TestKeyedBuckets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewKeyed[string](1, 2, 100)
+		granted := func(host string, tries int) (n int) {
+			for range tries {
+				if l.Get(host).Allow() {
+					n++
+				}
+			}
+			return n
+		}
+		expect.Equal(t, "a burst", granted("a", 3), 2)
+		expect.Equal(t, "the tokens of another key", granted("b", 1), 1)
+		time.Sleep(time.Second)
+		expect.Equal(t, "the tokens after a second", granted("a", 2), 1)
+		time.Sleep(time.Hour)
+		expect.Equal(t, "a burst after an hour", granted("a", 3), 2)
+	})
+}
+
+func TestMemoryIsSharedBetweenPrincipals(t *testing.T) {
+	s := NewShare("answerBytes", "answers", 100)
+	take := func(who string) (releases []func()) {
+		for {
+			release, err := s.Take(auth.Principal{ID: who}, 10)
+			if fault.LimitOf(err) == "answerBytes" {
+				return releases
+			}
+			expect.OK(t, err)
+			releases = append(releases, release)
+		}
+	}
+	first := take("first")
+	expect.Equal(t, "AUT-07 the tenths of one principal", len(first), 5)
+	expect.Equal(t, "AUT-07 the tenths of another one", len(take("second")), 2)
+	for _, release := range first {
+		release()
+	}
+	expect.Equal(t, "AUT-07 the tenths of a third one after the first one has left", len(take("third")), 4)
 }

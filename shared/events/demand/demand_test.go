@@ -1,7 +1,12 @@
 package demand
 
 import (
+	"context"
+	"path"
+	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -81,4 +86,84 @@ func TestWantDoesNotWaitForever(t *testing.T) {
 	if took := time.Since(began); took < r.Start || took > 10*time.Second {
 		t.Errorf("took %v, want %v", took, r.Start)
 	}
+}
+
+func newHooks(t *testing.T, key string) *Hooks {
+	t.Helper()
+	return &Hooks{DB: newRegistry(t).DB, Base: "https://events.example.com/", Key: func(context.Context) ([]byte, error) { return []byte(key), nil }}
+}
+
+// GWN-21: a token finds its subscription, and is valid in this deployment and until the subscription ends.
+func TestTokensOfHooks(t *testing.T) {
+	h := newHooks(t, "a")
+	url, err := h.URL(t.Context(), "default", uri)
+	expect.OK(t, err)
+	token := path.Base(url)
+	expect.Equal(t, "the URL", url, "https://events.example.com"+HookPath+token)
+	_, err = h.Find(t.Context(), token)
+	expect.Fault(t, "a subscription that is not requested", err, fault.NotFound)
+	secret := expect.Value(h.Secret(t.Context(), "default", uri))(t)
+	found := expect.Value(h.Find(t.Context(), token))(t)
+	if found.Workspace != "default" || found.URI != uri || !slices.Equal(found.Secrets, []string{secret}) {
+		t.Errorf("found %+v, want the secret %s", found, secret)
+	}
+	other := *h
+	other.Key = newHooks(t, "b").Key
+	for what, bad := range map[string]string{"a part": token[:22], "nothing": "", "a guess": strings.Repeat("A", len(token)), "one more": token + "A"} {
+		_, err := h.Find(t.Context(), bad)
+		expect.Fault(t, what, err, fault.NotFound)
+	}
+	_, err = other.Find(t.Context(), token)
+	expect.Fault(t, "a token of another deployment", err, fault.NotFound)
+	expect.OK(t, h.Remove(t.Context(), "default", uri))
+	_, err = h.Find(t.Context(), token)
+	expect.Fault(t, "an ended subscription", err, fault.NotFound)
+}
+
+// GWN-21: the secret changes each day, and the previous ones stay valid for a while, because the backend may still sign with them. A
+// subscription is new at the backend if its id changes or its lifetime has ended.
+func TestSecretsOfHooksRotate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
+		defer func() { _ = db.Close() }()
+		h := &Hooks{DB: db, Key: newHooks(t, "a").Key}
+		var secrets []string
+		for range 5 {
+			secret := expect.Value(h.Secret(t.Context(), "default", uri))(t)
+			again := expect.Value(h.Secret(t.Context(), "default", uri))(t)
+			expect.Equal(t, "the secret of the same day", again, secret)
+			secrets = append([]string{secret}, secrets...)
+			time.Sleep(24 * time.Hour)
+		}
+		url := expect.Value(h.URL(t.Context(), "default", uri))(t)
+		found := expect.Value(h.Find(t.Context(), path.Base(url)))(t)
+		if !slices.Equal(found.Secrets, secrets[:maxDays]) {
+			t.Errorf("got the valid secrets %v, want the newest of %v", found.Secrets, secrets)
+		}
+		for _, step := range []struct {
+			id    string
+			pass  time.Duration
+			fresh bool
+		}{{"s1", 0, true}, {"s1", time.Minute, false}, {"s2", time.Minute, true}, {"s2", 2 * time.Hour, true}, {"s2", 0, false}} {
+			time.Sleep(step.pass)
+			fresh := expect.Value(h.Accepted(t.Context(), "default", uri, step.id, time.Now().Add(time.Hour)))(t)
+			expect.Equal(t, step.id+" after "+step.pass.String()+" is new", fresh, step.fresh)
+		}
+	})
+}
+
+// GWN-22: of several gaps, the earliest cursor counts until the relay has subscribed again.
+func TestRestarts(t *testing.T) {
+	r := newRegistry(t)
+	expect.OK(t, r.RequestRestart(t.Context(), "default", Restart{URI: uri, Cursor: "c1"}))
+	expect.OK(t, r.RequestRestart(t.Context(), "default", Restart{URI: uri, Cursor: "c2"}))
+	all := expect.Value(r.Restarts(t.Context(), "default", "shop"))(t)
+	if len(all) != 1 || all[0] != (Restart{URI: uri, Cursor: "c1"}) {
+		t.Errorf("got %+v", all)
+	}
+	expect.OK(t, r.Restarted(t.Context(), "default", all[0]))
+	cursor := expect.Value(Cursor{DB: r.DB, Workspace: "default", URI: uri}.Load(t.Context(), ""))(t)
+	expect.Equal(t, "the cursor", cursor, "c1")
+	all = expect.Value(r.Restarts(t.Context(), "default", "shop"))(t)
+	expect.Equal(t, "the requests after that", len(all), 0)
 }

@@ -2,9 +2,14 @@ package match
 
 import (
 	"encoding/json"
+	"fmt"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -172,4 +177,252 @@ func TestLongArgumentsForABackend(t *testing.T) {
 	expect.OK(t, err)
 	_, err = Select(e, json.RawMessage(`{"x":"`+strings.Repeat("x", 10_000)+`"}`))
 	expect.Equal(t, "the limit", fault.LimitOf(err), "backendArguments")
+}
+
+const build = "event://ci/build-finished"
+
+// hostile returns filters with fifty values each. The beginnings of the values match everywhere in the text of hostilePayload,
+// but no value matches as a whole.
+func hostile() []Filter {
+	var values []json.RawMessage
+	for i := range maxGlobs {
+		values = append(values, fmt.Appendf(nil, `"*%sb*"`, strings.Repeat("a", 400+i)))
+	}
+	return []Filter{{Pointer: "/text", Values: values}}
+}
+
+func hostilePayload(size int) *event.Event {
+	return &event.Event{URI: build, Data: fmt.Appendf(nil, `{"text":"%s"}`, strings.Repeat("a", size)+"c")}
+}
+
+// A poll's filters may take some passes over the payloads for each of their values, not
+// one for each of a value's characters: 400 times as many.
+func TestFiltersTakeLinearTime(t *testing.T) {
+	const events, size, passes = 10, 230_000, 40
+	s := Selection{Filters: hostile()}
+	s.Entry = parse(t, patternCatalog).ByName("ci.build_finished")
+	text := []byte(strings.Repeat("a", size))
+	var took, linear time.Duration
+	for range 3 { // one that was not interrupted is enough
+		began := time.Now()
+		found := 0
+		for range events * maxGlobs {
+			for _, c := range text {
+				if c == 'b' {
+					found++
+				}
+			}
+		}
+		linear = time.Since(began)
+		began = time.Now()
+		for range events {
+			e := hostilePayload(size)
+			e.Name = s.Entry.Name
+			if s.Wants(e) {
+				found++
+			}
+		}
+		if took = time.Since(began); found > 0 {
+			t.Fatal("a filter let through what it must not")
+		}
+		if took < passes*linear {
+			return
+		}
+	}
+	t.Errorf("the filters took %v; %d passes over the payloads take %v", took, events*maxGlobs, linear)
+}
+
+// allocated returns the number of bytes that f allocates.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+func TestAPayloadIsDecodedOncePerEvent(t *testing.T) {
+	e := hostilePayload(230_000)
+	filters := []Filter{{Pointer: "/text", Values: []json.RawMessage{[]byte(`"x"`)}}}
+	once := allocated(func() { (&Payload{Event: e}).Passes(filters) })
+	for name, ask := range map[string]func(){
+		"300 subscribers": func() {
+			p := Payloads([]event.Event{*e})[0]
+			var asking sync.WaitGroup
+			for range 300 {
+				asking.Go(func() { p.Passes(filters) })
+			}
+			asking.Wait()
+		},
+		"300 streams": func() {
+			s := Selection{Filters: filters, Entry: parse(t, patternCatalog).ByName("ci.build_finished")}
+			e.Name = s.Entry.Name
+			for range 300 {
+				s.Wants(e)
+			}
+		},
+	} {
+		if all := allocated(ask); all > 10*once {
+			t.Errorf("%s allocated %d bytes, one %d", name, all, once)
+		}
+	}
+}
+
+func TestAllFiltersOfASubscriptionAreBounded(t *testing.T) {
+	texts := func(n int, format string) string {
+		var list []string
+		for i := range n {
+			list = append(list, fmt.Sprintf(format, i))
+		}
+		return "[" + strings.Join(list, ",") + "]"
+	}
+	entry := parse(t, `
+events:
+  - {name: a.b, uri: event://a/b, filters: {a: /a, b: /b, c: /c, d: /d, e: /e}, payloadSchema: {}}`).Entries()[0]
+	for name, tc := range map[string]struct{ arguments, want string }{
+		"fifty globs":               {`{"a":` + texts(50, `"x*%d"`) + `}`, ""},
+		"globs over several":        {`{"a":` + texts(30, `"x*%d"`) + `,"b":` + texts(21, `"x*%d"`) + `}`, "51 values with *, 50 are allowed"},
+		"globs written as escapes":  {`{"a":` + texts(30, `"x\u002a%d"`) + `,"b":` + texts(21, `"x*%d"`) + `}`, "51 values with *"},
+		"values over several":       {`{"a":` + texts(50, `%d`) + `,"b":` + texts(50, `%d`) + `,"c":` + texts(50, `%d`) + `,"d":` + texts(50, `%d`) + `,"e":1}`, "201 values, 200 are allowed"},
+		"as many values as allowed": {`{"a":` + texts(50, `%d`) + `,"b":` + texts(50, `%d`) + `,"c":` + texts(50, `%d`) + `,"d":` + texts(50, `%d`) + `}`, ""},
+	} {
+		_, err := Select(entry, json.RawMessage(tc.arguments))
+		if tc.want == "" && err != nil || tc.want != "" && (!fault.Is(err, fault.Invalid) || !strings.Contains(fault.Public(err), tc.want)) {
+			t.Errorf("%s: got %v, want %q", name, err, tc.want)
+		}
+	}
+}
+
+// FuzzGlob holds globs to regular expressions.
+func FuzzGlob(f *testing.F) {
+	for _, x := range [][2]string{{"a*b", "axxb"}, {"***", ""}, {"a*a", "a"}, {"*ab*ab", "abab"}, {"*aab*b", "aaabb"}, {"é*", "éa"}} {
+		f.Add(x[0], x[1])
+	}
+	f.Fuzz(func(t *testing.T, pattern, s string) {
+		pattern, s = strings.ToValidUTF8(pattern, "?"), strings.ToValidUTF8(s, "?")
+		if !strings.Contains(pattern, "*") || len(pattern) > 64 || len(s) > 256 {
+			return
+		}
+		parts := strings.Split(pattern, "*")
+		for i := range parts {
+			parts[i] = regexp.QuoteMeta(parts[i])
+		}
+		want := regexp.MustCompile(`(?s)\A` + strings.Join(parts, ".*") + `\z`).MatchString(s)
+		if got := glob(strings.Split(pattern, "*")).matches(s); got != want {
+			t.Fatalf("%q matches %q: got %v, want %v", pattern, s, got, want)
+		}
+	})
+}
+
+// TestArgumentsOfNoPossibleURI: AUT-06, EVX-03: they are refused before anything is
+// done with them, and are not repeated.
+func TestArgumentsOfNoPossibleURI(t *testing.T) {
+	entry := parse(t, patternCatalog).ByName("github.push")
+	for _, owner := range []string{strings.Repeat("x", 3000), strings.Repeat("%", 400), strings.Repeat("ü", 200), "..", ".", "a\x00b"} {
+		raw, _ := json.Marshal(map[string]string{"owner": owner})
+		_, err := Select(entry, raw)
+		if !fault.Is(err, fault.Invalid) || len(fault.Public(err)) > 200 {
+			t.Errorf("%.10q: %.400v", owner, err)
+		}
+	}
+	for _, owner := range []string{"*", "%2A", "a/b", "a b", "ü", "...", strings.Repeat("x", 900)} {
+		raw, _ := json.Marshal(map[string]string{"owner": owner})
+		s, err := Select(entry, raw)
+		if err != nil {
+			t.Errorf("%.10q: %v", owner, err)
+		}
+		if got := entry.Expand(map[string]string{"owner": owner, "repo": "r"}); !Matches(s.Pattern.Key, got) {
+			t.Errorf("%q does not match %q", s.Pattern.Key, got)
+		}
+	}
+}
+
+// TestUnknownArgument: AUT-06, EVX-03: an argument that the event type does not take is refused, and a long name is not repeated.
+func TestUnknownArgument(t *testing.T) {
+	entry := parse(t, patternCatalog).ByName("github.push")
+	for _, name := range []string{"colour", strings.Repeat("x", 100_000), strings.Repeat("ü", 100_000)} {
+		raw, _ := json.Marshal(map[string]int{name: 1})
+		_, err := Select(entry, raw)
+		data, _ := json.Marshal(fault.DataOf(err))
+		if !fault.Is(err, fault.Invalid) || !strings.Contains(string(data), name[:6]) || len(fault.Public(err))+len(data) > 1000 {
+			t.Errorf("%.10q: got %.400v with %.400s, want at most 1000 bytes that name it", name, err, data)
+		}
+	}
+}
+
+// TestRanges: RCH-09.
+func TestRanges(t *testing.T) {
+	payload := `{"n":100,"f":0.1,"big":9007199254740993,"huge":1e999,"neg":-5,"at":"2026-11-23T12:00:00+01:00","when":"yesterday","list":[1,600],"ok":true,"s":"100"}`
+	for _, c := range []struct {
+		name, pointer string
+		of            catalog.RangeType
+		argument      string
+		want          bool
+	}{
+		{"at least, equal", "/n", catalog.NumberRange, `{"$gte":100}`, true},
+		{"greater, equal", "/n", catalog.NumberRange, `{"$gt":100}`, false},
+		{"less, equal", "/n", catalog.NumberRange, `{"$lt":100.0}`, false},
+		{"at most, equal, written otherwise", "/n", catalog.NumberRange, `{"$lte":1e2}`, true},
+		{"between", "/n", catalog.NumberRange, `{"$gte":100,"$lt":500}`, true},
+		{"one bound does not hold", "/n", catalog.NumberRange, `{"$gte":50,"$lt":100}`, false},
+		{"one number", "/n", catalog.NumberRange, `{"$gte":100,"$lte":1e2}`, true},
+		{"beyond the precision of float64, between", "/big", catalog.NumberRange, `{"$gt":9007199254740992,"$lt":9007199254740994}`, true},
+		{"negative", "/neg", catalog.NumberRange, `{"$lt":-4.5}`, true},
+		{"a fraction", "/f", catalog.NumberRange, `{"$gt":0.0999999}`, true},
+		{"beyond the precision of float64", "/big", catalog.NumberRange, `{"$gt":9007199254740992}`, true},
+		{"beyond it, equal", "/big", catalog.NumberRange, `{"$gt":9007199254740993}`, false},
+		{"a number beyond float64", "/huge", catalog.NumberRange, `{"$gt":1e300}`, true},
+		{"an element of a list", "/list", catalog.NumberRange, `{"$gt":500}`, true},
+		{"no element of a list", "/list", catalog.NumberRange, `{"$gt":1,"$lt":600}`, false},
+		{"a text is no number", "/s", catalog.NumberRange, `{"$gte":0}`, false},
+		{"a boolean is no number", "/ok", catalog.NumberRange, `{"$gte":0}`, false},
+		{"a member that is not there", "/absent", catalog.NumberRange, `{"$gte":0}`, false},
+		{"a time of another zone, equal", "/at", catalog.TimeRange, `{"$gte":"2026-11-23T11:00:00Z"}`, true},
+		{"a later time", "/at", catalog.TimeRange, `{"$gt":"2026-11-23T11:00:00Z"}`, false},
+		{"between times", "/at", catalog.TimeRange, `{"$gt":"2026-11-23T10:59:59.999Z","$lt":"2026-11-23T11:00:00.001Z"}`, true},
+		{"a text that is no time", "/when", catalog.TimeRange, `{"$gt":"2000-01-01T00:00:00Z"}`, false},
+		{"a number is no time", "/n", catalog.TimeRange, `{"$gt":"2000-01-01T00:00:00Z"}`, false},
+	} {
+		t.Run("RCH-09 "+c.name, func(t *testing.T) {
+			f := expect.Value(newFilter(c.pointer, c.of, []byte(c.argument)))(t)
+			expect.Equal(t, "the payload passes", (&Payload{Event: &event.Event{Data: []byte(payload)}}).Passes([]Filter{f}), c.want)
+		})
+	}
+	for name, c := range map[string]struct {
+		of             catalog.RangeType
+		argument, want string
+	}{
+		"where none may be": {catalog.NoRange, `{"$gt":1}`, "a range is not allowed"},
+		"without bounds":    {catalog.NumberRange, `{}`, "at least one of"},
+		"an unknown bound":  {catalog.NumberRange, `{"$eq":1}`, "allowed: $gt, $gte, $lt, $lte"},
+		"a text":            {catalog.NumberRange, `{"$gt":"1"}`, "is not a number"},
+		"NaN":               {catalog.NumberRange, `{"$gt":null}`, "is not a number"},
+		"a long number":     {catalog.NumberRange, `{"$gt":1` + strings.Repeat("0", 64) + `}`, "up to 64 bytes"},
+		"a date":            {catalog.TimeRange, `{"$gt":"2026-11-23"}`, "is not a date-time"},
+		"a number as time":  {catalog.TimeRange, `{"$gt":5}`, "is not a date-time"},
+		"from above":        {catalog.NumberRange, `{"$gte":500,"$lt":100}`, "the range is empty: no value is both $gte 500 and $lt 100"},
+		"of one, without":   {catalog.NumberRange, `{"$gt":100,"$lte":1e2}`, "no value is both $gt 100 and $lte 1e2"},
+		"of one, excluded":  {catalog.NumberRange, `{"$gte":100,"$lt":100}`, "no value is both $gte 100 and $lt 100"},
+		"by one of three":   {catalog.NumberRange, `{"$gt":1,"$gte":7,"$lte":5}`, "no value is both $gte 7 and $lte 5"},
+		"of times":          {catalog.TimeRange, `{"$gte":"2026-11-23T12:00:00Z","$lt":"2026-11-23T12:00:00+01:00"}`, "no value is both $gte 2026-11-23T12:00:00Z and $lt 2026-11-23T12:00:00+01:00"},
+		"in a list":         {catalog.NumberRange, `[{"$gt":1}]`, "not allowed"},
+	} {
+		t.Run("RCH-09 refused: "+name, func(t *testing.T) {
+			if _, err := newFilter("/n", c.of, []byte(c.argument)); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+	t.Run("RCH-09 a number with a large exponent or very many digits costs nothing", func(t *testing.T) {
+		f := expect.Value(newFilter("", catalog.NumberRange, []byte(`{"$gte":0}`)))(t)
+		began := time.Now()
+		for _, number := range []string{"1e-999999999", "0." + strings.Repeat("0", 200_000) + "1", strings.Repeat("9", 200_000)} {
+			if !(&Payload{Event: &event.Event{Data: []byte(number)}}).Passes([]Filter{f}) {
+				t.Errorf("%.20s is not let through", number)
+			}
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("took %v", took)
+		}
+	})
 }

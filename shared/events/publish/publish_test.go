@@ -1,11 +1,14 @@
 package publish
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,7 +17,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -265,4 +271,206 @@ func TestRate(t *testing.T) {
 		}
 	}
 	expect.Equal(t, "events", len(q.on[queue.Events])-before, 5*maxEvents)
+}
+
+// outdated is a source whose cache has only the event types of the operator. It counts the reads past the cache.
+type outdated struct {
+	catalog.Source
+	reads *atomic.Int32
+}
+
+func (o outdated) Latest(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+	o.reads.Add(1)
+	return o.Source.Catalog(ctx, workspace)
+}
+
+func (outdated) Catalog(context.Context, string) (*catalog.Catalog, error) {
+	return catalog.Parse([]byte(types))
+}
+
+// ofBackends returns an OfBackends whose cached catalog lacks the event types of backend shop, with the database that has them.
+func ofBackends(t *testing.T) (o OfBackends, q *sent, reads *atomic.Int32) {
+	t.Helper()
+	s, q := service(t)
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+	expect.OK(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	reads = &atomic.Int32{}
+	s.Catalog = outdated{catalog.AddBackends(db, s.Catalog), reads}
+	_, err = catalog.ReplaceBackends(t.Context(), db, "default", func(all map[string]catalog.BackendTypes) {
+		all["shop"] = catalog.BackendTypes{Types: []catalog.BackendType{{Name: "shipped", PayloadSchema: json.RawMessage(`{"type":"object"}`)}}}
+	})
+	expect.OK(t, err)
+	return NewOfBackends(s), q, reads
+}
+
+const shipped = "event://~shop/shipped/e30"
+
+// GWN-22: an event of a type that the relay stored a moment ago is not lost because the process still has the former catalog.
+func TestEventsOfNewBackendTypes(t *testing.T) {
+	o, q, _ := ofBackends(t)
+	expect.OK(t, o.Publish(t.Context(), "default", Input{URI: shipped, ID: "1", Data: json.RawMessage(`{}`)}))
+	expect.OK(t, o.Gap(t.Context(), "default", shipped))
+	events := q.events(t)
+	if len(events) != 2 || events[0].Name != "shipped" || !events[1].Gap {
+		t.Errorf("got %+v", events)
+	}
+	expect.Fault(t, "a payload that does not fit", o.Publish(t.Context(), "default", Input{URI: shipped, ID: "2", Data: json.RawMessage(`1`)}), fault.Unprocessable)
+	expect.Fault(t, "a gap of an unknown type", o.Gap(t.Context(), "default", "event://~shop/unknown/e30"), fault.NotFound)
+}
+
+// GWN-22: given a backend that sends many events that do not fit their schema, then they share the reads of the latest catalog.
+func TestMisfitsShareReadsOfTheCatalog(t *testing.T) {
+	o, _, reads := ofBackends(t)
+	const senders, each = 50, 2
+	var all sync.WaitGroup
+	for range senders {
+		all.Go(func() {
+			for range each {
+				err := o.Publish(t.Context(), "default", Input{URI: shipped, Data: json.RawMessage(`1`)})
+				expect.Fault(t, "a misfit", err, fault.Unprocessable)
+			}
+		})
+	}
+	all.Wait()
+	if n := reads.Load(); n < each || n > senders*each/10 {
+		t.Errorf("%d misfits caused %d reads, want about %d", senders*each, n, each)
+	}
+}
+
+func TestTwice(t *testing.T) {
+	var wide strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&wide, `"m%d":{"x":%d},`, i, i)
+	}
+	for in, want := range map[string]string{
+		`{}`:                              "",
+		`"a"`:                             "",
+		`{"a":"a","b":["a","a","b"]}`:     "",
+		`{"a":1,"A":2}`:                   "",
+		`{"a":1,"\u0061":2}`:              "/a",
+		`{"\"":1,"\u0022":2}`:             `/"`,
+		`{"a":{"b":1},"c":{"b":1,"b":2}}`: "/c/b",
+		`[[],[1,{"a":1}],{"b":[0,{"x":1,"x":2}]}]`:       "/2/b/1/x",
+		`{"a/b~":{"":1,"":2}}`:                           "/a~1b~0/",
+		`{"a":[{"b":1},{"b":2}],"b":1,"a":2}`:            "/a",
+		`{"k":"}\"{","k":1}`:                             "/k",
+		"{" + wide.String() + `"n":1}`:                   "",
+		"{" + wide.String() + `"m999":1}`:                "/m999",
+		"{" + wide.String() + `"m3":1}`:                  "/m3",
+		"[{" + wide.String() + `"m":1},{"m1":1,"m1":2}]`: "/1/m1",
+	} {
+		if got, found := findDuplicate([]byte(in)); got != want || found != (want != "") {
+			t.Errorf("%.60s: got %q, %v, want %q", in, got, found, want)
+		}
+	}
+	long := `"` + strings.Repeat("é", 5000) + `"`
+	if got, found := findDuplicate([]byte("{" + long + ":1," + long + ":2}")); !found || len(got) > maxPointer+8 {
+		t.Errorf("the pointer has %d bytes", len(got))
+	}
+}
+
+// repeats reports whether a value has a duplicate member. It is a simple implementation that decodes every object into a set.
+func repeats(d *json.Decoder) bool {
+	tok, err := d.Token()
+	if err != nil {
+		return false
+	}
+	found := false
+	switch tok {
+	case json.Delim('{'):
+		seen := map[string]bool{}
+		for d.More() {
+			name, _ := d.Token()
+			found = found || seen[name.(string)]
+			seen[name.(string)] = true
+			found = repeats(d) || found
+		}
+		_, _ = d.Token()
+	case json.Delim('['):
+		for d.More() {
+			found = repeats(d) || found
+		}
+		_, _ = d.Token()
+	}
+	return found
+}
+
+func FuzzTwice(f *testing.F) {
+	for _, s := range []string{`{"a":1,"\u0061":2}`, `[{"a":[{}],"b":{"a":1}},"x"]`, `{"a\\":"\"","a":{"b":1,"b":2}}`, `{"\ud800":1,"\udc00":1}`, ` { "a" : 1 , "a" : 2 } `} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if jsonrpc.Depth(body) > event.MaxDepth {
+			return
+		}
+		data, err := escape(body)
+		if err != nil {
+			return
+		}
+		pointer, found := findDuplicate(data)
+		if want := repeats(json.NewDecoder(bytes.NewReader(data))); found != want || (pointer != "") != found {
+			t.Fatalf("%s: got %q, %v, want %v", data, pointer, found, want)
+		}
+	})
+}
+
+const (
+	parentA = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	parentB = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+)
+
+func TestAnEventBelongsToThePublishersTrace(t *testing.T) {
+	const (
+		plain  = `{"uri":"event://ci/build-finished","id":"1","data":1}`
+		header = "traceparent: " + parentA
+		state  = "tracestate: a=1"
+	)
+	extension := ce(`,"traceparent":"` + parentB + `","tracestate":"b=2"`)
+	binary := []string{asJSON, "ce-specversion: 1.0", "ce-id: 1", "ce-source: event://ci/build-finished", "ce-type: x"}
+	none, a, b := trace.Context{}, trace.Context{Parent: parentA, State: "a=1"}, trace.Context{Parent: parentB, State: "b=2"}
+	for name, tc := range map[string]struct {
+		body    string
+		headers []string
+		want    []trace.Context
+	}{
+		"OPS-13 no trace":                             {plain, []string{asJSON}, []trace.Context{none}},
+		"OPS-13 the headers of HTTP":                  {plain, []string{asJSON, header, state}, []trace.Context{a}},
+		"OPS-13 all events of an array":               {"[" + plain + "," + plain + "]", []string{asJSON, header, state}, []trace.Context{a, a}},
+		"OPS-13 a malformed header":                   {plain, []string{asJSON, header + "x", state}, []trace.Context{none}},
+		"OPS-13 two headers":                          {plain, []string{asJSON, header, header}, []trace.Context{none}},
+		"OPS-13 a malformed state":                    {plain, []string{asJSON, header, "tracestate: ,=,"}, []trace.Context{{Parent: parentA}}},
+		"OPS-13 CloudEvents structured":               {extension, []string{"Content-Type: application/cloudevents+json"}, []trace.Context{b}},
+		"OPS-13 CloudEvents, the origin of the trace": {extension, []string{"Content-Type: application/cloudevents+json", header}, []trace.Context{b}},
+		"OPS-13 CloudEvents, not a string":            {ce(`,"traceparent":7`), []string{"Content-Type: application/cloudevents+json"}, []trace.Context{none}},
+		"OPS-13 CloudEvents batch, each its own":      {"[" + extension + "," + ce("") + "]", []string{"Content-Type: application/cloudevents-batch+json", header, state}, []trace.Context{b, a}},
+		"OPS-13 CloudEvents binary":                   {"1", append(binary, "ce-traceparent: "+parentB, "ce-tracestate: b=2"), []trace.Context{b}},
+		"OPS-13 CloudEvents binary, percent-encoded":  {"1", append(binary, "ce-traceparent: "+parentB, "ce-tracestate: b%3D2"), []trace.Context{b}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, q := handler(t)
+			if w := post(h, tc.body, tc.headers...); w.Code != http.StatusAccepted {
+				t.Fatalf("got %d %s", w.Code, w.Body)
+			}
+			for i, e := range q.events(t) {
+				expect.Equal(t, fmt.Sprintf("event %d", i), e.Trace, tc.want[i])
+			}
+			for _, m := range q.on[queue.Events] {
+				if strings.Contains(string(m.Body), `"tp"`) != (tc.want[0] != none) {
+					t.Errorf("got the message %s", m.Body)
+				}
+			}
+		})
+	}
+	t.Run("OPS-13 an SQS message attribute at the inbox", func(t *testing.T) {
+		in, q := inbox(t)
+		m := message("m1", "["+plain+","+extension+"]")
+		m.Attributes = map[string]string{"traceparent": parentA, "tracestate": "a=1"}
+		if failed, err := in.Handle(t.Context(), []queue.Message{m}); len(failed) > 0 || err != nil {
+			t.Fatal(failed, err)
+		}
+		if got := q.events(t); got[0].Trace != a || got[1].Trace != b {
+			t.Errorf("got %+v", got)
+		}
+	})
 }

@@ -4,8 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -16,6 +19,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -287,3 +293,273 @@ func TestAWebhookIsOneWrite(t *testing.T) {
 	}
 	expect.Equal(t, "writes for 3 webhooks of 4 KiB", writes.Load(), 3)
 }
+
+// framed is an HTTP/2 endpoint that writes single frames. It passes each request's stream to answer, and reports when
+// a connection has ended and how much was written to it.
+type framed struct {
+	target string
+	ended  chan struct{} // one for each connection
+	wrote  atomic.Int64
+}
+
+func serveFrames(t *testing.T, answer func(f *http2.Framer, stream uint32) error) (*framed, *Sender) {
+	t.Helper()
+	cert, trust := certificate(t, "example.com", time.Now().Add(time.Hour))
+	config := &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}}
+	srv := &framed{ended: make(chan struct{}, 100)}
+	addr := startTCP(t, func(c net.Conn, _ <-chan struct{}) {
+		defer func() { srv.ended <- struct{}{} }()
+		srv.serve(tls.Server(&counting{c, &srv.wrote}, config), answer)
+	})
+	_, port, _ := net.SplitHostPort(addr)
+	srv.target = "https://example.com:" + port
+	return srv, open(t, Options{RootCAs: trust, Guard: here(t)})
+}
+
+func (srv *framed) serve(c net.Conn, answer func(*http2.Framer, uint32) error) {
+	preface := make([]byte, len(http2.ClientPreface))
+	if _, err := io.ReadFull(c, preface); err != nil {
+		return
+	}
+	f := http2.NewFramer(c, c)
+	if f.WriteSettings() != nil {
+		return
+	}
+	var answering sync.WaitGroup
+	var turn sync.Mutex // one stream at a time, because a Framer's writes are for one goroutine
+	defer answering.Wait()
+	for {
+		frame, err := f.ReadFrame()
+		if err != nil {
+			return
+		}
+		if h, ok := frame.(*http2.HeadersFrame); ok {
+			stream := h.StreamID
+			answering.Go(func() {
+				turn.Lock()
+				defer turn.Unlock()
+				_ = answer(f, stream)
+			})
+		}
+	}
+}
+
+// counting counts the written bytes.
+type counting struct {
+	net.Conn
+	n *atomic.Int64
+}
+
+func (c *counting) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+func fields(pairs ...string) []byte {
+	var buf bytes.Buffer
+	e := hpack.NewEncoder(&buf)
+	for i := 0; i < len(pairs); i += 2 {
+		_ = e.WriteField(hpack.HeaderField{Name: pairs[i], Value: pairs[i+1]})
+	}
+	return buf.Bytes()
+}
+
+// mute keeps the test's log short.
+func mute(t *testing.T) {
+	before := log.Writer()
+	MuteTransport()
+	t.Cleanup(func() { log.SetOutput(before) })
+}
+
+// forever repeats a frame until the connection ends.
+func forever(write func() error) error {
+	for {
+		if err := write(); err != nil {
+			return err
+		}
+	}
+}
+
+func respond(f *http2.Framer, stream uint32, status string, end bool) error {
+	return f.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: stream, BlockFragment: fields(":status", status), EndHeaders: true, EndStream: end,
+	})
+}
+
+// TestSend_Floods checks that an HTTP/2 endpoint which sends frames without end has its connection closed, during the
+// attempt or after it, and that no goroutine, descriptor or CPU use remains.
+func TestSend_Floods(t *testing.T) {
+	mute(t)
+	check := baseline(t)
+	t.Cleanup(func() {
+		check()
+		rests(t)
+	})
+	type write = func(f *http2.Framer, stream uint32) error
+	header := func(status string, end bool) write {
+		return func(f *http2.Framer, stream uint32) error { return respond(f, stream, status, end) }
+	}
+	unended := func(f *http2.Framer, stream uint32) error { // it requires a CONTINUATION frame
+		return f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: fields(":status", "200")})
+	}
+	empty := func(f *http2.Framer, stream uint32) error { return f.WriteData(stream, false, nil) }
+	settings := func(f *http2.Framer, _ uint32) error { return f.WriteSettings() }
+	ping := func(ack bool) write {
+		return func(f *http2.Framer, _ uint32) error { return f.WritePing(ack, [8]byte{1}) }
+	}
+	reset := func(code http2.ErrCode) write {
+		return func(f *http2.Framer, stream uint32) error { return f.WriteRSTStream(stream, code) }
+	}
+	more, pad, large := fields("x-a", strings.Repeat("a", 1000)), make([]byte, 255), make([]http2.Setting, 500)
+	for i := range large {
+		large[i] = http2.Setting{ID: http2.SettingHeaderTableSize, Val: uint32(i)}
+	}
+	for name, flood := range map[string]struct{ first, then write }{
+		"empty DATA after a header":  {header("200", false), empty},
+		"empty DATA after a failure": {header("500", false), empty},
+		"padding": {header("200", false), func(f *http2.Framer, stream uint32) error {
+			return f.WriteDataPadded(stream, false, nil, pad)
+		}},
+		"SETTINGS":           {nil, settings},
+		"large SETTINGS":     {nil, func(f *http2.Framer, _ uint32) error { return f.WriteSettings(large...) }},
+		"PING":               {nil, ping(false)},
+		"acknowledged PING":  {nil, ping(true)},
+		"empty CONTINUATION": {unended, func(f *http2.Framer, stream uint32) error { return f.WriteContinuation(stream, false, nil) }},
+		"CONTINUATION":       {unended, func(f *http2.Framer, stream uint32) error { return f.WriteContinuation(stream, false, more) }},
+		"RST_STREAM":         {nil, reset(http2.ErrCodeInternal)},
+		"refused streams":    {nil, reset(http2.ErrCodeRefusedStream)},
+		"WINDOW_UPDATE":      {nil, func(f *http2.Framer, stream uint32) error { return f.WriteWindowUpdate(stream, 1) }},
+		"PRIORITY": {nil, func(f *http2.Framer, stream uint32) error {
+			return f.WritePriority(stream, http2.PriorityParam{Weight: 1})
+		}},
+		"unknown frames":                       {nil, func(f *http2.Framer, stream uint32) error { return f.WriteRawFrame(0xee, 0, stream, nil) }},
+		"informational answers":                {nil, header("103", false)},
+		"trailers after the end of the answer": {header("200", false), header("200", true)},
+		"frames after the end of the answer":   {header("200", true), settings},
+	} {
+		t.Run("WHK-11 WHK-17 "+name, func(t *testing.T) {
+			srv, s := serveFrames(t, func(f *http2.Framer, stream uint32) error {
+				if flood.first != nil {
+					if err := flood.first(f, stream); err != nil {
+						return err
+					}
+				}
+				return forever(func() error { return flood.then(f, stream) })
+			})
+			r := request(srv.target)
+			r.Timeout = 3 * time.Second
+			before := cpu()
+			o := sendWithin(t, s, r)
+			if o.Took > r.Timeout+8*time.Second {
+				t.Errorf("WHK-11 held for %s", o.Took)
+			}
+			if answered := strings.Contains(name, "after the end"); o.OK() && !answered {
+				t.Errorf("got %+v", o)
+			}
+			select {
+			case <-srv.ended:
+			case <-time.After(20 * time.Second):
+				t.Errorf("the connection is open after %d bytes", srv.wrote.Load())
+			}
+			t.Logf("%s of CPU, including the endpoint's", cpu()-before)
+			if n := srv.wrote.Load(); n > 16<<20 { // most of them were in the kernel's buffers
+				t.Errorf("%d bytes were read", n)
+			}
+		})
+	}
+}
+
+// TestSend_FloodAfterSilence checks that the connection is also closed if the flood begins after the attempt has
+// timed out.
+func TestSend_FloodAfterSilence(t *testing.T) {
+	begin := make(chan struct{})
+	srv, s := serveFrames(t, func(f *http2.Framer, stream uint32) error {
+		if err := respond(f, stream, "200", false); err != nil {
+			return err
+		}
+		<-begin
+		return forever(func() error { return f.WriteData(stream, false, nil) })
+	})
+	check := baseline(t)
+	r := request(srv.target)
+	r.Timeout = 200 * time.Millisecond
+	failsAs(t, s, r, Timeout)
+	close(begin)
+	<-srv.ended
+	check()
+	rests(t)
+}
+
+// TestSend_SharedConnection: WHK-17. Concurrent deliveries share an HTTP/2 connection. Responses of the maximum size,
+// and paths that hang, must not affect the other deliveries.
+func TestSend_SharedConnection(t *testing.T) {
+	var conns connections
+	var hanging sync.WaitGroup
+	_, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hang" {
+			hanging.Done()
+			<-r.Context().Done()
+			return
+		}
+		w.Header().Set("X-Large", strings.Repeat("x", 24<<10))
+		w.WriteHeader(http.StatusInternalServerError)
+		_, _ = w.Write(make([]byte, 256<<10)) // sixteen times what the sender reads
+	}, conns.count)
+	if o := s.Send(t.Context(), request(target)); o.Status != 500 { // to negotiate the protocol
+		t.Fatalf("got %+v", o)
+	}
+	var wg sync.WaitGroup
+	hanging.Add(10)
+	for range 10 {
+		wg.Go(func() {
+			r := request(target + "/hang")
+			r.Timeout = 2 * time.Second
+			failsAs(t, s, r, Timeout)
+		})
+	}
+	hanging.Wait()
+	for i := range 10 {
+		wg.Go(func() {
+			for range 10 {
+				expect.Equal(t, "WHK-17 the status of a path next to one that hangs", s.Send(t.Context(), request(target+"/"+strconv.Itoa(i))).Status, 500)
+			}
+		})
+	}
+	wg.Wait()
+	expect.Equal(t, "WHK-17 connections", conns.opened.Load(), 1)
+}
+
+// TestConn_Quota tests the quota directly.
+func TestConn_Quota(t *testing.T) {
+	closed := 0
+	c := &conn{Conn: endless{}, closed: func() { closed++ }, left: answerQuota}
+	read := func() (total int) {
+		for buf := make([]byte, 1000); ; {
+			n, err := c.Read(buf)
+			if err != nil {
+				if !errors.Is(err, errExcess) {
+					t.Fatal(err)
+				}
+				return total
+			}
+			total += n
+		}
+	}
+	for range 1000 { // unused quota of past exchanges is not kept
+		c.begin()
+		c.end()
+	}
+	c.begin()
+	c.begin()
+	if n := read(); n > 3*answerQuota || n < 3*answerQuota/2 {
+		t.Errorf("WHK-17 %d bytes were read", n)
+	}
+	_ = c.Close()
+	expect.Equal(t, "how often it was closed", closed, 1)
+}
+
+type endless struct{ net.Conn }
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+func (endless) Close() error               { return nil }

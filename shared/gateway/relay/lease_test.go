@@ -3,13 +3,28 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/time/rate"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
+	"github.com/mcp-events/mcpevents/shared/events/demand/intake"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -148,4 +163,251 @@ func TestSpread(t *testing.T) {
 			}
 		}
 	})
+}
+
+// GWN-22: a backend that sends gaps, positions or malformed messages as fast as it can is read no faster than the limits.
+func TestFloodsOfABackend(t *testing.T) {
+	t.Run("gaps", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			gaps := 0
+			e := &receiver{
+				Events:  &Events{Intake: intake.Intake{Gap: func(context.Context, string, string) error { gaps++; return nil }}},
+				backend: &follower{Backend: named{}}, limit: rate.NewLimiter(eventRate, eventBurst),
+			}
+			for began := time.Now(); time.Since(began) < time.Second; {
+				expect.OK(t, e.announceGap(t.Context(), "event://~b/x/e30"))
+			}
+			if most := (eventRate+eventBurst)/gapCost + 1; gaps > most {
+				t.Errorf("got %d gaps in a second, want at most %d", gaps, most)
+			}
+		})
+	})
+	t.Run("lines of a stream", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			const lines = 10 * lineBurst
+			body := io.NopCloser(strings.NewReader(strings.Repeat(":\n", lines)))
+			began := time.Now()
+			n := expect.Value(io.Copy(io.Discard, limitedStream{body, t.Context(), rate.NewLimiter(lineRate, lineBurst)}))(t)
+			expect.Equal(t, "the bytes", int(n), 2*lines)
+			if took, least := time.Since(began), 15*time.Second; took < least {
+				t.Errorf("%d lines took %s, want at least %s", lines, took, least)
+			}
+		})
+	})
+	t.Run("lines of the log", func(t *testing.T) {
+		var text strings.Builder
+		log := limitLog(slog.New(slog.NewTextHandler(&text, nil))).With("name", "x")
+		for range 1000 {
+			log.Warn("server reported an error")
+		}
+		if n := strings.Count(text.String(), "\n"); n < logBurst || n > logBurst+5 {
+			t.Errorf("got %d lines, want about %d", n, logBurst)
+		}
+	})
+	t.Run("changes of its event types", func(t *testing.T) {
+		e, lists := newListing(t, `{"events":[]}`)
+		ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+		defer cancel()
+		go func() {
+			for ctx.Err() == nil {
+				select {
+				case e.backend.typesChanged <- struct{}{}:
+				case <-ctx.Done():
+				}
+			}
+		}()
+		_ = e.run(ctx, catalog.BackendTypes{}) // ends with ctx
+		if n := int(lists.Load()); n > changeBurst+3 {
+			t.Errorf("the relay read the list %d times, want about %d", n, changeBurst)
+		}
+	})
+	t.Run("event types that cannot be used", func(t *testing.T) {
+		bad := fmt.Sprintf(`{"name":"../x","description":%q},`, strings.Repeat("x", 4000))
+		e, lists := newListing(t, `{"events":[`+strings.Repeat(bad, maxListed/4000)+`{"name":"."}],"nextCursor":"more"}`)
+		expect.OK(t, e.list(t.Context(), catalog.BackendTypes{}))
+		expect.Equal(t, "the pages", int(lists.Load()), 1)
+	})
+}
+
+// dropping is a backend whose messages are dropped silently.
+type dropping struct{ named }
+
+func (dropping) Client() *upstream.Client {
+	return &upstream.Client{Dropped: func(context.Context, string) {}}
+}
+
+// newListing returns a receiver for a backend whose pages of event types are all the same, and how many it has sent.
+func newListing(t *testing.T, page string) (*receiver, *atomic.Int32) {
+	t.Helper()
+	lists := &atomic.Int32{}
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		lists.Add(1)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":`+page+`}`)
+	}))
+	t.Cleanup(backend.Close)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
+	t.Cleanup(func() { _ = db.Close() })
+	c := expect.Value(client.Connect(t.Context(), backend.URL, client.Options{Revision: string(spec.V20260728)}))(t)
+	return &receiver{
+		Events: &Events{
+			Intake: intake.Intake{Demand: demand.New(db)}, Configured: func(context.Context) ([]api.Backend, error) { return nil, nil },
+			Changed: func(context.Context) error { return nil },
+		},
+		relay: &Relay{DB: db, Log: slog.New(slog.DiscardHandler)}, client: c, version: spec.V20260728,
+		backend: &follower{Backend: dropping{}, typesChanged: make(chan struct{}, 1)},
+	}, lists
+}
+
+// busy returns a relay that looks for backends until it is canceled. It calls started before and ended after.
+func busy(started, ended func()) *Relay {
+	return &Relay{Log: slog.New(slog.DiscardHandler), Backends: func(ctx context.Context) []Backend {
+		started()
+		defer ended()
+		<-ctx.Done()
+		return nil
+	}}
+}
+
+// GWN-03: an invocation of 15 minutes ends 15 s before Lambda would end it, after its backends were offered to the next
+// invocation for 225 s. If it dies, others wait for 30 s.
+func TestAnInvocationEndsBeforeItsTimeIsUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var relay *Relay
+		invocations := NewInvocations(func() *Relay {
+			relay = busy(func() {}, func() {})
+			return relay
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+		defer cancel()
+		began := time.Now()
+		expect.OK(t, invocations.Serve(ctx))
+		if took := time.Since(began); took != 885*time.Second || relay.Handover != 225*time.Second || relay.Lease != 30*time.Second {
+			t.Errorf("got an invocation of %s with a handover of %s and a lease of %s, want 14m45s, 3m45s and 30s", took, relay.Handover, relay.Lease)
+		}
+	})
+}
+
+func TestInvocationsRunOneAfterTheOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		running := 0
+		invocations := NewInvocations(func() *Relay {
+			return busy(func() {
+				if running++; running > 1 {
+					t.Error("got two relays at the same time, want one")
+				}
+			}, func() { running-- })
+		})
+		for range 2 {
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				_ = invocations.Serve(ctx)
+			}()
+		}
+		time.Sleep(3 * time.Minute)
+		invocations.Shutdown(time.Second)
+	})
+}
+
+// GWN-03: Lambda sends SIGTERM before it ends the process, and the running invocation ends in time.
+func TestShutdownEndsTheRunningInvocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		started := make(chan struct{})
+		invocations := NewInvocations(func() *Relay { return busy(func() { close(started) }, func() {}) })
+		ended := make(chan struct{})
+		go func() {
+			_ = invocations.Serve(t.Context())
+			close(ended)
+		}()
+		<-started
+		began := time.Now()
+		invocations.Shutdown(450 * time.Millisecond)
+		<-ended
+		expect.Equal(t, "the time until the invocation ended", time.Since(began), 0)
+	})
+}
+
+// want adds n subscriptions of a principal.
+func want(wanted map[string][]string, principal string, n int) {
+	for i := range n {
+		uri := fmt.Sprintf("%s/%d", principal, i)
+		wanted[uri] = append(wanted[uri], principal)
+	}
+}
+
+// GWN-21: principals share the subscriptions at a backend. None is refused because another one wants many.
+func TestShare(t *testing.T) {
+	const room = 30
+	wanted, chosen := map[string][]string{}, map[string]bool{}
+	choose := func(what string, want map[string]int) {
+		t.Helper()
+		for range 2 { // the second time, nothing has changed
+			before := chosen
+			chosen = share(wanted, func(uri string) bool { return before[uri] }, room)
+			got := map[string]int{}
+			for uri := range chosen {
+				for _, p := range wanted[uri] {
+					got[p]++
+				}
+			}
+			if !maps.Equal(got, want) {
+				t.Errorf("%s: got %v, want %v", what, got, want)
+			}
+		}
+	}
+	want(wanted, "a", 20)
+	choose("there is room for all", map[string]int{"a": 20})
+	want(wanted, "b", 20)
+	choose("two share the room", map[string]int{"a": 15, "b": 15})
+	want(wanted, "c", 4)
+	choose("one with few gets all of them", map[string]int{"a": 13, "b": 13, "c": 4})
+	for uri, of := range wanted {
+		if of[0] == "a" {
+			wanted[uri] = append(of, "d")
+		}
+	}
+	choose("equal interests share one", map[string]int{"a": 13, "b": 13, "c": 4, "d": 13})
+	clear(wanted)
+	for i := range 2 * room {
+		want(wanted, fmt.Sprintf("p%02d", i), 1)
+	}
+	late := map[string]bool{}
+	for i := range room {
+		late[fmt.Sprintf("p%02d/0", room+i)] = true
+	}
+	if got := share(wanted, func(uri string) bool { return late[uri] }, room); !maps.Equal(got, late) {
+		t.Errorf("among principals with one each, got %v, want the running ones", got)
+	}
+}
+
+// GWN-21: given a backend with as many subscriptions as it may have, then one of a principal with many gives way to a principal with few.
+func TestSubscriptionsGiveWay(t *testing.T) {
+	e, _ := newListing(t, `{"events":[]}`)
+	e.modes, e.running, e.refused = map[string]string{"e": client.ModePoll}, map[string]*reception{}, map[string]time.Time{}
+	e.limit, e.Gap = rate.NewLimiter(eventRate, eventBurst), func(context.Context, string, string) error { return nil }
+	e.Demand.Start = time.Nanosecond // no relay answers
+	place, ended, stopped := e.backend.Place(), make(chan struct{}), 0
+	close(ended)
+	uri := func(i int) string { return fmt.Sprintf("event://~%s/e/%04d", place.Backend, i) }
+	for i := range maxReceptions {
+		expect.OK(t, e.Demand.Want(t.Context(), place.Workspace, fmt.Sprint("p", i/200), uri(i)))
+		e.running[uri(i)] = &reception{cancel: func() { stopped++ }, done: ended}
+	}
+	few := "event://~" + place.Backend + "/e/e30"
+	expect.OK(t, e.Demand.Want(t.Context(), place.Workspace, "few", few))
+	for range 2 {
+		expect.OK(t, e.adjust(t.Context()))
+	}
+	if e.running[few] == nil || len(e.running) != maxReceptions || stopped != 1 {
+		t.Errorf("got %d subscriptions after %d were stopped, want %d after one", len(e.running), stopped, maxReceptions)
+	}
+	refused := 0
+	for i := range maxReceptions {
+		if s, err := e.Demand.State(t.Context(), place.Workspace, uri(i)); s.Error != "" || err != nil {
+			refused++
+		}
+	}
+	expect.Equal(t, "the subscriptions with an error", refused, 1)
+	e.end()
 }

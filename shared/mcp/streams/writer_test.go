@@ -3,7 +3,10 @@ package streams
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
+	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,10 +14,12 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
@@ -117,3 +122,48 @@ func TestReadyMessagesDoNotWaitForURIs(t *testing.T) {
 		expect.Equal(t, "the writes before the URIs are resolved", sent, 1)
 	})
 }
+
+// The reasons that a test cannot bring about in a moment.
+func TestEndReasons(t *testing.T) {
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	open := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/mcp", nil)
+	for name, tc := range map[string]struct {
+		r    *http.Request
+		why  error
+		want string
+	}{
+		"a write that took too long":      {open, errors.Join(method.ErrWriting, &net.OpError{Op: "write", Err: os.ErrDeadlineExceeded}), "slow_reader"},
+		"a feed that ran over":            {open, stream.ErrSlow, "slow_reader"},
+		"a failed write":                  {open, errors.Join(method.ErrWriting, net.ErrClosed), "client_closed"},
+		"the store fails":                 {open, fault.New(fault.Unavailable, "x"), "error"},
+		"what fails as the client leaves": {open.WithContext(gone), fault.New(fault.Unavailable, "x"), "client_closed"},
+	} {
+		expect.Equal(t, name, endReason(tc.r, tc.why), tc.want)
+	}
+}
+
+// BenchmarkSendEvent measures the way of one event through one open listen.
+func BenchmarkSendEvent(b *testing.B) {
+	cat := expect.Value(catalog.Parse([]byte("events: [{name: ci.deploy, uri: 'event://ci/deploy', description: Deployed., payloadSchema: {type: object}}]")))(b)
+	st := &Streams{Catalogs: method.Catalogs{Source: catalog.NewStatic(cat)}, Timing: method.Timing{Heartbeat: time.Hour}}
+	o := &Writer{
+		Streams: st, Caller: Caller{Principal: auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}, checked: time.Now()},
+		subscriptionID: []byte("1"), out: sse.NewWriter(discarded{}, 0),
+	}
+	d := stream.Delivery{
+		Event:  &event.Event{ID: event.NewID(), Name: "ci.deploy", URI: "event://ci/deploy", Data: []byte(`{"n":1,"text":"` + strings.Repeat("x", 500) + `"}`)},
+		Cursor: strings.Repeat("c", 50),
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		expect.OK(b, o.deliver(context.Background(), d))
+	}
+}
+
+// discarded is a response without a reader.
+type discarded struct{}
+
+func (discarded) Header() http.Header         { return http.Header{} }
+func (discarded) Write(b []byte) (int, error) { return len(b), nil }
+func (discarded) WriteHeader(int)             {}

@@ -2,16 +2,24 @@ package awsx
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/smithy-go"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -144,3 +152,106 @@ func send(t *testing.T, cfg aws.Config, body string) {
 		SendMessage(context.Background(), &sqs.SendMessageInput{QueueUrl: aws.String("http://x/q"), MessageBody: &body})
 	expect.OK(t, err)
 }
+
+func TestKindOf(t *testing.T) {
+	tests := map[string]struct {
+		err  error
+		want fault.Kind
+	}{
+		"an ended context":          {context.DeadlineExceeded, fault.Unavailable},
+		"the network":               {errors.New("connection refused"), fault.Unavailable},
+		"a failure of the service":  {&smithy.GenericAPIError{Code: "InternalFailure", Fault: smithy.FaultServer}, fault.Unavailable},
+		"throttling":                {&smithy.GenericAPIError{Code: "ThrottlingException", Fault: smithy.FaultClient}, fault.Unavailable},
+		"a rejected request":        {&smithy.GenericAPIError{Code: "ValidationException", Fault: smithy.FaultClient}, fault.Internal},
+		"no permission":             {&smithy.GenericAPIError{Code: "AccessDeniedException"}, fault.Internal},
+		"a code with status 503":    {answered(503, &smithy.GenericAPIError{Code: "Unknown"}), fault.Unavailable},
+		"a code with status 400":    {answered(400, &smithy.GenericAPIError{Code: "Unknown"}), fault.Internal},
+		"an error with a kind":      {fmt.Errorf("wrapped: %w", fault.New(fault.TooLarge, "item")), fault.TooLarge},
+		"an error of kind internal": {fault.New(fault.Internal, "broken item"), fault.Internal},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			expect.Equal(t, "the kind", KindOf(tt.err), tt.want)
+		})
+	}
+}
+
+func answered(status int, err error) error {
+	return &awshttp.ResponseError{ResponseError: &smithyhttp.ResponseError{
+		Response: &smithyhttp.Response{Response: &http.Response{StatusCode: status}}, Err: err,
+	}}
+}
+
+// silent returns a configuration whose connections never answer, and the number of requests.
+func silent(t *testing.T) (cfg aws.Config, requests *int) {
+	requests = new(int)
+	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		*requests++
+		ours, theirs := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, theirs) }()
+		return ours, nil
+	}}
+	t.Cleanup(transport.CloseIdleConnections)
+	endpoint := "http://aws.example"
+	return aws.Config{
+		Region: "eu-central-1", BaseEndpoint: &endpoint, RetryMaxAttempts: 2, HTTPClient: client{limit: requestLimit, HTTPClient: &http.Client{Transport: transport}},
+		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			return aws.Credentials{AccessKeyID: "a", SecretAccessKey: "b"}, nil
+		}),
+	}, requests
+}
+
+func TestSilentConnections(t *testing.T) {
+	for name, tc := range map[string]struct {
+		call func(ctx context.Context, cfg aws.Config) error
+		most time.Duration // of both attempts and the pause between them
+	}{
+		"a read of a table": {func(ctx context.Context, cfg aws.Config) error {
+			_, err := dynamodb.NewFromConfig(cfg).Query(ctx, &dynamodb.QueryInput{TableName: aws.String("t")})
+			return err
+		}, 18 * time.Second},
+		"a message to a queue": {func(ctx context.Context, cfg aws.Config) error {
+			_, err := sqs.NewFromConfig(cfg).SendMessage(ctx, &sqs.SendMessageInput{QueueUrl: cfg.BaseEndpoint, MessageBody: aws.String("m")})
+			return err
+		}, 18 * time.Second},
+		"a long poll of a queue, which waits for 20 s": {func(ctx context.Context, cfg aws.Config) error {
+			_, err := sqs.NewFromConfig(cfg).ReceiveMessage(ctx, &sqs.ReceiveMessageInput{QueueUrl: cfg.BaseEndpoint, WaitTimeSeconds: 20})
+			return err
+		}, 60 * time.Second},
+	} {
+		t.Run("AWS requests on a silent connection are tried again: "+name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				cfg, requests := silent(t)
+				began := time.Now()
+				err := tc.call(ctx, cfg)
+				if err == nil || *requests != 2 {
+					t.Errorf("got %v after %d requests, want an error after 2", err, *requests)
+				}
+				if took := time.Since(began); took > tc.most {
+					t.Errorf("took %v, want at most %v", took, tc.most)
+				}
+				synctest.Wait()
+			})
+		})
+	}
+}
+
+func TestResponseBodiesCanBeReadAfterDo(t *testing.T) {
+	c := client{limit: requestLimit, HTTPClient: doer(func(*http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("body"))}, nil
+	})}
+	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://aws.example", http.NoBody))(t)
+	resp := expect.Value(c.Do(req))(t)
+	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "body" {
+		t.Errorf("got %q, %v, want body", b, err)
+	}
+	if err := resp.Body.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+type doer func(*http.Request) (*http.Response, error)
+
+func (d doer) Do(r *http.Request) (*http.Response, error) { return d(r) }

@@ -8,8 +8,10 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -146,4 +148,100 @@ func TestNilRecordsNothing(t *testing.T) {
 	var e *EMF
 	e.Flush(t.Context())
 	e.Close(t.Context())
+}
+
+// GWN-05: CloudWatch reads a count as a metric. The members that its directive names are in no group, the dimensions are strings, and
+// the value is a number.
+func TestCountIsAMetric(t *testing.T) {
+	var out bytes.Buffer
+	slog.New(slog.NewJSONHandler(&out, nil)).Warn("dropped", Count("Dropped", 3, slog.String("backend", "b"), slog.String("reason", "r")))
+	var line map[string]any
+	expect.OK(t, json.Unmarshal(out.Bytes(), &line))
+	var about struct {
+		AWS struct {
+			Timestamp         int64
+			CloudWatchMetrics []struct {
+				Namespace  string
+				Dimensions [][]string
+				Metrics    []struct{ Name, Unit string }
+			}
+		} `json:"_aws"`
+	}
+	expect.OK(t, json.Unmarshal(out.Bytes(), &about))
+	if len(about.AWS.CloudWatchMetrics) != 1 || time.Since(time.UnixMilli(about.AWS.Timestamp)).Abs() > time.Minute {
+		t.Fatalf("got %s, want one directive with the current time", out.Bytes())
+	}
+	m := about.AWS.CloudWatchMetrics[0]
+	if m.Namespace != Namespace || len(m.Metrics) != 1 || m.Metrics[0].Unit != "Count" || len(m.Dimensions) != 1 || len(m.Dimensions[0]) != 2 {
+		t.Fatalf("got %s, want a metric with the unit Count and two dimensions in %s", out.Bytes(), Namespace)
+	}
+	for _, name := range m.Dimensions[0] {
+		if text, ok := line[name].(string); !ok || text == "" {
+			t.Errorf("got the dimension %s = %v, want a text", name, line[name])
+		}
+	}
+	if line[m.Metrics[0].Name] != 3.0 {
+		t.Errorf("got the value %v, want 3", line[m.Metrics[0].Name])
+	}
+}
+
+func TestPlainRemovesTheDirective(t *testing.T) {
+	for name, handler := range map[string]func(*bytes.Buffer, *slog.HandlerOptions) slog.Handler{
+		"text": func(b *bytes.Buffer, o *slog.HandlerOptions) slog.Handler { return slog.NewTextHandler(b, o) },
+		"json": func(b *bytes.Buffer, o *slog.HandlerOptions) slog.Handler { return slog.NewJSONHandler(b, o) },
+	} {
+		var out bytes.Buffer
+		slog.New(handler(&out, &slog.HandlerOptions{ReplaceAttr: Plain})).Warn("dropped", Count("Dropped", 3, slog.String("backend", "b")))
+		if text := out.String(); strings.Contains(text, Member) || strings.Contains(text, "Metrics") || !strings.Contains(text, "Dropped") {
+			t.Errorf("%s: got %s, want the count without a directive", name, text)
+		}
+	}
+}
+
+func TestTally(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		tally := Tally{Name: "Spills", Text: "milk was spilt", Log: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: Plain}))}
+		spill := func(n int, where, why string) {
+			for range n {
+				tally.Add(t.Context(), slog.String("where", where), slog.String("why", why))
+			}
+		}
+		lines := func() (got []string) {
+			synctest.Wait()
+			tally.mu.Lock() // stops writers
+			defer tally.mu.Unlock()
+			for line := range strings.Lines(out.String()) {
+				_, rest, _ := strings.Cut(strings.TrimSpace(line), `msg="milk was spilt" `)
+				got = append(got, rest)
+			}
+			out.Reset()
+			return got
+		}
+		wants := func(want ...string) {
+			t.Helper()
+			if got := lines(); !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		}
+		spill(100, "kitchen", "cat")
+		spill(1, "kitchen", "dog")
+		wants("where=kitchen why=cat Spills=1", "where=kitchen why=dog Spills=1")
+		time.Sleep(LogEvery - time.Second)
+		spill(1, "kitchen", "cat")
+		wants()
+		time.Sleep(2 * time.Second)
+		wants("where=kitchen why=cat Spills=100")
+		time.Sleep(time.Minute)
+		wants()
+		spill(1, "kitchen", "cat")
+		wants("where=kitchen why=cat Spills=1")
+		var all []string
+		tally.Each(func(values []string, n int64) { all = append(all, fmt.Sprint(values, n)) })
+		slices.Sort(all)
+		if want := []string{"[kitchen cat] 102", "[kitchen dog] 1"}; !slices.Equal(all, want) {
+			t.Errorf("got %q, want %q", all, want)
+		}
+		time.Sleep(time.Minute) // lets the last timer end
+	})
 }

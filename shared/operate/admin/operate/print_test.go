@@ -1,10 +1,20 @@
 package operate
 
 import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
+	"github.com/alecthomas/kong"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -100,5 +110,174 @@ func TestDocumentsForProgramsHaveExactTimes(t *testing.T) {
 	out, _, err := runs(t, Terminal{}, answers, "deadletters", "show", "dl_1", "-o", "yaml")
 	if want := "id: dl_1\ndead: \"2026-11-22T12:00:00.123456Z\"\n"; err != nil || out != want {
 		t.Errorf("OPS-10: got %q, %v, want %q", out, err, want)
+	}
+}
+
+func TestShortenedIDs(t *testing.T) {
+	const (
+		one, other = "sub_0198c1d27a447c3e9d115b6f0a8e2c47", "sub_0198ffffffffffffffffffffffff2c00"
+		all        = `{"items":[{"id":"` + one + `"},{"id":"` + other + `"}]}`
+		attempts   = `{"items":[{"event":"evt_0198-2c47"},{"event":"order_7"},{"event":"evt_0198-2c47"}]}`
+		list       = "GET /admin/v1/subscriptions?limit=100"
+		newest     = "GET /admin/v1/deliveries?limit=100"
+		show       = "GET /admin/v1/subscriptions/"
+	)
+	for _, x := range []struct {
+		args    string
+		answers map[string]string
+		refusal string
+	}{
+		{"subscriptions show sub_0198…2c47", map[string]string{list: all, show + one: "{}"}, ""},
+		{"subscriptions show sub_0198c...", map[string]string{list: all, show + one: "{}"}, ""},
+		{"subscriptions show sub_0198f", map[string]string{list: all, show + other: "{}"}, ""},
+		{"subscriptions show " + one, map[string]string{show + one: "{}"}, ""},
+		{"subscriptions show sub_1", map[string]string{show + "sub_1": "{}"}, ""},
+		{"subscriptions end sub_01… --yes", map[string]string{list: all}, `"sub_01…" can mean ` + one + " or " + other + ": give more of the id"},
+		{"subscriptions show sub_0777", map[string]string{list: all}, `no subscription has an id like "sub_0777": give the whole id`},
+		{"events outcomes evt_0198…2c47 --subscription sub_0198…2c00", map[string]string{
+			newest: attempts, list: all, "GET /admin/v1/events/evt_0198-2c47/outcomes?limit=100&subscription=" + other: `{"items":[]}`,
+		}, ""},
+		{"deliveries --event order_...", map[string]string{newest: attempts, "GET /admin/v1/deliveries?event=order_7&limit=100": attempts}, ""},
+		{"subscriptions --event order_...", map[string]string{"GET /admin/v1/subscriptions?event=order_...&limit=100": all}, ""},
+		{"subscriptions pause sub_1 --reason waiting...", map[string]string{"POST /admin/v1/subscriptions/sub_1/pause": "{}"}, ""},
+	} {
+		t.Run("OPS-10 "+x.args, func(t *testing.T) {
+			_, _, err := runs(t, Terminal{}, x.answers, strings.Fields(x.args)...)
+			switch {
+			case x.refusal == "" && err != nil:
+				t.Errorf("got the error %v, want none", err)
+			case x.refusal != "" && (err == nil || !strings.Contains(err.Error(), x.refusal)):
+				t.Errorf("got the error %v, want one with %q", err, x.refusal)
+			}
+		})
+	}
+}
+
+// TestAJobIsFollowed: a replay is watched until it is over, through a server that is away for a moment.
+func TestAJobIsFollowed(t *testing.T) {
+	answers := []string{
+		`{"id":"rpl_1","state":"running","total":9,"replayed":2,"skipped":0}`,
+		"",
+		`{"id":"rpl_1","state":"done","total":9,"replayed":8,"skipped":1}`,
+	}
+	var asked []string
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		asked = append(asked, fmt.Sprintf("%s %s %s", r.Method, r.URL.Path, body))
+		now := answers[0]
+		if answers = answers[1:]; now == "" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_, _ = io.WriteString(w, now)
+	}))
+	defer s.Close()
+	var out, errs, bar bytes.Buffer
+	c := Command{
+		Terminal: Terminal{Out: &out, Err: &errs, Bar: &bar}, API: "POST replays", Follow: true,
+		Values: map[string]any{"rate": 5, "dryRun": false, "origin": "https://a.example"},
+	}
+	expect.OK(t, c.Run(t.Context(), httpcall.Server{URL: s.URL}))
+	want := `POST /admin/v1/replays {"dryRun":false,"rate":5,"select":{"origin":"https://a.example"}}` +
+		"\nGET /admin/v1/replays/rpl_1 \nGET /admin/v1/replays/rpl_1 "
+	expect.Equal(t, "OPS-10: the requests", strings.Join(asked, "\n"), want)
+	if !strings.Contains(out.String(), "state: done\n") || !regexp.MustCompile(`replayed 9 / 9`).Match(bar.Bytes()) || errs.Len() > 0 {
+		t.Errorf("OPS-10: prints %s%s, and shows %q", &out, &errs, &bar)
+	}
+}
+
+// runs runs a command line against a server that answers requests from a table of methods and paths. It returns the output and the
+// error.
+func runs(t *testing.T, terminal Terminal, answers map[string]string, args ...string) (out, errs string, err error) {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, ok := answers[r.Method+" "+r.URL.RequestURI()]
+		if !ok {
+			t.Errorf("unexpected request %s %s", r.Method, r.URL.RequestURI())
+		}
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(s.Close)
+	var commands Commands
+	parser, err := kong.New(&commands)
+	expect.OK(t, err)
+	parsed, err := parser.Parse(append(args, "--server", s.URL))
+	expect.OK(t, err)
+	var stdout, stderr bytes.Buffer
+	terminal.Out, terminal.Err = &stdout, &stderr
+	err = parsed.Run(terminal)
+	return stdout.String(), stderr.String(), err
+}
+
+func TestErasingAsksFirst(t *testing.T) {
+	const path = "/admin/v1/principals/al%2Fice?dryRun="
+	dry := map[string]string{"DELETE " + path + "true": `{"subscriptions":3}`}
+	both := map[string]string{"DELETE " + path + "true": `{"subscriptions":3}`, "DELETE " + path + "false": `{"subscriptions":3,"done":true}`}
+	const question = "subscriptions: 3\nThis cannot be undone. Type al/ice to continue: "
+	for _, x := range []struct {
+		name, stdin string
+		interactive bool
+		answers     map[string]string
+		args        []string
+		asks        string
+		erases      bool
+		refusal     string
+	}{
+		{"a dry run does not ask", "", true, dry, []string{"--dry-run"}, "", false, ""},
+		{"the name is repeated", "al/ice\n", true, both, nil, question, true, ""},
+		{"another name erases nothing", "bob\n", true, dry, nil, question, false, `canceled: "bob" is not "al/ice"`},
+		{"no answer erases nothing", "", true, dry, nil, question, false, "canceled"},
+		{"--yes does not ask", "", true, map[string]string{"DELETE " + path + "false": `{"done":true}`}, []string{"--yes"}, "", true, ""},
+		{"without a terminal it is refused, whatever the input says", "al/ice\n", false, nil, nil, "", false, "add --yes if you are sure"},
+		{"without a terminal --yes erases", "", false, map[string]string{"DELETE " + path + "false": `{"done":true}`}, []string{"--yes"}, "", true, ""},
+	} {
+		t.Run("OPS-07 OPS-10 "+x.name, func(t *testing.T) {
+			out, errs, err := runs(t, Terminal{In: strings.NewReader(x.stdin), Interactive: x.interactive}, x.answers, append([]string{"principals", "erase", "al/ice"}, x.args...)...)
+			expect.Equal(t, "the questions", errs, x.asks)
+			if strings.Contains(out, "done: true") != x.erases {
+				t.Errorf("it prints %q, want an erasure: %v", out, x.erases)
+			}
+			refused(t, err, x.refusal)
+		})
+	}
+}
+
+func TestEndingASubscriptionAsksFirst(t *testing.T) {
+	const path = "/admin/v1/subscriptions/sub_1"
+	show := map[string]string{"GET " + path: `{"id":"sub_1","principal":"alice"}`}
+	both := map[string]string{"GET " + path: `{"id":"sub_1","principal":"alice"}`, "DELETE " + path: `{"ended":true}`}
+	const question = "id: sub_1\nprincipal: alice\nThis cannot be undone. Type yes to continue: "
+	for _, x := range []struct {
+		name, stdin string
+		interactive bool
+		answers     map[string]string
+		args        []string
+		asks        string
+		ends        bool
+		refusal     string
+	}{
+		{"yes ends it", "yes\n", true, both, nil, question, true, ""},
+		{"any other answer does not", "y\n", true, show, nil, question, false, `canceled: "y" is not "yes"`},
+		{"--yes does not ask", "", true, map[string]string{"DELETE " + path: `{"ended":true}`}, []string{"--yes"}, "", true, ""},
+		{"without a terminal it is refused", "yes\n", false, nil, nil, "", false, "add --yes if you are sure"},
+	} {
+		t.Run("OPS-10 "+x.name, func(t *testing.T) {
+			out, errs, err := runs(t, Terminal{In: strings.NewReader(x.stdin), Interactive: x.interactive}, x.answers, append([]string{"subscriptions", "end", "sub_1"}, x.args...)...)
+			expect.Equal(t, "the questions", errs, x.asks)
+			if strings.Contains(out, "ended: true") != x.ends {
+				t.Errorf("it prints %q, want an end: %v", out, x.ends)
+			}
+			refused(t, err, x.refusal)
+		})
+	}
+}
+
+// refused checks that an error has a text, or that there is no error if the text is empty.
+func refused(t *testing.T, err error, text string) {
+	t.Helper()
+	switch {
+	case text == "" && err != nil:
+		t.Errorf("got the error %v, want none", err)
+	case text != "" && (!fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), text)):
+		t.Errorf("got the error %v, want one with %q", err, text)
 	}
 }
