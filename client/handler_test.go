@@ -100,8 +100,7 @@ func post(t *testing.T, url, secret, subscription, id, body string, change func(
 	}
 	resp := expect.Value(http.DefaultClient.Do(req))(t)
 	defer func() { _ = resp.Body.Close() }()
-	b := expect.Value(io.ReadAll(resp.Body))(t)
-	return resp.StatusCode, string(b)
+	return resp.StatusCode, string(expect.Value(io.ReadAll(resp.Body))(t))
 }
 
 func signed(t *testing.T, url, secret, subscription, id, body string) *http.Request {
@@ -110,8 +109,7 @@ func signed(t *testing.T, url, secret, subscription, id, body string) *http.Requ
 	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body)))(t)
 	if secret != "" {
 		wh := expect.Value(standardwebhooks.NewWebhook(secret))(t)
-		signature := expect.Value(wh.Sign(id, now, []byte(body)))(t)
-		req.Header.Set(webhook.HeaderSignature, signature)
+		req.Header.Set(webhook.HeaderSignature, expect.Value(wh.Sign(id, now, []byte(body)))(t))
 	}
 	req.Header.Set(webhook.HeaderID, id)
 	req.Header.Set(webhook.HeaderTimestamp, strconv.FormatInt(now.Unix(), 10))
@@ -329,9 +327,7 @@ func TestARefreshRotatesTheSecretInTime(t *testing.T) {
 		if len(different) != 3 || s.secret(t, 2) != s.secret(t, 3) {
 			t.Errorf("got %d different secrets in 4 requests, want 3 because the third request repeats the failed one", len(different))
 		}
-		if b, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(s.secret(t, 4), "whsec_")); err != nil || len(b) != 32 {
-			t.Errorf("got a secret of %d bytes and %v, want 32 bytes", len(b), err)
-		}
+		expect.Equal(t, "the bytes of a secret", len(expect.Value(base64.StdEncoding.DecodeString(strings.TrimPrefix(s.secret(t, 4), "whsec_")))(t)), 32)
 		for n := 3; n <= 4; n++ {
 			id := fmt.Sprint("e", n)
 			posted(t, fmt.Sprintf("by the secret of request %d", n), hooks.URL, s.secret(t, n), "sub_1", id, occurrence(id), 204, "")

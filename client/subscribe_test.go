@@ -572,9 +572,7 @@ func TestFilesOfCursors(t *testing.T) {
 			t.Fatalf("found %v, %v, want two files", files, err)
 		}
 		for _, f := range files {
-			if info, err := f.Info(); err != nil || info.Mode().Perm() != 0o600 {
-				t.Errorf("got the mode %v (%v), want 0600", info.Mode(), err)
-			}
+			expect.Equal(t, "the mode", expect.Value(f.Info())(t).Mode().Perm(), 0o600)
 		}
 	})
 	t.Run("RCH-01 RCH-03 two subscriptions cannot share a file", func(t *testing.T) {

@@ -61,8 +61,7 @@ func listIDs(r *check.Report, result string) (ids []string) {
 // runCheck checks a server.
 func runCheck(t *testing.T, o check.Options) *check.Report {
 	t.Helper()
-	report := expect.Value(check.Run(t.Context(), o))(t)
-	return report
+	return expect.Value(check.Run(t.Context(), o))(t)
 }
 
 // expectRules checks that rules came to a result.

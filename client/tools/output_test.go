@@ -140,8 +140,7 @@ func TestRequestsInFlightAreBoundedInABatch(t *testing.T) {
 	c := expect.Value(bounded{&mcp.IOTransport{Reader: in, Writer: out}}.Connect(t.Context()))(t)
 	var ids []sdk.ID
 	for range maxInFlight {
-		m := expect.Value(c.Read(t.Context()))(t)
-		ids = append(ids, m.(*sdk.Request).ID)
+		ids = append(ids, expect.Value(c.Read(t.Context()))(t).(*sdk.Request).ID)
 	}
 	m, err := c.Read(t.Context()) // refuses the rest of the batch and reads the next line, whose id is in flight
 	expect.OK(t, err)

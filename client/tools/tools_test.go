@@ -35,8 +35,7 @@ func connect(t *testing.T, key string) (*standalone.Server, *tools.Tools) {
 	})
 	o.Catalog = append(o.Catalog, "  - {name: file.read, uri: event://file/read}\n"...)
 	s := servertest.Start(t, o)
-	c := expect.Value(client.Connect(t.Context(), s.URL, client.Options{Key: key, Agent: "test/1"}))(t)
-	ts := tools.New(c)
+	ts := tools.New(expect.Value(client.Connect(t.Context(), s.URL, client.Options{Key: key, Agent: "test/1"}))(t))
 	tools.SetProgressEvery(ts, 300*time.Millisecond)
 	return s, ts
 }

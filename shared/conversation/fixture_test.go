@@ -176,8 +176,7 @@ func (r *rig) consent(names ...string) {
 // say forwards a message from ann.
 func (r *rig) say() *Context {
 	r.t.Helper()
-	c := expect.Value(r.sayAs(ann, UserMessage))(r.t)
-	return c
+	return expect.Value(r.sayAs(ann, UserMessage))(r.t)
 }
 
 // saysWithin forwards a message from ann, and checks how long that takes and the context.
@@ -237,6 +236,5 @@ func (m *memory) Write(_ context.Context, ops ...store.Op) error {
 
 func mustCatalog(t *testing.T, src string) *catalog.Catalog {
 	t.Helper()
-	cat := expect.Value(catalog.Parse([]byte(src)))(t)
-	return cat
+	return expect.Value(catalog.Parse([]byte(src)))(t)
 }

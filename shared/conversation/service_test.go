@@ -508,8 +508,7 @@ func TestPreparationsEnd(t *testing.T) {
 
 func parsed(t testing.TB, name, title, text string) part {
 	t.Helper()
-	a := expect.Value(parseAnswer(json.RawMessage(text)))(t)
-	return part{name, title, a}
+	return part{name, title, expect.Value(parseAnswer(json.RawMessage(text)))(t)}
 }
 
 // CNV-04: texts are in the order of priority, under the name of their provider. Memories are in the order of

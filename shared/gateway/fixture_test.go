@@ -492,8 +492,7 @@ func at(name string, s *scripted, change ...func(*api.Backend)) api.Backend {
 // parsed returns a configuration with the given YAML as its backends.
 func parsed(t *testing.T, format string, args ...any) *config.Config {
 	t.Helper()
-	c := expect.Value(config.Parse(fmt.Appendf(nil, "backends:\n"+format, args...)))(t)
-	return c
+	return expect.Value(config.Parse(fmt.Appendf(nil, "backends:\n"+format, args...)))(t)
 }
 
 func prefix(p string) func(*api.Backend) { return func(b *api.Backend) { b.Prefix = p } }
@@ -521,8 +520,7 @@ func newGateway(t *testing.T, o Options) *Gateway {
 	}
 	o.Server, o.Key = json.RawMessage(`{"name":"gw","version":"1"}`), []byte("0123456789abcdef0123456789abcdef")
 	o.Log, o.ListTTL = cmp.Or(o.Log, quiet), time.Minute
-	g := expect.Value(New(o))(t)
-	return g
+	return expect.Value(New(o))(t)
 }
 
 var ann = auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace, Scopes: []string{"mcp"}}
@@ -609,8 +607,7 @@ func call(t *testing.T, g *Gateway, c api.Client, name string) (string, error) {
 // mustCall calls a tool and fails the test if the call has an error.
 func mustCall(t *testing.T, g *Gateway, c api.Client, name string) string {
 	t.Helper()
-	text := expect.Value(call(t, g, c, name))(t)
-	return text
+	return expect.Value(call(t, g, c, name))(t)
 }
 
 // sees checks the names of the tools that a client sees.

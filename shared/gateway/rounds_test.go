@@ -371,9 +371,7 @@ func TestRequestStateExpires(t *testing.T) {
 	s := expect.Value(newStates(make([]byte, 32)))(t)
 	now := time.Unix(1_800_000_000, 0)
 	sealed := s.seal([]byte("state"), []byte("alice"), now)
-	if got, err := s.open(sealed, []byte("alice"), now.Add(stateLife-time.Second)); err != nil || string(got) != "state" {
-		t.Errorf("in time: %q, %v", got, err)
-	}
+	expect.Equal(t, "the state in time", string(expect.Value(s.open(sealed, []byte("alice"), now.Add(stateLife-time.Second)))(t)), "state")
 	if _, err := s.open(sealed, []byte("alice"), now.Add(stateLife)); err == nil {
 		t.Error("an hour later it is still good")
 	}

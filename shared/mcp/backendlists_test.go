@@ -472,8 +472,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 				}
 			}
 			close(goOn)
-			e := expect.Value(sse.NewReader(lines, 1<<20).Next())(t)
-			reply{Status: 200, Body: string(e.Data)}.is(t, method, 200, 0, `"name":`)
+			reply{Status: 200, Body: string(expect.Value(sse.NewReader(lines, 1<<20).Next())(t).Data)}.is(t, method, 200, 0, `"name":`)
 			expect.OK(t, res.Body.Close())
 		}
 	}

@@ -226,8 +226,7 @@ func TestStreamClock(t *testing.T) {
 func (f *fixture) newSession(s session.Session) *session.Session {
 	f.t.Helper()
 	s.Workspace, s.Principal = auth.DefaultWorkspace, "alice"
-	made := expect.Value(f.endpoint.sessions.Create(f.t.Context(), s))(f.t)
-	return made
+	return expect.Value(f.endpoint.sessions.Create(f.t.Context(), s))(f.t)
 }
 
 // frames returns the messages that the stream has sent so far. Their times are right only if each write was one message.

@@ -141,8 +141,7 @@ func TestEventTools(t *testing.T) {
 				r := f.toolIn(alice, session, name, arguments)
 				toolResult(t, r, into)
 				_, structured := toolAnswer(t, r)
-				v := expect.Value(jsonschema.UnmarshalJSON(bytes.NewReader(structured)))(t)
-				expect.OK(t, results[name].Validate(v))
+				expect.OK(t, results[name].Validate(expect.Value(jsonschema.UnmarshalJSON(bytes.NewReader(structured)))(t)))
 			}
 			var types struct {
 				EventTypes []struct {

@@ -195,8 +195,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 
 func mustParse(t testing.TB, src string) *catalog.Catalog {
 	t.Helper()
-	cat := expect.Value(catalog.Parse([]byte(src)))(t)
-	return cat
+	return expect.Value(catalog.Parse([]byte(src)))(t)
 }
 
 // changeCatalog switches to testCatalog with a text replaced. Call announceCatalog to notify streams of the change.
@@ -215,8 +214,7 @@ func (f *fixture) announceCatalog() {
 func (f *fixture) waitShape(uri string) {
 	f.t.Helper()
 	f.waitFor("a reader of "+uri, func() bool {
-		items := expect.Value(f.db.Get(context.Background(), eventlog.InterestKey(auth.DefaultWorkspace, uri+"/**")))(f.t)
-		return items[0] != nil
+		return expect.Value(f.db.Get(context.Background(), eventlog.InterestKey(auth.DefaultWorkspace, uri+"/**")))(f.t)[0] != nil
 	})
 }
 
@@ -402,8 +400,7 @@ func (f *fixture) answer(req *http.Request) reply {
 	f.t.Helper()
 	res := expect.Value(f.server.Client().Do(req))(f.t)
 	defer res.Body.Close()
-	text := expect.Value(io.ReadAll(res.Body))(f.t)
-	return reply{res.StatusCode, res.Header, string(text)}
+	return reply{res.StatusCode, res.Header, string(expect.Value(io.ReadAll(res.Body))(f.t))}
 }
 
 func (f *fixture) request(method, key, body string, headers ...string) *http.Request {

@@ -510,8 +510,7 @@ func TestLambda(t *testing.T) {
 		r := sse.NewReader(res.Body, 1<<20)
 		brings := func(want string) {
 			t.Helper()
-			e := expect.Value(r.Next())(t)
-			equal(t, "the next message", decodeFrame(t, e).says(), want)
+			equal(t, "the next message", decodeFrame(t, expect.Value(r.Next())(t)).says(), want)
 		}
 		brings(spec.NoteAcknowledged)
 		f.publish(deploy, `{"n":1}`)
@@ -537,8 +536,7 @@ func TestLambda(t *testing.T) {
 				t.Parallel()
 				ctx, cancel := context.WithTimeout(t.Context(), method.CallReserve+300*time.Millisecond)
 				defer cancel()
-				res := expect.Value(lambdaurl.Wrap(f.endpoint)(ctx, functionURL(req)))(t)
-				body, err := io.ReadAll(res.Body)
+				body, err := io.ReadAll(expect.Value(lambdaurl.Wrap(f.endpoint)(ctx, functionURL(req)))(t).Body)
 				if err != nil || !strings.Contains(string(body), `"code":503`) || ctx.Err() != nil {
 					t.Errorf("got %s (%v, %v), want the error 503 before the deadline", body, err, ctx.Err())
 				}

@@ -128,8 +128,7 @@ func compareJSON(t *testing.T, at string, got, want any, names map[string]string
 // block returns the n-th code block in this language below a heading of a page of docs/reference.
 func block(t *testing.T, page, heading, language string, n int) string {
 	t.Helper()
-	doc := expect.Value(os.ReadFile("../../docs/reference/" + page))(t)
-	_, rest, _ := strings.Cut("\n"+string(doc), "\n"+heading+"\n")
+	_, rest, _ := strings.Cut("\n"+string(expect.Value(os.ReadFile("../../docs/reference/"+page))(t)), "\n"+heading+"\n")
 	text, ok := "", false
 	for range n {
 		_, rest, _ = strings.Cut(rest, "```"+language+"\n")

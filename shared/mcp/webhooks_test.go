@@ -102,9 +102,7 @@ func TestEventsSubscribe(t *testing.T) {
 		if a.ID == "" || a.ID != b.ID || a.ID == c.ID || a.RefreshBefore == nil || a.Truncated == nil || *a.Truncated || a.ResultType != "complete" || a.Cursor == nil {
 			t.Errorf("got %+v, %+v and %+v, want one id for the same arguments and another for others, and all members", a, b, c)
 		}
-		if at, err := time.Parse(time.RFC3339, *a.RefreshBefore); err != nil || at.Location() != time.UTC {
-			t.Errorf("refreshBefore %s: %v", *a.RefreshBefore, err)
-		}
+		expect.Equal(t, "the zone of refreshBefore", expect.Value(time.Parse(time.RFC3339, *a.RefreshBefore))(t).Location(), time.UTC)
 		s := f.session(alice, spec.V20251125)
 		var old answer
 		f.sessionBased(alice, s, spec.MethodEventsSub, `"name":"ci.build",`+callback).result(t, &old)
@@ -120,8 +118,7 @@ func TestEventsSubscribe(t *testing.T) {
 			if a.RefreshBefore == nil {
 				return 0
 			}
-			at := expect.Value(time.Parse(time.RFC3339, *a.RefreshBefore))(t)
-			return time.Until(at).Round(10 * time.Second)
+			return time.Until(expect.Value(time.Parse(time.RFC3339, *a.RefreshBefore))(t)).Round(10 * time.Second)
 		}
 		for ttl, want := range map[string]time.Duration{
 			``:                   24 * time.Hour,

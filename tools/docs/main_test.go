@@ -77,8 +77,7 @@ func TestTheTableOfTheScenarios(t *testing.T) {
 			if sources[folder] == "" {
 				files := expect.Value(filepath.Glob(filepath.Join("../..", folder, "*_test.go")))(t)
 				for _, file := range files {
-					source := expect.Value(os.ReadFile(file))(t)
-					sources[folder] += string(source)
+					sources[folder] += string(expect.Value(os.ReadFile(file))(t))
 				}
 			}
 			if found++; folder == "" || !strings.Contains(sources[folder], "\nfunc "+m[2]+"(") {

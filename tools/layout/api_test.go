@@ -54,8 +54,7 @@ func TestPublicAPI(t *testing.T) {
 	if *update {
 		expect.OK(t, os.WriteFile(apiFile, []byte(got), 0o600))
 	}
-	want := expect.Value(os.ReadFile(apiFile))(t)
-	was := strings.Split(string(want), "\n")
+	was := strings.Split(string(expect.Value(os.ReadFile(apiFile))(t)), "\n")
 	for _, line := range lines {
 		if !slices.Contains(was, line) {
 			t.Errorf("the public API has %q, want it in %s (go test ./tools/layout -update)", line, apiFile)
@@ -129,8 +128,7 @@ func load(t *testing.T, names ...string) (loaded []*types.Package) {
 	}
 	from := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) { return os.Open(files[path]) })
 	for _, name := range names {
-		p := expect.Value(from.Import(module + name))(t)
-		loaded = append(loaded, p)
+		loaded = append(loaded, expect.Value(from.Import(module+name))(t))
 	}
 	return loaded
 }

@@ -53,8 +53,7 @@ func TestPermissions(t *testing.T) {
 
 func TestSenders(t *testing.T) {
 	t.Run("SRC-01 who may send to a queue is on the page", func(t *testing.T) {
-		senders := expect.Value(readSenders(template))(t)
-		got := string(renderSenders(senders))
+		got := string(renderSenders(expect.Value(readSenders(template))(t)))
 		for _, want := range []string{
 			"| `HasRule` | events.amazonaws.com | sqs:SendMessage | InboxQueue | aws:SourceArn `SourceRule` |",
 			"| `HasBuckets` | s3.amazonaws.com | sqs:SendMessage | InboxQueue | aws:SourceArn `SourceBucketArns`; aws:SourceAccount `AWS::AccountId` |",
@@ -67,8 +66,7 @@ func TestSenders(t *testing.T) {
 }
 
 func TestDerive(t *testing.T) {
-	c := expect.Value(load("../.."))(t)
-	needs := c.needs()
+	needs := expect.Value(load("../.."))(t).needs()
 	for id, all := range needs {
 		for _, n := range all {
 			t.Logf("%s %s %s %q  %s", id, n.action, n.resource, n.prefix, n.at)

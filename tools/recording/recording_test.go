@@ -15,8 +15,7 @@ import (
 // TestTheRecordingIsTheOutputOfTheDemo fails if the demo prints other lines than docs/demo.svg shows, apart from times, ids and ports.
 // Events may arrive in any order.
 func TestTheRecordingIsTheOutputOfTheDemo(t *testing.T) {
-	b := expect.Value(os.ReadFile("../../" + file))(t)
-	shown := textOf(t, b)
+	shown := textOf(t, expect.Value(os.ReadFile("../../"+file))(t))
 	printed := expect.Value(record(t.Context()))(t)
 	if got, want := normalize(shown), normalize(printed); !slices.Equal(got, want) {
 		t.Errorf("%s shows\n%s\nbut the demo prints\n%s\nrun go run ./tools/recording", file, strings.Join(got, "\n"), strings.Join(want, "\n"))

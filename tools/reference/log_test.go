@@ -89,8 +89,7 @@ func TestTheMetricsReferenceIsComplete(t *testing.T) {
 // rows returns the rows of the tables below a heading of a page, by the text in their first cell.
 func rows(t *testing.T, page, heading string) map[string][]string {
 	t.Helper()
-	text := expect.Value(os.ReadFile(page))(t)
-	_, section, ok := strings.Cut(string(text), heading+"\n")
+	_, section, ok := strings.Cut(string(expect.Value(os.ReadFile(page))(t)), heading+"\n")
 	if !ok {
 		t.Fatalf("%s has no section %q", page, heading)
 	}

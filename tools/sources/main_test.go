@@ -32,9 +32,7 @@ func TestSources(t *testing.T) {
 		text := expect.Value(os.ReadFile("../../docs/reference/sources.md"))(t)
 		_, after, _ := strings.Cut(string(text), "```yaml\n# config.yaml\n")
 		example, _, _ := strings.Cut(after, "```")
-		if c, err := config.Parse([]byte(example)); err != nil || len(c.Sources) != 2 {
-			t.Errorf("got %+v, %v", c, err)
-		}
+		expect.Equal(t, "sources", len(expect.Value(config.Parse([]byte(example)))(t).Sources), 2)
 	})
 	t.Run("SRC-06 a page without the lines is refused", func(t *testing.T) {
 		page := filepath.Join(t.TempDir(), "sources.md")

@@ -109,8 +109,7 @@ func TestView(t *testing.T) {
 			var out strings.Builder
 			log := filepath.Join(t.TempDir(), "deep", "test.json")
 			tt.names.log = log
-			ok := expect.Value(run(strings.NewReader(tt.stream), &out, tt.names))(t)
-			expect.Equal(t, "ok", ok, tt.ok)
+			expect.Equal(t, "ok", expect.Value(run(strings.NewReader(tt.stream), &out, tt.names))(t), tt.ok)
 			for _, w := range tt.want {
 				if !strings.Contains(out.String(), w) {
 					t.Errorf("got\n%s\nwant it to contain %q", out.String(), w)
@@ -121,8 +120,7 @@ func TestView(t *testing.T) {
 					t.Errorf("got\n%s\nwant it not to contain %q", out.String(), w)
 				}
 			}
-			kept := expect.Value(os.ReadFile(log))(t)
-			expect.Equal(t, "the log", string(kept), tt.stream)
+			expect.Equal(t, "the log", string(expect.Value(os.ReadFile(log))(t)), tt.stream)
 		})
 	}
 }

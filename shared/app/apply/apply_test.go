@@ -37,12 +37,10 @@ func files(t *testing.T, cat, conf string) Files {
 	t.Helper()
 	var f Files
 	if cat != "" {
-		c := expect.Value(catalog.Parse([]byte(cat)))(t)
-		f.Catalogs = map[string]*catalog.Catalog{"default": c}
+		f.Catalogs = map[string]*catalog.Catalog{"default": expect.Value(catalog.Parse([]byte(cat)))(t)}
 	}
 	if conf != "" {
-		c := expect.Value(config.Parse([]byte(conf)))(t)
-		f.Config = c
+		f.Config = expect.Value(config.Parse([]byte(conf)))(t)
 	}
 	return f
 }

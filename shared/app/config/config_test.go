@@ -182,15 +182,13 @@ func TestParseFaults(t *testing.T) {
 
 func parsed(t *testing.T, src string) *Config {
 	t.Helper()
-	c := expect.Value(Parse([]byte(src)))(t)
-	return c
+	return expect.Value(Parse([]byte(src)))(t)
 }
 
 // replace stores a configuration, which must differ from the stored one.
 func replace(t *testing.T, db store.DB, src string) {
 	t.Helper()
-	d := expect.Value(Read(t.Context(), db))(t)
-	e := d.Replace(parsed(t, src))
+	e := expect.Value(Read(t.Context(), db))(t).Replace(parsed(t, src))
 	if !e.Changes() {
 		t.Errorf("got no change to %q", src)
 	}
@@ -216,16 +214,10 @@ func TestStoredKeysAreRevokedWithinMaxAge(t *testing.T) {
 			expect.Equal(t, fmt.Sprint("AUT-02: the caller with the key of ", name), caller(name), name)
 		}
 		expect.Equal(t, "AUT-02: the caller with the removed key", caller("a"), "")
-		if c, err := stored.Config(t.Context()); err != nil || c.Keys[0].Principal != "b" {
-			t.Errorf("got %+v, %v", c, err)
-		}
-		if c, err := Load(t.Context(), db); err != nil || c.Keys[0].Principal != "b" {
-			t.Errorf("got %+v, %v", c, err)
-		}
+		expect.Equal(t, "the principal of the stored key", expect.Value(stored.Config(t.Context()))(t).Keys[0].Principal, "b")
+		expect.Equal(t, "the principal of the loaded key", expect.Value(Load(t.Context(), db))(t).Keys[0].Principal, "b")
 	})
-	if c, err := Load(t.Context(), settingstest.New()); err != nil || len(c.Keys) != 0 {
-		t.Errorf("an empty store: got %+v, %v", c, err)
-	}
+	expect.Equal(t, "the keys of an empty store", len(expect.Value(Load(t.Context(), settingstest.New()))(t).Keys), 0)
 }
 
 func TestLimits(t *testing.T) {
@@ -354,8 +346,7 @@ const githubSource = `sources:
 
 func TestSources(t *testing.T) {
 	t.Run("SRC-01 an HTTP source", func(t *testing.T) {
-		c := expect.Value(Parse([]byte(githubSource)))(t)
-		s := c.Sources[0]
+		s := expect.Value(Parse([]byte(githubSource)))(t).Sources[0]
 		if s.Name != "github" || s.Workspace != "default" || s.From != source.HTTP || len(s.Secrets) != 2 || s.Secrets[0].String() != "env:NEW" {
 			t.Errorf("got %+v", s)
 		}

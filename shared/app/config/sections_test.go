@@ -115,9 +115,7 @@ func TestRemovedSettings(t *testing.T) {
 	})
 	t.Run("a deployment that sets a value that is fixed now starts with a warning", func(t *testing.T) {
 		env := environ(map[string]string{"MCPEVENTS_CALLS": "500", EnvSettings: "quota=50; jwt-leeway=never", "MCPEVENTS_SESSIONS": ""})
-		if l, err := FromEnv(env); err != nil || l.Quota != 50 {
-			t.Errorf("got the quota %d, %v; want 50", l.Quota, err)
-		}
+		expect.Equal(t, "the quota", expect.Value(FromEnv(env))(t).Quota, 50)
 		var log strings.Builder
 		LogFixed(env, slog.New(slog.NewTextHandler(&log, nil)))
 		for _, want := range []string{`setting=calls why="it was removed; use quotas in the configuration instead"`, `setting=jwt-leeway why="it was removed; it is always 30s"`} {

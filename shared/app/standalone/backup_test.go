@@ -27,9 +27,7 @@ func TestBackup(t *testing.T) {
 	var bars bytes.Buffer
 	expect.OK(t, Backup(t.Context(), settings.Data, file, &bars))
 	t.Run("OPS-16 a backup of a running server is for its owner only, and shows how far it is", func(t *testing.T) {
-		if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 {
-			t.Errorf("its mode is %v, %v", info.Mode(), err)
-		}
+		expect.Equal(t, "the mode of the backup", expect.Value(os.Stat(file))(t).Mode(), 0o600)
 		if text := bars.String(); !strings.Contains(text, "KiB copied") || !strings.Contains(text, "written") {
 			t.Errorf("shows %q", text)
 		}
@@ -40,9 +38,7 @@ func TestBackup(t *testing.T) {
 		expect.OK(t, Restore(t.Context(), file, data, nil))
 		left(t, data, keysName, databaseName)
 		for _, name := range []string{databaseName, keysName} {
-			if info, err := os.Stat(filepath.Join(data, name)); err != nil || info.Mode() != 0o600 {
-				t.Errorf("the mode of %s is %v, %v", name, info.Mode(), err)
-			}
+			expect.Equal(t, "the mode of "+name, expect.Value(os.Stat(filepath.Join(data, name)))(t).Mode(), 0o600)
 		}
 		was, _ := os.ReadFile(secretsPath(settings.Data))
 		if is, _ := os.ReadFile(secretsPath(data)); !bytes.Equal(was, is) {
@@ -50,8 +46,7 @@ func TestBackup(t *testing.T) {
 		}
 		restored := settings
 		restored.Data = data
-		again := expect.Value(New(t.Context(), restored))(t)
-		end(t, again)
+		end(t, expect.Value(New(t.Context(), restored))(t))
 	})
 	end(t, s)
 	t.Run("OPS-16 nothing is overwritten, and nothing stays of what fails", func(t *testing.T) {
@@ -120,9 +115,7 @@ func left(t *testing.T, dir string, want ...string) {
 // drops calls DropKeys and checks the number of removed keys.
 func drops(t *testing.T, data string, want int) {
 	t.Helper()
-	if got, err := DropKeys(t.Context(), data); err != nil || got != want {
-		t.Errorf("removed %d keys, %v; want %d", got, err, want)
-	}
+	expect.Equal(t, "the removed keys", expect.Value(DropKeys(t.Context(), data))(t), want)
 }
 
 func TestDropKeys(t *testing.T) {
@@ -164,8 +157,7 @@ func TestDropKeys(t *testing.T) {
 	e = expect.Value(New(t.Context(), settings))(t)
 	opened := func(want int) {
 		t.Helper()
-		keys := expect.Value(readSecrets(settings.Data))(t)
-		opener, err := webhook.NewOpener(keys.Private)
+		opener, err := webhook.NewOpener(expect.Value(readSecrets(settings.Data))(t).Private)
 		expect.OK(t, err)
 		n := 0
 		err = (&subscription.Lists{DB: e.db}).Each(t.Context(), "default", "anonymous", func(s *subscription.Subscription) error {

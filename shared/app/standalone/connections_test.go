@@ -438,9 +438,7 @@ func TestBodiesComeInTime(t *testing.T) {
 		}
 		for path, want := range map[string]string{"/slow": "400", "/refused": "401"} {
 			began := time.Now()
-			if status, err := send(path, 1000, "{"); err != nil || status != want {
-				t.Errorf("AUT-06: a body that stops at %s: status %q, %v; want %s and the end of the connection", path, status, err, want)
-			}
+			expect.Equal(t, "AUT-06: the status of a body that stops at "+path, expect.Value(send(path, 1000, "{"))(t), want)
 			if took := time.Since(began); path == "/refused" && took > 2*refusedBodyTime {
 				t.Errorf("AUT-06: a request that was refused before its body arrived was answered after %v, want at most %v", took, 2*refusedBodyTime)
 			}

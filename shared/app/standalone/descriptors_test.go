@@ -39,8 +39,7 @@ func TestConnectionsBelowTheLimit(t *testing.T) {
 
 	var all []net.Conn
 	for range 2 * files {
-		c := expect.Value(net.DialTimeout("tcp", addr, 5*time.Second))(t)
-		all = append(all, c)
+		all = append(all, expect.Value(net.DialTimeout("tcp", addr, 5*time.Second))(t))
 	}
 	last := all[len(all)-1] // older ones may have been closed to make room, because they send nothing
 	_ = last.SetDeadline(time.Now().Add(20 * time.Second))

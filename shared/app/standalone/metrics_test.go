@@ -46,8 +46,7 @@ func scrape(t *testing.T, s *Server, key ...string) map[string]*dto.MetricFamily
 		t.Fatalf("got %s", resp.Status)
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families := expect.Value(parser.TextToMetricFamilies(resp.Body))(t)
-	return families
+	return expect.Value(parser.TextToMetricFamilies(resp.Body))(t)
 }
 
 // value returns the sum of a metric over all its series. If by is not empty, it counts only the series whose first label

@@ -77,8 +77,7 @@ func refuses(t *testing.T, o Options, says string) {
 // starts checks that a server starts with these options, and ends it.
 func starts(t *testing.T, o Options) {
 	t.Helper()
-	s := expect.Value(New(t.Context(), o))(t)
-	end(t, s)
+	end(t, expect.Value(New(t.Context(), o))(t))
 }
 
 // hash returns the SHA-256 hash of an API key, as a configuration contains it.
@@ -99,16 +98,14 @@ func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http
 		req.Header.Set(spec.HeaderVersion, string(spec.V20260728))
 		req.Header.Set(spec.HeaderMethod, rpc)
 	}
-	resp := expect.Value(http.DefaultClient.Do(req))(t)
-	return resp
+	return expect.Value(http.DefaultClient.Do(req))(t)
 }
 
 // read reads a response to its end.
 func read(t *testing.T, resp *http.Response) (status int, text string) {
 	t.Helper()
 	defer resp.Body.Close()
-	b := expect.Value(io.ReadAll(resp.Body))(t)
-	return resp.StatusCode, strings.TrimSpace(string(b))
+	return resp.StatusCode, strings.TrimSpace(string(expect.Value(io.ReadAll(resp.Body))(t)))
 }
 
 // ask sends a request and reads the response.
@@ -227,8 +224,7 @@ func TestADataDirectoryThatCannotBeWrittenIsNamed(t *testing.T) {
 
 func openDescriptors(t *testing.T) int {
 	t.Helper()
-	all := expect.Value(os.ReadDir("/proc/self/fd"))(t)
-	return len(all)
+	return len(expect.Value(os.ReadDir("/proc/self/fd"))(t))
 }
 
 // A failed start leaves no goroutines and no open files, no matter how far it came.
@@ -236,8 +232,7 @@ func TestAFailedStartLeavesNothingOpen(t *testing.T) {
 	taken := expect.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
 	parsed := func(src string) *config.Config {
-		c := expect.Value(config.Parse([]byte(src)))(t)
-		return c
+		return expect.Value(config.Parse([]byte(src)))(t)
 	}
 	for name, change := range map[string]func(*Options){
 		"keys": func(s *Options) {

@@ -34,14 +34,12 @@ func types(t *testing.T, names ...string) []byte {
 
 func ownTypes(t *testing.T, names ...string) *catalog.Catalog {
 	t.Helper()
-	c := expect.Value(catalog.Parse(types(t, names...)))(t)
-	return c
+	return expect.Value(catalog.Parse(types(t, names...)))(t)
 }
 
 func configured(t *testing.T, src string) *config.Config {
 	t.Helper()
-	c := expect.Value(config.Parse([]byte(src)))(t)
-	return c
+	return expect.Value(config.Parse([]byte(src)))(t)
 }
 
 // in returns the names of the event types that a workspace has.
@@ -332,8 +330,7 @@ func limited(t *testing.T) *Server {
 		for _, who := range []string{"workspaceSubscriptions", "neighbour"} {
 			text += fmt.Sprintf("  - {principal: %s, workspace: few, sha256: %s, scopes: [events:subscribe, events:operate]}\n", who, hash(who))
 		}
-		c := expect.Value(config.ParseFile("config.yaml", []byte(text)))(t)
-		o.Config, o.Auth = c, auth.ModeKeys
+		o.Config, o.Auth = expect.Value(config.ParseFile("config.yaml", []byte(text)))(t), auth.ModeKeys
 	})
 }
 

@@ -44,8 +44,7 @@ func start(t *testing.T, change func(*jwt.Options)) *world {
 	if change != nil {
 		change(&o)
 	}
-	a := expect.Value(jwt.New(o))(t)
-	w.Authenticator = a
+	w.Authenticator = expect.Value(jwt.New(o))(t)
 	return w
 }
 
@@ -388,17 +387,4 @@ func FuzzClaims(f *testing.F) {
 			t.Errorf("got %+v", who)
 		}
 	})
-}
-
-func BenchmarkAuthenticate(b *testing.B) {
-	a, p := newAuthenticator(b)
-	for n, alg := range []string{"RS256", "ES256"} {
-		h := bearer(p.Key(n).Sign(b, nil, p.Claims("alice", "events:read events:subscribe", claims{"org": "acme"})))
-		b.Run(alg, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				expect.OK(b, expect.ErrOf(a.Authenticate(b.Context(), h)))
-			}
-		})
-	}
 }

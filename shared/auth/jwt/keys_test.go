@@ -84,8 +84,7 @@ func TestTheProviderIsDown(t *testing.T) {
 
 func jsonOf(t testing.TB, v any) string {
 	t.Helper()
-	b := expect.Value(json.Marshal(v))(t)
-	return string(b)
+	return string(expect.Value(json.Marshal(v))(t))
 }
 
 // TestWhatAProviderMayServe shows where keys are looked for, and which are taken (AUT-01).

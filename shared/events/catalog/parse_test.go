@@ -47,8 +47,7 @@ const sample = `events:
 
 func parse(t testing.TB, src string) *Catalog {
 	t.Helper()
-	c := expect.Value(Parse([]byte(src)))(t)
-	return c
+	return expect.Value(Parse([]byte(src)))(t)
 }
 
 func TestParseReadsAllMembers(t *testing.T) {
@@ -215,8 +214,7 @@ func TestParseIsBoundedAgainstAliasBombs(t *testing.T) {
 func itoa(i int) string { return string(rune('0'+i/10)) + string(rune('0'+i%10)) }
 
 func TestTheSampleCatalogIsValid(t *testing.T) {
-	src := expect.Value(os.ReadFile("../../../catalog.yaml"))(t)
-	c := parse(t, string(src))
+	c := parse(t, string(expect.Value(os.ReadFile("../../../catalog.yaml"))(t)))
 	fixed, templated := 0, 0
 	for _, e := range c.Entries() {
 		if e.Fixed() {
@@ -255,8 +253,7 @@ func one(name string) []byte {
 // replace stores a catalog and returns its version and whether it differs from the stored one.
 func replace(t *testing.T, db store.DB, workspace string, next *Catalog) (version int64, changed bool) {
 	t.Helper()
-	d := expect.Value(Read(t.Context(), db, workspace))(t)
-	e := d.Replace(next)
+	e := expect.Value(Read(t.Context(), db, workspace))(t).Replace(next)
 	expect.OK(t, settings.Write(t.Context(), db, e))
 	return e.Version(), e.Changes()
 }

@@ -181,8 +181,7 @@ func TestInputSchema(t *testing.T) {
 			s := newSchema(c.ByName(tc.entry).InputSchema())
 			var v any
 			_ = json.Unmarshal([]byte(tc.args), &v)
-			faults := expect.Value(s.faults(v))(t)
-			out, _ := json.Marshal(faults)
+			out, _ := json.Marshal(expect.Value(s.faults(v))(t))
 			if (tc.want == "") != (string(out) == "null") || !strings.Contains(string(out), tc.want) {
 				t.Errorf("got %s, want %q", out, tc.want)
 			}
@@ -341,8 +340,7 @@ func TestLargeEventTypesAreRefused(t *testing.T) {
 	}
 	put := func(name string, types BackendTypes) (changed bool) {
 		t.Helper()
-		changed = expect.Value(ReplaceBackends(t.Context(), db, "w", func(all map[string]BackendTypes) { all[name] = types }))(t)
-		return changed
+		return expect.Value(ReplaceBackends(t.Context(), db, "w", func(all map[string]BackendTypes) { all[name] = types }))(t)
 	}
 	listed := func(want ...string) *Catalog {
 		t.Helper()

@@ -47,8 +47,7 @@ func (r *rig) fanOut(change func(*fanout.Fanout)) (failed []string, err error) {
 func (r *rig) deadReasons() (reasons []string) {
 	r.t.Helper()
 	for _, m := range r.queues[queue.Dead] {
-		l := expect.Value(queue.ParseDeadLetter(m.Body))(r.t)
-		reasons = append(reasons, l.Reason)
+		reasons = append(reasons, expect.Value(queue.ParseDeadLetter(m.Body))(r.t).Reason)
 	}
 	return reasons
 }
@@ -127,8 +126,7 @@ func TestFanoutDeliversAlthoughTheURICannotBeListed(t *testing.T) {
 func TestFanoutWithAnOldCatalog(t *testing.T) {
 	const added = testCatalog + "  - name: new.type\n    uri: event://new/type\n"
 	parse := func(src string) *catalog.Catalog {
-		c := expect.Value(catalog.Parse([]byte(src)))(t)
-		return c
+		return expect.Value(catalog.Parse([]byte(src)))(t)
 	}
 	for name, tc := range map[string]struct {
 		latest string

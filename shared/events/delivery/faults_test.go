@@ -401,8 +401,7 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	kept := func() *store.Item {
 		t.Helper()
 		expect.OK(t, d.deliveries.StoreBody(t.Context(), state.New(&subscription.Subscriber{}, e, r.now), e, state.RetriedFor))
-		items := expect.Value(r.db.Get(t.Context(), body))(t)
-		return items[0]
+		return expect.Value(r.db.Get(t.Context(), body))(t)[0]
 	}
 	for range 3 {
 		if kept() == nil {

@@ -53,8 +53,7 @@ func (r *rig) gapAt(t *testing.T, p webhook.Request) int64 {
 	if err := json.Unmarshal(p.Body, &body); err != nil || len(body) != 2 || body["type"] != "gap" {
 		t.Fatalf("the notice is %s, %v", p.Body, err)
 	}
-	c := expect.Value(r.sealer.Open("default", body["cursor"]))(t)
-	return c.At
+	return expect.Value(r.sealer.Open("default", body["cursor"]))(t).At
 }
 
 // TestGaps: EVX-13. What is lost between two refreshes is announced, with a cursor that covers it.

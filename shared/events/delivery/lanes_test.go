@@ -122,9 +122,7 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 					t.Errorf("%s was sent the event %d times, %d missing", url, n, missing)
 				}
 			}
-			if depth, err := w.queued.Depth(w.t.Context(), queue.Dead); err != nil || depth.Visible != 1 {
-				t.Errorf("%d dead letters, want one: %v", depth.Visible, err)
-			}
+			expect.Equal(t, "visible dead letters", expect.Value(w.queued.Depth(w.t.Context(), queue.Dead))(t).Visible, 1)
 		})
 	})
 	t.Run("AWS-05 a secret that cannot be opened is a dead letter of its subscription, the others are served once", func(t *testing.T) {
@@ -370,32 +368,6 @@ func TestAProcessLearnsFromAnotherThatAnEndpointHangs(t *testing.T) {
 		w.mu.Unlock()
 		time.Sleep(6 * time.Minute)
 		expect.Equal(t, "the page of the third process", page(NewDispatcher(config), 2), 900*time.Millisecond)
-		_ = w.queued.Close()
-	})
-}
-
-// WHK-16: given an endpoint that hangs, when an attempt of the slow lane hangs in one process, then pages in another process do not
-// wait for a probe of their own.
-func TestPagesDoNotProbeWhatTheSlowLaneProbes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, config := newWorld(t)
-		config.Options = functionOptions()
-		url := oneOrigin(1)[0]
-		sub := w.to(url)[0]
-		w.answer = answers(time.Hour, nil)
-		events := someEvents(2, 60)
-		pages := NewDispatcher(config)
-		page := func(i int) {
-			w.done(pages.Pages(t.Context(), []queue.Message{pageMessage(fmt.Sprint(i), pageOf(sub.Patterns[0].Key, events[i]))}))
-		}
-		page(0)
-		next := task.Encode(w.storedDelivery(sub.ID, events[0].ID).NextTask().Task)
-		w.done(NewDispatcher(config).Singles(t.Context(), []queue.Message{message("1", string(next))}))
-		time.Sleep(30 * time.Second)
-		began := time.Now()
-		page(1)
-		expect.Equal(t, "the time of a page", time.Since(began), 0)
-		expect.Equal(t, "the attempts", len(w.attemptsTo(url)), 2)
 		_ = w.queued.Close()
 	})
 }

@@ -135,8 +135,7 @@ func (l *lives) storedLife() (s storedLife) {
 	l.t.Helper()
 	items := expect.Value(l.db.Get(l.t.Context(), state.Key("default", l.sub.ID, l.event.Key()), state.BodyKey("default", l.event.Key())))(l.t)
 	if items[0] != nil {
-		del := expect.Value(state.Decode(items[0]))(l.t)
-		s.stage = del.Stored
+		s.stage = expect.Value(state.Decode(items[0]))(l.t).Stored
 	}
 	if items[1] != nil {
 		s.bodies = 1
@@ -234,9 +233,7 @@ func TestTwoWorkersHaveOneDelivery(t *testing.T) {
 					attempt := l.bring(from)
 					a := expect.Value(l.reads(from, attempt))(t)
 					b := expect.Value(l.reads(from, attempt))(t)
-					if whose, err := a.make(first); err != nil || whose != state.Mine {
-						t.Fatalf("the first worker got %d, %v", whose, err)
-					}
+					expect.Equal(t, "the first worker", expect.Value(a.make(first))(t), state.Mine)
 					after := state.Lifecycle[from][first].State
 					want := state.Lost(after)
 					if from == state.None || from == state.Dead {

@@ -106,9 +106,7 @@ func TestResumingDoesNotStampede(t *testing.T) {
 	}
 	expect.OK(t, r.db.WriteAll(t.Context(), ops...))
 	r.pause(switches.All, nil)
-	if requeued, err := set.Requeue(t.Context()); err != nil || requeued != 0 {
-		t.Fatalf("OPS-06: %d requeued while it is paused, %v", requeued, err)
-	}
+	expect.Equal(t, "OPS-06: messages that are requeued while it is paused", expect.Value(set.Requeue(t.Context()))(t), 0)
 	expect.OK(t, did(set.Resume(t.Context(), "default", switches.All)))
 	for round := 1; round <= 2; round++ {
 		expect.OK(t, expect.ErrOf(set.Requeue(t.Context())))
@@ -202,9 +200,7 @@ func TestLettersAreRetried(t *testing.T) {
 	had := len(r.posts)
 	r.script = failsFirst(had + 1) // it fails once more, and has its schedule from the start
 	for i, want := range []bool{true, false} {
-		if done, err := ops.Retry(t.Context(), "default", letter, sub, 0); err != nil || done != want {
-			t.Errorf("OPS-04: asked for the time %d, it is %v, %v", i+1, done, err)
-		}
+		expect.Equal(t, fmt.Sprintf("OPS-04: the answer to request %d", i+1), expect.Value(ops.Retry(t.Context(), "default", letter, sub, 0))(t), want)
 	}
 	r.run()
 	if n := len(r.posts) - had; n != 2 || r.posts[had].ID != "evt_1" || r.posts[had+1].ID != "evt_1" {
@@ -461,8 +457,7 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 		service := &publish.Service{Catalog: r.catalogs, Queue: queues}
 		in := publish.Input{URI: "event://ci/build-finished", ID: "evt_1", Data: []byte(`{"ok":true}`)}
 		expect.OK(t, expect.ErrOf(service.Accept(t.Context(), r.principal(), []publish.Input{in})))
-		refused := expect.Value(catalog.Parse([]byte("events:\n  - name: other\n    uri: event://other\n")))(t)
-		source := catalog.NewStatic(refused)
+		source := catalog.NewStatic(expect.Value(catalog.Parse([]byte("events:\n  - name: other\n    uri: event://other\n")))(t))
 		fanout := &fanout.Fanout{DB: r.db, Log: r.log, Catalog: source, Queue: queues}
 		operations := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: queues})
 		var received atomic.Int64

@@ -483,8 +483,7 @@ func (r *rig) publishTo(uri, name, id, data string) {
 // message returns the message that publishes an event.
 func (r *rig) message(uri, name, id, data string, at time.Time) queue.Outgoing {
 	e := event.Event{Workspace: "default", ID: id, URI: uri, Name: name, Time: at, Published: at, Data: []byte(data)}
-	body := expect.Value(e.MarshalJSON())(r.t)
-	return queue.Outgoing{Body: body}
+	return queue.Outgoing{Body: expect.Value(e.MarshalJSON())(r.t)}
 }
 
 // storedDelivery returns the stored delivery of an event, or nil.
@@ -494,8 +493,7 @@ func (r *rig) storedDelivery(sub, eventID string) *state.Delivery {
 	if items[0] == nil {
 		return nil
 	}
-	del := expect.Value(state.Decode(items[0]))(r.t)
-	return del
+	return expect.Value(state.Decode(items[0]))(r.t)
 }
 
 // deliveryState returns the state of the stored delivery, or "none".
@@ -560,8 +558,7 @@ func (r *rig) suspend(id string) {
 // lookup returns a subscription of alice, or nil if it has ended.
 func (r *rig) lookup(id string) *subscription.Subscription {
 	r.t.Helper()
-	record := expect.Value(r.services.Lookup(r.t.Context(), "default", "alice", id))(r.t)
-	return record
+	return expect.Value(r.services.Lookup(r.t.Context(), "default", "alice", id))(r.t)
 }
 
 func (r *rig) state(id string) subscription.State { return r.lookup(id).State }

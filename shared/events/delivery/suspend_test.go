@@ -240,8 +240,7 @@ const operationalType = `
 func failingRig(t *testing.T, kind subscription.Origin) (*rig, string) {
 	t.Helper()
 	r := newRig(t)
-	cat := expect.Value(catalog.Parse([]byte(testCatalog + operationalType)))(t)
-	r.catalogs = catalog.NewStatic(cat)
+	r.catalogs = catalog.NewStatic(expect.Value(catalog.Parse([]byte(testCatalog + operationalType)))(t))
 	r.services = r.service(r.db, r.log)
 	r.script, r.plain = fails, []string{"https://hooks.example.com/"} // events are all that it gets
 	if kind == subscription.SEP1803 {
@@ -420,9 +419,7 @@ func TestAnUndecodableDueEntryHoldsNothingUp(t *testing.T) {
 	owed(r)
 	r.now = r.now.Add(10 * time.Minute)
 	_, _, retry := r.process()
-	if moved, err := retry.Run(t.Context()); err != nil || moved != 1 {
-		t.Errorf("AWS-16: %d retries came back, %v; want 1", moved, err)
-	}
+	expect.Equal(t, "AWS-16: retries that came back", expect.Value(retry.Run(t.Context()))(t), 1)
 	items, err := r.db.Get(t.Context(), keys...)
 	if err != nil || slices.ContainsFunc(items, func(it *store.Item) bool { return it != nil }) {
 		t.Errorf("an entry is still in the way, %v", err)

@@ -291,8 +291,7 @@ func (w *world) dead(t *testing.T) (dead []*state.Delivery) {
 	for _, s := range subs {
 		page := expect.Value(w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: state.LettersOf("default", s.ID).Partition, Limit: 1000}))(t)
 		for _, it := range page.Items {
-			del := expect.Value(state.Decode(&it))(t)
-			dead = append(dead, del)
+			dead = append(dead, expect.Value(state.Decode(&it))(t))
 		}
 	}
 	return dead

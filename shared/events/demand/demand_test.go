@@ -27,8 +27,7 @@ func newRegistry(t *testing.T) *Registry {
 
 func (r *Registry) isWanted(t *testing.T) bool {
 	t.Helper()
-	wanted := expect.Value(r.Wanted(t.Context(), "default", "shop"))(t)
-	return len(wanted[uri]) > 0
+	return len(expect.Value(r.Wanted(t.Context(), "default", "shop"))(t)[uri]) > 0
 }
 
 // TestDemandEndsAfterItsGracePeriod rewrites the items instead of waiting.
@@ -130,8 +129,7 @@ func TestSecretsOfHooksRotate(t *testing.T) {
 		var secrets []string
 		for range 5 {
 			secret := expect.Value(h.Secret(t.Context(), "default", uri))(t)
-			again := expect.Value(h.Secret(t.Context(), "default", uri))(t)
-			expect.Equal(t, "the secret of the same day", again, secret)
+			expect.Equal(t, "the secret of the same day", expect.Value(h.Secret(t.Context(), "default", uri))(t), secret)
 			secrets = append([]string{secret}, secrets...)
 			time.Sleep(24 * time.Hour)
 		}
@@ -162,8 +160,7 @@ func TestRestarts(t *testing.T) {
 		t.Errorf("got %+v", all)
 	}
 	expect.OK(t, r.Restarted(t.Context(), "default", all[0]))
-	cursor := expect.Value(Cursor{DB: r.DB, Workspace: "default", URI: uri}.Load(t.Context(), ""))(t)
-	expect.Equal(t, "the cursor", cursor, "c1")
+	expect.Equal(t, "the cursor", expect.Value(Cursor{DB: r.DB, Workspace: "default", URI: uri}.Load(t.Context(), ""))(t), "c1")
 	all = expect.Value(r.Restarts(t.Context(), "default", "shop"))(t)
 	expect.Equal(t, "the requests after that", len(all), 0)
 }

@@ -19,8 +19,7 @@ import (
 
 func sealer(t testing.TB, fill byte) *Sealer {
 	t.Helper()
-	s := expect.Value(NewSealer(bytes.Repeat([]byte{fill}, 32)))(t)
-	return s
+	return expect.Value(NewSealer(bytes.Repeat([]byte{fill}, 32)))(t)
 }
 
 func TestCursor(t *testing.T) {

@@ -50,8 +50,7 @@ func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 	passed := now.Add(-eventlog.Window).UnixMicro() // by a reader that saw nothing
 	write()
 	expect.Equal(t, "SUB-08: events for a reader that passed the first key", len(read(passed)), 1)
-	latest := expect.Value(log.Latest(t.Context(), "default", uri, false, 10))(t)
-	expect.Equal(t, "EVS-04: latest events", len(latest), 1)
+	expect.Equal(t, "EVS-04: latest events", len(expect.Value(log.Latest(t.Context(), "default", uri, false, 10))(t)), 1)
 }
 
 // Several writers may stamp the same microsecond. A page that ends between two

@@ -238,8 +238,7 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 			}
 			reason := ""
 			for _, m := range q.on[queue.Dead] {
-				l := expect.Value(queue.ParseDeadLetter(m.Body))(t)
-				reason = l.Reason
+				reason = expect.Value(queue.ParseDeadLetter(m.Body))(t).Reason
 			}
 			if reason != tc.dead || len(q.on[queue.Events])+len(q.on[queue.Dead]) != 1 {
 				t.Errorf("got %d events and dead letter %q, want %q", len(q.on[queue.Events]), reason, tc.dead)

@@ -74,8 +74,7 @@ var (
 
 func service(t testing.TB) (*Service, *sent) {
 	t.Helper()
-	cat := expect.Value(catalog.Parse([]byte(types)))(t)
-	q, s := &sent{}, catalog.NewStatic(cat)
+	q, s := &sent{}, catalog.NewStatic(expect.Value(catalog.Parse([]byte(types)))(t))
 	return &Service{Catalog: catalog.Workspaces{Own: map[string]catalog.Source{"default": s, "other": s}}, Queue: q, Now: func() time.Time { return noon }}, q
 }
 

@@ -17,20 +17,17 @@ import (
 
 func decoded(t *testing.T, text string) any {
 	t.Helper()
-	doc := expect.Value(Document([]byte(text)))(t)
-	return doc
+	return expect.Value(Document([]byte(text)))(t)
 }
 
 func value(t *testing.T, text string) Value {
 	t.Helper()
-	v := expect.Value(ParseValue(decoded(t, text)))(t)
-	return v
+	return expect.Value(ParseValue(decoded(t, text)))(t)
 }
 
 func matching(t *testing.T, text string) *pattern.Pattern {
 	t.Helper()
-	p := expect.Value(pattern.Parse([]byte(text)))(t)
-	return p
+	return expect.Value(pattern.Parse([]byte(text)))(t)
 }
 
 func TestMap(t *testing.T) {

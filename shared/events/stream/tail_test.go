@@ -59,8 +59,7 @@ func reading(t *testing.T, db store.DB, log *eventlog.Log) *rig {
 
 func sealer(t *testing.T) *eventlog.Sealer {
 	t.Helper()
-	s := expect.Value(eventlog.NewSealer(make([]byte, 32)))(t)
-	return s
+	return expect.Value(eventlog.NewSealer(make([]byte, 32)))(t)
 }
 
 func embedded(t *testing.T) store.DB {
@@ -96,8 +95,7 @@ func from(cursor string, patterns ...match.Pattern) stream.Request {
 func (r *rig) poll(request stream.PollRequest) *stream.Page {
 	r.t.Helper()
 	request.Workspace = "default"
-	page := expect.Value(r.tails.Poll(r.t.Context(), request))(r.t)
-	return page
+	return expect.Value(r.tails.Poll(r.t.Context(), request))(r.t)
 }
 
 // append puts events of one URI into the log, and where they are looked for by patterns.

@@ -73,8 +73,7 @@ func TestARefreshAfterTheURITemplateChanged(t *testing.T) {
 		request := SubscribeRequest{Arguments: json.RawMessage(arguments)}
 		counts := func(key string) [2]int {
 			t.Helper()
-			items := expect.Value(f.db.Get(t.Context(), HeaderKey("default", key)))(t)
-			return [2]int{HeaderCount(items[0]), len(f.subscribers(key))}
+			return [2]int{HeaderCount(expect.Value(f.db.Get(t.Context(), HeaderKey("default", key)))(t)[0]), len(f.subscribers(key))}
 		}
 		check := func(when string, old, moved int) {
 			t.Helper()
@@ -176,8 +175,7 @@ func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
 	swept := 0
 	for _, at := range []time.Duration{-10 * time.Second, 50 * time.Second} {
 		f.clock = got.RefreshBefore.Add(at)
-		n := expect.Value(f.Sweep(t.Context()))(t)
-		swept += n
+		swept += expect.Value(f.Sweep(t.Context()))(t)
 	}
 	expect.Equal(t, "subscriptions that were swept", swept, 1)
 	if _, err := f.trySubscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"c"}`)}); err != nil {
@@ -415,8 +413,7 @@ func TestSweepNotes(t *testing.T) {
 	left := func(status Status, want string) {
 		t.Helper()
 		expect.OK(t, f.db.Write(t.Context(), store.Put(status.Encode("default", sub.ID))))
-		removed := expect.Value(f.SweepSwitches(t.Context()))(t)
-		expect.Equal(t, "the number of removed notes", removed, 1)
+		expect.Equal(t, "the number of removed notes", expect.Value(f.SweepSwitches(t.Context()))(t), 1)
 		notes, _, err := set.Notes(t.Context(), "default", "", 10)
 		expect.OK(t, err)
 		got := ""

@@ -129,8 +129,7 @@ const patternCatalog = `events:
 
 func parse(t testing.TB, src string) *catalog.Catalog {
 	t.Helper()
-	cat := expect.Value(catalog.Parse([]byte(src)))(t)
-	return cat
+	return expect.Value(catalog.Parse([]byte(src)))(t)
 }
 
 const build = "event://ci/build-finished"

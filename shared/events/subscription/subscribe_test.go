@@ -124,9 +124,7 @@ func TestSubscribe(t *testing.T) {
 		f.clock = f.clock.Add(50 * time.Second)
 		f.subscribe(r)
 		f.clock = first.RefreshBefore
-		if n, err := f.Sweep(t.Context()); err != nil || n != 0 {
-			t.Errorf("swept %d: %v", n, err)
-		}
+		expect.Equal(t, "swept subscriptions", expect.Value(f.Sweep(t.Context()))(t), 0)
 	})
 	t.Run("EVX-10 a replaced secret signs on for the grace", func(t *testing.T) {
 		f := newFixture(t, Options{})
@@ -258,9 +256,7 @@ func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
 		if err != nil || counts[Active] != 1 || counts[Disabled] != 0 {
 			t.Errorf("got %v, %v, want one active subscription and no disabled one", counts, err)
 		}
-		if used, err := tally.Used(t.Context(), f.db, "default", "alice"); err != nil || used != 1 {
-			t.Errorf("%d count towards the quota (%v), want 1", used, err)
-		}
+		expect.Equal(t, "subscriptions that count towards the quota", expect.Value(tally.Used(t.Context(), f.db, "default", "alice"))(t), 1)
 	})
 }
 

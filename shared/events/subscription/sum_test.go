@@ -46,9 +46,7 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 	}
 	used := func(t *testing.T, f *fixture, want int64) {
 		t.Helper()
-		if got, err := tally.Used(t.Context(), f.db, "default", ""); err != nil || got != want {
-			t.Errorf("the sum is %d, %v; want %d", got, err, want)
-		}
+		expect.Equal(t, "the sum", expect.Value(tally.Used(t.Context(), f.db, "default", ""))(t), want)
 	}
 	t.Run("OPS-15 a workspace has as many as it may, whoever they are of", func(t *testing.T) {
 		sum := int64(10)
@@ -114,9 +112,7 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 			t.Errorf("over the quota of a principal: %v", err)
 		}
 		used(t, f, 1)
-		if n, err := f.CountStates(t.Context(), "default", 100); err != nil || n[Active] != 1 {
-			t.Errorf("the lists have %v, %v", n, err)
-		}
+		expect.Equal(t, "active subscriptions in the lists", expect.Value(f.CountStates(t.Context(), "default", 100))(t)[Active], 1)
 		f.Records.QuotaOf = quotaOf(5)
 		db := &refusing{DB: f.db, err: fault.New(fault.Invalid, "no")}
 		f.Records.DB = db
@@ -152,8 +148,7 @@ func TestTheSumOfAWorkspaceIsCorrected(t *testing.T) {
 		t.Helper()
 		for range rounds {
 			f.clock = f.clock.Add(time.Minute)
-			n := expect.Value(f.Recount(t.Context()))(t)
-			corrected += n
+			corrected += expect.Value(f.Recount(t.Context()))(t)
 		}
 		return corrected
 	}

@@ -3,6 +3,7 @@ package switches_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"testing"
 	"time"
@@ -38,9 +39,7 @@ func TestAnotherInstanceSeesASwitch(t *testing.T) {
 	operator, dispatcher := &switches.Set{DB: db, Now: clock}, &switches.Set{DB: reach, Now: clock}
 	paused := func(want switches.Name) {
 		t.Helper()
-		if got, err := dispatcher.Paused(t.Context(), "default", "a.b", "https://a.example"); err != nil || got != want {
-			t.Errorf("at %v: got %q, %v, want %q", now, got, err, want)
-		}
+		expect.Equal(t, fmt.Sprint("the switch at ", now), expect.Value(dispatcher.Paused(t.Context(), "default", "a.b", "https://a.example"))(t), want)
 	}
 	for _, name := range []switches.Name{switches.All, switches.Event("a.b"), switches.Origin("https://a.example")} {
 		paused("")

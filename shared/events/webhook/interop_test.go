@@ -36,8 +36,7 @@ type delivery struct {
 func TestInterop(t *testing.T) {
 	deliveries := deliver(t)
 	file := filepath.Join(t.TempDir(), "deliveries.json")
-	b := expect.Value(json.Marshal(deliveries))(t)
-	expect.OK(t, os.WriteFile(file, b, 0o600))
+	expect.OK(t, os.WriteFile(file, expect.Value(json.Marshal(deliveries))(t), 0o600))
 
 	t.Run("WHK-04 the Go library", func(t *testing.T) {
 		verdicts := make([][]bool, len(deliveries))
@@ -221,8 +220,7 @@ func TestSign_Vectors(t *testing.T) {
 		at := time.Unix(v.Timestamp, 0)
 		got := Sign([][]byte{key}, v.ID, at, []byte(v.Body))
 		if v.Key != "" {
-			k := expect.Value(ParseIdentity(v.Key))(t)
-			got += " " + NewIdentity(k).Sign(v.ID, at, []byte(v.Body))
+			got += " " + NewIdentity(expect.Value(ParseIdentity(v.Key))(t)).Sign(v.ID, at, []byte(v.Body))
 		}
 		if *update {
 			vectors[i].Signature = got

@@ -113,20 +113,17 @@ func keys(t *testing.T) (private []byte, s *Sealer, o *Opener) {
 
 func sealer(t *testing.T, public []byte) *Sealer {
 	t.Helper()
-	s := expect.Value(NewSealer(public))(t)
-	return s
+	return expect.Value(NewSealer(public))(t)
 }
 
 func opener(t *testing.T, private []byte) *Opener {
 	t.Helper()
-	o := expect.Value(NewOpener(private))(t)
-	return o
+	return expect.Value(NewOpener(private))(t)
 }
 
 func seal(t *testing.T, s *Sealer, secret []byte, b Binding) []byte {
 	t.Helper()
-	sealed := expect.Value(s.Seal(t.Context(), secret, b))(t)
-	return sealed
+	return expect.Value(s.Seal(t.Context(), secret, b))(t)
 }
 
 func TestSealing(t *testing.T) {
@@ -271,8 +268,7 @@ func TestDropKeys_KeepsTheSealingKeyAndKeysInUse(t *testing.T) {
 	seal := func() {
 		t.Helper()
 		s := expect.Value(NewSealer(public))(t)
-		text := expect.Value(s.Seal(t.Context(), []byte("secret"), Binding{}))(t)
-		sealed = append(sealed, text)
+		sealed = append(sealed, expect.Value(s.Seal(t.Context(), []byte("secret"), Binding{}))(t))
 	}
 	seal()
 	for range 3 {

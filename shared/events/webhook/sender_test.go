@@ -110,8 +110,7 @@ func TestSend_Headers(t *testing.T) {
 	})
 
 	t.Run("WHK-05 a v1a signature next to v1 verifies with the published key set", func(t *testing.T) {
-		key := expect.Value(ParseIdentity(GenerateIdentity()))(t)
-		id := NewIdentity(key)
+		id := NewIdentity(expect.Value(ParseIdentity(GenerateIdentity()))(t))
 		got := send(t, open(t, Options{Identity: id}), request(srv.URL))
 		v1, v1a, ok := strings.Cut(got.header.Get(HeaderSignature), " ")
 		if !ok || !strings.HasPrefix(v1, "v1,") || !strings.HasPrefix(v1a, "v1a,") {

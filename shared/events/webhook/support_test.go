@@ -199,8 +199,7 @@ func pool(srv *httptest.Server) *x509.CertPool {
 func portOf(tb testing.TB, raw string) uint16 {
 	tb.Helper()
 	u := expect.Value(url.Parse(raw))(tb)
-	n := expect.Value(strconv.ParseUint(u.Port(), 10, 16))(tb)
-	return uint16(n)
+	return uint16(expect.Value(strconv.ParseUint(u.Port(), 10, 16))(tb))
 }
 
 // startTCP starts a TCP server that passes each connection to handle, until the test ends, and returns its address.
@@ -349,8 +348,7 @@ func baseline(t *testing.T) (check func()) {
 
 func countDescriptors(t *testing.T) int {
 	t.Helper()
-	all := expect.Value(os.ReadDir("/proc/self/fd"))(t)
-	return len(all)
+	return len(expect.Value(os.ReadDir("/proc/self/fd"))(t))
 }
 
 // rests fails if the process uses more than a fifteenth of a core for a while. A goroutine in a busy loop would use a

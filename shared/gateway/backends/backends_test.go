@@ -275,8 +275,7 @@ func encodePEM(t *testing.T, kind string, der []byte, err error) string {
 // encodeJWK returns a key as JWK.
 func encodeJWK(t *testing.T, key any, id, alg string) string {
 	t.Helper()
-	text := expect.Value(json.Marshal(jose.JSONWebKey{Key: key, KeyID: id, Algorithm: alg}))(t)
-	return string(text)
+	return string(expect.Value(json.Marshal(jose.JSONWebKey{Key: key, KeyID: id, Algorithm: alg}))(t))
 }
 
 // GWN-27: instead of a secret, the client can sign an assertion with a key of any usual kind and format.

@@ -133,8 +133,7 @@ func TestExchangedTokensAreCached(t *testing.T) {
 		b, _ := exchanging(a, api.Exchange{Audience: "b"})
 		get := func(caller, want string, asked int) {
 			t.Helper()
-			got := expect.Value(b.exchangeToken(t.Context(), caller))(t)
-			expect.Equal(t, "the token", got, "Bearer "+want)
+			expect.Equal(t, "the token", expect.Value(b.exchangeToken(t.Context(), caller))(t), "Bearer "+want)
 			expect.Equal(t, "requests", a.count(), asked)
 		}
 		long, short := callerOf("ann", 3*time.Hour), callerOf("ann", 10*time.Minute)

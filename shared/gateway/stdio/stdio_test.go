@@ -82,8 +82,7 @@ func newFixture(t *testing.T, kind string, change ...func(*Transport, *api.Comma
 // session begins a session of a principal.
 func (f *fixture) session(holder string) string {
 	f.Helper()
-	k := expect.Value(f.client.Initialize(f.Context(), upstream.Declared{Version: spec.V20251125, Holder: holder}))(f)
-	return k.Session
+	return expect.Value(f.client.Initialize(f.Context(), upstream.Declared{Version: spec.V20251125, Holder: holder}))(f).Session
 }
 
 // send calls a tool in a session, or in 2026-07-28 without one. params has further members of params.
@@ -100,8 +99,7 @@ func (f *fixture) send(ctx context.Context, session, tool, params string) (*upst
 // call calls a tool and returns the text of its result.
 func (f *fixture) call(session, tool, params string) string {
 	f.Helper()
-	text := expect.Value(f.try(session, tool, params))(f)
-	return text
+	return expect.Value(f.try(session, tool, params))(f)
 }
 
 func (f *fixture) try(session, tool, params string) (string, error) {
@@ -129,8 +127,7 @@ func textOf(result json.RawMessage, err error) (string, error) {
 // next returns the next message of a call.
 func next(t *testing.T, x *upstream.Exchange) upstream.Message {
 	t.Helper()
-	m := expect.Value(x.Next(t.Context()))(t)
-	return m
+	return expect.Value(x.Next(t.Context()))(t)
 }
 
 // startCount returns how many processes have started.
@@ -540,8 +537,7 @@ func TestMessagesFindTheirRequests(t *testing.T) {
 	})
 	t.Run("GWN-26 a call of 2026-07-28 whose stream is closed is cancelled", func(t *testing.T) {
 		f := newFixture(t, "modern")
-		x := expect.Value(f.send(t.Context(), "", "hang", ""))(t)
-		x.Close()
+		expect.Value(f.send(t.Context(), "", "hang", ""))(t).Close()
 		eventually(t, "the process gets the cancellation", func() bool { return f.call("", "cancelled", "") != "" })
 	})
 	t.Run("GWN-26 changes of lists reach the gateway's stream, and a listen by its id", func(t *testing.T) {
@@ -571,8 +567,7 @@ func TestPlaces(t *testing.T) {
 		return err == nil
 	}
 	busy := func(f *fixture, session string) {
-		x := expect.Value(f.send(f.Context(), session, "hang", ""))(f)
-		f.Cleanup(x.Close)
+		f.Cleanup(expect.Value(f.send(f.Context(), session, "hang", ""))(f).Close)
 	}
 	t.Run("GWN-26 at a principal's limit, its session that was unused for longest ends", func(t *testing.T) {
 		f := newFixture(t, "legacy", limit(10, 2))

@@ -67,14 +67,12 @@ func create(t *testing.T, s *session.Store) *session.Session {
 
 func createUnused(t *testing.T, s *session.Store) *session.Session {
 	t.Helper()
-	made := expect.Value(s.Create(t.Context(), session.Session{Workspace: alice.Workspace, Principal: alice.ID}))(t)
-	return made
+	return expect.Value(s.Create(t.Context(), session.Session{Workspace: alice.Workspace, Principal: alice.ID}))(t)
 }
 
 func load(t *testing.T, s *session.Store, id string) *session.Session {
 	t.Helper()
-	sess := expect.Value(s.Load(t.Context(), id, alice, false))(t)
-	return sess
+	return expect.Value(s.Load(t.Context(), id, alice, false))(t)
 }
 
 func subscribe(t *testing.T, s *session.Store, sess *session.Session, uri string) {
@@ -168,8 +166,7 @@ func TestASubscriptionLivesAsLongAsItsSession(t *testing.T) {
 
 func stored(t *testing.T, db store.DB, partition store.Key) []store.Item {
 	t.Helper()
-	page := expect.Value(db.Query(t.Context(), store.Query{Table: partition.Table, Partition: partition.Partition}))(t)
-	return page.Items
+	return expect.Value(db.Query(t.Context(), store.Query{Table: partition.Table, Partition: partition.Partition}))(t).Items
 }
 
 func TestTakeOver(t *testing.T) {

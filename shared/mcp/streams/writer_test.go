@@ -14,7 +14,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -52,8 +51,7 @@ func newListen(t *testing.T) (*Writer, *written) {
 	t.Helper()
 	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1}))(t)
 	t.Cleanup(func() { _ = db.Close() })
-	sealer := expect.Value(eventlog.NewSealer(make([]byte, 32)))(t)
-	tails := stream.New(&eventlog.Log{DB: db}, db, sealer)
+	tails := stream.New(&eventlog.Log{DB: db}, db, expect.Value(eventlog.NewSealer(make([]byte, 32)))(t))
 	t.Cleanup(tails.Close)
 	out := &written{}
 	w := &Writer{
@@ -140,24 +138,6 @@ func TestEndReasons(t *testing.T) {
 		"what fails as the client leaves": {open.WithContext(gone), fault.New(fault.Unavailable, "x"), "client_closed"},
 	} {
 		expect.Equal(t, name, endReason(tc.r, tc.why), tc.want)
-	}
-}
-
-// BenchmarkSendEvent measures the way of one event through one open listen.
-func BenchmarkSendEvent(b *testing.B) {
-	cat := expect.Value(catalog.Parse([]byte("events: [{name: ci.deploy, uri: 'event://ci/deploy', description: Deployed., payloadSchema: {type: object}}]")))(b)
-	st := &Streams{Catalogs: method.Catalogs{Source: catalog.NewStatic(cat)}, Timing: method.Timing{Heartbeat: time.Hour}}
-	o := &Writer{
-		Streams: st, Caller: Caller{Principal: auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}, checked: time.Now()},
-		subscriptionID: []byte("1"), out: sse.NewWriter(discarded{}, 0),
-	}
-	d := stream.Delivery{
-		Event:  &event.Event{ID: event.NewID(), Name: "ci.deploy", URI: "event://ci/deploy", Data: []byte(`{"n":1,"text":"` + strings.Repeat("x", 500) + `"}`)},
-		Cursor: strings.Repeat("c", 50),
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		expect.OK(b, o.deliver(context.Background(), d))
 	}
 }
 

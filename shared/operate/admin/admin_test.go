@@ -489,8 +489,7 @@ func TestEvents(t *testing.T) {
 		req.Header = http.Header{"Authorization": {"Bearer op"}, "Content-Type": {"application/json"}, "Content-Encoding": {"gzip"}}
 		resp := expect.Value(http.DefaultClient.Do(req))(t)
 		defer resp.Body.Close()
-		raw := expect.Value(io.ReadAll(resp.Body))(t)
-		f.validate(resp, raw)
+		f.validate(resp, expect.Value(io.ReadAll(resp.Body))(t))
 		expect.Equal(t, "the status", resp.StatusCode, http.StatusUnsupportedMediaType)
 	})
 }

@@ -173,8 +173,7 @@ func inFiles(t *testing.T, dir, text string) (n int) {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {
-		b := expect.Value(os.ReadFile(file))(t)
-		n += bytes.Count(b, []byte(text))
+		n += bytes.Count(expect.Value(os.ReadFile(file))(t), []byte(text))
 	}
 	return n
 }

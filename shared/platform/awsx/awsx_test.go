@@ -104,8 +104,7 @@ func TestRequestBodiesAreReadWithoutWriteTo(t *testing.T) {
 	s := &server{}
 	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, s.start(t), &writesItself{Reader: strings.NewReader("body")}))(t)
 	req.ContentLength = 4
-	resp := expect.Value(NewHTTPClient(requestLimit).Do(req))(t)
-	resp.Body.Close()
+	expect.Value(NewHTTPClient(requestLimit).Do(req))(t).Body.Close()
 	expect.Equal(t, "bytes at the server", s.received, 4)
 }
 
@@ -244,9 +243,7 @@ func TestResponseBodiesCanBeReadAfterDo(t *testing.T) {
 	})}
 	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://aws.example", http.NoBody))(t)
 	resp := expect.Value(c.Do(req))(t)
-	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "body" {
-		t.Errorf("got %q, %v, want body", b, err)
-	}
+	expect.Equal(t, "the body", string(expect.Value(io.ReadAll(resp.Body))(t)), "body")
 	if err := resp.Body.Close(); err != nil {
 		t.Error(err)
 	}

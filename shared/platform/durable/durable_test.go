@@ -18,9 +18,7 @@ func TestNamesAreSynced(t *testing.T) {
 	file, renamed := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	expect.OK(t, WriteFile(file, []byte("content")))
 	expect.OK(t, Rename(file, renamed))
-	if b, err := os.ReadFile(renamed); err != nil || string(b) != "content" {
-		t.Errorf("got %q, %v, want the content", b, err)
-	}
+	expect.Equal(t, "the content", string(expect.Value(os.ReadFile(renamed))(t)), "content")
 	if want := []string{dir, dir}; !slices.Equal(synced, want) {
 		t.Errorf("OPS-16: got the synced directories %q, want %q", synced, want)
 	}

@@ -36,8 +36,6 @@ func TestTheURLOfAServer(t *testing.T) {
 		}
 	}
 	for _, url := range []string{"http://127.0.0.1:8080", "https://events.example.com", "https://[::1]:65535"} {
-		if got, err := (httpcall.Server{URL: url}).Endpoint("/mcp"); err != nil || got != url+"/mcp" {
-			t.Errorf("OPS-10 %s: got %q, %v", url, got, err)
-		}
+		expect.Equal(t, "OPS-10 "+url, expect.Value((httpcall.Server{URL: url}).Endpoint("/mcp"))(t), url+"/mcp")
 	}
 }

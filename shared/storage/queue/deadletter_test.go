@@ -25,8 +25,7 @@ func letter(t testing.TB, body []byte, reason string, faults any) queue.DeadLett
 	if len(out.Body) > queue.MaxBody || !utf8.Valid(out.Body) || strings.ContainsAny(string(out.Body), "\uFFFE\uFFFF") {
 		t.Fatalf("a letter of %d bytes is nothing that a queue takes", len(out.Body))
 	}
-	l := expect.Value(queue.ParseDeadLetter(out.Body))(t)
-	return l
+	return expect.Value(queue.ParseDeadLetter(out.Body))(t)
 }
 
 func TestADeadLetterTellsItsOrigin(t *testing.T) {

@@ -44,8 +44,7 @@ func testWriteAndRead(t *testing.T, db store.DB) {
 		version int64
 		changes bool
 	}{{"one", 1, true}, {"one", 1, false}, {"two", 2, true}, {"", 3, true}} {
-		old := expect.Value(Read(ctx, db, "d"))(t)
-		e := Edit{Old: old, Text: []byte(step.text)}
+		e := Edit{Old: expect.Value(Read(ctx, db, "d"))(t), Text: []byte(step.text)}
 		if err := Write(ctx, db, e); e.Version() != step.version || e.Changes() != step.changes || err != nil {
 			t.Errorf("step %d: got %d, %v, %v; want %d, %v", i, e.Version(), e.Changes(), err, step.version, step.changes)
 		}

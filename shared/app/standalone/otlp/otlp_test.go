@@ -32,8 +32,7 @@ func TestOTLPMetrics(t *testing.T) {
 	}))
 	defer server.Close()
 	reader := expect.Value(newReader(t.Context(), server.URL))(t)
-	set := expect.Value(metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader))))(t)
-	set.Published(3)
+	expect.Value(metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader))))(t).Published(3)
 	expect.OK(t, reader.Shutdown(context.WithoutCancel(t.Context())))
 	for _, m := range (<-got).GetResourceMetrics()[0].GetScopeMetrics()[0].GetMetrics() {
 		if m.GetName() == metric.EventsPublished && m.GetSum().GetDataPoints()[0].GetAsInt() == 3 {

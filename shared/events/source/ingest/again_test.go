@@ -31,8 +31,7 @@ func (f *fixture) letter(t *testing.T, n int) (queue.DeadLetter, string) {
 		t.Fatalf("%d dead letters", len(f.sent[queue.Dead]))
 	}
 	letter := expect.Value(queue.ParseDeadLetter(f.sent[queue.Dead][n].Body))(t)
-	body := expect.Value(letter.Content())(t)
-	return letter, string(body)
+	return letter, string(expect.Value(letter.Content())(t))
 }
 
 // unfit returns a fixture with one dead letter, for a request that did not fit the catalog, and the letter's body.

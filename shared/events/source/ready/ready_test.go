@@ -77,8 +77,7 @@ func TestWrite(t *testing.T) {
 	all := ready.Providers()
 	files := func(dir string) (texts [2]string) {
 		for i, name := range []string{ready.CatalogFile, ready.ConfigFile} {
-			text := expect.Value(os.ReadFile(filepath.Join(dir, name)))(t)
-			texts[i] = string(text)
+			texts[i] = string(expect.Value(os.ReadFile(filepath.Join(dir, name)))(t))
 		}
 		return texts
 	}

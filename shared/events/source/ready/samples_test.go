@@ -63,8 +63,7 @@ func samples(t *testing.T, provider string) []sample {
 func read(t *testing.T, providers ...ready.Provider) (*catalog.Catalog, *config.Config) {
 	t.Helper()
 	cat := expect.Value(catalog.Parse(ready.Catalog(providers...)))(t)
-	c := expect.Value(config.Parse(ready.Config(providers...)))(t)
-	return cat, c
+	return cat, expect.Value(config.Parse(ready.Config(providers...)))(t)
 }
 
 func sourceOf(t *testing.T, c *config.Config, name string) source.Source {
@@ -140,9 +139,7 @@ func TestSamples(t *testing.T) {
 		used := map[string]bool{} // mappings
 		for _, s := range samples(t, p.Name) {
 			t.Run("SRC-06 "+p.Name+" "+s.File, func(t *testing.T) {
-				if u, err := url.Parse(s.From); err != nil || u.Scheme != "https" {
-					t.Errorf("from is %q, want the URL of a page", s.From)
-				}
+				expect.Equal(t, "the scheme of the page in from", expect.Value(url.Parse(s.From))(t).Scheme, "https")
 				src, now := sourceOf(t, c, s.Want.Source), time.Now()
 				got := try(t, cat, src, s, p.Name, now)
 				used[fmt.Sprint(s.Want.Source, got.Mapping)] = true
@@ -190,8 +187,7 @@ func try(t *testing.T, cat *catalog.Catalog, src source.Source, s sample, provid
 
 // TestNullDraft: a server without draft pull requests sends null for draft.
 func TestNullDraft(t *testing.T) {
-	github := expect.Value(ready.Select("github"))(t)
-	cat, c := read(t, github...)
+	cat, c := read(t, expect.Value(ready.Select("github"))(t)...)
 	for _, s := range samples(t, "github") {
 		if s.File != "pull_request.labeled.json" {
 			continue
@@ -209,15 +205,13 @@ func instant(t *testing.T, text string) (at time.Time) {
 	if text == "" {
 		return at
 	}
-	at = expect.Value(time.Parse(time.RFC3339, text))(t)
-	return at
+	return expect.Value(time.Parse(time.RFC3339, text))(t)
 }
 
 // document converts a value decoded from YAML to its decoded JSON form.
 func document(t *testing.T, v any) any {
 	t.Helper()
-	text := expect.Value(json.Marshal(v))(t)
-	return decoded(t, text)
+	return decoded(t, expect.Value(json.Marshal(v))(t))
 }
 
 func decoded(t *testing.T, text []byte) (v any) {

@@ -224,8 +224,7 @@ func TestVerify_Signed(t *testing.T) {
 		t.Run("SRC-02 the hash of the text signed by "+s.name, func(t *testing.T) {
 			v := expect.Value(New(s.settings, s.secrets[:2]))(t)
 			signed := func(body, secret string, at time.Time) string {
-				text := expect.Value(v.Verify(Request{Header: s.send([]byte(body), secret, at), Body: []byte(body)}, at))(t)
-				return text
+				return expect.Value(v.Verify(Request{Header: s.send([]byte(body), secret, at), Body: []byte(body)}, at))(t)
 			}
 			first := signed("{}", s.secrets[0], at)
 			if (first != "") != s.bodySigned || first != signed("{}", s.secrets[1], at) {

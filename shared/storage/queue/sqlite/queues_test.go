@@ -36,8 +36,7 @@ func rowsOf(t *testing.T, q *Queues, name queue.Name) (n int64) {
 
 func depth(t *testing.T, q *Queues, name queue.Name) queue.Depth {
 	t.Helper()
-	d := expect.Value(q.Depth(context.Background(), name))(t)
-	return d
+	return expect.Value(q.Depth(context.Background(), name))(t)
 }
 
 func accept(context.Context, []queue.Message) ([]string, error) { return nil, nil }

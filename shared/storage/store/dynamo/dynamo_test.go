@@ -359,8 +359,7 @@ var (
 
 func read(t *testing.T, db store.DB, key store.Key) *store.Item {
 	t.Helper()
-	items := expect.Value(db.Get(t.Context(), key))(t)
-	return items[0]
+	return expect.Value(db.Get(t.Context(), key))(t)[0]
 }
 
 func write(t *testing.T, db store.DB, ops ...store.Op) {

@@ -26,8 +26,7 @@ func lastStamp(t *testing.T, db *DB) int64 {
 	if err != nil || len(page.Items) != 1 {
 		t.Fatalf("%d items, %v", len(page.Items), err)
 	}
-	stamp := expect.Value(strconv.ParseInt(page.Items[0].Sort, 10, 64))(t)
-	return stamp
+	return expect.Value(strconv.ParseInt(page.Items[0].Sort, 10, 64))(t)
 }
 
 func mustWrite(t *testing.T, db *DB, ops ...store.Op) {

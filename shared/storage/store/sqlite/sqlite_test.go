@@ -47,9 +47,7 @@ func TestContainsFindsATextInTheValuesOfEveryTable(t *testing.T) {
 		item := store.Item{Key: store.Key{Table: table, Partition: "AQpartition", Sort: "AQsort"}, Value: []byte(`{"sec":"AQvalue"}`)}
 		expect.OK(t, db.Write(t.Context(), store.Put(item)))
 		for text, want := range map[string]bool{"AQval": true, "aqval": false, "AQpart": false, "AQsort": false} {
-			if got, err := db.Contains(t.Context(), []byte(text)); err != nil || got != want {
-				t.Errorf("%s: contains %q: %v, %v; want %v", table, text, got, err, want)
-			}
+			expect.Equal(t, fmt.Sprintf("%s contains %q", table, text), expect.Value(db.Contains(t.Context(), []byte(text)))(t), want)
 		}
 	}
 }

@@ -200,8 +200,7 @@ func TestTheFileIsForItsOwnerOnly(t *testing.T) {
 	e := openAt(t, path)
 	do(t, e, exec("CREATE TABLE n (i INTEGER)"))
 	for _, suffix := range []string{"", "-wal", "-shm"} {
-		info := expect.Value(os.Stat(path + suffix))(t)
-		expect.Equal(t, fmt.Sprintf("the mode of e.db%s", suffix), info.Mode().Perm(), 0o600)
+		expect.Equal(t, fmt.Sprintf("the mode of e.db%s", suffix), expect.Value(os.Stat(path+suffix))(t).Mode().Perm(), 0o600)
 	}
 }
 

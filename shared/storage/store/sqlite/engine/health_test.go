@@ -156,8 +156,7 @@ func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
 
 func size(t *testing.T, path string) int64 {
 	t.Helper()
-	info := expect.Value(os.Stat(path))(t)
-	return info.Size()
+	return expect.Value(os.Stat(path))(t).Size()
 }
 
 func TestTheFileShrinks(t *testing.T) {
