@@ -157,37 +157,6 @@ func TestSources(t *testing.T) {
 		}
 		expect.Equal(t, "the sources", ids(f.list("foreign", "sources"), "name"), "theirs")
 	})
-	t.Run("SRC-01 a request is tried, with its signature, and nothing comes of it", func(t *testing.T) {
-		before := len(f.list("op", "events?name=ci.build_finished").Items)
-		head := "POST /sources/builds/" + buildKey + " HTTP/1.1\nContent-Type: application/json\nAuthorization: Bearer t0ken\n\n"
-		for _, x := range []struct {
-			source, request string
-			want            object
-		}{
-			{"builds", head + goodBuild, object{"kind": "accepted", "signature": "verified", "mapping": 1.0, "name": "ci.build_finished", "uri": built, "id": "b-1"}},
-			{"builds", "Content-Type: application/json\n\n" + goodBuild, object{"kind": "unverified", "name": "ci.build_finished", "uri": built}},
-			{"builds", head + `{"kind":"build","id":"b-2","n":"many","state":"passed"}`, object{"kind": "unfit"}},
-			{"builds", head + `{"kind":"other"}`, object{"kind": "unmatched", "mapping": nil}},
-			{"alarms", `{"source":"ci","detail-type":"Build","detail":{"build":2,"status":"passed"}}`, object{"kind": "accepted", "uri": built, "signature": nil}},
-		} {
-			body, _ := json.Marshal(map[string]string{"request": x.request})
-			var got struct{ Trials []object }
-			raw := f.call("op", "POST", "sources/"+x.source+"/try", string(body), 200, &got)
-			if len(got.Trials) != 1 {
-				t.Errorf("%s: got %s", x.request, raw)
-				continue
-			}
-			for name, value := range x.want {
-				expect.Equal(t, fmt.Sprintf("%s: %s", x.request, name), got.Trials[0][name], value)
-			}
-			if x.want["kind"] == "unfit" && got.Trials[0]["faults"] == nil || strings.Contains(string(raw), "t0ken") {
-				t.Errorf("%s: got %s", x.request, raw)
-			}
-		}
-		if after := len(f.list("op", "events?name=ci.build_finished").Items); after != before || len(f.list("op", outcomes).Items) != 6 || len(f.list("op", "audit").Items) != 0 {
-			t.Errorf("SRC-01 trying left %d events, was %d", after, before)
-		}
-	})
 	t.Run("OPS-04 what did not fit is a dead letter of the inbox", func(t *testing.T) {
 		f.eventually("it is in the list", func() bool { return len(f.list("op", "dead-letters?queue=inbox").Items) == 1 })
 	})
