@@ -140,10 +140,3 @@ func TestEndReasons(t *testing.T) {
 		expect.Equal(t, name, endReason(tc.r, tc.why), tc.want)
 	}
 }
-
-// discarded is a response without a reader.
-type discarded struct{}
-
-func (discarded) Header() http.Header         { return http.Header{} }
-func (discarded) Write(b []byte) (int, error) { return len(b), nil }
-func (discarded) WriteHeader(int)             {}
