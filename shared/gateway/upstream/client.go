@@ -3,6 +3,7 @@
 //
 //	client.go     requests
 //	connection.go the connections for them
+//	direct.go     requests without TLS
 //	exchange.go   the messages of an answer, which is JSON or a stream
 //	ask.go        the gateway's own requests: discover, initialize, lists
 //

@@ -17,6 +17,7 @@ func NewHTTP() *http.Client {
 	t.MaxIdleConnsPerHost, t.IdleConnTimeout = maxResting, RestTime
 	t.MaxResponseHeaderBytes = 64 << 10
 	t.DialContext = counting(t.DialContext)
+	t.RegisterProtocol("http", &direct{transport: t, resting: map[string][]*directConn{}})
 	return &http.Client{
 		Transport:     t,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

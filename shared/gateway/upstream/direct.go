@@ -1,0 +1,269 @@
+package upstream
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// direct sends requests without TLS, and handles each in the goroutine of its caller. [http.Transport] hands a request to one goroutine of
+// the connection and gets the response from another one, which takes a sixth of the time that the gateway adds to a call.
+//
+// direct leaves requests to the transport that it does not handle: with TLS, with a large body, or through a proxy. It is registered with
+// that transport, and uses its settings. Unlike the transport, it does not ask backends to compress their answers.
+type direct struct {
+	transport *http.Transport
+
+	mu      sync.Mutex
+	resting map[string][]*directConn // the idle connections by address, the latest last
+}
+
+const (
+	// maxDirect limits the size of a request's body. The buffers of a connection hold that much, so a backend that responds before it
+	// reads the body does not block the request.
+	maxDirect = 64 << 10
+	// maxInterim limits the responses of the 1xx statuses before the response, as net/http does.
+	maxInterim = 5
+)
+
+// RoundTrip implements [http.RoundTripper].
+func (d *direct) RoundTrip(req *http.Request) (*http.Response, error) {
+	address, ok := d.address(req)
+	if !ok {
+		return nil, http.ErrSkipAltProtocol
+	}
+	ctx := req.Context()
+	c, reused, err := d.connect(ctx, address)
+	if err != nil {
+		closeBody(req)
+		return nil, err
+	}
+	release := context.AfterFunc(ctx, func() { _ = c.Close() })
+	resp, err := c.exchange(req)
+	if err != nil {
+		release()
+		_ = c.Close()
+		if reused && req.Method == http.MethodGet && ctx.Err() == nil { // net/http repeats these too
+			return d.RoundTrip(req)
+		}
+		return nil, cmp.Or(context.Cause(ctx), err)
+	}
+	body := &directBody{ReadCloser: resp.Body, ctx: ctx, conn: c, release: release, reusable: !resp.Close}
+	if resp.Body == http.NoBody {
+		body.end(true)
+	}
+	resp.Body = body
+	return resp, nil
+}
+
+// address returns the address to which a request is sent directly. It returns false for a request that is left to the transport.
+func (d *direct) address(req *http.Request) (string, bool) {
+	host := req.URL.Hostname()
+	unknown := req.ContentLength <= 0 && req.Body != nil && req.Body != http.NoBody
+	international := strings.ContainsFunc(host, func(r rune) bool { return r > '~' })
+	if host == "" || unknown || international || req.ContentLength > maxDirect {
+		return "", false
+	}
+	if d.transport.Proxy != nil {
+		if proxy, err := d.transport.Proxy(req); proxy != nil || err != nil {
+			return "", false
+		}
+	}
+	return net.JoinHostPort(host, cmp.Or(req.URL.Port(), "80")), true
+}
+
+// connect returns an idle connection that the backend has not closed, or a new one.
+func (d *direct) connect(ctx context.Context, address string) (c *directConn, reused bool, err error) {
+	got := func(c net.Conn, reused bool) {
+		if t := httptrace.ContextClientTrace(ctx); t != nil && t.GotConn != nil {
+			t.GotConn(httptrace.GotConnInfo{Conn: c, Reused: reused})
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, false, context.Cause(ctx)
+	}
+	for idle := d.take(address); idle != nil; idle = d.take(address) {
+		got(idle.Conn, true)
+		if silent(idle.Conn) {
+			return idle, true, nil
+		}
+		_ = idle.Close()
+	}
+	dialed, err := d.transport.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, false, err
+	}
+	got(dialed, false)
+	c = &directConn{Conn: dialed, direct: d, address: address}
+	c.r, c.w = bufio.NewReader(c), bufio.NewWriter(dialed)
+	return c, false, nil
+}
+
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		_ = req.Body.Close()
+	}
+}
+
+// take returns an idle connection, or nil.
+func (d *direct) take(address string) *directConn {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for n := len(d.resting[address]); n > 0; n-- {
+		c := d.resting[address][n-1]
+		d.drop(c)
+		if c.timer != nil {
+			c.timer.Stop()
+		}
+		// The timers of a frozen Lambda function stand still, but its wall clock does not.
+		if limit := d.transport.IdleConnTimeout; limit == 0 || time.Now().Round(0).Sub(c.since) < limit {
+			return c
+		}
+		_ = c.Close()
+	}
+	return nil
+}
+
+// drop removes an idle connection. It reports false if the connection is not idle. The caller holds the lock.
+func (d *direct) drop(c *directConn) bool {
+	all := d.resting[c.address]
+	i := slices.Index(all, c)
+	if i < 0 {
+		return false
+	}
+	if d.resting[c.address] = slices.Delete(all, i, i+1); len(all) == 1 {
+		delete(d.resting, c.address)
+	}
+	return true
+}
+
+// rest keeps a connection for the next request.
+func (d *direct) rest(c *directConn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.resting[c.address]) >= d.transport.MaxIdleConnsPerHost {
+		_ = c.Close()
+		return
+	}
+	c.since = time.Now().Round(0)
+	d.resting[c.address] = append(d.resting[c.address], c)
+	switch limit := d.transport.IdleConnTimeout; {
+	case limit == 0: // no limit
+	case c.timer == nil:
+		c.timer = time.AfterFunc(limit, func() { d.expire(c) })
+	default:
+		c.timer.Reset(limit)
+	}
+}
+
+// expire closes a connection that was idle for too long.
+func (d *direct) expire(c *directConn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.drop(c) {
+		_ = c.Close()
+	}
+}
+
+// directConn is a connection to a backend. One request at a time uses it.
+type directConn struct {
+	net.Conn
+	direct  *direct
+	address string
+	r       *bufio.Reader
+	w       *bufio.Writer
+	header  bool  // while the header of a response is read
+	left    int64 // the number of bytes that the header may still have
+
+	// Guarded by direct.mu.
+	since time.Time   // when it became idle
+	timer *time.Timer // closes it when it was idle for too long; nil without a limit
+}
+
+// exchange sends a request and reads the header of the response.
+func (c *directConn) exchange(req *http.Request) (*http.Response, error) {
+	if err := req.Write(c.w); err != nil {
+		return nil, err
+	}
+	if err := c.w.Flush(); err != nil {
+		return nil, err
+	}
+	c.header = true
+	defer func() { c.header = false }()
+	for range maxInterim + 1 {
+		c.left = cmp.Or(c.direct.transport.MaxResponseHeaderBytes, http.DefaultMaxHeaderBytes)
+		resp, err := http.ReadResponse(c.r, req)
+		switch {
+		case err != nil:
+			return nil, err
+		case resp.StatusCode == http.StatusSwitchingProtocols:
+			return nil, errors.New("upstream: the backend switches protocols")
+		case resp.StatusCode >= http.StatusOK:
+			return resp, nil
+		}
+	}
+	return nil, errors.New("upstream: too many 1xx responses")
+}
+
+// Read reads from the connection, and limits the header of a response.
+func (c *directConn) Read(p []byte) (int, error) {
+	if !c.header {
+		return c.Conn.Read(p)
+	}
+	if c.left <= 0 {
+		return 0, fmt.Errorf("upstream: the header of the response is longer than %d bytes", c.direct.transport.MaxResponseHeaderBytes)
+	}
+	n, err := c.Conn.Read(p[:min(int64(len(p)), c.left)])
+	c.left -= int64(n)
+	return n, err
+}
+
+// directBody is the body of a response. It may be closed while it is read.
+type directBody struct {
+	io.ReadCloser
+	ctx      context.Context // of the request
+	conn     *directConn
+	release  func() bool // stops ctx from closing the connection
+	reusable bool
+	once     sync.Once
+}
+
+func (b *directBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		cause := context.Cause(b.ctx)
+		b.end(err == io.EOF)
+		if err != io.EOF {
+			err = cmp.Or(cause, err)
+		}
+	}
+	return n, err
+}
+
+// Close implements [io.Closer]. It closes the connection unless the body was read to its end.
+func (b *directBody) Close() error {
+	b.end(false)
+	return nil
+}
+
+// end keeps the connection for the next request if the response was read to its end, and otherwise closes it.
+func (b *directBody) end(whole bool) {
+	b.once.Do(func() {
+		live := b.release()
+		if whole && live && b.reusable && b.conn.r.Buffered() == 0 {
+			b.conn.direct.rest(b.conn)
+			return
+		}
+		_ = b.conn.Close()
+	})
+}

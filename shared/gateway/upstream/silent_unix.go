@@ -1,0 +1,30 @@
+//go:build unix
+
+package upstream
+
+import (
+	"net"
+	"syscall"
+)
+
+// silent reports whether a connection is open and nothing has arrived on it, as far as the operating system can tell.
+func silent(c net.Conn) bool {
+	if k, ok := c.(*counted); ok {
+		c = k.Conn
+	}
+	of, ok := c.(syscall.Conn)
+	if !ok {
+		return true // not a socket
+	}
+	raw, err := of.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var failure error
+	err = raw.Read(func(fd uintptr) bool {
+		var b [1]byte
+		_, failure = syscall.Read(int(fd), b[:]) // does not wait
+		return true
+	})
+	return err == nil && failure == syscall.EAGAIN
+}
