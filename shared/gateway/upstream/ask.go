@@ -2,12 +2,11 @@ package upstream
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 
@@ -31,9 +30,7 @@ func Refused(err error) bool {
 // FreshID returns a random id for a request of the gateway's own. It is below 2^53, so that it survives backends that parse numbers
 // as doubles.
 func FreshID() json.RawMessage {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails (Go 1.24)
-	return strconv.AppendUint(nil, binary.BigEndian.Uint64(b[:])>>11, 10)
+	return strconv.AppendUint(nil, rand.Uint64()>>11, 10)
 }
 
 // Known is a backend's description of itself.

@@ -52,7 +52,10 @@ type Exchange struct {
 
 // begin prepares the body for reading, or returns an error if it contains no message.
 func (x *Exchange) begin(resp *http.Response, r Request) error {
-	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	media := resp.Header.Get("Content-Type")
+	if media != "application/json" { // nearly all answers need no parsing
+		media, _, _ = mime.ParseMediaType(media)
+	}
 	ok := succeeded(resp)
 	switch {
 	case !ok && media == "application/json" && x.answers(r):
