@@ -294,8 +294,13 @@ func (g Guard) logHost(r *http.Request) {
 
 // onLoopback reports whether the request arrived on a loopback address. On Lambda, requests have no address.
 func onLoopback(r *http.Request) bool {
-	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return ok && addr != nil && Loopback(addr.String())
+	switch addr := r.Context().Value(http.LocalAddrContextKey).(type) {
+	case *net.TCPAddr: // as for nearly all requests, and without the text of the address
+		return addr.IP.IsLoopback()
+	case net.Addr:
+		return Loopback(addr.String())
+	}
+	return false
 }
 
 // Loopback reports whether a host, with or without a port, is "localhost" or a loopback address.
