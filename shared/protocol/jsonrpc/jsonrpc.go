@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
+	"slices"
 	"strconv"
 	"unicode/utf8"
 
@@ -210,6 +211,7 @@ func SameID(got, sent json.RawMessage) bool {
 
 // AppendRequest appends a request. params is a JSON object or nil.
 func AppendRequest(dst []byte, id json.RawMessage, method string, params json.RawMessage) []byte {
+	dst = slices.Grow(dst, len(`{"jsonrpc":"2.0","id":,"method":"","params":}`)+len(id)+len(method)+len(params))
 	dst = append(append(dst, `{"jsonrpc":"2.0","id":`...), id...)
 	dst = AppendString(append(dst, `,"method":`...), method)
 	if params != nil {
