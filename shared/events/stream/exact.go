@@ -408,12 +408,13 @@ func (at *position) leaveBack(s *source) {
 // recent remembers recently returned entries, oldest first. With it a feed drops entries that it reads twice, from the past
 // and the tail of a partition or from overlapping partitions.
 type recent struct {
-	keys  map[string]handedOut
-	order []string
+	ids   map[string]struct{}
+	order []handedOut
 }
 
-// handedOut is the position of an entry that was returned.
+// handedOut is an entry that was returned, and its position.
 type handedOut struct {
+	id     string
 	key    int64
 	placed bool // its partition has a place of its own in cursors
 }
@@ -423,32 +424,37 @@ type handedOut struct {
 const maxRecent = 4096
 
 func (r *recent) add(id string, key int64, placed bool) bool {
-	if _, ok := r.keys[id]; ok {
+	if _, ok := r.ids[id]; ok {
 		return false
 	}
-	if r.keys == nil {
-		r.keys = map[string]handedOut{}
+	if r.ids == nil {
+		r.ids = map[string]struct{}{}
 	}
 	if len(r.order) >= maxRecent {
-		delete(r.keys, r.order[0])
-		r.order = r.order[1:]
+		r.forget()
 	}
-	r.keys[id] = handedOut{key, placed}
-	r.order = append(r.order, id)
+	r.ids[id] = struct{}{}
+	r.order = append(r.order, handedOut{id, key, placed})
 	return true
+}
+
+// forget removes the oldest entry.
+func (r *recent) forget() {
+	delete(r.ids, r.order[0].id)
+	r.order[0] = handedOut{} // releases the id
+	r.order = r.order[1:]
 }
 
 // idsAfter returns the ids of the entries with a greater key, and forgets old entries. If places is true, it leaves out entries
 // of partitions with a place in the cursor.
 func (r *recent) idsAfter(at int64, places bool) []string {
-	for len(r.order) > 0 && r.keys[r.order[0]].key < at-2*eventlog.Window.Microseconds() {
-		delete(r.keys, r.order[0])
-		r.order = r.order[1:]
+	for len(r.order) > 0 && r.order[0].key < at-2*eventlog.Window.Microseconds() {
+		r.forget()
 	}
 	var ids []string
-	for _, id := range r.order {
-		if h := r.keys[id]; h.key > at && !(places && h.placed) {
-			if ids = append(ids, id); len(ids) > eventlog.MaxSent {
+	for _, h := range r.order {
+		if h.key > at && !(places && h.placed) {
+			if ids = append(ids, h.id); len(ids) > eventlog.MaxSent {
 				return ids
 			}
 		}
