@@ -466,7 +466,7 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 		expect.Equal(t, "the notifications that it listens for", filter(1), `{"promptsListChanged":false,"resourceSubscriptions":["x://1"],"resourcesListChanged":false,"toolsListChanged":false}`)
 		until(t, "both are open", func() bool { return s.open() == 2 })
 		// The relay announces an update when the subscription takes effect, which is when the relay has read the acknowledgment. A
-		// client that unsubscribes earlier gets none, because it no longer wants it. So the test waits for it.
+		// client that unsubscribes earlier is not told, because it no longer wants the resource. So the test waits for it.
 		l.has(t, `r default b notifications/resources/updated {"uri":"x://1"}`)
 		unsubscribe(t, g, wants("x://1", "s1"))
 		s.only(t, 2)
