@@ -248,7 +248,7 @@ func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
 
 // Check returns an error of kind fault.Forbidden for a request
 //
-//   - with an Origin that is not allowed,
+//   - with an Origin that is not allowed, or with several,
 //   - without an Origin that a browser sends on behalf of another site, for example for an image, or
 //   - that arrived on a loopback address with another host name (DNS rebinding).
 func (g Guard) Check(r *http.Request) error {
@@ -257,7 +257,7 @@ func (g Guard) Check(r *http.Request) error {
 		g.logHost(r)
 		return fault.New(fault.Forbidden, "the Host %.128q is not allowed here; a server behind a proxy allows it with --allowed-hosts", r.Host)
 	}
-	origin := r.Header.Get("Origin")
+	origin := strings.Join(r.Header.Values("Origin"), ", ") // a list equals no allowed origin
 	switch {
 	case origin == "" && r.Header.Get("Sec-Fetch-Site") == "cross-site":
 		return fault.New(fault.Forbidden, "a page of another site cannot make this request")

@@ -184,14 +184,17 @@ func TestGuard(t *testing.T) {
 		"a script of this host":        {local, "localhost:8080", "", true, "same-origin"},
 		"an address that was typed":    {local, "localhost:8080", "", true, "none"},
 		"a configured origin by CORS":  {public, "events.example.com", "https://console.example.com", true, "cross-site"},
-		"on Lambda":                    {nil, "x.lambda-url.us-east-1.on.aws", "", true, ""},
+		"an allowed origin and another": {
+			public, "events.example.com", "https://console.example.com then https://evil.example", false, "",
+		},
+		"on Lambda": {nil, "x.lambda-url.us-east-1.on.aws", "", true, ""},
 	} {
 		t.Run("AUT-06 "+name, func(t *testing.T) {
 			r := httptest.NewRequest(http.MethodPost, "/", nil)
 			r.Host = tc.host
 			r.Header.Set("Sec-Fetch-Site", tc.site)
 			if tc.origin != "" {
-				r.Header.Set("Origin", tc.origin)
+				r.Header["Origin"] = strings.Split(tc.origin, " then ")
 			}
 			if tc.addr != nil {
 				r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, tc.addr))

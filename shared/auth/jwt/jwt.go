@@ -381,14 +381,15 @@ func (c *claims) text(name string) string {
 }
 
 // scopes returns the scopes that begin with the prefix, and removes the prefix. They are in the claim scope (RFC 9068, section 2.2.3), or
-// in scp, which some servers use instead. Each is an array or a space-separated string.
+// in scp, which some servers use instead. Each is an array or a string in which spaces, and no other characters, separate scopes
+// (RFC 6749, section 3.3).
 func (c *claims) scopes(prefix string) []string {
 	var scopes []string
 	for _, name := range []string{"scope", "scp"} {
 		for _, text := range values(c.all[name]) {
-			for s := range strings.FieldsSeq(text) {
+			for s := range strings.SplitSeq(text, " ") {
 				s, ours := strings.CutPrefix(s, prefix)
-				if ours && !slices.Contains(scopes, s) {
+				if ours && s != "" && !slices.Contains(scopes, s) {
 					scopes = append(scopes, s)
 				}
 			}

@@ -76,13 +76,13 @@ func (w *world) refuse(t *testing.T, kind fault.Kind, token string) {
 // TestGoodTokens shows who the holder of a token is (AUT-01).
 func TestGoodTokens(t *testing.T) {
 	w := start(t, nil)
-	p := w.accept(t, w.provider.Token("alice", "events:read events:subscribe", claims{
-		"scp": []string{"github", "events:read"}, "org": "acme", "team": []any{"red", 7, true}, "tenant": 42, "nested": claims{"a": "b"},
+	p := w.accept(t, w.provider.Token("alice", "events:read  events:subscribe", claims{
+		"scp": []string{"github", "events:read", "other\u00a0events:operate"}, "org": "acme", "team": []any{"red", 7, true}, "tenant": 42, "nested": claims{"a": "b"},
 	}))
 	if want := jwt.PrincipalID(w.provider.Issuer, "sub", "alice"); p.ID != want || !auth.ValidPrincipal(p.ID) || p.Workspace != "default" || p.Anonymous {
 		t.Errorf("got %+v, want %s", p, want)
 	}
-	if want := []string{"events:read", "events:subscribe", "github"}; !slices.Equal(p.Scopes, want) {
+	if want := []string{"events:read", "events:subscribe", "github", "other\u00a0events:operate"}; !slices.Equal(p.Scopes, want) {
 		t.Errorf("got scopes %v, want %v", p.Scopes, want)
 	}
 	for name, want := range map[string][]string{"org": {"acme"}, "team": {"red", "7"}, "tenant": {"42"}, "nested": nil} {
