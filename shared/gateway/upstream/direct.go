@@ -53,7 +53,7 @@ func (d *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		release()
 		_ = c.Close()
-		if reused && req.Method == http.MethodGet && ctx.Err() == nil { // net/http repeats these too
+		if reused && !c.answered && req.Method == http.MethodGet && ctx.Err() == nil { // net/http repeats these too
 			return d.RoundTrip(req)
 		}
 		return nil, cmp.Or(context.Cause(ctx), err)
@@ -101,7 +101,7 @@ func (d *direct) connect(ctx context.Context, address string) (c *directConn, re
 	}
 	dialed, err := d.transport.DialContext(ctx, "tcp", address)
 	if err != nil {
-		return nil, false, err
+		return nil, false, cmp.Or(context.Cause(ctx), err)
 	}
 	got(dialed, false)
 	c = &directConn{Conn: dialed, direct: d, address: address}
@@ -178,12 +178,13 @@ func (d *direct) expire(c *directConn) {
 // directConn is a connection to a backend. One request at a time uses it.
 type directConn struct {
 	net.Conn
-	direct  *direct
-	address string
-	r       *bufio.Reader
-	w       *bufio.Writer
-	header  bool  // while the header of a response is read
-	left    int64 // the number of bytes that the header may still have
+	direct   *direct
+	address  string
+	r        *bufio.Reader
+	w        *bufio.Writer
+	answered bool  // whether a part of the response has arrived
+	header   bool  // while the header of a response is read
+	left     int64 // the number of bytes that the header may still have
 
 	// Guarded by direct.mu.
 	since time.Time   // when it became idle
@@ -198,7 +199,7 @@ func (c *directConn) exchange(req *http.Request) (*http.Response, error) {
 	if err := c.w.Flush(); err != nil {
 		return nil, err
 	}
-	c.header = true
+	c.answered, c.header = false, true
 	defer func() { c.header = false }()
 	for range maxInterim + 1 {
 		c.left = cmp.Or(c.direct.transport.MaxResponseHeaderBytes, http.DefaultMaxHeaderBytes)
@@ -225,6 +226,7 @@ func (c *directConn) Read(p []byte) (int, error) {
 	}
 	n, err := c.Conn.Read(p[:min(int64(len(p)), c.left)])
 	c.left -= int64(n)
+	c.answered = c.answered || n > 0
 	return n, err
 }
 

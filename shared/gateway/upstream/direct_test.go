@@ -9,11 +9,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -48,6 +50,7 @@ func serveRaw(t *testing.T, serve func(c net.Conn, requests func() bool)) (clien
 		}
 	})
 	client = &Client{URL: "http://" + l.Addr().String() + "/mcp", HTTP: NewHTTP()}
+	client.HTTP.Transport.(*http.Transport).IdleConnTimeout = 0 // however long a test takes
 	t.Cleanup(func() {
 		_ = l.Close()
 		end()
@@ -117,6 +120,38 @@ func TestConnectionsThatAreUsedAgain(t *testing.T) {
 	}
 }
 
+// GWN-14: given a backend that sends a second response after the first one was read, then the next call gets its own answer, over another
+// connection.
+func TestAnswerBeforeItsRequest(t *testing.T) {
+	var served atomic.Int64
+	read := make(chan struct{})
+	client, connections := serveRaw(t, func(c net.Conn, requests func() bool) {
+		for requests() {
+			_, _ = fmt.Fprintf(c, jsonAnswer, len(result), result)
+			if served.Add(1) == 1 {
+				<-read
+				_, _ = fmt.Fprintf(c, jsonAnswer, 42, `{"jsonrpc":"2.0","id":1,"result":"forged"}`)
+			}
+		}
+	})
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
+		if info.Reused {
+			close(read)
+			for i := 0; i < 5000 && silent(info.Conn); i++ { // until the second response arrives
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}})
+	for range 2 {
+		x, err := client.Post(ctx, Request{Body: []byte(`{}`)})
+		expect.OK(t, err)
+		if got, _, _ := all(t, x); len(got) != 1 || got[0] != result {
+			t.Errorf("got %q, want %s", got, result)
+		}
+	}
+	expect.Equal(t, "connections", connections.Load(), 2)
+}
+
 // GWN-14: a body that ends too early is an error, and not a shorter answer.
 func TestBodyThatIsCutShort(t *testing.T) {
 	client, _ := serveRaw(t, func(c net.Conn, requests func() bool) {
@@ -167,7 +202,21 @@ func TestCancellationClosesTheConnection(t *testing.T) {
 	}
 }
 
-// GWN-07: a client that resumes a stream over a connection that the backend is closing uses another one. A GET may be repeated.
+// A request whose context ends while the client connects returns the cause.
+func TestCancellationWhileConnecting(t *testing.T) {
+	client, cause := &Client{URL: "http://backend.example/mcp", HTTP: NewHTTP()}, errors.New("the caller left")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	client.HTTP.Transport.(*http.Transport).DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		cancel(cause)
+		return nil, ctx.Err()
+	}
+	if _, err := client.Post(ctx, Request{Body: []byte(`{}`)}); !errors.Is(err, cause) {
+		t.Errorf("got %v, want %v", err, cause)
+	}
+}
+
+// GWN-07: a client that resumes a stream over a connection that the backend is closing uses another one. A GET may be repeated, but not
+// after a part of the response has arrived.
 func TestGetIsRepeated(t *testing.T) {
 	var served atomic.Int64
 	client, connections := serveRaw(t, func(c net.Conn, requests func() bool) {
@@ -176,7 +225,10 @@ func TestGetIsRepeated(t *testing.T) {
 			case 2:
 				return // without a response
 			case 3:
-				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: "+result+"\n\n")
+				_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\ndata: %s\n\n", len(result)+8, result)
+				continue
+			case 4:
+				_, _ = io.WriteString(c, "HTTP/1.1 2")
 				return
 			}
 			_, _ = fmt.Fprintf(c, jsonAnswer, len(result), result)
@@ -190,6 +242,11 @@ func TestGetIsRepeated(t *testing.T) {
 	if got, _, _ := all(t, x); len(got) != 1 || got[0] != result {
 		t.Errorf("got %q", got)
 	}
+	if x, err = client.Get(t.Context(), Request{}, "8"); err == nil {
+		x.Close()
+		t.Error("half a response was read as one")
+	}
+	expect.Equal(t, "requests", served.Load(), 4)
 	expect.Equal(t, "connections", connections.Load(), 2)
 }
 
