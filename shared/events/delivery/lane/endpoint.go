@@ -187,8 +187,9 @@ func (l *Lanes) forget() {
 	}
 }
 
-// record updates what is known about an endpoint after an attempt.
-func (l *Lanes) record(e *endpointState, out webhook.Outcome, now time.Time) {
+// record updates what is known about the endpoint of an attempt.
+func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
+	e := l.get(id, target)
 	o := e.origin
 	if out.Internal() {
 		return

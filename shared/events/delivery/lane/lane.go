@@ -280,7 +280,7 @@ func (s *Slot) Done(out webhook.Outcome) {
 	kind, now := s.kind, l.now()
 	s.release()
 	if s.URL != "" {
-		l.record(l.get(s.Endpoint, s.URL), out, now)
+		l.record(s.Endpoint, s.URL, out, now)
 	}
 	if kind == slowSlot {
 		l.grantSlow(s.e, now)

@@ -440,7 +440,7 @@ func TestPausesGrowByAttemptsAndNotByBursts(t *testing.T) {
 	e := l.get("a", url)
 	burst := func(retryAfter time.Duration) time.Duration {
 		for range 50 { // all were under way when the first was refused
-			l.record(e, busy(retryAfter), now)
+			l.record("a", url, busy(retryAfter), now)
 		}
 		pause := e.openUntil.Sub(now)
 		now = e.openUntil
@@ -461,8 +461,8 @@ func TestPausesGrowByAttemptsAndNotByBursts(t *testing.T) {
 		})
 	}
 	t.Run("WHK-09 of a burst the longest Retry-After holds", func(t *testing.T) {
-		l.record(e, busy(time.Hour), now)
-		l.record(e, busy(time.Second), now)
+		l.record("a", url, busy(time.Hour), now)
+		l.record("a", url, busy(time.Second), now)
 		expect.Equal(t, "the pause", e.openUntil.Sub(now), time.Hour)
 	})
 }
@@ -505,7 +505,7 @@ func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {
 			}
 			for _, s := range c.steps {
 				l.mu.Lock()
-				l.record(l.get(urls[s.endpoint], urls[s.endpoint]), s.out, now)
+				l.record(urls[s.endpoint], urls[s.endpoint], s.out, now)
 				l.mu.Unlock()
 			}
 			_, v := l.Reserve(t.Context(), to(urls[0]), Patience{})
