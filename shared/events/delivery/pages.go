@@ -411,6 +411,9 @@ func pageDelay(retries int) time.Duration {
 // attempt, up to [maxPageRetries] times. After that, or if an event can never be written, it becomes a dead letter of the
 // deliveries queue.
 func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subscription.Subscriber, v *visit) []task.Page {
+	if len(v.left) == 0 && v.err == nil {
+		return nil
+	}
 	tasksOf := func(events []event.Event) []task.Page {
 		tasks := task.Pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
 		for i := range tasks {
