@@ -52,13 +52,26 @@ func (d *Dispatcher) mayStart(id string, read time.Time) bool {
 //
 // It returns [errMaybeEnded] if the subscription may have ended since it was read.
 func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscription.Subscriber, e *event.Event, read time.Time) ([]store.Op, error) {
+	del, out, late, err := d.postFirst(ctx, s, sub, e, read)
+	switch {
+	case del == nil || err != nil:
+		return nil, err
+	case late && out.Internal() && ctx.Err() == nil:
+		return nil, d.toSlowLane(ctx, sub, e)
+	}
+	return d.outcomes.Record(ctx, del, sub, e, out)
+}
+
+// postFirst makes the POST of attemptFirst and releases the slot. It returns the delivery and the outcome to record, and reports whether
+// the answer was late. The delivery is nil if there is nothing to record, because it moved to the slow lane or its POST was detached.
+func (d *Dispatcher) postFirst(ctx context.Context, s *lane.Slot, sub *subscription.Subscriber, e *event.Event, read time.Time) (*state.Delivery, webhook.Outcome, bool, error) {
 	out := lane.Unused
 	defer func() { s.Done(out) }()
 	if !s.Start(ctx, sub.Target.URL) {
-		return nil, d.toSlowLane(ctx, sub, e)
+		return nil, out, false, d.toSlowLane(ctx, sub, e)
 	}
 	if !d.mayStart(sub.ID, read) {
-		return nil, errMaybeEnded
+		return nil, out, false, errMaybeEnded
 	}
 	del := state.New(sub, e, d.now())
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -73,12 +86,12 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 			select {
 			case out = <-answer: // while the delivery was stored
 				cancel()
-				detached.Done(out)
-				return d.outcomes.Record(ctx, del, sub, e, out)
+				s = detached
+				return del, out, false, nil
 			default:
 			}
 			d.attempts.Go(func() { d.finishDetached(own, cancel, detached, answer, del, *sub, *e) })
-			return nil, nil
+			return nil, out, true, nil
 		case detached != nil:
 			s = detached
 		default:
@@ -87,16 +100,11 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 			}
 		}
 	}
+	cancel()
 	if late {
-		cancel()
 		out = <-answer // it may have arrived at that moment
 	}
-	cancel()
-	s.Done(out)
-	if late && out.Internal() && ctx.Err() == nil {
-		return nil, d.toSlowLane(ctx, sub, e)
-	}
-	return d.outcomes.Record(ctx, del, sub, e, out)
+	return del, out, late, nil
 }
 
 // awaitFirst waits for an outcome as long as the page waits, and reports whether it arrived. If it takes longer than usual, and
