@@ -296,11 +296,13 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delive
 		r.Timeout, r.Body = s.options.EventsTimeout, del.Control.Body
 		return nil
 	}
-	redacted := *e
-	if redacted.Data, err = match.Redacted(e.Data, sub.Redact); err != nil {
-		return err
+	if len(sub.Redact) > 0 {
+		redacted := *e
+		if redacted.Data, err = match.Redacted(e.Data, sub.Redact); err != nil {
+			return err
+		}
+		e = &redacted
 	}
-	e = &redacted
 	if sub.Origin != subscription.MCPEvents {
 		r.Body = standardBody(e, s.webhookType(ctx, e), sub.ID)
 		return nil
