@@ -119,7 +119,7 @@ func oneToMany(t *testing.T) string {
 		}
 		rows = append(rows, row{number(n), number(rate), lasts(million / rate), dollars(priceWide + waiting(gb, million/pages*groupBatch)), limit})
 	}
-	return table(rows...) + fmt.Sprintf("\nThe server divides the subscribers of the event into %s groups of %.0f, and sends `dispatch` a message for each group.\nAnother %s messages only divide the work. A subscriber takes about %.0f bytes in the table, so reading a group costs %.0f\nread units. All groups are in one partition, from which DynamoDB allows %s read units per second. So the server can read\n%s subscribers per second.\n",
+	return table(rows...) + fmt.Sprintf("\nThe server divides the subscribers of the event into %s groups of %.0f, and sends `dispatch` a message for each group.\nSeveral invocations of `dispatch` send these messages, which takes another %s messages between them.\n\nA subscriber takes about %.0f bytes in the table, so reading a group costs %.0f read units. All groups are in one partition,\nfrom which DynamoDB allows %s read units per second. So the server can read %s subscribers per second.\n",
 		number(pages), million/pages, number(splits), size, units, number(partitionReads), number(reading))
 }
 
@@ -189,7 +189,7 @@ func oneURI() string {
 		rows = append(rows, row{c.order, number(c.workers), number(rate), number(requests), number(units), limit})
 	}
 	again := eventlog.Window.Seconds() * 1_000 * logged / 4 * streamPolls
-	return table(rows...) + fmt.Sprintf("\nA function instance with an open stream of a URI without order reads the events of the last %.0f seconds %.0f times per\nsecond, so that the stream misses no event. At 1,000 events per second, each such instance needs %s read units per\nsecond. The URI has %d DynamoDB partitions, which are enough for %.0f such instances.\n",
+	return table(rows...) + fmt.Sprintf("\nA function instance with an open stream of a URI without order reads the events of the last %.0f seconds %.0f times per\nsecond, so that the stream misses no event. At 1,000 events of 500 B per second, each such instance needs %s read units\nper second. The URI has %d DynamoDB partitions, which are enough for %.0f such instances.\n",
 		eventlog.Window.Seconds(), streamPolls, number(again), eventlog.Shards, math.Floor(eventlog.Shards*partitionReads/again))
 }
 
