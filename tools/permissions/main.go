@@ -201,7 +201,7 @@ func recorded(text string) (map[permission]bool, error) {
 
 func render(functions map[string][]statement) []byte {
 	var b bytes.Buffer
-	b.WriteString("# Permissions\n\nThis page lists what each Lambda function may do in AWS, and for which purpose. `make permissions` generates it from template.yaml, so do not edit it.\n\n" +
+	b.WriteString("# Permissions\n\nThis page lists what each Lambda function may do in AWS, and for which purpose. `make permissions` generates it from template.yaml, so do not edit it. *Local AWS* means the functions on your machine, with emulators of AWS services.\n\n" +
 		"Each function has an IAM role of its own, with only these permissions. If a queue invokes a function, Lambda receives and deletes the queue's\n" +
 		"messages with the function's permissions.\n\n" +
 		"Two kinds of tests compare these permissions with the code. On local AWS, a request without a permission fails, and so does its test. A\n" +
