@@ -50,7 +50,7 @@ func (c *ServeCmd) Run(g *Globals) error {
 	s.LastSettings = true
 	s.Log = g.logger(g.err)
 	slog.SetDefault(s.Log)
-	config.LogFixed(os.LookupEnv, s.Log)
+	config.LogIgnored(os.LookupEnv, s.Log)
 	webhook.MuteTransport()
 	standalone.CollectLessOften()
 	var started atomic.Pointer[standalone.Server]

@@ -77,7 +77,7 @@ func readSettings(getenv func(string) string, needs Needs, log *slog.Logger) (s 
 	if err != nil {
 		return s, err
 	}
-	config.LogFixed(lookup, log)
+	config.LogIgnored(lookup, log)
 	if s.level, err = readLevel(getenv(envLogLevel)); err != nil {
 		return s, err
 	}

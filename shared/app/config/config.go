@@ -146,8 +146,8 @@ const (
 	maxProviders = 20
 	// minBudget and maxBudget limit the time within which providers must answer.
 	minBudget, maxBudget = 10 * time.Millisecond, 10 * time.Second
-	// minContext and maxContext limit the merged context in bytes. The largest one fits into an item of the store even if JSON
-	// escapes every byte.
+	// minContext and maxContext limit maxContext, the size in bytes of the context that all providers together add to a message.
+	// The largest context fits into an item of the store even if JSON escapes every byte.
 	minContext, maxContext = 256, 48 << 10
 	// maxPriority is the highest priority of a provider, and its negative the lowest.
 	maxPriority = 1000
@@ -464,8 +464,8 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 		}
 		name, value, ok := strings.Cut(part, "=")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		if fixed[name] != "" {
-			continue // see LogFixed
+		if ignored[name] != "" {
+			continue // see LogIgnored
 		}
 		switch own, set := lookup(EnvName(name)); {
 		case !ok || value == "":

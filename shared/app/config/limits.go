@@ -287,8 +287,8 @@ var replaced = map[string]string{
 
 const byQuota = "use quotas in the configuration instead"
 
-// fixed maps removed settings that are ignored to the reason. Deployments that still set them continue to work.
-var fixed = map[string]string{
+// ignored maps settings that were removed to the reason. Deployments that still set them continue to work, so they are ignored.
+var ignored = map[string]string{
 	"calls":                byQuota,
 	"conversation-rate":    byQuota,
 	"endpoint-concurrency": "it is always 64",
@@ -301,7 +301,7 @@ func Removed(name string) error {
 	if by, ok := replaced[name]; ok {
 		return fault.New(fault.Invalid, "the setting %s was removed; use --%s (%s) instead", name, by, EnvName(by))
 	}
-	if why, ok := fixed[name]; ok {
+	if why, ok := ignored[name]; ok {
 		return fault.New(fault.Invalid, "the setting %s was removed; %s", name, why)
 	}
 	return nil
@@ -317,17 +317,17 @@ func CheckRemoved(lookup func(string) (string, bool)) error {
 	return nil
 }
 
-// LogFixed logs a warning for each removed setting in the environment or in [EnvSettings] that is ignored.
-func LogFixed(lookup func(string) (string, bool), log *slog.Logger) {
+// LogIgnored logs a warning for each setting in the environment or in [EnvSettings] that was removed and no longer has an effect.
+func LogIgnored(lookup func(string) (string, bool), log *slog.Logger) {
 	text, _ := lookup(EnvSettings)
 	var given []string
 	for part := range strings.SplitSeq(text, ";") {
 		name, _, _ := strings.Cut(part, "=")
 		given = append(given, strings.TrimSpace(name))
 	}
-	for _, name := range slices.Sorted(maps.Keys(fixed)) {
+	for _, name := range slices.Sorted(maps.Keys(ignored)) {
 		if value, ok := lookup(EnvName(name)); ok && value != "" || slices.Contains(given, name) {
-			log.Warn("setting ignored", "setting", name, "why", "it was removed; "+fixed[name])
+			log.Warn("setting ignored", "setting", name, "why", "it was removed; "+ignored[name])
 		}
 	}
 }

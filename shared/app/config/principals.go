@@ -325,7 +325,8 @@ func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
 	return o
 }
 
-// readClient reads the settings of an OAuth client, and others that follow them. It returns the names of the given settings.
+// readClient reads the settings of an OAuth client and the other given fields of the same section. It returns the names of the settings
+// that are set.
 func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, others ...strictyaml.Field) map[string]bool {
 	say := func(member string) string { return strings.TrimSpace(what + " " + member) }
 	return p.file.Fields(n, say, append([]strictyaml.Field{
