@@ -246,7 +246,7 @@ type Selection struct {
 // Select checks the arguments of a subscription to an event type. Arguments that are variables of the template bind the URI, and the others
 // filter or redact the events. Errors are of kind Invalid and name the argument.
 func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
-	args, err := objectOf(raw)
+	args, err := decodeArguments(raw)
 	if err != nil {
 		return Selection{}, err
 	}
@@ -346,15 +346,15 @@ func (s *Selection) Data(e *event.Event) (json.RawMessage, error) {
 // CanonicalArguments returns the arguments in the form in which equal arguments have equal bytes: members in the order of their
 // names, without insignificant space. Absent arguments and null become an empty object.
 func CanonicalArguments(raw json.RawMessage) (json.RawMessage, error) {
-	members, err := objectOf(raw)
+	members, err := decodeArguments(raw)
 	if err != nil {
 		return nil, err
 	}
 	return canonicalJSON(members), nil
 }
 
-// objectOf decodes arguments. Absent arguments and null are an empty object.
-func objectOf(raw json.RawMessage) (map[string]json.RawMessage, error) {
+// decodeArguments decodes the arguments of a subscription. It returns an empty map if they are absent or null.
+func decodeArguments(raw json.RawMessage) (map[string]json.RawMessage, error) {
 	args := map[string]json.RawMessage{}
 	if len(bytes.TrimSpace(raw)) > 0 {
 		if err := json.Unmarshal(raw, &args); err != nil {
