@@ -102,7 +102,7 @@ const maxDecoded = 8 << 10
 // When the catalog changes, four kinds of items lead to the affected subscriptions without a scan. They are written before the
 // subscription:
 //
-//	k#  per scope of shapes (an event type, or parents), by subscription: its owner
+//	k#  per scope (see [match.Shape]), the ids of the subscriptions with such a pattern, and their owners
 //	w#  the workspaces that have or had subscriptions
 //	a#  per workspace, the catalog of the last recheck of its subscriptions
 //	c#  the contracts that subscriptions rely on, by their hash
@@ -139,8 +139,8 @@ func (r *Records) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Sub
 	if err := r.DB.Write(ctx, ops...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "list the subscription")
 	}
-	first := func() []byte { return AuditState{Settled: cat.Fingerprint(), Terms: cat.Terms()}.encode() }
-	if err := r.once(ctx, auditStateKey(sub.Workspace), first); err != nil {
+	first := func() []byte { return RecheckState{Settled: cat.Fingerprint(), Terms: cat.Terms()}.encode() }
+	if err := r.once(ctx, recheckStateKey(sub.Workspace), first); err != nil {
 		return err
 	}
 	workspace := store.Key{Table: store.Subscriptions, Partition: workspacesPartition, Sort: sub.Workspace}
@@ -197,7 +197,7 @@ func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep boo
 	}
 }
 
-// rely records what the subscription relies on: its principal's rights and the current terms of the event types.
+// rely sets what the subscription relies on: its principal's rights and the current terms of the event types.
 func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
 	s.Grant, s.Contracts = g, nil
 	for _, p := range s.Patterns {
@@ -250,9 +250,9 @@ func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// AuditState is the catalog against which a workspace's subscriptions were last rechecked. Initially it is the catalog at the time of
+// RecheckState is the catalog against which a workspace's subscriptions were last rechecked. Initially it is the catalog at the time of
 // the first subscription.
-type AuditState struct {
+type RecheckState struct {
 	V int `json:"v"`
 	// Settled is the catalog's fingerprint, and Terms are its terms ([catalog.Catalog.Terms]).
 	Settled string            `json:"f"`
@@ -261,39 +261,39 @@ type AuditState struct {
 	Seen  string `json:"n,omitempty"`
 	Since int64  `json:"at,omitempty"`
 	// At is where an incomplete recheck was interrupted.
-	At AuditPosition `json:"place,omitzero"`
+	At RecheckPosition `json:"place,omitzero"`
 }
 
-// AuditPosition is the progress of a recheck. It has finished the scopes before Scope and, within Scope, the subscriptions up to After.
+// RecheckPosition is the progress of a recheck. It has finished the scopes before Scope and, within Scope, the subscriptions up to After.
 // Step identifies the pair of catalogs that it compares.
-type AuditPosition struct {
+type RecheckPosition struct {
 	Step  string `json:"step"`
 	Scope string `json:"scope"`
 	After string `json:"after"`
 }
 
-func auditStateKey(workspace string) store.Key {
+func recheckStateKey(workspace string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "a#" + workspace, Sort: "-"}
 }
 
-func (a AuditState) encode() []byte {
-	a.V = 1
-	value, _ := json.Marshal(a) // texts and numbers
+func (s RecheckState) encode() []byte {
+	s.V = 1
+	value, _ := json.Marshal(s) // texts and numbers
 	return value
 }
 
-// AuditState reads the state of a workspace's last recheck.
-func (l *Lists) AuditState(ctx context.Context, workspace string) (state AuditState, err error) {
-	it, err := store.One(ctx, l.DB, auditStateKey(workspace), "read the state of the last audit")
+// RecheckState reads the state of a workspace's last recheck.
+func (l *Lists) RecheckState(ctx context.Context, workspace string) (state RecheckState, err error) {
+	it, err := store.One(ctx, l.DB, recheckStateKey(workspace), "read the state of the last recheck")
 	if err != nil || it == nil {
 		return state, err
 	}
 	err = json.Unmarshal(it.Value, &state)
-	return state, fault.Wrap(fault.Unavailable, err, "decode the state of the last audit")
+	return state, fault.Wrap(fault.Unavailable, err, "decode the state of the last recheck")
 }
 
-// SetAuditState writes the state of a workspace's last recheck.
-func (l *Lists) SetAuditState(ctx context.Context, workspace string, state AuditState) error {
-	err := l.DB.Write(ctx, store.Put(store.Item{Key: auditStateKey(workspace), Value: state.encode()}))
-	return fault.Wrap(fault.Unavailable, err, "write the state of an audit")
+// SetRecheckState writes the state of a workspace's last recheck.
+func (l *Lists) SetRecheckState(ctx context.Context, workspace string, state RecheckState) error {
+	err := l.DB.Write(ctx, store.Put(store.Item{Key: recheckStateKey(workspace), Value: state.encode()}))
+	return fault.Wrap(fault.Unavailable, err, "write the state of a recheck")
 }

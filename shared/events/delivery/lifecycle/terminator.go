@@ -144,7 +144,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	if err != nil && !fault.Is(err, fault.NotFound) {
 		return nil, err
 	}
-	last, err := t.Lists.AuditState(ctx, workspace)
+	last, err := t.Lists.RecheckState(ctx, workspace)
 	if err != nil || last.Settled == cat.Fingerprint() || used != nil && used.Fingerprint() == cat.Fingerprint() {
 		return nil, err
 	}
@@ -290,7 +290,7 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	if err != nil || t.rechecked[workspace] == cat.Fingerprint() {
 		return 0, err
 	}
-	last, err := t.Lists.AuditState(ctx, workspace)
+	last, err := t.Lists.RecheckState(ctx, workspace)
 	if err != nil {
 		return 0, err
 	}
@@ -304,10 +304,10 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	case now.Unix()-last.Since < int64(settleAfter/time.Second):
 		return 0, nil
 	default:
-		next = subscription.AuditState{Settled: cat.Fingerprint(), Terms: cat.Terms()}
+		next = subscription.RecheckState{Settled: cat.Fingerprint(), Terms: cat.Terms()}
 	}
 	// The position of an interrupted recheck counts only for the same step.
-	at := subscription.AuditPosition{Step: next.Settled + next.Seen}
+	at := subscription.RecheckPosition{Step: next.Settled + next.Seen}
 	if last.At.Step == at.Step {
 		at = last.At
 	}
@@ -323,8 +323,8 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 			return ended, err
 		}
 	}
-	next.At = subscription.AuditPosition{}
-	return ended, t.Lists.SetAuditState(ctx, workspace, next)
+	next.At = subscription.RecheckPosition{}
+	return ended, t.Lists.SetRecheckState(ctx, workspace, next)
 }
 
 // affectedScopes returns the sorted scopes whose subscriptions may have lost access.
@@ -342,7 +342,7 @@ func affectedScopes(before, after map[string]string) (scopes []string) {
 }
 
 // recheckScope checks the subscriptions of a scope from a position on, and saves the position after each page.
-func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.AuditState, at *subscription.AuditPosition) (ended int, err error) {
+func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.RecheckState, at *subscription.RecheckPosition) (ended int, err error) {
 	var errs []error
 	for {
 		subs, next, err := t.Lists.Listed(ctx, workspace, at.Scope, at.After)
@@ -368,7 +368,7 @@ func (t *Terminator) recheckScope(ctx context.Context, workspace string, last su
 		}
 		at.After = next
 		last.At = *at
-		if err := t.Lists.SetAuditState(ctx, workspace, last); err != nil {
+		if err := t.Lists.SetRecheckState(ctx, workspace, last); err != nil {
 			return ended, err
 		}
 	}
