@@ -83,25 +83,25 @@ func routeExtension(c *method.Call) (route, bool, error) {
 // router returns the destination of a request at the gateway, or false if this server serves the request.
 type router func(c *method.Call) (to route, ok bool, err error)
 
-// proxying serves requests for items of backends, and leaves the rest to here. If here is nil, all requests are for backends, and the
-// method exists only while there are backends.
+// proxying is the handler of a method that this server and backends serve. route decides whether a request goes to a backend or to the
+// local handler. If local is nil, all requests go to backends, and the method exists only while there are backends.
 type proxying struct {
 	calls *calls
 	route router
-	here  method.Handler
+	local method.Handler
 }
 
 // Serve implements [method.Handler].
 func (h proxying) Serve(w http.ResponseWriter, c *method.Call) error {
-	if h.here != nil && !h.calls.backends.Any(c.Request.Context()) {
-		return h.here.Serve(w, c)
+	if h.local != nil && !h.calls.backends.Any(c.Request.Context()) {
+		return h.local.Serve(w, c)
 	}
 	to, ok, err := h.route(c)
 	switch {
 	case err != nil:
 		return err
 	case !ok:
-		return h.here.Serve(w, c)
+		return h.local.Serve(w, c)
 	}
 	return h.calls.serve(w, c, to)
 }

@@ -46,7 +46,7 @@ func (e *Endpoint) table(lists *events.Lists) {
 	answer := func(f func(context.Context, *method.Call) (method.Result, error)) method.Handler {
 		return method.Answering{Replies: e.replies, Timing: e.calls.timing, Answer: f}
 	}
-	toBackend := func(r router, here method.Handler) method.Handler { return proxying{e.calls, r, here} }
+	toBackend := func(r router, local method.Handler) method.Handler { return proxying{e.calls, r, local} }
 	reading := func(h method.Handler) method.Row {
 		return method.Row{SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: h}
 	}
@@ -108,12 +108,12 @@ func (e *Endpoint) table(lists *events.Lists) {
 func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call) (method.Result, error)) method.Handler) {
 	o := e.options
 	h := &events.Webhooks{Registrar: o.Registrar, Deregistrar: o.Deregistrar, Anonymous: o.AnonymousWebhooks}
-	add := func(name string, f method.Family, here bool, forward http.Handler, serve func(context.Context, *method.Call) (method.Result, error)) {
+	add := func(name string, f method.Family, local bool, forward http.Handler, serve func(context.Context, *method.Call) (method.Result, error)) {
 		row := method.Row{SessionBased: true, Stateless: true, Family: f, Scope: auth.ScopeSubscribe}
 		switch {
 		case forward != nil:
 			row.Handler = forwarding{forward}
-		case here:
+		case local:
 			row.Handler = answer(serve)
 		default:
 			return

@@ -178,7 +178,7 @@ func (w *Writer) honor(ctx context.Context, asked filter) (filter, error) {
 	return out, nil
 }
 
-// watchTasks watches the tasks of a listen until the stream ends. It returns the ids of the tasks of which the client will be notified.
+// watchTasks watches the tasks of a listen until the stream ends. It returns the ids of the tasks whose states the client will receive.
 func (w *Writer) watchTasks(ctx context.Context, c *method.Call, ids []string) (watched []string, err error) {
 	if len(ids) == 0 || !w.Streams.Backends.Any(ctx) {
 		return nil, nil
