@@ -159,7 +159,7 @@ func (s *source) returnedUntil(end int64) int64 {
 
 func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 	m.drain()                  // the next poll returns the error
-	end := m.at.log.Position() // before reached reads the last writes
+	end := m.at.log.Position() // before returnedUntil reads the last writes
 	at := int64(-1)
 	for _, s := range m.at.sources {
 		if m.at.sole && s.topic {
@@ -283,7 +283,7 @@ func (m *stampedMerge) settle() {
 
 func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 	m.settle()
-	at, open := int64(-1), false
+	at, unplaced := int64(-1), false
 	var places []eventlog.Place
 	for _, s := range m.at.sources {
 		if m.at.sole && s.topic {
@@ -292,7 +292,7 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 		if s.place != 0 {
 			places = append(places, eventlog.Place{Partition: s.place, At: s.floor})
 		}
-		open = open || s.place == 0 && !s.topic
+		unplaced = unplaced || s.place == 0 && !s.topic
 		if at < 0 || s.floor < at {
 			at = s.floor
 		}
@@ -302,7 +302,7 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 		at = end
 	}
 	c.At = at
-	placed = !open && len(places) > 0 && len(places) <= eventlog.MaxPlaces
+	placed = !unplaced && len(places) > 0 && len(places) <= eventlog.MaxPlaces
 	if placed && (len(places) > 1 || !m.at.sole) {
 		slices.SortFunc(places, func(a, b eventlog.Place) int { return cmp.Compare(a.Partition, b.Partition) })
 		c.Places = places

@@ -25,7 +25,7 @@ type inbox struct {
 	err        error           // ended the feed
 }
 
-// offer adds a batch of a tail. A batch without entries only moves a floor and does not wake the reader.
+// offer adds a batch of a tail. A batch without entries only moves the floor of its partition and does not wake the reader.
 //
 // If too many entries wait, the feed ends, because its reader is slow. But while the feed reads its past, the entries wait
 // even for a fast reader. Then offer drops the batches of this partition until the reader reads them from the log.
@@ -81,7 +81,7 @@ func mark(set *map[string]bool, name string) {
 	(*set)[name] = true
 }
 
-// arrivals is the content of an inbox; see there.
+// arrivals is the former content of an inbox. Its fields are explained in [inbox].
 type arrivals struct {
 	batches       []*batch
 	missed, later map[string]bool
@@ -99,7 +99,7 @@ func (in *inbox) take() arrivals {
 	return got
 }
 
-// takeMissed removes the marks of missed partitions, and their batches, and returns the names of these partitions.
+// takeMissed returns the names of the missed partitions. It removes their batches, and no longer counts them as missed.
 func (in *inbox) takeMissed() map[string]bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -144,7 +144,7 @@ func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.catchingUp = readsPast || in.catchingUp && (hasPast || taken.reaches(in.most.half()))
 }
 
-// startCatchUp notes that a source begins to read its past.
+// startCatchUp records that a source begins to read its past.
 func (in *inbox) startCatchUp() {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -142,7 +142,8 @@ type poll struct {
 	events  []*event.Event
 	bytes   int
 	seen    map[string]bool // entries by their ids
-	// resume has the hashes of the cursor, each with its entry as soon as it was found.
+	// resume has the entries that the request's cursor names by their hashes, because earlier polls returned them. An entry has only
+	// its hash until this poll has found it.
 	resume   map[uint64]sentEntry
 	sent     []sentEntry // by this poll, unless positions are exact
 	open     int         // how many hashes the next cursor may have to name
