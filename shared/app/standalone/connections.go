@@ -26,11 +26,11 @@ import (
 // When it is full, it makes room for new connections by closing old ones on which the server only waits for the client. These are
 // idle connections, connections without a complete request header, and connections whose client is slow to send a request body or
 // to read a response. It closes connections of the client address that has most of them, so that one client cannot lock out the
-// others. It never closes streams and running requests. The last places are for health checks and operators.
+// others. It never closes streams and running requests. It reserves a few connections for health checks and operators.
 type connections struct {
 	net.Listener
 	most     int // concurrent connections
-	reserved int // number of them that are for health checks and operators
+	reserved int // how many of them are only for health checks and operators
 
 	mu   sync.Mutex
 	open map[*connection]struct{}
@@ -51,7 +51,7 @@ func limitConnections(l net.Listener, most int) *connections {
 	return &connections{Listener: l, most: most, open: map[*connection]struct{}{}}
 }
 
-// reserveLast reserves the last places for health checks and operators.
+// reserveLast reserves the last connections below the limit for health checks and operators.
 func (l *connections) reserveLast() *connections {
 	l.reserved = min(64, l.most/16+1)
 	return l
@@ -62,7 +62,7 @@ type connection struct {
 	net.Conn
 	all      *connections
 	client   netip.Prefix
-	reserved bool // true if it has one of the last places
+	reserved bool // true if it serves only health checks and operators
 
 	state http.ConnState
 	body  bool      // true if the client is still sending the body of a request
@@ -92,7 +92,7 @@ func (l *connections) Accept() (net.Conn, error) {
 	}
 }
 
-// admit returns the connection with a place, or nil if all places are taken.
+// admit counts a connection as open and returns it, or returns nil at the limit.
 func (l *connections) admit(c net.Conn) *connection {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -216,8 +216,8 @@ func (l *connections) recordState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// noteBody notes whether the client of a request is still sending its body. r may be a request of another listener.
-func noteBody(r *http.Request, body bool) {
+// recordBody records whether the client of a request is still sending its body. r may be a request of another listener.
+func recordBody(r *http.Request, body bool) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		k.all.mu.Lock()
 		defer k.all.mu.Unlock()
@@ -248,7 +248,8 @@ func (l *connections) attach(s *http.Server) {
 	})
 }
 
-// clientLeft frees the place of a client that has disconnected while its request continues. It is [mcp.Options.Left].
+// clientLeft closes the connection of a client that has disconnected while its request continues, so that another client can
+// connect. It is [mcp.Options.Left].
 func clientLeft(r *http.Request) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		_ = k.Close()
@@ -302,8 +303,8 @@ func newTimedBody(w http.ResponseWriter, r *http.Request, limit time.Duration) *
 	if err := control.SetReadDeadline(time.Now().Add(limit)); err != nil {
 		return nil
 	}
-	noteBody(r, true)
-	body := &timedBody{ReadCloser: r.Body, control: control, left: r.ContentLength, received: func() { noteBody(r, false) }}
+	recordBody(r, true)
+	body := &timedBody{ReadCloser: r.Body, control: control, left: r.ContentLength, received: func() { recordBody(r, false) }}
 	r.Body = body
 	return body
 }
