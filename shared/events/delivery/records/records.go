@@ -27,10 +27,10 @@ import (
 //	ro#  per origin of targets
 //	ra#  all of the workspace
 //
-// The last three are three more writes. When many endpoints fail at the same time, they may exceed the writes per second of a
-// DynamoDB partition, so there a process writes at most [indexRate] of them per second. A file has no partitions, so there
-// all failures are written, and [successRate] successes per second. More would cost an eighth of the throughput. The next record
-// has the number of records omitted before it. The record in the subscription's list is never omitted.
+// The record in the subscription's own list is always written. The other three copies are limited. On DynamoDB, a process writes
+// them for at most [indexRate] attempts per second, because many endpoints that fail at the same time could otherwise exceed the
+// writes per second of a partition. SQLite has no such limit, so it writes all failures, but only [successRate] successes per
+// second, because more would cost an eighth of the throughput. The next record that is written has the number of omitted ones.
 
 // Record is an attempt in the delivery log.
 type Record struct {
@@ -52,18 +52,18 @@ type Record struct {
 	// Response is the beginning of a failed response, only in the subscription's list and only with --keep-responses. It is for
 	// operators (SRF-05).
 	Response string `json:"resp,omitempty"`
-	// Omitted counts records that are missing before this one here.
+	// Omitted is the number of records that the list lacks right before this one, because of the limit.
 	Omitted int64 `json:"om,omitempty"`
 }
 
 // recordVersion is the version of new records.
 const recordVersion = 2
 
-// Log makes the delivery records, and limits the records outside of the subscriptions' own lists.
+// Log makes the records of attempts, and limits how many are copied to other lists than the subscription's own.
 type Log struct {
 	Keep         Keep
 	Limit        *rate.Limiter
-	failuresFree bool // only successes are bounded
+	failuresFree bool // Limit applies only to successes
 	Omitted      *atomic.Int64
 }
 
@@ -82,8 +82,9 @@ func NewLog(db store.DB, keep Keep) Log {
 	return l
 }
 
-// takes reports whether to write the record of an attempt to other lists next to the subscription's own.
-func (l Log) takes(made state.Result) bool {
+// allowCopies reports whether the limit allows to write the record of an attempt to the other lists. If not, it counts the record as
+// omitted.
+func (l Log) allowCopies(made state.Result) bool {
 	if l.failuresFree && made.Category != "" || l.Limit.AllowN(made.At, 1) {
 		return true
 	}
@@ -120,7 +121,7 @@ func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result, respo
 		}))
 	}
 	put(BySubscription(del.Workspace, del.Subscription), fmt.Sprintf("%s#%d", del.Event, len(del.Attempts)), own)
-	if !l.takes(made) {
+	if !l.allowCopies(made) {
 		return notes
 	}
 	if n := l.Omitted.Swap(0); n > 0 {
@@ -256,10 +257,10 @@ const (
 	None     Keep = "none"
 )
 
-// The records of several subscriptions are one list, which is merged from the list of each. That takes one query per
-// subscription, and at most as many again. It does not read the records of other subscriptions.
-
 // Merge lists the records of several subscriptions as [List] does. If subs is nil, it lists the records of all subscriptions.
+//
+// It merges the lists of the subscriptions. That takes one query per subscription, and at most as many again, and reads no records
+// of other subscriptions.
 func Merge(ctx context.Context, db store.DB, workspace string, subs []string, ask Query, before string, limit int) ([]Record, string, error) {
 	if subs == nil {
 		return List(ctx, db, workspace, ask, before, limit)
@@ -270,12 +271,14 @@ func Merge(ctx context.Context, db store.DB, workspace string, subs []string, as
 	}, func(r Record) string { return fmt.Sprintf("%016d#%s#%d", r.At.UnixMicro(), r.Event, r.Attempt) })
 }
 
-// minStep is the minimum number of entries that one query reads of a list.
+// minStep is the least number of entries that [MergeLists] reads of a list with one query.
 const minStep = 4
 
-// MergeLists returns the newest entries of all lists. Entries with the same key are on the same page. A list that has more
-// entries is known only down to its position, so MergeLists returns no entries that are older than the newest position. It
-// reads more of the list at that position until it has enough entries, or has done so once for each list.
+// MergeLists returns the newest entries of all lists as one page. Entries with the same key are on the same page.
+//
+// It first reads a few entries of each list, down to a position where the list continues. Unread entries of a list are older than
+// its position, so only entries that are newer than all positions can be returned. If these are too few, MergeLists reads more of
+// the list with the newest position. It does so at most once per list, so a page may be short.
 func MergeLists[T any](subs []string, before string, limit int, list func(id, before string, limit int) ([]T, string, error), keyOf func(T) string) (page []T, next string, err error) {
 	type keyed struct {
 		key string
