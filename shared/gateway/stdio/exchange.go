@@ -105,7 +105,7 @@ func (x *exchange) Close() error {
 	return nil
 }
 
-// await returns the response, for a request of this package.
+// await waits for the response and skips the messages before it. It is for requests that this package itself makes.
 func (x *exchange) await() (json.RawMessage, error) {
 	for {
 		message, err := x.next()

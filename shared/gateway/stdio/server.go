@@ -47,8 +47,9 @@ type failure struct {
 }
 
 const (
-	// The pause before the next start begins with minPause and doubles, up to maxPause, or readyPause if the process had answered.
-	minPause, maxPause, readyPause = time.Second, time.Minute, 8 * time.Second
+	// The pause before the next start begins with minRestart and doubles, up to maxRestart, or up to readyRestart if the process had
+	// answered.
+	minRestart, maxRestart, readyRestart = time.Second, time.Minute, 8 * time.Second
 	// settledAfter is how long a process must have run for its end not to count as a further failure in a row.
 	settledAfter = 10 * time.Second
 	// worthWaiting is the pause for which a caller waits instead of getting an error.
@@ -164,7 +165,8 @@ func (s *server) awaitPause(ctx context.Context, holder string) error {
 	return nil
 }
 
-// recordFailure delays the next start for a holder. ready says whether the process that died had answered, and lived how long it ran.
+// recordFailure delays the next start for a holder. ready says whether the process that died had ever answered, and lived is how long it
+// ran.
 func (s *server) recordFailure(holder, why string, ready bool, lived time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,11 +175,11 @@ func (s *server) recordFailure(holder, why string, ready bool, lived time.Durati
 	if lived >= settledAfter {
 		f.times = 0
 	}
-	most := maxPause
+	most := maxRestart
 	if ready {
-		most = readyPause
+		most = readyRestart
 	}
-	pause := min(minPause<<min(f.times, 6), most)
+	pause := min(minRestart<<min(f.times, 6), most)
 	s.failures.Put(holder, failure{f.times + 1, time.Now().Add(pause), why})
 }
 
@@ -230,9 +232,9 @@ const limitProcesses = "backendProcesses"
 
 // place adds a process to the running ones. If a limit is reached, it first ends another process and waits for its end:
 //
-//   - at the principal's limit, the principal's process that has been unused for longest and has no running call.
-//   - at the limit for all, a process of the principal that has the most, if that are more than the principal has that needs one. A process
-//     with a running call ends only if the other principal has at least two more. So no principal can lock out the others, and two principals
+//   - At the principal's limit, it ends the principal's own process that has been unused for longest and has no running call.
+//   - At the limit for all, it ends a process of the principal with the most processes, if that principal has more than this one. A process
+//     with a running call ends only if that principal has at least two more. So no principal can lock out the others, and two principals
 //     do not end each other's processes in turn.
 //
 // If there is no such process, place returns an error.

@@ -45,7 +45,7 @@ type Transport struct {
 	Secrets func(context.Context, secret.Value) (string, error)
 	// Server is the MCP Implementation object with which the gateway identifies itself.
 	Server json.RawMessage
-	// Dropped counts a message of a backend that cannot be used. It may be nil.
+	// Dropped is called for each message of a backend that the transport drops because it is unusable, e.g. not JSON. It may be nil.
 	Dropped func(ctx context.Context, b api.Backend, reason string)
 	Log     *slog.Logger
 	// Processes limits the processes of clients' sessions, in total and PerPrincipal. 0 means 64 and 16. Each backend's shared process is
