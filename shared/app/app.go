@@ -224,7 +224,7 @@ type PublishingOptions struct {
 	Secrets func(context.Context, secret.Value) (string, error)
 	// Key returns the key of the deployment, for the webhooks of backends.
 	Key func(context.Context) ([]byte, error)
-	// Dropped counts an event of a backend that is dropped. Nil counts it in the log, for processes without a gateway.
+	// Dropped is called for each event of a backend that is dropped. If it is nil, as in processes without a gateway, the log has a count.
 	Dropped func(ctx context.Context, workspace, backend, reason string)
 }
 

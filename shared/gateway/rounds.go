@@ -71,8 +71,8 @@ const needsURLMethod = "error/-32042"
 type roundsWay struct {
 	x       *exchange
 	stop    context.CancelFunc // ends the exchange with the backend
-	rounds  rounds             // questions and answers of earlier rounds
-	pending []upstream.Message // questions for the next round
+	rounds  rounds             // elicitations and answers of earlier rounds
+	pending []upstream.Message // elicitations for the next round
 	refused []translate.Need   // capabilities that the backend needed and the client lacks
 }
 
@@ -108,7 +108,7 @@ func (w *roundsWay) loadRounds() error {
 	}
 	raw := jsonrpc.Member(w.x.call.Params, "requestState")
 	if raw == nil {
-		return nil // without a requestState there are no questions that inputResponses could answer
+		return nil // without a requestState there are no elicitations that inputResponses could answer
 	}
 	sealed, _ := jsonrpc.String(raw)
 	state, err := w.x.gateway.states.open(sealed, w.stateBinding(), time.Now())
@@ -166,7 +166,7 @@ func (w *roundsWay) elicit(ctx context.Context, m upstream.Message) error {
 	return nil
 }
 
-// requireInput asks the client the pending questions in an input_required result.
+// requireInput returns the pending elicitations to the client in an input_required result.
 func (w *roundsWay) requireInput() error {
 	requests := []byte{'{'}
 	for _, m := range w.pending {
@@ -177,7 +177,7 @@ func (w *roundsWay) requireInput() error {
 	return w.sendRequired(append(requests, '}'))
 }
 
-// recordQuestion adds a question to the state for the next round and returns its key.
+// recordQuestion adds an elicitation to the state for the next round and returns its key.
 func (w *roundsWay) recordQuestion(method, digest string) string {
 	key := "input-" + strconv.Itoa(len(w.rounds.Answered)+len(w.rounds.Asked)+1)
 	w.rounds.Asked = append(w.rounds.Asked, asked{key, method, digest})
@@ -196,7 +196,7 @@ func (w *roundsWay) sendRequired(requests json.RawMessage) error {
 	return w.x.send(jsonrpc.AppendResult(nil, w.x.call.ID, append(b, '}')), true)
 }
 
-// withdraw removes a pending question that the backend has cancelled.
+// withdraw removes a pending elicitation that the backend has cancelled.
 func (w *roundsWay) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) error {
 	w.pending = slices.DeleteFunc(w.pending, func(m upstream.Message) bool { return jsonrpc.SameID(m.ID, id) })
 	return nil

@@ -218,7 +218,7 @@ type watch struct {
 	states  chan<- *api.Task
 
 	acked   chan struct{}   // is closed when the first listen is acknowledged or refused
-	honored map[string]bool // of which tasks the backend notifies, by its ids
+	honored map[string]bool // by the backend's ids: the tasks that it sends notifications of
 }
 
 // WatchTasks implements [api.Gateway].
@@ -270,7 +270,7 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 	return watched, out, nil
 }
 
-// honors reports whether the backend notifies of a task, as far as that is known.
+// honors reports whether the backend sends notifications of a task, as far as that is known.
 func (w *watch) honors(id string) bool {
 	select {
 	case <-w.acked:

@@ -70,8 +70,8 @@ func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
 	}, load)}
 }
 
-// find returns the keys that the token may be signed with, and the fetch they are from. No keys mean that the issuer has no
-// such key, and fault.Unavailable that it cannot be known.
+// find returns the keys that the token may be signed with, and the fetch they are from. It returns no keys if the issuer has no
+// such key, and an error of kind fault.Unavailable if the issuer cannot be reached.
 func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorithm) ([]jose.JSONWebKey, *issuerKeys, error) {
 	all, err := k.Get(ctx)
 	found := all.match(kid, alg)
@@ -348,7 +348,7 @@ func (a *Authenticator) Mount(mux *http.ServeMux) {
 		}
 		h.Set("Content-Type", "application/json")
 		h.Set("Cache-Control", "public, max-age=300")
-		_, _ = w.Write(body) // fails if the caller has left
+		_, _ = w.Write(body) // fails if the client has disconnected
 	}
 	paths := []string{WellKnown, WellKnown + "/mcp", a.metadata.Path}
 	slices.Sort(paths)

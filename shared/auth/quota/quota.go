@@ -145,7 +145,7 @@ func (l *Keyed[K]) at(k K, now time.Time, perSecond float64, burst int) *rate.Li
 	return bucket
 }
 
-// holdings counts how much each principal holds.
+// holdings counts the things or bytes that each principal holds, for [Held] and [Share].
 type holdings struct {
 	mu  sync.Mutex
 	of  map[principal]int

@@ -76,8 +76,8 @@ func (c *Catalog) Match(uri string) (*Entry, map[string]string, bool) {
 	return c.match(uri, false)
 }
 
-// MatchPattern is [Catalog.Match] for a pattern that [CanonicalPattern] returned. A segment "*" is an omitted variable, which the map
-// then lacks. It does not match a literal.
+// MatchPattern is like [Catalog.Match], for a pattern that [CanonicalPattern] returned. A segment "*" in the pattern stands for any value of
+// a variable, so it matches only a variable of the template, and the map has no value for that variable.
 func (c *Catalog) MatchPattern(pattern string) (*Entry, map[string]string, bool) {
 	return c.match(pattern, true)
 }

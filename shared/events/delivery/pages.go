@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// page is the work of one batch on one range of one pattern.
+// page has the events of one batch for one range of subscribers of one pattern.
 type page struct {
 	task.Page
 	messages  []string
@@ -124,7 +124,7 @@ func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work [
 	return work, failed
 }
 
-// sendPage sends events to the subscribers of a range, or splits a range that has too many.
+// sendPage sends the page's events to its range of subscribers. If the range has too many, sendPage splits it into further pages.
 func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
 	t := p.Page
 	if t.Reactivation != nil {

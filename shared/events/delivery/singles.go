@@ -35,7 +35,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 		wg    sync.WaitGroup
 		mu    sync.Mutex
 		notes []store.Op
-		made  = map[string]outcomeOf{} // the notes by message
+		made  = map[string]outcomeOf{} // the outcomes by message
 	)
 	fail := func(m queue.Message) {
 		mu.Lock()
@@ -51,7 +51,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 			continue
 		}
 		if _, other := d.underWay.LoadOrStore(t.ID(), true); other {
-			continue // another message asks for the same attempt, and stays in the queue if that is not made
+			continue // the same delivery is under way for another message, which stays in the queue if the attempt is not made
 		}
 		defer d.underWay.Delete(t.ID()) // when the outcomes are written
 		wg.Go(func() {
@@ -182,8 +182,8 @@ const (
 	tokenReceives = 3
 	// minLater and maxLater limit one wait in the due table. A wait is longer only if the endpoint is paused for longer.
 	minLater, maxLater = time.Minute, 15 * time.Minute
-	// maxWaitWrites is how many deliveries a process has wait in the due table at the same time. A hundred messages for an endpoint
-	// that hangs often arrive in one batch. If all of them were written together, requests of pages would wait behind them.
+	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time. A hundred messages for an endpoint
+	// that hangs often arrive in one batch. If all of them were written together, the writes of pages would wait behind them.
 	maxWaitWrites = 4
 	// manyWaits is the number of waits in the due table after which a delivery is given up once its schedule is over.
 	manyWaits = 6
@@ -202,7 +202,8 @@ type single struct {
 	sub subscription.Subscriber
 }
 
-// attemptSingle makes the attempt that a task asks for, or acts on the reason against it. It returns errNoSlot if the message
+// attemptSingle makes the attempt that a task asks for. If there is a reason against the attempt, it acts on that, for example by
+// ending a subscription that is no longer allowed. It returns errNoSlot if the message
 // has to wait in the queue for its endpoint. A delivery that has waited there too often waits in the due table instead.
 func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.Single) (notes []store.Op, err error) {
 	defer fault.Recovered(&err)
@@ -332,11 +333,12 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	return verdict{}, nil
 }
 
-// waitLater has a delivery wait in the due table, at least for the given time, because its endpoint has had no free slot for
-// some time. Meanwhile it has no message. Deliveries that have waited for longer wait for longer, so an endpoint that is
-// down costs each of them a few messages, and they arrive soon after it is back. When the time of its schedule has passed
-// and it has waited many times, the delivery is dead-lettered with the attempts that it had. Failure, if not nil, is then
-// recorded as the last one.
+// waitLater moves a delivery from the queue to the due table for at least the given time, because its endpoint has had no free
+// slot for some time. The older a delivery is, the longer it waits. So an endpoint that is down costs each delivery only a few
+// messages, and a young delivery arrives soon after the endpoint is back.
+//
+// A delivery that has waited many times and is older than its schedule is dead-lettered with the attempts that it had. If failure
+// is not nil, it is recorded as the last attempt.
 func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Duration, failure *state.Result) error {
 	if err := d.waitWrites.Acquire(ctx, 1); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "have a delivery wait")

@@ -298,9 +298,9 @@ func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) erro
 	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(store.Unhurried(ctx), store.Put(it)), "remember an event of a backend")
 }
 
-// Hooks are the webhook subscriptions at backends: the relay creates them, and the role publish receives their webhooks. Each has a URL
+// Hooks are the webhook subscriptions at backends. The relay creates them, and the role publish receives their webhooks. Each has a URL
 // with a token and a secret. Both are derived from a key of the deployment, so that no secret is stored, and every relay that takes a
-// backend over continues the same subscription. A token authenticates itself, so that a guess costs no read of the store.
+// backend over continues the same subscription. Half of a token is a MAC of the other half, so that a guessed token costs no read of the store.
 type Hooks struct {
 	DB store.DB
 	// Base is the URL of this server as backends reach it, without a path. Without it, the relay creates no subscriptions.
@@ -329,14 +329,15 @@ type Hook struct {
 // maxDays limits the valid secrets: the newest, the previous one, and one whose refresh was not answered.
 const maxDays = 3
 
-// hookID identifies the subscription for a URI in tokens and in the store.
+// hookID returns our id of the webhook subscription for a URI. There is one for each URI of a workspace. Tokens begin with it, and it is
+// part of the key in the store.
 func hookID(workspace, uri string) string { return hash(workspace + "\n" + uri) }
 
 func hookKey(id string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "eh#" + id, Sort: "hook"}
 }
 
-// derive returns a text that only this deployment can compute.
+// derive returns a secret for a purpose and an id. Only this deployment can compute it.
 func (h *Hooks) derive(ctx context.Context, what, id string) ([]byte, error) {
 	key, err := h.Key(ctx)
 	if err != nil {

@@ -35,7 +35,7 @@ type Client struct {
 // Capabilities describes what a backend serves, or all backends of a principal together.
 type Capabilities struct {
 	Tools, Prompts, Resources, Completions, Logging bool
-	// The changes of which it sends notifications.
+	// The changes that it sends notifications of.
 	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
 	// Events is set if it has event types, and EventsChanged if it notifies of their changes.
 	Events, EventsChanged bool
@@ -166,8 +166,8 @@ type Gateway interface {
 	// End ends the client's sessions with backends.
 	End(ctx context.Context, c Client) error
 
-	// WatchTasks sends the states of tasks until ctx ends. It returns the ids of the tasks of which the backends notify, and closes the
-	// channel after the last state. It returns an error if the client does not declare the tasks extension.
+	// WatchTasks sends the states of tasks until ctx ends. It returns the ids of the tasks whose backends send notifications, and
+	// closes the channel after the last state. It returns an error if the client does not declare the tasks extension.
 	WatchTasks(ctx context.Context, c Client, ids []string) (watched []string, states <-chan *Task, err error)
 
 	// Subscribable returns the backend that serves a resource and notifies of its changes, if there is one. The error is of kind

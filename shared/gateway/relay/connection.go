@@ -16,9 +16,9 @@ import (
 //
 //	         ┌────────── after 5 minutes ─────────┐
 //	         ▼                                    │
-//	──▶ asking ───it notifies of nothing───▶ no stream: its lists are compared every minute
+//	──▶ asking ──────no notifications──────▶ no stream: its lists are compared every minute
 //	         │                                    ▲
-//	         │ it notifies                        │
+//	         │ notifications                      │
 //	         ▼                                    │
 //	    connecting ──404, 405 or 501 to the GET───┘
 //	         │
@@ -73,7 +73,7 @@ func (c *connection) keep() {
 		err := c.follow(c.lease.ctx)
 		if c.lease.follows {
 			log.InfoContext(c.lease.ctx, "lease not taken over", "error", err)
-			return // the holder continues
+			return // the relay that holds the lease continues
 		}
 		if err != nil && c.lease.ctx.Err() == nil {
 			log.WarnContext(c.lease.ctx, "backend notifications interrupted", "state", string(c.state), "error", err)

@@ -174,13 +174,14 @@ func summarize(found []records.Record) figures {
 	return f
 }
 
-// step is a section of the series.
+// step summarizes the attempts of [stepLength].
 type step struct {
 	At time.Time `json:"at"` // when it begins
 	figures
 }
 
-// newSeries returns the steps of the attempts of the last minutes. The records are newest first.
+// newSeries groups the attempts of the last [seriesLength] into steps of [stepLength], oldest first. It leaves out steps without attempts.
+// The records are newest first.
 func newSeries(found []records.Record, now time.Time) []step {
 	series := []step{}
 	for len(found) > 0 {

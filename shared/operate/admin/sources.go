@@ -47,7 +47,7 @@ type sourceRecent struct {
 	Outcomes map[ingest.Kind]int64 `json:"outcomes"`
 }
 
-// outcomeView is the outcome of a request to a source, or of a document of a bus.
+// outcomeView is the outcome of a request to a source, or of one document in a bus message.
 type outcomeView struct {
 	Time   time.Time   `json:"time"`
 	Kind   ingest.Kind `json:"kind"`

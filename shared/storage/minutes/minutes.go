@@ -1,4 +1,4 @@
-// Package minutes walks work that is stored in one partition per minute, and saves how far a walk came.
+// Package minutes walks work that is stored in one partition per minute, and saves how far a walk got.
 package minutes
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Position tracks a job's progress through work that is stored in one partition per minute.
+// Position tracks how far a job has come through its minutes.
 type Position struct {
 	DB store.DB
 	// Key names the item that keeps the position. The item's version is the minute, in seconds since 1970.
@@ -22,7 +22,7 @@ type Position struct {
 	// by less may go unnoticed.
 	SaveEvery time.Duration
 	// Ahead, if not nil, is called before a walk if the clock was set back, that is, if the saved position is more than
-	// [Tolerance] in the future. The argument was is that position.
+	// [Tolerance] in the future. It gets that position.
 	Ahead func(ctx context.Context, was time.Time) error
 }
 
@@ -92,8 +92,8 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// position returns the saved minute and the version of its item. If no minute is saved, the version is 0 and the minute is an hour
-// before last.
+// position returns the saved minute and the version of its item. If no minute is saved, the version is 0 and the minute is
+// one hour before the minute last.
 func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
 	it, err := store.One(ctx, p.DB, p.Key, "read a job's position")
 	if err != nil {

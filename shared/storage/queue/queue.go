@@ -122,11 +122,11 @@ type ConsumeOptions struct {
 	// MaxReceives is the number of failures after which a message moves to [Dead] as a [DeadLetter]; 0 is never. On a FIFO
 	// queue, only the first failed message of a group counts a failure.
 	MaxReceives int
-	// PerGroup limits how many messages of one group of a standard queue are in handlers; 0 is no limit. Messages without a
+	// PerGroup limits how many messages of one group of a standard queue are handled concurrently; 0 is no limit. Messages without a
 	// group are not limited. SQS has no such limit.
 	PerGroup int
-	// Bytes limits the total size of the bodies in handlers; 0 is no limit. One group of a standard queue gets at most half
-	// of it. A message that is larger is handled when no other is. SQS has no such limit.
+	// Bytes limits the total size of the messages that are handled concurrently; 0 is no limit. One group of a standard queue
+	// gets at most half of it. A larger message is handled while no other is. SQS has no such limit.
 	Bytes int
 }
 

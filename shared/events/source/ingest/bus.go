@@ -141,7 +141,7 @@ func (b *Bus) input(ctx context.Context, s source.Source, doc any, o *Outcome) (
 type Backends struct {
 	Intake intake.Intake
 	Hooks  demand.Hooks
-	// Dropped counts an event of a backend that is dropped.
+	// Dropped is called for each event of a backend that is dropped, so that metrics count it.
 	Dropped func(ctx context.Context, workspace, backend, reason string)
 }
 

@@ -15,7 +15,7 @@ import (
 // Operation is one method of a path.
 type Operation struct {
 	ID, Method, Path, Summary string
-	// Owners is true if a caller with the scope events:subscribe may call it, for what belongs to them.
+	// Owners is true if a caller with the scope events:subscribe may call it, for their own subscriptions and deliveries.
 	Owners bool
 	// Query lists the query parameters. Others are refused, unless Query is nil.
 	Query []Param
@@ -29,7 +29,7 @@ type Operation struct {
 type Param struct {
 	Name, Format, Default, Description string
 	Enum                               []string
-	// Integer is a number from 1 to the maximum.
+	// Integer is the largest value of an integer parameter, whose smallest is 1.
 	Integer int
 }
 
@@ -43,7 +43,7 @@ type Answer struct {
 	Stream bool
 }
 
-// query returns the parameters of an operation that refuses all others.
+// query returns the query parameters of an operation, which refuses all others.
 func query(params ...Param) []Param { return append([]Param{}, params...) }
 
 // paged returns the parameters of a list that is returned in pages.
@@ -51,13 +51,13 @@ func paged(params ...Param) []Param {
 	return append(params, Param{Name: "cursor"}, Param{Name: "limit", Integer: MaxLimit, Default: strconv.Itoa(DefaultLimit)})
 }
 
-// DefaultLimit and MaxLimit are the numbers of items of a page.
+// DefaultLimit is the number of items on a page if the request names none, and MaxLimit is the largest that it may name.
 const (
 	DefaultLimit = 50
 	MaxLimit     = 100
 )
 
-// rest holds the parts of the document that are not in the table: its head, the schemas, and the form of errors.
+// rest has the parts of the document that are not in the table: its head, the schemas, and the response of an error.
 //
 //go:embed document.json
 var rest []byte
@@ -88,7 +88,7 @@ type object = map[string]any
 
 var inPath = regexp.MustCompile(`\{(\w+)\}`)
 
-// describe returns the operation as OpenAPI has it.
+// describe returns the OpenAPI operation object.
 func (o Operation) describe() object {
 	out := object{"operationId": o.ID, "summary": o.Summary}
 	scopes := []object{{"bearer": []string{"events:operate"}}}
@@ -127,7 +127,7 @@ func (o Operation) describe() object {
 func (p Param) schema() object {
 	s := object{"type": "string"}
 	if p.Integer > 0 {
-		n, _ := strconv.Atoi(p.Default) // of this package
+		n, _ := strconv.Atoi(p.Default) // a constant of this package
 		return object{"type": "integer", "minimum": 1, "maximum": p.Integer, "default": n}
 	}
 	for name, value := range map[string]string{"format": p.Format, "default": p.Default, "description": p.Description} {

@@ -143,7 +143,7 @@ func (w *window) addDue(m *message) {
 	w.pass(m)
 }
 
-// addEarly makes a message ready to whose row the window may not have come.
+// addEarly makes a message ready, even if the window has not come to its row yet.
 func (w *window) addEarly(m *message) {
 	if m.id > w.loaded {
 		w.early[m.id] = m.group
@@ -260,7 +260,7 @@ func (f *fetch) read(c *engine.Conn, sql *statements) ([]*message, error) {
 	return all, nil
 }
 
-// readMessages reads messages until their bodies have many bytes.
+// readMessages reads messages until their bodies have at least most bytes, or there are no more rows.
 func readMessages(s *engine.Stmt, most int) (msgs []*message, err error) {
 	defer s.Reset()
 	for size := 0; size < most; {

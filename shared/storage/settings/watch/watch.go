@@ -77,8 +77,8 @@ func look(paths []string) []os.FileInfo {
 	return state
 }
 
-// isReadable reports whether the file can be opened. The state does not tell, because that depends on the owner, the group and
-// access control lists.
+// isReadable reports whether the file can be opened. The file's mode does not tell, because that also depends on the owner, the
+// group and access control lists.
 func isReadable(path string, info os.FileInfo) bool {
 	if !info.Mode().IsRegular() {
 		return true // opening a pipe waits for its writer

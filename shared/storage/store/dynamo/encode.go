@@ -32,7 +32,7 @@ func keyOf(key store.Key) attributes {
 	}
 }
 
-// encode returns the attributes of an item. mark may be nil.
+// encode returns the attributes of an item. mark is nil or the mark of this write, see the package comment.
 func encode(item store.Item, mark []byte) attributes {
 	attrs := keyOf(item.Key)
 	attrs["v"] = number(item.Version)
@@ -181,7 +181,7 @@ func (e *expression) markIsNot(mark []byte) string {
 	return "(attribute_not_exists(" + t + ") OR " + t + " <> " + e.value(&types.AttributeValueMemberB{Value: mark}) + ")"
 }
 
-// sum returns the update that adds the counts and sets the expiry and the mark, if there are any.
+// sum returns the update expression that adds the counts of item and sets its expiry and the mark. It leaves out what is empty.
 func (e *expression) sum(item store.Item, mark []byte) string {
 	var add []string
 	for _, name := range slices.Sorted(maps.Keys(item.Counts)) {
@@ -197,7 +197,8 @@ func (e *expression) sum(item store.Item, mark []byte) string {
 	return strings.Join(update, " ")
 }
 
-// assign returns the assignments of the expiry and the mark, if there are any. If counts is true, it also assigns the counts.
+// assign returns the SET clause for the expiry of item and the mark of this write. It leaves out what is empty. If counts is true, the
+// clause also sets the counts, otherwise the caller adds them.
 func (e *expression) assign(item store.Item, counts bool, mark []byte) string {
 	var set []string
 	if counts {
@@ -214,8 +215,7 @@ func (e *expression) assign(item store.Item, counts bool, mark []byte) string {
 	return strings.Join(set, ", ")
 }
 
-// isBelow returns a condition that holds if the count is absent or smaller. counts has one count, because the operation is a
-// raise.
+// isBelow returns a condition that holds if the stored count is absent or smaller than the one in counts, which has a single entry.
 func (e *expression) isBelow(counts map[string]int64) string {
 	for name, n := range counts {
 		ref := e.name("c_" + name)
