@@ -174,7 +174,7 @@ type SubscriptionOptions struct {
 	Started, Ended func(id string)
 }
 
-// NewSubscriptions returns the service that finds and ends subscriptions. It is the role deregister, and part of other
+// NewSubscriptions returns the service that finds and ends subscriptions. It is the deregister role, and part of other
 // roles. Registrars of package webhooks create subscriptions.
 func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 	ofPrincipal, ofWorkspace := c.Quota(quota.Subscriptions), c.Quota(quota.WorkspaceSubscriptions)
@@ -218,7 +218,7 @@ func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 	return demand.Hooks{DB: c.DB, Base: base, Key: key}
 }
 
-// PublishingOptions are the parts of the role publish that differ between processes.
+// PublishingOptions are the parts of the publish role that differ between processes.
 type PublishingOptions struct {
 	// Secrets looks up the secrets of sources.
 	Secrets func(context.Context, secret.Value) (string, error)
@@ -228,7 +228,7 @@ type PublishingOptions struct {
 	Dropped func(ctx context.Context, workspace, backend, reason string)
 }
 
-// NewPublishing returns the role publish.
+// NewPublishing returns the publish role.
 func NewPublishing(c *Core, o PublishingOptions) Publishing {
 	service := newPublisher(c)
 	documents, events := newIntake(c, service), publish.NewOfBackends(service)
@@ -319,7 +319,7 @@ type StreamOptions struct {
 	Left func(*http.Request)
 }
 
-// NewStreamEndpoint returns the MCP endpoint, which is the role stream. It lists, reads, streams and polls, and relays
+// NewStreamEndpoint returns the MCP endpoint, which is the stream role. It lists, reads, streams and polls, and relays
 // calls to the backends.
 func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	options, l := endpointOptions(c), c.Limits

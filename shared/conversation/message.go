@@ -33,7 +33,7 @@ const (
 // Kind is a kind of message. Each has its own MCP method.
 type Kind string
 
-// The kinds. The first is of the seed; the second answers one of its open questions.
+// The kinds: a message that the user wrote, and a response of the assistant.
 const (
 	UserMessage       Kind = "userMessage"
 	assistantResponse Kind = "assistantResponse"

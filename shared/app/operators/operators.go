@@ -43,7 +43,7 @@ type Options struct {
 	Rest http.Handler
 }
 
-// NewHandler returns the role admin, which serves the admin API and the console, and passes other requests on. It makes no
+// NewHandler returns the admin role, which serves the admin API and the console, and passes other requests on. It makes no
 // attempts of deliveries; the roles dispatch and retry do. It is not part of a mux, because a mux would redirect requests for
 // switches whose names contain a URL.
 func NewHandler(c *app.Core, o Options) http.Handler {

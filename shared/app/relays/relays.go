@@ -1,4 +1,4 @@
-// Package relays puts the role relay together. It is separate from package app because functions that do not import it are smaller.
+// Package relays puts the relay role together. It is separate from package app because functions that do not import it are smaller.
 package relays
 
 import (

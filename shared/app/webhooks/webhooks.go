@@ -62,7 +62,7 @@ type RegistrarOptions struct {
 	Cursors *eventlog.Sealer
 }
 
-// NewRegistrar returns the role register, which creates subscriptions.
+// NewRegistrar returns the register role, which creates subscriptions.
 func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 	l, verifications := c.Limits, c.Quota(quota.Verifications)
 	return &subscription.Registrar{
@@ -80,7 +80,7 @@ func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 	}
 }
 
-// NewFanout returns the role fanout, which appends accepted events to the log and passes them to their subscribers.
+// NewFanout returns the fanout role, which appends accepted events to the log and passes them to their subscribers.
 func NewFanout(c *app.Core) *fanout.Fanout {
 	return &fanout.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
 }
@@ -105,7 +105,7 @@ type DispatcherOptions struct {
 	LogDeliveries         bool
 }
 
-// NewDispatcher returns the role dispatch, which signs events and sends them to endpoints.
+// NewDispatcher returns the dispatch role, which signs events and sends them to endpoints.
 func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 	l := c.Limits
 	return delivery.NewDispatcher(delivery.Config{
@@ -179,7 +179,7 @@ type JobOptions struct {
 	SaveEvery time.Duration
 }
 
-// NewJobs returns the jobs that both modes run every minute, which are the role retry. Queues and replays are not among
+// NewJobs returns the jobs that both modes run every minute, which are the retry role. Queues and replays are not among
 // them, because a stand-alone server reads its queues all the time and continues replays more often.
 func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
 	due := &retry.Job{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, SaveEvery: o.SaveEvery, Log: c.Log}

@@ -63,7 +63,8 @@ func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
 	return Diff(before, next), nil
 }
 
-// findByURI returns the event type with the URI or template of e, whose events are in the same place of the log. Its name may differ.
+// findByURI returns the event type that has the same URI or template as e, and whose events are therefore in the same partitions of the
+// log. Its name may differ.
 func (c *Catalog) findByURI(e *Entry) *Entry {
 	if old := c.ByName(e.Name); old != nil && old.Pattern() == e.Pattern() {
 		return old
@@ -318,8 +319,8 @@ type contract struct {
 }
 
 // Contract returns the contract of the event type: the parts that [Broken] compares, as JSON. It is stored with a subscription, so that
-// a later catalog can be compared with the event type to which the client subscribed. Most of it are the schemas, so it is a little
-// larger than twice [maxSchema] at most.
+// a later catalog can be compared with the event type to which the client subscribed. It is at most a little larger than twice
+// [maxSchema], because it consists mostly of two schemas.
 func (e *Entry) Contract() []byte {
 	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // the schemas are valid JSON
 	return text

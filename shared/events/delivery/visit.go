@@ -122,7 +122,7 @@ func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.S
 
 func (v *visit) wants(i int) bool { return v.sub.Wants(v.task.Payloads[i], v.d.now()) }
 
-// result is what became of an event.
+// result is the outcome of an event for the subscriber of a visit.
 type result struct {
 	fate  fate
 	notes []store.Op // to write
@@ -132,7 +132,7 @@ type result struct {
 type fate int
 
 const (
-	handled fate = iota // or it is being sent, which has a result of its own
+	handled fate = iota // it is done, or its attempt is running and will report another result
 	left                // another page handles it, and all events after it
 	ended               // there is nothing to do for it and the events after it
 )

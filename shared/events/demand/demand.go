@@ -298,7 +298,7 @@ func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) erro
 	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(store.Unhurried(ctx), store.Put(it)), "remember an event of a backend")
 }
 
-// Hooks are the webhook subscriptions at backends. The relay creates them, and the role publish receives their webhooks. Each has a URL
+// Hooks are the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. Each has a URL
 // with a token and a secret. Both are derived from a key of the deployment, so that no secret is stored, and every relay that takes a
 // backend over continues the same subscription. Half of a token is a MAC of the other half, so that a guessed token costs no read of the store.
 type Hooks struct {

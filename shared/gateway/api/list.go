@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Kind is the kind of what a call uses. Most kinds have lists.
+// Kind is what a call is about: a tool, a prompt, and so on. Most kinds have lists.
 type Kind uint8
 
 // The kinds.

@@ -33,7 +33,7 @@ import (
 type Events struct {
 	// Intake accepts the events of backends, and has the demand for them.
 	intake.Intake
-	// Hooks has the subscriptions at backends that deliver by webhook only. Their events arrive at the role publish.
+	// Hooks has the subscriptions at backends that deliver by webhook only. Their events arrive at the publish role.
 	Hooks demand.Hooks
 	// Configured returns all backends of the configuration.
 	Configured func(ctx context.Context) ([]api.Backend, error)
@@ -101,7 +101,7 @@ type receiver struct {
 	limit   *rate.Limiter
 
 	running map[string]*reception // by URI
-	refused map[string]time.Time  // the URIs for which there is no room, and when that was recorded
+	refused map[string]time.Time  // the URIs that exceed a limit, and when that was recorded
 	warned  bool                  // that there is no URL for webhooks
 
 	restarted map[string]time.Time // when webhook subscriptions were last restarted, by URI
@@ -126,8 +126,7 @@ const (
 	dropTypes = "too many event types"
 )
 
-// startEvents begins to receive a backend's events as soon as the relay has the lease. The function that it returns stops that and
-// waits for the end.
+// startEvents receives a backend's events in a goroutine while the relay has the lease. stop ends the goroutine and waits for it.
 func (r *Relay) startEvents(l *lease, b *follower) (stop func()) {
 	if r.Events == nil {
 		return func() {}

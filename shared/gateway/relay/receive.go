@@ -119,7 +119,7 @@ func (e *receiver) publish(ctx context.Context, uri string, ev client.Event) err
 	return err
 }
 
-// Some backends deliver by webhook only. The relay creates and refreshes their subscriptions, and the role publish receives the webhooks
+// Some backends deliver by webhook only. The relay creates and refreshes their subscriptions, and the publish role receives the webhooks
 // (ingest.Backends). The subscription at the backend stays when another relay takes over, because its URL and secret are the same.
 
 // hookTTL is the requested lifetime of a subscription. If it is never ended, for example because the backend is removed from the

@@ -67,9 +67,10 @@ type Delivery struct {
 	Base int `json:"base,omitempty"`
 	// Renewals is how often its event was requested again while it was stored. Each time its due entry gets another key.
 	Renewals int `json:"rn,omitempty"`
-	// Died is when it was given up. The keys of its dead letter contain this time. A version before stored none.
+	// Died is when it was given up. The keys of its dead letter contain this time. It is zero if an earlier version of the server gave
+	// the delivery up.
 	Died time.Time `json:"died,omitzero"`
-	// Again is set if a person had the event delivered again. A gap of it was announced before.
+	// Again is set if a person had the event delivered again. Its gap was announced before, so another failure does not announce it.
 	Again bool `json:"again,omitempty"`
 	// Test is set for a test event, which is delivered whatever the subscription asks for.
 	Test bool `json:"test,omitempty"`
@@ -413,12 +414,12 @@ func NewNotice(workspace string, sub *subscription.Subscriber, name, kind string
 	}
 }
 
-// gap is which gap a control message announces.
+// gap is the kind of gap that a control message announces.
 type gap string
 
 const (
 	GapAbandoned gap = "abandoned"
-	GapSuspended gap = "suspended" // its message is made when it is sent
+	GapSuspended gap = "suspended" // the message is built only when it is sent
 )
 
 func GapKey(workspace, sub string) store.Key {

@@ -1,4 +1,4 @@
-// Package intake accepts events of backends, which the relay reads from streams and polls, and the role publish receives as webhooks.
+// Package intake accepts events of backends, which the relay reads from streams and polls, and the publish role receives as webhooks.
 // Both treat an event in the same way, so that it is one event even if it arrives in both. The relay is in shared/gateway/relay, and the
 // receiver of webhooks in shared/events/source/ingest.
 package intake
