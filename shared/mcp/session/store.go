@@ -5,6 +5,7 @@
 package session
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -48,6 +50,8 @@ type Store struct {
 	// Prolong is called when a session is prolonged, for each URI of a backend, with the time until which the session needs it. It may
 	// be nil.
 	Prolong func(ctx context.Context, sess *Session, uri URI, until time.Time) error
+
+	decoded bounded.Map[string, *Session] // by key, because each request needs its session
 }
 
 // Session is the state of a session.
@@ -400,14 +404,25 @@ func (s *Store) Served(ctx context.Context, sess *Session, connection string) (*
 	return s.decode(ctx, sess.ID, sess.Key, items[0]), nil
 }
 
+// maxDecoded limits the size of a session that is kept decoded. All of them together take at most 20 MiB.
+const maxDecoded = 1 << 10
+
 // decode returns nil for a session that it cannot decode. Callers treat it as unknown, so that the client begins a new one.
 func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *Session {
-	sess := &Session{ID: id, Key: key, expires: item.Expires, item: *item}
-	if json.Unmarshal(item.Value, sess) != nil {
-		s.Broken.Add(ctx, "session")
-		return nil
+	kept, ok := s.decoded.Get(key)
+	if !ok || !bytes.Equal(kept.item.Value, item.Value) {
+		kept = &Session{Key: key, item: *item}
+		if json.Unmarshal(item.Value, kept) != nil {
+			s.Broken.Add(ctx, "session")
+			return nil
+		}
+		if len(item.Value) <= maxDecoded {
+			s.decoded.Put(key, kept)
+		}
 	}
-	return sess
+	sess := *kept
+	sess.ID, sess.expires, sess.item = id, item.Expires, *item
+	return &sess
 }
 
 // Change alters and writes a session. It repeats that if another request wrote the session at the same time.
