@@ -227,9 +227,6 @@ func (w *Writer) appendIDs(b []byte, cursor string) []byte {
 
 // backendTopics returns the topics of all backends whose notifications the stream may receive.
 func (w *Writer) backendTopics(ctx context.Context) (topics []string) {
-	if !w.Streams.Backends.Any(ctx) {
-		return nil
-	}
 	for _, name := range w.Streams.Backends.Backends(ctx, w.Caller.Principal) {
 		topics = append(topics, stream.TopicBackend(name))
 	}
@@ -249,19 +246,16 @@ func (w *Writer) sendOtherBackends(ctx context.Context, cursor string) error {
 
 // sendBackend sends a backend's notification if the stream asked for it and the principal may still see the backend.
 func (w *Writer) sendBackend(ctx context.Context, d stream.Delivery) error {
-	var n api.Notice
-	if json.Unmarshal(d.Notice, &n) != nil {
-		return nil // a notice of another version
-	}
-	backends := w.Streams.Backends
-	if !backends.Any(ctx) || !slices.Contains(backends.Backends(ctx, w.Caller.Principal), strings.TrimPrefix(d.Topic, topicBackends)) {
+	backends, name := w.Streams.Backends, strings.TrimPrefix(d.Topic, topicBackends)
+	if !slices.Contains(backends.Backends(ctx, w.Caller.Principal), name) {
 		return nil
 	}
+	n := api.ReadNotice(d.Notice)
 	if n.Method != spec.NoteUpdated {
 		return w.sendChanges(d.Cursor, n.Method)
 	}
 	uri, ok := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
-	if !ok || !w.subscribedAt(d.Topic, uri) || !backends.Permits(ctx, w.Caller.Principal, strings.TrimPrefix(d.Topic, topicBackends), uri) {
+	if !ok || !w.subscribedAt(d.Topic, uri) || !backends.Permits(ctx, w.Caller.Principal, name, uri) {
 		return nil
 	}
 	// Pass on only members of the schema. Clients could mistake others for ours, for example for an event's payload.
