@@ -283,6 +283,9 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 			x.answered = true
 		}
 		if done && err == nil {
+			if x.responded && x.call.Answered != nil {
+				x.call.Answered()
+			}
 			answer.Finish()
 		}
 		if done || err != nil {

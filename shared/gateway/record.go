@@ -77,9 +77,6 @@ func (g *Gateway) write(ctx context.Context, r record, err error) {
 	now := time.Now()
 	took := now.Sub(r.began)
 	g.options.Metrics.GatewayCalled(r.backend, r.outcome, took)
-	if c.Ended != nil {
-		c.Ended()
-	}
 	if !g.options.Log.Enabled(ctx, slog.LevelInfo) {
 		return
 	}

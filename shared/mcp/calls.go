@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
@@ -113,14 +114,8 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	if err != nil {
 		return err
 	}
-	released := false
-	end := func() {
-		if !released {
-			released = true
-			release()
-		}
-	}
-	defer end()
+	release = sync.OnceFunc(release)
+	defer release()
 	if h.left != nil {
 		defer c.OnDisconnect(func() { h.left(c.Request) })()
 	}
@@ -132,11 +127,12 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	request.Send, request.ResponseOnly = p.Send, !p.StreamsMessages()
 	ctx, stop := p.Begin()
 	defer stop()
-	request.Ended = func() {
-		end()
+	request.Answered = func() {
+		release()
 		p.Flush()
 	}
 	err = h.backends.Call(ctx, request)
+	release()
 	if err != nil && p.Failed(err) {
 		return nil
 	}

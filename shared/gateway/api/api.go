@@ -81,9 +81,9 @@ type Call struct {
 	// Send sends a message to the client. The response is the last one. Send returns an error if the client has
 	// disconnected.
 	Send func(message json.RawMessage, response bool) error
-	// Ended, if set, runs when the call has ended, with or without a response, and was counted. The log line follows, so that no
-	// client waits for it.
-	Ended func()
+	// Answered, if set, runs when the backend's response was sent. The gateway closes and records the call only then, so that the client
+	// does not wait for it.
+	Answered func()
 }
 
 // Task is a state of a task of a backend.
