@@ -67,7 +67,7 @@ func (o Options) serve(ctx context.Context, dir, config string, more []string) (
 		return nil, err
 	}
 	args := append(o.Serve[1:len(o.Serve):len(o.Serve)], "--addr", addr, "--data", dir, "--allow-insecure-targets",
-		"--quota", strconv.Itoa(o.endpoints()+o.Hang*o.URIs+10), "--debug-addr", profiles, "--drain", "5s")
+		"--quota", strconv.Itoa(o.endpoints()+o.Hang*o.URIs+10), "--debug-addr", profiles)
 	for name, text := range map[string]string{"catalog": catalog, "config": config} {
 		if text == "" {
 			continue

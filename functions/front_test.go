@@ -80,7 +80,7 @@ func TestOneHostForAllPaths(t *testing.T) {
 		if id := value(at(origin, "Id")); !strings.Contains(domain, strings.ToUpper(id[:1])+id[1:]+"FunctionUrl.FunctionUrl") {
 			t.Errorf("%s is at %s", value(at(origin, "Id")), domain)
 		}
-		// At least twice the longest pause of a stream (--heartbeat is at most 30s).
+		// At least twice the longest pause of a stream (15 s).
 		if got := value(at(origin, "CustomOriginConfig", "OriginReadTimeout")); got != "60" {
 			t.Errorf("a response may pause for at most %s s", got)
 		}

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
@@ -77,11 +79,36 @@ func TestCheckIsInterrupted(t *testing.T) {
 }
 
 func TestARemovedFlagNamesItsReplacement(t *testing.T) {
-	for _, flag := range []string{"--webhook-id=message", "--event-codes=sep3415", "--unknown-unsubscribe=not-found"} {
+	for flag, want := range map[string]string{
+		"--webhook-id=message":           "use --profile (MCPEVENTS_PROFILE) instead",
+		"--event-codes=sep3415":          "use --profile (MCPEVENTS_PROFILE) instead",
+		"--unknown-unsubscribe=notfound": "use --profile (MCPEVENTS_PROFILE) instead",
+		"--heartbeat=30s":                "the setting heartbeat was removed; it is always 15s",
+	} {
 		var out, errs bytes.Buffer
 		code := run([]string{"serve", flag}, nil, &out, &errs)
-		if code != exitUsage || !strings.Contains(errs.String(), "use --profile (MCPEVENTS_PROFILE) instead") {
-			t.Errorf("EVX-25: serve %s: exit code %d and %q, want %d and the replacement", flag, code, errs.String(), exitUsage)
+		if code != exitUsage || !strings.Contains(errs.String(), want) {
+			t.Errorf("EVX-25: serve %s: exit code %d and %q, want %d and %q", flag, code, errs.String(), exitUsage, want)
 		}
+	}
+}
+
+// hanging is a server whose shutdown takes longer than allowed.
+type hanging struct{}
+
+func (hanging) Shutdown(ctx context.Context) error {
+	<-ctx.Done()
+	return fmt.Errorf("deliveries: %w", ctx.Err())
+}
+
+// A shutdown that takes too long is no failure: TestCloseCutsOffWhatTakesTooLong of package standalone shows that the
+// deliveries that it cuts off are repeated.
+func TestAShutdownThatIsCutShortIsLogged(t *testing.T) {
+	var out bytes.Buffer
+	if err := shutDown(hanging{}, time.Millisecond, slog.New(slog.NewTextHandler(&out, nil))); err != nil {
+		t.Errorf("got %v, want no error", err)
+	}
+	if !strings.Contains(out.String(), `msg="drain timed out" error="deliveries: context deadline exceeded"`) {
+		t.Errorf("got the log %s, want drain timed out", &out)
 	}
 }

@@ -33,10 +33,13 @@ type ServeCmd struct {
 	Admin         string            `name:"admin-addr" placeholder:"ADDR" help:"Serve the admin API and the console at this address instead of --addr."`
 	AllowBreaking bool              `help:"Use a changed catalog even if it ends webhook subscriptions, because their event type was removed, became incompatible or is no longer visible to them. By default such a change is refused and logged."`
 	Debug         string            `name:"debug-addr" placeholder:"ADDR" help:"Serve profiles (net/http/pprof) at this loopback address."`
-	Drain         time.Duration     `default:"20s" help:"How long a shutdown waits for running requests and deliveries."`
 
 	config.Limits `embed:""`
 }
+
+// longestDrain is how long a shutdown waits for running requests and deliveries. It is as long as an attempt to send a webhook. Service
+// managers allow 30 s or more, and a server that is killed earlier loses no event.
+const longestDrain = 20 * time.Second
 
 // Run serves until SIGINT or SIGTERM, then drains.
 func (c *ServeCmd) Run(g *Globals) error {
@@ -81,11 +84,17 @@ func (c *ServeCmd) Run(g *Globals) error {
 	case err := <-e.Served():
 		return fault.Wrap(fault.Unavailable, err, "serve")
 	}
-	s.Log.Info("draining", "for", c.Drain.String())
-	drain, cancel := context.WithTimeout(context.Background(), c.Drain)
+	return shutDown(e, longestDrain, s.Log)
+}
+
+// shutDown ends the server, and returns no error if requests or deliveries were cut off, because no event is lost.
+func shutDown(e interface{ Shutdown(context.Context) error }, longest time.Duration, log *slog.Logger) error {
+	log.Info("draining", "for", longest.String())
+	ctx, cancel := context.WithTimeout(context.Background(), longest)
 	defer cancel()
-	if err = e.Shutdown(drain); errors.Is(err, context.DeadlineExceeded) {
-		s.Log.Warn("drain timed out", "error", err)
+	err := e.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		log.Warn("drain timed out", "error", err)
 		return nil
 	}
 	return err

@@ -160,7 +160,7 @@ const clockLeeway = 30 * time.Second
 // kind fault.Invalid.
 func NewTokenAuthenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticator, error) {
 	return jwt.New(jwt.Options{
-		Issuers: l.JWTIssuers, JWKS: l.JWTKeys, Audience: l.JWTAudience, Algorithms: l.JWTAlgorithms,
+		Issuers: l.JWTIssuers, JWKS: l.JWTKeys, Audience: l.JWTAudience,
 		PrincipalClaim: l.JWTPrincipal, WorkspaceClaim: l.JWTWorkspace, ScopePrefix: l.JWTScopePrefix, Leeway: clockLeeway, Log: log,
 	})
 }
@@ -319,6 +319,13 @@ type StreamOptions struct {
 	Left func(*http.Request)
 }
 
+const (
+	// heartbeat is how long a stream may be quiet. SEP-3415 allows 30 s, and few proxies close connections that are quiet for less.
+	heartbeat = 15 * time.Second
+	// pollMin and pollMax limit the time until the next events/poll that the server suggests.
+	pollMin, pollMax = time.Second, 30 * time.Second
+)
+
 // NewStreamEndpoint returns the MCP endpoint, which is the stream role. It lists, reads, streams and polls, and relays
 // calls to the backends.
 func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
@@ -327,10 +334,10 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	options.Gateway, options.Conversation, options.Left = o.Backends, o.Conversation, o.Left
 	options.Registrar, options.Deregistrar = o.Registrar, o.Deregistrar
 	options.ForwardRegistrar, options.ForwardDeregistrar = o.ForwardRegistrar, o.ForwardDeregistrar
-	options.MaxAge, options.Heartbeat, options.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
+	options.MaxAge, options.Heartbeat, options.AnswerStreamAfter = l.StreamMaxAge, cmp.Or(l.Heartbeat, heartbeat), l.AnswerStreamAfter
 	options.MaxSessions, options.Dialect = c.maxSessions, mcp.NamedEvents
 	options.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.CallerQuota(quota.Calls), descriptors.Outgoing())
-	options.PollMin, options.PollMax = l.PollMin, l.PollMax
+	options.PollMin, options.PollMax = cmp.Or(l.PollMin, pollMin), cmp.Or(l.PollMax, pollMax)
 	if l.EventTools {
 		options.EventTools = logsource.New
 	}
@@ -344,15 +351,12 @@ func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 	l := c.Limits
 	return &lease.Shared{
 		DB: c.DB, Max: c.maxStreams, Fleet: l.StreamConcurrency * int64(concurrent) * share / 100,
-		Life: l.StreamMaxAge, Check: l.Heartbeat, Refuse: refusesStreams(c),
+		Life: l.StreamMaxAge, Check: cmp.Or(l.Heartbeat, heartbeat),
 	}
 }
 
 // NewLocalLeases returns the leases that limit the streams of a single process.
-func NewLocalLeases(c *Core) *lease.Local { return lease.NewLocal(c.maxStreams, refusesStreams(c)) }
-
-// refusesStreams reports whether a stream over the principal's quota is refused. Otherwise it ends the oldest one.
-func refusesStreams(c *Core) bool { return c.Limits.FullStreams == "refuse" }
+func NewLocalLeases(c *Core) *lease.Local { return lease.NewLocal(c.maxStreams) }
 
 // GatewayOptions are the parts of the gateway that differ between the modes.
 type GatewayOptions struct {

@@ -381,7 +381,7 @@ func TestWhyAStreamEnded(t *testing.T) {
 		"its age":                   {func(o *Options) { o.MaxAge = 50 * time.Millisecond }, listen, nil, "max_age", "subscriptions/listen"},
 		"shutdown":                  {nil, listen, func(f *fixture, _ *follower) { f.close() }, "shutdown", "subscriptions/listen"},
 		"shutdown, for the dialect": {nil, opened(byDialect), func(f *fixture, _ *follower) { f.close() }, "shutdown", "named_events"},
-		"a listen over the quota":   {keep(1, false), listen, func(f *fixture, _ *follower) { listen(f) }, "superseded", "subscriptions/listen"},
+		"a listen over the quota":   {keep(1), listen, func(f *fixture, _ *follower) { listen(f) }, "superseded", "subscriptions/listen"},
 		"another of its session":    {nil, inSession, func(f *fixture, c *follower) { f.stream(alice, c.session, "").event() }, "session_taken", "session"},
 		"the credentials expire":    {func(o *Options) { o.Auth = fading{o.Auth} }, listen, nil, "credentials_expired", "subscriptions/listen"},
 		"its event type is removed": {nil, ofType, func(f *fixture, _ *follower) {

@@ -123,11 +123,11 @@ func story(t *testing.T, a *agent, s *harness.Server, begun func() bool, effects
 	}
 }
 
-// fast starts a server with short retries and a short poll interval.
+// fast starts a server with short retries.
 func fast(t *testing.T) *harness.Server {
 	t.Helper()
 	return harness.StartServer(t, harness.ServerOptions{Fast: true, Args: []string{
-		"--events-retry-schedule", "0s,1s,2s,4s,8s,16s,30s", "--poll-min", "100ms", "--poll-max", "200ms", "--drain", "1s",
+		"--events-retry-schedule", "0s,1s,2s,4s,8s,16s,30s",
 	}})
 }
 

@@ -91,10 +91,8 @@ func TestChaosOnAWS(t *testing.T) {
 // chaotic settings let events be given up, and kills be survived, within minutes.
 var chaotic = map[string]string{
 	"MCPEVENTS_WEBHOOK_TIMEOUT":       "4s",
-	"MCPEVENTS_EVENTS_TIMEOUT":        "4s",
 	"MCPEVENTS_RETRY_SCHEDULE":        retries(),
 	"MCPEVENTS_EVENTS_RETRY_SCHEDULE": retries(),
-	"MCPEVENTS_HEARTBEAT":             "5s",
 	"MCPEVENTS_STREAM_MAX_AGE":        "1m",
 	"MCPEVENTS_LOG_LEVEL":             "warn",
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -38,7 +39,7 @@ func down(t *testing.T) string {
 		measured float64
 	}{
 		{"SEP-1803", retry.StandardSchedule, limits.WebhookTimeout, priceDownStandard},
-		{"MCP Events", retry.EventsSchedule, limits.EventsTimeout, priceDownEvents},
+		{"MCP Events", retry.EventsSchedule, delivery.EventsTimeout, priceDownEvents},
 	} {
 		attempts, due := float64(len(l.schedule)), dueAttempts(l.schedule)
 		refuses := l.measured + due*dueAttempt*million

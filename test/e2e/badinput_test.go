@@ -165,7 +165,7 @@ func TestEndpointsThatMisbehave(t *testing.T) {
 	s := harness.StartServer(t, harness.ServerOptions{
 		Args: []string{
 			"--retry-schedule", "0s,1s,2s", "--events-retry-schedule", "0s,1s,2s",
-			"--webhook-timeout", "2s", "--events-timeout", "2s",
+			"--webhook-timeout", "2s",
 		},
 	})
 	receiver := harness.NewReceiver(t)

@@ -21,7 +21,7 @@ import (
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	checked(t, &harness.StartServer(t, harness.ServerOptions{
-		Args: []string{"--events-retry-schedule", "0s,1s,1s", "--min-ttl", "1s", "--heartbeat", "2s"},
+		Args: []string{"--events-retry-schedule", "0s,1s,1s", "--min-ttl", "1s"},
 	}).Target)
 }
 

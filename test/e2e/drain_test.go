@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"io"
-	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -14,7 +13,7 @@ import (
 // which a busy machine may not get to it; TestManagedInstance shows that clients then continue at another instance.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--heartbeat", "1s"}})
+	s := harness.StartServer(t, harness.ServerOptions{})
 	stateless, sessionBased, dialect := s.Stateless("alice"), s.SessionBased(t, "alice", harness.V20251125), s.Dialect("alice", "default")
 	sessionBased.Call(t, "resources/subscribe", object{"uri": "event://chat/drain/general/message"}, nil)
 	listen := stateless.Listen(t, "drained", object{"resourcesListChanged": true}, nil)
@@ -55,27 +54,4 @@ func TestDrain(t *testing.T) {
 			t.Errorf("last message: %s", m.Raw)
 		}
 	})
-}
-
-// TestADrainThatIsCutShort stops a server while an endpoint delays it for longer than --drain.
-func TestADrainThatIsCutShort(t *testing.T) {
-	t.Parallel()
-	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--drain", "200ms"}})
-	hanging := harness.NewReceiver(t).Endpoint("hanging")
-	hanging.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Hang: true} })
-	register(t, s.Stateless("alice"), hanging, "event://ci/build-finished")
-	s.Publish(t, build("cut-short", 1))
-	hanging.WaitAttempts(t, 1)
-	s.Stop()
-	if code := s.ExitCode(); code != 0 {
-		t.Errorf("the exit code is %d, want 0 because no event is lost", code)
-	}
-	if out := s.Output(); !strings.Contains(out, `"drain timed out"`) || strings.Contains(out, "mcpevents: context deadline exceeded") {
-		t.Errorf("the server does not say what it cut short:\n%s", out)
-	}
-	hanging.Answer(nil)
-	s.Start()
-	if d := hanging.WaitAttempts(t, 2); d[1].ID() != "cut-short" {
-		t.Errorf("after the next start got %s", d[1].ID())
-	}
 }

@@ -81,7 +81,7 @@ type AWS struct {
 var Quick = map[string]string{
 	"MCPEVENTS_RETRY_SCHEDULE":        "0s,1s,1s,1s,1s,1s",
 	"MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s",
-	"MCPEVENTS_EVENTS_TIMEOUT":        "4s",
+	"MCPEVENTS_WEBHOOK_TIMEOUT":       "4s",
 	"MCPEVENTS_MIN_TTL":               "1s",
 	"MCPEVENTS_QUOTA":                 "10000",
 }

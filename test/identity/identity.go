@@ -11,6 +11,7 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha256"
+	"crypto/sha512"
 	"encoding/base64"
 	"encoding/json"
 	"maps"
@@ -42,7 +43,7 @@ func NewKey(tb testing.TB, id, alg string) *Key {
 	k := &Key{ID: id, Alg: alg}
 	var err error
 	switch alg {
-	case "RS256", "PS256":
+	case "RS256", "PS256", "RS512":
 		k.Private, err = rsa.GenerateKey(rand.Reader, 2048)
 	case "ES256":
 		k.Private, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -114,9 +115,13 @@ func (k *Key) signature(tb testing.TB) func(string) []byte {
 		var err error
 		switch key := k.Private.(type) {
 		case *rsa.PrivateKey:
-			if k.Alg == "PS256" {
+			switch k.Alg {
+			case "PS256":
 				sig, err = rsa.SignPSS(rand.Reader, key, crypto.SHA256, digest[:], &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthEqualsHash})
-			} else {
+			case "RS512":
+				long := sha512.Sum512([]byte(input))
+				sig, err = rsa.SignPKCS1v15(nil, key, crypto.SHA512, long[:])
+			default:
 				sig, err = rsa.SignPKCS1v15(nil, key, crypto.SHA256, digest[:])
 			}
 		case *ecdsa.PrivateKey:

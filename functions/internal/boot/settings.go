@@ -37,12 +37,12 @@ const (
 // of lists the limits in each group. All functions read the limits that are in no group.
 var of = map[Needs][]string{
 	Callers: {
-		"streams", "stream-concurrency", "publish-rate", "stream-max-age", "heartbeat",
-		"answer-stream-after", "poll-min", "poll-max", "event-tools", "jwt-issuer", "jwt-audience", "jwt-jwks-url", "jwt-algorithms",
+		"streams", "stream-concurrency", "publish-rate", "stream-max-age",
+		"answer-stream-after", "event-tools", "jwt-issuer", "jwt-audience", "jwt-jwks-url",
 		"jwt-principal-claim", "jwt-workspace-claim", "jwt-scope-prefix", "allowed-origins",
 	},
 	Webhooks: {
-		"quota", "webhook-timeout", "events-timeout", "retry-schedule", "events-retry-schedule",
+		"quota", "webhook-timeout", "retry-schedule", "events-retry-schedule",
 		"default-ttl", "min-ttl", "max-ttl", "allow-no-expiry", "webhook-secret",
 		"verify-registrations", "verified-targets", "plain-targets", "blocked-targets", "target-ports",
 	},

@@ -464,7 +464,7 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 		}
 		name, value, ok := strings.Cut(part, "=")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		if ignored[name] != "" {
+		if isIgnored(name) {
 			continue // see LogIgnored
 		}
 		switch own, set := lookup(EnvName(name)); {
@@ -494,7 +494,9 @@ func Names() map[string]bool {
 	names := map[string]bool{}
 	t := reflect.TypeFor[Limits]()
 	for i := range t.NumField() {
-		names[t.Field(i).Tag.Get("name")] = true
+		if name := t.Field(i).Tag.Get("name"); name != "" {
+			names[name] = true
+		}
 	}
 	return names
 }

@@ -223,25 +223,25 @@ func TestStoredKeysAreRevokedWithinMaxAge(t *testing.T) {
 func TestLimits(t *testing.T) {
 	l := DefaultLimits()
 	if l.Quota != 1000 || l.LogRetention != 24*time.Hour || l.WebhookTimeout != 20*time.Second ||
-		l.EventsTimeout != 10*time.Second || len(l.RetrySchedule) != 10 || len(l.EventsSchedule) != 5 || l.StreamMaxAge != 5*time.Minute {
+		len(l.RetrySchedule) != 10 || len(l.EventsSchedule) != 5 || l.StreamMaxAge != 5*time.Minute {
 		t.Errorf("got %+v", l)
 	}
 	if l.AllowInsecureTargets || l.AllowNoExpiry || l.VerifiedTargets != nil || len(l.TargetPorts) != 2 || l.WebhookSecret != "standard" {
 		t.Errorf("got %+v", l)
 	}
 	l, err := FromEnv(environ(map[string]string{
-		"MCPEVENTS_WEBHOOK_TIMEOUT": "5s", "MCPEVENTS_RETRY_SCHEDULE": "0s, 1s", "MCPEVENTS_QUOTA": "7", "MCPEVENTS_HEARTBEAT": "",
+		"MCPEVENTS_WEBHOOK_TIMEOUT": "5s", "MCPEVENTS_RETRY_SCHEDULE": "0s, 1s", "MCPEVENTS_QUOTA": "7", "MCPEVENTS_STREAMS": "",
 		"MCPEVENTS_ALLOW_INSECURE_TARGETS": "true", "MCPEVENTS_VERIFIED_TARGETS": "https://a.example/, https://b.example/x/",
 	}))
 	if !l.AllowInsecureTargets || len(l.VerifiedTargets) != 2 {
 		t.Errorf("got %+v", l)
 	}
-	if err != nil || l.WebhookTimeout != 5*time.Second || len(l.RetrySchedule) != 2 || l.Quota != 7 || l.Heartbeat != 15*time.Second {
+	if err != nil || l.WebhookTimeout != 5*time.Second || len(l.RetrySchedule) != 2 || l.Quota != 7 || l.Streams != 100 {
 		t.Errorf("got %+v, %v", l, err)
 	}
 	for name, value := range map[string]string{
 		"QUOTA": "many", "STREAMS": "0", "PUBLISH_RATE": "NaN", "REGISTRATION_RATE": "-1", "WEBHOOK_TIMEOUT": "5", "RETRY_SCHEDULE": "5s",
-		"EVENTS_RETRY_SCHEDULE": "0s,1ms", "DELIVERY_LOG": "some", "HEARTBEAT": "1m", "DEFAULT_TTL": "200h", "LOG_RETENTION": "1s",
+		"EVENTS_RETRY_SCHEDULE": "0s,1ms", "DELIVERY_LOG": "some", "JWT_ALGORITHMS": "RS256", "DEFAULT_TTL": "200h", "LOG_RETENTION": "1s",
 		"MIN_TTL": "0s", "ALLOW_NO_EXPIRY": "maybe", "WEBHOOK_SECRET": "weak", "PROFILE": "draft", "WEBHOOK_ID": "event", "EVENT_CODES": "sketch", "UNKNOWN_UNSUBSCRIBE": "empty",
 		"VERIFIED_TARGETS": "https://good.example", "TARGET_PORTS": "443,0",
 	} {

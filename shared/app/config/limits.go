@@ -29,17 +29,15 @@ func EnvName(flag string) string {
 type Limits struct {
 	Quota   int64 `name:"quota" default:"1000" help:"Webhook subscriptions per principal."`
 	Streams int64 `name:"streams" default:"100" help:"Open streams per principal."`
-	// FullStreams is a setting of [lease.Shared].
-	FullStreams string `name:"full-streams" default:"oldest" help:"At the limit, a new stream ends the oldest one (oldest) or is refused (refuse)."`
-	// StreamConcurrency has no effect on a stand-alone server, where open streams do not block other requests.
-	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Concurrent requests that all instances of the MCP endpoint can serve. Open streams take at most 80 % of them, and one more ends its principal's oldest. 0 is no limit. AWS only."`
+	// StreamConcurrency is the number of concurrent requests that all instances of the MCP endpoint can serve. Open streams take
+	// at most 80 % of them. 0 is no limit. It is not a flag, because on a stand-alone server streams do not block other requests.
+	StreamConcurrency int64   `name:"stream-concurrency" default:"0" kong:"-"`
 	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
 	RegistrationRate  float64 `name:"registration-rate" default:"20" help:"Registrations and refreshes of webhook subscriptions per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
 
 	LogRetention time.Duration `name:"log-retention" default:"24h" help:"How long events can be read and replayed."`
 
-	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" help:"Longest attempt at a SEP-1803 webhook."`
-	EventsTimeout  time.Duration   `name:"events-timeout" default:"10s" help:"Longest attempt at a webhook of an MCP Events subscription."`
+	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" help:"Longest attempt at a webhook. With MCP Events, it is never more than 10s."`
 	RetrySchedule  []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" help:"Delays before each attempt; the first is 0s."`
 	EventsSchedule []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
 	EndpointRate   int64           `name:"endpoint-rate" default:"0" help:"Attempts per second to one endpoint, across all instances. Further attempts are delayed. 0 is no limit."`
@@ -48,10 +46,11 @@ type Limits struct {
 	KeepResponses bool `name:"keep-responses" help:"Keep the first KiB of each failed response in the delivery log, for operators. It may contain secrets of the endpoint."`
 
 	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open. The client then continues from its cursor."`
-	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
 	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not time out. 0 means immediately."`
-	PollMin           time.Duration `name:"poll-min" default:"1s" help:"Time until the next events/poll that the server suggests while there is traffic."`
-	PollMax           time.Duration `name:"poll-max" default:"30s" help:"The longest time until the next events/poll that the server suggests."`
+
+	// Heartbeat is how long a stream may be quiet, and PollMin and PollMax limit the time until the next events/poll that the
+	// server suggests. They are not settings, but tests shorten them. 0 is the default.
+	Heartbeat, PollMin, PollMax time.Duration `kong:"-"`
 
 	PublicURL string `name:"public-url" placeholder:"URL" help:"URL of this server, without a path, at which backends deliver events by webhook. By default that of --jwt-audience."`
 
@@ -75,7 +74,6 @@ type Limits struct {
 	JWTIssuers           []string `name:"jwt-issuer" placeholder:"URL,…" help:"Authorization servers whose tokens --auth jwt accepts, written as in the claim iss."`
 	JWTAudience          []string `name:"jwt-audience" placeholder:"URL,…" help:"A token's audience must be one of these. The first is the URL of the MCP endpoint as clients see it."`
 	JWTKeys              []string `name:"jwt-jwks-url" placeholder:"URL,…" help:"URLs of the issuers' keys, in the same order. By default the issuer's metadata names them."`
-	JWTAlgorithms        []string `name:"jwt-algorithms" default:"RS256,PS256,ES256,EdDSA" help:"Algorithms that tokens may be signed with."`
 	JWTPrincipal         string   `name:"jwt-principal-claim" default:"sub" help:"Claim that, together with the issuer, identifies the caller."`
 	JWTWorkspace         string   `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" help:"Claim that names the caller's workspace. By default every caller is in the workspace default."`
 	JWTScopePrefix       string   `name:"jwt-scope-prefix" default:"" placeholder:"PREFIX" help:"Prefix of the scope names in tokens, such as the identifier of an Amazon Cognito resource server and a slash. Scopes without it grant nothing."`
@@ -115,6 +113,9 @@ func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, erro
 	v := reflect.ValueOf(&l).Elem()
 	for i := range v.NumField() {
 		tag := v.Type().Field(i).Tag
+		if tag.Get("name") == "" {
+			continue // not a setting
+		}
 		name := EnvName(tag.Get("name"))
 		text, ok := lookup(name)
 		if !ok || text == "" || slices.Contains(except, tag.Get("name")) {
@@ -186,12 +187,8 @@ func (l Limits) checkRanges() error {
 	}{
 		{"log-retention", l.LogRetention, time.Minute, 30 * 24 * time.Hour},
 		{"webhook-timeout", l.WebhookTimeout, 100 * time.Millisecond, time.Minute},
-		{"events-timeout", l.EventsTimeout, 100 * time.Millisecond, time.Minute},
 		{"stream-max-age", l.StreamMaxAge, time.Second, 24 * time.Hour},
-		{"heartbeat", l.Heartbeat, time.Second, 30 * time.Second}, // SEP-3415 allows 30 s
 		{"answer-stream-after", l.AnswerStreamAfter, 0, time.Hour},
-		{"poll-min", l.PollMin, 100 * time.Millisecond, time.Hour},
-		{"poll-max", l.PollMax, 100 * time.Millisecond, time.Hour},
 		{"default-ttl", l.DefaultTTL, time.Minute, 365 * 24 * time.Hour},
 		{"min-ttl", l.MinTTL, time.Second, 24 * time.Hour},
 		{"max-ttl", l.MaxTTL, time.Minute, 365 * 24 * time.Hour},
@@ -217,8 +214,6 @@ func (l Limits) checkRanges() error {
 	switch {
 	case l.DefaultTTL > l.MaxTTL:
 		return fault.New(fault.Invalid, "--default-ttl is longer than --max-ttl")
-	case l.PollMin > l.PollMax:
-		return fault.New(fault.Invalid, "--poll-min is longer than --poll-max")
 	case !(l.TraceRatio >= 0 && l.TraceRatio <= 1):
 		return fault.New(fault.Invalid, "--trace-ratio %v is not allowed (allowed: 0 to 1)", l.TraceRatio)
 	}
@@ -233,7 +228,6 @@ func (l Limits) checkChoices() error {
 		{"delivery-log", cmp.Or(l.DeliveryLog, "failures"), []string{"failures", "all", "none"}},
 		{"webhook-secret", l.WebhookSecret, []string{"standard", "raw", "none"}},
 		{"profile", l.Profile, spec.Profiles()},
-		{"full-streams", l.FullStreams, []string{"oldest", "refuse"}},
 	} {
 		if !slices.Contains(x.allowed, x.value) {
 			return fault.New(fault.Invalid, "--%s %q is not allowed (allowed: %s)", x.name, x.value, strings.Join(x.allowed, ", "))
@@ -280,44 +274,62 @@ func checkSchedule(name string, delays []time.Duration) error {
 	return nil
 }
 
-// replaced maps removed settings to the settings that replaced them.
-var replaced = map[string]string{
-	"webhook-id": "profile", "event-codes": "profile", "unknown-unsubscribe": "profile",
+// removal says what became of a removed setting.
+type removal struct {
+	instead string // what to do instead
+	// stops keeps a server from starting with the setting. Other removed settings are ignored, so that deployments that
+	// still set them continue to work.
+	stops bool
 }
 
-const byQuota = "use quotas in the configuration instead"
+const (
+	byQuota   = "use quotas in the configuration instead"
+	byProfile = "use --profile (MCPEVENTS_PROFILE) instead"
+)
 
-// ignored maps settings that were removed to the reason. Deployments that still set them continue to work, so they are ignored.
-var ignored = map[string]string{
-	"calls":                byQuota,
-	"conversation-rate":    byQuota,
-	"endpoint-concurrency": "it is always 64",
-	"jwt-leeway":           "it is always 30s",
-	"sessions":             byQuota,
+var removed = map[string]removal{
+	"calls":                {instead: byQuota},
+	"conversation-rate":    {instead: byQuota},
+	"drain":                {instead: "it is always 20s"},
+	"endpoint-concurrency": {instead: "it is always 64, and 32 on AWS"},
+	"event-codes":          {instead: byProfile, stops: true},
+	"events-timeout":       {instead: "it is always 10s, or --webhook-timeout if that is shorter"},
+	"full-streams":         {instead: "a new stream always ends the principal's oldest one"},
+	"heartbeat":            {instead: "it is always 15s"},
+	"jwt-algorithms":       {instead: "choose the algorithm at the authorization server; all asymmetric ones are accepted", stops: true},
+	"jwt-leeway":           {instead: "it is always 30s"},
+	"poll-max":             {instead: "it is always 30s"},
+	"poll-min":             {instead: "it is always 1s"},
+	"sessions":             {instead: byQuota},
+	"unknown-unsubscribe":  {instead: byProfile, stops: true},
+	"webhook-id":           {instead: byProfile, stops: true},
 }
 
-// Removed returns nil unless the setting was removed. The error is of kind fault.Invalid and names the alternative.
+// Removed returns nil unless the setting was removed. The error is of kind fault.Invalid and says what to do instead.
 func Removed(name string) error {
-	if by, ok := replaced[name]; ok {
-		return fault.New(fault.Invalid, "the setting %s was removed; use --%s (%s) instead", name, by, EnvName(by))
-	}
-	if why, ok := ignored[name]; ok {
-		return fault.New(fault.Invalid, "the setting %s was removed; %s", name, why)
+	if r, ok := removed[name]; ok {
+		return fault.New(fault.Invalid, "the setting %s was removed; %s", name, r.instead)
 	}
 	return nil
 }
 
-// CheckRemoved returns the error of [Removed] if the environment has a setting that another one replaced.
+// CheckRemoved returns the error of [Removed] if the environment has a removed setting that must not be ignored.
 func CheckRemoved(lookup func(string) (string, bool)) error {
-	for name := range replaced {
-		if value, ok := lookup(EnvName(name)); ok && value != "" {
+	for name, r := range removed {
+		if value, ok := lookup(EnvName(name)); r.stops && ok && value != "" {
 			return fault.Wrap(fault.Invalid, Removed(name), "%s", EnvName(name))
 		}
 	}
 	return nil
 }
 
-// LogIgnored logs a warning for each setting in the environment or in [EnvSettings] that was removed and no longer has an effect.
+// isIgnored reports whether a removed setting in the environment is ignored.
+func isIgnored(name string) bool {
+	r, ok := removed[name]
+	return ok && !r.stops
+}
+
+// LogIgnored logs a warning for each removed setting in the environment or in [EnvSettings] that is ignored.
 func LogIgnored(lookup func(string) (string, bool), log *slog.Logger) {
 	text, _ := lookup(EnvSettings)
 	var given []string
@@ -325,9 +337,9 @@ func LogIgnored(lookup func(string) (string, bool), log *slog.Logger) {
 		name, _, _ := strings.Cut(part, "=")
 		given = append(given, strings.TrimSpace(name))
 	}
-	for _, name := range slices.Sorted(maps.Keys(ignored)) {
-		if value, ok := lookup(EnvName(name)); ok && value != "" || slices.Contains(given, name) {
-			log.Warn("setting ignored", "setting", name, "why", "it was removed; "+ignored[name])
+	for _, name := range slices.Sorted(maps.Keys(removed)) {
+		if value, ok := lookup(EnvName(name)); isIgnored(name) && (ok && value != "" || slices.Contains(given, name)) {
+			log.Warn("setting ignored", "setting", name, "why", "it was removed; "+removed[name].instead)
 		}
 	}
 }

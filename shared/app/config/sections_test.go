@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -125,9 +128,33 @@ func TestRemovedSettings(t *testing.T) {
 		}
 		expect.Equal(t, "warnings", strings.Count(log.String(), "setting ignored"), 2)
 	})
+	t.Run("AUT-01 a list of algorithms is not ignored, because it may have been shorter than the one of today", func(t *testing.T) {
+		for _, variable := range []map[string]string{{"MCPEVENTS_JWT_ALGORITHMS": "PS256"}, {EnvSettings: "jwt-algorithms=PS256"}} {
+			_, err := FromEnv(environ(variable))
+			if !fault.Is(err, fault.Invalid) || !strings.Contains(fault.Public(err), "choose the algorithm at the authorization server") {
+				t.Errorf("%v: got %v, want Invalid with the remedy", variable, err)
+			}
+		}
+	})
 	t.Run("a Go program that sets a value that is fixed now gets an error", func(t *testing.T) {
 		if _, err := FromNames(map[string]string{"sessions": "5"}); !fault.Is(err, fault.Invalid) || !strings.Contains(fault.Public(err), "use quotas") {
 			t.Errorf("got %v, want Invalid with the replacement", err)
+		}
+	})
+	t.Run("the reference lists exactly the removed settings", func(t *testing.T) {
+		doc := string(expect.Value(os.ReadFile("../../../docs/reference/settings.md"))(t))
+		_, doc, _ = strings.Cut(doc, "### Removed settings")
+		doc, _, _ = strings.Cut(doc, "\n### ")
+		stops := map[string]bool{}
+		for _, row := range regexp.MustCompile("(?m)^\\| `([a-z-]+)`( ²)? \\|").FindAllStringSubmatch(doc, -1) {
+			stops[row[1]] = row[2] != ""
+		}
+		want := map[string]bool{}
+		for name, r := range removed {
+			want[name] = r.stops
+		}
+		if !maps.Equal(stops, want) {
+			t.Errorf("settings.md has %v, want %v", stops, want)
 		}
 	})
 }

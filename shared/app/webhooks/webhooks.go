@@ -112,7 +112,7 @@ func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 		DB: c.DB, Queue: c.Queues, Subscriptions: o.Subscriptions, Catalog: c.Catalogs, Poster: o.Sender, Opener: o.Opener,
 		Terminator: o.Terminator, Gaps: &lifecycle.Gaps{Log: c.EventLog, Sealer: o.Cursors}, Gate: o.Gate, Switches: o.Switches,
 		Options: delivery.Options{
-			Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule, Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
+			Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule, Timeout: l.WebhookTimeout, EventsTimeout: min(l.WebhookTimeout, delivery.EventsTimeout),
 			EndpointRate: l.EndpointRate, Records: records.Keep(l.DeliveryLog), KeepResponses: l.KeepResponses, Profile: spec.Profile(l.Profile),
 			Concurrency: o.Concurrency, Detached: o.Detached, Patience: o.Patience, SlowAnswer: o.SlowAnswer, Hurry: o.Hurry,
 			SlowLaneDelay: o.SlowLaneDelay, Bytes: o.Bytes,

@@ -35,10 +35,10 @@ import (
 // maxLeeway is the largest difference between this server's clock and an issuer's clock.
 const maxLeeway = time.Minute
 
-// algorithms returns the signature algorithms that can be allowed. All are asymmetric. "none" and algorithms with a shared secret (HS256 …)
-// cannot be configured.
-func algorithms() []string {
-	return []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+// algorithms are the accepted signature algorithms. All are asymmetric, so "none" and algorithms with a shared secret (HS256 …) are
+// refused.
+var algorithms = []jose.SignatureAlgorithm{
+	jose.RS256, jose.RS384, jose.RS512, jose.PS256, jose.PS384, jose.PS512, jose.ES256, jose.ES384, jose.ES512, jose.EdDSA,
 }
 
 // Options configure an [Authenticator]. Issuers and Audience are required.
@@ -52,8 +52,6 @@ type Options struct {
 	// Audience lists the accepted audiences of tokens. The first is the canonical URL of the MCP endpoint (RFC 8707), which the resource
 	// metadata names.
 	Audience []string
-	// algorithms are the accepted signature algorithms, see [algorithms].
-	Algorithms []string
 	// PrincipalClaim is the claim that, together with the issuer, identifies the caller. By default it is "sub".
 	PrincipalClaim string
 	// WorkspaceClaim is the claim that names the caller's workspace. If it is empty, all callers are in [auth.DefaultWorkspace].
@@ -74,11 +72,10 @@ type Options struct {
 // Authenticator authenticates callers with access tokens. It makes its first request when it receives the first token. It may be used
 // concurrently.
 type Authenticator struct {
-	options    Options
-	algorithms []jose.SignatureAlgorithm
-	issuers    map[string]*keySet
-	metadata   *url.URL // of the MCP endpoint, as clients see it
-	good       tokens
+	options  Options
+	issuers  map[string]*keySet
+	metadata *url.URL // of the MCP endpoint, as clients see it
+	good     tokens
 }
 
 // New returns an authenticator. The error is of kind fault.Invalid if an option is.
@@ -100,9 +97,6 @@ func New(o Options) (*Authenticator, error) {
 		options: o, issuers: map[string]*keySet{}, metadata: metadata,
 		good: tokens{bounded.NewMap[[sha256.Size]byte, verified](maxVerified)},
 	}
-	for _, name := range o.Algorithms {
-		a.algorithms = append(a.algorithms, jose.SignatureAlgorithm(name))
-	}
 	for i, issuer := range o.Issuers {
 		url := ""
 		if len(o.JWKS) > 0 {
@@ -122,8 +116,6 @@ func (o *Options) check() error {
 		return invalid("--auth jwt needs --jwt-audience, the URL of the MCP endpoint as clients see it")
 	case len(o.JWKS) > 0 && len(o.JWKS) != len(o.Issuers):
 		return invalid("--jwt-jwks-url has %d entries for %d issuers", len(o.JWKS), len(o.Issuers))
-	case len(o.Algorithms) == 0:
-		return invalid("--jwt-algorithms is empty")
 	case o.Leeway < 0 || o.Leeway > maxLeeway:
 		return invalid("the leeway is %v, which is not between 0s and %v", o.Leeway, maxLeeway)
 	case slices.Contains(o.Audience, ""):
@@ -142,11 +134,6 @@ func (o *Options) check() error {
 	for _, keys := range o.JWKS {
 		if _, err := parseSecureURL(keys); err != nil {
 			return fault.Wrap(fault.Invalid, err, "--jwt-jwks-url")
-		}
-	}
-	for _, name := range o.Algorithms {
-		if !slices.Contains(algorithms(), name) {
-			return invalid("--jwt-algorithms: %.40q is not allowed (allowed: %s)", name, strings.Join(algorithms(), ", "))
 		}
 	}
 	return nil
@@ -188,7 +175,7 @@ func (a *Authenticator) refuse(ctx context.Context, reason string) error {
 // verify parses a token and verifies its signature with its issuer's keys. Before that, it only uses the parts of the token that select
 // the key. It ignores keys in the token itself (jwk, jku, x5c).
 func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error) {
-	token, err := josejwt.ParseSigned(text, a.algorithms)
+	token, err := josejwt.ParseSigned(text, algorithms)
 	if err != nil {
 		return nil, a.refuse(ctx, "it is malformed, or its algorithm is not allowed")
 	}

@@ -57,6 +57,9 @@ type Opener interface {
 	Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]byte, error)
 }
 
+// EventsTimeout limits an attempt to send an MCP Events webhook.
+const EventsTimeout = 10 * time.Second
+
 // Options are the operator's settings. Zero values are the defaults.
 type Options struct {
 	// Schedule and EventsSchedule replace [retry.StandardSchedule] and [retry.EventsSchedule].
@@ -150,7 +153,7 @@ const maxHandled = 1000
 func NewDispatcher(c Config) *Dispatcher {
 	o := &c.Options
 	o.Timeout = cmp.Or(o.Timeout, 20*time.Second)
-	o.EventsTimeout = cmp.Or(o.EventsTimeout, 10*time.Second)
+	o.EventsTimeout = cmp.Or(o.EventsTimeout, EventsTimeout)
 	o.Concurrency = cmp.Or(o.Concurrency, 128)
 	o.Records = cmp.Or(o.Records, records.Failures)
 	o.Bytes = cmp.Or(o.Bytes, 64<<20)

@@ -35,14 +35,14 @@ type held struct {
 }
 
 // each runs a test with both kinds, in a bubble of its own.
-func each(t *testing.T, name string, most int, refuse bool, test func(t *testing.T, k keeper)) {
+func each(t *testing.T, name string, most int, test func(t *testing.T, k keeper)) {
 	t.Helper()
 	t.Run(name+": local", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) { test(t, NewLocal(same(most), refuse)) })
+		synctest.Test(t, func(t *testing.T) { test(t, NewLocal(same(most))) })
 	})
 	t.Run(name+": shared", func(t *testing.T) {
 		over(t, func(t *testing.T, db store.DB, _ *Shared) {
-			test(t, &Shared{DB: db, Max: same(most), Life: time.Minute, Check: 5 * time.Second, Refuse: refuse})
+			test(t, &Shared{DB: db, Max: same(most), Life: time.Minute, Check: 5 * time.Second})
 		})
 	})
 }
@@ -65,7 +65,7 @@ func lost(h *held) bool {
 }
 
 func TestWhatAPrincipalMayHaveOpen(t *testing.T) {
-	each(t, "AUT-07 the oldest ends for one more", 2, false, func(t *testing.T, k keeper) {
+	each(t, "AUT-07 the oldest ends for one more", 2, func(t *testing.T, k keeper) {
 		first, second, elsewhere := take(t, k, alice), take(t, k, alice), take(t, k, other)
 		if lost(first) {
 			t.Fatal("lost although there was room")
@@ -92,7 +92,7 @@ func TestWhatAPrincipalMayHaveOpen(t *testing.T) {
 			t.Errorf("%d principals are remembered", len(l.open))
 		}
 	})
-	each(t, "AUT-07 no one is known as the anonymous one", 2, false, func(t *testing.T, k keeper) {
+	each(t, "AUT-07 no one is known as the anonymous one", 2, func(t *testing.T, k keeper) {
 		var all []*held
 		for range 5 {
 			all = append(all, take(t, k, auth.Principal{ID: "anonymous", Anonymous: true}))
@@ -103,22 +103,6 @@ func TestWhatAPrincipalMayHaveOpen(t *testing.T) {
 		for _, l := range all {
 			l.Release()
 		}
-	})
-	each(t, "AUT-07 EVX-06 one over the quota is refused", 2, true, func(t *testing.T, k keeper) {
-		first, second := take(t, k, alice), take(t, k, alice)
-		for range 3 {
-			_, err := k.Take(t.Context(), alice, func() { t.Error("superseded") })
-			if !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != "streams" {
-				t.Fatalf("got %v", err)
-			}
-		}
-		if lost(first) || isLost(second) {
-			t.Error("an open stream was superseded")
-		}
-		take(t, k, other).Release()
-		first.Release()
-		take(t, k, alice).Release()
-		second.Release()
 	})
 }
 
@@ -174,8 +158,8 @@ func TestAFleetHasRoomForSoMany(t *testing.T) {
 }
 
 // smallFleet has the two slots of a deployment with default parameters. Its instances do not notice that a client left.
-func smallFleet(db store.DB, refuse bool) *Shared {
-	return &Shared{DB: db, Max: same(100), Fleet: 2, Life: 5 * time.Minute, Check: 15 * time.Second, Refuse: refuse}
+func smallFleet(db store.DB) *Shared {
+	return &Shared{DB: db, Max: same(100), Fleet: 2, Life: 5 * time.Minute, Check: 15 * time.Second}
 }
 
 // abandon opens a stream whose client leaves: it ends when it is superseded or at its maximum age.
@@ -208,7 +192,7 @@ func TestAbandonedStreams(t *testing.T) {
 	for name, p := range map[string]auth.Principal{"a principal": alice, "an anonymous caller": anonymous} {
 		t.Run("AWS-19 two abandoned streams in all slots make room for the next of "+name, func(t *testing.T) {
 			over(t, func(t *testing.T, db store.DB, _ *Shared) {
-				fleet := smallFleet(db, false)
+				fleet := smallFleet(db)
 				first, second := abandon(t, fleet, p), abandon(t, fleet, p)
 				third := abandon(t, fleet, p)
 				if _, err := fleet.Take(t.Context(), p, func() {}); fault.LimitOf(err) != "streams" {
@@ -232,7 +216,7 @@ func TestAbandonedStreams(t *testing.T) {
 	}
 	t.Run("AWS-19 a principal without streams does not end those of others", func(t *testing.T) {
 		over(t, func(t *testing.T, db store.DB, _ *Shared) {
-			fleet := smallFleet(db, false)
+			fleet := smallFleet(db)
 			first := abandon(t, fleet, alice)
 			abandon(t, fleet, alice)
 			if _, err := fleet.Take(t.Context(), other, func() {}); fault.LimitOf(err) != "streams" {
@@ -241,20 +225,6 @@ func TestAbandonedStreams(t *testing.T) {
 			time.Sleep(20 * time.Second)
 			if hasEnded(first) {
 				t.Error("another principal's stream has ended")
-			}
-		})
-	})
-	t.Run("AWS-19 where the operator wants streams refused, no stream ends for another", func(t *testing.T) {
-		over(t, func(t *testing.T, db store.DB, _ *Shared) {
-			fleet := smallFleet(db, true)
-			first := abandon(t, fleet, alice)
-			abandon(t, fleet, alice)
-			if _, err := fleet.Take(t.Context(), alice, func() {}); fault.LimitOf(err) != "streams" {
-				t.Errorf("got %v, want the limit streams", err)
-			}
-			time.Sleep(20 * time.Second)
-			if hasEnded(first) {
-				t.Error("a stream has ended")
 			}
 		})
 	})

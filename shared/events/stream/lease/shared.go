@@ -1,8 +1,7 @@
 // Package lease limits the open streams of each principal and of a whole fleet.
 //
 // A new stream beyond a limit ends the oldest stream of its principal, because a client may have left streams without the
-// server noticing and must not lock itself out. Operators can choose that the new stream is refused instead. If the fleet has
-// no room, a principal without streams is always refused.
+// server noticing and must not lock itself out. If the fleet has no room, a principal without streams is refused.
 //
 // [Local] knows the streams of one process and is exact. [Shared] keeps leases in the store for instances that start and stop
 // at any time. There, a stream learns at its next check that another stream has replaced it. Both then call superseded once.
@@ -46,8 +45,6 @@ type Shared struct {
 	Max Max
 	// Fleet is how many streams all principals may have open; 0 is no limit.
 	Fleet int64
-	// Refuse makes Take refuse a stream beyond Max (Exhausted) or Fleet instead of ending the principal's oldest stream.
-	Refuse bool
 	// Life is how long a stream may be open.
 	Life time.Duration
 	// Check is how often a stream renews its lease or learns that it has lost it; 0 is 15 s.
@@ -140,9 +137,6 @@ func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces b
 		return err
 	}
 	over := len(dead) + len(live) + 1 - most
-	if s.Refuse && len(live) >= most { // two streams that start at the same time may both be refused
-		return full(most)
-	}
 	if replaces {
 		over = max(over, 1)
 	}
@@ -188,7 +182,7 @@ func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), rep
 		return err == nil, fault.Wrap(fault.Unavailable, err, "count the open streams")
 	}
 	ok, err := countIn(room)
-	if err == nil && !ok && !s.Refuse {
+	if err == nil && !ok {
 		if replaces, err = s.hasStream(ctx, p); replaces {
 			ok, err = countIn(room + s.handovers())
 		}
@@ -253,8 +247,7 @@ func (s *Shared) tidy(what string, op store.Op) {
 
 // Local gives leases to the streams of one process.
 type Local struct {
-	max    Max
-	refuse bool
+	max Max
 
 	mu   sync.Mutex
 	open map[string]*list.List // of superseded, oldest first, by workspace and principal
@@ -263,18 +256,13 @@ type Local struct {
 // Max returns how many streams a principal may have open.
 type Max func(ctx context.Context, p auth.Principal) int
 
-// NewLocal returns a Local that limits each principal to the number of streams that most returns; refuse is as in [Shared]. Streams
-// of anonymous callers are not limited, because the server cannot tell these callers apart.
-func NewLocal(most Max, refuse bool) *Local {
-	return &Local{max: most, refuse: refuse, open: map[string]*list.List{}}
+// NewLocal returns a Local that limits each principal to the number of streams that most returns. Streams of anonymous callers are not
+// limited, because the server cannot tell these callers apart.
+func NewLocal(most Max) *Local {
+	return &Local{max: most, open: map[string]*list.List{}}
 }
 
-// full returns the error for a principal that has as many streams as it may have.
-func full(most int) error {
-	return fault.New(fault.Exhausted, "all %d streams that you may have are open", most).AtLimit(quota.Streams, float64(most))
-}
-
-// Take takes a lease for a stream. If the principal has too many streams, it ends the oldest or returns an error.
+// Take takes a lease for a stream. If the principal has too many streams, it ends the oldest. It returns no error.
 func (l *Local) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	if p.Anonymous {
 		return func() {}, nil
@@ -286,9 +274,6 @@ func (l *Local) Take(ctx context.Context, p auth.Principal, superseded func()) (
 	if open == nil {
 		open = list.New()
 		l.open[key] = open
-	}
-	if l.refuse && open.Len() >= most {
-		return nil, full(most)
 	}
 	for open.Len() >= most {
 		go open.Remove(open.Front()).(func())()

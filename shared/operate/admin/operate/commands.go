@@ -255,7 +255,7 @@ type Job struct {
 // Flags are the flags of all commands. Its method Run runs the selected command.
 type Flags struct {
 	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"The server (${default}), or its address for operators (--admin-addr). On AWS without a custom domain: the stack's output for the admin API."`
-	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY; it needs the scope events:operate. Prefer the variable: other users of the machine can see arguments."`
+	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY. It needs the scope events:operate, or events:subscribe for your own subscriptions. Prefer the variable, because other users of the machine can see arguments."`
 	JSON   bool   `name:"json" help:"Print the response of the API as one JSON document, as -o json does."`
 	Output string `short:"o" enum:",json,yaml,name" default:"" placeholder:"FORMAT" help:"Print json or yaml, the response of the API, or name, only the ids, one per line. Default: a table, or YAML with local times."`
 	Wide   bool   `help:"Print tables in full. By default, a terminal shows shortened ids and the columns that fit."`
@@ -378,7 +378,7 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 func advise(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Unauthenticated:
-		return fault.Wrap(fault.Unauthenticated, err, "set --key or MCPEVENTS_KEY to a key or token with the scope events:operate")
+		return fault.Wrap(fault.Unauthenticated, err, "set --key or MCPEVENTS_KEY to a key or token with the scope events:operate or events:subscribe")
 	case fault.Forbidden:
 		return fault.Wrap(fault.Forbidden, err, "use the key of an operator or of the owner")
 	}
