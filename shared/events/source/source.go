@@ -1,13 +1,12 @@
-// Package source turns webhooks of providers (GitHub, Stripe, …) and messages that AWS services put into the inbox
-// queue into events of the catalog. A source needs only configuration, no code.
+// Package source turns webhooks of providers (GitHub, Stripe, …) and messages that AWS services put into the inbox queue into events of the
+// catalog. A source needs only configuration, no code.
 //
 //	POST /sources/{name} ─▶ verify ─▶ [ReadRequest] ──┐
 //	                                                  ├─▶ document ─▶ [Source.Map] ─▶ [Event] ─▶ publish
 //	inbox queue ─▶ [ReadEnvelope] ────────────────────┘
 //
-// A document is JSON as [encoding/json] decodes it, with numbers as [json.Number]. The functions here depend only on
-// the document and the source. They use no store, and the request only to make its document. Package pattern selects
-// the mapping, package verify authenticates senders, and package ingest connects them. Read
+// A document is JSON as [encoding/json] decodes it, with numbers as [json.Number]. The functions here depend only on the document and the
+// source. Package pattern selects the mapping, package verify authenticates senders, and package ingest connects them. Read
 // shared/events/source/ingest next.
 package source
 
@@ -47,7 +46,7 @@ const (
 	S3          From = "s3"
 )
 
-// Buses returns the possible origins of a bus source.
+// Buses returns the AWS services that a bus source can receive messages from.
 func Buses() []From { return []From{EventBridge, SNS, S3} }
 
 // ValidName matches valid names of sources. A name is a segment of a URL.
@@ -69,8 +68,7 @@ type Source struct {
 	Secrets []secret.Value
 }
 
-// Mapping describes how a document becomes an event. Make its values with [ParseValue]. It has the same JSON form as in the
-// configuration.
+// Mapping describes how a document becomes an event. Its JSON form is that of the configuration.
 type Mapping struct {
 	// Line is the line of the mapping in the configuration file.
 	Line int `json:"-"`
@@ -104,8 +102,7 @@ type Event struct {
 	Data json.RawMessage
 }
 
-// Unfit is the data of the error that [Source.Map] returns for a document that matches a mapping but lacks values
-// that it needs.
+// Unfit is the data of the error that [Source.Map] returns if a document matches a mapping but lacks values that the mapping needs.
 type Unfit struct {
 	// Faults have pointers into the mapping, such as /variables/repo.
 	Faults []jsonpointer.Fault `json:"faults"`
@@ -159,7 +156,7 @@ func (u *Unfit) add(pointer, format string, args ...any) {
 	u.Faults = append(u.Faults, jsonpointer.Fault{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
 }
 
-// text returns a value as the string that goes into a URI or an id.
+// text evaluates v and returns the result as a string for a URI or an id. If that is impossible, it adds a fault and returns "".
 func (u *Unfit) text(v Value, doc any, pointer string) string {
 	found, ok := v.In(doc)
 	switch x := found.(type) {
@@ -196,7 +193,8 @@ func (u *Unfit) data(v Value, doc any, from From) json.RawMessage {
 	return jsonrpc.Encode(found)
 }
 
-// milliseconds is the smallest number that is read as milliseconds. As seconds it would be in the year 5138.
+// milliseconds is the limit above which a number is read as milliseconds since 1970, and not as seconds. As seconds it would be in the year
+// 5138; as milliseconds it is in 1973.
 const milliseconds = 100_000_000_000
 
 // instant parses a time in any of the formats that providers use.
@@ -311,10 +309,10 @@ func Document(text []byte) (any, error) {
 // maxRecords is the maximum number of records in an S3 notification. S3 itself sends one.
 const maxRecords = 100
 
-// ReadEnvelope recognizes messages that an AWS service put into the inbox queue and returns their documents. An
-// EventBridge event is one document. So is an SNS envelope, and if its Message is JSON, it is decoded in place. An S3
-// notification has one document per record. For any other message, from is [HTTP]. The test message that S3 sends
-// when notifications are set up has no documents.
+// ReadEnvelope recognizes messages that an AWS service put into the inbox queue and returns their documents. An EventBridge event is one
+// document. An SNS envelope is one document too, and if its Message is JSON, the decoded JSON replaces the text. An S3 notification has one
+// document per record, and none if it is the test message that S3 sends at setup. From is [HTTP] for a message that ReadEnvelope does not
+// recognize.
 func ReadEnvelope(body []byte) (from From, docs []any, err error) {
 	if body = bytes.TrimLeft(body, " \t\r\n"); len(body) == 0 || body[0] != '{' || !json.Valid(body) || jsonrpc.Member(body, "specversion") != nil {
 		return HTTP, nil, nil

@@ -103,8 +103,8 @@ func parseValue(v any, depth int) (Value, error) {
 	return Value{kind: isConstant, constant: v}, nil
 }
 
-// CheckID refuses a value that cannot identify deliveries. With a constant, every delivery after the first would
-// count as a redelivery of it. The errors of this check and of those below are of kind fault.Invalid.
+// CheckID refuses a value that cannot identify deliveries. For example, with a constant every delivery after the first
+// would count as a redelivery. Like CheckVariable and CheckTime, it returns errors of kind fault.Invalid.
 func (v Value) CheckID() error {
 	if v.kind != isPointer {
 		return fault.New(fault.Invalid, "must be a JSON Pointer to a value that is unique per delivery, such as /headers/x-request-id or /body/id")
@@ -167,7 +167,7 @@ var buses = map[From]string{
 	S3:          "a document of S3 is one record, with /eventName, /eventTime and /s3",
 }
 
-// textIn holds the parts whose members are always strings, each with the noun that error messages use for a member.
+// textIn lists the parts whose members are always strings. Error messages call such a member by the given noun.
 var textIn = map[string]string{"headers": "a header", "query": "a parameter of the query"}
 
 // hides reports whether a header is left out of documents because it is in never or in secret.
@@ -176,8 +176,8 @@ func hides(name string, secret []string) bool {
 	return slices.ContainsFunc(never, same) || slices.ContainsFunc(secret, same)
 }
 
-// CheckValue finds pointers in a value that cannot match anything in any document of a source. Headers in secret are
-// left out of a request's document. The pointers of the faults refer to the value as it was written.
+// CheckValue finds pointers in a value that match no document of a source. For example, a pointer to a header in secret
+// never matches, because a request's document omits these headers. The faults point to places in the value.
 func CheckValue(from From, v Value, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
 	c.value(v, nil)
@@ -192,15 +192,15 @@ func CheckText(from From, v Value, secret []string) []jsonpointer.Fault {
 	return CheckValue(from, v, secret)
 }
 
-// CheckPattern finds parts of an event pattern, given as JSON, that cannot match any document of a source. The
-// pointers of the faults refer to the pattern.
+// CheckPattern finds parts of an event pattern, given as JSON, that match no document of a source. The faults point to
+// places in the pattern.
 func CheckPattern(from From, text json.RawMessage, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
 	c.pattern(text, nil, nil)
 	return c.faults
 }
 
-// reach collects the pointers and patterns that can never match.
+// reach collects faults for pointers and patterns that can never match a document of the source.
 type reach struct {
 	from   From
 	secret []string
@@ -220,9 +220,9 @@ func (r *reach) value(v Value, place jsonpointer.Pointer) {
 	}
 }
 
-// pattern checks the first two levels of a pattern, and the values allowed for members that are always strings. At is
-// the current path in the document. An $or adds no level to it, because its alternatives apply to the object that
-// contains the $or.
+// pattern checks the part of a pattern that applies at a path in the document (at) and stands at place in the pattern.
+// It follows only the first two levels, because deeper ones depend on the provider. The alternatives of an $or apply at
+// the same path as the $or itself.
 func (r *reach) pattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	for name, value := range jsonrpc.Members(text) {
 		here, place := append(slices.Clip(at), string(name)), append(slices.Clip(place), string(name))
@@ -247,7 +247,7 @@ func (r *reach) pattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	}
 }
 
-// texts refuses values that a string can never equal.
+// texts adds a fault for each allowed value that a string can never equal, e.g. null.
 func (r *reach) texts(list json.RawMessage, kind string, place jsonpointer.Pointer) {
 	i := 0
 	for value := range jsonrpc.Elements(list) {
@@ -264,7 +264,7 @@ func (r *reach) texts(list json.RawMessage, kind string, place jsonpointer.Point
 	}
 }
 
-// leads reports whether a document may have a value at a pointer.
+// leads reports whether a document may have a value at a pointer, and adds a fault at place if it cannot.
 func (r *reach) leads(pointer, place jsonpointer.Pointer) bool {
 	before := len(r.faults)
 	switch {

@@ -19,16 +19,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Bus reads the messages of the inbox queue that are not CloudEvents: envelopes of EventBridge, SNS and S3, which it
-// gives to all sources of that origin, and documents of dead letters that are being retried. It is a
-// [publish.Documents].
+// Bus reads the messages in the inbox queue that are not CloudEvents. An envelope from EventBridge, SNS or S3 goes to every source whose
+// From names that service. A retried dead letter goes to the source that it came from. Bus implements [publish.Documents].
 //
-// Bus handles a message for each source independently. If one source cannot turn it into an event, the message
-// becomes a dead letter in that source's workspace, and the other sources still get their events.
+// Bus handles a message for each source independently. If one source cannot turn it into an event, the message becomes a dead letter in
+// that source's workspace, and the other sources still get their events.
 type Bus struct{ Intake }
 
-// Read returns the events of a message. Ours is false if the message is not for a bus source. An error concerns the
-// message as a whole.
+// Read returns the events that a message becomes. Ours is false if Bus does not recognize the message. An error concerns the whole message,
+// not one source.
 func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, ours bool, err error) {
 	if isRetry(body) {
 		in, err = b.mapRetried(ctx, body)
@@ -57,7 +56,8 @@ func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, ours b
 	return in, true, nil
 }
 
-// mapRetried maps the document of a retried dead letter.
+// mapRetried passes the document of a retried dead letter to its source. For a webhook source it also publishes the event; for a bus source
+// the caller does.
 func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, error) {
 	r, doc, err := parseRetry(body)
 	if err != nil {
@@ -79,11 +79,11 @@ func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, err
 	return nil, fault.New(fault.NotFound, "workspace %.64q no longer has a source %.64q for this document", r.Workspace, r.Retry.Source)
 }
 
-// errUnmatched is the reason of a dead letter that was retried and is now not matched by any mapping. A mapping
-// matched it earlier, so the new pattern may be wrong. That is why it is kept again.
+// errUnmatched refuses a retried document that no mapping matches any more. A new document without a match is ignored, but this one matched
+// earlier, so the operator's new pattern may be wrong and the document is dead-lettered again.
 var errUnmatched = fault.New(fault.Unprocessable, "no mapping matches it any more")
 
-// request publishes the retried document of a request, as [Handler] does for a new request.
+// request publishes a retried document that arrived as a webhook, with the same checks for duplicates as [Handler].
 func (b *Bus) request(ctx context.Context, s source.Source, doc any, who identity) error {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name}
@@ -101,7 +101,7 @@ func (b *Bus) request(ctx context.Context, s source.Source, doc any, who identit
 	return err
 }
 
-// event maps a document of a bus source to at most one event.
+// event maps a document of a bus source to at most one event, and dead-letters it if it does not fit. Again is true for a retried document.
 func (b *Bus) event(ctx context.Context, s source.Source, doc any, again bool) ([]publish.Input, error) {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name, Kind: Unmatched}
@@ -133,19 +133,19 @@ func (b *Bus) input(ctx context.Context, s source.Source, doc any, o *Outcome) (
 	return []publish.Input{in}, nil
 }
 
-// Backends receives the webhooks of backends' events at POST /sources/~backends/{token}, for subscriptions that the relay creates
-// ([demand.Hooks]). A webhook is an event or, without an eventId, a control message (SEP-3415, "Non-event webhook bodies").
+// Backends receives webhooks from MCP servers behind the gateway at POST /sources/~backends/{token}. They are for subscriptions that the
+// relay made there ([demand.Hooks]). A webhook without an eventId is a control message (SEP-3415, "Non-event webhook bodies").
 //
-// It checks, in this order: Host and Origin, token, method, size, signature, quota, JSON, event. An event that cannot be published is
-// counted and answered with 204, because the backend could only send the same event again.
+// Requests are checked in this order: Host and Origin, token, method, size, signature, quota, JSON, event. An event that cannot be
+// published is counted and answered with 204, because the backend could only send the same event again.
 type Backends struct {
 	Intake intake.Intake
 	Hooks  demand.Hooks
-	// Dropped is called for each event of a backend that is dropped, so that metrics count it.
+	// Dropped counts an event that could not be published.
 	Dropped func(ctx context.Context, workspace, backend, reason string)
 }
 
-// pathToken is the wildcard of the route for backends.
+// pathToken names the token in the path of a backend's webhook.
 const pathToken = "token"
 
 // serveBackend serves the webhooks of backends.
@@ -208,7 +208,8 @@ type hookMessage struct {
 	Challenge string          `json:"challenge"`
 }
 
-// cost returns how many events the message counts as. A gap counts as ten, because each webhook subscriber gets a notice of it.
+// cost returns how many events the message counts as in the quota. A gap counts as ten, because each webhook subscriber gets a notice of
+// it.
 func (m *hookMessage) cost() int {
 	if m.EventID == "" && m.Type == "gap" {
 		return 10
@@ -216,7 +217,8 @@ func (m *hookMessage) cost() int {
 	return 1
 }
 
-// handle handles a verified webhook. It returns the reason if it drops the event.
+// handle publishes the event in a verified webhook, or acts on the control message. Dropped is the reason if it could not publish the
+// event.
 func (b *Backends) handle(ctx context.Context, hook *demand.Hook, id string, m *hookMessage) (dropped string, err error) {
 	workspace, uri, registry := hook.Workspace, hook.URI, b.Intake.Demand
 	switch {

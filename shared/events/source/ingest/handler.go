@@ -41,7 +41,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Wildcards of the routes of a [Handler].
+// Names of the wildcards in the handler's paths.
 const (
 	pathSource = "source"
 	pathKey    = "key"
@@ -57,16 +57,15 @@ type Publisher interface {
 	Accept(ctx context.Context, p auth.Principal, in []publish.Input) ([]publish.Accepted, error)
 }
 
-// Intake is shared by requests and messages. Handler and Bus must use the same publisher and the same [Seen], so that
-// a request that is both retried from its dead letter and sent again becomes one event.
+// Intake is what Handler and Bus have in common. Both must use the same publisher and the same [Seen], so that a request becomes one event
+// even if an operator retries its dead letter and the provider sends it again.
 type Intake struct {
 	Sources   Sources
 	Catalogs  catalog.Source
 	Publisher Publisher
 	Seen      Seen
 	// Queue receives the dead letters.
-	Queue queue.Sender
-	// Recorder records the outcome of each request and of each document of a message.
+	Queue    queue.Sender
 	Recorder Recorder
 	// Metrics counts dead letters. It may be nil.
 	Metrics *metric.Set
@@ -85,16 +84,15 @@ func (in *Intake) sources(ctx context.Context) ([]source.Source, error) {
 	return all, fault.Wrap(fault.Unavailable, err, "look up the sources")
 }
 
-// Handler serves POST /sources/{name}. For a source with the scheme none, the path has the key as an additional
-// segment.
+// Handler serves POST /sources/{name}. For a source with the scheme none, the path has the key as an additional segment.
 //
-// It responds with 202 {"accepted":[{"id","uri"}]} when the event is durable. The list is empty if no mapping
-// matches. Errors have the same form as the errors of POST /events. It checks, in this order: Host and Origin, source, method, size,
-// signature, encoding, quota, JSON, mapping, event.
+// It responds with 202 {"accepted":[{"id","uri"}]} when the event is durable. The list is empty if no mapping matches. Errors have the same
+// form as the errors of POST /events. Requests are checked in this order: Host and Origin, source, method, size, signature, encoding,
+// quota, JSON, mapping, event.
 type Handler struct {
 	Intake
 	Secrets func(context.Context, secret.Value) (string, error)
-	// Rate is the quota of each source, as the principal [principal]. Nil means no quota.
+	// Rate limits the requests to each source. Nil means no quota.
 	Rate *quota.Rate
 	// Guard refuses requests that a browser sends on behalf of another site.
 	Guard auth.Guard
@@ -106,7 +104,7 @@ type Handler struct {
 	large bodySlots
 }
 
-// principal returns the principal that a source publishes as. Quotas apply to it.
+// principal returns the principal under which a source publishes and its quota is counted.
 func principal(s source.Source) auth.Principal {
 	return auth.Principal{ID: "source/" + s.Name, Workspace: s.Workspace, Scopes: []string{auth.ScopePublish}}
 }
@@ -149,7 +147,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// withoutKey returns a copy of the request for logging. Its path omits the key of a source with the scheme none.
+// withoutKey returns a copy of the request for logging, whose path omits the secret key of a source with the scheme none.
 func withoutKey(r *http.Request) *http.Request {
 	logged := r.WithContext(r.Context())
 	logged.URL, logged.Pattern = &url.URL{Path: "/sources/" + r.PathValue(pathSource)}, ""
@@ -216,7 +214,7 @@ func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 	return answer{accepted}, err
 }
 
-// challengeOf returns the challenge that Slack sends to verify that the server owns the URL.
+// challengeOf returns the challenge in the request that Slack sends first, to verify that we own the URL. The response must repeat it.
 func challengeOf(s source.Source, doc map[string]any) (string, bool) {
 	if s.Verify.Scheme != verify.Slack {
 		return "", false
@@ -256,8 +254,8 @@ func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte
 	return content, signed, err
 }
 
-// accept makes an event of a request's document and returns when the event is durable. It puts whatever is known of
-// the event into o, even if the event is refused.
+// accept maps a document that arrived as a webhook and publishes the event. It returns when the event is durable. It also fills o as far as
+// it knows the event, even if the event is refused.
 func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
 	event, err := s.Map(doc)
 	if err != nil || event == nil {
@@ -307,16 +305,15 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who iden
 	return accepted, nil
 }
 
-// remember records an accepted event or a kept document. If this fails, the same request may be accepted or kept
-// twice, but it is not lost.
+// remember records the keys of a published event or a dead-lettered document. If this fails, the same request may be published or
+// dead-lettered twice, but it is not lost.
 func (in *Intake) remember(ctx context.Context, s source.Source, now time.Time, keys []store.Key, accepted publish.Accepted) {
 	if err := in.Seen.Add(ctx, now, keys, accepted); err != nil {
 		in.log().WarnContext(ctx, "source id not recorded", "source", s.Name, "error", err)
 	}
 }
 
-// unfit converts an error of publishing for the sender of a document. If the event is invalid, the sender has to change the
-// document.
+// unfit converts an error about an event into one about the document that it was mapped from: an invalid event becomes Unprocessable.
 func unfit(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound:
@@ -325,7 +322,7 @@ func unfit(err error) error {
 	return err
 }
 
-// idOf returns the id of the event whose document does not fit its mapping, or "" if the id is not known.
+// idOf returns the event id in an error of [source.Source.Map], or "" if the mapping found none.
 func idOf(err error) string {
 	of, _ := fault.DataOf(err).(source.Unfit)
 	return of.ID
@@ -369,12 +366,14 @@ const (
 	// largeTime limits how long the rest of a large body may take to arrive. Providers do not wait longer for a
 	// response. 5 MiB in this time is 512 KiB per second.
 	largeTime = 10 * time.Second
-	// largeStall limits how long each further largePart bytes of a large body may take to arrive.
+	// largeStall limits how long the next largePart bytes of a large body may take to arrive, so that a stalled sender frees its slot
+	// early.
 	largeStall = 2 * time.Second
 	largePart  = 64 << 10
-	// largeSlow is how long a large body may take when all slots are in use and another request needs one.
+	// largeSlow is the time after which another request may take over the slot of a large body that is still arriving, if all slots are in
+	// use.
 	largeSlow = 250 * time.Millisecond
-	// unpacking is how many requests of one client may wait to be unpacked before they are verified.
+	// unpacking is how many unverified requests of one client may wait for their turn to be unpacked.
 	unpacking = 4
 	// grown is the maximum memory reserved for a body before any of it has arrived.
 	grown = 64 << 10
@@ -399,8 +398,9 @@ type bodySlot struct {
 	lost     bool   // whether the slot was given to another request
 }
 
-// reserve returns a slot for a client's large body. If all slots are in use, it takes one away from a body that
-// arrives slowly, by calling that request's cut function. A request that has already read its body passes no cut.
+// reserve returns a slot for a client's large body. If all slots are in use, it takes one away from a body that arrives slowly and calls
+// that request's cut function, which aborts the reading. Cut is nil for a request that has already read its body, and such a request keeps
+// its slot.
 func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bodySlot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -415,9 +415,9 @@ func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bo
 	return slot, nil
 }
 
-// makeRoom frees the slot of the slowest body. A client that holds more slots than the new client would is a
-// candidate even if its bodies arrive quickly, so that one client cannot keep the others out. The caller holds the
-// lock.
+// makeRoom takes away the slot of the slowest body and reports whether it found one. Normally it spares bodies that have arrived for less
+// than [largeSlow]. But a client that would still hold more slots than the new client can lose even a new body, so that one client cannot
+// keep the others out. The caller holds the lock.
 func (s *bodySlots) makeRoom(client netip.Prefix, now time.Time) bool {
 	has := map[netip.Prefix]int{}
 	for slot := range s.taken {
@@ -446,8 +446,8 @@ func (slot *bodySlot) pace(now time.Time) float64 {
 	return float64(slot.received) / max(now.Sub(slot.since), time.Millisecond).Seconds()
 }
 
-// await counts bytes that have arrived and sets the deadline for the next ones. It returns false if the slot was
-// given to another request.
+// await adds the bytes that have arrived to the slot and sets the read deadline for the next ones. It returns false if the slot was given
+// to another request.
 func (slot *bodySlot) await(control *http.ResponseController, until time.Time, arrived int64) bool {
 	slot.slots.mu.Lock()
 	defer slot.slots.mu.Unlock()
@@ -458,9 +458,9 @@ func (slot *bodySlot) await(control *http.ResponseController, until time.Time, a
 	return !slot.lost
 }
 
-// done marks the end of reading the body. It returns false if the slot was given to another request. It removes the
-// deadline only from a complete body: before net/http responds, it reads the rest of an incomplete body, and without
-// a deadline it could wait forever.
+// done records that the body is no longer being read. It returns false if the slot was given to another request. It removes the read
+// deadline only if the body is complete: net/http reads the rest of an incomplete body before it responds, and without a deadline it could
+// wait forever.
 func (slot *bodySlot) done(control *http.ResponseController, complete bool) bool {
 	slot.slots.mu.Lock()
 	defer slot.slots.mu.Unlock()
@@ -520,8 +520,8 @@ func (s *bodySlots) read(w http.ResponseWriter, r *http.Request, clock func() ti
 	return body.Bytes(), slot, err
 }
 
-// unpack decompresses a body and calls use with the result. It does not call use if the body is malformed. The sender
-// is not verified yet, so bodies are unpacked and used one at a time, because a few KiB can become 5 MiB.
+// unpack decompresses a body and calls use with the result, unless the body is malformed. Because a few KiB from an unverified sender can
+// become 5 MiB, it handles only one body at a time.
 func (s *bodySlots) unpack(r *http.Request, received []byte, use func(content []byte)) error {
 	client := auth.ClientNetwork(r.RemoteAddr)
 	s.mu.Lock()

@@ -24,9 +24,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// retry is the body of a dead letter for a document that did not fit. Retrying the dead letter sends it back to the
-// inbox. It is not verified again, because anyone with permission to send to the inbox may publish. The workspace
-// comes first so that it is known even if only the beginning of the body is kept.
+// retry is the body of a dead letter: a document that a mapping matched but that did not become a valid event. Retrying
+// the dead letter sends it back to the inbox. There it is trusted without a signature, because anyone with permission
+// to send to the inbox may publish. The workspace comes first so that it can be read even if the dead letter keeps only
+// the beginning of the body.
 type retry struct {
 	Workspace string  `json:"workspace"`
 	Retry     retried `json:"retry"`
@@ -35,10 +36,10 @@ type retry struct {
 type retried struct {
 	Source string      `json:"source"`
 	From   source.From `json:"from,omitempty"`
-	// Hash and Signed are the [identity] of a request.
+	// Hash and Signed are the fields of the request's [identity].
 	Hash   string `json:"hash,omitempty"`
 	Signed string `json:"signed,omitempty"`
-	// Document is the document to map. Packed is the same in GZIP, if the document is too large for the queue.
+	// Document is the document to map. If it is too large for the queue, Packed has it in GZIP instead.
 	Document json.RawMessage `json:"document,omitempty"`
 	Packed   []byte          `json:"packed,omitempty"`
 }
@@ -51,15 +52,15 @@ func isRetry(body []byte) bool {
 	return jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
 
-// keep makes a document a dead letter of the inbox, so that an operator can fix its mapping and retry it. A document
-// that is sent repeatedly is kept only once, but one that was retried and still does not fit is kept again. ID is the
-// id of the event, if it has one.
+// keep dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider
+// sends repeatedly is dead-lettered only once, but one that was retried (again) and still does not fit is dead-lettered
+// again. Id is the event's id, or "" if it is not known.
 func (in *Intake) keep(ctx context.Context, s source.Source, doc any, who identity, id string, why error, again bool, now time.Time) error {
 	body := encodeRetry(s, doc, who)
 	if who.body == "" {
 		who.body, id = bodyID(body), ""
 	}
-	keys := who.unfit(s, id)
+	keys := who.unfitKeys(s, id)
 	if !again {
 		if known, err := in.Seen.known(ctx, now, keys); err != nil || cmp.Or(known...) != nil {
 			return err
@@ -76,7 +77,6 @@ func (in *Intake) keep(ctx context.Context, s source.Source, doc any, who identi
 	return nil
 }
 
-// faultsOf returns the faults in an error's data, or nil if the error has no faults.
 func faultsOf(err error) any {
 	switch data := fault.DataOf(err).(type) {
 	case source.Unfit:
@@ -106,7 +106,7 @@ func encodeRetry(s source.Source, doc any, who identity) []byte {
 	return body // dead-lettered with only its beginning, so it cannot be retried
 }
 
-// marshal encodes JSON without the characters that queues refuse because XML cannot hold them.
+// marshal encodes JSON and escapes the characters that SQS refuses because XML cannot hold them.
 func marshal(v any) []byte { return queue.Escape(jsonrpc.Encode(v)) }
 
 // parseRetry decodes the result of encodeRetry.
@@ -129,15 +129,16 @@ const (
 	// seenFor is how long an id is remembered. Stripe retries for three days, and GitHub can redeliver deliveries of
 	// the last three days.
 	seenFor = 72 * time.Hour
-	// begunFor is how long a key stays reserved if the process dies while it accepts the event.
+	// begunFor is how long [Seen.begin] reserves a key at most. It matters only if the process dies before the event is
+	// accepted.
 	begunFor = time.Minute
 )
 
-// Seen remembers the ids of events that sources sent, and hashes of the signed texts. The events queue already drops
+// Seen remembers the ids of events that sources sent, and the hashes of signed requests. The events queue already drops
 // events with the same id within five minutes, even concurrent ones. Seen detects later duplicates, and replays of a
 // signed request under other ids. An id is recorded only after its event is durable, so that an event cannot be lost.
-// The sender does not wait for the record: it is written with the next commit, and until then this process keeps it
-// in memory.
+// The sender does not wait for the record: it is written with the next commit, and until then this process keeps it in
+// memory.
 type Seen struct {
 	DB store.DB
 
@@ -153,10 +154,11 @@ type seen struct {
 	expires  time.Time
 }
 
-// begin reserves a key for an event that is about to be published. Concurrent calls with the same event succeed, because
-// the events queue drops the duplicate. While another event is being published under the key, begin returns a nil end.
-// Otherwise the caller must call end and say whether it has added a record under the key. If several processes share
-// the store, the reservation is a write.
+// begin reserves the key of a request whose event is about to be published. It returns a nil end while a different
+// event is being published under the key, because then the same signed request was sent under two ids. Two calls with
+// the same event both succeed, because the events queue drops the duplicate. The caller must call end, if it is not
+// nil, and say whether it has added a record under the key. If several processes share the store, the reservation is
+// written to the store.
 func (s Seen) begin(ctx context.Context, now time.Time, key store.Key, in publish.Input) (end func(added bool), err error) {
 	mark := markOf(in)
 	switch other, taken := s.begun.LoadOrStore(key, mark); {
@@ -190,15 +192,15 @@ func (s Seen) begin(ctx context.Context, now time.Time, key store.Key, in publis
 	}, nil
 }
 
-// markOf hashes the id and the URI by which the events queue detects duplicates. A sender cannot construct a
-// different event with the same mark.
+// markOf hashes the event's id and URI, by which the events queue detects duplicates. A sender cannot construct a
+// different event with the same hash.
 func markOf(in publish.Input) int64 {
 	h := sha256.New()
 	fmt.Fprintf(h, "%q %q", in.ID, in.URI)
 	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
 }
 
-// known returns for each key the event that was accepted under it, or nil.
+// known returns the event that was accepted under each key, or nil.
 func (s Seen) known(ctx context.Context, now time.Time, keys []store.Key) ([]*publish.Accepted, error) {
 	known := make([]*publish.Accepted, len(keys))
 	var others []store.Key
@@ -237,7 +239,7 @@ func (s Seen) Add(ctx context.Context, now time.Time, keys []store.Key, accepted
 	return s.DB.WriteAll(store.Unhurried(ctx), ops...)
 }
 
-// identity identifies a request when it is sent again. It is zero for the documents of bus sources.
+// identity recognizes a request that is sent again. It is zero for the documents of bus sources.
 type identity struct {
 	// body is the hash of the body without its Content-Encoding.
 	body string
@@ -246,14 +248,14 @@ type identity struct {
 	signed string
 }
 
-// acceptedKeys returns the keys under which an accepted event is recorded: its id, which a redelivery repeats even if it
-// is signed again, and last the hash of the signed text, which a replay repeats.
+// acceptedKeys returns the keys under which an accepted event is recorded. The first has the event's id, which a
+// redelivery repeats even if it is signed again. The last has the hash of the signed text, which a replay repeats.
 func (i identity) acceptedKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }
 
-// unfit returns the keys under which a dead-lettered document is recorded. The event may have no id.
-func (i identity) unfit(s source.Source, id string) []store.Key {
+// unfitKeys returns the keys under which a dead-lettered document is recorded. The event may have no id.
+func (i identity) unfitKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "unfit-signed", seenKey(s, "unfit", i.body+" "+id))
 }
 
@@ -270,8 +272,8 @@ func seenKey(s source.Source, kind, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "sn#" + base64.RawURLEncoding.EncodeToString(h.Sum(nil)), Sort: "seen"}
 }
 
-// bodyID returns the id of a request's event that has no id of its own. Requests with the same body become the same
-// event.
+// bodyID derives an event id from the body, for events without an id of their own. Requests with the same body thus
+// become the same event.
 func bodyID(body []byte) string {
 	sum := sha256.Sum256(body)
 	return "sha256_" + base64.RawURLEncoding.EncodeToString(sum[:])

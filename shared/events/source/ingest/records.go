@@ -18,19 +18,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Each source of a workspace has a partition (so#) with the outcomes of its requests in chronological order, for
-// [RecordsKept]. A flood of requests must not cause a flood of writes, so a process writes at most one outcome per
-// second for each kind and source, and [othersRate] per second overall.
+// Each source has a partition (so#) with the outcomes of its requests in chronological order, for [RecordsKept]. A
+// flood of requests must not cause a flood of writes. A process therefore writes at most one outcome per second for
+// each source and kind, and [othersRate] per second overall.
 //
-// Successful outcomes follow the setting of the delivery log, because each is the beginning of deliveries. With "all"
-// they are kept at the rate of the delivery log, which with SQLite is [successRate] per second. Otherwise one per
-// minute is kept. The next record of a kind says how many were omitted before it.
+// Successful outcomes follow the setting --delivery-log, because each of them also leads to deliveries. With "all",
+// SQLite keeps up to [successRate] of them per second, and DynamoDB as many as other outcomes. Otherwise one per minute
+// is kept. Each record says how many of its kind were omitted before it.
 const (
 	kindRate    = rate.Limit(1)
 	kindBurst   = 10
 	othersRate  = 10
 	othersBurst = 50
-	// successRate is the rate of the delivery log, see package delivery.
+	// successRate equals the rate of the delivery log in package delivery.
 	successRate  = 200
 	successBurst = 10 * successRate
 )
@@ -45,14 +45,14 @@ const (
 	KeepNone     = "none"
 )
 
-// Maximum lengths in bytes of the parts of a record. Longer values of a request are cut.
+// Maximum lengths in bytes. Longer values are cut.
 const (
 	maxReason = 500
 	maxID     = 256
 	maxURI    = 2048
 )
 
-// recordTime limits the write, because the response to a request waits for it.
+// recordTime limits how long the response to a request waits for its record.
 const recordTime = time.Second
 
 // Record is the stored form of an outcome.
@@ -87,14 +87,14 @@ type kindOfSource struct {
 	kind              Kind
 }
 
-// allowance limits the records of one kind and counts the omitted ones.
+// allowance limits how often one source's outcomes of one kind are recorded, and counts the omitted ones.
 type allowance struct {
 	limit   *rate.Limiter
 	omitted int64
 }
 
-// maxAllowances limits the number of allowances as sources are added and removed. When it is reached all are cleared,
-// and a few more records are written.
+// maxAllowances limits memory, because the allowances of removed sources stay. When it is reached, all are cleared, and
+// then a few more records than usual are written.
 const maxAllowances = 5000
 
 // NewRecords returns a Records. Keep is [KeepAll], [KeepFailures] or [KeepNone]; an empty string means KeepFailures.
@@ -142,7 +142,8 @@ func (r *Records) Record(ctx context.Context, o Outcome) {
 	}
 }
 
-// takes reports whether to write an outcome, and how many of its kind were omitted since the last record.
+// takes reports whether the limits allow writing an outcome, and how many of its kind were omitted since the last
+// record.
 func (r *Records) takes(o Outcome) (omitted int64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,12 +204,12 @@ func (ask RecordQuery) takes(k Kind) bool {
 	return ask.Kind == "" || ask.Kind == k || ask.Kind == Refused && k.Refused()
 }
 
-// lookedAt is how many records a query for one kind reads at most.
+// lookedAt is how many records a query for one kind reads at most, because the store cannot select by kind.
 const lookedAt = 1000
 
-// ListRecords returns up to limit outcomes of a source, newest first, starting before the given key. Next is the key
-// to continue from, or "" at the end. It makes a single query, so a list of one kind may be shorter than limit
-// although there are more.
+// ListRecords returns up to limit outcomes of a source, newest first, starting before the given key. Next is the key to
+// continue from, or "" at the end. It reads a single page, so a list of one kind may be shorter than limit although
+// next is set.
 func ListRecords(ctx context.Context, db store.DB, workspace, source string, ask RecordQuery, before string, limit int) (list []Record, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: ofSource(workspace, source), Reverse: true, Before: before, Limit: limit}
 	if ask.Kind != "" {
@@ -248,7 +249,7 @@ type Outcome struct {
 	Name, URI, ID string
 }
 
-// of returns the outcome with the time and, if there is one, the error.
+// of returns o with the time and, if err is not nil, with its kind and reason.
 func (o Outcome) of(err error, now time.Time) Outcome {
 	o.Time = now
 	if err != nil {

@@ -33,7 +33,7 @@ type Trial struct {
 	// reason.
 	Signature string `json:"signature,omitempty"`
 	Reason    string `json:"reason,omitempty"`
-	// Mapping is the number of the matching mapping, counted from 1. It is 0 if no mapping matches.
+	// Mapping is the number of the matching mapping, counted from 1. Zero means that no mapping matches.
 	Mapping int    `json:"mapping,omitempty"`
 	Name    string `json:"name,omitempty"`
 	URI     string `json:"uri,omitempty"`

@@ -23,17 +23,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Limits of a pattern. The work of [Pattern.Matches] is at most the length of the document times the number of values
-// in all alternatives.
+// Limits of a pattern. They bound the time of [Pattern.Matches], which is at most proportional to the length of the document times the
+// number of values in all alternatives.
 const (
 	// maxSize is the maximum length of a pattern in bytes. EventBridge allows 2048 characters.
 	maxSize = 8 << 10
 	// maxDepth is the maximum nesting depth of a pattern.
 	maxDepth = jsonpointer.MaxDepth
-	// maxAlternatives is the maximum number of conjunctions that a pattern expands to, which is the product of the
-	// alternatives of its $or lists. EventBridge has the same limit.
+	// maxAlternatives is the maximum number of alternatives that a pattern expands to. For example, two $or lists of 3 make 9. EventBridge
+	// has the same limit.
 	maxAlternatives = 1000
-	// maxValues is the maximum number of values in all conjunctions together.
+	// maxValues is the maximum number of values in all alternatives together.
 	maxValues = 20_000
 )
 
@@ -46,7 +46,7 @@ type Pattern struct {
 // MarshalJSON returns the pattern as it was written.
 func (p *Pattern) MarshalJSON() ([]byte, error) { return p.text, nil }
 
-// Matches reports whether doc, a document as encoding/json decodes it with UseNumber, matches.
+// Matches reports whether doc matches. Numbers in doc must be of type json.Number.
 func (p *Pattern) Matches(doc any) bool {
 	if _, ok := doc.(map[string]any); !ok {
 		return false
@@ -54,11 +54,11 @@ func (p *Pattern) Matches(doc any) bool {
 	return slices.ContainsFunc(p.alternatives, func(n *node) bool { return n.matches(doc) })
 }
 
-// node is a node in the tree of a conjunction: an inner node, or one with a leaf.
+// node is one level of an alternative, arranged like the document: it has either members or a leaf.
 type node struct {
 	fields []field
 	leaf   *leaf
-	// wanting reports whether some leaf below needs a value, rather than only the absence of values.
+	// wanting is true if a leaf at or below the node needs a value. It is false if all leaves require that there is none.
 	wanting bool
 }
 
@@ -67,7 +67,7 @@ type field struct {
 	node *node
 }
 
-// leaf is a path and the values allowed there. A document must have one of them.
+// leaf is a path in the document and the tests of the values there. One of them must pass.
 type leaf struct {
 	path    []string
 	pointer string // in the pattern, for faults
@@ -158,7 +158,7 @@ func Parse(text []byte) (*Pattern, error) {
 	return nil, fault.New(fault.Invalid, "the event pattern: %s%s", first, more).With(p.faults)
 }
 
-// conjunction is a set of leaves that must all match.
+// conjunction is one alternative of a pattern: a set of leaves that must all match.
 type conjunction []*leaf
 
 type parser struct {
@@ -171,8 +171,8 @@ func (p *parser) fail(pointer, format string, args ...any) {
 	p.faults = append(p.faults, jsonpointer.Fault{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
 }
 
-// object parses the members of an object. All members must match, so the result is every combination of the members'
-// alternatives.
+// object parses the members of an object and returns its alternatives. Because all members must match, these are the combinations of the
+// members' alternatives.
 func (p *parser) object(value any, path []string, pointer string) []conjunction {
 	members, ok := value.(object)
 	switch {
@@ -214,7 +214,7 @@ func (p *parser) or(list []any, path []string, pointer string) (out []conjunctio
 	return out
 }
 
-// both returns every combination of a and b. It checks the size of the result before it allocates it.
+// both combines each alternative of a with each of b. It checks the size of the result before it allocates it.
 func (p *parser) both(a, b []conjunction, pointer string) []conjunction {
 	if p.tooLarge {
 		return a
@@ -248,8 +248,7 @@ func size(all []conjunction) (values int) {
 	return values
 }
 
-// leaf parses the allowed values of a leaf. A list that allows both absence and some values results in two
-// alternatives.
+// leaf parses the list of allowed values. For a list that allows both absence and some values, it returns two alternatives.
 func (p *parser) leaf(list []any, path []string, pointer string) (out []conjunction) {
 	if len(list) == 0 {
 		p.fail(pointer, "is an empty list, which matches nothing")
@@ -274,7 +273,7 @@ func (p *parser) leaf(list []any, path []string, pointer string) (out []conjunct
 	return out
 }
 
-// tree arranges the leaves of a conjunction in a tree that has the shape of a document.
+// tree arranges the leaves of a conjunction like the document, so that matching walks both together.
 func (p *parser) tree(c conjunction) *node {
 	root := &node{}
 	for _, l := range c {

@@ -111,8 +111,8 @@ func fold(s string) string {
 	}, s)
 }
 
-// wildcard returns a matcher that takes linear time. The first and the last part must be at the ends of the string;
-// each part between them is matched at its first occurrence.
+// wildcard returns a matcher that takes linear time. It splits s at its wildcards: the first and the last part must be
+// at the ends of the string, and it is enough to look for the first occurrence of each part between them.
 func (p *parser) wildcard(s, pointer string) func(string) bool {
 	parts := []string{""}
 	for i := 0; i < len(s); i++ {
@@ -217,16 +217,15 @@ func (p *parser) exception(operator string, v any, pointer string) test {
 // compared with numbers of patterns.
 const maxExponent = 10_000
 
-// decimal is a number in a normal form, so that equal numbers are equal values: 0.digits times ten to the power of
-// exponent. The first and last digit are not zero, and the number zero has no digits.
+// decimal is a number in normal form, 0.digits times ten to the power of exponent. The first and last digit are not
+// zero, so equal numbers are equal Go values. Zero has no digits.
 type decimal struct {
 	negative bool
 	digits   string
 	exponent int
 }
 
-// parseDecimal parses the text of a JSON number. An exponent that does not fit into an int is replaced by the nearest
-// int.
+// parseDecimal parses a JSON number. It replaces an exponent that does not fit into an int by the nearest int.
 func parseDecimal(n json.Number) decimal {
 	text, negative := strings.CutPrefix(string(n), "-")
 	mantissa, exponent := text, 0
@@ -236,7 +235,7 @@ func parseDecimal(n json.Number) decimal {
 	}
 	whole, fraction, _ := strings.Cut(mantissa, ".")
 	digits := strings.TrimLeft(whole+fraction, "0")
-	// Keep away from the limits of int, so that the sum cannot overflow.
+	// Stay far within the range of int, so that the sum cannot overflow.
 	const most = 1 << 40
 	exponent = min(max(exponent, -most), most) + len(digits) - len(fraction)
 	digits = strings.TrimRight(digits, "0")
@@ -267,7 +266,7 @@ func (d decimal) sign() int {
 	return 1
 }
 
-// compare returns a test that passes for numbers whose comparison with n satisfies holds.
+// compare returns a test for numbers. It passes if holds returns true for the sign of the difference (number − n).
 func (p *parser) compare(n json.Number, pointer string, holds func(int) bool) test {
 	d := parseDecimal(n)
 	if d.exponent > maxExponent || d.exponent < -maxExponent {

@@ -32,7 +32,7 @@ var files embed.FS
 
 // Provider is a service whose webhooks or messages become events.
 type Provider struct {
-	// Name is the name that selects the provider.
+	// Name is the name of the provider's folder, and of the provider in the command catalog init.
 	Name string `yaml:"-"`
 	// Title is the provider's own name for itself.
 	Title string `yaml:"title"`
@@ -118,7 +118,8 @@ func Config(providers ...Provider) []byte {
 	return b.Bytes()
 }
 
-// body returns a file without its first line.
+// body returns a provider's file without its first line ("events:" or "sources:"), so that the lists of several files
+// can be joined.
 func body(name, file, first string) []byte {
 	rest, ok := bytes.CutPrefix(read(name, file), []byte(first))
 	if !ok {
@@ -184,7 +185,7 @@ func Write(dir string, providers []Provider, force bool) error {
 	}
 	paths := []string{filepath.Join(dir, CatalogFile), filepath.Join(dir, ConfigFile)}
 	if !force {
-		if err := absent(paths); err != nil {
+		if err := checkAbsent(paths); err != nil {
 			return err
 		}
 	}
@@ -199,8 +200,8 @@ func Write(dir string, providers []Provider, force bool) error {
 	return nil
 }
 
-// absent returns an error if one of the files exists.
-func absent(paths []string) error {
+// checkAbsent returns a Conflict if one of the files exists.
+func checkAbsent(paths []string) error {
 	var there []string
 	for _, p := range paths {
 		_, err := os.Lstat(p)

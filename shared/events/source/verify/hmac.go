@@ -37,8 +37,7 @@ type mac struct {
 	signed template
 }
 
-// check verifies that one of the signatures matches the signed text of r, and returns a hash of that text. It
-// compares all signatures.
+// check verifies that at least one of the signatures matches the signed text of r, and returns a hash of that text.
 func (m mac) check(r Request, timestamp string, signatures []string) (signed string, no *refusal) {
 	if len(signatures) > maxSignatures {
 		return "", refuse(manySignatures)
@@ -52,7 +51,7 @@ func (m mac) check(r Request, timestamp string, signatures []string) (signed str
 	for _, s := range signatures {
 		got, err := m.decode(s)
 		wellFormed = wellFormed || err == nil && len(got) == len(want)
-		// This may depend on the length, because the length of a digest is not secret.
+		// hmac.Equal returns early only if the lengths differ, and the length of a digest is not secret.
 		same = hmac.Equal(got, want) || same
 	}
 	switch {

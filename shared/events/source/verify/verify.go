@@ -1,11 +1,11 @@
-// Package verify authenticates the sender of a request: it checks the signature or secret that a webhook provider
-// puts into each request. This happens before anything else in the request is used (SRC-02).
+// Package verify authenticates the sender of a request: it checks the signature or secret that a webhook provider puts into each request.
+// No other part of the request is used before that (SRC-02).
 //
-// [Settings] select a scheme: one of a provider, or hmac, which has its own settings. [New] combines it with the
-// secrets. There may be several, so that secrets can be rotated. A scheme only finds the signatures, the time and the
-// signed text in a request. One function, mac.check, compares them in constant time.
+// [Settings] select a scheme: one of a provider, or hmac, which has its own settings. [New] combines it with the secrets. There may be
+// several, so that secrets can be rotated. A scheme only finds the signatures, the time and the signed text in a request. One function,
+// mac.check, compares them in constant time.
 //
-// The package imports only event, for times, and fault. Package source makes events of verified requests.
+// Package source turns verified requests into events.
 package verify
 
 import (
@@ -58,7 +58,7 @@ type Verifier struct {
 // check verifies a request with one secret.
 type check func(Request) (proof, *refusal)
 
-// proof holds the parts of a verified request that only the sender could have made.
+// proof is what the signature of a verified request covers, which an attacker cannot change.
 type proof struct {
 	// at is the signed time, or zero if the scheme does not sign the time.
 	at time.Time
@@ -86,11 +86,11 @@ func New(s Settings, secrets []string) (*Verifier, error) {
 	return v, nil
 }
 
-// Verify checks that r was sent by someone with one of the secrets, and that the signed time is within the tolerance
-// of now. Otherwise it returns a fault of kind Unauthenticated with one of the reasons above.
+// Verify checks that r was sent by someone with one of the secrets, and that the signed time is within the tolerance of now. Otherwise it
+// returns a fault of kind Unauthenticated with one of the reasons above.
 //
-// The result signed is a hash of the signed text. It is the same for all replays of a request, for any of the secrets, and
-// "" if the scheme has no signature.
+// The result signed is a hash of the signed text. It is the same for all replays of a request, and does not depend on the secret. It is ""
+// if the scheme has no signature.
 //
 // Verify tries every secret even after a match, so that its duration does not reveal which one matched.
 func (v *Verifier) Verify(r Request, now time.Time) (signed string, err error) {
@@ -126,8 +126,8 @@ func (v *Verifier) timely(at, now time.Time) *refusal {
 	return nil
 }
 
-// refusal is the reason why one secret does not verify a request. If all secrets fail, Verify reports the reason with
-// the highest rank: the secrets may be of different forms, and the one that is closest to a match explains most.
+// refusal says why a request does not match one secret. If no secret matches, Verify reports the refusal with the highest rank, because
+// that secret came closest. For example, "too old" after a matching signature explains more than a malformed secret.
 type refusal struct {
 	reason string
 	rank   int
@@ -229,8 +229,8 @@ func bindGitLab(s Settings, secret string) (check, error) {
 	}, nil
 }
 
-// equalTo returns a function that compares a string with the secret. It takes the same time wherever they differ, and whatever the
-// secret's length is.
+// equalTo returns a function that compares a string with the secret in constant time. It compares hashes, so that the time does not reveal
+// the secret's length.
 func equalTo(secret string) func(string) bool {
 	want := sha256.Sum256([]byte(secret))
 	return func(s string) bool {
@@ -438,15 +438,13 @@ func (s Settings) complete() Settings {
 	return s
 }
 
-// signsTime reports whether the scheme's signature covers the time, so that old requests can be refused. Otherwise an
-// attacker who recorded a request can replay it at any time. With the scheme gitlab only signing tokens cover the
-// time.
+// signsTime reports whether the scheme's signature covers the time. Otherwise old requests cannot be refused, and an attacker who recorded
+// one can replay it at any time. GitLab signs the time only with a signing token.
 func (s Settings) signsTime() bool {
 	return schemes[s.Scheme].timed || s.Scheme == HMAC && s.Timestamp != ""
 }
 
-// Headers returns the names, in lower case, of the headers with credentials or signatures. They are left out of
-// documents.
+// Headers returns the lower-case names of the headers with credentials or signatures, which documents omit.
 func (s Settings) Headers() []string {
 	if s.Scheme == HMAC {
 		return []string{strings.ToLower(s.Header)}
@@ -460,8 +458,8 @@ const (
 	MaxSecrets = 5
 	// minSecret is the minimum length of a secret in bytes. 16 random bytes are 128 bits.
 	minSecret = 16
-	// minPathSecret is the minimum length of a secret for the scheme none. Anything on the way that logs URLs can see
-	// it, and people often use hexadecimal: 24 characters have 128 bits even if some of them are hexadecimal digits.
+	// minPathSecret is the minimum length of a secret for the scheme none. It is longer because every proxy that logs URLs can see the
+	// secret, and because people often use hexadecimal digits, of which 24 have only 96 bits.
 	minPathSecret = 24
 	// maxSecret is the maximum length of a secret in bytes.
 	maxSecret = 1024
