@@ -56,12 +56,12 @@ type Publisher interface {
 type Options struct {
 	Source Source
 	DB     store.DB
-	// Key is a key of 32 bytes. It is used to derive the names by which providers know principals, and to seal
-	// contexts in the log.
+	// Key has 32 bytes. Two keys are derived from it: one for the pseudonyms by which providers know principals, and one
+	// that encrypts contexts in the log from which clients' streams read them.
 	Key []byte
 	// Backends may be nil if there are no backends.
 	Backends Backends
-	// Catalogs and Publisher are needed for events.
+	// Catalogs and Publisher are needed to publish messages as events.
 	Catalogs  catalog.Source
 	Publisher Publisher
 	// AllowAnonymous allows the single principal of --auth none to consent on behalf of all callers. It is for
@@ -69,10 +69,10 @@ type Options struct {
 	AllowAnonymous bool
 	// HTTP is the client for providers at URLs. Nil means [newHTTP].
 	HTTP *http.Client
-	// Prepares lets a backend prepare a session after the response if it exceeded the budget, so that the next
-	// message gets its context. It is useless on Lambda, where the process is frozen after the response.
+	// Prepares starts a session with a backend in the background if the backend missed the budget, so that it can answer
+	// the next message in time. It is useless on Lambda, which freezes the process after the response.
 	Prepares bool
-	// Rest is how long a provider is not asked after too many timeouts. 0 means 30 s.
+	// Rest is how long a provider gets no messages after [tripAfter] consecutive timeouts. 0 means 30 s.
 	Rest time.Duration
 	// Rate is the quota of messages of each principal. Nil means no quota.
 	Rate *quota.Rate
@@ -82,8 +82,8 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Service forwards messages to the receivers to which callers consented. It is safe for concurrent use. Create it
-// with [New].
+// Service forwards messages to the providers to which callers consented. It is safe for concurrent use. Create it with
+// [New].
 type Service struct {
 	options  Options
 	consents consents
@@ -98,10 +98,11 @@ type Service struct {
 	preparing map[preparation]bool
 }
 
-// minBurst is the minimum number of messages that a principal may send in a burst, even if the quota is low.
+// minBurst is the smallest burst of messages that a principal may send, even if its quota is low.
 const minBurst = 20
 
-// NewRate returns a quota of messages per second, with bursts of two seconds' worth.
+// NewRate returns a quota of messages per second. A principal may send a burst of two seconds' messages, or at least of
+// [minBurst].
 func NewRate(of quota.Of) *quota.Rate {
 	return quota.New(quota.ConversationRate, "messages", of, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
 }
@@ -190,9 +191,9 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 	return o
 }
 
-// Forward sends a message to all receivers to which the caller has consented, and returns the context that arrived
-// within the budget. Providers that miss the budget are skipped, logged and counted. If the quota is used up, Forward
-// does not send the message and returns fault.Exhausted with [quota.RetryAfter].
+// Forward sends a message to all providers to which the caller has consented, and returns the context that arrived within
+// the budget. Providers that miss the budget are skipped, logged and counted. If the quota is used up, Forward does not
+// send the message and returns fault.Exhausted with [quota.RetryAfter].
 func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, error) {
 	if err := s.options.Rate.Take(ctx, c.Principal, 1, time.Now()); err != nil {
 		return nil, err
@@ -208,7 +209,8 @@ func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, 
 	return merge(s.gather(ctx, now.Budget, receivers, c, m), now.MaxContext), nil
 }
 
-// listConsented returns the providers to which a message of the kind may be sent now.
+// listConsented returns the providers that the principal may use, that receive messages of the kind, and to which the
+// principal consented.
 func (s *Service) listConsented(ctx context.Context, now *set, p auth.Principal, kind Kind) ([]*provider, error) {
 	visible := slices.DeleteFunc(now.visible(ctx, p), func(v *provider) bool { return !v.receives(kind) })
 	if len(visible) == 0 || p.Anonymous && !s.options.AllowAnonymous {
@@ -227,8 +229,8 @@ type reply struct {
 	missing reason // empty if there is an answer
 }
 
-// gather asks all receivers concurrently. It returns the parts that have arrived when the budget is used up, in the
-// order of the receivers.
+// gather asks all providers concurrently. It returns the answers that have arrived when the budget is used up, in the
+// order of the providers.
 func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []*provider, c Caller, m *Message) (parts []part) {
 	asked, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
@@ -257,7 +259,8 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 	return parts
 }
 
-// ask asks one provider, unless its breaker is open.
+// ask sends the message to one provider, unless its breaker is open. asked is the context of the request, which ends with
+// the budget, and ctx is the caller's context.
 func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Message) reply {
 	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
 		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))
@@ -276,27 +279,28 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Mess
 	return reply{answer: a}
 }
 
-// MetricMissing is the metric that counts missing contexts, by workspace, provider and reason.
+// MetricMissing is the metric that counts messages for which a provider failed or answered too late, by workspace,
+// provider and reason.
 const MetricMissing = "ConversationContextMissing"
 
-// Counts returns how often the context of each provider, named workspace/provider, was missing since the start of the
-// process, by reason.
+// Counts returns how often each provider failed or answered too late since the process started. The outer key is
+// workspace/provider, the inner key the reason.
 func (s *Service) Counts() map[string]map[string]int64 { return s.missing.ByThird() }
 
-// If starting a session with a backend takes longer than the budget of a message, and each message had to start one,
-// the backend would never provide any context. So after the response, the service lets the backend prepare a session
-// for the next message.
+// A backend whose session takes longer to start than the budget would never provide any context, because each message
+// would start a new session. So the service starts a session in the background, after the response, and the next message
+// uses it.
 
 const (
-	// prepareTime limits a preparation, and maxPreparing limits how many run concurrently.
+	// prepareTime limits the start of one session, and maxPreparing how many are started concurrently.
 	prepareTime  = 20 * time.Second
 	maxPreparing = 64
 )
 
-// preparation identifies a preparation. Only one with the same identity runs at a time.
+// preparation is the key of a session that is being started, so that concurrent messages of a client start only one.
 type preparation struct{ backend, workspace, principal, session string }
 
-// prepare starts preparing a backend for the caller, in the background.
+// prepare starts a session with a backend for the caller, in the background.
 func (s *Service) prepare(c Caller, backend string) {
 	if !s.options.Prepares {
 		return
@@ -336,15 +340,15 @@ const (
 	internal    reason = "internal"
 )
 
-// failure is a provider's error, reduced to its reason.
+// failure is an error that keeps only the reason, because a provider's error may contain parts of the conversation.
 type failure struct{ reason reason }
 
 func (f failure) Error() string {
 	return "conversation: the provider's answer is missing: " + string(f.reason)
 }
 
-// reasonOf returns the reason of an error of a call to a provider. asked is the context of this call, which ends with the
-// budget, and asker is the caller's context.
+// reasonOf returns why a request to a provider failed. asked is the context of the request, which ends with the budget,
+// and asker is the caller's context.
 func reasonOf(asked, asker context.Context, err error) reason {
 	f, known := errors.AsType[failure](err)
 	switch {
@@ -367,11 +371,11 @@ type Caller struct {
 	Client api.Client
 }
 
-// asker sends a message to a receiver, which knows the caller by the name principal, and returns the unchecked
-// context. Its errors are failures.
+// asker sends a message to one provider and returns its answer unchecked. principal is the principal id or pseudonym that
+// the provider receives. All errors are of type failure.
 type asker func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error)
 
-// provider is a receiver of messages. It is safe for concurrent use.
+// provider is a configured provider, or the built-in [rules.EventsProvider]. It is safe for concurrent use.
 type provider struct {
 	name, title, description string
 	workspace                string
@@ -385,8 +389,8 @@ type provider struct {
 
 func (p *provider) receives(kind Kind) bool { return slices.Contains(p.kinds, kind) }
 
-// breaker stops asking a provider after several consecutive timeouts. After a pause it lets one message through,
-// whose result decides whether it continues.
+// breaker stops sending to a provider after several consecutive timeouts. After a pause it lets one message through. If
+// that succeeds, the breaker closes; otherwise the next pause begins.
 type breaker = gobreaker.CircuitBreaker[json.RawMessage]
 
 // Settings of a breaker.
@@ -497,7 +501,8 @@ func listKinds(user, assistant bool) (out []Kind) {
 	return out
 }
 
-// askBackend asks a backend with the method for which it declared a capability.
+// askBackend returns an asker that calls the backend's method for the kind of message, if the backend declares support for
+// it.
 func (s *Service) askBackend(name string) asker {
 	return func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error) {
 		meta, _ := json.Marshal(map[string]string{metaPrincipal: principal}) // a string always encodes
@@ -517,7 +522,7 @@ func (s *Service) askBackend(name string) asker {
 	}
 }
 
-// metaPrincipal is the key in _meta that tells a backend whose message it receives.
+// metaPrincipal is the key in _meta under which a backend receives the caller's principal id or pseudonym.
 const metaPrincipal = "io.github.mcp-events/principal"
 
 // secrets holds the keys that are derived from the deployment's key.
@@ -540,8 +545,8 @@ func newSecrets(key []byte) (*secrets, error) {
 	return &secrets{names, aead}, fault.Wrap(fault.Internal, err, "derive the key of contexts")
 }
 
-// nameFor returns the name of a principal for a provider. It is always the same for this provider and different for
-// every other one. It does not reveal the principal unless the operator has allowed that.
+// nameFor returns the principal id for a provider that may see it. Any other provider gets a pseudonym, which is always
+// the same for this provider, but different for every other one.
 func (s *Service) nameFor(p *provider, who auth.Principal) string {
 	if p.plain {
 		return url.PathEscape(who.ID) // a header does not allow other characters
@@ -552,7 +557,7 @@ func (s *Service) nameFor(p *provider, who auth.Principal) string {
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// Seal encrypts a context for a principal's streams, so that it cannot be read from the store.
+// Seal encrypts a context before it is written to the log. Only [Service.Open] with the same principal can decrypt it.
 func (s *Service) Seal(who auth.Principal, text []byte) []byte {
 	return s.secrets.aead.Seal(nil, nil, text, owner(who))
 }

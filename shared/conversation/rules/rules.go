@@ -8,10 +8,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// EventsProvider is the name under which callers consent that their messages are published as events. No provider can have it.
+// EventsProvider is reserved: a caller consents to this name so that messages are published as events. Configured providers
+// cannot have it.
 const EventsProvider = "events"
 
-// PrincipalHeader tells a context provider with a URL whose message it receives.
+// PrincipalHeader is the HTTP header in which a provider with a URL receives the caller's principal id or pseudonym.
 const PrincipalHeader = "X-Mcp-Principal"
 
 // Conversation says which messages of conversations clients are asked to send, and what happens to them. The zero value asks for
@@ -19,7 +20,7 @@ const PrincipalHeader = "X-Mcp-Principal"
 type Conversation struct {
 	// UserMessages and AssistantResponses say which messages clients are asked to send.
 	UserMessages, AssistantResponses bool
-	// Budget is the time for all providers together; 500 ms by default.
+	// Budget limits how long one message waits for the contexts of all providers; 500 ms by default.
 	Budget time.Duration
 	// MaxContext is the largest size of the merged context in bytes; 32 KiB by default.
 	MaxContext int
@@ -32,7 +33,8 @@ type Conversation struct {
 // Enabled reports whether clients are asked to send anything.
 func (c Conversation) Enabled() bool { return c.UserMessages || c.AssistantResponses }
 
-// Provider configures a context provider, which is a URL or a backend.
+// Provider configures a context provider: an endpoint that receives messages and may answer with context for the model. It is
+// either a URL or a backend of the gateway.
 type Provider struct {
 	// Name is unique in the workspace: letters, digits, - and _, at most 64.
 	Name string
