@@ -24,9 +24,9 @@ import (
 // The event types of backends, i.e. of MCP servers behind the gateway, are entries of the catalog next to the operator's. The relay
 // stores them in one document per workspace, and [Stored] adds them to the workspace's catalog.
 //
-// A backend chooses what its arguments mean, so they are opaque here. Each set of arguments has a URI of its own, which contains the
-// arguments in their canonical form: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url. So everything that knows about URIs
-// (the log, fanout, subscriptions) treats the events of equal subscriptions as one sequence. Clients reach the types by name only.
+// The catalog cannot know which arguments of a backend's event type belong into a URI. So all arguments of a subscription, as canonical
+// JSON, become one segment of the event URI: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url. Subscriptions with equal
+// arguments therefore have the same URI, and the log, fanout and subscriptions need no special case. Clients use only the type's name.
 
 // Limits of the event types of a backend.
 const (
@@ -48,7 +48,7 @@ type BackendType struct {
 	PayloadSchema json.RawMessage `json:"payloadSchema,omitempty"`
 }
 
-// BackendTypes are the event types of a backend, and what the configuration says about them.
+// BackendTypes are the event types that a backend lists, and the prefix and scopes that the configuration gives them.
 type BackendTypes struct {
 	Prefix string        `json:"prefix,omitempty"`
 	Scopes []string      `json:"scopes,omitempty"`
@@ -110,7 +110,7 @@ func (e *Entry) Check() error {
 	return nil
 }
 
-// ParseBackendURI returns the backend, the event type's name there and the arguments of the URI of a backend's event.
+// ParseBackendURI splits the URI of a backend's event into the backend's name, the event type's name at the backend, and the arguments.
 func ParseBackendURI(uri string) (backend, own string, arguments json.RawMessage, ok bool) {
 	rest, _ := strings.CutPrefix(uri, Scheme+backendAuthority)
 	parts := strings.Split(rest, "/")
@@ -121,7 +121,7 @@ func ParseBackendURI(uri string) (backend, own string, arguments json.RawMessage
 	return parts[0], parts[1], arguments, err == nil && json.Valid(arguments)
 }
 
-// BackendOf returns the name of the backend to which the URI of an event belongs, or "".
+// BackendOf returns the backend's name in an event URI, or "" if the URI is not of a backend's event.
 func BackendOf(uri string) string {
 	rest, ok := strings.CutPrefix(uri, Scheme+backendAuthority)
 	if !ok {
@@ -134,7 +134,7 @@ func BackendOf(uri string) string {
 // backendAuthority is the beginning of the first segment of a backend's event URIs.
 const backendAuthority = "~"
 
-// BindArguments returns the variables for canonical arguments of a backend's event type.
+// BindArguments returns the variables of the URI template for a subscription's arguments in canonical JSON.
 func (e *Entry) BindArguments(canonical json.RawMessage) (map[string]string, error) {
 	if len(canonical) > maxBackendArguments {
 		return nil, fault.New(fault.Invalid, "the arguments have %d bytes (allowed for events of a backend: up to %d)", len(canonical), maxBackendArguments).
@@ -143,7 +143,7 @@ func (e *Entry) BindArguments(canonical json.RawMessage) (map[string]string, err
 	return map[string]string{argumentsVariable: base64.RawURLEncoding.EncodeToString(canonical)}, nil
 }
 
-// backendDocuments is the prefix of the names of the documents with backends' event types, before the workspace.
+// backendDocuments, followed by a workspace, is the name of the stored document with the event types of the workspace's backends.
 const backendDocuments = "backend-events:"
 
 func parseBackends(src []byte) (map[string]BackendTypes, error) {
@@ -196,8 +196,8 @@ func writeBackends(ctx context.Context, db store.DB, workspace string, old setti
 	return err == nil, err
 }
 
-// refuseLargest removes the event types of the backend whose types need the most room, so that backends with less keep theirs. It reports
-// whether there were any.
+// refuseLargest removes the event types of the backend whose types need the most room, so that the other backends keep theirs. It returns
+// false if there were no types to remove.
 func refuseLargest(all map[string]BackendTypes) bool {
 	largest, most := "", 0
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -218,7 +218,7 @@ func refuseLargest(all map[string]BackendTypes) bool {
 	return true
 }
 
-// backendNames is the partition with an item for each workspace that has or had event types of backends.
+// backendNames is the partition that lists the workspaces which have, or had, event types of backends.
 const backendNames = "backend-events"
 
 // BackendWorkspaces returns the workspaces that have or had event types of backends.
@@ -230,16 +230,16 @@ func BackendWorkspaces(ctx context.Context, db store.DB) (names []string, err er
 	return names, err
 }
 
-// Configured returns the prefixes and scopes that the configuration has for the event types of a workspace's backends, by name, and the
-// version of the configuration. With latest set, it does not use a cache.
+// Configured returns the prefix and scopes that the configuration gives each backend of a workspace, by the backend's name, and the
+// configuration's version. With latest set, it does not use a cache.
 type Configured func(ctx context.Context, workspace string, latest bool) (of map[string]BackendTypes, version int64, err error)
 
 // merger adds the stored event types of backends to catalogs.
 type merger struct {
-	// stored returns the event types as the relay stored them, and their version.
+	// stored returns the event types that the relay wrote, and the version of that document.
 	stored func(ctx context.Context, workspace string, latest bool) (map[string]BackendTypes, int64, error)
-	// configured overrides the prefixes and scopes that were stored, so that a changed configuration applies before the relay has stored it
-	// again. It may be nil.
+	// configured replaces the stored prefixes and scopes, so that a changed configuration applies before the relay has written the event
+	// types again. It may be nil.
 	configured Configured
 	merged     bounded.Map[string, merged] // by workspace
 	log        *slog.Logger                // may be nil
@@ -264,8 +264,8 @@ func (m *merger) logWarnings(ctx context.Context, workspace string, c *Catalog) 
 	}
 }
 
-// merged is a catalog with the event types of backends. It is valid for one base catalog and the versions of the stored types and of the
-// configuration.
+// merged caches a catalog with the event types of backends. It must be rebuilt when the base catalog, the stored types or the configuration
+// change.
 type merged struct {
 	base               *Catalog
 	stored, configured int64
@@ -299,7 +299,8 @@ func (m *merger) add(ctx context.Context, workspace string, base *Catalog, lates
 	return next.catalog, nil
 }
 
-// configure returns stored event types with the prefixes and scopes of the configuration, without backends that it does not have.
+// configure replaces the prefixes and scopes of the stored event types with the configured ones, and leaves out backends that were removed
+// from the configuration.
 func configure(stored, of map[string]BackendTypes) map[string]BackendTypes {
 	out := map[string]BackendTypes{}
 	for name, types := range stored {
@@ -337,7 +338,7 @@ func (s *addsBackends) Catalog(ctx context.Context, workspace string) (*Catalog,
 	return s.merger.add(ctx, workspace, base, true)
 }
 
-// with returns a catalog with the event types of backends after its own. It leaves out types whose name another type has.
+// with returns a catalog that also has the event types of backends. A type whose name is already taken is left out with a warning.
 func (c *Catalog) with(backends map[string]BackendTypes) *Catalog {
 	out := &Catalog{byName: map[string]*Entry{}, root: &node{}, source: c.Source(), warnings: map[string][]string{}}
 	add := func(e *Entry) {
@@ -378,7 +379,7 @@ func (c *Catalog) with(backends map[string]BackendTypes) *Catalog {
 // maxWarnings limits the warnings about one backend.
 const maxWarnings = 20
 
-// owner names the owner of an event type.
+// owner describes where an event type comes from, for a warning.
 func owner(e *Entry) string {
 	if e.Backend == "" {
 		return "the catalog"

@@ -23,8 +23,8 @@ const (
 	maxSource = 4 << 20
 	// maxEntries is the largest number of event types.
 	maxEntries = 2000
-	// maxVariables is the largest number of variables of a template. Subscriptions of an event are looked up under every combination
-	// of its values and wildcards, so there are at most 2^6 of them.
+	// maxVariables is the largest number of variables of a template. A subscription may have a wildcard for each variable, so an event is
+	// looked up under every combination of values and wildcards: up to 2^6 lookups.
 	maxVariables = 6
 	// maxFilters is the largest number of filters of an entry.
 	maxFilters = 20
@@ -73,16 +73,18 @@ type Entry struct {
 	WebhookType string
 	// Delivery lists the allowed modes: a subset of push, poll and webhook, not empty.
 	Delivery []string
-	// Filters maps the name of an argument to the JSON pointer of the payload's member that must equal it.
+	// Filters maps an argument's name to a JSON pointer. A subscription with the argument receives only events whose payload has the
+	// argument's value there.
 	Filters map[string]string
-	// Redact lists the JSON pointers of the payload's members that subscriptions with the argument "redact": true do not receive.
+	// Redact lists JSON pointers of sensitive payload members. A subscription with the argument "redact": true receives events without
+	// them.
 	Redact []string
 	// Order is [orderURI] or [orderNone].
 	Order string
 	// Access restricts who may receive the events. Nil admits everyone with the general scope.
 	Access *Access
-	// Backend is the name of the backend whose event type this is, and Own the type's name there. Both are empty for a type of the
-	// operator.
+	// Backend is the backend that offers this event type, and Own the type's name at the backend. Both are empty for a type of the
+	// operator's catalog file.
 	Backend, Own string
 
 	line     int
@@ -163,14 +165,14 @@ func (e *Entry) InputSchema() json.RawMessage { return e.input }
 type Access struct {
 	// Scopes lists the scopes that a principal needs, all of them.
 	Scopes []string
-	// Claims maps template variables to the claims of the access token whose value they must have.
+	// Claims maps a template variable to a claim of the access token. The variable's value must be one of the claim's values.
 	Claims map[string]string
 }
 
-// Check returns nil if the principal may receive the events with these template variables. The principal needs all scopes and,
-// for every claim rule, a variable that equals its claim or one of the claim's values. Check refuses a missing variable, because a
-// pattern or a parent without it would also match values that the principal must not see. With --auth none callers have no claims,
-// so every claim rule refuses them.
+// Check returns nil if the principal may receive the events with these values of the template's variables. The principal needs all scopes,
+// and each variable in Claims must have one of its claim's values. Check refuses a missing variable, because a subscription with a wildcard
+// or to a parent URI would also receive the events of other values. With --auth none callers have no claims, so they are refused if Claims
+// has any variable.
 //
 // The error is of kind [fault.Forbidden]. If scopes are missing, its data is [auth.MissingScopes].
 func (a *Access) Check(p auth.Principal, vars map[string]string) error {
@@ -195,7 +197,7 @@ func (a *Access) Check(p auth.Principal, vars map[string]string) error {
 	return nil
 }
 
-// VisibleTo reports whether the entry belongs in the principal's lists, because the principal may receive at least some of its events.
+// VisibleTo reports whether lists show the entry to the principal, because the principal may receive at least some of its events.
 func (a *Access) VisibleTo(p auth.Principal) bool {
 	if a == nil {
 		return true
@@ -211,7 +213,7 @@ func (a *Access) VisibleTo(p auth.Principal) bool {
 	return true
 }
 
-// hasText reports whether a claim has a value that is not empty.
+// hasText reports whether a claim has at least one value that is not empty.
 func hasText(values []string) bool {
 	return slices.ContainsFunc(values, func(v string) bool { return v != "" })
 }

@@ -48,9 +48,9 @@ func Diff(before, after *Catalog) []Change {
 	return d.changes
 }
 
-// CheckChange returns the changes from one catalog to the next. Either may be nil. The error is of kind fault.Invalid if the next
-// one takes [orderNone] back from an event type and the log spreads the events of such a type over partitions with several
-// writers, because readers of ordered events do not read these partitions.
+// CheckChange returns the changes from one catalog to the next, either of which may be nil. The error is of kind fault.Invalid if an event
+// type goes back from [orderNone] to ordered while the log spreads unordered events over several partitions. Readers of ordered events do
+// not read those partitions, so they would miss the older events.
 func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
 	if before != nil && (&eventlog.Log{DB: db}).Spreads() {
 		for _, e := range next.Entries() {
@@ -63,8 +63,7 @@ func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
 	return Diff(before, next), nil
 }
 
-// findByURI returns the event type that has the same URI or template as e, and whose events are therefore in the same partitions of the
-// log. Its name may differ.
+// findByURI returns the event type with the URI or template of e, even if its name differs, because the log files events by URI.
 func (c *Catalog) findByURI(e *Entry) *Entry {
 	if old := c.ByName(e.Name); old != nil && old.Pattern() == e.Pattern() {
 		return old
@@ -105,7 +104,7 @@ func (d *differ) entry(a, b *Entry) {
 	d.schema("params", a.ParamsSchema, b.ParamsSchema)
 }
 
-// list compares two sets. It describes additions and removals with the formats, and marks them as breaking or not.
+// list adds a change for each value that is only in b (added) or only in a (removed). added and removed are formats for the value.
 func (d *differ) list(a, b []string, added string, addedBreaks bool, removed string, removedBreaks bool) {
 	for _, x := range b {
 		if !slices.Contains(a, x) {
@@ -178,7 +177,7 @@ func (d *differ) schema(what string, a, b json.RawMessage) {
 
 var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
 
-// incompatible returns the pointer of the first change that is not an addition, or "".
+// incompatible returns the JSON pointer of the first difference that is more than a new optional property or an annotation, or "".
 func incompatible(a, b any, at string) string {
 	x, ok1 := a.(map[string]any)
 	y, ok2 := b.(map[string]any)
@@ -217,7 +216,7 @@ func incompatible(a, b any, at string) string {
 	return ""
 }
 
-// unequal returns the pointer and, for lists such as required, the values that are only in one of them.
+// unequal describes a difference: its pointer and, for lists such as required, the values that only one of the lists has.
 func unequal(a, b any, at string) string {
 	x, _ := a.([]any)
 	y, _ := b.([]any)
@@ -236,7 +235,8 @@ func unequal(a, b any, at string) string {
 	return fmt.Sprintf("%s (%s)", at, strings.Join(odd, ", "))
 }
 
-// sameMembers compares mappings of names to schemas. It allows new names.
+// sameMembers returns the first incompatible difference in an object that maps names to schemas, such as properties, or "". New names are
+// compatible.
 func sameMembers(a, b any, at string) string {
 	x, _ := a.(map[string]any)
 	y, _ := b.(map[string]any)
@@ -259,9 +259,9 @@ const (
 	featurePayload = "payloadSchema"
 )
 
-// Broken returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of [Diff]. It returns ""
-// if there are only additions. It ignores delivery modes and access, which callers check separately, and therefore also accepts entries
-// from [ParseContract].
+// Broken returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of [Diff], or "" if there are
+// only additions. It ignores delivery modes and access, which callers check separately. So before may come from [ParseContract], which
+// leaves them out.
 func Broken(before, after *Entry) (feature string) {
 	var input, payload differ
 	if before.Pattern() != after.Pattern() {
@@ -308,7 +308,7 @@ func (d *differ) breaks() bool {
 	return slices.ContainsFunc(d.changes, func(c Change) bool { return c.Breaking })
 }
 
-// contract has the parts of an event type that [Broken] compares.
+// contract is the stored form of the parts of an event type that [Broken] compares.
 type contract struct {
 	URI         string            `json:"uri,omitempty"`
 	URITemplate string            `json:"uriTemplate,omitempty"`
@@ -318,9 +318,9 @@ type contract struct {
 	Payload     json.RawMessage   `json:"payload,omitempty"`
 }
 
-// Contract returns the contract of the event type: the parts that [Broken] compares, as JSON. It is stored with a subscription, so that
-// a later catalog can be compared with the event type to which the client subscribed. It is at most a little larger than twice
-// [maxSchema], because it consists mostly of two schemas.
+// Contract returns the parts of the event type that [Broken] compares, as JSON. It is stored with a subscription, so that a later catalog
+// can be compared with the event type to which the client subscribed. It is little larger than twice [maxSchema], because it has two
+// schemas.
 func (e *Entry) Contract() []byte {
 	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // the schemas are valid JSON
 	return text
@@ -329,8 +329,8 @@ func (e *Entry) Contract() []byte {
 // ContractID returns a hash of [Entry.Contract] with 22 characters.
 func (e *Entry) ContractID() string { return e.contractID() }
 
-// Terms returns a hash for each event type, by name. It covers everything that decides whether a webhook subscription may continue: the
-// contract, the access rule, and whether webhooks are a delivery mode. Subscriptions are only rechecked if it changes.
+// Terms returns a hash for each event type, by name. The hash covers all that decides whether a webhook subscription may continue: the
+// contract, the access rule, and whether webhooks are allowed. Subscriptions are rechecked only if the hash changes.
 func (c *Catalog) Terms() map[string]string {
 	out := make(map[string]string, len(c.entries))
 	for _, e := range c.entries {

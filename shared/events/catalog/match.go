@@ -14,9 +14,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
-// node is a node in the trie of segments. Entries cannot overlap, so at most one entry matches a URI. A node may have both literal and
-// variable children, and then find tries the literal first. There is at most one variable child, because names of variables do not
-// matter here.
+// node is a node of a trie whose keys are segments of URIs. A node may have both literal and variable children; find tries the literal
+// first. All variables share one child, because their names do not matter for matching. Entries cannot overlap, so at most one entry
+// matches a URI.
 type node struct {
 	literal  map[string]*node
 	variable *node
@@ -69,9 +69,9 @@ func (n *node) overlap(segs []segment) *Entry {
 	return nil
 }
 
-// Match returns the event type of a canonical URI and the decoded values of its template's variables. The map is nil for a fixed URI.
-// Match returns false if the URI is not canonical. URIs of a backend match only its own event types, also if an event type of the operator
-// has a variable as its first segment.
+// Match returns the event type of a canonical URI and the decoded values of its template's variables. The map is nil for a fixed URI. Match
+// returns false if the URI is not canonical. The URI of a backend's event matches only types of that backend, even if a template of the
+// operator begins with a variable.
 func (c *Catalog) Match(uri string) (*Entry, map[string]string, bool) {
 	return c.match(uri, false)
 }
@@ -94,7 +94,7 @@ func (c *Catalog) match(uri string, wildcards bool) (*Entry, map[string]string, 
 	return e, e.bind(rest), true
 }
 
-// canonicalRest returns a canonical URI without its scheme.
+// canonicalRest returns a URI without its scheme, or false if the URI is not canonical.
 func canonicalRest(uri string, wildcards bool) (string, bool) {
 	if same, err := canonical(uri, wildcards); err != nil || same != uri {
 		return "", false
@@ -118,7 +118,7 @@ func (n *node) find(rest string) *Entry {
 	return nil
 }
 
-// bind returns the decoded values of the variables in a URI or a parent URI.
+// bind returns the decoded values of the template's variables in a URI, or of its first variables in a parent URI.
 func (e *Entry) bind(rest string) map[string]string {
 	if len(e.vars) == 0 {
 		return nil
@@ -187,7 +187,7 @@ func (c *Catalog) Under(uri string) (out []*Entry) {
 	return out
 }
 
-// BindParent returns the values that a parent URI has for the first variables of an entry from [Catalog.Under].
+// BindParent returns the decoded values of the variables that a parent URI already fixes. The entry comes from [Catalog.Under].
 func (e *Entry) BindParent(uri string) map[string]string {
 	return e.bind(strings.TrimPrefix(uri, Scheme))
 }
@@ -383,7 +383,7 @@ func isUnreserved(c byte) bool {
 		c == '-' || c == '_' || c == '.' || c == '~'
 }
 
-// encode writes a value in the way in which RFC 6570 expands a simple variable.
+// encode percent-encodes a value as a simple variable of RFC 6570, such as {name}.
 func encode(b *strings.Builder, s string) {
 	const hex = "0123456789ABCDEF"
 	for i := 0; i < len(s); i++ {

@@ -67,8 +67,8 @@ func (p *parser) readCatalog(root *strictyaml.Node) {
 	}
 }
 
-// readEntry reads an event type and, if its URI is valid, adds it to the trie. The order of the fields matters: other members depend
-// on the variables of the template, and the schema of the variables depends on the filters.
+// readEntry reads an event type and, if its URI is valid, adds it to the trie. The order of the fields matters: other members refer to the
+// variables of the template, so the URI is read before them, and paramsSchema may describe filters, so the filters are read before it.
 func (p *parser) readEntry(n *strictyaml.Node) {
 	e := &Entry{line: n.Line, Delivery: modes(), Order: orderURI}
 	var uri *strictyaml.Node
@@ -110,7 +110,7 @@ func (p *parser) readEntry(n *strictyaml.Node) {
 	p.entries = append(p.entries, e)
 }
 
-// say names a member of the entry in a message or, with "", the entry itself.
+// say describes the entry for an error message, followed by the member unless that is "": for example "event a.b: uri".
 func (e *Entry) say(member string) string {
 	switch {
 	case e.Name == "" && member == "":
@@ -123,7 +123,7 @@ func (e *Entry) say(member string) string {
 	return "event " + strictyaml.Clip(e.Name) + ": " + member
 }
 
-// text returns a reader of texts of at most limit bytes.
+// text returns a function that reads a string of at most limit bytes.
 func (p *parser) text(limit int) func(n *strictyaml.Node, what string) string {
 	return func(n *strictyaml.Node, what string) string {
 		s := p.file.String(n, what)
@@ -224,7 +224,7 @@ func (p *parser) insert(e *Entry, n *strictyaml.Node, what string) {
 	p.root.insert(e)
 }
 
-// modes returns the delivery modes, which are also the default.
+// modes returns all delivery modes. An event type without "delivery" allows all of them.
 func modes() []string { return []string{deliverPush, deliverPoll, deliverWebhook} }
 
 func (p *parser) readDelivery(n *strictyaml.Node, what string) []string {
@@ -248,7 +248,7 @@ func (p *parser) readOrder(n *strictyaml.Node, what string) string {
 	return order
 }
 
-// redactArgument is the argument of a subscription that leaves out the members in [Entry.Redact].
+// redactArgument is the argument with which a subscription asks for events without the members in [Entry.Redact].
 const redactArgument = "redact"
 
 func (p *parser) readFilters(e *Entry, n *strictyaml.Node, what string) {
@@ -271,7 +271,7 @@ func (p *parser) readFilters(e *Entry, n *strictyaml.Node, what string) {
 	}
 }
 
-// readPointer reads a JSON Pointer to a member, so not the empty one.
+// readPointer reads a JSON pointer that is not empty, because the empty one means the whole payload.
 func (p *parser) readPointer(n *strictyaml.Node, what string) string {
 	pointer := p.file.NonEmpty(n, what)
 	if _, err := jsonpointer.Parse(pointer); err != nil {
@@ -301,7 +301,7 @@ func (p *parser) readAccess(e *Entry, n *strictyaml.Node) {
 	)
 }
 
-// scopeToken is scope-token of RFC 6749, section 3.3.
+// scopeToken matches a scope-token of RFC 6749, section 3.3.
 var scopeToken = regexp.MustCompile(`^[\x21\x23-\x5B\x5D-\x7E]{1,128}$`)
 
 func (p *parser) readScopes(n *strictyaml.Node, what string) []string {
@@ -381,7 +381,8 @@ var (
 	redactFlag = json.RawMessage(`{"type":"boolean","default":false,"description":"Leave out the members that the event type marks as sensitive."}`)
 )
 
-// filterSchema returns the schema for the argument of a filter. Own is the operator's schema of a single value, or nil.
+// filterSchema returns the schema of a filter's argument: a value, a list of values or, for numbers and times, a range. own is the
+// operator's schema of a value, or nil.
 func filterSchema(own json.RawMessage, of RangeType) json.RawMessage {
 	value, about := string(own), ""
 	if own == nil {
@@ -394,7 +395,8 @@ func filterSchema(own json.RawMessage, of RangeType) json.RawMessage {
 	return json.RawMessage(`{"anyOf":[` + value + `,{"type":"array","items":` + value + `,"minItems":1,"maxItems":50}` + span + `]` + about + `}`)
 }
 
-// inputSchema returns the params schema with the filters added and unknown arguments excluded. It keeps the operator's other keywords.
+// inputSchema returns the params schema with properties for the filters and "redact", and without additional properties. It keeps the
+// operator's other keywords.
 func inputSchema(e *Entry) json.RawMessage {
 	schema := map[string]json.RawMessage{}
 	if e.ParamsSchema != nil {
@@ -422,7 +424,7 @@ func inputSchema(e *Entry) json.RawMessage {
 	return out
 }
 
-// RangeType is the type of the values whose ranges a filter accepts.
+// RangeType says whether a filter accepts ranges, such as {"$gt": 5}, and whether their bounds are numbers or times.
 type RangeType string
 
 const (
@@ -431,8 +433,8 @@ const (
 	TimeRange   RangeType = "date-time"
 )
 
-// RangeOf returns the type of ranges that a filter accepts. It depends on the schema of the argument in paramsSchema or, without one,
-// on the schema of the filtered member in payloadSchema.
+// RangeOf returns the ranges that a filter accepts. They follow from the filter's schema in paramsSchema or, without one, from the schema
+// of the payload member.
 func (e *Entry) RangeOf(filter string) RangeType {
 	pointer, ok := e.Filters[filter]
 	if !ok {
@@ -465,7 +467,7 @@ func (e *Entry) RangeOf(filter string) RangeType {
 	return rangeType(at)
 }
 
-// rangeType returns the type for values with a schema. A list has the type of its elements.
+// rangeType returns the ranges for values with the given schema. For an array the schema of its elements decides.
 func rangeType(schema json.RawMessage) RangeType {
 	var s struct {
 		Type   any             `json:"type"`
@@ -486,7 +488,7 @@ func rangeType(schema json.RawMessage) RangeType {
 	return NoRange
 }
 
-// schema returns the schema of a range.
+// schema returns the JSON Schema of a range, for example of {"$gte": 1, "$lt": 5}.
 func (t RangeType) schema() string {
 	bound := `{"type":"number"}`
 	if t == TimeRange {

@@ -96,7 +96,7 @@ func (e *Entry) unfit(what string, faults []jsonpointer.Fault) error {
 		strings.TrimSpace(first+faults[0].Message)).With(faults)
 }
 
-// coerce converts the text of a variable to the type in its schema.
+// coerce converts the text of a variable in a URI to the type that its schema requires, for example "5" to 5.
 func (e *Entry) coerce(name, text string) any {
 	switch e.types[name] {
 	case "integer", "number":
@@ -148,7 +148,7 @@ func isCheap(n json.Number) bool {
 	return true
 }
 
-// faults returns the faults of a value. The error says that the schema does not compile.
+// faults validates a value and returns its violations of the schema. It returns an error only if the schema does not compile.
 func (s schema) faults(v any) ([]jsonpointer.Fault, error) {
 	compiled, err := s()
 	if err != nil {
@@ -168,7 +168,7 @@ func (s schema) faults(v any) ([]jsonpointer.Fault, error) {
 	return tidyFaults(collect(ve, nil)), nil
 }
 
-// collect returns the faults of a tree of errors.
+// collect appends the faults of a validation error and of all its causes to out.
 func collect(ve *jsonschema.ValidationError, out []jsonpointer.Fault) []jsonpointer.Fault {
 	if len(out) >= 10*maxSchemaFaults {
 		return out
@@ -188,7 +188,7 @@ func tidyFaults(faults []jsonpointer.Fault) []jsonpointer.Fault {
 	return faults[:min(len(faults), maxSchemaFaults)]
 }
 
-// pointerOf returns a JSON pointer in which long names are cut.
+// pointerOf returns the JSON pointer of a path, with long names shortened.
 func pointerOf(path []string) string {
 	var b strings.Builder
 	for _, t := range path {
@@ -204,7 +204,7 @@ var errNoLoader = errors.New("references to other documents are not followed")
 
 func (noLoader) Load(string) (any, error) { return nil, errNoLoader }
 
-// schemaURL is the base URL of every schema. It exists only because the library needs one.
+// schemaURL is the base URL of every schema, because the JSON Schema library needs one.
 const schemaURL = "catalog:///schema"
 
 // schema returns a compiled JSON Schema and compiles it on the first call. Compiling the schemas of eight event types takes two
@@ -229,7 +229,7 @@ func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	return c.Compile(schemaURL)
 }
 
-// readSchema reads a JSON Schema. Unless the catalog passed all checks before, it also compiles the schema.
+// readSchema reads a JSON Schema. It compiles the schema to find faults, except in a stored catalog, which was checked before.
 func (p *parser) readSchema(n *strictyaml.Node, what string) (json.RawMessage, schema) {
 	raw := p.file.Object(n, what, maxSchema)
 	if raw == nil {
@@ -245,7 +245,7 @@ func (p *parser) readSchema(n *strictyaml.Node, what string) (json.RawMessage, s
 	return raw, s
 }
 
-// addSchemaFaults reports why a schema does not compile, each reason with its own line if that is known.
+// addSchemaFaults adds the reasons why a schema does not compile to the file's faults, with the line of each reason if it is known.
 func (p *parser) addSchemaFaults(n *strictyaml.Node, what string, err error) {
 	if sv, ok := errors.AsType[*jsonschema.SchemaValidationError](err); ok {
 		if ve, ok := errors.AsType[*jsonschema.ValidationError](sv.Err); ok {
@@ -271,8 +271,9 @@ func (p *parser) addSchemaFaults(n *strictyaml.Node, what string, err error) {
 	p.file.Add(line, "%s is not a JSON Schema: %.300s", what, err)
 }
 
-// meant reduces an error of the meta-schema to the alternative that the author most likely meant, so that a misspelled type is a single
-// fault. It is the alternative that failed at the deepest level or, if they failed at the same level, one whose type fits.
+// meant picks one cause of each anyOf in a validation error of the meta-schema, so that a misspelled type is reported once and not once per
+// alternative. It picks the cause that failed deepest in the schema, because there the author came closest to a valid one. If several
+// failed at the same depth, a failure other than a wrong type wins.
 func meant(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	if _, ok := ve.ErrorKind.(*kind.AnyOf); ok && len(ve.Causes) > 0 {
 		return meant(slices.MaxFunc(ve.Causes, func(a, b *jsonschema.ValidationError) int {
@@ -289,7 +290,7 @@ func meant(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	return &out
 }
 
-// closest returns the level of the deepest leaf of an error, and other = 1 if that leaf is not about a type.
+// closest returns the depth of the deepest cause of an error. other is 1 if that cause is not a wrong type, and 0 otherwise.
 func closest(ve *jsonschema.ValidationError) (depth, other int) {
 	if len(ve.Causes) == 0 {
 		if _, ok := ve.ErrorKind.(*kind.Type); !ok {
@@ -305,7 +306,7 @@ func closest(ve *jsonschema.ValidationError) (depth, other int) {
 	return depth, other
 }
 
-// refLine returns the line of the reference to a URL.
+// refLine returns the line of the $ref that refers to a URL, or the line of the node if it is not found.
 func refLine(n *strictyaml.Node, url string) int {
 	best := n.Line
 	var walk func(n *strictyaml.Node, depth int) bool
@@ -333,8 +334,8 @@ func refLine(n *strictyaml.Node, url string) int {
 
 var english = sync.OnceValue(func() *message.Printer { return message.NewPrinter(language.English) })
 
-// faultsOf returns the faults for a node of the error tree. Messages name the violated rule but never the value, because errors must not
-// contain payloads.
+// faultsOf returns the faults of one validation error without its causes. The messages name the violated rule but never the value, because
+// errors must not contain payloads.
 func faultsOf(ve *jsonschema.ValidationError) []jsonpointer.Fault {
 	at := pointerOf(ve.InstanceLocation)
 	one := func(format string, args ...any) []jsonpointer.Fault {
@@ -421,18 +422,18 @@ func number(r *big.Rat) string {
 	return fmt.Sprint(f)
 }
 
-// A backend chooses its schemas, and a small schema can take very long to evaluate: with ten levels of references that each occur twice,
-// a value is compared 1,024 times. So schemas of backends have a maximum cost, and so has each check.
+// A backend chooses its schemas, and a small schema can take very long to evaluate: with ten levels of references that each occur twice, a
+// value is compared 1,024 times. So the cost of a backend's schema is limited, and so is the cost of checking one payload.
 const (
-	// maxSchemaCost limits the size of a schema in which all references are replaced by their targets.
+	// maxSchemaCost is the highest [schemaCost] of a backend's schema.
 	maxSchemaCost = 2000
-	// maxCheck limits the cost of a schema times the bytes of the payload. Such a check takes about a second at most.
+	// maxCheck limits the schema's cost multiplied by the payload's bytes. A check at the limit takes about a second.
 	maxCheck = 50_000_000
 )
 
-// schemaCost returns the number of JSON values in a schema whose references are replaced by their targets, and adds the cost of its
-// patterns. It returns more than maxSchemaCost for a schema with circular references, whose size has no limit, and with other references
-// than JSON pointers into the schema itself. It also does so for draft 4, in which every member "id" may change what such a pointer means.
+// schemaCost estimates how long a schema takes to evaluate: the number of JSON values in it after each reference is replaced by its target,
+// plus the cost of its patterns. The result exceeds maxSchemaCost if the size cannot be known: for circular references, for references
+// other than JSON pointers into the schema, and for draft 4, in which a member "id" may change what a reference means.
 func schemaCost(raw json.RawMessage) int {
 	root := jsonrpc.Value(raw)
 	c := coster{root: root, known: map[string]int{}}
@@ -442,8 +443,8 @@ func schemaCost(raw json.RawMessage) int {
 	return c.of(root)
 }
 
-// coster computes the cost of the parts of a schema. While it computes the target of a reference, known has a cost for it that is too
-// high, so that circles end.
+// coster computes costs and remembers the cost of each reference's target. While it computes a target, known has the cost tooExpensive for
+// it, so that a circular reference ends.
 type coster struct {
 	root  any
 	known map[string]int
@@ -482,7 +483,7 @@ func (c *coster) of(v any) int {
 	return sum
 }
 
-// target returns the cost of a reference's target.
+// target returns the cost of the value to which a reference refers.
 func (c *coster) target(ref string) int {
 	pointer, ok := strings.CutPrefix(ref, "#/")
 	path, err := jsonpointer.Parse("/" + pointer)
@@ -506,7 +507,7 @@ func members(v any) map[string]any {
 	return m
 }
 
-// statesPerCost is how many states of a pattern take as long, for each byte of a text, as one value of a schema.
+// statesPerCost is the number of states of a regular expression that cost as much, per byte of text, as one value of a schema.
 const statesPerCost = 4
 
 // patternCost returns the cost of a regular expression. Repetitions multiply its states: x{1000} has eight bytes and 1,000 states.
@@ -518,7 +519,7 @@ func patternCost(pattern string) int {
 	return states(re) / statesPerCost
 }
 
-// states returns about how many states a regular expression has when its repetitions are written out.
+// states estimates the number of states of a regular expression with all repetitions written out.
 func states(re *syntax.Regexp) int {
 	n := 1
 	if re.Op == syntax.OpLiteral {

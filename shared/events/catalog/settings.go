@@ -12,10 +12,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// documents is the prefix of the names of stored catalogs, before the workspace.
+// documents, followed by a workspace, is the name of the workspace's stored catalog.
 const documents = "catalog:"
 
-// Shared is used as a workspace for the catalog of all workspaces of a stand-alone server that have no catalog of their own.
+// Shared stands in place of a workspace for the catalog that a stand-alone server uses for every workspace without its own.
 const Shared = "*"
 
 // Document is the stored catalog of a workspace.
@@ -28,7 +28,7 @@ type Document struct {
 	Invalid error
 }
 
-// Read reads the stored catalog of a workspace, or the one of [Shared].
+// Read reads the stored catalog of a workspace, or the shared catalog if workspace is [Shared].
 func Read(ctx context.Context, db store.DB, workspace string) (Document, error) {
 	stored, err := settings.Read(ctx, db, documents+workspace)
 	d := Document{Stored: stored, Workspace: workspace}
@@ -130,7 +130,7 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, configured C
 	return s
 }
 
-// Latest returns a source's catalog without a cache, for decisions that cannot be undone.
+// Latest returns the workspace's catalog without using a cache, for decisions that cannot be undone.
 func Latest(ctx context.Context, s Source, workspace string) (*Catalog, error) {
 	if l, ok := s.(interface {
 		Latest(ctx context.Context, workspace string) (*Catalog, error)
@@ -164,7 +164,7 @@ func (s *Stored) read(ctx context.Context, workspace string, latest bool) (*Cata
 	return c, err
 }
 
-// Shares reports whether a workspace has the catalog of [Shared].
+// Shares reports whether a workspace uses the catalog of [Shared].
 func (s *Stored) Shares(ctx context.Context, workspace string) bool {
 	c, _, err := s.cache.Get(ctx, workspace)
 	return c == nil && err == nil
@@ -176,8 +176,7 @@ func (s *Stored) Written() {
 	s.backends.Written()
 }
 
-// Workspaces is a [Source] that combines others: the workspaces in Own have their own source, and all others use Rest. Without Rest the
-// others are unknown.
+// Workspaces is a [Source] with a separate source per workspace. Workspaces that are not in Own use Rest. If Rest is nil, they are unknown.
 type Workspaces struct {
 	Own  map[string]Source
 	Rest Source
