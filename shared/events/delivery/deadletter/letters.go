@@ -1,5 +1,5 @@
-// Package deadletter lets operators and owners list dead letters, of webhooks and of queues, and deliver their events again, one by one
-// or by a replay.
+// Package deadletter lets operators and owners list dead letters, i.e. deliveries that were given up and messages that no function could
+// handle. They can retry dead letters one by one, or with a replay.
 package deadletter
 
 import (
@@ -26,8 +26,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Letter is a delivery that was given up, or a message that no function could handle, which has a queue, attributes and no
-// subscription.
+// Letter is a dead letter: a delivery that was given up, or a message of another queue that no function could handle. Only the latter has
+// Attributes, and only the former has a subscription.
 type Letter struct {
 	ID           string
 	Queue        string // [WebhookQueue] of a delivery
@@ -70,7 +70,7 @@ func letterOf(del *state.Delivery, at time.Time) Letter {
 	return l
 }
 
-// The id of a letter is its sort key in the list of its subscription.
+// letterID encodes the letter's place in the store: its subscription, and its sort key in the subscription's list.
 func letterID(sub string, at time.Time, eventKey string) string {
 	return encodeLetterID(fmt.Sprintf("%s#%016d#%s", sub, at.UnixMicro(), eventKey))
 }
@@ -98,7 +98,7 @@ type Options struct {
 	Queue queue.Sender
 	Now   func() time.Time
 	Log   *slog.Logger
-	// Metrics counts the messages that a queue gave up.
+	// Metrics counts the messages that AWS put into the dead letter queue.
 	Metrics *metric.Set
 }
 
@@ -109,7 +109,7 @@ type Operations struct {
 	tests      *quota.Keyed[string] // test events by endpoint
 }
 
-// maxTested bounds the endpoints whose test events a process limits.
+// maxTested is the number of endpoints for which a process remembers the last test event, to limit their rate.
 const maxTested = 20_000
 
 // NewOperations returns the operations on a store.
@@ -119,9 +119,9 @@ func NewOperations(o Options) *Operations {
 	}
 }
 
-// Letters returns the dead letters that match a query and precede the given key, newest first. At the end, next is "".
-// Letters reads at most limit letters with one store query, on the most selective field, and filters them by the other
-// fields. So a page may have fewer letters than the limit, or none, although more pages follow.
+// Letters returns the dead letters that match a query and precede the given key, newest first. At the end, next is "". Letters makes one
+// store query for the most selective field, reads at most limit letters, and filters them by the other fields. So a page may have fewer
+// letters than the limit, or none, although more pages follow.
 func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
@@ -198,10 +198,10 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	return items[0], nil
 }
 
-// Retry delivers the event of a dead letter again after a delay, with the same webhook-id and the schedule from its start. For a
-// letter of a queue, it sends the message back to the queue. Retry deletes the letter, and returns false if the letter no longer
-// exists. It returns an error of kind Conflict if the event is no longer stored, if the subscription has ended or is suspended,
-// or if the message cannot be sent back.
+// Retry delivers the event of a dead letter again after a delay, with the same webhook-id, and with all attempts of the schedule. If the
+// letter is a queue's message, Retry sends it back to the queue. Retry deletes the letter, and returns false if the letter no longer
+// exists. It returns an error of kind Conflict if the event is no longer stored, if the subscription has ended or is suspended, or if the
+// message cannot be sent back.
 func (o *Operations) Retry(ctx context.Context, workspace string, l Letter, sub *subscription.Subscription, delay time.Duration) (bool, error) {
 	if l.Queue != WebhookQueue {
 		return o.sendBack(ctx, workspace, l.ID, delay)
@@ -264,9 +264,9 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	return whose == state.Mine, err
 }
 
-// SendTest delivers a test event to a subscription, marked as one, on the way of any other: signed,
-// retried and recorded. It returns the event's id. An endpoint gets one test event per second from one process; more are
-// refused with fault.Exhausted and [quota.RetryAfter], because nothing else shows that the endpoint wants them.
+// SendTest delivers a test event to a subscription and returns the event's id. Like any other event, the test event is signed, retried and
+// recorded, but its records are marked as a test. Each process sends an endpoint one test event per second, because anybody who may
+// subscribe could otherwise flood it. More are refused with fault.Exhausted and [quota.RetryAfter].
 func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
 	now := o.Deliveries.Now().UTC()
 	if !o.tests.Get(task.EndpointID(sub.Target.URL)).AllowN(now, 1) {
@@ -282,7 +282,7 @@ func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscriptio
 	return e.ID, o.deliver(ctx, sub, &e, true)
 }
 
-// TestType is the type of a test event's webhook.
+// TestType is the "type" in the webhook of a test event.
 const TestType = "mcpevents.test"
 
 // Deliver delivers an event to a subscription again, with its id. It returns an error of kind Conflict if the event is already
@@ -303,7 +303,7 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 	return err
 }
 
-// Stored returns the event with a URI and an id if it is stored for retries. Otherwise it returns nil.
+// Stored returns an event whose payload is still stored for the retries of a delivery, or nil if it is not.
 func (o *Operations) Stored(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
 	items, err := o.Deliveries.DB.Get(ctx, state.BodyKey(workspace, event.Event{URI: uri, ID: id}.Key()))
 	if err != nil || items[0] == nil {
@@ -312,8 +312,8 @@ func (o *Operations) Stored(ctx context.Context, workspace, uri, id string) (*ev
 	return state.DecodeEvent(items[0])
 }
 
-// MergeLetters lists the dead letters of several subscriptions as [Operations.Letters] does. If subs is nil, it lists the
-// letters of all subscriptions.
+// MergeLetters is [Operations.Letters] for several subscriptions, merged by time. If subs is nil, it lists the letters of all
+// subscriptions.
 func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []string, ask LetterQuery, before string, limit int) ([]Letter, string, error) {
 	if subs == nil {
 		return o.Letters(ctx, workspace, ask, before, limit)
@@ -327,19 +327,20 @@ func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []
 	})
 }
 
-// Belonging is a stored record, letter or delivery of a subscription, with all its keys.
+// Belonging is stored data of one subscription: a record of an attempt, a dead letter, a delivery or a status. Keys are the keys of all its
+// items.
 type Belonging struct {
 	Kind string
 	Keys []store.Key
 	// At is the time at which it was created, or zero if that is unknown.
 	At time.Time
-	// Body is the stored event of a delivery, and URI the event's URI. Own is true if no other subscription uses the event.
+	// Body is the key of a delivery's stored event, and URI the event's URI. Own is true if no other subscription uses the stored event.
 	Body store.Key
 	URI  string
 	Own  bool
 }
 
-// Belongings visits all stored items of a subscription's deliveries.
+// Belongings visits what the store has about the deliveries of a subscription.
 func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit func(Belonging) error) error {
 	of := func(kind string, partition store.Key, add func(*store.Item, *Belonging)) error {
 		return store.Each(ctx, o.Deliveries.DB, partition, "list what is stored of a subscription", func(it *store.Item) error {
@@ -392,13 +393,14 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 	return err
 }
 
-// A delivery in flight may still be recorded after its subscription was erased. So the ids of erased subscriptions stay for
-// [erasedSwept], as numbers without their prefix, and a periodic job deletes the items that are written under them.
+// An attempt under way may still write items after its subscription was erased. So the ids of erased subscriptions are kept for
+// [erasedSwept], and a periodic job deletes items that were written under them. To save space, the ids are stored as raw bytes without the
+// prefix "sub_".
 
 const (
 	ErasedPartition = "erased"
 	erasedSwept     = 5 * time.Minute
-	// maxErased is the number of ids in one item, and erasedID the bytes of each.
+	// maxErased is the largest number of ids in one item, and erasedID the size of an id in bytes.
 	maxErased = 10_000
 	erasedID  = 16
 )
@@ -409,7 +411,7 @@ type erased struct {
 	IDs       []byte `json:"ids"`
 }
 
-// SweepLater lets [Operations.SweepErased] delete the items that are recorded for erased subscriptions from now on.
+// SweepLater records erased subscriptions, so that [Operations.SweepErased] deletes the items that are still written for them.
 func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []string) error {
 	var numbers []byte
 	for _, id := range ids {
@@ -435,8 +437,8 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	return fault.Wrap(fault.Unavailable, o.Deliveries.DB.WriteAll(ctx, ops...), "record the erased subscriptions")
 }
 
-// SweepErased deletes everything that was recorded for subscriptions after they were erased. A subscription that its client
-// has created again keeps everything since then.
+// SweepErased deletes the items that were written for subscriptions after they were erased. If a client has created its subscription again,
+// newer items stay.
 func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
 	err = store.Each(ctx, o.Deliveries.DB, store.Key{Table: store.Deliveries, Partition: ErasedPartition}, "list the erasures", func(it *store.Item) error {
 		var e erased

@@ -22,15 +22,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A dead letter of a queue is filed as two items, in the list of its queue (xq#) and in the workspace's list (xa#), which also
-// has the dead letters of webhooks. In these keys, the queue's name has the prefix "~", with which the id of a subscription never begins.
+// A message that its queue gave up is stored twice: in the list of its queue (xq#), and in the workspace's list (xa#), which also has the
+// dead letters of webhooks. To tell them apart, the queue's name in the sort key has the prefix "~", with which no subscription id begins.
 
-// WebhookQueue is the queue of dead letters of webhooks, as people name it.
+// WebhookQueue is the name under which commands and APIs list the dead letters of webhooks.
 const WebhookQueue = "webhooks"
 
 const (
 	ofQueue = "~"
-	// queueLettersKept is how long the store keeps a dead letter of a queue. The queue would keep it as long.
+	// queueLettersKept is how long the store keeps a queue's dead letter, which is as long as SQS would keep it.
 	queueLettersKept = 14 * 24 * time.Hour
 )
 
@@ -41,7 +41,8 @@ func queueLetterKeys(workspace, from, sort string) []store.Key {
 	}
 }
 
-// File stores messages as dead letters. It is the [queue.Handler] of [queue.Dead], and of a queue to which SQS moves messages.
+// File stores messages as dead letters. It handles the queue [queue.Dead], and the queue to which SQS moves messages after too many
+// receives.
 func (o *Operations) File(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	for _, m := range batch {
 		if err := o.file(ctx, m); err != nil {
@@ -87,9 +88,9 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	return nil
 }
 
-// origin returns the queue that a message without a letter was for, and the reason why it is dead. For a message that SQS
-// moved, SQS names the queue. EventBridge and SNS send the messages that they cannot put into the inbox to the dead queue
-// themselves, EventBridge with the reason.
+// origin returns the queue for which a message was meant, and the reason why the queue gave it up. SQS names the queue of a message that it
+// moved. EventBridge and SNS put a message into the dead letter queue themselves if they cannot put it into the inbox, and EventBridge adds
+// the reason.
 func origin(m queue.Message) (from queue.Name, reason string) {
 	if bus, _, _ := source.ReadEnvelope(m.Body); m.From == "" && bus != source.HTTP {
 		reason = string(bus) + " could not put it into the inbox"
@@ -101,8 +102,8 @@ func origin(m queue.Message) (from queue.Name, reason string) {
 	return cmp.Or(m.From, queue.Dead), queue.ReasonReceives
 }
 
-// WorkspaceOf returns the workspace of a letter's message, or the default workspace if the message names none. If the letter
-// has only the beginning of the message, WorkspaceOf reads that, because our messages begin with the workspace.
+// WorkspaceOf returns the workspace that a dead letter's message names, or else the default workspace. It also works if only the beginning
+// of the message was kept, because this program writes the workspace first.
 func WorkspaceOf(l queue.DeadLetter) string {
 	body, err := l.Content()
 	if err != nil {
@@ -118,8 +119,7 @@ func WorkspaceOf(l queue.DeadLetter) string {
 	return auth.DefaultWorkspace
 }
 
-// memberText returns the text of an object's member, or "" if the object does not have it. The object may be cut off after
-// the member.
+// memberText returns the string value of a JSON object's member, or "" without such a member. The object may be cut off after the member.
 func memberText(object []byte, name string) (text string) {
 	d := json.NewDecoder(bytes.NewReader(object))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
@@ -141,7 +141,7 @@ func memberText(object []byte, name string) (text string) {
 	return text
 }
 
-// isOfQueue reports whether an item of a list is the letter of a queue.
+// isOfQueue reports whether an item of the workspace's list is a queue's message and not a delivery.
 func isOfQueue(it *store.Item) bool {
 	_, rest, _ := strings.Cut(it.Sort, "#")
 	return strings.HasPrefix(rest, ofQueue)
@@ -164,8 +164,7 @@ func decodeQueueLetter(it *store.Item) (Letter, error) {
 	return out, nil
 }
 
-// findOfQueue returns the stored dead letter of a queue. It returns nil if the letter does not exist, or if the id is that of a
-// delivery.
+// findOfQueue returns the stored message of a dead letter's id. It returns nil if the letter does not exist or is a delivery.
 func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*store.Item, error) {
 	name, rest, ok := parseLetterID(id)
 	from, of := strings.CutPrefix(name, ofQueue)
@@ -181,7 +180,7 @@ func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*st
 	return items[0], nil
 }
 
-// sendBack implements [Operations.Retry] for the letter of a queue.
+// sendBack is [Operations.Retry] for a queue's message.
 func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay time.Duration) (bool, error) {
 	it, err := o.findOfQueue(ctx, workspace, id)
 	if err != nil || it == nil {
@@ -200,7 +199,7 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 	case !CanReturn(l.Queue):
 		return false, fault.New(fault.Conflict, "the dead letter is of %s, which does not take messages back", l.Queue)
 	}
-	// Send before deleting. A process that dies in between leaves a letter that is sent twice, but loses none.
+	// Send before deleting: if the process dies in between, the message is sent twice, but not lost.
 	if err := o.resend(ctx, l, body, it.Sort, delay); task.Permanent(err) {
 		return false, fault.New(fault.Conflict, "the queue refuses the message of the dead letter: %s", fault.Public(err))
 	} else if err != nil {
@@ -214,9 +213,9 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 	return err == nil, fault.Wrap(fault.Unavailable, err, "delete a dead letter that was sent back")
 }
 
-// resend sends the message of a dead letter to its queue. Only publish sends to the events queue, so an event goes through
-// the inbox, with its id and the name of the letter. The name makes the event different from the first one for the
-// queue's deduplication, and a repeated resend of the same letter equal to the first resend.
+// resend sends the message of a dead letter back to its queue. An event goes through the inbox, because only publish writes to the events
+// queue. Its message names the letter, so that the queue does not drop it as a duplicate of the first message, but does drop a second
+// resend of the same letter.
 func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, letter string, delay time.Duration) error {
 	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group}
 	if to == queue.Inbox {

@@ -25,8 +25,8 @@ type Replayer struct {
 const MaxReplay = 5000
 
 // Replay implements [subscription.Replayer]. It enqueues the events of the subscription's patterns after the given key, oldest
-// first within a partition. It also reports truncated if some events cannot be read, for example because a later release wrote
-// them, so that the subscription does not wait for that release.
+// first within a partition. It also returns truncated if some events cannot be read, for example because a later release wrote
+// them. Otherwise the subscription would have to wait for that release.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	if err := r.Log.AwaitBatches(ctx); err != nil {
 		return false, err
@@ -61,7 +61,7 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 	return truncated, nil
 }
 
-// tasksOf returns the page tasks that deliver events to one subscription after a delay.
+// tasksOf returns page tasks that send the events to one subscription after a delay.
 func tasksOf(workspace, pattern, id string, events []event.Event, delay time.Duration) (out []queue.Outgoing) {
 	for _, t := range task.Pages(workspace, pattern, subscription.At(id), 1, events) {
 		t.Delay = delay
@@ -77,14 +77,15 @@ func enqueue(ctx context.Context, q queue.Sender, tasks []queue.Outgoing) error 
 	return fault.Wrap(fault.Unavailable, q.Send(ctx, queue.Deliveries, tasks...), "enqueue a replay")
 }
 
-// Reactivate implements [subscription.Replayer]: dispatch makes the deliveries that were
-// suspended with the subscription.
+// Reactivate implements [subscription.Replayer]. It asks dispatch to schedule the deliveries that were suspended with the
+// subscription.
 func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription) error {
 	return reactivate(ctx, r.Queue, s)
 }
 
-// Reactivate asks dispatch to reactivate the suspended deliveries of a subscription that a person enabled. It can be repeated,
-// because dispatch ignores other deliveries, and ignores the request while the subscription is suspended.
+// Reactivate asks dispatch to schedule the suspended deliveries of a subscription that a person enabled again. It can be
+// repeated, because dispatch ignores deliveries that are not suspended, and ignores the request while the subscription is
+// suspended.
 func (o *Operations) Reactivate(ctx context.Context, s *subscription.Subscription) error {
 	return reactivate(ctx, o.Deliveries.Queue, s)
 }
@@ -98,9 +99,9 @@ func reactivate(ctx context.Context, q queue.Sender, s *subscription.Subscriptio
 	return fault.Wrap(fault.Unavailable, err, "reactivate the deliveries of a subscription")
 }
 
-// readEvents returns the events of a time span that match one pattern of a subscription and its filters. Each call reads one page
-// of one partition of the log, from the position at which the previous call ended. At the end, next is "". Events that were
-// written in the same microsecond are returned together.
+// readEvents returns some events of a time span that the subscription asks for. Each call reads one page of one partition of the
+// log, from the position at which the previous call ended. At the end, next is "". Events of the same microsecond are returned
+// together, because the position has no finer resolution.
 func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect, position string, limit int) (pattern string, events []event.Event, next string, err error) {
 	var parts []eventlog.Partition
 	var keys []string
@@ -150,10 +151,10 @@ func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscriptio
 	return pattern, events, next, nil
 }
 
-// maxReads bounds how many pages of the log a count, or a step of a replay, reads.
+// maxReads is the largest number of pages of the log that countEvents, or one step of a replay, reads.
 const maxReads = 1000
 
-// countEvents counts the events that a replay would send; more says that there may be more.
+// countEvents counts the events that a replay would send. more reports whether it stopped before the end.
 func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Until.IsZero() {
 		s.Until = rs.deliveries.Now()
@@ -171,9 +172,9 @@ func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscripti
 	return n, next != "", nil
 }
 
-// stepEvents sends some of the events as page tasks, one task for each second, and writes its position afterwards. A worker that
-// dies before that, or makes the same step as another one, sends some events twice, but loses none. stepEvents skips a
-// suspended subscription, which receives its missed events with its refresh.
+// stepEvents sends the next events of a replay as page tasks, one task for each second, and then saves the replay's position. If
+// a worker dies in between, or two workers make the same step, some events are sent twice, but none are lost. A suspended
+// subscription gets no events, because its next refresh replays them.
 func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, limit int) (n int, err error) {
 	sub, err := rs.Subscriptions.Find(ctx, r.Workspace, r.Select.Subscription)
 	if err != nil {

@@ -22,20 +22,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A replay retries the dead letters of a selection, or delivers the events of a time span to one subscription again
-// ([Replayer]), as a job. The job is one item with its position. A worker claims the job for [ReplayClaim] before it sends
-// anything, and each step renews the claim, so that two workers do not send the same events. If a worker dies, another one
-// continues after that time, and at most one step is repeated. A list of running jobs, which a job of every minute walks,
-// leads to them. A letter is deleted when it is retried, so a repeated step skips it. A replay
-// has the letters that existed when it was requested.
+// A replay is a job that retries the selected dead letters, or sends the events of a time span to one subscription again
+// ([Replayer]). It covers the letters and events that existed when it was requested. Its position is stored in one item.
+//
+// A worker claims the job for [ReplayClaim] before it sends anything, and each step renews the claim, so that two workers do not
+// send the same events. If a worker dies, another one continues after that time and repeats at most one step. A repeated step
+// skips letters that were retried already, because retrying deletes them. Every minute, a periodic job continues all replays in
+// the list of running ones.
 
-// ReplayOptions are the parts of [Replays].
+// ReplayOptions configure [Replays].
 type ReplayOptions struct {
 	Operations    *Operations // retries letters
 	Subscriptions Finder
 	EventLog      *eventlog.Log // needed to replay events
-	// Ahead is how far ahead of the clock a replay schedules deliveries, which canceling it does not stop. It must be at least
-	// the time between two calls of [Replays.Run]. 0 is [ReplayAhead].
+	// Ahead is how far ahead of the clock a replay schedules deliveries. Canceling the replay does not stop these. Ahead must be
+	// at least the time between two calls of [Replays.Run]. 0 means [ReplayAhead].
 	Ahead time.Duration
 }
 
@@ -45,7 +46,7 @@ type Replays struct {
 	deliveries *state.Deliveries
 }
 
-// NewReplays returns the replays of a store.
+// NewReplays returns Replays that use the store of o.Operations.
 func NewReplays(o ReplayOptions) *Replays {
 	return &Replays{ReplayOptions: o, deliveries: o.Operations.Deliveries}
 }
@@ -60,8 +61,8 @@ const (
 	ReplayCanceled ReplayState = "canceled"
 )
 
-// ReplaySelect selects the dead letters that match all of its fields, by default webhook dead letters. With
-// Events it selects the subscription's events in the log instead of dead letters.
+// ReplaySelect selects the dead letters that match all of its fields. Without Queue, it selects webhook dead letters. If Events
+// is set, it selects events of the log for the subscription instead.
 type ReplaySelect struct {
 	Events       bool      `json:"events,omitempty"`
 	Subscription string    `json:"subscription,omitempty"`
@@ -76,7 +77,7 @@ func (s ReplaySelect) query() LetterQuery {
 	return LetterQuery{Subscription: s.Subscription, Origin: s.Origin, Event: s.Event, Queue: cmp.Or(s.Queue, WebhookQueue), Span: records.Span{Since: s.Since, Until: s.Until}}
 }
 
-// Replay is a job.
+// Replay is the stored state of a replay.
 type Replay struct {
 	V         int          `json:"v"`
 	ID        string       `json:"id"`
@@ -90,12 +91,12 @@ type Replay struct {
 	Total     int          `json:"total"`
 	Replayed  int          `json:"replayed"`
 	Skipped   int          `json:"skipped"`
-	// Because counts the skipped letters and events by reason.
+	// Because maps a reason to the number of letters and events that were skipped for it.
 	Because map[string]int `json:"because,omitempty"`
-	// Before is the key at which the replay continues, and Next the time.
+	// Before is the position at which the replay continues. Next is when the next delivery is due.
 	Before string    `json:"before,omitempty"`
 	Next   time.Time `json:"next,omitzero"`
-	// Claimed is until when one worker continues it.
+	// Claimed is the time until which other workers leave the replay to the worker that claimed it.
 	Claimed time.Time `json:"claimed,omitzero"`
 
 	version int64
@@ -109,22 +110,22 @@ const (
 
 	replayVersion  = 1
 	replaysRunning = "replays"
-	// ReplayStep is the time span that a replay schedules before it writes its position.
+	// ReplayStep is the time span for which a replay schedules deliveries before it saves its position.
 	ReplayStep = 5 * time.Second
-	// ReplayAhead is how far ahead of the clock a round schedules, unless [ReplayOptions.Ahead] says otherwise.
+	// ReplayAhead is the default of [ReplayOptions.Ahead].
 	ReplayAhead = time.Minute
-	// beginTime limits how long the request that begins a replay works on it.
+	// beginTime limits how long the request that starts a replay works on it, see [Replays.Begin].
 	beginTime = 3 * time.Second
-	// ReplayClaim is how long a worker may take for a step, so it is also how long a replay stops if its worker dies.
+	// ReplayClaim is how long a worker may take for a step. If the worker dies, the replay pauses that long.
 	ReplayClaim = 2 * time.Minute
-	// replayWorkers is the number of letters that are retried concurrently.
+	// replayWorkers is the number of letters that a step retries concurrently.
 	replayWorkers = 8
-	// maxCount bounds how many letters are counted.
+	// maxCount is the number of letters or events at which [Replays.Count] stops.
 	maxCount = 100_000
-	// SameReplay is the time for which a request for the same replay of events does not start another one. Replays of dead
-	// letters do not need it, because they delete the letters.
+	// SameReplay is the time within which a second request for the same replay of events does not start another one. Replays of
+	// dead letters do not need it, because they delete the letters.
 	SameReplay = 10 * time.Minute
-	// replayKept is how long a finished job can be read.
+	// replayKept is how long the store keeps a finished replay.
 	replayKept = 7 * 24 * time.Hour
 )
 
@@ -136,8 +137,8 @@ func runningKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: replaysRunning, Sort: workspace + "#" + id}
 }
 
-// Count counts the selected dead letters, or the selected events for the subscription. It counts up to a limit, and more reports
-// whether there may be more.
+// Count counts the selected dead letters, or the selected events of the subscription. It stops at about 100,000, and more
+// reports whether there may be more.
 func (rs *Replays) Count(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Events {
 		return rs.countEvents(ctx, sub, s)
@@ -189,7 +190,7 @@ func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscri
 	}
 }
 
-// span returns the selection of a replay without the letters and events that are newer than the replay.
+// span returns the replay's selection, limited to letters and events that are older than the replay.
 func (r *Replay) span() ReplaySelect {
 	s := r.Select
 	if s.Until.IsZero() || s.Until.After(r.Created) {
@@ -198,7 +199,7 @@ func (r *Replay) span() ReplaySelect {
 	return s
 }
 
-// save writes a job, if it is unchanged since it was read.
+// save writes a replay, unless it was changed since it was read. Then it returns [store.ErrConflict].
 func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error {
 	had := r.version
 	r.version++
@@ -228,8 +229,8 @@ func decodeReplay(it *store.Item) (*Replay, error) {
 	return r, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, r), "decode a replay")
 }
 
-// Cancel ends a running replay and returns it. Events that it has scheduled already are still delivered. A replay that is over
-// stays unchanged.
+// Cancel ends a running replay and returns it. Deliveries that it has already scheduled are still made. If the replay is
+// finished or canceled, Cancel returns it unchanged.
 func (rs *Replays) Cancel(ctx context.Context, workspace, id string) (*Replay, error) {
 	for {
 		r, err := rs.Find(ctx, workspace, id)
@@ -244,14 +245,13 @@ func (rs *Replays) Cancel(ctx context.Context, workspace, id string) (*Replay, e
 	}
 }
 
-// Finder finds the subscription of a letter, or by its id alone. [subscription.Service] implements it.
+// Finder finds a subscription by its id, or by its principal and id. [subscription.Service] implements it.
 type Finder interface {
 	Find(ctx context.Context, workspace, id string) (*subscription.Selected, error)
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 }
 
-// Run continues all running replays and returns the number of letters that it retried. It runs every minute, and when a replay
-// begins. Each letter is due at a second that follows from the replay's rate.
+// Run continues all running replays and returns the number of letters and events that it sent. It is called once a minute.
 func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	var errs []error
 	err = store.Each(ctx, rs.deliveries.DB, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
@@ -264,8 +264,8 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	return taken, errors.Join(append(errs, err)...)
 }
 
-// run claims one replay and continues it until it is done or far enough ahead of the clock, or, if until is not zero, until
-// that time.
+// run claims one replay and continues it until it is done or has scheduled deliveries far enough ahead of the clock. If until is
+// not zero, run also stops at that time.
 func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Time) (taken int, err error) {
 	r, err := rs.Find(ctx, workspace, id)
 	if err != nil {
@@ -311,7 +311,7 @@ func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Tim
 	return taken, nil
 }
 
-// Begin works on a new replay for a moment and returns its state. At the default rate that is enough until the next
+// Begin runs a new replay for up to [beginTime] and returns its state, so that it does not have to wait for the next
 // [Replays.Run].
 func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
@@ -323,7 +323,7 @@ func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	return rs.Find(ctx, r.Workspace, r.ID)
 }
 
-// step retries some letters and writes how far that came.
+// step retries the next letters of a replay and saves its position.
 func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, err error) {
 	limit := max(1, min(1000, r.Rate*int(ReplayStep/time.Second)))
 	if r.Select.Events {
@@ -333,8 +333,8 @@ func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, e
 	if err != nil {
 		return 0, err
 	}
-	// If two workers make the same step, each letter is retried by one of them. One writes the position, and the other adds
-	// its numbers to it. A worker that dies before that leaves the letters of its step uncounted.
+	// If two workers make the same step, each letter is retried by one of them. One worker saves the position. The other adds
+	// its counts to the saved replay. If a worker dies before that, the letters that it retried are not counted.
 	replayed, before := r.Replayed, maps.Clone(r.Because)
 	r.Before = next
 	delay := max(0, r.Next.Sub(now))
@@ -377,7 +377,7 @@ func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, e
 	return n, err
 }
 
-// retryLetter retries a dead letter after it has read the letter's subscription.
+// retryLetter looks up the letter's subscription and retries the letter.
 func (rs *Replays) retryLetter(ctx context.Context, workspace string, l Letter, delay time.Duration) (done bool, err error) {
 	var sub *subscription.Subscription
 	if l.Queue == WebhookQueue {
@@ -388,7 +388,7 @@ func (rs *Replays) retryLetter(ctx context.Context, workspace string, l Letter, 
 	return rs.Operations.Retry(ctx, workspace, l, sub, delay)
 }
 
-// countMore adds to the numbers of a replay that another process has written, or a person canceled.
+// countMore adds counts to a replay that another worker has saved, or a person has canceled, in the meantime.
 func (rs *Replays) countMore(ctx context.Context, of *Replay, replayed int, because map[string]int) error {
 	for replayed+len(because) > 0 {
 		r, err := rs.Find(ctx, of.Workspace, of.ID)
@@ -406,7 +406,8 @@ func (rs *Replays) countMore(ctx context.Context, of *Replay, replayed int, beca
 	return nil
 }
 
-// Each visits the replays of a workspace, with the keys of each. It logs and skips one that cannot be decoded.
+// Each visits the replays of a workspace, with the keys of all items of each replay. It logs and skips a replay that cannot be
+// decoded.
 func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
 	return store.Each(ctx, rs.deliveries.DB, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
 		r, err := decodeReplay(it)
@@ -418,8 +419,8 @@ func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Rep
 	})
 }
 
-// Unname removes the name of the person who began a replay. If another process is working on the replay, the caller has to
-// repeat Unname.
+// Unname replaces the name of the person who started a replay, for example with a pseudonym. It fails if a worker has changed
+// the replay since it was read. The caller then repeats it.
 func (rs *Replays) Unname(ctx context.Context, r *Replay, name string) error {
 	r.By = name
 	return fault.Wrap(fault.Unavailable, rs.save(ctx, r), "take a name off a replay")
@@ -434,7 +435,7 @@ const (
 	SkippedReturn    = "return"    // the message cannot go back to its queue
 )
 
-// reason is the cause of an error for a letter that a replay skips.
+// reason says why a replay skips a letter. It is wrapped in the error of kind Conflict.
 type reason string
 
 func (r reason) Error() string { return string(r) }
@@ -444,7 +445,7 @@ func skipError(why reason, text string) error {
 	return &fault.Error{Kind: fault.Conflict, Message: text, Err: why}
 }
 
-// skipReason returns the reason that skipError has given a Conflict, or [SkippedReturn] for other errors.
+// skipReason returns the reason in an error from skipError, or [SkippedReturn] for other errors.
 func skipReason(err error) string {
 	if r, ok := errors.AsType[reason](err); ok {
 		return string(r)
@@ -452,7 +453,7 @@ func skipReason(err error) string {
 	return SkippedReturn
 }
 
-// skip counts letters that are not replayed.
+// skip counts n letters or events as skipped for a reason.
 func (r *Replay) skip(why string, n int) {
 	if n <= 0 {
 		return
