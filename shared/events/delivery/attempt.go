@@ -32,8 +32,9 @@ import (
 // errMaybeEnded says that a subscription may have ended since it was read.
 var errMaybeEnded = errors.New("delivery: the subscription may have ended")
 
-// mayStart reports whether an attempt may start for a subscription that was read at the given time. On AWS no attempt may start
-// more than a second after deregister has answered. In one process the [Gate] sees to that.
+// mayStart reports whether an attempt may start for a subscription that was read at the given time. In one process, the [Gate] stops
+// attempts as soon as the subscription is deregistered. On AWS there is no gate. There an attempt may start only within a second after the
+// subscription was read, so that none starts more than a second after deregister has answered.
 func (d *Dispatcher) mayStart(id string, read time.Time) bool {
 	if d.Gate == nil {
 		return time.Since(read) <= time.Second
@@ -62,8 +63,9 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 	return d.outcomes.Record(ctx, del, sub, e, out)
 }
 
-// postFirst makes the POST of attemptFirst and releases the slot. It returns the delivery and the outcome to record, and reports whether
-// the answer was late. The delivery is nil if there is nothing to record, because it moved to the slow lane or its POST was detached.
+// postFirst makes the POST of attemptFirst and releases the slot. It returns the delivery and the outcome to record. late reports whether
+// the page stopped waiting for the answer. The delivery is nil if there is nothing to record, because it moved to the slow lane or its POST
+// was detached.
 func (d *Dispatcher) postFirst(ctx context.Context, s *lane.Slot, sub *subscription.Subscriber, e *event.Event, read time.Time) (*state.Delivery, webhook.Outcome, bool, error) {
 	out := lane.Unused
 	defer func() { s.Done(out) }()
@@ -107,8 +109,8 @@ func (d *Dispatcher) postFirst(ctx context.Context, s *lane.Slot, sub *subscript
 	return del, out, late, nil
 }
 
-// awaitFirst waits for an outcome as long as the page waits, and reports whether it arrived. If it takes longer than usual, and
-// another process knows that the endpoint hangs, the page does not wait for it any longer.
+// awaitFirst waits for the outcome of a first attempt, at most for the slot's patience, and reports whether it arrived. If the answer takes
+// longer than usual and another process has found that the endpoint hangs, awaitFirst stops waiting.
 func awaitFirst(ctx context.Context, s *lane.Slot, answer <-chan webhook.Outcome, out *webhook.Outcome) bool {
 	if s.Usual == 0 || s.Usual == s.Patience {
 		return await(answer, out, s.Patience)
@@ -116,7 +118,7 @@ func awaitFirst(ctx context.Context, s *lane.Slot, answer <-chan webhook.Outcome
 	return await(answer, out, s.Usual) || !s.Warned(ctx) && await(answer, out, s.Patience-s.Usual)
 }
 
-// await waits for an outcome, at most for the given time unless that is 0, and reports whether it arrived.
+// await waits for an outcome and reports whether it arrived in time. A patience of 0 means no limit.
 func await(answer <-chan webhook.Outcome, out *webhook.Outcome, patience time.Duration) bool {
 	var over <-chan time.Time
 	if patience > 0 {
@@ -132,7 +134,8 @@ func await(answer <-chan webhook.Outcome, out *webhook.Outcome, patience time.Du
 	}
 }
 
-// storeDetached writes the delivery that the outcome of a detached attempt will replace.
+// storeDetached stores the delivery of a detached attempt, due when the attempt must have ended, and reports whether that succeeded. The
+// outcome replaces the stored delivery.
 func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.Slot, del *state.Delivery, e *event.Event) bool {
 	left := s.Patience + s.Rest
 	if left == 0 {
@@ -142,8 +145,8 @@ func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.Slot, del *state
 	return err == nil && whose == state.Mine
 }
 
-// finishDetached waits for the outcome of a detached attempt and records it. If it cancels the attempt, the stored delivery
-// remains for the slow lane.
+// finishDetached waits for the outcome of a detached attempt and records it. It cancels an attempt that outlasts the slot's Patience and
+// Rest. The stored delivery then remains, and the slow lane repeats the attempt.
 func (d *Dispatcher) finishDetached(ctx context.Context, cancel context.CancelFunc, s *lane.Slot, answer <-chan webhook.Outcome, del *state.Delivery, sub subscription.Subscriber, e event.Event) {
 	defer cancel()
 	var out webhook.Outcome
@@ -168,8 +171,8 @@ func (d *Dispatcher) finishDetached(ctx context.Context, cancel context.CancelFu
 	}
 }
 
-// toSlowLane turns a first attempt into a single delivery in the slow lane. It delays the message until the endpoint may get
-// attempts, because earlier receives would be in vain, and at least for [Options.SlowLaneDelay].
+// toSlowLane stores a delivery without its first attempt, which the slow lane will make. It delays the queue's message until the endpoint
+// may get attempts, because the slow lane could not use it earlier, and at least for [Options.SlowLaneDelay].
 func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
@@ -177,15 +180,14 @@ func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscribe
 	return err
 }
 
-// Gate stops the attempts to a deregistered subscription immediately if register and dispatch share a process: no attempt
-// starts after [Gate.Ended] has returned. The zero value is ready to use.
+// Gate stops attempts to a deregistered subscription if deregister and dispatch share a process: no attempt starts after [Gate.Ended] has
+// returned. The zero value is ready to use.
 type Gate struct {
 	mu    sync.RWMutex
 	ended map[string]time.Time
 }
 
-// gateFor is how long the gate remembers an ended subscription. It is far longer than the time between reading the subscribers of
-// a page and sending its events.
+// gateFor is how long the gate remembers an ended subscription. Pages that read the subscription before its end are sent long before that.
 const gateFor = 15 * time.Minute
 
 // Ended closes the gate for a subscription.
@@ -206,15 +208,15 @@ func (g *Gate) Ended(id string) {
 	g.ended[id] = now
 }
 
-// Started opens the gate for a subscription that was created again under the same id.
+// Started opens the gate again for a subscription that was created with the same id.
 func (g *Gate) Started(id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.ended, id)
 }
 
-// enter reports whether an attempt may start for a subscription that was read at the given time. A subscription that was read
-// after its end was created again, so its attempts may start.
+// enter reports whether an attempt may start for a subscription that was read at the given time. If it was read after its end, the client
+// has created it again.
 func (g *Gate) enter(id string, read time.Time) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -222,7 +224,7 @@ func (g *Gate) enter(id string, read time.Time) bool {
 	return !ended || read.After(at)
 }
 
-// sender makes attempts. Each attempt is a signed request with a span, metrics and a log line.
+// sender signs and posts deliveries. Each attempt leaves a span, metrics and a log line.
 type sender struct {
 	poster  Poster
 	opener  Opener
@@ -235,7 +237,8 @@ type sender struct {
 	tracer  *trace.Tracer
 }
 
-// attempt makes one signed POST of a delivery. A notice has no event. An internal failure has the category [webhook.Internal].
+// attempt makes one signed POST of a delivery. e is nil for a notice. A failure of this program, such as an unreadable secret, has the
+// category [webhook.Internal].
 func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) (out webhook.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -290,7 +293,7 @@ func endSpan(span trace.Span, del *state.Delivery, target string, n int, out web
 	span.End(string(out.Category))
 }
 
-// fill adds the id, the body and the timeout to a request.
+// fill sets the id, body and timeout of a request.
 func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) (err error) {
 	if del.Control != nil {
 		r.Timeout, r.Body = s.options.EventsTimeout, del.Control.Body
@@ -313,10 +316,9 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delive
 	return err
 }
 
-// webhookID returns the id of a delivery of an MCP Events subscription. In the released profile that is the event's id. In the
-// final profile it is an id of the message, which depends only on the subscription and the event, so that all attempts and
-// replays have the same id, whichever process makes them. Its digits are hexadecimal, so it is never taken for the id of a
-// control message, msg_<type>_….
+// webhookID returns the webhook-id of an event for an MCP Events subscription. In the released profile it is the event's id. In the final
+// profile it is a hash of the subscription and the event, so that all attempts and replays have the same id, whichever process makes them.
+// The hash is hexadecimal, so the id cannot equal that of a control message, msg_<type>_….
 func (s *sender) webhookID(ctx context.Context, sub *subscription.Subscriber, e *event.Event) (string, error) {
 	if cmp.Or(sub.Profile, s.options.Profile) != spec.Final {
 		return e.ID, nil
@@ -328,7 +330,7 @@ func (s *sender) webhookID(ctx context.Context, sub *subscription.Subscriber, e 
 	return fmt.Sprintf("msg_%016x", sealer.Hash("message\x00"+e.Workspace+"\x00"+sub.ID+"\x00"+e.Key())), nil
 }
 
-// sign adds the keys to a request.
+// sign sets the signing keys of a request: the subscription's secret and, during a rotation, also the previous one.
 func (s *sender) sign(ctx context.Context, r *webhook.Request, workspace string, sub *subscription.Subscriber) error {
 	target := sub.Target
 	if target.Type == subscription.None {
@@ -353,7 +355,7 @@ func (s *sender) sign(ctx context.Context, r *webhook.Request, workspace string,
 	return nil
 }
 
-// webhookType returns the type that the catalog gives to webhooks of the event, or else the name of the event type.
+// webhookType returns the "type" of the event's webhooks: the catalog's webhookType or, without one, the event type's name.
 func (s *sender) webhookType(ctx context.Context, e *event.Event) string {
 	if entry := s.entry(ctx, e); entry != nil && entry.WebhookType != "" {
 		return entry.WebhookType
@@ -372,10 +374,11 @@ func (s *sender) entry(ctx context.Context, e *event.Event) *catalog.Entry {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// The functions below write bodies without encoding/json, which would validate each payload again for each subscriber. The
-// payload is valid and compact, because publish has checked it.
+// The functions below write bodies without encoding/json, which would validate the payload again for each subscriber. Publish has already
+// checked that the payload is valid and compact.
 
-// standardBody returns the body of a SEP-1803 webhook: type, timestamp and data as in Standard Webhooks, and our members.
+// standardBody returns the body of a SEP-1803 webhook: the members type, timestamp and data of Standard Webhooks, and the members uri and
+// subscription of this server.
 func standardBody(e *event.Event, webhookType, id string) []byte {
 	b := make([]byte, 0, len(e.Data)+len(e.URI)+len(webhookType)+192)
 	b = jsonrpc.AppendString(append(b, `{"type":`...), webhookType)
