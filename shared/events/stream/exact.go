@@ -14,12 +14,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// exactMerge returns entries in the order of their commits, for a log with exact positions. All copies of an event have the
-// same position there. So the position of the feed is one number, after all returned entries and before all others, and a
-// resume repeats no entry.
+// exactMerge merges a log with exact keys. There, all copies of an event have the same key, so the position of the feed is a
+// single key that lies after all returned entries and before all others. A resumed feed therefore repeats no entry.
 //
-// The next entry is the first one that a source has read ahead, if every other source was read up to the same position or
-// was not written to since. The store knows the last write.
+// exactMerge returns the entry with the smallest key. First it makes sure that no other source can still get a smaller key:
+// either it has read that source up to this key, or the store says that it has had no write since the last read.
 type exactMerge struct {
 	at    *position
 	in    *inbox
@@ -40,7 +39,7 @@ func (m *exactMerge) next() (queued, bool) {
 	return q, true
 }
 
-// first returns the source with the first entry that was read ahead, or nil.
+// first returns the source whose next entry has the smallest key, or nil if no entries were read ahead.
 func (m *exactMerge) first() (first *source) {
 	for _, s := range m.at.sources {
 		if len(s.ahead) > 0 && (first == nil || s.ahead[0].entry.Key < first.ahead[0].entry.Key) {
@@ -50,7 +49,7 @@ func (m *exactMerge) first() (first *source) {
 	return first
 }
 
-// mayFollow reports whether an entry with the key can be returned now, because no source can have another entry before it.
+// mayFollow reports whether the entry with the key can be returned now, because no source can still get an entry before it.
 func (m *exactMerge) mayFollow(key int64) bool {
 	for _, s := range m.at.sources {
 		if len(s.ahead) == 0 && !s.stuck && s.readTo(key) < key {
@@ -60,9 +59,9 @@ func (m *exactMerge) mayFollow(key int64) bool {
 	return true
 }
 
-// readTo returns the position up to which every entry of the source was read. end is a position that the log had reached
-// before the call. If the last write to the source was read, the source was read up to end. readTo records that in the source,
-// because the store only knows the last write.
+// readTo returns the position up to which all entries of the source were read. If the source's last write was read, that is
+// end, a position that the log had reached before the call. readTo remembers it, because after the next write the store no
+// longer knows about the gap before it.
 func (s *source) readTo(end int64) int64 {
 	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
 		s.past = end
@@ -70,7 +69,8 @@ func (s *source) readTo(end int64) int64 {
 	return s.past
 }
 
-// lagging empties the inbox first, so that the inbox drops no batch of the source that the page does not have.
+// lagging empties the inbox before the feed reads a page, because the page or a later one will have every batch that the inbox
+// has dropped so far. addPast then only has to look for batches dropped since.
 func (m *exactMerge) lagging() *source {
 	first, behind := m.first(), m.at.furthestBack()
 	if behind == nil || first != nil && behind.past >= first.ahead[0].entry.Key {
@@ -86,7 +86,8 @@ func (m *exactMerge) addPast(s *source, p page, _ time.Time) (caughtUp bool) {
 	return s.caughtUp
 }
 
-// addAhead adds entries to a source that was read up to a position.
+// addAhead adds the entries after s.past to the source, and records that it was read up to a position. live says that they are
+// from the tail.
 func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
 	for _, e := range entries {
 		if e.Key > s.past {
@@ -101,7 +102,7 @@ func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, r
 	s.past = max(s.past, upTo)
 }
 
-// countReturned counts an entry that is no longer ahead.
+// countReturned removes a returned entry from the counts.
 func (m *exactMerge) countReturned(q queued) {
 	if q.live {
 		m.ahead = m.ahead.minus(load{1, size(q.entry)})
@@ -116,8 +117,8 @@ func (m *exactMerge) receive() (some bool, err error) {
 	return !got.none(), got.err
 }
 
-// drain takes the batches of the tails. It drops batches for a source that still reads older entries from the log, because the
-// source will read these entries there, too. A source that missed a batch reads the log again.
+// drain moves the tails' batches from the inbox to the sources. It skips a source that still reads its past, because it will
+// find the same entries in the log. A source whose batch the inbox dropped reads the log again.
 func (m *exactMerge) drain() arrivals {
 	got := m.in.take()
 	for _, b := range got.batches {
@@ -148,8 +149,8 @@ func (m *exactMerge) forget(s *source) {
 
 func (m *exactMerge) pending() bool { return m.first() != nil }
 
-// returnedUntil returns the position up to which every entry of the source was returned. end is the end of the log,
-// as it was read earlier.
+// returnedUntil returns the position up to which all entries of the source were returned. end is the end of the log, which the
+// caller has read before.
 func (s *source) returnedUntil(end int64) int64 {
 	if len(s.ahead) > 0 {
 		return s.ahead[0].entry.Key - 1
@@ -182,9 +183,9 @@ func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 	return c, false
 }
 
-// stampedMerge returns entries as they arrive, because a smaller key may be committed to a partition after larger ones. Each
-// source has a floor, up to which it has no more entries. The cursor is the lowest floor and names the returned entries after
-// it.
+// stampedMerge merges a log whose writers stamp the keys. It returns entries as they arrive, because a smaller key may be
+// committed after larger ones. Each source has a floor, a position up to which all its entries were returned. The cursor is the
+// lowest floor, together with the hashes of the returned entries after it.
 type stampedMerge struct {
 	at    *position
 	in    *inbox
@@ -202,8 +203,9 @@ func (m *stampedMerge) next() (q queued, ok bool) {
 	return q, true
 }
 
-// lagging returns the source that is furthest back, because the cursor, which is one position for all sources, cannot pass that
-// source. So a client that is disconnected while it catches up makes progress each time, and a resume repeats about one page.
+// lagging returns the source that is furthest back, because the cursor is one position for all sources and cannot pass that
+// source. A client that is disconnected while it catches up thus makes progress each time, and repeats about one page when it
+// resumes.
 func (m *stampedMerge) lagging() *source {
 	m.readAgain(m.in.takeMissed())
 	return m.at.furthestBack()
@@ -213,8 +215,8 @@ func (m *stampedMerge) addPast(s *source, p page, began time.Time) (caughtUp boo
 	s.past = p.next
 	settled := began.Add(-eventlog.Window).UnixMicro()
 	if s.bound == 0 && p.next > settled {
-		// After this position, smaller keys may still be committed. The tail reads these entries, but the feed returns them
-		// only after the past, which may take long if the client reads slowly.
+		// After this position, smaller keys may still be committed. The tail reads their entries, but the feed returns them
+		// only after the past, which may take long if the client reads slowly. Until then no floor may pass this position.
 		s.bound = settled
 	}
 	floor := cmp.Or(s.bound, settled)
@@ -225,8 +227,8 @@ func (m *stampedMerge) addPast(s *source, p page, began time.Time) (caughtUp boo
 	return !p.more
 }
 
-// receive takes batches only after the past, so that they count as waiting until then. A floor that stays before an item of a
-// later release holds up no other source.
+// receive takes batches only after all sources have read their past, so that until then the batches count as waiting. It
+// ignores the floors of a stuck source.
 func (m *stampedMerge) receive() (some bool, err error) {
 	got := m.in.take()
 	m.in.setTaken(load{}, len(got.missed) > 0, false)
@@ -240,7 +242,7 @@ func (m *stampedMerge) receive() (some bool, err error) {
 	return len(got.batches)+len(got.missed) > 0, got.err
 }
 
-// readAgain lets sources with dropped batches read the log again, from the position at which a client would resume.
+// readAgain makes the sources with dropped batches read the log again, from the position at which a client would resume.
 func (m *stampedMerge) readAgain(missed map[string]bool) {
 	for name := range missed {
 		if s := m.at.sources[name]; s != nil {
@@ -252,8 +254,8 @@ func (m *stampedMerge) readAgain(missed map[string]bool) {
 	}
 }
 
-// enqueue queues entries of a source. If keys grow in commit order, each entry moves the floor of the source. Otherwise only
-// the whole batch does.
+// enqueue queues entries of a source, and then the floor that they reach together. If keys grow in commit order, each entry
+// also moves the floor to its own key.
 func (m *stampedMerge) enqueue(s *source, entries []eventlog.Entry, floor int64, read time.Time, live bool) {
 	for _, e := range entries {
 		q := queued{src: s, entry: e, read: read, live: live}
@@ -269,7 +271,7 @@ func (*stampedMerge) forget(*source) {}
 
 func (m *stampedMerge) pending() bool { return len(m.queue) > 0 }
 
-// settle moves the floors for which the reader was not woken.
+// settle takes the floors of batches without entries from the inbox, because these batches do not wake the reader.
 func (m *stampedMerge) settle() {
 	if len(m.queue) > 0 || len(m.at.back) > 0 {
 		return
@@ -297,7 +299,7 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 			at = s.floor
 		}
 	}
-	// A client that resumes with another pattern must find that pattern's events that are published from now on.
+	// A client may resume with another pattern and must then find all events that are published to it from now on.
 	if end := m.at.log.Position(); at < 0 || at > end && !m.at.sole {
 		at = end
 	}
@@ -313,8 +315,9 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 // maxReads is the number of partitions that a feed reads concurrently when it opens.
 const maxReads = 16
 
-// begin marks the existing entries of the log as sent. It does not compare keys, because later entries may have smaller keys
-// if a clock was set back. The tails read the entries that are written from now on.
+// begin skips the entries that the log already has, for a feed without a cursor. If a clock was set back, they may have larger
+// keys than entries that are yet to come, so begin cannot skip them by their keys. It reads them and marks them as sent. A
+// source with a concrete URI starts after its last key instead.
 func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent) error {
 	log := m.at.log
 	read, ctx := errgroup.WithContext(ctx)
@@ -351,13 +354,13 @@ func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent
 	return read.Wait()
 }
 
-// position is how far a feed has come in each of its partitions.
+// position is how far a feed has read each of its partitions.
 type position struct {
 	log     *eventlog.Log
 	sources map[string]*source // by the names of their partitions
 	back    []*source          // the sources that still read their past
 	sole    bool               // [Request.Sole]
-	// begun is the position from which the feed was opened, and given is when that was the end of the log; see
+	// begun is the position from which the feed was opened. given is when that position was the end of the log; see
 	// [eventlog.Cursor.Given].
 	begun, given int64
 }
@@ -374,8 +377,8 @@ type source struct {
 	bound   int64  // no floor of the past may pass it; 0 is no bound
 	handed  int64  // the greatest key returned, if keys are growing
 	place   uint64 // names the partition of a concrete URI in a cursor
-	// stuck says that the next item is of a later release. The source keeps its position, so that a client that resumes
-	// when that release runs gets all entries after it. The other sources continue.
+	// stuck says that the next item is of a later release. The source stays before it, so that a client that resumes at an
+	// instance of that release gets all entries. The other sources continue.
 	stuck bool
 
 	// The rest is for [exactMerge].
@@ -386,7 +389,7 @@ type source struct {
 
 func (at *position) has(s *source) bool { return at.sources[s.part.Name()] == s }
 
-// furthestBack returns the source that is furthest back in its past, or nil if no source reads its past.
+// furthestBack returns the source whose past is read least far, or nil if all sources have read theirs.
 func (at *position) furthestBack() (behind *source) {
 	if len(at.back) == 0 {
 		return nil
@@ -400,27 +403,26 @@ func (at *position) furthestBack() (behind *source) {
 	return behind
 }
 
-// leaveBack notes that a source has read its past.
+// leaveBack removes a source that has read its past from the sources that still do.
 func (at *position) leaveBack(s *source) {
 	at.back = slices.DeleteFunc(at.back, func(other *source) bool { return other == s })
 }
 
-// recent remembers recently returned entries, oldest first. With it a feed drops entries that it reads twice, from the past
-// and the tail of a partition or from overlapping partitions.
+// recent remembers recently returned entries, oldest first. A feed may read an entry twice, from the past and from the tail of
+// a partition, or from two patterns that match it. It drops the second one.
 type recent struct {
 	ids   map[string]struct{}
 	order []handedOut
 }
 
-// handedOut is an entry that was returned, and its position.
 type handedOut struct {
 	id     string
 	key    int64
 	placed bool // its partition has a place of its own in cursors
 }
 
-// maxRecent bounds the memory of a feed. Duplicates are at most [eventlog.Window] and a page apart. If there are more entries
-// in that time, a feed may repeat some.
+// maxRecent bounds the memory of a feed. The second copy of an entry comes at most [eventlog.Window] and a page after the
+// first. If more entries than this come between them, the feed may return both.
 const maxRecent = 4096
 
 func (r *recent) add(id string, key int64, placed bool) bool {
@@ -445,8 +447,8 @@ func (r *recent) forget() {
 	r.order = r.order[1:]
 }
 
-// idsAfter returns the ids of the entries with a greater key, and forgets old entries. If places is true, it leaves out entries
-// of partitions with a place in the cursor.
+// idsAfter returns the ids of the returned entries with a greater key, and forgets old entries. If places is true, it omits
+// entries whose partition has its own position in the cursor.
 func (r *recent) idsAfter(at int64, places bool) []string {
 	for len(r.order) > 0 && r.order[0].key < at-2*eventlog.Window.Microseconds() {
 		r.forget()

@@ -1,13 +1,12 @@
-// Package stream reads the event log for open MCP streams of every revision, for polls, and for readers in the same
-// process.
+// Package stream reads the event log for open MCP streams of every revision, for polls, and for readers in the same process.
 //
 //	              ┌ tail of partition A ┐
 //	event log ────┤ tail of partition B ├──▶ feed ──▶ one open stream
 //	              └ …                   ┘     (cursor, duplicates, order)
 //
-// A process has one [Tails]. It reads each partition once for all of its streams. A [Feed] merges the partitions of one
-// stream and drops duplicates. With its cursor another instance can continue the stream. feed.go follows an event from top to
-// bottom. Wire formats are in shared/mcp and do not appear here.
+// A process has one [Tails]. It reads each partition once for all of its streams. A [Feed] merges the partitions of one stream
+// and drops duplicates. With its cursor another instance can continue the stream. Wire formats are in shared/mcp and do not
+// appear here.
 package stream
 
 import (
@@ -40,7 +39,7 @@ type tail struct {
 	mu    sync.Mutex
 	feeds map[*Feed]struct{}
 
-	// These are nil if the store cannot be watched.
+	// changed, written and unwatch are nil or do nothing if the store cannot be watched.
 	changed <-chan struct{}
 	written func() int64 // returns the last key that was written
 	unwatch func()
@@ -53,7 +52,8 @@ type tail struct {
 	lastRenewal time.Time
 }
 
-// renewal keeps the interest in a pattern alive. It is zero for tails that need none.
+// renewal renews the interest in a pattern or the demand for a backend's events, so that these events continue to reach the
+// log. It is zero if the tail needs none.
 type renewal struct {
 	do    func(context.Context) error
 	every time.Duration
@@ -69,7 +69,7 @@ type batch struct {
 	read    time.Time
 }
 
-// run reads the partition when the store notifies of a write, or in intervals if the store cannot be watched.
+// run reads the partition when the store reports a write, or at intervals if the store cannot be watched.
 func (t *tail) run(ctx context.Context) {
 	defer t.tails.running.Done()
 	defer t.unwatch()
@@ -102,8 +102,8 @@ func (t *tail) run(ctx context.Context) {
 	}
 }
 
-// read gives the new entries of the partition to the feeds. It returns how long the tail then waits, and whether it must read
-// again after that even if the store has not notified it.
+// read reads the new entries of the partition and gives them to the feeds. Then run waits for the returned time. again says
+// that it must read again afterwards even if the store has not reported a write.
 func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, again bool) {
 	settled := t.tails.Log.Settled()
 	entries, last, err := t.readNew(ctx)
@@ -133,8 +133,8 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	return pause(began.Sub(t.lastEntry)), true
 }
 
-// readNew reads all entries of the window and after it that the feeds do not have. If keys grow in the order of commits, it
-// also returns the entries before an item of a later release.
+// readNew reads the entries from the start of the window that the feeds do not have. It fails with [eventlog.ErrLater] at an
+// item of a later release. If keys grow in commit order, it also returns the entries before that item.
 func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int64, err error) {
 	next, more := t.window.from, true
 	for more {
@@ -155,17 +155,17 @@ func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int6
 	return entries, next, nil
 }
 
-// window is where a tail reads next. If smaller keys may still be committed, it begins before the end of the entries that the
-// feeds have, and remembers the entries that it reads again.
+// window is where a tail reads next. If a smaller key may still be committed after larger ones, it begins some seconds before
+// the last read and remembers the entries there, so that the tail recognizes the new ones.
 type window struct {
 	from     int64
 	seen     map[string]int64 // keys by the ids of entries
 	previous time.Time        // the start of the last read
 }
 
-// advance moves the window after a read that gave the feeds some entries. It returns the floor of these entries. late is the
-// number of entries that arrived later than slow appends and skewed clocks explain. They were still within the reserve of the
-// window, but readers would miss entries that are a little later.
+// advance moves the window after a read. floor is the position up to which the feeds now have all entries. late counts entries
+// that arrived later than [eventlog.SlowAppend] and [eventlog.MaxSkew] explain. The reserve in [eventlog.Window] still covered
+// them, but a little later readers would have missed them.
 func (w *window) advance(lookBack time.Duration, began time.Time, entries []eventlog.Entry, last, settled int64) (late, floor int64) {
 	if lookBack == 0 {
 		w.from = max(w.from, last)
@@ -204,8 +204,8 @@ func (t *tail) renewInterest(ctx context.Context, now time.Time) {
 	}
 }
 
-// spread gives a batch to every feed. A feed without room for it ends, so that it does not hold up the others. Its client can
-// resume from its cursor.
+// spread gives a batch to every feed. If a feed has no room for it, the feed ends rather than hold up the others, and its
+// client can resume from its cursor.
 func (t *tail) spread(b *batch) {
 	b.read, b.load = time.Now(), loadOf(b.entries)
 	t.mu.Lock()
@@ -215,10 +215,10 @@ func (t *tail) spread(b *batch) {
 	}
 }
 
-// Feed has the events and notices of one stream. Only one goroutine may call its methods.
+// Feed returns the events and notices of one stream. Only one goroutine may call its methods.
 //
-// in knows what waits for the reader and whether the feed has ended. at knows how far the feed has come in each partition.
-// merge decides which entry is next.
+// The field in holds what waits for the reader and whether the feed has ended. The field at holds how far the feed has read
+// each partition. The field merge decides which entry is next.
 type Feed struct {
 	// Truncated reports that the log no longer holds everything since the cursor. Events may be missing.
 	Truncated bool
@@ -237,21 +237,22 @@ type Feed struct {
 	resume map[uint64]struct{} // the hashes of the cursor whose entries were not found yet
 }
 
-// merge brings the entries of a feed's sources into one sequence. Its two implementations belong to the two kinds of keys
-// that package eventlog describes.
+// merge brings the entries of a feed's sources into one sequence. [exactMerge] is for logs with exact keys, [stampedMerge] for
+// logs with stamped keys; see package eventlog. A source's past is the part of its partition between the feed's cursor and the
+// tail.
 type merge interface {
-	// next removes the next entry that can be returned now, and returns it.
+	// next removes and returns the next entry. ok is false if none can be returned now.
 	next() (q queued, ok bool)
 	// lagging returns the source that must read a page of its past before next can continue, or nil.
 	lagging() *source
-	// addPast adds a page of a source's past, which the feed began to read at a time. caughtUp reports that all later entries
-	// come from the tail.
+	// addPast adds a page of a source's past. The feed began to read the page at the time began. caughtUp reports that all
+	// later entries will come from the tail.
 	addPast(s *source, p page, began time.Time) (caughtUp bool)
-	// receive takes the batches from the inbox. some is false if there were none.
+	// receive takes the tails' batches from the inbox. some is false if there were none.
 	receive() (some bool, err error)
 	// forget drops the entries of a source that was removed.
 	forget(s *source)
-	// pending reports whether entries were read and not returned yet.
+	// pending reports whether entries were read but not returned yet.
 	pending() bool
 	// cursor returns the position after all returned entries. placed reports whether each partition has a position of its
 	// own.
@@ -276,7 +277,7 @@ type queued struct {
 	inOrder bool
 }
 
-// effort bounds one call of [Feed.Poll]. Each entry that it drops costs 1, and each page that it reads costs pageEffort.
+// effort limits the work of one call of [Feed.Poll]. Each entry costs 1, and each page that Poll reads costs pageEffort.
 const (
 	effort     = 1000
 	pageEffort = effort / 25
@@ -285,9 +286,9 @@ const (
 // Ready returns a channel that gets a value when [Feed.Poll] had no delivery and may have one now.
 func (f *Feed) Ready() <-chan struct{} { return f.in.wake }
 
-// Poll returns the next delivery. ok is false if there is no delivery now. It is also false after Poll has dropped many
-// entries, so that the caller can do other work, e.g. send a heartbeat; then [Feed.Ready] receives immediately. Poll fails
-// with [ErrSlow] or [ErrClosed] when the feed has ended.
+// Poll returns the next delivery. ok is false if there is none now. ok is also false after Poll has dropped many entries, so
+// that the caller can do other work, e.g. send a heartbeat; in that case [Feed.Ready] receives immediately. After the feed has
+// ended, Poll fails with [ErrSlow] or [ErrClosed].
 func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	if err := f.in.endError(); err != nil {
 		return Delivery{}, false, err
@@ -311,8 +312,7 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	return Delivery{}, false, nil
 }
 
-// readPast reads one page between the start of a source and its tail. A source whose next item is of a later release stays
-// before that item.
+// readPast reads the next page of a source's past. At an item of a later release it marks the source as stuck.
 func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	var p page
 	began := f.tails.Log.Time()
@@ -367,8 +367,9 @@ func (f *Feed) deliver(q queued) (Delivery, bool) {
 	return d, true
 }
 
-// CursorMoved reports whether the feed has dropped entries of its past since its last delivery or the last call. Then
-// [Feed.Cursor] may be far after the last delivery's cursor, and a client that gets it need not read them again.
+// CursorMoved reports whether the feed has dropped entries of its past since its last delivery or the last call, for example
+// because Wants refuses them. A caller should then send [Feed.Cursor] to the client, so that a resumed feed need not read
+// these entries again.
 func (f *Feed) CursorMoved() bool {
 	moved := f.passed
 	f.passed = false
@@ -398,35 +399,36 @@ func (f *Feed) Close() {
 }
 
 const (
-	// busyPoll is the time between polls if there was an entry within quiet. Otherwise it is idlePoll. They are for stores
-	// that cannot be watched.
+	// busyPoll is the time between polls of a store that cannot be watched if there was an entry within the time quiet.
+	// Otherwise it is idlePoll.
 	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
-	// watched is the time between polls of a store that can be watched. These polls move the cursors of quiet streams.
+	// watched is the time between polls of a store that can be watched. They move the cursors of streams without new entries.
 	watched = 10 * time.Second
 	// renewEvery is how often the interest in a pattern is renewed, unless an eighth of the retention is shorter.
 	renewEvery = time.Hour
-	// maxWaiting and maxWaitingBytes bound the entries, and their payloads, that wait for the reader of a feed. If its reader
-	// falls further behind, the feed ends.
+	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes their payloads. A feed whose
+	// reader falls further behind ends.
 	maxWaiting, maxWaitingBytes = 10_000, 16 << 20
-	// maxFloors is how many batches may wait before a feed ignores batches without entries.
+	// maxFloors is how many batches may wait before a feed ignores new batches without entries.
 	maxFloors = 256
 )
 
-// pageSize is the number of log items of one read. When a stream catches up, the reads of its partitions share this number,
-// but each has at least minPage.
+// pageSize is the number of log items per read. A stream that catches up divides it among its partitions, but reads at least
+// minPage of each.
 const (
 	pageSize = 200
 	minPage  = 5
 )
 
-// Tails owns the tails of a process. Create it with [New], and end it with [Tails.Close].
+// Tails runs the tails of a process. Create it with [New], and end it with [Tails.Close].
 type Tails struct {
 	Log    *eventlog.Log
 	DB     store.DB
 	Sealer *eventlog.Sealer
-	// Shares reports whether a workspace has the catalog of [catalog.Shared]. If it is nil, no workspace has it.
+	// Shares reports whether a workspace has the shared catalog ([catalog.Shared]). Nil means that no workspace has it.
 	Shares func(ctx context.Context, workspace string) bool
-	// Demand records which events of backends are read. It is nil if there are no backends.
+	// Demand records which backends' events are read, so that the relay subscribes to them. It is nil if there are no
+	// backends.
 	Demand *demand.Registry
 
 	ctx     context.Context
@@ -438,11 +440,11 @@ type Tails struct {
 	mu    sync.Mutex
 	tails map[string]*tail
 
-	// interests caches interests that are recorded in the store, so that not every poll has to read them.
+	// interests caches recorded interests, so that not every poll reads them from the store.
 	interests bounded.Map[string, eventlog.Interest]
 }
 
-// New returns the tails of a process over its log. sealer seals the cursors.
+// New returns the tails for a log. sealer seals the cursors.
 func New(log *eventlog.Log, db store.DB, sealer *eventlog.Sealer) *Tails {
 	ctx, stop := context.WithCancel(context.Background())
 	return &Tails{
@@ -466,14 +468,14 @@ func (ts *Tails) Close() {
 	ts.running.Wait()
 }
 
-// Running returns the number of partitions that are being read.
+// Running returns the number of running tails.
 func (ts *Tails) Running() int {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	return len(ts.tails)
 }
 
-// pause returns the time until the next poll. since is the time since the last entry.
+// pause returns the time until the next poll of a store that cannot be watched. since is the time since the last entry.
 func pause(since time.Duration) time.Duration {
 	if since > quiet {
 		return idlePoll
@@ -531,7 +533,8 @@ type Delivery struct {
 	// Topic and Notice are set for a notice. Notice is nil if the notice cannot be read.
 	Topic  string
 	Notice []byte
-	// Lost is the key of a pattern if some of its events cannot be read. The client must be notified of the gap.
+	// Lost is set for a gap: it is the key of the pattern of which an event cannot be read. The client must be told about the
+	// gap.
 	Lost string
 	// Cursor resumes after this delivery.
 	Cursor string
@@ -547,7 +550,8 @@ var ErrClosed = fault.New(fault.Unavailable, "the server is shutting down")
 // ErrSlow ends a feed whose reader did not keep up. The client can resume from its last cursor.
 var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from the last cursor")
 
-// recordInterest calls [subscription.Interested], but for each pattern at most once in an eighth of the retention.
+// recordInterest calls [subscription.Interested], but for each pattern at most once per eighth of the retention, because every
+// poll calls it.
 func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
 	now := ts.Log.Time()

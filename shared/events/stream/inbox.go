@@ -6,18 +6,18 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 )
 
-// inbox has the batches of the tails that wait for the reader of a feed, and decides when too many wait. Then it ends the feed.
+// inbox holds the tails' batches that wait for the reader of a feed. If too many wait, it ends the feed.
 type inbox struct {
 	most load // that may wait
-	// wake receives when there may be an entry to return, and when the feed has ended.
+	// wake receives a value when there may be an entry to return, and when the feed has ended.
 	wake chan struct{}
 
 	mu      sync.Mutex
 	batches []*batch
 	waiting load // of the batches
 	taken   load // live entries that the merge has taken and the feed has not returned
-	// catchingUp says that the feed first returns entries of the past, so the number of waiting entries does not show the
-	// reader's speed.
+	// catchingUp says that the feed still returns entries of its past. Until then the number of waiting entries does not show
+	// how fast the reader is.
 	catchingUp bool
 	missed     map[string]bool // partitions with a batch that was dropped because too many entries wait
 	later      map[string]bool // partitions whose tails stay before an item of a later release
@@ -25,10 +25,12 @@ type inbox struct {
 	err        error           // ended the feed
 }
 
-// offer adds a batch of a tail. A batch without entries only moves the floor of its partition and does not wake the reader.
+// offer adds a tail's batch. A batch without entries does not wake the reader, because it only moves the floor of its
+// partition.
 //
-// If too many entries wait, the feed ends, because its reader is slow. But while the feed reads its past, the entries wait
-// even for a fast reader. Then offer drops the batches of this partition until the reader reads them from the log.
+// If too many entries wait, offer ends the feed, because its reader is slow. But while the feed reads its past, the entries
+// wait even if the reader is fast. Then offer drops the batch and the following ones of the same partition, and the reader
+// reads them from the log later.
 func (in *inbox) offer(b *batch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -60,7 +62,7 @@ func (in *inbox) offer(b *batch) {
 	}
 }
 
-// addFloor adds a batch without entries, in place of an earlier one of its partition; in.mu is held.
+// addFloor adds a batch without entries. It replaces an earlier one of the same partition. The caller holds in.mu.
 func (in *inbox) addFloor(b *batch) {
 	n := len(in.batches)
 	for i := n - 1; i >= 0 && len(in.batches[i].entries) == 0; i-- {
@@ -81,7 +83,7 @@ func mark(set *map[string]bool, name string) {
 	(*set)[name] = true
 }
 
-// arrivals is the former content of an inbox. Its fields are explained in [inbox].
+// arrivals is the content taken out of an inbox. Its fields are explained in [inbox].
 type arrivals struct {
 	batches       []*batch
 	missed, later map[string]bool
@@ -99,7 +101,8 @@ func (in *inbox) take() arrivals {
 	return got
 }
 
-// takeMissed returns the names of the missed partitions. It removes their batches, and no longer counts them as missed.
+// takeMissed returns and resets the partitions with dropped batches. It also removes the waiting batches of these partitions,
+// because the reader will read them from the log.
 func (in *inbox) takeMissed() map[string]bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -120,7 +123,7 @@ func (in *inbox) takeMissed() map[string]bool {
 	return missed
 }
 
-// takeFloors removes the batches without entries from the front, and returns them.
+// takeFloors removes and returns the batches before the first one with entries.
 func (in *inbox) takeFloors() (floors []*batch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -135,8 +138,8 @@ func (in *inbox) takeFloors() (floors []*batch) {
 	return floors
 }
 
-// setTaken sets the load of the live entries that the merge has taken. readsPast says that sources still read their past, and
-// hasPast that the merge still has entries of the past.
+// setTaken tells the inbox the load of the live entries that the merge has taken, whether sources still read their past, and
+// whether the merge still has entries of the past.
 func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -151,7 +154,7 @@ func (in *inbox) startCatchUp() {
 	in.catchingUp = true
 }
 
-// hold says whether every batch wakes the reader.
+// hold sets whether every batch wakes the reader, even one without entries.
 func (in *inbox) hold(held bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -186,7 +189,7 @@ func (in *inbox) endError() error {
 	return in.err
 }
 
-// end ends the feed unless it has ended.
+// end ends the feed with an error, unless it has ended already.
 func (in *inbox) end(err error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -195,7 +198,7 @@ func (in *inbox) end(err error) {
 	}
 }
 
-// stop ends the feed; in.mu is held.
+// stop ends the feed. The caller holds in.mu.
 func (in *inbox) stop(err error) {
 	in.err, in.batches, in.waiting, in.missed = err, nil, load{}, nil
 	in.signal()

@@ -20,28 +20,29 @@ import (
 // Request selects the events and notices of a feed, and where it starts.
 type Request struct {
 	Workspace string
-	// Principal reads the events, which matters only for events of backends.
+	// Principal is the reader. It matters only for events of backends, which the relay subscribes to on its behalf.
 	Principal string
 	// Patterns are the patterns to which the feed is subscribed. More can be added later.
 	Patterns []match.Pattern
-	// Topics are notices of the system (see the Topic functions).
+	// Topics are the topics whose notices the feed returns, e.g. [TopicCatalog].
 	Topics []string
 	// Cursor resumes where another feed of the workspace ended. If it is empty, the feed starts at the end of the log.
 	Cursor string
-	// TopicsAfter is the position at which the notices of a feed without a cursor begin; 0 is the end of the log (see
-	// [eventlog.Log.Position]).
+	// TopicsAfter is the position from which a feed without a cursor returns notices (see [eventlog.Log.Position]); 0 is the
+	// end of the log.
 	TopicsAfter int64
 	// MaxAge is the greatest age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
-	// Sole says that the cursors are only for these patterns. Then a resume does not repeat notices of the topics.
+	// Sole says that the client keeps a cursor per pattern and resumes with the same pattern. The cursors then ignore the
+	// topics, and a resumed feed does not repeat notices.
 	Sole bool
 	// Wants reports whether the feed returns an event; nil returns all events.
 	Wants func(*event.Event) bool
 }
 
-// Open starts a feed. It records the interest in parents and wildcards before it returns, so the feed returns every event that
-// is published afterwards. Without a cursor the feed begins at the end of the log. If the cursor is from another server, Open
-// returns an error of kind Invalid.
+// Open starts a feed. Before it returns, it records the interest in parents and wildcards, so that the feed returns every
+// event that is published afterwards. Without a cursor the feed begins at the end of the log. Open returns Invalid if the
+// cursor is from another server.
 func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	f := &Feed{tails: ts, workspace: r.Workspace, principal: r.Principal, wants: r.Wants}
 	f.in.most, f.in.wake = ts.mostWaiting, make(chan struct{}, 1)
@@ -101,7 +102,7 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	return f, nil
 }
 
-// Add subscribes the feed to another pattern, from a position on (see [eventlog.Log.Position]).
+// Add subscribes the feed to the events of another pattern after a position (see [eventlog.Log.Position]).
 func (f *Feed) Add(ctx context.Context, p match.Pattern, after int64) error {
 	return f.add(ctx, p, func(eventlog.Partition) int64 { return after })
 }
@@ -132,7 +133,8 @@ func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Part
 	return nil
 }
 
-// renewDemand returns the renewal of a demand for events of a backend. For other events it is zero.
+// renewDemand returns a renewal that tells the relay that the events of a backend are still wanted. For other events it is
+// zero.
 func (f *Feed) renewDemand(p match.Pattern) renewal {
 	if catalog.BackendOf(p.Key) == "" {
 		return renewal{}
@@ -157,7 +159,7 @@ func (f *Feed) join(s *source, start int64, renew renewal) {
 // Remove ends the subscription to a pattern. The feed may still return events that match another of its patterns.
 func (f *Feed) Remove(p match.Pattern) { f.remove(p.Key, false) }
 
-// Follow adds a topic to the feed, from a position on; see [Request.Topics].
+// Follow adds a topic to the feed. Its notices begin after a position, as in [Request.TopicsAfter].
 func (f *Feed) Follow(topic string, after int64) {
 	f.join(&source{part: eventlog.Topic(f.workspace, topic), pattern: topic, topic: true}, after, renewal{})
 }
@@ -175,9 +177,9 @@ func (f *Feed) remove(pattern string, topic bool) {
 	}
 }
 
-// reach returns where a reader with a cursor starts in a partition. truncated reports whether it misses events, because the
-// log no longer has the events after the cursor or they are older than maxAge. Where writers stamp, a cursor is up to a window
-// before the time at which it was given, so reach allows for that.
+// reach returns where a reader with a cursor starts in a partition. truncated reports whether the reader misses events,
+// because the log no longer has them or they are older than maxAge. If writers stamp the keys, a cursor is up to
+// [eventlog.Window] older than the time at which it was given, so reach reads that much more than maxAge.
 func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
 	floor := ts.Log.Oldest()
 	if maxAge > 0 {
@@ -186,12 +188,12 @@ func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Dura
 	return ts.Log.Reach(c, ts.Sealer.From(c, p), floor)
 }
 
-// changeLag is how much earlier than a reader fanout may learn of a changed catalog and use it to write the log.
+// changeLag is the longest time between fanout learning of a changed catalog and a reader learning of it.
 const changeLag = 2 * time.Minute
 
-// AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream.
-// If an event type has become unordered, fanout writes its events to other partitions as soon as it knows. So these partitions
-// must be read from a position before the stream learned of the change.
+// AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream. If
+// the change made an event type unordered, fanout may have written its events to other partitions before this process learned
+// of the change, so the position is before that time.
 func (ts *Tails) AfterChange(p match.Pattern) int64 {
 	after := ts.Log.Position() - time.Second.Microseconds()
 	if p.Unordered {
@@ -200,13 +202,13 @@ func (ts *Tails) AfterChange(p match.Pattern) int64 {
 	return after
 }
 
-// The topics. A topic belongs to a workspace. The package that notifies it defines the JSON of its notices.
+// The topics. Each workspace has its own. The package that sends a topic's notices defines their JSON.
 
 // TopicCatalog has a notice for each change of a workspace's event types or backends. [OfBackends] tells them apart.
 const TopicCatalog = "catalog"
 
-// topics returns the partitions of a topic. A change of a catalog that workspaces share is announced in one partition for all
-// of them.
+// topics returns the partitions of a topic. There is a second one if the workspace has the shared catalog, because a change of
+// that catalog is announced once for all workspaces.
 func (ts *Tails) topics(ctx context.Context, workspace, topic string) []eventlog.Partition {
 	out := []eventlog.Partition{eventlog.Topic(workspace, topic)}
 	if topic == TopicCatalog && ts.Shares != nil && ts.Shares(ctx, workspace) {
@@ -237,13 +239,13 @@ type backendsNotice struct {
 	Backends string `json:"backends"`
 }
 
-// OfBackends reports whether a notice of [TopicCatalog] is one of [AnnounceBackends].
+// OfBackends reports whether [AnnounceBackends] sent a notice of [TopicCatalog].
 func OfBackends(notice json.RawMessage) bool {
 	var n backendsNotice
 	return json.Unmarshal(notice, &n) == nil && n.Backends != ""
 }
 
-// AnnounceStored returns the function with which [settings.Announce] announces stored documents.
+// AnnounceStored returns a function that notifies streams of a changed settings document, for [settings.Announce].
 func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) error {
 	return func(ctx context.Context, c settings.Change) error {
 		version := strconv.FormatInt(c.Version, 10)
@@ -258,7 +260,7 @@ func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) er
 // TopicBackend returns the topic for notifications of a backend of the gateway.
 func TopicBackend(name string) string { return "backend-" + name }
 
-// TopicConversation returns the topic for the context of a principal's notifications outside of sessions.
+// TopicConversation returns the topic for the contexts of conversation messages that a principal sends outside of sessions.
 func TopicConversation(principal string) string {
 	return "conversation-" + base64.RawURLEncoding.EncodeToString([]byte(principal))
 }

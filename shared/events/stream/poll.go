@@ -19,48 +19,49 @@ type PollRequest struct {
 	Workspace string
 	Principal string // as in [Request]
 	Pattern   match.Pattern
-	// Cursor is where a poll, a stream or a webhook of the same pattern ended. If it is empty, the poll begins at the end of
+	// Cursor resumes after an earlier poll, stream or webhook of the same pattern. If it is empty, the poll begins at the end of
 	// the log.
 	Cursor string
 	// MaxAge is as in [Request].
 	MaxAge time.Duration
-	// Wants reports whether the page has an event; nil is for all events.
+	// Wants reports whether the poll returns an event; nil returns all.
 	Wants func(*event.Event) bool
-	// Most bounds the events of the page, and Bytes the sum of their payloads. The first event may be larger.
+	// Most limits the number of events on the page, and Bytes the sum of their payloads. The first event may be larger than
+	// Bytes.
 	Most, Bytes int
 }
 
 // Page is the result of a poll.
 type Page struct {
 	Events []*event.Event
-	// Cursor resumes after the events, in any mode and at any instance.
+	// Cursor resumes after the events, with a poll, stream or webhook and at any instance.
 	Cursor string
-	// Truncated is as in [Feed], or says that some events cannot be read.
+	// Truncated reports that the log no longer has all events after the cursor, or that some cannot be read.
 	Truncated bool
 	// More reports that there are more events now.
 	More bool
-	// Quiet is how long polls with this cursor have returned no events.
+	// Quiet is the time since a poll in this sequence last returned events.
 	Quiet time.Duration
 }
 
-// Bounds of the events, and of their payloads, that one poll examines, including the events that its filters drop.
+// Limits on the events that one poll examines, and on their payloads, including the events that it drops.
 const (
 	maxExamined      = 2000
 	maxExaminedBytes = 8 << 20
 )
 
-// maxOpen is the number of entries within the window that a poll may return. Its cursor must be able to name them and, in
-// each partition, the next entry, which may have the same key as one of them.
+// maxOpen is the number of entries within [eventlog.Window] that a poll may return. The cursor has room for [eventlog.MaxSent]
+// hashes. It must name these entries and, for each shard, one more that may have the same key.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
-// Poll reads the events after a cursor once, without a tail and without state. It reads the store once for a concrete URI and
+// Poll reads the events after a cursor once. It needs no tail and keeps no state. It reads the store once for a concrete URI, and
 // once per partition for a wildcard.
 //
 // Poll merges the events of several partitions by their keys, so that the cursor can be one position for all of them. That
-// position must not pass an event that is committed to a partition after Poll has read it. So Poll gets the settled position
-// of the log before the first read. If positions are exact, it reads every partition only up to there. If writers stamp keys,
-// smaller keys may still be committed within [eventlog.Window] of now. Then the cursor stays before the window and names the
-// returned events within it. If the cursor has no room for an event, the event waits until it is older than the window.
+// position must not pass an event that is committed to a partition after Poll has read it. So before the first read, Poll asks
+// for the log's settled position, up to which no more keys are committed. If keys are exact, it reads only up to there. If
+// writers stamp the keys, it also reads the events of the last few seconds ([eventlog.Window]), but the cursor stays before them
+// and names the returned ones. An event for which the cursor has no room waits until it is older than the window.
 //
 // Poll stops before an item of a later release. The cursor then has a separate position for that partition, so the other
 // partitions continue. The client gets the rest of the partition when that release answers its poll.
@@ -142,13 +143,12 @@ type poll struct {
 	events  []*event.Event
 	bytes   int
 	seen    map[string]bool // entries by their ids
-	// resume has the entries that the request's cursor names by their hashes, because earlier polls returned them. An entry has only
-	// its hash until this poll has found it.
-	resume   map[uint64]sentEntry
-	sent     []sentEntry // by this poll, unless positions are exact
-	open     int         // how many hashes the next cursor may have to name
-	examined int
-	// examinedBytes is the sum of the payloads examined.
+	// resume has the entries that earlier polls returned although they are after the position of the request's cursor. The cursor
+	// names them by their hashes. An entry has only its hash until this poll has read it.
+	resume        map[uint64]sentEntry
+	sent          []sentEntry // by this poll, unless positions are exact
+	open          int         // how many hashes the next cursor may have to name
+	examined      int
 	examinedBytes int
 	last          int64 // the greatest key examined
 	lastTraffic   int64
@@ -174,7 +174,8 @@ type pollReader struct {
 	floor int64 // where the next poll begins
 }
 
-// takenUntil returns the position up to which every entry was taken, or [math.MaxInt64] if the whole partition was.
+// takenUntil returns the position up to which the poll has handled all entries, or [math.MaxInt64] if it has handled the whole
+// partition.
 func (s *pollReader) takenUntil() int64 {
 	switch {
 	case len(s.ahead) > 0:
@@ -197,9 +198,9 @@ func (p *poll) join() {
 	}
 }
 
-// fresh returns a cursor at the end of the log. If writers stamp keys, a clock may have been set back, and then entries exist
-// beyond the current position. So if the pattern has one partition of its own, the cursor is at the last key of that partition.
-// Otherwise the cursor is at the current position and lists the entries beyond it.
+// fresh returns a cursor at the end of the log. If a writer's clock was set back, entries may exist beyond the current position.
+// So if the pattern has a partition of its own, the cursor is at the last key there. Otherwise it is at the current position and
+// names the entries beyond it.
 func (p *poll) fresh(ctx context.Context) (c eventlog.Cursor, err error) {
 	log, r := p.tails.Log, p.request
 	p.start = log.Position()
@@ -237,7 +238,7 @@ func (p *poll) readAll(ctx context.Context) error {
 	return all.Wait()
 }
 
-// read fills the page with entries of the readers, in the order of the keys, until it is full or there are no more entries.
+// read fills the page with entries in the order of their keys, until it is full or there are no more entries.
 func (p *poll) read(ctx context.Context) error {
 	if err := p.readAll(ctx); err != nil {
 		return err
@@ -266,7 +267,7 @@ func (p *poll) read(ctx context.Context) error {
 	}
 }
 
-// next returns the reader with the smallest key, or nil if there are no more entries.
+// next returns the reader whose next entry has the smallest key, or nil if there are no more entries.
 func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
 	for _, s := range p.readers {
 		if err := p.readAhead(ctx, s); err != nil {
@@ -279,7 +280,7 @@ func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
 	return first, nil
 }
 
-// readAhead reads until a reader has its next entry, if there is one that this release can read.
+// readAhead makes sure that a reader has its next entry, unless the partition ends or the next item is of a later release.
 func (p *poll) readAhead(ctx context.Context, s *pollReader) (err error) {
 	for len(s.ahead) == 0 && s.more {
 		s.ahead, s.more, s.pos, err = p.tails.Log.ReadUntil(ctx, s.part, s.pos, p.settled, s.limit)
@@ -294,7 +295,8 @@ func (p *poll) readAhead(ctx context.Context, s *pollReader) (err error) {
 	return nil
 }
 
-// take adds an entry to the page, or drops it if it does not belong there. It reports false if the page has no room.
+// take handles an entry: it adds it to the page, or drops it if it does not belong there. It returns false if the page has no
+// room, and then the entry stays for the next poll.
 func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 	id := e.ID()
 	if e.Event == nil && !e.Lost || p.seen[id] || e.Event != nil && p.request.Wants != nil && !p.request.Wants(e.Event) {

@@ -1,11 +1,11 @@
 // Package lease limits the open streams of each principal and of a whole fleet.
 //
-// A new stream beyond a limit ends the oldest stream of its principal, because a client may have left streams without the
-// server noticing and must not lock itself out. If the fleet has no room, a principal without streams is refused.
+// A new stream beyond a limit ends its principal's oldest stream. Otherwise a client could lock itself out, because the server may not
+// notice that the client has left its earlier streams. If the fleet has no room, a principal without streams is refused.
 //
-// [Local] knows the streams of one process and is exact. [Shared] keeps leases in the store for instances that start and stop
-// at any time. There, a stream learns at its next check that another stream has replaced it. Both then call superseded once.
-// Their Take returns a function that releases the lease, which the caller must call once.
+// [Local] knows the streams of one process and is exact. [Shared] keeps leases in the store for instances that start and stop at any
+// time. There, a stream learns at its next check that another stream has replaced it. If a stream is replaced, Local and Shared call
+// its function superseded once. The caller of Take must call the returned function release once.
 package lease
 
 import (
@@ -27,18 +27,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Shared limits the streams of all processes that share a store. Each open stream holds a lease, which is an item of the store
-// that the stream renews. A stream whose item is deleted ends.
+// Shared limits the streams of all processes that share a store. Each open stream holds a lease, which is an item of the store that
+// the stream renews. A stream whose item is deleted ends.
 //
 // A principal's leases are in one partition, ordered by the time at which their streams were opened. A new stream beyond the
-// principal's quota deletes a lease that was not renewed in time, because its stream has died or never began. If there is no
-// such lease, it deletes the oldest one.
+// principal's quota deletes a lease that was not renewed in time, whose stream must have died, or otherwise the oldest lease.
 //
-// A counter limits the streams of the whole fleet. If all slots are in use, a new stream also deletes its principal's oldest
-// lease, and starts while that stream still runs. Otherwise a client that reconnects would have to wait until its abandoned
-// streams reach their maximum age, because Lambda does not report that a client has disconnected. [Shared.handovers] limits
-// the streams that still run. There is a counter per period. A period is as long as a stream may last, so the streams of a
-// killed instance stop counting after two periods.
+// A counter limits the streams of the whole fleet. At the limit, a new stream deletes its principal's oldest lease and starts
+// immediately, while the old stream runs until its next check. Otherwise a client that reconnects would have to wait until its
+// abandoned streams reach their maximum age, because Lambda does not report that a client has disconnected. [Shared.handovers] limits
+// such additional streams. A new counter begins after each period of [Shared.Life], and only the current and the previous counter
+// matter, so the streams of a killed instance stop counting after two periods.
 type Shared struct {
 	DB store.DB
 	// Max returns how many streams a principal may have open.
@@ -47,7 +46,7 @@ type Shared struct {
 	Fleet int64
 	// Life is how long a stream may be open.
 	Life time.Duration
-	// Check is how often a stream renews its lease or learns that it has lost it; 0 is 15 s.
+	// Check is how often a stream renews its lease and learns whether it has lost it; 0 is 15 s.
 	Check time.Duration
 	Now   func() time.Time
 }
@@ -64,7 +63,7 @@ func principalKey(p auth.Principal, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "l#" + p.Workspace + "#" + p.ID, Sort: sort}
 }
 
-// Partition returns a key in the partition of a principal's leases. A stream ends if its lease is deleted.
+// Partition returns a key in the partition of a principal's leases. Deleting a lease ends its stream.
 func Partition(workspace, principal string) store.Key {
 	return principalKey(auth.Principal{Workspace: workspace, ID: principal}, "-")
 }
@@ -75,8 +74,8 @@ func periodKey(period int64) store.Key {
 
 func (s *Shared) now() time.Time { return periodic.Clock(s.Now)() }
 
-// Take takes a lease for a stream. It deletes the principal's oldest lease if the principal has too many streams or all slots
-// are in use. If the fleet has no room, it returns an error of kind Unavailable that names the limit.
+// Take takes a lease for a stream. It deletes the principal's oldest lease if the principal has too many streams or the fleet is full.
+// It returns Unavailable with the limit if the fleet is full and the principal has no stream to replace.
 func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	leave, replaces, err := s.enter(ctx, p)
 	if err != nil || p.Anonymous && s.Fleet == 0 {
@@ -104,7 +103,7 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 	}, nil
 }
 
-// nextLease returns the lease to write now. Its version is the time in milliseconds since 1970.
+// nextLease returns the lease with the current time, in milliseconds since 1970, as its version.
 func (s *Shared) nextLease(own store.Item) store.Item {
 	own.Version = s.now().UnixMilli()
 	return own
@@ -117,7 +116,7 @@ func (s *Shared) overdue(it store.Item) bool {
 
 func (s *Shared) check() time.Duration { return cmp.Or(s.Check, 15*time.Second) }
 
-// place writes a lease and deletes the leases beyond the quota. If the new stream replaces another, it deletes at least one.
+// place writes a lease and deletes the principal's leases beyond the quota most. If replaces is true, it deletes at least one.
 func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces bool) error {
 	if err := s.DB.Write(ctx, store.Put(s.nextLease(own))); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "take a lease")
@@ -146,12 +145,12 @@ func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces b
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, append(dead, live...)[:over]...), "take over a lease")
 }
 
-// handovers returns how many streams may run beyond the fleet's limit after their principals have opened other streams in
-// their place. Each of them ends at its next renewal. A fifth of the endpoint's concurrency is reserved for calls beyond the
-// fleet's limit, and handovers take at most half of it.
+// handovers returns how many streams may run beyond the fleet's limit while the streams that they replace have not ended yet. Calls
+// have a reserve of a fifth of the endpoint's concurrency, and handovers take at most half of it.
 func (s *Shared) handovers() int64 { return max(1, s.Fleet/8) }
 
-// enter adds a stream to the fleet's counter. If all slots are in use, the stream may replace another one of its principal.
+// enter adds a stream to the fleet's counter. If the fleet is full and the principal has another stream, it may exceed the limit, and
+// replaces is true.
 func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), replaces bool, err error) {
 	if s.Fleet == 0 {
 		return func() {}, false, nil
@@ -202,8 +201,8 @@ func (s *Shared) hasStream(ctx context.Context, p auth.Principal) (bool, error) 
 	return len(page.Items) > 0, fault.Wrap(fault.Unavailable, err, "read the leases")
 }
 
-// watch renews a lease regularly. If the lease was deleted, it calls superseded. The stream continues while the store does not
-// answer.
+// watch renews a lease regularly, and calls superseded if the lease was deleted. If the store fails, the stream continues and watch
+// tries again.
 func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
@@ -235,8 +234,8 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	}
 }
 
-// tidy deletes the lease of a stream that has ended, or decrements the counter. It only logs an error, because both expire by
-// themselves.
+// tidy deletes the lease of a stream that has ended, or decrements the counter. It only logs an error, because leases and counters
+// also expire.
 func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), tidying)
 	defer cancel()
