@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Deregister ends a subscription of the caller. It returns the same NotFound error for unknown URIs, malformed URIs, and URIs of other
-// principals.
+// Deregister ends a subscription of the caller. If the URI is unknown, malformed or another principal's, it returns the same NotFound
+// error, so that a caller cannot find out other principals' URIs.
 func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) error {
 	if _, err := s.permit(ctx, p); err != nil {
 		return err
@@ -32,8 +32,8 @@ func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) 
 	return s.End(ctx, p.Workspace, p.ID, id)
 }
 
-// Unsubscribe ends the subscription with this identity, or returns NotFound if it does not exist. It does not check the arguments against
-// the catalog, because the event type may have been removed or changed since.
+// Unsubscribe ends the principal's subscription with this name, arguments and url, or returns NotFound if it does not exist. It does not
+// check the arguments against the catalog, because the event type may have been removed or changed since.
 func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error {
 	if _, err := s.permitEvents(ctx, p); err != nil {
 		return err
@@ -66,9 +66,9 @@ func noSubscription() error {
 	return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
 }
 
-// Disable ends a subscription because of its endpoint's answers since the time at which it was last resumed
-// ([Subscription.Resumed]). Its record stays readable for a week. Disable reports false if the subscription had ended
-// already, or was resumed again, for example while an attempt was under way that failed afterwards.
+// Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. The answers are those since
+// resumed ([Subscription.Resumed]). Disable reports false if the subscription had ended already or was resumed again since, for example
+// because an attempt from before the resumption failed late.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed int64) (ended bool, err error) {
 	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if ended = sub != nil && sub.State != Disabled && sub.Resumed == resumed; !ended {
@@ -91,8 +91,8 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 // ReasonGone is the reason for disabling a subscription whose endpoint wants no further webhooks.
 const ReasonGone = "the endpoint answered 410 Gone"
 
-// Enable reactivates a disabled subscription. It does not deliver the events that were published in between, but the log has them. A
-// paused subscription stays paused, so that resuming it makes the waiting deliveries.
+// Enable reactivates a disabled subscription. It does not deliver the events that were published in between, but the log has them. A paused
+// subscription stays paused.
 func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
 	if err != nil {
@@ -116,9 +116,9 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	return true, nil
 }
 
-// Terminate ends a subscription if judge returns a [*Terminated] for its current record. It returns the ended subscription, or nil if
-// judge let the subscription continue, and any other error of judge. A subscription of SEP-1803 is disabled. A subscription of MCP
-// Events is deleted, in one transaction with the operations that also returns.
+// Terminate ends a subscription if judge returns a [*Terminated] for its current record, and returns the ended subscription. It returns nil
+// and judge's result for any other result. It disables a subscription of SEP-1803. It deletes a subscription of MCP Events, in one
+// transaction with the operations that also returns.
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, also func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {
@@ -147,8 +147,8 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 	return ended, nil
 }
 
-// SetPaused pauses or resumes the deliveries of a subscription, in one transaction with the other operations. It reports whether it
-// changed the subscription.
+// SetPaused pauses or resumes the deliveries of a subscription, in one transaction with the operations in also. It reports false if the
+// subscription had that state already.
 func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (changed bool, err error) {
 	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil || sub.State == Disabled {
@@ -170,7 +170,7 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 	return changed, err
 }
 
-// PausedSince returns when a person paused the subscription, or the zero time.
+// PausedSince returns when the subscription was paused, or the zero time.
 func (s *Subscription) PausedSince() time.Time {
 	if s.Paused == 0 {
 		return time.Time{}
@@ -178,9 +178,9 @@ func (s *Subscription) PausedSince() time.Time {
 	return time.UnixMicro(s.Paused).UTC()
 }
 
-// Suspend stops the deliveries of a subscription until a refresh, because nearly all of them failed since the time at which it
-// was last resumed ([Subscription.Resumed]). It does nothing if the subscription was resumed again, for example while an
-// attempt was under way that failed afterwards. The events that are published until the refresh are owed to the subscriber.
+// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed since resumed
+// ([Subscription.Resumed]). The refresh then replays the events that were published in between. Suspend has no effect if the subscription
+// was resumed again since, for example because an attempt from before the resumption failed late.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed int64) error {
 	suspended := false
 	err := s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
@@ -205,8 +205,9 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 	return err
 }
 
-// Readers compare a subscription's expiry with the time, so deliveries stop to the second. The sweep later deletes the items and lowers the
-// counters. It finds expired subscriptions by entries that are stored by the minute of their expiry, spread over shards.
+// A subscription receives no deliveries after its expiry, because their senders compare it with the clock. The sweep deletes its items and
+// lowers the counters later. To find expired subscriptions, it reads entries that are stored by the minute of the expiry, in several
+// shards.
 
 const sweepShards = 4
 
@@ -239,10 +240,10 @@ func (s *Subscription) expiryOps() []store.Op {
 	})}
 }
 
-// sweepKey is the key of the sweep's position.
+// sweepKey is the key under which the sweep stores the minute that it has reached.
 var sweepKey = store.Key{Table: store.Subscriptions, Partition: "x#watermark", Sort: "-"}
 
-// expiryKept is how long an entry waits for the sweep after its minute.
+// expiryKept is how long an entry is kept after its minute, in case the sweep does not run.
 const expiryKept = 7 * 24 * time.Hour
 
 // Sweeper removes expired subscriptions.
@@ -252,8 +253,7 @@ type Sweeper struct {
 	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
 	// SaveEvery is the SaveEvery of [minutes.Position].
 	SaveEvery time.Duration
-	// Switches are the switches that [Sweeper.SweepSwitches] looks through.
-	Switches *switches.Set
+	Switches  *switches.Set
 }
 
 // Sweep removes the subscriptions that have expired since the previous sweep, and returns their number. It resumes an interrupted sweep.
@@ -283,7 +283,8 @@ func (s *Sweeper) sweepPartition(ctx context.Context, part string) (removed int,
 	return removed, err
 }
 
-// sweepOne handles one entry. It dead-letters the entry if the entry or its subscription cannot be decoded.
+// sweepOne removes the subscription of an entry if it has expired. If the entry or the subscription cannot be decoded, it dead-letters the
+// entry.
 func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
 	var e expiry
 	if err := json.Unmarshal(it.Value, &e); err != nil {
@@ -299,7 +300,7 @@ func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err 
 	return gone, fault.Wrap(fault.Unavailable, s.Service.Records.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
 }
 
-// expire removes a subscription if it has expired. later reports that another sweep must look at the entry again, because the subscription
+// expire removes a subscription if it has expired. later reports that the entry must stay for another sweep, because the subscription
 // expires later in this minute or was written concurrently.
 func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
 	sub, err := s.Service.Records.load(ctx, e.Workspace, e.Principal, id)
@@ -320,8 +321,7 @@ func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, 
 	return true, false, nil
 }
 
-// Recount corrects the number of subscriptions that the store has for each workspace, and reports how many were wrong, see
-// [tally.Counts.Recount].
+// Recount corrects the stored number of subscriptions of each workspace, and returns how many were wrong; see [tally.Counts.Recount].
 func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 	db := s.Service.Records.DB
 	workspaces, err := (&Lists{DB: db}).Workspaces(ctx)
@@ -338,10 +338,10 @@ func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 	})
 }
 
-// SweepSwitches removes the switches of subscriptions that have ended or were made again without a pause, and returns their
-// number. An operator's switch stays for [EndedKept] after the end, so that it pauses the subscription again if its owner
-// subscribes with the same parameters. SweepSwitches also removes the notes about origins that are healthy again. It runs in the
-// first minute of each hour, because reading all switches every minute would cost too much. The next hour repeats a missed run.
+// SweepSwitches removes pause switches that pause no subscription any more, and returns their number. An operator's switch stays for
+// [EndedKept] after the subscription's end, so that it pauses the subscription again if the owner subscribes with the same parameters.
+// SweepSwitches also removes the notes about origins that are healthy again. It runs in the first minute of each hour, because reading all
+// switches every minute would cost too much. The next hour makes up for a missed run.
 func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 	if s.Switches == nil || s.Service.Records.now().Minute() != 0 {
 		return 0, nil
@@ -366,7 +366,7 @@ func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// isFailing reports whether the last attempt at any subscription's endpoint at an origin failed.
+// isFailing reports whether the last attempt failed for any subscription with an endpoint at the origin.
 func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, error) {
 	for after := ""; ; {
 		subs, next, err := l.Select(ctx, workspace, Choice{Origin: origin}, after, maxSelected)
@@ -384,7 +384,7 @@ func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, 
 	}
 }
 
-// isPaused reports whether a switch pauses a subscription, or will pause it again.
+// isPaused reports whether a switch still pauses a subscription, or must stay for one that its owner may make again.
 func (s *Sweeper) isPaused(ctx context.Context, workspace, id string, sw switches.Switch) (bool, error) {
 	r := &s.Service.Records
 	record := recordKey(workspace, sw.Owner, id)

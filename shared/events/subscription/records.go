@@ -28,8 +28,8 @@ type Records struct {
 	QuotaOf func(ctx context.Context, workspace, principal string) int64
 	// SumOf returns how many subscriptions all principals of a workspace may have together. Nil and 0 mean no limit.
 	SumOf func(ctx context.Context, workspace string) int64
-	// Ended is called when a subscription has ended or was disabled, before the caller receives the answer. The stand-alone dispatcher
-	// starts no attempt after that. It may be nil.
+	// Ended is called when a subscription has ended or was disabled, before its owner receives the answer, so that the stand-alone
+	// dispatcher starts no attempt after that. It may be nil.
 	Ended func(id string)
 	// Started is called before a subscription is written. It may be nil.
 	Started func(id string)
@@ -40,15 +40,15 @@ type Records struct {
 
 func (r *Records) now() time.Time { return periodic.Clock(r.Now)() }
 
-// counts returns the counts of the subscriptions.
+// counts returns the counters of subscriptions per principal and workspace.
 func (r *Records) counts() tally.Counts {
 	return tally.Counts{DB: r.DB, LimitOf: r.QuotaOf, SumOf: r.SumOf, Now: r.now}
 }
 
-// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. It raises the
-// workspace's sum before the write, and lowers it again if the subscription was certainly not written. [Sweeper.Recount] corrects the sum
-// after a crash. The principal's count is part of the transaction. insert also checks it beforehand, so that a refused
-// subscription is not listed.
+// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The principal's counter
+// is part of the transaction; insert checks it beforehand too, so that a refused subscription gets no list entries. The workspace's sum
+// is not part of it. insert raises the sum first, and lowers it again if the subscription was certainly not written. After a crash
+// [Sweeper.Recount] corrects the sum.
 func (r *Records) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
 	if err := r.counts().Check(ctx, sub.Workspace, sub.Principal); err != nil {
 		return err
@@ -63,9 +63,9 @@ func (r *Records) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 	return err
 }
 
-// write writes a new subscription and the extra operations in one transaction. A record of the subscription that is already stored must
-// have its revision. write adds the list entries and raises the counters before the transaction, and lowers the counters again if
-// the subscription was certainly not written.
+// write writes a new subscription and the extra operations in one transaction. It returns ErrConflict if the stored record does not have
+// the subscription's revision. Before the transaction it adds the list entries and raises the counters of the patterns. It lowers the
+// counters again if the subscription was certainly not written; certain is false if the store may have written it despite an error.
 func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) (certain bool, err error) {
 	if err := r.addEntries(ctx, cat, sub); err != nil {
 		return true, err
@@ -93,7 +93,7 @@ func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscrip
 		return true, nil
 	}
 	if kind := fault.KindOf(err); !errors.Is(err, store.ErrConflict) && (kind == fault.Unavailable || kind == fault.Internal) {
-		// The store may have written it nevertheless. Lowering the counters would then hide the subscription from fanout.
+		// The store may have written it despite the error. Lowering the counters would then hide the subscription from fanout.
 		slog.WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return false, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
@@ -112,8 +112,8 @@ func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscrip
 	return true, err
 }
 
-// update writes a changed subscription and the extra operations in one transaction. The stored record must still have the revision at
-// which the subscription was read.
+// update writes a changed subscription and the extra operations in one transaction. It returns ErrConflict if the record has changed
+// since it was read.
 func (r *Records) update(ctx context.Context, sub *Subscription, extra ...store.Op) error {
 	was := sub.Revision
 	sub.Revision++
@@ -124,8 +124,8 @@ func (r *Records) update(ctx context.Context, sub *Subscription, extra ...store.
 	return fault.Wrap(fault.Unavailable, r.DB.Write(ctx, append(ops, extra...)...), "write the subscription")
 }
 
-// move writes a subscription whose patterns have changed, as update does. It raises the counters of the new patterns before the write
-// and lowers the counters of the old patterns after it, so that no counter is ever too low.
+// move writes a subscription whose patterns have changed, like update. It raises the counters of the new patterns before the write and
+// lowers the counters of the old patterns after it, so that no counter is ever too low.
 func (r *Records) move(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
 	if err := r.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
@@ -152,8 +152,8 @@ func (r *Records) move(ctx context.Context, sub *Subscription, old []match.Patte
 	return err
 }
 
-// remove deletes a subscription's items and runs the extra operations in one transaction. With keep, the record stays for a week, so
-// that the owner can see why the subscription ended.
+// remove deletes a subscription's items and runs the extra operations in one transaction. If keep is true, the record stays for a week,
+// so that the owner can see why the subscription ended.
 func (r *Records) remove(ctx context.Context, sub *Subscription, keep bool, extra ...store.Op) error {
 	was := sub.Revision
 	now := r.now()
@@ -210,8 +210,8 @@ func (r *Records) load(ctx context.Context, workspace, principal, id string) (*S
 	return decodeRecord(it)
 }
 
-// change loads a subscription and calls apply, which changes and writes it. apply gets nil if the subscription does not exist. If another
-// writer was faster, change repeats both.
+// change loads a subscription and calls apply, which changes and writes it. If the subscription does not exist, apply gets nil. If
+// another process wrote the record in between, change loads it and calls apply again.
 func (r *Records) change(ctx context.Context, workspace, principal, id string, apply func(*Subscription) error) error {
 	for {
 		sub, err := r.load(ctx, workspace, principal, id)
@@ -234,17 +234,17 @@ const (
 	resealConcurrency = 16
 )
 
-// Position is how far [Records.Reseal] has come. The zero value is the beginning.
+// Position says where [Records.Reseal] continues. The zero value is the beginning.
 type Position struct {
 	Workspace string `json:"ws,omitempty"`
 	ID        string `json:"id,omitempty"`
 }
 
-// Reseal passes the sealed secrets of up to 200 subscriptions to reseal, and stores what it returns. A result of nil keeps the
-// secret. It returns the position for the next call, and whether more subscriptions follow.
+// Reseal calls reseal for each sealed secret of up to 200 subscriptions, and stores the result unless it is nil. It returns the position
+// for the next call, and whether more subscriptions follow.
 //
-// A caller can repeat a page after a crash. A subscription that begins during the walk may be missed. Disabled subscriptions
-// are visited but keep their secrets, because writing them would bring them back under their patterns.
+// A caller can repeat a page after a crash. Reseal may miss a subscription that begins between its calls. It calls reseal for the secrets
+// of disabled subscriptions too but does not store the result, because writing them would activate their patterns again.
 func (r *Records) Reseal(ctx context.Context, from Position, reseal func(ctx context.Context, sealed []byte, b Binding) ([]byte, error)) (next Position, more bool, err error) {
 	workspaces, err := (&Lists{DB: r.DB}).Workspaces(ctx)
 	if err != nil {
@@ -318,23 +318,23 @@ func (r *Records) resealOne(ctx context.Context, workspace, principal, id string
 //	        each shape ("w_" counts), and until when a stream or poll reads it ("i_" times)
 //	header  one per pattern: how many subscribers it has
 //
-// The counts are raised before a subscription is written and lowered after it is removed. After a crash they may therefore be too high,
-// which costs a look-up, but never too low, which would lose an event. A header expires shortly after it has reached zero, so that unused
-// patterns leave no items.
+// Records raises the counts before it writes a subscription, and lowers them after it has removed it. After a crash they may therefore be
+// too high, which costs a look-up, but never too low, which would lose an event. A header expires shortly after its count has reached
+// zero, so that unused patterns leave no items.
 
-// ShapesKey returns the key of the item that counts the shapes of a scope.
+// ShapesKey returns the key of the shapes item of a scope ([match.Shape]).
 func ShapesKey(workspace, scope string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "shapes#" + workspace + "#" + scope, Sort: "-"}
 }
 
-// HeaderKey returns the key of the item that counts the subscribers of a pattern.
+// HeaderKey returns the key of a pattern's header item.
 func HeaderKey(workspace, key string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "p#" + workspace + "#" + key, Sort: "#"}
 }
 
 const headerCount = "n"
 
-// HeaderCount returns the number of subscribers in a header, which may be nil.
+// HeaderCount returns the number of subscribers that a header counts. The header may be nil.
 func HeaderCount(header *store.Item) int {
 	if header == nil {
 		return 0
@@ -342,8 +342,8 @@ func HeaderCount(header *store.Item) int {
 	return int(header.Counts[headerCount])
 }
 
-// InUse returns the shapes of a scope that webhooks use, and the shapes that streams or polls use at the given time. The item may be
-// nil.
+// InUse returns the shapes that webhooks use, and the shapes that streams or polls use at the given time. Item is the shapes item of the
+// scope, and may be nil.
 func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []match.Shape) {
 	if item == nil {
 		return nil, nil
@@ -359,8 +359,8 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []ma
 	return webhooks, inBand
 }
 
-// count adds n to the counters of a subscription's patterns. Every counter is a write of its own, because all subscribers of
-// a workspace share the shape counters, and transactions on them would conflict.
+// count adds n to the counters of a subscription's patterns. It writes each counter separately, because all subscribers of a workspace
+// share the counters of the shapes, and transactions on them would conflict.
 func (r *Records) count(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
 	shapes := map[match.Shape]int64{}
 	for _, p := range patterns {
@@ -388,7 +388,7 @@ func (r *Records) count(ctx context.Context, workspace string, patterns []match.
 		if n > 0 {
 			continue
 		}
-		// The write has no effect if another subscription has raised the header again, which also removes its expiry.
+		// If another subscription has raised the header in the meantime, this write conflicts, and the header does not expire.
 		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
 		empty.Item.Expires = r.now().Add(headerLasts)
 		if err := r.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
@@ -398,8 +398,8 @@ func (r *Records) count(ctx context.Context, workspace string, patterns []match.
 	return nil
 }
 
-// healShapes sets shape counters below zero to zero. Earlier releases left such counters, and the next subscription with the
-// shape would not be found.
+// healShapes sets negative shape counters to zero. Earlier releases left such counters, and with them fanout would not find the next
+// subscription with the shape.
 func (r *Records) healShapes(ctx context.Context, workspace string, shapes map[match.Shape]int64) error {
 	byKey := map[store.Key][]string{}
 	for shape := range shapes {
@@ -426,22 +426,22 @@ func (r *Records) healShapes(ctx context.Context, workspace string, shapes map[m
 	return nil
 }
 
-// headerLasts is how long an empty header stays. headerStays is the expiry of any other header. It stands for never, because an addition
+// headerLasts is how long an empty header stays. headerStays is the expiry of the other headers and means never, because an addition
 // without an expiry would keep the old one.
 const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// Interested records that a client reads the pattern in band and may come back during the retention: first the
-// pattern's shape, then the pattern itself. The log then has events that are published after Interested returns in the
-// pattern's partitions. A concrete pattern needs no interest. An interest that lasts long enough is not written again.
+// Interested records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention. From then
+// on fanout also writes the events into the pattern's partitions of the log. A concrete pattern needs no such record, because each URI
+// has its own partition. An interest that still lasts long enough is not written again.
 func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
 
-// recordInterest records the interest of a webhook subscription of MCP Events in a pattern. It lasts for the subscription
-// and for one retention after it, because the cursors in deliveries and gap notices must lead to its events even if the
-// client refreshes the subscription seldom. A subscription that never expires has an interest that never ends.
+// recordInterest records the interest of a webhook subscription of MCP Events, as [Interested] does for readers. It lasts until one
+// retention after the subscription's expiry, because a client can resume from the cursors in deliveries and gap notices. Without an
+// expiry the interest never ends.
 func (s *Subscription) recordInterest(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
 	until := headerStays
 	if !s.Until.IsZero() {
@@ -454,7 +454,7 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if p.Kind == match.Concrete {
 		return eventlog.Interest{}, nil
 	}
-	// The shape's time is later than the interest's time, because the interest's renewal may be written first.
+	// The shape must never end before the interest, not even if another process renews the interest first. So its time is an hour later.
 	least := until.Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	it, err := store.One(ctx, db, shapes, "read the interest in a shape")

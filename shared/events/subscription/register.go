@@ -44,8 +44,8 @@ type Registered struct {
 	Secret       string
 }
 
-// Register creates a webhook subscription for all of the URIs, or for none of them. Every event that is published after Register has
-// returned is delivered. Errors are Invalid (naming the URI or the target), Forbidden or Exhausted.
+// Register creates a webhook subscription to all of the URIs, or fails if any is refused. Every event that is published after Register
+// has returned is delivered. Errors are Invalid (naming the URI or the target), Forbidden or Exhausted.
 func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
 	cat, err := g.Service.permit(ctx, p)
 	if err != nil {
@@ -155,7 +155,7 @@ func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p a
 	return out, nil
 }
 
-// verifyRegistration verifies the target if the operator requires that. SEP-1803 itself does not (SRF-07).
+// verifyRegistration sends a challenge to the target if the operator requires that. SEP-1803 itself does not require it (SRF-07).
 func (g *Registrar) verifyRegistration(ctx context.Context, p auth.Principal, sub *Subscription, key []byte) error {
 	if !g.Options.VerifyRegistrations {
 		return nil
@@ -187,7 +187,7 @@ func (g *Registrar) seal(ctx context.Context, sub *Subscription, key []byte) ([]
 	return sealed, fault.Wrap(fault.Unavailable, err, "seal the secret")
 }
 
-// Binding returns the binding of the subscription's sealed secrets.
+// Binding returns the names that a sealed secret of the subscription is bound to, so that it cannot be used for another one.
 func (s *Subscription) Binding() Binding {
 	return Binding{Workspace: s.Workspace, Subscription: s.ID, Target: s.Target.URL}
 }
@@ -213,17 +213,17 @@ func idempotencyKey(p auth.Principal, key string) store.Key {
 	}
 }
 
-// Limits of subscriptions (design: limits and defaults).
+// Limits of subscriptions.
 const (
 	MaxURIs      = 50
 	maxTargetURL = 2048
-	// rotationGrace is how long the previous secret signs as well.
+	// rotationGrace is how long deliveries are also signed with the previous secret after it was replaced.
 	rotationGrace = 24 * time.Hour
 )
 
 // Targets checks and verifies the endpoints of webhooks. shared/events/webhook/targets implements it.
 type Targets interface {
-	// Check returns an error of kind Invalid for a URL that deliveries can never reach.
+	// Check returns Invalid for a URL that deliveries can never reach.
 	Check(url string) error
 	// Verify sends the challenge of the MCP Events extension, signed unless key is nil, and returns nil if the endpoint echoed it.
 	Verify(ctx context.Context, url, subscriptionID string, key []byte) error
@@ -237,21 +237,20 @@ type Targets interface {
 
 // Replayer sends past events to one subscription. shared/events/delivery implements it.
 type Replayer interface {
-	// Replay enqueues the events of the subscription's patterns after the given position of the log. truncated reports that it left
-	// some out.
+	// Replay enqueues the subscription's events after a position of the log. truncated reports that some are missing.
 	Replay(ctx context.Context, s *Subscription, after int64) (truncated bool, err error)
-	// Reactivate resumes the deliveries that were suspended with the subscription.
+	// Reactivate resumes the deliveries that were waiting when the subscription was suspended.
 	Reactivate(ctx context.Context, s *Subscription) error
 }
 
-// Watermark finds the position up to which a subscription's deliveries are settled. shared/events/delivery implements it.
+// Watermark finds how far a subscription's deliveries have come. shared/events/delivery implements it.
 type Watermark interface {
-	// Settled returns a position of the log up to which every enqueued event has been attempted and none waits for a retry. open
-	// reports whether the subscription has deliveries that wait.
+	// Settled returns a position of the log up to which all events were attempted and none waits for a retry. open reports whether
+	// deliveries of later events are waiting.
 	Settled(ctx context.Context, workspace, id string) (at int64, open bool, err error)
 }
 
-// Options are the operator's settings for registrations. Zero values stand for the defaults.
+// Options are the operator's settings for registrations. A zero value means the default.
 type Options struct {
 	// Secret is the type of secret for SEP-1803 subscriptions.
 	Secret SecretType
@@ -259,9 +258,9 @@ type Options struct {
 	DefaultTTL, MaxTTL, MinTTL time.Duration
 	// AllowNoExpiry allows subscriptions that never expire (ttlMs is null).
 	AllowNoExpiry bool
-	// VerifyRegistrations requires the verification of SEP-1803 targets too.
+	// VerifyRegistrations requires a challenge for SEP-1803 targets too, as for targets of MCP Events.
 	VerifyRegistrations bool
-	// VerifiedTargets are URL prefixes that need no challenge.
+	// VerifiedTargets are URL prefixes of endpoints that need no challenge, because the operator vouches for them.
 	VerifiedTargets []string
 	// Verifications returns how many challenges a principal may have sent within a minute. Nil means [quota.DefaultVerifications] for
 	// all.
@@ -279,29 +278,30 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// NewRate returns a limit on registrations per second. A burst may use up to ten seconds' worth.
+// NewRate returns a limit on registrations per second. It allows a burst of as many as in ten seconds.
 func NewRate(of quota.Of) *quota.Rate {
 	return quota.New(quota.RegistrationRate, "registrations", of, func(perSecond float64) float64 { return max(1, 10*perSecond) })
 }
 
-// Registrar makes and refreshes subscriptions of both protocols.
+// Registrar creates and refreshes subscriptions of both protocols.
 type Registrar struct {
 	Service *Service
 	Sealer  *eventlog.Sealer
 	Targets Targets
 	Replay  Replayer
-	// Watermark advances the cursors of subscriptions. If it is nil, they stay where they began.
+	// Watermark finds the cursors that refreshes return. If it is nil, a subscription's cursor stays where it began.
 	Watermark Watermark
-	// Switches has the pauses that operators imposed on earlier subscriptions with the same id. Nil stands for none.
+	// Switches knows whether an operator had paused an earlier subscription with the same id, so that the new one is paused too. It may
+	// be nil.
 	Switches *switches.Set
-	// Demand records that the events of a URI are wanted from the backend that it belongs to. Nil means there are no backends.
+	// Demand asks the relay for the events of a backend's URI. Nil means that there are no backends.
 	Demand  func(ctx context.Context, workspace, principal, uri string) error
 	Options Options
 }
 
 func (g *Registrar) now() time.Time { return g.Service.Records.now() }
 
-// verify makes sure that a target wants deliveries.
+// verify sends a challenge to a target, unless it is known to want deliveries.
 func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id string, key []byte) error {
 	return challenge.Verifier{
 		DB: g.Service.Records.DB, Now: g.now, Send: g.Targets.Verify,
@@ -309,9 +309,9 @@ func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id str
 	}.Verify(ctx, p, target, id, key)
 }
 
-// Grant is the rights of a principal when it last made or refreshed a subscription: all its scopes, and the claims that the access rules
-// of the catalog named at that time. If a rule names another claim later, the grant does not satisfy it, and the client must subscribe
-// again.
+// Grant records the rights that a principal had when it last made or refreshed a subscription: all its scopes, and the claims that any
+// access rule in the catalog named then. If a rule later names another claim, the grant does not satisfy it, and the client must
+// subscribe again.
 type Grant struct {
 	Scopes []string            `json:"s,omitempty"`
 	Claims map[string][]string `json:"c,omitempty"`
@@ -341,37 +341,36 @@ func (g Grant) IsZero() bool { return len(g.Scopes) == 0 && len(g.Claims) == 0 }
 // The functions Revoked, SchemaChanged, TypeRemoved and NoWebhooks return the reasons for terminating a subscription (SEP-3415, sections
 // "Subscription Termination" and "Event type removal and breaking changes").
 
-// Terminated is the error for a subscription that must end. Its reason is an error of [Revoked], [SchemaChanged], [TypeRemoved] or
+// Terminated is the error for a subscription that must end. Its reason comes from [Revoked], [SchemaChanged], [TypeRemoved] or
 // [NoWebhooks].
 type Terminated struct{ Reason error }
 
 func (e *Terminated) Error() string { return "subscription terminated: " + e.Reason.Error() }
 
-// Revoked returns the reason for a principal that may no longer receive the events.
+// Revoked returns the reason if the principal may no longer receive the events.
 func Revoked() error {
 	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
 }
 
-// SchemaChanged returns the reason for an event type that has changed incompatibly. feature is the result of [catalog.Broken].
+// SchemaChanged returns the reason if an event type has changed incompatibly. feature is the result of [catalog.Broken].
 func SchemaChanged(name, feature string) error {
 	return fault.New(fault.Unsupported, "%s changed incompatibly", name).
 		With(map[string]any{"feature": feature, "reason": "schema_changed"})
 }
 
-// TypeRemoved returns the reason for an event type that was removed from the catalog.
+// TypeRemoved returns the reason if an event type was removed from the catalog.
 func TypeRemoved(what string) error {
 	return fault.New(fault.NotFound, "the event type %.128s was removed", what).With(map[string]any{"kind": "event"})
 }
 
-// NoWebhooks returns the error for an event type that is not delivered by webhook. It refuses new subscriptions and terminates existing
-// ones.
+// NoWebhooks returns the reason if an event type is not delivered by webhook. It is also the error for a new subscription.
 func NoWebhooks(name string) error {
 	return fault.New(fault.Unsupported, "%s is not delivered by webhook", name).
 		With(map[string]any{"feature": "deliveryMode", "value": "webhook"})
 }
 
-// Service finds, pauses, suspends and ends existing subscriptions, and notifies their owners. A [Registrar] makes them. The methods may
-// be called concurrently, and by any number of instances.
+// Service finds, pauses, suspends and ends existing subscriptions, and notifies their owners. A [Registrar] creates them. The methods
+// may be called concurrently, and by any number of instances.
 type Service struct {
 	Records Records
 	Catalog catalog.Source
@@ -439,8 +438,8 @@ func (s *Service) permit(ctx context.Context, p auth.Principal) (*catalog.Catalo
 	return cat, nil
 }
 
-// permitEvents checks the principal like permit, and also refuses the anonymous principal. Otherwise any caller could end another
-// caller's subscription by guessing its parameters.
+// permitEvents is permit for the methods of MCP Events. It also refuses the anonymous principal, because otherwise any caller could end
+// another caller's subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {
 		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")

@@ -22,16 +22,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The limits on challenges (EVX-12, SRF-07). Many principals may share one host, as all callbacks of ChatGPT do, so only failed
-// challenges count against a host, and the host's total stops only principals that have failed there themselves. All processes
-// share the counters.
+// Limits on challenges (EVX-12, SRF-07). All processes count together. Many principals may use the same host; for example, all
+// callbacks of ChatGPT do. Therefore only failed challenges count against a host, and a host's total refuses only principals that
+// have failed there themselves.
 const (
 	// maxPending is how many challenges of a principal may be waiting for one host at the same time.
 	maxPending = 20
-	// maxFailed is how often a principal may fail at one host within a failureWindow.
+	// maxFailed is how many challenges of a principal may fail at one host within a failureWindow.
 	maxFailed = 20
-	// maxFailedByAll is how often all principals together may fail at a host within a failureWindow. After that, a principal
-	// that has failed there once has to wait for the next window.
+	// maxFailedByAll is how many challenges of all principals together may fail at a host within a failureWindow. After that, a
+	// principal with at least one failure there has to wait for the next window.
 	maxFailedByAll = 100
 	failureWindow  = 5 * time.Minute
 	// verifiedFor is how long a verified endpoint needs no further challenge.
@@ -88,14 +88,14 @@ func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscr
 	return fault.Wrap(fault.Unavailable, err, "record the verification")
 }
 
-// RecordKey returns the key of the record of an endpoint's verification.
+// RecordKey returns the key of the record that a principal has verified an endpoint.
 func RecordKey(workspace, principal, endpoint string) store.Key {
 	k := recordsKey(workspace, principal)
 	k.Sort = hash(endpoint)
 	return k
 }
 
-// Partitions returns the partitions, by the kind of their items, that store a principal's challenges.
+// Partitions returns the partitions with a principal's verifications and the counters of its challenges, by the name of their kind.
 func Partitions(workspace, principal string) map[string]store.Key {
 	return map[string]store.Key{
 		"verifications":      recordsKey(workspace, principal),
@@ -109,7 +109,7 @@ const (
 	sentCount    = "n"
 )
 
-// challenge is one challenge and the counters that limit it.
+// challenge is one challenge with the keys of the counters that limit it.
 type challenge struct {
 	sent     store.Key // what the principal has sent in this minute
 	failures store.Key // what the principal has pending, and has failed, at this host in this window
@@ -174,7 +174,7 @@ func (c challenge) untilNext(window time.Duration) int {
 	return int(seconds - c.at.Unix()%seconds)
 }
 
-// begin counts a challenge that is about to be sent. A refused one counts nowhere.
+// begin counts a challenge that is about to be sent, or refuses it without counting it.
 func (c challenge) begin(ctx context.Context, db store.DB) error {
 	sent, pending := c.add(c.sent, sentCount, 1), c.add(c.failures, pendingCount, 1)
 	sent.Limits = map[string]int64{sentCount: c.max}

@@ -25,16 +25,17 @@ import (
 type Review struct {
 	DB      store.DB
 	Catalog catalog.Source
-	// Directory knows the current rights of principals. If it is nil, the rights at the time of the registration count.
+	// Directory knows the current rights of principals. If it is nil, [subscription.Grant] counts.
 	Directory auth.Directory
 
 	verdicts bounded.Map[[2]string, string] // by the ids of two contracts: the feature of the first one that the second one breaks
 }
 
-// part is one pattern of a subscription, with its event type and the contract that the subscription relies on.
+// part is one pattern of a subscription, with the name of its event type and the id of the contract: the properties of the type that
+// the subscription relies on, such as its schema.
 type part struct{ key, entry, contract string }
 
-// Right decides which events of its pattern a subscriber may receive.
+// Right decides which events a subscriber may receive.
 type Right struct {
 	review    *Review
 	workspace string
@@ -43,8 +44,8 @@ type Right struct {
 	each      bool             // events have to be checked one by one
 }
 
-// Subscriber checks a subscriber under one pattern. It returns a [*subscription.Terminated] if the subscription must end, and
-// another error if the check failed.
+// Subscriber checks one pattern of a subscription. It returns a [*subscription.Terminated] if the subscription must end, and any other
+// error if the check itself failed. If latest is true, it does not use cached data.
 func (r *Review) Subscriber(ctx context.Context, workspace, patternKey string, s *subscription.Subscriber, latest bool) (Right, error) {
 	right, err := r.rightOf(ctx, workspace, s.Principal, s.Grant, latest)
 	if err != nil {
@@ -54,8 +55,8 @@ func (r *Review) Subscriber(ctx context.Context, workspace, patternKey string, s
 	return right, r.pattern(ctx, right, part{patternKey, s.Entry, s.Contract})
 }
 
-// Subscription checks a whole subscription, as [Review.Subscriber] does. It must end if any of its URIs must, because a registration is
-// all or nothing.
+// Subscription checks all patterns of a subscription, as [Review.Subscriber] does. One that must end ends them all, because a client
+// registers all URIs or none.
 func (r *Review) Subscription(ctx context.Context, s *subscription.Subscription, latest bool) (Right, error) {
 	right, err := r.rightOf(ctx, s.Workspace, s.Principal, s.Grant, latest)
 	if err != nil {
@@ -143,7 +144,7 @@ func (r Right) checkBelow(uri string) error {
 		if e.Access == nil {
 			return nil
 		}
-		// Claims of variables that the parent leaves open do not count: some value of the variable may match.
+		// Ignore claims that a rule compares with a variable that the parent leaves open, because some value of the variable may match.
 		vars := e.BindParent(uri)
 		bound := catalog.Access{Scopes: e.Access.Scopes, Claims: maps.Clone(e.Access.Claims)}
 		maps.DeleteFunc(bound.Claims, func(name, _ string) bool { return vars[name] == "" })
@@ -166,9 +167,9 @@ func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 // ErrTypeRemoved is the error for an event whose type is no longer in the catalog, so that its access rule is unknown.
 var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
 
-// May reports whether the subscriber may receive an event that matches its pattern. Under a parent, the access rule of the event's
-// type decides, as it does for streams. Other patterns have only one event type, which has been checked already. May returns
-// [ErrTypeRemoved] if the rule is gone.
+// May reports whether the subscriber may receive an event that matches its pattern. Under a parent URI, the access rule of the event's
+// own type decides, as it does for streams. May returns [ErrTypeRemoved] if that type is gone. The event type of any other pattern has
+// been checked already.
 func (r Right) May(ctx context.Context, e *event.Event) (bool, error) {
 	if !r.each {
 		return true, nil
@@ -186,8 +187,8 @@ func (r Right) May(ctx context.Context, e *event.Event) (bool, error) {
 	return entry.WebhookAllowed() && r.permits(entry.Access, vars), nil
 }
 
-// broken returns the feature of a contract that the current event type breaks, or an empty text. A contract that was not stored
-// counts as kept.
+// broken returns the part of an event type that has changed incompatibly with a contract (see [catalog.Broken]), or "". If the
+// contract is not in the store, it returns "" too.
 func (r *Review) broken(ctx context.Context, id string, now *catalog.Entry) (feature string, err error) {
 	current := now.ContractID()
 	if id == "" || id == current {
