@@ -21,13 +21,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Kind is the outcome of an event for a subscription.
+// Kind says what became of an event for a subscription.
 type Kind string
 
-// The kinds. Each outcome has exactly one of them.
+// The kinds of outcomes.
 const (
 	kindDelivered Kind = "delivered"
-	// kindWaiting means that the next attempt is due, or will be.
+	// kindWaiting means that another attempt follows.
 	kindWaiting Kind = "waiting"
 	// kindDead means that the delivery was given up and is a dead letter.
 	kindDead Kind = "dead"
@@ -35,11 +35,11 @@ const (
 	kindFiltered  Kind = "filtered"
 	kindPaused    Kind = "paused"
 	kindSuspended Kind = "suspended"
-	// kindLater means that the subscription was made after the event was published.
+	// kindLater means that the subscription was created after the event was published.
 	kindLater        Kind = "subscribedLater"
 	kindEnded        Kind = "ended"
 	kindNotPermitted Kind = "notPermitted"
-	// kindUnrecorded means that the delivery log does not keep enough to tell, for example because it keeps no successes.
+	// kindUnrecorded means that the outcome is unknown, because the delivery log does not keep all attempts.
 	kindUnrecorded Kind = "unrecorded"
 )
 
@@ -51,7 +51,7 @@ type Outcome struct {
 	Subscription *subscription.Subscription
 	Origin       string // of the endpoint
 	Why          string // a sentence for people
-	// At is when it happened: the delivery, the last attempt, the pause or the suspension.
+	// At is the time of the delivery, the last attempt, the pause or the suspension.
 	At       time.Time
 	Attempts int
 	// Status and Category describe the last attempt.
@@ -59,11 +59,11 @@ type Outcome struct {
 	Category string
 	// Next is when the next attempt of a waiting delivery is due.
 	Next time.Time
-	// Argument is the argument of the subscription that the event does not match. Wanted is its value there, and Got the event's
+	// For kindFiltered, Argument is the subscription's argument that rejects the event. Wanted is the argument's value, and Got the event's
 	// value, or nil if the payload lacks it.
 	Argument    string
 	Wanted, Got json.RawMessage
-	// Switch is the switch of a paused delivery.
+	// Switch pauses the delivery if Kind is kindPaused.
 	Switch *switches.Switch
 }
 
@@ -81,13 +81,13 @@ type Explainer struct {
 // Event is an event to explain.
 type Event struct {
 	*event.Event
-	// Lost is true if only the delivery log knows the event, so its payload and its time are unknown.
+	// Lost is true if the event is only known from the delivery log, so that its payload and publication time are unknown.
 	Lost bool
-	// Test is true for a test event, which was sent to one subscription whatever that asks for.
+	// Test is true for a test event, which is sent to one subscription even if that asks for other events.
 	Test bool
 }
 
-// subject is an event with its type and its records.
+// subject is the event to explain, with its event type and the delivery log's records of it.
 type subject struct {
 	Event
 	entry *catalog.Entry // nil if the catalog no longer has the type
@@ -96,16 +96,16 @@ type subject struct {
 }
 
 const (
-	// settling is the time in which a switch or a suspension takes effect everywhere, and in which an event normally gets its
+	// settling is the time after which a switch or a suspension applies in all processes, and after which an event normally has had its
 	// first attempt.
 	settling = 5 * time.Minute
-	// maxRecords and recordPages limit the records that are read for one event.
+	// For one event, at most recordPages pages of maxRecords records are read.
 	maxRecords  = 200
 	recordPages = 3
 )
 
-// Page returns a page of the outcomes of an event: first for the subscriptions that cover it, then for subscriptions that have ended
-// and of which the delivery log has attempts. next is empty on the last page.
+// Page returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for ended subscriptions
+// of which the delivery log has attempts. next is empty on the last page.
 func (x *Explainer) Page(ctx context.Context, e Event, after string, limit int) (list []Outcome, next string, err error) {
 	s, err := x.subject(ctx, e)
 	if err != nil {
@@ -148,11 +148,11 @@ func (x *Explainer) Page(ctx context.Context, e Event, after string, limit int) 
 	return list, "", nil
 }
 
-// endedAfter is the prefix of a position of [Explainer.Page] among the subscriptions that have ended.
+// endedAfter begins a position of [Explainer.Page] that is in the list of ended subscriptions.
 const endedAfter = "!"
 
-// One returns the outcome of an event for one subscription, which need not cover the event. It returns nil if the subscription does not
-// exist and the delivery log has no attempts to send the event to it.
+// One returns the outcome of an event for one subscription, even if the subscription's patterns do not match it. It returns nil if the
+// subscription does not exist and the delivery log has no attempts of it.
 func (x *Explainer) One(ctx context.Context, e Event, id string) (*Outcome, error) {
 	s, err := x.subject(ctx, e)
 	if err != nil {
@@ -222,8 +222,8 @@ func (x *Explainer) explainAll(ctx context.Context, s *subject, subs []subscript
 	return list, nil
 }
 
-// explain finds the outcome for one subscription, from the most certain source to the least certain one: the stored delivery, the
-// delivery log, and the judge. sub is nil if the subscription does not exist, and del is nil without a stored delivery.
+// explain finds the outcome for one subscription. It asks the most certain source first: the stored delivery, then the delivery log, then
+// the judge. sub is nil if the subscription does not exist, and del is nil without a stored delivery.
 func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *subscription.Selected, del *state.Delivery) (Outcome, error) {
 	o := Outcome{ID: id}
 	if sub != nil {
@@ -258,8 +258,8 @@ func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *sub
 	return o, nil
 }
 
-// arrivedSince reports whether an event arrived after its delivery was given up. If it is requested again with an older cursor, a first
-// attempt that succeeds does not read the dead delivery, which then stays.
+// arrivedSince reports whether the event was delivered after an earlier delivery of it was given up. The dead delivery then still exists: a
+// client that resumes from an older cursor gets the event again, and a first attempt that succeeds does not touch stored deliveries.
 func arrivedSince(del *state.Delivery, tries []records.Record) bool {
 	if del.State != state.Dead {
 		return false
@@ -271,7 +271,7 @@ func arrivedSince(del *state.Delivery, tries []records.Record) bool {
 	return slices.ContainsFunc(tries, func(r records.Record) bool { return r.Outcome() == records.Delivered && r.At.After(end) })
 }
 
-// ended reports whether the subscription receives no more events.
+// ended reports whether the subscription was deleted or disabled.
 func (o *Outcome) ended() bool {
 	return o.Subscription == nil || o.Subscription.State == subscription.Disabled
 }
@@ -283,7 +283,7 @@ func (o *Outcome) end() {
 	}
 }
 
-// explainStored explains a delivery that is stored because it was not sent with its first attempt.
+// explainStored explains a stored delivery. A delivery is stored if its first attempt failed or did not take place.
 func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, del *state.Delivery) error {
 	o.Attempts = len(del.Attempts)
 	if o.Attempts > 0 {
@@ -305,7 +305,7 @@ func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, d
 		return nil
 	}
 	if !s.Lost && !del.Test {
-		// Dispatch attempts a stored delivery whatever the subscription asks for, because a person may have asked for it.
+		// A stored delivery is attempted even if the subscription asks for other events, because a person may have requested it.
 		ruling, err := x.rule(ctx, s, o)
 		if err != nil || o.Kind != "" {
 			return err
@@ -344,7 +344,7 @@ func (o *Outcome) wait(due time.Time) {
 	}
 }
 
-// explainPause explains a delivery that waits for a switch.
+// explainPause explains a delivery that a switch pauses.
 func (x *Explainer) explainPause(ctx context.Context, s *subject, o *Outcome, name switches.Name) error {
 	sw, err := x.Switches.Get(ctx, s.Workspace, name)
 	if err != nil {
@@ -364,7 +364,7 @@ func (x *Explainer) explainPause(ctx context.Context, s *subject, o *Outcome, na
 	return nil
 }
 
-// describePause names what a switch pauses, and who did it.
+// describePause says what a switch pauses, and who turned it on.
 func describePause(sw *switches.Switch) string {
 	kind, of, _ := strings.Cut(string(sw.Name), "/")
 	switch kind {
@@ -378,7 +378,7 @@ func describePause(sw *switches.Switch) string {
 	return "all deliveries are paused by " + sw.By
 }
 
-// explainRecords explains a delivery of which the log has attempts, newest first, and which is not stored.
+// explainRecords explains a delivery that is not stored, from its attempts in the delivery log, newest first.
 func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, tries []records.Record) error {
 	last := tries[0]
 	if i := slices.IndexFunc(tries, func(r records.Record) bool { return r.Outcome() == records.Delivered }); i >= 0 {
@@ -398,8 +398,8 @@ func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, 
 	return nil
 }
 
-// explainUnstored explains a delivery whose last recorded attempt failed, and which is no longer stored. Its subscription may have
-// stopped it. Otherwise it has succeeded, and if the log keeps successes, the record is about to be written.
+// explainUnstored explains a delivery whose last recorded attempt failed but which is no longer stored. Either the judge stopped it, or a
+// later attempt succeeded. If the log keeps successes, that attempt's record is about to be written.
 func (x *Explainer) explainUnstored(ctx context.Context, s *subject, o *Outcome, due time.Time) error {
 	if err := x.explainJudged(ctx, s, o); err != nil || o.Kind != "" {
 		return err

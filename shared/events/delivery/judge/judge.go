@@ -25,11 +25,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Decision tells whether to send an event that passes the filters of its subscriber.
+// Decision says whether to send an event that the subscriber's filters accept, and why not.
 type Decision int
 
 const (
-	// Send means that nothing keeps the subscriber from receiving the event.
+	// Send means that the subscriber receives the event.
 	Send Decision = iota
 	// NotPermitted means that the principal has no right to the event.
 	NotPermitted
@@ -43,13 +43,13 @@ const (
 	Paused
 )
 
-// Ruling is a decision. Switch names the switch of [Paused].
+// Ruling is a decision. If it is [Paused], Switch is the switch that pauses the delivery.
 type Ruling struct {
 	Decision
 	Switch switches.Name
 }
 
-// Judge decides about events. Without switches, it pauses no deliveries.
+// Judge decides whether subscribers receive events. If Switches is nil, it never decides [Paused].
 type Judge struct{ Switches *switches.Set }
 
 // Event decides whether a subscriber receives an event now. The caller has checked the subscriber's filters.
@@ -81,7 +81,8 @@ func (j Judge) Event(ctx context.Context, right review.Right, sub *subscription.
 	return Ruling{}, nil
 }
 
-// explainJudged explains an event without a trace by the judge, if the reason already existed when the event was published.
+// explainJudged explains an event without a stored delivery by asking the judge. It leaves the outcome open if the reason is newer than the
+// event, because then it does not explain why the event was not delivered at that time.
 func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) error {
 	switch {
 	case o.ended():
@@ -110,8 +111,8 @@ func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) e
 	return nil
 }
 
-// judge decides about an event without a stored delivery. It sets the outcome if the subscription does not ask for the event, is too new,
-// or has no right to it. Otherwise the ruling decides.
+// judge decides about an event without a stored delivery. If the subscription does not ask for the event, is too new or has no right to it,
+// judge sets the outcome. Otherwise the caller acts on the ruling.
 func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
 	sub := o.Subscription
 	if !sub.Covers(s.URI) {
@@ -129,8 +130,8 @@ func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, 
 	return x.rule(ctx, s, o)
 }
 
-// rule asks the judge of dispatch about an event that the subscription asks for. It sets the outcome if the subscription has no right to
-// the event. Otherwise the ruling decides.
+// rule asks [Judge.Event] about an event that the subscription asks for, as dispatch does. If the subscription has no right to the event,
+// rule sets the outcome. Otherwise the caller acts on the ruling.
 func (x *Explainer) rule(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
 	sub := o.Subscription
 	right, err := x.Review.Subscription(ctx, sub, false)
@@ -156,7 +157,7 @@ func (x *Explainer) rule(ctx context.Context, s *subject, o *Outcome) (Ruling, e
 	return ruling, err
 }
 
-// explainFilter explains an event that a filter of the subscription does not accept.
+// explainFilter explains an event that the filter f rejects.
 func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
 	o.Kind, o.Argument, o.Got = kindFiltered, f.Pointer, match.Value(s.Data, f.Pointer)
 	o.Wanted, _ = json.Marshal(f.Values)
@@ -170,7 +171,7 @@ func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
 	o.Why = o.compare()
 }
 
-// explainOther explains an event that no pattern of the subscription covers.
+// explainOther explains an event of which the subscription wants another type, variable or URI.
 func (o *Outcome) explainOther(s *subject) {
 	o.Kind = kindFiltered
 	if o.Subscription.Name != "" && o.Subscription.Name != s.Name {
@@ -193,7 +194,7 @@ func (o *Outcome) explainOther(s *subject) {
 	o.Why = o.compare()
 }
 
-// argument returns an argument of the subscription, or nil if it has no such argument.
+// argument returns the value of a subscription's argument, or nil if it is not given.
 func (o *Outcome) argument(name string) json.RawMessage {
 	var all map[string]json.RawMessage
 	_ = json.Unmarshal(o.Subscription.Arguments, &all) // subscriptions of SEP-1803 lack arguments
@@ -213,7 +214,7 @@ func quote(text string) json.RawMessage {
 	return b
 }
 
-// explainMissing explains an event that should have been sent, but has no trace.
+// explainMissing explains an event that should have been sent, but left no delivery and no record.
 func (x *Explainer) explainMissing(s *subject, o *Outcome) {
 	recent := !s.Lost && time.Since(s.Published) < settling
 	switch {
