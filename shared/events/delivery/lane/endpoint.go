@@ -10,9 +10,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// endpointState is the health of one endpoint, as this process has seen it. An endpoint is a URL without its query. The callbacks of
-// one client share an origin, and a bad one must not harm its neighbors. An origin as a whole counts as failing only if it
-// cannot be connected to, or if endpoint after endpoint of it fails without a success in between.
+// endpointState is the health of one endpoint, as this process has seen it. An endpoint is a URL without its query. All callbacks of a
+// client usually have the same origin, so one bad endpoint must not harm the others of its origin. An origin as a whole counts as failing
+// only if connections to it fail, or if [originAfter] of its endpoints fail without a success in between.
 //
 //	   ┌────────── answers in time ───────────┐
 //	   ▼                                      │
@@ -20,8 +20,8 @@ import (
 //	 no answer      three failures in a row,       timeout, 429,     until a time,
 //	 in time        a late success                 502, 503, 504     then one probe
 //
-// Each process learns by its own few failures, which costs less than sharing every outcome. On AWS, processes share only that an
-// endpoint hangs; see [Slot.Hang].
+// Each process learns from the outcomes of its own attempts, because sharing every outcome would cost more than a few failures per process.
+// On AWS, processes tell each other only which endpoints hang; see [Slot.Hang].
 type endpointState struct {
 	id     string
 	origin *originState // nil until its URL is known
@@ -55,14 +55,13 @@ type originState struct {
 	doubtful  shares // attempts of the slow lane to endpoints that may hang
 }
 
-// shares counts how much each principal uses of a resource, so that one principal cannot use all of it.
+// shares counts the slots that each principal uses of a limited number, so that one principal cannot use all of them.
 type shares struct {
 	total int
 	by    map[string]int
 }
 
-// take adds one to a principal's share and returns true. It returns false if all principals together have reached the limit,
-// or this principal half of it.
+// take gives a slot to a principal and returns true. It returns false if all slots are used, or if the principal has half of them.
 func (s *shares) take(principal string, limit int) bool {
 	if s.total >= limit || s.by[principal] >= max(1, limit/2) {
 		return false
@@ -82,14 +81,14 @@ func (s *shares) release(principal string) {
 	}
 }
 
-// byteShares counts the bytes that the principals' attempts hold in memory.
+// byteShares counts the bytes in memory for the attempts of each principal.
 type byteShares struct {
 	total int64
 	by    map[string]int64
 }
 
-// fits reports whether a principal may have n more bytes. All principals together have at most the given number, and one of
-// them three quarters of it. The first attempt always fits.
+// fits reports whether n more bytes for a principal are within the limit. A principal that already has attempts may use up to three
+// quarters of it. If no bytes are used at all, any number fits.
 func (s *byteShares) fits(principal string, n, limit int64) bool {
 	had := s.by[principal]
 	return s.total == 0 || s.total+n <= limit && (had == 0 || had+n <= limit*3/4)
@@ -113,13 +112,14 @@ func (s *byteShares) release(principal string, n int64) {
 const (
 	slowAfter = 3                // failures in a row
 	slowFor   = 30 * time.Second // then another delivery may try
-	// maxHold limits how long first attempts take the slow lane after attempts that were not answered in time: slowFor after
-	// the first, and twice as long after each probe.
+	// maxHold limits how long first attempts take the slow lane because the endpoint hangs. The time is slowFor after the first hanging
+	// attempt, and doubles with each probe that hangs.
 	maxHold = 5 * time.Minute
-	// slotWait is how long an attempt of the slow lane waits while its endpoint has all the attempts under way that it
-	// may have. Only those wait whose endpoint answers sooner.
+	// slotWait is how long an attempt waits for a slot of the slow lane if its endpoint has no free one. Only attempts to endpoints that
+	// answered the last attempt faster than this wait.
 	slotWait = 500 * time.Millisecond
-	// probeTime is how long first attempts take the slow lane while one of them probes a slow endpoint.
+	// probeTime is how long other first attempts take the slow lane while one first attempt, the probe, finds out whether the endpoint
+	// still is slow.
 	probeTime = 4 * time.Second
 
 	hangPause    = 10 * time.Second // after a timeout, doubled with each further one
@@ -129,10 +129,10 @@ const (
 
 	slowAtOnce    = 4 // attempts to one endpoint in the slow lane, to begin with
 	maxSlowAtOnce = 32
-	// maxHanging limits the detached attempts to one endpoint, maxOriginHanging those to one origin.
+	// maxHanging limits the detached attempts to one endpoint, and maxOriginHanging those to all endpoints of one origin.
 	maxHanging       = 16
 	maxOriginHanging = 64
-	// maxOriginDoubtful limits the attempts of the slow lane to those endpoints of one origin that may hang.
+	// maxOriginDoubtful limits the slow lane's attempts to an origin, counting only endpoints that may hang.
 	maxOriginDoubtful = 64
 
 	// originAfter is how many endpoints of an origin fail before it counts as failing.
@@ -140,7 +140,7 @@ const (
 	maxEndpoint = 20_000
 )
 
-// get returns the state of an endpoint. Its URL may be unknown, which is "".
+// get returns the state of an endpoint, and creates it if necessary. target is the endpoint's URL, or "" if it is not known yet.
 func (l *Lanes) get(id, target string) *endpointState {
 	e := l.byID[id]
 	if e == nil {
@@ -163,7 +163,7 @@ func (l *Lanes) get(id, target string) *endpointState {
 	return e
 }
 
-// forget removes endpoints without an attempt under way, healthy ones first.
+// forget removes endpoints that have no attempts, first the healthy ones, until a quarter of the room is free.
 func (l *Lanes) forget() {
 	idle := func(e *endpointState) bool { return e.fast+e.slow+e.hanging+len(e.flows)+len(e.queued) == 0 }
 	for _, all := range []bool{false, true} {
@@ -187,7 +187,7 @@ func (l *Lanes) forget() {
 	}
 }
 
-// record updates what is known about the endpoint of an attempt.
+// record updates the state of an endpoint with the outcome of an attempt.
 func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
 	e := l.get(id, target)
 	o := e.origin
@@ -230,7 +230,7 @@ func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
 	}
 }
 
-// times are the moving averages of some times and of their distances from the average, with the weights of RFC 6298.
+// times are the moving averages of durations and of their deviations, with the weights that RFC 6298 uses for round trips.
 type times struct{ mean, spread time.Duration }
 
 func (t *times) add(took time.Duration) {
@@ -242,9 +242,9 @@ func (t *times) add(took time.Duration) {
 	t.mean += (took - t.mean) / 8
 }
 
-// usualLimit returns how long a page in a hurry waits for an attempt. Nearly all answers of the endpoint arrive within that time.
-// It is computed as TCP computes when to send a segment again (RFC 6298). While an attempt of another page has outlasted that
-// time, a page waits for the mean only, because the endpoint may have begun to hang.
+// usualLimit returns how long a page in a hurry waits for an answer. Nearly all answers of the endpoint arrive within that time, which is
+// computed like TCP's retransmission timeout (RFC 6298). If an attempt has already taken longer, the endpoint may have begun to hang, so
+// other pages wait only for about the mean.
 func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	t := e.answers
 	switch {
@@ -256,8 +256,8 @@ func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	return max(t.mean+4*t.spread, l.limits.Hurry)
 }
 
-// pause returns how long an endpoint gets no attempt after a failure. With 0 its deliveries follow their schedules. An attempt that
-// was under way when a pause began fails for the same reason as the one that began it, so it does not make the next pause longer.
+// pause returns how long the endpoint gets no attempts after a failure. With 0, each delivery follows its own schedule. underWay says that
+// the attempt began before the current pause. It then failed for the same reason, so it does not make the next pause longer.
 func (e *endpointState) pause(out webhook.Outcome, underWay bool) time.Duration {
 	base, most := time.Duration(0), time.Duration(0)
 	switch {
@@ -281,10 +281,10 @@ func (e *endpointState) pause(out webhook.Outcome, underWay bool) time.Duration 
 	return min(base<<min(e.pauses-1, 10), most)
 }
 
-// busy reports whether a status asks all senders for fewer requests, whatever the event (WHK-09).
+// busy reports whether a status asks the sender to slow down for all events (WHK-09).
 func busy(status int) bool { return status == 429 || status == 502 || status == 503 || status == 504 }
 
-// unconnected reports whether no connection was made.
+// unconnected reports whether an attempt failed before it had a connection.
 func unconnected(out webhook.Outcome) bool {
 	switch out.Category {
 	case webhook.ConnectionRefused, webhook.DNSError, webhook.TLSError:
@@ -298,14 +298,13 @@ func (e *endpointState) isSlow(now time.Time) bool {
 	return now.Before(e.slowUntil) || now.Before(e.openUntil) || e.origin != nil && now.Before(e.origin.slowUntil)
 }
 
-// isDoubtful reports whether an attempt of the slow lane may hang, because the last ones did or failed.
+// isDoubtful reports whether the endpoint may hang, because its last attempts timed out or failed.
 func (e *endpointState) isDoubtful(now time.Time) bool {
 	return !e.openUntil.IsZero() || now.Before(e.slowUntil) && (!e.proven || e.silent || e.failures > 0)
 }
 
-// startProbe has the next first attempts take the slow lane if the time of a slow endpoint has passed, and reports whether
-// it has: the caller's attempt is then the probe, and the others wait for its outcome. Otherwise they would hang again
-// together.
+// startProbe reports whether the endpoint was slow until now. The caller's attempt is then the probe: other first attempts take the slow
+// lane for [probeTime], because they would hang, too, if the endpoint still hangs.
 func (e *endpointState) startProbe(now time.Time) (probe bool) {
 	for _, until := range []*time.Time{&e.origin.slowUntil, &e.slowUntil, &e.openUntil} {
 		if !until.IsZero() {
@@ -316,9 +315,9 @@ func (e *endpointState) startProbe(now time.Time) (probe bool) {
 	return probe
 }
 
-// noteHang records that the endpoint did not answer an attempt of the fast lane in time, and whether it had not answered the one
-// before either. First attempts then take the slow lane, for longer each time: on AWS a probe that hangs holds one of few
-// invocations, and each process makes its own probes. A random part keeps processes from probing together.
+// noteHang records that the endpoint hangs, and sends first attempts to the slow lane. again says that the previous attempt hung, too; the
+// time is then doubled, because every process makes its own probes, and on AWS a hanging probe holds one of few invocations. A random part
+// keeps processes from probing at the same time.
 func (e *endpointState) noteHang(again bool, now time.Time) {
 	if e.hold = min(2*e.hold, maxHold); !again || e.hold == 0 {
 		e.hold = slowFor
@@ -335,11 +334,11 @@ func Later(a, b time.Time) time.Time {
 	return b
 }
 
-// Failing is the number of endpoints that get no attempt of the fast lane now. Slow endpoints get attempts of the slow lane. Paused
-// endpoints get no attempts until a time that they asked for, or for a pause that grows with their failures.
+// Failing counts the endpoints that get no first attempts in the fast lane now. Slow endpoints get attempts in the slow lane. Paused
+// endpoints get no attempts, because they sent Retry-After or failed repeatedly.
 type Failing struct{ Slow, Paused int }
 
-// Failing counts the endpoints that fail or are slow.
+// Failing counts the slow and the paused endpoints.
 func (l *Lanes) Failing() (n Failing) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -355,28 +354,28 @@ func (l *Lanes) Failing() (n Failing) {
 	return n
 }
 
-// On AWS, an attempt that hangs holds one of few processes. A process that has not sent to the endpoint before, or not for a while,
-// would wait until the patience of the fast lane ends. So a process that notices a hanging endpoint writes a mark. Other processes
-// read the mark in two cases:
+// On AWS, an attempt that hangs holds one of few processes until the patience of the fast lane ends, and each process would have to learn
+// that by itself. So a process that finds a hanging endpoint writes an item to the store, the endpoint's mark. Other processes read the
+// mark in two cases:
 //
-//   - Their attempt takes longer than usual. If there is a mark, its page does not wait for it any longer.
-//   - The endpoint did not answer their last attempt, and it is time for a probe. While the attempts of the slow lane hang, they
-//     renew the mark, and are probes enough. So the page makes none, and does not wait for one.
+//   - An attempt takes longer than usual. If the endpoint has a mark, the page stops waiting for the attempt.
+//   - The last attempt had no answer, and it is time for a probe. If attempts of the slow lane still hang, they have renewed the
+//     mark and serve as probes, so the page makes none.
 //
-// That costs a write per attempt that hangs, and a read per late answer and per half minute of each process.
+// So a hanging attempt costs one write. A late answer costs one read, and so does every half minute in which a process would send a probe.
 
-// hangKey returns the key of the mark of a hanging endpoint. The version of the item is the time until which processes need no
-// probe. The item outlives that time. If the endpoint answers again, the mark then harms only attempts that are late.
+// hangKey returns the key of an endpoint's mark. The item's version is the time until which processes need not probe. The item expires
+// later than that. If the endpoint answers again in the meantime, the mark only harms attempts whose answers are late.
 func hangKey(endpoint string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
 }
 
-// slowLaneProbes is how long a mark of the slow lane replaces probes. An endpoint that hangs gets an attempt of the slow lane about
-// every 80 s, which is its longest pause and the time limit of an attempt.
+// slowLaneProbes is how long first attempts skip their probe after an attempt of the slow lane hung. A hanging endpoint gets such an
+// attempt about every 80 s: a pause of [maxHangPause] and the time limit of an attempt.
 const slowLaneProbes = 2 * time.Minute
 
-// Hang records that an attempt has had no answer for so long that the endpoint hangs. Further first attempts then take the slow lane, in
-// all processes.
+// Hang records that the endpoint hangs, because the slot's attempt has had no answer for so long. In all processes, first attempts then
+// take the slow lane.
 func (s *Slot) Hang(ctx context.Context) {
 	l := s.lanes
 	if s.Usual == 0 {
@@ -392,7 +391,7 @@ func (s *Slot) Hang(ctx context.Context) {
 	}
 }
 
-// Warn tells the other processes that an attempt of the slow lane has had no answer.
+// Warn tells other processes that an attempt in the slow lane hangs.
 func (s *Slot) Warn(ctx context.Context) {
 	if l := s.lanes; l.limits.Hurry > 0 {
 		l.mark(ctx, s.Endpoint, l.now().Add(slowLaneProbes))
@@ -404,7 +403,7 @@ func (l *Lanes) mark(ctx context.Context, endpoint string, until time.Time) {
 	_ = l.rate.db.Write(ctx, store.Put(it)) // without it, others find out later
 }
 
-// readMark returns the mark of an endpoint, or nil without a mark.
+// readMark returns an endpoint's mark, or nil if there is none or it cannot be read.
 func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
 	items, err := l.rate.db.Get(ctx, hangKey(endpoint))
 	if err != nil || items[0] == nil || !l.now().Before(items[0].Expires) {
@@ -413,14 +412,14 @@ func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
 	return items[0]
 }
 
-// Warned reports whether another process knows that the endpoint hangs.
+// Warned reports whether another process has found that the endpoint hangs.
 func (s *Slot) Warned(ctx context.Context) bool {
 	s.warned = s.lanes.readMark(ctx, s.Endpoint) != nil
 	return s.warned
 }
 
-// spareProbe reports whether another process has seen that the endpoint still hangs, so that no probe is needed. First attempts then
-// continue to take the slow lane. It is called without the lock.
+// spareProbe reports whether the endpoint's mark says that no probe is needed. First attempts then continue to take the slow lane. The
+// caller must not hold the lock.
 func (l *Lanes) spareProbe(ctx context.Context, e *endpointState) bool {
 	mark := l.readMark(ctx, e.id)
 	if mark == nil || l.now().Unix() >= mark.Version {

@@ -1,5 +1,5 @@
-// Package lane decides which attempts of webhooks may start, when and in which order. It limits what endpoints, their origins and
-// principals use of a process, and learns from the outcomes which endpoints are slow or fail.
+// Package lane decides when an attempt to send a webhook may start, and in which order. It limits the slots and the memory that one
+// endpoint, origin or principal uses, and learns from the outcomes which endpoints are slow or fail.
 //
 // There are two lanes. The fast lane is for first attempts, which hold up a page of subscribers. The slow lane is for retries, and
 // for first attempts to endpoints that are slow or fail.
@@ -19,12 +19,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Lanes are the lanes of a process. Every attempt holds a [Slot] of a lane, from [Lanes.Reserve] or [Lanes.ReserveSlow] until
-// [Slot.Done]. A slot also counts the bytes of the attempt's bodies, so memory is bounded whatever the size of the payloads.
+// Lanes are the fast and the slow lane of a process. Every attempt holds a [Slot], from [Lanes.Reserve] or [Lanes.ReserveSlow] until
+// [Slot.Done]. A slot also counts the bytes of the attempt's bodies, so that memory is bounded even if payloads are large.
 //
-// The fast lane has a number of slots and bytes for the whole process. An endpoint may use only a part of them, and so may all
-// endpoints together that take their time for an answer. Attempts that wait are served in turn: first the principals, then the
-// endpoints of each, then the attempts of each endpoint in the order in which their events were queued.
+// The fast lane has a number of slots and bytes for the whole process. One endpoint may use only a part of them. The same holds for all
+// unhurried endpoints together, i.e. endpoints that need over [unhurriedAnswer] for an answer. Waiting attempts are served in turn: the
+// principals take turns, the endpoints of each principal take turns, and each endpoint's attempts are served in the order in which their
+// events were queued.
 type Lanes struct {
 	limits Limits
 	rate   endpointRates
@@ -52,26 +53,26 @@ type Limits struct {
 	Detached    int   // attempts that outlive the patience of the fast lane
 	Bytes       int64 // of bodies: half for the fast lane, a quarter for the slow one, a quarter for attempts that hang
 	Rate        int64 // attempts per second and endpoint, of all processes together; 0 is no limit
-	// Patience is how long an attempt may keep a slot of the fast lane without an answer; 0 waits to the end.
+	// Patience is how long an attempt may keep a slot of the fast lane without an answer. 0 means until the attempt ends.
 	Patience time.Duration
-	// SlowAnswer is how long an endpoint takes for an answer that counts as slow. Further attempts then take the slow lane.
+	// SlowAnswer is the time after which an answer counts as slow. The endpoint's next attempts then take the slow lane.
 	SlowAnswer time.Duration
-	// Hurry, if it is not 0, is the least time for which a page in a hurry waits for an attempt; see [Call.Hurry].
+	// Hurry is the shortest time for which a page in a hurry waits for an attempt; see [Call.Hurry]. 0 means that no page is in a hurry.
 	Hurry time.Duration
 }
 
 const (
-	// unproven limits the attempts to an endpoint that has not answered one with success yet: it may hang.
+	// unproven limits the concurrent attempts to an endpoint that has never answered with success, because it may hang.
 	unproven = 8
-	// unhurriedAnswer is how long an endpoint that takes its time needs for an answer. These endpoints, and endpoints that may hang,
-	// together get at most three quarters of the fast lane, so that there is always a slot for the others.
+	// unhurriedAnswer is the time for an answer from which on an endpoint counts as unhurried. Unhurried endpoints, and endpoints that may
+	// hang, together get at most three quarters of the fast lane, so that quick endpoints always find a slot.
 	unhurriedAnswer = 200 * time.Millisecond
-	// maxWaiters is how many attempts may wait for each slot of the fast lane, on average. When there are more, no principal
-	// has more of them waiting than the others.
+	// maxWaiters is the number of attempts per slot of the fast lane that may wait. If more wait, only principals with less than the
+	// average number of waiting attempts may add one.
 	maxWaiters = 16
 )
 
-// New returns empty lanes. The store counts the attempts of all processes for the rate limit.
+// New returns lanes without attempts. The store holds the rate limit's counts, because all processes share them.
 func New(db store.DB, limits Limits, now func() time.Time) *Lanes {
 	l := &Lanes{limits: limits, rate: endpointRates{db: db, limit: limits.Rate, now: now}, now: now, waiting: map[string]int{}}
 	all := usage{slots: limits.Attempts, bytes: limits.Bytes / 2}
@@ -80,13 +81,13 @@ func New(db store.DB, limits Limits, now func() time.Time) *Lanes {
 	return l
 }
 
-// usage is a number of attempts and the bytes of their bodies.
+// usage counts concurrent attempts and the bytes of their bodies.
 type usage struct {
 	slots int
 	bytes int64
 }
 
-// fits reports whether another attempt is within a limit. The first one always is.
+// fits reports whether one more attempt is within a limit. If there are no attempts, one always fits.
 func (u usage) fits(bytes int64, limit usage) bool {
 	return u.slots == 0 || u.slots < limit.slots && u.bytes+bytes <= limit.bytes
 }
@@ -101,41 +102,41 @@ func (u *usage) remove(bytes int64) {
 	u.bytes -= bytes
 }
 
-// Call is an attempt that is to be made.
+// Call describes an attempt for which a slot is requested.
 type Call struct {
 	Endpoint  string // its id, the same in all processes
 	URL       string // "" if it is not known yet
 	Principal string // with its workspace
 	Bytes     int64  // of the event
 	Since     int64  // when the event was queued, in milliseconds since 1970
-	// Hurry asks for an attempt that does not hold up its page. When it takes longer than the endpoint's answers usually do, it
-	// continues without the page, until the patience of the fast lane ends. The first attempts to an endpoint hold it up.
+	// Hurry says that the page is in a hurry: if the attempt takes longer than the endpoint's answers usually do, it continues without the
+	// page, until the patience of the fast lane ends. The page always waits for the first attempts to an endpoint.
 	Hurry bool
 }
 
-// Verdict is the answer to whether an attempt may start in the fast lane.
+// Verdict says whether an attempt got a slot of the fast lane.
 type Verdict int
 
 const (
-	// Granted attempts start now.
+	// Granted means that the attempt has its slot.
 	Granted Verdict = iota
-	// SlowLane attempts belong to the slow lane, because their endpoint fails or is slow.
+	// SlowLane means that the attempt must take the slow lane, because its endpoint fails or is slow.
 	SlowLane
-	// TooLate attempts got no slot in time.
+	// TooLate means that no slot was free in time.
 	TooLate
 )
 
 // Patience is how long a page waits for slots.
 type Patience struct {
-	// Busy is until when the page waits for an endpoint that has all the attempts under way that it may have. Others is until
-	// when it waits for slots that other endpoints have.
+	// Until Busy, the page waits even if its endpoint has as many attempts under way as allowed. Until Others, it waits if only other
+	// endpoints' attempts use up the slots.
 	Busy, Others time.Time
-	// Hurry is the [Call.Hurry] of its attempts.
+	// Hurry is [Call.Hurry] of the page's attempts.
 	Hurry bool
 }
 
-// Reserve takes a slot of the fast lane. It waits for one as long as p says. A first attempt must not overtake the deliveries that
-// wait for the endpoint's rate limit, so it then belongs to the slow lane.
+// Reserve returns a slot of the fast lane, and waits for one as long as p says. The verdict is SlowLane if earlier deliveries wait for the
+// endpoint's rate limit, because a first attempt must not overtake them.
 func (l *Lanes) Reserve(ctx context.Context, c Call, p Patience) (*Slot, Verdict) {
 	if l.rate.hasWaiting(c.Endpoint, l.now()) {
 		return nil, SlowLane
@@ -197,7 +198,7 @@ func (l *Lanes) Reserve(ctx context.Context, c Call, p Patience) (*Slot, Verdict
 	}
 }
 
-// full reports whether an endpoint has all the attempts under way that it may have.
+// full reports whether an endpoint has as many attempts under way as it may have.
 func (l *Lanes) full(e *endpointState, bytes int64) bool {
 	limit := usage{slots: l.limits.PerEndpoint, bytes: l.limits.Bytes / 8}
 	if !e.proven {
@@ -236,7 +237,7 @@ func (l *Lanes) take(e *endpointState, p *pool, c Call) *Slot {
 	return s
 }
 
-// Slot is the permission to make an attempt.
+// Slot is the permission to make one attempt.
 type Slot struct {
 	lanes *Lanes
 	e     *endpointState
@@ -244,15 +245,16 @@ type Slot struct {
 	kind   slotKind
 	pool   *pool // of a fast slot
 	Waited bool  // for it
-	// Patience is how long an attempt may keep the slot without an answer, or 0 if it may wait to the end.
+	// Patience is how long the page waits for an answer. 0 means until the attempt ends.
 	Patience time.Duration
-	// Rest is how long an attempt in a hurry may take after that. A detached attempt counts as hanging after its Patience.
+	// Rest is how long the attempt of a page in a hurry may continue after the page's Patience. In the slot of a detached attempt, Patience
+	// is the time after which the attempt counts as hanging.
 	Rest time.Duration
-	// Usual is the time within which nearly all answers of the endpoint arrive, or 0 without [Limits.Hurry].
+	// Usual is the time within which nearly all answers of the endpoint arrive. It is 0 if [Limits.Hurry] is.
 	Usual  time.Duration
 	hung   bool // the endpoint did not answer the last attempt in time
 	warned bool // another process knows that
-	// doubtful attempts of the slow lane may hang. They use the memory of attempts that hang.
+	// doubtful is true for an attempt in the slow lane that may hang. It counts as a hanging attempt for the limit of memory.
 	doubtful bool
 	origin   *originState // whose shares it uses
 }
@@ -266,10 +268,10 @@ const (
 	hangingSlot
 )
 
-// Unused is the outcome of a slot without an attempt.
+// Unused is the outcome to release a slot with if no attempt was made.
 var Unused = webhook.Outcome{Category: webhook.Aborted}
 
-// Done releases a slot with the outcome of its attempt. Further calls have no effect.
+// Done releases the slot and records its attempt's outcome. Further calls have no effect.
 func (s *Slot) Done(out webhook.Outcome) {
 	l := s.lanes
 	l.mu.Lock()
@@ -288,7 +290,7 @@ func (s *Slot) Done(out webhook.Outcome) {
 	l.grantFast(s.e)
 }
 
-// release gives back the slot's share of all limits. It is called with the lock.
+// release frees what the slot uses of all limits. The caller holds the lock.
 func (s *Slot) release() {
 	l, e := s.lanes, s.e
 	switch s.kind {
@@ -317,11 +319,11 @@ func (s *Slot) release() {
 	s.kind = noSlot
 }
 
-// held returns the memory that an attempt outside of a page needs, for its decoded event and for the webhook.
+// held returns the memory that an attempt without a page needs: for its decoded event and for the webhook's body.
 func (s *Slot) held() int64 { return 2 * s.Bytes }
 
-// Start reports whether the attempt may start now by the endpoint's rate limit. The caller calls it right before the POST. A
-// slot of the slow lane learns the URL only then.
+// Start reports whether the endpoint's rate limit allows the attempt now. It must be called right before the POST. url is the endpoint's
+// URL, which a slot of the slow lane does not have before.
 func (s *Slot) Start(ctx context.Context, url string) bool {
 	if !s.lanes.rate.allow(ctx, s.Endpoint) {
 		return false
@@ -330,9 +332,9 @@ func (s *Slot) Start(ctx context.Context, url string) bool {
 	return true
 }
 
-// Detach ends the patience of the fast lane with an attempt that has had no answer. If the attempt may continue without its page,
-// Detach releases the slot and returns another one, which the caller releases when the attempt has ended. Otherwise it returns
-// nil. The caller then waits for the slot's Rest, calls Hang if there is a Usual time, cancels the attempt and releases the slot.
+// Detach is called when the page stops waiting for an attempt. If the attempt may continue without its page, Detach releases the slot and
+// returns another one, which the caller releases when the attempt has ended. Otherwise it returns nil. The caller then waits for the slot's
+// Rest, calls Hang if Usual is not 0, cancels the attempt and releases the slot.
 func (s *Slot) Detach() *Slot {
 	l, e := s.lanes, s.e
 	l.mu.Lock()
@@ -359,27 +361,27 @@ func (s *Slot) Detach() *Slot {
 	return detached
 }
 
-// Attempts that wait for a slot of the fast lane are served in turn. The slow lane serves its attempts in order of arrival.
+// The types below hold the attempts that wait for a slot of the fast lane, so that principals and endpoints can take turns.
 
 const (
 	quickPool = iota
 	unhurriedPool
 )
 
-// pool is the part of the fast lane for one class of endpoints.
+// pool is a part of the fast lane: one is for quick endpoints, the other for unhurried endpoints and endpoints that may hang.
 type pool struct {
 	limit, used usage
 	ring        []*share // the principals with attempts that could start, in turn
 }
 
-// share holds the attempts of one principal that wait in a pool.
+// share is one principal's place in a pool's ring. It holds the principal's attempts that could start.
 type share struct {
 	principal string
 	ring      []*flow // endpoints, in turn
 }
 
-// flow is a principal's attempts that wait for a slot of the same endpoint. It is in the ring of a pool, unless the endpoint
-// is at its limit of concurrent attempts.
+// flow holds the waiting attempts of one principal to one endpoint. It is in its pool's ring unless the endpoint has as many attempts under
+// way as it may have.
 type flow struct {
 	e         *endpointState
 	principal string
@@ -418,7 +420,7 @@ func (l *Lanes) enqueue(e *endpointState, w *waiter) {
 	}
 }
 
-// list puts a flow at the end of its pool's ring, unless its endpoint is busy.
+// list puts a flow at the end of its pool's ring, unless the endpoint is full.
 func (l *Lanes) list(f *flow) {
 	if l.full(f.e, f.waiting[0].call.Bytes) {
 		return
@@ -432,7 +434,7 @@ func (l *Lanes) list(f *flow) {
 	f.pool.ring[i].ring = append(f.pool.ring[i].ring, f)
 }
 
-// unlist takes a flow out of the ring. Its principal's turn is over.
+// unlist takes a flow out of the ring, and moves its principal to the end, because it had its turn.
 func (l *Lanes) unlist(f *flow) {
 	p := f.pool
 	if p == nil {
@@ -475,7 +477,8 @@ func (l *Lanes) answer(w *waiter, s *Slot, v Verdict) {
 	close(w.ready)
 }
 
-// grantFast gives free slots of the fast lane to waiting attempts, after an attempt to the given endpoint has ended.
+// grantFast gives free slots of the fast lane to waiting attempts. It is called after the state of the endpoint has changed, for example
+// because an attempt has ended.
 func (l *Lanes) grantFast(e *endpointState) {
 	for _, f := range slices.Clone(e.flows) {
 		if f.pool == nil {
@@ -501,7 +504,7 @@ func (l *Lanes) grantFast(e *endpointState) {
 	}
 }
 
-// grantFrom gives one slot to the attempt of a pool whose turn it is, and reports whether it did.
+// grantFrom gives a slot to the next waiting attempt of a pool, and returns false if none can start.
 func (l *Lanes) grantFrom(p *pool) bool {
 	for len(p.ring) > 0 {
 		f := p.ring[0].ring[0]
@@ -528,9 +531,9 @@ func (l *Lanes) grantFrom(p *pool) bool {
 // with the second. The limit therefore holds exactly, but up to one lease per process may be wasted. We cannot use
 // x/time/rate because it limits a single process.
 //
-// A delivery without a token waits for its turn in a later second. Turns are leased in the same way as tokens, so that the
-// waiting deliveries of all processes arrive at the rate that the endpoint can have. A turn is not a token: an attempt needs
-// one when its turn comes.
+// A delivery that gets no token is retried in a later second, its turn. Processes lease turns in the same way as tokens, so that the
+// waiting deliveries of all processes together arrive at the rate of the limit. A turn does not guarantee a token: when it comes, the
+// attempt still has to take one.
 type endpointRates struct {
 	db    store.DB
 	limit int64 // per second; 0 is no limit
@@ -540,7 +543,7 @@ type endpointRates struct {
 	byID map[string]*tokenLease
 }
 
-// tokenLease is a process's share of one endpoint's attempts.
+// tokenLease holds the tokens and turns of one endpoint that this process has leased.
 type tokenLease struct {
 	lease *semaphore.Weighted // one write at a time
 
@@ -553,17 +556,17 @@ type tokenLease struct {
 }
 
 const (
-	// maxSeek bounds how many seconds are tried for a turn, and seekStep how many seconds are skipped after a full one. So
-	// the search reaches an hour further than the last turn of this process.
+	// maxSeek is the number of seconds that are tried for a turn. After each full second the search skips more seconds, up to seekStep. So
+	// it reaches about an hour beyond the last turn of this process.
 	maxSeek  = 70
 	seekStep = 60
 )
 
-// leasesPerSecond is the number of leases into which a second's attempts are divided.
+// leasesPerSecond is the number of leases into which the tokens of a second are divided.
 const leasesPerSecond = 4
 
-// allow takes a token for one attempt. If the store does not answer, it allows the attempt, because a limit that protects an
-// endpoint must not cut it off.
+// allow takes a token for one attempt, or returns false if the tokens of this second are used up. If the store does not answer, it allows
+// the attempt, because the rate limit must not stop all deliveries to an endpoint.
 func (r *endpointRates) allow(ctx context.Context, id string) bool {
 	if r.limit == 0 {
 		return true
@@ -607,7 +610,7 @@ func (r *endpointRates) get(id string) *tokenLease {
 	return t
 }
 
-// take uses a token of the lease. Known is false if the store has to be asked.
+// take takes a token from the current lease. known is false if there is no lease for this second, so that the caller has to get one.
 func (r *endpointRates) take(id string, now time.Time) (ok, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -622,14 +625,14 @@ func (r *endpointRates) take(id string, now time.Time) (ok, known bool) {
 	return false, t.spent
 }
 
-// count adds n to the tokens or turns of a second. It returns [store.ErrConflict] if the second has no n left.
+// count leases n tokens or turns of a second in the store. It returns [store.ErrConflict] if fewer than n are left.
 func (r *endpointRates) count(ctx context.Context, id, sort string, second time.Time, n int64) error {
 	op := store.Add(store.Key{Table: store.Deliveries, Partition: "t#" + id, Sort: sort}, map[string]int64{"n": n}, map[string]int64{"n": r.limit})
 	op.Item.Expires = second.Add(time.Minute)
 	return r.db.Write(ctx, op)
 }
 
-// reserve returns how long a delivery waits for its turn.
+// reserve leases a turn for a delivery and returns the time until then.
 func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) time.Duration {
 	if r.limit == 0 {
 		return 0
@@ -652,7 +655,7 @@ func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) t
 	r.mu.Unlock()
 	n := max(1, r.limit/leasesPerSecond)
 	for step, tries := int64(1), 0; tries < maxSeek; tries++ {
-		// If the store does not answer, the process spaces its own deliveries.
+		// If the store does not answer, the process uses the turns anyway, so that at least its own deliveries keep to the rate.
 		if err := r.count(ctx, id, fmt.Sprintf("turn#%d", second), time.Unix(second, 0), n); !errors.Is(err, store.ErrConflict) {
 			break
 		}
@@ -666,7 +669,7 @@ func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) t
 	return time.Unix(second, 0).Sub(now)
 }
 
-// hasWaiting reports whether earlier deliveries wait for their turns. A first attempt must not overtake them.
+// hasWaiting reports whether earlier deliveries to the endpoint wait for their turns.
 func (r *endpointRates) hasWaiting(id string, now time.Time) bool {
 	if r.limit == 0 {
 		return false

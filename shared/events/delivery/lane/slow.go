@@ -7,14 +7,15 @@ import (
 	"time"
 )
 
-// slowWaiter waits for a slot of the slow lane.
+// slowWaiter is an attempt that waits for a slot of the slow lane.
 type slowWaiter struct {
 	slot  *Slot
 	ready chan struct{} // closed when it has got one
 }
 
-// ReserveSlow takes a slot of the slow lane, or returns the time after which the caller tries again. If the endpoint answers
-// quickly, even with failures, ReserveSlow waits for its next slot, because a rejected delivery returns later each time.
+// ReserveSlow returns a slot of the slow lane, or the time after which the caller tries again. It waits up to [slotWait] for a
+// slot if the endpoint answers quickly, even with failures, because returning the delivery to the queue would take longer each
+// time.
 func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *Slot, wait time.Duration) {
 	l.mu.Lock()
 	e := l.get(c.Endpoint, c.URL)
@@ -44,7 +45,7 @@ func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *Slot, wait time.Dur
 	return w.slot, 0
 }
 
-// takeSlow takes a slot of the slow lane if there is one. It is called with the lock.
+// takeSlow returns a slot of the slow lane, or the time after which to try again. The caller holds the lock.
 func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *Slot, wait time.Duration) {
 	s = &Slot{lanes: l, e: e, Call: c, kind: slowSlot, doubtful: e.isDoubtful(now)}
 	used, others := &l.slowBytes, e.slow+e.hanging
@@ -70,7 +71,7 @@ func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *Slot, wait
 	return s, 0
 }
 
-// grantSlow gives free slots of the slow lane to the attempts that wait for the endpoint. It is called with the lock.
+// grantSlow gives free slots of the slow lane to the endpoint's waiting attempts. The caller holds the lock.
 func (l *Lanes) grantSlow(e *endpointState, now time.Time) {
 	for len(e.queued) > 0 {
 		w := e.queued[0]
@@ -85,9 +86,9 @@ func (l *Lanes) grantSlow(e *endpointState, now time.Time) {
 	}
 }
 
-// Postpone returns when a delivery that got no slot of the fast lane may be attempted in the slow one. Turn is how long the rate
-// limit makes it wait, which does not count as time of its schedule. Wait is at least as long, and ends when the endpoint may
-// get attempts again.
+// Postpone returns how long a delivery waits that moves to the slow lane before its first attempt. turn is the wait for the rate
+// limit, which does not count as time of the delivery's schedule. wait is at least turn, and also lasts until the endpoint's
+// pause ends.
 func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.Duration) {
 	now := l.now()
 	l.mu.Lock()
@@ -100,7 +101,7 @@ func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.
 	return turn, max(turn, wait)
 }
 
-// NextTurn reserves a turn under the endpoint's rate limit and returns how long the delivery waits for it.
+// NextTurn reserves the next turn under the endpoint's rate limit and returns the time until then.
 func (l *Lanes) NextTurn(ctx context.Context, endpoint string) time.Duration {
 	return l.rate.reserve(ctx, endpoint, l.now())
 }
