@@ -1,7 +1,8 @@
-// Package lifecycle has what deliveries do to their subscription, and the other way around: gap notices, suspension with its
-// backlog, disabling, termination, and the watermark up to which a subscription's deliveries are settled.
+// Package lifecycle ends, disables and suspends subscriptions because of their deliveries, and stores and reactivates the
+// deliveries of suspended ones. It sends gap notices, and finds the watermark: the position in the event log up to which a
+// subscription's deliveries are settled.
 //
-// It does not make attempts. Package delivery makes them, and package retry calls the [Manager] after a failed one.
+// Package delivery makes the attempts, and package retry calls the [Manager] after a failed one.
 package lifecycle
 
 import (
@@ -45,27 +46,30 @@ type Manager struct {
 	Metrics       *metric.Set // may be nil
 }
 
-// Gaps has what gap notices need beyond other deliveries.
+// Gaps has what is needed to make gap notices.
 type Gaps struct {
 	Log *eventlog.Log
-	// Sealer makes cursors, and the ids of messages.
+	// Sealer encrypts cursors and hashes the ids of messages.
 	Sealer func(context.Context) (*eventlog.Sealer, error)
 }
 
 // The deliveries of a suspended subscription form a backlog and use up none of their retries (SEP-3415, webhook event
-// delivery). A delivery that becomes due is suspended: it keeps its item but has no due entry. An event that was published
-// before the suspension and dispatched after it joins the backlog, too. Later events are in the log.
+// delivery). When a delivery becomes due, it stays in the store without a due entry. An event that was published before the
+// suspension but dispatched after it also joins the backlog. Later events need not, because the refresh reads them from the
+// log.
 //
-// A refresh first makes the subscription active, then reactivates the backlog and replays the log. A worker that suspends a
-// delivery reads the subscription again afterwards, so either the worker or the refresh sees the other.
+// A refresh first makes the subscription active, and then reactivates the backlog and replays the log. A worker first suspends
+// a delivery, and then reads the subscription again. So one of the two always sees what the other has written, and no delivery
+// stays behind.
 
-// Replays reports whether an event was published after the suspension of its subscriber. The refresh then replays it from the
-// log, so it does not join the backlog.
+// Replays reports whether an event was published after its subscriber was suspended. Such an event does not join the backlog,
+// because the refresh replays it from the log.
 func Replays(sub *subscription.Subscriber, e *event.Event) bool {
 	return e.Published.After(time.UnixMicro(sub.Suspended).Add(2 * eventlog.MaxSkew))
 }
 
-// SuspendDelivery puts a delivery into the backlog. The event is stored with a new delivery, and nil for a stored one.
+// SuspendDelivery puts a delivery into the backlog. e is the event of a new delivery, and nil for a delivery that is stored
+// already.
 func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *event.Event) error {
 	whose, err := m.Deliveries.Suspend(ctx, del, e)
 	if err != nil || whose != state.Mine {
@@ -102,26 +106,26 @@ func (m *Manager) ReactivateAll(ctx context.Context, workspace string, r task.Re
 	})
 }
 
-// A subscription whose endpoint only fails for [DisableAfter] is disabled. Its owner sees that in the subscription's resource,
-// operators see it in a metric, and both receive an event if the catalog has a type for it.
+// A subscription is disabled if all its attempts have failed for [DisableAfter]. Its owner sees that in the subscription's
+// resource, operators see it in a metric, and both receive an event if the catalog has a type for it.
 
 const (
-	// DisableAfter is the time for which every attempt must have failed.
+	// DisableAfter is how long all attempts must have failed.
 	DisableAfter = 5 * 24 * time.Hour
-	// disableFailures is the number of attempts that must have failed. Otherwise one failure followed by five days without
-	// events would be enough, and so would a failure before a success that was not written.
+	// disableFailures is the number of attempts that must have failed. It keeps a subscription with few events from being
+	// disabled because of one failure, or because a success between failures was not recorded.
 	disableFailures = 10
-	// DisabledURI is the URI of the event for a subscription that was disabled.
+	// DisabledURI is the URI of the event that announces a disabled subscription.
 	DisabledURI = "event://mcpevents/subscription-disabled"
 )
 
-// OnlyFails reports whether every attempt failed for long enough.
+// OnlyFails reports whether a subscription should be disabled, because enough attempts over enough time have all failed.
 func OnlyFails(sub *subscription.Subscriber, st subscription.Status, now time.Time) bool {
 	since := max(st.FailedSince.Unix(), sub.Resumed)
 	return st.Failures >= disableFailures && now.Unix()-since >= int64(DisableAfter/time.Second)
 }
 
-// Disable disables the subscription of an endpoint and announces it, once.
+// Disable disables a subscription, and publishes the event for it if the subscription was not disabled before.
 func (m *Manager) Disable(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
 	ended, err := m.Subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, reason, sub.Resumed)
 	if err != nil || !ended {
@@ -135,8 +139,8 @@ func (m *Manager) Disable(ctx context.Context, workspace string, sub *subscripti
 	return nil
 }
 
-// publishDisabled publishes the event, unless the catalog lacks its type or an access rule for it. The rule is required
-// because the event names principals.
+// publishDisabled publishes the event for a disabled subscription, if the catalog has the event type with an access rule.
+// Without a rule, everybody could read the names of principals in it.
 func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
 	cat, err := m.Terminator.Review.Catalog.Catalog(ctx, workspace)
 	if err != nil {
@@ -166,26 +170,28 @@ func ruled(e *catalog.Entry) bool {
 // A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, and from which cursor
 // the client can resume (SEP-3415, Non-event webhook bodies and Cursor Lifecycle). There are two causes:
 //
-//   - A delivery is abandoned. The cursor lies before its event and before all open deliveries, so one notice also covers
-//     the deliveries that are abandoned later in the same outage. The notice is written before the dead letter. A crash in
-//     between announces a gap too early, but never hides one.
-//   - A suspension lasts longer than the log's retention. Its notice is written before the suspension. It is due when the log
-//     no longer reaches back to the suspension, and dropped if the subscription is active again by then.
+//   - A delivery is given up. The notice's cursor lies before its event and before all open deliveries, so one notice also covers
+//     deliveries that are given up later in the same outage. The notice is written before the dead letter. After a crash in
+//     between, the notice comes too early, but no gap stays hidden.
+//   - A suspension lasts longer than the log's retention. The notice is written before the suspension, due when the log no
+//     longer reaches back to it. The notice is dropped if the subscription is active again by then.
 //
-// A notice is a delivery of its own, next to the deliveries of events.
+// A notice is sent as a delivery of its own.
 
 const (
 	// gapEvery is the minimum time between two gap notices of a subscription.
 	gapEvery = time.Minute
-	// gapFor is how long a notice is retried after its schedule is over. By then, an endpoint that only fails is disabled.
+	// gapFor is how long a notice is retried, even after its schedule is over. An endpoint that fails for that long is
+	// disabled.
 	gapFor = DisableAfter
-	// gapRetry is the longest time between two of these retries.
+	// gapRetry is the longest time between two retries after the schedule.
 	gapRetry = time.Hour
-	// suspensionGap is the key of the notice for a suspension. The keys of events are hashes.
+	// suspensionGap is the key of a suspension's notice among the subscription's deliveries. It differs from all others,
+	// because they are hashes.
 	suspensionGap = "~gap"
 )
 
-// announcedGap is the last gap that was announced to a subscription. It is the value of an item.
+// announcedGap is the stored value that describes the last gap notice of a subscription.
 type announcedGap struct {
 	V    int    `json:"v"`
 	ID   string `json:"id"`   // of the notice
@@ -193,7 +199,7 @@ type announcedGap struct {
 	At   int64  `json:"at"`   // when it was written, in microseconds since 1970
 }
 
-// AnnounceGap sends a gap notice for a delivery that is about to be abandoned, unless an earlier notice covers it.
+// AnnounceGap sends a gap notice for a delivery that is about to be given up, unless an earlier notice covers it.
 func (m *Manager) AnnounceGap(ctx context.Context, del *state.Delivery) error {
 	if m.Gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || m.Terminator.plain(del.Target) {
 		return nil
@@ -240,10 +246,10 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 	return done, err
 }
 
-// lastGap reads the last gap of a subscription and reports whether its notice also announces the loss of a delivery. It
-// does if a client that resumes from the notice's cursor, as soon as the notice arrives, finds the event. So the event
-// must have been in the log by then. Its publication time does not show that, because an event may wait in the events
-// queue, but the time of its first attempt does, because fanout writes the log before it queues the delivery.
+// lastGap returns the last gap notice of a subscription. covers reports whether that notice is enough for another lost
+// delivery: a client that resumes from the notice's cursor, as soon as it gets the notice, must find the event in the log. The
+// event's publication time is no proof, because the event may have waited in the events queue. The time of the first attempt
+// is, because fanout writes an event to the log before it queues the deliveries.
 func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announcedGap, version int64, covers bool, err error) {
 	items, err := m.Deliveries.DB.Get(ctx, state.GapKey(del.Workspace, del.Subscription))
 	if err != nil {
@@ -266,8 +272,8 @@ func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announ
 	return last, version, notice[0] != nil, nil
 }
 
-// gapBody returns the message of a gap. Its cursor lies before the lost event and before all open deliveries, as far back as
-// the log reaches.
+// gapBody returns the body of a gap notice, and its cursor's position: before the lost event and all open deliveries, but not
+// before the beginning of the log.
 func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
 	sealer, err := m.Gaps.Sealer(ctx)
 	if err != nil {
@@ -298,8 +304,8 @@ func encodeGap(cursor string) json.RawMessage {
 	return body
 }
 
-// ForeseeGap writes the notice for a suspension that is about to begin. When the notice is due, [Manager.PrepareGap] decides
-// whether it is sent.
+// ForeseeGap stores the gap notice for a suspension that is about to begin, due when the log no longer reaches back to it.
+// Then [Manager.PrepareGap] decides whether the notice is sent.
 func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscription.Subscriber, name string) error {
 	if m.Gaps == nil || m.Terminator.plain(sub.Target.URL) {
 		return nil
@@ -311,7 +317,8 @@ func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscri
 	return err
 }
 
-// PrepareGap decides about a gap notice that is due: send it now, send it later if the time is not zero, or drop it.
+// PrepareGap decides what to do with a gap notice that is due. If send is true, it is sent now. Otherwise it is postponed
+// until later or, if later is zero, dropped.
 func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
 	if record == nil || record.Plain || m.Gaps == nil {
 		return false, later, nil
@@ -330,9 +337,9 @@ func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *s
 	return err == nil, later, err
 }
 
-// NextGap returns when a gap notice that has used up its schedule is sent again, or false if it is given up. The notice is
-// retried for longer than an event, because nothing else tells the client of the gap before its next refresh. Last is the
-// last delay of the schedule, and further the number of attempts after the schedule.
+// NextGap returns the delay of a gap notice after its schedule is over, or false if the notice is given up. A notice is
+// retried longer than an event, because otherwise the client learns of the gap only with its next refresh. last is the last
+// delay of the schedule, and further the number of attempts since then.
 func (m *Manager) NextGap(del *state.Delivery, last time.Duration, further int, retryAfter time.Duration) (time.Duration, bool) {
 	wait := min(max(last, time.Second)<<min(further, 12), gapRetry)
 	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), m.Deliveries.Now().Sub(del.First) < gapFor

@@ -35,9 +35,9 @@ type Terminator struct {
 	Review        *review.Review
 	// ErrorObject returns the error member of a termination notice: code, message and data.
 	ErrorObject func(profile spec.Profile, reason error) json.RawMessage
-	// Profile is the default for subscriptions without a profile.
+	// Profile is the profile of subscriptions that have none of their own.
 	Profile spec.Profile
-	// Plain are prefixes of target URLs that get no notices.
+	// Plain lists URL prefixes of endpoints that get no notices.
 	Plain []string
 	Now   func() time.Time
 	Log   *slog.Logger
@@ -58,8 +58,8 @@ func (t *Terminator) now() time.Time { return periodic.Clock(t.Now)() }
 
 func (t *Terminator) log() *slog.Logger { return cmp.Or(t.Log, slog.Default()) }
 
-// Terminate checks a subscription against the latest catalog and keys, and ends it if it may not continue. It deletes the
-// subscription and writes the due entry of its termination notice in one transaction, so that a crash cannot separate them.
+// Terminate checks a subscription against the latest catalog and keys, and ends it if it may not continue. One transaction
+// deletes the subscription and stores its termination notice, so that a crash cannot lose the notice.
 func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id string) (ended bool, err error) {
 	var (
 		notice *state.Delivery
@@ -84,7 +84,7 @@ func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id str
 		return true, nil
 	}
 	if err := t.Queue.Send(ctx, queue.Slow, notice.NextTask().Outgoing(0)); err != nil {
-		// The due entry brings the notice back.
+		// The periodic job for due deliveries will send the notice.
 		t.log().WarnContext(ctx, "termination notice postponed", "subscription", id, "error", err)
 	}
 	return true, nil
@@ -94,7 +94,7 @@ func (t *Terminator) plain(url string) bool {
 	return slices.ContainsFunc(t.Plain, func(prefix string) bool { return strings.HasPrefix(url, prefix) })
 }
 
-// notice returns the delivery of a termination notice.
+// notice returns a termination notice as a delivery.
 func (t *Terminator) notice(sub *subscription.Subscription, reason error) *state.Delivery {
 	body, _ := json.Marshal(struct { // its error member is JSON already
 		Type  string          `json:"type"`
@@ -106,16 +106,16 @@ func (t *Terminator) notice(sub *subscription.Subscription, reason error) *state
 	return del
 }
 
-// Ending is the number of live subscriptions of a workspace that a change of its catalog would end, and the reason.
+// Ending counts the subscriptions of a workspace that a changed catalog would end for the same reason.
 type Ending struct {
 	Workspace     string
 	Reason        string
 	Subscriptions int
 }
 
-// Endings counts the subscriptions that would end if the given catalogs replaced the current ones. It ends none. A workspace
-// without a new catalog keeps its current one. Endings leaves out subscriptions that end anyway, because of the current
-// catalog or because their principal has no key.
+// Endings counts the subscriptions that would end if the given catalogs replaced the current ones, but changes nothing. A
+// workspace without a new catalog keeps its current one. Endings leaves out subscriptions that end anyway, because of the
+// current catalog or because their principal has no key any more.
 func (t *Terminator) Endings(ctx context.Context, next catalog.Source) ([]Ending, error) {
 	workspaces, err := t.Lists.Workspaces(ctx)
 	if err != nil {
@@ -200,7 +200,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	return out, nil
 }
 
-// withChanges adds the changes of the event type to the reason of an ending.
+// withChanges adds to the reason what changed in the event type, for example a removed filter.
 func withChanges(reason string, changes []catalog.Change) string {
 	var what []string
 	for _, c := range changes {
@@ -214,7 +214,7 @@ func withChanges(reason string, changes []catalog.Change) string {
 	return fmt.Sprintf("%s (%s)", reason, strings.Join(what, ", "))
 }
 
-// hasNoKey reports whether a subscription's principal has no key that lets it subscribe.
+// hasNoKey reports whether the subscription's principal no longer has a key with the scope to subscribe.
 func (t *Terminator) hasNoKey(ctx context.Context, sub *subscription.Subscription) (bool, error) {
 	if t.Review.Directory == nil {
 		return false, nil
@@ -226,7 +226,7 @@ func (t *Terminator) hasNoKey(ctx context.Context, sub *subscription.Subscriptio
 	return !slices.ContainsFunc(who, func(p auth.Principal) bool { return p.Has(auth.ScopeSubscribe) }), nil
 }
 
-// Breaking returns an error for catalogs that would end subscriptions, or nil if there are no endings.
+// Breaking returns an error that lists the endings, or nil if there are none.
 func Breaking(endings []Ending) error {
 	if len(endings) == 0 {
 		return nil
@@ -239,20 +239,19 @@ func Breaking(endings []Ending) error {
 	return fault.New(fault.Invalid, "the changed catalog would end %d live webhook subscriptions: %s; --allow-breaking lets it", total, strings.Join(parts, ", "))
 }
 
-// Each delivery checks whether its subscription may continue. A subscription without events has no deliveries. So once a
-// minute, Recheck compares the catalog of every workspace that has subscriptions with the catalog of the last recheck, and
-// checks all subscriptions to event types that were removed or have other terms.
+// Each delivery checks whether its subscription may continue, but a subscription without events has no deliveries. So once
+// a minute, Recheck looks for workspaces whose catalog has changed since the last recheck, and checks their subscriptions
+// to event types that were removed or have other [catalog.Catalog.Terms].
 //
-// It rechecks each change twice, some time apart, because other processes may use the old catalog for [settings.MaxAge] and
-// accept subscriptions to a removed event type.
+// Each change is rechecked twice: immediately, and again after [settleAfter]. In between, other processes may still use the
+// old catalog, for up to [settings.MaxAge], and accept subscriptions to a removed event type.
 
-// settleAfter is the age of a catalog at which the second recheck begins.
+// settleAfter is the time between the first and the second recheck of a changed catalog.
 const settleAfter = 20 * time.Second
 
 // Recheck terminates the subscriptions that may not continue after a change of the catalog, and returns their number. A
-// recheck that is interrupted resumes where it stopped, and a workspace that fails does not stop the others. After an
-// interruption the next recheck begins with the workspaces that had no turn, because there may be more workspaces than one
-// recheck has time for.
+// workspace that fails does not stop the others. There may be more workspaces and subscriptions than one recheck has time
+// for, so the next one continues where the last one was interrupted, and begins with the workspaces that had no turn.
 func (t *Terminator) Recheck(ctx context.Context) (ended int, err error) {
 	t.rechecking.Lock()
 	defer t.rechecking.Unlock()
@@ -306,7 +305,7 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	default:
 		next = subscription.RecheckState{Settled: cat.Fingerprint(), Terms: cat.Terms()}
 	}
-	// The position of an interrupted recheck counts only for the same step.
+	// An interrupted recheck continues at its position only if the catalog has not changed again.
 	at := subscription.RecheckPosition{Step: next.Settled + next.Seen}
 	if last.At.Step == at.Step {
 		at = last.At
@@ -327,7 +326,8 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	return ended, t.Lists.SetRecheckState(ctx, workspace, next)
 }
 
-// affectedScopes returns the sorted scopes whose subscriptions may have lost access.
+// affectedScopes returns the scopes (see [match.Scope]) of event types whose terms have changed, and that of parent URIs,
+// sorted. Each subscription is listed under a scope.
 func affectedScopes(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {
@@ -341,7 +341,7 @@ func affectedScopes(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// recheckScope checks the subscriptions of a scope from a position on, and saves the position after each page.
+// recheckScope checks the subscriptions of one scope from a position on, and saves the position after each page.
 func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.RecheckState, at *subscription.RecheckPosition) (ended int, err error) {
 	var errs []error
 	for {

@@ -18,47 +18,47 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Watermark finds the position in the event log up to which the deliveries of a subscription are settled, that is, acknowledged
-// or dead-lettered. A client that resumes from this position misses no event. Two kinds of deliveries are open:
+// Watermark finds the position in the event log up to which the deliveries of a subscription are settled, i.e. acknowledged or
+// dead-lettered. A client that resumes from there misses no event. Two kinds of deliveries are not settled:
 //
-//   - Deliveries without a first attempt. They have no item, like successful deliveries, so Watermark uses a bound:
-//     all pages that were queued [dwell] before dispatch last recorded progress have been attempted, unless dispatch
+//   - Deliveries without a first attempt. The store has no item of them, just as of successful deliveries. So Watermark
+//     estimates: all pages that were queued [dwell] before dispatch last recorded progress have been attempted, unless dispatch
 //     recorded that it received one of them late.
 //   - Deliveries that wait for a retry, or are suspended with their subscription. Watermark reads their items.
 //
-// Positions are keys of the event log. The key of an event is at least its publication time minus the tolerated clock skew.
+// Positions are keys of the event log. An event's key is at least its publication time minus the tolerated clock skew.
 type Watermark struct {
 	DB store.DB
 }
 
 const (
-	// dwell limits how long a page stays queued while dispatch makes progress: the time until it is late, three steps of
-	// the tree of pages, and a visibility timeout after each.
+	// dwell is the longest time that a page can be queued while dispatch makes progress: the time after which it counts as late, plus three
+	// steps of splitting it into smaller pages, each with a visibility timeout.
 	dwell = 30 * time.Minute
 	// lateAfter is the age at which dispatch records a page as late.
 	lateAfter = 5 * time.Minute
-	// progressEvery is how often a process records progress, if it makes any.
+	// progressEvery is the time between two progress records of a process.
 	progressEvery = time.Minute
 
 	latePartition = "w#late"
 	countAt       = "at"
-	// maxOpen limits the deliveries that Settled reads.
+	// maxOpen is the largest number of stored deliveries that Settled reads.
 	maxOpen = 1000
 )
 
 var progressKey = store.Key{Table: store.Deliveries, Partition: "w#pace", Sort: "-"}
 
-// position returns a position before the key of any event that was published at that time.
+// position returns a position before the keys of all events that were published at a time.
 func position(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
 }
 
-// PausedPages returns the partition with an item for each page that waits for a switch. A watermark lies before all of them,
-// because their events have not been attempted.
+// PausedPages returns the partition that has an item for each page of the workspace that waits for a switch. A watermark lies before all of
+// these pages, because their events have not been attempted.
 func PausedPages(workspace string) string { return "w#paused#" + workspace }
 
-// EarliestKey returns the beginning of a page's sort key: a position before the page was sent and before all its events, so
-// that the first item of a partition is the earliest.
+// EarliestKey returns the beginning of the sort key of a page's item: a position before the page was sent and before all its events. So the
+// first item of the partition has the earliest position.
 func EarliestKey(sent time.Time, events []event.Event) string {
 	first := position(sent)
 	for _, e := range events {
@@ -67,13 +67,13 @@ func EarliestKey(sent time.Time, events []event.Event) string {
 	return fmt.Sprintf("%016d#", max(first, 0))
 }
 
-// Settled implements [subscription.Watermark]. It returns the position up to which no delivery of the subscription is open,
-// and reports whether later deliveries are.
+// Settled implements [subscription.Watermark]. It returns the position up to which all deliveries of the subscription are settled, and
+// reports whether there are open deliveries.
 func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64, open bool, err error) {
 	if at, err = w.attemptedUntil(ctx, workspace, id); err != nil {
 		return 0, false, err
 	}
-	// The items are read afterwards, so that a delivery that fails in between is among them.
+	// Read the stored deliveries after the progress. A delivery whose first attempt fails in between is then found here.
 	q := store.Query{Table: store.Deliveries, Partition: state.Key(workspace, id, "").Partition}
 	for seen := 0; ; {
 		page, err := w.DB.Query(ctx, q)
@@ -100,9 +100,9 @@ func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64
 	}
 }
 
-// attemptedUntil returns a position up to which every page has had its attempts, or 0 if it is unknown. A successful delivery to
-// the subscription also shows progress of dispatch. It may have been a retry of an event that was published half an hour
-// earlier.
+// attemptedUntil returns a position up to which all pages have been attempted, or 0 if it is unknown. If the subscription had a successful
+// delivery after the last progress record, that also shows progress. The delivery may have been a retry of an event from half an hour
+// before, so it counts for less.
 func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (at int64, err error) {
 	items, err := w.DB.Get(ctx, progressKey, subscription.StatusKey(workspace, id))
 	if err != nil {
@@ -124,7 +124,7 @@ func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (a
 	return w.beforePages(ctx, PausedPages(workspace), at)
 }
 
-// beforePages returns the position at, or an earlier one that lies before all pages of a partition. It returns 0 if that is unknown.
+// beforePages lowers a position until it lies before all pages of a partition. It returns 0 if that position is unknown.
 func (w *Watermark) beforePages(ctx context.Context, partition string, at int64) (int64, error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for { // expired items may fill a result
@@ -147,16 +147,16 @@ func (w *Watermark) beforePages(ctx context.Context, partition string, at int64)
 	}
 }
 
-// Progress records how far this process has come with its pages, the messages that ask it to send events to a range of
-// subscribers. [Watermark] needs these records, because a first attempt that has not started leaves no other trace. The zero
-// value is ready to use.
+// Progress records that this process has attempted all pages it received. (A page is a message that asks to send events to a range of
+// subscribers.) [Watermark] needs these records, because a first attempt leaves no trace in the store before it ends. The zero value is
+// ready to use.
 type Progress struct {
 	mu      sync.Mutex
 	written time.Time
 }
 
-// RecordLate writes an item for each page of a batch that waited in its queue for longer than [lateAfter], so that no watermark
-// passes the page's events before they are attempted. Call it before the attempts.
+// RecordLate writes an item for each page that waited in its queue for longer than [lateAfter], so that no watermark passes the page's
+// events before they are attempted. It must be called before the attempts.
 func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) error {
 	for _, m := range batch {
 		if m.Sent.IsZero() || now.Sub(m.Sent) <= lateAfter {
@@ -177,8 +177,8 @@ func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Me
 	return nil
 }
 
-// RecordWork records that the process has attempted a batch whose pages were all queued recently. It writes once a minute, but
-// not in the first minute of the process. It ignores a failed write, because watermarks then only stay where they are.
+// RecordWork records that the process has attempted a batch of pages, none of them late. It writes at most once a minute, and not in the
+// first minute of the process. If the write fails, watermarks only advance later, so the error is ignored.
 func (p *Progress) RecordWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
 	for _, m := range batch {
 		if now.Sub(m.Sent) > lateAfter {
