@@ -10,13 +10,12 @@
 //	                   ▲                    │ due later than the queue can delay it
 //	                   └──── retry.Job ◀── due table
 //
-// Everything after the events queue may run twice, at any instance, and may be stopped at any instruction. Package state says why that is
-// harmless for retries, and package fanout for the log.
+// Everything after the events queue may run twice, and may stop at any instruction. Package state says why that is harmless for retries,
+// and package fanout for the log.
 //
-// An internal failure concerns one subscriber only. Its deliveries become single deliveries, which wait in the slow lane and
-// use up none of their attempts. When the time of their schedule has passed, they become dead letters of the subscription,
-// with the category internal. A message that cannot be decoded becomes a dead letter of its queue. Operators can send both
-// back when the cause is fixed. The other deliveries of the page or batch continue without delay.
+// A failure of this program, such as an unreadable secret, delays only the subscriber that it concerns. The delivery waits in the slow lane
+// without using up an attempt. When the time of its schedule has passed, it becomes a dead letter with the category internal. A message
+// that cannot be decoded becomes a dead letter of its queue. Operators can retry both when the cause is fixed.
 package delivery
 
 import (
@@ -64,32 +63,31 @@ const EventsTimeout = 10 * time.Second
 type Options struct {
 	// Schedule and EventsSchedule replace [retry.StandardSchedule] and [retry.EventsSchedule].
 	Schedule, EventsSchedule retry.Schedule
-	// Timeout limits an attempt for a SEP-1803 subscription (20 s), and EventsTimeout one for an MCP Events subscription (10 s).
+	// Timeout limits an attempt for a SEP-1803 subscription (20 s), EventsTimeout an attempt for an MCP Events subscription (10 s).
 	Timeout, EventsTimeout time.Duration
 	// Concurrency limits the concurrent first attempts of this process (128).
 	Concurrency int
-	// Patience is how long an attempt may keep its slot in the fast lane without an answer. Then the delivery moves to the
-	// slow lane. 0 means that an attempt keeps its slot until it ends.
+	// Patience is how long a first attempt may wait for the answer in the fast lane. Then the delivery moves to the slow lane. 0 means that
+	// it waits until the attempt ends.
 	Patience time.Duration
-	// SlowAnswer is the time after which an answer counts as slow (2 s). The next deliveries to its endpoint take the slow
-	// lane.
+	// SlowAnswer is the time after which an answer counts as slow (2 s). The endpoint's next deliveries then take the slow lane.
 	SlowAnswer time.Duration
-	// Hurry, if it is not 0, is for a process that handles one batch at a time and is frozen in between. While batches follow each
-	// other, an attempt that takes longer than usual for its endpoint, and longer than Hurry, continues without its page until its
-	// Patience ends. Otherwise an endpoint that begins to hang would soon hold up all processes, and with them the other endpoints.
+	// Hurry is for a process that handles one batch at a time and is frozen in between, i.e. a Lambda function. While batches follow each
+	// other, the page stops waiting for an attempt that takes longer than usual for its endpoint, and longer than Hurry. The attempt
+	// continues until its Patience ends. Otherwise an endpoint that begins to hang would soon hold up all processes. 0 turns this off.
 	Hurry time.Duration
-	// SlowLaneDelay is the minimum delay of the message when a page hands a first attempt over to the slow lane (0). At
-	// [state.EarlyMessage] or more, the page sends the message while it writes the delivery.
+	// SlowLaneDelay is the shortest delay of the slow lane's message for a delivery that moves there before its first attempt (0). With
+	// [state.EarlyMessage] or more, the message is sent while the delivery is still being written.
 	SlowLaneDelay time.Duration
-	// Detached is the number of attempts that may continue without their page after that. The other ones are canceled, and
-	// the slow lane repeats them. A process that is frozen after its batch needs 0, or Hurry.
+	// Detached is the number of first attempts that may continue after their page has stopped waiting for them. Other attempts are
+	// canceled, and the slow lane repeats them. A process that is frozen after its batch needs 0, or Hurry.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64
-	// Bytes limits the bodies of the attempts under way (64 MiB): half for the fast lane, a quarter for the slow one, a
+	// Bytes limits the memory for the bodies of concurrent attempts (64 MiB): half is for the fast lane, a quarter for the slow lane, and a
 	// quarter for attempts that hang.
 	Bytes int64
-	// Records says which attempts leave a delivery record.
+	// Records says which attempts are recorded in the delivery log.
 	Records records.Keep
 	// KeepResponses keeps the beginning of each failed response in the record of the attempt.
 	KeepResponses bool
@@ -99,7 +97,7 @@ type Options struct {
 	LogDeliveries bool
 }
 
-// Config has the parts of a [Dispatcher].
+// Config configures a [Dispatcher].
 type Config struct {
 	DB            store.DB
 	Queue         queue.Sender
@@ -107,13 +105,14 @@ type Config struct {
 	Catalog       catalog.Source // names the types of webhooks
 	Poster        Poster
 	Opener        Opener
-	// Terminator ends subscriptions that may not continue. Its review checks every delivery. It must be set.
+	// Terminator ends subscriptions that may not continue. Its Review checks before each delivery whether the subscription may. It must be
+	// set.
 	Terminator *lifecycle.Terminator
 	// Gaps is needed to send gap notices; nil sends none.
 	Gaps *lifecycle.Gaps
 	// Switches pause deliveries; nil pauses none.
 	Switches *switches.Set
-	// Gate is set where register runs in the same process.
+	// Gate must be set if register and deregister run in the same process.
 	Gate    *Gate
 	Options Options
 	Now     func() time.Time
@@ -124,8 +123,7 @@ type Config struct {
 	Tracer *trace.Tracer
 }
 
-// Dispatcher sends webhooks: it handles the deliveries queue by [Dispatcher.Pages], and the slow queue by
-// [Dispatcher.Singles].
+// Dispatcher sends webhooks. [Dispatcher.Pages] handles the deliveries queue, and [Dispatcher.Singles] the slow queue.
 type Dispatcher struct {
 	Config
 
@@ -143,10 +141,10 @@ type Dispatcher struct {
 	waitWrites *semaphore.Weighted // of [Dispatcher.waitLater]
 }
 
-// maxPerEndpoint limits the concurrent first attempts to one endpoint, which also have at most a quarter of [Options.Concurrency].
+// maxPerEndpoint limits the concurrent first attempts to one endpoint. A quarter of [Options.Concurrency] is a second limit.
 const maxPerEndpoint = 64
 
-// maxHandled limits the failed pages for which a dispatcher remembers the subscribers that are done.
+// maxHandled is the number of failed pages for which a dispatcher remembers the subscribers that it has served.
 const maxHandled = 1000
 
 // NewDispatcher returns a dispatcher. Options that are zero have their defaults.
@@ -188,7 +186,7 @@ func (d *Dispatcher) now() time.Time { return periodic.Clock(d.Now)() }
 
 func (d *Dispatcher) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 
-// Failing returns the numbers of endpoints that fail or are slow.
+// Failing returns how many endpoints are slow, and how many get no attempts for now.
 func (d *Dispatcher) Failing() lane.Failing { return d.lanes.Failing() }
 
 // Wait blocks until all detached attempts have ended, or until ctx is done.
@@ -204,8 +202,8 @@ func (d *Dispatcher) Wait(ctx context.Context) {
 	}
 }
 
-// rejectMessage handles a message that cannot be decoded, and reports whether the message is done. It dead-letters the message,
-// unless a newer program wrote it. A newer message or its copy stays in the queue for a newer process.
+// rejectMessage handles a message that cannot be decoded. It sends the message to the dead letter queue. A message that a newer release
+// wrote stays in its queue, because a newer process can handle it. rejectMessage reports whether the caller may delete the message.
 func (d *Dispatcher) rejectMessage(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
 	if task.Newer(reason) {
 		d.log().WarnContext(ctx, "newer message left in queue", "queue", q, "message", m.ID)

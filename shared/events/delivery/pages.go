@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// page has the events of one batch for one range of subscribers of one pattern.
+// page joins the tasks of one batch that have the same pattern and range of subscribers.
 type page struct {
 	task.Page
 	messages  []string
@@ -29,12 +29,12 @@ type page struct {
 	err       error
 }
 
-// Pages handles page tasks. It is the [queue.Handler] of the deliveries queue. Tasks of one batch for the same range share one
-// read of its subscribers.
+// Pages handles the page tasks of the deliveries queue. Tasks of one batch for the same range are joined, so that its subscribers are read
+// once.
 //
-// A page holds its worker and its messages for a few seconds only. Events whose endpoint has no free slot by then become
-// tasks of their own. A page fails as a whole only if its subscribers cannot be read, or if those tasks cannot be queued. Then
-// this process remembers which subscribers are done, and does not repeat their webhooks when the page is redelivered.
+// A page takes a few seconds at most. If an endpoint has no free slot by then, its events become a new task. A page fails as a whole only
+// if its subscribers cannot be read, or if a new task cannot be queued. When the page is redelivered to this process, it does not repeat
+// the webhooks to the subscribers that it has already served.
 func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	defer d.batches.end()
 	received := make([]receivedPage, len(batch))
@@ -79,14 +79,14 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 	return failed, nil
 }
 
-// receivedPage is a message of the deliveries queue.
+// receivedPage is a message of the deliveries queue and its decoded task.
 type receivedPage struct {
 	message queue.Message
 	task    task.Page
 	err     error // it cannot be decoded
 }
 
-// group joins the tasks for the same range.
+// group joins the tasks that have the same pattern and range. failed has the ids of messages that must be redelivered.
 func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work []*page, failed []string) {
 	type rangeID struct {
 		workspace, pattern string
@@ -104,7 +104,7 @@ func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work [
 		done, again := d.handled.Get(m.ID)
 		id := rangeID{t.Workspace, t.Pattern, t.Range}
 		p := byRange[id]
-		// A retry has a limit of its own, which must not count for the events of other tasks.
+		// A retried task stays alone, because its number of retries must not count for the events of other tasks.
 		alone := t.Reactivation != nil || again || t.Retries > 0
 		if p == nil || alone {
 			p = &page{Page: t, done: done}
@@ -124,7 +124,7 @@ func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work [
 	return work, failed
 }
 
-// sendPage sends the page's events to its range of subscribers. If the range has too many, sendPage splits it into further pages.
+// sendPage sends the page's events to its range of subscribers, or splits a range with too many subscribers into several tasks.
 func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
 	t := p.Page
 	if t.Reactivation != nil {
@@ -149,12 +149,12 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
 	}
 	done := d.sendAll(ctx, p, found.List, read)
 
-	// The remaining tasks are queued after everything else is done. The time of the batch may be over by now.
+	// Queue the remaining tasks last. By now the batch may have run out of time.
 	ctx, cancel := finishContext(ctx)
 	defer cancel()
 	if len(done.ops) > 0 {
 		if err := state.WriteNotes(store.Unhurried(ctx), d.DB, done.ops); err != nil {
-			// The webhooks were sent. Repeating them for the sake of their records would do harm.
+			// The webhooks were sent, so losing their records is better than failing the page, which would repeat them.
 			d.log().WarnContext(ctx, "delivery records lost", "records", len(done.ops), "error", err)
 		}
 	}
@@ -180,16 +180,16 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
 	return err
 }
 
-// Work that a person has paused (package switches) waits without using up attempts or time of its schedule:
+// A person can pause deliveries with a switch (package switches). Paused work waits without using up attempts or time of its schedule:
 //
-//   - While an event type or everything is paused, the page task waits before its subscribers are read. So one event to very
-//     many subscribers is only a few items. Another item per task, its mark, keeps the watermark of its subscribers from passing
-//     the task's events until they are attempted; see [lifecycle.Watermark].
-//   - While an origin or a subscription is paused, each delivery waits, and keeps its attempts.
+//   - While an event type or everything is paused, the page task waits as a whole, before its subscribers are read. So an event
+//     with very many subscribers needs only a few items. Each waiting task has another item, its mark, which keeps watermarks from
+//     passing the task's events until they are attempted; see [lifecycle.Watermark].
+//   - While an origin or a subscription is paused, each delivery waits separately, and keeps its attempts.
 //
-// After a switch is resumed, its messages are checked again, and wait again if another switch pauses them.
+// When a switch is resumed, the waiting messages are handled again. They may then wait for another switch.
 
-// pausePage stores the events of a page whose types are paused, and keeps the other events in the page.
+// pausePage stores the events whose types are paused as tasks that wait for their switch, and removes them from the page.
 func (d *Dispatcher) pausePage(ctx context.Context, p *page) error {
 	if d.Switches == nil {
 		return nil
@@ -235,7 +235,7 @@ func markKey(workspace, sort string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
 }
 
-// mark names the marks of paused tasks in the tasks, and returns the writes of these marks.
+// mark sets the mark of each paused task (see above), and returns the operations that write the marks.
 func (d *Dispatcher) mark(workspace string, tasks []task.Page) (ops []store.Op) {
 	now := d.now()
 	for i := range tasks {
@@ -245,7 +245,7 @@ func (d *Dispatcher) mark(workspace string, tasks []task.Page) (ops []store.Op) 
 	return ops
 }
 
-// unmark returns the deletions of the marks of a page's tasks.
+// unmark returns the operations that delete the marks of a page's tasks.
 func (p *page) unmark() (ops []store.Op) {
 	for _, sort := range p.wasPaused {
 		ops = append(ops, store.Delete(markKey(p.Workspace, sort)))
@@ -253,7 +253,7 @@ func (p *page) unmark() (ops []store.Op) {
 	return ops
 }
 
-// markRest replaces the marks of a page that was paused by marks of its remaining tasks.
+// markRest replaces the marks of a page that was paused: it marks the remaining tasks, and then deletes the page's own marks.
 func (d *Dispatcher) markRest(ctx context.Context, p *page, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
@@ -264,7 +264,7 @@ func (d *Dispatcher) markRest(ctx context.Context, p *page, left []task.Page) er
 	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, p.unmark()...), "mark a page that was paused")
 }
 
-// finishTime limits the writes after the deliveries of a batch.
+// finishTime limits the writes that finish a batch.
 const finishTime = 10 * time.Second
 
 // finishContext returns a context for writes that must happen even if the time of the batch is over.
@@ -273,13 +273,13 @@ func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 const (
-	// busyHold is how long a page waits for an endpoint that has as many attempts under way as allowed. hold is how long it
-	// waits for slots that other endpoints use.
+	// busyHold is how long a page waits if an endpoint has as many attempts under way as allowed. hold is how long it waits if other
+	// endpoints use up the slots.
 	busyHold = time.Second
 	hold     = 5 * time.Second
 )
 
-// batches knows when the last batches of pages ended.
+// batches remembers when the last batches of pages ended, to find out whether the process is busy.
 type batches struct {
 	mu   sync.Mutex
 	ends [3]time.Time // the oldest first
@@ -292,7 +292,8 @@ func (b *batches) end() {
 	b.ends[len(b.ends)-1] = time.Now()
 }
 
-// busyFor is the time within which a busy process has had several batches. It will probably get another batch soon.
+// busyFor is the time within which the last three batches must have ended for the process to count as busy. It then probably gets another
+// batch soon.
 const busyFor = time.Second
 
 func (b *batches) busy(now time.Time) bool {
@@ -301,8 +302,8 @@ func (b *batches) busy(now time.Time) bool {
 	return now.Sub(b.ends[0]) < busyFor
 }
 
-// patienceOf returns how long a page waits for slots. Its attempts have to end before its batch does, because otherwise the
-// page would be canceled and redelivered from its start.
+// patienceOf returns how long a page waits for slots. The attempts must end before the batch runs out of time. Otherwise the page would be
+// canceled, and redelivered from the beginning.
 func (d *Dispatcher) patienceOf(ctx context.Context) lane.Patience {
 	now := time.Now()
 	p := lane.Patience{Busy: now.Add(busyHold), Others: now.Add(hold), Hurry: d.batches.busy(now)}
@@ -321,7 +322,7 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// followUps completes the tasks into which a task is split.
+// followUps copies what the new tasks inherit from the task that they were split from.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since = t.Hops+1, t.Since
@@ -341,15 +342,15 @@ func (d *Dispatcher) sendPages(ctx context.Context, tasks []task.Page) error {
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Deliveries, out...), "send page tasks")
 }
 
-// sent is the result of a page.
+// sent is the result of sending a page.
 type sent struct {
 	ops         []store.Op      // to write
 	left        []task.Page     // for the remaining events
 	subscribers map[string]bool // the ones that need no further task
 }
 
-// sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded. If sending
-// one event to one subscriber fails internally, only that event is sent to it again, later.
+// sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded. If this program fails to
+// send an event to one subscriber, only that delivery is repeated later.
 func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.Subscriber, read time.Time) sent {
 	var (
 		wg  sync.WaitGroup
@@ -388,17 +389,16 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 }
 
 const (
-	// maxHops limits the page tasks that follow from one another without an attempt, because the endpoint of a subscriber
-	// is busy. Its events then go to the slow lane.
+	// maxHops is how often a page task may be followed by another one because the endpoint is busy. Then the events take the slow lane.
 	maxHops = 64
-	// retryPage is the first delay of a page task whose events could not even become single deliveries, because the
-	// store failed. It doubles with each retry, up to [queue.MaxDelay].
+	// retryPage is the delay before the first retry of events for which the store failed, so that they could not even become single
+	// deliveries. The delay doubles with each retry, up to [queue.MaxDelay].
 	retryPage = 30 * time.Second
-	// maxPageRetries bounds these retries, which take about four hours. Each of them may repeat a webhook.
+	// maxPageRetries limits these retries, which take about four hours together. Each retry may repeat a webhook.
 	maxPageRetries = 20
 )
 
-// pageDelay returns the delay of a page task's retry.
+// pageDelay returns the delay before a page task's retry.
 func pageDelay(retries int) time.Duration {
 	if retries == 0 {
 		return 0
@@ -406,10 +406,9 @@ func pageDelay(retries int) time.Duration {
 	return min(retryPage<<min(retries-1, 10), queue.MaxDelay)
 }
 
-// remainingTasks returns page tasks for the events that a page did not send to one subscriber. Events that failed internally
-// become single deliveries instead. If a single delivery cannot be written, its event is left to another page, which repeats their first
-// attempt, up to [maxPageRetries] times. After that, or if an event can never be written, it becomes a dead letter of the
-// deliveries queue.
+// remainingTasks returns page tasks for the events that a page could not send to one subscriber. After a failure of this program, an event
+// becomes a single delivery instead. If that cannot be written, another page task repeats the first attempt, up to [maxPageRetries] times.
+// After that, or if the event can never be written, it becomes a dead letter of the deliveries queue.
 func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subscription.Subscriber, v *visit) []task.Page {
 	if len(v.left) == 0 && v.err == nil {
 		return nil
@@ -463,7 +462,7 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 	return append(tasks, again...)
 }
 
-// deadLetterPages dead-letters page tasks. A task that is sent back starts from the beginning.
+// deadLetterPages turns page tasks into dead letters. If an operator sends a task back, it starts from the beginning.
 func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []task.Page, reason string) error {
 	var out []queue.Outgoing
 	for _, t := range tasks {
