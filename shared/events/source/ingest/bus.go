@@ -101,7 +101,8 @@ func (b *Bus) request(ctx context.Context, s source.Source, doc any, who identit
 	return err
 }
 
-// event maps a document of a bus source to at most one event, and dead-letters it if it does not fit. Again is true for a retried document.
+// event maps a document of a bus source to at most one event, and dead-letters it if it does not become a valid event. Again is true for a
+// retried document.
 func (b *Bus) event(ctx context.Context, s source.Source, doc any, again bool) ([]publish.Input, error) {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name, Kind: Unmatched}

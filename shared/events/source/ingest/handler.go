@@ -104,7 +104,7 @@ type Handler struct {
 	large bodySlots
 }
 
-// principal returns the principal under which a source publishes and its quota is counted.
+// principal returns the principal that a source publishes as. Its quota limits the requests to the source.
 func principal(s source.Source) auth.Principal {
 	return auth.Principal{ID: "source/" + s.Name, Workspace: s.Workspace, Scopes: []string{auth.ScopePublish}}
 }
@@ -358,8 +358,8 @@ func address(cat *catalog.Catalog, s source.Source, e *source.Event) (publish.In
 }
 
 const (
-	// smallBody is the largest body that the server reads from anyone. The sender of a request can be verified only
-	// after its body was read, so memory for larger bodies is limited.
+	// smallBody is the largest body that the server reads without a [bodySlot]. A sender can be verified only after its body was read, so
+	// the slots limit the memory that unverified senders can use.
 	smallBody = 256 << 10
 	// largeBodies is the maximum number of larger bodies in memory.
 	largeBodies = 25

@@ -53,8 +53,8 @@ func isRetry(body []byte) bool {
 }
 
 // keep dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider
-// sends repeatedly is dead-lettered only once, but one that was retried (again) and still does not fit is dead-lettered
-// again. Id is the event's id, or "" if it is not known.
+// sends repeatedly is dead-lettered only once, but a retried one (again) that still does not become a valid event is
+// dead-lettered again. Id is the event's id, or "" if it is not known.
 func (in *Intake) keep(ctx context.Context, s source.Source, doc any, who identity, id string, why error, again bool, now time.Time) error {
 	body := encodeRetry(s, doc, who)
 	if who.body == "" {
@@ -143,7 +143,7 @@ type Seen struct {
 	DB store.DB
 
 	recent *bounded.Map[store.Key, seen]
-	begun  *sync.Map // marks of the events that this process is accepting, by key
+	begun  *sync.Map // [markOf] the events that this process is accepting, by key
 }
 
 // NewSeen returns a Seen with the ids that are recorded in db.

@@ -243,13 +243,14 @@ type Outcome struct {
 	Time              time.Time
 	Workspace, Source string
 	Kind              Kind
-	// Reason says why it was refused. It contains no secrets, but may contain names that the sender chose.
+	// Reason says why the request or document was refused. It contains no secrets, but may contain names that the
+	// sender chose.
 	Reason string
 	// Name, URI and ID describe the event, as far as they are known.
 	Name, URI, ID string
 }
 
-// of returns o with the time and, if err is not nil, with its kind and reason.
+// of returns o with the time and, if err is not nil, with the error's kind and reason.
 func (o Outcome) of(err error, now time.Time) Outcome {
 	o.Time = now
 	if err != nil {

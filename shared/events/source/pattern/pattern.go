@@ -1,12 +1,11 @@
-// Package pattern evaluates event patterns in the syntax of Amazon EventBridge. A mapping of a source uses a pattern
-// to select documents (SRC-03).
+// Package pattern evaluates event patterns in the syntax of Amazon EventBridge. A mapping of a source uses a pattern to select documents
+// (SRC-03).
 //
-// A pattern has the shape of the documents that it matches, with a list of allowed values at each leaf. It matches if
-// every leaf matches, and a leaf matches if one of its values does. If a document has an array, the pattern is
-// applied to each of its elements. Leaves below the same array of objects must all match in the same element.
+// A pattern has the shape of the documents that it matches, with a list of allowed values at each leaf. It matches if every leaf
+// matches, and a leaf matches if one of its values does. If a document has an array, the pattern is applied to each of its elements.
+// Leaves below the same array of objects must all match in the same element.
 //
-// The package imports only fault, jsonpointer and jsonrpc. Package source defines documents, and turns matching documents into
-// events.
+// Package source defines documents, and turns matching documents into events.
 package pattern
 
 import (

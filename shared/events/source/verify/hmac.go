@@ -190,7 +190,7 @@ const (
 	maxParts    = 20
 )
 
-// template describes the signed text of a request.
+// template is the text that a provider signs, with placeholders for parts of the request.
 type template []part
 
 type part struct {

@@ -2,8 +2,8 @@
 // No other part of the request is used before that (SRC-02).
 //
 // [Settings] select a scheme: one of a provider, or hmac, which has its own settings. [New] combines it with the secrets. There may be
-// several, so that secrets can be rotated. A scheme only finds the signatures, the time and the signed text in a request. One function,
-// mac.check, compares them in constant time.
+// several of them, so that a secret can be replaced while requests with the old one still arrive. A scheme only finds the signatures, the
+// time and the signed text in a request. One function, mac.check, compares them in constant time.
 //
 // Package source turns verified requests into events.
 package verify
