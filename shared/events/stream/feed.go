@@ -5,8 +5,9 @@
 //	              └ …                   ┘     (cursor, duplicates, order)
 //
 // A process has one [Tails]. It reads each partition once for all of its streams. A [Feed] merges the partitions of one stream
-// and drops duplicates. With its cursor another instance can continue the stream. Wire formats are in shared/mcp and do not
-// appear here.
+// and drops duplicates. With its cursor another instance can continue the stream. An item of a later release is a log item
+// that a newer server wrote during an update and this one cannot read ([eventlog.ErrLater]). Readers stop before it in its
+// partition. Wire formats are in shared/mcp.
 package stream
 
 import (
@@ -39,7 +40,7 @@ type tail struct {
 	mu    sync.Mutex
 	feeds map[*Feed]struct{}
 
-	// changed, written and unwatch are nil or do nothing if the store cannot be watched.
+	// If the store cannot be watched, changed and written are nil, and unwatch does nothing.
 	changed <-chan struct{}
 	written func() int64 // returns the last key that was written
 	unwatch func()
@@ -234,7 +235,7 @@ type Feed struct {
 
 	passed bool // entries of the past were dropped since the last delivery
 	sent   recent
-	resume map[uint64]struct{} // the hashes of the cursor whose entries were not found yet
+	resume map[uint64]struct{} // hashes in the request's cursor whose entries the feed has not read yet
 }
 
 // merge brings the entries of a feed's sources into one sequence. [exactMerge] is for logs with exact keys, [stampedMerge] for
@@ -254,8 +255,8 @@ type merge interface {
 	forget(s *source)
 	// pending reports whether entries were read but not returned yet.
 	pending() bool
-	// cursor returns the position after all returned entries. placed reports whether each partition has a position of its
-	// own.
+	// cursor returns the position after all returned entries. placed reports whether it contains a position for each
+	// partition.
 	cursor() (c eventlog.Cursor, placed bool)
 }
 
@@ -329,7 +330,8 @@ func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	return nil
 }
 
-// deliver turns an entry into a delivery, unless it was sent before or its pattern was removed.
+// deliver turns an entry into a delivery. It returns false for an entry that the feed must not return, for example because the
+// feed has returned it before or its pattern was removed.
 func (f *Feed) deliver(q queued) (Delivery, bool) {
 	if !f.at.has(q.src) {
 		return Delivery{}, false

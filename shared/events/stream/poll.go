@@ -135,7 +135,7 @@ type poll struct {
 	began     time.Time
 	settled   int64 // no key up to it will be committed any more; see [eventlog.Log.Settled]
 	start     int64
-	given     int64 // of the old cursor; see [eventlog.Cursor.Given]
+	given     int64 // of the request's cursor; see [eventlog.Cursor.Given]
 	truncated bool
 	exact     bool // the keys of all partitions grow in the order of commits
 
