@@ -66,9 +66,9 @@ func noSubscription() error {
 	return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
 }
 
-// Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. The answers are those since
-// resumed ([Subscription.Resumed]). Disable reports false if the subscription had ended already or was resumed again since, for example
-// because an attempt from before the resumption failed late.
+// Disable ends a subscription because of its endpoint's answers, and keeps its record readable for a week. resumed is
+// [Subscription.Resumed] at the time of the answers. If the subscription was resumed again since then, or has ended already, Disable leaves
+// it as it is and reports false. For example, an attempt from before the last resumption may fail late.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed int64) (ended bool, err error) {
 	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if ended = sub != nil && sub.State != Disabled && sub.Resumed == resumed; !ended {
@@ -116,9 +116,9 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	return true, nil
 }
 
-// Terminate ends a subscription if judge returns a [*Terminated] for its current record, and returns the ended subscription. It returns nil
-// and judge's result for any other result. It disables a subscription of SEP-1803. It deletes a subscription of MCP Events, in one
-// transaction with the operations that also returns.
+// Terminate ends a subscription if judge returns a [*Terminated] for its current record, and returns the ended subscription. Otherwise the
+// subscription continues, and Terminate returns nil and judge's error. It disables a subscription of SEP-1803. It deletes a subscription of
+// MCP Events, in one transaction with the operations that also returns.
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, also func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {
@@ -178,9 +178,9 @@ func (s *Subscription) PausedSince() time.Time {
 	return time.UnixMicro(s.Paused).UTC()
 }
 
-// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed since resumed
-// ([Subscription.Resumed]). The refresh then replays the events that were published in between. Suspend has no effect if the subscription
-// was resumed again since, for example because an attempt from before the resumption failed late.
+// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh then replays
+// the events that were published in between. resumed is as for [Service.Disable]: if the subscription was resumed again since the failures,
+// Suspend leaves it as it is.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed int64) error {
 	suspended := false
 	err := s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {

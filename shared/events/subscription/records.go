@@ -31,7 +31,8 @@ type Records struct {
 	// Ended is called when a subscription has ended or was disabled, before its owner receives the answer, so that the stand-alone
 	// dispatcher starts no attempt after that. It may be nil.
 	Ended func(id string)
-	// Started is called before a subscription is written. It may be nil.
+	// Started is called before a subscription is written, so that the dispatcher starts attempts again for an id that ended earlier. It
+	// may be nil.
 	Started func(id string)
 	Now     func() time.Time
 
