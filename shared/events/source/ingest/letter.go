@@ -36,7 +36,7 @@ type retry struct {
 type retried struct {
 	Source string      `json:"source"`
 	From   source.From `json:"from,omitempty"`
-	// Hash and Signed are the fields of the request's [identity].
+	// Hash and Signed are the body and signed of the request's [identity].
 	Hash   string `json:"hash,omitempty"`
 	Signed string `json:"signed,omitempty"`
 	// Document is the document to map. If it is too large for the queue, Packed has it in GZIP instead.
@@ -155,10 +155,10 @@ type seen struct {
 }
 
 // begin reserves the key of a request whose event is about to be published. It returns a nil end while a different
-// event is being published under the key, because then the same signed request was sent under two ids. Two calls with
-// the same event both succeed, because the events queue drops the duplicate. The caller must call end, if it is not
-// nil, and say whether it has added a record under the key. If several processes share the store, the reservation is
-// written to the store.
+// event is being published under the key, for example because the same signed request was sent under two ids. Two calls
+// with the same event both succeed, because the events queue drops the duplicate. The caller must call end, if it is
+// not nil, and say whether it has added a record under the key. If several processes share the store, the reservation
+// is written to the store.
 func (s Seen) begin(ctx context.Context, now time.Time, key store.Key, in publish.Input) (end func(added bool), err error) {
 	mark := markOf(in)
 	switch other, taken := s.begun.LoadOrStore(key, mark); {
@@ -249,7 +249,8 @@ type identity struct {
 }
 
 // acceptedKeys returns the keys under which an accepted event is recorded. The first has the event's id, which a
-// redelivery repeats even if it is signed again. The last has the hash of the signed text, which a replay repeats.
+// redelivery repeats even if it is signed again. If the request is signed, the last has the hash of the signed text,
+// which a replay repeats.
 func (i identity) acceptedKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }
