@@ -365,7 +365,7 @@ type position struct {
 	begun, given int64
 }
 
-// source is one partition of a feed.
+// source is one partition that a feed reads.
 type source struct {
 	part    eventlog.Partition
 	pattern string // the key of the pattern, or the topic; no two patterns share a partition

@@ -149,8 +149,8 @@ func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces b
 // have a reserve of a fifth of the endpoint's concurrency, and handovers take at most half of it.
 func (s *Shared) handovers() int64 { return max(1, s.Fleet/8) }
 
-// enter adds a stream to the fleet's counter. If the fleet is full and the principal has another stream, it may exceed the limit, and
-// replaces is true.
+// enter adds a stream to the fleet's counter. If the fleet is full and the principal has a stream that the new one can replace, enter
+// adds it beyond the limit and returns true for replaces.
 func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), replaces bool, err error) {
 	if s.Fleet == 0 {
 		return func() {}, false, nil
