@@ -455,7 +455,8 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if p.Kind == match.Concrete {
 		return eventlog.Interest{}, nil
 	}
-	// The shape must never end before the interest, not even if another process renews the interest first. So its time is an hour later.
+	// Fanout looks for interests only in shapes whose time has not passed. So the shape's time is an hour later than the interest's, also
+	// in case another process renews the interest first.
 	least := until.Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	it, err := store.One(ctx, db, shapes, "read the interest in a shape")

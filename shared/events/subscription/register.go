@@ -213,7 +213,6 @@ func idempotencyKey(p auth.Principal, key string) store.Key {
 	}
 }
 
-// Limits of subscriptions.
 const (
 	MaxURIs      = 50
 	maxTargetURL = 2048

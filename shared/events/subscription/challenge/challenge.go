@@ -95,7 +95,8 @@ func RecordKey(workspace, principal, endpoint string) store.Key {
 	return k
 }
 
-// Partitions returns the partitions with a principal's verifications and the counters of its challenges, by the name of their kind.
+// Partitions returns the partition of a principal's verifications and the partition of the counters of its challenges, each under a
+// name.
 func Partitions(workspace, principal string) map[string]store.Key {
 	return map[string]store.Key{
 		"verifications":      recordsKey(workspace, principal),
