@@ -37,7 +37,7 @@ type Source interface {
 	Conversation(ctx context.Context) (*rules.Conversation, error)
 }
 
-// Backends accesses backends that are providers. [gateway.Gateway] implements it.
+// Backends calls the gateway's backends that are context providers. [gateway.Gateway] implements it.
 type Backends interface {
 	// Backends returns the names of the backends that a principal may use.
 	Backends(ctx context.Context, p auth.Principal) []string
@@ -89,7 +89,7 @@ type Service struct {
 	consents consents
 	secrets  *secrets
 	running  sync.WaitGroup
-	ending   context.Context // context of the work after responses
+	ending   context.Context // the context of work that continues after the response
 	end      context.CancelFunc
 	missing  metric.Tally
 
@@ -424,7 +424,7 @@ func (s *Service) newBreaker(p *provider) *breaker {
 type set struct {
 	rules.Conversation
 	made      *rules.Conversation // the configuration that it was made from
-	providers []*provider         // the most important first
+	providers []*provider         // the most important one first
 }
 
 // visible returns the providers that a principal may use.
@@ -551,7 +551,7 @@ func (s *Service) nameFor(p *provider, who auth.Principal) string {
 	if p.plain {
 		return url.PathEscape(who.ID) // a header does not allow other characters
 	}
-	text, _ := json.Marshal([]string{p.to, who.Workspace, who.ID}) // strings
+	text, _ := json.Marshal([]string{p.to, who.Workspace, who.ID}) // strings always encode
 	mac := hmac.New(sha256.New, s.secrets.names)
 	mac.Write(text)
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
@@ -569,6 +569,6 @@ func (s *Service) Open(who auth.Principal, sealed []byte) ([]byte, error) {
 }
 
 func owner(who auth.Principal) []byte {
-	b, _ := json.Marshal([]string{who.Workspace, who.ID}) // strings
+	b, _ := json.Marshal([]string{who.Workspace, who.ID}) // strings always encode
 	return b
 }

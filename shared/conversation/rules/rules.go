@@ -8,8 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// EventsProvider is reserved: a caller consents to this name so that messages are published as events. Configured providers
-// cannot have it.
+// EventsProvider is a reserved provider name. Callers who consent to it allow that their messages are published as events.
 const EventsProvider = "events"
 
 // PrincipalHeader is the HTTP header in which a provider with a URL receives the caller's principal id or pseudonym.
@@ -42,7 +41,7 @@ type Provider struct {
 	Title, Description string
 	// URL receives a POST of each message. It is empty for a backend.
 	URL string
-	// Headers are sent with it.
+	// Headers are sent with each POST to URL.
 	Headers map[string]secret.Value
 	// Backend is the name of a backend of the same workspace, and BackendURL its endpoint.
 	Backend, BackendURL string
