@@ -63,7 +63,7 @@ func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
 	return Diff(before, next), nil
 }
 
-// findByURI returns the event type with the URI or template of e, even if its name differs, because the log files events by URI.
+// findByURI returns the event type with the URI or template of e, even if its name differs, because the log stores events by URI.
 func (c *Catalog) findByURI(e *Entry) *Entry {
 	if old := c.ByName(e.Name); old != nil && old.Pattern() == e.Pattern() {
 		return old

@@ -192,9 +192,9 @@ func (p *parser) readTemplate(e *Entry, n *strictyaml.Node, what string) {
 	p.insert(e, n, what)
 }
 
-// readSegments splits a URI or template into the entry's segments and variables. It reports whether there are any.
+// readSegments splits a URI or template into the entry's segments and variables. It returns false if the URI has a fault.
 func (p *parser) readSegments(e *Entry, n *strictyaml.Node, what, s string) bool {
-	if s == "" { // which is a fault already
+	if s == "" { // its reader has reported the fault
 		return false
 	}
 	segs, err := parseTemplate(s)

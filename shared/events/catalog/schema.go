@@ -401,7 +401,7 @@ func quoteAll(names []string) string {
 	return strings.Join(out, ", ")
 }
 
-// values formats values of the schema.
+// values formats the values that a schema allows.
 func values(want []any) string {
 	out := make([]string, 0, len(want))
 	for _, v := range want {
