@@ -30,7 +30,7 @@ import (
 // Attributes, and only the former has a subscription.
 type Letter struct {
 	ID           string
-	Queue        string // [WebhookQueue] of a delivery
+	Queue        string // [WebhookQueue] if the letter is a delivery
 	Attributes   map[string]string
 	Subscription string
 	Principal    string
@@ -92,7 +92,7 @@ type LetterQuery struct {
 	records.Span
 }
 
-// Options are the parts of [Operations]. DB and Queue must be set.
+// Options configure [Operations]. DB and Queue must be set.
 type Options struct {
 	DB    store.DB
 	Queue queue.Sender
@@ -106,7 +106,7 @@ type Options struct {
 type Operations struct {
 	Deliveries *state.Deliveries
 	metrics    *metric.Set
-	tests      *quota.Keyed[string] // test events by endpoint
+	tests      *quota.Keyed[string] // limits test events, by endpoint
 }
 
 // maxTested is the number of endpoints for which a process remembers the last test event, to limit their rate.
@@ -163,7 +163,7 @@ func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	del.Version, del.Stored, del.Place, del.Died = 0, state.None, store.Key{}, time.Time{} // they belong to the delivery's own item
+	del.Version, del.Stored, del.Place, del.Died = 0, state.None, store.Key{}, time.Time{} // these are of the stored delivery
 	var micros int64
 	if _, err := fmt.Sscanf(it.Sort, "%d#", &micros); err != nil {
 		return nil, time.Time{}, fault.Wrap(fault.Internal, err, "decode the key of a dead letter")
@@ -256,7 +256,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	for _, key := range keys[1:] {
 		gone = append(gone, store.Delete(key))
 	}
-	if err := o.Deliveries.StoreBody(ctx, del, e, state.RetriedFor); err != nil { // from now on, as for any delivery
+	if err := o.Deliveries.StoreBody(ctx, del, e, state.RetriedFor); err != nil { // kept for as long as new retries may take
 		return false, err
 	}
 	del.Again, del.First, del.Base, del.Target = true, now, len(del.Attempts), sub.Target.URL
@@ -276,7 +276,7 @@ func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscriptio
 		Workspace: sub.Workspace, ID: "test_" + event.NewID(), URI: sub.EventURIs[0], Name: TestType, Time: now, Published: now,
 		Data: json.RawMessage(`{"test":true}`),
 	}
-	if sub.Origin == subscription.MCPEvents { // its receivers know the names that they subscribed to
+	if sub.Origin == subscription.MCPEvents { // its endpoints expect the event name that they subscribed to
 		e.Name = sub.Name
 	}
 	return e.ID, o.deliver(ctx, sub, &e, true)
@@ -312,8 +312,8 @@ func (o *Operations) Stored(ctx context.Context, workspace, uri, id string) (*ev
 	return state.DecodeEvent(items[0])
 }
 
-// MergeLetters is [Operations.Letters] for several subscriptions, merged by time. If subs is nil, it lists the letters of all
-// subscriptions.
+// MergeLetters merges the dead letters of several subscriptions, newest first, with the parameters of [Operations.Letters]. If subs is nil,
+// it lists the letters of all subscriptions.
 func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []string, ask LetterQuery, before string, limit int) ([]Letter, string, error) {
 	if subs == nil {
 		return o.Letters(ctx, workspace, ask, before, limit)
@@ -430,7 +430,7 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	now := o.Deliveries.Now()
 	var ops []store.Op
 	for part := range slices.Chunk(numbers, maxErased*erasedID) {
-		value, _ := json.Marshal(erased{Workspace: workspace, At: now.Unix(), IDs: part}) // texts, numbers
+		value, _ := json.Marshal(erased{Workspace: workspace, At: now.Unix(), IDs: part}) // strings and numbers always encode
 		key := store.Key{Table: store.Deliveries, Partition: ErasedPartition, Sort: fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text())}
 		ops = append(ops, store.Put(store.Item{Key: key, Value: value}))
 	}

@@ -57,7 +57,7 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	now := o.Deliveries.Now()
 	value := m.Body
 	l, err := queue.ParseDeadLetter(m.Body)
-	moved := err != nil || l.Queue == "" // by its queue, as it was
+	moved := err != nil || l.Queue == "" // SQS moved the original message
 	if moved {
 		if m.From == queue.Events {
 			if e, err := task.DecodeEvent(m); err == nil {
@@ -82,7 +82,7 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	if err := o.Deliveries.DB.Write(ctx, ops...); err != nil {
 		return err
 	}
-	if moved { // who makes a dead letter counts it
+	if moved { // other dead letters were counted by the code that made them
 		o.metrics.DeadLettered(string(l.Queue), 1)
 	}
 	return nil
@@ -110,7 +110,7 @@ func WorkspaceOf(l queue.DeadLetter) string {
 		return auth.DefaultWorkspace
 	}
 	name := "ws"
-	if l.Queue == queue.Inbox { // from its sender
+	if l.Queue == queue.Inbox { // the sender names the member so
 		name = "workspace"
 	}
 	if workspace := memberText(body, name); auth.ValidWorkspace(workspace) {
@@ -164,7 +164,8 @@ func decodeQueueLetter(it *store.Item) (Letter, error) {
 	return out, nil
 }
 
-// findOfQueue returns the stored message of a dead letter's id. It returns nil if the letter does not exist or is a delivery.
+// findOfQueue finds a queue's dead letter by its id. It returns nil if there is no such letter, for example because the id is that of a
+// delivery.
 func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*store.Item, error) {
 	name, rest, ok := parseLetterID(id)
 	from, of := strings.CutPrefix(name, ofQueue)

@@ -163,7 +163,7 @@ func (rs *Replays) Count(ctx context.Context, workspace string, sub *subscriptio
 //
 // A replay of events needs sub, the selected subscription. For a replay of dead letters it is nil.
 func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
-	text, _ := json.Marshal(s) // texts and times
+	text, _ := json.Marshal(s) // strings and times always encode
 	hash := sha256.Sum256(text)
 	id := "rpl_" + base64.RawURLEncoding.EncodeToString(hash[:12])
 	for {
@@ -199,11 +199,11 @@ func (r *Replay) span() ReplaySelect {
 	return s
 }
 
-// save writes a replay, unless it was changed since it was read. Then it returns [store.ErrConflict].
+// save writes a replay. It returns [store.ErrConflict] if the replay was changed since it was read.
 func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error {
 	had := r.version
 	r.version++
-	value, _ := json.Marshal(r) // texts, numbers and times
+	value, _ := json.Marshal(r) // strings, numbers and times always encode
 	it := store.Item{Key: replayKey(r.Workspace, r.ID), Value: value, Version: r.version}
 	if !r.Finished.IsZero() {
 		it.Expires = r.Finished.Add(replayKept)
