@@ -99,7 +99,7 @@ const (
 	// settling is the time after which a switch or a suspension applies in all processes, and after which an event normally has had its
 	// first attempt.
 	settling = 5 * time.Minute
-	// For one event, at most recordPages pages of maxRecords records are read.
+	// An explanation reads at most recordPages pages of maxRecords records.
 	maxRecords  = 200
 	recordPages = 3
 )
@@ -148,7 +148,7 @@ func (x *Explainer) Page(ctx context.Context, e Event, after string, limit int) 
 	return list, "", nil
 }
 
-// endedAfter begins a position of [Explainer.Page] that is in the list of ended subscriptions.
+// endedAfter is the prefix of positions of [Explainer.Page] in the list of ended subscriptions.
 const endedAfter = "!"
 
 // One returns the outcome of an event for one subscription, even if the subscription's patterns do not match it. It returns nil if the

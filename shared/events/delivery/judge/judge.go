@@ -171,7 +171,7 @@ func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
 	o.Why = o.compare()
 }
 
-// explainOther explains an event of which the subscription wants another type, variable or URI.
+// explainOther explains an event whose type, variables or URI the subscription does not ask for.
 func (o *Outcome) explainOther(s *subject) {
 	o.Kind = kindFiltered
 	if o.Subscription.Name != "" && o.Subscription.Name != s.Name {
@@ -242,7 +242,7 @@ func attempts(n int) string {
 	return fmt.Sprintf("%d attempts", n)
 }
 
-// failures describe failures without a status.
+// failures describes failures without an HTTP status.
 var failures = map[webhook.Category]string{
 	webhook.ConnectionRefused: "the endpoint refused the connection",
 	webhook.Timeout:           "the endpoint did not answer in time",
