@@ -27,28 +27,28 @@ type endpointState struct {
 	origin *originState // nil until its URL is known
 
 	fast      int     // attempts under way in the fast lane
-	fastBytes int64   // of their bodies
-	flows     []*flow // with attempts that wait for a slot of the fast lane
+	fastBytes int64   // the size of their bodies
+	flows     []*flow // the attempts that wait for a slot of the fast lane
 	slow      int     // attempts under way in the slow lane
 	slowBytes int64
-	queued    []*slowWaiter // for a slot of the slow lane, the oldest first
+	queued    []*slowWaiter // attempts that wait for a slot of the slow lane, the oldest first
 	hanging   int           // detached attempts
 
 	proven    bool          // it has answered an attempt with success
-	silent    bool          // since then, it has not answered one in time
-	hold      time.Duration // how long first attempts take the slow lane after that
-	took      time.Duration // the last attempt
-	answers   times         // what successful attempts took
-	failures  int           // in a row
-	pauses    int           // in a row
-	slowUntil time.Time     // first attempts take the slow lane
-	openUntil time.Time     // no attempt before; afterwards one, until it succeeds
-	limit     int           // of attempts in the slow lane: up by one with a success, down to one by a timeout
+	silent    bool          // an attempt since the last success was not answered in time
+	hold      time.Duration // how long first attempts last had to take the slow lane because it hung
+	took      time.Duration // the duration of the last attempt
+	answers   times         // the durations of successful attempts
+	failures  int           // consecutive failures
+	pauses    int           // consecutive pauses
+	slowUntil time.Time     // until then, first attempts take the slow lane
+	openUntil time.Time     // no attempts until then; afterwards one at a time, until one succeeds
+	limit     int           // of concurrent attempts in the slow lane: a success adds one, a timeout sets it to one
 }
 
 // originState is the state that the endpoints of an origin share.
 type originState struct {
-	failed    map[string]struct{} // endpoints that failed since the last success of any
+	failed    map[string]struct{} // endpoints that failed since the last success at this origin
 	connect   int                 // failures to connect since then
 	slowUntil time.Time
 	hanging   shares // detached attempts
@@ -110,8 +110,8 @@ func (s *byteShares) release(principal string, n int64) {
 }
 
 const (
-	slowAfter = 3                // failures in a row
-	slowFor   = 30 * time.Second // then another delivery may try
+	slowAfter = 3                // consecutive failures after which an endpoint is slow
+	slowFor   = 30 * time.Second // how long it is slow
 	// maxHold limits how long first attempts take the slow lane because the endpoint hangs. The time is slowFor after the first hanging
 	// attempt, and doubles with each probe that hangs.
 	maxHold = 5 * time.Minute
@@ -122,12 +122,12 @@ const (
 	// still is slow.
 	probeTime = 4 * time.Second
 
-	hangPause    = 10 * time.Second // after a timeout, doubled with each further one
+	hangPause    = 10 * time.Second // after a timeout; doubled by each further one
 	maxHangPause = time.Minute
 	busyPause    = 5 * time.Second // after 429, 502, 503 or 504 without Retry-After
 	maxBusyPause = 5 * time.Minute
 
-	slowAtOnce    = 4 // attempts to one endpoint in the slow lane, to begin with
+	slowAtOnce    = 4 // initial limit of concurrent attempts to an endpoint in the slow lane
 	maxSlowAtOnce = 32
 	// maxHanging limits the detached attempts to one endpoint, and maxOriginHanging those to all endpoints of one origin.
 	maxHanging       = 16
@@ -135,7 +135,7 @@ const (
 	// maxOriginDoubtful limits the slow lane's attempts to an origin, counting only endpoints that may hang.
 	maxOriginDoubtful = 64
 
-	// originAfter is how many endpoints of an origin fail before it counts as failing.
+	// originAfter is the number of failing endpoints after which their origin counts as failing.
 	originAfter = 5
 	maxEndpoint = 20_000
 )
@@ -379,7 +379,7 @@ const slowLaneProbes = 2 * time.Minute
 func (s *Slot) Hang(ctx context.Context) {
 	l := s.lanes
 	if s.Usual == 0 {
-		return // Detach has noted it
+		return // Detach has recorded it
 	}
 	l.mu.Lock()
 	s.e.noteHang(s.hung, l.now())
@@ -400,7 +400,7 @@ func (s *Slot) Warn(ctx context.Context) {
 
 func (l *Lanes) mark(ctx context.Context, endpoint string, until time.Time) {
 	it := store.Item{Key: hangKey(endpoint), Version: until.Unix(), Expires: until.Add(maxHold)}
-	_ = l.rate.db.Write(ctx, store.Put(it)) // without it, others find out later
+	_ = l.rate.db.Write(ctx, store.Put(it)) // if this fails, other processes find out by themselves
 }
 
 // readMark returns an endpoint's mark, or nil if there is none or it cannot be read.

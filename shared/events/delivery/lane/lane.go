@@ -35,21 +35,21 @@ type Lanes struct {
 	byID    map[string]*endpointState
 	origins map[string]*originState
 
-	fast    usage          // of all attempts in the fast lane
+	fast    usage          // by all attempts in the fast lane
 	pools   [2]pool        // one for quick endpoints, one for endpoints that are slow or may hang
-	turn    int            // the pool to grant from next
+	turn    int            // the pool that last had its turn
 	waiting map[string]int // attempts that wait in the fast lane, by principal
-	waiters int            // all of them
+	waiters int            // their total number
 
 	slowBytes, hangingBytes byteShares
 	detached                int
 	queued                  int // attempts that wait in the slow lane
 }
 
-// Limits are the limits of a process.
+// Limits bound the attempts of one process.
 type Limits struct {
-	Attempts    int   // in the fast lane
-	PerEndpoint int   // of these, to one endpoint
+	Attempts    int   // concurrent attempts in the fast lane
+	PerEndpoint int   // how many of them may be to one endpoint
 	Detached    int   // attempts that outlive the patience of the fast lane
 	Bytes       int64 // of bodies: half for the fast lane, a quarter for the slow one, a quarter for attempts that hang
 	Rate        int64 // attempts per second and endpoint, of all processes together; 0 is no limit
@@ -64,8 +64,8 @@ type Limits struct {
 const (
 	// unproven limits the concurrent attempts to an endpoint that has never answered with success, because it may hang.
 	unproven = 8
-	// unhurriedAnswer is the time for an answer from which on an endpoint counts as unhurried. Unhurried endpoints, and endpoints that may
-	// hang, together get at most three quarters of the fast lane, so that quick endpoints always find a slot.
+	// An endpoint whose last answer took unhurriedAnswer or longer counts as unhurried. Unhurried endpoints, and endpoints that may hang,
+	// together get at most three quarters of the fast lane, so that quick endpoints always find a slot.
 	unhurriedAnswer = 200 * time.Millisecond
 	// maxWaiters is the number of attempts per slot of the fast lane that may wait. If more wait, only principals with less than the
 	// average number of waiting attempts may add one.
@@ -106,8 +106,8 @@ func (u *usage) remove(bytes int64) {
 type Call struct {
 	Endpoint  string // its id, the same in all processes
 	URL       string // "" if it is not known yet
-	Principal string // with its workspace
-	Bytes     int64  // of the event
+	Principal string // the principal's id and workspace
+	Bytes     int64  // the size of the event
 	Since     int64  // when the event was queued, in milliseconds since 1970
 	// Hurry says that the page is in a hurry: if the attempt takes longer than the endpoint's answers usually do, it continues without the
 	// page, until the patience of the fast lane ends. The page always waits for the first attempts to an endpoint.
@@ -128,8 +128,8 @@ const (
 
 // Patience is how long a page waits for slots.
 type Patience struct {
-	// Until Busy, the page waits even if its endpoint has as many attempts under way as allowed. Until Others, it waits if only other
-	// endpoints' attempts use up the slots.
+	// Busy is the time until which the page waits if its endpoint has as many attempts under way as allowed. Others is the time until which
+	// it waits if only other endpoints' attempts use up the slots.
 	Busy, Others time.Time
 	// Hurry is [Call.Hurry] of the page's attempts.
 	Hurry bool
@@ -243,8 +243,8 @@ type Slot struct {
 	e     *endpointState
 	Call
 	kind   slotKind
-	pool   *pool // of a fast slot
-	Waited bool  // for it
+	pool   *pool // only for the fast lane
+	Waited bool  // whether the attempt waited for the slot
 	// Patience is how long the page waits for an answer. 0 means until the attempt ends.
 	Patience time.Duration
 	// Rest is how long the attempt of a page in a hurry may continue after the page's Patience. In the slot of a detached attempt, Patience
@@ -256,7 +256,7 @@ type Slot struct {
 	warned bool // another process knows that
 	// doubtful is true for an attempt in the slow lane that may hang. It counts as a hanging attempt for the limit of memory.
 	doubtful bool
-	origin   *originState // whose shares it uses
+	origin   *originState // set if the slot counts for the origin's limits
 }
 
 type slotKind int
@@ -268,7 +268,7 @@ const (
 	hangingSlot
 )
 
-// Unused is the outcome to release a slot with if no attempt was made.
+// Unused is the outcome for [Slot.Done] if no attempt was made.
 var Unused = webhook.Outcome{Category: webhook.Aborted}
 
 // Done releases the slot and records its attempt's outcome. Further calls have no effect.
@@ -332,9 +332,9 @@ func (s *Slot) Start(ctx context.Context, url string) bool {
 	return true
 }
 
-// Detach is called when the page stops waiting for an attempt. If the attempt may continue without its page, Detach releases the slot and
-// returns another one, which the caller releases when the attempt has ended. Otherwise it returns nil. The caller then waits for the slot's
-// Rest, calls Hang if Usual is not 0, cancels the attempt and releases the slot.
+// Detach lets an attempt continue after its page has stopped waiting for it. It releases the slot and returns another one, which the caller
+// releases when the attempt has ended. Detach returns nil if the attempt may not continue. The caller then waits for the slot's Rest, calls
+// Hang if Usual is not 0, cancels the attempt and releases the slot.
 func (s *Slot) Detach() *Slot {
 	l, e := s.lanes, s.e
 	l.mu.Lock()
@@ -552,7 +552,7 @@ type tokenLease struct {
 	spent  bool // no process has tokens left for the second
 
 	turn      int64 // the last second in which deliveries have turns
-	turnsLeft int64 // of it, in this process
+	turnsLeft int64 // the turns in it that this process has left
 }
 
 const (
@@ -578,7 +578,7 @@ func (r *endpointRates) allow(ctx context.Context, id string) bool {
 	lease := r.get(id).lease
 	r.mu.Unlock()
 	if lease.Acquire(ctx, 1) != nil {
-		return true // the attempt will find that its time is over
+		return true // the context is done, so the attempt ends immediately
 	}
 	defer lease.Release(1)
 	now := r.now()                           // it may have waited for a slow store
@@ -602,7 +602,7 @@ func (r *endpointRates) get(id string) *tokenLease {
 	t := r.byID[id]
 	if t == nil {
 		if r.byID == nil || len(r.byID) >= maxEndpoint {
-			r.byID = map[string]*tokenLease{} // the leases are lost
+			r.byID = map[string]*tokenLease{} // the leased tokens are lost
 		}
 		t = &tokenLease{lease: semaphore.NewWeighted(1)}
 		r.byID[id] = t

@@ -13,9 +13,9 @@ type slowWaiter struct {
 	ready chan struct{} // closed when it has got one
 }
 
-// ReserveSlow returns a slot of the slow lane, or the time after which the caller tries again. It waits up to [slotWait] for a
-// slot if the endpoint answers quickly, even with failures, because returning the delivery to the queue would take longer each
-// time.
+// ReserveSlow returns a slot of the slow lane, or the time after which the caller tries again. If the endpoint answers quickly,
+// even with failures, it waits up to [slotWait] for a slot. A delivery that goes back to the queue would lose more time, and
+// more with each return.
 func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *Slot, wait time.Duration) {
 	l.mu.Lock()
 	e := l.get(c.Endpoint, c.URL)
