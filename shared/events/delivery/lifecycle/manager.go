@@ -49,7 +49,7 @@ type Manager struct {
 // Gaps has what is needed to make gap notices.
 type Gaps struct {
 	Log *eventlog.Log
-	// Sealer encrypts cursors and hashes the ids of messages.
+	// Sealer returns the sealer that encrypts cursors and makes the ids of messages.
 	Sealer func(context.Context) (*eventlog.Sealer, error)
 }
 
@@ -170,7 +170,7 @@ func ruled(e *catalog.Entry) bool {
 // A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, and from which cursor
 // the client can resume (SEP-3415, Non-event webhook bodies and Cursor Lifecycle). There are two causes:
 //
-//   - A delivery is given up. The notice's cursor lies before its event and before all open deliveries, so one notice also covers
+//   - A delivery is given up. The notice's cursor lies before the lost event and before all open deliveries, so one notice also covers
 //     deliveries that are given up later in the same outage. The notice is written before the dead letter. After a crash in
 //     between, the notice comes too early, but no gap stays hidden.
 //   - A suspension lasts longer than the log's retention. The notice is written before the suspension, due when the log no
@@ -235,7 +235,7 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 	if next := time.UnixMicro(last.At).Add(gapEvery); version != 0 && next.After(now) {
 		due = next
 	}
-	value, _ := json.Marshal(announcedGap{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
+	value, _ := json.Marshal(announcedGap{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // always encodes
 	condition := state.Continues(version)
 	whose, err := m.Deliveries.Schedule(ctx, notice, nil, due, store.Put(store.Item{
 		Key: state.GapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + state.KeptFor),
@@ -297,7 +297,7 @@ func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription
 }
 
 func encodeGap(cursor string) json.RawMessage {
-	body, _ := json.Marshal(struct { // two texts
+	body, _ := json.Marshal(struct { // strings always encode
 		Type   string `json:"type"`
 		Cursor string `json:"cursor"`
 	}{"gap", cursor})

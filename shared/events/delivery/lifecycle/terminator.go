@@ -305,7 +305,7 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	default:
 		next = subscription.RecheckState{Settled: cat.Fingerprint(), Terms: cat.Terms()}
 	}
-	// An interrupted recheck continues at its position only if the catalog has not changed again.
+	// Continue an interrupted recheck only if this is still the same one, the first or the second, of the same catalog.
 	at := subscription.RecheckPosition{Step: next.Settled + next.Seen}
 	if last.At.Step == at.Step {
 		at = last.At

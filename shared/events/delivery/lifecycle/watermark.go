@@ -127,7 +127,7 @@ func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (a
 // beforePages lowers a position until it lies before all pages of a partition. It returns 0 if that position is unknown.
 func (w *Watermark) beforePages(ctx context.Context, partition string, at int64) (int64, error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
-	for { // expired items may fill a result
+	for { // a page may have only expired items
 		late, err := w.DB.Query(ctx, q)
 		if err != nil {
 			return 0, fault.Wrap(fault.Unavailable, err, "read which pages are late")
