@@ -215,8 +215,8 @@ func (g *Gate) Started(id string) {
 	delete(g.ended, id)
 }
 
-// enter reports whether an attempt may start for a subscription that was read at the given time. If it was read after its end, the client
-// has created it again.
+// enter reports whether an attempt may start for a subscription that was read at the given time. A subscription that was read after it
+// ended must have been created again.
 func (g *Gate) enter(id string, read time.Time) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()

@@ -59,7 +59,7 @@ type Opener interface {
 // EventsTimeout limits an attempt to send an MCP Events webhook.
 const EventsTimeout = 10 * time.Second
 
-// Options are the operator's settings. Zero values are the defaults.
+// Options are the operator's settings. Zero values mean the defaults, which are given in parentheses.
 type Options struct {
 	// Schedule and EventsSchedule replace [retry.StandardSchedule] and [retry.EventsSchedule].
 	Schedule, EventsSchedule retry.Schedule
@@ -76,7 +76,7 @@ type Options struct {
 	// other, the page stops waiting for an attempt that takes longer than usual for its endpoint, and longer than Hurry. The attempt
 	// continues until its Patience ends. Otherwise an endpoint that begins to hang would soon hold up all processes. 0 turns this off.
 	Hurry time.Duration
-	// SlowLaneDelay is the shortest delay of the slow lane's message for a delivery that moves there before its first attempt (0). With
+	// SlowLaneDelay is the shortest time that a delivery waits in the slow queue if it goes there without a first attempt (0). With
 	// [state.EarlyMessage] or more, the message is sent while the delivery is still being written.
 	SlowLaneDelay time.Duration
 	// Detached is the number of first attempts that may continue after their page has stopped waiting for them. Other attempts are
@@ -102,7 +102,7 @@ type Config struct {
 	DB            store.DB
 	Queue         queue.Sender
 	Subscriptions lifecycle.Subscriptions
-	Catalog       catalog.Source // names the types of webhooks
+	Catalog       catalog.Source // has the "type" of each webhook
 	Poster        Poster
 	Opener        Opener
 	// Terminator ends subscriptions that may not continue. Its Review checks before each delivery whether the subscription may. It must be
@@ -133,12 +133,12 @@ type Dispatcher struct {
 	outcomes   *retry.Outcomes
 	lanes      *lane.Lanes
 	attempts   sync.WaitGroup                        // first attempts under way
-	handled    *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
+	handled    *bounded.Map[string, map[string]bool] // the served subscribers of failed pages, by message id
 	underWay   sync.Map                              // attempts of the slow lane, by [task.Single.ID]
 	unrecorded unrecorded
 	progress   lifecycle.Progress
 	batches    batches
-	waitWrites *semaphore.Weighted // of [Dispatcher.waitLater]
+	waitWrites *semaphore.Weighted // limits the writes of [Dispatcher.waitLater]
 }
 
 // maxPerEndpoint limits the concurrent first attempts to one endpoint. A quarter of [Options.Concurrency] is a second limit.

@@ -20,11 +20,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// page joins the tasks of one batch that have the same pattern and range of subscribers.
+// page is the task that joins all tasks of a batch with the same pattern and range of subscribers.
 type page struct {
 	task.Page
 	messages  []string
-	wasPaused []string        // the [task.Page.Paused] of the tasks
+	wasPaused []string        // the marks of the tasks, see [task.Page.Paused]
 	done      map[string]bool // the subscribers that an earlier receive of the message has served
 	err       error
 }
@@ -344,9 +344,9 @@ func (d *Dispatcher) sendPages(ctx context.Context, tasks []task.Page) error {
 
 // sent is the result of sending a page.
 type sent struct {
-	ops         []store.Op      // to write
-	left        []task.Page     // for the remaining events
-	subscribers map[string]bool // the ones that need no further task
+	ops         []store.Op      // the records to write
+	left        []task.Page     // tasks for the events that were not sent
+	subscribers map[string]bool // the subscribers for which no task is left
 }
 
 // sendAll sends the events of a page to all subscribers concurrently, and returns when all outcomes are recorded. If this program fails to
@@ -391,8 +391,8 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 const (
 	// maxHops is how often a page task may be followed by another one because the endpoint is busy. Then the events take the slow lane.
 	maxHops = 64
-	// retryPage is the delay before the first retry of events for which the store failed, so that they could not even become single
-	// deliveries. The delay doubles with each retry, up to [queue.MaxDelay].
+	// retryPage is the delay before events are retried that the store could not write, not even as single deliveries. The delay doubles
+	// with each retry, up to [queue.MaxDelay].
 	retryPage = 30 * time.Second
 	// maxPageRetries limits these retries, which take about four hours together. Each retry may repeat a webhook.
 	maxPageRetries = 20
