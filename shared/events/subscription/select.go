@@ -14,13 +14,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Operators find subscriptions through further entries, which are written and deleted together with the entries of entries.go:
+// Operators find subscriptions with three more indexes. Each has one entry per subscription, whose value is the subscription's owner:
 //
-//	i#  per workspace, by subscription: its owner
-//	t#  per origin of targets, by subscription: its owner
-//	z#  per state except active, by subscription: its owner; written with the record
+//	i#  all subscriptions of a workspace
+//	t#  subscriptions of a workspace by the origin of their endpoints, e.g. "https://example.com"
+//	z#  subscriptions of a workspace by state, except active ones
 //
-// The records are authoritative. A reader skips the entry of a subscription that no longer exists or has another state.
+// The entries of z# are written together with the record, the others together with the entries of subscribers.go. The records are
+// authoritative: a reader skips an entry if its subscription no longer exists or has another state.
 
 func indexKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "i#" + workspace, Sort: id}
@@ -43,8 +44,8 @@ func OriginOf(target string) string {
 	return u.Scheme + "://" + u.Host
 }
 
-// SameOrigin returns an origin in the spelling of [OriginOf]: with a host in lower case and without a default port, e.g.
-// "https://example.com" for "https://Example.com:443". It returns any other text unchanged.
+// SameOrigin returns an origin as [OriginOf] spells it: with a host in lower case and without a default port, e.g. "https://example.com"
+// for "https://Example.com:443". It returns any other text unchanged.
 func SameOrigin(text string) string {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" {
@@ -61,7 +62,7 @@ func (s *Subscription) indexKeys() []store.Key {
 	return []store.Key{indexKey(s.Workspace, s.ID), originKey(s.Workspace, OriginOf(s.Target.URL), s.ID)}
 }
 
-// Effective returns the state to show to people.
+// Effective returns the subscription's state, or [Paused] for an active subscription that a person has paused.
 func (s *Subscription) Effective() State {
 	if s.State == Active && s.Paused != 0 {
 		return Paused
@@ -69,8 +70,8 @@ func (s *Subscription) Effective() State {
 	return s.State
 }
 
-// mark returns the operations that list the subscription under its state, and no longer under the previous one. They must be part of
-// the transaction that writes the record. The entry expires at until, as the record does; zero means never.
+// mark returns the writes that move the subscription's z# entry to its current state, or delete the entry if the subscription is gone. The
+// caller writes them in the transaction that writes the record. The entry expires at until, like the record; zero means never.
 func (s *Subscription) mark(gone bool, until time.Time) (ops []store.Op) {
 	now := s.Effective()
 	if gone || now == Active {
@@ -89,7 +90,7 @@ func (s *Subscription) mark(gone bool, until time.Time) (ops []store.Op) {
 	return ops
 }
 
-// Choice selects subscriptions of a workspace. Members that are empty select any.
+// Choice selects subscriptions of a workspace. An empty member matches every subscription.
 type Choice struct {
 	Principal string
 	Event     string // name of the event type
@@ -109,8 +110,8 @@ type Selected struct {
 }
 
 // Select returns a page of the chosen subscriptions in the order of their ids, beginning after the given id. next is empty on the last
-// page. A page costs one query of the most selective list and one read of the records. It looks at no more than limit subscriptions,
-// so a page may have fewer matches, or none.
+// page. Select queries only the index that narrows the choice most, and then reads the records of at most limit subscriptions. Because some
+// of them may not match, a page can be short or empty although more pages follow.
 func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after string, limit int) (subs []Selected, next string, err error) {
 	q := store.Query{Table: store.Subscriptions, After: after, Limit: min(limit, maxSelected)}
 	records := false
@@ -166,11 +167,12 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	return subs, next, nil
 }
 
-// parentsAfter is the prefix of a position of [Lists.Covering] among the subscriptions to parents.
+// parentsAfter begins the after and next positions of [Lists.Covering] once it has listed the subscriptions to the event type and continues
+// with subscriptions to parents.
 const parentsAfter = "~"
 
-// Covering returns a page of the subscriptions that cover an event with a type and a URI, as [Lists.Select] does. Subscriptions to the
-// event type are listed before subscriptions that cover the URI only through a parent.
+// Covering returns a page of the subscriptions that match an event, given its type (entry) and URI. It first lists the subscriptions to the
+// type, and then the other ones, which match because they are subscribed to a parent of the URI. It pages like [Lists.Select].
 func (l *Lists) Covering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
 	if !parents {
@@ -218,7 +220,7 @@ func (l *Lists) addStatuses(ctx context.Context, workspace string, subs []Select
 	return nil
 }
 
-// TargetURLs returns the URLs of the endpoints of subscriptions, by the subscriptions' ids. It leaves out subscriptions that have ended.
+// TargetURLs returns the endpoint URL of each subscription, by subscription id. It leaves out subscriptions that have ended.
 func (l *Lists) TargetURLs(ctx context.Context, workspace string, subs []Owned) (map[string]string, error) {
 	targets := make(map[string]string, len(subs))
 	keys := make([]store.Key, len(subs))
@@ -252,7 +254,7 @@ func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error
 	return items, fault.Wrap(fault.Unavailable, err, "read subscriptions")
 }
 
-// CountStates counts the subscriptions of a workspace by state, each up to most. It may count entries of subscriptions that have ended.
+// CountStates counts a workspace's subscriptions by state. It stops counting a state at most. It may include subscriptions that have ended.
 func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
 	counts := map[State]int{}
 	all := 0
@@ -285,8 +287,8 @@ func (s *Subscription) Covers(uri string) bool {
 	return slices.ContainsFunc(s.Patterns, func(p match.Pattern) bool { return match.Matches(p.Key, uri) })
 }
 
-// Deliveries outlive their subscription. To find them when a principal's data is erased, e# entries list the ended subscriptions of each
-// principal for as long as any of their deliveries may be stored.
+// A subscription's deliveries can still be stored after it has ended. So that the erasure of a principal's data finds them, an e# entry
+// names each ended subscription of the principal until [EndedKept] is over.
 
 // EndedKept is the longest time that a delivery can be stored: up to 30 days while a switch is paused, then five days of retries, and seven
 // days as a dead letter.
@@ -319,7 +321,7 @@ func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string
 	return fault.Wrap(fault.Unavailable, err, "forget an ended subscription")
 }
 
-// Held returns the partitions that hold a principal's data other than its subscriptions, by the kind of their items.
+// Held returns the partitions that hold other data of a principal than its subscriptions, by the kind of data, e.g. "quotas".
 func Held(workspace, principal string) map[string]store.Key {
 	held := challenge.Partitions(workspace, principal)
 	held["idempotencyKeys"] = store.Key{Table: store.Subscriptions, Partition: "idem#" + workspace + "#" + principal}
@@ -327,8 +329,8 @@ func Held(workspace, principal string) map[string]store.Key {
 	return held
 }
 
-// Count returns the number of subscribers of an event's URI. It counts a subscriber once per matching pattern, and may count too many, but
-// never too few.
+// Count returns how many subscribers an event with this URI has. The result may be too high, but never too low. For example, it counts a
+// subscriber twice if two of its patterns match.
 func (s *Service) Count(ctx context.Context, workspace, uri string) (n int, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
 	if err != nil {

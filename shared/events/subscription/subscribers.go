@@ -24,7 +24,7 @@ type Found struct {
 	// More is true if the range holds further subscribers after the key Last.
 	More bool
 	Last string
-	// Broken are the ranges of items that cannot be decoded.
+	// Broken has one range for each item that cannot be decoded.
 	Broken []Range
 }
 
@@ -68,8 +68,8 @@ func (s *Subscriber) Wants(p *match.Payload, now time.Time) bool {
 	return p.Passes(s.Filters)
 }
 
-// decoded caches subscribers by the text of their items, because every event reads the same items. A changed item has another text.
-// Cached subscribers share their slices, which must not be changed.
+// decoded caches decoded subscribers by the JSON of their items, because the same items are read for every event. A changed item has other
+// JSON and so is decoded again. Cached subscribers share their slices, which must not be changed.
 var (
 	decoded     = bounded.NewMap[uint64, decodedSubscriber](4096)
 	decodedSeed = maphash.MakeSeed()
@@ -80,7 +80,6 @@ type decodedSubscriber struct {
 	subscriber Subscriber
 }
 
-// decodeSubscriber decodes the item of a subscriber.
 func decodeSubscriber(text []byte) (Subscriber, error) {
 	key := maphash.Bytes(decodedSeed, text)
 	if d, ok := decoded.Get(key); ok && bytes.Equal(d.text, text) {
@@ -99,15 +98,15 @@ func decodeSubscriber(text []byte) (Subscriber, error) {
 // maxDecoded is the longest cached text. An ordinary item is ten times shorter.
 const maxDecoded = 8 << 10
 
-// When the catalog changes, four kinds of items lead to the affected subscriptions without a scan. They are written before the
-// subscription:
+// When the catalog changes, the recheck must find the affected subscriptions without a scan. It uses four kinds of items, which are written
+// before the subscription, so that even after a crash no subscription lacks them:
 //
-//	k#  per scope (see [match.Shape]), the ids of the subscriptions with such a pattern, and their owners
+//	k#  the subscriptions of a workspace by scope (see [match.Shape]), i.e. by event type, with their owners
 //	w#  the workspaces that have or had subscriptions
-//	a#  per workspace, the catalog of the last recheck of its subscriptions
-//	c#  the contracts that subscriptions rely on, by their hash
+//	a#  the catalog against which a workspace's subscriptions were last rechecked
+//	c#  the contracts of event types, i.e. the terms on which subscribers rely, by their hash
 //
-// After a crash there may be an entry without a subscription, but never a subscription without its entries.
+// An entry may name a subscription that does not exist.
 
 func listKey(workspace, scope, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "k#" + workspace + "#" + scope, Sort: id}
@@ -129,8 +128,8 @@ func (s *Subscription) listKeys() []store.Key {
 	return keys
 }
 
-// addEntries writes the list entries of a subscription. Their version is the subscription's creation time, so that the removal of an
-// earlier subscription with the same id does not delete them.
+// addEntries writes the subscription's index entries, and the other items that a recheck needs. The version of an entry is the
+// subscription's creation time, so that a late removal of an earlier subscription with the same id does not delete it.
 func (r *Records) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
 	for _, k := range append(sub.listKeys(), sub.indexKeys()...) {
@@ -159,8 +158,8 @@ func (s *Subscription) entry(k store.Key) store.Item {
 	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.Created.UnixMicro()}
 }
 
-// Contract returns an event type with the terms of a contract that subscriptions rely on, for [catalog.Broken]. It returns nil if
-// the contract is not stored.
+// Contract returns a stored contract in the form of an event type, so that [catalog.Broken] can compare it with the current one. It returns
+// nil if the contract is not stored.
 func Contract(ctx context.Context, db store.DB, id string) (*catalog.Entry, error) {
 	it, err := store.One(ctx, db, contractKey(id), "read the contract of an event type")
 	if err != nil || it == nil {
@@ -169,7 +168,7 @@ func Contract(ctx context.Context, db store.DB, id string) (*catalog.Entry, erro
 	return catalog.ParseContract(it.Value)
 }
 
-// once writes an item unless it exists. It skips the write if this process remembers having made it.
+// once writes an item unless it exists. It skips the write if this process has already made it.
 func (r *Records) once(ctx context.Context, k store.Key, value func() []byte) error {
 	if _, done := r.written.Get(k); done {
 		return nil
@@ -182,7 +181,8 @@ func (r *Records) once(ctx context.Context, k store.Key, value func() []byte) er
 	return nil
 }
 
-// removeEntries deletes the list entries of a subscription. With keep, operators can still find it by its id.
+// removeEntries deletes the subscription's index entries. If keep is true, it keeps the i# entry, so that operators can still find the
+// subscription by its id.
 func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep bool) {
 	indexed := sub.indexKeys()
 	if keep {
@@ -197,7 +197,7 @@ func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep boo
 	}
 }
 
-// rely sets what the subscription relies on: its principal's rights and the current terms of the event types.
+// rely records the principal's rights and the current contracts of the event types, for later rechecks.
 func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
 	s.Grant, s.Contracts = g, nil
 	for _, p := range s.Patterns {
@@ -210,8 +210,8 @@ func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
 	}
 }
 
-// Lists finds the subscriptions of a principal, a workspace or an event type, for owners, operators, rechecks and erasures. It also
-// stores the progress of rechecks.
+// Lists finds subscriptions by principal, workspace or event type, for owners, operators, rechecks and erasures. It also stores the
+// progress of rechecks.
 type Lists struct {
 	DB  store.DB
 	Now func() time.Time
@@ -222,8 +222,8 @@ func (l *Lists) now() time.Time { return periodic.Clock(l.Now)() }
 // Owned names a subscription and its owner.
 type Owned struct{ ID, Principal string }
 
-// Listed returns a page of the subscriptions of a scope in the order of their ids, beginning after the given id. next is empty on the last
-// page. Some of the subscriptions may have ended.
+// Listed returns a page of the subscriptions with a pattern in the scope, in the order of their ids, beginning after the given id. next is
+// empty on the last page. Some of the subscriptions may have ended.
 func (l *Lists) Listed(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
 	page, err := l.DB.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: listKey(workspace, scope, "-").Partition, After: after, Limit: 200,
@@ -254,7 +254,7 @@ func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
 // the first subscription.
 type RecheckState struct {
 	V int `json:"v"`
-	// Settled is the catalog's fingerprint, and Terms are its terms ([catalog.Catalog.Terms]).
+	// Settled is the fingerprint of that catalog, and Terms is its [catalog.Catalog.Terms].
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
 	// Seen is the fingerprint of a newer catalog that was first seen at Since (seconds since 1970).
@@ -264,8 +264,8 @@ type RecheckState struct {
 	At RecheckPosition `json:"place,omitzero"`
 }
 
-// RecheckPosition is the progress of a recheck. It has finished the scopes before Scope and, within Scope, the subscriptions up to After.
-// Step identifies the pair of catalogs that it compares.
+// RecheckPosition is the progress of a recheck. The recheck has finished all scopes before Scope, and in Scope all subscriptions up to
+// After. Step identifies the two catalogs that it compares.
 type RecheckPosition struct {
 	Step  string `json:"step"`
 	Scope string `json:"scope"`

@@ -1,15 +1,15 @@
-// Package subscription stores webhook subscriptions and runs their life, from the registration to the end.
+// Package subscription stores webhook subscriptions and manages them from registration to end.
 //
-// Subscriptions of SEP-1803 and of the MCP Events extension share one model: a record that belongs to a principal, and one item per
-// pattern ([match.Pattern]) that holds everything a delivery needs. The items of a pattern are stored next to each other, ordered by
-// subscription id, so that dispatch reads a range of subscribers with one query.
+// Subscriptions of SEP-1803 and of the MCP Events extension share one model: a record that belongs to a principal, and one item per pattern
+// ([match.Pattern]) that holds everything a delivery needs. The items of a pattern are stored next to each other, ordered by subscription
+// id, so that dispatch reads a range of subscribers with one query.
 //
-// A [Registrar] creates and refreshes subscriptions, a [Service] changes and ends them one by one, and a [Sweeper] ends the expired
-// ones. All of them write through [Records], which keeps the counters and lists in step. [Lists] finds subscriptions of a
-// principal, a workspace, an event type, or an operator's [Choice].
+// A [Registrar] creates and refreshes subscriptions, a [Service] changes and ends them one by one, and a [Sweeper] ends the expired ones.
+// All of them write through [Records], which updates counters and indexes together with the record. [Lists] finds subscriptions by
+// principal, workspace, event type, or an operator's [Choice].
 //
-// The package imports no HTTP, AWS or SQL package. The wiring passes in the functions that need the outside world: they seal secrets, and
-// check and verify targets. Continue in shared/events/delivery.
+// The package imports no HTTP, AWS or SQL package. Its callers pass in functions that seal secrets and that check and verify endpoints.
+// Read shared/events/delivery next.
 package subscription
 
 import (
@@ -28,14 +28,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Origin is the protocol that made a subscription.
+// Origin is the protocol with which a client made a subscription.
 type Origin string
 
 // The origins.
 const (
-	// SEP1803 is resources/subscriptions/register. The server generates the secret.
+	// SEP1803 stands for resources/subscriptions/register. The server generates the secret.
 	SEP1803 Origin = "sep1803"
-	// MCPEvents is events/subscribe. The client supplies the secret, and the subscription expires unless it is refreshed.
+	// MCPEvents stands for events/subscribe. The client supplies the secret, and the subscription expires unless it is refreshed.
 	MCPEvents Origin = "events"
 )
 
@@ -49,7 +49,7 @@ const (
 	None     SecretType = "none"     // unsigned; the operator must switch it on by name
 )
 
-// State tells whether deliveries are made for a subscription.
+// State tells whether a subscription receives deliveries.
 type State string
 
 // The states.
@@ -69,7 +69,7 @@ type Target struct {
 	Secret        []byte     `json:"sec,omitempty"`
 	Previous      []byte     `json:"old,omitempty"`
 	PreviousUntil int64      `json:"oldt,omitempty"`
-	// Fingerprint tells whether a refresh brings another secret, without opening the sealed one.
+	// Fingerprint is a hash of the secret. It shows whether a refresh brings another secret, without opening the sealed one.
 	Fingerprint []byte `json:"fp,omitempty"`
 }
 
@@ -89,34 +89,34 @@ type Subscription struct {
 	Filters   []match.Filter  `json:"f,omitempty"`
 	// Redact are JSON Pointers of payload members that the subscriber does not receive.
 	Redact []string `json:"red,omitempty"`
-	// Grant is the principal's rights at the time of the latest registration. Contracts are the terms of the event types at that time:
-	// their ids ([catalog.Entry.ContractID]) by event type.
+	// Grant has the principal's rights at the time of the latest registration. Contracts has the contract ids ([catalog.Entry.ContractID])
+	// of the event types at that time, by event type, so that a recheck notices incompatible changes.
 	Grant     Grant             `json:"g,omitzero"`
 	Contracts map[string]string `json:"ct,omitempty"`
 	// Plain is set if the client accepts no control envelopes except the challenge.
 	Plain bool `json:"plain,omitempty"`
-	// Profile is the profile of the latest events/subscribe; empty is the default profile.
+	// Profile is the MCP Events profile that the latest events/subscribe used; empty means the default profile.
 	Profile spec.Profile `json:"pf,omitempty"`
 	Created time.Time    `json:"c"`
 	// Until is when the subscription ends unless it is refreshed. Zero means never.
 	Until time.Time `json:"until,omitzero"`
-	// Cursor is the watermark: every event up to it has been delivered.
+	// Cursor is the watermark. All events up to it have been delivered.
 	Cursor string `json:"cur,omitempty"`
-	// Owed is the position after which the log must still be replayed to the subscriber. It is 0 if no replay is owed.
+	// Owed is the log position from which the subscriber must still get a replay, or 0.
 	Owed int64 `json:"owed,omitempty"`
-	// Replayed is the time of the latest replay in microseconds since 1970. The watermark waits until the replayed events have been
-	// attempted.
+	// Replayed is the time of the latest replay in microseconds since 1970. The watermark does not advance until each replayed event has
+	// been attempted once.
 	Replayed int64  `json:"rpl,omitempty"`
 	State    State  `json:"state"`
 	Reason   string `json:"why,omitempty"`
-	// Suspended is when delivery was suspended, in microseconds since 1970, or 0. The log has all events since then.
+	// Suspended is when delivery was suspended, in microseconds since 1970, or 0. A refresh replays the events since then from the log.
 	Suspended int64 `json:"susp,omitempty"`
 	// Resumed is when delivery last started, in seconds since 1970: when the subscription was made (MCP Events only), reactivated, resumed
-	// or enabled. Failures before it no longer count.
+	// or enabled. Earlier failures do not count towards suspending or disabling it.
 	Resumed int64 `json:"resd,omitempty"`
 	// Paused is when a person paused the deliveries, in microseconds since 1970, or 0.
 	Paused int64 `json:"pau,omitempty"`
-	// Marked is the state under which [Lists.Select] finds the subscription.
+	// Marked is the state under which an index lists the subscription (see [Lists.Select]), or empty.
 	Marked State `json:"mk,omitempty"`
 	// Revision counts the writes of this record.
 	Revision int64 `json:"-"`
@@ -135,7 +135,8 @@ type Subscriber struct {
 	Redact    []string       `json:"red,omitempty"`
 	// Profile is as in [Subscription].
 	Profile spec.Profile `json:"pf,omitempty"`
-	// Entry is the event type of the pattern (empty for a parent), and Contract the id of its terms. Grant is as in [Subscription].
+	// Entry is the event type of the pattern, or empty for a pattern that covers all resources below a parent. Contract is the type's
+	// contract id. Grant is as in [Subscription].
 	Entry    string `json:"e,omitempty"`
 	Contract string `json:"ct,omitempty"`
 	Grant    Grant  `json:"g,omitzero"`
@@ -143,8 +144,8 @@ type Subscriber struct {
 	Suspended int64 `json:"susp,omitempty"`
 	Resumed   int64 `json:"resd,omitempty"`
 	Paused    int64 `json:"pau,omitempty"`
-	// Skip are the keys of other patterns of the subscription that overlap with this one. Events that match both are delivered
-	// under the other pattern only.
+	// Skip has the keys of the subscription's other patterns that overlap with this one. An event that matches both is delivered under the
+	// other pattern only, so that it is not sent twice.
 	Skip []string `json:"skip,omitempty"`
 }
 
@@ -171,8 +172,8 @@ func validID(id string) bool {
 	return strings.Trim(hexes, "0123456789abcdef") == ""
 }
 
-// Range is a range of subscribers under a pattern, by the hexadecimal digits of their ids. From is inclusive and To is exclusive; an
-// empty To is unbounded.
+// Range selects subscribers of a pattern by the hexadecimal digits of their ids. From is inclusive, and To is exclusive; an empty To means
+// no upper end.
 type Range struct {
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
@@ -201,7 +202,7 @@ func (s *Subscription) encode() store.Item {
 	return store.Item{Key: recordKey(s.Workspace, s.Principal, s.ID), Value: value, Version: s.Revision}
 }
 
-// ErrUndecodable is the error for a stored record that can never be decoded, so a retry is pointless.
+// ErrUndecodable is the error for a stored record that cannot be decoded. Retrying is pointless.
 var ErrUndecodable = errors.New("the item cannot be decoded")
 
 func decodeRecord(it *store.Item) (*Subscription, error) {
@@ -213,7 +214,7 @@ func decodeRecord(it *store.Item) (*Subscription, error) {
 	return &s, nil
 }
 
-// subscribers returns the items of the subscription under its patterns, in the order of the patterns.
+// subscribers returns the subscription's items, one per pattern and in that order.
 func (s *Subscription) subscribers() []store.Item {
 	items := make([]store.Item, len(s.Patterns))
 	for i, p := range s.Patterns {
@@ -248,7 +249,7 @@ func (s *Subscription) Subscriber() Subscriber {
 // Binding identifies the owner of a sealed secret. A sealed secret that was copied to another subscription or target does not open.
 type Binding struct{ Workspace, Subscription, Target string }
 
-// advancedCursor returns the subscription's cursor, moved forward to the latest position up to which all deliveries are known to be finished.
+// advancedCursor returns the subscription's cursor, moved forward as far as all deliveries are known to be finished.
 func (g *Registrar) advancedCursor(ctx context.Context, sub *Subscription) string {
 	if g.Watermark == nil || sub.State != Active || sub.Owed != 0 {
 		return sub.Cursor
@@ -277,8 +278,8 @@ func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventl
 	if open {
 		return c, nil
 	}
-	// No delivery is open. If the log also has no events after the cursor, then none is in flight, because events that have left the log
-	// were in the queues for the whole retention period.
+	// All stored deliveries are finished. If the log also has no event after the cursor, then no event is in the queues: one that has left
+	// the log already would have waited in a queue for as long as the log's retention.
 	quiet, err := g.hasNoEventAfter(ctx, sub, c)
 	if err != nil || !quiet {
 		return c, err
@@ -286,8 +287,8 @@ func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventl
 	return eventlog.Cursor{At: max(c.At, end), Given: now.UnixMicro()}, nil
 }
 
-// hasNoEventAfter reports whether no event of the subscription's patterns is in the log after a cursor. It reports false
-// if the log was not written for a pattern since then, because an event may be on its way that the log does not have.
+// hasNoEventAfter reports whether the log has no event after the cursor that matches the subscription. It returns false if the log has not
+// recorded one of the patterns for all of that time, because then an event may be on its way that the log does not have.
 func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
 	for _, p := range sub.Patterns {
 		if p.Kind != match.Concrete {
@@ -314,14 +315,15 @@ func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c ev
 // otherwise at most once per minute, or less often under high load.
 type Status struct {
 	LastDelivery time.Time `json:"last,omitzero"`
-	// LastError is a category. It never contains text from the endpoint.
+	// LastError is the category of the last failure, e.g. "timeout". It never contains text from the endpoint.
 	LastError string `json:"err,omitempty"`
 	// LastCode is the HTTP status of the last failure, or 0 if the endpoint did not answer. Only operators see it.
 	LastCode    int       `json:"code,omitempty"`
 	FailedSince time.Time `json:"since,omitzero"`
-	// Failures is the least number of attempts that have failed since then.
+	// Failures is how many attempts have failed since FailedSince. The true number may be higher, because concurrent writes can lose
+	// counts.
 	Failures int `json:"n,omitempty"`
-	// ThrottledUntil is the end of the latest pause that the endpoint asked for.
+	// ThrottledUntil is the end of the latest pause that the endpoint requested with Retry-After.
 	ThrottledUntil time.Time `json:"wait,omitzero"`
 }
 
@@ -336,7 +338,7 @@ func (s Status) Encode(workspace, id string) store.Item {
 	return store.Item{Key: StatusKey(workspace, id), Value: value}
 }
 
-// DecodeStatus reads an item of [Status.Encode]. A nil item stands for no deliveries yet.
+// DecodeStatus decodes an item of [Status.Encode]. It returns the zero Status for a nil item, which means that there was no delivery yet.
 func DecodeStatus(it *store.Item) (Status, error) {
 	var s Status
 	if it == nil {
@@ -354,7 +356,7 @@ func statusOf(ctx context.Context, db store.DB, workspace, id string) (Status, e
 	return DecodeStatus(it)
 }
 
-// View is a subscription without its secrets, for its owner.
+// View is what the owner of a subscription may see: everything except its secrets.
 type View struct {
 	ID        string
 	Origin    Origin
@@ -393,8 +395,8 @@ func (l *Lists) List(ctx context.Context, p auth.Principal, after string, limit 
 	return views, next, nil
 }
 
-// Read returns one of the caller's subscriptions with its delivery status.
-// A subscription of another principal looks exactly like one that does not exist.
+// Read returns one of the caller's subscriptions with its delivery status. It returns the same NotFound error for an unknown subscription
+// and for one of another principal, so that callers cannot find out other principals' ids.
 func (l *Lists) Read(ctx context.Context, p auth.Principal, uri string) (*View, error) {
 	unknown := fault.New(fault.NotFound, "resource not found").With(map[string]any{"uri": uri})
 	id, ok := ParseURI(uri)

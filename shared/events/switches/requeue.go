@@ -12,13 +12,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// resumed records that the paused messages of a switch may be requeued.
+// resumed records that a switch was resumed and that its paused messages must be requeued.
 type resumed struct {
 	V         int       `json:"v"`
 	Workspace string    `json:"ws"`
 	Name      Name      `json:"n"`
 	At        time.Time `json:"at"`
-	// Claimed is the time until which one worker has the exclusive right to requeue them.
+	// Claimed is the time until which only one worker may requeue the messages, or zero.
 	Claimed time.Time `json:"claimed,omitzero"`
 }
 
@@ -33,9 +33,9 @@ const round = time.Minute
 // after this time.
 const claimedFor = 2 * time.Minute
 
-// Requeue puts the paused messages of resumed switches back on their queues, and returns their number. It runs every
-// minute, and immediately after a resume. It spreads the messages of one run over a minute. A worker claims a switch
-// before it sends its messages, and deletes each message after sending it, so only a crash sends some messages twice.
+// Requeue puts the paused messages of resumed switches back on their queues, and returns their number. It must run every minute, and
+// immediately after a resume. A worker claims a switch before it sends the switch's messages, spreads them over a minute, and deletes each
+// message after sending it. So only a crash sends some messages twice.
 func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	var errs []error
 	err = store.Each(ctx, s.DB, store.Key{Table: store.Deliveries, Partition: resumedPart}, "list the resumed switches", func(it *store.Item) error {
@@ -52,8 +52,8 @@ func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	return requeued, errors.Join(append(errs, err)...)
 }
 
-// RequeueOf does what [Set.Requeue] does, for one switch. It does nothing while the switch is paused, or while
-// another worker requeues its messages.
+// RequeueOf requeues the messages of one switch like [Set.Requeue]. It does nothing while the switch is paused, or while another worker
+// requeues its messages.
 func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	if sw, err := s.Get(ctx, workspace, n); err != nil || sw != nil {
 		return 0, err
@@ -78,14 +78,13 @@ func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued
 	return requeued, errors.Join(err, fault.Wrap(fault.Unavailable, released, "release a resumed switch"))
 }
 
-// item returns the stored form of r.
 func (r *resumed) item(version int64) store.Item {
 	value, _ := json.Marshal(r) // strings and times always encode
 	return store.Item{Key: resumedKey(r.Workspace, r.Name), Value: value, Version: version, Expires: r.At.Add(Kept)}
 }
 
-// claim claims the messages of a resumed switch. It returns nil if the switch has not been resumed, or if another
-// worker has claimed it.
+// claim gives this worker the exclusive right to requeue the messages of a resumed switch. It returns nil if the switch has not been
+// resumed, or if another worker has that right.
 func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, int64, error) {
 	items, err := s.DB.Get(ctx, resumedKey(workspace, n))
 	if err != nil || items[0] == nil {
@@ -132,8 +131,8 @@ func (s *Set) setAside(ctx context.Context, it *store.Item, reason error) error 
 	return queue.DeadLetterItem(ctx, s.Queue, s.DB, it, reason, s.now(), slog.Default())
 }
 
-// requeue sends the messages of items back to their queues. Before is the number of messages already sent in this
-// run, from which it computes the delays.
+// requeue sends messages back to their queues and deletes their items. Before is the number of messages that this run has already sent. It
+// determines the delays, so that a run sends [RequeueRate] messages per second.
 func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error {
 	byQueue := map[queue.Name][]queue.Outgoing{}
 	stored := map[queue.Name][]store.Item{} // the items of the messages in byQueue
@@ -187,8 +186,8 @@ func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoin
 // refused reports whether an error means that a queue will never accept the message.
 func refused(err error) bool { return fault.Is(err, fault.Invalid) || fault.Is(err, fault.TooLarge) }
 
-// Note is an operator's note about an origin whose endpoints fail, e.g. that its owner knows. It pauses nothing. Notes are
-// stored next to the switches, because the same functions may read and write both.
+// Note is an operator's note about an origin with failing endpoints, e.g. "the owner has been told". It does not pause deliveries. Notes
+// are stored next to the switches, because the same functions may read and write both.
 type Note struct {
 	Origin string    `json:"origin"`
 	Text   string    `json:"text"`

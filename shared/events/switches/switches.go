@@ -1,14 +1,11 @@
-// Package switches pauses and resumes deliveries: all deliveries of a workspace, of an event type, to an origin, or of one
-// subscription.
+// Package switches pauses and resumes deliveries: all deliveries of a workspace, of an event type, to an origin, or of one subscription.
 //
-// A switch is an item that exists while it is paused. Dispatch calls [Set.Paused] before each attempt. The answer
-// comes from memory and is at most [MaxAge] old. A paused subscription is also marked in its own record, which
-// dispatch reads anyway. If a delivery is paused, its queue message becomes an item, sorted by time, and is kept for
-// at most [Kept].
+// A switch exists as an item only while its deliveries are paused. Dispatch calls [Set.Paused] before each attempt, which answers from
+// memory with data that is at most [MaxAge] old. If a delivery is paused, its queue message is stored as an item for at most [Kept]. A
+// paused subscription is also marked in its own record, which dispatch reads anyway.
 //
-// Resuming deletes the switch and records that there are messages to requeue. [Set.Requeue] then puts the messages
-// back at a limited rate, and continues where it was interrupted. The package does not know what a delivery is:
-// messages are opaque to it.
+// Resuming deletes the switch and records that its messages must be requeued. [Set.Requeue] then puts them back on their queues at a
+// limited rate, and continues after an interruption. The package does not look into messages.
 package switches
 
 import (
@@ -32,16 +29,16 @@ import (
 )
 
 const (
-	// MaxAge is the maximum age of the switches that a process uses.
+	// MaxAge limits how old the switches may be that a process has in memory.
 	MaxAge = 4 * time.Second
-	// recheck is the age at which a process reads them again.
+	// recheck is the age at which a process reads the switches from the store again.
 	recheck = 2 * time.Second
 	// Kept is how long a paused message is kept.
 	Kept = 30 * 24 * time.Hour
-	// RequeueRate is the number of messages per second that are requeued for one switch.
+	// RequeueRate is how many messages per second are requeued for one switch.
 	RequeueRate = 100
-	// linger is how long after a resume Requeue still looks for messages, because a process that did not know of the
-	// resume yet may have paused some.
+	// linger is how long after a resume Requeue still looks for messages, because other processes may pause some until they notice the
+	// resume.
 	linger = 10 * time.Minute
 
 	shards         = 4
@@ -58,7 +55,7 @@ type Name string
 // All pauses all deliveries of a workspace.
 const All Name = "all"
 
-// Event, Origin and Subscription name the switch of an event type, of a target's origin, and of a subscription.
+// Event, Origin and Subscription return the name of the switch for an event type, an endpoint's origin, and a subscription.
 func Event(name string) Name      { return Name("event/" + name) }
 func Origin(origin string) Name   { return Name("origin/" + origin) }
 func Subscription(id string) Name { return Name(subscriptionOf + id) }
@@ -91,7 +88,7 @@ func isOrigin(text string) bool {
 		text == u.Scheme+"://"+strings.ToLower(u.Host)
 }
 
-// SubscriptionID returns the id of a subscription's switch.
+// SubscriptionID returns the subscription's id if the switch is one for a subscription.
 func (n Name) SubscriptionID() (id string, ok bool) {
 	return strings.CutPrefix(string(n), subscriptionOf)
 }
@@ -103,7 +100,7 @@ type Switch struct {
 	By     string    `json:"by"`
 	At     time.Time `json:"at"`
 	Reason string    `json:"reason"`
-	// Operator is true if an operator paused it, rather than the owner of the subscription.
+	// Operator is true if an operator set the switch, and false if the owner of the subscription did.
 	Operator bool `json:"operator"`
 	// Owner is the owner of the paused subscription. Switches of the previous version do not have it.
 	Owner string `json:"owner,omitempty"`
@@ -136,12 +133,12 @@ func key(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Settings, Partition: "switch#" + workspace, Sort: string(n)}
 }
 
-// Keys returns the keys of a switch and of the record of its resume.
+// Keys returns the key of a switch and the key of the item that exists after a resume until its messages have been requeued.
 func Keys(workspace string, n Name) []store.Key {
 	return []store.Key{key(workspace, n), resumedKey(workspace, n)}
 }
 
-// Get returns a switch, or nil if it is not paused.
+// Get returns a switch, or nil if no deliveries are paused under that name.
 func (s *Set) Get(ctx context.Context, workspace string, n Name) (*Switch, error) {
 	items, err := s.DB.Get(ctx, key(workspace, n))
 	if err != nil || items[0] == nil {
@@ -195,7 +192,7 @@ func Unname(ctx context.Context, db store.DB, workspace string, sw Switch, name 
 	return rewrite(ctx, db, key(workspace, sw.Name), sw)
 }
 
-// rewrite replaces a switch or a note. It does nothing if that was removed meanwhile.
+// rewrite replaces a switch or a note, unless it has been removed meanwhile.
 func rewrite(ctx context.Context, db store.DB, at store.Key, to any) error {
 	value, _ := json.Marshal(to) // strings and a time always encode
 	err := db.Write(ctx, store.Put(store.Item{Key: at, Value: value, Version: version}, store.Exists()))
@@ -210,8 +207,7 @@ func decode(it *store.Item) (sw Switch, err error) {
 	return sw, fault.Wrap(fault.Internal, err, "decode a switch")
 }
 
-// PauseOps returns the writes that pause a switch, for callers that write more in the same transaction. [Set.Pause]
-// writes only these.
+// PauseOps returns the writes of [Set.Pause], for callers that write more in the same transaction.
 func (s *Set) PauseOps(workspace string, sw Switch) []store.Op {
 	sw.State, sw.At, sw.Reason = StatePaused, s.now().UTC(), clip(sw.Reason)
 	value, _ := json.Marshal(sw) // strings and a time always encode
@@ -235,11 +231,11 @@ func (s *Set) Pause(ctx context.Context, workspace string, sw Switch) error {
 	return fault.Wrap(fault.Unavailable, err, "pause")
 }
 
-// ResumeOps returns the writes that resume a switch, for callers that write more in the same transaction.
+// ResumeOps returns the writes of [Set.Resume], for callers that write more in the same transaction.
 func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
 	r := resumed{V: version, Workspace: workspace, Name: n, At: s.now().UTC()}
-	// Each resume starts with a different version, so that a worker with a claim on an earlier resume cannot end this
-	// one.
+	// Each resume has its own version. A worker that still requeues after an earlier resume cannot delete this record, because its version
+	// does not match.
 	return []store.Op{store.Delete(key(workspace, n)), store.Put(r.item(r.At.UnixMicro()))}
 }
 
@@ -261,8 +257,8 @@ func (s *Set) forget(workspace string) {
 	s.known.Put(workspace, known{})
 }
 
-// Paused returns the broadest switch that pauses a delivery, or "" if no switch does. It does not consider switches of subscriptions.
-// Origin may be empty, for a page, whose subscribers have different origins.
+// Paused returns the broadest switch that pauses a delivery, or "" if no switch does. It ignores switches of single subscriptions. Callers
+// leave origin empty for a page, because the page's subscribers have different origins.
 func (s *Set) Paused(ctx context.Context, workspace, eventName, origin string) (Name, error) {
 	if s == nil {
 		return "", nil
@@ -310,7 +306,7 @@ type Message struct {
 	Group string
 }
 
-// stored is the stored form of a paused message.
+// stored is the JSON of a paused message in an item.
 type stored struct {
 	V     int        `json:"v"`
 	Queue queue.Name `json:"q"`
@@ -321,7 +317,7 @@ type stored struct {
 	Body json.RawMessage `json:"b"`
 }
 
-// encodeStored encodes a message. The result for the largest message of a queue fits into an item.
+// encodeStored encodes a message. Even the largest message that a queue allows then fits into an item.
 func encodeStored(m Message) []byte {
 	out := stored{version, m.Queue, m.Group, m.Body}
 	if !json.Valid(m.Body) || m.Body[0] == '"' {
@@ -359,7 +355,7 @@ type Waiting struct {
 	Oldest time.Time `json:"oldest,omitzero"`
 }
 
-// maxWaiting limits the messages that Waiting reads of each shard. Messages may have 250 KB.
+// maxWaiting limits how many messages Waiting reads from each shard, because a message can have 250 KB.
 const maxWaiting = 50
 
 // Waiting counts the messages that wait for a switch.
@@ -385,7 +381,7 @@ func (s *Set) Waiting(ctx context.Context, workspace string, n Name) (w Waiting,
 	return w, nil
 }
 
-// WaitsFor returns the switch for which the messages of a partition wait, or "" if no messages of the workspace wait there.
+// WaitsFor returns the switch whose paused messages are in a partition, or "" if the partition has no paused messages of the workspace.
 func WaitsFor(workspace, partition string) Name {
 	shardAndName, ok := strings.CutPrefix(partition, "paused#"+workspace+"#")
 	_, name, found := strings.Cut(shardAndName, "#")
@@ -408,9 +404,8 @@ func (s *Set) Item(workspace string, n Name, m Message) store.Item {
 	}
 }
 
-// Imposed returns when an operator paused a subscription, or the zero time. Such a pause outlives the subscription, because
-// the same events/subscribe gives a new subscription the same id. Otherwise an owner could end the pause by ending the
-// subscription and subscribing again.
+// Imposed returns when an operator paused a subscription, or the zero time. The pause outlives the subscription, because otherwise an owner
+// could lift it by ending the subscription and subscribing again. The same events/subscribe leads to the same id.
 func (s *Set) Imposed(ctx context.Context, workspace, id string) (time.Time, error) {
 	sw, err := s.Get(ctx, workspace, Subscription(id))
 	if err != nil || sw == nil || !sw.Operator {

@@ -51,11 +51,11 @@ type Guard struct {
 
 var defaultPorts = []uint16{443, 8443}
 
-// connectTimeout limits name resolution and connecting together. It allows two retransmissions of a SYN (after 1 s
-// and 3 s) and is half of the shortest timeout.
+// connectTimeout limits name resolution and connecting together. It leaves time to repeat a lost SYN twice (after 1 s and 3 s) and is half
+// of the shortest timeout for an exchange.
 const connectTimeout = 5 * time.Second
 
-// blocked is the error for a refused target. Its text contains no part of the target.
+// blocked is the error for a refused target. It contains no part of the target.
 type blocked string
 
 func (b blocked) Error() string { return "the target is " + string(b) }
@@ -240,7 +240,8 @@ func (g *Guard) hostBlocked(host string, port uint16) bool {
 	return false
 }
 
-// sameHost treats the unspecified address like a loopback address, because connecting to it reaches the same machine.
+// sameHost reports whether two addresses reach the same machine. The unspecified address (0.0.0.0 or ::) counts as a loopback address,
+// because connecting to it reaches this machine.
 func sameHost(a, b netip.Addr) bool {
 	local := func(a netip.Addr) bool { return a.IsLoopback() || a.IsUnspecified() }
 	a, b = a.Unmap(), b.Unmap()
@@ -279,7 +280,7 @@ func (g *Guard) dialContext(ctx context.Context, network, address string) (net.C
 	return d.DialContext(ctx, network, address)
 }
 
-// control runs after the socket is created and before it connects, with the address that the kernel will use.
+// control checks the address that the kernel will use. It runs after the socket is created and before it connects.
 func (g *Guard) control(network, address string, _ syscall.RawConn) error {
 	if network != "tcp4" && network != "tcp6" {
 		return blocked("not reached by TCP")
@@ -378,13 +379,13 @@ func (g *Guard) checkAddr(a netip.Addr) error {
 	return nil
 }
 
-// An endpoint may send at most answerQuota bytes per running exchange on a connection, plus answerQuota for the time
-// between exchanges, e.g. for a handshake or the unread rest of a response. A complete response consists of a header
-// of at most [maxAnswerHeader], a body of at most [maxAnswer], and whatever fits into the window of an HTTP/2 stream.
-// Each read also costs readCost, so that an endpoint which sends single bytes uses up its quota too.
+// An endpoint may send at most answerQuota bytes per running exchange on a connection, plus answerQuota for the time between exchanges,
+// e.g. for a handshake or the unread rest of a response. That is enough for a complete response: a header of at most [maxAnswerHeader], a
+// body of at most [maxAnswer], and whatever fits into the window of an HTTP/2 stream. Each read costs readCost bytes more, so that an
+// endpoint which sends single bytes uses up its quota too.
 //
-// Without this limit, an HTTP/2 connection stays open after its exchange has timed out, and an endpoint could send
-// empty frames (DATA, SETTINGS, PING) without limit. Reading them keeps most of a core busy.
+// Without this limit, an endpoint could send empty frames (DATA, SETTINGS, PING) forever on an HTTP/2 connection, which stays open after
+// its exchange has timed out. Reading them would keep most of a core busy.
 const (
 	answerQuota = 128 << 10
 	readCost    = 64
@@ -423,7 +424,7 @@ func (c *conn) Close() error {
 	return err
 }
 
-// begin and end count running exchanges. The unused quota of an exchange that has ended is lost.
+// begin and end count the connection's running exchanges. begin adds to the quota. end takes the unused part away.
 func (c *conn) begin() { c.count(1) }
 func (c *conn) end()   { c.count(-1) }
 
@@ -434,7 +435,8 @@ func (c *conn) count(n int) {
 	c.left = min(c.left+max(0, n)*answerQuota, (c.busy+1)*answerQuota)
 }
 
-// exchange tracks one exchange through the transport, which does not reveal the exchange's connection and progress.
+// exchange tracks which connection an exchange uses and whether it has reached the endpoint, because net/http's transport reveals only
+// errors.
 type exchange struct {
 	trace   httptrace.ClientTrace
 	ctx     context.Context // of the exchange; the transport dials with a different context
@@ -451,7 +453,7 @@ func follow(ctx context.Context, timeout time.Duration) (context.Context, *excha
 	return httptrace.WithClientTrace(context.WithValue(ctx, exchangeKey{}, x), &x.trace), x
 }
 
-// got notes the connection of a request. It runs in the goroutine of RoundTrip, and again each time the transport repeats a request.
+// got remembers the connection of a request. It runs in the goroutine of RoundTrip, and again each time the transport repeats a request.
 func (x *exchange) got(info httptrace.GotConnInfo) {
 	x.end()
 	x.reach()
@@ -465,8 +467,8 @@ func (x *exchange) got(info httptrace.GotConnInfo) {
 	}
 }
 
-// reach records that the exchange no longer waits for us and depends on the endpoint. If less than half of the
-// timeout is left then, a timeout is not the endpoint's fault, so reach does not record it.
+// reach records that the exchange has a connection or may open one, so that from now on a timeout is the endpoint's fault. It does not
+// record that in the second half of the timeout, because our own queue has then used up most of the time.
 func (x *exchange) reach() {
 	if time.Now().Before(x.half) {
 		x.reached.Store(true)
@@ -480,8 +482,8 @@ func (x *exchange) end() {
 	}
 }
 
-// connLimit limits the number of open connections, including idle ones. net/http has no limit for the
-// total of all hosts, and none for the idle connections of HTTP/2.
+// connLimit limits the number of open connections, including idle ones. In net/http, only the connections per host have a limit, and the
+// idle connections of HTTP/2 have no limit at all.
 type connLimit struct {
 	free chan struct{}
 	turn chan struct{}
@@ -524,7 +526,7 @@ func (l *connLimit) acquire(x *exchange) error {
 
 func (l *connLimit) release() { <-l.free }
 
-// limitDial wraps a dial function so that it respects the limit of connections.
+// limitDial wraps a dial function so that it waits for a free connection in s.conns.
 func (s *Sender) limitDial(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		x := ctx.Value(exchangeKey{}).(*exchange) // the transport keeps the context's values
@@ -547,7 +549,7 @@ func (s *Sender) limitDial(dial func(ctx context.Context, network, address strin
 // standard log's writer.
 func MuteTransport() { log.SetOutput(muted{log.Writer()}) }
 
-// muted drops the lines of the transport, because net/http has no setting for it.
+// muted drops net/http's log lines, because net/http has no setting for that.
 type muted struct{ io.Writer }
 
 var transportLines = [][]byte{

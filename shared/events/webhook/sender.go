@@ -1,13 +1,12 @@
-// Package webhook sends events to endpoints. It is the only package that does: every request to an address that a
-// subscriber chose passes its [Guard].
+// Package webhook sends events to endpoints. All requests to addresses that a subscriber chose go through this package and its [Guard].
 //
 //	secret at rest ──[Opener]──▶ keys ──[Sign]──▶ headers ┐
 //	                                                      ├─▶ [Sender] ─▶ [Guard] ─▶ endpoint
 //	event, already serialized ───────────────────────────▶┘       └────▶ [Outcome]
 //
-// It also contains the receiver's side, [Verify] and [Challenge]. It does not use subscriptions or the store, because package
-// delivery decides when to send, and how a failure affects a subscription. The content of an endpoint's response
-// does not leave this package; only a status and a [Category] do.
+// It also contains the receiver's side, [Verify] and [Challenge]. It does not use subscriptions or the store, because package delivery
+// decides when to send, and how a failure affects a subscription. Of an endpoint's response, only the status, the requested delay, a
+// [Category] and, for operators, the beginning of a failed response leave this package.
 package webhook
 
 import (
@@ -39,8 +38,8 @@ const (
 	HeaderTimestamp    = "webhook-timestamp"
 	HeaderSignature    = "webhook-signature"
 	HeaderSubscription = "X-MCP-Subscription-Id"
-	// HeaderHubSignature contains sha256=HEX, as GitHub's webhooks do, for subscriptions with a raw secret (SEP-1803
-	// WebhookSecret "raw").
+	// HeaderHubSignature is sent in addition for subscriptions with a raw secret (SEP-1803 WebhookSecret "raw"). Like the header of
+	// GitHub's webhooks, it contains sha256=HEX.
 	HeaderHubSignature = "X-Hub-Signature-256"
 )
 
@@ -50,7 +49,7 @@ const (
 	MaxBody = 256 << 10
 	// maxURL is the maximum length of a target URL, in bytes.
 	maxURL = 2048
-	// maxAnswer is how much of a response body is read, in bytes.
+	// maxAnswer limits how much of a response body Send reads, in bytes.
 	maxAnswer = 16 << 10
 	// maxAnswerHeader is the maximum size of a response header, including informational responses.
 	maxAnswerHeader = 32 << 10
@@ -67,7 +66,7 @@ type Options struct {
 	UserAgent string
 	// RootCAs replaces the system's certificate authorities.
 	RootCAs *x509.CertPool
-	// Identity adds v1a signatures. Nil adds no such signatures.
+	// Identity, if not nil, adds a v1a signature to each webhook.
 	Identity *Identity
 	// ConnsPerHost limits the connections, busy or idle, to one host and port (default 128). Further requests wait,
 	// within their own timeout.
@@ -105,7 +104,7 @@ type Request struct {
 	// Body is JSON of at most [MaxBody] bytes and is sent unchanged. The caller must not modify it until a second
 	// after Send has returned, because a canceled write may still be reading it.
 	Body []byte
-	// Keys each add a v1 signature. Without keys, webhooks are unsigned.
+	// Keys are the secrets' keys. Each adds a v1 signature. Without keys, webhooks are unsigned.
 	Keys [][]byte
 	// RawSecret adds the header X-Hub-Signature-256.
 	RawSecret []byte
@@ -157,7 +156,7 @@ func NewSender(o Options) *Sender {
 		MaxResponseHeaderBytes: maxAnswerHeader,
 		WriteBufferSize:        8 << 10, // so that headers and a typical body are one write
 		HTTP2: &http.HTTP2Config{
-			// Detect a dead connection with a ping instead of with the timeouts of several requests.
+			// A ping finds a dead connection within seconds. Otherwise several requests on it would have to time out first.
 			SendPingTimeout: 15 * time.Second, PingTimeout: 5 * time.Second, WriteByteTimeout: 10 * time.Second,
 			MaxReceiveBufferPerStream: 64 << 10, MaxReceiveBufferPerConnection: 1 << 20,
 		},
@@ -187,11 +186,10 @@ func (s *Sender) dialTLS(ctx context.Context, network, address string, config *t
 
 var contentType = []string{"application/json"}
 
-// bodyOf returns a body of a type that net/http recognizes as being in memory. Only then does it write headers and
-// body together.
+// bodyOf returns a body of a type that net/http recognizes as being in memory. net/http then sends header and body in one write.
 func bodyOf(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
 
-// Check checks a target before anything is sent, see [Guard.checkURL].
+// Check reports what is wrong with a target before anything is sent to it, see [Guard.checkURL].
 func (s *Sender) Check(target string) error {
 	_, err := s.guard.checkURL(target)
 	return err
@@ -228,15 +226,14 @@ type answer struct {
 	body       []byte
 }
 
-// post performs the exchange. If keep is not nil, it appends the response body, up to [maxAnswer], to keep. Otherwise
-// it discards the body.
+// post sends one request. If keep is not nil, it appends the response body, up to [maxAnswer], to keep. Otherwise it discards the body.
 func (s *Sender) post(parent context.Context, r *Request, keep []byte) (answer, *Failure) {
 	target, failure := s.target(r.URL)
 	if failure != nil {
 		return answer{}, failure
 	}
 	if len(r.Body) > MaxBody {
-		// Report the status that an endpoint would use, because the failure is just as permanent.
+		// Return the status with which an endpoint would refuse the body, because retrying is just as useless.
 		return answer{status: http.StatusRequestEntityTooLarge}, &Failure{HTTP4xx, "the body is larger than 256 KiB and was not sent"}
 	}
 	req := http.Request{
@@ -248,9 +245,8 @@ func (s *Sender) post(parent context.Context, r *Request, keep []byte) (answer, 
 	return s.exchange(parent, &req, r.Timeout, keep)
 }
 
-// onceAgain lets the transport repeat the body on one more connection. Without this limit, the transport would try
-// all kept connections, so an endpoint that reads a request and closes without a response would get it on each of
-// them.
+// onceAgain lets the transport repeat a request on one other connection only. Without this limit, the transport tries all its idle
+// connections, so an endpoint that reads a request and closes the connection would get it on each of them.
 func onceAgain(body []byte) func() (io.ReadCloser, error) {
 	again := false
 	return func() (io.ReadCloser, error) {
@@ -286,11 +282,11 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 		_ = resp.Body.Close() // the body is the bare connection, which the context would not end
 		return a, nil
 	}
-	// If the body ends within the limit, the connection can be reused. Otherwise closing the body closes the
-	// connection.
 	if ofStatus(a.status) != "" {
 		a.retryAfter = resp.Header.Get("Retry-After")
 	}
+	// Reading the body to its end lets the transport reuse the connection. If the body is longer than the limit, closing it closes the
+	// connection.
 	limited := io.LimitReader(resp.Body, maxAnswer+1)
 	if keep != nil {
 		buf := bytes.NewBuffer(keep)
@@ -319,7 +315,7 @@ func endedAsIdle(err error) bool {
 		strings.HasSuffix(err.Error(), "http: putIdleConn: too many idle connections"))
 }
 
-// header returns the header fields of docs/reference/webhooks.md and no others, in the spelling of that page.
+// header returns exactly the header fields of docs/reference/webhooks.md, as that page spells them.
 func (s *Sender) header(r *Request) http.Header {
 	at := r.At
 	if at.IsZero() {
@@ -336,9 +332,8 @@ func (s *Sender) header(r *Request) http.Header {
 		HeaderID:           one(r.ID),
 		HeaderTimestamp:    one(strconv.FormatInt(at.Unix(), 10)),
 		HeaderSubscription: one(r.SubscriptionID),
-		// An empty Idempotency-Key is not sent. It tells the transport that it may repeat the request on a new
-		// connection if its idle connection turns out to be closed. This is common after a Lambda instance was frozen between
-		// two invocations.
+		// An empty Idempotency-Key is not sent. It tells net/http's transport that it may repeat the request on a new connection if the
+		// idle connection turns out to be closed, which is common after a Lambda instance was frozen between two invocations.
 		"Idempotency-Key": {},
 	}
 	signature := Sign(r.Keys, r.ID, at, r.Body)
@@ -355,7 +350,7 @@ func (s *Sender) header(r *Request) http.Header {
 	return h
 }
 
-// target returns the checked URL. The result is shared and must not be changed.
+// target returns the parsed URL of a checked target. The result is shared between calls and must not be changed.
 func (s *Sender) target(raw string) (*url.URL, *Failure) {
 	if u, ok := s.targets.Get(raw); ok {
 		return u, nil
@@ -368,8 +363,8 @@ func (s *Sender) target(raw string) (*url.URL, *Failure) {
 	return u, nil
 }
 
-// stageError records the stage in which an error occurred, for [diagnose]. For example, an EOF during a handshake is
-// a different failure from an EOF during a response.
+// stageError says in which stage of an exchange an error occurred. For example, [diagnose] treats an EOF during a TLS handshake differently
+// from an EOF during a response.
 type stageError struct {
 	stage string
 	err   error
@@ -383,8 +378,8 @@ const (
 func (e *stageError) Error() string { return e.stage } // never shown
 func (e *stageError) Unwrap() error { return e.err }
 
-// diagnose classifies an error of an exchange and describes it in our own words. Parent is the caller's context,
-// which does not have the timeout of the exchange.
+// diagnose turns an error of an exchange into a [Failure] in our own words. Parent is the caller's context. If it has ended, the caller
+// canceled the exchange; the exchange's own context also ends at the timeout.
 func diagnose(parent context.Context, x *exchange, err error) *Failure {
 	switch {
 	case parent.Err() != nil:
@@ -437,14 +432,14 @@ func diagnose(parent context.Context, x *exchange, err error) *Failure {
 	return &Failure{ConnectionRefused, "the connection ended without a valid answer"}
 }
 
-// exhausted lists the errors of a process or machine that has run out of a resource.
+// exhausted has the errors of a process or machine that has run out of descriptors or memory.
 var exhausted = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}
 
-// ours returns the error number of a failure that is on our side, or 0.
+// ours returns the errno of a failure that is the fault of this machine, or 0 if the endpoint may have caused it.
 func ours(err error) syscall.Errno {
 	if d, ok := errors.AsType[*net.DNSError](err); ok {
-		// A DNSError keeps at most the text of a socket error. If the resolver could not open its own configuration,
-		// it reports an unknown name. So we test whether the process can still open a file.
+		// A DNSError keeps only the text of a socket error. And a resolver that could not open its own configuration reports an unknown
+		// name. So test whether the process can still open a file.
 		for _, errno := range exhausted {
 			if strings.HasSuffix(d.Err, errno.Error()) {
 				return errno
@@ -460,8 +455,8 @@ func ours(err error) syscall.Errno {
 			return errno
 		}
 	}
-	// EADDRNOTAVAIL means that no local port is left. But a machine without IPv6 returns the same error for every
-	// IPv6 address, and then the target is unreachable, so we look at IPv4 only.
+	// EADDRNOTAVAIL means that no local port is left. But a machine without IPv6 returns the same error for every IPv6 address. There the
+	// target is just unreachable, so we check only IPv4.
 	if o, ok := errors.AsType[*net.OpError](err); ok && errors.Is(err, syscall.EADDRNOTAVAIL) {
 		if a, ok := o.Addr.(*net.TCPAddr); ok && a.IP.To4() != nil {
 			return syscall.EADDRNOTAVAIL
@@ -546,10 +541,10 @@ type Outcome struct {
 	Status int
 	// Category is "" after a success.
 	Category Category
-	// RetryAfter is the delay that the endpoint requested with a failure, from 0 (none) to [MaxRetryAfter].
+	// RetryAfter is the delay that the endpoint requested with its failure, at most [MaxRetryAfter]. 0 means none.
 	RetryAfter time.Duration
-	// Response is the beginning of the body of a failed response, at most [MaxKept] bytes, if the request asked to keep it. It is for
-	// operators only (SRF-05).
+	// Response has the first [MaxKept] bytes of a failed response's body, if the request asked to keep them. Only operators may see it
+	// (SRF-05).
 	Response string
 	// Took is the duration of the exchange.
 	Took time.Duration
@@ -557,7 +552,7 @@ type Outcome struct {
 	Err error
 }
 
-// MaxKept is the number of bytes of a failed response that [Outcome.Response] has.
+// MaxKept is the maximum length of [Outcome.Response] in bytes.
 const MaxKept = 1 << 10
 
 // OK reports whether the endpoint accepted the webhook: any 2xx status.
@@ -575,7 +570,7 @@ type Failure struct {
 
 func (f *Failure) Error() string { return string(f.Category) + ": " + f.Detail }
 
-// ofStatus returns the category of a complete response.
+// ofStatus returns the category for an HTTP status, or "" for a 2xx status.
 func ofStatus(status int) Category {
 	switch {
 	case status >= 200 && status < 300:

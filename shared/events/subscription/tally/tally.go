@@ -1,8 +1,9 @@
-// Package tally counts the subscriptions of each principal and each workspace, and refuses more than their limits allow.
+// Package tally counts the subscriptions of each principal and each workspace, and enforces limits for both.
 //
-// The count of a principal is part of the transaction that writes or ends a subscription. The sum of a workspace is not, because all
-// registrations of the workspace would conflict there. A process that dies in between leaves the sum wrong, in the end so high that the
-// workspace gets no more subscriptions. [Counts.Recount] corrects it, because the counts of the principals add up to the true sum.
+// The transaction that writes or ends a subscription also updates the principal's count. It does not update the workspace's sum, because
+// then all registrations of the workspace would conflict with each other. If a process dies between the two writes, the sum stays wrong.
+// After many crashes it could reach the limit although the workspace has few subscriptions. [Counts.Recount] therefore adds up the counts
+// of the principals and corrects the sum.
 package tally
 
 import (
@@ -21,7 +22,7 @@ import (
 // DefaultLimit is how many subscriptions a principal may have.
 const DefaultLimit = 1000
 
-// Member is the name of the count in the items.
+// Member is the name of the counter in an item of [Key].
 const Member = "n"
 
 // Key returns the key of a principal's count. With an empty principal, which no caller has, it is the key of the workspace's sum.
@@ -40,7 +41,7 @@ type Counts struct {
 	Now func() time.Time
 }
 
-// Op returns the operation that adds n to a principal's count. With n above zero, the write conflicts if the limit is reached.
+// Op returns the operation that adds n to a principal's count. If n is positive and the limit is reached, writing it fails with a conflict.
 func (c Counts) Op(ctx context.Context, workspace, principal string, n int64) store.Op {
 	var limits map[string]int64
 	if n > 0 {
@@ -106,12 +107,12 @@ const (
 	recountFull = 10 * time.Minute
 )
 
-// recounted is the state of the recounts of a workspace.
+// recounted is the result of a workspace's last recount.
 type recounted struct {
 	V  int       `json:"v"`
 	At time.Time `json:"at"`
-	// Wrong is how much too high the sum was, if the next recount is to confirm it. Registrations and ends that are under
-	// way make a sum look wrong for a moment.
+	// Wrong is by how much the sum exceeded the total of the counts. It is only corrected if the next recount finds it wrong too, because a
+	// registration in progress makes the sum wrong for a moment. 0 if it was right, or has been corrected.
 	Wrong int64 `json:"wrong,omitempty"`
 }
 
@@ -119,8 +120,8 @@ func recountKey(workspace string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "x#sums", Sort: workspace}
 }
 
-// Recount corrects the sums of the workspaces that two recounts in a row find wrong, and reports how many. It recounts a
-// workspace once per day, or every ten minutes while the workspace is at its limit. principals returns all principals of a workspace
+// Recount corrects the sums that were wrong in two recounts in a row, and returns the number of corrected workspaces. It recounts a
+// workspace once per day, or every ten minutes while the workspace is at its limit. principals must return all principals of a workspace
 // that have subscriptions.
 func (c Counts) Recount(
 	ctx context.Context, workspaces []string, principals func(ctx context.Context, workspace string) ([]string, error),
@@ -200,7 +201,7 @@ func (c Counts) recount(
 	return by, nil
 }
 
-// commonPart returns the part of two differences on which both agree.
+// commonPart returns the smaller of two differences if both have the same sign, and otherwise 0. For example, 5 and 3 make 3.
 func commonPart(a, b int64) int64 {
 	switch {
 	case a > 0 && b > 0:
@@ -211,7 +212,6 @@ func commonPart(a, b int64) int64 {
 	return 0
 }
 
-// total adds up the counts of principals.
 func (c Counts) total(ctx context.Context, workspace string, principals []string) (total int64, err error) {
 	keys := make([]store.Key, len(principals))
 	for i, principal := range principals {
