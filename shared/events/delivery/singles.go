@@ -22,11 +22,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Singles makes all attempts of a batch concurrently, namely retries, and first attempts to endpoints that are known to be
-// slow. It is the [queue.Handler] of the slow queue. If an endpoint has no free slot, Singles reports the message as failed, so
-// that it is redelivered after seconds. That costs no write and none of the delivery's attempts.
+// Singles makes all attempts of a batch concurrently. These are retries, and first attempts to endpoints that are known to be slow.
+// It is the [queue.Handler] of the slow queue. If an endpoint has no free slot, Singles reports the message as failed, so that the
+// queue redelivers it a few seconds later. That costs no write, and it does not count as an attempt.
 //
-// While earlier outcomes cannot be written, Singles makes no attempts, because it could not record them either.
+// While Singles cannot write the outcomes of earlier attempts, it makes no new ones, because it could not record them either.
 func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	if err := d.writeUnrecorded(ctx); err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 		ctx, cancel := finishContext(ctx)
 		defer cancel()
 		if err := state.WriteNotes(ctx, d.DB, notes); err != nil {
-			// The messages are redelivered. Until then, or before the next batch, this process writes the outcomes.
+			// The queue redelivers the messages. The next batch writes these outcomes before it makes any attempt.
 			d.unrecorded.add(made)
 			return nil, fault.Wrap(fault.Unavailable, err, "record deliveries")
 		}
@@ -83,8 +83,8 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 	return failed, nil
 }
 
-// retryInternalFailure retries a delivery after an internal failure, and reports whether its message is done. At first it leaves
-// the message in the queue, and later the delivery waits in the due table.
+// retryInternalFailure retries a delivery after an internal failure, and reports whether its message can be deleted. It leaves the
+// message in the queue for the first few failures, and then moves the delivery to the due table.
 func (d *Dispatcher) retryInternalFailure(ctx context.Context, m queue.Message, t task.Single, reason error) (done bool) {
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", t.Subscription,
 		"event", t.Event, "receives", m.Received, "error", reason)
@@ -98,15 +98,15 @@ func (d *Dispatcher) retryInternalFailure(ctx context.Context, m queue.Message, 
 	return err == nil
 }
 
-// outcomeOf is the outcome of an attempt that could not be written.
+// outcomeOf is the outcome of a task's attempt, as the writes that record it.
 type outcomeOf struct {
 	task  task.Single
 	began time.Time
 	ops   []store.Op
 }
 
-// unrecorded holds the outcomes that could not be written. There are at most as many as attempts ran concurrently, because no
-// attempt starts while there are any.
+// unrecorded holds the outcomes that could not be written. The number of concurrent attempts limits its size, because no attempt
+// starts while it holds any.
 type unrecorded struct {
 	mu        sync.Mutex
 	byMessage map[string]outcomeOf
@@ -174,20 +174,24 @@ func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 
 const (
-	// laterReceives is how often a message waits for its endpoint by failing, each time twice as long as before. Then
-	// the delivery waits in the due table. A message that failed stays in flight, and SQS allows 120,000 of them in a queue.
-	// The waits in the queue also end before the due entry, the backup of the message, would bring a second one.
+	// laterReceives is how often a message fails because its endpoint has no free slot, each time waiting twice as long in the queue
+	// as before. Then the delivery waits in the due table, because a failed message stays in flight, and SQS allows only 120,000 of
+	// those per queue. All these waits together are also shorter than the delay of the due entry, which would otherwise send a second
+	// message.
 	laterReceives = 5
-	// tokenReceives is how often a delivery waits in the queue for the endpoint's rate limit.
+	// tokenReceives is how often a message waits in the queue for the endpoint's rate limit before it gets a time slot by
+	// [Dispatcher.waitForRate].
 	tokenReceives = 3
-	// minLater and maxLater limit one wait in the due table. A wait is longer only if the endpoint is paused for longer.
+	// minLater and maxLater limit a single wait in the due table. A wait is longer only if the endpoint is paused for longer.
 	minLater, maxLater = time.Minute, 15 * time.Minute
-	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time. A hundred messages for an endpoint
-	// that hangs often arrive in one batch. If all of them were written together, the writes of pages would wait behind them.
+	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time. For example, a batch may have a
+	// hundred messages for one endpoint that hangs. If they were all written together, the writes of pages would have to wait for
+	// them.
 	maxWaitWrites = 4
-	// manyWaits is the number of waits in the due table after which a delivery is given up once its schedule is over.
+	// manyWaits is how often a delivery must have waited in the due table before it can be given up. It must then also be older than
+	// its schedule.
 	manyWaits = 6
-	// maxJudged is how often the subscription of a delivery is read for one attempt, because it may have ended meanwhile.
+	// maxJudged is how often one attempt reads the delivery's subscription, which it repeats if the subscription may have ended since.
 	maxJudged = 3
 )
 
@@ -202,9 +206,9 @@ type single struct {
 	sub subscription.Subscriber
 }
 
-// attemptSingle makes the attempt that a task asks for. If there is a reason against the attempt, it acts on that, for example by
-// ending a subscription that is no longer allowed. It returns errNoSlot if the message
-// has to wait in the queue for its endpoint. A delivery that has waited there too often waits in the due table instead.
+// attemptSingle makes the attempt that a task asks for. If something forbids the attempt, it acts on that, for example by ending a
+// subscription that is no longer allowed. If the message has to wait in the queue for its endpoint, attemptSingle returns
+// errNoSlot. If it has waited there too often, the delivery waits in the due table instead.
 func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.Single) (notes []store.Op, err error) {
 	defer fault.Recovered(&err)
 	slot, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.Endpoint, Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
@@ -251,8 +255,8 @@ func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.
 	return nil, errMaybeEnded
 }
 
-// judge decides about the delivery that the task is for, from cheap checks to expensive ones. It changes nothing:
-// attemptSingle acts on its verdict.
+// judge decides what to do with the task's delivery, with the cheap checks first. It writes nothing, because attemptSingle acts on
+// its verdict.
 func (s *single) judge(ctx context.Context) (verdict, error) {
 	d, t := s.d, s.task
 	del, body, err := d.deliveries.Current(ctx, t, state.BodyKey(t.Workspace, t.EventKey()))
@@ -293,8 +297,8 @@ func (s *single) judge(ctx context.Context) (verdict, error) {
 	return d.judge(ctx, right, &s.sub, s.e)
 }
 
-// judgeWithoutRecord decides about a delivery whose subscription is not served. A disabled subscription may be resumed, so its
-// deliveries are kept as dead letters.
+// judgeWithoutRecord decides about a delivery whose subscription has ended or is disabled. The owner may resume a disabled
+// subscription, so its deliveries are kept as dead letters.
 func (s *single) judgeWithoutRecord(ctx context.Context) (verdict, error) {
 	found, err := s.d.Subscriptions.Find(ctx, s.del.Workspace, s.del.Subscription)
 	if err == nil && found != nil && found.Principal == s.del.Principal && found.State == subscription.Disabled {
@@ -316,7 +320,7 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	if err != nil {
 		return verdict{}, err
 	}
-	// A client that has subscribed again would think that a termination notice is about the new subscription.
+	// If the client has subscribed again, it would take a termination notice to be about the new subscription.
 	send, later := record == nil, time.Time{}
 	if del.Control.Gap != "" {
 		send, later, err = d.manager.PrepareGap(ctx, del, record)
@@ -333,12 +337,12 @@ func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
 	return verdict{}, nil
 }
 
-// waitLater moves a delivery from the queue to the due table for at least the given time, because its endpoint has had no free
-// slot for some time. The older a delivery is, the longer it waits. So an endpoint that is down costs each delivery only a few
-// messages, and a young delivery arrives soon after the endpoint is back.
+// waitLater moves a delivery from the queue to the due table for at least the given time, because its endpoint has had no free slot
+// for some time. The older a delivery is, the longer it waits. So an endpoint that is down costs each delivery only a few messages,
+// and a young delivery arrives soon after the endpoint is back.
 //
-// A delivery that has waited many times and is older than its schedule is dead-lettered with the attempts that it had. If failure
-// is not nil, it is recorded as the last attempt.
+// A delivery that has waited many times and is older than its schedule is dead-lettered with the attempts that it had, even if its
+// schedule has more. If failure is not nil, it is recorded as the last attempt.
 func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Duration, failure *state.Result) error {
 	if err := d.waitWrites.Acquire(ctx, 1); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "have a delivery wait")
@@ -363,8 +367,8 @@ func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Dur
 	return err
 }
 
-// waitForRate schedules a delivery for a second that has capacity left under the endpoint's rate limit. The wait does not
-// count as time of its schedule, so a delivery is never given up because others were first.
+// waitForRate schedules a delivery for a second in which the endpoint's rate limit has capacity left. The wait does not count
+// towards the delivery's age, so a delivery is never given up because others went first.
 func (d *Dispatcher) waitForRate(ctx context.Context, t task.Single) error {
 	del, _, err := d.deliveries.Current(ctx, t)
 	if err != nil || del == nil {

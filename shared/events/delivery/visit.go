@@ -19,7 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// visit makes the first attempts of a page for one subscriber: several concurrently, as many as its endpoint may have.
+// visit is one subscriber's part of a page. It makes the first attempts of the page's events concurrently, as far as the endpoint
+// has slots.
 type visit struct {
 	d     *Dispatcher
 	task  task.Page
@@ -46,7 +47,7 @@ type visit struct {
 // hundred events of a batch would occupy one of few invocations for over a second, and the pages of other subscribers would wait.
 const maxHandOvers = 8
 
-// action is the way in which a lane handles an event for a subscriber.
+// action is what a lane does with an event for a subscriber.
 type action int
 
 const (
@@ -80,12 +81,12 @@ func (d *Dispatcher) judge(ctx context.Context, right review.Right, sub *subscri
 	return verdict{action: actions[ruling.Decision], paused: ruling.Switch}, nil
 }
 
-// actions has the action of a lane for each decision.
+// actions has the lane's action for each decision of package judge.
 var actions = map[judge.Decision]action{
 	judge.Send: attempt, judge.NotPermitted: forget, judge.Replayed: forget, judge.TypeRemoved: abandon, judge.Suspended: suspend, judge.Paused: pause,
 }
 
-// act acts on a verdict without an attempt, in both lanes, and returns the notes to write.
+// act carries out a verdict that is not an attempt, for both lanes, and returns the notes to write.
 func (d *Dispatcher) act(ctx context.Context, how verdict, del *state.Delivery, e *event.Event) (notes []store.Op, err error) {
 	switch how.action {
 	case forget:
@@ -137,8 +138,8 @@ const (
 	ended               // there is nothing to do for it and the events after it
 )
 
-// sendEvents starts the attempts and returns when they have ended. A result that also covers the later events is recorded for
-// each of them.
+// sendEvents starts the attempts and returns when they have ended. Some results, e.g. left, also apply to all later events. They
+// are then recorded for each of these.
 func (v *visit) sendEvents(ctx context.Context) {
 	defer v.attempts.Wait()
 	r := v.begin(ctx)
@@ -152,8 +153,8 @@ func (v *visit) sendEvents(ctx context.Context) {
 	}
 }
 
-// begin reviews the subscriber. It and [visit.send] turn a panic into an error of this subscriber. Otherwise the panic would
-// end the process, and the next process would end at the same message.
+// begin checks whether the subscriber may still receive events. It and [visit.send] turn a panic into an error of this subscriber.
+// Otherwise the panic would end the process, and then each process that receives the message again.
 func (v *visit) begin(ctx context.Context) (r result) {
 	defer fault.Recovered(&r.err)
 	right, err := v.d.Terminator.Review.Subscriber(ctx, v.task.Workspace, v.task.Pattern, v.sub, false)
@@ -164,7 +165,7 @@ func (v *visit) begin(ctx context.Context) (r result) {
 	return result{}
 }
 
-// send acts on the verdict about an event.
+// send judges an event and acts on the verdict.
 func (v *visit) send(ctx context.Context, i int) (r result) {
 	defer fault.Recovered(&r.err)
 	e := &v.task.Events[i]
@@ -237,7 +238,6 @@ func (v *visit) startHandOver(i int, handOver func() error) result {
 	return result{}
 }
 
-// record records the result of one event.
 func (v *visit) record(i int, r result) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -250,8 +250,8 @@ func (v *visit) record(i int, r result) {
 	}
 }
 
-// judge decides about one event for the subscriber, from cheap checks to expensive ones. It changes nothing, because
-// [visit.send] acts on its verdict.
+// judge decides what to do with one event for the subscriber, with the cheap checks first. It writes nothing, because [visit.send]
+// acts on its verdict.
 func (v *visit) judge(ctx context.Context, i int) (verdict, error) {
 	e := &v.task.Events[i]
 	if err := ctx.Err(); err != nil {
@@ -282,14 +282,14 @@ func (v *visit) judge(ctx context.Context, i int) (verdict, error) {
 	return how, err
 }
 
-// A subscriber whose record is older than this is read again before an attempt, so that [Dispatcher.mayStart] lets it start, and
-// pausing a subscription acts within five seconds.
+// If the subscriber was read longer ago than this, it is read again before an attempt, so that [Dispatcher.mayStart] permits the
+// attempt, and so that pausing a subscription takes effect within five seconds.
 const (
 	stale         = 800 * time.Millisecond
 	staleWithGate = 2 * time.Second
 )
 
-// judgeAgain decides about an event that got its slot, because the subscription may have ended or changed meanwhile.
+// judgeAgain judges an event again when it has its slot, because the subscription may have ended or changed while it waited.
 func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (verdict, error) {
 	limit := stale
 	if v.d.Gate != nil {
@@ -315,8 +315,8 @@ func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (ve
 	return v.d.judge(ctx, v.right, v.sub, e)
 }
 
-// terminate terminates a subscriber that may not continue by the catalog of this process. If that catalog turns out to be
-// old, it leaves the events to a further page.
+// terminate ends a subscription that this process's catalog no longer permits. If the catalog turns out to be old, terminate leaves
+// the events to another page.
 func (v *visit) terminate(ctx context.Context, err error) result {
 	if _, is := errors.AsType[*subscription.Terminated](err); !is {
 		return result{err: err}

@@ -19,18 +19,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The delivery log has one record per attempt, as far as [Keep] says. Each record is stored under four keys, in the order of time,
-// so that each list is one query:
+// The delivery log has one record per attempt, unless the [Keep] setting leaves the attempt out. Each record is stored under four
+// keys that sort by time, so that each of these lists is one query:
 //
 //	r#   per subscription
 //	re#  per event id
-//	ro#  per origin of targets
-//	ra#  all of the workspace
+//	ro#  per endpoint origin, e.g. https://example.com
+//	ra#  all records of the workspace
 //
 // The record in the subscription's own list is always written. The other three copies are limited. On DynamoDB, a process writes
-// them for at most [indexRate] attempts per second, because many endpoints that fail at the same time could otherwise exceed the
-// writes per second of a partition. SQLite has no such limit, so it writes all failures, but only [successRate] successes per
-// second, because more would cost an eighth of the throughput. The next record that is written has the number of omitted ones.
+// them for at most [indexRate] attempts per second, because many endpoints that fail at the same time could otherwise exceed a
+// partition's write limit. SQLite has no such limit, so it writes all failures, but only [successRate] successes per second,
+// because more would cost an eighth of the throughput. The next copied record has the number of omitted ones ([Record.Omitted]).
 
 // Record is an attempt in the delivery log.
 type Record struct {
@@ -49,17 +49,17 @@ type Record struct {
 	// Dead says that this attempt was the last, and the delivery is a dead letter.
 	Dead bool `json:"dead,omitempty"`
 	Test bool `json:"test,omitempty"`
-	// Response is the beginning of a failed response, only in the subscription's list and only with --keep-responses. It is for
-	// operators (SRF-05).
+	// Response is the beginning of the response to a failed attempt, for operators (SRF-05). Only the subscription's own list has it,
+	// and only with --keep-responses.
 	Response string `json:"resp,omitempty"`
-	// Omitted is the number of records that the list lacks right before this one, because of the limit.
+	// Omitted is the number of records that are missing from the list right before this one, because of [Log.Limit].
 	Omitted int64 `json:"om,omitempty"`
 }
 
-// recordVersion is the version of new records.
+// recordVersion is the format version of the records that this release writes. Version 1 had no Subscription.
 const recordVersion = 2
 
-// Log makes the records of attempts, and limits how many are copied to other lists than the subscription's own.
+// Log makes the records of attempts, and limits how many of them are copied to the lists that several subscriptions share.
 type Log struct {
 	Keep         Keep
 	Limit        *rate.Limiter
@@ -70,7 +70,8 @@ type Log struct {
 const (
 	indexRate   = 50
 	successRate = 200
-	// burst is the number of seconds whose records may be written together.
+	// burst is the number of seconds without attempts that the limiter saves up: afterwards, that many seconds' worth of records may
+	// be written immediately.
 	burst = 10
 )
 
@@ -82,7 +83,7 @@ func NewLog(db store.DB, keep Keep) Log {
 	return l
 }
 
-// allowCopies reports whether the limit allows to write the record of an attempt to the other lists. If not, it counts the record as
+// allowCopies reports whether the limit permits copies of an attempt's record in the other lists. If not, it counts the record as
 // omitted.
 func (l Log) allowCopies(made state.Result) bool {
 	if l.failuresFree && made.Category != "" || l.Limit.AllowN(made.At, 1) {
@@ -158,13 +159,13 @@ func (r Record) Outcome() string {
 	return Failed
 }
 
-// Span is a span of time, both ends included; zero times are open.
+// Span is a period that includes both ends. If one of them is zero, the period is open there.
 type Span struct{ Since, Until time.Time }
 
 // Query selects the records that match all of its fields. Empty fields match every record.
 type Query struct {
 	Subscription, Event, Origin string
-	// Outcome is one of the outcomes. Failed also matches Dead.
+	// Outcome is [Delivered], [Failed] or [Dead]. Failed also matches records whose outcome is Dead.
 	Outcome string
 	Span
 }
@@ -196,8 +197,8 @@ func List(ctx context.Context, db store.DB, workspace string, ask Query, before 
 // maxLook limits the records that [OfEvent] reads.
 const maxLook = 200
 
-// OfEvent returns the records of an event in the list of a subscription, newest first. It reads the first records since a time, which
-// usually include the event's if it was published then.
+// OfEvent returns the records of an event in a subscription's list, newest first. It reads only the first [maxLook] records since a
+// time. If that is the time of publication, these usually include all records of the event.
 func OfEvent(ctx context.Context, db store.DB, workspace, sub, event string, since time.Time) (list []Record, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: BySubscription(workspace, sub), Limit: maxLook}
 	q.Within(since, time.Time{})
@@ -259,8 +260,7 @@ const (
 
 // Merge lists the records of several subscriptions as [List] does. If subs is nil, it lists the records of all subscriptions.
 //
-// It merges the lists of the subscriptions. That takes one query per subscription, and at most as many again, and reads no records
-// of other subscriptions.
+// It reads only the lists of these subscriptions and merges them, with at most two queries per subscription on average.
 func Merge(ctx context.Context, db store.DB, workspace string, subs []string, ask Query, before string, limit int) ([]Record, string, error) {
 	if subs == nil {
 		return List(ctx, db, workspace, ask, before, limit)
@@ -271,14 +271,15 @@ func Merge(ctx context.Context, db store.DB, workspace string, subs []string, as
 	}, func(r Record) string { return fmt.Sprintf("%016d#%s#%d", r.At.UnixMicro(), r.Event, r.Attempt) })
 }
 
-// minStep is the least number of entries that [MergeLists] reads of a list with one query.
+// minStep is the minimum number of entries that [MergeLists] asks for in one query.
 const minStep = 4
 
 // MergeLists returns the newest entries of all lists as one page. Entries with the same key are on the same page.
 //
-// It first reads a few entries of each list, down to a position where the list continues. Unread entries of a list are older than
-// its position, so only entries that are newer than all positions can be returned. If these are too few, MergeLists reads more of
-// the list with the newest position. It does so at most once per list, so a page may be short.
+// It first reads a few entries of each list, and notes the position at which each list continues. Unread entries of a list are
+// older than its position, so only entries that are newer than all positions can be returned. If these are too few, MergeLists
+// reads more of the list with the newest position. It makes at most as many of these further reads as there are lists, so a page
+// may be short.
 func MergeLists[T any](subs []string, before string, limit int, list func(id, before string, limit int) ([]T, string, error), keyOf func(T) string) (page []T, next string, err error) {
 	type keyed struct {
 		key string

@@ -1,8 +1,8 @@
 // Package retry decides what follows from an attempt, and brings failed deliveries back when they are due.
 //
-// [Outcomes] records attempts: by the [Schedule], a failed delivery gets a next attempt or becomes a dead letter, and a
-// subscription whose attempts fail too often is suspended or disabled. [Job] moves due deliveries to the slow queue. Package
-// delivery makes the attempts.
+// [Outcomes] records attempts. It gives a failed delivery the next attempt of its [Schedule] or makes it a dead letter, and it
+// suspends or disables a subscription whose attempts fail too often. [Job] moves due deliveries to the slow queue. Package delivery
+// makes the attempts.
 package retry
 
 import (
@@ -29,7 +29,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Options are the parts of [Outcomes]. All but Metrics must be set.
+// Options are the dependencies and settings of [Outcomes]. All but Metrics must be set.
 type Options struct {
 	Deliveries *state.Deliveries
 	Manager    *lifecycle.Manager
@@ -47,7 +47,6 @@ type Outcomes struct {
 	records records.Log
 }
 
-// NewOutcomes returns the outcomes of a dispatcher's attempts.
 func NewOutcomes(o Options) *Outcomes {
 	return &Outcomes{
 		Options: o, status: statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}, records: records.NewLog(o.Deliveries.DB, o.Records),
@@ -84,8 +83,8 @@ func (o *Outcomes) fateOf(del *state.Delivery, out webhook.Outcome) (fate, time.
 	return retried, wait
 }
 
-// Record records an attempt. It returns the writes of a success, so that the caller makes them with the rest of the page. A
-// failure is written immediately, together with its consequences, for example the next attempt or a dead letter.
+// Record records an attempt, and returns writes that the caller makes together with the writes of other attempts. It writes the
+// consequence of a failure, for example the next attempt or a dead letter, immediately.
 func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
 	if out.Internal() { // it does not count as an attempt
 		return nil, &fault.Error{Kind: fault.Unavailable, Message: "the attempt failed internally", Err: out.Err}
@@ -114,8 +113,8 @@ func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscri
 	return o.recordFailure(ctx, del, sub, e, out, fate)
 }
 
-// recordNotice records an attempt to send a control message. One that is given up leaves no dead letter, because no owner is
-// left who could ask for it.
+// recordNotice records an attempt to send a control message. If it gives the message up, it leaves no dead letter, because the
+// subscription has usually ended and has no owner who could ask for the message.
 func (o *Outcomes) recordNotice(ctx context.Context, del *state.Delivery, out webhook.Outcome, fate fate, wait time.Duration) ([]store.Op, error) {
 	switch fate {
 	case retried:
@@ -140,7 +139,7 @@ func (o *Outcomes) recordSuccess(del *state.Delivery, sub *subscription.Subscrib
 }
 
 // recordFailure records a failed attempt in the status of its subscription, and suspends or disables the subscription if its
-// attempts fail too often. An event that the endpoint refused does not count for the failure rate.
+// attempts fail too often. If the endpoint refused only this event, the attempt does not count for the failure rate.
 func (o *Outcomes) recordFailure(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome, fate fate) (notes []store.Op, err error) {
 	made, workspace := del.Attempts[len(del.Attempts)-1], del.Workspace
 	notes = o.records.Add(nil, del, made, out.Response)
@@ -177,7 +176,8 @@ func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *su
 	return o.Manager.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID, sub.Resumed)
 }
 
-// Abandon gives up a delivery and announces the gap to the subscriber, because the endpoint did not refuse the event.
+// Abandon gives up a delivery as [Outcomes.DeadLetter] does, and announces the gap to the subscriber. It is for an event that the
+// endpoint did not refuse, because the subscriber may not know of that event.
 func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Event) (state.Claim, error) {
 	if err := o.Manager.AnnounceGap(ctx, del); err != nil {
 		return 0, err
@@ -185,7 +185,7 @@ func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Ev
 	return o.DeadLetter(ctx, del, e)
 }
 
-// DeadLetter gives up a delivery and keeps it as a dead letter for a week.
+// DeadLetter ends the attempts of a delivery and keeps it as a dead letter for a week.
 func (o *Outcomes) DeadLetter(ctx context.Context, del *state.Delivery, e *event.Event) (state.Claim, error) {
 	whose, err := o.Deliveries.GiveUp(ctx, del, e)
 	if err == nil && whose == state.Mine {
@@ -194,12 +194,12 @@ func (o *Outcomes) DeadLetter(ctx context.Context, del *state.Delivery, e *event
 	return whose, err
 }
 
-// statuses decides when to write a subscription's status: after a failure, on the first success after a failure, and
-// otherwise once a minute.
+// statuses decides when to write a subscription's status: after a failure, on the first success after a failure, and otherwise once
+// a minute.
 //
-// One event to very many subscribers would still cause a write for each of them. So of more than [statusBudget] writes in a
-// minute that could wait, only one in [statusShare] is made. After such an event, the time of the last delivery may be
-// outdated until some more events were delivered, and so may a failure that another dispatcher recorded.
+// One event with very many subscribers would still cause a write for each of them. So after [statusBudget] of the once-a-minute
+// writes in a minute, only one in [statusShare] of them is made. A status that is not written may be outdated until some more
+// events were delivered: its last delivery is too old, or it still has a failure that another dispatcher recorded.
 type statuses struct {
 	seen *bounded.Map[string, seenStatus]
 
@@ -233,7 +233,7 @@ func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Tim
 	return subscription.Status{LastDelivery: now.UTC()}, true
 }
 
-// afford reports whether this minute has room for another write that could wait.
+// afford reports whether to make another once-a-minute write. When this minute's budget is spent, it picks some at random.
 func (s *statuses) afford(now time.Time) bool {
 	if minute := now.Unix() / 60; minute != s.minute {
 		s.minute, s.spent = minute, 0
@@ -271,22 +271,24 @@ func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace stri
 }
 
 // An MCP Events subscription is suspended if more than 95 % of its attempts in the last hour failed (SEP-3415, webhook event
-// delivery). Several processes make these attempts, and each one counts only its own. So each process stores its counts, with
-// one item per subscription and minute, next to the subscription's status. A process that records a failure reads the items of
-// all processes and adds them up.
+// delivery). Several processes make these attempts, and each one counts only its own. So each process stores its counts next to the
+// subscription's status, in one item per minute. A process that records a failure reads the items of all processes and adds them
+// up.
 //
 // A process stores a failure immediately. A write per success would be too expensive, so it stores successes together with the
-// status, at the latest when their number has doubled. The sum may therefore lack up to half of another process's latest
-// successes. For example, if the rate appears to be 95 %, the real rate is at least 90 %.
+// status, at the latest when their number has doubled. The sum may therefore lack up to half of another process's latest successes.
+// For example, if the rate appears to be 95 %, the real rate is at least 90 %.
 
 const (
 	rateWindow  = time.Hour
 	rateMinimum = 100 // with fewer attempts, no subscription is suspended
 	// ratePercent is the failure rate in percent above which a subscription is suspended.
 	ratePercent = 95
-	// rateUnwritten is the number of successes that a process counts without a write.
+	// rateUnwritten is the number of successes after which a process writes them for the first time. Then it waits for as many as it
+	// has written.
 	rateUnwritten = 4
-	// rateAsk is how often a process adds up the attempts of a subscription, unless it makes rateMinimum attempts sooner.
+	// rateAsk is how long a process waits before it adds up a subscription's attempts again, unless it makes rateMinimum attempts
+	// sooner.
 	rateAsk   = 5 * time.Second
 	maxTallys = 100_000
 )
@@ -301,14 +303,14 @@ type tally struct {
 	since   int           // attempts since asked
 }
 
-// minuteTally counts the attempts of one minute. It is the value of an item.
+// minuteTally counts a process's attempts for one subscription in one minute. It is stored as one item.
 type minuteTally struct {
 	Minute int64 `json:"-"` // since 1970
 	OK     int   `json:"ok,omitempty"`
 	Failed int   `json:"f,omitempty"`
 }
 
-// rates has the tallies of a process. The zero value is ready to use.
+// rates holds the tallies of a process. The zero value is ready to use.
 type rates struct {
 	mu   sync.Mutex
 	self string // the name of this process in the keys of its items
@@ -372,8 +374,8 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 	return due
 }
 
-// failing reports whether the attempts of all processes in the last hour failed too often. Attempts before resumed, in
-// seconds since 1970, do not count. Most calls return false without a read; see [rateAsk].
+// failing reports whether the attempts of all processes in the last hour failed too often. Attempts before resumed, in seconds
+// since 1970, do not count. Most calls return false without a read; rateAsk limits the reads.
 func (r *rates) failing(ctx context.Context, db store.DB, workspace, id string, resumed int64, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)

@@ -25,24 +25,24 @@ import (
 type Job struct {
 	DB    store.DB
 	Queue queue.Sender
-	// EventLog is needed by [Job.LogItems].
+	// EventLog is the log whose broken items [Job.LogItems] reports.
 	EventLog *eventlog.Log
 	// SaveEvery is the SaveEvery of [minutes.Position].
 	SaveEvery time.Duration
 	Now       func() time.Time
-	// Log receives the items that cannot be decoded; nil is [slog.Default].
+	// Log logs items that cannot be decoded. Nil means [slog.Default].
 	Log *slog.Logger
 }
 
 var (
-	// watermarkKey is the item that keeps the position in the due table.
+	// watermarkKey is the item that stores how far the job has read the due table.
 	watermarkKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
-	// aheadKey is the item that keeps the position of the search after the clock was set back.
+	// aheadKey is the item that stores how far [Job.continueSearch] has searched since the clock was set back.
 	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
 )
 
-// The names of the due table's partitions lie between FirstDuePartition and AfterDue, because they continue with the number of
-// a shard. Other names that begin with "due#" continue with a letter.
+// All partitions of the due table have names between FirstDuePartition and AfterDue, because a shard number follows after "due#".
+// In other names that begin with "due#", a letter follows.
 const (
 	DueTable                    = store.Deliveries
 	FirstDuePartition, AfterDue = "due#0", "due#:"
@@ -53,8 +53,8 @@ const longest = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
 func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 
-// Run does one round and returns the number of deliveries that it moved. It deletes an entry after sending its message. A
-// crash in between sends the message twice, and the second one is stale.
+// Run moves the deliveries that are due before the next round, and returns how many. It deletes a due entry after it has sent the
+// entry's message. If it crashes in between, the message is sent twice, and the second one is dropped as stale.
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := minutes.Position{
@@ -70,7 +70,7 @@ func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	return moved + n, errors.Join(err, aheadErr)
 }
 
-// minute moves the entries of a minute for which only returns true, or all entries if only is nil.
+// minute moves a minute's entries for which only returns true. If only is nil, it moves all of them.
 func (r *Job) minute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	var errs []error
 	for shard := range state.DueShards {
@@ -81,7 +81,7 @@ func (r *Job) minute(ctx context.Context, minute, now time.Time, only func(state
 	return moved, errors.Join(errs...)
 }
 
-// move sends the entries of a partition that are due before the next round.
+// move moves those entries of a partition that are due before the next round.
 func (r *Job) move(ctx context.Context, partition string, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for {
@@ -136,19 +136,19 @@ func (r *Job) LogItems(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// Entries lie in the minute in which they are due. After the clock was set back, the entries that were written before lie too
-// far ahead. For example, if the clock was set back by an hour, a retry that was due in five seconds would wait for an hour.
-// So Run searches the minutes in which such entries can lie once.
+// Due entries are stored in the minute in which they are due. After the clock was set back, the entries that were written before
+// are in minutes too far ahead. For example, if the clock was set back by an hour, a retry that was due in five seconds would wait
+// for an hour. So after such a change, Run searches once through all minutes that may have such entries.
 
-// search describes the minutes that are still to be searched. They begin with the version of its item, and end with the last
-// minute in which a process could have written an entry by the old clock.
+// search is the value of the item at [aheadKey]. The search continues at the minute that is the item's version. It ends at Until,
+// the last minute for which a process could have written an entry while the clock was ahead.
 type search struct {
 	V     int   `json:"v"`
 	Was   int64 `json:"was"` // seconds since 1970
 	Until int64 `json:"until"`
 }
 
-// clockSetBack begins a search, because the clock showed was in the last round and shows now in this one.
+// clockSetBack begins a search because the clock showed a later time in the last round (was) than in this one (now).
 func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
 	items, err := r.DB.Get(ctx, aheadKey)
 	if err != nil {
@@ -171,7 +171,7 @@ func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
 	return fault.Wrap(fault.Unavailable, err, "note that the clock was set back")
 }
 
-// continueSearch searches further minutes of the search that [Job.clockSetBack] began.
+// continueSearch continues the search that [Job.clockSetBack] began.
 func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err error) {
 	items, err := r.DB.Get(ctx, aheadKey)
 	if err != nil || items[0] == nil {
@@ -215,7 +215,7 @@ func misplaced(e state.DueEntry, now time.Time) bool {
 // Schedule has the delay before each attempt. The first delay is 0.
 type Schedule []time.Duration
 
-// Schedules of the two kinds of subscriptions.
+// The default schedules.
 var (
 	// StandardSchedule is the schedule of Standard Webhooks: ten attempts over about three days. SEP-1803 subscriptions have
 	// no other way to recover an event.
@@ -231,8 +231,8 @@ var (
 // Jitter is the share by which a delay may be shorter or longer, for example 4 to 6 seconds instead of 5.
 const Jitter = 0.2
 
-// Next returns the delay after the given number of attempts, or false if there is no further attempt. retryAfter is the
-// delay that the endpoint asked for, or 0.
+// Next returns the delay before the next attempt after the given number of attempts, or false if there is no further attempt.
+// retryAfter is the delay that the endpoint asked for, or 0.
 func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, bool) {
 	if attempts >= len(s) {
 		return 0, false
@@ -249,10 +249,10 @@ func (s Schedule) Total() (sum time.Duration) {
 	return time.Duration(float64(sum) * (1 + Jitter))
 }
 
-// Schedules are the schedules of the two kinds of subscriptions.
+// Schedules has the schedules for SEP-1803 subscriptions (Standard) and for MCP Events subscriptions (Events).
 type Schedules struct{ Standard, Events Schedule }
 
-// Of returns the schedule for subscriptions of an origin.
+// Of returns the schedule for subscriptions of the given origin.
 func (s Schedules) Of(origin subscription.Origin) Schedule {
 	if origin == subscription.MCPEvents {
 		return s.Events

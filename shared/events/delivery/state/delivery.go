@@ -1,5 +1,5 @@
-// Package state stores the deliveries that did not succeed with their first attempt: each delivery with its due entry, the steps of its
-// life, and the events for its retries.
+// Package state stores the deliveries whose first attempt did not succeed. It keeps each delivery with its state and due entry,
+// changes the state step by step, and stores the events that the retries send.
 package state
 
 import (
@@ -40,7 +40,7 @@ import (
 //
 // [Lifecycle] has all states and steps.
 
-// Delivery is the value of its item.
+// Delivery is a stored delivery. It is encoded as the value of its item.
 type Delivery struct {
 	V            int                 `json:"v"`
 	Workspace    string              `json:"ws"`
@@ -55,29 +55,31 @@ type Delivery struct {
 	State        string              `json:"st"` // one of the state constants
 	First        time.Time           `json:"t1"`
 	Published    time.Time           `json:"pub,omitzero"` // the event, for the watermark
-	// Due is the time of the next attempt, and DueAt the time of its due entry. Both are the same if the queue cannot delay a
-	// message that long. Otherwise DueAt is later, because the due entry is then only the backup of the message.
+	// Due is the time of the next attempt, and DueAt the time of the due entry. They differ if the queue can delay the attempt's
+	// message long enough. Then the due entry is only a backup of the message, so DueAt is later.
 	Due      time.Time `json:"due,omitzero"`
 	DueAt    time.Time `json:"dueat,omitzero"`
 	Attempts []Result  `json:"a,omitempty"`
 	Size     int       `json:"b,omitempty"` // as in [task.Single]
 	Waits    int       `json:"w,omitempty"` // how often it had to wait for its endpoint in the due table
-	// Base is the number of attempts that an earlier delivery of the event made before it was given up. The schedule starts
+	// Base is the number of attempts in Attempts that were made before the event was given up and requested again. The schedule starts
 	// after them.
 	Base int `json:"base,omitempty"`
-	// Renewals is how often its event was requested again while it was stored. Each time its due entry gets another key.
+	// Renewals is how often the event was requested again while the delivery was stored. It is part of the due entry's key, so that
+	// each renewal changes the key.
 	Renewals int `json:"rn,omitempty"`
-	// Died is when it was given up. The keys of its dead letter contain this time. It is zero if an earlier version of the server gave
-	// the delivery up.
+	// Died is when the delivery was given up. The keys of its dead letter contain this time. It is zero if an earlier version of the
+	// server gave the delivery up.
 	Died time.Time `json:"died,omitzero"`
-	// Again is set if a person had the event delivered again. Its gap was announced before, so another failure does not announce it.
+	// Again is set if a person had the event delivered again. The event's gap was announced before, so another failure does not
+	// announce it.
 	Again bool `json:"again,omitempty"`
-	// Test is set for a test event, which is delivered whatever the subscription asks for.
+	// Test is set for a test event, which is delivered even if the subscription does not select it.
 	Test bool `json:"test,omitempty"`
-	// Paused is where it waits for a switch, since PausedAt; see [Deliveries.Pause].
+	// Paused is the key of the item that waits for a switch, since PausedAt; see [Deliveries.Pause].
 	Paused   PausedKey `json:"pk,omitzero"`
 	PausedAt time.Time `json:"pkt,omitzero"`
-	// Control is set for a message that carries no event; Event is then its own id.
+	// Control is set for a control message, which carries no event. Then Event is the id of the message.
 	Control *control `json:"ctl,omitempty"`
 
 	Made  time.Time `json:"-"` // when the next attempt was scheduled
@@ -85,14 +87,14 @@ type Delivery struct {
 
 	Version int64  `json:"-"` // of the item, 0 before it is written
 	Stored  string `json:"-"` // the state of the item
-	// recorded is the number of attempts in the item.
+	// recorded is the number of attempts in the stored item.
 	recorded int       `json:"-"`
 	Place    store.Key `json:"-"` // its due entry, or its place while it waits for a switch; otherwise zero
-	// replaced is the dead letter of the delivery that it took the place of. The next write deletes these items.
+	// replaced has the keys of the dead letter whose delivery this one replaces. The next write deletes them.
 	replaced []store.Key
 }
 
-// Result is one recorded attempt. It has the category of the outcome but never the body of the endpoint's answer.
+// Result is one recorded attempt. It has the category of the outcome but never the body of the endpoint's response.
 type Result struct {
 	At       time.Time `json:"at"`
 	Category string    `json:"c"`
@@ -103,21 +105,21 @@ type Result struct {
 const (
 	// KeptFor is how long dead letters and records stay (design: 7 days).
 	KeptFor = 7 * 24 * time.Hour
-	// Backup is the delay after which a due entry repeats the message of a retry, in case the message was lost.
+	// Backup is how long after a retry its due entry sends the retry's message again, in case the first message was lost.
 	Backup = 2 * time.Minute
-	// EarlyMessage is the minimum delay for sending the message of a new delivery while the delivery is written. A write
-	// normally takes far less time.
+	// EarlyMessage is the minimum delay of a message that may be sent while its delivery is being written. A write normally takes far
+	// less time.
 	EarlyMessage = time.Second
-	// DueShards spreads the entries of a minute.
+	// DueShards is the number of partitions for the due entries of one minute.
 	DueShards = 8
-	// RetriedFor is how long the event of a delivery is stored: for its retries, and then as a dead letter.
+	// RetriedFor is how long a delivery and its event are stored: five days for the retries, and then as a dead letter.
 	RetriedFor = 5*24*time.Hour + KeptFor
 )
 
 func (del *Delivery) EventKey() string { return cmp.Or(del.Key, del.Event) }
 
-// ownKey returns the event key of a delivery if another event with the same id is still stored. It contains the time of
-// publication, so that both can be stored.
+// ownKey returns an event key that includes the time of publication. The delivery uses it if another event with the same id is
+// still stored, so that both can be stored.
 func (del *Delivery) ownKey() string {
 	return publicationKey(event.Event{ID: del.Event, URI: del.URI}.Key(), del.Published)
 }
@@ -167,8 +169,8 @@ func ReadBacklog(ctx context.Context, db store.DB, workspace, sub string) (b Bac
 	return b, nil
 }
 
-// Find returns the stored deliveries of an event to some subscriptions, by subscription. If an event with the same id was published
-// at another time, its deliveries are not among them.
+// Find returns the stored deliveries of an event to the given subscriptions, as a map by subscription. It leaves out the deliveries
+// of another event with the same id that was published at another time.
 func Find(ctx context.Context, db store.DB, e *event.Event, subs []string) (map[string]*Delivery, error) {
 	keys := make([]store.Key, 0, 2*len(subs))
 	for _, id := range subs {
@@ -205,9 +207,9 @@ func BodyKey(workspace, eventKey string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "b#" + workspace + "#" + eventKey, Sort: "-"}
 }
 
-// LetterKeys returns the keys of the delivery's dead letter. A dead letter has four items, so that each list is one query: the
-// lists of its subscription (x#), of its target's origin (xo#), of its event type (xe#) and of the workspace (xa#). The items are
-// written and deleted together.
+// LetterKeys returns the keys of the delivery's dead letter. Each dead letter is stored as four items, so that listing the letters
+// of a subscription (x#), of an endpoint's origin (xo#), of an event type (xe#) or of the workspace (xa#) is one query each. The
+// items are written and deleted together.
 func (del *Delivery) LetterKeys(at time.Time) []store.Key {
 	key := func(partition string) store.Key {
 		return store.Key{Table: store.Deliveries, Partition: partition, Sort: fmt.Sprintf("%016d#%s#%s", at.UnixMicro(), del.Subscription, del.EventKey())}
@@ -255,7 +257,7 @@ func (del *Delivery) Item() store.Item {
 	}
 }
 
-// NextTask returns the due entry with the task of the next attempt.
+// NextTask returns the due entry for the next attempt.
 func (del *Delivery) NextTask() DueEntry {
 	return DueEntry{At: del.Due.UnixMilli(), Made: del.Made.UnixMilli(), Task: task.Single{
 		V: task.Version, Endpoint: task.EndpointID(del.Target), Workspace: del.Workspace, Principal: del.Principal,
@@ -278,7 +280,7 @@ func (del *Delivery) DueItem() store.Item {
 	}
 }
 
-// dueEntry is the value of an entry in the due table.
+// DueEntry is the value of an item in the due table. Its task is the message to send at the time At.
 type DueEntry struct {
 	Task task.Single `json:"t"`
 	At   int64       `json:"at"` // milliseconds since 1970
@@ -286,14 +288,14 @@ type DueEntry struct {
 	Made int64 `json:"made,omitempty"`
 }
 
-// ErrNewer is the error of a delivery that a newer program stored. This program leaves such a delivery alone, for example
-// during a deployment: a newer process continues it.
+// ErrNewer is the error for a delivery that a newer program stored. This program leaves such a delivery to the newer processes, for
+// example during a deployment.
 var ErrNewer = errors.New("its version is newer than this program's")
 
-// Decode returns the delivery of an item. The error of one that a newer program stored is [ErrNewer].
+// Decode returns the delivery of an item. If a newer program stored it, the error is [ErrNewer].
 func Decode(it *store.Item) (*Delivery, error) {
 	var del Delivery
-	// The version comes first, because other members of a newer version may have other types.
+	// Decode the version first, because a newer version may have changed the types of other members.
 	var version struct {
 		V int `json:"v"`
 	}
@@ -324,10 +326,10 @@ func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery 
 // maxForgets is the number of deliveries that WriteNotes deletes concurrently.
 const maxForgets = 16
 
-// WriteNotes writes the notes of attempts, which are their records and the deletions that [Delivery.Forget] returns.
+// WriteNotes writes the notes of attempts: their records, and the deletions that [Delivery.Forget] returns.
 //
-// After a delivery was read and before its notes are written, another worker may have continued it, or its event may have been
-// requested again; see [Deliveries.renew]. Then WriteNotes keeps the delivery, and its due entry brings it back.
+// Another worker may have continued a delivery since it was read, or its event may have been requested again; see
+// [Deliveries.renew]. Then WriteNotes does not delete the delivery, and the due entry leads to another attempt.
 func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 	var plain []store.Op
 	var forgets [][]store.Op
@@ -361,7 +363,7 @@ func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 }
 
 func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
-	// Whole seconds, rounded up: an attempt is never early.
+	// Delay by whole seconds, rounded up, so that an attempt is never early.
 	delay = (delay + time.Second - 1).Truncate(time.Second)
 	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.Endpoint, Delay: delay}
 }
@@ -373,13 +375,13 @@ func Continues(had int64) store.Condition {
 	return store.VersionIs(had)
 }
 
-// PausedKey is where a paused delivery waits.
+// PausedKey is the key of the item that waits for a switch.
 type PausedKey struct {
 	Partition string `json:"p"`
 	Sort      string `json:"s"`
 }
 
-// place returns the key of its due entry, or of where it waits for a switch.
+// place returns the key of the delivery's due entry or, if it is paused, of the item that waits for a switch.
 func (del *Delivery) place() store.Key {
 	if del.PausedAt.IsZero() {
 		return del.dueKey()
@@ -387,7 +389,7 @@ func (del *Delivery) place() store.Key {
 	return store.Key{Table: store.Deliveries, Partition: del.Paused.Partition, Sort: del.Paused.Sort}
 }
 
-// resume ends the wait of a delivery for a switch, which does not count as time of its schedule.
+// resume ends a delivery's wait for a switch. The wait does not count towards the delivery's age.
 func (del *Delivery) resume(now time.Time) {
 	if !del.PausedAt.IsZero() {
 		del.First = del.First.Add(max(0, now.Sub(del.PausedAt)))
@@ -395,13 +397,12 @@ func (del *Delivery) resume(now time.Time) {
 	}
 }
 
-// control is the message of a delivery that carries no event but says something about its
-// subscription (SEP-3415, Non-event webhook bodies). It holds the target, because the
-// subscription may be gone.
+// control is a message about the subscription itself, without an event (SEP-3415, Non-event webhook bodies). It holds the target,
+// because the subscription may be gone.
 type control struct {
 	Body   json.RawMessage     `json:"b,omitempty"`
 	Target subscription.Target `json:"t"`
-	// Gap is set for a gap notice; see the Manager in package lifecycle.
+	// Gap is the kind of gap if this is a gap notice; see the Manager in package lifecycle.
 	Gap gap `json:"g,omitempty"`
 }
 
@@ -426,7 +427,7 @@ func GapKey(workspace, sub string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "g#" + workspace + "#" + sub, Sort: "-"}
 }
 
-// Deliveries stores the deliveries that did not succeed with their first attempt: their items, due entries and events.
+// Deliveries stores the deliveries whose first attempt did not succeed: their items, due entries and events.
 type Deliveries struct {
 	DB     store.DB
 	Queue  queue.Sender
@@ -438,10 +439,10 @@ type Deliveries struct {
 	storing map[string]*newBody // events that are being stored, by workspace and key
 }
 
-// maxBodies bounds the events of which a process knows that they are stored.
+// maxBodies limits how many stored events a process remembers.
 const maxBodies = 20_000
 
-// NewDeliveries returns the deliveries of a store. The clock and the log may be nil.
+// NewDeliveries returns a Deliveries that uses the given store. The clock and the log may be nil.
 func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) *Deliveries {
 	now = periodic.Clock(now)
 	return &Deliveries{
@@ -450,15 +451,15 @@ func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.
 	}
 }
 
-// RememberStored is how long a process remembers that an event is stored. The event may be deleted meanwhile, because the
-// only subscriber whose delivery failed was erased.
+// RememberStored is how long a process remembers that an event is stored. It is short because the event may be deleted meanwhile,
+// if the only subscriber whose delivery failed is erased.
 const RememberStored = time.Minute
 
-// expiryTolerance is how much earlier than required a stored event may expire. Most deliveries of an event fail within it,
-// so its item is written once.
+// expiryTolerance is how much earlier than required a stored event may expire. Usually all failed deliveries of an event happen
+// within this time, so its item is written only once.
 const expiryTolerance = time.Hour
 
-// storedBody is what a process remembers about the event that is stored under a key.
+// storedBody is what a process remembers about a stored event.
 type storedBody struct {
 	published int64 // microseconds since 1970
 	expires   time.Time
@@ -492,19 +493,19 @@ func (ds *Deliveries) storeClaimed(ctx context.Context, body *newBody) (err erro
 	return err
 }
 
-// newBody is an event that this process is about to store. Other deliveries of the event wait for its release.
+// newBody is an event that this process is about to store. Other deliveries of the same event wait until release is called.
 type newBody struct {
 	item   store.Item
 	stored storedBody // the event in the store, if it was written
-	// release ends the wait of the other deliveries. If the event could not be written because of an error, they fail with
-	// that error. After a conflict they look again.
+	// release ends the wait of the other deliveries. If an error kept the event from being written, they fail with it. After a
+	// conflict they check again whether the event is stored.
 	release func(written bool, err error)
 	done    chan struct{}
 	err     error // may be read when done is closed
 }
 
-// claimBody returns the event of a delivery for storing it, or nil if this process knows that it is stored. It waits while
-// another delivery stores the same event.
+// claimBody returns the event that the caller must store for a delivery, or nil if this process knows that the event is stored. It
+// waits while another delivery stores the same event.
 func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) (*newBody, error) {
 	now, published := ds.Now(), e.Published.UnixMicro()
 	expires := now.Add(keep)
@@ -561,8 +562,8 @@ func (ds *Deliveries) claimBody(ctx context.Context, del *Delivery, e *event.Eve
 	return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the event to be stored")
 }
 
-// putBody writes the item of an event, unless the stored item has another event or lasts long enough, and returns the stored
-// body. The result is zero if another process changed the item meanwhile.
+// putBody writes the item of an event and returns the stored body. It writes nothing if the stored item has an event of another
+// publication or expires late enough. The result is zero if another process changed the item meanwhile.
 func (ds *Deliveries) putBody(ctx context.Context, it store.Item, published int64) (storedBody, error) {
 	written := storedBody{published: published, expires: it.Expires}
 	items, err := ds.DB.Get(ctx, it.Key) // first, because the event is usually stored

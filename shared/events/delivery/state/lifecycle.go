@@ -17,8 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The states of a delivery. A stored delivery has one of the others; [Delivery.State] is the same, except that the item
-// of a paused delivery says "pending" and has [Delivery.PausedAt].
+// The states of a delivery. [Delivery.State] has the state of a stored delivery, with one exception: a paused delivery is stored as
+// "pending", with [Delivery.PausedAt].
 const (
 	None      = "" // not stored: not attempted yet, delivered, or ended with its subscription
 	Pending   = "pending"
@@ -45,13 +45,13 @@ type next struct {
 	Letter bool // a dead letter is written with it
 }
 
-// Lifecycle has the next state of a delivery by state and step, and tells what is stored with it. A missing step cannot
-// happen. For example, a suspended delivery is scheduled before it is attempted, so it cannot be given up.
+// Lifecycle maps the state of a delivery and a step to the next state, and tells what is stored with it. Steps that cannot happen
+// are missing. For example, a suspended delivery is scheduled before it is attempted, so it cannot be given up.
 //
-// A dead delivery can be scheduled because people deliver events again, by a replay, from a dead letter, or by
-// subscribing with an older cursor. A page that is repeated does so, too. The dead letter is then deleted, so that an event
-// never has two letters of one subscription. Only a page whose first attempt succeeds leaves the letter, because it reads no
-// stored delivery.
+// A dead delivery can be scheduled, because people can have its event delivered again: with a replay, from the dead letter, or by
+// subscribing with an older cursor. A redelivered page schedules it, too. The dead letter is then deleted, so that an event never
+// has two letters for one subscription. Only a page whose first attempt succeeds leaves the letter, because it does not read stored
+// deliveries.
 var Lifecycle = map[string]map[Step]next{
 	None: {
 		StepSchedule: {State: Pending, Due: true},
@@ -89,15 +89,15 @@ var Lifecycle = map[string]map[Step]next{
 type Claim int
 
 const (
-	// Mine means that this worker's write succeeded, so it continues the delivery.
+	// Mine means that this worker's write succeeded, so this worker continues the delivery.
 	Mine Claim = iota + 1
-	// Others means that another worker wrote the delivery first, and its attempts continue.
+	// Others means that another worker wrote the delivery first and continues it.
 	Others
-	// over means that the delivery was acknowledged, given up, or ended with its subscription while the worker had it.
+	// over means that the delivery ended while the worker had it: it was acknowledged or given up, or its subscription ended.
 	over
 )
 
-// Meets returns the claim on a new delivery if the same event already has a delivery to the same subscription in this state.
+// Meets returns the claim on a new delivery if the same event already has a delivery to the same subscription, in the given state.
 // A dead delivery has no attempts left, so the new delivery takes its place and continues its history.
 func Meets(state string) Claim {
 	switch state {
@@ -107,7 +107,7 @@ func Meets(state string) Claim {
 	return Mine
 }
 
-// Lost returns the claim on a stored delivery that another worker has brought into this state.
+// Lost returns the claim on a stored delivery after another worker's write gave it this state.
 func Lost(state string) Claim {
 	switch state {
 	case Pending, Paused, Suspended:
@@ -116,13 +116,12 @@ func Lost(state string) Claim {
 	return over
 }
 
-// Schedule sets the time of a delivery's next attempt, in one transaction with the writes in also. If the queue can delay a
-// message that long, Schedule also sends the message for the attempt. It stores the event of a new delivery. For a stored
-// delivery, e may be nil.
+// Schedule sets the time of a delivery's next attempt, in one transaction with the writes in also. If the queue can delay a message
+// that long, Schedule also sends the attempt's message. It stores the event of a new delivery. For a stored delivery, e may be nil.
 //
-// A page waits while it hands a first attempt over to the slow lane. So the message of a delivery without attempts is sent while
-// the delivery is written, if the message is delayed by at least [EarlyMessage]. If the message arrives first, it is dropped as
-// stale. So after a write that takes longer than the delay, Schedule sends another one.
+// A page waits while it hands a first attempt over to the slow lane. To shorten the wait, Schedule sends the message of a delivery
+// without attempts while it writes the delivery, if the message is delayed by at least [EarlyMessage]. A message that arrives
+// before the delivery is written is dropped as stale. So if the write takes longer than the delay, Schedule sends another message.
 func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also ...store.Op) (Claim, error) {
 	if del.Version != 0 {
 		e = nil // stored already
@@ -159,18 +158,20 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 	if err != nil || whose != Mine || !direct {
 		return whose, err
 	}
-	// The early message does not fit if the delivery got another key, or the attempts of a dead one, while it was written.
+	// While it was written, the delivery may have got another key, or the attempts of the dead delivery that it replaces. Then the
+	// early message is for another attempt.
 	if m := message(); sent == nil || ds.Now().Sub(now) >= early.Delay || !bytes.Equal(m.Body, early.Body) {
 		sendErr = ds.Queue.Send(ctx, queue.Slow, m)
 	}
 	if err := sendErr; err != nil {
-		// The due entry brings it back: the delivery is late, not lost.
+		// The due entry sends the message later, so the delivery is late but not lost.
 		ds.Log.WarnContext(ctx, "retry postponed", "subscription", del.Subscription, "event", del.Event, "error", err)
 	}
 	return Mine, nil
 }
 
-// Pause lets a delivery wait for a switch, which gets the message for the next attempt. A notice has no event.
+// Pause stores a delivery until a switch is turned on again, together with the message that then asks for the next attempt. e is
+// nil for a notice.
 func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, set *switches.Set, which switches.Name) (Claim, error) {
 	return ds.write(ctx, del, change{
 		step: StepPause, what: "pause a delivery", event: e, keep: switches.Kept + RetriedFor,
@@ -184,8 +185,8 @@ func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, 
 	})
 }
 
-// Suspend lets a delivery wait until its subscriber refreshes the suspended subscription. It stores the event of a new
-// delivery. For a stored delivery, e may be nil.
+// Suspend stores a delivery until its subscriber refreshes the suspended subscription. It stores the event of a new delivery. For a
+// stored delivery, e may be nil.
 func (ds *Deliveries) Suspend(ctx context.Context, del *Delivery, e *event.Event) (Claim, error) {
 	del.Due, del.DueAt = time.Time{}, time.Time{}
 	return ds.write(ctx, del, change{step: StepSuspend, what: "suspend a delivery", event: e, keep: RetriedFor})
@@ -223,8 +224,8 @@ func (del *Delivery) Forget() []store.Op {
 	}
 }
 
-// change is one step of a delivery, with the writes that belong to it. The functions are called for each try, because a
-// new delivery that takes the place of a dead one has other attempts.
+// change is one step of a delivery, with the writes that belong to it. [Deliveries.write] calls the functions again for each try,
+// because a delivery that replaces a dead one gets more attempts.
 type change struct {
 	step Step
 	what string // the attempted operation, for errors
@@ -235,7 +236,7 @@ type change struct {
 	also  func() []store.Op // further writes of the transaction
 }
 
-// maxContests limits the tries to write a delivery that other workers change meanwhile.
+// maxContests limits how often a worker tries to write a delivery that other workers keep changing.
 const maxContests = 5
 
 // write makes one step of a delivery, in one transaction with the other writes of the change.
@@ -278,8 +279,8 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (Claim
 	return 0, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.what)
 }
 
-// put writes the transaction of a step, together with the event if body is not nil. It reports whether the change brought
-// conditions of its own.
+// put writes the transaction of a step, together with the event if body is not nil. It reports whether c.also had conditions,
+// because a conflict may then be due to them.
 func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change, body *newBody) (conditional bool, err error) {
 	written := false
 	if body != nil {
@@ -323,7 +324,7 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change,
 	return conditional, nil
 }
 
-// contest finds out why a delivery could not be written. The claim is mine if the worker may try again.
+// contest finds out why a delivery could not be written. It returns Mine if the worker may try again.
 func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh bool) (Claim, error) {
 	items, err := ds.DB.Get(ctx, Key(del.Workspace, del.Subscription, del.EventKey()))
 	if err != nil {
@@ -357,29 +358,29 @@ func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh 
 	return Mine, nil
 }
 
-// sameAttempt reports whether a stored delivery has changed without another attempt since the worker read it, for example
-// because its event was requested again. The worker then writes its step all the same: its message was perhaps the last one,
-// so the delivery would wait for its due entry. A notice may have another content by then, so it is never the same.
+// sameAttempt reports whether the stored delivery has no more attempts than the worker knew, although it has changed, for example
+// because its event was requested again. The worker then writes its step nevertheless, because its message may have been the only
+// one, and without it the delivery would wait for the due entry. A notice may have other content by now, so it is never the same.
 func (del *Delivery) sameAttempt(current *Delivery) bool {
 	return (del.Stored == Pending || del.Stored == Paused) && current != nil && current.Stored == Pending &&
 		len(current.Attempts) == del.recorded && del.Control == nil && !otherPublication(current.Published, del.Published)
 }
 
-// renew lets a stored delivery stand for a new one of the same event, whose event was requested again, for example by a
-// client that subscribed from an older cursor. An attempt of the stored delivery may be under way, or its subscription may
-// have been missing a moment ago. So renew changes the item's version. Then the worker that has read the item before does
-// not delete it or give it up. The message of that worker may have been the last trace of the delivery, because the due table
-// and switches delete their entries when they send a message. So renew also writes a due entry, by which the event is
-// delivered once more. An entry that is due later keeps its time, so that frequent requests do not postpone the delivery.
+// renew is called if an event is requested again while its delivery is stored, for example by a client that subscribed from an
+// older cursor. The stored delivery then also serves as the new one. An attempt of it may be under way, or its subscription may
+// have been missing a moment ago. So renew changes the item's version, and a worker that read the item before can no longer delete
+// it or give it up. That worker's message may have been the only trace of the delivery, because the due table and switches delete
+// their entries when they send a message. So renew also writes a due entry, which delivers the event once more. If there is one
+// that is due later, it keeps its time, so that frequent requests do not postpone the delivery.
 //
-// Retry may be sending the old due entry's message at that moment, and delete the entry afterwards. So the new entry has a
-// different key, in a minute that retry still visits. For example, an entry that is already due moves to the current minute.
+// The retry job may be sending the old due entry's message at this moment, and delete the entry afterwards. So the new entry has a
+// different key, in a minute that the job still visits. For example, an entry that is already due moves to the current minute.
 //
-// A suspended delivery waits for the subscriber's refresh, unless the new one is to be attempted. Then it is scheduled
-// immediately, because it has no message. A paused delivery waits for its switch, if the new one would be paused, too. Its
-// message also gets another key, because the switch may be sending it.
+// A suspended delivery waits for the subscriber's refresh, unless the new delivery would be attempted. Then renew schedules it
+// immediately, because it has no message. A paused delivery waits for its switch if the new one would be paused, too. Its waiting
+// message also gets another key, because the switch may be sending the message.
 //
-// The claim is mine if the delivery has changed and the worker may try again.
+// renew returns Mine if the delivery has changed and the worker may try again.
 func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (Claim, error) {
 	now := ds.Now()
 	switch {
@@ -436,7 +437,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// TakePlaceOf lets a new delivery continue the history of a dead one. Its schedule starts from the beginning.
+// TakePlaceOf replaces a dead delivery with this new one, which keeps the attempts of both. Its schedule starts from the beginning.
 func (del *Delivery) TakePlaceOf(dead *Delivery) {
 	made := del.Attempts[del.Base:]
 	del.Base = len(dead.Attempts)
@@ -447,11 +448,11 @@ func (del *Delivery) TakePlaceOf(dead *Delivery) {
 	}
 }
 
-// otherPublication reports whether two deliveries of one event id are of events that were published at different times.
+// otherPublication reports whether these are the publication times of two different events, which may have the same id.
 func otherPublication(a, b time.Time) bool { return a.UnixMicro() != b.UnixMicro() }
 
-// SetAside dead-letters an item that cannot be decoded, so that it does not block anything else. It leaves the
-// item of a newer program where it is, and returns [ErrNewer].
+// SetAside dead-letters an item that cannot be decoded, so that it does not block anything else. If a newer program wrote the item,
+// SetAside leaves it and returns [ErrNewer].
 func (ds *Deliveries) SetAside(ctx context.Context, it *store.Item, reason error) error {
 	if errors.Is(reason, ErrNewer) {
 		return reason
@@ -459,7 +460,7 @@ func (ds *Deliveries) SetAside(ctx context.Context, it *store.Item, reason error
 	return queue.DeadLetterItem(ctx, ds.Queue, ds.DB, it, reason, ds.Now(), ds.Log)
 }
 
-// Current returns the delivery that a task is for, and other items. It returns nil if the task is stale.
+// Current returns the delivery that a task is for, and the items with the other keys. The delivery is nil if the task is stale.
 func (ds *Deliveries) Current(ctx context.Context, t task.Single, others ...store.Key) (*Delivery, []*store.Item, error) {
 	keys := append(make([]store.Key, 0, 2), Key(t.Workspace, t.Subscription, t.EventKey()))
 	items, err := ds.DB.Get(ctx, append(keys, others...)...)

@@ -1,5 +1,5 @@
-// Package task has the messages of the queues between fanout and dispatch: page tasks for a range of subscribers, and single tasks for
-// one attempt in the slow lane.
+// Package task defines the messages in the queues between fanout and dispatch: page tasks for a range of subscribers, and single
+// tasks for one attempt in the slow lane.
 package task
 
 import (
@@ -21,11 +21,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Version is written into every message; a reader takes this and the one before.
+// Version is the format version of new messages. Readers also accept the previous version.
 const Version = 1
 
-// Page asks dispatch to send events to the subscribers in a range of a
-// pattern. It is the first attempt of each of these deliveries.
+// Page asks dispatch to send events for the first time to the subscribers in a range of a pattern's subscribers.
 type Page struct {
 	V         int                `json:"v"`
 	Workspace string             `json:"ws"`
@@ -34,17 +33,17 @@ type Page struct {
 	// Count is the approximate number of subscribers in the range. Dispatch splits a large range before it sends any event.
 	Count  int           `json:"n"`
 	Events []event.Event `json:"ev,omitempty"`
-	// Hops is the number of page tasks that led to this one without an attempt.
+	// Hops is how many page tasks in a row have passed these events on without an attempt.
 	Hops int `json:"h,omitempty"`
-	// Since is when the first of the tasks that led to this one was queued, in milliseconds since 1970. If it is missing,
-	// this is the first.
+	// Since is when the first task with these events and subscribers was queued, in milliseconds since 1970. It is missing in that
+	// first task.
 	Since int64 `json:"at,omitempty"`
 	// Reactivation, if set, makes this a task without events: it resumes the deliveries that waited while a subscription was
 	// suspended. Range then contains only that subscription.
 	Reactivation *Reactivation `json:"res,omitempty"`
 
-	// Paused is the key of the item that keeps the watermark of the task's subscribers from passing its events, because the
-	// task waited for a switch. See PausedPages in package lifecycle.
+	// Paused is set if the task waited for a switch. It is the key of an item that keeps the subscribers' watermarks from passing the
+	// task's events; see PausedPages in package lifecycle.
 	Paused string `json:"pk,omitempty"`
 
 	// Retries is the number of times that the task was sent again, with a delay, because the store failed.
@@ -55,7 +54,7 @@ type Page struct {
 	Delay    time.Duration    `json:"-"` // of its message
 }
 
-// Reactivation names a subscription that is active again.
+// Reactivation names a subscription that was suspended and is active again.
 type Reactivation struct {
 	Principal    string `json:"pr"`
 	Subscription string `json:"sub"`
@@ -72,7 +71,7 @@ type Single struct {
 	Key string `json:"k,omitempty"`
 	// Attempt is the number of the attempt to make, from 1. The task is stale if the delivery has recorded that attempt already.
 	Attempt int `json:"n"`
-	// Endpoint is the [EndpointID] of its target, whose slots limit the attempt.
+	// Endpoint is the [EndpointID] of the delivery's target. The attempt needs one of this endpoint's slots.
 	Endpoint string `json:"e,omitempty"`
 	// Size is the approximate size of the event's data in bytes. It is missing in messages of the previous version.
 	Size int `json:"b,omitempty"`
@@ -138,7 +137,8 @@ func Decode[T any](body []byte, version func(T) int) (T, error) {
 // message. It stays in its queue and is redelivered until a newer program handles it.
 func Newer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 
-// RenewAfter is how often a message of a newer version is received before a copy replaces it. These receives take six days.
+// RenewAfter is how often a message of a newer version is received before [Renew] replaces it by a copy. These receives take six
+// days.
 const RenewAfter = queue.MaxReceives * 3 / 4
 
 // Renew replaces a message of a newer version by a copy when it has been received [RenewAfter] times, because the queue
@@ -162,15 +162,16 @@ func Renew(ctx context.Context, log *slog.Logger, s queue.Sender, q queue.Name, 
 	return true
 }
 
-// Sizes of pages and of the tree (design: the page is the first attempt).
+// Sizes of page tasks. Dispatch splits a task with many subscribers, and splits the parts again if necessary, so that the tasks
+// form a tree.
 const (
-	// PageTarget is the mean number of subscribers in a page of a pattern with many.
+	// PageTarget is the average number of subscribers in a task, if their pattern needs more than one.
 	PageTarget = 20
-	// PageSplit is the estimate above which a task is split before sending.
+	// PageSplit is the approximate number of subscribers above which a task is split before it sends anything.
 	PageSplit = 40
-	// branches is the largest number of tasks into which one step of the tree splits a range.
+	// branches is the maximum number of parts into which one split divides a task.
 	branches = 64
-	// taskBytes is how much of a message the events of one task may take.
+	// taskBytes is the maximum size of the events in one task, so that the task fits into a message.
 	taskBytes = 200 << 10
 )
 
@@ -230,8 +231,8 @@ func Pages(workspace, key string, r subscription.Range, count int, events []even
 	return tasks
 }
 
-// EndpointID returns a hash of a URL without its query, by which endpoints are known. It is also the group of their messages in the
-// slow queue, because a queue does not accept every character of a URL in a group.
+// EndpointID returns the id of an endpoint, a hash of its URL without the query. It is also the group of the endpoint's messages in
+// the slow queue, because a group must not contain some characters of URLs.
 func EndpointID(target string) string {
 	if i := strings.IndexAny(target, "?#"); i >= 0 {
 		target = target[:i]
@@ -245,8 +246,7 @@ func digest(of string) string {
 	return base64.RawURLEncoding.EncodeToString(h[:16])
 }
 
-// Permanent reports whether a step fails again however often it is repeated, because the event itself cannot be
-// handled.
+// Permanent reports whether repeating a step would always fail, because the event itself cannot be handled.
 func Permanent(err error) bool {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.TooLarge, fault.NotFound:
@@ -255,8 +255,7 @@ func Permanent(err error) bool {
 	return false
 }
 
-// DecodeEvent decodes a message of the events queue. The error of one that a newer program wrote is not
-// [Permanent].
+// DecodeEvent decodes a message of the events queue. If a newer program wrote it, the error is not [Permanent].
 func DecodeEvent(m queue.Message) (e event.Event, err error) {
 	defer fault.Recovered(&err)
 	e, err = event.Decode(m.Body)
