@@ -327,7 +327,6 @@ func (s *Service) prepare(c Caller, backend string) {
 // reason is the reason why a provider's context is missing.
 type reason string
 
-// Reasons for missing context.
 const (
 	late        reason = "timeout"
 	resting     reason = "resting"     // too many timeouts, see [breaker]
@@ -393,7 +392,6 @@ func (p *provider) receives(kind Kind) bool { return slices.Contains(p.kinds, ki
 // that succeeds, the breaker closes; otherwise the next pause begins.
 type breaker = gobreaker.CircuitBreaker[json.RawMessage]
 
-// Settings of a breaker.
 const (
 	tripAfter = 5
 	restFor   = 30 * time.Second
