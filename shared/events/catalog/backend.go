@@ -28,7 +28,6 @@ import (
 // JSON, become one segment of the event URI: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url. Subscriptions with equal
 // arguments therefore have the same URI, and the log, fanout and subscriptions need no special case. Clients use only the type's name.
 
-// Limits of the event types of a backend.
 const (
 	// MaxBackendTypes is the largest number of event types of one backend.
 	MaxBackendTypes = 200
