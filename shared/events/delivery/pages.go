@@ -79,7 +79,6 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 	return failed, nil
 }
 
-// receivedPage is a message of the deliveries queue and its decoded task.
 type receivedPage struct {
 	message queue.Message
 	task    task.Page
@@ -330,7 +329,6 @@ func followUps(t task.Page, parts []task.Page) []task.Page {
 	return parts
 }
 
-// sendPages queues tasks.
 func (d *Dispatcher) sendPages(ctx context.Context, tasks []task.Page) error {
 	if len(tasks) == 0 {
 		return nil
@@ -342,7 +340,6 @@ func (d *Dispatcher) sendPages(ctx context.Context, tasks []task.Page) error {
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Deliveries, out...), "send page tasks")
 }
 
-// sent is the result of sending a page.
 type sent struct {
 	ops         []store.Op      // the records to write
 	left        []task.Page     // tasks for the events that were not sent
@@ -398,7 +395,6 @@ const (
 	maxPageRetries = 20
 )
 
-// pageDelay returns the delay before a page task's retry.
 func pageDelay(retries int) time.Duration {
 	if retries == 0 {
 		return 0

@@ -251,7 +251,6 @@ var failures = map[webhook.Category]string{
 	webhook.Blocked:           "the address of the endpoint is not allowed",
 }
 
-// failure describes a failed attempt.
 func failure(category string, status int) string {
 	if status != 0 {
 		return fmt.Sprintf("the endpoint answered %d", status)
