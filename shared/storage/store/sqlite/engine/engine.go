@@ -59,10 +59,10 @@ type Engine struct {
 	// entries are reused. Each engine has its own, because their channels cannot leave the synctest bubble of a test.
 	entries sync.Pool
 
-	lazyMu  sync.Mutex
-	lazy    []*entry
-	lazyBy  time.Time // when the first lazy job must be committed; zero if no lazy job waits
-	lazyArm chan struct{}
+	lazyMu sync.Mutex
+	lazy   []*entry
+	lazyBy time.Time   // when the first lazy job must be committed; zero if no lazy job waits
+	alarm  *time.Timer // wakes the writer at lazyBy
 
 	dirty   atomic.Bool // written since the last checkpoint
 	health  health
@@ -85,7 +85,7 @@ func Open(path string, opts Options) (*Engine, error) {
 	}
 	opts.Now = periodic.Clock(opts.Now)
 	e := &Engine{
-		now: opts.Now, queue: make(chan *entry, maxQueue), lazyArm: make(chan struct{}, 1),
+		now: opts.Now, queue: make(chan *entry, maxQueue), alarm: time.NewTimer(lazyDelay),
 		stop: make(chan struct{}), maxFrames: maxFrames,
 	}
 	var err error

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -105,37 +106,24 @@ func (e *Engine) Within(delay time.Duration, job Job) error {
 	}
 	by := time.Now().Add(delay)
 	e.lazyMu.Lock()
+	defer e.lazyMu.Unlock()
 	e.lazy = append(e.lazy, &entry{job: job})
-	if !e.lazyBy.IsZero() && !by.Before(e.lazyBy) {
-		e.lazyMu.Unlock()
-		return nil
-	}
-	e.lazyBy = by
-	e.lazyMu.Unlock()
-	select {
-	case e.lazyArm <- struct{}{}:
-	default:
+	if e.lazyBy.IsZero() || by.Before(e.lazyBy) {
+		e.lazyBy = by
+		e.alarm.Reset(delay)
 	}
 	return nil
 }
 
+// takeLazy puts the lazy jobs before the jobs of the group. So a caller that submits a lazy job and then another one gets the
+// outcome of the lazy job first, even if both are repeated one by one.
 func (e *Engine) takeLazy(group []*entry) []*entry {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
-	group = append(group, e.lazy...)
+	group = slices.Insert(group, 0, e.lazy...)
 	clear(e.lazy)
 	e.lazy, e.lazyBy = e.lazy[:0], time.Time{}
 	return group
-}
-
-// untilLazy returns how long the first lazy job may still wait.
-func (e *Engine) untilLazy() time.Duration {
-	e.lazyMu.Lock()
-	defer e.lazyMu.Unlock()
-	if e.lazyBy.IsZero() {
-		return lazyDelay // another commit has taken the lazy jobs
-	}
-	return max(0, time.Until(e.lazyBy))
 }
 
 func (e *Engine) submit(ctx context.Context, en *entry) error {
@@ -155,8 +143,7 @@ func (e *Engine) submit(ctx context.Context, en *entry) error {
 // write runs the writer. It takes the waiting jobs, commits them and answers their callers, until the queue is closed and
 // empty. While a commit is written to the disk, the jobs of the next one arrive.
 func (e *Engine) write() {
-	alarm := time.NewTimer(lazyDelay)
-	defer alarm.Stop()
+	defer e.alarm.Stop()
 	group := make([]*entry, 0, maxJobs)
 	pace := pace{timer: time.NewTimer(spacing)}
 	defer pace.timer.Stop()
@@ -172,10 +159,7 @@ func (e *Engine) write() {
 				group = e.await(group, pace.wait())
 				late = len(group) - n
 			}
-		case <-e.lazyArm:
-			alarm.Reset(e.untilLazy())
-			continue
-		case <-alarm.C:
+		case <-e.alarm.C:
 			group = e.gather(group)
 		}
 		if group = e.takeLazy(group); len(group) > 0 {
