@@ -84,30 +84,38 @@ func TestFanoutOfLongURIs(t *testing.T) {
 	})
 }
 
+// Given events that are redelivered or not written yet, when the log refuses one of them, then it sends no webhook, because
+// the log comes first.
 func TestFanoutDeadLettersEventsThatTheLogRefuses(t *testing.T) {
-	r, _ := registered(t)
-	r.publish("evt_1", "evt_refused", "evt_2")
-	refuse := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
-		for _, op := range ops {
-			if strings.Contains(string(op.Item.Value), "evt_refused") {
-				return fault.New(fault.TooLarge, "the item is too large")
+	for name, change := range map[string]func(m *queue.Message){
+		"redelivered":     func(m *queue.Message) { m.Received = 2 },
+		"not written yet": func(m *queue.Message) { m.Unwritten = true },
+	} {
+		t.Run("AWS-05 "+name, func(t *testing.T) {
+			r, _ := registered(t)
+			r.publish("evt_1", "evt_refused", "evt_2")
+			refuse := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+				for _, op := range ops {
+					if strings.Contains(string(op.Item.Value), "evt_refused") {
+						return fault.New(fault.TooLarge, "the item is too large")
+					}
+				}
+				return nil
+			}}
+			for i := range r.queues[queue.Events] {
+				change(&r.queues[queue.Events][i])
 			}
-		}
-		return nil
-	}}
-	again := r.queues[queue.Events]
-	for i := range again {
-		again[i].Received = 2 // the log comes first then
-	}
-	failed, err := r.fanOut(func(f *fanout.Fanout) { f.Log.DB = refuse })
-	if len(failed) > 0 || err != nil {
-		t.Fatalf("got failed %v, %v, want none", failed, err)
-	}
-	if got := posted(r); got["evt_1"] != 1 || got["evt_2"] != 1 || got["evt_refused"] != 0 {
-		t.Errorf("AWS-05: got posts %v, want one each of evt_1 and evt_2", got)
-	}
-	if got := r.deadReasons(); len(got) != 1 || !strings.Contains(got[0], "too large") {
-		t.Errorf("got dead letters %q, want one of evt_refused", got)
+			failed, err := r.fanOut(func(f *fanout.Fanout) { f.Log.DB = refuse })
+			if len(failed) > 0 || err != nil {
+				t.Fatalf("got failed %v, %v, want none", failed, err)
+			}
+			if got := posted(r); got["evt_1"] != 1 || got["evt_2"] != 1 || got["evt_refused"] != 0 {
+				t.Errorf("got posts %v, want one each of evt_1 and evt_2", got)
+			}
+			if got := r.deadReasons(); len(got) != 1 || !strings.Contains(got[0], "too large") {
+				t.Errorf("got dead letters %q, want one of evt_refused", got)
+			}
+		})
 	}
 }
 

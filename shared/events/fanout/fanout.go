@@ -73,7 +73,7 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	defer func() { spans.End(spanError(err)) }()
 	groups, errs := f.group(ctx, batch, &spans)
 	if f.DB.Local() {
-		err = f.deliverLocal(ctx, groups, slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 }))
+		err = f.deliverLocal(ctx, groups, mustAppendFirst(batch))
 	} else {
 		err = f.deliver(ctx, groups)
 	}
@@ -93,20 +93,19 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	return f.settle(ctx, batch, errs), nil
 }
 
-// deliverLocal appends the events to a log that one process owns, and sends page tasks. The log and the queues are one
-// file, so appending takes no longer than the first attempts, and the two run concurrently.
+// deliverLocal appends the events to a log that one process owns, and sends page tasks. The log and the queues are one file,
+// so appending takes no longer than the first attempts, and the two run concurrently. If appendFirst is set, the attempts
+// begin after the append.
 //
 // A subscription that is made from a cursor meanwhile waits for the batch before it replays the log; see
 // [eventlog.Log.AwaitBatches].
-func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, again bool) error {
+func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, appendFirst bool) error {
 	defer f.Log.BeginBatch()()
 	headers, err := f.match(ctx, groups)
 	if err != nil {
 		return err
 	}
-	if again {
-		// Append first. If the log fails, the batch is redelivered again and again, and must not send its tasks each
-		// time.
+	if appendFirst {
 		f.append(ctx, groups)
 		return f.sendTasks(ctx, pageTasks(groups, headers))
 	}
@@ -114,11 +113,18 @@ func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, again boo
 	tasks := pageTasks(groups, headers)
 	sending.Go(func() {
 		defer fault.Recovered(&err)
-		err = f.send(ctx, tasks)
+		err = f.sendTasks(ctx, tasks)
 	})
 	f.append(ctx, groups)
 	sending.Wait()
-	return fault.Wrap(fault.Unavailable, err, "send page tasks")
+	return err
+}
+
+// mustAppendFirst reports whether webhooks have to wait until the log has the events of a batch. A message that is
+// redelivered must not send its webhooks again and again while the log fails. And a crash may still lose an event whose
+// message is not written, so its webhooks wait for the commit of its log entry, which also writes its message.
+func mustAppendFirst(batch []queue.Message) bool {
+	return slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 || m.Unwritten })
 }
 
 // deliver appends the events to the log and then sends page tasks.
@@ -145,11 +151,13 @@ func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	return f.sendTasks(ctx, pageTasks(groups, headers))
 }
 
+// sendTasks queues page tasks. In one process their first attempts begin before the tasks are written. Until then the event,
+// which is not settled yet, brings them back after a crash.
 func (f *Fanout) sendTasks(ctx context.Context, tasks []queue.Outgoing) error {
 	if len(tasks) == 0 {
 		return nil
 	}
-	return fault.Wrap(fault.Unavailable, f.Queue.Send(ctx, queue.Deliveries, tasks...), "send page tasks")
+	return fault.Wrap(fault.Unavailable, queue.Forward(ctx, f.Queue, queue.Deliveries, tasks...), "send page tasks")
 }
 
 // settle dead-letters the messages whose error is permanent and returns the others that have an error. Behind a message
@@ -189,15 +197,6 @@ func spanError(err error) string {
 		return ""
 	}
 	return fault.KindOf(err).String()
-}
-
-// send queues page tasks. In one process their first attempts begin before the tasks are written. Until then the event,
-// which is not settled yet, brings them back after a crash.
-func (f *Fanout) send(ctx context.Context, tasks []queue.Outgoing) error {
-	if q, ok := f.Queue.(queue.Forwarder); ok {
-		return q.Forward(ctx, queue.Deliveries, tasks...)
-	}
-	return f.Queue.Send(ctx, queue.Deliveries, tasks...)
 }
 
 // pageTasks returns the tasks of all groups that did not fail.

@@ -153,9 +153,10 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 	return accepted, nil
 }
 
-// queue puts accepted events on the events queue and ends their spans.
+// queue puts accepted events on the events queue and ends their spans. In one process fanout begins before they are written,
+// so that an event and its entry in the log share a commit.
 func (s *Service) queue(ctx context.Context, events []queue.Outgoing, spans trace.Spans) error {
-	if err := s.Queue.Send(ctx, queue.Events, events...); err != nil {
+	if err := queue.Forward(ctx, s.Queue, queue.Events, events...); err != nil {
 		spans.End(fault.Unavailable.String())
 		return err
 	}

@@ -84,6 +84,8 @@ type Message struct {
 	Received int
 	// Sent is when the queue accepted the message.
 	Sent time.Time
+	// Unwritten says that the message was forwarded and is not durable yet; see [Forwarder].
+	Unwritten bool
 	// From is the queue that moved the message here unchanged, after too many receives. It is "" for other messages.
 	From Name
 	// Attributes are the SQS message attributes that a direct sender set, with binary values in base64.
@@ -98,11 +100,23 @@ type Sender interface {
 
 // Forwarder is a [Sender] whose consumers are in the same process.
 //
-// Forward sends messages that the caller can create again until Forward returns, for example from the message that caused
-// them. Their handlers may start before anything is written, and messages that are accepted within milliseconds are never
-// written. Forward returns when each message is durable or accepted.
+// Forward sends messages whose handlers may start before anything is written. Whatever they write is in the same commit as
+// their messages or in a later one.
+//
+// On a FIFO queue, Forward returns when all messages are durable. If it returns an error, a handler may have accepted some of
+// them nevertheless. On a standard queue, messages that are accepted within milliseconds are never written, and Forward
+// returns when each message is durable or accepted. So the caller must be able to create them again until then, for example
+// from the message that caused them.
 type Forwarder interface {
 	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
+}
+
+// Forward forwards messages if the sender is a [Forwarder], and otherwise sends them.
+func Forward(ctx context.Context, s Sender, q Name, msgs ...Outgoing) error {
+	if f, ok := s.(Forwarder); ok {
+		return f.Forward(ctx, q, msgs...)
+	}
+	return s.Send(ctx, q, msgs...)
 }
 
 // Handler handles a batch and returns the ids of the messages that failed. The queue redelivers them after [Backoff] and

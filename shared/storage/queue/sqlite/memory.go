@@ -19,7 +19,7 @@ type memoryQueue struct {
 
 	lastID atomic.Int64 // of the last message sent or forwarded
 
-	dedup *dedup // nil on a standard queue; only the engine's writer touches it
+	dedup *dedup // nil on a standard queue
 
 	mu       sync.Mutex // not held during SQL
 	window   window

@@ -312,7 +312,7 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 	for i, m := range msgs {
 		w.move(m, placeInFlight)
 		m.received++
-		b.handed[i].Body, b.handed[i].Received = m.body, m.received
+		b.handed[i].Body, b.handed[i].Received, b.handed[i].Unwritten = m.body, m.received, m.row != rowWritten
 	}
 	mq.wakeWorker()
 	if len(w.spills) > 0 {

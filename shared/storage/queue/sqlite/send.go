@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -41,12 +43,29 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 		for size := 0; n < min(len(msgs), maxSend) && size < maxSendBytes; n++ {
 			size += len(msgs[n].Body)
 		}
-		if err := q.engine.Do(ctx, &sending{queue: mq, msgs: msgs[:n]}); err != nil {
+		if err := mq.send(ctx, msgs[:n]); err != nil {
 			return fault.Wrap(engine.Kind(err), err, "send %d messages to %s", len(msgs), name)
 		}
 		msgs = msgs[n:]
 	}
 	return nil
+}
+
+// send writes messages in one transaction. If one of them repeats a message that is being forwarded, send first waits until
+// that message is written or has failed.
+func (mq *memoryQueue) send(ctx context.Context, msgs []queue.Outgoing) error {
+	for {
+		s := &sending{queue: mq, msgs: msgs}
+		err := mq.q.engine.Do(ctx, s)
+		if s.repeated == nil {
+			return err
+		}
+		select {
+		case <-s.repeated.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // check checks a message against the limits of package queue.
@@ -91,22 +110,25 @@ type sending struct {
 	due     int64 // when the first delayed message is due
 	at      time.Time
 	fresh   []digest // deduplication ids
+	// repeated forwards a message with one of the ids. If it is set, the job has written nothing.
+	repeated *forwarding
 }
+
+var errForwarding = errors.New("a message with the same deduplication id is being forwarded")
 
 func (s *sending) Apply(tx *engine.Tx) error {
 	mq := s.queue
-	s.ready, s.fresh, s.delayed, s.due = s.ready[:0], s.fresh[:0], 0, 0
+	s.ready, s.delayed, s.due = s.ready[:0], 0, 0
 	s.at = tx.Now
-	sent := tx.Now.UnixMicro()
-	for i := range s.msgs {
-		m := &s.msgs[i]
-		if m.Dedup != "" {
-			id := digestOf(m.Dedup)
-			if !mq.dedup.claim(tx, id) {
-				continue
-			}
-			s.fresh = append(s.fresh, id)
+	msgs := s.msgs
+	if mq.dedup != nil {
+		if msgs, s.repeated = mq.dedup.claim(tx, s); s.repeated != nil {
+			return errForwarding
 		}
+	}
+	sent := tx.Now.UnixMicro()
+	for i := range msgs {
+		m := &msgs[i]
 		due := int64(0)
 		if m.Delay > 0 {
 			due = (tx.Now.Add(m.Delay).UnixMicro() + 999) / 1000
@@ -139,7 +161,7 @@ func (s *sending) Done(err error) {
 	if err != nil {
 		return
 	}
-	if len(s.fresh) > 0 {
+	if s.queue.dedup != nil {
 		s.queue.dedup.add(s.fresh, s.at)
 	}
 	s.queue.publish(s.ready, s.delayed, s.due)
@@ -165,17 +187,19 @@ func digestOf(id string) digest {
 	return digest(sum[:16])
 }
 
-// dedup knows the ids of the last five minutes. Only the engine's writer uses it. The file has one row for each send with
-// ids.
+// dedup knows the ids of the last five minutes. The file has one row for each send with ids.
 type dedup struct {
-	table       string
-	insert      string
-	generations []generation // oldest first
-	lastRow     int64
+	table   string
+	insert  string
+	lastRow int64 // used by the engine's writer only
 
-	// pending are the ids of the current transaction, whose number is attempt.
+	mu          sync.Mutex
+	generations []generation // oldest first
+	// pending are the ids of the last transaction of the engine's writer, whose number is attempt.
 	pending map[digest]bool
 	attempt int64
+	// forwarding are the ids of messages whose job is not done.
+	forwarding map[digest]*forwarding
 }
 
 type generation struct {
@@ -185,7 +209,8 @@ type generation struct {
 
 func newDedup(table string) *dedup {
 	return &dedup{
-		table: table, insert: "INSERT INTO " + table + " (id, digests) VALUES (?, ?)", pending: map[digest]bool{},
+		table: table, insert: "INSERT INTO " + table + " (id, digests) VALUES (?, ?)",
+		pending: map[digest]bool{}, forwarding: map[digest]*forwarding{},
 	}
 }
 
@@ -214,23 +239,84 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 	}
 }
 
-// claim reports whether the id is new in the window. If so, other sends of the same transaction already see it.
-func (d *dedup) claim(tx *engine.Tx, id digest) bool {
+// claim returns the messages of a send whose ids are new in the window, and notes those ids. Other sends of the same
+// transaction already see them. If a message with one of the ids is being forwarded, claim returns that job instead.
+func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeated *forwarding) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if d.attempt != tx.Attempt {
 		d.attempt = tx.Attempt
 		clear(d.pending)
 	}
-	if d.pending[id] {
-		return false
-	}
-	oldest := tx.Now.Add(-dedupWindow).Unix()
-	for _, g := range d.generations {
-		if at, ok := g.ids[id]; ok && at > oldest {
-			return false
+	ids := make([]digest, len(s.msgs))
+	for i := range s.msgs {
+		if s.msgs[i].Dedup == "" {
+			continue
+		}
+		ids[i] = digestOf(s.msgs[i].Dedup)
+		if f := d.forwarding[ids[i]]; f != nil {
+			return nil, f
 		}
 	}
-	d.pending[id] = true
+	fresh, s.fresh = make([]queue.Outgoing, 0, len(s.msgs)), s.fresh[:0]
+	for i, m := range s.msgs {
+		if m.Dedup != "" {
+			if d.pending[ids[i]] || d.accepted(ids[i], tx.Now) {
+				continue
+			}
+			d.pending[ids[i]] = true
+			s.fresh = append(s.fresh, ids[i])
+		}
+		fresh = append(fresh, m)
+	}
+	return fresh, nil
+}
+
+// accepted reports whether the queue accepted the id in the last five minutes.
+func (d *dedup) accepted(id digest, now time.Time) bool {
+	oldest := now.Add(-dedupWindow).Unix()
+	for _, g := range d.generations {
+		if at, ok := g.ids[id]; ok && at > oldest {
+			return true
+		}
+	}
+	return false
+}
+
+// reserve notes the ids of messages to forward. It reports false if one of them may repeat another message.
+func (d *dedup) reserve(f *forwarding, msgs []queue.Outgoing, now time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range msgs {
+		if msgs[i].Dedup == "" {
+			continue
+		}
+		id := digestOf(msgs[i].Dedup)
+		if d.forwarding[id] != nil || d.pending[id] || d.accepted(id, now) {
+			d.release(f)
+			return false
+		}
+		d.forwarding[id] = f
+		f.ids = append(f.ids, id)
+	}
 	return true
+}
+
+// settle ends the reservation of a job. If the job was committed, its ids count as accepted.
+func (d *dedup) settle(f *forwarding, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err == nil {
+		d.remember(f.ids, f.at)
+	}
+	d.release(f)
+}
+
+func (d *dedup) release(f *forwarding) {
+	for _, id := range f.ids {
+		delete(d.forwarding, id)
+	}
+	f.ids = nil
 }
 
 // write stores the ids of a send in its transaction.
@@ -249,6 +335,12 @@ func (d *dedup) write(tx *engine.Tx, ids []digest) error {
 
 // add remembers ids whose send has been committed.
 func (d *dedup) add(ids []digest, at time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.remember(ids, at)
+}
+
+func (d *dedup) remember(ids []digest, at time.Time) {
 	if len(ids) == 0 {
 		return
 	}
@@ -305,82 +397,113 @@ func (d *dedup) forget(e *engine.Engine) error {
 // before any other commit, never gets a row.
 const forwardWithin = 10 * time.Millisecond
 
-// forwarding is a job that writes messages whose delivery may begin before. Their sender waits until each message has a row
-// or is accepted.
+// forwardEventWithin is the same for a FIFO queue, on which the sender always waits for the job.
+const forwardEventWithin = time.Millisecond
+
+// forwarding is a job that writes messages whose delivery may begin before. On a standard queue, the sender waits until each
+// message has a row or is accepted:
 //
 //	Forward ─▶ ready ─▶ handler ─▶ accepted: no row
 //	    └─▶ job: a row for each message that is not accepted yet
+//
+// On a FIFO queue, the sender waits for the job, which also writes the deduplication ids. The job is submitted before a worker
+// can take the messages. So whatever the handler writes is in the same commit as the job or in a later one, and the handler gets
+// the outcome after [forwarding.Done].
 type forwarding struct {
 	queue *memoryQueue
 	msgs  []*message
-	open  atomic.Int64 // messages for which the sender waits
+	ids   []digest // deduplication ids
+	at    time.Time
+	open  atomic.Int64 // for how much the sender waits: messages, and the job of a FIFO queue
 	err   error
 	done  chan struct{}
 }
 
 var _ queue.Forwarder = (*Queues)(nil)
 
-// Forward implements [queue.Forwarder]. It calls Send if a message has a delay, if the queue is a FIFO queue, or if the
-// messages do not fit into memory.
+// Forward implements [queue.Forwarder]. It calls Send if a message has a delay, or if the messages do not fit into memory.
+//
+// On a FIFO queue it also calls Send if the messages would only wait, because no worker is idle or because other messages of
+// their group are ready, and if a message may repeat another one.
 func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
 		return err
 	}
-	size, plain := 0, !name.FIFO()
+	size, delayed := 0, false
 	for i := range msgs {
 		if err := check(name, &msgs[i]); err != nil {
 			return err
 		}
-		plain = plain && msgs[i].Delay == 0
+		delayed = delayed || msgs[i].Delay != 0
 		size += len(msgs[i].Body)
 	}
 	if len(msgs) == 0 {
 		return ctx.Err()
 	}
-	f := &forwarding{queue: mq, done: make(chan struct{})}
-	if !plain || !mq.forward(f, msgs, size) {
+	var f *forwarding
+	if !delayed {
+		f, err = mq.forward(msgs, size)
+	}
+	if f == nil && err == nil {
 		return q.Send(ctx, name, msgs...)
 	}
-	if err := q.engine.Within(forwardWithin, f); err != nil {
-		return fault.Wrap(engine.Kind(err), err, "forward %d messages to %s", len(msgs), name)
+	if err == nil {
+		select {
+		case <-f.done:
+			err = f.err
+		case <-ctx.Done():
+			return ctx.Err() // the messages are handled and written nevertheless
+		}
 	}
-	select {
-	case <-f.done:
-		return fault.Wrap(engine.Kind(f.err), f.err, "forward %d messages to %s", len(msgs), name)
-	case <-ctx.Done():
-		return ctx.Err() // the messages are handled and written nevertheless
-	}
+	return fault.Wrap(engine.Kind(err), err, "forward %d messages to %s", len(msgs), name)
 }
 
-// forward makes messages ready without rows. It reports false if they do not fit into memory.
-func (mq *memoryQueue) forward(f *forwarding, msgs []queue.Outgoing, size int) bool {
+// forward submits a job for messages and makes them ready. It returns nil if they must be sent instead.
+func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, error) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
 	w := &mq.window
-	if !w.complete() || !w.fits(len(msgs), size) {
-		return false
+	fifo := mq.name.FIFO()
+	if !w.complete() || !w.fits(len(msgs), size) || fifo && len(mq.waiting) == 0 {
+		return nil, nil
 	}
 	for i := range msgs {
-		if w.mustSpill(msgs[i].Group) {
-			return false
+		g := w.ready.groups[msgs[i].Group]
+		if w.mustSpill(msgs[i].Group) || fifo && g != nil && g.ready.len() > 0 {
+			return nil, nil
 		}
 	}
-	sent := mq.q.engine.Now().UnixMicro()
+	f := &forwarding{queue: mq, done: make(chan struct{})}
 	f.open.Store(int64(len(msgs)))
-	for i := range msgs {
-		m := &message{
-			id: mq.lastID.Add(1), group: msgs[i].Group, body: bytes.Clone(msgs[i].Body), sent: sent, row: rowAwaited, forwarding: f,
+	within, now := forwardWithin, mq.q.engine.Now()
+	if fifo {
+		if !mq.dedup.reserve(f, msgs, now) {
+			return nil, nil
 		}
-		f.msgs = append(f.msgs, m)
+		f.open.Add(1)
+		within = forwardEventWithin
+	}
+	for i := range msgs {
+		f.msgs = append(f.msgs, &message{
+			id: mq.lastID.Add(1), group: msgs[i].Group, body: bytes.Clone(msgs[i].Body), sent: now.UnixMicro(), row: rowAwaited, forwarding: f,
+		})
+	}
+	if err := mq.q.engine.Within(within, f); err != nil {
+		if fifo {
+			mq.dedup.settle(f, err)
+		}
+		return nil, err
+	}
+	for _, m := range f.msgs {
 		w.counts[m.place]++
 		w.addEarly(m)
 	}
 	mq.wakeWorker()
-	return true
+	return f, nil
 }
 
-// closeOne counts a message for which the sender need not wait any more.
+// closeOne counts a message, or the job of a FIFO queue, for which the sender need not wait any more.
 func (f *forwarding) closeOne() {
 	if f.open.Add(-1) == 0 {
 		close(f.done)
@@ -389,6 +512,12 @@ func (f *forwarding) closeOne() {
 
 func (f *forwarding) Apply(tx *engine.Tx) error {
 	mq := f.queue
+	f.at = tx.Now
+	if len(f.ids) > 0 {
+		if err := mq.dedup.write(tx, f.ids); err != nil {
+			return err
+		}
+	}
 	for _, m := range f.msgs {
 		mq.mu.Lock()
 		accepted, received, body := m.place == placeAccepted, m.received, m.body
@@ -419,9 +548,12 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 }
 
 // Done answers the sender. Messages that could not be written are still handled, and handled again when the sender repeats
-// them.
+// them. A FIFO queue drops them when their handler fails.
 func (f *forwarding) Done(err error) {
 	mq := f.queue
+	if mq.dedup != nil {
+		mq.dedup.settle(f, err)
+	}
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
 	for _, m := range f.msgs {
@@ -433,5 +565,9 @@ func (f *forwarding) Done(err error) {
 			f.closeOne()
 		}
 		mq.window.pass(m)
+	}
+	if mq.name.FIFO() {
+		f.err = err
+		f.closeOne()
 	}
 }

@@ -60,6 +60,8 @@ func (mq *memoryQueue) settleGroups(b *batch, failed func(*message) bool, opts *
 		switch {
 		case !failed(m):
 			mq.accept(m)
+		case m.row == rowFailed:
+			mq.window.move(m, placeAccepted) // its sender got an error, so drop it
 		case !g.until.IsZero():
 			m.received--
 			mq.window.dropBody(m)

@@ -3,12 +3,13 @@ package sqlite
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/queue/queuetest"
 	store "github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -217,12 +219,11 @@ func TestForwardedMessages(t *testing.T) {
 	})
 	t.Run("given a forwarded message, when it cannot be written, then it keeps its body, also as a dead letter", func(t *testing.T) {
 		inBubble(t, Options{MaxBytes: 10}, func(t *testing.T, q *Queues) {
-			l := q.queues[queue.Deliveries]
-			f := &forwarding{queue: l, done: make(chan struct{})}
-			if !l.forward(f, []queue.Outgoing{{Body: []byte("forwarded")}}, 9) {
-				t.Fatal("the message does not fit into memory")
+			repair := breakInserts(t, q, queue.Deliveries)
+			if err := q.Forward(context.Background(), queue.Deliveries, queue.Outgoing{Body: []byte("forwarded")}); err == nil {
+				t.Fatal("the sender got no error")
 			}
-			f.Done(errors.New("disk full"))
+			repair()
 			send(t, q, queue.Deliveries, queue.Outgoing{Body: []byte("another")}) // exceeds MaxBytes
 			var bodies []string
 			stop := run(q, queue.Deliveries, queue.ConsumeOptions{MaxReceives: 2}, func(_ context.Context, batch []queue.Message) (failed []string, _ error) {
@@ -284,6 +285,267 @@ func TestForwardedMessages(t *testing.T) {
 				t.Errorf("got %d rows and %d early rows in the end, want none", n, len(mq.window.early))
 			}
 		})
+	})
+}
+
+// breakInserts makes inserts into the table of a queue fail until repair is called.
+func breakInserts(t *testing.T, q *Queues, name queue.Name) (repair func()) {
+	t.Helper()
+	exec := func(sql string) {
+		t.Helper()
+		expect.OK(t, q.engine.Do(context.Background(), execJob(sql)))
+	}
+	exec("CREATE TRIGGER broken BEFORE INSERT ON queue_" + string(name) + " BEGIN SELECT RAISE(ABORT, 'broken'); END")
+	return func() { exec("DROP TRIGGER broken") }
+}
+
+type execJob string
+
+func (sql execJob) Apply(tx *engine.Tx) error { return tx.Exec(string(sql)) }
+
+func (execJob) Done(error) {}
+
+// blockWriter keeps the engine's writer in a transaction until unblock is called.
+func blockWriter(q *Queues) (unblock func()) {
+	b := blockJob{began: make(chan struct{}), release: make(chan struct{})}
+	go func() { _ = q.engine.Do(context.Background(), b) }()
+	<-b.began
+	return func() { close(b.release) }
+}
+
+type blockJob struct{ began, release chan struct{} }
+
+func (b blockJob) Apply(*engine.Tx) error { close(b.began); <-b.release; return nil }
+
+func (blockJob) Done(error) {}
+
+// handled collects the bodies of messages.
+type handled struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (h *handled) add(batch []queue.Message) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, m := range batch {
+		h.list = append(h.list, string(m.Body))
+	}
+}
+
+func (h *handled) bodies() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.list)
+}
+
+// A publisher gets its answer when its event is durable, and the event shares a commit with what its handler writes.
+func TestForwardedMessagesOfAFIFOQueue(t *testing.T) {
+	event := func(id string) queue.Outgoing { return queue.Outgoing{Body: []byte(id), Group: "g", Dedup: id} }
+	forward := func(q *Queues, ids ...string) error {
+		var msgs []queue.Outgoing
+		for _, id := range ids {
+			msgs = append(msgs, event(id))
+		}
+		return q.Forward(context.Background(), queue.Events, msgs...)
+	}
+	// record runs a worker that records the messages it gets.
+	record := func(q *Queues) (got *handled, stop func()) {
+		got = &handled{}
+		stop = run(q, queue.Events, queue.ConsumeOptions{Concurrency: 2}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			got.add(batch)
+			return nil, nil
+		})
+		time.Sleep(time.Second) // until the workers wait and there are no other writes
+		return got, stop
+	}
+	t.Run("WHK-18 given an idle group, when a message is forwarded, then its row shares the commit of its handler", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			release := make(chan struct{})
+			defer run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				expect.Equal(t, "Unwritten", batch[0].Unwritten, true)
+				send(t, q, queue.Slow, queue.Outgoing{Body: []byte("own write")})
+				expect.Equal(t, "rows after the handler's write", rowsOf(t, q, queue.Events), 1)
+				<-release
+				return nil, nil
+			})()
+			time.Sleep(time.Second)
+			before, start := q.engine.Stats().Commits, time.Now()
+			expect.OK(t, forward(q, "a"))
+			expect.Equal(t, "the time that the sender waited", time.Since(start), 0)
+			expect.Equal(t, "commits", q.engine.Stats().Commits-before, 1)
+			close(release)
+			time.Sleep(time.Second)
+			expect.Equal(t, "rows in the end", rowsOf(t, q, queue.Events), 0)
+		})
+	})
+	t.Run("WHK-18 given a handler that is done, when its message is not committed yet, then the sender waits for the commit", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			got, stop := record(q)
+			defer stop()
+			unblock := blockWriter(q)
+			var answered atomic.Bool
+			go func() { expect.OK(t, forward(q, "a")); answered.Store(true) }()
+			time.Sleep(time.Minute)
+			expect.Equal(t, "messages that were handled", len(got.bodies()), 1)
+			expect.Equal(t, "the sender got its answer", answered.Load(), false)
+			unblock()
+			time.Sleep(time.Second)
+			expect.Equal(t, "the sender got its answer", answered.Load(), true)
+		})
+	})
+	t.Run("given a handler that runs, when messages of its group are forwarded, then they stay in order", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			got := &handled{}
+			release := make(chan struct{})
+			stop := run(q, queue.Events, queue.ConsumeOptions{Concurrency: 2, Batch: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				<-release
+				got.add(batch)
+				return nil, nil
+			})
+			time.Sleep(time.Second)
+			start := time.Now()
+			for _, id := range []string{"a", "b", "c"} {
+				expect.OK(t, forward(q, id))
+			}
+			expect.OK(t, forward(q, "d", "e", "f"))
+			expect.OK(t, q.Send(context.Background(), queue.Events, event("g")))
+			if waited := time.Since(start); waited > 2*forwardEventWithin { // a and b: the worker has not written anything
+				t.Errorf("the senders waited %v, want at most %v", waited, 2*forwardEventWithin)
+			}
+			close(release)
+			time.Sleep(time.Second)
+			stop()
+			expect.List(t, "the messages", got.bodies(), []string{"a", "b", "c", "d", "e", "f", "g"})
+			expect.Equal(t, "rows in the end", rowsOf(t, q, queue.Events), 0)
+		})
+	})
+	t.Run("given a message that is being forwarded, when it is repeated, then the repetition waits for it and is dropped", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			got, stop := record(q)
+			defer stop()
+			unblock := blockWriter(q)
+			var answers atomic.Int64
+			again := func(send func() error) { go func() { expect.OK(t, send()); answers.Add(1) }() }
+			again(func() error { return forward(q, "a") })
+			synctest.Wait()
+			again(func() error { return forward(q, "a") })
+			again(func() error { return forward(q, "a", "a") })
+			again(func() error { return q.Send(context.Background(), queue.Events, event("a")) })
+			time.Sleep(time.Second)
+			expect.Equal(t, "answers before the commit", answers.Load(), 0)
+			unblock()
+			time.Sleep(time.Second)
+			expect.Equal(t, "answers", answers.Load(), 4)
+			expect.OK(t, forward(q, "a"))
+			time.Sleep(time.Second)
+			expect.List(t, "the messages", got.bodies(), []string{"a"})
+			expect.Equal(t, "ids that are being forwarded", len(q.queues[queue.Events].dedup.forwarding), 0)
+		})
+	})
+	t.Run("given a message that is being sent, when it is forwarded, then the repetition is dropped", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			got, stop := record(q)
+			defer stop()
+			d := q.queues[queue.Events].dedup
+			b := blockJob{began: make(chan struct{}), release: make(chan struct{})}
+			var sending sync.WaitGroup
+			unblock := blockWriter(q)
+			sending.Go(func() { expect.OK(t, q.Send(context.Background(), queue.Events, event("a"))) })
+			synctest.Wait()
+			sending.Go(func() { expect.OK(t, q.engine.Do(context.Background(), b)) })
+			synctest.Wait()
+			unblock() // the next transaction claims the id and then blocks
+			<-b.began
+			if f, err := q.queues[queue.Events].forward([]queue.Outgoing{event("a")}, 1); f != nil || err != nil {
+				t.Errorf("got a message forwarded (%v), want it sent", err)
+			}
+			sending.Go(func() { expect.OK(t, forward(q, "a")) })
+			close(b.release)
+			sending.Wait()
+			time.Sleep(time.Second)
+			expect.List(t, "the messages", got.bodies(), []string{"a"})
+			expect.Equal(t, "ids that are being forwarded", len(d.forwarding), 0)
+		})
+	})
+	t.Run("given a forwarded message, when it is repeated within and after five minutes, then only the later repetition is delivered", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			got, stop := record(q)
+			defer stop()
+			for _, pause := range []time.Duration{0, dedupWindow - 2*time.Second, 3 * time.Second} {
+				time.Sleep(pause)
+				expect.OK(t, forward(q, "a"))
+			}
+			time.Sleep(time.Second)
+			expect.List(t, "the messages", got.bodies(), []string{"a", "a"})
+		})
+	})
+	t.Run("given messages that cannot be written, when their handler fails, then none is delivered again, and they may be sent again", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			got := &handled{}
+			defer run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				if err := q.Send(context.Background(), queue.Events, event("own")); err != nil {
+					return nil, err // as fanout, whose entry in the log shares the commit
+				}
+				got.add(batch)
+				return nil, nil
+			})()
+			time.Sleep(time.Second)
+			repair := breakInserts(t, q, queue.Events)
+			if err := forward(q, "a", "b"); err == nil {
+				t.Fatal("got no error for messages that were not written")
+			}
+			repair()
+			time.Sleep(time.Hour)
+			expect.List(t, "the messages that were not written", got.bodies(), []string{})
+			expect.OK(t, forward(q, "a", "b"))
+			time.Sleep(time.Second)
+			expect.List(t, "all messages", got.bodies(), []string{"a", "b", "own"})
+			if d := depth(t, q, queue.Events); d.Visible+d.InFlight != 0 {
+				t.Errorf("got depth %+v, want no messages", d)
+			}
+		})
+	})
+	t.Run("WHK-18 given a forwarded message, when the server restarts, then it was delivered once and a repetition is dropped", func(t *testing.T) {
+		path := t.TempDir() + "/events.db"
+		calls := make(chan string, 10)
+		for _, id := range []string{"a", "b"} {
+			q, end := start(t, path, store.Options{}, Options{})
+			stop := run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				for _, m := range batch {
+					calls <- string(m.Body)
+				}
+				return nil, nil
+			})
+			expect.OK(t, forward(q, "a"))
+			expect.OK(t, forward(q, id))
+			expect.Equal(t, "the message", <-calls, id)
+			stop()
+			end()
+		}
+		expect.Equal(t, "further messages", len(calls), 0)
+	})
+	t.Run("WHK-18 given an answered message, when the server dies before it is handled, then the next server delivers it", func(t *testing.T) {
+		path := t.TempDir() + "/events.db"
+		q, end := start(t, path, store.Options{}, Options{})
+		stop := run(q, queue.Events, queue.ConsumeOptions{}, func(ctx context.Context, _ []queue.Message) ([]string, error) {
+			<-ctx.Done() // until the queues close
+			return nil, ctx.Err()
+		})
+		expect.OK(t, forward(q, "a", "b"))
+		end()
+		stop()
+		q, end = start(t, path, store.Options{}, Options{})
+		defer end()
+		bodies := make(chan string, 10)
+		defer run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			for _, m := range batch {
+				bodies <- string(m.Body)
+			}
+			return nil, nil
+		})()
+		expect.Equal(t, "the first message", <-bodies, "a")
+		expect.Equal(t, "the second message", <-bodies, "b")
 	})
 }
 
