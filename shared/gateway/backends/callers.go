@@ -19,8 +19,8 @@ func (v *View) client() *upstream.Client {
 	return &v.backend.own
 }
 
-// ClientFor returns a client that acts for a caller. If the backend expects callers' tokens and the caller sends no token, requests carry
-// no token, because the caller must not use the operator's.
+// ClientFor returns a client that acts for a caller. If the backend expects callers' tokens and this caller sends no token, requests carry
+// no Authorization header, because the caller must not use the operator's.
 func (b *Backend) ClientFor(token string) *upstream.Client {
 	if !b.ActsForCallers() {
 		return &b.own
@@ -36,17 +36,16 @@ func (b *Backend) perCaller() bool {
 	return b.ActsForCallers() && !fixed && b.OAuth == nil
 }
 
-// maxViews limits how many callers' views of a backend are kept. A new view replaces the one that has been unused for longest.
+// maxViews limits how many views a backend has in memory if each caller has its own. A new view then replaces the least recently used one.
 const maxViews = 256
 
-// callers has a backend's views by caller.
 type callers struct {
 	mu   sync.Mutex
 	kept map[viewer]*View
 }
 
-// viewer identifies the caller of a view: the principal and its token, because another token of the same principal may have other
-// permissions (2026-07-28, Caching, Cache Scope).
+// viewer identifies the caller of a view by principal and token, because another token of the same principal may have other permissions
+// (2026-07-28, Caching, Cache Scope).
 type viewer struct {
 	workspace, principal string
 	token                [sha256.Size]byte
@@ -64,7 +63,8 @@ func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
 	return v
 }
 
-// getOrCreate returns the client's view, and the view that it replaces because there are too many, or nil.
+// getOrCreate returns the client's view. If that is new and there are too many views, it also returns the view that it removed, otherwise
+// nil.
 func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -83,7 +83,7 @@ func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 	return v, old
 }
 
-// evict removes the view that has been unused for longest. The caller holds the lock.
+// evict removes and returns the least recently used view. The caller holds the lock.
 func (cs *callers) evict() *View {
 	var oldest viewer
 	for key, v := range cs.kept {
@@ -96,14 +96,13 @@ func (cs *callers) evict() *View {
 	return v
 }
 
-// views returns all views of the backend.
 func (b *Backend) views() []*View {
 	b.callers.mu.Lock()
 	defer b.callers.mu.Unlock()
 	return append(slices.Collect(maps.Values(b.callers.kept)), b.view)
 }
 
-// leave ends the gateway's session that the view uses.
+// leave ends the session that the view has at the backend, if it has one.
 func (v *View) leave(ctx context.Context) {
 	info, _ := v.info.Peek()
 	if info == nil {

@@ -95,7 +95,7 @@ func (b *Backend) getOAuthToken(ctx context.Context) (string, error) {
 	}
 }
 
-// withoutURL returns the cause of an error of net/http, which contains the URL. The URL may contain a secret.
+// withoutURL removes the URL from an error of net/http, because it may contain a secret.
 func withoutURL(err error) error {
 	if named, ok := errors.AsType[*url.Error](err); ok {
 		return named.Err
@@ -103,7 +103,7 @@ func withoutURL(err error) error {
 	return err
 }
 
-// tokenSource returns the source of tokens, and replaces it if the secret has changed.
+// tokenSource returns the backend's token source. It makes a new one if the client secret has changed.
 func (b *Backend) tokenSource(secret string) oauth2.TokenSource {
 	b.oauth.mu.Lock()
 	defer b.oauth.mu.Unlock()
@@ -115,14 +115,15 @@ func (b *Backend) tokenSource(secret string) oauth2.TokenSource {
 	return b.oauth.source
 }
 
-// tokenContext returns the context for requests to a token endpoint. Their HTTP client does not follow redirects with the secret, and it
-// has a timeout.
+// tokenContext returns a context for requests of package oauth2 to a token endpoint. It carries an HTTP client that has a timeout and, so
+// that no secret goes elsewhere, does not follow redirects.
 func (b *Backend) tokenContext() context.Context {
 	client := &http.Client{Transport: b.own.HTTP.Transport, CheckRedirect: b.own.HTTP.CheckRedirect, Timeout: b.options.AskTimeout}
 	return context.WithValue(context.Background(), oauth2.HTTPClient, client)
 }
 
-// credentials adds the headers of a request to a backend: on behalf of a caller or, with an empty token, of the gateway itself.
+// credentials adds the operator's headers and the Authorization header to requests to a backend. With an empty token, a request is the
+// gateway's own, otherwise it is on behalf of the caller with this token.
 type credentials struct {
 	*Backend
 	token string

@@ -34,30 +34,30 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 )
 
-// A backend with [api.Exchange] gets a token of its own for each caller. The authorization server issues it in exchange for the caller's
-// token (RFC 8693), which therefore never leaves for the backend. The caller's token was checked before, so an exchange only fails if the
-// authorization server is stricter than we are, or if it is down.
+// With [api.Exchange], the gateway calls the backend with a separate token for each caller. The authorization server issues it in exchange
+// for the caller's token (RFC 8693), so the backend never sees the latter. The gateway has checked the caller's token before. Therefore an
+// exchange fails only if the authorization server is stricter than the gateway, or if it is down.
 
 const (
 	grantExchange = "urn:ietf:params:oauth:grant-type:token-exchange"
 	accessToken   = "urn:ietf:params:oauth:token-type:access_token"
 
-	// maxExchanged limits the cached outcomes per backend, and maxToken the size of one token in bytes.
+	// maxExchanged limits how many outcomes are cached per backend. maxToken limits the size of a token in bytes.
 	maxExchanged = 1024
 	maxToken     = 16 << 10
-	// expiryMargin is how long before its end a token is no longer used, because the request takes time and clocks differ.
+	// expiryMargin is how long before its expiry the gateway stops using a token, because the request takes time and clocks differ.
 	expiryMargin = 10 * time.Second
-	// unstatedLife is how long a token is used if the authorization server does not say how long it is valid.
+	// unstatedLife is how long the gateway uses a token without an expires_in.
 	unstatedLife = time.Minute
-	// A refusal, an unusable token or a slow answer concerns one caller, who is refused without another request for refusedFor. A failure
-	// within failedFor concerns all callers, who then get errors without a request for failedFor.
+	// After a refusal, an unusable token or a slow answer, the gateway does not ask again for the same caller for refusedFor. If the
+	// authorization server fails in less than failedFor, the gateway asks for no caller for failedFor, because the server is probably down.
 	refusedFor, failedFor = 10 * time.Second, 2 * time.Second
 )
 
 // subject is the hash of a caller's token.
 type subject [sha256.Size]byte
 
-// exchanged is the outcome of an exchange: the Authorization header for the backend, or an error.
+// exchanged is the outcome of a token exchange: the Authorization header for the backend, or an error.
 type exchanged struct {
 	header string
 	err    error
@@ -65,15 +65,15 @@ type exchanged struct {
 	forAll bool // the error concerns all callers
 }
 
-// exchanges has the recent outcomes of a backend's exchanges.
+// exchanges caches the recent outcomes for a backend.
 type exchanges struct {
 	asking singleflight.Group
 	kept   *bounded.Map[subject, exchanged]
 	failed atomic.Pointer[exchanged] // the last failure of the authorization server
 }
 
-// TokenError is the error of a request that was not sent because its caller has no token for the backend. It is a fault with a text for
-// the caller.
+// TokenError means that a request was not sent because the gateway could not get a token for its caller. It wraps a fault with a text that
+// the caller may see.
 type TokenError struct {
 	public *fault.Error
 	cause  error
@@ -86,14 +86,14 @@ func (e *TokenError) Error() string {
 	return e.public.Message + ": " + e.cause.Error()
 }
 
-// Unwrap returns the fault before the cause, so that the fault's kind and text count.
+// Unwrap returns the fault first, so that errors.As finds it before a fault in the cause.
 func (e *TokenError) Unwrap() []error { return []error{e.public, e.cause} }
 
 func (b *Backend) noToken(kind fault.Kind, cause error, text string) *TokenError {
 	return &TokenError{public: fault.New(kind, "%s", fmt.Sprintf(text, b.Name)), cause: cause}
 }
 
-// exchangeToken returns the Authorization header for a request to the backend on behalf of the caller with the given Authorization header.
+// exchangeToken exchanges the token in a caller's Authorization header, and returns the Authorization header for requests to the backend.
 // The error is a [TokenError].
 func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, error) {
 	token, expires, ok := readToken(caller)
@@ -130,8 +130,8 @@ func (b *Backend) exchangeToken(ctx context.Context, caller string) (string, err
 	}
 }
 
-// readToken returns the token in a caller's Authorization header and its expiry. It reports false for anything but a JWT. The token's
-// signature was checked when the caller was authenticated.
+// readToken returns the token in a caller's Authorization header and its expiry. It returns false for anything but a JWT. It does not check
+// the signature, because that happened when the caller was authenticated.
 func readToken(caller string) (token string, expires time.Time, ok bool) {
 	scheme, token, _ := strings.Cut(caller, " ")
 	token = strings.TrimSpace(token)
@@ -147,7 +147,7 @@ func readToken(caller string) (token string, expires time.Time, ok bool) {
 	return token, time.Unix(int64(claims.Exp), 0), true
 }
 
-// askExchange exchanges a token at the authorization server.
+// askExchange asks the authorization server to exchange a token. It also decides how long, and for which callers, to keep the outcome.
 func (b *Backend) askExchange(token string) exchanged {
 	began := time.Now()
 	got, err := b.requestExchange(token)
@@ -175,7 +175,7 @@ func (b *Backend) askExchange(token string) exchanged {
 	return exchanged{err: e, until: now.Add(pause), forAll: forAll}
 }
 
-// tooLarge reports whether the authorization server answered that the request is too large, which is because of the caller's token.
+// tooLarge reports whether the authorization server answered 413. The caller's token is then too long.
 func tooLarge(err error) bool {
 	refused, ok := errors.AsType[*oauth2.RetrieveError](err)
 	return ok && refused.Response.StatusCode == http.StatusRequestEntityTooLarge
@@ -209,7 +209,7 @@ func (b *Backend) requestExchange(token string) (*oauth2.Token, error) {
 	return config.Token(ctx)
 }
 
-// checkExchanged checks that an issued token can be sent to the backend, and that it is another one than the caller's.
+// checkExchanged returns an error if an issued token cannot be sent to the backend, or is the caller's own token.
 func checkExchanged(got *oauth2.Token, token string) error {
 	switch {
 	case !strings.EqualFold(got.TokenType, "Bearer"):
@@ -222,11 +222,12 @@ func checkExchanged(got *oauth2.Token, token string) error {
 	return nil
 }
 
-// errorCode matches the codes of RFC 6749, section 5.2. Others are not logged, because they might contain a token.
+// errorCode matches the error codes of RFC 6749, section 5.2. The gateway does not log other codes, because they might contain a token.
 var errorCode = regexp.MustCompile(`^[a-z_]{1,40}$`)
 
-// judgeExchange returns the error for the caller. The authorization server refuses a caller with a code of its own; other failures are
-// the operator's to solve. It drops error texts, which may contain tokens.
+// judgeExchange returns the error for the caller, given the reason why the exchange failed. Some error codes mean that the authorization
+// server refuses this caller. Other failures are the operator's to solve. Texts of the authorization server are dropped, because they may
+// contain tokens.
 func (b *Backend) judgeExchange(err error) *TokenError {
 	unavailable := func(cause error) *TokenError {
 		return b.noToken(fault.Unavailable, cause, "the authorization server gives no tokens for backend %s now; try again")
@@ -252,8 +253,8 @@ func (b *Backend) judgeExchange(err error) *TokenError {
 	return b.noToken(fault.Forbidden, cause, "the authorization server gives this caller no token for backend %s")
 }
 
-// tokenError returns why the caller cannot find a name that may belong to a backend without a token for the caller. It returns nil if all
-// such backends have one.
+// tokenError explains why a caller cannot find a name. It returns the error of the first backend that may have the name but for which the
+// gateway cannot get a token for the caller, or nil.
 func tokenError(ctx context.Context, views []*View, kind api.Kind, name string) error {
 	for _, v := range views {
 		b := v.backend
@@ -267,15 +268,15 @@ func tokenError(ctx context.Context, views []*View, kind api.Kind, name string) 
 	return nil
 }
 
-// With private_key_jwt, the gateway has no secret at the authorization server. It sends a JWT that it signed with its private key, the
-// assertion (RFC 7523, section 2.2; OpenID Connect Core 1.0, section 9). The audience is the authorization server's issuer and nothing
-// else, as draft-ietf-oauth-rfc7523bis demands, because another server could replay an assertion with a wider audience.
+// With private_key_jwt, the gateway and the authorization server share no secret. Instead, the gateway sends an assertion, a JWT signed
+// with its private key (RFC 7523, section 2.2; OpenID Connect Core 1.0, section 9). As draft-ietf-oauth-rfc7523bis demands, the assertion's
+// only audience is the authorization server's issuer, because another server in the audience could replay it.
 
 const (
 	assertionType = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
-	// assertionJWT is the typ of an assertion in the draft. It keeps the JWT from being used as one of another kind.
+	// assertionJWT is the typ that the draft requires, so that an assertion cannot pass as a JWT with another purpose.
 	assertionJWT = "client-authentication+jwt"
-	// assertionLife is how long an assertion is valid. Each request has one of its own.
+	// assertionLife is how long an assertion is valid. The gateway signs one for each token request.
 	assertionLife = time.Minute
 	// minRSA is the smallest size of an RSA key in bits (RFC 7518, section 3.3).
 	minRSA = 2048
@@ -300,7 +301,7 @@ func (b *Backend) addAssertion(ctx context.Context, params url.Values) error {
 	return nil
 }
 
-// clientSigner returns the signer of assertions. The operator can replace the key at any time.
+// clientSigner returns the signer of assertions. It reads the key each time, because the operator can replace it.
 func (b *Backend) clientSigner(ctx context.Context) (jose.Signer, error) {
 	text, err := b.options.Secrets(ctx, b.Exchange.ClientKey)
 	var signer jose.Signer
@@ -310,7 +311,7 @@ func (b *Backend) clientSigner(ctx context.Context) (jose.Signer, error) {
 	return signer, fault.Wrap(fault.Invalid, err, "backend %s: clientKey", b.Name)
 }
 
-// newSigner returns a signer with a private key. The id replaces the one in a JWK. Errors never contain a part of the key.
+// newSigner returns a signer for a private key. id, if not empty, replaces the kid of a JWK. Errors never contain a part of the key.
 func newSigner(text, id string) (jose.Signer, error) {
 	key, err := parseKey(text)
 	if err != nil {
@@ -339,7 +340,7 @@ func newSigner(text, id string) (jose.Signer, error) {
 	return jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: key}, (&jose.SignerOptions{}).WithType(assertionJWT))
 }
 
-// parseKey parses a JWK, or a private key in PEM: PKCS #8, or the older formats of OpenSSL for RSA and EC keys.
+// parseKey parses a private key: a JWK, or PEM with PKCS #8 or the older OpenSSL formats for RSA and EC keys.
 func parseKey(text string) (key jose.JSONWebKey, err error) {
 	if strings.HasPrefix(strings.TrimSpace(text), "{") {
 		if key.UnmarshalJSON([]byte(text)) != nil || !key.Valid() {

@@ -17,25 +17,25 @@ import (
 // Extensions have an identifier with a prefix, for example com.example/catalog (SEP-2133). The specification does not say which methods
 // belong to an extension, so [hasMethod] follows the names that are in use.
 
-// Limits of the extensions that a backend declares, because the gateway repeats them to clients.
+// These limit what a backend can declare, because the gateway passes the declarations on to clients.
 const (
 	maxExtensions     = 32
 	maxSettings       = 4 << 10 // bytes of the settings of one extension
 	maxSettingsNested = 16
 )
 
-// extensionID is the form of an identifier: a prefix of labels, and a name.
+// extensionID matches an extension's identifier: a reverse domain name, a slash, and a name.
 var extensionID = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]{0,62}(\.[A-Za-z0-9-]{1,63}){0,8}/[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$`)
 
-// ownExtensions are the extensions that the gateway does not pass on. It implements the first two itself. The others are about the
-// connection to the backend, which is not the client's.
+// ownExtensions are extensions that the gateway does not pass on. It implements the first two itself. The others concern how the gateway
+// authenticates to the backend, which clients do not see.
 var ownExtensions = []string{
 	spec.EventsExtension, spec.TasksExtension,
 	"io.modelcontextprotocol/oauth-client-credentials", "io.modelcontextprotocol/enterprise-managed-authorization",
 }
 
-// reserved are the first parts of the methods of MCP itself and of the extensions that the gateway implements. Methods that begin with
-// one of them never belong to another extension, so that a backend cannot take them over by its extensions' names.
+// reserved has the first parts of methods that belong to MCP itself or to extensions that the gateway implements, e.g. "tools". A backend
+// cannot take such methods over by declaring an extension like com.example/tools.
 var reserved = []string{
 	"initialize", "ping", "server", "tools", "prompts", "resources", "completion", "logging", "sampling", "elicitation", "roots",
 	"subscriptions", "notifications", "events", "tasks", "conversation", "cancelled", "progress", "message", "initialized",
@@ -66,7 +66,7 @@ func parseExtensions(declared json.RawMessage) map[string]json.RawMessage {
 //	com.example/search          begins with the identifier's prefix, as in the examples of the official SDKs
 //	catalog/search              begins with the identifier's name, as in the official extensions
 //
-// A method of the second form belongs to all extensions with that prefix.
+// A method like com.example/search belongs to all extensions whose prefix is com.example.
 func hasMethod(extension, method string) bool {
 	prefix, name, _ := strings.Cut(extension, "/")
 	first, rest, ok := splitMethod(method)
@@ -76,16 +76,16 @@ func hasMethod(extension, method string) bool {
 	return ok && first == name
 }
 
-// splitMethod returns the first part of a method and the rest. It reports false if the method cannot belong to an extension that the
-// gateway passes on. The name of a notification is "notifications/" and a method.
+// splitMethod splits a method after its first part. It ignores "notifications/" before the method. It returns false if the method cannot
+// belong to an extension of a backend.
 func splitMethod(method string) (first, rest string, ok bool) {
 	first, rest, _ = strings.Cut(strings.TrimPrefix(method, "notifications/"), "/")
 	return first, rest, rest != "" && len(method) <= maxName && !slices.Contains(reserved, first)
 }
 
-// Extends reports whether the backend declares an extension with the method that the principal may use. If the principal only lacks
-// a scope, the error says so. A method may belong to several extensions, and the backend decides to which one, so the principal must be
-// allowed to use all of them.
+// Extends reports whether the backend declares an extension that has the method and that the principal may use. If the principal only lacks
+// a scope, the error says so. If several extensions of the backend have the method, the principal must be allowed to use all of them,
+// because the gateway does not know to which one the backend will attribute the call.
 func (v *View) Extends(p auth.Principal, info *ServerInfo, method string) (ok bool, err error) {
 	var needs []string
 	for id := range info.Extensions {
@@ -104,7 +104,7 @@ func (v *View) Extends(p auth.Principal, info *ServerInfo, method string) (ok bo
 	return ok && err == nil, err
 }
 
-// addExtensions adds the extensions that the principal may use to the capabilities.
+// addExtensions adds the backend's extensions to the capabilities if the principal may use them.
 func (v *View) addExtensions(to *api.Capabilities, p auth.Principal, info *ServerInfo) {
 	for id, settings := range info.Extensions {
 		scopes, ok := v.backend.rules[api.Extensions].Permits(id)
@@ -118,8 +118,8 @@ func (v *View) addExtensions(to *api.Capabilities, p auth.Principal, info *Serve
 	}
 }
 
-// findMethod returns the only backend that declares an extension with the method. The error is of kind fault.Conflict if there are
-// several.
+// findMethod finds the backend that declares an extension with the method. It returns a fault of kind fault.Conflict if several backends
+// do, and an error like that for an unknown name if there is none.
 func (bs *Set) findMethod(ctx context.Context, c api.Client, method string) (found Entry, err error) {
 	err = unknownError(api.Extensions.String(), method)
 	if _, _, ok := splitMethod(method); !ok {

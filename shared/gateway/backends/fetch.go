@@ -16,15 +16,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// ServerInfo is a backend's description of itself.
+// ServerInfo is what a backend says about itself: its capabilities and the revision of MCP that it speaks.
 type ServerInfo struct {
 	api.Capabilities
 	Version spec.Version
 	session string // the gateway's own session with it, in session-based revisions
 }
 
-// refreshInfo asks the backend and ends the session of the previous answer. Callers that still use that session get an error from the
-// backend, and call LoadInfo again.
+// refreshInfo asks the backend for its capabilities, and then ends the session of the previous answer. If another goroutine still uses that
+// session, it gets an error from the backend and calls LoadInfo again.
 func (v *View) refreshInfo(ctx context.Context, have *ServerInfo) (*ServerInfo, error) {
 	now, err := v.ask(ctx)
 	if err != nil {
@@ -38,7 +38,8 @@ func (v *View) refreshInfo(ctx context.Context, have *ServerInfo) (*ServerInfo, 
 	return now, nil
 }
 
-// ask asks for the revision and the capabilities. It tries server/discover, which only 2026-07-28 has, and then initialize.
+// ask asks the backend for its revision and capabilities. Unless the configuration sets the revision, it first tries server/discover, which
+// only 2026-07-28 has, and then initialize.
 func (v *View) ask(ctx context.Context) (*ServerInfo, error) {
 	c, pinned := v.client(), v.backend.ProtocolVersion
 	auto := pinned == api.AutoVersion
@@ -66,9 +67,9 @@ func newServerInfo(k upstream.Known) *ServerInfo {
 	return &ServerInfo{Capabilities: ParseCapabilities(k.Capabilities), Version: k.Version, session: k.Session}
 }
 
-// fetchWithSession fetches a list in the revision that the backend speaks according to capabilities of at most the given age. It
-// retries once with a new session if the backend has ended the old one. Some backends say so, and others end their answer without a
-// response.
+// fetchWithSession fetches a list. It first asks for the capabilities again if they are older than infoAge, because they tell which
+// revision the backend speaks. If the backend has ended the session, it retries once with a new one. Some backends report an ended session,
+// and others send an empty answer.
 func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time.Duration) (*fetched, error) {
 	for again := false; ; again = true {
 		info, err := v.info.Within(ctx, infoAge)
@@ -76,7 +77,7 @@ func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time
 			return nil, err
 		}
 		if !info.Has(kind) {
-			// The list is empty until the gateway asks for the capabilities again.
+			// The backend has no such list. Look again after askAgain, when the capabilities may have changed.
 			return &fetched{ttl: askAgain, shared: true}, nil
 		}
 		list, err := v.fetch(ctx, info, kind)
@@ -106,7 +107,8 @@ func (v *View) fetch(ctx context.Context, info *ServerInfo, kind api.Kind) (*fet
 		}
 		result, err := c.Ask(ctx, upstream.Request{Version: info.Version, Session: info.session, MaxDepth: maxListDepth}, kind.Method(), params)
 		if errors.Is(err, upstream.ErrUnknownMethod) {
-			// The capability "resources" covers two lists, and many servers have no resource templates.
+			// The backend declares the capability but does not have this method. For example, many servers with resources have no
+			// templates.
 			return &fetched{ttl: askAgain, shared: true}, nil
 		}
 		if err != nil {
@@ -136,7 +138,8 @@ func (v *View) fetch(ctx context.Context, info *ServerInfo, kind api.Kind) (*fet
 			}
 		}
 		next := jsonrpc.Member(result, "nextCursor")
-		// Since 2026-07-28 an empty cursor means that there is another page (Pagination).
+		// In 2026-07-28, an empty cursor means that there is another page (Pagination). In earlier revisions, the gateway takes it for the
+		// end.
 		if text, ok := jsonrpc.String(next); !ok || text == "" && !info.Version.Stateless() || string(next) == string(cursor) {
 			return out, nil
 		}
@@ -146,10 +149,11 @@ func (v *View) fetch(ctx context.Context, info *ServerInfo, kind api.Kind) (*fet
 }
 
 const (
-	// maxListDepth is how deeply a backend's list may be nested. It is far above maxEntryDepth, so that one entry that is nested too
-	// deeply does not spoil the whole list.
+	// maxListDepth limits how deeply a backend's list may be nested. It is far above maxEntryDepth, so that the gateway can drop one entry
+	// that is nested too deeply and keep the rest of the list.
 	maxListDepth = 1000
-	// maxEntryDepth leaves room for the response, its result and the list, because clients limit the depth of a whole message.
+	// maxEntryDepth limits an entry so that clients accept the message that contains it. The message, its result and the list are three
+	// levels more.
 	maxEntryDepth = jsonrpc.MaxDepth - 3
 )
 
@@ -176,9 +180,8 @@ func (v *View) parseEntry(kind api.Kind, raw json.RawMessage) (e Entry, why stri
 	return e, ""
 }
 
-// printable reports whether the names and titles in an entry are free of characters that control terminals or the direction of
-// text. It checks all members with these names in any case, because some readers ignore case and take
-// another one of several equal members.
+// printable reports whether the names and titles in an entry are free of characters that control terminals or the direction of text. It
+// checks a member like "Name" too, and each of several members with the same name, because readers differ in which of them they use.
 func printable(entry json.RawMessage) bool {
 	for key, value := range jsonrpc.Members(entry) {
 		switch strings.ToLower(string(key)) {
@@ -196,13 +199,13 @@ func printable(entry json.RawMessage) bool {
 	return true
 }
 
-// unprintable reports whether r is a control character or the replacement for invalid Unicode.
+// unprintable reports whether r is a control character, changes the direction of text, or stands for invalid Unicode.
 func unprintable(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
 }
 
-// cachingHints reads the caching hints in a page of a list (2026-07-28, Caching). Session-based revisions have no such hints. Without
-// hints, the list is private to its caller and lives as long as the gateway's own limit, own.
+// cachingHints returns the caching hints in a page of a list (2026-07-28, Caching). Session-based revisions have no hints. A list without
+// hints may be cached only for its caller and for own, the gateway's own limit.
 func cachingHints(version spec.Version, result json.RawMessage, own time.Duration) (ttl time.Duration, shared bool) {
 	ttl = own
 	if !version.Stateless() {

@@ -21,21 +21,21 @@ import (
 
 // Options configure a [Set]. All are required, except that Source, Metrics and Tracer may be nil.
 type Options struct {
-	// Source returns the current backends. The set calls it before each use and does not change the result. It is nil if the
-	// backends change only by [Set.Replace].
+	// Source returns the current backends. The set calls it before each use and does not modify the result. Without a Source, the backends
+	// change only by [Set.Replace].
 	Source func(context.Context) ([]api.Backend, error)
-	// Secrets resolves the secrets in settings, and runs for each request to a backend.
+	// Secrets resolves the secrets in backends' settings. The set calls it for each request to a backend.
 	Secrets Secrets
 	DB      store.DB
 	// HTTP is the client for requests to backends.
 	HTTP *http.Client
-	// Commands knows which commands run. It is nil if the process runs none.
+	// Commands tells which commands run. It is nil if this process does not run commands.
 	Commands Commands
-	// EventsWanted reports whether clients want events of a command. It is nil if clients cannot subscribe to events of backends.
+	// EventsWanted reports whether clients are subscribed to events of a backend that is a command. It is nil if the server has no events.
 	EventsWanted func(ctx context.Context, workspace, backend string) bool
 	// Server is the MCP Implementation object with which the gateway identifies itself to backends.
 	Server json.RawMessage
-	// ListTTL limits how long a backend's list is reused, and AskTimeout the gateway's own requests to a backend.
+	// ListTTL limits how long the gateway uses a backend's list. AskTimeout limits each of the gateway's own requests to a backend.
 	ListTTL, AskTimeout time.Duration
 	Log                 *slog.Logger
 	// Metrics counts calls and Tracer traces them. Drops counts the messages that were dropped.
@@ -44,9 +44,9 @@ type Options struct {
 	Drops   *metric.Tally
 }
 
-// Commands knows the backends that are commands, see [api.Command].
+// Commands is the part of package stdio that the set needs for backends that are commands, see [api.Command].
 type Commands interface {
-	// Touch records that a client uses the backend, and Running reports whether its shared process runs.
+	// Touch records that a client uses the backend. Running reports whether the process runs that all callers of the backend share.
 	Touch(api.Backend)
 	Running(api.Backend) bool
 }
@@ -74,10 +74,10 @@ func (bs *Set) Check(ctx context.Context, backends []api.Backend) error {
 	return nil
 }
 
-// Replace makes the given backends the current ones. Unchanged backends keep their cached data, and running calls to
-// removed ones continue to their end. It ends the gateway's own sessions with removed backends. It leaves clients'
-// sessions to expire there, because calls may be running in them at any instance, and because the operator's
-// secrets may by now belong to another server.
+// Replace makes the given backends the current ones. Unchanged backends keep their cached data. Running calls to removed backends continue.
+//
+// Replace ends the gateway's own sessions with removed backends. Clients' sessions are left to expire, because a call may be running in
+// them at another instance, and because the operator's secrets may by now belong to another server.
 func (bs *Set) Replace(ctx context.Context, backends []api.Backend) []*Backend {
 	set, gone := bs.swap(backends)
 	var wg sync.WaitGroup
@@ -112,7 +112,7 @@ func (bs *Set) swap(backends []api.Backend) (set, gone []*Backend) {
 	return set, gone
 }
 
-// current returns the current backends. If the source fails, it keeps the previous ones.
+// current returns the current backends, or the previous ones if the source fails.
 func (bs *Set) current(ctx context.Context) []*Backend {
 	bs.mu.Lock()
 	from, set := bs.from, bs.set
@@ -143,7 +143,7 @@ func (bs *Set) VisibleTo(ctx context.Context, p auth.Principal) []*Backend {
 	return out
 }
 
-// FindByServer returns the backend with the given [backend.ServerID] if the principal may use it, otherwise nil.
+// FindByServer returns the backend with the given [Backend.ServerID], or nil if the principal may not use it or it does not exist.
 func (bs *Set) FindByServer(ctx context.Context, p auth.Principal, name string) *Backend {
 	for _, b := range bs.VisibleTo(ctx, p) {
 		if b.ServerID() == name {
@@ -162,8 +162,7 @@ func (bs *Set) FindView(ctx context.Context, c api.Client, name string) *View {
 	return b.viewFor(ctx, c)
 }
 
-// viewsFor returns the client's view of each backend. Backends that forward the caller's token are skipped if the
-// client sent none.
+// viewsFor returns the client's view of each backend. It skips backends that need the caller's token if the client sent none.
 func (bs *Set) viewsFor(ctx context.Context, c api.Client) []*View {
 	visible := bs.VisibleTo(ctx, c.Principal)
 	out := make([]*View, 0, len(visible))
@@ -180,7 +179,7 @@ func (bs *Set) viewsFor(ctx context.Context, c api.Client) []*View {
 	return out
 }
 
-// Any reports whether there are any backends, including backends that only some principals may use.
+// Any reports whether there are backends, even if only some principals may use them.
 func (bs *Set) Any(ctx context.Context) bool { return len(bs.current(ctx)) > 0 }
 
 // Backends returns the names of the backends that the principal may use.
@@ -191,8 +190,8 @@ func (bs *Set) Backends(ctx context.Context, p auth.Principal) (names []string) 
 	return names
 }
 
-// FindByName returns the backend with the configured name, and its description as the client sees it. If there is no description,
-// it returns an error.
+// FindByName returns the backend with the configured name, and its capabilities as the client sees them. It returns an error if there is no
+// such backend or, together with the last known capabilities, if the backend does not respond.
 func (bs *Set) FindByName(ctx context.Context, c api.Client, name string) (*Backend, *ServerInfo, error) {
 	visible := bs.VisibleTo(ctx, c.Principal)
 	at := slices.IndexFunc(visible, func(b *Backend) bool { return b.Name == name })

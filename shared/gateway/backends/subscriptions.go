@@ -14,8 +14,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A subscription at a backend is an item under "p#", its principal, its URI and its holder, so that the subscriptions of one principal are
-// adjacent. The principal and the URI are hashed. Items of an earlier release begin with the URI and do not name the principal.
+// The store has an item for each subscription to a resource of a backend. Its sort key is "p#", the hash of the principal, the hash of the
+// URI, and the holder, so that a query finds the subscriptions of one principal. Keys of an earlier release begin with the URI's hash and
+// do not have the principal.
 
 func wantedPartition(p api.Place) string { return "w#" + p.String() }
 
@@ -38,7 +39,7 @@ func earlierWantedKey(s api.Subscription) store.Key {
 	return store.Key{Table: store.Sessions, Partition: wantedPartition(s.Place), Sort: wantedURI(s) + "#" + s.Holder}
 }
 
-// wantedBy returns the hash of the principal in an item's sort key, or "" for one of an earlier release.
+// wantedBy returns the hash of the principal in an item's sort key, or "" if an earlier release wrote the item.
 func wantedBy(sort string) string {
 	rest, ok := strings.CutPrefix(sort, "p#")
 	if !ok {
@@ -48,11 +49,11 @@ func wantedBy(sort string) string {
 	return principal
 }
 
-// maxWanted limits to how many resources of one backend a principal may be subscribed.
+// maxWanted limits how many resources of one backend a principal may subscribe to.
 const maxWanted = 2000
 
-// Subscribe records a subscription, or extends an existing one. The relay acts on it within a second, and stand-alone immediately.
-// Subscribe returns an error if the principal has too many subscriptions at the backend.
+// Subscribe records a subscription, or extends an existing one. The relay then subscribes at the backend, within a second or, on a
+// stand-alone server, immediately. Subscribe returns an error if the principal has too many subscriptions at the backend.
 func (bs *Set) Subscribe(ctx context.Context, s api.Subscription) error {
 	if err := bs.checkLimit(ctx, s); err != nil {
 		return err
@@ -62,12 +63,11 @@ func (bs *Set) Subscribe(ctx context.Context, s api.Subscription) error {
 	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
 }
 
-// putSubscription returns the operation that records a subscription.
 func putSubscription(s api.Subscription) store.Op {
 	return store.Put(store.Item{Key: wantedKey(s), Value: []byte(s.URI), Expires: s.Until})
 }
 
-// checkLimit returns an error if the subscription exceeds the principal's number of resources at a backend.
+// checkLimit returns an error if the principal would be subscribed to more than [maxWanted] resources of the backend.
 func (bs *Set) checkLimit(ctx context.Context, s api.Subscription) error {
 	prefix, own := wantedPrefix(s), wantedURI(s)
 	uris := map[string]bool{}
@@ -94,7 +94,7 @@ func (bs *Set) Unsubscribe(ctx context.Context, s api.Subscription) error {
 	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")
 }
 
-// wakeRelay makes the relay of this process read the subscriptions again.
+// wakeRelay makes the relay read the backend's subscriptions again, if the relay runs in this process.
 func (bs *Set) wakeRelay(ctx context.Context, at api.Place) {
 	for _, b := range bs.current(ctx) {
 		if b.Place() == at {
@@ -120,8 +120,8 @@ func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (
 	return e.Backend, info != nil && info.Subscribe && e.View.backend.hasStream(ctx), nil
 }
 
-// Permits reports whether the principal may use a backend, and the backend's rules let it receive updates of a resource. The rules for a
-// template also apply to the resources that match it, unless the principal can read them in another way.
+// Permits reports whether the principal may use a backend and, by the backend's rules, receive updates of a resource. A rule that denies a
+// resource template also denies the resources that match it, unless the principal can read them in another way.
 func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri string) bool {
 	for _, b := range bs.VisibleTo(ctx, p) {
 		if b.Name != backend {
@@ -146,8 +146,8 @@ func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri strin
 	return false
 }
 
-// anyList returns the list of a kind under the version that the view last noticed, so that a check of each update reads no version. It
-// returns nil if the list was never fetched and cannot be.
+// anyList returns the view's list of a kind, even if the list version has changed, so that the check of each update does not read the
+// version from the store. It returns nil if the list was never fetched and cannot be fetched now.
 func (v *View) anyList(ctx context.Context, kind api.Kind) *fetched {
 	v.mu.Lock()
 	l := v.lists[kind]
@@ -177,7 +177,7 @@ func (b *Backend) hasStream(ctx context.Context) bool {
 	return !none
 }
 
-// readNoStream reports whether the relay recorded that the backend has no notification stream.
+// readNoStream reads whether the relay has recorded that the backend has no notification stream.
 func (b *Backend) readNoStream(ctx context.Context, _ bool) (bool, error) {
 	items, err := b.options.DB.Get(ctx, noStreamKey(b.Place()))
 	if err != nil {

@@ -13,25 +13,24 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// view is a backend as seen with certain credentials: its capabilities and its lists. Most backends have a single view, for which the
-// gateway uses the operator's credentials. A backend that receives its callers' tokens, and has no credentials of the operator,
-// has one view per caller, so that a caller cannot see the lists of another one.
+// View is what a caller sees of a backend: its capabilities and its lists. Most backends have one view for all callers, which the gateway
+// reads with the operator's credentials. If the backend gets its callers' tokens and has no credentials of the operator, each caller has a
+// view, so that no caller sees another one's lists.
 //
-// The view has no background work. A caller that needs something newer than the view has starts a request to the backend, and
-// callers that need the same wait for its outcome:
+// A view has no background work. It asks the backend when a caller needs newer data than it has, and concurrent callers share one request.
+// This is how long it uses data before it asks again:
 //
-//	data           is used without asking the backend
-//	capabilities   for askAgain; by fetches of a list, only if they are not older than the list's current version
-//	list           for the shorter of the backend's time to live and Options.ListTTL, under the same list version
-//	list, to find  for Options.ListTTL, under any list version; missTTL if a name is not in it
-//	list, by relay after the last Outdate
+//	capabilities      for askAgain
+//	list              for the shorter of the backend's time to live and Options.ListTTL, until the list version changes
+//	list, for a name  for Options.ListTTL, even if the list version changes; for missTTL if the list does not have the name
+//	list, for relay   until Outdate
 //
-// The list version changes with each change that the backend reports. The relay stores the new version before it notifies any client,
-// so that a client that asks after the notification gets the new list, at any instance. A backend whose list has changed may have been
-// restarted as another version of itself, so the gateway also asks for its capabilities again, but at most once per askLeast.
+// The list version changes when the backend reports that a list has changed. The relay stores the new version before it notifies any
+// client, so that a client that reacts to the notification gets the new list from any instance. A changed list may also mean that the
+// backend was restarted with other software. So the next fetch asks for the capabilities again, but at most once per askLeast.
 //
-// If the backend does not answer, callers get the last data, however old it is. After a timeout the view does not ask for the list
-// again for as long as the failed fetch took, or until the list version changes.
+// If the backend does not answer, callers get the last data, however old it is. After a timeout, the view waits for as long as the failed
+// fetch took before it asks for the list again, unless the list version changes first.
 type View struct {
 	backend *Backend
 	// token is the caller's token, or empty for the operator's credentials.
@@ -45,17 +44,17 @@ type View struct {
 }
 
 const (
-	// askAgain is how long the gateway uses a backend's capabilities, and askLeast is the minimum interval between two requests for
+	// askAgain is how long the view uses capabilities before it asks for them again. askLeast is the minimum time between two requests for
 	// them.
 	askAgain = 5 * time.Minute
 	askLeast = 2 * time.Second
-	// missTTL is the maximum age of a list from which the gateway concludes that a name does not exist.
+	// missTTL limits the age of a list from which the gateway concludes that a name does not exist.
 	missTTL = time.Second
 	// maxTTL limits the time to live that a backend can set for its list.
 	maxTTL = 24 * time.Hour
-	// endTime limits how long a change of the backends or of the views waits until old sessions have ended.
+	// endTime limits how long the gateway waits for a backend to end a session that it no longer needs.
 	endTime = 2 * time.Second
-	// maxAsks limits the time for one read of the capabilities, or of all pages of a list, in multiples of the timeout for one request.
+	// maxAsks limits the time to read the capabilities, or all pages of a list. It is a multiple of AskTimeout, which limits one request.
 	maxAsks = 3
 )
 
@@ -65,7 +64,7 @@ func newView(b *Backend, token string) *View {
 	return v
 }
 
-// Backend returns the backend that is seen.
+// Backend returns the backend of the view.
 func (v *View) Backend() *Backend { return v.backend }
 
 // LoadInfo returns the backend's revision and capabilities. If the backend does not respond, it returns an error together with the last
@@ -78,13 +77,13 @@ func (v *View) LoadInfo(ctx context.Context) (*ServerInfo, error) {
 	return now, err
 }
 
-// Forget makes the next caller ask for the capabilities again, unless that has already happened since info was read.
+// Forget discards info, so that the next caller asks for the capabilities again. It does nothing if the view has newer ones already.
 func (v *View) Forget(info *ServerInfo) {
 	v.info.Expire(func(now *ServerInfo) bool { return now == info })
 }
 
-// versionedList is a backend's list of one kind under one list version. A new version gets a new versionedList, so that it does not
-// wait for a fetch that began under the previous version.
+// versionedList is a backend's list of one kind under one list version. After a change of the version, the view makes another one, so that
+// callers do not wait for a fetch that began before the change.
 type versionedList struct {
 	version string
 	since   time.Time // when the view noticed that the version had changed; zero for the view's first version
@@ -92,7 +91,7 @@ type versionedList struct {
 	before  *fetched // the last list under earlier versions, or nil
 }
 
-// replaceList starts a versionedList of a kind. The caller holds the lock.
+// replaceList replaces the view's versionedList of a kind with a new one. The caller holds the lock.
 func (v *View) replaceList(kind api.Kind, version string, since time.Time) *versionedList {
 	l := &versionedList{version: version, since: since}
 	if old := v.lists[kind]; old != nil {
@@ -108,7 +107,7 @@ func (v *View) replaceList(kind api.Kind, version string, since time.Time) *vers
 	return l
 }
 
-// last returns the last list that was fetched, or nil.
+// last returns the list that was fetched last, or nil if none was.
 func (l *versionedList) last() *fetched {
 	if list, _ := l.list.Peek(); list != nil {
 		return list
@@ -116,7 +115,8 @@ func (l *versionedList) last() *fetched {
 	return l.before
 }
 
-// infoAge returns the maximum age of the capabilities for a fetch of the list.
+// infoAge returns how old the capabilities may be when the list is fetched. After a change of the list version, they must be newer than the
+// change, give or take askLeast.
 func (l *versionedList) infoAge() time.Duration {
 	if l.since.IsZero() {
 		return askAgain
@@ -124,8 +124,8 @@ func (l *versionedList) infoAge() time.Duration {
 	return min(askAgain, max(askLeast, time.Since(l.since)))
 }
 
-// list returns the backend's list under a list version, not older than use allows. If it cannot be fetched, list returns an error
-// together with the last list, or nil.
+// list returns the backend's list under a list version. It fetches the list again if the cached one is older than use(cached list). If that
+// fails, it returns an error together with the last list, or nil.
 func (v *View) list(ctx context.Context, kind api.Kind, version string, use func(*fetched) time.Duration) (*fetched, error) {
 	v.mu.Lock()
 	l := v.lists[kind]
@@ -147,8 +147,8 @@ func (v *View) list(ctx context.Context, kind api.Kind, version string, use func
 	return now, nil
 }
 
-// cachedList returns the list for finding names without a request, or nil if it has to be fetched first. While the view does not ask a
-// backend that has timed out, it returns the last list, or an empty one.
+// cachedList returns a list in which to look up a name without a request, or nil if the list must be fetched first. In the time after a
+// timeout in which the view does not ask the backend, it returns the last list or, if there is none, an empty one.
 func (v *View) cachedList(kind api.Kind) *fetched {
 	v.mu.Lock()
 	l := v.lists[kind]
@@ -168,7 +168,7 @@ func (v *View) cachedList(kind api.Kind) *fetched {
 	return l.last()
 }
 
-// Outdate makes the next caller fetch the lists again, without waiting for fetches that have already begun.
+// Outdate makes the next caller fetch the lists again. That caller does not share a fetch that has already begun.
 func (v *View) Outdate() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -177,16 +177,15 @@ func (v *View) Outdate() {
 	}
 }
 
-// listVersionLife is how long a list version is kept, which is longer than any list is used. An expired list version counts as
-// a changed one.
+// listVersionLife is how long a list version is stored, which is longer than any list is used. When it expires, that counts as a change.
 const listVersionLife = time.Hour
 
-// listVersionKey returns the key of the version of the lists whose changes the notification reports.
+// listVersionKey returns the key of the list version that changes with a notification, given the notification's method.
 func (b *Backend) listVersionKey(method string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "mark#" + method}
 }
 
-// ChangeListVersion records that the lists behind a notification have changed.
+// ChangeListVersion stores a new list version, because the backend sent the notification with this method.
 func (b *Backend) ChangeListVersion(ctx context.Context, method string) error {
 	err := b.options.DB.Write(ctx, store.Put(store.Item{
 		Key: b.listVersionKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(listVersionLife, 2*b.options.ListTTL)),
@@ -194,8 +193,8 @@ func (b *Backend) ChangeListVersion(ctx context.Context, method string) error {
 	return fault.Wrap(fault.Unavailable, err, "record that a backend's list has changed")
 }
 
-// listVersions reads the versions of the backends' lists of a kind, with one read per [store.MaxGet] backends. If a read fails,
-// it returns random versions, so that no cached list is used.
+// listVersions reads the list versions of several backends for one kind of list, with one read per [store.MaxGet] backends. If a read
+// fails, it returns random versions, so that callers do not use cached lists.
 func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind) (versions []string) {
 	for some := range slices.Chunk(views, store.MaxGet) {
 		var keys []store.Key
@@ -223,8 +222,8 @@ func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind)
 // capabilityTime limits how long a connecting client waits for the backends' capabilities.
 const capabilityTime = 2 * time.Second
 
-// gatherInfo returns the descriptions of the views' backends. For a backend that does not answer in time, it returns the last known
-// one, or nil.
+// gatherInfo reads the views' capabilities concurrently. For a backend that does not answer in time, it returns the last known ones, or
+// nil.
 func (bs *Set) gatherInfo(ctx context.Context, views []*View) []*ServerInfo {
 	ctx, cancel := context.WithTimeout(ctx, capabilityTime)
 	defer cancel()
@@ -244,8 +243,8 @@ func (bs *Set) gatherInfo(ctx context.Context, views []*View) []*ServerInfo {
 	return infos
 }
 
-// StartCommands starts the client's commands that have not run yet, and waits for them for a short time. The relay then reads their event
-// types.
+// StartCommands starts the client's backends that are commands and have not run yet, and waits a short time for them. Once they run, the
+// relay reads their event types.
 func (bs *Set) StartCommands(ctx context.Context, c api.Client) {
 	bs.gatherInfo(ctx, slices.DeleteFunc(bs.viewsFor(ctx, c), func(v *View) bool {
 		known, _ := v.info.Peek()
