@@ -37,26 +37,26 @@ import (
 )
 
 const (
-	// keep is how long a demand lasts after its last renewal. It is also the grace period in which a client can return. Clients
-	// poll more often.
+	// keep is how long a demand lasts after its last renewal. A client that returns within this time has missed no events. Clients
+	// poll more often than that.
 	keep = 10 * time.Minute
 	// RenewEvery is how often the demand of an open stream is renewed.
 	RenewEvery = keep / 4
 	// maxWanted limits the demands of a principal at one backend.
 	maxWanted = 200
-	// lookEvery is how often a waiting client looks whether the relay has subscribed.
+	// lookEvery is how often a waiting client checks whether the relay has subscribed.
 	lookEvery = 50 * time.Millisecond
-	// refusedFor is how long clients get the error of a refused subscription without another attempt.
+	// refusedFor is how long after a refusal clients get the backend's error, without another attempt to subscribe.
 	refusedFor = 30 * time.Second
-	// unused is how long the items stay if no relay removes them.
+	// unused is how long this package's items stay in the store if no relay removes them.
 	unused = 30 * 24 * time.Hour
 )
 
 // Registry records demands. It is safe for concurrent use.
 type Registry struct {
 	DB store.DB
-	// Start limits how long a client waits until the relay has subscribed. Events that arrive later still reach it, after a gap.
-	// 0 means 3 s.
+	// Start limits how long a client waits until the relay has subscribed. If the relay takes longer, the client still gets the
+	// events, but may miss the first ones. 0 means 3 s.
 	Start time.Duration
 
 	renewed bounded.Map[store.Key, time.Time] // when this process renewed a demand
@@ -65,7 +65,7 @@ type Registry struct {
 	awake chan struct{} // closed at the next demand
 }
 
-// New returns a registry over the store.
+// New returns a registry that uses the store.
 func New(db store.DB) *Registry { return &Registry{DB: db, awake: make(chan struct{})} }
 
 // Changed returns a channel that is closed when this process records another demand.
@@ -87,7 +87,8 @@ func hash(text string) string {
 	return base64.RawURLEncoding.EncodeToString(h[:16])
 }
 
-// partition returns the partition with the demands at a backend. Their sort keys are the hashes of the principal and the URI.
+// partition returns the partition with the demands for events of a backend. The sort key of a demand has the hashes of the
+// principal and the URI.
 func partition(workspace, backend string) string { return "ev#" + workspace + "#" + backend }
 
 func wantKey(workspace, principal, uri string) store.Key {
@@ -103,9 +104,9 @@ func stateKey(workspace, uri, what string) store.Key {
 
 const untilCount = "until"
 
-// Want records that a principal wants the events of a URI, and waits until the relay has subscribed at the backend, for a few seconds at
-// most. It returns an error if the backend refuses the subscription, or if the principal wants too much. For a URI that belongs to no
-// backend, and for a nil registry, it does nothing.
+// Want records that a principal wants the events of a URI, and waits until the relay has subscribed at the backend, for a few
+// seconds at most. It returns an error if the backend refuses the subscription, or if the principal already has [maxWanted]
+// demands. For a URI that belongs to no backend, and for a nil registry, it does nothing.
 func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) error {
 	if r == nil || catalog.BackendOf(uri) == "" {
 		return nil
@@ -176,7 +177,7 @@ func (r *Registry) await(ctx context.Context, workspace, uri string) error {
 // State is the state of a subscription at a backend.
 type State struct {
 	Active bool `json:"active,omitempty"`
-	// Error says why the backend refused it.
+	// Error is the reason why the backend refused the subscription.
 	Error string `json:"error,omitempty"`
 }
 
@@ -205,8 +206,8 @@ func (r *Registry) Forget(ctx context.Context, workspace, uri string) error {
 		store.Delete(restartKey(workspace, uri))), "forget a subscription at a backend")
 }
 
-// Wanted returns the URIs that are wanted from a backend, each with the hashes of the principals that want it. It ends demands that were
-// not renewed, unless a webhook subscription has the URI.
+// Wanted returns the URIs that are wanted from a backend, each with the hashes of the principals that want it. It deletes the
+// demands that were not renewed in time. If a URI has webhook subscriptions, it renews the demand instead.
 func (r *Registry) Wanted(ctx context.Context, workspace, backend string) (map[string][]string, error) {
 	wanted := map[string][]string{}
 	add := func(it *store.Item) {
@@ -233,7 +234,8 @@ func (r *Registry) Wanted(ctx context.Context, workspace, backend string) (map[s
 		if err != nil {
 			return nil, err
 		}
-		// The subscriber records its demand before the subscription, so a subscription that is not visible yet has a newer version here.
+		// A subscriber records its demand before its subscription. So if it has just made a subscription that we do not see yet, the
+		// demand has a newer version, and this write fails.
 		op := store.Delete(lapsed[i].Key, store.VersionIs(lapsed[i].Version))
 		if subscription.HeaderCount(header) > 0 {
 			add(&lapsed[i])
@@ -255,7 +257,7 @@ type Cursor struct {
 	Workspace, URI string
 }
 
-// maxCursor limits the cursors of a backend in bytes.
+// maxCursor is the maximum size of a backend's cursor in bytes.
 const maxCursor = 64 << 10
 
 // Load implements the interface.
@@ -280,7 +282,8 @@ func cursorItem(workspace, uri, cursor string) store.Item {
 	return store.Item{Key: stateKey(workspace, uri, "cursor"), Value: []byte(cursor), Expires: time.Now().Add(unused)}
 }
 
-// seenFor is how long the ids of events are remembered. The events queue drops repetitions only within five minutes.
+// seenFor is how long [Registry.Seen] knows an event. The events queue alone is not sufficient, because it drops repetitions only
+// within five minutes.
 const seenFor = 24 * time.Hour
 
 func seenKey(workspace, uri, id string) store.Key { return stateKey(workspace, uri, "seen#"+id) }
@@ -291,8 +294,8 @@ func (r *Registry) Seen(ctx context.Context, workspace, uri, id string) (bool, e
 	return it != nil, err
 }
 
-// MarkSeen remembers an event that was published. If the process dies before, the event may be published again, and then the events queue
-// drops the repetition.
+// MarkSeen remembers a published event for [Registry.Seen]. If the process dies between the two, the backend may send the event
+// again, and the events queue drops the repetition.
 func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) error {
 	it := store.Item{Key: seenKey(workspace, uri, id), Expires: time.Now().Add(seenFor)}
 	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(store.Unhurried(ctx), store.Put(it)), "remember an event of a backend")
@@ -305,18 +308,19 @@ type Hooks struct {
 	DB store.DB
 	// Base is the URL of this server as backends reach it, without a path. Without it, the relay creates no subscriptions.
 	Base string
-	// Key returns a key of the deployment.
+	// Key returns the deployment's key, from which the tokens and secrets are derived.
 	Key func(ctx context.Context) ([]byte, error)
 }
 
-// HookPath is the path at which webhooks of backends arrive, before the token. Names of sources do not begin with a tilde.
+// HookPath is the path at which webhooks of backends arrive, before the token. It is not the path of a source, because names of
+// sources do not begin with a tilde.
 const HookPath = "/sources/~backends/"
 
 // Hook is a webhook subscription at a backend.
 type Hook struct {
 	Workspace string `json:"workspace"`
 	URI       string `json:"uri"`
-	// Days are the days since 1970 whose secrets are valid, the newest first. Each day's first refresh rotates the secret.
+	// Days are the days since 1970 whose secrets are valid, the newest first. The first refresh on a day adds that day's secret.
 	Days []int64 `json:"days"`
 	// ID is the backend's id of the subscription, and Until the end of its lifetime in seconds since 1970, or 0 if it is unlimited.
 	ID    string `json:"id,omitempty"`
@@ -326,7 +330,8 @@ type Hook struct {
 	Secrets []string `json:"-"`
 }
 
-// maxDays limits the valid secrets: the newest, the previous one, and one whose refresh was not answered.
+// maxDays is the maximum number of valid secrets: the newest, the previous one, and one from a refresh that got no response,
+// because the backend may or may not use it.
 const maxDays = 3
 
 // hookID returns our id of the webhook subscription for a URI. There is one for each URI of a workspace. Tokens begin with it, and it is
@@ -420,8 +425,8 @@ func (h *Hooks) write(ctx context.Context, id string, to Hook) error {
 	return fault.Wrap(fault.Unavailable, h.DB.Write(ctx, store.Put(it)), "record a webhook subscription at a backend")
 }
 
-// Secret returns the secret for a registration or refresh of the subscription for a URI. From then on, [Hooks.Find] returns it, too. Only
-// the holder of the backend's lease calls it.
+// Secret returns the secret with which to register or refresh the subscription for a URI. [Hooks.Find] then returns this secret,
+// too. Only the relay that holds the backend's lease may call Secret.
 func (h *Hooks) Secret(ctx context.Context, workspace, uri string) (string, error) {
 	id, today := hookID(workspace, uri), time.Now().Unix()/(24*60*60)
 	hook, err := h.read(ctx, id)
@@ -470,14 +475,16 @@ type Restart struct {
 	Cursor string `json:"cursor,omitempty"`
 }
 
-// restartKey returns the key of a restart. It is before the keys of states, which begin with a letter, a digit, - or _.
+// restartKey returns the key of a restart. It begins with "!" so that one query finds all restarts, because the keys of states
+// begin with a letter, a digit, - or _.
 func restartKey(workspace, uri string) store.Key {
 	key := stateKey(workspace, uri, "restart")
 	key.Sort = "!" + key.Sort
 	return key
 }
 
-// RequestRestart asks the relay to subscribe again. Requests that the relay has not seen yet are kept, because their cursor is earlier.
+// RequestRestart asks the relay to subscribe again. If there already is a request for the URI, RequestRestart keeps that one,
+// because its cursor is earlier.
 func (r *Registry) RequestRestart(ctx context.Context, workspace string, of Restart) error {
 	if len(of.Cursor) > maxCursor {
 		return fault.New(fault.Invalid, "the backend's cursor has %d bytes (allowed: %d)", len(of.Cursor), maxCursor)
@@ -491,7 +498,8 @@ func (r *Registry) RequestRestart(ctx context.Context, workspace string, of Rest
 	return fault.Wrap(fault.Unavailable, err, "ask for another subscription at a backend")
 }
 
-// Restarts returns the requests for a backend's subscriptions. The relay removes each with [Registry.Restarted].
+// Restarts returns the restarts that were requested for a backend's subscriptions. The relay removes each with
+// [Registry.Restarted].
 func (r *Registry) Restarts(ctx context.Context, workspace, backend string) (all []Restart, err error) {
 	page, err := r.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: statePartition(workspace, backend), After: "!", Until: "\"", Limit: 100})
 	if err != nil {

@@ -1,7 +1,8 @@
-// Package event defines the event: its fields, the rules for them, and its encoding in messages between the stages.
+// Package event defines the event: its fields, the rules for them, and its encoding in the messages from publish to fanout and
+// delivery.
 //
-// It does not depend on a transport, store or cloud. Read shared/events/catalog next, which defines event types, and
-// then shared/events/delivery, which delivers events.
+// It does not depend on a transport, store or cloud. Read shared/events/catalog next, which defines event types, and then
+// shared/events/delivery, which delivers events.
 package event
 
 import (
@@ -53,8 +54,8 @@ type Event struct {
 	Data json.RawMessage
 	// Trace is the trace that the event's deliveries belong to. It is empty for most events.
 	Trace trace.Context
-	// Gap marks a place at which events of the URI are missing, because the backend that sends them has lost them. Subscribers are
-	// notified of the gap, and there is no payload.
+	// Gap is set if this is not an event but marks a gap: the backend has lost some events of the URI here. Subscribers are notified
+	// of the gap. There is no payload.
 	Gap bool
 }
 
@@ -88,10 +89,10 @@ const idPrefix = "evt_"
 // controlPrefix is the prefix of the webhook-id of a control message (SEP-3415: msg_<type>_<random>).
 const controlPrefix = "msg_"
 
-// ForeignID returns the event id for an id that a publisher chose. A CloudEvents source and id together are unique.
-// If the id is valid, it is returned unchanged. Otherwise the result is "ce_" and the base64url SHA-256 of source and
-// id, so that the same pair always gives the same event id. An id that begins with "msg_" is hashed too, because
-// receivers would mistake the webhook for a control message.
+// ForeignID returns the event id for an id that a publisher chose. The publisher's id is unique only together with the CloudEvents
+// source. If the id is valid, it is returned unchanged. Otherwise the result is "ce_" and the base64url SHA-256 of source and id,
+// so that the same pair always gives the same event id. An id that begins with "msg_" is hashed too, because receivers would
+// mistake the webhook for a control message.
 func ForeignID(source, id string) string {
 	if ValidID(id) && !strings.HasPrefix(id, controlPrefix) {
 		return id
@@ -101,8 +102,8 @@ func ForeignID(source, id string) string {
 	return "ce_" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
-// Key returns a key that is unique among the events of a workspace. The id is not sufficient: publishers choose it,
-// and events of different URIs may have the same id.
+// Key returns a key that is unique among the events of a workspace. The id is not sufficient, because publishers choose it, and
+// events of different URIs may have the same id.
 func (e Event) Key() string {
 	h := sha256.Sum256([]byte(e.URI))
 	return e.ID + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
@@ -112,7 +113,7 @@ func (e Event) Key() string {
 // one.
 const messageVersion = 1
 
-// gapVersion is the version of gaps, which earlier releases cannot read.
+// gapVersion is the message version of an [Event.Gap]. It is newer, because earlier releases cannot read gaps.
 const gapVersion = 2
 
 // AppendJSON appends the encoding of the event that is used in messages and in the log. It appends the payload
@@ -147,8 +148,8 @@ func (e Event) AppendJSON(b []byte) []byte {
 	return append(append(b, e.Data...), '}')
 }
 
-// AppendMember appends a member with events to the JSON object that ends b. This is faster than encoding/json for
-// large events, because it does not validate them again.
+// AppendMember adds a member, an array of events, to the JSON object at the end of b. This is faster than encoding/json for large
+// events, because it does not validate them again.
 func AppendMember(b []byte, name string, events []Event) []byte {
 	b = append(jsonrpc.AppendString(append(b[:len(b)-1], ','), name), ":["...)
 	for i, e := range events {

@@ -23,9 +23,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Fanout appends accepted events to the log and sends page tasks to the subscribers of every pattern that they match.
+// Fanout appends accepted events to the log, and queues page tasks for the subscribers of every pattern that the events match.
 //
-// A batch that is redelivered finds its events in the log and leaves them there, but its page tasks may be sent twice.
+// If the queue redelivers a batch, Fanout does not append its events again, but may send its page tasks twice.
 type Fanout struct {
 	DB      store.DB
 	Log     *eventlog.Log
@@ -93,9 +93,9 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	return f.settle(ctx, batch, errs), nil
 }
 
-// deliverLocal appends the events to a log that one process owns, and sends page tasks. The log and the queues are one file,
-// so appending takes no longer than the first attempts, and the two run concurrently. If appendFirst is set, the attempts
-// begin after the append.
+// deliverLocal appends the events to the log and sends page tasks, if this process owns the store. It does both concurrently,
+// because the log and the queues are in one file, so that appending takes no longer than the first attempts. If appendFirst is set,
+// the attempts begin after the append.
 //
 // A subscription that is made from a cursor meanwhile waits for the batch before it replays the log; see
 // [eventlog.Log.AwaitBatches].
@@ -129,10 +129,10 @@ func mustAppendFirst(batch []queue.Message) bool {
 
 // deliver appends the events to the log and then sends page tasks.
 //
-// It looks for subscribers only when the log has the events. A subscription that is made from a cursor meanwhile is either
-// found here, or its replay, which reads the log after it was written, finds the events there. In the other order an event
-// could miss both. In-band readers are the exception, because their partitions of the log are written last. If there are
-// any, deliver looks for subscribers again.
+// It looks for subscribers after it has appended, because otherwise a subscription that is made from a cursor meanwhile could miss
+// an event. In this order, either deliver finds the subscription, or the subscription's replay reads the log later and finds the
+// event. The partitions for in-band readers are an exception, because they are written last. So if there are in-band readers,
+// deliver looks for subscribers again.
 func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	f.append(ctx, groups)
 	headers, err := f.match(ctx, groups)
@@ -160,8 +160,9 @@ func (f *Fanout) sendTasks(ctx context.Context, tasks []queue.Outgoing) error {
 	return fault.Wrap(fault.Unavailable, queue.Forward(ctx, f.Queue, queue.Deliveries, tasks...), "send page tasks")
 }
 
-// settle dead-letters the messages whose error is permanent and returns the others that have an error. Behind a message
-// that stays on the queue, the queue redelivers all later messages of the same FIFO group, so it leaves those too.
+// settle dead-letters the messages whose error is permanent, and returns the other messages that have an error. If a message stays
+// on the queue, the queue redelivers all later messages of its FIFO group. So settle does not dead-letter these yet, but returns
+// them, too.
 func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[string]error) (failed []string) {
 	var letters []queue.Outgoing
 	var dead []string
@@ -191,7 +192,7 @@ func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[str
 	return failed
 }
 
-// spanError returns the error kind that a span records.
+// spanError returns the kind of an error for a span, or "" for nil.
 func spanError(err error) string {
 	if err == nil {
 		return ""
@@ -216,10 +217,10 @@ func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outg
 	return tasks
 }
 
-// group sorts a batch by workspace and URI. It returns the errors of the messages that cannot be handled, by message.
+// group sorts a batch by workspace and URI. It also returns the errors of the messages that cannot be handled, by message id.
 //
-// A message of a newer version stays on the queue until [task.Renew] replaces it, and so do all later messages of its FIFO
-// group. The queue redelivers them with it, so handling them now would repeat their webhooks at each receive.
+// A message of a newer version stays on the queue until [task.Renew] replaces it, and so do all later messages of its FIFO group.
+// The queue redelivers them with it, so handling them now would repeat their webhooks at each receive.
 func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.Spans) (groups []*uriBatch, errs map[string]error) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
@@ -263,7 +264,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 	return groups, errs
 }
 
-// latestCatalogs finds event types for one batch.
+// latestCatalogs finds the event types for one batch, and reads the latest catalog of a workspace at most once.
 type latestCatalogs struct {
 	source catalog.Source
 	latest map[string]latestCatalog // by workspace
@@ -274,11 +275,12 @@ type latestCatalog struct {
 	err     error
 }
 
-// find returns the group of an event's URI, with the event type that it matches. g is the group if there is one.
+// find returns the group of an event's URI, with the event type that it matches. g is the URI's group if there is one already, or
+// nil.
 //
-// The catalog of this process may be seconds old, so the event may be of a type that publish knows already. The old catalog
-// may also have another type for the URI, under which find would miss the subscribers of the new one. Before find gives up
-// or accepts another type it reads the latest catalog, once per workspace and batch.
+// The catalog of this process may be seconds old. It may lack an event type that publish knows already, or have another type for
+// the URI, so that the subscribers of the new type would be missed. So before find gives up or accepts another type than the
+// event's own, it reads the latest catalog.
 func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event) (_ *uriBatch, err error) {
 	defer fault.Recovered(&err)
 	if g == nil {
@@ -373,8 +375,8 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	}
 	g.appended = done
 	if done.First {
-		// The list of sub-resources is a convenience. Failing the group for it would repeat its webhooks, and waiting for it
-		// would hold them up, because all URIs below a parent are written to one partition.
+		// Do not fail or wait long if the URI cannot be listed as a sub-resource, because the list is only a convenience. A failure would
+		// repeat the group's webhooks. The write can be slow, because all URIs below a parent are in one partition.
 		limited, cancel := context.WithTimeout(ctx, recordTime)
 		defer cancel()
 		if err := f.Log.RecordChild(limited, g.workspace, g.uri); err != nil {
@@ -384,13 +386,13 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	return nil
 }
 
-// recordTime bounds how long a group waits until its URI is listed as a sub-resource.
+// recordTime limits how long a group waits until its URI is listed as a sub-resource.
 const recordTime = time.Second
 
 type headerID struct{ workspace, key string }
 
-// match finds the patterns in use that each group's events match, and how many subscribers they have. It needs one read
-// for the shapes and the concrete patterns, and a second one only if other shapes are in use or streams read.
+// match finds the patterns in use that each group's events match, and their numbers of subscribers. Its first read gets the shapes
+// in use and the subscribers of the URI itself. It needs a second read only if parents or wildcards are in use or read by streams.
 func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]int, error) {
 	now := f.now()
 	var r reads
@@ -444,7 +446,7 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 	return headers, nil
 }
 
-// patternKeys returns the keys of the patterns with the given shapes that match the events of a batch.
+// patternKeys returns the keys of the patterns with the given shapes that match a group's events.
 func patternKeys(g *uriBatch, shapes []match.Shape) (out []string) {
 	for _, s := range shapes {
 		if key, ok := match.KeyUnder(g.entry, g.vars, g.uri, s); ok {
@@ -455,14 +457,14 @@ func patternKeys(g *uriBatch, shapes []match.Shape) (out []string) {
 	return out
 }
 
-// reads collects keys and reads each once.
+// reads collects the keys that all groups need, and reads each key once.
 type reads struct {
 	pending []store.Key
 	items   map[store.Key]*store.Item
 }
 
-// want asks for keys, all or none of them. It refuses a key that the store would refuse, because that would fail the
-// read for all groups.
+// want adds keys to the next read. If the store would refuse one of them, want adds none and returns an error, because that key
+// would fail the read for all groups.
 func (r *reads) want(keys ...store.Key) error {
 	for _, k := range keys {
 		if err := k.Check(); err != nil {

@@ -1,6 +1,6 @@
-// Package intake accepts events of backends, which the relay reads from streams and polls, and the publish role receives as webhooks.
-// Both treat an event in the same way, so that it is one event even if it arrives in both. The relay is in shared/gateway/relay, and the
-// receiver of webhooks in shared/events/source/ingest.
+// Package intake accepts events of backends. The relay reads them from streams and polls, and the publish role receives them as
+// webhooks. Both use this package, so that an event that arrives on both ways is published only once. The relay is in
+// shared/gateway/relay, and the receiver of webhooks in shared/events/source/ingest.
 package intake
 
 import (
@@ -27,7 +27,7 @@ const (
 // Intake accepts the events of backends.
 type Intake struct {
 	Demand *demand.Registry
-	// Publish accepts an event of a backend, and Gap accepts that some are missing.
+	// Publish publishes an event of a backend. Gap publishes the notice that some events of a URI are missing.
 	Publish func(ctx context.Context, workspace string, in publish.Input) error
 	Gap     func(ctx context.Context, workspace, uri string) error
 }
@@ -38,8 +38,8 @@ type Event struct {
 	Data           json.RawMessage
 }
 
-// Accept publishes an event of a URI, unless it was published before. It returns the reason if it drops the event because it cannot be
-// published. After an error, the event must arrive again.
+// Accept publishes an event of a URI, unless it was published before. If the event can never be published, Accept drops it and
+// returns the reason, for example [Misfit]. After an error, the caller must pass the event to Accept again.
 func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (dropped string, err error) {
 	backend, own, _, ok := catalog.ParseBackendURI(uri)
 	if !ok || e.ID == "" || e.Name != "" && e.Name != own {
@@ -65,8 +65,8 @@ func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (d
 	}
 }
 
-// EventID returns the id under which an event of a backend is published. It depends on the backend and the backend's id only, so that an
-// event that arrives again is the same event.
+// EventID returns the id under which a backend's event is published. It depends only on the backend and the backend's id for the
+// event, so that an event that the backend sends again gets the same id.
 func EventID(backend, id string) string {
 	h := sha256.Sum256(fmt.Appendf(nil, "%q %q", backend, id))
 	return "be_" + base64.RawURLEncoding.EncodeToString(h[:])
