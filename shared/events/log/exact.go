@@ -15,18 +15,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// exact is a log whose store stamps keys in the order of commits, such as SQLite. A reader that has seen a key has seen
-// every smaller one, so the store's end is a position in all partitions, whatever the clock says.
+// exact is a log whose store stamps keys in the order of commits, such as SQLite. A reader that has seen a key has seen every
+// smaller one, so the store's end is a valid position in all partitions, whatever the clock says.
 //
-// The store writes an event, its copies in pattern partitions and an index item for its id in one commit, with one stamp.
-// So a reader of several of these partitions has read either all copies or none, at any position.
+// The store writes an event, its copies in pattern partitions and an index item for its id in one commit, with one stamp. So a
+// reader of several of these partitions has read either all copies or none, at any position.
 type exact struct{ log *Log }
 
 func (x exact) position() int64 { return x.log.DB.End() }
 
 func (x exact) settled() int64 { return x.log.DB.End() }
 
-// upperBound returns the end of the log, because the clock may be later than every stamp.
+// upperBound returns the end of the log, because a time from the clock may be later than all keys.
 func (x exact) upperBound() int64 { return x.log.DB.End() }
 
 func (x exact) interestBegins() int64 { return x.log.DB.End() }
@@ -35,12 +35,13 @@ func (x exact) endOf(context.Context, string, string) (int64, error) { return x.
 
 func (exact) lookBack() time.Duration { return 0 }
 
-// given returns the time, because the position of a quiet log does not grow with the clock.
+// given returns at. It is necessary because the end of a quiet log stays the same while time passes, so that a cursor there would
+// seem too old.
 func (exact) given(at int64) int64 { return at }
 
 func (exact) totalOrder() bool { return true }
 
-// spreads reports false, because all writers of a URI share the store's one writer.
+// spreads reports false, because the store has only one writer anyway.
 func (exact) spreads() bool { return false }
 
 func (exact) repeatable(int64) bool { return true }
@@ -52,7 +53,8 @@ func (exact) bound(q *store.Query, end int64) int64 {
 
 func (exact) completeStamp(context.Context, Partition, *store.Page) error { return nil }
 
-// append writes the copies with the events. No URI has more patterns in use than a transaction has room for.
+// append writes the events and their copies in the pattern partitions in one transaction. It has room for all copies, because no
+// URI has so many patterns in use.
 func (x exact) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	var copies []Partition
 	for _, key := range patterns[:min(len(patterns), store.MaxTransaction-2)] {
@@ -104,11 +106,11 @@ func (x exact) put(ctx context.Context, p Partition, s segment, floor int64, cop
 	return 0, x.log.DB.Write(ctx, underIDs(ops, s.Events)...)
 }
 
-// ofID returns the partition with an item for each event with an id. The item has the same stamp as the segment of the event,
-// and its value is the URI, so together they are the key of the segment.
+// ofID returns the partition of the index items for an event id. An item has the stamp of the event's segment, and its value is the
+// URI. Together they give the segment's key.
 func ofID(workspace, id string) string { return "id#" + workspace + "#" + id }
 
-// underIDs adds the items under the ids of events to ops, the first of which writes their segment.
+// underIDs adds the index items of events to ops. The first op must be the write of the events' segment.
 func underIDs(ops []store.Op, events []event.Event) []store.Op {
 	op := ops[0]
 	op.Span, op.Item.Version = store.SameStamp, 0
@@ -125,11 +127,11 @@ func underIDs(ops []store.Op, events []event.Event) []store.Op {
 	return ops
 }
 
-// maxSameID is how many of the newest events with the same id [exact] looks at.
+// maxSameID is how many of the newest events with the same id a lookup checks.
 const maxSameID = 100
 
-// visitID calls visit with the segments of events with an id, newest first, until visit returns true. It leaves out keys up
-// to since, and other URIs than uri unless that is empty. A segment is nil if it has just expired.
+// visitID calls visit with the segments that have an event with the given id, newest first, until visit returns true. It skips
+// segments with keys up to since and, if uri is not empty, segments of other URIs. A segment is nil if it has just expired.
 func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int64, visit func(segment *store.Item) (done bool)) error {
 	page, err := x.log.DB.Query(ctx, store.Query{
 		Table: store.Log, Partition: ofID(workspace, id), After: sortKey(max(since, 0)), Reverse: true, Limit: maxSameID,
@@ -175,11 +177,11 @@ func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) 
 	return found, err
 }
 
-// stamped is a log whose writers stamp keys with their clocks, because a store such as DynamoDB has no order of commits. The
-// own partition of a URI has one writer, so its keys grow. The readers of other partitions look back.
+// stamped is a log whose writers stamp keys with their clocks, because a store such as DynamoDB has no order of commits. A URI's
+// own partition has one writer, so its keys grow. In other partitions, readers look back.
 type stamped struct{ log *Log }
 
-// position allows for the skew of two clocks, because the next stamp may be earlier than now by that time.
+// position is twice the maximum skew before now, because the clock of the next writer may be that much behind this one.
 func (s stamped) position() int64 { return s.log.Time().Add(-2*MaxSkew).UnixMicro() - 1 }
 
 func (s stamped) settled() int64 { return s.log.Time().Add(-Window).UnixMicro() }
@@ -210,16 +212,16 @@ func (stamped) totalOrder() bool { return false }
 
 func (stamped) spreads() bool { return true }
 
-// repeatable reports whether a segment is young. The writer of an older one may have died during a slow append, before it
-// could repeat it with a new key, and a reader may have passed the segment.
+// repeatable reports whether a segment is recent. If it is older, its writer may have died during a slow append, before it could
+// write the segment again with a new key. A reader may have passed such a segment.
 func (s stamped) repeatable(end int64) bool {
 	return s.log.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }
 
 func (stamped) bound(*store.Query, int64) int64 { return 0 }
 
-// completeStamp reads the other items with the last stamp. Several writers may use the same microsecond, and the next page
-// begins after it.
+// completeStamp adds the remaining items with the page's last stamp, because the next page begins after that stamp. Several writers
+// may use the same microsecond.
 func (s stamped) completeStamp(ctx context.Context, p Partition, page *store.Page) error {
 	if p.single || len(page.Last) < stampSize {
 		return nil
@@ -277,7 +279,8 @@ func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, eve
 	return done, write.Wait()
 }
 
-// put writes a slow append again with a new key, because a reader may have passed the first one.
+// put writes a segment. If that was slow, it writes the segment again with a new key, because a reader may have passed the first
+// one.
 func (s stamped) put(ctx context.Context, p Partition, seg segment, floor int64, _ ...Partition) (int64, error) {
 	item, life, err := s.log.item(p, seg)
 	if err != nil {
@@ -309,8 +312,8 @@ func (s stamped) put(ctx context.Context, p Partition, seg segment, floor int64,
 	}
 }
 
-// mayUse reports whether an append may still use the stamp of another append. A reader may already have passed an old stamp,
-// and would read an entry with a stamp far in the future again and again.
+// mayUse reports whether a copy may still get the stamp of its event in the own partition. A reader may already have passed an old
+// stamp. A stamp far in the future would make readers read the entry again and again.
 func (s stamped) mayUse(stamp int64) bool {
 	age := s.log.Time().UnixMicro() - stamp
 	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()
@@ -347,8 +350,8 @@ func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.
 // maxPatterns is how many pattern keys putPatterns writes concurrently.
 const maxPatterns = 8
 
-// putPatterns appends events to one shard of each pattern key. stamps has the keys of the events in their own partition if
-// they have one with one writer.
+// putPatterns appends events to one shard of each pattern key. stamps has the events' keys in their own partition, by event id. It
+// is empty for an unordered event type.
 func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, stamps map[string]int64, keys []string) error {
 	write, ctx := errgroup.WithContext(ctx)
 	write.SetLimit(maxPatterns)

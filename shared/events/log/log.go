@@ -10,7 +10,7 @@
 //	topic    notices of the system itself (a list changed, the state of a
 //	         subscription changed). It has several writers.
 //
-// A key is a time in microseconds since 1970. Where it comes from depends on the store, and two types know about that:
+// A key is a time in microseconds since 1970. Who chooses it depends on the store, so there are two implementations:
 //
 //	exact    The store stamps keys in the order of commits (SQLite), so a position in one partition is a position in all.
 //	stamped  The writers stamp keys (DynamoDB). With several writers a smaller key can be committed after a larger one,
@@ -60,7 +60,7 @@ type Entry struct {
 	Key int64
 	// Event is set in event partitions.
 	Event *event.Event
-	// NoticeID and Notice are set in topics.
+	// NoticeID and Notice are set in topic partitions.
 	NoticeID string
 	Notice   json.RawMessage
 	// Lost says that events or notices are missing at this position: an item of the log cannot be decoded, or the backend that sends
@@ -70,9 +70,8 @@ type Entry struct {
 	id string // of the event or of the loss, made once for all readers of the entry
 }
 
-// eventEntry returns the entry of an event.
 func eventEntry(key int64, e *event.Event) Entry {
-	// Publishers choose ids. If one uses an id again after the deduplication period, that is another event.
+	// Include the time of publication, because a publisher may use an id again for another event after the deduplication period.
 	id := e.Key() + "#" + strconv.FormatInt(e.Published.UnixMicro(), 36)
 	if e.Gap {
 		return Entry{Key: key, Lost: true, id: id}
@@ -101,9 +100,10 @@ type Log struct {
 	Slow atomic.Int64
 	// Skewed counts keys and messages whose time is more than twice [MaxSkew] in the future of this process.
 	Skewed atomic.Int64
-	// Late counts entries that a reader met for the first time further back than slow appends and skew explain.
+	// Late counts entries that a reader found for the first time further back than slow appends and skew can explain.
 	Late atomic.Int64
-	// Broken counts items that cannot be decoded. Readers get an entry that says so, or stay before items of a later release.
+	// Broken counts items that cannot be decoded. Readers get an entry with [Entry.Lost] for such an item, but they stop before an
+	// item of a later release.
 	Broken atomic.Int64
 
 	broken  bounded.Map[store.Key, bool] // items that are counted and logged already
@@ -118,7 +118,7 @@ func (l *Log) Time() time.Time {
 	return time.Now()
 }
 
-// Oldest returns the oldest key whose entry the log is guaranteed to have still.
+// Oldest returns the oldest key whose entry the log is guaranteed to still have.
 func (l *Log) Oldest() int64 { return l.Time().Add(-l.Reaches()).UnixMicro() }
 
 // KeptUntil returns the time until which the log is guaranteed to keep an entry that is written now.
@@ -127,9 +127,9 @@ func (l *Log) KeptUntil() time.Time { return l.Time().Add(l.Reaches()) }
 // Reaches returns how long the log is guaranteed to keep entries.
 func (l *Log) Reaches() time.Duration { return cmp.Or(l.Retention, 24*time.Hour) }
 
-// Reach returns where a reader starts whose cursor c has the position at in a partition. It does not read before floor,
-// because the log no longer has older entries or the reader does not want them. truncated reports whether the reader misses
-// events because of that.
+// Reach returns the position from which a reader reads a partition. at is the position of its cursor c in the partition. The reader
+// does not start before floor, because the log no longer has older entries or the reader does not want them. truncated reports
+// whether the reader misses events because of that.
 func (l *Log) Reach(c Cursor, at, floor int64) (start int64, truncated bool) {
 	if max(at, c.Given) >= floor {
 		return at, false
@@ -158,16 +158,16 @@ func (l *Log) LookBack(p Partition) time.Duration {
 	return l.keys().lookBack()
 }
 
-// Given returns [Cursor.Given] for a cursor whose position was the end of the log at a time. It is 0 if positions are times
-// themselves.
+// Given returns the [Cursor.Given] of a cursor that was at the end of the log at the given time. It is 0 if positions are times
+// themselves, because no Given is needed then.
 func (l *Log) Given(at int64) int64 { return l.keys().given(at) }
 
-// TotalOrder reports whether the keys of all partitions grow in one order, the order of commits, and all copies of an
-// event have the same key. Package stream chooses by it how a feed merges partitions.
+// TotalOrder reports whether the keys of all partitions grow in one order, the order of commits, and all copies of an event have
+// the same key. Package stream needs it to choose how a feed merges partitions.
 func (l *Log) TotalOrder() bool { return l.keys().totalOrder() }
 
-// Of returns the partitions that hold the events of one URI. That is its own partition, unless the event type is unordered
-// and [Log.Spreads] is true. The own partition is one of them even then, for events from before the type gave up its order.
+// Of returns the partitions that hold the events of one URI. That is its own partition, unless the event type is unordered and
+// [Log.Spreads] is true. Even then it also returns the own partition, which has the events from before the type became unordered.
 func (l *Log) Of(workspace, uri string, unordered bool) []Partition {
 	own := Own(workspace, uri)
 	if !unordered || !l.Spreads() {
@@ -192,14 +192,14 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 	return l.keys().appendUnordered(ctx, workspace, uri, events, patterns)
 }
 
-// ByID returns the newest event with an id, of the URI if that is not empty, or nil if there is no such event. It is one query and
-// one read, however many events there are. indexed reports whether the log has an index of ids. Without an index, ByID returns nil
-// without a read.
+// ByID returns the newest event with an id, or nil if there is none. If uri is not empty, it looks only for events of that URI. It
+// makes one query and one read, however many events there are. indexed reports whether the log has an index of ids. Without an
+// index, ByID returns nil without a read.
 func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error) {
 	return l.keys().byID(ctx, workspace, id, uri)
 }
 
-// keys is the part of the log that depends on where keys come from.
+// keys is the part of the log that differs between the implementations [exact] and [stamped].
 type keys interface {
 	position() int64
 	settled() int64
@@ -218,13 +218,13 @@ type keys interface {
 	// put writes one segment and returns the key of its last entry, or 0 if it does not know the key. The key is greater
 	// than floor.
 	put(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error)
-	// repeatable reports whether the events of a segment with the last key end need not be written again because no
-	// reader can have passed them.
+	// repeatable is called when a batch arrives again. It reports whether the events in the segment with the last key end need not be
+	// written again, because no reader can have passed them.
 	repeatable(end int64) bool
 
 	// bound limits a query to the position end, and returns the position up to which the last page is complete.
 	bound(q *store.Query, end int64) int64
-	// completeStamp adds the items to a page that have the same key as its last item.
+	// completeStamp adds the items to a page whose key equals that of the page's last item.
 	completeStamp(ctx context.Context, p Partition, page *store.Page) error
 	byID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error)
 }
@@ -237,7 +237,7 @@ func (l *Log) keys() keys {
 	return stamped{l}
 }
 
-// CheckClock counts a skewed clock if a time that another process stamped in the past is in this process's future.
+// CheckClock counts a skewed clock if this process's clock has not reached a time that another process has already stamped.
 func (l *Log) CheckClock(past time.Time) {
 	if past.Sub(l.Time()) > 2*MaxSkew {
 		l.Skewed.Add(1)
@@ -288,7 +288,7 @@ const stampSize = 16
 
 func sortKey(stamp int64) string { return fmt.Sprintf("%0*d", stampSize, stamp) }
 
-// afterKey returns a sort key after all items with the given stamp.
+// afterKey returns a sort key that follows all items with the given stamp.
 func afterKey(stamp int64) string { return sortKey(max(stamp, 0)) + "~" }
 
 func parseKey(sort string) (int64, error) {
@@ -302,17 +302,17 @@ func parseKey(sort string) (int64, error) {
 	return k, nil
 }
 
-// Interest says that a client reads a pattern in band, or may do so again soon. While it lasts, fanout writes the partitions
-// of the pattern.
+// Interest records that a client reads a pattern in band (by stream or poll), or may do so again soon. While it lasts, fanout
+// writes the events of the pattern to its partitions.
 type Interest struct {
-	// Since is the position at which it began. Earlier events are not in the partitions of the pattern.
+	// Since is the position at which the interest began. Earlier events are not in the partitions of the pattern.
 	Since int64
-	// Until is when it ends, unless it is renewed.
+	// Until is when the interest ends, unless it is renewed.
 	Until time.Time
 }
 
-// Reaches returns the first position from which a cursor finds all events of the pattern. It is a window before Since,
-// because a cursor is up to a window before the time at which it was given.
+// Reaches returns the first position from which a cursor finds all events of the pattern. It is before Since, because a client that
+// got its cursor at Since has a position up to a window earlier.
 func (in Interest) Reaches() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
 // InterestKey returns the key of the item that holds the interest in a pattern.
@@ -322,8 +322,9 @@ func InterestKey(workspace, key string) store.Key {
 
 const untilCount = "until"
 
-// Interested makes sure that the partitions of a pattern are written until the given time, and for at least one retention
-// from now. It returns the interest, which tells since when they are written. The caller must have marked the shape before.
+// Interested makes sure that the partitions of a pattern are written until the given time, and for at least one retention from now.
+// It returns the interest, which tells since when they are written. The caller must have recorded the pattern's shape as in use
+// before.
 func (l *Log) Interested(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
 	k := InterestKey(workspace, key)
 	if kept := l.KeptUntil(); until.Before(kept) {
@@ -360,8 +361,8 @@ func (l *Log) Interested(ctx context.Context, workspace, key string, until time.
 	}
 }
 
-// interestMargin is how much longer than the interest its item stays, so that a clock that is a little fast does not end the
-// interest early.
+// interestMargin is how long an item stays after its interest has ended, so that a store whose clock is a little fast does not
+// delete it too early.
 const interestMargin = time.Hour
 
 // Interest returns the interest in a pattern, or the zero value if its item does not exist or has expired.
@@ -370,7 +371,7 @@ func (l *Log) Interest(ctx context.Context, workspace, key string) (Interest, er
 	return ReadInterest(it), err
 }
 
-// ReadInterest decodes an item of interest. A nil item is no interest.
+// ReadInterest decodes an interest. For a nil item, it returns the zero value.
 func ReadInterest(it *store.Item) Interest {
 	if it == nil {
 		return Interest{}
@@ -427,7 +428,7 @@ func (l *Log) Below(ctx context.Context, workspace, parent string, n int) (uris 
 	return uris, err
 }
 
-// eachBelow calls take with up to n sub-resources of a parent, page by page. The sort key of an item is the URI.
+// eachBelow calls take with up to n sub-resources of a parent, page by page. The sort key of an item is the sub-resource's URI.
 func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, take func(page []store.Item)) error {
 	q := store.Query{Table: store.Log, Partition: childrenOf(workspace, parent)}
 	for more := true; more && n > 0; {
@@ -445,8 +446,8 @@ func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, ta
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 
-// RecordChild records a URI under its parents for a month, for [Log.LatestBelow] and [Log.Below]. Fanout calls it for the
-// first event of a URI on the URI's day (see [Appended]), and continues if it fails.
+// RecordChild records a URI under its parents for a month, for [Log.LatestBelow] and [Log.Below]. Fanout calls it for the first
+// event of a URI on the URI's day (see [Appended]), and ignores a failure.
 func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	segs := strings.Split(strings.TrimPrefix(uri, "event://"), "/")
 	var ops []store.Op

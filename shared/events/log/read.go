@@ -133,8 +133,8 @@ type positioned struct {
 	event    event.Event
 }
 
-// takeFitting returns the first events, at most n, that fit into [LatestBytes]. At least one fits. It clears the others, so that their
-// memory is freed.
+// takeFitting returns the first events, at most n, whose payloads fit into [LatestBytes] together. It always returns at least one.
+// It clears the others, so that their memory is freed.
 func takeFitting[T any](events []T, n int, size func(T) int) []T {
 	fit, bytes := 0, 0
 	for fit < min(n, len(events)) {
@@ -147,8 +147,8 @@ func takeFitting[T any](events []T, n int, size func(T) int) []T {
 	return events[:fit]
 }
 
-// Newest returns a page of up to n events of partitions that were written from since to until, newest first. before is the next of
-// the previous page, or "" for the first page; next is "" after the last page. Newest makes one query of at most n+1 items for each
+// Newest returns a page of up to n events that were written to the partitions from since to until, newest first. Pass the previous
+// page's next as before, or "" for the first page. next is "" after the last page. Newest queries up to n+1 items of each
 // partition, because an item has the events that were written together, often only one.
 func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (events []event.Event, next string, err error) {
 	at, skip := parsePosition(before)
@@ -187,8 +187,8 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 	return events, next, nil
 }
 
-// newestItems returns up to n items of each partition that precede a key, newest first. If a partition has more, the items are complete
-// only down to the key floor, which is otherwise empty.
+// newestItems returns up to n items of each partition that precede a key, newest first. If a partition has more, floor is the key
+// down to which the items are complete. Otherwise floor is empty.
 func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (items []store.Item, floor string, err error) {
 	for _, p := range parts {
 		q := store.Query{Table: store.Log, Partition: p.name, Reverse: true, Before: before, Limit: n}
@@ -210,10 +210,10 @@ func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until t
 	return items, floor, nil
 }
 
-// position returns the position after a number of events with a sort key. Items of several partitions may have the same key.
+// position encodes the position after the first n events with a sort key. Items of several partitions may have the same key.
 func position(sort string, n int) string { return fmt.Sprintf("%s/%d", sort, n) }
 
-// parsePosition reads a result of position. The version before wrote only the key of an item that was listed completely.
+// parsePosition decodes a position. The previous version of the program wrote only the key, after listing all events of its item.
 func parsePosition(text string) (sort string, n int) {
 	sort, number, _ := strings.Cut(text, "/")
 	n, _ = strconv.Atoi(number) // 0 if it is made up
@@ -281,10 +281,10 @@ type Cursor struct {
 	At int64
 	// Sent holds the hashes of entries after At that were sent; at most [MaxSent].
 	Sent []uint64
-	// Places are positions of partitions that replace At there; at most [MaxPlaces].
+	// Places has different positions for some partitions, which replace At there; at most [MaxPlaces].
 	Places []Place
-	// Given is when At was the end of the log, in the unit of At; 0 is unknown. A position in a quiet log does not become
-	// too old, because everything after it was written after that time.
+	// Given is when At was the end of the log, in the unit of At; 0 is unknown. It keeps a position in a quiet log from seeming too
+	// old, because everything after the position was written after that time.
 	Given int64
 	// Last is when a poll last returned events, in the unit of At; 0 is unknown. It only decides how soon to poll again.
 	Last int64
@@ -407,7 +407,8 @@ func (s *Sealer) mac(workspace string, body []byte) []byte {
 	return s.sum("cursor\x00"+workspace+"\x00", body)[:macSize]
 }
 
-// sum returns the keyed hash of the two texts. A stream needs one for each message, and most of the work is to make the hasher.
+// sum returns the keyed hash of the two texts. It reuses hashers, because a stream needs a hash for each message, and creating the
+// hasher is most of the work.
 func (s *Sealer) sum(begin string, rest []byte) []byte {
 	h, ok := s.hashers.Get().(hash.Hash)
 	if !ok {

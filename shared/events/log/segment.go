@@ -24,9 +24,9 @@ type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`
 	Notices []noticeEnvelope `json:"n,omitempty"`
-	// Before are the ids of the batch's events that earlier segments hold, and BeforeAt their publication times in
-	// microseconds since 1970. So if the batch is repeated, its last segment tells which events were written. Segments
-	// of earlier releases have no times.
+	// Before has the ids of the batch's events that are in earlier segments, and BeforeAt their publication times in microseconds
+	// since 1970. So if the batch is repeated, its last segment tells which events were written. Segments of earlier releases have no
+	// times.
 	Before   []string `json:"b,omitempty"`
 	BeforeAt []int64  `json:"bp,omitempty"`
 
@@ -72,7 +72,7 @@ func (s segment) has(e *event.Event, end int64) bool {
 
 func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 
-// maxSegment keeps a segment under the limit of an item, with room for keys.
+// maxSegment is the maximum size of a segment, so that it fits into an item together with the keys.
 const maxSegment = store.MaxItem - 4<<10
 
 // pack divides events into segments of at most room bytes and most events.
@@ -90,8 +90,8 @@ func pack(events []event.Event, room, most int) [][]event.Event {
 	return out
 }
 
-// ErrLater is returned for a segment of a later release, which that release can read. A reader stops before it in its
-// partition and continues with the others.
+// ErrLater is returned for a segment that a later release wrote. A reader stops before it, because only that release can decode it,
+// and continues with other partitions.
 var ErrLater = fault.New(fault.Unavailable, "a segment of the log is of a later release")
 
 func decodeSegment(item store.Item) (s segment, err error) {
@@ -152,13 +152,13 @@ func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	return last - int64(n) + 1, 1
 }
 
-// lostEntry returns the entry for the events of an item that cannot be read.
+// lostEntry returns the entry that stands for an item's unreadable events.
 func lostEntry(item store.Item, key int64) Entry {
 	return Entry{Key: key, Lost: true, id: "lost#" + item.Partition + "#" + item.Sort}
 }
 
-// salvage returns the events of a broken segment that can be decoded, and an entry for the others, with the key of the first of
-// them.
+// salvage returns the events of a broken segment that can be decoded, and one lost entry in the place of the first event that
+// cannot.
 func salvage(item store.Item, last int64) (entries []Entry) {
 	lost := lostEntry(item, last)
 	var s struct {
@@ -182,8 +182,8 @@ func salvage(item store.Item, last int64) (entries []Entry) {
 	return entries
 }
 
-// recordBroken counts and logs, once, an item that cannot be decoded, and records it for operators. The item itself stays where it is,
-// so that all its readers meet it.
+// recordBroken counts and logs an item that cannot be decoded, and records it for operators, but only once. The item itself stays
+// where it is, so that all readers learn of the gap.
 func (l *Log) recordBroken(ctx context.Context, item store.Item, reason error) {
 	if !l.countBroken(item) {
 		return
@@ -244,8 +244,7 @@ func (l *Log) countBroken(item store.Item) bool {
 
 // Appended is the result of [Log.Append].
 type Appended struct {
-	// First reports that these may be the first events of the URI on its day, which begins at the same time each day
-	// (see dayOf).
+	// First reports that these may be the URI's first events of the day. The day of each URI begins at a different time (see dayOf).
 	First bool
 	// After is a position before all these events.
 	After int64
@@ -385,8 +384,8 @@ func (l *Log) BeginBatch() (end func()) {
 	}
 }
 
-// AwaitBatches waits until the batches that have begun in this process are in the log. A new subscriber calls it before it
-// reads the log, because such a batch may have looked for subscribers before there was this one.
+// AwaitBatches waits until the batches that have begun in this process are in the log. A new subscriber calls it before it reads
+// the log, because such a batch may have looked for subscribers before this one existed.
 func (l *Log) AwaitBatches(ctx context.Context) error {
 	l.batches.mu.Lock()
 	var running []chan struct{}
