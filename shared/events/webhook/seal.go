@@ -15,12 +15,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Stored secrets are sealed with HPKE (RFC 9180: DHKEM X25519, HKDF-SHA256, AES-256-GCM). The process that registers
-// subscriptions has the public keyset and can only seal. The process that sends webhooks has the private keyset.
-// Keysets have Tink's binary form, about 150 bytes per private key.
+// Stored secrets are sealed with HPKE (RFC 9180: DHKEM X25519, HKDF-SHA256, AES-256-GCM). The process that registers subscriptions has the
+// public keyset and can only seal. The process that sends webhooks has the private keyset and can also open. Keysets have Tink's binary
+// form, about 150 bytes per private key.
 
-// Binding identifies the subscription and target that a sealed secret belongs to. A sealed secret that is copied to
-// another workspace, subscription or target cannot be opened.
+// Binding identifies the subscription and the target to which a sealed secret belongs. A sealed secret that was copied to another
+// workspace, subscription or target cannot be opened.
 type Binding struct{ Workspace, Subscription, Target string }
 
 // context encodes the binding for HPKE's info parameter. Each part is preceded by its length, so that different
@@ -46,8 +46,8 @@ func GenerateKeyset() (private, public []byte, err error) {
 	return writeKeysets(h)
 }
 
-// AddKey makes the first step of a rotation. It returns the private keyset with an additional key that is not used for sealing yet.
-// When every sender has this keyset, call [PromoteKey].
+// AddKey is the first step of a key rotation. It returns the private keyset with an additional key that is not used for sealing yet. After
+// every sender has the new keyset, call [PromoteKey].
 func AddKey(private []byte) ([]byte, error) {
 	out, _, err := changeKeys(private, "add a sealing key", func(m *keyset.Manager) error {
 		_, err := m.Add(hybrid.DHKEM_X25519_HKDF_SHA256_HKDF_SHA256_AES_256_GCM_Key_Template())
@@ -56,8 +56,8 @@ func AddKey(private []byte) ([]byte, error) {
 	return out, err
 }
 
-// PromoteKey makes the second step of a rotation: the most recently added key seals new secrets from now on. Older keys stay, so that
-// secrets sealed with them can still be opened.
+// PromoteKey is the second step of a key rotation: from now on, the newest key seals new secrets. Older keys stay, so that secrets sealed
+// with them can still be opened.
 func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 	return changeKeys(private, "promote a sealing key", func(m *keyset.Manager) error {
 		h, err := m.Handle()
@@ -72,9 +72,9 @@ func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 	})
 }
 
-// DropKeys removes old keys that are no longer in use. It keeps the key that seals and any key that was added after
-// it. For each older key it calls inUse with the prefix of everything that the key has sealed. It returns the number
-// of removed keys. A removed key cannot be restored, so no process may still seal with it.
+// DropKeys removes old keys that are no longer in use. It keeps the sealing key and newer keys. For each older key, it calls inUse with the
+// prefix that all secrets sealed with this key have. It returns the number of removed keys. A removed key cannot be restored, so make sure
+// that no process still seals with it.
 func DropKeys(private []byte, inUse func(prefix []byte) (bool, error)) (newPrivate, public []byte, dropped int, err error) {
 	var failed error
 	newPrivate, public, err = changeKeys(private, "remove sealing keys", func(m *keyset.Manager) error {
@@ -108,7 +108,7 @@ func DropKeys(private []byte, inUse func(prefix []byte) (bool, error)) (newPriva
 	return newPrivate, public, dropped, err
 }
 
-// prefixOf returns the prefix that Tink writes before sealed data: a version byte and the key's id.
+// prefixOf returns the prefix that Tink puts before data sealed with a key: a version byte and the key's id.
 func prefixOf(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{1}, id) }
 
 // changeKeys applies a change to a private keyset and returns the new private and public keysets.
@@ -183,10 +183,10 @@ func NewSealer(public []byte) (*Sealer, error) {
 	return &Sealer{enc: enc, key: prefixOf(primary.KeyID())}, nil
 }
 
-// Key returns the prefix of everything that this Sealer seals, which identifies its key.
+// Key identifies the Sealer's key by the prefix that all its sealed secrets have.
 func (s *Sealer) Key() []byte { return s.key }
 
-// SealAgain opens a secret that an older key has sealed, and seals it. It returns nil if the Sealer's own key has sealed it.
+// SealAgain seals a secret with the Sealer's key if an older key has sealed it, and otherwise returns nil. It opens the secret with o.
 func (s *Sealer) SealAgain(ctx context.Context, sealed []byte, b Binding, o *Opener) ([]byte, error) {
 	if bytes.HasPrefix(sealed, s.key) {
 		return nil, nil
@@ -208,8 +208,8 @@ func (s *Sealer) Seal(_ context.Context, secret []byte, b Binding) ([]byte, erro
 	return sealed, nil
 }
 
-// openCache is how many opened secrets an [Opener] keeps, because opening takes about a hundred times as long as
-// signing. With secrets of 64 bytes the cache needs about 12 MB.
+// openCache limits how many opened secrets an [Opener] keeps in memory, because opening takes about a hundred times as long as signing.
+// With secrets of 64 bytes the cache needs about 12 MB.
 const openCache = 65_536
 
 // Opener opens secrets that a [Sealer] of the same keyset sealed. It is safe for concurrent use.

@@ -54,8 +54,9 @@ func signHub(secret, body []byte) string {
 	return "sha256=" + hex.EncodeToString(m.Sum(nil))
 }
 
-// Identity adds ed25519 signatures (Standard Webhooks v1a) to those with shared secrets. They prove that the server
-// sent the webhook, rather than someone else who has the secret. The public key is served as a JWKS.
+// Identity adds an ed25519 signature (Standard Webhooks v1a) to each webhook. It proves that this server sent the
+// webhook, because only the server has the private key, whereas everyone with the shared secret can make the other
+// signatures. [Identity.JWKS] publishes the public key.
 type Identity struct{ key ed25519.PrivateKey }
 
 // NewIdentity returns an Identity that signs with key.
@@ -66,7 +67,7 @@ func (i *Identity) Sign(id string, at time.Time, body []byte) string {
 	return "v1a," + base64.StdEncoding.EncodeToString(ed25519.Sign(i.key, append(preamble(nil, id, at.Unix()), body...)))
 }
 
-// preamble appends the part of the signed bytes that precedes the body.
+// preamble appends "ID.SECONDS.", which precedes the body in the signed bytes.
 func preamble(b []byte, id string, at int64) []byte {
 	b = append(b, id...)
 	b = append(b, '.')
@@ -83,8 +84,8 @@ const (
 	newKey = 32
 )
 
-// NewSecret returns a new Standard Webhooks secret of 32 random bytes: as whsec_ text for the receiver, and as the
-// decoded key.
+// NewSecret returns a new Standard Webhooks secret of 32 random bytes, both as whsec_ text for the receiver and as a
+// key for [Sign].
 func NewSecret() (secret string, key []byte) {
 	key = make([]byte, newKey)
 	_, _ = rand.Read(key) // never fails; the program ends instead
@@ -106,13 +107,13 @@ func NewRawSecret() (secret string, key []byte) {
 }
 
 // ParseSecret decodes a whsec_ secret of 24 to 64 bytes in padded base64, which all Standard Webhooks libraries can
-// read. Other secrets are a fault of kind Invalid, whose text contains no part of the secret.
+// read. For any other secret it returns a fault of kind Invalid, whose text contains no part of the secret.
 func ParseSecret(secret string) ([]byte, error) {
 	text, ok := strings.CutPrefix(secret, secretPrefix)
 	if !ok {
 		return nil, fault.New(fault.Invalid, "the secret does not start with %s", secretPrefix)
 	}
-	// Go's decoder skips line breaks, but the decoders of other libraries do not.
+	// Refuse line breaks, because Go's decoder skips them but the decoders of other libraries do not.
 	if strings.ContainsAny(text, "\r\n") {
 		return nil, fault.New(fault.Invalid, "the secret is not base64")
 	}
@@ -186,8 +187,8 @@ func (i *Identity) JWKS() []byte {
 }
 
 // Verify checks a received webhook with the Standard Webhooks library. One of the signatures must match one of the
-// secrets, and the timestamp must be within five minutes of now. A secret that begins with whsec_ is decoded; any
-// other secret is used as the key itself. The fault is of kind Unauthenticated, or Invalid for a malformed secret.
+// secrets, and the timestamp must be within five minutes of now. A secret that begins with whsec_ is decoded; any other
+// secret is used as the key itself. Verify returns a fault of kind Unauthenticated, or Invalid for a malformed secret.
 func Verify(h http.Header, body []byte, secrets ...string) error {
 	for _, secret := range secrets {
 		key := []byte(secret)
@@ -227,8 +228,8 @@ func reason(err error) string {
 // webhook.
 const MaxReceived = 2 * MaxBody
 
-// Challenge returns the challenge in a verified request, or false if the request is not a challenge. It also checks
-// the webhook-id, which is signed, because the data of an event could look like a challenge.
+// Challenge returns the challenge in a verified request, or false if the request is not a challenge. An event's data
+// could look like a challenge, so Challenge also checks the webhook-id, which is covered by the signature.
 func Challenge(h http.Header, body []byte) (string, bool) {
 	if !strings.HasPrefix(h.Get(HeaderID), VerificationPrefix) {
 		return "", false
@@ -240,15 +241,15 @@ func Challenge(h http.Header, body []byte) (string, bool) {
 	return v.Challenge, true
 }
 
-// VerificationPrefix is the prefix of the webhook-id of a challenge (SEP-3415).
+// VerificationPrefix begins the webhook-id of each challenge (SEP-3415).
 const VerificationPrefix = "msg_verification_"
 
 // receiverPath is the path at which an origin may declare which of its paths receive webhooks (SEP-3415, "Endpoint
 // verification").
 const receiverPath = "/.well-known/mcp-webhook-receiver.json"
 
-// challengeTimeout limits each of the two requests of a verification, because a client is waiting for the response to
-// events/subscribe.
+// challengeTimeout limits each of the two requests of [Sender.Verify]. It is short because a client is waiting for the
+// response to events/subscribe.
 const challengeTimeout = 10 * time.Second
 
 // verification is the control envelope of a challenge. Its fields are in the order in which they are sent.
@@ -258,12 +259,13 @@ type verification struct {
 }
 
 // Verify checks that an endpoint wants deliveries (SEP-3415). It posts a fresh challenge, signed like a delivery, and
-// expects to find it in the body of a 2xx response. If the endpoint does not echo the challenge, its origin may
-// instead declare the path in /.well-known/mcp-webhook-receiver.json. Each challenge is used for one call only.
-// Callers limit how many calls they make (SRF-07).
+// expects to find it in the body of a 2xx response. If the endpoint does not echo the challenge, Verify accepts instead
+// that its origin lists the endpoint's path in /.well-known/mcp-webhook-receiver.json. Callers limit how many calls
+// they make (SRF-07).
 //
-// A target that the guard refuses is a fault of kind Invalid. Other failures are of kind Unavailable. Their data is
-// {"reason": category}, with one of the published categories, unless the failure was on our side.
+// If the guard refuses the target, Verify returns a fault of kind Invalid. Other failures are faults of kind
+// Unavailable with the data {"reason": category}, where category is a published one. The data is missing if the failure
+// was on our side.
 func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys [][]byte) error {
 	u, err := s.guard.checkURL(target)
 	if err != nil {
@@ -305,8 +307,8 @@ func (s *Sender) challenge(ctx context.Context, target, subscriptionID string, k
 	return nil
 }
 
-// echoes reports whether a response contains the challenge. Its time does not depend on where the two differ. It may
-// depend on the length, because the length of a challenge is not secret.
+// echoes reports whether a response contains the challenge. The comparison takes the same time wherever the two differ.
+// Only a different length may be faster, because the length of a challenge is not secret.
 func echoes(body []byte, nonce string) bool {
 	var echo struct {
 		Challenge string `json:"challenge"`
@@ -317,7 +319,7 @@ func echoes(body []byte, nonce string) bool {
 	return subtle.ConstantTimeCompare([]byte(echo.Challenge), []byte(nonce)) == 1
 }
 
-// isDeclared reports whether the target's origin declares that the target's path receives webhooks.
+// isDeclared reports whether the target's origin lists the target's path in [receiverPath].
 func (s *Sender) isDeclared(ctx context.Context, target *url.URL) bool {
 	u := &url.URL{Scheme: target.Scheme, Host: target.Host, Path: receiverPath}
 	req := http.Request{
@@ -335,7 +337,7 @@ func (s *Sender) isDeclared(ctx context.Context, target *url.URL) bool {
 		return false
 	}
 	path := target.EscapedPath()
-	// Resolving dot segments or encoded slashes could lead outside the prefix.
+	// The endpoint may resolve dot segments and encoded slashes. Its path could then lie outside the declared prefix.
 	if strings.Contains(path, "/.") || strings.Contains(strings.ToLower(path), "%2e") || strings.Contains(strings.ToLower(path), "%2f") {
 		return false
 	}

@@ -22,10 +22,10 @@ type Sealer interface {
 	Seal(ctx context.Context, secret []byte, b webhook.Binding) ([]byte, error)
 }
 
-// Check refuses a URL to which we never deliver.
+// Check returns an error for a URL to which we never deliver.
 func (t Targets) Check(url string) error { return t.Sender.Check(url) }
 
-// Verify sends a challenge, which is signed unless key is nil.
+// Verify verifies an endpoint like [webhook.Sender.Verify]. The challenge is signed unless key is nil.
 func (t Targets) Verify(ctx context.Context, url, subscriptionID string, key []byte) error {
 	if key == nil {
 		return t.Sender.Verify(ctx, url, subscriptionID, nil) // without a key, because anyone can sign with an empty one
