@@ -29,8 +29,8 @@ const (
 	maxGlobs     = 50
 )
 
-// Filter accepts events by their payload. The value at Pointer must be one of Values, in which `*` stands for any characters, or it must be
-// in the range Span.
+// Filter accepts events by their payload. The value at Pointer must be one of Values, in which `*` matches any characters, or it
+// must be in the range Span.
 type Filter struct {
 	Pointer string            `json:"p"`
 	Values  []json.RawMessage `json:"v,omitempty"`
@@ -60,7 +60,7 @@ func newFilter(pointer string, of catalog.RangeType, raw json.RawMessage) (Filte
 	return Filter{Pointer: pointer, Values: list}, nil
 }
 
-// checkFilters limits the work of all filters of a subscription.
+// checkFilters returns an error if a subscription's filters together would need too many comparisons per event.
 func checkFilters(filters []Filter) error {
 	all, globs := 0, 0
 	for _, f := range filters {
@@ -93,11 +93,11 @@ func Payloads(events []event.Event) []*Payload {
 	return out
 }
 
-// recentPayloads holds the payloads that streams currently filter, because a tail passes the same event to all of them. It is small
-// because a decoded payload may take some megabytes.
+// recentPayloads holds the payloads that streams are filtering now, so that the streams decode an event's payload only once. It is
+// small because a decoded payload may take some megabytes.
 var recentPayloads = bounded.NewMap[*event.Event, *Payload](16)
 
-// payloadOf returns the payload of an event, which other streams may share.
+// payloadOf returns the payload of an event, which other streams may use at the same time.
 func payloadOf(e *event.Event) *Payload {
 	p, ok := recentPayloads.Get(e)
 	if !ok {
@@ -150,7 +150,7 @@ func (f Filter) accepts(doc any) bool {
 	return f.values().accept(got)
 }
 
-// values are the values of a filter by type, decoded once for all elements of a list in a payload.
+// values has the values of a filter by type. It is decoded once, even if the payload has a list with many elements to check.
 type values struct {
 	texts   map[string]bool
 	globs   []glob
@@ -221,7 +221,7 @@ func (g glob) matches(s string) bool {
 	return true
 }
 
-// valueOf decodes the payload of an event. It is empty if the event has lost it.
+// valueOf decodes a payload. It returns nil if the event has no payload.
 func valueOf(payload json.RawMessage) any {
 	if len(payload) == 0 {
 		return nil
@@ -251,8 +251,8 @@ func Redacted(payload json.RawMessage, pointers []string) (json.RawMessage, erro
 
 // AppendOccurrenceMeta appends the members that the _meta of an EventOccurrence has in every delivery mode, without braces.
 //
-// The arguments are the values of the variables of the event type's URI template, e.g. {"owner":"acme","repo":"web"}. They are
-// left out if the catalog has lost the event type or changed its template since the event was published; entry is nil in the first case.
+// The arguments are the values of the variables of the event type's URI template, e.g. {"owner":"acme","repo":"web"}. They are left
+// out if the event type is no longer in the catalog (entry is nil), or if its template has changed since the event was published.
 func AppendOccurrenceMeta(b []byte, e *event.Event, entry *catalog.Entry) []byte {
 	b = jsonrpc.AppendString(append(b, `"`+spec.MetaURI+`":`...), e.URI)
 	if entry == nil {
@@ -288,7 +288,7 @@ type Bound struct {
 	Value string `json:"v"`
 }
 
-// rangeOps are the operators of a range, with the results of a comparison that satisfy them.
+// rangeOps has the operators of a range, each with the results of [cmp.Compare] that satisfy it.
 var rangeOps = map[string][]int{"$gt": {1}, "$gte": {0, 1}, "$lt": {-1}, "$lte": {-1, 0}}
 
 // isRange reports whether the argument of a filter is a range.
@@ -388,8 +388,9 @@ func compareTimes(a, b string) (int, bool) {
 	return x.Compare(y), err == nil
 }
 
-// compareNumbers compares two JSON numbers. Rounding keeps their order, so only numbers that round to the same float64 need an exact
-// comparison. It is limited to short numbers without an exponent, because e.g. 1e999999 has a million digits.
+// compareNumbers compares two JSON numbers. Rounding keeps their order, so only numbers that round to the same float64 need an
+// exact comparison. The exact comparison is limited to short numbers without an exponent, because e.g. 1e999999 has a million
+// digits.
 func compareNumbers(a, b string) (int, bool) {
 	x, errX := strconv.ParseFloat(a, 64)
 	y, errY := strconv.ParseFloat(b, 64)

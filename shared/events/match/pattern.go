@@ -1,9 +1,9 @@
 // Package match decides which events a subscription receives.
 //
 // A client names events by URI (SEP-1803) or by the name of an event type with arguments (MCP Events). [Resolve] and [Select] turn
-// either into a [Pattern]: a concrete URI, a template with open variables, or a parent. An event is looked up by the keys that
-// it can have ([KeyUnder]), one per [Shape] that is in use, so its cost does not grow with the number of patterns. What the pattern lets
-// through, a [Filter] can narrow by the event's payload.
+// either into a [Pattern]: a concrete URI, a template with open variables, or a parent. The patterns that an event matches are
+// found by their keys. [KeyUnder] returns one key for each [Shape] that is in use, so the cost does not grow with the number of
+// patterns. A [Filter] then selects among a pattern's events by their payload.
 //
 // The package stores nothing. Continue in shared/events/subscription, which keeps subscriptions under their patterns.
 package match
@@ -41,8 +41,8 @@ const (
 // parentMark is the end of a parent's key.
 const parentMark = "/**"
 
-// Pattern matches the URIs of events. Subscribers of an event are found by the keys of the patterns that match it, not by scanning
-// patterns.
+// Pattern matches the URIs of events. An event's subscribers are found by the keys of the patterns that match it, and not by trying
+// all patterns.
 type Pattern struct {
 	Kind Kind `json:"k"`
 	// Key identifies the pattern within a workspace. It is the URI, with `*` for an open variable and `/**` after a parent, e.g.
@@ -63,8 +63,8 @@ func (p Pattern) Partitions(log *eventlog.Log, workspace string) []eventlog.Part
 	return log.Of(workspace, p.Key, p.Unordered)
 }
 
-// Shape is the form of a pattern: which variables of an event type are open or, for parents, the number of segments. An event has one
-// key per shape, so a reader looks up one key for each shape that is in use.
+// Shape is the form of a pattern. It tells which variables of an event type are open or, for a parent, the number of segments. An
+// event matches at most one key of each shape, so a reader looks up one key for each shape that is in use.
 type Shape struct {
 	// Scope is "entry:" and the name of the event type, or "parents". Shapes are counted per scope.
 	Scope string `json:"c"`
@@ -93,21 +93,21 @@ func segments(uri string) []string {
 	return strings.Split(strings.TrimPrefix(uri, catalog.Scheme), "/")
 }
 
-// Access is an event type that a pattern covers, with the variables that the pattern binds. A subscriber needs the right to it.
+// Access is an event type that a pattern covers, with the variables that the pattern binds. A subscriber needs permission for it.
 type Access struct {
 	Entry *catalog.Entry
 	Vars  map[string]string
 }
 
-// InCatalog reports whether the catalog has a URI, in any of the ways that [Resolve] knows.
+// InCatalog reports whether [Resolve] finds a pattern for a URI.
 func InCatalog(cat *catalog.Catalog, uri string) bool {
 	_, _, err := Resolve(cat, uri)
 	return err == nil
 }
 
-// Resolve returns the patterns for a URI, and the event types that they cover, for [CheckAccess]. The URI may belong to an event type. It
-// may be a filled-in template (with `*` for an open variable), a parent of either, or both an event and a parent. For any other URI,
-// Resolve returns an error of kind Invalid that names the mistake.
+// Resolve returns the patterns for a URI and, for [CheckAccess], the event types that they cover. The URI may be an event's URI
+// (with `*` for an open variable), a parent of such URIs, or both an event's URI and a parent. For any other URI, Resolve returns
+// an error of kind Invalid that names the mistake.
 func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 	canonical, err := catalog.CanonicalPattern(uri)
 	if err != nil {
@@ -199,8 +199,8 @@ func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (st
 	return e.Expand(bound), true
 }
 
-// Matches reports whether some event can match the keys of two patterns. Because the key of a concrete pattern is its URI, it also reports
-// whether a URI matches the key of a pattern.
+// Matches reports whether an event can match both patterns, which are given by their keys. One key may also be the URI of an event,
+// because the key of a concrete pattern is its URI.
 func Matches(a, b string) bool {
 	x, aOpen := strings.CutSuffix(a, parentMark)
 	y, bOpen := strings.CutSuffix(b, parentMark)
@@ -219,7 +219,7 @@ func Matches(a, b string) bool {
 	return true
 }
 
-// CheckAccess checks the principal's right to all event types that a pattern covers.
+// CheckAccess returns an error if the principal has no permission for one of the event types that a pattern covers.
 func CheckAccess(p auth.Principal, access []Access) error {
 	for _, a := range access {
 		if err := a.Entry.Access.Check(p, a.Vars); err != nil {
@@ -229,8 +229,8 @@ func CheckAccess(p auth.Principal, access []Access) error {
 	return nil
 }
 
-// Selection is the events that a client of the MCP Events extension (SEP-3415) selects by the name of an event type and arguments. It means the
-// same for webhooks, streams and polls.
+// Selection is what a client of MCP Events (SEP-3415) has selected by the name of an event type and arguments. It selects the same
+// events for webhooks, streams and polls.
 type Selection struct {
 	Entry *catalog.Entry
 	// Arguments are canonical, so that equal arguments have equal bytes.
@@ -272,8 +272,8 @@ func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 	return s, s.setPattern()
 }
 
-// setPattern sets the pattern. It returns an error if no event can match, because URIs of events have a maximum length and no dot segments
-// or control characters, and because URIs of a backend belong to its own event types.
+// setPattern sets the pattern. It returns an error if the pattern can match no event. For example, event URIs have a maximum length
+// and no dot segments or control characters, and a backend's URIs match only its own event types.
 func (s *Selection) setPattern() error {
 	s.Pattern = ForEntry(s.Entry, s.Vars)
 	if catalog.BackendOf(s.Pattern.Key) != s.Entry.Backend {
@@ -283,7 +283,7 @@ func (s *Selection) setPattern() error {
 	return fault.Wrap(fault.Invalid, err, "arguments")
 }
 
-// selectOfBackend selects events of a backend, which alone knows what its arguments mean.
+// selectOfBackend selects events of a backend. It does not interpret the arguments, because only the backend knows what they mean.
 func (s *Selection) selectOfBackend(arguments json.RawMessage) (err error) {
 	s.Arguments = arguments
 	if s.Vars, err = s.Entry.BindArguments(arguments); err != nil { // first, because checking long arguments would take long
@@ -328,7 +328,7 @@ func (s *Selection) addArgument(name string, value json.RawMessage) error {
 	return nil
 }
 
-// Allowed checks the principal's right to the selected events.
+// Allowed returns an error if the principal has no permission for the selected events.
 func (s *Selection) Allowed(p auth.Principal) error {
 	return s.Entry.Access.Check(p, s.Vars)
 }
@@ -343,8 +343,8 @@ func (s *Selection) Data(e *event.Event) (json.RawMessage, error) {
 	return Redacted(e.Data, s.Redact)
 }
 
-// CanonicalArguments returns the arguments in the form in which equal arguments have equal bytes: members in the order of their
-// names, without insignificant space. Absent arguments and null become an empty object.
+// CanonicalArguments returns the arguments in a canonical form, so that equal arguments have equal bytes: members sorted by name,
+// without insignificant space. Absent arguments and null become an empty object.
 func CanonicalArguments(raw json.RawMessage) (json.RawMessage, error) {
 	members, err := decodeArguments(raw)
 	if err != nil {
@@ -380,7 +380,7 @@ func scalar(raw json.RawMessage) (string, bool) {
 	return "", false
 }
 
-// canonicalJSON sorts the members and removes insignificant space. Numbers keep their digits.
+// canonicalJSON encodes arguments with sorted members and without insignificant space. Numbers keep their digits.
 func canonicalJSON(args map[string]json.RawMessage) json.RawMessage {
 	values := make(map[string]any, len(args))
 	for name, raw := range args {
