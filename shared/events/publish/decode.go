@@ -17,12 +17,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// envelope is the nesting around a payload in a request: an array of objects.
+// envelope is the number of levels around a payload in a request: an array of objects.
 const envelope = 2
 
-// decode parses a JSON body with one event or an array of events. Each event is in our own form or a structured
-// CloudEvent; the latter has "specversion". If workspaces is true, an event may name its workspace. Faults are of
-// kind fault.Invalid, fault.TooLarge or fault.Unsupported, with a [Refusal].
+// decode parses a JSON body with one event or an array of events. Each event is in our own form or, if it has the
+// member "specversion", a structured CloudEvent. If workspaces is true, an event may name its workspace. Faults are
+// of kind fault.Invalid, fault.TooLarge or fault.Unsupported, with a [Refusal].
 func decode(body []byte, workspaces bool) ([]Input, error) {
 	var r refused
 	if jsonrpc.Depth(body) > event.MaxDepth+envelope {
@@ -63,7 +63,7 @@ func first(b []byte) byte {
 	return 0
 }
 
-// event parses one element. At is its JSON Pointer.
+// event parses one event of the request. at is its JSON Pointer.
 func (r *refused) event(raw json.RawMessage, at string, workspaces bool) Input {
 	in := Input{at: at, DataAt: at + "/data"}
 	if first(raw) != '{' {
@@ -135,7 +135,7 @@ func (r *refused) text(value json.RawMessage, at string) string {
 	return s
 }
 
-// optional decodes a member like text, and also accepts null.
+// optional parses a string like [refused.text], but also accepts null, for which it returns "".
 func (r *refused) optional(value json.RawMessage, at string) string {
 	if string(value) == "null" {
 		return ""

@@ -81,7 +81,7 @@ func (h *Handler) publish(w http.ResponseWriter, r *http.Request) ([]Accepted, e
 	return h.Service.Accept(r.Context(), p, in)
 }
 
-// firstRead is the maximum memory reserved because of Content-Length, before any of the body has arrived.
+// firstRead is the maximum memory that Content-Length alone can reserve, before any of the body has arrived.
 const firstRead = 64 << 10
 
 // read parses the events in a request.
@@ -169,11 +169,11 @@ func modeOf(h http.Header) (mode, error) {
 		"the Content-Type must be application/json, application/cloudevents+json or application/cloudevents-batch+json, in UTF-8")
 }
 
-// Refusal is the data of errors of [Service.Accept] and of the decoders. It locates the faults.
+// Refusal is the data of errors of [Service.Accept] and of the decoders. It tells where the faults are.
 type Refusal struct {
 	// URI is the first URI that matches no event type, in canonical form. It is empty if all URIs match.
 	URI string `json:"uri,omitempty"`
-	// Faults are at most 100 faults, with JSON Pointers into the request.
+	// Faults has up to [maxFaults] faults, with JSON Pointers into the request.
 	Faults []jsonpointer.Fault `json:"faults,omitempty"`
 	// Limit is the first limit that was exceeded, or nil.
 	*fault.Limit
@@ -198,7 +198,8 @@ type refused struct {
 	first string // message of the first fault of that kind
 }
 
-// severity orders the kinds. Malformed input comes before unknown names, because the caller must fix it first.
+// severity ranks the kinds of faults. If a request has several, its error gets the highest kind. Malformed input
+// comes before unknown names, because the caller must fix it first.
 func severity(k fault.Kind) int {
 	return 1 + slices.Index([]fault.Kind{fault.Unprocessable, fault.NotFound, fault.TooLarge, fault.Unsupported, fault.Invalid}, k)
 }
@@ -214,7 +215,7 @@ func (r *refused) add(k fault.Kind, pointer, format string, args ...any) {
 	}
 }
 
-// refuse adds a fault for an error, and records the limit that the error is about.
+// refuse adds an error as a fault. If the error is about a limit, refuse records the limit.
 func (r *refused) refuse(pointer string, err error) {
 	if l, ok := fault.DataOf(err).(fault.Limit); ok && r.Limit == nil {
 		r.Limit = &l

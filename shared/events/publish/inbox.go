@@ -26,15 +26,16 @@ import (
 // the reason, as a [queue.DeadLetter]. It does not hold up other messages.
 type Inbox struct {
 	Service *Service
-	// Workspace is the workspace of events that name none. Empty means auth.DefaultWorkspace.
+	// Workspace is the workspace of events that do not name one. Empty means auth.DefaultWorkspace.
 	Workspace string
-	// Documents reads messages that are not events but can become some. Nil means that there are no such messages.
+	// Documents converts messages that are not events, for example documents of AWS services, into events. Nil means that the inbox
+	// gets only events.
 	Documents Documents
 	// Log logs failures and dead letters. Nil means slog.Default.
 	Log *slog.Logger
 }
 
-// Documents makes events from other messages. Ours is false if it does not handle the message.
+// Documents makes events from messages that are not events. If ours is false, the message is not such a document.
 type Documents interface {
 	Read(ctx context.Context, body []byte) (in []Input, ours bool, err error)
 }
@@ -64,8 +65,8 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 			faulty = append(faulty, m.ID)
 		}
 	}
-	// Send the events first. If that fails, the messages are redelivered and no dead letter was sent. In the other order, the dead
-	// letters would be sent twice.
+	// Send the events first. If that fails, the queue redelivers all messages, and the dead letters have not been sent yet. In the
+	// other order, they would be sent twice.
 	if len(events) > 0 {
 		if err := b.Service.queue(ctx, events, spans); err != nil {
 			b.log().ErrorContext(ctx, "inbox messages not queued", "messages", len(taken), "error", err)
@@ -90,7 +91,7 @@ func (b *Inbox) log() *slog.Logger {
 	return slog.Default()
 }
 
-// prepare turns a message into messages for the events queue.
+// prepare turns an inbox message into messages for the events queue.
 func (b *Inbox) prepare(ctx context.Context, m queue.Message, spans *trace.Spans) ([]queue.Outgoing, error) {
 	in, err := b.read(ctx, m.Body)
 	if err != nil {
@@ -122,7 +123,7 @@ func (b *Inbox) read(ctx context.Context, body []byte) ([]Input, error) {
 	return decode(body, true)
 }
 
-// part prepares inputs of one workspace. Start is the index of the first within the message.
+// part prepares inputs of one workspace. start is the index of in[0] within the message.
 func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int, spans *trace.Spans) ([]queue.Outgoing, error) {
 	workspace := in[0].Workspace
 	if workspace == "" {
@@ -157,8 +158,8 @@ func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int
 	} else if !dependsOnCatalog(err) {
 		return nil, fault.Wrap(fault.Unavailable, err, "look up the event types of workspace %s", workspace)
 	}
-	// The catalog of this process may be seconds old. A message that it refuses is checked against the latest one
-	// before it becomes a dead letter.
+	// The catalog of this process may be seconds old. So check a message that it refuses against the latest catalog before the message
+	// becomes a dead letter.
 	latest, last := catalog.Latest(ctx, b.Service.Catalog, workspace)
 	if last != nil {
 		return nil, fault.Wrap(fault.Unavailable, last, "look up the event types of workspace %s", workspace)
@@ -181,8 +182,8 @@ func (b *Inbox) check(cat *catalog.Catalog, workspace string, in []Input, spans 
 	return out, nil
 }
 
-// dependsOnCatalog reports whether another catalog may accept what this one refuses, because it has another event type or
-// another schema.
+// dependsOnCatalog reports whether a newer catalog may accept what this one refuses, because it has another event type or another
+// schema.
 func dependsOnCatalog(err error) bool {
 	return fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable)
 }
@@ -207,8 +208,7 @@ func (o OnBehalf) Publish(ctx context.Context, p auth.Principal, in Input) error
 	return err
 }
 
-// ByInbox publishes in the same way from a function that can reach only the inbox queue. [Inbox] then checks and
-// publishes the event.
+// ByInbox is an [OnBehalf] for a process that can reach only the inbox queue. [Inbox] then checks and publishes the event.
 type ByInbox struct{ Queue queue.Sender }
 
 // Publish sends one event to the inbox.
@@ -241,8 +241,8 @@ func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 // OfBackends publishes the events that backends send. No quota counts them, because the relay limits each backend. Make it with
 // [NewOfBackends].
 //
-// The catalog of this process may be seconds old and lack an event type that the relay has just stored, or have its former schema. So
-// OfBackends tries again with the latest one before it refuses an event, which would be lost.
+// The catalog of this process may be seconds old and lack an event type that the relay has just stored, or have its former schema.
+// So OfBackends tries again with the latest catalog before it refuses an event, because a refused event is lost.
 type OfBackends struct {
 	service *Service
 	latest  *latest
@@ -264,7 +264,7 @@ func (o OfBackends) Publish(ctx context.Context, workspace string, in Input) err
 	return err
 }
 
-// Gap accepts a gap in the events of a backend's URI, of which subscribers are notified. It is in order with the events.
+// Gap publishes a notice that events of a backend's URI are missing. Subscribers get it in order with the URI's events.
 func (o OfBackends) Gap(ctx context.Context, workspace, uri string) error {
 	cat, entry, err := find(ctx, o.service.Catalog, workspace, uri)
 	if fault.Is(err, fault.NotFound) {
@@ -279,7 +279,7 @@ func (o OfBackends) Gap(ctx context.Context, workspace, uri string) error {
 	return fault.Wrap(fault.Unavailable, o.service.Queue.Send(ctx, queue.Events, out), "queue a gap")
 }
 
-// find returns the event type of a URI and its catalog.
+// find returns the event type of a URI, and the workspace's catalog.
 func find(ctx context.Context, in catalog.Source, workspace, uri string) (*catalog.Catalog, *catalog.Entry, error) {
 	cat, err := in.Catalog(ctx, workspace)
 	if err != nil {
@@ -292,8 +292,8 @@ func find(ctx context.Context, in catalog.Source, workspace, uri string) (*catal
 	return cat, entry, nil
 }
 
-// latest reads catalogs without a cache, but each at most once per readEvery, because a backend may send any number of events that do not
-// fit. Callers that come before a read begins share it, so that none gets a catalog that is older than its event.
+// latest reads catalogs without a cache, but each at most once per readEvery, because each invalid event of a backend asks for one.
+// Callers that arrive before a read begins share it, so that no caller gets a catalog that is older than its event.
 type latest struct {
 	source  catalog.Source
 	reading singleflight.Group

@@ -38,11 +38,11 @@ import (
 
 // Limits of a request.
 const (
-	// maxEvents is the maximum number of events.
+	// maxEvents is the maximum number of events in one request or message.
 	maxEvents = 1000
 	// MaxBody is the maximum size of a body in bytes.
 	MaxBody = 5 << 20
-	// maxID is the maximum length of an id that needs hashing because of its characters.
+	// maxID is the maximum length of a publisher's id in bytes. An id that is not a [event.ValidID] is hashed.
 	maxID = 4096
 )
 
@@ -69,11 +69,11 @@ type Input struct {
 	// of its deduplication id.
 	Resend string
 
-	// OfBackend admits events of backends, which only the relay may publish.
+	// OfBackend permits an event of a backend's event type. Only the relay sets it.
 	OfBackend bool
 
-	// URIAt and DataAt are JSON Pointers to the two in the request, for faults. An empty URIAt means /uri of the
-	// event.
+	// URIAt and DataAt are JSON Pointers to the URI and the payload in the request, for use in faults. An empty URIAt means the
+	// event's member /uri.
 	URIAt, DataAt string
 
 	at string // JSON Pointer to the event
@@ -202,12 +202,12 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 	return out, accepted, nil
 }
 
-// groups is the number of FIFO groups for the events of an unordered URI. One batch of ten is processed at a time
-// within a group, which allows about 125 events per second.
+// groups is the number of FIFO groups for the events of an unordered URI. In each group, one batch of ten events is processed at a
+// time, which allows about 125 events per second and group.
 const groups = 16
 
-// group returns the FIFO group of an event. It is derived from the URI or, if the event type is unordered, one of
-// several. The same id always gets the same group, because the queue drops repetitions only within a group.
+// group returns the FIFO group of an event. Each URI has one group or, if the event type is unordered, several. The same id always
+// gets the same group, because the queue drops repetitions only within a group.
 func group(cat *catalog.Catalog, workspace string, e event.Event) string {
 	if !cat.ByName(e.Name).Unordered() {
 		return digest(workspace, e.URI)
@@ -267,7 +267,7 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	return event.Event{ID: id, URI: uri, Name: entry.Name, Data: data}, r.count == before
 }
 
-// escapedWildcard is the canonical form, see [catalog.Canonical], of a segment that is a wildcard.
+// escapedWildcard is the result of [catalog.Canonical] for a segment that is a wildcard.
 const escapedWildcard = "%2A"
 
 // normalize checks a payload and converts it to the form in which it is stored and sent: compact, with problematic
