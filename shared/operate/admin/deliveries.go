@@ -37,10 +37,10 @@ type attemptView struct {
 	Outcome    string    `json:"outcome"`
 	// Status is the class of the response's status, e.g. "5xx". It is absent if there was no response.
 	Status string `json:"status,omitempty"`
-	// StatusCode is the status itself, for operators only. An owner chooses the URL of the endpoint, and could explore a network with
-	// more than the class (SRF-05).
+	// StatusCode is the exact status, for operators only. Owners choose the endpoint's URL, so exact statuses would let them explore our
+	// network (SRF-05).
 	StatusCode int `json:"statusCode,omitempty"`
-	// Response is the beginning of a failed response, if the server keeps it. It is for operators only, too.
+	// Response is the beginning of a failed response, if the server keeps it. Only operators see it.
 	Response    string    `json:"response,omitempty"`
 	Category    string    `json:"category,omitempty"`
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
@@ -74,12 +74,12 @@ func statusClass(status int) string {
 	return fmt.Sprintf("%dxx", status/100)
 }
 
-// deliveryList is a page of attempts, with the kinds of attempts that the delivery log keeps.
+// deliveryList is a page of attempts. It says which kinds of attempts the delivery log keeps.
 type deliveryList struct {
 	list[attemptView]
 	kept
-	// Omitted counts the attempts that this page lacks because there were too many within a short time. They are in the
-	// lists of their subscriptions.
+	// Omitted is the number of attempts that this page lacks, because many attempts within a short time are not all listed here. The lists
+	// of the single subscriptions have them.
 	Omitted int64 `json:"omitted"`
 }
 
@@ -110,7 +110,7 @@ func (h *deliveryHandler) list(c *call) (any, error) {
 	return out, h.visible.addTargets(c, found, out.Items)
 }
 
-// addTargets adds the URLs of the endpoints to the views of records.
+// addTargets sets the target of each view to the endpoint's URL.
 func (v visible) addTargets(c *call, found []records.Record, views []attemptView) error {
 	targets, err := targetsOf(c, v, found, func(r records.Record) subscription.Owned {
 		return subscription.Owned{ID: r.Subscription, Principal: r.Principal}
@@ -121,8 +121,8 @@ func (v visible) addTargets(c *call, found []records.Record, views []attemptView
 	return err
 }
 
-// targetsOf returns the URLs, without queries, of the endpoints to which records or dead letters belong, by the ids of their
-// subscriptions. It leaves out subscriptions that have ended.
+// targetsOf maps the subscriptions of records or dead letters to their endpoints' URLs without queries. It leaves out subscriptions that
+// have ended.
 func targetsOf[T any](c *call, v visible, found []T, owned func(T) subscription.Owned) (map[string]string, error) {
 	var subs []subscription.Owned
 	for _, one := range found {
@@ -158,7 +158,7 @@ type letterView struct {
 	// StatusCode is the status of the last attempt, as in [attemptView].
 	StatusCode int         `json:"statusCode,omitempty"`
 	Attempts   []letterTry `json:"attempts"`
-	// Attributes are the attributes of a queue's message.
+	// Attributes are the attributes of a queue's message that could not be handled. They are absent for a failed delivery.
 	Attributes map[string]string `json:"attributes,omitempty"`
 }
 
@@ -235,7 +235,7 @@ func (h *letterHandlers) read(c *call) (any, error) {
 	return views[0], nil
 }
 
-// find returns the dead letter in the path, if the caller may see it.
+// find returns the dead letter that the request's path names, if the caller may see it.
 func (h *letterHandlers) find(c *call) (*deadletter.Letter, error) {
 	l, err := h.operations.Letter(c.Context(), c.who.Workspace, c.PathValue("id"))
 	if err == nil && (l == nil || !c.operator && l.Principal != c.who.ID) {
@@ -351,7 +351,7 @@ func (h *replayHandlers) start(c *call) (any, error) {
 	return accepted(viewOfReplay(*replay)), nil
 }
 
-// find returns the replay in the path.
+// find returns the replay that the request's path names.
 func (h *replayHandlers) find(c *call) (*deadletter.Replay, error) {
 	r, err := h.replays.Find(c.Context(), c.who.Workspace, c.PathValue("id"))
 	if err == nil && r == nil {

@@ -38,7 +38,7 @@ func viewOfEvent(e event.Event) eventView {
 
 type eventList struct {
 	list[eventView]
-	// Truncated is true if the type has more URIs than the list covers.
+	// Truncated is true if the event type has more than [maxURIs] URIs, so that events of some URIs are missing.
 	Truncated bool `json:"truncated"`
 }
 
@@ -86,7 +86,7 @@ func (h *eventHandlers) list(c *call) (any, error) {
 	return eventList{list: newList(c, found, next, viewOfEvent), Truncated: truncated}, nil
 }
 
-// partitions returns the partitions of the log that contain the events of a URI or, if it is empty, of a type.
+// partitions returns the log partitions with the events of a URI or, without a URI, of the named event type.
 func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name string) (parts []eventlog.Partition, truncated bool, err error) {
 	uris := []string{uri}
 	if uri == "" {
@@ -101,7 +101,8 @@ func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name stri
 	return parts, truncated, nil
 }
 
-// urisOf returns the URIs of a type that had events within a month.
+// urisOf returns the URIs of an event type that had events within the last month. If it stops before the last URI, more is
+// true.
 func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris []string, more bool, err error) {
 	if e == nil {
 		return nil, false, nil
@@ -131,9 +132,9 @@ func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) 
 
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// find returns the event in the path. It first uses the log's index of ids, if the log has one. Otherwise the delivery log may
-// have the event's URI, if the event was sent to a webhook and the record was kept, and if a delivery failed, the event itself
-// is stored with it. Without a record, find searches all URIs that the event may have.
+// find returns the event that the request's path names. Only some stores have an index of event ids, so find also tries the
+// delivery log. A record of an attempt has the event's URI, and after a failed attempt the event itself is stored, too. As a
+// last resort, find searches the log for each URI in use.
 func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	ctx, workspace, id, uri := c.Context(), c.who.Workspace, c.PathValue("id"), c.URI
 	if !event.ValidID(id) {
@@ -257,7 +258,7 @@ func (h *eventHandlers) tailedPartitions(c *call) (parts []eventlog.Partition, t
 type eventOutcomeView struct {
 	Subscription string `json:"subscription"`
 	Principal    string `json:"principal,omitempty"`
-	// Target is without its query, as in [subscriptionView]. It is only the origin if the subscription no longer exists.
+	// Target is the endpoint's URL without its query, or only its origin if the subscription no longer exists.
 	Target      string           `json:"target,omitempty"`
 	Outcome     judge.Kind       `json:"outcome"`
 	Why         string           `json:"why"`
@@ -270,7 +271,7 @@ type eventOutcomeView struct {
 	Switch      *switches.Switch `json:"switch,omitempty"`
 }
 
-// filterView is the argument of a subscription that an event does not match.
+// filterView explains a mismatch: the subscription's argument, the wanted value, and the event's value.
 type filterView struct {
 	Argument string          `json:"argument"`
 	Wanted   json.RawMessage `json:"wanted"`
@@ -292,7 +293,7 @@ func viewOfEventOutcome(o judge.Outcome) eventOutcomeView {
 	return v
 }
 
-// utc returns a time in UTC, and the zero time unchanged.
+// utc returns a time in UTC. It keeps the zero time, so that JSON omits it.
 func utc(t time.Time) time.Time {
 	if t.IsZero() {
 		return t
@@ -305,7 +306,7 @@ type eventOutcomeList struct {
 	kept
 }
 
-// eventOutcomeHandler explains what became of an event.
+// eventOutcomeHandler lists the outcome of an event for each subscription.
 type eventOutcomeHandler struct {
 	events    *eventHandlers
 	explainer *judge.Explainer
@@ -336,7 +337,8 @@ func (h *eventOutcomeHandler) list(c *call) (any, error) {
 	return eventOutcomeList{newList(c, found, next, viewOfEventOutcome), keptOf(h.kept, state.KeptFor)}, nil
 }
 
-// find returns the event in the path. An event that is no longer in the log, or a test event, is known from its attempts only.
+// find returns the event that the request's path names. If the log has no such event, because it has expired or is a test
+// event, find builds one without payload from a record of an attempt.
 func (h *eventOutcomeHandler) find(c *call) (judge.Event, error) {
 	e, err := h.events.find(c)
 	if err == nil {

@@ -18,27 +18,27 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A live stream polls the delivery log and the event log, and sends the new attempts and events. Each poll makes two limited
-// queries however much happens, and counts the items that it does not show. If it shows attempts, it also reads their
-// subscriptions, at most one per attempt, for the URLs of the endpoints. If the store knows the end of the event log, the stream
-// reads events only after one was appended.
+// A live stream polls the delivery log and the event log, and sends the new attempts and events. A poll reads a limited number of items,
+// shows the newest and only counts the rest. To show the endpoints' URLs, it also reads the subscriptions of the shown attempts. If the
+// store knows the end of the event log, a poll skips the event log until an event is appended.
 const (
 	maxLive = 20              // streams of a process
 	liveFor = 5 * time.Minute // maximum age of a stream
-	// pollEvery is the time between two polls. pollRarely replaces it for stores where each request costs money.
+	// pollEvery is the time between two polls. Stores that charge for each request use pollRarely instead.
 	pollEvery  = 500 * time.Millisecond
 	pollRarely = 3 * time.Second
-	// lookBack is the delay with which a record or an event may be written. The event log of DynamoDB has a delay of its own,
-	// [eventlog.Window].
+	// lookBack is how late a record or an event may appear in its log, so each poll reads this much of the previous poll's time again. The
+	// event log on DynamoDB has a longer delay, [eventlog.Window].
 	lookBack  = 3 * time.Second
 	maxTailed = 25               // partitions of the event log that a stream reads
 	shown     = 20               // attempts, and events, of a tick
 	heartbeat = 15 * time.Second // maximum time without a message
-	// retailEvery is how often a stream looks for URIs whose events it does not show yet, if each request to the store costs money.
+	// retailEvery is how often a stream looks for new URIs to tail, if each request to the store costs money. Otherwise each poll looks for
+	// them.
 	retailEvery = 30 * time.Second
 )
 
-// recheckEvery is how often a stream checks that its caller may still see it. Tests shorten it.
+// recheckEvery is how often a stream checks that its caller is still allowed to read it. Tests shorten it.
 var recheckEvery = 5 * time.Second
 
 // tick is a message of a live stream.
@@ -49,7 +49,7 @@ type tick struct {
 	// Deliveries and Events are the newest attempts and events, newest first. The events have no payloads.
 	Deliveries []attemptView `json:"deliveries"`
 	Events     []eventView   `json:"events"`
-	// Truncated is true if there are more URIs than the stream reads.
+	// Truncated is true if the event log has more partitions than the stream reads ([maxTailed]), so events may be missing.
 	Truncated bool `json:"truncated"`
 }
 
@@ -71,8 +71,9 @@ type liveSlot struct {
 	revoked   chan struct{} // closed when another workspace gets the slot
 }
 
-// reserve returns a slot for a stream of a workspace, or nil. If all slots are in use, the workspace with the most streams
-// loses its oldest one, unless the asking workspace would then have more streams than that one.
+// reserve returns a slot for a new stream of a workspace. If all slots are in use, it closes the oldest stream of the workspace with the
+// most streams. It returns nil instead if the new stream would give the asking workspace at least as many streams as that workspace has
+// now.
 func (h *liveHandler) reserve(workspace string) *liveSlot {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -132,7 +133,8 @@ func (h *liveHandler) stream(c *call) (any, error) {
 	}), nil
 }
 
-// run serves the stream. It ends the stream without a message, and the client connects again.
+// run serves the stream until it is too old, the caller loses access or a poll fails. It then closes the stream without a message, because
+// clients reconnect by themselves.
 func (t *tail) run(out *sse.Writer) {
 	ctx, every := t.Context(), pollEvery
 	if !t.db.Local() {
@@ -182,7 +184,8 @@ func (t *tail) run(out *sse.Writer) {
 	}
 }
 
-// allowed reports whether the caller may still see the workspace. It returns true if that cannot be checked.
+// allowed reports whether the caller may still see the workspace. If the check itself fails, for example because the issuer is unreachable,
+// it returns true.
 func (t *tail) allowed() bool {
 	now, err := t.auth.Authenticate(t.Context(), t.Header)
 	switch {
@@ -247,7 +250,7 @@ func (t *tail) poll() (*tick, error) {
 	return news, nil
 }
 
-// newEvents returns events since a time. They may include events that earlier polls returned.
+// newEvents returns the events since a time, including events that earlier polls may have returned.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
 	if end := t.events.log.Position(); end != t.end { // always true if positions are times
 		t.end, t.grew = end, now

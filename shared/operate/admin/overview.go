@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// maxCounted is the number up to which an overview counts.
+// maxCounted is the highest count of an overview. It bounds the number of items to read.
 const maxCounted = 1000
 
 type overview struct {
@@ -33,7 +33,7 @@ type overview struct {
 	Quotas    []quotaUse `json:"quotas"`
 }
 
-// quotaUse is a quota of a principal and its use.
+// quotaUse is one quota of a principal, with the part in use.
 type quotaUse struct {
 	Name string `json:"name"`
 	// Max is absent if there is no limit. Used is absent for quotas that are counted per second or by each process.
@@ -41,12 +41,12 @@ type quotaUse struct {
 	Used *int64  `json:"used,omitempty"`
 }
 
-// recent summarizes the newest attempts in the delivery log, of at most one hour.
+// recent summarizes the newest attempts in the delivery log, by default of the last hour and at most [maxCounted].
 type recent struct {
 	Attempts int       `json:"attempts"`
 	Failed   int       `json:"failed"`
 	Since    time.Time `json:"since"`
-	// Series covers the last minutes, oldest first. Steps without attempts are left out.
+	// Series shows how the last [seriesLength] went, in steps of [stepLength], oldest first. Steps without attempts are left out.
 	Series []step `json:"series"`
 	// Failing are the origins with the most failures.
 	Failing []failing `json:"failing"`
@@ -74,7 +74,7 @@ type overviewHandler struct {
 	quota      func(name string) func(ctx context.Context, workspace, principal string) float64
 }
 
-// show responds with the overview. It makes a fixed number of queries, each of which is limited.
+// show responds with the overview. It makes a fixed number of queries and reads a limited number of items with each.
 func (h *overviewHandler) show(c *call) (any, error) {
 	ctx, workspace, now := c.Context(), c.who.Workspace, time.Now().UTC()
 	o := overview{
@@ -124,7 +124,8 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	o.Recent.Attempts, o.Recent.Failed = all.Attempts, all.Failed
 	o.Recent.Series = newSeries(found, now)
 	if !c.Since.IsZero() {
-		// The newest attempts may cover only minutes of a longer time, so the origins come from the newest failures.
+		// If there are many attempts, the ones read so far may cover only a few minutes of the requested time. So read failures only, which
+		// reach further back.
 		q := records.Query{Span: records.Span{Since: o.Recent.Since}, Outcome: records.Failed}
 		if found, _, err = records.List(ctx, h.db, workspace, q, "", maxCounted); err != nil {
 			return nil, err
@@ -208,7 +209,7 @@ type failing struct {
 	// Category is the category of the last failure, and StatusCode its status.
 	Category   string `json:"category"`
 	StatusCode int    `json:"statusCode,omitempty"`
-	// Since is the time of the first of these failures, and Subscriptions how many subscriptions they affect.
+	// Since is the time of the first counted failure. Subscriptions is the number of subscriptions with failures.
 	Since         time.Time `json:"since"`
 	Subscriptions int       `json:"subscriptions"`
 	// Note is an operator's note about the origin.

@@ -41,15 +41,15 @@ type request struct {
 	Since, Until                                time.Time
 	DryRun                                      bool
 
-	// After is the key after which the page of a list begins. It is empty for the first page.
+	// After is the key of the previous page's last item, from the cursor. It is empty for the first page.
 	After string
 	Limit int
 
 	list string // the pattern of the path, which tells the cursors of different lists apart
 }
 
-// readRequest reads the query parameters of an operation. It refuses unknown parameters, unless the operation has no list
-// of them, and repeated ones, because a misspelled filter must not list everything.
+// readRequest reads the query parameters of an operation. It refuses unknown and repeated parameters, because a list with a
+// misspelled filter would show everything. Operations without a list of parameters ignore the query.
 func readRequest(r *http.Request, params []operations.Param) (request, error) {
 	q := request{list: r.Pattern, Limit: operations.DefaultLimit}
 	values, err := readValues(r.URL.Query(), params)
@@ -66,7 +66,7 @@ func readRequest(r *http.Request, params []operations.Param) (request, error) {
 	return q, checkOrder(q.Since, q.Until)
 }
 
-// readValues returns the values of the parameters by their names.
+// readValues returns the given parameters by name.
 func readValues(given url.Values, params []operations.Param) (map[string]string, error) {
 	if params == nil {
 		return nil, nil
@@ -160,8 +160,8 @@ func readLimit(v string, most int) (int, error) {
 	return n, nil
 }
 
-// readCursor returns the key in a cursor. A cursor consists of the list's mark and a key. It needs no signature, because
-// a made-up cursor only shows the same list from another place.
+// readCursor returns the key in a cursor of this list. A cursor is [request.mark] and the key of an item. It needs no
+// signature, because a forged cursor only starts the same list elsewhere.
 func (q *request) readCursor(v string) (string, error) {
 	b, err := opaque.Decode(v)
 	key, ok := bytes.CutPrefix(b, q.mark())
@@ -171,7 +171,8 @@ func (q *request) readCursor(v string) (string, error) {
 	return string(key), nil
 }
 
-// mark returns the beginning of a list's cursors: a version and a hash of the list's path.
+// mark returns the first bytes of this list's cursors: a version and a hash of the list's path. They keep clients from using
+// one list's cursor in another.
 func (q *request) mark() []byte {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(q.list))
@@ -214,8 +215,8 @@ func (c *call) readBodyUpTo(most int64, v any) error {
 	return nil
 }
 
-// findRepeated returns the name of a member that an object in the JSON value has more than once, or an empty name.
-// Package json uses the last one of them and ignores the case of names, so "dryRun": true could be overridden by "DryRun": false.
+// findRepeated returns the name of a member that an object in the JSON value has more than once, or "". Package json ignores
+// the case of names and uses the last of such members, so "DryRun": false could override "dryRun": true.
 func findRepeated(value json.RawMessage) string {
 	names := map[string]bool{}
 	for key, member := range jsonrpc.Members(value) {
@@ -236,7 +237,7 @@ func findRepeated(value json.RawMessage) string {
 	return ""
 }
 
-// explain returns the problem that package json found, without words of Go.
+// explain rephrases an error of package json for callers, who do not know the names of Go types.
 func explain(err error) string {
 	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Sprintf("%s has the wrong type, %s", cmp.Or(e.Field, "it"), e.Value)

@@ -21,7 +21,8 @@ import (
 const (
 	recentOutcomes = 100 // of a source that a list counts
 	sourcesAtOnce  = 8   // concurrent queries of a list
-	// maxTry is the size of the largest request that can be tried. In the body its characters may be escaped.
+	// maxTry is the maximum size of a request to try, in bytes. The body with it may be twice as large, because JSON escapes
+	// some characters.
 	maxTry     = 1 << 20
 	maxTryBody = 2*maxTry + 1024
 )
@@ -72,7 +73,7 @@ type sourceHandlers struct {
 	catalogs catalog.Source
 }
 
-// own returns the sources of the caller's workspace, in the order of their names.
+// own returns the sources of the caller's workspace, sorted by name.
 func (h *sourceHandlers) own(c *call) ([]source.Source, error) {
 	all, err := h.sources.Sources(c.Context())
 	if err != nil {
@@ -83,7 +84,7 @@ func (h *sourceHandlers) own(c *call) ([]source.Source, error) {
 	return own, nil
 }
 
-// find returns the source in the path.
+// find returns the source that the request's path names.
 func (h *sourceHandlers) find(c *call) (source.Source, error) {
 	own, err := h.own(c)
 	if err != nil {
@@ -127,7 +128,7 @@ func (h *sourceHandlers) read(c *call) (any, error) {
 	return h.view(c.Context(), s)
 }
 
-// view returns the view of a source. It makes one query.
+// view returns a source with its newest outcomes, which it reads with one query.
 func (h *sourceHandlers) view(ctx context.Context, s source.Source) (sourceView, error) {
 	now := time.Now()
 	records, _, err := ingest.ListRecords(ctx, h.db, s.Workspace, s.Name, ingest.RecordQuery{}, "", recentOutcomes)
@@ -152,7 +153,7 @@ func (h *sourceHandlers) view(ctx context.Context, s source.Source) (sourceView,
 	return v, err
 }
 
-// outcomeList is a page of outcomes, with the kinds of outcomes that are stored.
+// outcomeList is a page of outcomes. It says which kinds of outcomes are stored.
 type outcomeList struct {
 	list[outcomeView]
 	kept

@@ -16,8 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// subscriptionView is a subscription as the API shows it. It leaves out our secret, and also the target's query, which often contains a
-// secret of the endpoint.
+// subscriptionView is a subscription as the API shows it. It leaves out the webhook secret and the query of the target's URL, which often
+// contains a secret of the endpoint.
 type subscriptionView struct {
 	ID        string    `json:"id"`
 	URI       string    `json:"uri"`
@@ -34,13 +34,13 @@ type subscriptionView struct {
 	Paused    time.Time `json:"paused,omitzero"`
 	// Arguments are the arguments of events/subscribe: the variables of the event type and the filters.
 	Arguments json.RawMessage `json:"arguments,omitempty"`
-	// Switch says who paused it and why, and Waiting what waits for it. Only the view of a single subscription has them.
+	// Switch says who paused the subscription and why. Waiting counts its waiting deliveries. Lists omit both.
 	Switch   *switches.Switch `json:"switch,omitempty"`
 	Waiting  *waitingView     `json:"waiting,omitempty"`
 	Delivery struct {
 		Last      time.Time `json:"last,omitzero"`
 		LastError string    `json:"lastError,omitempty"`
-		// LastStatusCode is the status of the last failure, for operators only.
+		// LastStatusCode is the response's status in the last failure. Only operators see it.
 		LastStatusCode int       `json:"lastStatusCode,omitempty"`
 		FailingSince   time.Time `json:"failingSince,omitzero"`
 		ThrottledUntil time.Time `json:"throttledUntil,omitzero"`
@@ -82,7 +82,7 @@ func viewOf(s subscription.Selected) subscriptionView {
 	return v
 }
 
-// withoutQuery returns a URL without its query, in which endpoints often have a secret.
+// withoutQuery removes the query from a URL, because endpoints often put a secret there.
 func withoutQuery(target string) string {
 	target, _, _ = strings.Cut(target, "?")
 	return target
@@ -111,8 +111,8 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 	return newList(c, found, next, c.viewFor), nil
 }
 
-// choose returns a page of the chosen subscriptions. If the URI belongs to no event type, no subscription receives its
-// events. If the URI is the only criterion, choose reads just the two lists that can contain its subscriptions.
+// choose returns a page of the subscriptions that match the choice. The page is empty if the choice has a URI without an event type,
+// because such events cannot be published. If the URI is the only criterion, choose reads two short lists instead of all subscriptions.
 func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.who.Workspace
 	if choice.URI == "" {
@@ -162,7 +162,7 @@ func audited(s subscription.Selected) subscriptionView {
 	return v
 }
 
-// find returns the subscription in the path.
+// find returns the subscription that the request's path names.
 func (h *subscriptionHandlers) find(c *call) (*subscription.Selected, error) {
 	return h.visible.find(c, c.PathValue("id"))
 }
@@ -181,7 +181,7 @@ func (h *subscriptionHandlers) end(c *call) (any, error) {
 // reasoned is the body of a request that may give a reason.
 type reasoned struct {
 	Reason string `json:"reason"`
-	// State is allowed for switches, where it can only be "paused".
+	// State is part of the body that sets a switch. It can only be "paused".
 	State string `json:"state"`
 }
 
@@ -207,8 +207,8 @@ func (h *subscriptionHandlers) pause(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error { return h.setPaused(c, s, in.Reason, true) })
 }
 
-// resume resumes a paused subscription and enables a disabled one. The deliveries of a disabled subscription may have been
-// suspended earlier, so resume reactivates them. If it is interrupted before that, the next resume does it.
+// resume resumes a paused subscription and enables a disabled one. It also reactivates deliveries that were suspended while the
+// subscription was disabled. If a call is interrupted before that, the next one does it.
 func (h *subscriptionHandlers) resume(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error {
 		if s.State != subscription.Disabled {
@@ -245,9 +245,8 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 	return h.read(c)
 }
 
-// setPaused pauses or resumes a subscription and its switch. It does nothing if that is already the state, except that a
-// pause with a reason replaces the switch's reason, and that an operator's pause replaces the owner's, so that the owner
-// cannot end it.
+// setPaused pauses or resumes a subscription and sets or removes its switch. It does nothing if that is already done, with two exceptions:
+// a new reason replaces the old one, and an operator's pause replaces the owner's, so that the owner cannot end it.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.Subscription(s.ID)
 	before, err := h.switches.Get(c.Context(), c.who.Workspace, name)
@@ -324,12 +323,13 @@ func (v visible) find(c *call, id string) (*subscription.Selected, error) {
 	return s, nil
 }
 
-// maxOwn is the maximum number of subscriptions that an owner's list of deliveries covers.
+// maxOwn is the maximum number of subscriptions of an owner who lists the deliveries to all of them.
 const maxOwn = 100
 
-// checkOwned checks that an owner may see the deliveries of a subscription. Without an id it returns the ids of all of the
-// owner's subscriptions. It returns nil for an operator, who sees all deliveries. If mustExist is set, the subscription must
-// exist for an operator too. Otherwise operators may list the deliveries of a subscription that no longer exists.
+// checkOwned checks that the caller may list the deliveries of a subscription. For an owner who names none, it returns the ids of all their
+// subscriptions, and for all other callers nil.
+//
+// Operators may list all deliveries, including deliveries of an ended subscription, unless mustExist is set.
 func (v visible) checkOwned(c *call, id string, mustExist bool) (own []string, err error) {
 	switch {
 	case c.operator && !mustExist:

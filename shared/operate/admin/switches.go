@@ -17,17 +17,18 @@ type switchHandlers struct {
 	catalogs      catalog.Source
 }
 
-// switchView is a switch as the API shows it, with the messages that wait for it.
+// switchView is a switch as the API shows it, with the number of messages that it holds back.
 type switchView struct {
 	switches.Switch
 	Waiting *switches.Waiting `json:"waiting,omitempty"`
 }
 
-// maxCountedSwitches limits the switches of a list whose messages are counted, because each takes four queries.
+// maxCountedSwitches limits the switches on a page whose waiting messages are counted, because counting takes four queries per
+// switch.
 const maxCountedSwitches = 20
 
-// list responds with a page of switches. It counts the messages of switches that concern many subscriptions. What waits for one
-// subscription is part of that.
+// list responds with a page of switches. It counts the waiting messages only for switches that affect many subscriptions. The
+// view of a single subscription has its own count.
 func (h *switchHandlers) list(c *call) (any, error) {
 	found, next, err := h.switches.List(c.Context(), c.who.Workspace, c.After, c.Limit)
 	if err != nil {
@@ -48,7 +49,7 @@ func (h *switchHandlers) list(c *call) (any, error) {
 	return newList(c, views, next, asIs), nil
 }
 
-// view returns a switch with the messages that wait for it.
+// view returns a switch and counts the messages that it holds back.
 func (h *switchHandlers) view(c *call, sw switches.Switch) (switchView, error) {
 	waiting, err := h.switches.Waiting(c.Context(), c.who.Workspace, sw.Name)
 	return switchView{sw, &waiting}, err
@@ -69,7 +70,7 @@ func (h *switchHandlers) read(c *call) (any, error) {
 	return h.view(c, *sw)
 }
 
-// newSwitch returns a switch with which the caller pauses deliveries.
+// newSwitch returns a switch that pauses deliveries in the caller's name.
 func newSwitch(c *call, name switches.Name, reason string) switches.Switch {
 	return switches.Switch{
 		Name: name, State: switches.StatePaused, By: c.who.ID, At: time.Now().UTC(), Reason: reason, Operator: c.operator,
@@ -157,7 +158,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 	})
 }
 
-// requeue starts to requeue the deliveries that wait for a switch. A periodic job continues it.
+// requeue starts to requeue the deliveries that a switch has held back. A periodic job finishes the work.
 func requeue(c *call, set *switches.Set, name switches.Name) error {
 	_, err := set.RequeueOf(c.Context(), c.who.Workspace, name)
 	return err
@@ -183,13 +184,13 @@ func (h *noteHandlers) list(c *call) (any, error) {
 	return newList(c, notes, "", asIs), nil
 }
 
-// origin returns the origin in the path.
+// origin returns the origin that the request's path names, as the server writes it.
 func (h *noteHandlers) origin(c *call) (string, error) {
 	name, err := switches.Parse(string(switches.Origin(c.PathValue("name"))))
 	return strings.TrimPrefix(string(name), string(switches.Origin(""))), err
 }
 
-// before returns the note of an origin for the audit trail. It is nil for an origin without a note.
+// before returns the current note of an origin, which the audit trail records before a change. It is nil if there is no note.
 func (h *noteHandlers) before(c *call, origin string) (*switches.Note, error) {
 	notes, err := h.switches.NotesOf(c.Context(), c.who.Workspace, origin)
 	return notes[origin], err

@@ -1,9 +1,9 @@
-// Package audit is the trail of the actions of operators and owners: who did it and when, the action, its target, and the
-// target before and after. Entries are only added. They expire after a retention of their own, and [Trail.Redact] removes the
-// name of an erased principal from them.
+// Package audit is the trail of what operators and owners do. An entry says who did it and when, the action, and its target
+// before and after. Entries are never changed, except that [Trail.Redact] removes the name of an erased principal. They have
+// their own retention.
 //
-// An entry is written before its action, so that there is no action without an entry. If the action fails, a second entry
-// has the error.
+// [Trail.Do] writes the entry before the action, so that there is no action without an entry. If the action fails, it writes a
+// second entry with the error.
 package audit
 
 import (
@@ -21,20 +21,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// defaultRetention is how long entries are kept: a year and a month.
+// defaultRetention is how long entries are kept by default: a year and a month.
 const defaultRetention = 400 * 24 * time.Hour
 
-// Entry is an action of a person.
+// Entry describes one action of an operator or owner.
 type Entry struct {
 	ID string    `json:"id"`
 	At time.Time `json:"at"`
-	// By is the principal. Via is "api" or "console".
+	// By is the name of the principal who acted. Via is "api" or "console".
 	By  string `json:"by"`
 	Via string `json:"via"`
-	// Action is e.g. "subscription.pause", and Target e.g. the id of a subscription.
+	// Action is for example "subscription.pause". Target is for example the id of a subscription.
 	Action string `json:"action"`
 	Target string `json:"target"`
-	// Before and After are the target before and after the action. They are null if it does not exist then.
+	// Before and After are the target's states before and after the action. They are null where the target does not exist.
 	Before json.RawMessage `json:"before"`
 	After  json.RawMessage `json:"after"`
 	// Error is set in the second entry of a failed action.
@@ -44,7 +44,7 @@ type Entry struct {
 // Trail stores entries.
 type Trail struct {
 	DB        store.DB
-	Retention time.Duration // 0 means DefaultRetention
+	Retention time.Duration // 0 means defaultRetention
 	Now       func() time.Time
 }
 
@@ -52,7 +52,7 @@ func (t *Trail) now() time.Time { return periodic.Clock(t.Now)() }
 
 func partition(workspace string) string { return "audit#" + workspace }
 
-// Do adds an entry, with its id and time, and then calls do, which performs the action.
+// Do adds an entry, sets its id and time, and then calls do to perform the action.
 func (t *Trail) Do(ctx context.Context, workspace string, e Entry, do func() error) error {
 	if err := t.add(ctx, workspace, e); err != nil {
 		return err
@@ -94,8 +94,9 @@ func null(v *json.RawMessage) {
 	}
 }
 
-// List returns a page of the entries between two times, newest first. A zero time is no limit. The page begins before the entry
-// with the id before, or with the newest entry if that is empty. Next is empty on the last page.
+// List returns a page of the entries between since and until, newest first. A zero time sets no limit. The page starts after
+// the entry with the id before, or at the newest entry if before is empty. Next is the before of the following page, or empty
+// on the last page.
 func (t *Trail) List(ctx context.Context, workspace string, since, until time.Time, before string, limit int) (list []Entry, next string, err error) {
 	q := store.Query{Table: store.Settings, Partition: partition(workspace), Reverse: true, Before: before, Limit: limit}
 	q.Within(since, until)
@@ -116,9 +117,9 @@ func (t *Trail) List(ctx context.Context, workspace string, since, until time.Ti
 	return list, next, nil
 }
 
-// Redact removes a principal from the entries. It replaces the principal's name, and whole targets and states that contain the
-// name or one of the texts, with a pseudonym. What remains is the action, its time, and the pseudonym. Redact calls visit for
-// each affected entry. In a dry run it does not change them.
+// Redact replaces the name of an erased principal with a pseudonym in all entries. If a target or a state contains the name or
+// one of the texts, e.g. a subscription's id, Redact replaces the whole of it. Redact calls visit for each affected entry. In a
+// dry run it does not change them.
 func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, texts []string, dry bool, visit func() error) error {
 	quoted, _ := json.Marshal(name)
 	holds := func(b []byte) bool {

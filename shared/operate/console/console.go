@@ -1,8 +1,8 @@
-// Package console serves the operators' web page at /console/. Its files are embedded in the program and need no build step.
-// The generated file config.json tells the page how to sign in.
+// Package console serves the operators' web page at /console/. Its files are embedded in the program and need no build step. The handler
+// generates config.json, which tells the page how to sign in.
 //
-// The page calls the admin API (package admin) with the key or token of the person, so this package needs no data. The files in
-// static/lib are unchanged libraries from npm, as a test verifies. Everything else in static is ours.
+// The page calls the admin API (package admin) with the user's key or token, so this package needs no data. The files in static/lib are
+// unchanged libraries from npm, as a test verifies. Everything else in static is ours.
 package console
 
 import (
@@ -32,19 +32,19 @@ var static embed.FS
 
 // Client describes the OAuth client with which the console signs people in.
 type Client struct {
-	// Issuer is the authorization server, and ID the console's client id there.
+	// Issuer is the URL of the authorization server. ID is the console's client id there.
 	Issuer, ID string
 	Scopes     []string
 	// Resource is the audience of the token (RFC 8707).
 	Resource string
-	// Endpoints looks up the authorization endpoint and the token endpoint.
+	// Endpoints asks the authorization server for its authorization endpoint and its token endpoint.
 	Endpoints func(context.Context) (authorize, token string, err error)
 }
 
 // Options say how the admin API authenticates its callers.
 type Options struct {
 	Auth auth.Mode
-	// Client is nil if people enter a key or a token.
+	// Client is nil if users sign in by entering a key or a token.
 	Client *Client
 }
 
@@ -66,7 +66,7 @@ type file struct {
 	content   []byte
 }
 
-// signIn has the parameters of the authorization code flow for the page.
+// signIn is what the page needs for OAuth's authorization code flow.
 type signIn struct {
 	Issuer    string   `json:"issuer"`
 	ClientID  string   `json:"clientId"`
@@ -77,7 +77,7 @@ type signIn struct {
 }
 
 const (
-	// fresh is how long the endpoints of an authorization server are used before the handler asks for them again.
+	// fresh is how long the handler uses the authorization server's endpoints before it asks for them again.
 	fresh = 10 * time.Minute
 	// patience is how long the handler waits for the authorization server.
 	patience = 10 * time.Second
@@ -145,7 +145,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(f.content) // the reader may be gone
 }
 
-// policy lets the page load its own files and call its own host, and the authorization server for a token.
+// policy returns the Content-Security-Policy of the page. It permits the page's own files, requests to its own host, and token requests to
+// the authorization server.
 func policy(at *signIn) string {
 	connect := "'self'"
 	if at != nil {
@@ -157,8 +158,8 @@ func policy(at *signIn) string {
 		"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types lit-html"
 }
 
-// endpoints returns the endpoints of the authorization server. It returns nil without one, and until it answers for the first time.
-// Later it returns the last known endpoints while it asks again.
+// endpoints returns the endpoints of the authorization server, or nil without such a server. The first callers wait for the server, and get
+// nil if it does not answer. Later callers get the last known endpoints while the handler asks again.
 func (h *Handler) endpoints(ctx context.Context) *signIn {
 	if h.Client == nil {
 		return nil
@@ -166,7 +167,7 @@ func (h *Handler) endpoints(ctx context.Context) *signIn {
 	h.mu.Lock()
 	if h.asking == nil && !time.Now().Before(h.until) {
 		h.asking = make(chan struct{})
-		// Others wait for the answer too, so it does not end with this request.
+		// Other requests wait for the same answer, so it must not be canceled with this request.
 		go h.ask(context.WithoutCancel(ctx), h.asking)
 	}
 	asking, known := h.asking, h.signIn
@@ -183,7 +184,7 @@ func (h *Handler) endpoints(ctx context.Context) *signIn {
 	return h.signIn
 }
 
-// ask requests the endpoints from the authorization server, and then closes answered. If the request fails, it keeps the known ones.
+// ask requests the endpoints from the authorization server and then closes answered. If that fails, the handler keeps the known endpoints.
 func (h *Handler) ask(ctx context.Context, answered chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -1,9 +1,9 @@
 // Package erase removes the data of a principal: subscriptions with their secrets, deliveries, sessions and consents. In data
 // that must be kept, such as the audit trail, it replaces the principal's name with a pseudonym.
 //
-// The packages that own the items know which of them belong to a principal. This package knows the order. A run is limited, and
-// the next run continues it; when a run finds no more items, the principal is erased. Events that the principal published are
-// kept as long as the log keeps other events.
+// Other packages find the principal's items, and this package deletes them in a safe order. A run erases a limited number of
+// items, and the next run continues. The principal is erased when a run finds no more items. Events that the principal
+// published stay in the log until they expire like all others.
 package erase
 
 import (
@@ -36,12 +36,12 @@ type Eraser struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Trail         *audit.Trail
-	// Most limits the items that a run erases; 0 means [defaultMost].
+	// Most is the maximum number of items per run. 0 means [defaultMost].
 	Most int
 }
 
 const (
-	// defaultMost is a number of items that a run erases within seconds on both stores.
+	// defaultMost is low enough that a run takes only seconds, both on SQLite and on DynamoDB.
 	defaultMost = 5000
 	maxCounted  = 100_000 // items of a dry run
 	maxEnded    = 500     // ended subscriptions of a run
@@ -54,7 +54,7 @@ type Result struct {
 	Complete bool           // false if there are more items than a run may erase or count
 }
 
-// Pseudonym returns the pseudonym of an erased principal.
+// Pseudonym returns the pseudonym of an erased principal. It is a hash, so it is the same in each run.
 func Pseudonym(workspace, principal string) string {
 	h := sha256.Sum256([]byte(workspace + "\x00" + principal))
 	return "erased:" + base64.RawURLEncoding.EncodeToString(h[:12])
@@ -136,7 +136,7 @@ func (r *run) eraseAll(ctx context.Context) error {
 	return nil
 }
 
-// erase counts an item and deletes its keys. It returns errEnough when the run has reached its limit.
+// erase counts an item, and schedules its keys for deletion unless it is a dry run. It returns errEnough at the run's limit.
 func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	r.counts[kind]++
 	if r.left--; r.left < 0 {
@@ -163,8 +163,8 @@ func (r *run) flush(ctx context.Context) error {
 	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, ops...), "erase")
 }
 
-// endSubscriptions ends the principal's subscriptions, and collects the ids of the ended ones. It reports whether there are
-// more of them than a run handles.
+// endSubscriptions ends the principal's subscriptions and collects the ids of all ended ones in r.ids. It reports whether the
+// principal has more of them than one run handles.
 func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	var end []string
 	seen := map[string]bool{}
@@ -210,8 +210,8 @@ func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	return more, r.Operations.SweepLater(ctx, r.workspace, r.ids)
 }
 
-// eraseUnusedBodies erases the stored events that only this principal could receive, because no other subscription matches their
-// URI.
+// eraseUnusedBodies erases the stored events of the principal's deliveries, except those whose URI another principal's
+// subscription matches too.
 func (r *run) eraseUnusedBodies(ctx context.Context) error {
 	others := map[string]bool{"": false}
 	var keys []store.Key
@@ -251,7 +251,7 @@ func (r *run) eraseUnusedBodies(ctx context.Context) error {
 	return nil
 }
 
-// eraseSessions erases the principal's sessions and the notices of their streams.
+// eraseSessions erases the principal's sessions, with the notices that their streams have not sent yet.
 func (r *run) eraseSessions(ctx context.Context) error {
 	return store.Each(ctx, r.DB, session.ListKey(r.workspace, r.principal), "list the sessions of a principal", func(listed *store.Item) error {
 		keys := []store.Key{listed.Key}
@@ -272,7 +272,8 @@ func (r *run) topic(name string) store.Key {
 	return store.Key{Table: store.Log, Partition: eventlog.Topic(r.workspace, name).Name()}
 }
 
-// erasePartitions erases the partitions that belong to the principal or one of its subscriptions.
+// erasePartitions erases the principal's consents, stream leases, notices, webhook challenges, idempotency keys and quota
+// counts. It also deletes the switches of the principal's subscriptions.
 func (r *run) erasePartitions(ctx context.Context) error {
 	type part struct {
 		kind string
@@ -304,7 +305,8 @@ func (r *run) erasePartitions(ctx context.Context) error {
 	return nil
 }
 
-// eraseReplays erases the replays for the principal's subscriptions, and removes its name from other replays.
+// eraseReplays erases the replays of the principal's subscriptions. It removes the principal's name from replays that the
+// principal started for other subscriptions.
 func (r *run) eraseReplays(ctx context.Context) error {
 	return r.Replays.Each(ctx, r.workspace, func(job *deadletter.Replay, keys []store.Key) error {
 		switch {
@@ -322,7 +324,8 @@ func (r *run) eraseReplays(ctx context.Context) error {
 	})
 }
 
-// unnameSwitches removes the principal's name from switches. The switches of its own subscriptions are erased with them.
+// unnameSwitches removes the principal's name from switches. It skips the switches of the principal's own subscriptions,
+// because [run.erasePartitions] deletes them.
 func (r *run) unnameSwitches(ctx context.Context) error {
 	return switches.EachBy(ctx, r.DB, r.workspace, r.principal, func(sw switches.Switch) error {
 		if id, ok := sw.Name.SubscriptionID(); ok && slices.Contains(r.ids, id) {

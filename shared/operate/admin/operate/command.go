@@ -20,29 +20,28 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// Command is a request to the admin API, and how its response is printed.
+// Command makes a request to the admin API and prints the response.
 type Command struct {
 	Terminal
-	// API is the method and the path below /admin/v1, e.g. "GET subscriptions/{id}". In a value for {name...}, slashes are not
-	// escaped.
+	// API is the method and the path below /admin/v1, e.g. "GET subscriptions/{id}". A value for {name...} may contain slashes.
 	API string
 	// Columns are the columns of the table that a list prints. On a narrow terminal, those in Drop are left out first.
 	Columns, Drop []string
-	// Also is the name of a list below the path, which is printed after the document. It is empty for most commands.
+	// Also names a list to print after the document, e.g. "outcomes" for GET events/{id}. It is empty for most commands.
 	Also string
-	// Args are the values in the path.
+	// Args are the values of the path's variables, in order.
 	Args []string
-	// Values are the members of the query or, unless the method is GET or DELETE, of the body.
+	// Values are the parameters of the query or, with POST and PUT, the members of the body.
 	Values map[string]any
 	// Limit is the maximum number of items of a list; 0 means all.
 	Limit int
-	// Format is the output format: json, yaml, name, or empty for a table or a document that people read.
+	// Format is the output format: json, yaml or name. Empty means a table or an easily readable document.
 	Format string
 	// Wide prints tables in full, however narrow the terminal is.
 	Wide bool
-	// Follow waits until a replay is done, and shows its progress.
+	// Follow waits until the started replay is done, and shows its progress.
 	Follow bool
-	// Confirm asks the caller before an action that cannot be undone: with confirmErase or confirmEnd. Empty does not ask.
+	// Confirm is confirmErase or confirmEnd for an action that cannot be undone, so that Run asks before it. Empty does not ask.
 	Confirm string
 }
 
@@ -97,7 +96,7 @@ func (c *Command) run(ctx context.Context, api Client) error {
 	return c.print(answer, []json.RawMessage{answer}, func() error { return printDocument(c.Out, answer, localTimes) })
 }
 
-// printWithList prints a document and the list [Command.Also] of it. As JSON or YAML, the list is a member of the document.
+// printWithList prints a document and then its list [Command.Also]. In JSON and YAML, the list becomes a member of the document.
 func (c *Command) printWithList(ctx context.Context, api Client, path string, query url.Values, answer json.RawMessage) error {
 	if c.Format == "" {
 		if err := printDocument(c.Out, answer, localTimes); err != nil {
@@ -116,10 +115,11 @@ func (c *Command) printWithList(ctx context.Context, api Client, path string, qu
 	return c.print(fmt.Appendf(nil, "%s,%q:%s}", object, c.Also, items), []json.RawMessage{answer}, nil)
 }
 
-// alsoLimit is the number of items of a list that is printed after a document.
+// alsoLimit is the maximum number of items of the list that follows a document.
 const alsoLimit = 100
 
-// print prints the response in the chosen format or, if people read it, with human. The items are the objects that -o name names.
+// print prints the response in the chosen format. Without one it calls human, which prints for people. For -o name it prints the ids or
+// names of the items.
 func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human func() error) error {
 	switch c.Format {
 	case formatJSON:
@@ -137,7 +137,8 @@ func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human f
 	return human()
 }
 
-// naming returns the member by which other commands know the printed objects. In a list it is a column: id or, first, name.
+// naming returns the member that identifies an object in other commands: id or name. A list must show it as a column, and name as the first
+// one, because elsewhere it is the name of an event type.
 func (c *Command) naming(items []json.RawMessage) (string, error) {
 	switch {
 	case slices.Contains(c.Columns, "id"):
@@ -155,7 +156,7 @@ func (c *Command) naming(items []json.RawMessage) (string, error) {
 	return "", fault.New(fault.Invalid, "--output name: this command prints no ids or names (use --output json)")
 }
 
-// request returns the request with the arguments in its path, and the values in its query or body.
+// newRequest fills the arguments into the path and the values into the query or the body.
 func (c *Command) newRequest(now time.Time) (method, path string, query url.Values, body map[string]any, err error) {
 	method, path, _ = strings.Cut(c.API, " ")
 	for _, arg := range c.Args {
@@ -193,7 +194,7 @@ func (c *Command) newRequest(now time.Time) (method, path string, query url.Valu
 	return method, path, query, body, nil
 }
 
-// parseTime returns a time that is given as a time, as a date in the zone of now, or as a duration before now, for example 90m or 7d.
+// parseTime converts a time, a date in now's time zone, or a duration before now (e.g. 90m or 7d) to the format of the API.
 func parseTime(text string, now time.Time) (string, error) {
 	if days, err := strconv.ParseUint(strings.TrimSuffix(text, "d"), 10, 16); err == nil && strings.HasSuffix(text, "d") {
 		return now.AddDate(0, 0, -int(days)).UTC().Format(time.RFC3339), nil
@@ -210,7 +211,7 @@ func parseTime(text string, now time.Time) (string, error) {
 	return text, nil
 }
 
-// notes explain why a list may lack items, by a member of the response.
+// notes explain why a list may be incomplete. A key is a member of the response with its value.
 var notes = map[string]string{
 	`"kept":"failures"`: "The delivery log keeps failures only (--delivery-log).",
 	`"kept":"none"`:     "The delivery log keeps nothing (--delivery-log none).",
@@ -291,7 +292,7 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 	}
 }
 
-// finish repeats an erasure until it is complete, and adds up the counts.
+// finish repeats an erasure until it is complete, because one request erases only a limited number of items. It returns the total counts.
 func (c *Command) finish(ctx context.Context, api Client, method, path string, query url.Values, answer json.RawMessage) (json.RawMessage, error) {
 	var all, next erasure
 	if json.Unmarshal(answer, &all) != nil || all.Complete == nil || all.Counts == nil {
@@ -338,8 +339,8 @@ type replay struct {
 	Skipped  int64  `json:"skipped"`
 }
 
-// follow shows the progress of a running replay until it is over. An interrupt, or a server that stays away, ends only
-// the watching: follow then says that the replay continues, and returns an error because the caller asked to wait.
+// follow shows the progress of a running replay until it is over. If the user interrupts it or the server stays unreachable, the replay
+// continues. follow then says so, and returns an error because the command was to wait for the end.
 func (c *Command) follow(ctx context.Context, api Client, answer json.RawMessage) (json.RawMessage, error) {
 	var r replay
 	if json.Unmarshal(answer, &r) != nil || r.State != "running" || r.ID == "" {

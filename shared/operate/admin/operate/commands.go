@@ -230,7 +230,7 @@ type Page struct {
 	Cursor string `placeholder:"CURSOR" help:"Continue where another list ended; that list prints the cursor."`
 }
 
-// Span are the flags of lists with times.
+// Span are the flags that limit a list to a time span.
 type Span struct {
 	Since string `placeholder:"TIME" help:"Beginning, as a time (2026-11-22T12:00:00Z), a date or a duration before now (90m, 7d)."`
 	Until string `placeholder:"TIME" help:"End, as a time, a date or a duration before now."`
@@ -252,7 +252,7 @@ type Job struct {
 	Detach bool `help:"Do not wait until the replay is done."`
 }
 
-// Flags are the flags of all commands. Its method Run runs the selected command.
+// Flags are the flags of all commands. kong calls Run for the selected command.
 type Flags struct {
 	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"The server (${default}), or its address for operators (--admin-addr). On AWS without a custom domain: the stack's output for the admin API."`
 	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY. It needs the scope events:operate, or events:subscribe for your own subscriptions. Prefer the variable, because other users of the machine can see arguments."`
@@ -261,7 +261,7 @@ type Flags struct {
 	Wide   bool   `help:"Print tables in full. By default, a terminal shows shortened ids and the columns that fit."`
 }
 
-// Validate checks that the flags fit together.
+// Validate refuses --json together with another output format.
 func (o *Flags) Validate() error {
 	if o.JSON && o.Output != "" && o.Output != formatJSON {
 		return fault.New(fault.Invalid, "--json and --output %s cannot be combined", o.Output)
@@ -269,13 +269,13 @@ func (o *Flags) Validate() error {
 	return nil
 }
 
-// Terminal has the inputs and outputs of commands.
+// Terminal has the input and outputs of a command.
 type Terminal struct {
 	In       io.Reader
 	Out, Err io.Writer
-	// Width is the width of the terminal at Out, to which tables are fitted. 0 prints tables in full.
+	// Width is the number of columns of the terminal at Out. Tables are shortened to fit. 0 prints tables in full.
 	Width int
-	// Interactive is true if In is a terminal, on which a person can answer a question.
+	// Interactive is true if In is a terminal, so that a person can answer questions.
 	Interactive bool
 	// Bar shows the progress of replays. It may be nil.
 	Bar io.Writer
@@ -283,7 +283,7 @@ type Terminal struct {
 	Agent string
 }
 
-// Run makes the request of the selected command.
+// Run builds a [Command] from the tags, arguments and flags of the selected command, and runs it.
 func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	n := k.Selected()
 	c := Command{Terminal: t, API: n.Tag.Get("api"), Also: n.Tag.Get("also"), Values: map[string]any{}, Format: o.Output, Wide: o.Wide}
@@ -336,7 +336,8 @@ func (o *Flags) Run(k *kong.Context, t Terminal) error {
 // notSent are the flags that are not sent to the API.
 var notSent = []string{"help", "server", "key", "json", "output", "wide", "limit", "yes", "detach"}
 
-// prefix is the path of the API. It is a copy of admin.Prefix, because package admin would bring the whole server along.
+// prefix is the path of the API. It repeats admin.Prefix, because importing package admin would link the whole server into the
+// client.
 const prefix = "/admin/v1"
 
 // maxPage is the maximum number of items of a page.
@@ -374,7 +375,7 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	return answer, nil
 }
 
-// advise adds to a refusal what the caller can do about it.
+// advise adds to the error of a refused request what the caller can do about it.
 func advise(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Unauthenticated:
@@ -385,14 +386,14 @@ func advise(err error) error {
 	return err
 }
 
-// list is a list of the API, with its other members.
+// list holds the items of one or more pages, and the other members of the response, e.g. next.
 type list struct {
 	Items []json.RawMessage
 	More  map[string]json.RawMessage
 }
 
-// List reads pages until it has limit items, or all if limit is 0. It adds up the member omitted of the pages, and returns the
-// other members of the last page.
+// List reads pages until it has limit items, or all items if limit is 0. More has the members of the last page, except that
+// omitted is the sum over all pages.
 func (c Client) List(ctx context.Context, path string, query url.Values, limit int) (list, error) {
 	all := list{Items: []json.RawMessage{}}
 	for {
@@ -435,7 +436,7 @@ func sum(a, b json.RawMessage) json.RawMessage {
 	return strconv.AppendInt(nil, x+y, 10)
 }
 
-// json returns the list as one document, in the form of the API.
+// json returns all items as if the API had returned them in a single page.
 func (l list) json() json.RawMessage {
 	all := map[string]any{"items": l.Items}
 	for name, value := range l.More {
@@ -447,16 +448,18 @@ func (l list) json() json.RawMessage {
 	return b
 }
 
-// Tables on a narrow terminal print shortened ids, so commands accept them too: with … or ... for the part that is left out,
-// e.g. sub_0198…2c47 or evt_0198... The id of a subscription can also be its first digits, because a whole one has a known length.
+// Tables on a narrow terminal print shortened ids, so commands accept them too. The omitted part is … or ..., e.g.
+// sub_0198…2c47 or evt_0198... For a subscription the first digits suffice without dots, because the length shows that the id
+// is incomplete.
 
 // shortened matches a shortened id, with its beginning and its end.
 var shortened = regexp.MustCompile(`^([A-Za-z0-9_-]+)(?:…|\.\.\.)([A-Za-z0-9_-]*)$`)
 
-// beginning matches the first 4 to 31 digits of a subscription's id, which has 32.
+// beginning matches the first 4 to 31 digits of a subscription's id. A complete id has 32.
 var beginning = regexp.MustCompile(`^(sub_[0-9a-f]{4,31})()$`)
 
-// idLists are the lists that have the ids of objects, by the objects' path in the API.
+// idLists has the list in which to look up the ids of a kind of objects. The key is the first segment of the objects' path in
+// the API.
 var idLists = map[string]struct {
 	path, member, object, command string
 	limit                         int // the newest items in which an id is looked up; 0 means all
@@ -466,14 +469,14 @@ var idLists = map[string]struct {
 	"events":        {"deliveries", "event", "event of the newest 1,000 attempts", "events list", 1000},
 }
 
-// kind returns the path of the command's objects in the API, e.g. "subscriptions".
+// kind returns the first segment of the API's path, e.g. "subscriptions".
 func (c *Command) kind() string {
 	_, path, _ := strings.Cut(c.API, " ")
 	kind, _, _ := strings.Cut(path, "/")
 	return kind
 }
 
-// explainNotFound adds to an error the id that the server does not know, and the command that lists ids.
+// explainNotFound adds to a NotFound error the id that the user gave, and the command that lists ids.
 func (c *Command) explainNotFound(err error) error {
 	list, ok := idLists[c.kind()]
 	if !ok || len(c.Args) == 0 || !fault.Is(err, fault.NotFound) {
@@ -482,7 +485,7 @@ func (c *Command) explainNotFound(err error) error {
 	return fault.Wrap(fault.NotFound, err, "%.100q is not found (mcpevents %s prints the ids)", c.Args[0], list.command)
 }
 
-// resolveIDs replaces shortened ids in the arguments, and in the flags --subscription and --event, by whole ones.
+// resolveIDs replaces shortened ids by complete ones, in the arguments and in the flags --subscription and --event.
 func (c *Command) resolveIDs(ctx context.Context, api Client) (err error) {
 	kind := c.kind()
 	for i, text := range c.Args {
@@ -506,7 +509,8 @@ func (c *Command) resolveIDs(ctx context.Context, api Client) (err error) {
 	return nil
 }
 
-// resolveID returns the only id that a shortened id can mean. It returns other texts unchanged.
+// resolveID returns the complete id for a shortened one. It fails if no id or several ids match. It returns other texts
+// unchanged.
 func (c Client) resolveID(ctx context.Context, kind, text string) (string, error) {
 	found := shortened.FindStringSubmatch(text)
 	if found == nil && kind == "subscriptions" {

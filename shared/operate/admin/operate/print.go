@@ -22,7 +22,7 @@ import (
 // timeForm is the format of times, which are printed in the local time zone.
 const timeForm = "2006-01-02 15:04:05"
 
-// localTime returns a text. If it is a time, localTime formats it in the local time zone.
+// localTime formats a text that is a time in the local time zone. It returns other texts unchanged.
 func localTime(s string) (text string, isTime bool) {
 	if t, err := time.Parse(time.RFC3339Nano, s); err == nil {
 		return t.Local().Format(timeForm), true
@@ -37,7 +37,7 @@ const (
 	formatName = "name"
 )
 
-// gap is the number of spaces between columns, and leastColumns the number of columns that even the narrowest terminal shows.
+// gap is the number of spaces between columns. leastColumns is the number of columns that even the narrowest terminal shows.
 const (
 	gap          = 2
 	leastColumns = 2
@@ -137,7 +137,7 @@ func shortID(text string) string {
 	return text[:len(found[1])+kept] + "…" + text[len(text)-kept:]
 }
 
-// printNames prints the names of objects, one per line: the values of a member. Objects without the member are left out.
+// printNames prints one member of each object, such as its id, one per line. It skips objects without that member.
 func printNames(w io.Writer, items []json.RawMessage, name string) error {
 	for _, raw := range items {
 		var object map[string]any
@@ -165,7 +165,8 @@ func headingOf(path string) string {
 	return b.String()
 }
 
-// member returns the value at a path, or nil if the path does not exist. For an array it returns the values of all items.
+// member returns the value at a path such as delivery.lastError, or nil if there is none. For an array on the path it returns the values of
+// all elements.
 func member(v any, path string) any {
 	if list, ok := v.([]any); ok {
 		var all []any
@@ -182,7 +183,8 @@ func member(v any, path string) any {
 	return v
 }
 
-// cell returns a value as text for a table. It is on one line and contains no control characters, which could change the terminal.
+// cell returns a value as text for a table. It stays on one line, and escapes control characters because they could manipulate the
+// terminal.
 func cell(v any) string {
 	var text string
 	switch v := v.(type) {

@@ -1,5 +1,5 @@
-// Package operations declares the operations of the admin API in one table. Package admin makes its routes from this table. The
-// OpenAPI 3.1 document is generated from it and from the schemas in document.json.
+// Package operations declares the operations of the admin API in one table. Package admin makes its routes from the table. The
+// OpenAPI 3.1 document consists of the table and the schemas in document.json.
 package operations
 
 import (
@@ -12,57 +12,57 @@ import (
 	"sync"
 )
 
-// Operation is one method of a path.
+// Operation is an HTTP method on a path of the admin API.
 type Operation struct {
 	ID, Method, Path, Summary string
-	// Owners is true if a caller with the scope events:subscribe may call it, for their own subscriptions and deliveries.
+	// Owners permits callers with the scope events:subscribe, who then see only their own subscriptions and deliveries.
 	Owners bool
-	// Query lists the query parameters. Others are refused, unless Query is nil.
+	// Query lists the query parameters. Requests with other parameters are refused, unless Query is nil.
 	Query []Param
-	// Body is the schema of the request's body. It is empty for requests without a body.
+	// Body is the name of the schema of the request's body, or empty if there is no body.
 	Body         string
 	BodyRequired bool
 	Answers      []Answer
 }
 
-// Param is a query parameter, a string unless Integer is set.
+// Param is a query parameter. It is a string unless Integer is set.
 type Param struct {
 	Name, Format, Default, Description string
 	Enum                               []string
-	// Integer is the largest value of an integer parameter, whose smallest is 1.
+	// Integer is the maximum of an integer parameter. The minimum is 1.
 	Integer int
 }
 
-// Answer is an answer without an error.
+// Answer is a possible response of a successful request.
 type Answer struct {
 	Status      int
 	Description string
-	// Schema is the schema of a JSON answer, "object" for any object, and empty for an answer without content.
+	// Schema is the name of the JSON schema of the response. "object" means any object, and empty means no content.
 	Schema string
 	// Stream is true for a stream of server-sent events.
 	Stream bool
 }
 
-// query returns the query parameters of an operation, which refuses all others.
+// query makes a list of query parameters that is never nil, so that all other parameters are refused.
 func query(params ...Param) []Param { return append([]Param{}, params...) }
 
-// paged returns the parameters of a list that is returned in pages.
+// paged adds the parameters cursor and limit for a list with pages.
 func paged(params ...Param) []Param {
 	return append(params, Param{Name: "cursor"}, Param{Name: "limit", Integer: MaxLimit, Default: strconv.Itoa(DefaultLimit)})
 }
 
-// DefaultLimit is the number of items on a page if the request names none, and MaxLimit is the largest that it may name.
+// DefaultLimit is the number of items on a page if the request has no limit. MaxLimit is the highest limit.
 const (
 	DefaultLimit = 50
 	MaxLimit     = 100
 )
 
-// rest has the parts of the document that are not in the table: its head, the schemas, and the response of an error.
+// rest is the OpenAPI document without the operations: the head, the schemas and the error response.
 //
 //go:embed document.json
 var rest []byte
 
-// Document returns the document of the API. It is built at the first call, because most processes never need it.
+// Document returns the OpenAPI document. It builds the document at the first call, because most processes never need it.
 var Document = sync.OnceValue(func() json.RawMessage {
 	document := map[string]any{}
 	if err := json.Unmarshal(rest, &document); err != nil {
@@ -141,7 +141,7 @@ func (p Param) schema() object {
 	return s
 }
 
-// content returns a JSON body with a schema.
+// content describes a JSON body with the named schema.
 func content(schema string) object {
 	s := object{"$ref": "#/components/schemas/" + schema}
 	if schema == "object" {
