@@ -1,9 +1,9 @@
-// Package store is the durable state of every mode. It has items in named tables, with a partition and a sort key.
-// Reads are strongly consistent. Writes have conditions and may form a transaction.
+// Package store defines the database of a stand-alone server and of the functions on AWS. An item belongs to a table and has a
+// partition and a sort key. Reads are strongly consistent unless a query asks for less. Writes can have conditions, and several
+// can form a transaction.
 //
-// This is the part of DynamoDB that the system needs, and no more. Each package that owns a concept (subscription,
-// delivery, stream, …) defines its items once. The adapters store/dynamo and store/sqlite know no domain types, and both
-// pass store/storetest.
+// It offers only the part of DynamoDB that the system needs. The package that owns a concept (subscription, delivery, stream,
+// …) defines the items for it. The adapters store/dynamo and store/sqlite know no domain types, and both pass store/storetest.
 package store
 
 import (
@@ -22,17 +22,17 @@ type Table string
 
 // The tables. template.yaml grants each function the actions that it needs on each table.
 const (
-	// Subscriptions holds subscription records, pattern items, shape counts, quotas.
+	// Subscriptions holds subscriptions, how many of them use each event pattern, and the quotas of their owners.
 	Subscriptions Table = "subscriptions"
-	// Log holds the event log, its interest items and the latest events per URI.
+	// Log holds the event log, the latest event of each URI, and which parts of the log somebody reads.
 	Log Table = "log"
-	// Deliveries holds failed deliveries, stored bodies, due entries, records, dead letters.
+	// Deliveries holds deliveries to retry, the bodies of their events, when they are due, delivery records and dead letters.
 	Deliveries Table = "deliveries"
 	// Sessions holds MCP sessions, their subscriptions and stream leases.
 	Sessions Table = "sessions"
 	// Settings holds the catalog, the configuration, public keys and switches.
 	Settings Table = "settings"
-	// Keys holds the wrapped private keysets. Only dispatch and keys may read it.
+	// Keys holds the encrypted private keysets. Only the functions dispatch and keys may read it.
 	Keys Table = "keys"
 )
 
@@ -43,11 +43,11 @@ func Tables() []Table {
 
 // Limits of both adapters, so that a write that works on a stand-alone server also works on AWS.
 const (
-	// MaxItem is the size in bytes of an item's value (DynamoDB: 400 KB an item).
+	// MaxItem is the largest size of an item's value in bytes. DynamoDB allows 400 KB per item, including keys and counts.
 	MaxItem = 380 << 10
-	// MaxTransaction is the number of operations in one [DB.Write].
+	// MaxTransaction is the largest number of operations in one [DB.Write].
 	MaxTransaction = 100
-	// MaxGet is the number of keys in one [DB.Get].
+	// MaxGet is the largest number of keys in one [DB.Get].
 	MaxGet = 100
 )
 
@@ -63,12 +63,12 @@ type Item struct {
 	Key
 	// Value is opaque to the store; nil and empty are the same.
 	Value []byte
-	// Version is set by the writer and tested by [VersionIs].
+	// Version is a number that the writer chooses. With [VersionIs], a write fails if another writer has changed it.
 	Version int64
-	// Counts are integers that [Add] and [Raise] change without a read. Names are [A-Za-z0-9_-].
+	// Counts are integers that [Add] and [Raise] change without reading the item first. Names are [A-Za-z0-9_-].
 	Counts map[string]int64
-	// Expires is when the item stops existing for readers and conditions, to the
-	// second; zero is never. The adapter removes it some time later.
+	// Expires is when readers and conditions begin to treat the item as absent, to the second; zero is never. The adapter
+	// deletes it some time later.
 	Expires time.Time
 }
 
@@ -82,8 +82,8 @@ type DB interface {
 	// result has the order of keys; an absent or expired item is nil.
 	Get(ctx context.Context, keys ...Key) ([]*Item, error)
 
-	// Query reads items of one partition in the order of their sort keys. A page has at most q.Limit items. It may have fewer
-	// although there are more; see Page.More. Expired items are left out.
+	// Query reads items of one partition in the order of their sort keys. A page has at most q.Limit items. If it has fewer,
+	// there may still be more; see Page.More. Expired items are left out.
 	Query(ctx context.Context, q Query) (Page, error)
 
 	// Write applies up to [MaxTransaction] operations, all or none, each item at
@@ -94,11 +94,12 @@ type DB interface {
 	// them may have been applied.
 	WriteAll(ctx context.Context, ops ...Op) error
 
-	// Stamps reports whether the store stamps [AtCommit] sort keys, in the order of commits. Then a reader that has seen a
-	// key has seen all smaller keys. Only package events/log calls it, and hides the difference from its callers.
+	// Stamps reports whether the store supports [AtCommit] and so numbers items in the order of their commits. Then a reader
+	// that has seen a stamp has seen all smaller ones. Only package events/log calls it, and hides the difference from its
+	// callers.
 	Stamps() bool
 
-	// End returns the greatest stamp that the store has committed. Every item with a stamp up to it can be read, and every
+	// End returns the greatest stamp that the store has committed. Readers see every item with a stamp up to it, and every
 	// later stamp is greater, even if the clock is set back. It is 0 for a store that does not stamp.
 	End() int64
 
@@ -109,9 +110,10 @@ type DB interface {
 	Close() error
 }
 
-// AtCommit, as the sort key of a put, stands for a stamp that the store sets: the commit's time in microseconds since 1970,
-// as 16 decimal digits, and greater than every earlier stamp. An operation with Span n > 1 reserves n stamps and gets the
-// last of them. With [SameStamp] it gets the stamp of the put before it. Stores whose [DB.Stamps] is false refuse it.
+// AtCommit is a placeholder for the sort key of a put. The store replaces it with a stamp: the commit's time in microseconds
+// since 1970, as 16 decimal digits, and greater than every earlier stamp. A put with an [Op.Span] of n > 1 reserves n stamps
+// and gets the last of them. With [SameStamp] it gets the stamp of the put before it. Stores whose [DB.Stamps] is false refuse
+// it.
 const AtCommit = "\x00commit"
 
 // SameStamp is an [Op.Span] for the second of two puts at [AtCommit] in one write. Both then get the same stamp. They must be in
@@ -120,9 +122,9 @@ const SameStamp = -1
 
 // Watcher is a store that immediately notifies this process of its own writes to a partition of [Log].
 type Watcher interface {
-	// Watch returns a channel that receives after commits to the partition of table [Log]. Several commits may coalesce, and
-	// the writer never waits. written returns the greatest stamp of such a commit since the watch began, or 0 before the
-	// first. stop ends the watch. The channel and written include every commit up to [DB.End].
+	// Watch returns a channel that receives after commits to the partition of table [Log]. It may receive once for several
+	// commits, because the writer never waits for the reader. written returns the greatest stamp of such a commit since the
+	// watch began, or 0 before the first. It includes every commit up to [DB.End]. stop ends the watch.
 	Watch(partition string) (changed <-chan struct{}, written func() int64, stop func())
 }
 
@@ -130,8 +132,8 @@ type Watcher interface {
 type Query struct {
 	Table     Table
 	Partition string
-	// After and Until bound the sort key: After is exclusive, Until is inclusive, and empty is unbounded. With Reverse, a
-	// query begins at Until, and Before continues it at the next page.
+	// After and Until bound the sort key: After is exclusive, Until is inclusive, and empty is unbounded. With Reverse, the
+	// first page begins at Until. For the next page, set Before to [Page.Last].
 	After, Until string
 	// Before bounds the sort key from above, exclusively; empty is unbounded.
 	Before string
@@ -142,8 +144,8 @@ type Query struct {
 	Eventual bool
 }
 
-// Within limits the query to sort keys with a time from since to until, both included. The sort keys begin with their time
-// in microseconds since 1970 as 16 decimal digits. A zero time is no limit.
+// Within limits the query to the times from since to until, both included. It is for sort keys that begin with a time in
+// microseconds since 1970, as 16 decimal digits. A zero time is no limit.
 func (q *Query) Within(since, until time.Time) {
 	if !since.IsZero() {
 		q.After = fmt.Sprintf("%016d", since.UnixMicro())
@@ -156,8 +158,8 @@ func (q *Query) Within(since, until time.Time) {
 // Page is a part of a query's result.
 type Page struct {
 	Items []Item
-	// More reports that there may be more items in the range. Last is the sort key to continue from, as After or, in reverse,
-	// as Before. It may be past the last item if expired items were skipped.
+	// More reports that there may be more items in the range. Last is the sort key from which to continue: set After to it or,
+	// with Reverse, Before. It may be beyond the last item, because the page leaves out expired items.
 	More bool
 	Last string
 }
@@ -186,7 +188,8 @@ func Exists() Condition { return Condition{kind: condExists} }
 // VersionIs holds when the item exists with exactly this version.
 func VersionIs(v int64) Condition { return Condition{kind: condVersion, version: v} }
 
-// Unpack returns the parts of a condition for an adapter. version is set only when kind is "version".
+// Unpack returns the parts of a condition for an adapter. kind is "absent", "exists", "version", or "" if there is no
+// condition. version is set only for "version".
 func (c Condition) Unpack() (kind string, version int64) {
 	switch c.kind {
 	case condAbsent:
@@ -217,7 +220,7 @@ type Op struct {
 	Kind OpKind
 	Item Item // for OpPut; the others have only Key, and OpAdd and OpRaise also Counts and Expires
 	Cond Condition
-	// Limits are upper bounds of counts after an OpAdd. A count may be equal to its limit.
+	// Limits has, by name, the largest value that a count may have after an OpAdd.
 	Limits map[string]int64
 	// Span, for a put at [AtCommit], is the number of stamps to reserve, or [SameStamp]; 0 is 1.
 	Span int
@@ -243,7 +246,7 @@ func Raise(key Key, name string, value int64) Op {
 	return Op{Kind: OpRaise, Item: Item{Key: key, Counts: map[string]int64{name: value}}}
 }
 
-// Check writes nothing. The transaction fails unless its condition holds.
+// Check makes a transaction fail unless the condition holds. It writes nothing.
 func Check(key Key, cond Condition) Op {
 	return Op{Kind: OpCheck, Item: Item{Key: key}, Cond: cond}
 }
@@ -257,9 +260,9 @@ func one(cond []Condition) Condition {
 
 type unhurried struct{}
 
-// Unhurried marks writes for which no caller has to wait, such as delivery records. A store with group commit returns
-// immediately and commits them in their order with the next write, at most tens of milliseconds later. If the process dies
-// before that, they are lost. Errors are logged.
+// Unhurried returns a context for writes for which no caller has to wait, such as delivery records. A store with group commit
+// returns immediately and commits them in their order with the next write, at most tens of milliseconds later. If the process
+// dies before that, they are lost. Errors are logged.
 func Unhurried(ctx context.Context) context.Context { return context.WithValue(ctx, unhurried{}, true) }
 
 // IsUnhurried reports whether ctx comes from [Unhurried].
@@ -301,8 +304,8 @@ func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) 
 	}
 }
 
-// Scrub removes deleted items from the files of a store, if it has files. Otherwise they could still be read from free pages
-// of a file. Writes wait for it.
+// Scrub removes the remains of deleted items from a store's files, because they stay readable in free pages. Writes wait for
+// it. It does nothing for a store without files.
 func Scrub(ctx context.Context, db DB) error {
 	if s, ok := db.(interface{ Scrub(context.Context) error }); ok {
 		return s.Scrub(ctx)
@@ -320,7 +323,7 @@ const (
 	defaultLimit = 100
 )
 
-// Check checks a key against its bounds. Adapters call it.
+// Check returns an error if a part of the key is empty, too long or not UTF-8. Adapters call it.
 func (k Key) Check() error {
 	switch {
 	case k.Table == "":
@@ -333,7 +336,7 @@ func (k Key) Check() error {
 	return nil
 }
 
-// Check checks a query against its bounds and fills in the default limit. Adapters call it.
+// Check returns an error if the limit or a key of the query is not allowed, and sets the default limit. Adapters call it.
 func (q *Query) Check() error {
 	if q.Limit == 0 {
 		q.Limit = defaultLimit
@@ -349,7 +352,7 @@ func (q *Query) Check() error {
 	return Key{Table: q.Table, Partition: q.Partition, Sort: "-"}.Check()
 }
 
-// Check checks an operation against the bounds of its item and the rules of its kind. Adapters call it, and check
+// Check returns an error if the item is too large or the fields do not fit the kind of operation. Adapters call it, and check
 // [AtCommit] themselves.
 func (op *Op) Check() error {
 	if err := op.Item.Key.Check(); err != nil {

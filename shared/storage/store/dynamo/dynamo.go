@@ -2,7 +2,7 @@
 //
 // # Layout
 //
-// An item is stored without indexes and derived attributes:
+// An item has only these attributes, and the tables have no secondary indexes:
 //
 //	pk  S   partition      v       N  version
 //	sk  S   sort key       c_NAME  N  a count
@@ -10,18 +10,18 @@
 //	z   B   compressed value, instead of d
 //	t   B   mark of the last conditional write, see below
 //
-// TTL deletes items hours late. So every read has a filter and every condition contains the time, and an expired item is
-// absent for readers and writers.
+// DynamoDB may delete an expired item hours late. So every read and every condition compares exp with the current time, and
+// treats an expired item as absent.
 //
 // # A lost answer is no conflict
 //
 // The SDK repeats a request whose answer did not arrive. If DynamoDB applied the first request, the condition of the second
-// fails because of our own write. Transactions avoid that with a ClientRequestToken. A single put or addition carries a
-// random mark in attribute t instead, at no extra cost. If its condition fails on an item with its own mark, it has
-// succeeded. An addition is repeated only if another writer has added to the same item in between; see [lowersCount] for the
-// counts that must not be too low. A delete leaves no mark. If a conditional delete is repeated after a lost answer and finds
-// no item, it counts as a success, although another writer may have deleted the item. Callers to whom that matters delete in
-// a transaction.
+// fails because of our own write. Transactions avoid that with a ClientRequestToken. A single put or addition carries a random
+// mark in attribute t instead, at no extra cost. If its condition fails on an item with its own mark, it has succeeded. An
+// addition is applied twice only if another writer has added to the same item in between. That must not happen to a decrement,
+// so it needs a transaction (see [lowersCount]). A delete leaves no mark. If a conditional delete is repeated after a lost
+// answer and finds no item, it counts as a success, although another writer may have deleted the item. Callers to whom that
+// matters delete in a transaction.
 //
 // Package store describes where domain types belong, and store/storetest tests the contract.
 package dynamo
@@ -54,8 +54,8 @@ type DB struct {
 
 var _ store.DB = (*DB)(nil)
 
-// New returns a store in the tables with the names that the function name returns. The tables must exist with the key pk, sk
-// and with TTL on exp, as template.yaml creates them.
+// New returns a store. The function name returns the name of a table in DynamoDB. The tables must exist, with the keys pk and
+// sk and with TTL on exp, as in template.yaml.
 func New(client *dynamodb.Client, name func(store.Table) string) *DB {
 	db := &DB{client: client, names: map[store.Table]string{}, now: time.Now}
 	for _, table := range store.Tables() {
@@ -120,7 +120,8 @@ func (db *DB) getOne(ctx context.Context, key store.Key, found map[store.Key]*st
 	return err
 }
 
-// getMany repeats the request for keys that DynamoDB left unprocessed, because they have more than 16 MB or were throttled.
+// getMany repeats the request for keys that DynamoDB left unprocessed, because the response reached 16 MB or the table was
+// throttled.
 func (db *DB) getMany(ctx context.Context, found map[store.Key]*store.Item) error {
 	tables := map[string]store.Table{}
 	request := map[string]types.KeysAndAttributes{}
@@ -328,7 +329,7 @@ func failure(err error, format string, args ...any) error {
 	return fault.Wrap(kind, err, format, args...)
 }
 
-// attempts is a middleware that observes the requests that the SDK makes for one call.
+// attempts is a middleware that observes each request of a call, including the retries of the SDK.
 type attempts struct {
 	lost bool // after a failed request that DynamoDB may have applied
 }
@@ -348,7 +349,7 @@ func (a *attempts) HandleFinalize(
 	return out, meta, err
 }
 
-// watch adds the middleware inside of the SDK's retries.
+// watch adds the middleware after the SDK's retry step, so that it observes each request.
 func (a *attempts) watch(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(a, "Retry", middleware.After)
 }

@@ -83,7 +83,7 @@ func decode(table store.Table, attrs attributes) (*store.Item, error) {
 	return item, nil
 }
 
-// setNumber sets the member of item that a numeric attribute holds.
+// setNumber sets the version, the expiry or a count of item from a numeric attribute.
 func setNumber(item *store.Item, name, text string) error {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
@@ -103,7 +103,7 @@ func setNumber(item *store.Item, name, text string) error {
 	return nil
 }
 
-// expression collects the names and values that an expression refers to.
+// expression collects the attribute names and values for which a DynamoDB expression has placeholders.
 type expression struct {
 	names  map[string]string
 	values attributes
@@ -181,7 +181,7 @@ func (e *expression) markIsNot(mark []byte) string {
 	return "(attribute_not_exists(" + t + ") OR " + t + " <> " + e.value(&types.AttributeValueMemberB{Value: mark}) + ")"
 }
 
-// sum returns the update expression that adds the counts of item and sets its expiry and the mark. It leaves out what is empty.
+// sum returns the update expression that adds the counts of item. It also sets the expiry and the mark, if there are any.
 func (e *expression) sum(item store.Item, mark []byte) string {
 	var add []string
 	for _, name := range slices.Sorted(maps.Keys(item.Counts)) {
@@ -197,8 +197,8 @@ func (e *expression) sum(item store.Item, mark []byte) string {
 	return strings.Join(update, " ")
 }
 
-// assign returns the SET clause for the expiry of item and the mark of this write. It leaves out what is empty. If counts is true, the
-// clause also sets the counts, otherwise the caller adds them.
+// assign returns the SET clause for the expiry of item and the mark of this write. It is empty without both. If counts is true,
+// the clause also sets the counts; otherwise the caller adds them.
 func (e *expression) assign(item store.Item, counts bool, mark []byte) string {
 	var set []string
 	if counts {
@@ -224,7 +224,7 @@ func (e *expression) isBelow(counts map[string]int64) string {
 	return ""
 }
 
-// within returns conditions that hold if no count will exceed its limit after adding counts.
+// within returns conditions that hold if every count stays within its limit when counts are added.
 func (e *expression) within(counts, limits map[string]int64) (conditions []string) {
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		// The difference may be out of the range of int64. DynamoDB's numbers have 38 digits.
@@ -239,7 +239,7 @@ func (e *expression) within(counts, limits map[string]int64) (conditions []strin
 	return conditions
 }
 
-// fits reports whether the counts, which start at zero, are within the limits after an addition.
+// fits reports whether the counts of an absent item would be within the limits after an addition.
 func fits(counts, limits map[string]int64) bool {
 	for name, limit := range limits {
 		if counts[name] > limit {
@@ -252,7 +252,7 @@ func fits(counts, limits map[string]int64) bool {
 // unit is the size in which DynamoDB bills writes.
 const unit = 1 << 10
 
-// deflaters are reused, because one takes more than half a megabyte.
+// deflaters is a pool, because a flate.Writer takes more than half a megabyte.
 var deflaters = sync.Pool{New: func() any {
 	w, err := flate.NewWriter(io.Discard, flate.DefaultCompression)
 	if err != nil {
@@ -261,8 +261,8 @@ var deflaters = sync.Pool{New: func() any {
 	return w
 }}
 
-// deflate compresses a value. It returns nil if that does not save a unit. Most values are smaller than a unit, and sealed
-// values do not shrink. Segments of the log shrink, and their bytes are most of the cost of an event.
+// deflate compresses a value. It returns nil if that does not save a billing unit. Most values are smaller than a unit, and
+// sealed values do not shrink. Segments of the log shrink, and their bytes are most of the cost of an event.
 func deflate(value []byte) []byte {
 	if len(value) <= unit {
 		return nil

@@ -68,7 +68,7 @@ func lowersCount(op store.Op) bool {
 	return false
 }
 
-// newMark returns a random mark, by which a repeated write recognizes itself.
+// newMark returns a random mark. When the SDK repeats a request, the mark shows whether DynamoDB applied the first one.
 func newMark() []byte {
 	mark := make([]byte, 8)
 	rand.Read(mark) // never fails
@@ -161,8 +161,8 @@ func (db *DB) add(ctx context.Context, op store.Op) error {
 	}
 }
 
-// raise sets a count that is smaller. It always sets the expiry if the operation has one. It may be repeated, so it needs no
-// mark.
+// raise sets a count if the stored one is smaller. It sets the expiry in any case, if the operation has one. It needs no mark,
+// because repeating it is harmless.
 func (db *DB) raise(ctx context.Context, op store.Op) error {
 	pause := newPause()
 	for {
@@ -187,7 +187,7 @@ func (db *DB) raise(ctx context.Context, op store.Op) error {
 	}
 }
 
-// extend sets the expiry of an item after an OpRaise that changed no count, because the stored counts are as high already.
+// extend sets only the expiry of an item, after an OpRaise whose count was already high enough.
 func (db *DB) extend(ctx context.Context, op store.Op, item *store.Item) error {
 	if op.Item.Expires.IsZero() || op.Item.Expires.Unix() == item.Expires.Unix() {
 		return nil
@@ -242,7 +242,7 @@ func onlyCounts(item store.Item) store.Item {
 	return store.Item{Key: item.Key, Counts: item.Counts, Expires: item.Expires}
 }
 
-// check reads the item, because that is cheaper than a transaction with one check.
+// check tests the condition of an OpCheck with a read, which is cheaper than a transaction with one check.
 func (db *DB) check(ctx context.Context, op store.Op) error {
 	found := map[store.Key]*store.Item{}
 	if err := db.getOne(ctx, op.Item.Key, found); err != nil {
@@ -326,7 +326,7 @@ func countWrites(batch map[string][]types.WriteRequest) (n int) {
 	return n
 }
 
-// maxTotal is the size of the values in a transaction. DynamoDB allows 4 MB with keys and names.
+// maxTotal is the largest total size of a transaction's values. DynamoDB allows 4 MB, including keys and attribute names.
 const maxTotal = 3900 << 10
 
 // checkOps checks a write against the limits of package store, so that it returns the same errors as the other adapter.
@@ -365,7 +365,7 @@ func checkOp(op store.Op) error {
 const conditionFailed = "ConditionalCheckFailed"
 
 // transact applies ops with TransactWriteItems. A lost answer is harmless, because the SDK sends the same ClientRequestToken
-// with its retries. Our own retries follow a refusal, so they are new calls.
+// with its retries. transact itself retries only after DynamoDB has refused the transaction, so each retry is a new call.
 func (db *DB) transact(ctx context.Context, ops []store.Op) error {
 	expired := make([]bool, len(ops)) // by operation: its counts replace an expired item
 	pause := newPause()
@@ -389,8 +389,8 @@ func (db *DB) transact(ctx context.Context, ops []store.Op) error {
 	}
 }
 
-// refusal returns the error of a canceled transaction, or nil if the caller should try it again. It corrects expired for
-// additions whose item has expired, or is no longer expired.
+// refusal returns the error of a canceled transaction, or nil if the caller should try it again. It updates expired, which
+// tells for each addition whether the stored item has expired.
 func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.Op, expired []bool) error {
 	again := false
 	for i, reason := range canceled.CancellationReasons {
@@ -457,7 +457,7 @@ func (db *DB) addPart(op store.Op, table *string) types.TransactWriteItem {
 	conditions := append([]string{e.alive(db.now())}, e.within(op.Item.Counts, op.Limits)...)
 	update := e.sum(op.Item, nil)
 	if update == "" {
-		// DynamoDB refuses an update without actions in a transaction.
+		// Add 0 to the version, because DynamoDB refuses an update without actions in a transaction.
 		update = "ADD " + e.name("v") + " " + e.value(number(0))
 	}
 	return types.TransactWriteItem{Update: &types.Update{

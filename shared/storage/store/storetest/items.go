@@ -138,7 +138,7 @@ var itemCases = []testCase{
 	}},
 }
 
-// checkSame checks that two items are equal. Expiries count to the second, and nil and empty values are equal.
+// checkSame checks that two items are equal. It compares expiries in whole seconds, and treats nil and empty values as equal.
 func (b *bench) checkSame(got, want store.Item) {
 	b.Helper()
 	equal := got.Key == want.Key && bytes.Equal(got.Value, want.Value) && got.Version == want.Version &&
@@ -327,7 +327,7 @@ var conditionCases = []testCase{
 			results := make([]error, 6)
 			var all sync.WaitGroup
 			for i := range results {
-				// Some adapters write a single operation differently.
+				// Half of the creators write two operations, because an adapter may use a transaction only then.
 				ops := []store.Op{put(key, "v", store.Absent())}
 				if i%2 == 1 {
 					ops = append(ops, put(b.at("other", fmt.Sprint(round, i)), "v"))
@@ -350,8 +350,8 @@ var conditionCases = []testCase{
 	}},
 }
 
-// condition runs an operation on a new item in the given state, alone and in a transaction with another operation. It checks
-// that the operation applies if holds is true, and otherwise conflicts.
+// condition runs op on an item that setUp has written, once alone and once in a transaction with another put. It checks that op
+// is applied if holds is true, and fails with a conflict otherwise.
 func (b *bench) condition(what string, holds bool, setUp func(store.Key) []store.Op, op func(store.Key) store.Op) {
 	b.Helper()
 	for _, with := range []string{"alone", "in a transaction"} {

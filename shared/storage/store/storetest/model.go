@@ -12,11 +12,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// model is the contract of package store in its simplest form. It keeps no expired items, because readers cannot tell
-// them from absent ones.
+// model is a map that behaves as a store must. It drops expired items, because readers cannot tell them from absent ones.
 type model map[store.Key]store.Item
 
-// apply writes like [store.DB.Write]. It reports false if there is a conflict.
+// apply does what [store.DB.Write] must do. It reports false if there is a conflict.
 func (m model) apply(ops []store.Op) bool {
 	for _, op := range ops {
 		item, exists := m[op.Item.Key]
@@ -89,7 +88,7 @@ var modelCases = []testCase{
 	}},
 }
 
-// modelRun is one random history, in its own partitions.
+// modelRun applies random operations to a store and to a model, and compares them. Each run has its own partitions.
 type modelRun struct {
 	*rapid.T
 	bench  *bench

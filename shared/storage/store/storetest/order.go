@@ -18,14 +18,14 @@ import (
 // deadline bounds every wait.
 const deadline = 30 * time.Second
 
-// stamped returns a put that gets a stamp.
+// stamped returns a put at [store.AtCommit].
 func stamped(b *bench, partition string, span int) store.Op {
 	op := put(b.key(store.Log, partition, store.AtCommit), fmt.Sprint(span))
 	op.Span = span
 	return op
 }
 
-// log returns the stamps of a partition.
+// log returns the stamps of all items in a partition of the log.
 func (b *bench) log(partition string) []int64 {
 	b.Helper()
 	items, _ := b.pages(store.Query{Table: store.Log, Partition: b.prefix + partition})
@@ -258,7 +258,7 @@ var cancelCases = []testCase{
 	}},
 }
 
-// mixed are sort keys whose order differs between bytes, letters and numbers.
+// mixed has sort keys that are in a different order when they are compared as bytes, letters or numbers.
 var mixed = []string{"a", "B", "10", "9", "Z", "z", "é", "e", "~", "!", "a#1", "a#10", "a#2", "😀", "￿", "A", "aa", "a\x00"}
 
 var queryCases = []testCase{
@@ -392,7 +392,7 @@ var queryCases = []testCase{
 	}},
 }
 
-// listCases are the operations of the lists of the admin API, of manual retries and of erasures.
+// listCases make the queries of the admin API's lists, of manual retries and of erasures.
 var listCases = []testCase{
 	{"newest_first_within_a_span_among_expired_items", func(b *bench) {
 		stamp := func(i int) string { return fmt.Sprintf("%016d", 1_800_000_000_000_000+i) }

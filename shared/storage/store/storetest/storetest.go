@@ -1,8 +1,8 @@
 // Package storetest is the suite that every adapter of [store.DB] passes.
 //
-// An adapter's test calls [Run] with a function that opens its store. Each case uses its own partitions, so that all cases
-// may share one database, which need not be empty. Cases run in parallel and write little, because one of the databases is
-// an emulator.
+// An adapter's test calls [Run] with a function that opens its store. Each case uses its own partitions, so that all cases may
+// share one database, which need not be empty. Cases run in parallel and write little, because the emulator of DynamoDB is
+// slow.
 package storetest
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Run tests the stores that open returns against the contract of package store. open is called once for each case, from
-// its test, and may return the same store every time. It closes what it opened by t.Cleanup.
+// Run tests the stores that open returns against the contract of package store. open is called once for each case, from its
+// test, and may return the same store every time. It must close the store with t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) store.DB) {
 	for _, group := range []struct {
 		name  string
@@ -55,7 +55,7 @@ type testCase struct {
 	run  func(b *bench)
 }
 
-// ifStamps returns cases that do nothing unless [store.DB.Stamps] of the store is as given.
+// ifStamps returns cases that run only on stores whose [store.DB.Stamps] returns stamps.
 func ifStamps(stamps bool, cases []testCase) []testCase {
 	var out []testCase
 	for _, c := range cases {
@@ -68,7 +68,7 @@ func ifStamps(stamps bool, cases []testCase) []testCase {
 	return out
 }
 
-// bench is a test with the store under test, and a prefix for the partitions of its case.
+// bench is a running case with its store and the prefix of its partitions.
 type bench struct {
 	*testing.T
 	db     store.DB
@@ -80,7 +80,7 @@ func newBench(t *testing.T, db store.DB) *bench {
 	return &bench{T: t, db: db, ctx: t.Context(), prefix: rand.Text() + "#"}
 }
 
-// key returns the key of an item. The prefix of the bench keeps the partitions of different cases apart.
+// key returns the key of an item. It adds the prefix to the partition, because cases share a database.
 func (b *bench) key(table store.Table, partition, sort string) store.Key {
 	return store.Key{Table: table, Partition: b.prefix + partition, Sort: sort}
 }
@@ -90,7 +90,7 @@ func (b *bench) at(partition, sort string) store.Key {
 	return b.key(store.Subscriptions, partition, sort)
 }
 
-// write writes, and fails the test on an error.
+// write calls Write, and fails the test on an error.
 func (b *bench) write(ops ...store.Op) {
 	b.Helper()
 	if err := b.db.Write(b.ctx, ops...); err != nil {
