@@ -43,9 +43,9 @@ type SubscribeRequest struct {
 
 // TTL is the lifetime that a client suggests.
 type TTL struct {
-	// Asked is false if the member is absent, so that the default applies.
+	// Asked is true if the client sent ttlMs. Otherwise the server's default applies.
 	Asked bool
-	// Forever is true if the member is null.
+	// Forever is true if ttlMs is null, so that the subscription should not expire.
 	Forever bool
 	For     time.Duration
 }
@@ -56,13 +56,13 @@ type SubscribeResult struct {
 	RefreshBefore time.Time // zero if the subscription does not expire
 	Cursor        string
 	Truncated     bool
-	// Refreshed is true if the subscription existed already. Suspended then reports whether it was suspended until this refresh, and Status
-	// is the status of its deliveries.
+	// Refreshed is true if the subscription existed already. In that case, Suspended reports whether this refresh ended a suspension, and
+	// Status is the status of the subscription's deliveries.
 	Refreshed, Suspended bool
 	Status               Status
 }
 
-// beginning is the position from which a subscription receives events.
+// beginning is the log position from which a subscription receives events.
 type beginning struct {
 	at        eventlog.Cursor
 	truncated bool  // the client's cursor is older
@@ -155,7 +155,8 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 		if err != nil {
 			return nil, err
 		}
-		// Queued or paused pages of the former URIs no longer find the subscription.
+		// After a move to another pattern, pages that are queued or paused under the old one skip the subscription. So tell the client that
+		// it may have missed events.
 		moved := have != nil && !samePatterns(have.Patterns, want.Patterns)
 		out.Truncated = out.Truncated || more || moved
 	case have != nil:
@@ -199,8 +200,8 @@ func unknownEvent(name string) error {
 	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
 }
 
-// upsert writes a new subscription, or merges it into the existing one. It returns the existing subscription unless that has expired. from
-// is the position in the log at which a new subscription begins.
+// upsert writes a new subscription, or merges it into the existing one with the same id. It returns the existing one, or nil if there is
+// none or it has expired. from is the log position at which a new subscription begins.
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from int64, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
 	for {
@@ -255,9 +256,9 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 	return err
 }
 
-// refresh carries over the time of creation, the old secret for the rotation's grace period, and the watermark while
-// delivery was running. If the URI template of the event type has changed, the subscription moves to its new pattern, and is owed
-// the events of that pattern since the watermark.
+// refresh writes want in place of have. It keeps have's creation time, its secret as the previous one for the rotation's grace period, and
+// the watermark if delivery was running. If the event type has another URI template by now, it also moves the subscription to the new
+// pattern and replays that pattern's events since the watermark.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
 	want.Created, want.Revision = have.Created, have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
@@ -277,7 +278,8 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	if have.State == Suspended {
 		want.Resumed = g.now().Unix()
 	}
-	// While delivery runs, a cursor cannot ask for more than is owed already. After a suspension, the client may know better where to start.
+	// While delivery runs, the server knows which events it owes and ignores the client's cursor. After a suspension or a move to another
+	// pattern, the client may know better where to start.
 	moved := !samePatterns(old, want.Patterns)
 	if live && (have.State != Suspended || r.Cursor == "") && !(moved && r.Cursor != "") {
 		want.Owed = have.Owed
@@ -298,13 +300,13 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	return g.Service.Records.update(ctx, want, expiry...)
 }
 
-// samePatterns reports whether subscriptions with these patterns are stored and counted under the same keys.
+// samePatterns reports whether two subscriptions with these patterns are stored and counted under the same keys.
 func samePatterns(a, b []match.Pattern) bool {
 	return slices.EqualFunc(a, b, func(a, b match.Pattern) bool { return a.Key == b.Key && a.Shape == b.Shape })
 }
 
-// replay enqueues the owed events and then records that none are owed. If it is interrupted in between, the next refresh repeats the
-// replay.
+// replay enqueues the events that the subscriber is owed, and then records that none are owed. If the process dies in between, the next
+// refresh repeats the replay.
 func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bool, err error) {
 	owed := sub.Owed
 	if err := g.Replay.Reactivate(ctx, sub); err != nil {
@@ -327,8 +329,8 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 	return truncated, nil
 }
 
-// start returns the position from which to deliver. Without a cursor, that is the end of the log, which may be older than the log's
-// retention if no event was published for a long time.
+// start returns the log position from which to deliver, and reports whether the client misses events because its cursor is too old. Without
+// a cursor, it returns the end of the log. That can be older than the log's retention if no event was published for a long time.
 func (g *Registrar) start(ctx context.Context, workspace string, pattern match.Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	if r.Cursor == "" {
 		from.Given = g.Service.Log.Given(g.Service.Log.Time().UnixMicro()) // before the position is read
@@ -355,7 +357,7 @@ func (g *Registrar) start(ctx context.Context, workspace string, pattern match.P
 	return from, truncated, nil
 }
 
-// grant returns the end of a subscription. The lifetime is never longer than suggested, unless that is below the minimum.
+// grant returns when the subscription expires; the zero time means never. It limits the suggested lifetime to the configured range.
 func (g *Registrar) grant(now time.Time, t TTL) time.Time {
 	o := g.Options.withDefaults()
 	ttl := o.DefaultTTL
@@ -370,8 +372,8 @@ func (g *Registrar) grant(now time.Time, t TTL) time.Time {
 	return now.Add(ttl).Truncate(time.Second)
 }
 
-// fingerprint returns a short hash of a secret. It shows whether a refresh brings the stored secret, which the function that serves
-// registrations can seal but not open.
+// fingerprint returns a short hash of a secret, which is stored with it. A refresh compares the hashes, because the function that handles
+// events/subscribe cannot open the stored secret.
 func fingerprint(secret string) []byte {
 	h := sha256.Sum256([]byte("fingerprint\x00" + secret))
 	return h[:8]

@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Client is the client of a call: the data that backends receive about it, and where answers to it belong.
+// Client describes the MCP client that sends a request. Backends receive some of it, and answers are sent to its session.
 type Client struct {
 	Principal auth.Principal
 	// Session is the key of the client's session. It is empty in 2026-07-28, which has no sessions.
@@ -33,18 +33,18 @@ type Client struct {
 	Token string
 }
 
-// Capabilities describes what a backend serves, or all backends of a principal together.
+// Capabilities describes what a backend, or all backends of a principal together, can do.
 type Capabilities struct {
 	Tools, Prompts, Resources, Completions, Logging bool
-	// The changes that it sends notifications of.
+	// These are true if the backend notifies clients when its lists or resources change.
 	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
-	// Events is set if it has event types, and EventsChanged if it notifies of their changes.
+	// Events is true if the backend has event types, and EventsChanged if it notifies clients when they change.
 	Events, EventsChanged bool
-	// The messages of conversations for which it asks.
+	// These are true if the backend wants to receive such messages of conversations.
 	UserMessages, AssistantResponses bool
-	// Tasks is the tasks extension, which only revisions since 2026-07-28 have.
+	// Tasks is true if the backend declares the tasks extension, which exists since 2026-07-28.
 	Tasks bool
-	// Extensions has the settings of the extensions that it declares, by identifier. It does not have the extensions that the gateway
+	// Extensions has the settings of the extensions that the backend declares, by identifier. It leaves out extensions that the gateway
 	// implements itself.
 	Extensions map[string]json.RawMessage
 }
@@ -69,11 +69,11 @@ func (c Capabilities) Has(kind Kind) bool {
 type Call struct {
 	Client
 	Kind Kind
-	// Name is the name or URI of the tool, prompt or resource as the client knows it. Member is the member of params that holds it.
+	// Name is the name or URI of the tool, prompt or resource as the client knows it. Member is its key in Params, e.g. "name" or "uri".
 	Name, Member string
 	Method       string
 	ID, Params   json.RawMessage
-	// Header has the mirrored headers of revision 2026-07-28.
+	// Header has the headers that repeat parts of the request in 2026-07-28, e.g. Mcp-Name.
 	Header http.Header
 	// ResponseOnly is set if the client does not accept an event stream. A backend then cannot ask the client anything within
 	// the call and immediately gets an error if it tries.
@@ -81,15 +81,15 @@ type Call struct {
 	// Send sends a message to the client. The response is the last one. Send returns an error if the client has
 	// disconnected.
 	Send func(message json.RawMessage, response bool) error
-	// Answered, if set, runs when the backend's response was sent. The gateway closes and records the call only then, so that the client
-	// does not wait for it.
+	// Answered, if set, runs after the backend's response has been sent to the client. The gateway closes and records the call only then,
+	// so that the client does not wait for that.
 	Answered func()
 }
 
-// Task is a state of a task of a backend.
+// Task is a backend's task in its current state.
 type Task struct {
 	Backend string // its name
-	// Params are the params of notifications/tasks, with the id that the client knows.
+	// Params are the params of the notifications/tasks that reports the state. They have the task id that the client knows.
 	Params json.RawMessage
 }
 
@@ -99,12 +99,13 @@ type Place struct{ Workspace, Backend string }
 // String formats the place for keys of the store. It is unambiguous because the parts do not contain a '#'.
 func (p Place) String() string { return p.Workspace + "#" + p.Backend }
 
-// Subscription is the subscription of a session or a stream to a resource of a backend. The relay is subscribed at the
-// backend while there are such subscriptions.
+// Subscription is a subscription of a session or stream to a backend's resource. While at least one of them exists, the relay is subscribed
+// to the resource at the backend.
 type Subscription struct {
 	Place
 	URI string
-	// Principal owns the holder. The subscription counts against the principal's quota, and the relay lets principals take turns.
+	// Principal is the owner of the session or stream. The subscription counts against this principal's quota. The relay subscribes for one
+	// principal after the other, so that a principal with many subscriptions does not delay the others.
 	Principal string
 	// Holder is the session or stream. Until is when the subscription expires.
 	Holder string
@@ -121,7 +122,7 @@ func Covers(subscribed, uri string) bool {
 	return ok && subscribed != "" && (rest == "" || strings.HasSuffix(subscribed, "/") || strings.ContainsRune("/?#", rune(rest[0])))
 }
 
-// Notice is a backend's notification in the log, for all streams.
+// Notice is a notification from a backend. The relay writes it to the log, from which all streams read it.
 type Notice struct {
 	Method string          `json:"m"`
 	Params json.RawMessage `json:"p,omitempty"`
@@ -160,7 +161,7 @@ type Gateway interface {
 
 	// Call sends a request to the backend that serves the name. If Call returns an error, the client has no response yet.
 	Call(ctx context.Context, c Call) error
-	// Answer sends the client's answer to the backend that asked under the id.
+	// Answer sends the client's answer to a backend's request. The id is the one under which the client received the request.
 	Answer(ctx context.Context, c Client, id string, body json.RawMessage) error
 	// Progress, Cancel and Notify forward notifications of the client's session to the backends that they concern.
 	Progress(ctx context.Context, c Client, body json.RawMessage) error
@@ -180,15 +181,15 @@ type Gateway interface {
 	// Subscribable returns the backend that serves a resource and notifies of its changes, if there is one. The error is of kind
 	// fault.Forbidden if the principal lacks a scope for the resource.
 	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool, err error)
-	// Permits reports whether the rules of a backend, which the principal may use, allow it to receive updates of a resource.
+	// Permits reports whether the principal may use the backend and, by the backend's rules, receive updates of the resource.
 	Permits(ctx context.Context, p auth.Principal, backend, uri string) bool
 	// Subscribe records or extends a subscription, and Unsubscribe removes it.
 	Subscribe(ctx context.Context, s Subscription) error
 	Unsubscribe(ctx context.Context, s Subscription) error
 }
 
-// None is the [Gateway] of an endpoint that has no gateway. It has only Any and Backends, which report that there are no backends.
-// Callers must ask one of them, or compare the gateway to None, before they use another method, because the others panic.
+// None is the [Gateway] of an endpoint without backends. It only implements Any and Backends. The other methods panic, so callers must
+// first ask one of these two, or check that their gateway is another one.
 type None struct{ Gateway }
 
 func (None) Any(context.Context) bool                          { return false }

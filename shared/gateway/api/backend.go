@@ -21,33 +21,33 @@ type Backend struct {
 	URL string
 	// Command is the program to run for the backend, or nil if the backend has an endpoint.
 	Command *Command
-	// Prefix goes before the names of its tools and prompts. It may be empty.
+	// Prefix goes before the names of the backend's tools and prompts, e.g. "gh_". It may be empty.
 	Prefix string
 	// Workspace owns the backend; by default the workspace "default".
 	Workspace string
 	// Scopes lists the scopes that a caller needs, in addition to the general ones, to see the backend.
 	Scopes []string
-	// Tools, Prompts and Resources say which entries of the backend callers may use. They contain the backend's own names, without the
-	// prefix, and URIs. The rules for resources also apply to the texts of resource templates.
+	// Tools, Prompts and Resources say which tools, prompts and resources callers may use. They contain URIs and the backend's own names,
+	// without the prefix. The rules for resources also apply to resource templates such as file:///{path}, as texts.
 	Tools, Prompts, Resources rules.Rules
-	// Extensions says which of the extensions that the backend declares callers may use. It contains their identifiers.
+	// Extensions says which of the backend's extensions callers may use, by identifier.
 	Extensions rules.Rules
 	// ProtocolVersion is a revision of MCP, or [AutoVersion].
 	ProtocolVersion string
 	// Headers are sent with each request. With ForwardToken, a caller's requests never carry a configured Authorization header.
 	Headers map[string]secret.Value
-	// OAuth gets tokens by client credentials. It may be nil.
+	// OAuth gets tokens with the client credentials grant. It may be nil.
 	OAuth *OAuth
 	// ForwardToken sends the caller's own token with calls. A call without a token is sent without one. ForwardToken is off by
 	// default, because the backend can then act as the caller. If the configuration has no OAuth and no Authorization header, the
 	// gateway also requests the backend's lists with the caller's token.
 	ForwardToken bool
-	// Exchange sends a token with calls for which the caller's own token was exchanged. It may be nil. For requests that do not
-	// belong to a call, it works as ForwardToken.
+	// Exchange exchanges the caller's token for another one, and sends that with calls. It may be nil. Requests outside of calls carry the
+	// same credentials as with ForwardToken.
 	Exchange *Exchange
 }
 
-// ActsForCallers reports whether calls carry credentials of the caller: its token, or one for which that was exchanged.
+// ActsForCallers reports whether calls carry credentials of the caller: the caller's token, or one that was issued in exchange for it.
 func (b *Backend) ActsForCallers() bool { return b.ForwardToken || b.Exchange != nil }
 
 // EventTypes returns what the configuration says about the backend's event types. It returns false if the backend's events depend on the
@@ -67,7 +67,7 @@ type OAuth struct {
 // Exchange configures the token exchange of a backend (RFC 8693).
 type Exchange struct {
 	OAuth
-	// Audience and Resource name the backend at the authorization server. One of them may be empty.
+	// Audience and Resource tell the authorization server which backend the token is for. One of them may be empty.
 	Audience, Resource string
 	// SecretInBody sends the client's secret in the body of the request (client_secret_post) instead of a header.
 	SecretInBody bool
@@ -77,10 +77,10 @@ type Exchange struct {
 	KeyID, Issuer string
 }
 
-// Signs reports whether the client authenticates itself with a key.
+// Signs reports whether the gateway authenticates itself with ClientKey.
 func (x *Exchange) Signs() bool { return x.ClientKey.IsReference() }
 
-// Rules returns the rules of the backend by their names in the configuration, without rules that permit everything.
+// Rules returns the backend's rules by their names in the configuration, e.g. "tools". It leaves out rules that permit everything.
 func (b Backend) Rules() map[string]rules.Rules {
 	all := map[string]rules.Rules{"tools": b.Tools, "prompts": b.Prompts, "resources": b.Resources, "extensions": b.Extensions}
 	maps.DeleteFunc(all, func(_ string, r rules.Rules) bool { return r.Empty() })
@@ -115,11 +115,11 @@ const (
 	DefaultIdle      = 10 * time.Minute
 )
 
-// CommandScheme is the scheme of [Command.URL]. In the configuration, URLs only have http and https.
+// CommandScheme is the scheme of [Command.URL]. The configuration accepts only http and https, so no configured URL has it.
 const CommandScheme = "stdio"
 
-// URL returns the address under which the gateway reaches the command of a backend. The address changes with each setting of the command,
-// because a changed command is another server.
+// URL returns the address of a command for the gateway's own use. It changes with each setting of the command, because the gateway must
+// treat a changed command as another server.
 func (c *Command) URL(workspace, name string) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%q %q %q %q %d %s", workspace, name, c.Args, c.Dir, c.MemoryMiB, c.Idle)

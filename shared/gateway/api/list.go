@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Kind is what a call is about: a tool, a prompt, and so on. Most kinds have lists.
+// Kind says what a call is about: a tool, a prompt, and so on. Backends have a list of each kind, except where noted.
 type Kind uint8
 
 // The kinds.
@@ -41,19 +41,19 @@ var kinds = [...]struct {
 	Extensions: {what: "extension method"},
 }
 
-// String returns the word for one entry in messages.
+// String returns the word for one entry in error messages, e.g. "resource template".
 func (k Kind) String() string { return kinds[k].what }
 
-// Method returns the method that reads the list.
+// Method returns the MCP method that reads the list.
 func (k Kind) Method() string { return kinds[k].method }
 
-// Member returns the member of the result that holds the entries.
+// Member returns the name of the result's member that holds the entries, e.g. "resourceTemplates".
 func (k Kind) Member() string { return kinds[k].member }
 
-// Name returns the member of an entry that identifies it, e.g. "uri".
+// Name returns the name of the member that identifies an entry, e.g. "uri".
 func (k Kind) Name() string { return kinds[k].name }
 
-// Changed returns the method of the notification that the list has changed.
+// Changed returns the method of the notification with which a backend reports that the list has changed.
 func (k Kind) Changed() string { return kinds[k].changed }
 
 // Prefixed reports whether names get the backend's prefix. URIs do not.
@@ -61,7 +61,7 @@ func (k Kind) Prefixed() bool { return kinds[k].prefixed }
 
 // Entry is one entry of the combined list.
 type Entry struct {
-	// Name is the name or URI that the client uses. It includes the backend's prefix if the kind has prefixes.
+	// Name is the name or URI that the client uses. It includes the backend's prefix unless it is a URI.
 	Name string
 	// JSON is the entry as the backend sent it, except for the name.
 	JSON json.RawMessage
@@ -69,17 +69,18 @@ type Entry struct {
 	Backend, Own string
 }
 
-// For returns the entry in a form that a client of the given revision can read.
+// For returns the entry as a client with the given revision of MCP can read it.
 func (e Entry) For(version spec.Version) json.RawMessage { return translate.Tool(e.JSON, version) }
 
-// List is the combined list of a principal's backends, in the order of the configuration and of each backend.
+// List combines the lists of a principal's backends. Backends are in the order of the configuration, and each backend's entries in its own
+// order.
 type List struct {
 	Entries []Entry
-	// Conflicts has the names that several backends have. The first backend serves them.
+	// Conflicts has the names that more than one backend has. A call with such a name goes to the first of them.
 	Conflicts []string
 	// TTL is how long a client may keep the list. It is the minimum over all backends.
 	TTL time.Duration
-	// Shared is true if the list of every backend is the same for all callers.
+	// Shared is true if the list is the same for all callers.
 	Shared bool
 	// Parts has the position of each backend's entries, in the order of Entries.
 	Parts []Part
@@ -96,8 +97,8 @@ type Part struct {
 // there may be gaps and duplicates, which clients expect (2026-07-28, Caching, Interaction with Pagination). Refusing the
 // cursor would be worse, because most clients give up then.
 
-// Page returns up to most entries after a cursor, or from the beginning if the cursor is empty, and the cursor of the next page,
-// which is empty after the last one. It reports false if the cursor names no backend of the list.
+// Page returns up to most entries after a cursor and the cursor of the next page. An empty cursor is the beginning, and next is empty on
+// the last page. Page returns false if the cursor's backend is not in the list.
 func (l *List) Page(cursor string, most int) (entries []Entry, next string, ok bool) {
 	first, ok := l.after(cursor)
 	if !ok {

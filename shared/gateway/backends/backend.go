@@ -1,19 +1,18 @@
-// Package backends has the MCP servers behind the gateway: which ones there are, what each of them serves to whom, and the client that
-// reaches them.
+// Package backends knows the MCP servers behind the gateway: who may use them, what their lists contain, and how to authenticate to them.
 //
 //	set.go            the backends of the configuration, and who may use them
 //	backend.go        one backend, with its clients and counters
 //	credentials.go    the headers and tokens of requests to it
-//	exchange.go       tokens for which callers' tokens were exchanged, and how the gateway authenticates itself for that with a key
+//	exchange.go       tokens issued in exchange for callers' tokens, and the key with which the gateway authenticates itself for that
 //	view.go           how long a backend's capabilities and lists are used
-//	callers.go        views of backends that show each caller something else
+//	callers.go        one view per caller, for backends whose lists depend on the caller
 //	fetch.go          the requests for capabilities and lists
-//	lists.go          the combined lists, and the backend with a given name or resource template
+//	lists.go          the combined lists, and the search for a name or a URI in them
 //	extensions.go     the extensions that backends declare, and their methods
 //	subscriptions.go  subscriptions to resources, and the notification streams that they need
 //	followed.go       a backend as package relay sees it
 //
-// The package makes no calls for clients and has no sessions of clients; package gateway has them.
+// Clients' calls and sessions are in package gateway.
 package backends
 
 import (
@@ -50,7 +49,7 @@ type Backend struct {
 	view    *View // with the operator's credentials
 	callers callers
 
-	// These limit how often requests of clients log that the backend is down.
+	// These limit how often a failing backend is logged, because each client's request may find it failing.
 	logCapabilities rate.Sometimes
 	logExchange     rate.Sometimes
 	logList         map[api.Kind]*rate.Sometimes
@@ -110,7 +109,7 @@ func ParseCapabilities(capabilities json.RawMessage) api.Capabilities {
 	notifies := func(name, what string) bool {
 		return string(jsonrpc.Member(jsonrpc.Member(capabilities, name), what)) == "true"
 	}
-	// Clients of the released profile look for the member events, and SEP-3415 has it under extensions.
+	// The released profile declares events as the member events, and SEP-3415 declares it under extensions.
 	events := jsonrpc.Member(jsonrpc.Member(capabilities, "extensions"), spec.EventsExtension)
 	if events == nil {
 		events = jsonrpc.Member(capabilities, "events")
@@ -127,8 +126,8 @@ func ParseCapabilities(capabilities json.RawMessage) api.Capabilities {
 	}
 }
 
-// Reasons for dropping an entry of a backend's list. Packages gateway, upstream and relay have further reasons. The set is small and
-// fixed because the reason is a dimension of the metric.
+// These are reasons for dropping an entry of a backend's list. Packages gateway, upstream and relay have further reasons. The set is small
+// and fixed because the reason is a dimension of the metric.
 const (
 	dropNameless = "an entry of a list without a name"
 	dropDeep     = "an entry of a list that is nested too deeply"

@@ -12,8 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Followed is a backend as the relay sees it: with the operator's credentials. It stays the same value until its
-// configuration changes.
+// Followed is a backend as the relay sees it, with the operator's credentials. As long as its configuration is unchanged, each call of
+// [Set.Followed] returns an equal value for it.
 type Followed struct{ *Backend }
 
 // Followed returns the backends that the relay can follow. It leaves out those for which only callers have credentials, and commands
@@ -27,8 +27,8 @@ func (bs *Set) Followed(ctx context.Context) (out []Followed) {
 	return out
 }
 
-// rests reports whether the backend is a command that does not run and does not have to. A command whose events clients want keeps running,
-// also between two polls.
+// rests reports whether the backend is a command that does not run and need not be started. A command with events that clients want is kept
+// running between polls.
 func (b *Backend) rests(ctx context.Context) bool {
 	if b.Command == nil || b.options.Commands == nil {
 		return false
@@ -57,7 +57,7 @@ func (f Followed) Ask(ctx context.Context) (api.Capabilities, spec.Version, erro
 	return info.Capabilities, info.Version, nil
 }
 
-// Info returns the backend's revision and capabilities as they are known, or asks for them.
+// Info returns the backend's revision and capabilities, even if they are old. It asks the backend if they are unknown.
 func (f Followed) Info(ctx context.Context) (api.Capabilities, spec.Version, error) {
 	info, err := f.view.LoadInfo(ctx)
 	if info == nil {
@@ -66,7 +66,7 @@ func (f Followed) Info(ctx context.Context) (api.Capabilities, spec.Version, err
 	return info.Capabilities, info.Version, nil
 }
 
-// Wanted returns the URIs to which sessions or streams are subscribed at the backend, each with the subscribed principals. The
+// Wanted returns the URIs of the backend's resources to which clients are subscribed, each with its subscribers' principals (hashed). The
 // channel of [Followed.Changed] receives when they may have changed.
 func (f Followed) Wanted(ctx context.Context) (map[string][]string, error) {
 	out := map[string][]string{}

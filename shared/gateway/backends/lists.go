@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Limits of one backend's list. maxList limits all pages together and maxName one name, in bytes.
+// Limits of one backend's list. maxList is the size of all pages together and maxName that of one name, in bytes.
 const (
 	maxPages   = 200
 	maxEntries = 10_000
@@ -29,7 +29,7 @@ const (
 type Entry struct {
 	api.Entry
 	View *View // the view in whose list it is
-	// scopes are the scopes that a caller needs for it.
+	// scopes has the scopes that a caller needs to use the entry.
 	scopes []string
 	// matches reports whether the template matches a URI. It is set for resource templates.
 	matches func(uri string) bool
@@ -44,8 +44,8 @@ type fetched struct {
 	restricted []func(uri string) bool
 }
 
-// List returns the combined lists of all backends that the client may use. Each is as current as its time to live and the backend's
-// change notifications allow. If a backend does not respond, List uses its last list, if there is one.
+// List returns the combined list of all backends that the client may use. It fetches a backend's list again after the list's time to live,
+// or when the backend has notified of a change. If a backend does not respond, List uses its last list, if there is one.
 func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List {
 	views := bs.viewsFor(ctx, c)
 	lists, failing := bs.gather(ctx, views, kind, func(l *fetched) time.Duration { return min(l.ttl, bs.options.ListTTL) })
@@ -56,8 +56,8 @@ func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List 
 	return out
 }
 
-// gather gets the lists of the views. It uses a cached list if its list version is still the same and it is younger than
-// use(list). If a list cannot be fetched, gather returns the last one, or nil, and sets failing.
+// gather returns the views' lists, which it fetches concurrently. It uses a cached list if its list version is unchanged and it is younger
+// than use(list). If it cannot fetch a list, it returns the last one, or nil, and sets failing.
 func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
 	versions := listVersions(ctx, bs.options, views, kind)
 	lists = make([]*fetched, len(views))
@@ -118,7 +118,7 @@ func (bs *Set) mergeLists(ctx context.Context, p auth.Principal, kind api.Kind, 
 	return out
 }
 
-// conflict logs a name that two backends share, once per name. Lists report the conflict to clients every time.
+// conflict logs that two backends have the same name, but only once per name. Lists report the conflict to clients each time.
 func (bs *Set) conflict(ctx context.Context, kind api.Kind, name string, first, second *Backend) {
 	what := conflict{kind, name, first.Place(), second.Place()}
 	if _, logged := bs.conflicts.Get(what); logged {
@@ -168,7 +168,7 @@ func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name strin
 	return e, err
 }
 
-// DeniedBy returns the name of the backend whose rules deny a name or a URI, or an empty text if all rules allow it.
+// DeniedBy returns the name of the backend whose rules deny a name or a URI, or "" if no rule denies it.
 func (bs *Set) DeniedBy(ctx context.Context, c api.Client, kind api.Kind, name string) string {
 	for _, v := range bs.viewsFor(ctx, c) {
 		own, ok := name, true
@@ -182,9 +182,9 @@ func (bs *Set) DeniedBy(ctx context.Context, c api.Client, kind api.Kind, name s
 	return ""
 }
 
-// lookUp finds a name in the lists. If several backends have it, the first one serves it; [ownerByPrefix] describes an
-// exception. Resources take precedence over templates. If lists reports that some are missing, lookUp finds only
-// names that no missing list could claim.
+// lookUp finds a name in the lists. If several backends have it, the first one serves it, except for names that [ownerByPrefix] assigns to
+// another one. Resources take precedence over templates. If lists returns false because a list is missing, lookUp does not search the
+// templates, because the missing list may have the name.
 func lookUp(
 	p auth.Principal, views []*View, kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool),
 ) (found Entry, err error) {
@@ -227,9 +227,8 @@ func lookUp(
 	return refused()
 }
 
-// ownerByPrefix returns the backend to which the name of an entry belongs because it begins with that backend's prefix,
-// and nil if that is the entry's own backend. For example, a backend without a prefix cannot show a tool gh_merge as that
-// of the backend with the prefix gh_.
+// ownerByPrefix returns the backend whose prefix the entry's name begins with, unless that is the entry's own backend. For example, if one
+// backend has the prefix gh_, a tool gh_merge of a backend without a prefix is hidden, so that it cannot pose as a tool of the first.
 func ownerByPrefix(views []*View, kind api.Kind, e *Entry) *Backend {
 	if !kind.Prefixed() {
 		return nil
@@ -252,8 +251,8 @@ func (f *fetched) all() []Entry {
 	return f.entries
 }
 
-// cachedLists returns the lists that were fetched recently, even if they have changed since. It stops at the first view
-// without one, because that backend's names would take precedence over the names of the following backends.
+// cachedLists returns recently fetched lists, even if they have changed since. It stops at the first view that has no such list, because
+// that backend's names would take precedence over names of the following ones.
 func cachedLists(views []*View, kind api.Kind) (lists []*fetched, all bool) {
 	lists = make([]*fetched, 0, len(views))
 	for _, v := range views {
@@ -266,17 +265,16 @@ func cachedLists(views []*View, kind api.Kind) (lists []*fetched, all bool) {
 	return lists, true
 }
 
-// Limits, because a backend chooses its templates and a client chooses the URIs to match.
+// These limit the work of matching, because backends choose the templates and clients choose the URIs.
 const (
 	maxVariables = 16
 	maxMatched   = 2048 // bytes of a template or a URI
 )
 
-// matcher returns a function that reports whether a URI matches the template (RFC 6570), or nil if the template is invalid or too
-// large.
+// matcher returns a function that reports whether a URI matches the template (RFC 6570), or nil if the template is invalid or too large.
 //
-// The function ignores the names in a query and the lengths of prefixes, because the backend itself refuses a URI that it does not
-// have. In return its running time is at most proportional to the length of the URI times the number of expressions, which
+// The function ignores variable names in a query and prefix lengths such as {var:3}, because the backend itself refuses a URI that it does
+// not have. In exchange, its running time is at most proportional to the length of the URI times the number of expressions, which
 // uritemplate's Match does not guarantee.
 func matcher(template string) func(uri string) bool {
 	t, err := uritemplate.New(template)
@@ -322,7 +320,7 @@ func expansion(expression string) part {
 	return part{others: ",="}
 }
 
-// matches reports whether the parts match the whole URI. It tracks the set of positions at which the parts so far can end.
+// matches reports whether the parts match the whole URI. For each part, it computes all positions in the URI at which the part can end.
 func matches(parts []part, uri string) bool {
 	at := make([]bool, len(uri)+1)
 	at[0] = true
