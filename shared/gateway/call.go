@@ -26,8 +26,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Call sends the client's request to the backend that serves the name, and relays the backend's messages up to the
-// response. If Call returns an error, it has not sent a response to the client.
+// Call sends a client's request to the backend that has the tool, prompt or resource it names, and relays the backend's messages up to the
+// response. If Call returns an error, the client has not received a response.
 func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 	r := record{call: &c, began: time.Now()}
 	err := g.makeCall(ctx, c, &r)
@@ -35,7 +35,7 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 	return err
 }
 
-// makeCall makes a call and completes its record.
+// makeCall makes a call and fills in its record for the log and the metric.
 func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	e, task, err := g.findEntry(ctx, c)
 	r.backend = e.Backend
@@ -43,7 +43,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 		return err
 	}
 	if jsonrpc.Repeats(c.Params) {
-		// The backend might use the other one of the two members, which was not checked here.
+		// The backend might read the other one of two members with the same name, which the gateway has not checked.
 		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
 	}
 	if err := checkNames(c); err != nil {
@@ -81,8 +81,8 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	return err
 }
 
-// checkNames returns an error if the params may name something else than c.Name to the backend: some libraries ignore the case of names,
-// and a ref that has both a name and a uri can be read in two ways. The rules were checked only for c.Name.
+// checkNames returns an error if the backend could read another name in the params than c.Name, the only one that was checked against the
+// rules. Some JSON libraries ignore the case of member names, and a ref with both a name and a uri can be read in two ways.
 func checkNames(c api.Call) error {
 	object, own, other := c.Params, c.Member, ""
 	if c.Member == "ref" {
@@ -100,7 +100,7 @@ func checkNames(c api.Call) error {
 	return nil
 }
 
-// hasOther reports whether an object has a member whose name differs from own in case only, or is other in any case.
+// hasOther reports whether an object has another spelling of own, for example Name for name, or other in any spelling. other may be empty.
 func hasOther(object json.RawMessage, own, other string) bool {
 	for key := range jsonrpc.Members(object) {
 		name := string(key)
@@ -111,8 +111,8 @@ func hasOther(object json.RawMessage, own, other string) bool {
 	return false
 }
 
-// checkToken returns an error if the progress token in _meta is longer than an id may be. Each of the call's progress notifications
-// repeats the token, so a long one would multiply what the backend sends.
+// checkToken returns an error if the progress token in _meta is longer than an id may be, because every progress notification of the call
+// repeats the token.
 func checkToken(meta json.RawMessage) error {
 	if n := len(jsonrpc.Member(meta, "progressToken")); n > jsonrpc.MaxID {
 		return fault.New(fault.Invalid, "progressToken has %d bytes (allowed: up to %d)", n, jsonrpc.MaxID)
@@ -126,8 +126,8 @@ func checkToken(meta json.RawMessage) error {
 type way interface {
 	// make sends the call to the backend, several times if needed, until the client has a response or an error occurs.
 	make(ctx context.Context) error
-	// elicit handles a request of the backend. It asks the client immediately, asks it in the response, answers the backend
-	// itself, or drops the request.
+	// elicit handles a request that the backend sends within the call, for example an elicitation. Depending on the revisions, it forwards
+	// the request to the client, keeps it for an input_required result, answers it itself, or drops it.
 	elicit(ctx context.Context, m upstream.Message) error
 	// withdraw handles the backend's cancellation of its own request with the given id.
 	withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error
@@ -257,7 +257,8 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 	for fruitless := 0; ; {
 		m, err := answer.Next(ctx)
 		if err != nil && answer.EventID != "" && ctx.Err() == nil && !errors.Is(err, sse.ErrTooLarge) {
-			// The backend has closed the connection, but the call continues (2025-11-25, Resumability).
+			// The events have ids, so the backend may close the connection and continue the call in a resumed stream (2025-11-25,
+			// Resumability).
 			if fruitless++; answer.Events > 0 {
 				fruitless = 0
 			}
@@ -346,9 +347,8 @@ func (x *exchange) extends(method string) bool {
 	return ok
 }
 
-// requestID returns the id under which the backend gets the client's request. It is a hash of the client's session and
-// id, so that any instance can compute it again to cancel the request. It has 52 bits, so that it
-// survives backends that parse numbers as doubles.
+// requestID returns the id under which the backend gets the client's request. It is a hash of the client's session and id, so that any
+// instance can compute it again to cancel the request. It has 52 bits, so that it survives backends that parse numbers as doubles.
 func requestID(c api.Client, id json.RawMessage) json.RawMessage {
 	h := sha256.Sum256([]byte(c.Session + "\x00" + string(id)))
 	return strconv.AppendUint(nil, binary.BigEndian.Uint64(h[:8])>>12, 10)
@@ -402,8 +402,7 @@ func (w *sessionWay) elicit(ctx context.Context, m upstream.Message) error {
 	w.asked = append(w.asked, q)
 	x.questions.add(q.key())
 	if token != nil {
-		// Tokens of two backends may be equal, and a progress notification names no request. So the client gets our unique id
-		// as the token.
+		// Tokens of two backends may be equal, and a progress notification names no request. So the client gets our unique id as the token.
 		meta = jsonrpc.Replace(meta, "progressToken", q.ours)
 		m.Raw = jsonrpc.Replace(m.Raw, "params", jsonrpc.Replace(params, "_meta", meta))
 	}
@@ -415,8 +414,8 @@ func (q question) key() store.Key {
 	return elicitationKey(id)
 }
 
-// withdraw tells the client, under the id that the client knows, that the backend has cancelled its request. If the client
-// still answers, the answer counts as one to an unknown request.
+// withdraw forwards the backend's cancellation of a request to the client, with the id under which the client knows the request. If the
+// client answers it anyway, [Gateway.Answer] treats the request as unknown.
 func (w *sessionWay) withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error {
 	for _, q := range w.asked {
 		if jsonrpc.SameID(q.theirs, id) {

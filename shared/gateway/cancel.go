@@ -18,21 +18,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A client of a session-based revision cancels a call with a notification, which may arrive at a different instance from the one that
-// makes the call. A client of 2026-07-28 closes its connection. Calls to backends are cancelled in the same two ways. So Cancel
-// forwards the notification to the backends with sessions and leaves a mark in the store. The instance that makes the call sees the
-// mark and ends the call: it closes the connection to a stateless backend, and notifies a session-based one again, because the first
-// notification may have been ahead of the request. If a client closes its connection, the gateway sends a notification to a
-// session-based backend.
+// A client with a session cancels a call with a notification, which may arrive at a different instance from the one that makes the call. A
+// client of 2026-07-28 closes its connection instead. The gateway cancels its calls to backends in the same two ways.
+//
+// For a notification, Cancel writes a mark to the store and forwards the notification to the backends with sessions. The instance that
+// makes the call finds the mark and ends the call: it closes the connection to a stateless backend, and notifies a session-based one again,
+// because the first notification may have overtaken the request. If a client closes its connection, the gateway notifies a session-based
+// backend.
 
 const (
-	// A call first looks for its mark after firstMark, and then less and less often, down to once per lastMark. A call at the instance
-	// that receives the cancellation ends immediately.
+	// A call looks for a cancellation mark in the store after firstMark, and then at growing intervals of up to lastMark. If the
+	// notification arrives at the instance that makes the call, the call ends immediately.
 	firstMark, lastMark = 500 * time.Millisecond, 5 * time.Second
-	// cancelLife is how long a mark is kept. It can be short because a call always begins before it is cancelled.
+	// cancelLife is how long the store keeps a mark. It can be short because the call is already running and soon looks for the mark.
 	cancelLife = time.Minute
-	// markSkew is the tolerated difference between the clocks of instances. If a client uses an id again within this time after
-	// cancelling it, the new call is cancelled too. The revisions forbid using an id again in any case.
+	// markSkew is the tolerated difference between the clocks of instances: a call ends at a mark that is up to this much older than the
+	// call. So if a client uses an id again that soon after cancelling it, which the revisions forbid, the new call is cancelled too.
 	markSkew = time.Second
 	// requestLead is the delay between a request and the notification that cancels it. The two use different connections, and a busy
 	// backend that sees the notification first ignores it.
@@ -50,8 +51,8 @@ func cancelKey(c api.Client, id json.RawMessage) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(requestID(c, id))}
 }
 
-// Cancel handles a client's notifications/cancelled, whichever instance makes the call. It drops a notification without a request id
-// or without a session, because it cannot tell whose request to cancel.
+// Cancel cancels the call that a client's notifications/cancelled names, whichever instance makes it. It ignores a notification without a
+// request id or without a session, because it cannot tell whose request to cancel.
 func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage) error {
 	params := jsonrpc.Member(body, "params")
 	id := jsonrpc.Member(params, "requestId")
@@ -69,7 +70,7 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 	return err
 }
 
-// runningCalls has the calls of this instance by the keys of their marks.
+// runningCalls has the cancel functions of this instance's calls, by the store keys of their cancellation marks.
 type runningCalls struct {
 	mu    sync.Mutex
 	calls map[store.Key]*context.CancelCauseFunc
@@ -100,8 +101,8 @@ func (r *runningCalls) cancel(key store.Key) {
 	}
 }
 
-// watch returns a context that ends when the client cancels the call, or when the backend is removed while it waits for an answer of
-// the client. end stops the watch and waits until it has stopped.
+// watch returns a context that ends when the client cancels the call, or when the backend is removed from the configuration while the
+// client still has to answer a question. end stops the watch and waits for its goroutine.
 func (x *exchange) watch(ctx context.Context) (watched context.Context, end func()) {
 	if x.call.Session == "" {
 		return ctx, func() {}
@@ -137,7 +138,7 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 	}
 }
 
-// hasMark reports whether the client has cancelled the call since it began. Marks of an earlier release have no time and always count.
+// hasMark reports whether the client has cancelled the call since it began. A mark without a time, from an earlier release, always counts.
 func (x *exchange) hasMark(ctx context.Context, began time.Time) bool {
 	items, err := x.gateway.options.DB.Get(ctx, cancelKey(x.call.Client, x.call.ID))
 	if err != nil || items[0] == nil {
@@ -147,7 +148,7 @@ func (x *exchange) hasMark(ctx context.Context, began time.Time) bool {
 	return err != nil || !time.UnixMilli(at).Before(began.Add(-markSkew))
 }
 
-// endCause returns why the watched context of the call was ended from outside, or nil.
+// endCause returns the error of a call that ended because the client cancelled it or its backend was removed, and otherwise nil.
 func (x *exchange) endCause(watched context.Context) error {
 	switch cause := context.Cause(watched); {
 	case errors.Is(cause, errCancelled):
@@ -171,7 +172,7 @@ func (g *Gateway) abandon(c *upstream.Client, s backendSession, id json.RawMessa
 	}
 }
 
-// questions collects the store keys of the questions of one call.
+// questions collects the store keys of the questions that a backend asks the client in one call.
 type questions struct {
 	mu   sync.Mutex
 	keys []store.Key
@@ -183,7 +184,7 @@ func (q *questions) add(key store.Key) {
 	q.keys = append(q.keys, key)
 }
 
-// anyOpen reports whether the client still has to answer one of the most recent questions.
+// anyOpen reports whether the client still has to answer one of the latest questions. It checks as many as one Get can read.
 func (q *questions) anyOpen(ctx context.Context, db store.DB) bool {
 	q.mu.Lock()
 	last := slices.Clone(q.keys[max(0, len(q.keys)-store.MaxGet):])

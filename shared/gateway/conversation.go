@@ -15,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Converse sends a message of a conversation to the backend with the given name, if it asks for such messages, and returns its
-// result. It uses the client's session with the backend, and begins one if needed. Errors never contain the message or the
+// Converse sends a user message or an assistant response to the named backend and returns its result, or [api.ErrIncapable] if the backend
+// does not want such messages. It uses the client's session with the backend, or begins one. Errors never contain the message or the
 // result.
 func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method string, params json.RawMessage) (json.RawMessage, error) {
 	b, info, err := g.FindByName(ctx, c, name)
@@ -42,15 +42,14 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 	return result, nil
 }
 
-// isRefusal reports whether a backend rejected a message with an error or with a status from 400 to 499. The reason may be this one
-// message, and not a problem of the backend.
+// isRefusal reports whether a backend rejected a message with an error or a 4xx status. The message may be to blame rather than the
+// backend.
 func isRefusal(err error) bool {
 	status, ok := errors.AsType[*upstream.StatusError](err)
 	return ok && status.Status/100 == 4 || errors.Is(err, upstream.ErrAnswer) || errors.Is(err, upstream.ErrSession)
 }
 
-// Prepare gets a backend ready for [Gateway.Converse]: it learns the backend's capabilities, and begins the client's session
-// if needed.
+// Prepare gets a backend ready for [Gateway.Converse]: it learns the backend's capabilities, and begins the client's session if needed.
 func (g *Gateway) Prepare(ctx context.Context, c api.Client, name string) error {
 	b, info, err := g.FindByName(ctx, c, name)
 	if info == nil {
@@ -102,8 +101,8 @@ func (g *Gateway) converse(ctx context.Context, client *upstream.Client, s backe
 	return nil, err
 }
 
-// addMeta adds to params the _meta members that every request of revision 2026-07-28 needs, given in own. They leave out the client's
-// capabilities, because the client cannot be asked while it waits for context.
+// addMeta adds the _meta members in own, which every request of 2026-07-28 needs, to params. They declare no client capabilities, because
+// the backend cannot ask the client anything while the client waits for context.
 func addMeta(own, params json.RawMessage) json.RawMessage {
 	meta := string(jsonrpc.Member(own, "_meta"))
 	given := strings.TrimSuffix(strings.TrimPrefix(string(jsonrpc.Member(params, "_meta")), "{"), "}")

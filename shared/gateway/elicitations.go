@@ -20,9 +20,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// An elicitation is a request of a backend to a client within a call. The client knows it under an unguessable id that the gateway creates.
-// The data to forward the answer is in the store, because the answer may arrive at any instance. It is deleted after
-// the backend has accepted the answer, or when the call ends.
+// An elicitation, also called a question, is a request that a backend sends to a client within a call. The gateway gives it an unguessable
+// id, under which the client answers. The data for forwarding the answer is in the store, because the answer may arrive at any instance.
+// The gateway deletes it when the backend has accepted the answer, or when the call ends.
 
 // elicitation is the value of an elicitation's item in the store.
 type elicitation struct {
@@ -44,14 +44,14 @@ type elicitations struct {
 	broken *metric.Undecodable
 }
 
-// elicitationPrefix is the prefix of elicitation ids.
+// elicitationPrefix begins every elicitation's id, so that the gateway rejects other ids without reading the store.
 const elicitationPrefix = "gw_"
 
 // elicitationLife limits how long the store keeps an elicitation, so that it expires even if the process dies or cannot
 // clean up. A shorter call limits it further.
 const elicitationLife = time.Hour
 
-// elicitationExpiry returns when an elicitation of the call with the given context expires.
+// elicitationExpiry returns when the store may drop an elicitation of a call. ctx is the call's context.
 func elicitationExpiry(ctx context.Context) time.Time {
 	until := time.Now().Add(elicitationLife)
 	if ends, ok := ctx.Deadline(); ok && ends.Before(until) {
@@ -94,8 +94,8 @@ func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
 	}
 }
 
-// dropLate deletes an answer that arrived after the call had stopped looking and just before its elicitation was deleted. Later
-// answers are not stored.
+// dropLate deletes an answer that arrived after the call last looked for it, but before drop deleted the elicitation. After that,
+// storeAnswer finds no elicitation and stores nothing.
 func (es *elicitations) dropLate(ctx context.Context, id string) {
 	key := elicitationKey(id)
 	page, err := es.db.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Limit: 1000})
@@ -110,7 +110,7 @@ func (es *elicitations) dropLate(ctx context.Context, id string) {
 	es.drop(ctx, keys)
 }
 
-// cleanUp deletes the questions of a call that ends, and the answers that it has not read.
+// cleanUp deletes the questions and answers of a call that ends, by the keys in kept. It also looks for late answers to the inputs.
 func (es *elicitations) cleanUp(kept []store.Key, inputs []*input) {
 	if len(kept) == 0 {
 		return
@@ -125,8 +125,8 @@ func (es *elicitations) cleanUp(kept []store.Key, inputs []*input) {
 	}
 }
 
-// find returns the elicitation with the given id, its backend and its item. It returns a fault of kind NotFound unless the
-// backend asked this session.
+// find returns the elicitation with the given id, the backend that asked, and the item in the store. It returns a fault of kind NotFound if
+// the id is unknown or the question was for another session.
 func (g *Gateway) find(ctx context.Context, c api.Client, id string) (q elicitation, b *backends.Backend, item *store.Item, err error) {
 	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
 	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
@@ -152,9 +152,9 @@ func (g *Gateway) find(ctx context.Context, c api.Client, id string) (q elicitat
 	return q, b, items[0], nil
 }
 
-// Answer sends a client's answer, a result or an error, to the backend that asked. An answer to an unknown request, or to one that
-// another session was asked, is a fault of kind NotFound and has no effect. If the backend does not accept the answer, the fault is
-// of kind Unavailable and the client can send it again.
+// Answer sends a client's answer, a result or an error, to the backend that asked. It returns a fault of kind NotFound, and does nothing,
+// if the request is unknown or was for another session. If the backend does not accept the answer, it returns a fault of kind Unavailable,
+// and the client can send the answer again.
 func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error {
 	q, b, item, err := g.find(ctx, c, id)
 	switch {
@@ -166,8 +166,8 @@ func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json
 	return g.elicitations.answer(ctx, b.ClientFor(c.Token), item, q, body)
 }
 
-// Progress forwards a client's progress with a backend's request, for example with sampling, to the backend under the token
-// of that request. It drops progress of a request that is not open, because progress may cross the end of its request.
+// Progress forwards a client's progress notification about a backend's request, for example about sampling, with the backend's own token.
+// It drops the notification if the request is not open, because the request may have ended while the notification was on its way.
 func (g *Gateway) Progress(ctx context.Context, c api.Client, body json.RawMessage) error {
 	params := jsonrpc.Member(body, "params")
 	id, _ := jsonrpc.String(jsonrpc.Member(params, "progressToken"))
@@ -189,8 +189,8 @@ func (g *Gateway) Progress(ctx context.Context, c api.Client, body json.RawMessa
 	return nil
 }
 
-// answer sends an answer to the backend. It claims the request first, so that of two answers that arrive together only one is sent,
-// and releases the claim if the backend does not accept the answer.
+// answer sends an answer to the backend. It first claims the request in the store, so that only one of two concurrent answers is sent. It
+// releases the claim if the backend does not accept the answer.
 func (es *elicitations) answer(ctx context.Context, c *upstream.Client, item *store.Item, q elicitation, body json.RawMessage) error {
 	busy := fault.New(fault.Unavailable, "another answer to this request is being sent to the backend")
 	if time.Now().UnixMilli() < q.Claimed {
@@ -234,7 +234,7 @@ func (es *elicitations) answer(ctx context.Context, c *upstream.Client, item *st
 	return fault.Wrap(fault.Unavailable, err, "send an answer to backend %s", c.Observer.Name)
 }
 
-// answerPart is the maximum size of the part of an answer in one item.
+// answerPart is how many bytes of an answer one item holds. A longer answer takes several items.
 const answerPart = store.MaxItem - 1<<10
 
 func partKey(id string, part int) store.Key {

@@ -2,7 +2,7 @@
 //
 //	client ─▶ shared/mcp ─▶ gateway ─▶ upstream ─▶ backend
 //
-//	call.go          a call, from the request to the response, and the plain cases: two sides with sessions, or two of 2026-07-28
+//	call.go          a call, from the request to the response, if client and backend both have sessions or are both of 2026-07-28
 //	messages.go      how one message of a call changes on its way, and the notifications of extensions
 //	rounds.go        calls of a client of 2026-07-28 to a backend with sessions, and the sealed state that clients carry between them
 //	inputrounds.go   calls of a client with a session to a backend of 2026-07-28
@@ -10,16 +10,15 @@
 //	cancel.go        cancellations
 //	record.go        the log line and the metric of a call
 //	sessions.go      the clients' sessions with backends
-//	tasks.go         tasks of backends, under ids of ours, and the notifications about them
-//	conversation.go  messages of conversations
+//	tasks.go         the backends' tasks, which get our own ids, and the notifications about them
+//	conversation.go  user messages and assistant responses that clients hand to backends
 //
-// The gateway forwards the original bytes of a message. It changes only three things: it prefixes names, exchanges
-// ids, and translates differences between protocol revisions (package translate). Everything that a call needs later
-// is in the store or, sealed, with the client, so that any instance can continue it. The endpoint gets its data
-// in the types of package api and decides for itself how to answer.
+// The gateway forwards the original bytes of a message. It changes only three things: it prefixes names, exchanges ids, and translates
+// differences between protocol revisions (package translate). Everything that a call needs later is in the store or, sealed, with the
+// client, so that any instance can continue it. The endpoint gets its data in the types of package api and decides how to respond.
 //
-// Package backends knows the backends and their lists. Package relay handles the notifications of backends; it sees a
-// backend as a [backends.Followed].
+// Package backends knows the backends and their lists. Package relay handles the notifications of backends; it sees a backend as a
+// [backends.Followed].
 package gateway
 
 import (
@@ -47,21 +46,22 @@ type Secrets = backends.Secrets
 type Options struct {
 	// Backends lists the backends. It is ignored if there is a Source.
 	Backends []api.Backend
-	// Source returns the current backends. The gateway calls it before each use and does not change the result. It is
-	// nil if the backends never change.
+	// Source returns the current backends; nil means that they never change. The gateway calls it before each use and only reads the
+	// result.
 	Source func(context.Context) ([]api.Backend, error)
-	// Secrets resolves the secrets in settings, and runs for each request to a backend; nil reads environment variables.
+	// Secrets resolves a secret in a backend's settings for each request to the backend; nil reads environment variables.
 	Secrets Secrets
 	DB      store.DB
 	// HTTP is the client for requests to backends; nil means [upstream.NewHTTP].
 	HTTP *http.Client
-	// Commands knows which commands run. It is nil if the process runs none.
+	// Commands keeps track of the backends that run as commands. It is nil if this process runs none.
 	Commands backends.Commands
 	// EventsWanted is [backends.Options.EventsWanted].
 	EventsWanted func(ctx context.Context, workspace, backend string) bool
 	// Server is the MCP Implementation object that the gateway sends to backends to identify itself.
 	Server json.RawMessage
-	// Key authenticates the state that clients carry between requests. It has 32 bytes, or is nil if there are no clients.
+	// Key is the 32-byte secret for sealing the state that clients carry between requests; nil means a random one, which is enough without
+	// clients.
 	Key []byte
 	// ListTTL limits how long the gateway reuses a backend's list; 0 means 5 s.
 	ListTTL time.Duration
@@ -70,8 +70,8 @@ type Options struct {
 	// CallTimeout limits a call; 0 means 15 minutes.
 	CallTimeout time.Duration
 	Log         *slog.Logger
-	// LogDelay is how long the log line of a call may wait for others; 0 writes each line immediately. [Gateway.Flush] writes the waiting
-	// ones.
+	// LogDelay is how long a call's log line may wait to be written together with others; 0 writes each line immediately. [Gateway.Flush]
+	// writes the waiting lines early.
 	LogDelay time.Duration
 	// Metrics counts calls and Tracer traces them. Both may be nil.
 	Metrics *metric.Set
@@ -93,8 +93,7 @@ type Gateway struct {
 	lines        callLog
 }
 
-// MetricDropped is the name of the metric that counts the backends' messages that the gateway dropped, by
-// workspace, backend and reason.
+// MetricDropped is the name of the metric that counts the backends' messages that the gateway dropped, by workspace, backend and reason.
 const MetricDropped = "GatewayMessagesDropped"
 
 // New creates a gateway. It does not contact backends or resolve secrets yet; see [backends.Set.Check].

@@ -18,10 +18,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// This file lets a client with a session call a backend of 2026-07-28, which answers with input_required when it needs the
-// client. The gateway sends the backend's questions to the client as requests on the call's stream. The answers may
-// arrive at any instance, so they are passed through the store to the instance that makes the call. That instance then
-// repeats the call with the answers.
+// This file lets a client with a session call a backend of 2026-07-28, which answers with input_required when it needs the client. The
+// gateway sends the backend's questions to the client as requests on the call's stream. The answers may arrive at any instance, so they are
+// passed through the store to the instance that makes the call. That instance then repeats the call with the answers.
 
 // Limits of one call.
 const (
@@ -35,7 +34,7 @@ const (
 	lastLook  = 250 * time.Millisecond
 )
 
-// longestLater limits the pause before the call is repeated for a backend that asked for a retry without asking a question.
+// longestLater limits the pause before the gateway repeats a call whose input_required result has no question.
 const longestLater = 5 * time.Second
 
 // inputRoundsWay implements [way] for a client with a session and a backend of 2026-07-28.
@@ -94,7 +93,7 @@ func describeClient(c api.Client, to *upstream.Client) translate.Client {
 	return out
 }
 
-// header returns the headers in which a request of 2026-07-28 must repeat its content.
+// header returns the headers that repeat the call's method, name and arguments, as 2026-07-28 requires.
 func (w *inputRoundsWay) header() (http.Header, error) {
 	h := http.Header{spec.HeaderMethod: {w.x.call.Method}}
 	if _, named := spec.Mirrored[w.x.call.Method]; named {
@@ -222,9 +221,9 @@ func (w *inputRoundsWay) await(ctx context.Context, inputs []*input) error {
 	}
 }
 
-// buildResponses builds the inputResponses of the next round from the client's answers. In this revision they cannot contain
-// errors. So an error in answer to an elicitation becomes a cancellation by the user, and any other error ends the
-// call and goes to the client as its response.
+// buildResponses builds the inputResponses of the next round from the client's answers. 2026-07-28 does not allow errors in them. So an
+// error in answer to an elicitation becomes a cancellation by the user, and any other error ends the call and goes to the client as its
+// response.
 func (w *inputRoundsWay) buildResponses(inputs []*input) (json.RawMessage, error) {
 	out := []byte{'{'}
 	for i, in := range inputs {
@@ -243,7 +242,7 @@ func (w *inputRoundsWay) buildResponses(inputs []*input) (json.RawMessage, error
 	return append(out, '}'), nil
 }
 
-// endWithError ends the call with the error that the client itself answered.
+// endWithError ends the call with the error that the client sent as its answer to a question.
 func (w *inputRoundsWay) endWithError(failure json.RawMessage) error {
 	if failure == nil {
 		return fault.New(fault.Invalid, "the client's answer has no result and no error")

@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// params returns the params of the call with the name that the backend uses.
+// params returns the call's params with the backend's own name or task id instead of the one that the client uses.
 func (x *exchange) params() json.RawMessage {
 	switch {
 	case x.task != nil:
@@ -175,7 +175,7 @@ func (x *exchange) recheckVersion(code int) {
 	}
 }
 
-// send hands a message to the client.
+// send sends a message to the client, and records whether the client has its response or has disconnected.
 func (x *exchange) send(message json.RawMessage, response bool) error {
 	err := x.call.Send(message, response)
 	x.responded = x.responded || response
@@ -198,8 +198,8 @@ func (x *exchange) reply(ctx context.Context, body []byte) error {
 
 func (x *exchange) backend() *backends.Backend { return x.entry.View.Backend() }
 
-// stateBinding returns the data to which a requestState is bound: the principal, the method, the name, and all params that
-// stay the same between rounds.
+// stateBinding returns the data with which a requestState is sealed, so that it is invalid for another request: the principal, the method,
+// the name, and all params that stay the same between rounds.
 func (x *exchange) stateBinding() []byte {
 	digest := translate.Digest(jsonrpc.Without(x.call.Params, func(name string) bool {
 		return name == "_meta" || name == "inputResponses" || name == "requestState"
@@ -220,8 +220,8 @@ func unsentError(err error) error {
 	return nil
 }
 
-// callError hides the cause of a failed call from the client, and warns it that the call may have had an effect. The cause is
-// for the log.
+// callError returns an error that hides the cause of a failed call from the client and warns it that the call may have had an effect. For
+// the log, the error contains the cause.
 func (x *exchange) callError(err error) error {
 	if lacks := unsentError(err); lacks != nil {
 		return lacks

@@ -30,7 +30,7 @@ const (
 	outcomeUnavailable = "unavailable"
 )
 
-// record collects what the log line and the metric of a call say. They contain no arguments and no results.
+// record collects the data for a call's log line and metric, which contain no arguments and no results.
 type record struct {
 	call    *api.Call
 	began   time.Time
@@ -92,8 +92,8 @@ func (g *Gateway) write(ctx context.Context, r record, err error) {
 	g.lines.add(ctx, line)
 }
 
-// callLog writes the log lines of calls, after a delay and several in a row. Next to a call, a line costs several times as much processor
-// time, for which the client's next call would have to wait.
+// callLog writes the log lines of several calls together, after a delay. Writing a line immediately after its call would take several times
+// as much processor time, and the client's next call would have to wait for that.
 type callLog struct {
 	log   slog.Handler
 	delay time.Duration // 0 writes each line immediately
@@ -104,7 +104,7 @@ type callLog struct {
 	writing sync.Mutex // keeps the order of the lines
 }
 
-// logLine is a log line of a call. A handler may read values of the call's context, for example the id of a trace.
+// logLine is a call's log line, with the context of the call because a log handler may read values from it, for example a trace id.
 type logLine struct {
 	ctx    context.Context
 	record slog.Record
@@ -149,10 +149,10 @@ func (l *callLog) write(line logLine) {
 	_ = l.log.Handle(context.WithoutCancel(line.ctx), line.record) // as slog.Logger does
 }
 
-// Flush writes the log lines of the calls that have ended.
+// Flush writes the waiting log lines.
 func (g *Gateway) Flush() { g.lines.flush() }
 
-// clip shortens a name of the client's choice for the log.
+// clip shortens a name for the log, because the client may choose a long one.
 func clip(name string) string {
 	if len(name) <= maxLogged {
 		return name

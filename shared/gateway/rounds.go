@@ -64,7 +64,7 @@ const (
 	gather = 30 * time.Millisecond
 )
 
-// needsURLMethod stands for the elicitations in error -32042. The backend does not repeat them as requests.
+// needsURLMethod is the recorded method of a question from error -32042. In the next round, the backend does not repeat it as a request.
 const needsURLMethod = "error/-32042"
 
 // roundsWay implements [way] for a client of 2026-07-28 and a backend with sessions.

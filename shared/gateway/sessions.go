@@ -22,9 +22,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The first call that needs a session with a session-based backend begins it. It is kept in the store, so that all
-// instances use the same one. It belongs to the client's session. A client of 2026-07-28 has no session, so there it belongs
-// to the combination of principal, client capabilities and log level, because a backend keeps the latter two per session.
+// The gateway begins a session with a session-based backend at the first call that needs one, and keeps it in the store, so that all
+// instances use the same one. It belongs to the client's session. For a client of 2026-07-28, which has no session, it belongs to the
+// combination of principal, client capabilities and log level, because a backend remembers capabilities and level per session.
 
 // backendSession is the value of a session's item in the store.
 type backendSession struct {
@@ -36,7 +36,7 @@ type backendSession struct {
 	itemVersion int64 // tells the item from a replacement under the same key
 }
 
-// sessionTTL is the time after its last use at which a session with a backend expires.
+// sessionTTL is how long the store keeps a session with a backend after its last use.
 const sessionTTL = 24 * time.Hour
 
 // sessions stores the clients' sessions with backends. The gateway's own sessions are in [backends.ServerInfo].
@@ -47,7 +47,8 @@ type sessions struct {
 	broken *metric.Undecodable
 }
 
-// holder returns the store's name for the client to whom sessions with backends belong.
+// holder identifies the owner of sessions with backends in store keys: a client's session or, without one, a hash of its principal,
+// capabilities and log level.
 func holder(c api.Client) string {
 	if c.Session != "" {
 		return c.Session
@@ -157,8 +158,8 @@ func (ss *sessions) begin(ctx context.Context, c api.Client, b *backends.Backend
 // levelPause is the pause before calls retry to set a log level. It is long enough that a hanging backend delays only a few calls.
 const levelPause = 10 * time.Second
 
-// tryLevel asks a backend for log messages within a session. If the backend did not answer, it returns when to retry. It does not
-// retry if the backend refused.
+// tryLevel sets the client's log level in a session with a backend. If the backend does not answer, it returns when to retry. It returns 0
+// if the backend refused, because a retry would not help.
 func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backends.Backend, s backendSession) (due int64) {
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()
@@ -262,24 +263,24 @@ func forEachSession(sessions map[*backends.Backend]backendSession, do func(*back
 	}
 }
 
-// Clients of 2026-07-28 have no sessions. So they do not end the sessions that the gateway begins for them at session-based
-// backends. So the gateway lists these sessions by principal and backend. If a principal has too many, the gateway ends the ones in
-// which no call can be running. For sessions that the backend has forgotten, see exchange.inSession.
+// Clients of 2026-07-28 have no sessions that they could end. So the gateway lists the sessions that it begins for them at session-based
+// backends, by principal and backend. If a principal has too many, the gateway ends the ones in which no call can be running. For sessions
+// that the backend has forgotten, see exchange.inSession.
 
 const (
-	// maxUnused is the number of sessions of one principal with one backend from which on a new session makes the gateway end unused
-	// ones. A principal needs one session for each combination of capabilities and log level that its clients declare. For example, a
-	// principal with two kinds of clients has two sessions. Sessions that belong to a client's own session do not count.
+	// maxUnused is how many sessions a principal may have with one backend before a new one makes the gateway end unused ones. A principal
+	// needs one for each combination of capabilities and log level that its clients declare, e.g. two for two kinds of clients. Sessions
+	// that belong to a client's own session do not count.
 	maxUnused = 16
-	// maxInUse limits a principal's sessions with one backend if calls may be running in them.
+	// maxInUse limits the sessions of one principal with one backend in which calls may be running.
 	maxInUse = 64
 	// usedEvery is the precision of the recorded last use, so that not every call has to write.
 	usedEvery = 10 * time.Minute
-	// endTime limits how long a new session, or a change of the backends or views, waits until old sessions have ended.
+	// endTime limits how long a new session waits while the gateway ends old ones.
 	endTime = 2 * time.Second
 )
 
-// listKey returns the key under which the client's session with a backend is listed.
+// listKey returns the key of the session in the list of its principal's sessions with a backend.
 func listKey(c api.Client, b *backends.Backend) store.Key {
 	who, _ := json.Marshal([]string{c.Principal.Workspace, c.Principal.ID}) // cannot fail: these are strings
 	h := sha256.Sum256(who)

@@ -28,9 +28,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// A backend of 2026-07-28 may answer a tools/call with a task, about which the client then asks by the task's id (SEP-2663). To the
-// backend, all clients of the gateway may look like one caller, and the id may be all that a caller needs. So the client gets
-// another id, which is the backend and its id, sealed for the principal. Any instance can open it, and the store is not needed.
+// A backend of 2026-07-28 may answer a tools/call with a task, and the client then asks about the task by its id (SEP-2663). To the
+// backend, all clients of the gateway may look like one caller, so an id might give access to another client's task. So the gateway gives
+// the client another id, in which it seals the backend and the backend's id for the principal. Any instance can open it without the store.
 //
 // The session-based revisions do not have the extension: "requests proceed as if the client had declared no task capability at all"
 // (SEP-2663, Backward Compatibility). The tasks of 2025-11-25 are another protocol, which the gateway does not offer.
@@ -62,14 +62,14 @@ func newTaskIDs(key []byte) (*taskIDs, error) {
 	return &taskIDs{aead, derived[32:]}, err
 }
 
-// bindTask returns the data to which a task's id is bound.
+// bindTask returns the principal as the data with which a task's id is sealed, so that the id is invalid for other principals.
 func bindTask(p auth.Principal) []byte {
 	b, _ := json.Marshal([]string{p.Workspace, p.ID}) // strings
 	return b
 }
 
-// seal returns our id for the task to which the backend with the given [backends.Backend.ServerID] gave the id own, which is JSON. The
-// nonce is a hash, so that a task always has the same id: messages may refer to it by its id.
+// seal returns our id for a task. server is the backend's [backends.Backend.ServerID], and own is the backend's id as JSON. The nonce is a
+// hash, so that a task always gets the same id and later messages can refer to it.
 func (t *taskIDs) seal(p auth.Principal, server string, own json.RawMessage) string {
 	text, belongs := append([]byte(server+"\n"), own...), bindTask(p)
 	h := hmac.New(sha256.New, t.nonce)
@@ -94,7 +94,7 @@ func (t *taskIDs) open(p auth.Principal, id string) (server string, own json.Raw
 	return string(name), own, ok
 }
 
-// findEntry returns the entry that a call names. For a task it also returns the backend's id of the task.
+// findEntry returns the tool, prompt, resource or task that a call names. For a task it also returns the backend's id of the task.
 func (g *Gateway) findEntry(ctx context.Context, c api.Call) (backends.Entry, json.RawMessage, error) {
 	if c.Kind != api.Tasks {
 		e, err := g.Find(ctx, c.Client, c.Kind, c.Name)
@@ -111,7 +111,7 @@ func (g *Gateway) findEntry(ctx context.Context, c api.Call) (backends.Entry, js
 	return backends.Entry{Entry: api.Entry{Name: c.Name, Backend: v.Backend().Name, Own: name}, View: v}, own, nil
 }
 
-// findTask returns the client's view of the backend that has the task, and the backend's id of the task.
+// findTask returns the client's view of the backend that has the task with our id, and the backend's id of the task.
 func (g *Gateway) findTask(ctx context.Context, c api.Client, id string) (*backends.View, json.RawMessage) {
 	server, own, ok := g.tasks.open(c.Principal, id)
 	if !ok {
@@ -162,7 +162,7 @@ func (x *exchange) adaptTask(m *upstream.Message) error {
 	return nil
 }
 
-// relateTask replaces the backend's id of a task in _meta by our id. Without the extension there are no tasks, and the id is left alone.
+// relateTask replaces a task's id in a message's _meta by our id. Without the tasks extension, the id stays as it is.
 func (x *exchange) relateTask(m upstream.Message) upstream.Message {
 	if !bytes.Contains(m.Raw, []byte(spec.MetaRelatedTask)) || !x.with.Version.Stateless() || !x.call.Version.Stateless() ||
 		!translate.DeclaresTasks(x.call.Capabilities) {
@@ -177,7 +177,7 @@ func (x *exchange) relateTask(m upstream.Message) upstream.Message {
 	return m
 }
 
-// relateTask returns a result or params with our id of the task that its _meta names.
+// relateTask replaces the task's id in the _meta of a result or of params.
 func (g *Gateway) relateTask(p auth.Principal, b *backends.Backend, value json.RawMessage) json.RawMessage {
 	meta := jsonrpc.Member(value, "_meta")
 	related := jsonrpc.Member(meta, spec.MetaRelatedTask)
@@ -189,16 +189,17 @@ func (g *Gateway) relateTask(p auth.Principal, b *backends.Backend, value json.R
 	return jsonrpc.Replace(value, "_meta", jsonrpc.Replace(meta, spec.MetaRelatedTask, related))
 }
 
-// A client's listen may name tasks. While it is open, the gateway has a listen of its own for them at each backend that has one of them,
-// with the same credentials as a call of this client. The relay cannot do this, because tasks belong to callers, and it works with the operator's credentials.
+// A client's listen request may name tasks. While it is open, the gateway keeps a listen request of its own open at each backend that has
+// one of these tasks, with the credentials that it uses for the client's calls. The relay cannot do this, because it uses the operator's
+// credentials.
 
 const (
-	// ackTime limits how long a client's listen waits for the acknowledgments of backends. A backend that has not acknowledged by then
-	// counts as one that will.
+	// ackTime limits how long a client's listen waits for the acknowledgments of backends. After that, the gateway assumes that the backend
+	// will acknowledge.
 	ackTime = 2 * time.Second
-	// A broken listen is opened again after leastPause, and then after longer pauses up to mostPause.
+	// After a listen request breaks, the gateway waits for leastPause before the next one, and then longer each time, up to mostPause.
 	leastPause, mostPause = time.Second, 30 * time.Second
-	// maxStates is how many states of tasks wait for a slow client before the gateway stops reading.
+	// maxStates is how many task states wait for a slow client before the gateway stops reading from the backends.
 	maxStates = 16
 )
 
@@ -207,7 +208,7 @@ const (
 	dropTaskInput = "it asks for input that the client does not support"
 )
 
-// watch is the listen for tasks of one backend.
+// watch keeps a listen request for a client's tasks open at one backend.
 type watch struct {
 	gateway *Gateway
 	client  api.Client
@@ -270,7 +271,7 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 	return watched, out, nil
 }
 
-// honors reports whether the backend sends notifications of a task, as far as that is known.
+// honors reports whether the backend sends notifications of a task. Before the acknowledgment, honors assumes that it does.
 func (w *watch) honors(id string) bool {
 	select {
 	case <-w.acked:
@@ -285,7 +286,7 @@ func (w *watch) honors(id string) bool {
 	return false
 }
 
-// run keeps a listen open until ctx ends, or until the backend refuses it.
+// run keeps a listen request open until ctx ends, or until the backend refuses it.
 func (w *watch) run(ctx context.Context) {
 	var ack sync.Once
 	acknowledge := func(honored map[string]bool) {
@@ -324,7 +325,7 @@ func refuses(err error) bool {
 	return errors.Is(err, upstream.ErrAnswer) || errors.Is(err, errUnwatched) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unauthenticated)
 }
 
-// params returns params with the _meta of the client.
+// params returns params that contain only the client's _meta.
 func (w *watch) params(version spec.Version) json.RawMessage {
 	info := w.client.Info
 	if len(info) == 0 {
@@ -333,8 +334,8 @@ func (w *watch) params(version spec.Version) json.RawMessage {
 	return translate.ToStateless(json.RawMessage(`{}`), version, translate.Client{Info: info, Capabilities: w.client.Capabilities})
 }
 
-// listen opens a listen and reads it to its end. If again is set, it first sends the current states, because the tasks may have changed
-// while there was no listen.
+// listen sends a listen request and reads its stream to the end. If again is set, it also sends the current states, because the tasks may
+// have changed while no stream was open.
 func (w *watch) listen(ctx context.Context, acknowledge func(map[string]bool), again bool) error {
 	info, err := w.view.LoadInfo(ctx)
 	switch {
