@@ -191,7 +191,8 @@ const (
 	// manyWaits is how often a delivery must have waited in the due table before it can be given up. It must then also be older than
 	// its schedule.
 	manyWaits = 6
-	// maxJudged is how often one attempt reads the delivery's subscription, which it repeats if the subscription may have ended since.
+	// maxJudged is how often an attempt may read the delivery's subscription. It reads the subscription again if that may have ended
+	// since.
 	maxJudged = 3
 )
 

@@ -47,7 +47,7 @@ type visit struct {
 // hundred events of a batch would occupy one of few invocations for over a second, and the pages of other subscribers would wait.
 const maxHandOvers = 8
 
-// action is what a lane does with an event for a subscriber.
+// action tells a lane how to handle an event for a subscriber.
 type action int
 
 const (

@@ -294,16 +294,17 @@ func (r *Registry) Seen(ctx context.Context, workspace, uri, id string) (bool, e
 	return it != nil, err
 }
 
-// MarkSeen remembers a published event for [Registry.Seen]. If the process dies between the two, the backend may send the event
-// again, and the events queue drops the repetition.
+// MarkSeen remembers a published event for [Registry.Seen]. If the process dies after it has published the event and before
+// MarkSeen, the backend may send the event again, and the events queue drops the repetition.
 func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) error {
 	it := store.Item{Key: seenKey(workspace, uri, id), Expires: time.Now().Add(seenFor)}
 	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(store.Unhurried(ctx), store.Put(it)), "remember an event of a backend")
 }
 
-// Hooks are the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. Each has a URL
-// with a token and a secret. Both are derived from a key of the deployment, so that no secret is stored, and every relay that takes a
-// backend over continues the same subscription. Half of a token is a MAC of the other half, so that a guessed token costs no read of the store.
+// Hooks are the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. Each has a
+// URL with a token and a secret. Both are derived from a key of the deployment, so that no secret is stored, and so that another
+// relay that takes a backend over continues the same subscription. Half of a token is a MAC of the other half, so that the server
+// can refuse a guessed token without a read of the store.
 type Hooks struct {
 	DB store.DB
 	// Base is the URL of this server as backends reach it, without a path. Without it, the relay creates no subscriptions.
@@ -334,7 +335,7 @@ type Hook struct {
 // because the backend may or may not use it.
 const maxDays = 3
 
-// hookID returns our id of the webhook subscription for a URI. There is one for each URI of a workspace. Tokens begin with it, and it is
+// hookID returns our id of the webhook subscription for a URI, one for each URI of a workspace. The token begins with it, and it is
 // part of the key in the store.
 func hookID(workspace, uri string) string { return hash(workspace + "\n" + uri) }
 
@@ -445,8 +446,8 @@ func (h *Hooks) Secret(ctx context.Context, workspace, uri string) (string, erro
 	return h.secret(ctx, id, hook.Days[0])
 }
 
-// Accepted records that the backend has accepted a registration or refresh. It reports whether the backend had no such subscription
-// before, so that events may be missing.
+// Accepted records that the backend has accepted a registration or refresh. It reports whether the subscription is new at the
+// backend, so that events may be missing.
 func (h *Hooks) Accepted(ctx context.Context, workspace, uri, subscription string, until time.Time) (fresh bool, err error) {
 	id := hookID(workspace, uri)
 	hook, err := h.read(ctx, id)

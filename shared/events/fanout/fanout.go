@@ -120,9 +120,9 @@ func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, appendFir
 	return err
 }
 
-// mustAppendFirst reports whether webhooks have to wait until the log has the events of a batch. A message that is
-// redelivered must not send its webhooks again and again while the log fails. And a crash may still lose an event whose
-// message is not written, so its webhooks wait for the commit of its log entry, which also writes its message.
+// mustAppendFirst reports whether webhooks have to wait until the log has the events of a batch. This is so for a redelivered
+// message, because it would otherwise send its webhooks again and again while the log fails. It is also so for an event whose
+// message is not written yet, because a crash may still lose it. The commit of its log entry also writes its message.
 func mustAppendFirst(batch []queue.Message) bool {
 	return slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 || m.Unwritten })
 }
@@ -151,8 +151,8 @@ func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	return f.sendTasks(ctx, pageTasks(groups, headers))
 }
 
-// sendTasks queues page tasks. In one process their first attempts begin before the tasks are written. Until then the event,
-// which is not settled yet, brings them back after a crash.
+// sendTasks queues page tasks. If the queue is in this process, their first attempts begin before the tasks are written. After a
+// crash at that time, the event is still on the events queue and leads to the same tasks again.
 func (f *Fanout) sendTasks(ctx context.Context, tasks []queue.Outgoing) error {
 	if len(tasks) == 0 {
 		return nil

@@ -35,8 +35,8 @@ func (x exact) endOf(context.Context, string, string) (int64, error) { return x.
 
 func (exact) lookBack() time.Duration { return 0 }
 
-// given returns at. It is necessary because the end of a quiet log stays the same while time passes, so that a cursor there would
-// seem too old.
+// given returns at, because the end of a quiet log does not grow with the clock. Without that time, a cursor at the end would seem
+// too old.
 func (exact) given(at int64) int64 { return at }
 
 func (exact) totalOrder() bool { return true }

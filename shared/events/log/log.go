@@ -4,7 +4,8 @@
 //
 //	own      one per event URI. It has one writer at a time: the events queue
 //	         hands the group of a URI to one batch of fanout at a time. Keys grow
-//	         in commit order. An unordered URI has pattern partitions instead.
+//	         in commit order. On DynamoDB, a URI of an unordered event type is
+//	         spread over shards instead, and has several writers.
 //	pattern  one per parent or wildcard that a reader has interest in, spread
 //	         over shards. It has several writers.
 //	topic    notices of the system itself (a list changed, the state of a

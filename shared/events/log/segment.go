@@ -75,7 +75,7 @@ func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 // maxSegment is the maximum size of a segment, so that it fits into an item together with the keys.
 const maxSegment = store.MaxItem - 4<<10
 
-// pack divides events into segments of at most room bytes and most events.
+// pack divides events into segments, and limits the bytes (room) and the number of events (most) of each.
 func pack(events []event.Event, room, most int) [][]event.Event {
 	var out [][]event.Event
 	size := 0

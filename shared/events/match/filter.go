@@ -203,8 +203,8 @@ func (v values) accept(got any) bool {
 // glob is a text with `*` for any characters, split at its stars. It has at least two parts.
 type glob []string
 
-// matches searches for the parts from left to right. The first match of a part is always good enough, so there is no backtracking and the
-// time is linear.
+// matches searches for the parts from left to right. The first match of a part is always good enough, so there is no backtracking
+// and the time is linear.
 func (g glob) matches(s string) bool {
 	first, last := g[0], g[len(g)-1]
 	if len(s) < len(first)+len(last) || !strings.HasPrefix(s, first) || !strings.HasSuffix(s, last) {

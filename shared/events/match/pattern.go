@@ -229,8 +229,8 @@ func CheckAccess(p auth.Principal, access []Access) error {
 	return nil
 }
 
-// Selection is what a client of MCP Events (SEP-3415) has selected by the name of an event type and arguments. It selects the same
-// events for webhooks, streams and polls.
+// Selection describes the events that a client of MCP Events (SEP-3415) selects by the name of an event type and arguments. It
+// selects the same events for webhooks, streams and polls.
 type Selection struct {
 	Entry *catalog.Entry
 	// Arguments are canonical, so that equal arguments have equal bytes.
@@ -243,8 +243,8 @@ type Selection struct {
 	Redact []string
 }
 
-// Select checks the arguments of a subscription to an event type. Arguments that are variables of the template bind the URI, and the others
-// filter or redact the events. Errors are of kind Invalid and name the argument.
+// Select checks the arguments of a subscription to an event type. Arguments that are variables of the template bind the URI, and
+// the others filter or redact the events. Errors are of kind Invalid and name the argument.
 func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 	args, err := decodeArguments(raw)
 	if err != nil {

@@ -93,7 +93,8 @@ func (l Log) allowCopies(made state.Result) bool {
 	return false
 }
 
-// Add adds the record of an attempt to notes, if it is to be kept. response is "" or the beginning of a failed response.
+// Add appends the writes of an attempt's record to notes, unless the [Keep] setting leaves the attempt out. response is "" or the
+// beginning of a failed response.
 func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result, response string) []store.Op {
 	switch {
 	case l.Keep == None:
@@ -216,8 +217,8 @@ func OfEvent(ctx context.Context, db store.DB, workspace, sub, event string, sin
 	return list, nil
 }
 
-// Newest reads one page of items, newest first, and returns those within a span that read accepts. An item that cannot be
-// decoded is logged and left out, so that it does not hide the others. next is "" at the end.
+// Newest reads one page of items, newest first. It returns the entries of a span for which read returns true. It logs an item that
+// cannot be decoded and leaves it out, so that it does not hide the others. next is "" at the end.
 func Newest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
 	q.Reverse = true
 	q.Within(within.Since, within.Until)

@@ -284,8 +284,8 @@ const (
 	rateMinimum = 100 // with fewer attempts, no subscription is suspended
 	// ratePercent is the failure rate in percent above which a subscription is suspended.
 	ratePercent = 95
-	// rateUnwritten is the number of successes after which a process writes them for the first time. Then it waits for as many as it
-	// has written.
+	// rateUnwritten is how many successes a process counts before it writes them for the first time. Each later write waits until
+	// their number has doubled.
 	rateUnwritten = 4
 	// rateAsk is how long a process waits before it adds up a subscription's attempts again, unless it makes rateMinimum attempts
 	// sooner.

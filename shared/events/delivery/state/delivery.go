@@ -131,8 +131,8 @@ func publicationKey(eventKey string, published time.Time) string {
 // MaxFound is the maximum number of subscriptions for which [Find] looks up deliveries.
 const MaxFound = store.MaxGet / 2
 
-// Backlog counts the stored deliveries to a subscription that are still to be sent: retries, and deliveries that wait for a switch or for
-// the end of a suspension.
+// Backlog counts the deliveries to a subscription that are stored and still to be sent: retries, and deliveries that wait for a
+// switch or for the end of a suspension.
 type Backlog struct {
 	Count int
 	// More is true if there are too many deliveries and dead letters to count all of them.
@@ -221,7 +221,7 @@ func (del *Delivery) LetterKeys(at time.Time) []store.Key {
 	}
 }
 
-// LettersOf returns a key in the partition of a subscription's dead letters.
+// LettersOf returns the key of the partition with a subscription's dead letters, without a sort key.
 func LettersOf(workspace, sub string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "x#" + workspace + "#" + sub}
 }

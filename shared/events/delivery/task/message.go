@@ -24,7 +24,7 @@ import (
 // Version is the format version of new messages. Readers also accept the previous version.
 const Version = 1
 
-// Page asks dispatch to send events for the first time to the subscribers in a range of a pattern's subscribers.
+// Page asks dispatch to send events to a range of a pattern's subscribers, to each for the first time.
 type Page struct {
 	V         int                `json:"v"`
 	Workspace string             `json:"ws"`
@@ -142,11 +142,11 @@ func Newer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 const RenewAfter = queue.MaxReceives * 3 / 4
 
 // Renew replaces a message of a newer version by a copy when it has been received [RenewAfter] times, because the queue
-// dead-letters it after [queue.MaxReceives] receives and SQS deletes it after 14 days. It reports whether the copy was
-// sent. If so, the caller must accept the message.
+// dead-letters it after [queue.MaxReceives] receives and SQS deletes it after 14 days. It reports whether the copy was sent. If so,
+// the caller must accept the message.
 //
-// On a FIFO queue the copy goes to the end of its group. This gives up the place of the newer message, so that the later
-// messages of its group no longer wait for it.
+// On a FIFO queue, the copy goes to the end of its group. So the message loses its place, but the later messages of the group no
+// longer wait for it.
 func Renew(ctx context.Context, log *slog.Logger, s queue.Sender, q queue.Name, m queue.Message) bool {
 	if m.Received < RenewAfter {
 		return false
