@@ -1,9 +1,9 @@
 // Package awsx creates the SDK configuration that all AWS clients of a process share.
 //
-// Lambda puts everything into the environment, so this package reads only that: no files, no metadata service, and none of the SDK's
-// packages for single sign-on. This makes a function's first request 3 ms faster (7 instead of 10) and its archive 0.7 MB smaller (3.3
-// instead of 3.9). The command line runs on people's machines and uses awsx/profile. Only main packages and the code that wires them
-// call [Load].
+// Lambda passes the region, credentials and endpoints in environment variables, so this package reads no files and no metadata service, and
+// links none of the SDK's packages for single sign-on. This makes a function's first request 3 ms faster (7 instead of 10) and its archive
+// 0.7 MB smaller (3.3 instead of 3.9). The command line runs on people's machines and uses awsx/profile instead. Only main packages and the
+// code that wires them call [Load].
 package awsx
 
 import (
@@ -37,7 +37,7 @@ const (
 	// EnvEndpoint is the base URL of all services, for example an emulator's URL. With the suffix "_DYNAMODB", "_SQS" or another
 	// service's name it is the base URL of that service.
 	EnvEndpoint = "AWS_ENDPOINT_URL"
-	// envAttempts is the largest number of attempts per request.
+	// envAttempts is the maximum number of attempts per request.
 	envAttempts = "AWS_MAX_ATTEMPTS"
 )
 
@@ -136,12 +136,12 @@ func KindOf(err error) fault.Kind {
 
 const (
 	connectTimeout = 3 * time.Second
-	// requestLimit bounds an attempt of a request, because a connection can go silent. The SDK then repeats the request on
-	// another connection, and both attempts fit into the 18 s that fanout has. DynamoDB, SQS, KMS and SSM usually answer
-	// within milliseconds.
+	// requestLimit bounds one attempt of a request, because a connection can go silent. The SDK then repeats the request on another
+	// connection. Both attempts together fit into the 18 s that a fanout has. DynamoDB, SQS, KMS and SSM usually answer within
+	// milliseconds.
 	requestLimit = 8 * time.Second
-	// receiveWait and invokeWait extend the limit of requests that wait at the service: receiving waits for messages, and
-	// invoking waits for a function, which may run for 60 s.
+	// receiveWait and invokeWait are added to requestLimit for requests that the service holds open: until messages arrive, or until the
+	// invoked function returns.
 	receiveWait = 20 * time.Second
 	invokeWait  = 60 * time.Second
 	// maxIdle is the number of idle connections per service. The SDK's default of 10 is too small, because a dispatcher records a
@@ -194,7 +194,7 @@ func longestWait(req *http.Request) time.Duration {
 	return 0
 }
 
-// limited is a response body that releases the time limit of its request when it is closed.
+// limited is a response body that ends its request's timeout when it is closed.
 type limited struct {
 	io.ReadCloser
 	cancel context.CancelFunc

@@ -1,23 +1,26 @@
-// Package descriptors divides the process's limit on open files between incoming connections, outgoing connections and the database,
-// so that none of them starves the others. It only reads the limit.
+// Package descriptors divides the process's limit on open files between incoming connections, outgoing connections and the database, so
+// that none of them takes all descriptors. It reads the limit and does not change it.
 package descriptors
 
-// reserve is the number of descriptors for the database with its log, the listener and the connections to backends.
+// reserve is the number of descriptors for everything but client and endpoint connections: the database with its log, the listener and the
+// connections to backends.
 const reserve = 64
 
 // maxOutgoing limits the connections to endpoints if the limit on open files is very high.
 const maxOutgoing = 4096
 
-// Accepted returns the number of connections that a server may accept: the part of the limit that [Outgoing] leaves, at least half.
+// Accepted returns the number of client connections that a server may accept. [Outgoing] connections may take up to half of the
+// descriptors, and clients get the rest.
 func Accepted() int { return accepted(limit()) }
 
-// Outgoing returns the number of connections to endpoints that may be open concurrently: a quarter of the limit, at most 4096. A
-// connection may briefly take two descriptors, to resolve the name and to try IPv4 and IPv6 concurrently.
+// Outgoing returns the number of connections to endpoints that may be open concurrently: a quarter of the usable descriptors, at most 4096.
+// Each connection counts as two descriptors, because it may briefly need a second one to resolve the name or to try IPv4 and IPv6
+// concurrently.
 func Outgoing() int { return outgoing(limit()) }
 
 func accepted(limit int) int { return max(1, usable(limit)-2*outgoing(limit)) }
 
 func outgoing(limit int) int { return max(1, min(maxOutgoing, usable(limit)/4)) }
 
-// usable returns the descriptors that both kinds of connections share.
+// usable returns the descriptors that remain for incoming and outgoing connections.
 func usable(limit int) int { return max(limit/2, limit-reserve) }

@@ -95,7 +95,7 @@ func Wrap(k Kind, err error, format string, args ...any) error {
 	return &Error{Kind: k, Message: fmt.Sprintf(format, args...), Err: err}
 }
 
-// With returns a copy of e that carries data.
+// With returns a copy of e with other data.
 func (e *Error) With(data any) *Error {
 	c := *e
 	c.Data = data
@@ -128,19 +128,19 @@ func DataOf(err error) any {
 	return nil
 }
 
-// Limit is the data of an error about a limit: its name and its value.
+// Limit is the data of an error about a reached limit.
 type Limit struct {
 	Limit string  `json:"limit"`
 	Max   float64 `json:"max"`
 }
 
-// LimitName returns the name for [LimitOf], also for data that embeds Limit.
+// LimitName lets [LimitOf] find the name in a Limit and in data that embeds one.
 func (l Limit) LimitName() string { return l.Limit }
 
 // AtLimit returns a copy of e that names the reached limit.
 func (e *Error) AtLimit(name string, most float64) *Error { return e.With(Limit{name, most}) }
 
-// LimitOf returns the name of the limit that err is about, or "".
+// LimitOf returns the name of the limit that caused err, or "".
 func LimitOf(err error) string {
 	if l, ok := DataOf(err).(interface{ LimitName() string }); ok {
 		return l.LimitName()
@@ -148,8 +148,8 @@ func LimitOf(err error) string {
 	return ""
 }
 
-// Public returns the text that a caller may see. It joins the messages of the chain up to the first error that is [Internal] or not
-// from this package. For an [Unavailable] dependency it returns a fixed text, because the failed steps are internal too.
+// Public returns the text of err that a caller may see. It joins the messages in the chain, up to the first error that is [Internal] or is
+// not an [Error]. For a failed dependency ([Unavailable]) it returns a fixed text, because those messages describe internal steps.
 func Public(err error) string {
 	e, ok := errors.AsType[*Error](err)
 	switch {
@@ -170,8 +170,8 @@ func Public(err error) string {
 	return msg
 }
 
-// Recovered turns a panic into an error of the function that defers it. Goroutines defer it, because otherwise a panic in one of
-// them would end the process and the work of all others.
+// Recovered turns a panic into an error. Goroutines defer it, because a panic in one of them would otherwise end the process and the work
+// of all others.
 func Recovered(err *error) {
 	if p := recover(); p != nil {
 		*err = Panicked(p)

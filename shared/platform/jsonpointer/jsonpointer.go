@@ -57,7 +57,7 @@ func (p Pointer) String() string {
 	return b.String()
 }
 
-// Member returns the pointer to a member of a document.
+// Member returns the text of a pointer to a top-level member, e.g. "/a~1b" for a/b.
 func Member(name string) string { return "/" + escaper.Replace(name) }
 
 // In returns the value that the pointer refers to. ok is false if the document has no such value.

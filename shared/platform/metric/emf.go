@@ -18,22 +18,22 @@ import (
 )
 
 const (
-	// EMFEvery is the interval at which a busy process writes its metrics. A line per invocation would cost more than the invocation.
+	// EMFEvery is the minimum time between two writes of a process. A line per invocation would cost more than the invocation.
 	EMFEvery = 10 * time.Second
-	// maxValues is the format's limit for the values of a metric in a line.
+	// maxValues is the maximum number of values per metric and line that the format allows.
 	maxValues = 100
 	// dimensionStack is the dimension of all metrics.
 	dimensionStack = "stack"
 )
 
-// EMF writes the metrics of a function's process to its log, in CloudWatch's embedded metric format. Lambda may freeze the process
-// between invocations, so no exporter can run in the background. Instead, the function calls [EMF.Flush] at the end of each
-// invocation. Create it with [NewEMF].
+// EMF writes the metrics of a function's process to its log, in CloudWatch's embedded metric format. Lambda may freeze the process between
+// invocations, so no exporter can run in the background. Instead, the function calls [EMF.Flush] at the end of each invocation. Create it
+// with [NewEMF].
 //
-// The format has no buckets, so a histogram is written as a list of values, each the middle of its bucket. Their number is exact, and
-// each value is wrong by at most half of the bucket's width.
+// The format has no buckets, so EMF writes a histogram as a list of values. Each measurement appears as the middle of its bucket. So the
+// number of values is exact, and each value is wrong by at most half the bucket's width.
 type EMF struct {
-	// Export also receives the metrics of each write. It may be nil.
+	// Export, if set, also receives the metrics of each write.
 	Export func(context.Context, *metricdata.ResourceMetrics)
 
 	log    *slog.Logger
@@ -107,7 +107,7 @@ func (e *EMF) write(ctx context.Context) {
 	}
 }
 
-// points returns the values of a metric by the values of its attributes, see [attributesOf]. It leaves out counters that did not grow.
+// points returns the values of a metric. The key is the point's attributes, see [attributesOf]. Counters that did not grow are left out.
 func points(data metricdata.Aggregation) map[string][]float64 {
 	out := map[string][]float64{}
 	switch data := data.(type) {
@@ -136,7 +136,7 @@ func points(data metricdata.Aggregation) map[string][]float64 {
 	return out
 }
 
-// attributesOf returns the values of a point's attributes in the order of their names, separated by commas.
+// attributesOf returns the values of a point's attributes, separated by commas and sorted by the attributes' names.
 func attributesOf(set attribute.Set) string {
 	var values []string
 	for _, a := range set.ToSlice() {
@@ -166,14 +166,14 @@ func estimateValues(p metricdata.HistogramDataPoint[float64]) []float64 {
 	return out
 }
 
-// emfLine is the pending metrics with the same attributes, whose names and values are separated by commas.
+// emfLine holds the unwritten metrics with the same attributes. The attributes' names (by) and values are separated by commas.
 type emfLine struct {
 	by, value string
 	metrics   map[string][]float64
 }
 
-// next removes up to [maxValues] values of each metric and returns a line for them. Metrics with an attribute get a second set of
-// dimensions without it. CloudWatch then also has their sum, on which an alarm can be set.
+// next returns a log line with up to [maxValues] values of each metric, and removes these values. For metrics with an attribute the line
+// also declares the dimensions without it, so that CloudWatch has the total too, on which an alarm can be set.
 func (l *emfLine) next(stack string, now time.Time) slog.Attr {
 	about := metrics{Namespace: Namespace, Dimensions: [][]string{{dimensionStack}}}
 	members := []any{slog.String(dimensionStack, stack)}

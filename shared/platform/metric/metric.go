@@ -1,8 +1,8 @@
-// Package metric defines the metrics of the product. [Set] records them, and [EMF] writes them to a function's log in CloudWatch's
-// embedded metric format.
+// Package metric defines the metrics of the product. [Set] records them, and [EMF] writes them to a function's log in CloudWatch's embedded
+// metric format.
 //
-// [Count] and [Tally] make log lines that CloudWatch also counts as metrics, so that the line that an operator reads and the graph
-// agree.
+// [Count] and [Tally] write log lines that CloudWatch also counts as metrics, so that operators see the same numbers in the log and in the
+// graph.
 package metric
 
 import (
@@ -20,7 +20,7 @@ import (
 // Namespace is the namespace of the metrics in CloudWatch.
 const Namespace = "mcp-events"
 
-// Member is the member of a log line that tells CloudWatch which of the line's members are metrics.
+// Member is the member of a log line that tells CloudWatch which other members are metrics.
 const Member = "_aws"
 
 // directive is the value of [Member], as the embedded metric format defines it.
@@ -37,8 +37,9 @@ type metrics struct {
 
 type emfMetric struct{ Name, Unit string }
 
-// Count returns an attribute for a log line which says that something happened n times since the last such line. It must not be in a
-// group. Dimensions divide the metric and must have few values.
+// Count returns an attribute for a log line about something that happened n times since the previous such line. CloudWatch adds n to the
+// metric, split by the dimensions. These must have few values, because CloudWatch bills each combination as a metric. The attribute must
+// not be in a group.
 func Count(name string, n int64, dimensions ...slog.Attr) slog.Attr {
 	by := make([]string, len(dimensions))
 	for i, d := range dimensions {
@@ -61,7 +62,7 @@ func Plain(groups []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// Kind is the type of a metric, which says how to aggregate its values.
+// Kind is the type of a metric. It says how to aggregate the values.
 type Kind string
 
 const (
@@ -77,8 +78,8 @@ type Definition struct {
 	Kind Kind
 	// Unit is "s" for durations, as in the UCUM, and otherwise empty.
 	Unit string
-	// By is the attribute that divides the metric, or empty. A histogram may have several, in alphabetical order and separated by
-	// commas. They must have few values.
+	// By is the attribute by which the metric is split, or empty. A histogram may have several, sorted and separated by commas. Attributes
+	// must have few different values.
 	By string
 	// Help is one sentence.
 	Help string
@@ -115,7 +116,7 @@ const (
 	Healthy           = "mcpevents_healthy"
 )
 
-// Webhook is the value of the attribute "queue" for deliveries, because they have no queue of their own.
+// Webhook is the value of the attribute "queue" in the counts of dead webhook deliveries. They are not messages of a queue.
 const Webhook = "webhook"
 
 // Table lists all metrics of a [Set]. docs/reference/metrics.md has the same rows.
@@ -149,10 +150,11 @@ var Table = []Definition{
 	{SourceRefused, Counter, "", "source", "Requests to sources that could not become an event: unverified, invalid, unfit, limited and unavailable."},
 }
 
-// Success is the outcome of an attempt that succeeded.
+// Success is the outcome of a successful attempt. Failed attempts have their category as the outcome.
 const Success = "success"
 
-// lagBounds are the buckets of the histograms in seconds. They reach from a delivery of a stand-alone server to the last retry.
+// lagBounds are the upper bounds of the histograms' buckets, in seconds. The smallest suits a delivery on a stand-alone server, and the
+// largest a delivery's last retry.
 var lagBounds = []float64{
 	.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 21600, 86400,
 }
@@ -204,8 +206,8 @@ func definition(name string) Definition {
 // Published counts accepted events.
 func (s *Set) Published(n int) { s.add(EventsPublished, n, "", "") }
 
-// Attempt records attempt n of a delivery. The POST took the given time and ended lag after the event was published. The category
-// describes the failure, and is empty after a success.
+// Attempt records attempt n of a delivery, counted from 1. took is the duration of the POST, and lag is the time from publishing to its
+// end. The category is the kind of failure, or empty after a success.
 func (s *Set) Attempt(category string, n int, took, lag time.Duration) {
 	if s == nil {
 		return
@@ -222,24 +224,25 @@ func (s *Set) Attempt(category string, n int, took, lag time.Duration) {
 	s.add(DeliveryAttempts, 1, "outcome", outcome)
 }
 
-// DeadLettered counts dead letters of a queue, or deliveries with the queue [Webhook].
+// DeadLettered counts n dead letters from a queue, or given up deliveries if the queue is [Webhook].
 func (s *Set) DeadLettered(queue string, n int) {
 	if n > 0 {
 		s.add(DeadLetters, n, "queue", queue)
 	}
 }
 
-// LimitReached counts a request that reached the limit with a name. It ignores an empty name.
+// LimitReached counts a request that reached the named limit. Without a name it does nothing, so callers can pass the result of
+// [fault.LimitOf].
 func (s *Set) LimitReached(name string) {
 	if name != "" {
 		s.add(LimitsReached, 1, "limit", name)
 	}
 }
 
-// Disabled counts a subscription that was disabled because of its endpoint.
+// Disabled counts a subscription that was disabled, because its endpoint failed for days or is gone.
 func (s *Set) Disabled() { s.add(Disabled, 1, "", "") }
 
-// StreamEnded counts a stream that ended, by reason.
+// StreamEnded counts a stream that ended for the given reason.
 func (s *Set) StreamEnded(reason string) { s.add(StreamsEnded, 1, "reason", reason) }
 
 // Polled counts an answer to events/poll.
@@ -253,7 +256,7 @@ func (s *Set) Called(backend string, failed bool) {
 	}
 }
 
-// NoBackend is the backend of a call whose name no backend serves.
+// NoBackend is the attribute of calls that no backend can serve, for example because no backend has the tool.
 const NoBackend = "-"
 
 // GatewayCalled records a client's call to a backend. An empty backend counts as [NoBackend].
@@ -271,7 +274,7 @@ func (s *Set) GatewayCalled(backend, outcome string, took time.Duration) {
 	s.histograms[GatewayCalls].Record(context.Background(), took.Seconds(), o.(otel.RecordOption))
 }
 
-// Sourced counts a request to a source by its outcome.
+// Sourced counts a request to a source by outcome, and also by source if it was refused.
 func (s *Set) Sourced(source, outcome string, refused bool) {
 	s.add(SourceRequests, 1, "outcome", outcome)
 	if refused {
@@ -279,7 +282,7 @@ func (s *Set) Sourced(source, outcome string, refused bool) {
 	}
 }
 
-// add adds to a counter, split by an attribute unless key is empty.
+// add adds n to a counter. Unless key is empty, the counter is split by that attribute.
 func (s *Set) add(name string, n int, key, value string) {
 	switch {
 	case s == nil:
@@ -290,7 +293,7 @@ func (s *Set) add(name string, n int, key, value string) {
 	}
 }
 
-// option returns the cached option that adds an attribute to a measurement.
+// option returns the attribute as an option for counters. It caches options, because making one allocates.
 func (s *Set) option(key, value string) []otel.AddOption {
 	if o, ok := s.options.Load(key + "=" + value); ok {
 		return o.([]otel.AddOption)
@@ -333,17 +336,17 @@ func (s *Set) Watch(name string, f func(context.Context) ([]Reading, error)) err
 	return err
 }
 
-// One returns the reading of a metric without an attribute.
+// One wraps the value of a metric without an attribute as a reading.
 func One(value float64) []Reading { return []Reading{{Value: value}} }
 
 // LogEvery is the default of [Tally.Every].
 const LogEvery = 10 * time.Second
 
-// Tally counts occurrences that may be very frequent, by a few dimensions, and logs them in few lines. The first occurrence is logged
-// immediately. Further ones are counted, and logged at most once per Every. Name, Text and Log must be set. A Tally may be used
-// concurrently.
+// Tally counts occurrences that may be very frequent, and logs them in few lines. It counts each combination of dimension values
+// separately: the first occurrence is logged immediately, and further ones are logged as a count, at most once per Every. Name, Text and
+// Log must be set. A Tally may be used concurrently.
 type Tally struct {
-	// Name is the name of the metric, and Text the message of the line.
+	// Name is the name of the metric. Text is the message of the log lines.
 	Name, Text string
 	Log        *slog.Logger
 	// Every is the shortest time between two lines with the same dimensions. 0 means [LogEvery].
@@ -353,14 +356,14 @@ type Tally struct {
 	counts map[string]*tallied
 }
 
-// tallied is the count of one combination of dimensions.
+// tallied is the count for one combination of dimension values.
 type tallied struct {
 	by          []slog.Attr
 	all, logged int64
 	due         bool // whether a timer will write the next line
 }
 
-// Add counts an occurrence. The dimensions must have few values.
+// Add counts an occurrence with the given dimensions, which must have few different values.
 func (t *Tally) Add(ctx context.Context, by ...slog.Attr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -401,7 +404,7 @@ func (t *Tally) write(ctx context.Context, c *tallied) {
 	})
 }
 
-// Each calls yield for each combination of dimensions with the count since the process started.
+// Each calls yield with each combination of dimension values and its count since the process started.
 func (t *Tally) Each(yield func(values []string, n int64)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -414,7 +417,7 @@ func (t *Tally) Each(yield func(values []string, n int64)) {
 	}
 }
 
-// ByThird returns the counts of a tally of three dimensions as a map from "first/second" to the third dimension to the count.
+// ByThird returns the counts of a tally with three dimensions. For example, the map's ["a/b"]["c"] is the count of the values a, b and c.
 func (t *Tally) ByThird() map[string]map[string]int64 {
 	out := map[string]map[string]int64{}
 	t.Each(func(by []string, n int64) {
@@ -430,10 +433,10 @@ func (t *Tally) ByThird() map[string]map[string]int64 {
 // MetricUndecodable is the metric of [Undecodable].
 const MetricUndecodable = "ItemsUndecodable"
 
-// Undecodable counts stored items that cannot be decoded and are therefore treated as absent. A nil Undecodable counts nothing.
+// Undecodable counts stored items that cannot be decoded, so that readers treat them as absent. A nil Undecodable counts nothing.
 type Undecodable struct{ tally Tally }
 
-// NewUndecodable returns an Undecodable that also logs.
+// NewUndecodable returns an Undecodable that also logs the items.
 func NewUndecodable(log *slog.Logger) *Undecodable {
 	return &Undecodable{Tally{Name: MetricUndecodable, Text: "stored item undecodable", Log: log}}
 }

@@ -1,4 +1,4 @@
-// Package opaque decodes the tokens that clients hand back, such as cursors and ids of dead letters.
+// Package opaque encodes and decodes tokens that clients return unchanged, such as cursors and ids of dead letters.
 package opaque
 
 import (
@@ -9,8 +9,8 @@ import (
 
 var errToken = errors.New("opaque: not unpadded base64url")
 
-// Decode returns the bytes of a token in unpadded base64url. Only the text that [Encode] returns for these bytes decodes to them: the
-// decoder of encoding/base64 ignores line breaks, so a changed token would otherwise pass for the original one.
+// Decode decodes a token. It rejects every text that [Encode] does not return. For example, encoding/base64 would ignore line breaks, and
+// accept a changed token as the original one.
 func Decode(token string) ([]byte, error) {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(token)
 	if err != nil || strings.ContainsAny(token, "\r\n") {

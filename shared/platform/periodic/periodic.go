@@ -1,5 +1,5 @@
-// Package periodic runs jobs every minute, such as due retries, expiry, rechecks and announcements. Jobs run concurrently, each with
-// its own time limit, so a slow job does not delay the others. It also has the waits and clocks that they use.
+// Package periodic runs jobs every minute, such as due retries, expiry, rechecks and announcements. Jobs run concurrently, each with its
+// own time limit, so a slow job does not delay the others. [Sleep] and [Clock] help them to wait and to use a test's clock.
 package periodic
 
 import (
@@ -13,15 +13,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Job is work that is repeated in each round. A job that runs out of time continues in the next round.
+// Job is work that is repeated. If it runs out of time, the next round continues it.
 type Job struct {
 	Name string
 	// Run does a round of the job and returns the number of processed items.
 	Run func(ctx context.Context) (done int, err error)
 }
 
-// Round runs the jobs concurrently, each for at most the given time, and returns their errors. Running out of time is
-// not an error. A panic is an error of its job only.
+// Round runs the jobs concurrently, each for at most the given time, and returns their errors. A job may run out of time without an error.
+// A panic only fails its own job.
 func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Job) error {
 	errs := make([]error, len(jobs))
 	var running sync.WaitGroup
@@ -32,7 +32,7 @@ func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Jo
 	return errors.Join(errs...)
 }
 
-// Every runs each job in its own rounds until ctx ends, and then waits for the running rounds. A panic only ends the round of its job.
+// Every repeats each job independently until ctx ends, and then waits for the running ones. A panic only ends its own job's round.
 func Every(ctx context.Context, interval time.Duration, log *slog.Logger, jobs ...Job) {
 	var running sync.WaitGroup
 	for _, j := range jobs {
@@ -63,7 +63,7 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Clock returns a clock, or the system's clock instead of nil.
+// Clock returns now, or time.Now if now is nil.
 func Clock(now func() time.Time) func() time.Time {
 	if now == nil {
 		return time.Now
@@ -91,7 +91,7 @@ func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) er
 	return nil
 }
 
-// run returns a panic of the job as an error, because a panic would end the process and with it all other jobs.
+// run calls Run and returns a panic as an error, because a panic would end the process with all other jobs.
 func (j Job) run(ctx context.Context) (done int, err error) {
 	defer fault.Recovered(&err)
 	return j.Run(ctx)

@@ -79,7 +79,7 @@ type failure struct {
 	began, ended time.Time
 }
 
-// New returns a value without content. The function load gets the last value, or the zero value if it was never loaded.
+// New returns a value that is not loaded yet. load receives the previous value, or the zero value at the first load.
 func New[T any](o Options, load func(ctx context.Context, old T) (T, error)) *Value[T] {
 	o.Now = periodic.Clock(o.Now)
 	if o.Timeout == 0 {
@@ -88,37 +88,38 @@ func New[T any](o Options, load func(ctx context.Context, old T) (T, error)) *Va
 	return &Value[T]{options: o, load: load}
 }
 
-// Get returns the value, and loads it before if necessary. If ctx ends during the wait, the error is of kind
-// fault.Unavailable.
+// Get returns the value and loads it first if necessary. If ctx ends during the wait, the error has the kind fault.Unavailable.
 func (v *Value[T]) Get(ctx context.Context) (T, error) {
 	return v.get(ctx, v.options.Stale, func(age time.Duration) bool {
 		return age < v.options.Fresh || v.running != nil && age < v.options.Shared
 	})
 }
 
-// Within returns a value whose load began less than maxAge before the call, or later. It ignores Fresh, Shared and Stale, and
-// returns the load's error if there is no such value. With 0, the load begins after the call.
+// Within returns a value whose load began less than maxAge before this call. It ignores Fresh, Shared and Stale, so it returns
+// the load's error instead of an older value. With a maxAge of 0, only a load that begins after the call suffices.
 func (v *Value[T]) Within(ctx context.Context, maxAge time.Duration) (T, error) {
 	after := v.options.Now().Add(-maxAge)
 	return v.get(ctx, 0, func(time.Duration) bool { return v.loaded.After(after) })
 }
 
-// Peek returns the value and the start of its load without loading it. The time is zero if there is no value.
+// Peek returns the current value and when its load began. It does not load. The time is zero if there is no value.
 func (v *Value[T]) Peek() (T, time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.value, v.loaded
 }
 
-// Pauses reports whether callers that need a newer value currently get an error without a load, because the last load failed.
+// Pauses reports whether a caller that cannot use the old value would currently get an error without a new load, because the
+// last one failed recently.
 func (v *Value[T]) Pauses() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.pauses(v.options.Now(), false)
 }
 
-// Expire makes the next caller load the value if matches returns true for it. A load that is running does not suffice,
-// because it began earlier. If the load fails, [Value.Get] still returns the old value.
+// Expire makes the next call load the value again, if matches returns true for the current one. The next call does not use a
+// load that is already running, because that may have read the outdated value. If the load fails, [Value.Get] still returns the
+// old value.
 func (v *Value[T]) Expire(matches func(T) bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -131,8 +132,8 @@ func (v *Value[T]) Expire(matches func(T) bool) {
 	}
 }
 
-// get returns the value if usable approves it, and otherwise the result of a load. If the load fails, get returns the old
-// value up to the age stale. The lock is held while usable runs.
+// get returns the current value if usable accepts it, and otherwise loads. After a failed load it returns the old value if that
+// is younger than stale. It holds the lock while it calls usable.
 func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool) (T, error) {
 	called := v.options.Now()
 	for waited := false; ; waited = true {
@@ -147,8 +148,8 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 		}
 		switch {
 		case r.began.Before(called):
-			// Its result may be older than this caller wants. If it failed, perhaps only because the process was frozen
-			// during the load, this caller may start another one.
+			// This load began before the call, so its result may be too old. It may also have failed only because the process
+			// was frozen. So look again, and start another load if necessary.
 		case r.err == nil:
 			return r.value, nil
 		default:
@@ -159,8 +160,8 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 	}
 }
 
-// joinOrStart returns a load to wait for, or the value or error for a caller that need not wait. A caller that has waited gets the
-// error of a load that began after its call, so that callers that wait together do not each start a load.
+// joinOrStart returns the load to wait for, or the value or error if there is no need to wait. When several callers have waited
+// for an older load, the first one starts a new load. If that fails, the others share its error instead of starting one each.
 func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool, waited bool, called time.Time) (value T, r *run[T], err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -189,7 +190,8 @@ func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
 	return v.value, nil
 }
 
-// pauses reports whether the last load failed too recently for another one. The lock is held.
+// pauses reports whether it is too soon after a failed load to start another one. serves says that the caller can use the old
+// value. The lock is held.
 func (v *Value[T]) pauses(now time.Time, serves bool) bool {
 	if v.failed.err == nil {
 		return false
@@ -198,7 +200,8 @@ func (v *Value[T]) pauses(now time.Time, serves bool) bool {
 	if serves {
 		pause = v.options.Backoff
 	}
-	// A load that took far longer than its timeout was frozen with the process. The pause then counts from the timeout.
+	// If the load took far longer than its timeout, Lambda froze the process meanwhile. Count the pause from the timeout then,
+	// because the frozen time says nothing about the source.
 	end, took := v.failed.ended, v.failed.ended.Sub(v.failed.began)
 	if limit := v.options.Timeout; took > 2*limit {
 		end, took = v.failed.began.Add(limit), limit
@@ -209,7 +212,7 @@ func (v *Value[T]) pauses(now time.Time, serves bool) bool {
 	return now.Before(end.Add(pause))
 }
 
-// run loads the value and keeps it.
+// run loads the value and stores it if the load succeeds.
 func (v *Value[T]) run(ctx context.Context, r *run[T]) {
 	ctx, cancel := context.WithTimeout(ctx, v.options.Timeout)
 	defer cancel()
@@ -226,7 +229,7 @@ func (v *Value[T]) run(ctx context.Context, r *run[T]) {
 	close(r.done)
 }
 
-// try calls load. A panic is an error of the load, because it would end the process.
+// try calls load. It returns a panic as an error, because a panic would end the process.
 func (v *Value[T]) try(ctx context.Context, old T) (value T, err error) {
 	defer fault.Recovered(&err)
 	return v.load(ctx, old)
