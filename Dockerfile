@@ -10,7 +10,7 @@ COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG TARGETOS TARGETARCH VERSION=0.1.0
-RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath \
+RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -pgo=packaging/server.pgo \
       -ldflags "-s -w -X github.com/mcp-events/mcpevents/shared/app.Version=$VERSION" -o /image/mcpevents ./cmd/mcpevents \
  && mkdir -p /image/data /image/etc/mcpevents /image/etc/ssl/certs \
  && cp catalog.yaml /image/etc/mcpevents/ \

@@ -58,7 +58,7 @@ run: ## serve the sample catalog on 127.0.0.1:8080 (development: any webhook tar
 
 .PHONY: build
 build: ## build the command line into bin/
-	go build -trimpath -o bin/mcpevents ./cmd/mcpevents
+	go build -trimpath -pgo=packaging/server.pgo -o bin/mcpevents ./cmd/mcpevents
 
 # Slow tests, which only make test-full runs. It fails if one of them does not exist.
 LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestInstancesBehindOneAddress \
@@ -201,15 +201,24 @@ format: ## format the Go code
 	go run $(GOFUMPT) -w .
 
 .PHONY: bench
-bench: ## run the benchmarks of the packages, and then measure the server from publish to webhook
+bench: build ## run the benchmarks of the packages, and then measure the server from publish to webhook
 	go test -run '^$$' -bench . -benchmem ./shared/...
-	go run ./cmd/mcpevents bench
-	go run ./cmd/mcpevents bench --batch 10
-	go run ./cmd/mcpevents bench --rate 500 --uris 10
-	go run ./cmd/mcpevents bench --events 500 --subscribers 100
-	go run ./cmd/mcpevents bench --latency
-	go run ./cmd/mcpevents bench --events 400 --rate 40 --subscribers 19 --hang 1
-	go run ./cmd/mcpevents bench --gateway
+	bin/mcpevents bench
+	bin/mcpevents bench --batch 10
+	bin/mcpevents bench --rate 500 --uris 10
+	bin/mcpevents bench --events 500 --subscribers 100
+	bin/mcpevents bench --latency
+	bin/mcpevents bench --events 400 --rate 40 --subscribers 19 --hang 1
+	bin/mcpevents bench --gateway
+
+.PHONY: profile
+profile: build ## measure again where the server spends its time; the compiler optimizes builds by the result (packaging/server.pgo)
+	@mkdir -p build/profile
+	bin/mcpevents bench --events 60000 --cpu-profile build/profile/singles
+	bin/mcpevents bench --rate 500 --uris 10 --events 6000 --cpu-profile build/profile/steady
+	bin/mcpevents bench --events 2000 --subscribers 100 --cpu-profile build/profile/fanout
+	bin/mcpevents bench --gateway --calls 4000 --cpu-profile build/profile/gateway
+	go tool pprof -proto build/profile/* >packaging/server.pgo
 
 .PHONY: soak
 soak: ## let 50 clients use backends on three official SDKs for SOAK (10m), and check that no message is missing

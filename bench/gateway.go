@@ -36,7 +36,7 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 	b := newBackend()
 	defer b.close()
 	events := o
-	events.Data = "" // one of its own
+	events.Data, events.Profile = "", "" // its own database, and only the gateway is of interest
 	publisher, err := events.start(ctx, "")
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ type through struct {
 // against starts the other program of [Options.Against], with a backend of its own.
 func (o Options) against(ctx context.Context) (other through, end func(), err error) {
 	b := newBackend()
-	o.Data, o.Serve = "", append([]string{o.Against}, o.Serve[1:]...)
+	o.Data, o.Profile, o.Serve = "", "", append([]string{o.Against}, o.Serve[1:]...)
 	s, err := o.start(ctx, fmt.Sprintf(bothRevisions, b.server.URL+"/mcp"), "--streams", strconv.Itoa(changeStreams+10))
 	if err != nil {
 		return other, b.close, err

@@ -35,6 +35,7 @@ type Options struct {
 	Data     string        // directory for the server's database; a temporary one if empty
 	Receiver string        // address that receives webhooks
 	Against  string        // with [Gateway], another program of this project that is measured too; the arguments are Serve's
+	Profile  string        // file for a CPU profile of the server's first ten seconds
 	Adapters []Adapter     // other senders, measured after the server
 	Timeout  time.Duration // longest run
 	Wait     time.Duration // how long after the last publish to wait for what has not arrived

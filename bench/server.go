@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -84,7 +85,9 @@ func (o Options) serve(ctx context.Context, dir, config string, more []string) (
 		return nil, fault.Wrap(fault.Unavailable, err, "start the server")
 	}
 	s := &server{url: "http://" + addr, debug: "http://" + profiles, pid: cmd.Process.Pid}
+	var profile sync.WaitGroup
 	s.stop = func() {
+		profile.Wait()
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		_ = cmd.Wait()
 	}
@@ -94,6 +97,9 @@ func (o Options) serve(ctx context.Context, dir, config string, more []string) (
 			_ = resp.Body.Close()
 		}
 		if err == nil && resp.StatusCode == http.StatusOK {
+			if o.Profile != "" {
+				profile.Go(func() { s.writeProfile(ctx, o.Profile) })
+			}
 			return s, nil
 		}
 		select {
@@ -154,6 +160,14 @@ func (s *server) debugPage(ctx context.Context, path string) []byte {
 	defer func() { _ = resp.Body.Close() }()
 	b, _ := io.ReadAll(resp.Body)
 	return b
+}
+
+// writeProfile writes a profile of the next ten seconds to a file. If that fails, it says so on standard error, because the measurement is
+// still of use.
+func (s *server) writeProfile(ctx context.Context, file string) {
+	if err := os.WriteFile(file, s.debugPage(ctx, "/debug/pprof/profile?seconds=10"), 0o600); err != nil {
+		fmt.Fprintf(os.Stderr, "write the profile: %v\n", err)
+	}
 }
 
 // cpuSeconds returns a process's CPU time so far (Linux; 0 elsewhere).

@@ -23,9 +23,10 @@ type BenchCmd struct {
 	Client      string        `default:"own" enum:"own,net/http" help:"HTTP code of the publishers and the receiver: own uses little CPU time, net/http is Go's and allows comparisons with other programs."`
 	Latency     bool          `help:"Publish one event at a time, each after the previous one has arrived everywhere; at most 2,000 events."`
 
-	JSON    string   `placeholder:"FILE" help:"Write the results as JSON to this file, or with - to standard output."`
-	SVG     string   `placeholder:"FILE" help:"Write a chart of the delivery times to this file."`
-	Adapter []string `placeholder:"FILE" help:"Then measure another sender with the same receiver. The file (YAML or JSON) describes how to run it; docs/internals/benchmarks.md has an example."`
+	JSON       string   `placeholder:"FILE" help:"Write the results as JSON to this file, or with - to standard output."`
+	SVG        string   `placeholder:"FILE" help:"Write a chart of the delivery times to this file."`
+	CPUProfile string   `name:"cpu-profile" placeholder:"FILE" help:"Write a CPU profile of the server's first ten seconds to this file."`
+	Adapter    []string `placeholder:"FILE" help:"Then measure another sender with the same receiver. The file (YAML or JSON) describes how to run it; docs/internals/benchmarks.md has an example."`
 
 	Server   string        `placeholder:"URL" help:"Measure this server instead of starting one. Its CPU time and memory are then unknown."`
 	Key      string        `help:"With --server: the key or token of a principal that may publish and subscribe."`
@@ -109,7 +110,7 @@ func (c *BenchCmd) options(g *Globals) (bench.Options, error) {
 		},
 		Serve:  []string{self, "--log-level", "error", "serve"},
 		Server: c.Server, Token: c.Key, Data: c.Data, Receiver: c.Receiver, Timeout: c.Timeout, Wait: c.Wait,
-		Against: c.Against,
+		Against: c.Against, Profile: c.CPUProfile,
 	}
 	if c.Latency || c.StreamLatency {
 		o.Events = min(o.Events, 2000)
