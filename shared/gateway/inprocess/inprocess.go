@@ -16,10 +16,10 @@ import (
 	"sync"
 )
 
-// Scheme is the scheme of URLs that reach the handler. Configured backends only have http and https.
+// Scheme is the scheme of the handler's URL. The URL of a configured backend can only have http or https.
 const Scheme = "inprocess"
 
-// URL is the address of the handler. The handler sees the path.
+// URL is the URL for requests to the handler, which sees only the path.
 const URL = Scheme + "://upstream/mcp"
 
 // Transport is an [http.RoundTripper] that calls a handler. It is safe for concurrent use.
@@ -111,7 +111,7 @@ func (t *Transport) serve(w *writer, r *http.Request) {
 	t.Handler.ServeHTTP(w, r)
 }
 
-// incoming converts an outgoing request to one as a server receives it, from this machine.
+// incoming converts a client's request to the form in which a server receives a request from the same machine.
 func incoming(ctx context.Context, req *http.Request) *http.Request {
 	r := req.Clone(ctx)
 	r.RequestURI = req.URL.RequestURI()
