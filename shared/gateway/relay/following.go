@@ -16,9 +16,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// following is an open connection to a backend: a GET stream in its own session, or listens. One goroutine reads each stream. Requests
-// run in their own goroutines and report to the goroutine that runs [following.run] or [following.settle]. Only that one
-// changes the interests.
+// following is an open connection to a backend: a GET stream in its own session or, in 2026-07-28, the streams of listen requests. One
+// goroutine reads each stream. Requests run in their own goroutines and report to the goroutine that runs [following.run] or
+// [following.settle]. Only that goroutine changes the interests.
 type following struct {
 	*follower
 	relay        *Relay
@@ -54,7 +54,7 @@ func newFollowing(ctx context.Context, c *connection) *following {
 	return f
 }
 
-// connect opens the stream: a GET in a new session, or a listen.
+// connect opens the stream: a GET in a new session, or a listen request.
 func (f *following) connect() (err error) {
 	if err := f.refresh(); err != nil {
 		return err
@@ -76,8 +76,8 @@ func (f *following) request() upstream.Request {
 	return upstream.Request{Version: f.version, Session: f.session}
 }
 
-// begin allows the reading goroutines to announce notifications. The relay also announces an update for each subscription that took
-// effect before, unless another relay has listened until now.
+// begin lets the goroutines that read streams announce notifications. Unless another relay has listened until now, updates may have been
+// missed, so the relay also announces an update for each resource to which it has subscribed.
 func (f *following) begin(continued bool) {
 	if continued {
 		f.interests.dropChanges()
@@ -104,9 +104,9 @@ func (f *following) close() {
 }
 
 const (
-	// wantedEvery is how often the relay reads the subscriptions, because other instances write them.
+	// wantedEvery is how often the relay reads the clients' subscriptions from the store, where other instances write them.
 	wantedEvery = time.Second
-	// checkEvery is how often the backend is pinged, because a proxy may keep the stream of a dead one open.
+	// checkEvery is how often the relay pings the backend, because a proxy may keep a stream open after the backend has died.
 	checkEvery = time.Minute
 	// maxChecks is the number of failed checks in a row after which the relay closes the connection.
 	maxChecks = 3
@@ -189,7 +189,7 @@ func (f *following) refresh() error {
 	return nil
 }
 
-// runAsync runs a slow operation in the background, and sends its report to the goroutine that owns the connection.
+// runAsync runs do in the background. The goroutine that owns the connection then runs the function that do has returned.
 func (f *following) runAsync(do func() func() error) {
 	f.running.Go(func() {
 		report := do()
@@ -200,7 +200,7 @@ func (f *following) runAsync(do func() func() error) {
 	})
 }
 
-// check asks the backend whether it is still alive. Every answer counts, except that the session is unknown.
+// check asks the backend whether it is still alive. Any answer shows that it is, even an error, unless the session is unknown.
 func (f *following) check() {
 	method, params := "ping", json.RawMessage(`{}`)
 	if f.version.Stateless() {
@@ -232,8 +232,8 @@ func (f *following) fail(err error) {
 	}
 }
 
-// unsettled is stored instead of a list's hash after the list has changed, until the relay knows the new hash. It equals no hash. So
-// if the relay dies before it stores the new one, the next relay that connects announces a change.
+// unsettled is stored instead of the hash of a list that has changed, until the relay knows the new hash. It differs from every hash, so if
+// the relay dies before that, the next relay that connects finds a difference and announces a change.
 var unsettled = []byte("?")
 
 // markUnsettled stores unsettled for the lists that have changed.
@@ -312,7 +312,7 @@ func (f *following) handle(ctx context.Context, m upstream.Message) error {
 	return nil
 }
 
-// hasSubscriber reports whether a client is subscribed to the resource or to one above it.
+// hasSubscriber reports whether a client is subscribed to the resource or to one that contains it, such as its folder.
 func (f *following) hasSubscriber(uri string) bool {
 	wanted := *f.wanted.Load()
 	if _, ok := wanted[uri]; ok {

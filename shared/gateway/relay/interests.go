@@ -13,9 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// interests has the resources that clients want from a backend, with the state of each on one connection. If the backend refuses one or
-// answers slowly, that affects this resource only. Principals take turns, so that a principal that wants very many resources does
-// not delay the others.
+// interests has the resources to which clients are subscribed at a backend, and the state of each subscription on one connection. A refused
+// or slow subscription does not affect the others. Principals take turns, so that one with very many resources does not delay the others.
 type interests struct {
 	wanted map[string][]string // the principals, by URI
 	of     map[string]*interest
@@ -33,7 +32,7 @@ const (
 	// maxAsking limits the concurrent requests for resources, and maxTurns those for one principal.
 	maxAsking = 8
 	maxTurns  = 2
-	// retryAfter is the pause before a subscription that failed, but was not refused, is tried again.
+	// retryAfter is the pause before the relay repeats a subscription request that failed without a refusal, for example with a timeout.
 	retryAfter = 30 * time.Second
 )
 
@@ -55,8 +54,8 @@ func (i *interests) want(wanted map[string][]string) {
 	}
 }
 
-// next returns the resource whose turn it is, and the principal that takes the turn. If no client wants the resource any more, the
-// principal is "-".
+// next returns the next resource to subscribe to or unsubscribe from, and the principal whose turn it is. If no client wants the resource
+// any more, the principal is "-". ok is false if there is nothing to do now.
 func (i *interests) next() (uri, principal string, ok bool) {
 	if len(i.asking) >= maxAsking {
 		return "", "", false
@@ -86,20 +85,18 @@ func (i *interests) next() (uri, principal string, ok bool) {
 	return uri, principal, ok
 }
 
-// idle reports whether all subscriptions are settled and no request is running.
+// idle reports whether no request is running and none can start now.
 func (i *interests) idle() bool {
 	_, _, left := i.next()
 	return !left && len(i.asking) == 0
 }
 
-// recordSubscribed records that a subscription has taken effect.
 func (i *interests) recordSubscribed(uri string) {
 	if of := i.of[uri]; of != nil && !of.subscribed {
 		*of = interest{subscribed: true, changed: true}
 	}
 }
 
-// recordEnded records that a subscription has ended.
 func (i *interests) recordEnded(uri string) {
 	if of := i.of[uri]; of != nil {
 		*of = interest{}
@@ -109,7 +106,7 @@ func (i *interests) recordEnded(uri string) {
 	}
 }
 
-// putOff delays the next request for a resource, and reports whether this is the first time.
+// putOff delays the next request for a resource, and reports whether it is the first delay since the last success.
 func (i *interests) putOff(uri string, d time.Duration) (first bool) {
 	of := i.of[uri]
 	if of == nil {
@@ -150,7 +147,7 @@ func paramsOf(uri string) json.RawMessage {
 	return append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
 }
 
-// pursue starts the requests that bring the subscriptions in line with the interests.
+// pursue starts the requests that make the backend's subscriptions the ones that clients want.
 func (f *following) pursue() {
 	if !f.capabilities.Subscribe {
 		return
@@ -217,10 +214,10 @@ func (f *following) recordRefused(uri string, err error) {
 	}
 }
 
-// share chooses the subscriptions for which a backend has room. wanted has the principals that want each one.
+// share chooses the subscriptions for which a backend has room. wanted has the principals that want each subscription.
 //
-// The principals take turns, and in each turn a principal gets one that no other has got before. So every principal gets
-// its equal share of the room, however many subscriptions others want. Within its share, a principal keeps its running subscriptions.
+// The principals take turns, and in each turn a principal gets a subscription that no principal has got before. So all principals get equal
+// shares of the room, however many subscriptions some of them want. Within its share, a principal keeps its running subscriptions.
 func share(wanted map[string][]string, running func(uri string) bool, room int) map[string]bool {
 	chosen := make(map[string]bool, min(len(wanted), room))
 	if len(wanted) <= room {

@@ -12,11 +12,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// An item in the store decides which relay holds a backend's stream. The holder renews it. A holder with limited time records when
-// it will end. In the last part of that time a successor first connects and then takes over the item. The holder notices
-// that within [watchEvery] and stops. Both listen for a moment, so that no notification is lost.
+// An item in the store decides which relay holds a backend's stream. The holder renews it. A holder whose time is limited, for example in a
+// Lambda function, records when it will end. In the last part of that time a successor first connects and then takes over the item. The
+// holder notices that within [watchEvery] and stops. Both listen for a moment, so that no notification is lost.
 
-// holding is the value of the item.
+// holding is the value of the item that represents a lease.
 type holding struct {
 	Owner string `json:"o"`
 	Until int64  `json:"u,omitempty"` // when the holder will end, in milliseconds since 1970; 0 means never
@@ -76,7 +76,7 @@ func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 		if h.Connected {
 			return l, nil
 		}
-		// The holder has no connection to hand over.
+		// The holder has no connection to hand over, so this relay takes the lease immediately.
 		if err = l.take(ctx); err == nil {
 			return l, nil
 		}
@@ -158,8 +158,8 @@ func (l *lease) take(ctx context.Context) error {
 	return fault.New(fault.Conflict, "another one took the lease of backend %s over", l.backend.Place().Backend)
 }
 
-// renew keeps the lease until its context ends, and then releases it. It ends the context itself if another relay has the lease or if it
-// could not renew in time. It retries failed renewals.
+// renew starts a goroutine that renews the lease until its context ends, and then gives it back. The goroutine retries failed renewals. It
+// ends the context itself if another relay has the lease or if no renewal succeeded in time.
 func (l *lease) renew() {
 	l.done = make(chan struct{})
 	close(l.ours)
@@ -204,7 +204,8 @@ func (l *lease) renew() {
 	}()
 }
 
-// prolong writes the lease again. If a write reported an error but took effect, the item has a new version and still names us as its owner.
+// prolong writes the lease again. If the item has another version but still names this relay as its owner, an earlier write took effect
+// although it reported an error, and prolong continues from that version.
 func (l *lease) prolong() error {
 	ctx, stop := context.WithDeadline(l.ctx, l.stops) // a write may hang
 	defer stop()
@@ -243,7 +244,7 @@ func (l *lease) ending() bool {
 	return l.relay.bounded() && time.Until(l.relay.Until) <= l.relay.Handover
 }
 
-// nextLook returns how long renew can sleep: until the renewal or, if there may be a successor, until the next check for it.
+// nextLook returns how long renew can sleep: until the next renewal or, if there may be a successor, until the next check for one.
 func (l *lease) nextLook(renewal time.Time) time.Duration {
 	wait := time.Until(renewal)
 	if !l.relay.bounded() {
@@ -270,8 +271,8 @@ func (l *lease) release() {
 	}
 }
 
-// An invocation of 15 minutes closes the streams 15 s before its end. In the last quarter of its time, the next invocation
-// takes the streams over. If it dies, others wait for 30 s.
+// These numbers divide an invocation's time into parts. For example, an invocation of 15 minutes closes its streams 15 s before its end,
+// and the next invocation takes them over in the last quarter. If an invocation dies, other relays wait for 30 s.
 const (
 	closingShare  = 60
 	handoverShare = 4

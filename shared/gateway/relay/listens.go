@@ -239,7 +239,6 @@ func (f *following) pursueListens() {
 	})
 }
 
-// filterWanted returns the resources that clients still want.
 func (f *following) filterWanted(uris map[string]bool) map[string]bool {
 	out := map[string]bool{}
 	for uri := range uris {

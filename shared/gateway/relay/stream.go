@@ -37,7 +37,7 @@ func (s *stream) end() {
 	s.Close()
 }
 
-// begin records that the stream is open.
+// begin records that the stream is open, with the content of the acknowledgment if there is one.
 func (s *stream) begin(honored json.RawMessage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +47,8 @@ func (s *stream) begin(honored json.RawMessage) {
 	}
 }
 
-// start reads a stream in the background. A non-nil listen marks the stream of a listen, which is open when it is acknowledged.
+// start reads a stream in the background. listen has the resources of a listen request, whose stream is open once it is acknowledged. For a
+// GET stream, which is open immediately, listen is nil.
 func (f *following) start(x *upstream.Exchange, listen map[string]bool) *stream {
 	s := &stream{Exchange: x, uris: listen, opened: make(chan struct{})}
 	if listen == nil {
@@ -153,7 +154,8 @@ func (f *following) get() (*stream, error) {
 // openTime limits how long a backend may take to begin a stream.
 const openTime = time.Minute
 
-// open sends the request of a stream, which lives as long as the connection.
+// open sends the request that begins a stream. It limits how long the stream takes to begin. After that, the stream lives as long as the
+// connection.
 func (f *following) open(send func(context.Context) (*upstream.Exchange, error)) (*upstream.Exchange, error) {
 	ctx, cancel := context.WithCancel(f.ctx)
 	late := time.AfterFunc(openTime, cancel)

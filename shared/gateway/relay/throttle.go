@@ -74,7 +74,8 @@ func (t *throttle) hold(method string) {
 	t.held[method] = true
 }
 
-// update waits until the relay may announce an update of the given size. It reports false if the update must be dropped.
+// update waits until the relay may announce an update of the given size in bytes. If no client has asked for the resource, it does not
+// wait, and reports false if the update must be dropped.
 func (t *throttle) update(ctx context.Context, size int, asked bool) (announce bool, err error) {
 	n := 1 + size/updateUnit
 	if asked {
@@ -93,8 +94,8 @@ func (f *following) catchUp(ctx context.Context, end bool) {
 	}
 }
 
-// A backend may send much more than events: gaps, positions, errors and messages that are malformed. All of them cost something. A gap is
-// published, the cursor of a position is stored, and an error is logged.
+// Besides events, a backend may send gaps, positions, errors and malformed messages, and each of them costs something: the relay publishes
+// a gap, stores the cursor of a position, and logs an error.
 const (
 	// gapCost is how many events a gap counts as, because each webhook subscriber gets a notice of it.
 	gapCost = 10
