@@ -28,8 +28,8 @@ type Rules struct {
 // Empty reports whether the rules permit everything.
 func (r Rules) Empty() bool { return len(r.Allow) == 0 && len(r.Deny) == 0 && len(r.Scopes) == 0 }
 
-// Limits of the rules. MaxGlob is in bytes, and MaxGlobs applies to each member of the rules. Where there are rules, they deny a name of
-// more than maxName bytes.
+// Limits of the rules. maxGlob is in bytes, and MaxGlobs applies to each member of the rules. If there are any rules, they deny all names
+// of more than maxName bytes.
 const (
 	maxGlob  = 256
 	MaxGlobs = 100
@@ -59,7 +59,8 @@ type Set struct {
 	scopes      []scoped
 }
 
-// forms are the spellings of a name or a glob: the original one and, for URIs, two normal ones and the bare one.
+// forms are the spellings of a name or a glob that the rules compare: the original one and, for URIs, the results of normalize and flatten,
+// and the bare form.
 type forms []string
 
 // bareForm is the index of the form without query, fragment and slashes at the end. It is only for Deny and Scopes. For example, a server
@@ -110,7 +111,7 @@ func (s Set) formsOf(text string, glob bool) forms {
 	return forms{text, normalize(plain), flat, strings.TrimRight(bare, "/")}
 }
 
-// PerCaller reports whether callers may differ in what they may use.
+// PerCaller reports whether some entries need scopes, so that callers may see different entries.
 func (s Set) PerCaller() bool { return len(s.scopes) > 0 }
 
 // Permits reports whether the rules allow a name or a URI, and which scopes a caller needs for it.
