@@ -32,7 +32,7 @@ type exchange struct {
 	number      int  // counts the requests of the process
 
 	wake chan struct{} // receives after a change of the following fields, which the lock of the process guards
-	// queue has the messages that were not read yet, and size is their length.
+	// queue has the messages that were not read yet, and size is their total length in bytes, plus messageCost for each.
 	queue    [][]byte
 	size     int
 	answered bool  // the response is in the queue
@@ -99,7 +99,7 @@ func (x *exchange) signal() {
 	}
 }
 
-// Close implements [io.Closer]. A request without a response is cancelled.
+// Close implements [io.Closer]. It cancels a request that has no response yet.
 func (x *exchange) Close() error {
 	x.p.close(x)
 	return nil
@@ -133,7 +133,7 @@ func (p *process) write(in *os.File) {
 	}
 }
 
-// send hands a message to the process.
+// send hands a message to the goroutine that writes to the process.
 func (p *process) send(ctx context.Context, message []byte) error {
 	select {
 	case p.out <- message:
@@ -148,8 +148,8 @@ func (p *process) send(ctx context.Context, message []byte) error {
 // maxReplies limits [process.replies].
 const maxReplies = 64
 
-// reply hands a message of this package to the process without waiting. A process that does not read gets few of them. The caller holds
-// the lock.
+// reply sends one of this package's own messages to the process, without waiting. If the process does not read, reply drops all messages
+// after the first maxReplies. The caller holds the lock.
 func (p *process) reply(message []byte) {
 	if p.replies >= maxReplies {
 		return
@@ -163,7 +163,7 @@ func (p *process) reply(message []byte) {
 	}()
 }
 
-// post sends a message. The response to a request is a stream.
+// post sends a message. For a request, the HTTP response is the stream of messages that answer it.
 func (p *process) post(req *http.Request, id json.RawMessage, method string, body []byte) (*http.Response, error) {
 	ctx := req.Context()
 	if id == nil || method == "" {
@@ -182,7 +182,6 @@ func (p *process) post(req *http.Request, id json.RawMessage, method string, bod
 	return stream(req, x), nil
 }
 
-// request sends a request.
 func (p *process) request(ctx context.Context, id json.RawMessage, method string, body []byte) (*exchange, error) {
 	x := &exchange{p: p, ctx: ctx, id: id, method: method, wake: make(chan struct{}, 1)}
 	body = x.replaceToken(body)
@@ -196,7 +195,7 @@ func (p *process) request(ctx context.Context, id json.RawMessage, method string
 	return x, nil
 }
 
-// readLine reads a line of up to limit bytes. If it is longer, whole is false, and the line has its first and last bytes.
+// readLine reads a line. If it is longer than limit bytes, whole is false, and line has only the beginning and the end of it.
 func readLine(r *bufio.Reader, limit int) (line []byte, whole bool, err error) {
 	const ends = 4 << 10
 	whole = true

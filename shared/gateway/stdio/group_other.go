@@ -4,7 +4,8 @@ package stdio
 
 import "os/exec"
 
-// On systems without process groups, only the command itself is ended, and there is no signal before it is killed.
+// Without process groups, the gateway can only kill the command itself. It sends no signal first, and cannot end processes that the command
+// started.
 
 func inGroup(*exec.Cmd) {}
 

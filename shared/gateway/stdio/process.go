@@ -22,19 +22,21 @@ import (
 )
 
 const (
-	// maxMessage limits the length of a message, as for backends over HTTP. A process that writes a line of more than maxLine ends.
+	// maxMessage limits the length of a message in bytes, as for backends over HTTP. The gateway ends a process that writes a line of more
+	// than maxLine bytes.
 	maxMessage = 8 << 20
 	maxLine    = 4 * maxMessage
-	// maxQueued limits the messages of a process that were not read yet, in bytes.
+	// maxQueued limits, in bytes, the messages of a process that wait to be read.
 	maxQueued = 2 * maxMessage
 	// maxQuestions limits the unanswered questions of a process. Together they have up to maxQueued bytes.
 	maxQuestions = 1000
-	// maxEarly limits the questions of a process that wait for a call, and earlyTime how long they wait.
+	// maxEarly limits the questions that a process may send while no call is running, and earlyTime how long they wait for one.
 	maxEarly  = 16
 	earlyTime = 10 * time.Second
-	// Of standard error, stderrLine bytes of a line are logged, and stderrRate lines per second after the first stderrBurst.
+	// The gateway logs up to stderrLine bytes of each line of standard error. After the first stderrBurst lines, it logs stderrRate lines
+	// per second.
 	stderrLine, stderrRate, stderrBurst = 2 << 10, 5, 50
-	// minSecret is the length from which a line of a secret is hidden in logged lines.
+	// minSecret is the shortest line of a secret that the gateway hides in logged lines.
 	minSecret = 4
 	// drainTime limits how long the output of a process is read after its end.
 	drainTime = 200 * time.Millisecond
@@ -48,7 +50,8 @@ const (
 //	      │           └──────────────its own end──────────────────────────▶ │
 //	      └──the command does not start────────────────────────────────────▶┘
 //
-// Five goroutines belong to it: they wait for its end, write its standard input, and read its output, its standard error and its exit status.
+// Five goroutines belong to it. One supervises it, and the others write its standard input and read its standard output, standard error and
+// exit status.
 type process struct {
 	server *server
 	id     string // names it as a session
@@ -180,7 +183,7 @@ func environment(ctx context.Context, t *Transport, c *api.Command) (env []strin
 	return env, strings.NewReplacer(hidden...), nil
 }
 
-// supervise waits for the end of the process, or ends it, and cleans up.
+// supervise waits for the process to end by itself, or ends it when it must stop, and cleans up.
 func (p *process) supervise(exited <-chan error, in *os.File, outputs []*os.File, reading *sync.WaitGroup) {
 	var err error
 	select {
@@ -202,8 +205,8 @@ func (p *process) supervise(exited <-chan error, in *os.File, outputs []*os.File
 	p.finish(err)
 }
 
-// terminate ends the process in the order of the specification (2025-11-25, Lifecycle, Shutdown): its input ends, then SIGTERM, then
-// SIGKILL.
+// terminate ends the process as the specification says (2025-11-25, Lifecycle, Shutdown): it closes standard input, then sends SIGTERM,
+// then SIGKILL, with a pause of [Transport.Grace] before each signal.
 func (p *process) terminate(exited <-chan error, in *os.File) error {
 	_ = in.Close()
 	for _, signal := range []func(*exec.Cmd){terminateGroup, killGroup} {
@@ -220,7 +223,7 @@ func (p *process) terminate(exited <-chan error, in *os.File) error {
 	return <-exited
 }
 
-// endGroup ends the processes that the command has started and left.
+// endGroup ends the processes that the command has started and left running.
 func (p *process) endGroup() {
 	terminateGroup(p.cmd)
 	for end := time.Now().Add(p.server.t.grace()); groupExists(p.cmd); time.Sleep(10 * time.Millisecond) {
@@ -263,7 +266,7 @@ func (p *process) finish(exit error) {
 	close(p.done)
 }
 
-// ready reports whether the process had answered.
+// ready reports whether the process had answered the handshake. A process of a client's session always counts as ready.
 func (p *process) ready() bool { return p.stateless || p.initialized != nil || p.holder != "" }
 
 // stop begins to end the process. Only the first call counts. An empty reason means that the process has already ended by itself.
@@ -287,7 +290,7 @@ func (p *process) endLocked(why string, failed bool) {
 	}
 }
 
-// kill ends the process immediately, if it is already stopping.
+// kill ends a process that is already stopping without waiting for [Transport.Grace].
 func (p *process) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -311,7 +314,6 @@ func (p *process) idleTime() time.Duration {
 	return cmp.Or(p.server.backend.Command.Idle, api.DefaultIdle)
 }
 
-// touch records a use of the process.
 func (p *process) touch() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -377,8 +379,8 @@ func (s *server) initializes() bool {
 	return version == api.AutoVersion || !spec.Version(version).Stateless()
 }
 
-// oldestVersion is the first revision. Over stdio it differs from the next one in nothing that the gateway uses, so the gateway treats it as the
-// next one.
+// oldestVersion is the first revision. The gateway treats it as the next one, because over stdio they differ only in features that the
+// gateway does not use.
 const oldestVersion = "2024-11-05"
 
 // answer is the outcome of one of the two requests of a handshake.

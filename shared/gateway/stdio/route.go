@@ -15,7 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Over HTTP, a message belongs to the request whose response stream carries it. A process has a single stream for all messages. So:
+// Over HTTP, a message belongs to the request whose response stream carries it. A process writes all messages to a single stream, so the
+// transport decides by these rules:
 //
 //   - A response belongs to the request with its id.
 //   - Progress belongs to the request with its token. Requests of several clients may have the same token, so the transport replaces it by a unique one.
@@ -26,7 +27,7 @@ import (
 //     run, it goes to the only request that asks for log messages. If there are several, it is dropped.
 //   - Changes of lists and resources go to the GET stream of the gateway.
 
-// question is a request of the process.
+// question is a request that the process sends to a client.
 type question struct {
 	raw   json.RawMessage
 	asked *exchange // the request on whose stream it is, or nil while it waits for one
@@ -189,7 +190,7 @@ func (p *process) deliverQuestion(m upstream.Message) (reason string) {
 	return ""
 }
 
-// asked returns the length of the unanswered questions.
+// asked returns the total length of the unanswered questions in bytes.
 func (p *process) asked() (sum int) {
 	for _, q := range p.questions {
 		sum += len(q.raw)
@@ -277,7 +278,8 @@ func (p *process) newestCall() (newest *exchange) {
 	return newest
 }
 
-// quiet has the methods of the gateway's own requests, within which it ignores questions.
+// quiet has the methods of the gateway's own requests. A question never belongs to one of them, because the gateway itself answers no
+// questions.
 var quiet = map[string]bool{
 	spec.MethodInitialize: true, spec.MethodDiscover: true, spec.MethodPing: true, spec.MethodSetLevel: true, spec.MethodListen: true,
 	spec.MethodToolsList: true, spec.MethodPromptsList: true, spec.MethodResources: true, spec.MethodTemplates: true,
@@ -352,12 +354,12 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 	return nil
 }
 
-// lasts reports whether the request has no response while all is well. It is not a call.
+// lasts reports whether the request stays open until it is cancelled, as a listen request does. Such a request does not count as a call.
 func (x *exchange) lasts() bool {
 	return x.method == spec.MethodListen || x.method == spec.MethodEventsStream
 }
 
-// watch records whether the gateway follows resources or events, for which the shared process must run although no client calls it.
+// watch records which resources and events the gateway follows, because for these the shared process must run even if no client calls it.
 func (p *process) watch(x *exchange, params json.RawMessage, begins bool) {
 	uri, _ := jsonrpc.String(jsonrpc.Member(params, "uri"))
 	key := x.method + " " + string(x.id)
@@ -400,10 +402,11 @@ func (p *process) remove(x *exchange) {
 	}
 }
 
-// maxLate limits how many cancelled requests are remembered.
+// maxLate limits how many cancelled requests a process remembers, so that their late responses do not count as dropped messages.
 const maxLate = 256
 
-// close ends a request that no longer needs its response. In a client's session, the gateway sends the cancellation itself.
+// close ends a request whose response is no longer read, and cancels it at the process. In a client's session, package gateway sends the
+// cancellation.
 func (p *process) close(x *exchange) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -464,8 +467,8 @@ func (x *exchange) replaceToken(body []byte) []byte {
 
 var errLong = errors.New("stdio: the answer is larger than 8 MiB")
 
-// refuseLong handles a line that is too long, of which only the ends are known. If one of them has the id of a running request, that
-// request fails.
+// refuseLong handles a line that is longer than a message may be. ends has the beginning and the end of the line. If they contain the id of
+// a running request, that request fails.
 func (p *process) refuseLong(ends []byte) {
 	p.drop(dropLong)
 	p.mu.Lock()

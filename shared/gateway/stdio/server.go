@@ -47,12 +47,12 @@ type failure struct {
 }
 
 const (
-	// The pause before the next start begins with minRestart and doubles, up to maxRestart, or up to readyRestart if the process had
-	// answered.
+	// After a failure, the next start waits for minRestart at first, and twice as long after each further failure, up to maxRestart, or up
+	// to readyRestart if the process had answered before.
 	minRestart, maxRestart, readyRestart = time.Second, time.Minute, 8 * time.Second
-	// settledAfter is how long a process must have run for its end not to count as a further failure in a row.
+	// settledAfter is how long a process must have run so that its end counts as a first failure again.
 	settledAfter = 10 * time.Second
-	// worthWaiting is the pause for which a caller waits instead of getting an error.
+	// worthWaiting is the longest wait for the next start that a caller accepts. If more of the pause is left, the caller gets an error.
 	worthWaiting = 1500 * time.Millisecond
 )
 
@@ -131,7 +131,7 @@ func (s *server) startShared(ctx context.Context) (*process, error) {
 	}
 }
 
-// begin starts a process for a client's session, with the request initialize.
+// begin starts a process for a client's session, and sends it the client's initialize request.
 func (s *server) begin(req *http.Request, holder string, id, body json.RawMessage) (*http.Response, error) {
 	if err := s.awaitPause(req.Context(), holder); err != nil {
 		return nil, err
@@ -183,7 +183,6 @@ func (s *server) recordFailure(holder, why string, ready bool, lived time.Durati
 	s.failures.Put(holder, failure{f.times + 1, time.Now().Add(pause), why})
 }
 
-// failing reports whether the last shared process has failed.
 func (s *server) failing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +202,7 @@ func (s *server) forget(p *process) {
 	delete(s.t.sessions, p.id)
 }
 
-// retire ends the processes. Processes with running calls end after their last call.
+// retire ends the backend's processes. A process with running calls ends after the last of them.
 func (s *server) retire() {
 	s.mu.Lock()
 	s.retired = true
@@ -233,9 +232,9 @@ const limitProcesses = "backendProcesses"
 // place adds a process to the running ones. If a limit is reached, it first ends another process and waits for its end:
 //
 //   - At the principal's limit, it ends the principal's own process that has been unused for longest and has no running call.
-//   - At the limit for all, it ends a process of the principal with the most processes, if that principal has more than this one. A process
-//     with a running call ends only if that principal has at least two more. So no principal can lock out the others, and two principals
-//     do not end each other's processes in turn.
+//   - At the total limit, it ends a process of the principal with the most processes, if that principal has more than the new process's
+//     principal. A process with a running call ends only if it has at least two more. So no principal can lock out the others, and two
+//     principals do not end each other's processes in turn. Otherwise, it chooses as at the principal's limit.
 //
 // If there is no such process, place returns an error.
 func (t *Transport) place(ctx context.Context, p *process) error {

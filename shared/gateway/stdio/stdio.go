@@ -7,10 +7,9 @@
 //	route.go     which request a message of a process belongs to
 //	exchange.go  a request and the messages that answer it
 //
-// [Transport] is an [http.RoundTripper], so that the rest of the gateway sees a backend over Streamable HTTP. All requests of 2026-07-28 share one
-// process per backend, with the gateway's own requests. In the earlier revisions, each session of a client has a process of its
-// own, and the session id names it. What a command writes is untrusted, as are the messages of backends over HTTP, and
-// shared/gateway/upstream interprets them.
+// [Transport] is an [http.RoundTripper], so that the rest of the gateway sees a backend over Streamable HTTP. In 2026-07-28, all requests
+// to a backend, also the gateway's own, share one process. In the earlier revisions, each session of a client has its own process, whose id
+// is the session id. A command's output is as untrusted as messages over HTTP, and shared/gateway/upstream checks both in the same way.
 package stdio
 
 import (
@@ -37,9 +36,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Transport reaches commands under the URLs of [api.Command.URL]. It is safe for concurrent use. Close ends all processes.
+// Transport sends requests for the URLs of [api.Command.URL] to processes of commands. It is safe for concurrent use. Close ends all
+// processes.
 type Transport struct {
-	// Source returns the current backends. Only commands of these run.
+	// Source returns the current backends. The transport runs only their commands.
 	Source func(context.Context) ([]api.Backend, error)
 	// Secrets resolves the values of a command's environment when a process starts.
 	Secrets func(context.Context, secret.Value) (string, error)
@@ -51,8 +51,8 @@ type Transport struct {
 	// Processes limits the processes of clients' sessions, in total and PerPrincipal. 0 means 64 and 16. Each backend's shared process is
 	// extra.
 	Processes, PerPrincipal int
-	// StartTime limits how long a command may take to answer for the first time; 0 means 2 minutes. ProbeTime is the part of it after which a
-	// command counts as one of the earlier revisions if it has not answered server/discover; 0 means 5 s.
+	// StartTime limits how long a command may take to answer for the first time; 0 means 2 minutes. ProbeTime is how long the transport
+	// waits for the answer to server/discover before it also tries initialize, which the earlier revisions need; 0 means 5 s.
 	StartTime, ProbeTime time.Duration
 	// Grace is how long a process may take to end after its standard input was closed, and again after SIGTERM; 0 means 2 s.
 	Grace time.Duration
@@ -68,7 +68,8 @@ func (t *Transport) startTime() time.Duration { return cmp.Or(t.StartTime, 2*tim
 func (t *Transport) probeTime() time.Duration { return cmp.Or(t.ProbeTime, 5*time.Second) }
 func (t *Transport) grace() time.Duration     { return cmp.Or(t.Grace, 2*time.Second) }
 
-// RoundTrip sends the request's message to the process that it belongs to. It starts the process if necessary.
+// RoundTrip sends the message in a request to the process of its session, a client's initialize to a new process, and other messages to the
+// backend's shared process, which it starts if necessary.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	var body []byte
 	if req.Body != nil {
@@ -226,7 +227,7 @@ func (t *Transport) running(b api.Backend) *process {
 	return s.running()
 }
 
-// known returns the backend if it has been used since it was configured, or nil.
+// known returns the backend if [Transport.Sync] has read it, or nil.
 func (t *Transport) known(b api.Backend) *server {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -276,7 +277,7 @@ func response(req *http.Request, status int, h http.Header, body io.ReadCloser) 
 	}
 }
 
-// stream returns a response whose messages follow as they arrive.
+// stream returns a response that streams the messages of an exchange as they arrive.
 func stream(req *http.Request, x *exchange) *http.Response {
 	return response(req, http.StatusOK, http.Header{"Content-Type": {sse.ContentType}}, x)
 }
@@ -286,12 +287,13 @@ func methodOf(message json.RawMessage) string {
 	return method
 }
 
-// unsent returns the error of a request that no process gets. The caller may read the text.
+// unsent returns the error of a request that was not sent to any process. The caller may read the text.
 func unsent(kind fault.Kind, b api.Backend, why string) *upstream.UnsentError {
 	return &upstream.UnsentError{Fault: fault.New(kind, "backend %s %s", b.Name, why)}
 }
 
-// oneLine returns a message without line ends, which are the end of a message. In JSON they only occur between tokens.
+// oneLine replaces the line breaks in a message by spaces, because over stdio a line break ends the message. In JSON, they only occur
+// between tokens.
 func oneLine(message []byte) []byte {
 	if bytes.ContainsAny(message, "\r\n") {
 		message = []byte(strings.NewReplacer("\r", " ", "\n", " ").Replace(string(message)))
