@@ -10,8 +10,8 @@ import (
 )
 
 // WithoutOwn returns a backend's params, result, error data or list entry without the members of _meta that have our prefix. Only the
-// gateway sets these members: for example, a client may continue a listen at a cursor that it found in _meta. If the value has no such
-// member, WithoutOwn returns the value itself and false.
+// gateway may set these members. For example, a client continues a listen request at the cursor in _meta, which a backend must not forge.
+// If the value has no such member, WithoutOwn returns the value itself and false.
 //
 // It keeps all other members of _meta, because the protocol lets servers set some of its own, for example
 // io.modelcontextprotocol/related-task. It also keeps members whose content belongs to the backend, such as structuredContent.
@@ -134,7 +134,7 @@ func dropOwn(value json.RawMessage) json.RawMessage {
 	return value
 }
 
-// mapMembers returns the object with the values that to returns for its members. It returns a value that is no object unchanged.
+// mapMembers replaces the value of each member of an object by the result of to. It returns a value that is no object unchanged.
 func mapMembers(object json.RawMessage, to func(name []byte, member json.RawMessage) json.RawMessage) json.RawMessage {
 	if object[0] != '{' {
 		return object

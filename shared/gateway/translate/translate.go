@@ -43,7 +43,7 @@ func WithoutRounds(params json.RawMessage) json.RawMessage {
 	return jsonrpc.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
 }
 
-// ToSessionBased converts params of 2026-07-28 for a session-based backend. If there is a progress token, it replaces it by
+// ToSessionBased converts params of 2026-07-28 for a session-based backend. It replaces the progress token, if there is one, by the given
 // token, because several clients may share the session.
 func ToSessionBased(params, token json.RawMessage) (out json.RawMessage, replaced bool) {
 	params = WithoutRounds(params)
@@ -176,7 +176,7 @@ type Parameter struct {
 
 var errAnnotation = fault.New(fault.Invalid, "the definition of the tool has "+annotation+" where it must not be")
 
-// Parameters reads the annotations of a tool's definition.
+// Parameters returns the arguments of a tool that headers must repeat, according to the annotations x-mcp-header in its definition.
 func Parameters(tool json.RawMessage) ([]Parameter, error) {
 	if !bytes.Contains(tool, []byte(annotation)) {
 		return nil, nil
@@ -195,15 +195,14 @@ func Parameters(tool json.RawMessage) ([]Parameter, error) {
 	return out, nil
 }
 
-// applied has the keywords whose subschemas describe the same arguments or parts of them. An annotation below one of them is
-// invalid.
+// applied has the JSON Schema keywords, except properties, that contain further schemas. An annotation in one of these schemas is invalid.
 var applied = map[string]bool{
 	"items": true, "prefixItems": true, "contains": true, "additionalProperties": true, "patternProperties": true,
 	"oneOf": true, "anyOf": true, "allOf": true, "not": true, "if": true, "then": true, "else": true,
 	"dependentSchemas": true, "$defs": true, "definitions": true, "additionalItems": true, "unevaluatedProperties": true,
 }
 
-// collectParameters collects the annotations of an object schema's properties.
+// collectParameters collects the annotations of an object schema's properties, also of nested ones. path leads to the schema.
 func collectParameters(schema json.RawMessage, path []string, out *[]Parameter) error {
 	for keyword, value := range jsonrpc.Members(schema) {
 		switch {
@@ -305,8 +304,8 @@ func QuestionDigest(params json.RawMessage) string {
 	return Digest(params)
 }
 
-// AppendInput appends a member to inputRequests. It removes the progress token, because the gateway reports no progress between rounds, and
-// the elicitationId, which the revision does not have.
+// AppendInput appends a backend's request to the object inputRequests. It removes the progress token, because the gateway reports no
+// progress between rounds, and the elicitationId, which the revision does not have.
 func AppendInput(b []byte, key, method string, params json.RawMessage) []byte {
 	if len(b) > 1 {
 		b = append(b, ',')
@@ -325,8 +324,8 @@ func AppendInput(b []byte, key, method string, params json.RawMessage) []byte {
 // Need is a client capability that a request needs, such as "elicitation.url". It is empty for none.
 type Need string
 
-// Lacking returns the capability that a client would need to be asked this but has not declared. For a method that clients do not have
-// at all, it returns the method.
+// Lacking returns the capability that a request to the client needs but the client has not declared. If no client can declare support for
+// the method, it returns the method.
 func Lacking(capabilities json.RawMessage, method string, params json.RawMessage) Need {
 	switch method {
 	case spec.MethodRoots:
@@ -340,7 +339,7 @@ func Lacking(capabilities json.RawMessage, method string, params json.RawMessage
 		if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" {
 			return findUndeclared(capabilities, "elicitation.url")
 		}
-		// Without a mode, the capability means forms (2025-11-25, Elicitation).
+		// A client that declares elicitation without a mode supports forms (2025-11-25, Elicitation).
 		if findUndeclared(capabilities, "elicitation.url") == "" {
 			return findUndeclared(capabilities, "elicitation.form")
 		}
