@@ -103,7 +103,7 @@ func (c *Client) Discover(ctx context.Context) (k Known, err error) {
 	if err != nil {
 		return k, err
 	}
-	// The backend may answer in this revision but support only other ones.
+	// A backend may answer this request although it does not support this revision.
 	for v := range jsonrpc.Elements(jsonrpc.Member(result, "supportedVersions")) {
 		if text, _ := jsonrpc.String(v); text == string(version) {
 			return Known{Version: version, Capabilities: jsonrpc.Member(result, "capabilities")}, nil
@@ -122,7 +122,8 @@ type Declared struct {
 
 type holderKey struct{}
 
-// Holder returns the [Declared.Holder] of the session that a request begins. Transports that start a process for each session need it.
+// Holder returns the [Declared.Holder] of the session that a request begins, given the request's context. A transport that starts a process
+// for each session needs it.
 func Holder(ctx context.Context) string {
 	holder, _ := ctx.Value(holderKey{}).(string)
 	return holder
@@ -160,7 +161,7 @@ func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error
 	k = Known{spec.Version(text), x.Session, jsonrpc.Member(result, "capabilities")}
 	note := jsonrpc.AppendNotification(nil, spec.NoteInitialized, nil)
 	if err := c.Send(ctx, Request{Body: note, Version: k.Version, Session: k.Session}); err != nil {
-		// The session stays unused. If it cannot be ended, the backend lets it expire.
+		// No request will use the session. If the client cannot end it, the backend lets it expire.
 		_ = c.End(context.WithoutCancel(ctx), k.Version, k.Session)
 		return Known{}, err
 	}

@@ -59,9 +59,9 @@ type Request struct {
 	Body []byte
 	// Version is the protocol version, or empty before it has been negotiated.
 	Version spec.Version
-	// Session is the session of a session-based revision.
+	// Session is the session's id. It is empty in revisions without sessions and before initialize.
 	Session string
-	// Header has further headers: the mirrored ones of revision 2026-07-28.
+	// Header has further headers, which repeat a part of the body in revision 2026-07-28.
 	Header http.Header
 	// MaxDepth limits the nesting of the answer; 0 means [jsonrpc.MaxDepth].
 	MaxDepth int
@@ -158,7 +158,7 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 	return resp, nil
 }
 
-// UnsentError is the error of a transport that has not sent a request, because the backend does not run. The caller may read the text.
+// UnsentError reports that a transport has not sent a request, because the backend does not run. The caller may read the text.
 type UnsentError struct{ Fault *fault.Error }
 
 func (e *UnsentError) Error() string { return e.Fault.Error() }

@@ -35,8 +35,8 @@ const RestTime = time.Second
 // maxResting limits the idle connections per host.
 const maxResting = 32
 
-// send sends a request. It repeats the request as long as the server had closed the connection before the request left. It uses
-// the transport of the [http.Client] directly, because it follows no redirects.
+// send sends a request, and repeats it if the server had closed the idle connection before the request left. It calls the transport of the
+// [http.Client] directly, because requests to backends follow no redirects.
 func (c *Client) send(req *http.Request, way *way) (resp *http.Response, err error) {
 	if user := req.URL.User; user != nil && req.Header.Get("Authorization") == "" {
 		password, _ := user.Password()

@@ -19,8 +19,8 @@ import (
 // direct sends requests without TLS, and handles each in the goroutine of its caller. [http.Transport] hands a request to one goroutine of
 // the connection and gets the response from another one, which takes a sixth of the time that the gateway adds to a call.
 //
-// direct leaves requests to the transport that it does not handle: with TLS, with a large body, or through a proxy. It is registered with
-// that transport, and uses its settings. Unlike the transport, it does not ask backends to compress their answers.
+// direct leaves requests with TLS, with a large body or through a proxy to the transport, with which it is registered and whose settings it
+// uses. Unlike the transport, it does not ask backends to compress their answers.
 type direct struct {
 	transport *http.Transport
 
@@ -32,7 +32,7 @@ const (
 	// maxDirect limits the size of a request's body. The buffers of a connection hold that much, so a backend that responds before it
 	// reads the body does not block the request.
 	maxDirect = 64 << 10
-	// maxInterim limits the responses of the 1xx statuses before the response, as net/http does.
+	// maxInterim limits the interim responses, with a status of 1xx, before the final one, as net/http does.
 	maxInterim = 5
 )
 
@@ -134,7 +134,7 @@ func (d *direct) take(address string) *directConn {
 	return nil
 }
 
-// drop removes an idle connection. It reports false if the connection is not idle. The caller holds the lock.
+// drop removes a connection from the idle ones. It reports false if the connection is not idle. The caller holds the lock.
 func (d *direct) drop(c *directConn) bool {
 	all := d.resting[c.address]
 	i := slices.Index(all, c)
@@ -216,7 +216,7 @@ func (c *directConn) exchange(req *http.Request) (*http.Response, error) {
 	return nil, errors.New("upstream: too many 1xx responses")
 }
 
-// Read reads from the connection, and limits the header of a response.
+// Read reads from the connection, and limits the length of a response's header.
 func (c *directConn) Read(p []byte) (int, error) {
 	if !c.header {
 		return c.Conn.Read(p)
