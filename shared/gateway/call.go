@@ -313,7 +313,7 @@ func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstre
 	return answer, nil
 }
 
-// handle processes one message of the backend.
+// handle processes one message of the backend. done reports whether it was the response.
 func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, err error) {
 	m = x.relateTask(withoutOwn(m))
 	switch {
