@@ -63,7 +63,7 @@ var (
 // schemaVersion is the version of the tables' layout. Open refuses a file with a later version.
 const schemaVersion = 1
 
-// statements is the SQL of one table. Each connection keeps the statements prepared, under their text.
+// statements is the SQL of one table.
 type statements struct {
 	get, asc, desc             string
 	state, put, delete, counts string
@@ -153,7 +153,8 @@ func (db *DB) Stamps() bool { return true }
 // Local reports true, because the process owns the file.
 func (db *DB) Local() bool { return true }
 
-// End implements [store.DB]. After a crash it may be up to a tenth of a second after the last stamp.
+// End implements [store.DB]. After a crash it may be up to a tenth of a second later than the last stamp, because only a limit
+// for stamps is stored.
 func (db *DB) End() int64 { return db.stamps.end.Load() }
 
 // Close ends the sweeps, commits the waiting writes and closes the file.
@@ -248,7 +249,7 @@ func scan(s *engine.Stmt, column int, now int64, item *store.Item) bool {
 // maxPage is the size of the values at which a page ends, as in DynamoDB.
 const maxPage = 1 << 20
 
-// Query reads one page. Expired items count for the limit, so that no page takes long.
+// Query reads one page. Expired items count toward the limit, so that many of them cannot make a page slow.
 func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	if err := checkQuery(&q); err != nil {
 		return store.Page{}, err
@@ -354,18 +355,20 @@ func (db *DB) Contains(ctx context.Context, text []byte) (found bool, err error)
 // memo caches items and pages until the next commit that may change them. Every event causes two reads of [store.Subscriptions], but
 // only registrations change it. Every request of a session reads the session's item, and a call also its session with the backend.
 //
-// The writer counts such commits before it answers them, so a caller whose write was answered never reads an older state.
-// Cached reads carry the count from before the read, so a read that a commit has overtaken is never found again.
+// A counter tells whether a cached value is current. The writer raises it before it answers the caller of a write, so this
+// caller never reads an older state. A value is cached with the counter from before its read. So it is not used if a commit has
+// changed the item during or after the read.
 type memo struct {
 	subscriptions commits
-	// sessions has several counts, because other items of that table change often. A partition always has the same count.
+	// sessions has 256 counters, because one would change with every write to the table. The hash of a partition selects the
+	// counter.
 	sessions [256]commits
 	seed     maphash.Seed
 	items    *bounded.Map[store.Key, keptItem]
 	pages    *bounded.Map[store.Query, keptPage]
 }
 
-// commits counts the commits that may have changed some of the items.
+// commits is a counter of [memo].
 type commits struct{ atomic.Uint64 }
 
 type keptItem struct {
@@ -391,7 +394,7 @@ func newMemo() memo {
 	}
 }
 
-// commitsOf returns the count for a key, or nil if the key's table is not cached.
+// commitsOf returns the counter for a key, or nil if the key's table is not cached.
 func (m *memo) commitsOf(key store.Key) *commits {
 	switch key.Table {
 	case store.Subscriptions:
@@ -402,8 +405,8 @@ func (m *memo) commitsOf(key store.Key) *commits {
 	return nil
 }
 
-// commitsOfAll returns the count that the keys share, or nil if they do not share one. Items with different counts are not cached
-// together, because they might not be from the same commit.
+// commitsOfAll returns the counter that the keys share, or nil if they do not share one. Items with different counters are not
+// read from the cache together, because they might not be from the same commit.
 func (m *memo) commitsOfAll(keys []store.Key) (shared *commits) {
 	for i, key := range keys {
 		of := m.commitsOf(key)
@@ -415,7 +418,7 @@ func (m *memo) commitsOfAll(keys []store.Key) (shared *commits) {
 	return shared
 }
 
-// noteWrite counts a transaction that may have changed cached items, even if it failed.
+// noteWrite raises the counters of the items that a transaction may have changed, even if it failed.
 func (m *memo) noteWrite(ops []store.Op) {
 	for i := range ops {
 		if of := m.commitsOf(ops[i].Item.Key); of != nil && ops[i].Kind != store.OpCheck {
@@ -424,7 +427,8 @@ func (m *memo) noteWrite(ops []store.Op) {
 	}
 }
 
-// get returns the items of all keys, whose count is of, as of the last commit. It reports false unless all of them are cached.
+// get returns the cached items of the keys, which share the counter of. It reports false unless all of them are cached and
+// current.
 func (m *memo) get(of *commits, keys []store.Key, now time.Time) ([]*store.Item, bool) {
 	if of == nil {
 		return nil, false
@@ -444,7 +448,7 @@ func (m *memo) get(of *commits, keys []store.Key, now time.Time) ([]*store.Item,
 	return items, true
 }
 
-// keepItems caches items that were read when their count was at.
+// keepItems caches items. at is the value of their counter before they were read.
 func (m *memo) keepItems(at uint64, keys []store.Key, items []*store.Item) {
 	for i, key := range keys {
 		if items[i] != nil && len(items[i].Value) > maxKeptItem {
@@ -490,7 +494,7 @@ func copyPage(page store.Page, now time.Time) store.Page {
 	return page
 }
 
-// shareItem returns a copy of an item. Its reader may change everything but the bytes of the value.
+// shareItem returns a copy of an item that shares the bytes of the value, so callers must not change these bytes.
 func shareItem(it store.Item) store.Item {
 	it.Counts = maps.Clone(it.Counts)
 	it.Value = slices.Clip(it.Value)
@@ -501,13 +505,12 @@ func isExpired(it *store.Item, now time.Time) bool {
 	return !it.Expires.IsZero() && it.Expires.Unix() <= now.Unix()
 }
 
-// watchers holds the watches of partitions of the log.
+// watchers holds the partitions of the log that callers of [DB.Watch] watch.
 type watchers struct {
 	mu sync.Mutex
 	by map[string]*watched
 }
 
-// watched is a partition of the log that is watched.
 type watched struct {
 	changed []chan struct{}
 	written atomic.Int64
@@ -548,10 +551,10 @@ func (w *watchers) remove(partition string, ch chan struct{}) {
 	}
 }
 
-// notify notifies the watchers of a commit and its stamp, and moves the end.
+// notify tells the watchers about a commit and its stamp, and raises [DB.End].
 //
-// It sets written before the end and the end before it notifies, so that a watcher that reads the end finds every stamp up
-// to it in written, and a notified watcher finds both. A full channel already has a notification.
+// It first sets written, then the end, and then notifies. So a watcher that has read the end finds every stamp up to it in
+// written, and a notified watcher finds both. It skips a full channel, which already has a notification.
 func (w *watchers) notify(ops []store.Op, stamp int64, end *atomic.Int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -298,7 +298,7 @@ func checkKey(key store.Key) error {
 	return key.Check()
 }
 
-// checkQuery also fills in the default limit.
+// checkQuery checks a query and sets the default limit.
 func checkQuery(q *store.Query) error {
 	if err := q.Check(); err != nil {
 		return err
@@ -365,7 +365,8 @@ func checkOp(op *store.Op) error {
 	return op.Check()
 }
 
-// canShare reports whether an earlier operation has a stamp that op can share, and no such operation is in op's partition.
+// canShare reports whether op can use the stamp of an earlier operation. It cannot if an operation with a stamp is in the same
+// partition.
 func canShare(earlier []store.Op, op *store.Op) bool {
 	stamped := false
 	for i := range earlier {
@@ -381,9 +382,9 @@ func canShare(earlier []store.Op, op *store.Op) bool {
 
 // stamps makes the sort keys of [store.AtCommit]. Only the writer of the engine calls it.
 //
-// Each stamp must be greater than every earlier one, even after a restart with a clock that was set back. So the file holds
-// a limit that no stamp may exceed, and a restart continues after it. The limit is raised in steps of [stampStep], so that
-// most commits need not write it.
+// Each stamp must be greater than every earlier one, even after a restart with a clock that was set back. So the file holds a
+// limit that no stamp may exceed, and a restart continues after it. It grows in steps of [stampStep], so that most commits need
+// not write it.
 type stamps struct {
 	last    int64 // the last stamp
 	limit   int64 // the committed limit
@@ -393,7 +394,7 @@ type stamps struct {
 	end atomic.Int64 // the last committed stamp
 }
 
-// stampStep is how far the limit is raised beyond the last stamp, in microseconds. After a crash the first stamps may be as
+// stampStep is how far the limit is raised beyond the last stamp, in microseconds. After a crash the first stamps may be that
 // far in the future.
 const stampStep = 100_000
 
@@ -448,8 +449,8 @@ func (s closeStamps) Apply(tx *engine.Tx) error {
 
 func (closeStamps) Done(error) {}
 
-// sweepStep is the number of items that one step removes. Other writes wait for the step, and each item may be on a
-// different page.
+// sweepStep is the number of items that one job removes. It is small, because other writes wait for the job, and each item may
+// be on a different page.
 const sweepStep = 200
 
 // runSweeps removes expired items regularly until ctx ends, and gives their room back to the file system. Readers never see
@@ -469,7 +470,7 @@ func (db *DB) runSweeps(ctx context.Context, every time.Duration) {
 	}
 }
 
-// clean removes expired items, and gives room back to the file system unless it will soon be used again.
+// clean removes expired items and returns free pages to the file system.
 func (db *DB) clean(ctx context.Context) error {
 	if _, err := db.sweep(ctx); err != nil {
 		return err

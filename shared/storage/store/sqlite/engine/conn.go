@@ -16,8 +16,8 @@ import (
 // Conn is one connection to the file. One goroutine uses it at a time.
 type Conn struct {
 	db *sqlite.Conn
-	// stmts has the prepared statements. db has them too, but clears the bindings when it returns a statement, and SQLite
-	// prepares some statements again after that.
+	// stmts caches the prepared statements. The cache in db clears the bindings at each use, and SQLite prepares some
+	// statements again after that.
 	stmts map[string]*Stmt
 }
 
@@ -89,7 +89,7 @@ func (c *Conn) Int(sql string) (int64, error) {
 	return s.ColumnInt(0), nil
 }
 
-// vacuum gives up to vacuumStep free pages back.
+// vacuum returns up to vacuumStep free pages to the file system.
 func (c *Conn) vacuum() error {
 	return c.Exec("PRAGMA incremental_vacuum(" + strconv.Itoa(vacuumStep) + ")")
 }
@@ -97,11 +97,11 @@ func (c *Conn) vacuum() error {
 // Changes returns the number of rows that the last statement inserted, updated or deleted.
 func (c *Conn) Changes() int { return c.db.Changes() }
 
-// inTransaction reports whether a transaction is open. Some errors end it.
+// inTransaction reports whether a transaction is open. SQLite itself ends it after some errors.
 func (c *Conn) inTransaction() bool { return !c.db.AutocommitEnabled() }
 
-// checkpoint moves frames from the write-ahead log into the file. It returns the number of frames in the log and how many of
-// them are in the file. Both are 0 while another connection runs a checkpoint.
+// checkpoint copies the pages of the write-ahead log into the file. It returns the number of pages (frames) in the log, and how
+// many of them the file has. Both are 0 while another connection runs a checkpoint.
 func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	s, err := c.Stmt("PRAGMA wal_checkpoint(" + mode + ")")
 	if err != nil {
@@ -119,7 +119,7 @@ func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	return int(s.ColumnInt(1)), int(s.ColumnInt(2)), nil
 }
 
-// reset ends all running statements and the transaction of a connection whose user did not end them.
+// reset ends the statements and the transaction that the last user of the connection left open, for example by a panic.
 func (c *Conn) reset() {
 	for _, s := range c.stmts {
 		s.Reset()
@@ -199,7 +199,7 @@ func (s *Stmt) ColumnBlob(i int) []byte {
 	return b
 }
 
-// The page caches of the connections in bytes. A reader's can be small, because the system caches the file too.
+// The page caches of the connections in bytes. A reader's cache can be small, because the operating system caches the file too.
 const (
 	writerCache = 8 << 20
 	readerCache = 2 << 20
@@ -294,8 +294,8 @@ func (c *Conn) fileSize() (int64, error) {
 	return pages * size, err
 }
 
-// create creates an empty file that only its owner can read, because it will hold sealed secrets and payloads. SQLite gives
-// the same mode to the log and the shared memory.
+// create creates an empty file, unless it exists. Only the owner can read it, because it will hold sealed secrets and payloads.
+// SQLite gives the same mode to the log and the shared memory.
 func create(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if os.IsExist(err) {

@@ -1,4 +1,4 @@
-// Package engine is one SQLite file with one writer, which the store (store/sqlite) and the queues (queue/sqlite) share.
+// Package engine runs one SQLite file with one writer for the store (store/sqlite) and the queues (queue/sqlite).
 //
 // One goroutine writes. It puts all waiting jobs into one transaction, a group commit. Every commit syncs the file to the
 // disk (WAL, synchronous=FULL). All jobs that arrived during the previous commit share that sync and the rewritten pages.
@@ -7,8 +7,7 @@
 //	Read     ──▶ pool of connections, each of which sees the last commit
 //	             checkpoints: move the log into the file, concurrently with the writer
 //
-// The file belongs to one process at a time. Tables and domain types do not appear here. Continue in
-// shared/storage/store/sqlite.
+// The file belongs to one process at a time. The engine knows no tables: the packages above define them.
 package engine
 
 import (
@@ -56,7 +55,7 @@ type Engine struct {
 	gate   sync.RWMutex // held for reading while a job is submitted
 	closed bool
 	queue  chan *entry
-	// entries are reused. Each engine has its own, because their channels cannot leave the synctest bubble of a test.
+	// entries is a pool. Each engine has its own, because the channel of an entry cannot leave the synctest bubble of a test.
 	entries sync.Pool
 
 	lazyMu sync.Mutex
@@ -112,7 +111,7 @@ func Open(path string, opts Options) (*Engine, error) {
 // Now returns the time of the engine's clock.
 func (e *Engine) Now() time.Time { return e.now() }
 
-// Read calls f with a connection that sees every commit that was answered before. f must not write with the connection or
+// Read calls f with a connection that sees every job whose [Engine.Do] has returned. f must not write with the connection or
 // keep it.
 func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
 	if err := ctx.Err(); err != nil {
@@ -183,7 +182,7 @@ func (e *Engine) Close() error {
 	close(e.stop)
 	e.running.Wait()
 
-	// Readers finish. Later ones get nil from the closed pool and are refused.
+	// Wait until the running reads have returned their connections. Later reads get nil from the closed pool and fail.
 	conns := make([]*Conn, cap(e.pool))
 	for i := range conns {
 		conns[i] = <-e.pool
@@ -288,7 +287,8 @@ type disk struct {
 	methods        map[uintptr]*methods // by the address of the replaced methods
 }
 
-// methods are the methods of a counted file. The disk keeps them alive.
+// methods has SQLite's own methods for a file, which the counting ones call. The disk keeps a reference, because C memory does
+// not.
 type methods struct {
 	sync    func(tls *libc.TLS, file uintptr, flags int32) int32
 	write   func(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlite3_int64) int32
@@ -312,7 +312,8 @@ var vfs struct {
 	disks    sync.Map // by id
 }
 
-// count returns the URI for connections to the file at path that this disk counts. The disk is closed after the connections.
+// count returns a URI that opens the file at path so that this disk counts its syncs and bytes. Close the disk after the
+// connections.
 func (d *disk) count(path string) string {
 	vfs.register.Do(func() {
 		tls := libc.NewTLS()

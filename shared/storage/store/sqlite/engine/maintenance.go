@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// checkpointEvery is how often the log is moved into the file. It is long enough that a page written by many commits is
-	// moved once, and short enough that the log stays small.
+	// checkpointEvery is how often the engine copies the log into the file. A page that many commits have written is then
+	// copied only once, and the log stays small.
 	checkpointEvery = 500 * time.Millisecond
-	// maxFrames is the length of the log, in pages of 4 KiB, at which the engine makes it start over. SQLite does not do
-	// that while there are always readers.
+	// maxFrames is the length of the log, in pages of 4 KiB, at which the engine makes SQLite write it from its beginning
+	// again. SQLite does so by itself only when there are no readers for a moment.
 	maxFrames = 8192
-	// fewFrames is how many frames may be left to move while the writer and the readers pause.
+	// fewFrames is how many pages of the log [startOver] may have to copy. The writer and the readers pause meanwhile.
 	fewFrames = 256
 )
 
@@ -67,8 +67,8 @@ func (e *Engine) checkpoint() error {
 	return e.Post(startOver{e})
 }
 
-// startOver is a job that makes the log start over. The writer runs it, so it does not write meanwhile. The readers pause
-// because the job takes their connections.
+// startOver is a job that makes SQLite write the log from its beginning again. The writer runs it, so there are no writes
+// meanwhile, and the job takes the connections of all readers.
 type startOver struct{ e *Engine }
 
 func (startOver) Apply(*Tx) error { return nil }
@@ -87,16 +87,16 @@ func (s startOver) Done(error) {
 }
 
 const (
-	// vacuumStep is how many free pages one job gives back.
+	// vacuumStep is how many free pages one job returns to the file system.
 	vacuumStep = 128
-	// vacuumPause is the time for other jobs after each such job.
+	// vacuumPause is the pause between two such jobs, in which the writer runs other jobs.
 	vacuumPause = 10 * time.Millisecond
-	// keepFree is how many free pages always stay.
+	// keepFree is how many free pages [Engine.Shrink] leaves for new rows.
 	keepFree = 256
 )
 
-// Shrink gives free pages back to the file system, in small steps, as long as more than a quarter of the file is free. Fewer
-// free pages will soon be used again. It ends with ctx.
+// Shrink gives free pages back to the file system, in small steps, as long as more than a quarter of the file is free, because
+// fewer free pages will soon be used again. It stops when ctx ends.
 //
 // A file of an earlier release cannot shrink before "PRAGMA auto_vacuum=2; VACUUM" has run on it while no server runs. Until
 // then its free pages are only reused.
@@ -154,7 +154,7 @@ type rewrite struct {
 
 func (rewrite) Apply(*Tx) error { return nil }
 
-// Done runs in the writer, outside of a transaction.
+// Done does the work, because VACUUM cannot run in a transaction.
 func (r rewrite) Done(err error) {
 	if err != nil {
 		return
@@ -172,7 +172,7 @@ func (r rewrite) Done(err error) {
 	r.done <- err
 }
 
-// health holds the errors of the last write and the last checkpoint, and the damage that any of them or a read has found.
+// health holds the errors of the last write and the last checkpoint, and whether any operation has found damage.
 type health struct {
 	mu         sync.Mutex
 	damaged    error // until the engine is closed
@@ -212,7 +212,7 @@ func blames(err error) (is, damaged bool) {
 	return damaged || transient[primary] && primary != sqlite.ResultInterrupt, damaged
 }
 
-// note records the outcome of a write or a checkpoint.
+// note stores the outcome of a write or a checkpoint in to, and logs a change. It ignores errors that are not about the file.
 func (h *health) note(to *error, err error) {
 	is, damaged := blames(err)
 	if err != nil && !is {
@@ -254,7 +254,7 @@ func (h *health) writing() bool {
 	return h.write == nil
 }
 
-// probe is a job that writes to the disk without changing a value.
+// probe is a job that tests whether writes succeed. It writes the schema version that the file already has.
 type probe struct{}
 
 func (probe) Apply(tx *Tx) error {
@@ -277,7 +277,8 @@ func (e *Engine) probe() {
 // replaced, so writes to it would succeed, but would be lost when the engine closes.
 var errRemoved = fault.New(fault.Unavailable, "the database was removed or replaced while it was open")
 
-// presence knows which files the engine has open: the database and its log. The zero value is for an engine in memory.
+// presence detects that the database or its log was removed or replaced while the engine has it open. The zero value is for an
+// engine in memory.
 type presence struct {
 	path string
 

@@ -15,8 +15,8 @@ type Job interface {
 	// back, and its jobs are repeated one by one: the writer calls Apply again, in a transaction for each job. If it returns
 	// another error, only this job fails, so it must not have written anything.
 	Apply(tx *Tx) error
-	// Done gets the outcome of the job. It is nil after the commit. Otherwise the job has written nothing. Done must return
-	// quickly and must not submit jobs.
+	// Done receives the outcome: err is nil after the commit. Otherwise the job has written nothing. Done must return quickly
+	// and must not submit jobs.
 	Done(err error)
 }
 
@@ -25,16 +25,16 @@ type Tx struct {
 	*Conn
 	// Now is the time of the commit.
 	Now time.Time
-	// Attempt is the number of the transaction. Failed transactions count.
+	// Attempt is the number of the transaction, so that a job notices when it is repeated in another one.
 	Attempt int64
 }
 
 const (
-	// maxJobs bounds a commit. Other jobs wait for the next one.
+	// maxJobs limits the jobs of one commit. Further jobs wait for the next one.
 	maxJobs  = 512
 	maxQueue = 1024
-	// lazyDelay is how long a job of [Engine.Lazily] waits for another commit to share. A saved sync is worth more
-	// than an early acknowledgement.
+	// lazyDelay is how long a job of [Engine.Lazily] waits for another commit to share. Sharing saves a sync, and no caller
+	// waits for the job.
 	lazyDelay = 50 * time.Millisecond
 	// spacing is the shortest time between two commits while many jobs arrive. A commit with enough jobs does not wait.
 	spacing = 2 * time.Millisecond
@@ -239,7 +239,7 @@ func (e *Engine) commit(group []*entry) (arrived int) {
 	err := e.attempt(conn, live)
 	arrived = len(e.queue)
 	if err != nil && len(live) > 1 && !isLasting(err) {
-		// One job failed the transaction of all. In its own transaction, each job has its own outcome.
+		// One job has made the shared transaction fail. Repeat each job in its own transaction, so that the others succeed.
 		for i := range live {
 			e.finish(live[i:i+1], e.attempt(conn, live[i:i+1]))
 		}
