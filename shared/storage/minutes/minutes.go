@@ -1,4 +1,5 @@
-// Package minutes walks work that is stored in one partition per minute, and saves how far a walk got.
+// Package minutes is for periodic jobs whose work is stored in one partition per minute. A walk visits the minutes in turn and
+// saves how far it got.
 package minutes
 
 import (
@@ -15,7 +16,7 @@ type Position struct {
 	DB store.DB
 	// Key names the item that keeps the position. The item's version is the minute, in seconds since 1970.
 	Key store.Key
-	// CatchUp bounds how far back a walk goes after a long pause.
+	// CatchUp limits how far back a walk starts after a long pause, for example because the server was off.
 	CatchUp time.Duration
 	// SaveEvery is how old the saved position may become before a complete walk saves it again; 0 saves after each walk. A larger
 	// value means fewer writes on an idle server. In return, each walk revisits that many minutes, and a clock that was set back
@@ -30,10 +31,9 @@ const (
 	// lookBack is how far before the position a walk starts, because a slow writer, or one with a skewed clock, may write an
 	// entry just after its minute was visited.
 	lookBack = 5 * time.Minute
-	// stretch is how much of a long walk is visited before the position is saved, so that an interrupted walk does not start
-	// over.
+	// stretch is the part of a long walk after which the position is saved, so that an interrupted walk does not start over.
 	stretch = 10 * time.Minute
-	// maxFailures is how many minutes may fail before a walk gives up, because the store is down.
+	// maxFailures is how many minutes may fail before a walk gives up, because the store is probably down.
 	maxFailures = 5
 	// Tolerance is how far the clocks of two processes may differ before a walk assumes that one was set back.
 	Tolerance = 5 * time.Minute
@@ -52,7 +52,7 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 			return err
 		}
 	}
-	// After the clock was set back, the minutes up to the position still have to be visited.
+	// If the clock was set back, the position is in the future. Work may still be added to the minutes before it.
 	from = minTime(from, last).Add(-lookBack)
 	if oldest := last.Add(-p.CatchUp); from.Before(oldest) {
 		from = oldest

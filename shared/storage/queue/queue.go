@@ -1,5 +1,5 @@
-// Package queue is the transport between the stages of the pipeline. Messages are sent, handled in batches, and
-// redelivered until their handler has accepted them.
+// Package queue carries messages between the stages of event processing, such as publish, fanout and dispatch. A handler
+// receives them in batches, and the queue redelivers each message until the handler has accepted it.
 //
 // A stage is a [Handler]. On AWS an event source mapping calls it. In a stand-alone server the workers of a [Consumer] call
 // it, with the same batches and the same partial failures. The adapters queue/sqs and queue/sqlite pass queue/queuetest.
@@ -33,7 +33,7 @@ const (
 	Inbox Name = "inbox"
 	// Events carries accepted events to fanout. FIFO; group = hash of workspace and URI.
 	Events Name = "events"
-	// Deliveries carries page tasks to dispatch. Standard.
+	// Deliveries carries page tasks to dispatch: an event with a page of its subscribers. Standard.
 	Deliveries Name = "deliveries"
 	// Slow carries single deliveries: retries, and deliveries to slow endpoints. Standard, fair.
 	Slow Name = "slow"
@@ -120,8 +120,8 @@ func Forward(ctx context.Context, s Sender, q Name, msgs ...Outgoing) error {
 }
 
 // Handler handles a batch and returns the ids of the messages that failed. The queue redelivers them after [Backoff] and
-// deletes the others. On a FIFO queue, a handler that fails a message also fails the later messages of its group. An error
-// fails the whole batch.
+// deletes the others. On a FIFO queue, a handler that fails a message must also fail the later messages of its group, because
+// they would overtake it. An error fails the whole batch.
 type Handler func(ctx context.Context, batch []Message) (failed []string, err error)
 
 // ConsumeOptions correspond to the settings of an event source mapping.
@@ -130,8 +130,8 @@ type ConsumeOptions struct {
 	Batch int
 	// Concurrency is the number of concurrent calls; 0 is 1.
 	Concurrency int
-	// Visibility is how long the messages of a call stay in flight if its process dies; 0 is 30 s. The context of the call
-	// ends after this time, but its messages stay in flight until it returns.
+	// Visibility is how long the messages of a call stay in flight if its process dies; 0 is 30 s. The context of the call ends
+	// after this time, but the messages stay in flight until the handler returns.
 	Visibility time.Duration
 	// MaxReceives is the number of failures after which a message moves to [Dead] as a [DeadLetter]; 0 is never. On a FIFO
 	// queue, only the first failed message of a group counts a failure.
@@ -140,7 +140,7 @@ type ConsumeOptions struct {
 	// group are not limited. SQS has no such limit.
 	PerGroup int
 	// Bytes limits the total size of the messages that are handled concurrently; 0 is no limit. One group of a standard queue
-	// gets at most half of it. A larger message is handled while no other is. SQS has no such limit.
+	// gets at most half of it. A message that is larger than the limit is handled alone. SQS has no such limit.
 	Bytes int
 }
 
@@ -165,10 +165,10 @@ func Backoff(received int) time.Duration {
 	return d - d/5 + rand.N(2*d/5+1)
 }
 
-// ReasonReceives is the reason of a message that was received [ConsumeOptions.MaxReceives] times.
+// ReasonReceives is the reason in the dead letter of a message that failed [ConsumeOptions.MaxReceives] times.
 const ReasonReceives = "received too often"
 
-// Depth is the state of a queue for its operator.
+// Depth tells an operator how many messages a queue has, and when the oldest of them was sent.
 type Depth struct {
 	Visible, InFlight, Delayed int
 	Oldest                     time.Time
@@ -194,7 +194,7 @@ type DeadLetter struct {
 	Received int    `json:"received,omitempty"`
 	// Attributes are the message's attributes. They are left out if they would leave too little room for the body.
 	Attributes map[string]string `json:"attributes,omitempty"`
-	// Sent is when the queue first took the message, Dead when it was dead-lettered.
+	// Sent is when the queue accepted the message, and Dead is when it was dead-lettered.
 	Sent time.Time `json:"sent"`
 	Dead time.Time `json:"dead,omitzero"`
 	// Body is the body of the message in this Encoding; [DeadLetter.Content] decodes it.
@@ -216,7 +216,7 @@ const (
 	maxAttributes = 32 << 10
 )
 
-// NewDeadLetter returns the message to send to [Dead] for a message of a queue. Faults may be nil.
+// NewDeadLetter returns the dead letter for a message of the queue from, to be sent to [Dead]. faults may be nil.
 func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Time) Outgoing {
 	l := DeadLetter{
 		V: deadLetterVersion, Queue: from, Reason: clip(reason, maxReason),

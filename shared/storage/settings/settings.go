@@ -1,7 +1,7 @@
 // Package settings keeps an operator's files (the catalogs, the configuration) in the store, so that every process uses the
 // same ones: the functions on AWS, and the roles of a stand-alone server.
 //
-// A changed file goes one way, in both modes:
+// A changed file takes these steps, on AWS and on a stand-alone server:
 //
 //	parse     catalog.ParseFile, config.ParseFile
 //	check     apply.Target, with the checks of catalog, config and the packages that own their sections
@@ -42,7 +42,7 @@ func textKey(name string) store.Key {
 	return store.Key{Table: store.Settings, Partition: name, Sort: "text"}
 }
 
-// Version reads the version of a document, from 1; 0 is a document that does not exist.
+// Version reads the version of a document. Versions begin with 1; 0 means that the document does not exist.
 func Version(ctx context.Context, db store.DB, name string) (int64, error) {
 	items, err := db.Get(ctx, headKey(name))
 	if err != nil {
@@ -78,11 +78,11 @@ func Read(ctx context.Context, db store.DB, name string) (Stored, error) {
 
 // Edit replaces the text of a document.
 type Edit struct {
-	// Old is the document that was checked against the new text.
+	// Old is the stored document that the caller has read and compared with the new text.
 	Old Stored
-	// Text is the new text. It is empty for a document that is removed, so that its versions continue.
+	// Text is the new text. Removing a document stores an empty text, so that its version numbers continue.
 	Text []byte
-	// Also are more operations for the transaction.
+	// Also has further operations for the same transaction.
 	Also []store.Op
 }
 
@@ -97,10 +97,10 @@ func (e Edit) Version() int64 {
 // Changes reports whether the new text differs from the old one.
 func (e Edit) Changes() bool { return e.Old.Version == 0 || !bytes.Equal(e.Old.Text, e.Text) }
 
-// Write writes the edits that change a document, all or none: it compresses all texts and then writes one transaction. Only if
-// these are more operations than a transaction holds, about 24 catalogs, it writes several transactions. The error is of kind
-// fault.TooLarge for a text that does not fit into an item, and of kind fault.Conflict if an old document is not the stored
-// one any more.
+// Write writes the edits that change a document, all or none: it compresses all texts and then writes one transaction. If one
+// transaction cannot hold all operations, with more than about 24 catalogs, it writes several. The error is of kind
+// fault.TooLarge for a text that does not fit into an item, and of kind fault.Conflict if an old document is not the stored one
+// any more.
 func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 	var transactions [][]store.Op
 	names := make([]string, len(edits))
@@ -186,11 +186,12 @@ func unpack(packed []byte) ([]byte, error) {
 	return src, nil
 }
 
-// MaxAge is how old a document of a [Cache] may be. After that time, every process uses the written documents.
+// MaxAge is how long a [Cache] may serve an old version after a write. Then every process uses the new one.
 const MaxAge = 5 * time.Second
 
 const (
-	// RecheckAfter is when one caller looks for a new version. The others get the document from memory until MaxAge.
+	// RecheckAfter is the age of a cached document at which one caller looks for a new version. The others use the cached
+	// document until MaxAge.
 	RecheckAfter = 2 * time.Second
 	// retryAfter is the pause after a failed read.
 	retryAfter = time.Second
@@ -201,8 +202,8 @@ const (
 )
 
 // Cache serves parsed documents that are at most [MaxAge] old while the store answers. It polls the version of a document,
-// which is one small item, and reads the text only if the version has changed. The only process over a store calls
-// [Cache.Written] instead. Make it with [NewCache].
+// which is one small item, and reads the text only if the version has changed. A process that is the only user of the store
+// calls [Cache.Written] after each write, so its cache need not poll. Make it with [NewCache].
 type Cache[T any] struct {
 	db    store.DB
 	kind  string // prefix of the documents' names
@@ -221,8 +222,8 @@ type parsed[T any] struct {
 	version int64
 }
 
-// NewCache makes a cache of the documents whose names begin with kind. Callers of the cache leave kind out. The function
-// parse turns a text into a value. The clock is time.Now when nil, the log slog.Default.
+// NewCache makes a cache of the documents whose names begin with kind. Callers of the cache pass names without that prefix.
+// parse turns a text into a value. A nil now is time.Now, and a nil log is slog.Default.
 func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
 	now = periodic.Clock(now)
 	if log == nil {
@@ -269,7 +270,7 @@ func (c *Cache[T]) Read(ctx context.Context, name string, latest bool) (T, int64
 	return c.Get(ctx, name)
 }
 
-// hold returns the document's place in memory, and whether the cache is notified of all writes.
+// hold returns the cached value of a document, and whether [Cache.Written] tells the cache about all writes.
 func (c *Cache[T]) hold(name string) (held *refresh.Value[parsed[T]], notified bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -279,7 +280,7 @@ func (c *Cache[T]) hold(name string) (held *refresh.Value[parsed[T]], notified b
 	return held, c.notified
 }
 
-// load makes a place in memory for a document. The caller holds the lock.
+// load adds a document to the cache, without reading it. The caller holds the lock.
 func (c *Cache[T]) load(name string) (held *refresh.Value[parsed[T]]) {
 	if len(c.held) >= maxHeld {
 		c.evict()
@@ -356,9 +357,9 @@ type Change struct {
 
 const unannouncedPartition = "announce"
 
-// Unannounced returns the operations that record an announcement to make: a version of a document changes something for these
-// workspaces. The record replaces the one of an earlier version of the document, so both must have the same workspaces. If
-// the workspaces may differ, use [UnannouncedOf].
+// Unannounced returns the operations that tell [Announce] about a change: the version of the document changes something for the
+// clients of these workspaces. The record of a later version replaces this one, so both versions must have the same workspaces.
+// If the workspaces may differ, use [UnannouncedOf].
 func Unannounced(kind Kind, document string, workspaces []string, version int64) []store.Op {
 	if len(workspaces) == 0 {
 		return nil
@@ -376,10 +377,10 @@ func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
 	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version)
 }
 
-// Announce announces the changes that are stored when it is called, each once unless a crash or another announcer
-// interferes. Before that it waits until every process uses the documents: for [MaxAge], or not at all in the only
-// process. It does not rely on the time at which a document was stored, because the clock of the operator's machine,
-// which writes it, may be wrong.
+// Announce announces the changes that are recorded when it is called. A change may be announced twice after a crash, or if two
+// processes call Announce. First it waits until every process uses the documents: wait is [MaxAge], or 0 in the only process.
+// It does not rely on the time at which a document was stored, because the clock of the operator's machine, which writes it,
+// may be wrong.
 func Announce(ctx context.Context, db store.DB, wait time.Duration, announce func(context.Context, Change) error) error {
 	var due []store.Item
 	err := store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read the changes to announce", func(it *store.Item) error {

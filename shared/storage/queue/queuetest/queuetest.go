@@ -25,13 +25,13 @@ import (
 type Backend interface {
 	queue.Sender
 	queue.Consumer
-	// Grain is the shortest visibility timeout of the backend, for example one second on SQS. On a busy machine a message
-	// may be redelivered because its handler or the answer to the queue takes longer.
+	// Grain is the shortest visibility timeout of the backend, for example one second on SQS. On a busy machine, the queue may
+	// redeliver a message because the handler or the deletion takes longer than that.
 	Grain() time.Duration
 }
 
-// Run tests the queues that open returns against the contract of package queue. open is called once for each case and
-// returns empty queues that no other case uses. It closes what it opened by t.Cleanup.
+// Run tests the queues that open returns against the contract of package queue. Run calls open once for each case. open returns
+// empty queues that no other case uses, and closes them with t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) Backend) {
 	run(t, func(t *testing.T, c testCase) { c.run(&bench{T: t, Backend: open(t)}) })
 }
@@ -160,7 +160,8 @@ func (r *record) bodies() []string {
 	return out
 }
 
-// originals returns the bodies that dead letters had on their queue. A queue on AWS moves messages unchanged.
+// originals returns the bodies that dead-lettered messages had on their own queue. SQS moves messages unchanged; other queues
+// send a [queue.DeadLetter].
 func (r *record) originals() []string {
 	out := r.bodies()
 	for i, body := range out {

@@ -105,8 +105,8 @@ func (mq *memoryQueue) setUp(tx *engine.Tx) error {
 	return nil
 }
 
-// publish adds new rows after their commit, in the order of their ids. The delayed ones are only counted; due is the
-// earliest of their times.
+// publish adds the messages of new rows after their commit, in the order of their ids. It only counts the delayed ones; due is
+// when the first of these is due.
 func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -126,8 +126,8 @@ func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.wakeWorker()
 }
 
-// wakeWorker wakes one worker if a message is ready. That worker wakes the next if it leaves some, so that batches fill
-// before more workers run.
+// wakeWorker wakes one worker if a message is ready. That worker wakes the next one if it leaves messages behind, so that
+// batches fill before more workers run.
 func (mq *memoryQueue) wakeWorker() {
 	if n := len(mq.waiting); n > 0 && mq.window.ready.available() {
 		mq.waiting[n-1] <- struct{}{}
@@ -177,7 +177,7 @@ const (
 	placeFile place = iota
 	// placeDelayed is a row that is not due yet. It is not in memory either.
 	placeDelayed
-	// placeReady is in memory, in its group.
+	// placeReady is in memory and can be delivered, in the order of its group.
 	placeReady
 	// placeInFlight is with a handler.
 	placeInFlight

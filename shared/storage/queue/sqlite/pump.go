@@ -19,8 +19,8 @@ const (
 	// maxSleep is the longest sleep of the pump while the queue is idle. It is also how often old deduplication ids are removed
 	// from the file.
 	maxSleep = time.Minute
-	// maxUntilDue is the longest time until a delayed row is due, with a reserve for small corrections of the clock. A row
-	// that is due later was written before the clock was set back, and is due now.
+	// maxUntilDue is the longest time until a delayed row is due, with a reserve for small corrections of the clock. A row that
+	// is due later than that was written before the clock was set back, so it counts as due.
 	maxUntilDue = queue.MaxDelay + time.Minute
 )
 
@@ -291,13 +291,13 @@ func (mq *memoryQueue) work(ctx, calls context.Context, h queue.Handler, opts *q
 	}
 }
 
-// batch is the messages of one call.
+// batch is the messages of one call of a handler.
 type batch struct {
 	msgs   []*message
 	handed []queue.Message // the same messages as the handler gets them
 }
 
-// take returns a batch, or nil and a channel that receives when there may be one.
+// take returns a batch. If no message can be delivered, it returns a channel that receives when one may be ready.
 func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()

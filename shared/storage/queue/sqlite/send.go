@@ -20,7 +20,7 @@ const (
 	// maxSend and maxSendBytes bound one transaction, so that other writes do not wait long for a large send.
 	maxSend      = 250
 	maxSendBytes = 4 << 20
-	// maxID is the length of a group or a deduplication id.
+	// maxID is the largest length of a group or a deduplication id.
 	maxID = 128
 )
 
@@ -170,7 +170,7 @@ func (s *sending) Done(err error) {
 const (
 	// dedupWindow is how long a queue drops messages with a deduplication id that it accepted (SQS: five minutes).
 	dedupWindow = 5 * time.Minute
-	// dedupSpan is the time between two generations of ids.
+	// dedupSpan is the time for which a generation collects ids. Old ids are dropped by generation.
 	dedupSpan = dedupWindow / 2
 	// maxDedup bounds the ids in memory, at about 50 bytes each. If there are more, the oldest generation is dropped early.
 	maxDedup = 1 << 22

@@ -43,8 +43,8 @@ func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.
 	mq.wakeReader()
 }
 
-// settleGroups sorts the messages of a batch like settle, for a FIFO queue. It returns the failed messages of a group to its front. Only the first of
-// them has failed itself, so the others do not count a receive.
+// settleGroups is settle for a FIFO queue. It puts the failed messages of a group back at its front. Only the first of them
+// counts a receive, because the handler fails the others only to keep the order.
 func (mq *memoryQueue) settleGroups(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions, now time.Time) {
 	type outcome struct {
 		back  []*message
@@ -143,13 +143,13 @@ func (s *settlement) append(other *settlement) {
 	other.accepted, other.dead, other.failed = other.accepted[:0], other.dead[:0], other.failed[:0]
 }
 
-// submit adds the settlement to the next commit. It does not need its own commit, because a crash before that only
-// delivers the messages again.
+// submit adds the settlement to the next commit. It does not need its own commit, because a crash before that only means that
+// the next process delivers the messages again.
 func (mq *memoryQueue) submit() {
 	if mq.submitted || mq.settled.empty() || !mq.resubmitAt.IsZero() {
 		return
 	}
-	// The engine returns an error after Close. The next process delivers those messages again too.
+	// After Close the engine returns an error. Then, too, the next process delivers the messages again.
 	mq.submitted = mq.q.engine.Lazily(&settling{queue: mq}) == nil
 }
 

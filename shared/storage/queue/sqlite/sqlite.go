@@ -34,7 +34,7 @@ type Options struct {
 	Log *slog.Logger
 	// MaxReady bounds the messages of a queue that are ready or in flight in memory; 0 is 65,536.
 	MaxReady int
-	// MaxBytes bounds the size of their bodies; 0 is 64 MiB.
+	// MaxBytes bounds the total size of the bodies of these messages; 0 is 64 MiB.
 	MaxBytes int
 	// DeadLettered is called after n messages of a queue were dead-lettered because they failed too often; may be nil.
 	DeadLettered func(q queue.Name, n int)

@@ -11,9 +11,9 @@ const (
 	// fetchRows and fetchBytes bound what one read of the file brings into memory.
 	fetchRows  = 500
 	fetchBytes = 8 << 20
-	// spillShare is the part of the free room that one group may have.
+	// spillShare is the divisor for the free room that one group may have: an eighth.
 	spillShare = 8
-	// spillIDs bounds the ids that one read of a group looks at, because rows of other groups may be between them.
+	// spillIDs bounds the range of ids that one read for a group searches, because most rows in it may belong to other groups.
 	spillIDs = 20_000
 )
 
@@ -79,7 +79,7 @@ func (w *window) depth() queue.Depth {
 	}
 }
 
-// dropBody frees memory if there are too many bytes in it. The message reads its body again from its row.
+// dropBody frees the body of a message if the bodies in memory are too large. A worker reads it again from the row.
 func (w *window) dropBody(m *message) {
 	if w.bytes > w.maxBytes && m.row == rowWritten {
 		w.bytes -= len(m.body)
@@ -117,8 +117,8 @@ func (w *window) add(m *message) {
 	w.ready.add(m)
 }
 
-// append moves the window over a new row if it has come to all rows before and there is room. Otherwise the row waits
-// in the file.
+// append adds the message of a new row if the window has come to all earlier rows and has room. Otherwise the row waits in the
+// file.
 func (w *window) append(m *message) {
 	room := w.complete() && w.fits(1, 1)
 	w.newest = max(w.newest, m.id)
@@ -325,7 +325,7 @@ func (w *window) finishSpill(f *fetch, msgs []*message) {
 	}
 }
 
-// deque is a queue with a pushFront. It is a ring buffer, so that adding at either end is cheap at any length.
+// deque is a double-ended queue in a ring buffer, so that adding at either end is cheap at any length.
 type deque[T any] struct {
 	items []T // its length is 0 or a power of two
 	head  int
@@ -427,10 +427,11 @@ func (r *ready) add(m *message) {
 // available reports whether take may find a message.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// take removes up to n messages for a handler. They stay with it until [ready.release].
+// take removes up to n messages for a handler. They count as in the handler until [ready.release].
 //
-// On a FIFO queue take locks their groups until [ready.unlock]. On a standard queue at most perGroup messages of a group are
-// in handlers. The bodies in handlers have at most the given number of bytes. For both, 0 is no limit.
+// On a FIFO queue take locks their groups until [ready.unlock]. On a standard queue at most perGroup messages of a group are in
+// handlers. The bodies of all messages in handlers have at most the given number of bytes. A perGroup or bytes of 0 is no
+// limit.
 //
 // A message that failed before gets a batch of its own, so that a message that always fails does not fail others.
 func (r *ready) take(n, perGroup, bytes int) (batch []*message) {

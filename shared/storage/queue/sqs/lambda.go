@@ -63,8 +63,8 @@ func messages(event events.SQSEvent) []queue.Message {
 	return batch
 }
 
-// response returns a response that lists the failed messages. An empty list does not marshal as null, because AWS treats
-// null as success, but emulators treat it as an error.
+// response returns a response that lists the failed messages. An empty list is written as [], because some emulators treat null
+// as an error. AWS accepts both.
 func response(failed []string) events.SQSEventResponse {
 	r := events.SQSEventResponse{BatchItemFailures: make([]events.SQSBatchItemFailure, len(failed))}
 	for i, id := range failed {

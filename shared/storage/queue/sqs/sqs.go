@@ -43,7 +43,8 @@ type Queues struct {
 
 var _ queue.Sender = (*Queues)(nil)
 
-// New returns the queues at the URLs that the function url returns. The log gets back-offs that could not be set.
+// New returns the queues at the URLs that the function url returns. It logs a warning when SQS does not accept the back-off of
+// a message.
 func New(client *sqs.Client, url func(queue.Name) string, log *slog.Logger) *Queues {
 	q := &Queues{client: client, urls: map[queue.Name]string{}, log: log}
 	for _, name := range queue.Names() {
@@ -70,7 +71,7 @@ func (q *Queues) findByARN(arn string) (queue.Name, bool) {
 	return "", false
 }
 
-// failure wraps an error that leaves the package.
+// failure wraps an error for callers of the package.
 func failure(err error, format string, args ...any) error {
 	return fault.Wrap(awsx.KindOf(err), err, format, args...)
 }
@@ -81,7 +82,7 @@ func pause(ctx context.Context, try int) error {
 }
 
 const (
-	// maxTries limits how often an entry is sent that SQS rejects. The SDK repeats whole requests by itself.
+	// maxTries limits how often Send sends an entry that SQS rejects. The SDK itself repeats whole requests that fail.
 	maxTries = 6
 	// maxParallel limits the concurrent requests of one Send.
 	maxParallel = 8
@@ -146,7 +147,7 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 	case msg.Delay != 0:
 		return e, fault.New(fault.Invalid, "a message for %s cannot be delayed", name)
 	}
-	// SQS requires a deduplication id. A random one only drops requests that the SDK repeats.
+	// SQS requires a deduplication id. With a random one, SQS drops only a request that the SDK repeats.
 	e.MessageDeduplicationId = aws.String(msg.Dedup)
 	if msg.Dedup == "" {
 		e.MessageDeduplicationId = aws.String(rand.Text())

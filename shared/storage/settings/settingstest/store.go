@@ -40,7 +40,7 @@ func (s *Store) Hold(gate <-chan struct{}) {
 	s.gate = gate
 }
 
-// Reads counts the reads of items with a sort key since the last call for it.
+// Reads returns how often items with this sort key were read since the last call for the same key.
 func (s *Store) Reads(sort string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,10 +15,10 @@ const (
 )
 
 // Files returns a channel that gets a value after one of the files was written, replaced or removed, or became readable, until
-// ctx ends. Callers that read the files first call Files before, so that they miss no change.
+// ctx ends. Call Files before you read the files, so that you miss no change.
 //
-// It looks at the files once a second and follows links. So it also sees changes without a notification in the directory
-// that the path names: a file behind a link, a replaced directory, and the ..data link of a Kubernetes ConfigMap.
+// It looks at the files once a second and follows links, because notifications for the directory of a path would miss some
+// changes: of a file behind a link, of a replaced directory, and of the ..data link of a Kubernetes ConfigMap.
 func Files(ctx context.Context, paths []string) <-chan struct{} {
 	changed := make(chan struct{}, 1)
 	before := look(paths)
