@@ -313,8 +313,8 @@ func SendItemLetter(ctx context.Context, q Sender, it *store.Item, reason string
 	return fault.Wrap(fault.Unavailable, q.Send(ctx, Dead, letter), "dead-letter an item that cannot be decoded")
 }
 
-// DeadLetterItem sends the letter of a stored item that cannot be decoded and deletes the item, so that the next run of a
-// periodic job does not fail on it again.
+// DeadLetterItem sends a stored item that cannot be decoded to [Dead] and deletes it, so that a periodic job does not fail on
+// it again.
 func DeadLetterItem(ctx context.Context, q Sender, db store.DB, it *store.Item, reason error, now time.Time, log *slog.Logger) error {
 	if err := SendItemLetter(ctx, q, it, fault.Public(reason), now); err != nil {
 		return err

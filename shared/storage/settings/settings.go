@@ -97,8 +97,8 @@ func (e Edit) Version() int64 {
 // Changes reports whether the new text differs from the old one.
 func (e Edit) Changes() bool { return e.Old.Version == 0 || !bytes.Equal(e.Old.Text, e.Text) }
 
-// Write writes the edits that change a document, all or none: it compresses all texts and then writes one transaction. If one
-// transaction cannot hold all operations, with more than about 24 catalogs, it writes several. The error is of kind
+// Write writes the edits that change a document, all or none: it compresses all texts and then writes one transaction. More
+// than about 24 catalogs take several transactions, so an error may leave some of them written. The error is of kind
 // fault.TooLarge for a text that does not fit into an item, and of kind fault.Conflict if an old document is not the stored one
 // any more.
 func Write(ctx context.Context, db store.DB, edits ...Edit) error {

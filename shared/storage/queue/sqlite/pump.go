@@ -231,9 +231,9 @@ func (mq *memoryQueue) readAhead() error {
 
 // Consume runs opts.Concurrency workers until ctx ends or the queues are closed.
 //
-// The context of a call ends with the visibility timeout or with the queues, not with ctx, so that a running call can
-// finish. Its messages stay in flight until it returns. As on Lambda, a panic of h and an unknown id in its result fail the
-// whole batch.
+// The context of a call does not end with ctx, so that a running call can finish. It ends after the visibility timeout, or when
+// the queues are closed. The messages of the call stay in flight until it returns. As on Lambda, a panic of h and an unknown id
+// in its result fail the whole batch.
 func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -270,7 +270,7 @@ func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, 
 	return nil
 }
 
-// work takes and handles batches until ctx ends or the queues are closed; calls is the parent of their contexts.
+// work takes and handles batches until ctx ends or the queues are closed; calls is the parent of the handlers' contexts.
 func (mq *memoryQueue) work(ctx, calls context.Context, h queue.Handler, opts *queue.ConsumeOptions) {
 	for ctx.Err() == nil && mq.q.open.Err() == nil {
 		b, woken := mq.take(opts)

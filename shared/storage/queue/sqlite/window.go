@@ -151,7 +151,8 @@ func (w *window) addEarly(m *message) {
 	w.add(m)
 }
 
-// pass moves a complete window over the row of a message that is in memory, so that no fetch reads it.
+// pass moves the window past the row of a message that is in memory, so that no fetch reads it. It does so only if the window
+// has come to all earlier rows.
 func (w *window) pass(m *message) {
 	if w.complete() {
 		w.newest = max(w.newest, m.id)
@@ -376,8 +377,8 @@ func (d *deque[T]) reserve(n int) {
 	d.items, d.head = items, 0
 }
 
-// group holds the ready messages of one group, in their order. A group with ready messages is in the ring, unless it is
-// locked or bounded.
+// group holds the ready messages of one group, in their order. A group with ready messages is in [ready.ring], from which
+// workers take, unless it is locked or bounded.
 type group struct {
 	name    string
 	ready   deque[*message]

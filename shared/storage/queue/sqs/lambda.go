@@ -210,9 +210,8 @@ const (
 // Drain calls h with the messages of the queue at a URL until the queue is empty. It deletes the messages that h accepts and
 // returns their number. The queue may be a standard queue or a dead-letter queue.
 //
-// Drain does not wait for messages, so it may leave a message that SQS does not find immediately to the next call. A failed
-// message does not hold up the others. But after a batch in which every message fails, Drain stops, because h may depend on
-// something that is down.
+// Drain uses short polls, so it may miss a message, which the next call then finds. A failed message does not hold up the
+// others. But after a batch in which every message fails, Drain stops, because h may depend on something that is down.
 //
 // The From of a message is the queue from which SQS moved it. If SQS does not report that queue, From is the given one,
 // which may be "".

@@ -43,8 +43,8 @@ type Queues struct {
 
 var _ queue.Sender = (*Queues)(nil)
 
-// New returns the queues at the URLs that the function url returns. It logs a warning when SQS does not accept the back-off of
-// a message.
+// New returns the queues at the URLs that the function url returns. log gets a warning when the back-off of a failed message
+// cannot be set.
 func New(client *sqs.Client, url func(queue.Name) string, log *slog.Logger) *Queues {
 	q := &Queues{client: client, urls: map[queue.Name]string{}, log: log}
 	for _, name := range queue.Names() {

@@ -247,7 +247,8 @@ func rangeOf(q store.Query) sortRange {
 	return r
 }
 
-// inclusive reports whether the request includes high although the range does not.
+// inclusive reports whether the request returns the item at high although the range excludes it, because BETWEEN includes both
+// bounds.
 func (r sortRange) inclusive() bool { return r.low != "" && r.open }
 
 func (r sortRange) condition(e *expression, partition string) string {

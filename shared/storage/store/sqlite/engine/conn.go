@@ -119,7 +119,7 @@ func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	return int(s.ColumnInt(1)), int(s.ColumnInt(2)), nil
 }
 
-// reset ends the statements and the transaction that the last user of the connection left open, for example by a panic.
+// reset ends the statements and the transaction that the last user of the connection left open, for example after a panic.
 func (c *Conn) reset() {
 	for _, s := range c.stmts {
 		s.Reset()

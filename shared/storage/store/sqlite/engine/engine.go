@@ -287,8 +287,8 @@ type disk struct {
 	methods        map[uintptr]*methods // by the address of the replaced methods
 }
 
-// methods has SQLite's own methods for a file, which the counting ones call. The disk keeps a reference, because C memory does
-// not.
+// methods has SQLite's own methods for a file, which the counting ones call. The disk keeps a reference, because the garbage
+// collector does not see the one in C memory.
 type methods struct {
 	sync    func(tls *libc.TLS, file uintptr, flags int32) int32
 	write   func(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlite3_int64) int32

@@ -23,7 +23,7 @@ const (
 	// maxFrames is the length of the log, in pages of 4 KiB, at which the engine makes SQLite write it from its beginning
 	// again. SQLite does so by itself only when there are no readers for a moment.
 	maxFrames = 8192
-	// fewFrames is how many pages of the log [startOver] may have to copy. The writer and the readers pause meanwhile.
+	// fewFrames is how many pages of the log are few enough for [startOver] to copy while the writer and the readers pause.
 	fewFrames = 256
 )
 
