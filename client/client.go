@@ -113,8 +113,8 @@ func newClient(url string, o Options) (*Client, error) {
 	return c, err
 }
 
-// firstID returns a random beginning for the ids of a client's requests, because several clients can share a connection: for example, if a
-// transport reaches a server over stdio.
+// firstID returns a random number from which a client counts its request ids. The ids must differ between clients that share a connection,
+// for example through a transport that reaches a server over stdio.
 func firstID() int64 { return rand.Int64N(1 << 30) }
 
 // withOwnSession returns a client of the same server with a session of its own.
@@ -209,7 +209,7 @@ func orDiscard(log *slog.Logger) *slog.Logger {
 	return log
 }
 
-// chooseStore returns the store that keeps the cursor of a subscription.
+// chooseStore returns the subscription's own store, otherwise the client's store, and otherwise the one in memory.
 func (c *Client) chooseStore(o SubscribeOptions) Store {
 	switch {
 	case o.Store != nil:
@@ -449,7 +449,7 @@ type rpcError struct {
 	Data    json.RawMessage `json:"data"`
 }
 
-// fault returns an error with the kind of the code, or otherwise of the HTTP status.
+// fault converts e to a [fault.Error]. Its kind depends on the JSON-RPC code or, if the code is unknown, on the HTTP status.
 func (e *rpcError) fault(status int) error {
 	f := &fault.Error{Kind: e.kind(status), Message: fmt.Sprintf("the server refused (%d): %.1000s", e.Code, e.Message)}
 	if e.Data != nil && string(e.Data) != "null" {
@@ -471,8 +471,8 @@ func (e *rpcError) kind(status int) fault.Kind {
 	return fault.Invalid
 }
 
-// kinds maps error codes to kinds. The released profile and SEP-3415 number the named errors of MCP Events differently, so most
-// kinds have two codes.
+// kinds maps JSON-RPC error codes to kinds. Most kinds have two codes, because servers of the released profile (see [spec.Profile]) number
+// the errors of MCP Events differently from SEP-3415.
 var kinds = map[int]fault.Kind{
 	-32011: fault.NotFound, -32023: fault.NotFound, spec.CodeResourceNotFound: fault.NotFound,
 	-32012: fault.Forbidden, -32024: fault.Forbidden,

@@ -49,14 +49,14 @@ type flow struct {
 	held  bool // the saved cursor must not move
 }
 
-// hold pins the saved cursor or lets it move again.
+// hold sets whether the saved cursor must stay where it is.
 func (f *flow) hold(held bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.held = held
 }
 
-// saveAndHold saves a cursor and pins it.
+// saveAndHold saves a cursor, and keeps it as the saved cursor until hold(false).
 func (f *flow) saveAndHold(cursor string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -76,13 +76,13 @@ type step struct {
 // and again. The saved cursor cannot pass that event, so after a restart the program handles the later ones again.
 const maxAhead = 1000
 
-// maxHandled is how many of a subscription's last events are recognized when they arrive again.
+// maxHandled is how many acknowledged events a subscription remembers, so that it recognizes them when they arrive again.
 const maxHandled = 10_000
 
-// maxName is the length up to which the names of handled events are kept as they are.
+// maxName is the length, in bytes, above which handled remembers a hash of an event's name instead of the name.
 const maxName = 512
 
-// maxWebhooks limits the webhooks of a subscription that wait for the function for events.
+// maxWebhooks limits how many of a subscription's webhooks are handled or wait at the same time. Further ones are refused with 503.
 const maxWebhooks = 1000
 
 func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) {
@@ -122,8 +122,8 @@ func (c *Client) storeKey(s SubscribeOptions) string {
 	return fmt.Sprintf("%.100s-%s", clean, hex.EncodeToString(sum[:8]))
 }
 
-// handleOnce calls the function for events, unless it has acknowledged the event already. The key has URI and time, because publishers
-// choose the ids and a subscription with open variables may receive two events with the same id.
+// handleOnce calls the function for events, unless it has acknowledged the event already. It recognizes an event by id, URI and time,
+// because publishers choose the ids, and a subscription that covers many URIs may receive two events with the same id.
 func (f *flow) handleOnce(e Event) error {
 	handle := func() error { return f.sub.Event(f.ctx, e) }
 	if e.ID == "" { // it cannot be recognized
@@ -167,7 +167,7 @@ func (f *flow) spawn(do func()) bool {
 func (f *flow) finish(cause error) {
 	f.fail(cause)
 	f.mu.Lock() // now a concurrent spawn either sees that ctx has ended or has added its goroutine
-	//lint:ignore SA2001 the lock only orders the two
+	//lint:ignore SA2001 taking the lock is enough to wait for that spawn
 	f.mu.Unlock()
 	f.running.Wait()
 }
@@ -233,7 +233,7 @@ func (f *flow) reportGap(g Gap) error {
 	return f.retry(func() error { return f.sub.Gap(f.ctx, g) })
 }
 
-// advance notes that all events up to a cursor have been read.
+// advance lets the saved cursor move to a position without an event as soon as all earlier events are acknowledged.
 func (f *flow) advance(cursor string) {
 	if cursor == "" {
 		return
@@ -241,7 +241,7 @@ func (f *flow) advance(cursor string) {
 	f.complete(f.enqueue(cursor, false))
 }
 
-// enqueue adds an event or a position to the queue.
+// enqueue appends an event, or a position without one, to the queue. The saved cursor cannot pass it until complete is called.
 func (f *flow) enqueue(cursor string, event bool) *step {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -250,7 +250,7 @@ func (f *flow) enqueue(cursor string, event bool) *step {
 	return s
 }
 
-// complete notes that a step is done. It saves the cursor of the last step before which all steps are done.
+// complete marks a step as done. It then removes the steps that are done from the front of the queue, and saves the cursor of the last one.
 func (f *flow) complete(s *step) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -263,7 +263,8 @@ func (f *flow) complete(s *step) {
 		f.makeRoom(f.queue[0])
 		f.queue = f.queue[1:]
 	}
-	// Join positions that follow a slow event, so that heartbeats do not fill the queue.
+	// While an earlier event is still being handled, merge each new position into the step before it, so that heartbeats do not fill the
+	// queue.
 	if n := len(f.queue); n > 1 && f.queue[n-1].done && f.queue[n-2].done && !f.queue[n-1].event {
 		if f.queue[n-1].cursor != "" {
 			f.queue[n-2].cursor = f.queue[n-1].cursor
@@ -273,7 +274,7 @@ func (f *flow) complete(s *step) {
 	f.save(cursor)
 }
 
-// makeRoom makes room for another event if the step that leaves the queue is an event.
+// makeRoom frees the place of an event that leaves the queue. Positions without an event do not occupy a place.
 func (f *flow) makeRoom(s *step) {
 	if s.event {
 		<-f.capacity
@@ -310,7 +311,7 @@ func (f *flow) savedCursor() string {
 // grant holds the server's id of a webhook subscription and its newest secret.
 type grant struct{ id, secret string }
 
-// markAccepted notes that the server has accepted the subscription, or the refresh of a webhook.
+// markAccepted records that the server has accepted the subscription, or the refresh of a webhook.
 func (f *flow) markAccepted(g grant) {
 	if mode := f.sub.Mode; mode == ModePush || mode == ModePoll && !f.started {
 		f.log.Info("following", "mode", mode)

@@ -193,9 +193,9 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 	return hooks[at].receive(r, &m)
 }
 
-// message is the body of a webhook: an EventOccurrence, or a control envelope, which has a type and no eventId (SEP-3415,
-// "Non-event webhook bodies"). A publisher cannot imitate a control envelope, because its own members are inside data. The client does
-// not require that the webhook-id begins with the type, because the example server of Vercel's AI SDK leaves the type out.
+// message is the body of a webhook: an EventOccurrence, or a control envelope, which has a type and no eventId (SEP-3415, "Non-event
+// webhook bodies"). A publisher cannot imitate a control envelope, because everything that publishers write is inside the member data. The
+// client does not require that the webhook-id begins with the type, because the example server of Vercel's AI SDK leaves the type out.
 type message struct {
 	occurrence
 	Type      string `json:"type"`
@@ -227,8 +227,8 @@ func (k *hook) receive(r *http.Request, m *message) (status int, reason string) 
 	return k.answer(r, m.EventID, handle)
 }
 
-// answer runs a function for a webhook and returns the answer. The function continues if the sender gives up, and when the sender
-// repeats the webhook, the repetition gets the outcome.
+// answer runs do for a webhook and returns the response to send. If the sender gives up before do has returned, do continues, and when the
+// sender repeats the webhook, the repetition gets the outcome.
 func (k *hook) answer(r *http.Request, id string, do func() error) (status int, reason string) {
 	if k.webhooks.Add(1) > maxWebhooks {
 		k.webhooks.Add(-1)
@@ -277,10 +277,10 @@ func (k *hook) terminate(e *rpcError) {
 	}
 }
 
-// maxChallenge limits a challenge whose signature is not checked, in bytes.
+// maxChallenge limits the body of a challenge that is echoed without a check of its signature, in bytes.
 const maxChallenge = 4 << 10
 
-// readWebhook reads the body of a webhook. If it is refused, status is not 0.
+// readWebhook reads the body of a webhook. If it refuses the request, it returns the HTTP status to respond with, and otherwise 0.
 func readWebhook(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, status int, reason string) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)

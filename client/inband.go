@@ -44,7 +44,8 @@ func (o *occurrence) uri() string {
 	return uri
 }
 
-// The limits of the pause between two polls, for which the server asks (SEP-3415, "Response" of polls: at least 1000 ms).
+// The server says how long to pause between two polls, and these constants limit the pause (SEP-3415, "Response" of polls: at least 1000
+// ms).
 const (
 	leastPoll   = time.Second
 	longestPoll = time.Hour

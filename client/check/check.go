@@ -195,7 +195,7 @@ func (c *checker) discover(ctx context.Context) (without string, err error) {
 	return "", nil
 }
 
-// checkUnoffered checks the rule for servers without events.
+// checkUnoffered checks that a server without events answers events/list with the error "method not found".
 func (c *checker) checkUnoffered(ctx context.Context) error {
 	a, err := c.conn.call(ctx, spec.MethodEvents, map[string]any{})
 	if err != nil {
@@ -208,7 +208,7 @@ func (c *checker) checkUnoffered(ctx context.Context) error {
 // methodNotFound is the JSON-RPC error of an unknown method.
 const methodNotFound = -32601
 
-// list reads the event types, page by page.
+// list reads all pages of events/list and checks each event type.
 func (c *checker) list(ctx context.Context) {
 	cursor, names := "", map[string]bool{}
 	for range maxPages {
@@ -271,8 +271,8 @@ func (c *checker) pick(mode string) (eventType, bool) {
 	return c.types[i], true
 }
 
-// useMode returns a step that runs do with an event type that offers the mode. If no event type offers it, the step marks the mode's
-// rules as not testable.
+// useMode returns a step that runs do with an event type that offers the mode. If there is none, the step marks the mode's rules as not
+// testable. Plural names the mode in that reason, for example "polls".
 func (c *checker) useMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
 	return func(ctx context.Context) {
 		if t, ok := c.pick(mode); ok {
@@ -283,14 +283,14 @@ func (c *checker) useMode(mode, plural string, do func(context.Context, eventTyp
 	}
 }
 
-// makeParams returns the parameters of a subscription together with more.
+// makeParams returns the parameters of a request for an event type: its name, the arguments from the options, and more.
 func (c *checker) makeParams(t eventType, more map[string]any) map[string]any {
 	all := map[string]any{"name": t.Name, "arguments": c.Arguments}
 	maps.Copy(all, more)
 	return all
 }
 
-// emit makes the server emit n events. If that fails, the rules are not testable, and the step ends.
+// emit makes the server emit n events. If that fails, emit marks the given rules as not testable and ends the step.
 func (c *checker) emit(ctx context.Context, n int, rules ...*Rule) {
 	for range n {
 		if err := c.Publish(ctx); err != nil {

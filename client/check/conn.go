@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// callTime limits a request. A subscribe request includes the challenge to the receiver.
+	// callTime limits the duration of a request. Before a server answers events/subscribe, it may send a challenge to the webhook receiver.
 	callTime = 30 * time.Second
-	// maxAnswer limits an answer and a message of a stream.
+	// maxAnswer limits an answer and each message of a stream, in bytes.
 	maxAnswer = 8 << 20
 )
 
@@ -32,7 +32,7 @@ type conn struct {
 	seq             int
 }
 
-// answer is the answer to a request.
+// answer holds the HTTP status and body of an answer, and the JSON-RPC result or error in the body.
 type answer struct {
 	status int
 	result json.RawMessage
@@ -53,7 +53,7 @@ func (a *answer) code() int {
 	return a.err.Code
 }
 
-// String returns the answer for the details of a failure.
+// String describes the answer in the detail of a failed rule.
 func (a *answer) String() string {
 	switch {
 	case a.err != nil:
@@ -106,7 +106,7 @@ func (a *answer) read() {
 	}
 }
 
-// message returns the JSON-RPC response in an HTTP response. If that is a stream, the JSON-RPC response is the last message.
+// message returns the JSON-RPC response in the body of resp. In a stream, it skips the notifications before the response.
 func message(resp *http.Response) ([]byte, error) {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
@@ -194,7 +194,8 @@ func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answe
 	return s, nil, nil
 }
 
-// openRefused opens a stream that must be refused. The server may also send the error as the only message of a stream.
+// openRefused opens a stream that the server must refuse, and returns the answer. A server may send the error in the HTTP response or as
+// the first message of a stream. If the server accepts the stream, the answer has no error.
 func (c *conn) openRefused(ctx context.Context, params map[string]any, wait time.Duration) (*answer, error) {
 	s, a, err := c.open(ctx, params)
 	if errors.Is(err, errNoStream) {
@@ -241,7 +242,8 @@ func (s *stream) read(ctx context.Context, body io.ReadCloser) {
 	}
 }
 
-// next waits for a message with a method. It passes every message to seen.
+// next waits for a notification with the given method. It passes each message that it reads to seen, so that the caller can check all of
+// them.
 func (s *stream) next(ctx context.Context, wait time.Duration, method string, seen func(note)) (note, error) {
 	late := time.After(wait)
 	for {

@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// judgeHeaders judges the headers, signature and size of a request to a hook.
+// judgeHeaders checks the headers, signature and size of a request to a hook.
 func (r *results) judgeHeaders(d delivery) {
 	for _, name := range []string{webhook.HeaderID, webhook.HeaderTimestamp, webhook.HeaderSignature, webhook.HeaderSubscription} {
 		r.judge(ruleHeaders, d.header.Get(name) != "", "%s is missing", name)
@@ -32,7 +32,7 @@ type deliveryCheck struct {
 	quiet time.Duration
 }
 
-// judgeArrival judges an event at the hook.
+// judgeArrival checks a delivery to the subscribed hook and returns its event.
 func (c *deliveryCheck) judgeArrival(d delivery) occurrence {
 	c.judgeHeaders(d)
 	c.judge(ruleDelivery, d.method == http.MethodPost && isJSON(d.header), "%s of %q", d.method, d.header.Get("Content-Type"))
@@ -124,7 +124,7 @@ func (c *deliveryCheck) dropEndpoints(ctx context.Context) {
 	}
 }
 
-// checkRotation refreshes the subscription with a new secret and publishes another event.
+// checkRotation checks that, after a refresh with a new secret, an event is signed with both the new and the old secret.
 func (c *deliveryCheck) checkRotation(ctx context.Context) {
 	before := len(c.hook.listDeliveries(false))
 	c.hook.rotate()
@@ -166,7 +166,8 @@ func (c *deliveryCheck) checkRetries(ctx context.Context) {
 	c.judge(ruleRedirect, len(e.target.listDeliveries(false)) == 0 && len(e.target.listDeliveries(true)) == 0, "the target of a redirect received a request")
 }
 
-// judgeRetry judges the second attempt of an event. It returns false if no event has had a second attempt yet.
+// judgeRetry checks that the second attempt of an event has a new timestamp and a valid new signature. It returns false if no event has had
+// a second attempt yet.
 func (c *deliveryCheck) judgeRetry(attempts map[string][]delivery) bool {
 	for _, of := range attempts {
 		if len(of) < 2 {
@@ -181,7 +182,7 @@ func (c *deliveryCheck) judgeRetry(attempts map[string][]delivery) bool {
 	return false
 }
 
-// judgeOnce judges that an endpoint received no event twice.
+// judgeOnce checks that an endpoint received each event only once, because its answer (410 or 413) rules out a second attempt.
 func (c *deliveryCheck) judgeOnce(ctx context.Context, r *Rule, h *hook) {
 	got := h.awaitEvents(ctx, 1, c.Wait)
 	if len(got) == 0 {
@@ -202,13 +203,13 @@ func groupByID(all []delivery) map[string][]delivery {
 	return m
 }
 
-// checkStatus judges the status of a subscription after a failure.
+// checkStatus refreshes the subscription of an endpoint that failed, because the answer should have a deliveryStatus with lastError.
 func (c *deliveryCheck) checkStatus(ctx context.Context) {
 	c.subscribe(ctx, c.endpoints.gone, nil)
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)
 }
 
-// checkEnd publishes an event after one subscription has been ended and another has expired.
+// checkEnd checks that no event arrives at an endpoint after events/unsubscribe, or at another one after its subscription has expired.
 func (c *deliveryCheck) checkEnd(ctx context.Context) {
 	h, e := c.hook, c.endpoints
 	a := need(c.unsubscribe(ctx, h))
@@ -228,7 +229,7 @@ func (c *deliveryCheck) checkEnd(ctx context.Context) {
 	}
 }
 
-// checkReplay subscribes another endpoint at the cursor of an event.
+// checkReplay checks that a new subscription with the cursor of an earlier event receives the events after it.
 func (c *deliveryCheck) checkReplay(ctx context.Context, first occurrence) {
 	if first.Cursor == nil {
 		c.skip("the event type has no replay (cursor null)", ruleReplay)

@@ -89,7 +89,7 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 		if len(ids) >= n {
 			return ids
 		}
-		// The server may ask for a longer pause than a check should wait.
+		// Wait at most a second, even if the server asks for a longer pause.
 		pause := 250 * time.Millisecond
 		if p.NextPollMs != nil {
 			pause = min(max(pause, time.Duration(*p.NextPollMs)*time.Millisecond), time.Second)
@@ -101,7 +101,7 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 	return ids
 }
 
-// beat holds the members that all notifications of a stream have.
+// beat decodes the params that all notifications of a stream have, including heartbeats.
 type beat struct {
 	Cursor *string                    `json:"cursor"`
 	Meta   map[string]json.RawMessage `json:"_meta"`
@@ -113,7 +113,7 @@ type pushCheck struct {
 	t eventType
 }
 
-// judgeNote returns a function that judges the members that every notification of a stream must have.
+// judgeNote returns a function that checks the subscription id in every notification of a stream.
 func (c *pushCheck) judgeNote(s *stream) func(note) {
 	return func(n note) {
 		if n.Method == "" {
@@ -167,7 +167,8 @@ func (c *pushCheck) run(ctx context.Context) {
 	c.awaitHeartbeat(ctx, s)
 }
 
-// checkEvents publishes two events and compares them on the stream, in a poll, and on a second stream from the first cursor.
+// checkEvents publishes two events. It checks that they arrive on the stream, that polls return the same ids, and that a second stream
+// resumes after the first event's cursor.
 func (c *pushCheck) checkEvents(ctx context.Context, s *stream) {
 	if c.Publish == nil {
 		c.skip(noPublish, rulePushEvent, rulePushResume, ruleSameID)

@@ -29,7 +29,8 @@ type receiver struct {
 // hook is an endpoint and the requests that it has received.
 type hook struct {
 	url string
-	// status returns the status for delivery n, counted from 0; nil is 204. Challenge answers a challenge; nil echoes it.
+	// status returns the HTTP status for delivery n, counted from 0; nil means 204. Challenge writes the answer to a challenge; nil echoes
+	// the challenge.
 	status    func(n int) int
 	challenge func(w http.ResponseWriter)
 	location  string // for a redirect

@@ -34,8 +34,8 @@ type Result struct {
 type Report struct {
 	Server string `json:"server"`
 	Text   string `json:"text"`
-	// Profile is the profile that the server follows: released, final, "mixed", or empty if no answer showed it. ShownBy lists, for
-	// each profile, the answers that showed it.
+	// Profile is the version of MCP Events that the server follows: released or final (see [spec.Profile]), or "mixed" if its answers show
+	// both. It is empty if no answer showed a version. ShownBy lists, for each profile, what showed it, for example "error numbers".
 	Profile     string              `json:"profile"`
 	ShownBy     map[string][]string `json:"shownBy,omitempty"`
 	Passed      int                 `json:"passed"`
@@ -58,14 +58,14 @@ func newResults() *results {
 	return &results{byRule: map[*Rule]*Result{}, shownBy: map[string][]string{}}
 }
 
-// noteProfile records that the server showed a profile.
+// noteProfile records that a feature of an answer, for example "error numbers", shows that the server follows a profile.
 func (r *results) noteProfile(profile spec.Profile, by string) {
 	if p := string(profile); !slices.Contains(r.shownBy[p], by) {
 		r.shownBy[p] = append(r.shownBy[p], by)
 	}
 }
 
-// judgeProfile returns the profile of the server and judges whether it follows only one.
+// judgeProfile returns the server's profile, and checks that all answers show the same one.
 func (r *results) judgeProfile() string {
 	switch len(r.shownBy) {
 	case 0:
@@ -110,7 +110,7 @@ func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
 
 func (r *results) hasResult(rule *Rule) bool { return r.byRule[rule] != nil }
 
-// report returns the results of all rules. Rules without a result are not testable for the reason otherwise.
+// report returns the results of all rules. It marks rules without a result as not testable, with otherwise as the reason.
 func (r *results) report(server, otherwise string) *Report {
 	profile := r.judgeProfile()
 	r.skip(otherwise, rules...)

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// text names the text that contains the rules.
+// text identifies the version of the specification that contains the rules.
 const text = "SEP-3415, seps/0000-events-extension.md at commit 5eb6862 of modelcontextprotocol/modelcontextprotocol"
 
 // The levels of rules.
@@ -31,8 +31,8 @@ type Rule struct {
 	Text    string `json:"text"`
 }
 
-// rules lists all rules in the order of the report. A statement of the text without MUST or SHOULD is a MUST here if clients depend on
-// it.
+// rules lists all rules in the order of the report. A statement of the specification without MUST or SHOULD counts as a MUST if clients
+// depend on it.
 var rules []*Rule
 
 func rule(id, level, section, text string) *Rule {
@@ -135,7 +135,8 @@ var (
 	ruleTerminated = rule("terminated", must, inTermination, "the server tells the client when a subscription ends because of lost access or a removed event type")
 )
 
-// codes maps names of errors to their numbers in the final and in the released profile.
+// codes maps the names of errors to their codes. If there are two, the first is the one in the final profile and the second the one in the
+// released profile.
 var codes = map[string][]int{
 	"InvalidParams":         {-32602},
 	"NotFound":              {-32023, -32011},
@@ -144,7 +145,7 @@ var codes = map[string][]int{
 	"CallbackEndpointError": {-32027, -32015},
 }
 
-// judgeRefusal judges an answer that must be the error with a name.
+// judgeRefusal checks that an answer is the named error, and records the profile that its code shows.
 func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	if i := slices.Index(codes[name], a.code()); i >= 0 {
 		r.pass(rule)
@@ -168,7 +169,7 @@ type occurrence struct {
 	Cursor    *string         `json:"cursor"`
 }
 
-// judgeEvent judges an event of a type and returns it decoded.
+// judgeEvent checks the form of an event and its payload, and returns the decoded event.
 func (r *results) judgeEvent(raw json.RawMessage, t eventType, mode string) occurrence {
 	var o occurrence
 	err := json.Unmarshal(raw, &o)
@@ -218,7 +219,7 @@ func clip(raw []byte) string {
 // unknownEvent is a name that no server gives to an event type.
 const unknownEvent = "mcp-events-check.no-such-event"
 
-// refusalCheck sends requests that must be refused, in the modes without webhooks.
+// refusalCheck sends polls and requests for streams that the server must refuse.
 type refusalCheck struct{ *checker }
 
 func (c *refusalCheck) run(ctx context.Context) {
@@ -241,7 +242,8 @@ func (r *results) sendUnfit(t eventType, ask func(params map[string]any) *answer
 	r.judgeRefusal(ruleBadArguments, a, "InvalidParams", "the arguments "+string(bad))
 }
 
-// chooseCheapest returns an event type and a method for it that leaves no subscription behind.
+// chooseCheapest returns a method and an event type that offers it. It prefers polls, and then streams, because a server that wrongly
+// accepts such a request keeps no subscription.
 func (c *refusalCheck) chooseCheapest() (string, eventType, bool) {
 	if t, ok := c.pick(spec.ModePoll); ok && slices.Contains(t.Delivery, spec.ModePoll) {
 		return spec.MethodEventsPoll, t, true

@@ -33,13 +33,13 @@ func (s *subscribed) grant() (t time.Time, ok bool) {
 	return t, err == nil
 }
 
-// ofDeliveries are the rules that need deliveries.
+// ofDeliveries are the rules that can be checked only with deliveries.
 var ofDeliveries = []*Rule{
 	ruleDelivery, ruleHeaders, ruleSignature, ruleWebhookID, ruleSize, ruleReplay, ruleRetry, ruleGone, ruleTooLarge, ruleRedirect, ruleStatus,
 	ruleRotation, ruleDual, ruleUnsubscribe, ruleExpiry,
 }
 
-// toDelivery returns the member delivery of events/subscribe.
+// toDelivery returns the parameter "delivery" of events/subscribe.
 func toDelivery(url, secret string) map[string]any {
 	return map[string]any{"mode": spec.ModeWebhook, "url": url, "secret": secret}
 }
@@ -180,7 +180,8 @@ func (c *webhookCheck) checkAddresses(subscribe func(key string, delivery map[st
 	}
 }
 
-// compareKeys compares subscriptions with the same and with another identity, and ends an unknown subscription.
+// compareKeys checks that a refresh keeps the subscription's id and that another URL gets another id. It also checks the answer to
+// events/unsubscribe for a subscription that does not exist.
 func (c *webhookCheck) compareKeys(ctx context.Context, h *hook, s *subscribed) {
 	again, a := c.subscribe(ctx, h, map[string]any{"cursor": s.Cursor})
 	c.judge(ruleSameKey, again != nil && again.ID == s.ID, "the id was %s, and the answer to a refresh is %s", s.ID, a)
@@ -207,7 +208,8 @@ func (c *webhookCheck) checkFailingEndpoints(ctx context.Context) {
 	c.checkFailing(ctx, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
 }
 
-// oracle is the text of an endpoint's response, which the subscriber must not see.
+// oracle is the text of an endpoint's response. The server must not show it to the subscriber, who could otherwise read responses from the
+// server's internal network.
 const oracle = "a-text-that-only-the-endpoint-knows"
 
 func (c *webhookCheck) checkFailing(ctx context.Context, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) {
