@@ -72,7 +72,7 @@ func (it item) size() int {
 	return size
 }
 
-// Publish reads JSON values from r until its end and publishes them. If it fails, the events that were passed to Accepted before are
+// Publish reads JSON values from r until its end and publishes them. If Publish fails, the events that it has passed to Accepted stay
 // published.
 func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 	p.Batch, p.Tries = cmp.Or(p.Batch, 100), cmp.Or(p.Tries, maxTries)
@@ -134,7 +134,7 @@ func readUntilDone(ctx context.Context, r io.Reader) *io.PipeReader {
 	return out
 }
 
-// parseItems returns the events of value number n of the data.
+// parseItems returns the events in a JSON value. The data can have several values; n is the number of this one, counted from 1.
 func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	var items []item
 	if p.URI != "" {

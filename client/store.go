@@ -114,7 +114,7 @@ func (f File) read(key string) (saved savedCursor, err error) {
 	return saved, nil
 }
 
-// memory is the [Store] of a client without one. It lasts as long as the client.
+// memory is the [Store] of a client that was not given one. It keeps the cursors as long as the client exists.
 type memory struct{ cursors sync.Map }
 
 func (m *memory) Load(_ context.Context, key string) (string, error) {

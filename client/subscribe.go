@@ -77,8 +77,8 @@ type Endpoint struct {
 	// Accepted is called after each registration or refresh, with the server's id and the end of the subscription's lifetime. The end is
 	// zero if the lifetime is unlimited. Accepted may be nil.
 	Accepted func(ctx context.Context, id string, until time.Time) error
-	// Resume makes the server send the events after the saved cursor again, as after a gap. Without it, a server that still has the
-	// subscription continues where it is.
+	// Resume makes the server send the events after the saved cursor again, even if it still has the subscription. Without Resume, such a
+	// server ignores the saved cursor and sends only events that it has not delivered yet.
 	Resume bool
 }
 
@@ -102,9 +102,9 @@ type Event struct {
 	Data     json.RawMessage `json:"data"`
 }
 
-// Gap reports lost events: the server no longer had the events after a cursor, or gave up their delivery, or a stream of a server without
-// cursors was interrupted. The client cannot find out which ones. Read the current state in another way, for example with a tool (SEP-3415, "Cursor Lifecycle"). A webhook subscription
-// continues at Cursor, so a server that only gave up deliveries sends those events again.
+// Gap reports lost events: the server no longer had the events after a cursor, it gave up their delivery, or the stream of a server without
+// cursors was interrupted. The client cannot find out which ones. Read the current state in another way, for example with a tool (SEP-3415,
+// "Cursor Lifecycle"). A webhook subscription continues at Cursor, so a server that only gave up deliveries sends those events again.
 type Gap struct {
 	// Name is the event type. It is empty if the subscription is for URIs.
 	Name string
@@ -292,7 +292,7 @@ func encodeCanonical(arguments any) (json.RawMessage, error) {
 	return json.Marshal(object)
 }
 
-// repeat polls or opens streams until the subscription ends. The function returns how long to wait before the next one.
+// repeat calls once, which polls or reads one stream, until the subscription ends. Once returns how long to wait before the next call.
 func (f *flow) repeat(once func() (time.Duration, error)) error {
 	for failures := 0; ; {
 		f.open = false
@@ -317,8 +317,8 @@ func (f *flow) repeat(once func() (time.Duration, error)) error {
 	}
 }
 
-// isTransient reports whether to try again after an error. Once the server has accepted the subscription, the response of a
-// proxy that has no backend is transient, too. Before, it means that the URL is wrong.
+// isTransient reports whether to try again after an error. A response of a proxy that has no backend is transient after the server has
+// accepted the subscription. Before that, it means that the URL is wrong.
 func (f *flow) isTransient(err error) bool {
 	return Retryable(err) || f.started && httpcall.FromProxy(err)
 }

@@ -172,7 +172,7 @@ func (l *listener) streamOnce() (time.Duration, error) {
 // serverPause returns how long the server asked to wait before the next stream, up to five minutes.
 func (l *listener) serverPause() time.Duration { return min(l.retry, 10*httpcall.MaxPause) }
 
-// markOpen notes that the server has opened the stream.
+// markOpen records that the server has opened the stream.
 func (l *listener) markOpen() {
 	l.open = true
 	l.markAccepted(grant{})
@@ -194,7 +194,7 @@ func (l *listener) subscribeInSession() error {
 	return nil
 }
 
-// connect opens the stream of the revision.
+// connect opens a stream: with subscriptions/listen in the revision without sessions, and with GET in earlier revisions.
 func (l *listener) connect() (io.ReadCloser, error) {
 	c := l.client
 	if c.isStateless() {

@@ -30,8 +30,8 @@ type hook struct {
 	id      string   // empty before the server's answer
 }
 
-// maxSecrets is how many secrets are valid at the same time: the newest, the previous one, with which a server may still sign, and
-// one whose refresh was not answered.
+// maxSecrets is how many secrets are valid at the same time: the current one, the previous one, which a server may still use, and a new one
+// whose refresh was not answered.
 const maxSecrets = 3
 
 // defaultRotate is the age of a secret at which a refresh replaces it.
@@ -103,20 +103,21 @@ type endpoint interface {
 	expect(k *hook) error
 	// bind sets the id of the subscription to the one in the server's answer.
 	bind(k *hook, id string)
-	// complete ends a registration or a refresh. until is the end of the subscription's lifetime, or zero.
+	// complete is called when the server has accepted a registration or a refresh. until is the end of the subscription's lifetime, or zero
+	// if that is unlimited.
 	complete(k *hook, until time.Time) error
 	// remove forgets the subscription.
 	remove(k *hook)
 }
 
-// inside is the [Handler] of this program, for one subscription.
+// inside is the endpoint of one subscription in the [Handler] of this program.
 type inside struct {
 	handler *Handler
 	rotated time.Time
 	bound   bool // the server has answered with the newest secret
 }
 
-// expect keeps a secret without an answer, because the server may use it already.
+// expect replaces a secret that is old enough. It keeps a secret that no answer has confirmed yet, because the server may use it already.
 func (at *inside) expect(k *hook) error {
 	if at.rotated.IsZero() || at.bound && time.Since(at.rotated) >= cmp.Or(k.sub.Rotate, defaultRotate) {
 		k.addSecret()
@@ -135,10 +136,10 @@ func (*inside) complete(*hook, time.Time) error { return nil }
 
 func (at *inside) remove(k *hook) { at.handler.remove(k) }
 
-// outside is an [Endpoint].
+// outside is an endpoint outside of this program.
 type outside struct{ options *Endpoint }
 
-// expect takes the secret from the endpoint, and the cursor from the store, because the endpoint saves cursors.
+// expect gets the secret from the endpoint. It reads the cursor from the store, because the endpoint saves the cursors there.
 func (at outside) expect(k *hook) error {
 	key, err := at.options.Secret(k.ctx)
 	if err != nil {
@@ -192,7 +193,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 	}
 	defer k.at.remove(k)
 	if f.sub.Unsubscribe {
-		// Even if events/subscribe was not answered, because the server may have created the subscription.
+		// Unsubscribe even if events/subscribe was not answered, because the server may have created the subscription.
 		defer c.unsubscribe(k)
 	}
 	var lifetime time.Duration
@@ -248,18 +249,19 @@ func refreshAfter(lifetime time.Duration) time.Duration {
 }
 
 const (
-	// clockTolerance is the largest difference between two clocks that the duration of the request and the whole seconds of a Date
-	// header can explain.
+	// clockTolerance is the difference between our clock and a Date header that is not taken for a wrong clock, because it may come from
+	// the duration of the request or from the header's whole seconds.
 	clockTolerance = 5 * time.Second
-	// leastLifetime is the shortest lifetime that is used.
+	// leastLifetime replaces a shorter lifetime, so that the client does not refresh without a pause.
 	leastLifetime = time.Second
-	// unknownLifetime is used if the lifetime seems to have ended already, and no Date header shows that the clocks differ.
+	// unknownLifetime replaces a lifetime that seems to have ended before the answer arrived. Probably one of the clocks is wrong, but the
+	// answer has no Date header that shows it.
 	unknownLifetime = time.Minute
 )
 
-// grantedLifetime returns the lifetime of a subscription that ends at a time of the server's clock. If the two clocks differ, it
-// measures from the Date header of the answer. Otherwise a client whose clock is ahead would refresh continuously, and a client whose
-// clock is behind would let the subscription lapse.
+// grantedLifetime returns the lifetime of a subscription that ends at until, by the server's clock. If that clock differs from ours, the
+// lifetime is measured from the answer's Date header. Otherwise a client whose clock is ahead would refresh continuously, and a client
+// whose clock is behind would let the subscription lapse.
 func grantedLifetime(until, answered time.Time, header http.Header) time.Duration {
 	now := answered
 	if date, err := http.ParseTime(header.Get("Date")); err == nil && answered.Sub(date).Abs() > clockTolerance {
@@ -281,8 +283,8 @@ func (k *hook) delivery(secret string) map[string]any {
 	return map[string]any{"name": k.sub.Name, "arguments": k.sub.arguments, "delivery": delivery}
 }
 
-// resumeAt subscribes again at the cursor of a gap, because the server may still have the events whose delivery it gave up. Until that
-// is done, it does not save the cursors of other webhooks, because they are after the gap.
+// resumeAt subscribes again at the cursor of a gap, because the server may still have the events whose delivery it gave up. Until the
+// server has accepted that, the saved cursor stays at the gap, because the cursors of other webhooks are after it.
 func (k *hook) resumeAt(g Gap) error {
 	if g.Cursor == "" {
 		return k.reportGap(g)

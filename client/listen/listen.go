@@ -29,14 +29,13 @@ type Options struct {
 	URIs   []string
 	Stream bool
 
-	// Name subscribes to an event type instead (MCP Events). Arguments is a JSON object. Mode is a mode of package client, or empty for
-	// the best one without a webhook.
+	// Name subscribes to an event type instead (MCP Events). Arguments is a JSON object. Mode is a mode of package client. If it is empty,
+	// Run opens a stream or, if the server offers none, polls.
 	Name      string
 	Arguments json.RawMessage
 	Mode      string
 	TTL       time.Duration
-	// OrFollow reads a stream or polls instead if the server cannot reach the webhook receiver, which has the address Listen on this
-	// machine.
+	// OrFollow opens a stream or polls if the server refuses the webhook, for example because it cannot reach the receiver at Listen.
 	OrFollow bool
 
 	// Cursor is the cursor to begin with if File does not exist yet.
@@ -45,8 +44,8 @@ type Options struct {
 	// continues it.
 	File string
 
-	// Listen is the address of the webhook receiver. Target is the URL at which the server reaches it. If Target is empty, it is the
-	// URL of that address.
+	// Listen is the address on this machine at which the webhook receiver listens. Target is the URL at which the server reaches the
+	// receiver; if it is empty, Run uses the URL of Listen.
 	Listen, Target string
 	// Secret receives the webhook's secret; nil hides it.
 	Secret io.Writer
@@ -108,7 +107,7 @@ func (o *Options) followed() *Options {
 	return &follow
 }
 
-// isRefusal reports whether the server refused a subscription, so that another one may work.
+// isRefusal reports whether the server has refused a subscription permanently, so that only a subscription without a webhook may succeed.
 func isRefusal(err error) bool {
 	if err == nil {
 		return false
@@ -120,8 +119,8 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// receiveOneWay subscribes in the way that the options say, and receives until the subscription ends. It reports whether
-// the server accepted the subscription, and then logs why there are no webhooks.
+// receiveOneWay subscribes in the mode of the options, and receives until the subscription ends. It reports whether the server accepted the
+// subscription. If noWebhooks is not empty, receiveOneWay logs it as the reason why there are no webhooks.
 func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks string) (accepted bool, err error) {
 	what := o.subscription(p)
 	settings := client.Options{Key: o.Key, Agent: o.Agent, Revision: o.Revision, MinPoll: leastPoll, Log: o.Log}

@@ -36,7 +36,7 @@ type Command struct {
 	// Failed is a file. When the command has failed Tries times for an event, the event is appended to the file as a line of JSON, and
 	// is acknowledged. If Failed is empty, the command runs until it succeeds.
 	Failed string
-	// Tries is how often the command runs for an event; 0 is five. It needs Failed.
+	// Tries is how often the command runs for an event; 0 is five. Without Failed, Tries has no effect.
 	Tries int
 	// Stdout and Stderr receive the output of the command; nil discards it.
 	Stdout, Stderr io.Writer
@@ -109,8 +109,8 @@ func (c *Command) run(ctx context.Context, e client.Event, input []byte) error {
 // still has its output open.
 func hasSucceeded(err error) bool { return err == nil || errors.Is(err, exec.ErrWaitDelay) }
 
-// keyVariable holds the server's key. The command must not get it, because an event's text may be from anyone, and an agent may follow
-// it.
+// keyVariable is the beginning of the environment variable with the server's key. The command must not get the key, because anyone may have
+// written the event's text, and an agent may follow instructions in it.
 const keyVariable = "MCPEVENTS_KEY="
 
 // inheritedEnvironment returns the environment of this process without the key.

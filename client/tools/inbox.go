@@ -1,4 +1,4 @@
-//lint:file-ignore SA1019 The revisions that have log messages are still served.
+//lint:file-ignore SA1019 The SDK deprecates log messages, but we still serve the revisions that have them.
 
 package tools
 
@@ -130,7 +130,8 @@ func (b *inbox) countToAnnounce() (n int) {
 	return n
 }
 
-// announce returns the next announcement: the oldest event if single is set or if there is only one, otherwise the number of all.
+// announce returns what to push next, and marks its events as announced. If single is set, that is the oldest unannounced event. Otherwise
+// it is the number of all unannounced events, or the event itself if there is only one.
 func (b *inbox) announce(single bool) (a announcement, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -275,9 +276,9 @@ func (t *Tools) notify(s *mcp.Server, lines *stdio, a announcement) {
 	}
 }
 
-// channelParams returns the params of [methodChannel]: a text, and attributes whose names consist of letters, digits and
-// underscores. The event cannot end the tag around it, because the encoder escapes < and > in the text, and safeAttribute replaces
-// them in attributes.
+// channelParams returns the params of [methodChannel]: a text, and attributes whose names consist of letters, digits and underscores.
+// Claude Code puts both into a tag. The event cannot end that tag, because the encoder escapes < and > in the text, and safeAttribute
+// replaces them in attributes.
 func (a announcement) channelParams() map[string]any {
 	meta := map[string]string{}
 	for name, value := range map[string]string{"event": a.Name, "event_id": a.ID, "subscription": a.Subscription} {

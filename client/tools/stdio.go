@@ -85,7 +85,7 @@ func (s *stdio) readLine() (line []byte, err error) {
 	}
 }
 
-// check returns an error if the session cannot read a line.
+// check returns an error for a line that would end the SDK's session, because the session cannot decode it.
 func (s *stdio) check(line []byte) *jsonrpc.Error {
 	elements, batch, refused := jsonrpc.Split(line)
 	if refused != nil {
@@ -189,7 +189,7 @@ func (c *connection) Write(ctx context.Context, m sdk.Message) error {
 const (
 	// maxUnread limits the bytes that the client has not read. While there are more, the server reads no request.
 	maxUnread = 4 << 20
-	// endTimeout is how long a client that has closed its end may take to read the rest.
+	// endTimeout is how long a client that has closed our standard input may take to read the remaining messages.
 	endTimeout = 2 * time.Second
 )
 

@@ -1,4 +1,4 @@
-//lint:file-ignore SA1019 The revisions that have log messages are still served.
+//lint:file-ignore SA1019 The SDK deprecates log messages, but we still serve the revisions that have them.
 
 // Package tools is an MCP server over stdio whose tools receive the events of another MCP server, for clients that support
 // tools but no events. Package shared/mcp/eventtools declares the tools, which the MCP endpoint has, too. Here they get their
@@ -128,7 +128,7 @@ func (t *Tools) server(name, version string, lines *stdio) *mcp.Server {
 	return s
 }
 
-// call runs a tool. Its errors are results, because the client has no other place to show them to the model.
+// call runs a tool. It returns an error of the tool as a result, because clients show only results to the model.
 func (t *Tools) call(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 	arguments := req.Params.Arguments
 	var out any
@@ -147,7 +147,7 @@ func (t *Tools) call(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallTo
 	return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: string(text)}}, StructuredContent: json.RawMessage(text)}, nil
 }
 
-// source is the [eventtools.Source] of one call.
+// source implements [eventtools.Source] for one call of a tool.
 type source struct {
 	*Tools
 	req *mcp.CallToolRequest
@@ -165,8 +165,8 @@ func (s *source) EventTypes(ctx context.Context) (all []eventtools.EventType, er
 	return all, err
 }
 
-// Subscribe implements [eventtools.Source]. It waits until the other server has accepted the subscription. A second subscription
-// to the same events is the first one.
+// Subscribe implements [eventtools.Source]. It waits until the other server has accepted the subscription. If this session has already
+// subscribed to the same events, Subscribe returns the id of that subscription.
 func (s *source) Subscribe(ctx context.Context, name string, arguments json.RawMessage) (string, error) {
 	key, err := subscriptionKey(name, arguments)
 	if err != nil {
@@ -207,8 +207,8 @@ func subscriptionKey(name string, arguments json.RawMessage) (string, error) {
 	return name + " " + string(sorted), fault.Wrap(fault.Invalid, err, "arguments")
 }
 
-// start starts a subscription, unless it is running already: then accepted is nil. The error of a subscription that ends is sent
-// to ended.
+// start starts a subscription. Accepted is closed when the server accepts the subscription, and ended receives the error with which it
+// ends. If the same subscription is already running, start returns it, and accepted and ended are nil.
 func (t *Tools) start(name string, arguments json.RawMessage, key string) (s *subscription, accepted <-chan struct{}, ended <-chan error, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
