@@ -8,7 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// BenchCmd measures the way of events from a publisher to endpoints, with package bench.
+// BenchCmd measures how fast a server delivers events from publishers to endpoints. Package bench implements it.
 type BenchCmd struct {
 	Events      int           `default:"20000" help:"Events to publish."`
 	Batch       int           `default:"1" help:"Events per publish request."`

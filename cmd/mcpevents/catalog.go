@@ -180,7 +180,7 @@ func openTables(ctx context.Context, names map[store.Table]string) (store.DB, er
 	}), nil
 }
 
-// explainTables names the tables of a command if one of them does not exist. DynamoDB does not say which one.
+// explainTables adds the names of a command's tables to the error that a table does not exist, because DynamoDB does not name the table.
 func explainTables(err error, names ...string) error {
 	if _, missing := errors.AsType[*types.ResourceNotFoundException](err); !missing {
 		return err
@@ -273,7 +273,7 @@ type SourceCmd struct {
 	Check SourceCheckCmd `cmd:"" help:"Show the events that a saved request or message would publish."`
 }
 
-// SourceCheckCmd runs a saved request through a source.
+// SourceCheckCmd shows how a source handles a saved request.
 type SourceCheckCmd struct {
 	Config  string    `required:"" env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"The configuration with the source."`
 	Catalog string    `default:"catalog.yaml" env:"MCPEVENTS_CATALOG" help:"The catalog of its workspace."`

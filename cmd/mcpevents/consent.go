@@ -142,7 +142,7 @@ func (c *consentFlags) request(ctx context.Context, method, provider string, out
 	return nil
 }
 
-// consentURL returns the URL of consent, which is next to /mcp.
+// consentURL returns a URL of the HTTP API for consent, for example https://events.example.com/consent/PROVIDER.
 func consentURL(s httpcall.Server, provider, principal string) (string, error) {
 	text, err := s.Endpoint("/mcp")
 	if err != nil {

@@ -84,7 +84,7 @@ func usage(w io.Writer, err error) int {
 	return exitUsage
 }
 
-// remedy returns advice to the user about some errors whose text says only what went wrong.
+// remedy returns advice that report appends to an error, or an empty string.
 func remedy(err error) string {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -95,8 +95,8 @@ func remedy(err error) string {
 	return ""
 }
 
-// report prints an error with its data and returns the exit code. Commands that run until they are interrupted, such as serve and
-// listen, return no error when they are. For other commands an interrupt means that they are not done.
+// report prints an error with its data and returns the exit code. Commands that run until they are interrupted, such as serve and listen,
+// do not return an error then. Other commands return context.Canceled, because the interrupt stopped them before they were done.
 func report(w io.Writer, err error) int {
 	if err == nil {
 		return exitDone

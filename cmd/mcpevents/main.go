@@ -174,9 +174,9 @@ func rewrite(args []string) []string {
 	return args
 }
 
-// environment gives every flag an environment variable, unless it declares one. The flags of serve are settings, which the functions
-// read from the same variables: MCPEVENTS_FLAG, for example MCPEVENTS_DATA. The variables of other commands contain the name of the
-// command, for example MCPEVENTS_PUBLISH_DATA, because --data means something else there.
+// environment gives every flag an environment variable, unless it declares one. The flags of serve are settings that the Lambda functions
+// have, too, so their variables are named only by the flag, for example MCPEVENTS_DATA. The variables of other commands contain the name of
+// the command, for example MCPEVENTS_PUBLISH_DATA, because --data means something else there.
 func environment() kong.Option {
 	var walk func(n *kong.Node, prefix string)
 	walk = func(n *kong.Node, prefix string) {
@@ -339,7 +339,7 @@ func (c *CompletionCmd) Run(g *Globals) error {
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "find the path of this program")
 	}
-	// bash runs the text after -C as a command line, so the path needs quotes of its own. fish has no such second reading.
+	// bash parses the text after -C once more, as a command line, so the path needs quotes of its own. fish does not.
 	quoted := "'" + strings.ReplaceAll(program, "'", `'\''`) + "'"
 	if c.Shell != "fish" {
 		quoted = `"` + quoted + `"`
@@ -372,7 +372,7 @@ func (c *McpCmd) Run(g *Globals) error {
 	return t.Serve(ctx, name, version, g.in, g.out)
 }
 
-// open opens a file. Errors call it what, for example "catalog".
+// open opens a file. What names the kind of the file in errors, for example "catalog".
 func open(what, path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -74,7 +74,7 @@ func (c *PublishCmd) Run(g *Globals) error {
 	return err
 }
 
-// acceptedPrinter prints accepted events as they are accepted: as lines, or as the members of one document.
+// acceptedPrinter prints each event as soon as it is accepted: on a line of its own, or with --json in one JSON document.
 type acceptedPrinter struct {
 	out    io.Writer
 	json   bool

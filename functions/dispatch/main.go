@@ -24,11 +24,11 @@ import (
 const (
 	// concurrency is the maximum number of first attempts that a process runs concurrently.
 	concurrency = 128
-	// patience is how long an attempt keeps its slot while the endpoint does not respond. When the batch is done,
-	// Lambda freezes the process, so the attempt is then canceled and the slow lane repeats it.
+	// patience is how long a page waits for the endpoint's response before the delivery moves to the slow lane. When
+	// the batch is done, Lambda freezes the process, so dispatch then cancels the attempt and the slow lane repeats it.
 	patience = 3 * time.Second
-	// hurry is the least time for which a process that is busy waits for an attempt. A busy process does not stay frozen, so the
-	// attempt continues next to the following batches, until its patience is over.
+	// hurry is how long a page at least waits for an attempt while batches follow each other. The process is then not
+	// frozen for long, so the attempt can continue next to the following batches, until its patience is over.
 	hurry = 100 * time.Millisecond
 	// slowAnswer is the response time above which an endpoint counts as slow. Its further deliveries go to the slow
 	// lane, because a page occupies one of a few invocations until its slowest endpoint has responded.

@@ -38,9 +38,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 )
 
-// Environment variables that the template sets in addition to the settings of [config.FromEnv]. Tables and queues have their
-// names in capitals in them, for example MCPEVENTS_TABLE_LOG and MCPEVENTS_QUEUE_SLOW_URL. A function receives only the
-// names of the tables and queues that its policy allows it to use.
+// Environment variables that the template sets in addition to the settings of [config.FromEnv]. The variable of a table
+// or queue ends with its name in capitals, for example MCPEVENTS_TABLE_LOG, or MCPEVENTS_QUEUE_SLOW_URL for the URL of
+// the slow queue. A function receives only the names of the tables and queues that its policy allows it to use.
 const (
 	envTable    = "MCPEVENTS_TABLE_"
 	envQueue    = "MCPEVENTS_QUEUE_"
@@ -63,7 +63,7 @@ type Process struct {
 	*app.Core
 	AWS     aws.Config
 	Secrets *parameters.Store // looks up the configuration's secrets
-	// Mode is how callers are authenticated. Anonymous is true if they are not.
+	// Mode is how callers are authenticated. Anonymous is true if the function serves callers without authentication.
 	Mode      auth.Mode
 	Anonymous bool
 
@@ -75,7 +75,7 @@ type Process struct {
 	mount     func(*http.ServeMux) // mounts additional paths; may be nil
 }
 
-// Build builds the process from the environment.
+// Build creates the parts of the process from the settings in the environment.
 func Build(needs Needs) (*Process, error) { return build(os.Getenv, needs) }
 
 func build(getenv func(string) string, needs Needs) (*Process, error) {
@@ -133,9 +133,8 @@ func (p *Process) measure(l config.Limits, log *slog.Logger) (counters *metric.S
 	return counters, trace.New(p.spans), nil
 }
 
-// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token. In a function
-// without callers it returns the directory of principals, or nil unless callers authenticate with API
-// keys.
+// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token. A function
+// without callers gets nil, except with API keys, because it looks up principals in their authenticator.
 func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
 	switch {
 	case s.mode == auth.ModeKeys:
@@ -279,8 +278,8 @@ func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	})
 }
 
-// Serve returns the routes of a function with a URL: h at the given paths, GET /healthz, and with JWTs the protected
-// resource metadata.
+// Serve returns the routes of a function with a URL: h at the given paths, GET /healthz and, if callers authenticate
+// with JWTs, the protected resource metadata.
 func (p *Process) Serve(h http.Handler, paths ...string) *http.ServeMux {
 	mux := http.NewServeMux()
 	for _, path := range paths {

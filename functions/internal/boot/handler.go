@@ -42,8 +42,8 @@ func Run(needs Needs, create func(*Process) (Handler, error)) (code int) {
 	return 1
 }
 
-// NewHandler returns a handler from a function that [lambda.Start] accepts. If end is not nil, it is called before Lambda
-// ends the process, which Lambda kills 500 ms later.
+// NewHandler returns a handler that calls f, which [lambda.Start] must accept. If end is not nil, the handler calls it
+// when Lambda sends SIGTERM to the process. Lambda kills the process 500 ms later.
 func NewHandler(f any, end func()) Handler { return Handler{recovering{lambda.NewHandler(f)}, end} }
 
 // Serve serves invocations until Lambda ends the process.
@@ -56,9 +56,9 @@ func (h Handler) Serve() {
 	<-ended
 }
 
-// Invoked returns a handler from a function that [lambda.Start] accepts. It writes spans and metrics after each
-// invocation, because Lambda may freeze the process then, and the remaining ones at the end. During an invocation of
-// several minutes it also writes them every minute.
+// Invoked returns a handler that calls f, which [lambda.Start] must accept. It writes spans and metrics after each
+// invocation, because Lambda may then freeze the process. It also writes them every minute during a longer invocation,
+// and before the process ends.
 func (p *Process) Invoked(f any) Handler {
 	h := NewHandler(f, p.flush)
 	h.invoke = measured{h.invoke.(lambda.Handler), p}
@@ -301,8 +301,8 @@ const (
 	frontHeader = "X-Mcpevents-Front"
 )
 
-// Fronted refuses requests that did not come through the front, if there is one. Otherwise a client that knows a
-// function's URL could bypass the firewall.
+// Fronted refuses requests that did not come through CloudFront, if the deployment uses it. Otherwise a
+// client that knows a function's URL could bypass the firewall.
 func (p *Process) Fronted(next http.Handler) http.Handler {
 	key := []byte(p.getenv(envFrontKey))
 	if len(key) == 0 {

@@ -34,7 +34,7 @@ const (
 	All = Callers | Webhooks | Records
 )
 
-// of lists the limits in each group. All functions read the limits that are in no group.
+// of lists the names of the limits in each group. All functions read the limits that are in no group.
 var of = map[Needs][]string{
 	Callers: {
 		"streams", "stream-concurrency", "publish-rate", "stream-max-age",
@@ -105,9 +105,9 @@ func readLevel(text string) (slog.Level, error) {
 	return level, nil
 }
 
-// margin is the time that a batch leaves unused at the end of its invocation, so that it can report its result before
-// Lambda ends the process, and failed messages are redelivered soon. It is at most a third of the invocation's time,
-// because local AWS runs functions with timeouts of a few seconds.
+// margin is how long before the end of its invocation a batch must end, so that it can report its result before Lambda
+// ends the process, and failed messages are redelivered soon. It is at most a third of the invocation's time, because
+// local AWS runs functions with timeouts of a few seconds.
 const margin = 2 * time.Second
 
 // batchDeadline returns the time at which a batch must end if its invocation ends at the given time.
@@ -126,12 +126,12 @@ func (p *Process) Batches(h queue.Handler) func(context.Context, events.SQSEvent
 	}
 }
 
-// Drain returns a job that passes the waiting messages of a queue to a handler.
+// Drain returns a job that passes the messages in a queue to a handler and returns their number.
 func (p *Process) Drain(name queue.Name, h queue.Handler) func(context.Context) (int, error) {
 	return func(ctx context.Context) (int, error) { return p.drainQueue(ctx, queueVariable(name), "", h) }
 }
 
-// Dead returns a job that passes the dead letters of all queues to a handler.
+// Dead returns a job that passes the messages in the dead-letter queues to a handler and returns their number.
 func (p *Process) Dead(h queue.Handler) func(context.Context) (int, error) {
 	return func(ctx context.Context) (int, error) {
 		n, err := p.drainQueue(ctx, queueVariable(queue.Dead), "", h)
@@ -140,8 +140,8 @@ func (p *Process) Dead(h queue.Handler) func(context.Context) (int, error) {
 	}
 }
 
-// drainQueue passes the waiting messages of the queue with the URL in a variable to a handler. If their attributes do not
-// name the queue that gave them up, it is from.
+// drainQueue passes the messages in a queue to a handler. Variable is the environment variable with the queue's URL. If
+// SQS does not report the queue from which it moved a dead letter, the handler gets from as that queue.
 func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Name, h queue.Handler) (int, error) {
 	url, err := p.Variable(variable)
 	if err != nil {
@@ -150,8 +150,8 @@ func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Na
 	return p.queues.Drain(ctx, url, from, h)
 }
 
-// Sources returns the handler of a function that has a URL and reads queues. It selects the handler of a batch by the
-// ARN of the queue.
+// Sources returns the handler of a function that has a URL and reads queues. It passes a request at the URL to url, and
+// a batch of messages to the handler that batches returns for the ARN of their queue.
 func (p *Process) Sources(
 	url func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error),
 	batches func(arn string) queue.Handler,

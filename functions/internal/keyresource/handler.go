@@ -32,8 +32,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Handler serves CloudFormation's events and an operator's orders to rotate the sealing keys. Its functions are called
-// for each event, so that the deletion of a stack does not need tables or keys that the stack has lost.
+// Handler serves CloudFormation's events and an operator's orders to rotate the sealing keys. Its fields are functions
+// that connect only for the events that need it. So a stack can be deleted even after it has lost its tables or keys.
 type Handler struct {
 	// Open connects to the deployment's store, and to the KMS key that wraps the keyset.
 	Open func() (store.DB, sealing.Wrapper, error)
@@ -97,7 +97,8 @@ func (h Handler) createKeys(ctx context.Context) error {
 }
 
 // retryForSeconds calls do until it succeeds, for up to 15 seconds, because the permissions of a new function may not
-// have reached every AWS service yet. It does not repeat a call that failed because the keys do not fit.
+// have reached every AWS service yet. It does not repeat a call that failed with fault.Invalid, for example because the
+// stored keys are from another deployment.
 func retryForSeconds(ctx context.Context, do func() error) error {
 	for pause := time.Second; ; pause *= 2 {
 		err := do()
@@ -128,7 +129,8 @@ func checkSettings(properties map[string]any) error {
 	})
 }
 
-// fingerprint returns a hash of the properties. The template publishes new versions of the functions when it changes.
+// fingerprint returns a hash of the properties. When the hash changes, the template publishes new versions of the
+// functions.
 func fingerprint(properties map[string]any) string {
 	b, _ := json.Marshal(properties) // it was JSON; keys are sorted
 	sum := sha256.Sum256(b)
@@ -140,10 +142,10 @@ var adoptable = []string{
 	"SubscriptionsTableArn", "LogTableArn", "DeliveriesTableArn", "SessionsTableArn", "SettingsTableArn", "KeysTableArn", "SealingKeyArn",
 }
 
-// checkAdopted refuses a deployment that leaves an adopted table or key without confirmation, because the stack would
-// make an empty one in its place. It does not refuse the rollback of a deployment that failed, in which CloudFormation
-// also asks for an update. If CloudFormation does not say what it does, the update is not refused either, because a
-// refused rollback would leave the stack stuck.
+// checkAdopted refuses an update that no longer names an adopted table or key, because the stack would create an empty
+// one in its place. The operator can confirm that with LeaveAdopted. The rollback of a failed deployment is an update,
+// too, and refusing it would leave the stack stuck. So checkAdopted accepts the update if the stack's status is unknown
+// or shows a rollback.
 func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	if e.RequestType != cfn.RequestUpdate || fmt.Sprint(e.ResourceProperties["LeaveAdopted"]) == "true" {
 		return nil
@@ -161,7 +163,8 @@ func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	return nil
 }
 
-// readAdopted returns the values of the parameters in adoptable. An earlier version of the template may have had fewer.
+// readAdopted returns the values of the parameters in adoptable. Properties from an earlier version of the template may
+// have fewer.
 func readAdopted(properties map[string]any) []string {
 	values := make([]string, len(adoptable))
 	list, _ := properties["Adopted"].([]any)

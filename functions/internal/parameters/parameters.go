@@ -35,7 +35,7 @@ const (
 	keep = 5 * time.Minute
 	// keepStale is how long the last value is used while SSM is unavailable.
 	keepStale = time.Hour
-	// keepFault is the pause after a failure, so that not every request of a client causes one to SSM.
+	// keepFault is the pause after a failed read, so that not every request of a client sends a request to SSM.
 	keepFault = 5 * time.Second
 	// timeout limits each attempt.
 	timeout = 3 * time.Second
@@ -57,7 +57,7 @@ type Store struct {
 	held *bounded.Map[string, *refresh.Value[parameter]]
 }
 
-// maxHeld limits the parameters in memory, because new configurations may use different ones.
+// maxHeld limits the parameters in memory, because each new configuration may name other parameters.
 const maxHeld = 1024
 
 // parameter is SSM's response: a value, or an error that would not change with another attempt, for example because

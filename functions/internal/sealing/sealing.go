@@ -1,8 +1,8 @@
 // Package sealing stores the keyset that seals webhook secrets. The public part is in the settings table, where
 // register reads it. The private part is in its own table, wrapped by KMS, where dispatch reads it.
 //
-// Only functions/internal/keyresource writes the keyset. [Rotate] adds keys and [Drop] removes them. Read shared/events/webhook, which explains sealing, and
-// sealing/kmswrap next.
+// Only functions/internal/keyresource writes the keyset. [Rotate] adds keys and [Drop] removes them. Read
+// shared/events/webhook, which explains sealing, and sealing/kmswrap next.
 package sealing
 
 import (
@@ -36,9 +36,10 @@ type Wrapper interface {
 	Unwrap(ctx context.Context, wrapped []byte) ([]byte, error)
 }
 
-// Create creates the keyset if it does not exist, even if several deployments do so concurrently. It completes a
-// keyset that a crash left incomplete. It refuses keys that dispatch could not use, i.e. a keyset that was wrapped
-// with another KMS key, and tables of which one is older than the other.
+// Create creates the keyset if it does not exist, even if several deployments do so concurrently. It completes a keyset
+// that a crash left incomplete. It refuses keys that dispatch could not use: a keyset that was wrapped with another KMS
+// key, or a public and a private keyset that do not belong together, for example because only one of the tables was
+// restored.
 func Create(ctx context.Context, db store.DB, w Wrapper) error {
 	// The public keyset is written last, so if it exists, the private one does, too.
 	had, err := db.Get(ctx, publicKey)
@@ -150,8 +151,8 @@ func read(ctx context.Context, db store.DB, key store.Key) (*store.Item, error) 
 // Step is a step of a rotation.
 type Step string
 
-// A rotation first adds a key that can open secrets. The second step makes it the key that seals, when every process
-// that opens secrets has it, which is after at most [reloadAfter].
+// A rotation has two steps. The first adds a key that can open secrets. The second makes it the key that seals. In
+// between, every process that opens secrets must have read the new key, which takes at most [reloadAfter].
 const (
 	stepAdd     Step = "add"
 	stepPromote Step = "promote"
@@ -188,7 +189,8 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	return fault.Wrap(fault.Unavailable, err, "write the public keyset")
 }
 
-// writePrivate replaces the private keyset that was read at a version.
+// writePrivate replaces the private keyset. It fails with fault.Conflict if the stored version is no longer the given
+// one.
 func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int64) error {
 	err := db.Write(ctx, store.Put(store.Item{Key: privateKey, Value: wrapped, Version: version + 1}, store.VersionIs(version)))
 	if errors.Is(err, store.ErrConflict) {
@@ -355,8 +357,8 @@ const StepDrop Step = "drop"
 var dropKey = store.Key{Table: store.Settings, Partition: "sealing", Sort: "drop"}
 
 const (
-	// dropWait is the time from the end of the resealing until the check. Stored deliveries of termination notices have
-	// copies of sealed secrets, for at most [subscription.EndedKept].
+	// dropWait is the time between the resealing and the check. For at most [subscription.EndedKept], stored deliveries
+	// of termination notices have copies of secrets that an older key has sealed.
 	dropWait = subscription.EndedKept
 	// dropReserve is the time before the deadline of an invocation at which Drop begins no further page.
 	dropReserve = 20 * time.Second
@@ -373,7 +375,8 @@ const (
 type dropState struct {
 	V     int    `json:"v"`
 	Phase string `json:"phase"`
-	// Key is the prefix of the secrets that the sealing key has sealed. Another rotation begins again.
+	// Key is the prefix of the secrets that the sealing key has sealed. If a rotation has changed it, Drop begins
+	// again.
 	Key []byte `json:"key"`
 	// At is how far the phase has come.
 	At subscription.Position `json:"at"`
