@@ -254,7 +254,8 @@ func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error
 	return items, fault.Wrap(fault.Unavailable, err, "read subscriptions")
 }
 
-// CountStates counts a workspace's subscriptions by state. It stops counting a state at most. It may include subscriptions that have ended.
+// CountStates counts a workspace's subscriptions by state. It stops counting a state when it reaches most. The counts may include
+// subscriptions that have ended.
 func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
 	counts := map[State]int{}
 	all := 0

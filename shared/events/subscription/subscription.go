@@ -102,7 +102,7 @@ type Subscription struct {
 	Until time.Time `json:"until,omitzero"`
 	// Cursor is the watermark. All events up to it have been delivered.
 	Cursor string `json:"cur,omitempty"`
-	// Owed is the log position from which the subscriber must still get a replay, or 0.
+	// Owed is the log position after which the subscriber must still get a replay, or 0.
 	Owed int64 `json:"owed,omitempty"`
 	// Replayed is the time of the latest replay in microseconds since 1970. The watermark does not advance until each replayed event has
 	// been attempted once.
@@ -214,7 +214,7 @@ func decodeRecord(it *store.Item) (*Subscription, error) {
 	return &s, nil
 }
 
-// subscribers returns the subscription's items, one per pattern and in that order.
+// subscribers returns the subscription's items, one for each of s.Patterns and in that order.
 func (s *Subscription) subscribers() []store.Item {
 	items := make([]store.Item, len(s.Patterns))
 	for i, p := range s.Patterns {
