@@ -1,5 +1,5 @@
-// Package secret defines [Value], a setting that is plain text or a reference to a secret. Package config requires a reference
-// wherever a setting is always a secret, so that configuration files contain no secrets.
+// Package secret defines [Value], a setting that is either plain text or a reference to a secret. Package config accepts only
+// references for settings that are secrets, so that configuration files contain none.
 package secret
 
 import (
@@ -39,7 +39,7 @@ func (v Value) String() string {
 // Fingerprint returns text that is equal for equal values. It contains the text of a plain value, so it must be hashed.
 func (v Value) Fingerprint() string { return fmt.Sprintf("%q %q %q", v.text, v.env, v.ssm) }
 
-// IsReference reports whether the value refers to a secret, and is not plain text.
+// IsReference reports whether the value is a reference and not plain text.
 func (v Value) IsReference() bool { return v.env != "" || v.ssm != "" }
 
 // Parameter returns the name of the parameter of SSM Parameter Store that the value refers to; ok is false if it refers to none.

@@ -1,9 +1,9 @@
-// Package strictyaml reads YAML files that people write by hand. It reports all faults of a file together, each with its line,
-// and never guesses what the author meant.
+// Package strictyaml reads YAML files that people write by hand. It reports all faults of a file together, each with its line, and never
+// guesses what the author meant.
 //
-// [File.Fields] reads a mapping into typed variables. It rejects unknown members, duplicate keys and merge keys. Values keep their
-// type: 5 and null are not text, and "5" is not a number. The package knows no particular file; shared/events/catalog and
-// shared/app/config declare the members of their files.
+// [File.Fields] reads a mapping into typed variables. It rejects unknown members, duplicate keys and merge keys. Values keep their type: 5
+// and null are not text, and "5" is not a number. The members of a specific file are declared by its package, for example
+// shared/events/catalog or shared/app/config.
 package strictyaml
 
 import (
@@ -28,7 +28,7 @@ import (
 // Node is a parsed YAML node with its line.
 type Node = yaml.Node
 
-// maxFaults limits the faults that [File.Err] lists. More faults usually have one cause, so it only counts the rest.
+// maxFaults limits the faults that [File.Err] lists. A file with more usually has one cause for most of them, so Err only counts the rest.
 const maxFaults = 50
 
 // Fault is a mistake in a file.
@@ -79,7 +79,7 @@ func Parse(name string, src []byte, limit int) (*File, *Node) {
 
 var syntaxLine = regexp.MustCompile(`^line (\d+): `)
 
-// addSyntax adds an error of the YAML parser, which has the line in its text.
+// addSyntax adds an error of the YAML parser. It takes the line from the error's text.
 func (f *File) addSyntax(err error) {
 	msg := strings.TrimPrefix(err.Error(), "yaml: ")
 	line := 0
@@ -99,7 +99,7 @@ func (f *File) Add(line int, format string, args ...any) {
 	f.faults = append(f.faults, Fault{Line: line, Message: fmt.Sprintf(format, args...)})
 }
 
-// Count returns the number of faults so far. Callers compare it to find out whether a part had any.
+// Count returns the number of faults so far. If it is the same before and after a part is read, the part has no faults.
 func (f *File) Count() int { return len(f.faults) + f.more }
 
 // Err returns nil if the file has no faults. Otherwise the error is of kind [fault.Invalid] and has a line for each fault, in the
@@ -127,7 +127,8 @@ func (f *File) Err() error {
 	return fault.New(fault.Invalid, "%s", b.String()).With(f.faults)
 }
 
-// resolve follows aliases. It ends because an alias can only refer to a node before it or around it.
+// resolve follows aliases to the node that they refer to. It always ends, because an alias can only refer to an anchor that begins before
+// it.
 func resolve(n *Node) *Node {
 	for n.Kind == yaml.AliasNode && n.Alias != nil {
 		n = n.Alias
@@ -141,7 +142,7 @@ type Field struct {
 	read func(n *Node, what string)
 }
 
-// Func declares a member whose value is read by a function. In messages, what names the member.
+// Func declares a member that a function reads. The function gets a description of the member for its messages as what.
 func Func(name string, read func(n *Node, what string)) Field { return Field{name, read} }
 
 // Var declares a member whose value is stored in *to, for example Var("path", &key.Path, file.Bool).
@@ -254,14 +255,13 @@ func (f *File) Text(n *Node, what string) (text string, ok bool) {
 	return n.Value, true
 }
 
-// String returns a node's text, or an empty string if it is not text. Unlike [File.Text] it does not report which, so that it can be
-// used with [Var].
+// String returns a node's text, or "" after reporting a fault if the node is not text. Its signature fits [Var].
 func (f *File) String(n *Node, what string) string {
 	s, _ := f.Text(n, what)
 	return s
 }
 
-// NonEmpty returns a node's text like [File.String], and reports an empty text as an error.
+// NonEmpty returns a node's text like [File.String], and also reports an empty text as a fault.
 func (f *File) NonEmpty(n *Node, what string) string {
 	s, ok := f.Text(n, what)
 	if ok && s == "" {
@@ -346,7 +346,7 @@ func describe(n *Node) string {
 	return "something else"
 }
 
-// Clip shortens input for a message to about 80 bytes, between two characters.
+// Clip shortens a text from a file to about 80 bytes for a message. It does not split a character.
 func Clip(s string) string {
 	const limit = 80
 	if len(s) <= limit {
@@ -476,8 +476,8 @@ func (w *jsonWriter) scalar(n *Node) bool {
 	return true
 }
 
-// Line returns the line of the value that a parsed JSON Pointer refers to. If there is no such value, it is the line of the deepest
-// value on the way there.
+// Line returns the line of the value that a parsed JSON Pointer refers to. If the value is missing, Line returns the line of its closest
+// existing parent.
 func Line(n *Node, tokens []string) int {
 	n = resolve(n)
 	for _, t := range tokens {

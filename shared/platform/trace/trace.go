@@ -1,7 +1,7 @@
-// Package trace follows an event from its publisher to its webhooks, and calls to backends. [Context] is a position in a trace as defined
-// by W3C Trace Context, and [Tracer] creates spans.
+// Package trace traces an event from its publisher to its webhooks, and a request through the gateway to its backend. [Context] is a
+// position in a trace as defined by W3C Trace Context, and [Tracer] creates spans.
 //
-// The context is part of the event, so it is available wherever the event is: in messages, the log, stored bodies, dead letters and
+// The context is stored with the event, so it is available wherever the event is: in messages, the log, stored bodies, dead letters and
 // replays. Package trace/otlp exports the spans.
 package trace
 
@@ -25,8 +25,8 @@ const (
 	Client   = otel.SpanKindClient
 )
 
-// Tracer creates spans. A nil Tracer creates none, does not allocate, and passes contexts on unchanged. Its methods may be called
-// concurrently.
+// Tracer creates spans. A nil Tracer creates none and allocates nothing. Its spans have the caller's context, so that an incoming trace is
+// still passed on. The methods may be called concurrently.
 type Tracer struct{ tracer otel.Tracer }
 
 // New returns a tracer.
@@ -34,7 +34,7 @@ func New(p otel.TracerProvider) *Tracer {
 	return &Tracer{p.Tracer("github.com/mcp-events/mcpevents")}
 }
 
-// Start starts a span below c, or a new trace if c is zero.
+// Start starts a span with c as its parent. If c is zero, the span starts a new trace.
 func (t *Tracer) Start(c Context, name string, kind Kind) Span {
 	if t == nil {
 		return Span{Context: c}
@@ -62,7 +62,7 @@ func (t *Tracer) Continue(c Context, name string, kind Kind) Span {
 	return t.Start(c, name, kind)
 }
 
-// Span is an operation in a trace. Operations that it causes are below Context.
+// Span is an operation in a trace. Pass its Context to the operations that it causes, so that their spans become its children.
 type Span struct {
 	Context Context
 	span    otel.Span
@@ -89,14 +89,14 @@ func (s Span) End(failure string) {
 	s.span.End()
 }
 
-// Event returns the attributes for operations on an event.
+// Event returns the attributes that identify an event in a span.
 func Event(workspace, id, name string) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.String("mcpevents.workspace", workspace), attribute.String("messaging.message.id", id), attribute.String("mcpevents.event", name),
 	}
 }
 
-// Spans are spans that end together. The zero value is ready to use.
+// Spans is a group of spans that end together. The zero value is ready to use.
 type Spans []Span
 
 // Add adds a span and returns its context.
@@ -114,32 +114,32 @@ func (all Spans) End(failure string) {
 	}
 }
 
-// The names of the two headers. Extension attributes of CloudEvents, attributes of SQS messages and members of MCP's _meta (SEP-414)
-// have the same names.
+// The names of the two headers, in lower case. CloudEvents' extension attributes, SQS message attributes and members of MCP's _meta
+// (SEP-414) have the same names.
 const (
 	Parent = "traceparent"
 	State  = "tracestate"
 )
 
 const (
-	// maxState is the largest tracestate that we pass on, in bytes. It is the minimum that W3C requires. Members of a longer
-	// tracestate are dropped, those above largeEntry first.
+	// maxState is the maximum length of a tracestate that we pass on, in bytes. W3C requires at least this much. If a tracestate is longer,
+	// its members longer than largeEntry are dropped first.
 	maxState   = 512
 	largeEntry = 128
-	// maxRead is the largest tracestate that we parse.
+	// maxRead is the maximum length of a tracestate that we parse, in bytes. Longer ones are ignored.
 	maxRead = 8 << 10
 	// parentSize is the length of a traceparent of version 00.
 	parentSize = 55
 )
 
-// Context is a position in a trace. The zero value means no trace. Use [Parse] for values from outside.
+// Context is a position in a trace. The zero value means no trace. Use [Parse] for headers from outside.
 type Context struct {
-	// Parent is a traceparent, State a tracestate, which may be empty.
+	// Parent is a traceparent. State is a tracestate, which may be empty.
 	Parent, State string
 }
 
-// Parse returns the context for the headers of another system. It ignores a malformed traceparent or tracestate, and converts a
-// traceparent of a later version to version 00 (W3C Trace Context, sections 2.2 and 4.3).
+// Parse returns the context for the headers of a request from another system. It ignores a malformed traceparent or tracestate, and
+// converts a traceparent of a later version to version 00 (W3C Trace Context, sections 2.2 and 4.3).
 func Parse(parent, state string) Context {
 	c, ok := parseParent(parent)
 	if !ok {
@@ -154,8 +154,8 @@ func Parse(parent, state string) Context {
 	return out
 }
 
-// FromHeader parses the trace context of a request's headers with [Parse]. If there are several traceparents it ignores them, and it
-// joins several tracestates.
+// FromHeader parses the trace context in a request's headers like [Parse]. It joins repeated tracestate headers. If traceparent is
+// repeated, it ignores the trace context.
 func FromHeader(h map[string][]string) Context {
 	parent := h["Traceparent"]
 	if len(parent) != 1 {
@@ -201,7 +201,8 @@ func formatParent(c otel.SpanContextConfig) string {
 	return "00-" + c.TraceID.String() + "-" + c.SpanID.String() + "-" + c.TraceFlags.String()
 }
 
-// shorten drops members of a tracestate until it fits into [maxState]: first large ones, then the last ones (section 3.3.1.5).
+// shorten drops members of a tracestate until it fits into [maxState]. It drops members longer than [largeEntry] first, and then from the
+// end (section 3.3.1.5).
 func shorten(state string) string {
 	for len(state) > maxState {
 		members := strings.Split(state, ",")
@@ -214,7 +215,7 @@ func shorten(state string) string {
 	return state
 }
 
-// remote returns the context for OpenTelemetry. It is invalid if c does not come from [Parse].
+// remote converts c to OpenTelemetry's type. The result is invalid if c does not come from [Parse] or a span.
 func (c Context) remote() otel.SpanContext {
 	config, _ := parseParent(c.Parent)
 	config.TraceState, _ = otel.ParseTraceState(c.State)

@@ -1,9 +1,9 @@
-// Package httpcall sends single HTTP requests to a server of this project or to another MCP server. It builds the URL of an
-// endpoint, sends JSON as a caller with a key, turns error responses of every form into errors with a kind, and decides whether
-// and when to try again.
+// Package httpcall sends single HTTP requests to a server of this project or to another MCP server. It builds an endpoint's
+// URL, adds the caller's key, converts every form of error response to an error with a kind, and says which requests to repeat
+// and when.
 //
-// It knows nothing about events and keeps no state. To receive events, use the public package client, which is built on it, as
-// are the commands.
+// It knows nothing about events and keeps no state. The public package client and the commands are built on it. To receive
+// events, use package client.
 package httpcall
 
 import (
@@ -29,7 +29,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
 
-// IsLocal reports whether a server runs on this machine, as far as its URL says: its host is localhost or a loopback address.
+// IsLocal reports whether the URL's host is localhost or a loopback address, so that the server runs on this machine.
 func IsLocal(server string) bool {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -39,19 +39,20 @@ func IsLocal(server string) bool {
 	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// Server holds the address of a server and the identity of the caller.
+// Server says which server to call, and as whom.
 type Server struct {
 	// URL is the server's URL, for example https://events.example.com, or the whole URL of the endpoint to use.
 	URL string
-	// Key is sent as Authorization: Bearer. An empty key sends no header.
+	// Key is the caller's key or token, which is sent as Authorization: Bearer. If it is empty, the header is left out.
 	Key string
-	// Agent names the program as NAME/VERSION in User-Agent and in the clientInfo of MCP.
+	// Agent is the program as NAME/VERSION, for User-Agent and for the clientInfo of MCP.
 	Agent string
-	// HTTP sends the requests; nil is [http.DefaultClient]. Its Timeout does not bound streams.
+	// HTTP sends the requests. nil means [http.DefaultClient]. Its Timeout does not apply to streams.
 	HTTP *http.Client
 }
 
-// Endpoint returns the URL of an endpoint, for example of /mcp. It appends the path unless the server's URL has one.
+// Endpoint returns the URL of an endpoint. It appends the path, e.g. /mcp, unless the server's URL already has a path. It fails
+// if the URL is that of another endpoint of this project.
 func (s Server) Endpoint(path string) (string, error) {
 	u, err := url.Parse(s.URL)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
@@ -73,10 +74,10 @@ func (s Server) Endpoint(path string) (string, error) {
 	return u.String(), nil
 }
 
-// secretPath matches a key in a URL (RCH-05), which no log or error may show.
+// secretPath matches a URL whose path contains the caller's key (RCH-05), which no log or error may show.
 var secretPath = regexp.MustCompile(`/mcp/u/[^/?#]+`)
 
-// Redact returns a URL for logs and errors. It hides a password and the key of a secret path.
+// Redact replaces a password, and a key in the path, so that the URL can be shown in logs and errors.
 func Redact(text string) string {
 	if u, err := url.Parse(text); err == nil {
 		text = u.Redacted()
@@ -92,7 +93,7 @@ func RedactError(err error) error {
 	return err
 }
 
-// NewRequest returns a request with the identity of the caller.
+// NewRequest returns a request with the caller's key and the program's User-Agent.
 func (s Server) NewRequest(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Request, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
@@ -109,7 +110,7 @@ func (s Server) NewRequest(ctx context.Context, method, url string, header http.
 	return req, nil
 }
 
-// MaxAnswer limits an answer in bytes. A page of a list may hold large schemas.
+// MaxAnswer limits a response's body in bytes. It is large because a page of a list may contain large schemas.
 const MaxAnswer = 8 << 20
 
 // callTimeout bounds a request that is not a stream.
@@ -124,8 +125,8 @@ func (s Server) StreamClient() *http.Client {
 	return &unlimited
 }
 
-// Do sends JSON and returns the response with its body, whatever its status. It fails with kind fault.Unavailable if the
-// server cannot be reached.
+// Do sends a request with a JSON body, and returns the response and its body, whatever the status is. If the server cannot be
+// reached, the error has the kind fault.Unavailable.
 func (s Server) Do(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Response, []byte, error) {
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -145,7 +146,8 @@ func (s Server) Do(ctx context.Context, method, url string, header http.Header, 
 	return resp, b, nil
 }
 
-// Unreachable returns the error of ctx if that has ended, and otherwise err with kind fault.Unavailable.
+// Unreachable explains why a request got no response. If ctx has ended, it returns the error of ctx, and otherwise err with the
+// kind fault.Unavailable.
 func Unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -153,8 +155,8 @@ func Unreachable(ctx context.Context, err error) error {
 	return fault.Wrap(fault.Unavailable, RedactError(err), "call the server (is it running, and is its URL right?)")
 }
 
-// ReadRefusal returns the error of a response with an error status. It reads the error body of POST /events, a JSON-RPC
-// error and problem details (RFC 9457). Of any other text it shows the first line.
+// ReadRefusal converts a response with an error status to an error. It understands error bodies of POST /events, JSON-RPC
+// errors and problem details (RFC 9457). Of any other text it shows the first line.
 func ReadRefusal(resp *http.Response, body []byte) error {
 	f := &fault.Error{Kind: KindOfStatus(resp.StatusCode), Message: strings.ToLower(http.StatusText(resp.StatusCode))}
 	var answer struct {
@@ -191,14 +193,16 @@ func ReadRefusal(resp *http.Response, body []byte) error {
 	return f
 }
 
-// isForeign reports whether a response in an unknown form is a page for people, or says that the URL is wrong.
+// isForeign reports whether a response without a known error body probably does not come from our server, because it is an HTML
+// page, or its status says that the path or method is unknown.
 func isForeign(resp *http.Response, body []byte) bool {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	return media == "text/html" || bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) ||
 		resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed
 }
 
-// UnexpectedAnswer returns the error of a response that no server of this project sends, for example a page of a proxy.
+// UnexpectedAnswer returns an error for a response that cannot come from a server of this project, for example a proxy's error
+// page.
 func UnexpectedAnswer(resp *http.Response, kind fault.Kind) error {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	return &unexpectedError{resp.StatusCode, fault.New(kind, "%s answered %s with %s, which no server of mcp-events does; is --server right?",
@@ -215,8 +219,8 @@ func (e *unexpectedError) Error() string { return e.err.Error() }
 
 func (e *unexpectedError) Unwrap() error { return e.err }
 
-// FromProxy reports whether an error may come from a proxy that has no backend for a moment, for example because the
-// server is being replaced. If every request gets the same answer, the URL is wrong.
+// FromProxy reports whether err may come from a proxy that has no backend for a moment, for example while the server is being
+// replaced. A wrong URL causes the same error, so repeat the request only if the URL has worked before.
 func FromProxy(err error) bool {
 	e, ok := errors.AsType[*unexpectedError](err)
 	return ok && (e.status == http.StatusNotFound || e.status == http.StatusMethodNotAllowed)
@@ -250,13 +254,14 @@ func Retryable(err error) bool {
 	return fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Exhausted)
 }
 
-// The pauses between repetitions double each time and have jitter.
+// The pause before a repetition doubles each time, starts at FirstPause and has jitter.
 const (
 	FirstPause = 500 * time.Millisecond
 	MaxPause   = 30 * time.Second
 )
 
-// Sleep waits before repetition n, counted from 0. It waits longer if the server asked for that.
+// Sleep waits before repetition n, counted from 0. It waits for the time that the server asked for if that is longer, but at
+// most for 10 times [MaxPause].
 func Sleep(ctx context.Context, n int, asked time.Duration) error {
 	return periodic.Sleep(ctx, max(Backoff(n), min(asked, 10*MaxPause)))
 }
@@ -267,7 +272,8 @@ func Backoff(n int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// RetryAfter returns the wait that a response asks for, in whole seconds up to an hour, or 0.
+// RetryAfter returns the time in the response's Retry-After header. It is 0 if the header is missing, is not a number of
+// seconds, or exceeds an hour.
 func RetryAfter(resp *http.Response) time.Duration {
 	if resp == nil {
 		return 0

@@ -1,8 +1,8 @@
 // Package jsonrpc reads and writes JSON-RPC 2.0 messages as MCP uses them.
 //
-// It keeps ids, params and results as the received bytes, so that an id is echoed with its value and type, and large integers keep their
-// digits. Unlike encoding/json, it compares the names of members exactly, because a proxy in front may have made a decision based on
-// the same bytes. Methods and the rules of MCP are in shared/mcp.
+// It keeps ids, params and results as the received bytes, so that a response has exactly the request's id, and large integers keep all
+// digits. Unlike encoding/json, it distinguishes upper and lower case in member names, because a proxy in front may have made a decision
+// based on the same bytes. Methods and the rules of MCP are in shared/mcp.
 package jsonrpc
 
 import (
@@ -20,7 +20,8 @@ import (
 // MaxDepth is the deepest nesting of arrays and objects in a message.
 const MaxDepth = jsonpointer.MaxDepth
 
-// MaxID is the maximum length of an encoded id. It is much smaller than the body, because a stream echoes the id in every message.
+// MaxID is the maximum length of an encoded id, in bytes. It is much smaller than the limit on the body, because a stream repeats the id in
+// every message.
 const MaxID = 512
 
 // The codes that JSON-RPC 2.0 defines (section 5.1).
@@ -32,7 +33,7 @@ const (
 	InternalError  = -32603
 )
 
-// Error is a JSON-RPC error object. It implements error, so that handlers can return it.
+// Error is a JSON-RPC error object. It implements error so that handlers can return it.
 type Error struct {
 	Code    int
 	Message string
@@ -42,7 +43,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// Kind is the kind of a message.
+// Kind says whether a message is a request, a notification or a response.
 type Kind uint8
 
 // The kinds of messages.
@@ -52,7 +53,7 @@ const (
 	Response
 )
 
-// Message is one decoded message. Its slices share the memory of the body.
+// Message is one decoded message. Its slices refer to the body's bytes instead of copying them.
 type Message struct {
 	Kind Kind
 	// ID is the encoded id. It is nil if the message has no id or an invalid one.
@@ -68,13 +69,14 @@ type Message struct {
 // maxBatch is the maximum number of messages in a batch.
 const maxBatch = 1000
 
-// Split checks that body is JSON in UTF-8 with a nesting of at most [MaxDepth], and returns the elements of a batch. The error has
-// the code [ParseError], or [InvalidRequest] for a batch that is empty or has more than [maxBatch] messages.
+// Split checks that body is valid UTF-8 and JSON, with a nesting of at most [MaxDepth], and returns its messages: the elements of a batch,
+// or the body itself. The error has the code [ParseError], or [InvalidRequest] for a batch that is empty or has more than [maxBatch]
+// messages.
 func Split(body []byte) (elements []json.RawMessage, batch bool, err *Error) {
 	return SplitDeep(body, MaxDepth)
 }
 
-// SplitDeep does what [Split] does, but allows the given depth instead of [MaxDepth].
+// SplitDeep is [Split] with another maximum nesting than [MaxDepth].
 func SplitDeep(body []byte, maxDepth int) (elements []json.RawMessage, batch bool, err *Error) {
 	body = bytes.TrimLeft(body, " \t\r\n")
 	switch {
@@ -101,8 +103,8 @@ func SplitDeep(body []byte, maxDepth int) (elements []json.RawMessage, batch boo
 	return elements, true, nil
 }
 
-// Decode decodes one element of [Split]. Its errors have the code [InvalidRequest], and the message has its id even then, if the id is
-// valid.
+// Decode decodes one message from [Split]. Its errors have the code [InvalidRequest]. Even then, the returned message has the id, if that
+// is valid, so that the error response can have it.
 func Decode(raw json.RawMessage) (Message, *Error) {
 	m := Message{Raw: raw}
 	invalid := func(text string) (Message, *Error) {
@@ -182,7 +184,7 @@ func Decode(raw json.RawMessage) (Message, *Error) {
 	return m, nil
 }
 
-// validID reports whether the value is a string or is written as an integer, because MCP forbids null and fractions.
+// validID reports whether an id is a string or an integer without fraction or exponent. MCP forbids null and fractions.
 func validID(id json.RawMessage) bool {
 	if id[0] == '"' {
 		return true
@@ -191,8 +193,8 @@ func validID(id json.RawMessage) bool {
 	return len(digits) > 0 && len(bytes.Trim(digits, "0123456789")) == 0
 }
 
-// SameID reports whether an id or a progress token in a response equals the one that was sent. The responder may have encoded it differently, for
-// example "\u0061" for "a" or, if it reads numbers as doubles, 5.0 for 5.
+// SameID reports whether the id or progress token in a response equals the one that was sent. It compares values, because the responder may
+// encode them differently: for example "\u0061" for "a", or 5.0 for 5 if it reads numbers as doubles.
 func SameID(got, sent json.RawMessage) bool {
 	if string(got) == string(sent) {
 		return true
@@ -326,7 +328,7 @@ func AppendString(dst []byte, s string) []byte {
 	return append(dst, '"')
 }
 
-// The functions of this file walk valid JSON, so most of them work without checks and allocations.
+// The functions from here on expect valid JSON, so most of them need no checks and no allocations.
 
 // Members iterates over the members of an object in their order, with unescaped keys. Other values have no members.
 func Members(object json.RawMessage) iter.Seq2[[]byte, json.RawMessage] {
@@ -335,7 +337,7 @@ func Members(object json.RawMessage) iter.Seq2[[]byte, json.RawMessage] {
 	}
 }
 
-// walk does what [Members] does, but yields the start and end of each value.
+// walk is [Members], but yields where each value starts and ends.
 func walk(object []byte, yield func(key []byte, from, to int) bool) {
 	i := space(object, 0)
 	if i >= len(object) || object[i] != '{' {
@@ -388,7 +390,7 @@ func String(value json.RawMessage) (string, bool) {
 	return string(unquote(value)), true
 }
 
-// Value decodes valid JSON as encoding/json does, but keeps numbers as [json.Number]. If several members have the same name, the last one
+// Value decodes valid JSON like encoding/json, but returns numbers as [json.Number]. If a name is repeated in an object, the last member
 // counts.
 func Value(b json.RawMessage) any {
 	v, _ := value(b, space(b, 0))
@@ -429,7 +431,7 @@ func value(b []byte, i int) (any, int) {
 	return json.Number(b[i:end]), end
 }
 
-// next returns the index of the next member or element after one that ends at i. It skips the comma, if any.
+// next returns the index of the member or element that follows the one ending at i. It skips the comma between them.
 func next(b []byte, i int) int {
 	if i = space(b, i); i < len(b) && b[i] == ',' {
 		i = space(b, i+1)
@@ -450,7 +452,8 @@ func Spaced(b json.RawMessage) bool {
 	return false
 }
 
-// Depth returns the nesting depth of arrays and objects. The JSON may be invalid.
+// Depth returns how deeply arrays and objects are nested. It also accepts invalid JSON, so that callers can check the depth before they
+// parse.
 func Depth(b []byte) int {
 	depth, deepest := 0, 0
 	for i := 0; i < len(b); i++ {
@@ -467,7 +470,7 @@ func Depth(b []byte) int {
 	return deepest
 }
 
-// space returns the index of the first byte at or after i that is not space.
+// space returns the index of the first byte at or after i that is not whitespace.
 func space(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
@@ -505,7 +508,7 @@ func skip(b []byte, i int) int {
 	return i
 }
 
-// skipString returns the index after the string that starts at i. It takes linear time even if the string has many escapes.
+// skipString returns the index after the string that starts at i. It takes linear time even if most characters are escaped.
 func skipString(b []byte, i int) int {
 	quote := i
 	for i++; i < len(b); {
@@ -525,7 +528,7 @@ func skipString(b []byte, i int) int {
 	return len(b)
 }
 
-// unquote returns the value of a JSON string. Without escapes, the result shares the memory of b.
+// unquote returns the value of a JSON string. If the string has no escapes, the result shares the memory of b.
 func unquote(b []byte) []byte {
 	if bytes.IndexByte(b, '\\') < 0 {
 		return b[1 : len(b)-1]
@@ -535,13 +538,13 @@ func unquote(b []byte) []byte {
 	return []byte(s)
 }
 
-// The functions in this file change members of JSON objects and keep all other bytes.
+// The functions from here on change members of JSON objects without decoding the values.
 
-// Quote returns the text as a JSON string.
+// Quote returns s as a JSON string.
 func Quote(s string) json.RawMessage { return AppendString(nil, s) }
 
-// Replace returns the object with another value for a member. If several members have the name, it replaces the last one. Without such a
-// member it returns the object unchanged.
+// Replace returns the object with another value for the named member, or the object itself if it has no such member. If several members
+// have the name, it replaces the last one.
 func Replace(object json.RawMessage, name string, value []byte) json.RawMessage {
 	from, to := locate(object, name)
 	if from < 0 {
@@ -553,7 +556,7 @@ func Replace(object json.RawMessage, name string, value []byte) json.RawMessage 
 	return append(out, object[to:]...)
 }
 
-// locate returns the start and end of a member's value, or -1 if the object does not have the member.
+// locate returns the start and end of the last member with the name. from is -1 if there is none.
 func locate(object json.RawMessage, name string) (from, to int) {
 	from = -1
 	walk(object, func(key []byte, start, end int) bool {
@@ -565,7 +568,7 @@ func locate(object json.RawMessage, name string) (from, to int) {
 	return from, to
 }
 
-// Without returns the object without the members for which out reports true.
+// Without returns the object without the members whose names out accepts.
 func Without(object json.RawMessage, out func(name string) bool) json.RawMessage {
 	kept := []byte{'{'}
 	for key, value := range Members(object) {
@@ -580,11 +583,11 @@ func Without(object json.RawMessage, out func(name string) bool) json.RawMessage
 	return append(kept, '}')
 }
 
-// MaxDistinct is the number of members up to which [Repeats] compares their names, because it needs memory for each.
+// MaxDistinct is the maximum number of members in which [Repeats] looks for repeated names. It bounds the memory for a hostile object.
 const MaxDistinct = 1000
 
-// Repeats reports whether an object has two members with the same name, which readers interpret differently, or more than
-// [MaxDistinct] members.
+// Repeats reports whether two members of an object have the same name. Callers refuse such objects, because one JSON reader uses the first
+// value and another one the last. For more than [MaxDistinct] members it returns true, too.
 func Repeats(object json.RawMessage) bool {
 	var names [16][]byte // nearly every object has fewer members, and needs no map
 	n := 0
@@ -603,7 +606,7 @@ func Repeats(object json.RawMessage) bool {
 	return false
 }
 
-// repeatsAny does what [Repeats] does for an object with any number of members.
+// repeatsAny is [Repeats] for objects whose names do not fit into the array of Repeats.
 func repeatsAny(object json.RawMessage) bool {
 	names := map[string]bool{}
 	for key := range Members(object) {

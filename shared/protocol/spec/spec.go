@@ -26,7 +26,7 @@ const (
 // Versions lists them, newest first.
 var Versions = []Version{V20260728, V20251125, V20250618, V20250326}
 
-// LatestSessionBased is offered to clients that do not name a session-based revision that we know.
+// LatestSessionBased is the revision that the server offers to a client whose initialize names no session-based revision that we know.
 const LatestSessionBased = V20251125
 
 // Stateless reports whether the revision has no sessions.
@@ -112,14 +112,14 @@ const (
 	MetaRelatedTask  = "io.modelcontextprotocol/related-task"
 )
 
-// EventsExtension is the MCP Events extension (SEP-3415) in capabilities.
+// EventsExtension names the MCP Events extension (SEP-3415) in capabilities.
 const EventsExtension = "io.modelcontextprotocol/events"
 
-// TasksExtension is the tasks extension (SEP-2663) in capabilities.
+// TasksExtension names the tasks extension (SEP-2663) in capabilities.
 const TasksExtension = "io.modelcontextprotocol/tasks"
 
-// Profile selects a text of the MCP Events extension. The released clients and the Final text differ in the webhook-id of deliveries,
-// in the numbers of errors, and in the answer to an unknown events/unsubscribe.
+// Profile selects a version of the MCP Events extension: the draft that released clients implement, or the Final text. They differ in the
+// webhook-id of deliveries, in the error codes, and in the response to events/unsubscribe for an unknown subscription.
 type Profile string
 
 // The profiles.
@@ -133,8 +133,8 @@ const (
 // Profiles lists them.
 func Profiles() []string { return []string{string(Released), string(Final)} }
 
-// EventsRevisions maps the implemented values of the setting revision of [EventsExtension] to their profiles. It is empty, because the
-// published texts do not define a value yet.
+// EventsRevisions maps the revision that a client declares in its [EventsExtension] settings to our profile for it. It is empty, because
+// the published texts do not define revisions yet.
 var EventsRevisions = map[string]Profile{}
 
 // Delivery modes of the MCP Events extension.
@@ -153,21 +153,21 @@ const (
 	CodeUnsupportedVersion = -32022
 )
 
-// severities are the levels of log messages, from the least to the most severe (RFC 5424, with the names of MCP).
+// severities are the levels of log messages, the least severe first (RFC 5424, with MCP's names).
 var severities = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
 
 // KnownSeverity reports whether a level of log messages exists.
 func KnownSeverity(level string) bool { return slices.Contains(severities, level) }
 
-// SevereAs reports whether a level is at least as severe as another. An unknown level is the least severe.
+// SevereAs reports whether level is at least as severe as least. An unknown level is the least severe.
 func SevereAs(level, least string) bool {
 	return slices.Index(severities, level) >= slices.Index(severities, least)
 }
 
-// OwnPrefix is the prefix of our own names: _meta keys and the extensions.
+// OwnPrefix begins the names that this project defines: _meta keys and extensions.
 const OwnPrefix = "io.github.mcp-events/"
 
-// IsOwn reports whether a name has our prefix. The comparison ignores case, because some readers of JSON do.
+// IsOwn reports whether a name has our prefix. It ignores case, because some JSON readers do.
 func IsOwn(name string) bool {
 	prefix, _, ok := strings.Cut(name, "/")
 	return ok && strings.EqualFold(prefix+"/", OwnPrefix)
@@ -175,34 +175,37 @@ func IsOwn(name string) bool {
 
 // Our _meta keys.
 const (
-	// MetaCursor is a position in the log. Every notification of a listen has it, and a later listen that sends it continues there.
+	// MetaCursor is a position in the event log. Each notification of a subscriptions/listen stream has one. A client that sends it in a
+	// later listen continues there.
 	MetaCursor = OwnPrefix + "cursor"
-	// MetaEventID, MetaTime and MetaPayload describe the event of notifications/resources/updated. Only clients that declare
-	// [OwnExtension] get the payload in _meta; all clients get it in params.
+	// MetaEventID, MetaTime and MetaPayload describe the event behind notifications/resources/updated. Clients get the payload in params,
+	// and in _meta as well if they declare [OwnExtension].
 	MetaEventID = OwnPrefix + "eventId"
 	MetaTime    = OwnPrefix + "time"
 	MetaPayload = OwnPrefix + "payload"
-	// MetaURI and MetaArguments describe the event of an EventOccurrence (SEP-3415). Without them, a subscriber with open variables, e.g.
-	// a subscriber to all orders, could not tell which order an event is about.
+	// MetaURI and MetaArguments describe the event of an EventOccurrence (SEP-3415). Without them, a client that subscribed to many URIs
+	// with one subscription, e.g. to all orders, could not tell which order an event is about.
 	MetaURI       = OwnPrefix + "uri"
 	MetaArguments = OwnPrefix + "arguments"
-	// MetaTruncated says that the log no longer reaches back to the cursor.
+	// MetaTruncated marks a notification about a gap: events after the client's cursor are no longer in the log.
 	MetaTruncated = OwnPrefix + "truncated"
-	// MetaConflicts lists the names that several backends have.
+	// MetaConflicts lists the names in a list that several backends have, e.g. of tools. The first backend serves them.
 	MetaConflicts = OwnPrefix + "conflicts"
-	// MetaIdempotency identifies a registration, so that repeating it returns the same subscription.
+	// MetaIdempotency is a key that the client chooses for a registration. Repeating the request with the key returns the same
+	// subscription.
 	MetaIdempotency = OwnPrefix + "idempotencyKey"
-	// MetaContextCut says that a context was shortened.
+	// MetaContextCut marks a conversation context from which parts are missing, for example because it was too long.
 	MetaContextCut = OwnPrefix + "contextCut"
-	// MetaPlain set to true in events/subscribe keeps the server from sending a termination notice to the endpoint.
+	// MetaPlain, if true in events/subscribe, tells the server to send no control messages to the webhook, such as a termination notice.
+	// The challenge is still sent.
 	MetaPlain = OwnPrefix + "plain"
 )
 
 // The extensions in capabilities.
 const (
-	// OwnExtension is our extension: event subscriptions of SEP-1803 and our additions.
+	// OwnExtension is our extension in capabilities. It consists of the event subscriptions of SEP-1803 and our additions.
 	OwnExtension = OwnPrefix + "subscriptions"
-	// ConversationExtension has the same content as capabilities.conversationEvents.
+	// ConversationExtension repeats capabilities.conversationEvents as an extension, for clients that only read extensions.
 	ConversationExtension = OwnPrefix + "conversation"
 )
 
@@ -213,11 +216,11 @@ const (
 	HeaderName      = "Mcp-Name"
 	HeaderSession   = "Mcp-Session-Id"
 	HeaderLastEvent = "Last-Event-Id"
-	// HeaderParameter is the prefix of the headers that repeat arguments of a tool (2026-07-28, Custom Headers from Tool Parameters).
+	// HeaderParameter begins the headers that repeat a tool's arguments (2026-07-28, Custom Headers from Tool Parameters).
 	HeaderParameter = "Mcp-Param-"
 )
 
-// Mirrored maps a method to the member of params that [HeaderName] repeats (2026-07-28, Standard Request Headers).
+// Mirrored maps a method to the member of params whose value [HeaderName] repeats (2026-07-28, Standard Request Headers).
 var Mirrored = map[string]string{
 	MethodToolsCall:  "name",
 	MethodPromptsGet: "name",
@@ -226,7 +229,7 @@ var Mirrored = map[string]string{
 	MethodTasksGet: "taskId", MethodTasksUpdate: "taskId", MethodTasksCancel: "taskId",
 }
 
-// Values of Mcp-Name that are not plain ASCII are encoded in Base64 between these marks, for example =?base64?w6k=?= for é (2026-07-28,
+// If a value of Mcp-Name is not plain ASCII, it is encoded in Base64 between these marks, for example =?base64?w6k=?= for é (2026-07-28,
 // Value Encoding).
 const (
 	sentinelStart = "=?base64?"
@@ -235,7 +238,7 @@ const (
 
 var errHeaderValue = errors.New("the header value is malformed")
 
-// EncodeHeader encodes a name or a URI as a header value.
+// EncodeHeader returns a name or a URI as a value of Mcp-Name, encoded if necessary.
 func EncodeHeader(s string) string {
 	plain := strings.Trim(s, " \t") == s && (!strings.HasPrefix(s, sentinelStart) || !strings.HasSuffix(s, sentinelEnd))
 	for i := 0; plain && i < len(s); i++ {
@@ -266,5 +269,5 @@ func DecodeHeader(value string) (string, error) {
 	return string(b), nil
 }
 
-// headerByte reports whether RFC 9110 allows the character in a header value.
+// headerByte reports whether a header value may contain the character unencoded (RFC 9110, without non-ASCII bytes).
 func headerByte(c byte) bool { return c >= ' ' && c <= '~' || c == '\t' }

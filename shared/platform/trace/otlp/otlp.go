@@ -1,7 +1,7 @@
-// Package otlp exports spans, and the metrics of functions, to an OpenTelemetry collector with OTLP over HTTP and bodies in JSON.
+// Package otlp exports spans, and the metrics of functions, to an OpenTelemetry collector. It uses OTLP over HTTP with JSON bodies.
 //
-// OpenTelemetry's own exporters write protobuf, which would make the functions larger than our limit, see docs/internals/decisions.md.
-// Its SDK does the sampling, batching and aggregation.
+// OpenTelemetry's own exporters write protobuf, which would make the functions larger than our limit, see docs/internals/decisions.md. Its
+// SDK does the sampling, batching and aggregation.
 package otlp
 
 import (
@@ -29,13 +29,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
-// path is the collector's path for spans, and PathMetrics its path for metrics.
+// path is where the collector receives spans, and PathMetrics is where it receives metrics.
 const (
 	path        = "/v1/traces"
 	PathMetrics = "/v1/metrics"
 )
 
-// MetricNotSent counts lost batches of spans, and MetricMetricsNotSent lost batches of metrics.
+// MetricNotSent counts batches of spans that could not be sent. MetricMetricsNotSent does so for batches of metrics.
 const (
 	MetricNotSent        = "SpansNotSent"
 	MetricMetricsNotSent = "MetricsNotSent"
@@ -44,24 +44,26 @@ const (
 const (
 	// sendTime limits a request.
 	sendTime = 5 * time.Second
-	// queued is the largest number of spans that wait for the collector. More are dropped. A busy server's spans of a second fit.
+	// queued is the maximum number of spans that wait to be sent. Further spans are dropped. The queue has room for all spans of a busy
+	// server between two batches, which is one second.
 	queued, batch = 16_384, 2048
 )
 
 // Options are the settings of an exporter.
 type Options struct {
-	// Endpoint is the collector's URL without a path. A nil HTTP is a client with a timeout.
+	// Endpoint is the collector's URL without a path. If HTTP is nil, a client with a timeout sends the requests.
 	Endpoint string
 	HTTP     *http.Client
-	// Ratio is the exported share of the traces that start in this process. Other traces are exported if their start was sampled.
+	// Ratio is the share of the traces started by this process that is exported. A trace from another system is exported if that system
+	// sampled it.
 	Ratio float64
 	// Version is the version of the product.
 	Version string
 	Log     *slog.Logger
 }
 
-// Provider returns the provider for a tracer. Shut it down when the process ends. In a function, flush it after each invocation
-// because Lambda may freeze the process.
+// Provider returns the provider for a tracer of package trace. Shut it down when the process ends. A function must also flush it after each
+// invocation, because Lambda may freeze the process.
 func Provider(o Options) (*sdk.TracerProvider, error) {
 	c, err := newCollector(o, path, &metric.Tally{Name: MetricNotSent, Text: "spans not sent", Log: o.Log})
 	if err != nil {
@@ -74,7 +76,7 @@ func Provider(o Options) (*sdk.TracerProvider, error) {
 	), nil
 }
 
-// product returns the attributes of the product.
+// product returns the attributes that name the product and its version.
 func product(o Options) []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.String("service.name", "mcp-events"), attribute.String("service.version", o.Version)}
 }
@@ -82,7 +84,7 @@ func product(o Options) []attribute.KeyValue {
 // exporter implements [sdk.SpanExporter].
 type exporter struct{ *collector }
 
-// ExportSpans sends spans. If the collector rejects them, they are lost and counted, because no caller waits for them.
+// ExportSpans sends spans. If that fails, the spans are lost, and the batch is counted.
 func (e exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	if len(spans) > 0 {
 		e.export(ctx, requestOf(spans))
@@ -93,7 +95,7 @@ func (e exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) err
 // Shutdown implements [sdk.SpanExporter].
 func (exporter) Shutdown(context.Context) error { return nil }
 
-// collector sends requests to a path of a collector.
+// collector sends requests to one path of the OpenTelemetry collector.
 type collector struct {
 	url     string
 	options Options
@@ -111,7 +113,7 @@ func newCollector(o Options, path string, failed *metric.Tally) (*collector, err
 	return &collector{url: strings.TrimSuffix(o.Endpoint, "/") + path, options: o, failed: failed}, nil
 }
 
-// export sends a request, and counts and logs a failure.
+// export sends a request. It counts and logs a failure instead of returning it, because no caller waits for the result.
 func (c *collector) export(ctx context.Context, request any) {
 	body, _ := json.Marshal(request) // cannot fail with texts and numbers
 	if err := c.send(ctx, body); err != nil {
@@ -200,7 +202,7 @@ type value struct {
 // statusError is STATUS_CODE_ERROR.
 const statusError = 2
 
-// requestOf returns the request for spans of the same provider, so they have the same resource and scope.
+// requestOf returns the request that sends the spans. All come from one provider, so the first span's resource and scope hold for all.
 func requestOf(spans []sdk.ReadOnlySpan) request {
 	out := make([]span, len(spans))
 	for i, s := range spans {
@@ -246,8 +248,9 @@ func keyValues(all []attribute.KeyValue) []keyValue {
 	return out
 }
 
-// Metrics returns a function that sends the metrics of a process, for the Export of [metric.EMF]. The attribute "stack" distinguishes
-// the deployments that use a collector. Each process has its own instance id, because a gauge is the value of a single process.
+// Metrics returns a function that sends the metrics of a process. Use it as the Export of [metric.EMF]. The attribute "stack" tells
+// deployments with the same collector apart. The instance id is different in each process, because the collector must not mix the gauges of
+// two processes.
 func Metrics(o Options, stack string) (func(context.Context, *metricdata.ResourceMetrics), error) {
 	c, err := newCollector(o, PathMetrics, &metric.Tally{Name: MetricMetricsNotSent, Text: "metrics not sent", Log: o.Log})
 	if err != nil {
@@ -275,7 +278,7 @@ type data struct {
 	IsMonotonic            bool    `json:"isMonotonic,omitempty"`
 }
 
-// point is a NumberDataPoint or, with a count, a HistogramDataPoint.
+// point is a HistogramDataPoint if Count is set, and otherwise a NumberDataPoint.
 type point struct {
 	Attributes        []keyValue `json:"attributes,omitempty"`
 	StartTimeUnixNano string     `json:"startTimeUnixNano"`
