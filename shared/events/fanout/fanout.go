@@ -73,7 +73,7 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	defer func() { spans.End(spanError(err)) }()
 	groups, errs := f.group(ctx, batch, &spans)
 	if f.DB.Local() {
-		err = f.deliverLocal(ctx, groups, mustAppendFirst(batch))
+		err = f.deliverLocal(ctx, groups, batch)
 	} else {
 		err = f.deliver(ctx, groups)
 	}
@@ -94,37 +94,39 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 }
 
 // deliverLocal appends the events to the log and sends page tasks, if this process owns the store. It does both concurrently,
-// because the log and the queues are in one file, so that appending takes no longer than the first attempts. If appendFirst is set,
-// the attempts begin after the append.
+// because the log and the queues are in one file, so that appending takes no longer than the first attempts. There are two
+// exceptions:
+//
+//   - If a message is redelivered, deliverLocal appends first and writes the tasks before their attempts begin. Otherwise
+//     each redelivery would send the webhooks again while the disk is full.
+//   - If a message is not written yet, deliverLocal appends first, because a crash may still lose the event. The commit of
+//     its log entry also writes its message.
 //
 // A subscription that is made from a cursor meanwhile waits for the batch before it replays the log; see
 // [eventlog.Log.AwaitBatches].
-func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, appendFirst bool) error {
+func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []queue.Message) error {
 	defer f.Log.BeginBatch()()
 	headers, err := f.match(ctx, groups)
 	if err != nil {
 		return err
 	}
-	if appendFirst {
+	if slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 }) {
 		f.append(ctx, groups)
 		return f.sendTasks(ctx, pageTasks(groups, headers))
+	}
+	if slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Unwritten }) {
+		f.append(ctx, groups)
+		return f.forwardTasks(ctx, pageTasks(groups, headers))
 	}
 	var sending sync.WaitGroup
 	tasks := pageTasks(groups, headers)
 	sending.Go(func() {
 		defer fault.Recovered(&err)
-		err = f.sendTasks(ctx, tasks)
+		err = f.forwardTasks(ctx, tasks)
 	})
 	f.append(ctx, groups)
 	sending.Wait()
 	return err
-}
-
-// mustAppendFirst reports whether webhooks have to wait until the log has the events of a batch. This is so for a redelivered
-// message, because it would otherwise send its webhooks again and again while the log fails. It is also so for an event whose
-// message is not written yet, because a crash may still lose it. The commit of its log entry also writes its message.
-func mustAppendFirst(batch []queue.Message) bool {
-	return slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 || m.Unwritten })
 }
 
 // deliver appends the events to the log and then sends page tasks.
@@ -151,9 +153,17 @@ func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	return f.sendTasks(ctx, pageTasks(groups, headers))
 }
 
-// sendTasks queues page tasks. If the queue is in this process, their first attempts begin before the tasks are written. After a
-// crash at that time, the event is still on the events queue and leads to the same tasks again.
+// sendTasks queues page tasks.
 func (f *Fanout) sendTasks(ctx context.Context, tasks []queue.Outgoing) error {
+	if len(tasks) == 0 {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, f.Queue.Send(ctx, queue.Deliveries, tasks...), "send page tasks")
+}
+
+// forwardTasks is like sendTasks, but the first attempts begin before the tasks are written, if the queue is in this process.
+// After a crash at that time, the event is still on the events queue and leads to the same tasks again.
+func (f *Fanout) forwardTasks(ctx context.Context, tasks []queue.Outgoing) error {
 	if len(tasks) == 0 {
 		return nil
 	}
