@@ -215,7 +215,7 @@ func (f *flow) retry(do func() error, attrs ...any) error {
 	return f.ctx.Err()
 }
 
-// handleGap reports a gap to the program and then continues from its cursor.
+// handleGap reports a gap to the program and then continues after the gap, at its cursor.
 func (f *flow) handleGap(g Gap) error {
 	err := f.reportGap(g)
 	if err == nil {

@@ -88,8 +88,8 @@ func (h *Handler) register(k *hook) {
 	h.uris = append(h.uris, k)
 }
 
-// expect accepts requests for a subscription under an id that the handler does not know yet, because the server may choose a new id
-// for a subscription that is new or that it has lost.
+// expect adds a subscription to those whose secrets the handler tries if it does not know the id in a request. A subscription that is new,
+// or that the server has lost, gets its id only in the server's answer, but webhooks may arrive before the answer.
 func (h *Handler) expect(k *hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

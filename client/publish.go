@@ -175,7 +175,7 @@ func quote(s string) json.RawMessage {
 	return b
 }
 
-// flush sends a batch and reports the accepted events.
+// flush sends a batch and passes the accepted events to Accepted.
 func (p Publisher) flush(ctx context.Context, url string, batch []item) error {
 	if len(batch) == 0 {
 		return nil

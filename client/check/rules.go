@@ -207,7 +207,7 @@ func isObject(raw json.RawMessage) bool {
 	return json.Unmarshal(raw, &members) == nil && members != nil
 }
 
-// clip returns the beginning of a server's text for reports.
+// clip quotes the beginning of a text from the server, for reports.
 func clip(raw []byte) string {
 	const most = 200
 	if len(raw) > most {
@@ -260,7 +260,7 @@ func (c *refusalCheck) ask(ctx context.Context, method string, params map[string
 	return need(c.conn.openRefused(ctx, params, c.Wait))
 }
 
-// checkWrongMode asks an event type for a mode that it does not offer.
+// checkWrongMode requests events in a mode that their type does not offer.
 func (c *refusalCheck) checkWrongMode(ctx context.Context) {
 	for mode, method := range map[string]string{spec.ModePoll: spec.MethodEventsPoll, spec.ModePush: spec.MethodEventsStream} {
 		i := slices.IndexFunc(c.types, func(t eventType) bool { return !slices.Contains(t.Delivery, mode) && accepts(t.InputSchema, "{}") })

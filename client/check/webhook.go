@@ -24,7 +24,7 @@ type subscribed struct {
 	} `json:"deliveryStatus"`
 }
 
-// grant returns when the subscription ends. The zero time means never.
+// grant returns when the subscription ends. The zero time means never. Ok is false if the server sent an invalid time.
 func (s *subscribed) grant() (t time.Time, ok bool) {
 	if s.RefreshBefore == nil {
 		return t, true
@@ -116,7 +116,7 @@ func (c *webhookCheck) run(ctx context.Context) {
 // noPrincipals is the reason for rules that need authentication, if the server under test does not authenticate callers.
 const noPrincipals = "not testable here: the server has no authentication (ours has --auth none), so it does not tell callers apart; start it with authentication (--auth keys) and give a key with --key"
 
-// judgeChallenge judges the challenge of the first subscription.
+// judgeChallenge checks the challenge that the server sent before it accepted the first subscription.
 func (c *webhookCheck) judgeChallenge(h *hook) {
 	control := h.listDeliveries(true)
 	if len(control) == 0 {

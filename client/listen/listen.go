@@ -40,8 +40,7 @@ type Options struct {
 
 	// Cursor is the cursor to begin with if File does not exist yet.
 	Cursor string
-	// File keeps the cursor of Name. With a file, a webhook subscription stays at the server at the end, so that the next run
-	// continues it.
+	// File keeps the cursor of Name. With a file, Run does not end a webhook subscription at the server, so that the next run continues it.
 	File string
 
 	// Listen is the address on this machine at which the webhook receiver listens. Target is the URL at which the server reaches the
@@ -99,7 +98,7 @@ func (o *Options) receive(ctx context.Context, p *printer) error {
 	return err
 }
 
-// followed returns options that read a stream or poll.
+// followed returns a copy of the options that uses a stream or polls instead of webhooks.
 func (o *Options) followed() *Options {
 	follow := *o
 	follow.Stream = o.Name == ""
@@ -245,7 +244,7 @@ func (p *printer) counted() {
 	}
 }
 
-// receivesBy sets the mode of the subscription, which lines about gaps name.
+// receivesBy sets the mode that the printed gaps contain.
 func (p *printer) receivesBy(mode string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -22,7 +22,7 @@ type ConsentCmd struct {
 	Revoke ConsentRevokeCmd `cmd:"" help:"Revoke consent. From then on the provider receives no messages."`
 }
 
-// consentFlags are the flags of every command for consent.
+// consentFlags are the flags that all consent commands share.
 type consentFlags struct {
 	Remote
 	Principal string `placeholder:"NAME" help:"Act for this principal of the workspace. The key then needs the scope consent:manage. Default: the principal of the key."`
@@ -31,7 +31,7 @@ type consentFlags struct {
 // ConsentListCmd lists providers.
 type ConsentListCmd struct{ consentFlags }
 
-// consentChange are the flags of the commands that change consent, and its argument.
+// consentChange holds the flags and the argument of the commands that change consent.
 type consentChange struct {
 	consentFlags
 	Provider string `arg:"" help:"Name of the provider, as consent list shows it."`

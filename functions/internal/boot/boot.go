@@ -262,7 +262,8 @@ func (l *Lazy[T]) Made() (value T, made bool) {
 	return l.value, l.made
 }
 
-// Handler returns a handler that uses a lazy handler. It responds with 503 if that cannot be created.
+// Handler returns a handler that passes requests to l's handler, which the first request creates. It responds with 503
+// if that fails.
 func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h, err := l.Get(r.Context())

@@ -111,7 +111,8 @@ func retryForSeconds(ctx context.Context, do func() error) error {
 // resourceID never changes, so that CloudFormation never replaces the resource.
 const resourceID = "mcpevents-sealing-keys"
 
-// settingsProperty is the property with the settings, named like the functions' environment variables.
+// settingsProperty is the property of the resource that contains the settings. They have the names of the functions'
+// environment variables.
 const settingsProperty = "Settings"
 
 // checkSettings checks the settings with the code that the functions read them with.

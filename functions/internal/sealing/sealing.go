@@ -394,7 +394,7 @@ type DropResult struct {
 	Dropped int `json:"dropped"`
 }
 
-// errOld ends a check that finds a secret of an old key.
+// errOld ends a check that finds a secret that an older key has sealed.
 var errOld = errors.New("sealing: a secret is sealed with an old key")
 
 // Drop removes the keys that are older than the sealing key. A secret that no key opens is a lost subscription, so Drop works
@@ -431,7 +431,8 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 			return DropResult{}, fault.Wrap(fault.Internal, err, "decode the progress")
 		}
 	}
-	// The stored public keyset decides. After a promotion that crashed, it still seals with the previous key.
+	// Begin with the key in the stored public keyset, because after a promotion that crashed, that is the key that
+	// still seals.
 	begin := dropState{Phase: resealing, Key: sealer.Key()}
 	if !bytes.Equal(p.Key, begin.Key) {
 		p.dropState = begin
@@ -480,7 +481,7 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 	return DropResult{Phase: "done", Dropped: dropped}, p.save(ctx)
 }
 
-// progress is the stored progress of [Drop].
+// progress is the stored [dropState] and the version of its item.
 type progress struct {
 	db store.DB
 	dropState
