@@ -28,7 +28,7 @@ type occurrence struct {
 	Meta      json.RawMessage `json:"_meta"`
 }
 
-// event returns the event for the program.
+// event returns the occurrence as an [Event]. Via says how it arrived.
 func (o *occurrence) event(via string) Event {
 	return Event{Via: via, ID: o.EventID, Name: o.Name, URI: o.uri(), Time: o.Timestamp, Cursor: o.Cursor, Received: time.Now(), Data: o.Data}
 }
@@ -135,7 +135,7 @@ func (f *flow) handleMessage(data []byte) error {
 	cursor := m.Params.Cursor
 	switch m.Method {
 	case spec.NoteEventsActive:
-		// A server that gave no cursor cannot send the events of the time in which there was no stream.
+		// A server without cursors cannot send the events that occurred while no stream was open.
 		missed := m.Params.Truncated || f.started && f.cursor == ""
 		f.open = true
 		f.markAccepted(grant{})

@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// hook is a subscription that receives webhooks through the [Handler].
+// hook is a subscription whose webhooks arrive at the [Handler] or at an [Endpoint].
 type hook struct {
 	*flow
 	at          endpoint // nil for SEP-1803
@@ -99,7 +99,7 @@ func (k *hook) validSecrets() []string {
 
 // endpoint is where a subscription of MCP Events receives its webhooks.
 type endpoint interface {
-	// expect sets the secret for a registration or a refresh, and accepts its webhooks before the server has answered.
+	// expect sets the secret for a registration or a refresh. The endpoint must accept webhooks with it before the server has answered.
 	expect(k *hook) error
 	// bind sets the id of the subscription to the one in the server's answer.
 	bind(k *hook, id string)

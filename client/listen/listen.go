@@ -164,7 +164,7 @@ func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks stri
 	return true, sub.Err()
 }
 
-// subscription returns the options of the subscription.
+// subscription returns the options for package client.
 func (o *Options) subscription(p *printer) client.SubscribeOptions {
 	s := client.SubscribeOptions{
 		Cursor: o.Cursor,

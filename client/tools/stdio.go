@@ -156,7 +156,7 @@ func (c *connection) Read(ctx context.Context) (sdk.Message, error) {
 		if err != nil || !ok || !r.IsCall() || c.begin(r.ID) {
 			return m, err
 		}
-		// The code is the one with which the MCP endpoint reports an exhausted limit.
+		// Use the code that the MCP endpoint uses for an exhausted limit.
 		refused := &sdk.Error{Code: http.StatusTooManyRequests, Message: fmt.Sprintf("%d requests are in flight (allowed: %d): wait for an answer first", maxInFlight, maxInFlight)}
 		if err = c.Connection.Write(ctx, &sdk.Response{ID: r.ID, Error: refused}); err != nil {
 			return nil, err

@@ -89,7 +89,7 @@ func printProviders(out io.Writer, providers ...provider) error {
 	return fault.Wrap(fault.Internal, w.Flush(), "print")
 }
 
-// provider is a context provider as the HTTP API for consent describes it.
+// provider is an entry in a list of context providers from the HTTP API for consent.
 type provider struct {
 	Name        string `json:"name"`
 	Title       string `json:"title,omitempty"`

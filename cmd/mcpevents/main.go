@@ -200,7 +200,7 @@ func environment() kong.Option {
 	})
 }
 
-// logger returns the log of a command.
+// logger returns a logger for a command, which writes to w.
 func (g *Globals) logger(w io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(g.LogLevel))) // one of the enum

@@ -126,7 +126,7 @@ func (p *acceptedPrinter) end() error {
 	return err
 }
 
-// muchData is the size of data in bytes from which progress is shown.
+// muchData is the size of the data, in bytes, from which the command shows progress.
 const muchData = 256 << 10
 
 // open opens the data. The size is 0 if it is unknown.

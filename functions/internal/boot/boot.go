@@ -133,8 +133,9 @@ func (p *Process) measure(l config.Limits, log *slog.Logger) (counters *metric.S
 	return counters, trace.New(p.spans), nil
 }
 
-// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token. A function
-// without callers gets nil, except with API keys, because it looks up principals in their authenticator.
+// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token. With API
+// keys, a function without callers gets the authenticator, too, because it looks up principals there. In the other
+// modes it gets nil.
 func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
 	switch {
 	case s.mode == auth.ModeKeys:

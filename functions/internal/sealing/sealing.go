@@ -151,8 +151,8 @@ func read(ctx context.Context, db store.DB, key store.Key) (*store.Item, error) 
 // Step is a step of a rotation.
 type Step string
 
-// A rotation has two steps. The first adds a key that can open secrets. The second makes it the key that seals. In
-// between, every process that opens secrets must have read the new key, which takes at most [reloadAfter].
+// A rotation has two steps. The first adds a key that can open secrets. The second makes it the key that seals. Wait
+// for [reloadAfter] in between. After that, every process that opens secrets can load the new key.
 const (
 	stepAdd     Step = "add"
 	stepPromote Step = "promote"
@@ -360,7 +360,7 @@ const (
 	// dropWait is the time between the resealing and the check. For at most [subscription.EndedKept], stored deliveries
 	// of termination notices have copies of secrets that an older key has sealed.
 	dropWait = subscription.EndedKept
-	// dropReserve is the time before the deadline of an invocation at which Drop begins no further page.
+	// dropReserve is how long before the deadline of an invocation Drop stops reading further pages.
 	dropReserve = 20 * time.Second
 )
 
@@ -378,7 +378,7 @@ type dropState struct {
 	// Key is the prefix of the secrets that the sealing key has sealed. If a rotation has changed it, Drop begins
 	// again.
 	Key []byte `json:"key"`
-	// At is how far the phase has come.
+	// At is the position in the subscriptions that the phase has reached.
 	At subscription.Position `json:"at"`
 	// Resealed is when the resealing ended.
 	Resealed time.Time `json:"resealed,omitzero"`
