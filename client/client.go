@@ -125,6 +125,9 @@ func (c *Client) withOwnSession() *Client {
 	return own
 }
 
+// Revision returns the revision of MCP that the client and the server speak.
+func (c *Client) Revision() string { return string(c.version) }
+
 // isStateless reports whether the revision has no sessions.
 func (c *Client) isStateless() bool { return c.version.Stateless() }
 

@@ -100,6 +100,9 @@ func TestTokens(t *testing.T) {
 		}
 		described(t, strings.TrimSuffix(stack.FunctionURL("PublishFunction"), "/"), resource, p.Issuer)
 	})
+	t.Run("GWN-21 each principal has its own subscription at a backend that gets the callers' tokens", func(t *testing.T) {
+		callerEvents(t, stack, p)
+	})
 }
 
 // described reads the protected resource metadata at a host.

@@ -21,6 +21,7 @@ func main() { os.Exit(boot.Run(boot.All, create)) }
 func create(p *boot.Process) (boot.Handler, error) {
 	webhook.MuteTransport()
 	sender := webhooks.NewSender(p.Core, webhooks.SenderOptions{})
+	p.Demand.Key = boot.NewLazy(func(ctx context.Context) ([]byte, error) { return cursors.Key(ctx, p.DB) }).Get
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
 		tokens, err := cursors.Sealer(ctx, p.DB)
 		if err != nil {

@@ -35,6 +35,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	}
 	p.Limits.PublicURL = cmp.Or(p.Limits.PublicURL, receiver)
 	key := boot.NewLazy(func(ctx context.Context) ([]byte, error) { return cursors.Key(ctx, p.DB) })
+	p.Demand.Key = key.Get
 	invocations := relay.NewInvocations(func() *relay.Relay { return relays.New(p.Core, backends, key.Get, announced) })
 	return p.Invoked(invocations.Serve).BeforeEnd(func() { invocations.Shutdown(shutdownTime) }), nil
 }

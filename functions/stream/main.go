@@ -55,6 +55,10 @@ func create(p *boot.Process) (boot.Handler, error) {
 		})
 		return s, err
 	})
+	p.Demand.Key = func(ctx context.Context) ([]byte, error) {
+		s, err := sources.Get(ctx)
+		return s.key, err
+	}
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
 		s, err := sources.Get(ctx)
 		if err != nil {

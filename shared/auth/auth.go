@@ -68,6 +68,30 @@ type Principal struct {
 	Anonymous bool
 }
 
+// Token is the credential of a caller, for backends that act for their callers. Formatting it does not show it.
+type Token struct {
+	// Header is the Authorization header of the caller's request.
+	Header string
+	// Expires is [Principal.Expires].
+	Expires time.Time
+}
+
+// Format implements [fmt.Formatter].
+func (Token) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte("(a token)")) }
+
+type tokenKey struct{}
+
+// WithToken returns a context with the token of the caller on whose behalf it is used.
+func WithToken(ctx context.Context, t Token) context.Context {
+	return context.WithValue(ctx, tokenKey{}, t)
+}
+
+// TokenOf returns the token in a context, which is zero if there is none.
+func TokenOf(ctx context.Context) Token {
+	t, _ := ctx.Value(tokenKey{}).(Token)
+	return t
+}
+
 // Has reports whether the principal has all of the scopes.
 func (p Principal) Has(scopes ...string) bool { return len(p.listMissing(scopes)) == 0 }
 

@@ -85,14 +85,10 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.B
 		c.Backends = slices.Concat(own, c.Backends)
 		eventTypes := map[string]map[string]catalog.BackendTypes{}
 		for _, b := range c.Backends {
-			of, allowed := b.EventTypes()
-			if !allowed {
-				continue
-			}
 			if eventTypes[b.Workspace] == nil {
 				eventTypes[b.Workspace] = map[string]catalog.BackendTypes{}
 			}
-			eventTypes[b.Workspace][b.Name] = of
+			eventTypes[b.Workspace][b.Name] = b.EventTypes()
 		}
 		return &current{c, keys, eventTypes}, err
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/demand"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
@@ -246,7 +247,7 @@ func TestAWebhookSubscriptionOutlivesRelays(t *testing.T) {
 			t.Fatal("the event type is not stored")
 		}
 	}
-	selected := expect.Value(match.Select(entry, json.RawMessage(`{}`)))(t)
+	selected := expect.Value(match.Select(entry, json.RawMessage(`{}`), auth.Principal{}))(t)
 	uri := selected.Pattern.Key
 	logged := func(want int) (gaps int) {
 		t.Helper()
@@ -387,7 +388,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 		}
 	}
 	for order := range orders {
-		s := expect.Value(match.Select(entry, json.RawMessage(fmt.Sprintf(`{"order":"%d"}`, order))))(t)
+		s := expect.Value(match.Select(entry, json.RawMessage(fmt.Sprintf(`{"order":"%d"}`, order)), auth.Principal{}))(t)
 		patterns = append(patterns, s.Pattern)
 		expect.OK(t, core.Demand.Want(t.Context(), "default", "alice", s.Pattern.Key))
 	}

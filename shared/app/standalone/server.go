@@ -292,6 +292,7 @@ func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener)
 	sender := webhooks.NewSender(s.core, sending)
 	s.undo = append(s.undo, sender.Close)
 	key := func(context.Context) ([]byte, error) { return keys.Cursor, nil }
+	s.core.Demand.Key = key
 	r.publishing = app.NewPublishing(s.core, app.PublishingOptions{
 		Secrets: secret.FromEnvironment, Key: key, Dropped: func(ctx context.Context, workspace, backend, reason string) {
 			s.backends.CountDrop(ctx, api.Backend{Workspace: workspace, Name: backend}, reason)

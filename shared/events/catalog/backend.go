@@ -13,6 +13,7 @@ import (
 	"sync"
 	"unicode"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -27,12 +28,18 @@ import (
 // The catalog cannot know which arguments of a backend's event type belong into a URI. So all arguments of a subscription, as canonical
 // JSON, become one segment of the event URI: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url. Subscriptions with equal
 // arguments therefore have the same URI, and the log, fanout and subscriptions need no special case. Clients use only the type's name.
+//
+// A backend that acts for its callers shows each of them other event types and events. So its types are not stored, and any name with its
+// prefix may be one of them, until the relay asks the backend. The last segment of its URIs is ARGUMENTS.CALLER, where CALLER is the
+// [CallerID] of the only principal that may receive the events.
 
 const (
 	// MaxBackendTypes is the largest number of event types of one backend.
 	MaxBackendTypes = 200
 	// maxBackendArguments is the largest size of canonical arguments in bytes, because they become part of a URI.
 	maxBackendArguments = 600
+	// callerSize is how much smaller the arguments must be if the URI also has the caller.
+	callerSize = 30
 )
 
 // argumentsVariable is the only variable in the URI template of a backend's event type.
@@ -52,6 +59,8 @@ type BackendTypes struct {
 	Prefix string        `json:"prefix,omitempty"`
 	Scopes []string      `json:"scopes,omitempty"`
 	Types  []BackendType `json:"types,omitempty"`
+	// PerCaller is set if the backend acts for its callers. There are no Types then.
+	PerCaller bool `json:"perCaller,omitempty"`
 	// Refused says why there are no Types although the backend has some. It is empty otherwise.
 	Refused string `json:"refused,omitempty"`
 }
@@ -77,8 +86,8 @@ func NewBackendEntry(backend string, of BackendTypes, t BackendType) (*Entry, er
 		input:    t.InputSchema,
 	}
 	e.URITemplate = Scheme + e.segments[0].literal + "/" + t.Name + "/{" + argumentsVariable + "}"
-	if len(of.Scopes) > 0 {
-		e.Access = &Access{Scopes: of.Scopes}
+	if len(of.Scopes) > 0 || of.PerCaller {
+		e.Access = &Access{Scopes: of.Scopes, perCaller: of.PerCaller}
 	}
 	if e.input == nil {
 		e.input = json.RawMessage(`{"type":"object"}`)
@@ -116,7 +125,8 @@ func ParseBackendURI(uri string) (backend, own string, arguments json.RawMessage
 	if BackendOf(uri) == "" || len(parts) != 3 {
 		return "", "", nil, false
 	}
-	arguments, err := base64.RawURLEncoding.DecodeString(parts[2])
+	encoded, _, _ := strings.Cut(parts[2], ".")
+	arguments, err := base64.RawURLEncoding.DecodeString(encoded)
 	return parts[0], parts[1], arguments, err == nil && json.Valid(arguments)
 }
 
@@ -130,16 +140,41 @@ func BackendOf(uri string) string {
 	return name
 }
 
+// CallerID returns the text for a principal in the URIs of events that a backend sends to this principal only.
+func CallerID(principal string) string {
+	h := sha256.Sum256([]byte(principal))
+	return base64.RawURLEncoding.EncodeToString(h[:16])
+}
+
+// CallerOf returns the [CallerID] in the URI of a backend's event, or "" if the event is not for one principal only.
+func CallerOf(uri string) string {
+	if BackendOf(uri) == "" {
+		return ""
+	}
+	_, caller, _ := strings.Cut(uri[strings.LastIndexByte(uri, '/'):], ".")
+	return caller
+}
+
+// PerCaller reports whether the event type belongs to a backend that acts for its callers.
+func (e *Entry) PerCaller() bool { return e.Access != nil && e.Access.perCaller }
+
 // backendAuthority is the beginning of the first segment of a backend's event URIs.
 const backendAuthority = "~"
 
-// BindArguments returns the variables of the URI template for a subscription's arguments in canonical JSON.
-func (e *Entry) BindArguments(canonical json.RawMessage) (map[string]string, error) {
-	if len(canonical) > maxBackendArguments {
-		return nil, fault.New(fault.Invalid, "the arguments have %d bytes (allowed for events of a backend: up to %d)", len(canonical), maxBackendArguments).
-			AtLimit("backendArguments", maxBackendArguments)
+// BindArguments returns the variables for a principal and canonical arguments of a backend's event type.
+func (e *Entry) BindArguments(canonical json.RawMessage, p auth.Principal) (map[string]string, error) {
+	value, most := base64.RawURLEncoding.EncodeToString(canonical), maxBackendArguments
+	if e.PerCaller() {
+		if p.ID == "" || p.Anonymous { // several people may share it
+			return nil, fault.New(fault.Unauthenticated, "this needs a caller who has signed in")
+		}
+		value, most = value+"."+CallerID(p.ID), most-callerSize
 	}
-	return map[string]string{argumentsVariable: base64.RawURLEncoding.EncodeToString(canonical)}, nil
+	if len(canonical) > most {
+		return nil, fault.New(fault.Invalid, "the arguments have %d bytes (allowed for events of a backend: up to %d)", len(canonical), most).
+			AtLimit("backendArguments", float64(most))
+	}
+	return map[string]string{argumentsVariable: value}, nil
 }
 
 // backendDocuments, followed by a workspace, is the name of the stored document with the event types of the workspace's backends.
@@ -357,6 +392,10 @@ func (c *Catalog) with(backends map[string]BackendTypes) *Catalog {
 		if why := backends[name].Refused; why != "" {
 			warn(why)
 		}
+		if backends[name].PerCaller {
+			out.hasPerCaller = true
+			continue // its types are not stored
+		}
 		for _, t := range backends[name].Types {
 			e, err := NewBackendEntry(name, backends[name], t)
 			if err != nil {
@@ -369,10 +408,45 @@ func (c *Catalog) with(backends map[string]BackendTypes) *Catalog {
 			}
 		}
 	}
+	out.backends = backends
 	text, _ := json.Marshal(backends) // it was decoded from JSON
 	sum := sha256.Sum256(append(text, cmp.Or(c, &Catalog{}).fingerprint...))
 	out.fingerprint = base64.RawURLEncoding.EncodeToString(sum[:])
 	return out
+}
+
+// HasPerCaller reports whether a backend acts for its callers.
+func (c *Catalog) HasPerCaller() bool { return c != nil && c.hasPerCaller }
+
+// findOfCallers returns the event type with a name that belongs to no other event type, if a backend that acts for its callers may have it.
+// The name belongs to the backend with the longest matching prefix.
+func (c *Catalog) findOfCallers(name string) *Entry {
+	owner := ""
+	for _, backend := range slices.Sorted(maps.Keys(c.backends)) {
+		prefix := c.backends[backend].Prefix
+		if strings.HasPrefix(name, prefix) && (owner == "" || len(prefix) > len(c.backends[owner].Prefix)) {
+			owner = backend
+		}
+	}
+	return c.ofCallers(owner, strings.TrimPrefix(name, c.backends[owner].Prefix))
+}
+
+// ofCallers returns the event type with the given name at a backend, or nil if the backend does not act for its callers.
+func (c *Catalog) ofCallers(backend, own string) *Entry {
+	of := c.backends[backend]
+	if !of.PerCaller {
+		return nil
+	}
+	id := backend + "/" + own
+	e, ok := c.perCaller.Get(id)
+	if !ok {
+		var err error
+		if e, err = NewBackendEntry(backend, of, BackendType{Name: own}); err != nil || c.byName[e.Name] != nil {
+			return nil
+		}
+		c.perCaller.Put(id, e)
+	}
+	return e
 }
 
 // maxWarnings limits the warnings about one backend.

@@ -12,8 +12,10 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
@@ -53,6 +55,10 @@ type Catalog struct {
 	source      []byte
 	fingerprint string
 	warnings    map[string][]string // see [Catalog.Warnings]
+	backends    map[string]BackendTypes
+
+	hasPerCaller bool
+	perCaller    bounded.Map[string, *Entry] // see [Catalog.ofCallers]
 }
 
 // Entry is one event type.
@@ -117,12 +123,15 @@ func (c *Catalog) HasTemplate(template string) bool {
 	return slices.ContainsFunc(c.Entries(), func(e *Entry) bool { return e.URITemplate == template })
 }
 
-// ByName returns the event type with a name, or nil.
+// ByName returns the event type with a name, or nil. A backend that acts for its callers may turn out to lack the event type.
 func (c *Catalog) ByName(name string) *Entry {
 	if c == nil {
 		return nil
 	}
-	return c.byName[name]
+	if e := c.byName[name]; e != nil {
+		return e
+	}
+	return c.findOfCallers(name)
 }
 
 // Fingerprint returns the base64url SHA-256 of the source, which has 43 characters.
@@ -167,6 +176,8 @@ type Access struct {
 	Scopes []string
 	// Claims maps a template variable to a claim of the access token. The variable's value must be one of the claim's values.
 	Claims map[string]string
+	// perCaller is set if the URI names the only principal that may receive the events, see [CallerOf].
+	perCaller bool
 }
 
 // Check returns nil if the principal may receive the events with these values of the template's variables. The principal needs all scopes,
@@ -181,6 +192,9 @@ func (a *Access) Check(p auth.Principal, vars map[string]string) error {
 	}
 	if err := p.Require(a.Scopes...); err != nil {
 		return err
+	}
+	if _, caller, _ := strings.Cut(vars[argumentsVariable], "."); a.perCaller && (p.Anonymous || caller != CallerID(p.ID)) {
+		return fault.New(fault.Forbidden, "the events are for another principal")
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Claims)) {
 		values := p.Claims[a.Claims[name]]
@@ -202,7 +216,7 @@ func (a *Access) VisibleTo(p auth.Principal) bool {
 	if a == nil {
 		return true
 	}
-	if !p.Has(a.Scopes...) {
+	if !p.Has(a.Scopes...) || a.perCaller && p.Anonymous {
 		return false
 	}
 	for _, claim := range a.Claims {

@@ -88,6 +88,10 @@ func (c *Catalog) match(uri string, wildcards bool) (*Entry, map[string]string, 
 		return nil, nil, false
 	}
 	e := c.root.find(rest)
+	if CallerOf(uri) != "" {
+		_, own, _, _ := ParseBackendURI(uri)
+		e = c.ofCallers(BackendOf(uri), own)
+	}
 	if e == nil || e.Backend != BackendOf(uri) {
 		return nil, nil, false
 	}

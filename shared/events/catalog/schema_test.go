@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 	"github.com/mcp-events/mcpevents/shared/storage/settings/settingstest"
@@ -231,7 +232,7 @@ func TestBackendTypesFollowTheOperators(t *testing.T) {
 	expect.List(t, "the names", names, []string{"shop_taken", "shop_order.shipped"})
 	expect.Equal(t, "the backend of the operator's event type", c.ByName("shop_taken").Backend, "")
 	e := c.ByName("shop_order.shipped")
-	vars, err := e.BindArguments(json.RawMessage(`{"order":"1"}`))
+	vars, err := e.BindArguments(json.RawMessage(`{"order":"1"}`), auth.Principal{})
 	expect.OK(t, err)
 	uri := e.Expand(vars)
 	if found, _, ok := c.Match(uri); !ok || found != e {
@@ -247,7 +248,7 @@ func TestBackendTypesFollowTheOperators(t *testing.T) {
 	}
 	_, err = NewBackendEntry("shop", BackendTypes{}, BackendType{Name: "a", Title: "a\u202eb"})
 	expect.Fault(t, "a title that turns the direction of text", err, fault.Invalid)
-	_, err = e.BindArguments(json.RawMessage(`{"order":"` + strings.Repeat("1", maxBackendArguments) + `"}`))
+	_, err = e.BindArguments(json.RawMessage(`{"order":"`+strings.Repeat("1", maxBackendArguments)+`"}`), auth.Principal{})
 	expect.Fault(t, "long arguments", err, fault.Invalid)
 }
 

@@ -28,6 +28,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
@@ -58,11 +59,19 @@ type Registry struct {
 	// Start limits how long a client waits until the relay has subscribed. If the relay takes longer, the client still gets the
 	// events, but may miss the first ones. 0 means 3 s.
 	Start time.Duration
+	// Key returns a key of the deployment, which protects the tokens of callers. It may be nil in processes that handle none.
+	Key func(ctx context.Context) ([]byte, error)
 
-	renewed bounded.Map[store.Key, time.Time] // when this process renewed a demand
+	renewed bounded.Map[renewal, time.Time] // when this process renewed a demand
 
 	mu    sync.Mutex
 	awake chan struct{} // closed at the next demand
+}
+
+// renewal identifies a demand and the token with which it was renewed.
+type renewal struct {
+	key   store.Key
+	token string // hashed
 }
 
 // New returns a registry that uses the store.
@@ -92,7 +101,7 @@ func hash(text string) string {
 func partition(workspace, backend string) string { return "ev#" + workspace + "#" + backend }
 
 func wantKey(workspace, principal, uri string) store.Key {
-	return store.Key{Table: store.Sessions, Partition: partition(workspace, catalog.BackendOf(uri)), Sort: hash(principal) + "#" + hash(uri)}
+	return store.Key{Table: store.Sessions, Partition: partition(workspace, catalog.BackendOf(uri)), Sort: catalog.CallerID(principal) + "#" + hash(uri)}
 }
 
 // statePartition returns the partition with the states of the subscriptions at a backend.
@@ -106,13 +115,23 @@ const untilCount = "until"
 
 // Want records that a principal wants the events of a URI, and waits until the relay has subscribed at the backend, for a few
 // seconds at most. It returns an error if the backend refuses the subscription, or if the principal already has [maxWanted]
-// demands. For a URI that belongs to no backend, and for a nil registry, it does nothing.
+// demands. For a backend that acts for its callers, the context has the caller's token, see [auth.WithToken]. For a URI that belongs
+// to no backend, and for a nil registry, Want does nothing.
 func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) error {
 	if r == nil || catalog.BackendOf(uri) == "" {
 		return nil
 	}
+	var token auth.Token
+	caller := catalog.CallerOf(uri)
+	if caller != "" {
+		token = auth.TokenOf(ctx)
+	}
+	if caller != "" && caller != catalog.CallerID(principal) {
+		return fault.New(fault.Forbidden, "the events are for another principal")
+	}
 	key, now := wantKey(workspace, principal, uri), time.Now()
-	if at, ok := r.renewed.Get(key); ok && now.Sub(at) < RenewEvery {
+	this := renewal{key, hash(token.Header)}
+	if at, ok := r.renewed.Get(this); ok && now.Sub(at) < RenewEvery {
 		return nil
 	}
 	items, err := r.DB.Get(ctx, key)
@@ -124,20 +143,32 @@ func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) e
 			return err
 		}
 	}
-	if err := r.DB.Write(ctx, store.Put(item(key, uri, now))); err != nil {
+	value, replaced := []byte(uri), false
+	if caller != "" {
+		if value, replaced, err = r.chooseToken(ctx, key, uri, items[0], token); err != nil {
+			return err
+		}
+	}
+	var before State
+	if replaced { // its error is that of the previous token
+		if before, err = r.State(ctx, workspace, uri); err != nil {
+			return err
+		}
+	}
+	if err := r.DB.Write(ctx, store.Put(item(key, value, now))); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "record a demand for events of a backend")
 	}
-	if err := r.await(ctx, workspace, uri); err != nil {
+	if err := r.await(ctx, workspace, uri, before); err != nil {
 		return err
 	}
-	r.renewed.Put(key, now)
+	r.renewed.Put(this, now)
 	return nil
 }
 
-func item(key store.Key, uri string, now time.Time) store.Item {
+func item(key store.Key, value []byte, now time.Time) store.Item {
 	until := now.Add(keep)
 	return store.Item{
-		Key: key, Value: []byte(uri), Version: now.UnixMicro(), Counts: map[string]int64{untilCount: until.Unix()}, Expires: until.Add(unused),
+		Key: key, Value: value, Version: now.UnixMicro(), Counts: map[string]int64{untilCount: until.Unix()}, Expires: until.Add(unused),
 	}
 }
 
@@ -155,17 +186,29 @@ func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 	return nil
 }
 
-// await waits until the relay has subscribed.
-func (r *Registry) await(ctx context.Context, workspace, uri string) error {
+// uriOf returns the URI of a demand. The rest of its value is the token.
+func uriOf(it *store.Item) string {
+	uri, _, _ := strings.Cut(string(it.Value), "\n")
+	return uri
+}
+
+// await waits until the relay has subscribed. It ignores an error that is in the state before.
+func (r *Registry) await(ctx context.Context, workspace, uri string, before State) error {
 	r.wake()
 	for end := time.Now().Add(cmp.Or(r.Start, 3*time.Second)); ; {
 		s, err := r.State(ctx, workspace, uri)
 		switch {
 		case err != nil:
 			return err
+		case s.Error != "" && s == before:
+		case s.Unknown:
+			return fault.New(fault.NotFound, "backend %s has no such event type for this caller", catalog.BackendOf(uri)).With(map[string]any{"kind": "event"})
 		case s.Error != "":
 			return fault.New(fault.Unavailable, "backend %s refused the subscription: %.300s", catalog.BackendOf(uri), s.Error)
-		case s.Active, time.Now().After(end):
+		case s.Active:
+			return nil
+		}
+		if time.Now().After(end) {
 			return nil
 		}
 		if err := periodic.Sleep(ctx, lookEvery); err != nil {
@@ -177,8 +220,10 @@ func (r *Registry) await(ctx context.Context, workspace, uri string) error {
 // State is the state of a subscription at a backend.
 type State struct {
 	Active bool `json:"active,omitempty"`
-	// Error is the reason why the backend refused the subscription.
-	Error string `json:"error,omitempty"`
+	// Error is the reason why the backend refused the subscription. Unknown means that the backend lacks the event type.
+	Error   string `json:"error,omitempty"`
+	Unknown bool   `json:"unknown,omitempty"`
+	At      int64  `json:"at,omitempty"` // when the error happened, in microseconds since 1970
 }
 
 // State returns the state of the subscription for a URI, which is zero before the relay has subscribed.
@@ -192,7 +237,10 @@ func (r *Registry) State(ctx context.Context, workspace, uri string) (s State, e
 
 // SetState records the state of the subscription for a URI.
 func (r *Registry) SetState(ctx context.Context, workspace, uri string, s State) error {
-	value, _ := json.Marshal(s) // a bool and a text
+	if s.Error != "" {
+		s.At = time.Now().UnixMicro()
+	}
+	value, _ := json.Marshal(s) // texts and numbers
 	it := store.Item{Key: stateKey(workspace, uri, "state"), Value: value, Expires: time.Now().Add(unused)}
 	if s.Error != "" {
 		it.Expires = time.Now().Add(refusedFor)
@@ -212,7 +260,7 @@ func (r *Registry) Wanted(ctx context.Context, workspace, backend string) (map[s
 	wanted := map[string][]string{}
 	add := func(it *store.Item) {
 		principal, _, _ := strings.Cut(it.Sort, "#")
-		wanted[string(it.Value)] = append(wanted[string(it.Value)], principal)
+		wanted[uriOf(it)] = append(wanted[uriOf(it)], principal)
 	}
 	var lapsed []store.Item
 	now := time.Now()
@@ -229,7 +277,7 @@ func (r *Registry) Wanted(ctx context.Context, workspace, backend string) (map[s
 		return nil, err
 	}
 	for i := range lapsed {
-		uri := string(lapsed[i].Value)
+		uri := uriOf(&lapsed[i])
 		header, err := store.One(ctx, r.DB, subscription.HeaderKey(workspace, uri), "read whether a URI has webhook subscriptions")
 		if err != nil {
 			return nil, err
@@ -239,7 +287,7 @@ func (r *Registry) Wanted(ctx context.Context, workspace, backend string) (map[s
 		op := store.Delete(lapsed[i].Key, store.VersionIs(lapsed[i].Version))
 		if subscription.HeaderCount(header) > 0 {
 			add(&lapsed[i])
-			op = store.Put(item(lapsed[i].Key, uri, now), store.VersionIs(lapsed[i].Version))
+			op = store.Put(item(lapsed[i].Key, lapsed[i].Value, now), store.VersionIs(lapsed[i].Version))
 		}
 		switch err := r.DB.Write(ctx, op); {
 		case errors.Is(err, store.ErrConflict):

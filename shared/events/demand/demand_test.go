@@ -39,7 +39,7 @@ func TestDemandEndsAfterItsGracePeriod(t *testing.T) {
 		t.Error("GWN-21 a demand does not last")
 	}
 	lapse := func() {
-		it := item(wantKey("default", "alice", uri), uri, time.Now().Add(-keep-time.Second))
+		it := item(wantKey("default", "alice", uri), []byte(uri), time.Now().Add(-keep-time.Second))
 		expect.OK(t, r.DB.Write(t.Context(), store.Put(it)))
 	}
 	header := store.Item{Key: subscription.HeaderKey("default", uri), Counts: map[string]int64{"n": 1}}
@@ -69,7 +69,7 @@ func TestWantIsRefused(t *testing.T) {
 	expect.Fault(t, "a refused subscription", r.Want(t.Context(), "default", "alice", uri), fault.Unavailable)
 	for i := range maxWanted {
 		other := "event://~shop/other/" + string(rune('a'+i%26)) + string(rune('a'+i/26))
-		expect.OK(t, r.DB.Write(t.Context(), store.Put(item(wantKey("default", "bob", other), other, time.Now()))))
+		expect.OK(t, r.DB.Write(t.Context(), store.Put(item(wantKey("default", "bob", other), []byte(other), time.Now()))))
 	}
 	expect.OK(t, r.SetState(t.Context(), "default", uri, State{Active: true}))
 	expect.Fault(t, "one more than allowed", r.Want(t.Context(), "default", "bob", uri), fault.Exhausted)

@@ -243,16 +243,16 @@ type Selection struct {
 	Redact []string
 }
 
-// Select checks the arguments of a subscription to an event type. Arguments that are variables of the template bind the URI, and
-// the others filter or redact the events. Errors are of kind Invalid and name the argument.
-func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
+// Select checks the arguments of a principal's subscription to an event type. Arguments that are variables of the template bind the
+// URI, and the others filter or redact the events. Errors are of kind Invalid and name the argument.
+func Select(e *catalog.Entry, raw json.RawMessage, p auth.Principal) (Selection, error) {
 	args, err := decodeArguments(raw)
 	if err != nil {
 		return Selection{}, err
 	}
 	s := Selection{Entry: e, Vars: map[string]string{}}
 	if e.Backend != "" {
-		return s, s.selectOfBackend(canonicalJSON(args))
+		return s, s.selectOfBackend(canonicalJSON(args), p)
 	}
 	for _, name := range slices.Sorted(maps.Keys(args)) {
 		if err := s.addArgument(name, args[name]); err != nil {
@@ -284,9 +284,9 @@ func (s *Selection) setPattern() error {
 }
 
 // selectOfBackend selects events of a backend. It does not interpret the arguments, because only the backend knows what they mean.
-func (s *Selection) selectOfBackend(arguments json.RawMessage) (err error) {
+func (s *Selection) selectOfBackend(arguments json.RawMessage, p auth.Principal) (err error) {
 	s.Arguments = arguments
-	if s.Vars, err = s.Entry.BindArguments(arguments); err != nil { // first, because checking long arguments would take long
+	if s.Vars, err = s.Entry.BindArguments(arguments, p); err != nil { // first, because checking long arguments would take long
 		return err
 	}
 	if err := s.Entry.ValidateArguments(arguments); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -158,10 +159,10 @@ func TestFilters(t *testing.T) {
 func TestVariablesDoNotReachBackends(t *testing.T) {
 	cat := parse(t, "events:\n  - {name: any, uriTemplate: \"event://{tenant}/{kind}/{id}\"}\n")
 	for _, arguments := range []string{`{"tenant":"~shop","kind":"order.shipped","id":"e30"}`, `{"tenant":"~shop"}`} {
-		_, err := Select(cat.ByName("any"), json.RawMessage(arguments))
+		_, err := Select(cat.ByName("any"), json.RawMessage(arguments), auth.Principal{})
 		expect.Fault(t, arguments, err, fault.Invalid)
 	}
-	_, err := Select(cat.ByName("any"), json.RawMessage(`{"tenant":"a~","kind":"~shop"}`))
+	_, err := Select(cat.ByName("any"), json.RawMessage(`{"tenant":"a~","kind":"~shop"}`), auth.Principal{})
 	expect.OK(t, err)
 	for _, uri := range []string{"event://~shop/order.shipped/e30", "event://%7Eshop/order.shipped/*", "event://~shop"} {
 		if InCatalog(cat, uri) {
@@ -174,7 +175,7 @@ func TestVariablesDoNotReachBackends(t *testing.T) {
 func TestLongArgumentsForABackend(t *testing.T) {
 	e, err := catalog.NewBackendEntry("shop", catalog.BackendTypes{}, catalog.BackendType{Name: "a", InputSchema: json.RawMessage(`{"maxProperties":0}`)})
 	expect.OK(t, err)
-	_, err = Select(e, json.RawMessage(`{"x":"`+strings.Repeat("x", 10_000)+`"}`))
+	_, err = Select(e, json.RawMessage(`{"x":"`+strings.Repeat("x", 10_000)+`"}`), auth.Principal{})
 	expect.Equal(t, "the limit", fault.LimitOf(err), "backendArguments")
 }
 
@@ -285,7 +286,7 @@ events:
 		"values over several":       {`{"a":` + texts(50, `%d`) + `,"b":` + texts(50, `%d`) + `,"c":` + texts(50, `%d`) + `,"d":` + texts(50, `%d`) + `,"e":1}`, "201 values, 200 are allowed"},
 		"as many values as allowed": {`{"a":` + texts(50, `%d`) + `,"b":` + texts(50, `%d`) + `,"c":` + texts(50, `%d`) + `,"d":` + texts(50, `%d`) + `}`, ""},
 	} {
-		_, err := Select(entry, json.RawMessage(tc.arguments))
+		_, err := Select(entry, json.RawMessage(tc.arguments), auth.Principal{})
 		if tc.want == "" && err != nil || tc.want != "" && (!fault.Is(err, fault.Invalid) || !strings.Contains(fault.Public(err), tc.want)) {
 			t.Errorf("%s: got %v, want %q", name, err, tc.want)
 		}
@@ -319,14 +320,14 @@ func TestArgumentsOfNoPossibleURI(t *testing.T) {
 	entry := parse(t, patternCatalog).ByName("github.push")
 	for _, owner := range []string{strings.Repeat("x", 3000), strings.Repeat("%", 400), strings.Repeat("ü", 200), "..", ".", "a\x00b"} {
 		raw, _ := json.Marshal(map[string]string{"owner": owner})
-		_, err := Select(entry, raw)
+		_, err := Select(entry, raw, auth.Principal{})
 		if !fault.Is(err, fault.Invalid) || len(fault.Public(err)) > 200 {
 			t.Errorf("%.10q: %.400v", owner, err)
 		}
 	}
 	for _, owner := range []string{"*", "%2A", "a/b", "a b", "ü", "...", strings.Repeat("x", 900)} {
 		raw, _ := json.Marshal(map[string]string{"owner": owner})
-		s, err := Select(entry, raw)
+		s, err := Select(entry, raw, auth.Principal{})
 		if err != nil {
 			t.Errorf("%.10q: %v", owner, err)
 		}
@@ -341,7 +342,7 @@ func TestUnknownArgument(t *testing.T) {
 	entry := parse(t, patternCatalog).ByName("github.push")
 	for _, name := range []string{"colour", strings.Repeat("x", 100_000), strings.Repeat("ü", 100_000)} {
 		raw, _ := json.Marshal(map[string]int{name: 1})
-		_, err := Select(entry, raw)
+		_, err := Select(entry, raw, auth.Principal{})
 		data, _ := json.Marshal(fault.DataOf(err))
 		if !fault.Is(err, fault.Invalid) || !strings.Contains(string(data), name[:6]) || len(fault.Public(err))+len(data) > 1000 {
 			t.Errorf("%.10q: got %.400v with %.400s, want at most 1000 bytes that name it", name, err, data)

@@ -101,6 +101,9 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	}
 	now := g.now().UTC()
 	until := g.grant(now, r.TTL)
+	if expires := auth.TokenOf(ctx).Expires; selection.Entry.PerCaller() && !expires.IsZero() && (until.IsZero() || expires.Before(until)) {
+		until = expires.UTC() // the client refreshes the subscription with its next token
+	}
 	from.oldest = g.Service.Log.Oldest()
 	if pattern.Kind != match.Concrete {
 		granted := Subscription{Workspace: p.Workspace, Until: until}
@@ -179,7 +182,7 @@ func (g *Registrar) checkRequest(cat *catalog.Catalog, p auth.Principal, r Subsc
 	if entry == nil {
 		return selection, nil, unknownEvent(r.Name)
 	}
-	selection, err = match.Select(entry, r.Arguments)
+	selection, err = match.Select(entry, r.Arguments, p)
 	if err != nil {
 		return selection, nil, err
 	}

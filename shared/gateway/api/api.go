@@ -61,6 +61,8 @@ func (c Capabilities) Has(kind Kind) bool {
 		return c.Tools
 	case Prompts:
 		return c.Prompts
+	case Events:
+		return c.Events
 	}
 	return c.Resources
 }

@@ -50,10 +50,9 @@ type Backend struct {
 // ActsForCallers reports whether calls carry credentials of the caller: the caller's token, or one that was issued in exchange for it.
 func (b *Backend) ActsForCallers() bool { return b.ForwardToken || b.Exchange != nil }
 
-// EventTypes returns what the configuration says about the backend's event types. It returns false if the backend's events depend on the
-// caller, because the relay could show one caller the events of another one.
-func (b *Backend) EventTypes() (of catalog.BackendTypes, allowed bool) {
-	return catalog.BackendTypes{Prefix: b.Prefix, Scopes: b.Scopes}, !b.ActsForCallers()
+// EventTypes returns what the configuration says about the backend's event types.
+func (b *Backend) EventTypes() catalog.BackendTypes {
+	return catalog.BackendTypes{Prefix: b.Prefix, Scopes: b.Scopes, PerCaller: b.ActsForCallers()}
 }
 
 // OAuth configures the client credentials grant of a backend (RFC 6749, section 4.4).

@@ -23,9 +23,11 @@ const (
 	Tasks
 	// Extensions has no list. A call of this kind names a method.
 	Extensions
+	// Events has the lists of backends that act for their callers. The relay reads the event types of other backends.
+	Events
 )
 
-// Kinds lists all kinds that have lists.
+// Kinds lists the kinds of which the relay compares the lists.
 var Kinds = []Kind{Tools, Prompts, Resources, Templates}
 
 // kinds has the names that MCP uses for each kind.
@@ -39,6 +41,7 @@ var kinds = [...]struct {
 	Templates:  {"resource template", spec.MethodTemplates, "resourceTemplates", "uriTemplate", spec.NoteResourcesChange, false},
 	Tasks:      {what: "task"},
 	Extensions: {what: "extension method"},
+	Events:     {"event type", spec.MethodEvents, "events", "name", spec.NoteEventsChange, true},
 }
 
 // String returns the word for one entry in error messages, e.g. "resource template".

@@ -71,7 +71,7 @@ func newBackend(o *Options, c api.Backend) *Backend {
 			api.Extensions: rules.New(c.Extensions),
 		},
 	}
-	for _, kind := range api.Kinds {
+	for _, kind := range append([]api.Kind{api.Events}, api.Kinds...) {
 		b.logList[kind] = &rate.Sometimes{Interval: metric.LogEvery}
 	}
 	b.own = upstream.Client{

@@ -16,11 +16,11 @@ import (
 // [Set.Followed] returns an equal value for it.
 type Followed struct{ *Backend }
 
-// Followed returns the backends that the relay can follow. It leaves out those for which only callers have credentials, and commands
-// that do not run, unless a client is subscribed to their events or resources: nothing changes in them, and following would start them.
+// Followed returns the backends that the relay can follow. It leaves out commands that do not run, unless a client is subscribed to their
+// events or resources: nothing changes in them, and following would start them.
 func (bs *Set) Followed(ctx context.Context) (out []Followed) {
 	for _, b := range bs.current(ctx) {
-		if !b.perCaller() && !b.rests(ctx) {
+		if !b.rests(ctx) {
 			out = append(out, Followed{b})
 		}
 	}
@@ -43,6 +43,9 @@ func (b *Backend) rests(ctx context.Context) bool {
 	wanted, err := Followed{b}.Wanted(ctx)
 	return err != nil || len(wanted) == 0
 }
+
+// OnlyForCallers reports whether only callers have credentials for the backend.
+func (f Followed) OnlyForCallers() bool { return f.perCaller() }
 
 // Client returns the client for the gateway's own requests to the backend.
 func (f Followed) Client() *upstream.Client { return &f.own }

@@ -48,6 +48,9 @@ type fetched struct {
 // or when the backend has notified of a change. If a backend does not respond, List uses its last list, if there is one.
 func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List {
 	views := bs.viewsFor(ctx, c)
+	if kind == api.Events {
+		views = slices.DeleteFunc(views, func(v *View) bool { return !v.backend.ActsForCallers() || c.Principal.Anonymous })
+	}
 	lists, failing := bs.gather(ctx, views, kind, func(l *fetched) time.Duration { return min(l.ttl, bs.options.ListTTL) })
 	out := bs.mergeLists(ctx, c.Principal, kind, views, lists)
 	if failing {

@@ -66,6 +66,10 @@ var errNoStream = errors.New("gateway: the backend has no notification stream")
 
 // keep keeps the connection open for as long as the relay has the lease.
 func (c *connection) keep() {
+	if c.backend.OnlyForCallers() { // it notifies the relay of nothing
+		<-c.lease.ctx.Done()
+		return
+	}
 	least, most := c.relay.pauses()
 	log := c.relay.log(c.backend)
 	for wait := least; c.lease.ctx.Err() == nil; {

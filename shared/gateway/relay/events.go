@@ -44,7 +44,7 @@ type Events struct {
 }
 
 // reconcile makes the stored event types consistent with the configuration: it removes the types of backends that are no longer configured,
-// or whose events the relay may no longer receive, and updates prefixes and scopes.
+// updates prefixes and scopes, and adds the backends that act for their callers, whose types are not listed.
 func (e *Events) reconcile(ctx context.Context, db store.DB) error {
 	if e == nil {
 		return nil
@@ -59,18 +59,25 @@ func (e *Events) reconcile(ctx context.Context, db store.DB) error {
 	}
 	known := map[api.Place]catalog.BackendTypes{}
 	for _, c := range configured {
-		if types, allowed := c.EventTypes(); allowed {
-			known[api.Place{Workspace: c.Workspace, Backend: c.Name}] = types
+		types := c.EventTypes()
+		known[api.Place{Workspace: c.Workspace, Backend: c.Name}] = types
+		if types.PerCaller && !slices.Contains(had, c.Workspace) {
+			had = append(had, c.Workspace)
 		}
 	}
 	for _, workspace := range had {
 		err := e.replace(ctx, db, workspace, func(all map[string]catalog.BackendTypes) {
 			for name, had := range all {
 				next, ok := known[api.Place{Workspace: workspace, Backend: name}]
-				if next.Types, next.Refused = had.Types, had.Refused; ok {
+				if next.Types, next.Refused = had.Types, had.Refused; ok && next.PerCaller == had.PerCaller {
 					all[name] = next
 				} else {
 					delete(all, name)
+				}
+			}
+			for place, types := range known {
+				if types.PerCaller && place.Workspace == workspace {
+					all[place.Backend] = types
 				}
 			}
 		})
@@ -99,6 +106,12 @@ type receiver struct {
 	version spec.Version
 	modes   map[string]string // how each of the backend's event types is received, by its name there
 	limit   *rate.Limiter
+	lines   *rate.Limiter // of streams, see [limitedStream]
+
+	// If the backend acts for its callers, types are the event types that it shows to one of them, by its names, and listed is when.
+	perCaller bool
+	types     map[string]*catalog.Entry
+	listed    time.Time
 
 	running map[string]*reception // by URI
 	refused map[string]time.Time  // the URIs that exceed a limit, and when that was recorded
@@ -164,10 +177,14 @@ func (r *Relay) receiveEvents(ctx context.Context, b *follower) {
 
 // receiveOnce receives a backend's events until a failure that concerns all its subscriptions.
 func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
-	of, allowed := b.EventTypes()
-	if !allowed { // reconcile has removed the types that were stored under another configuration
-		<-ctx.Done()
-		return ctx.Err()
+	of := b.EventTypes()
+	e := &receiver{
+		Events: r.Events, relay: r, backend: b, limit: rate.NewLimiter(eventRate, eventBurst), lines: rate.NewLimiter(lineRate, lineBurst),
+		perCaller: of.PerCaller, running: map[string]*reception{}, refused: map[string]time.Time{}, restarted: map[string]time.Time{},
+	}
+	if of.PerCaller {
+		defer e.end()
+		return e.run(ctx, of)
 	}
 	capabilities, version, err := b.Info(ctx)
 	if err == nil && !capabilities.Events {
@@ -181,21 +198,14 @@ func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 	if err != nil {
 		return err
 	}
-	transport, err := newTransport(b)
-	if err != nil {
-		return err
-	}
-	c, err := client.Connect(ctx, placeholderURL, client.Options{
-		HTTP: transport.client(), Agent: r.Events.Agent, Revision: string(version), Log: limitLog(r.log(b)),
+	e.version = version
+	e.client, err = client.Connect(ctx, placeholderURL, client.Options{
+		HTTP: transport{b.Client(), e.lines, nil}.client(), Agent: r.Events.Agent, Revision: string(version), Log: limitLog(r.log(b)),
 	})
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close() }()
-	e := &receiver{
-		Events: r.Events, relay: r, backend: b, client: c, version: version,
-		limit: rate.NewLimiter(eventRate, eventBurst), running: map[string]*reception{}, refused: map[string]time.Time{}, restarted: map[string]time.Time{},
-	}
+	defer func() { _ = e.client.Close() }()
 	defer e.end()
 	return e.run(ctx, of)
 }
@@ -204,19 +214,11 @@ func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 // because the URL may contain a secret, and the client writes URLs to the log.
 type transport struct {
 	upstream *upstream.Client
-	to       *url.URL
 	lines    *rate.Limiter // of streams, see [limitedStream]
+	refused  func()        // is called if the credentials are not accepted; may be nil
 }
 
 const placeholderURL = "http://backend/mcp"
-
-func newTransport(b *follower) (transport, error) {
-	to, err := url.Parse(b.Client().URL)
-	if err != nil {
-		return transport{}, fault.New(fault.Invalid, "the URL of the backend is not valid")
-	}
-	return transport{b.Client(), to, rate.NewLimiter(lineRate, lineBurst)}, nil
-}
 
 func (t transport) client() *http.Client {
 	c := *t.upstream.HTTP
@@ -226,10 +228,17 @@ func (t transport) client() *http.Client {
 
 // RoundTrip implements [http.RoundTripper].
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	to, err := url.Parse(t.upstream.URL)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "the URL of the backend is not valid")
+	}
 	r = r.Clone(r.Context())
-	r.URL, r.Host = t.to, ""
+	r.URL, r.Host = to, ""
 	if t.upstream.Credentials != nil {
 		if err := t.upstream.Credentials(r.Context(), r.Header); err != nil {
+			if t.refused != nil && (fault.Is(err, fault.Unauthenticated) || fault.Is(err, fault.Forbidden)) {
+				t.refused()
+			}
 			return nil, err
 		}
 	}
@@ -238,6 +247,9 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		through = http.DefaultTransport
 	}
 	resp, err := through.RoundTrip(r)
+	if err == nil && resp.StatusCode == http.StatusUnauthorized && t.refused != nil {
+		t.refused()
+	}
 	if err == nil && strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		resp.Body = limitedStream{resp.Body, r.Context(), t.lines}
 	}
@@ -246,12 +258,14 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // run keeps the event types current, and a subscription for each URI that clients want.
 func (e *receiver) run(ctx context.Context, of catalog.BackendTypes) error {
-	if err := e.list(ctx, of); err != nil {
-		return err
-	}
 	tick, relist := time.NewTicker(wantedEvery), time.NewTicker(e.relay.relist())
 	defer tick.Stop()
 	defer relist.Stop()
+	if e.perCaller {
+		relist.Stop() // each subscription has its own list
+	} else if err := e.list(ctx, of); err != nil {
+		return err
+	}
 	changes, outdated := rate.NewLimiter(changeRate, changeBurst), false
 	for {
 		changed := e.Demand.Changed()
@@ -298,7 +312,7 @@ func (e *receiver) list(ctx context.Context, of catalog.BackendTypes) error {
 	if err != nil {
 		return err
 	}
-	modes := map[string]string{}
+	modes, types := map[string]string{}, map[string]*catalog.Entry{}
 	params, size, listed := map[string]any{}, 0, 0
 pages:
 	for range maxTypePages {
@@ -315,7 +329,8 @@ pages:
 				e.backend.Client().Dropped(ctx, dropTypes)
 				break pages
 			}
-			if err := e.check(of, t, others); err != nil {
+			entry, err := e.check(of, t, others)
+			if err != nil {
 				e.backend.Client().Dropped(ctx, dropType)
 				level := slog.LevelDebug
 				if errors.Is(err, errNoURL) && !e.warned { // the operator can change this
@@ -328,7 +343,7 @@ pages:
 				e.backend.Client().Dropped(ctx, dropTypes)
 				break pages
 			}
-			modes[t.Name] = e.chooseMode(t.Delivery)
+			modes[t.Name], types[t.Name] = e.chooseMode(t.Delivery), entry
 			of.Types = append(of.Types, t.BackendType)
 		}
 		if page.Next == "" {
@@ -336,7 +351,11 @@ pages:
 		}
 		params = map[string]any{"cursor": page.Next}
 	}
-	e.modes = modes
+	e.modes, e.listed = modes, time.Now()
+	if e.perCaller {
+		e.types = types
+		return nil
+	}
 	place := e.backend.Place()
 	return e.replace(ctx, e.relay.DB, place.Workspace, func(all map[string]catalog.BackendTypes) { all[place.Backend] = of })
 }
@@ -354,33 +373,34 @@ func (e *receiver) otherPrefixes(ctx context.Context) (prefixes []string, err er
 }
 
 // check reports why an event type cannot be used. As for tools, a name that begins with the prefix of another backend belongs to that one.
-func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string) error {
+func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string) (*catalog.Entry, error) {
 	for _, prefix := range others {
 		if len(prefix) > len(of.Prefix) && strings.HasPrefix(of.Prefix+t.Name, prefix) {
-			return fault.New(fault.Conflict, "its name begins with %s, the prefix of another backend", prefix)
+			return nil, fault.New(fault.Conflict, "its name begins with %s, the prefix of another backend", prefix)
 		}
 	}
 	entry, err := catalog.NewBackendEntry(e.backend.Place().Backend, of, t.BackendType)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	switch mode := e.chooseMode(t.Delivery); {
 	case mode == client.ModeWebhook && e.Hooks.Base == "":
-		return errNoURL
+		return nil, errNoURL
 	case mode == "":
-		return fault.New(fault.Unsupported, "it is delivered only in modes that the relay cannot use here: %.100q", t.Delivery)
+		return nil, fault.New(fault.Unsupported, "it is delivered only in modes that the relay cannot use here: %.100q", t.Delivery)
 	}
-	return entry.Check()
+	return entry, entry.Check()
 }
 
-// chooseMode returns the best of the modes in which the backend delivers an event type, or "" if the relay can use none of them.
+// chooseMode returns the best of the modes in which the backend delivers an event type, or "" if the relay can use none of them. The role
+// publish, which receives webhooks, does not know the schemas of a backend that acts for its callers.
 func (e *receiver) chooseMode(delivery []string) string {
 	switch {
 	case slices.Contains(delivery, client.ModePush) && e.version.Stateless():
 		return client.ModePush
 	case slices.Contains(delivery, client.ModePoll):
 		return client.ModePoll
-	case slices.Contains(delivery, client.ModeWebhook) && !e.overStdio():
+	case slices.Contains(delivery, client.ModeWebhook) && !e.overStdio() && !e.perCaller:
 		return client.ModeWebhook
 	}
 	return ""
@@ -407,9 +427,15 @@ func (e *receiver) adjust(ctx context.Context) error {
 	}
 	possible := map[string][]string{}
 	for uri, principals := range wanted {
-		if _, own, _, _ := catalog.ParseBackendURI(uri); e.modes[own] != "" || e.running[uri] != nil {
+		if (catalog.CallerOf(uri) != "") != e.perCaller {
+			continue // it was wanted before the configuration changed
+		}
+		if _, own, _, _ := catalog.ParseBackendURI(uri); e.perCaller || e.modes[own] != "" || e.running[uri] != nil {
 			possible[uri] = principals
 		}
+	}
+	if e.perCaller {
+		e.backend.idle.Store(len(possible) == 0)
 	}
 	chosen := share(possible, func(uri string) bool { return e.running[uri] != nil }, maxReceptions)
 	for uri, r := range e.running {

@@ -34,6 +34,10 @@ func (e *receiver) start(ctx context.Context, uri, mode string, resume bool) *re
 	go func() {
 		defer close(r.done)
 		defer cancel()
+		if e.perCaller {
+			e.receiveAs(ctx, uri)
+			return
+		}
 		e.receive(ctx, uri, mode, resume)
 	}()
 	return r
@@ -111,6 +115,10 @@ func (e *receiver) announceGap(ctx context.Context, uri string) error {
 func (e *receiver) publish(ctx context.Context, uri string, ev client.Event) error {
 	if err := e.limit.WaitN(ctx, min(eventBurst, 1+len(ev.Data)/updateUnit)); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "wait to publish an event")
+	}
+	if e.perCaller && !e.fits(ctx, uri, ev.Data) {
+		e.backend.Client().Dropped(ctx, intake.Misfit)
+		return nil
 	}
 	dropped, err := e.Accept(ctx, e.backend.Place().Workspace, uri, intake.Event{ID: ev.ID, Name: ev.Name, Time: ev.Time, Data: ev.Data})
 	if dropped != "" {

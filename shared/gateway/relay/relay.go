@@ -11,6 +11,7 @@
 //	throttle.go    limits on notifications
 //	events.go      the event types of backends, and subscriptions to their events
 //	receive.go     one subscription to events
+//	callers.go     one subscription to events of a backend that acts for its callers
 //
 // The package sees a backend as a [Backend]. Calls are in shared/gateway, lists in
 // shared/gateway/backends, and the streams of clients in shared/mcp.
@@ -46,9 +47,12 @@ type Backend interface {
 	Client() *upstream.Client
 	Ask(ctx context.Context) (api.Capabilities, spec.Version, error)
 	// Info returns the capabilities and the revision as they are known. EventTypes returns what the configuration says about the
-	// backend's event types, and whether the relay may subscribe to them.
+	// backend's event types.
 	Info(ctx context.Context) (api.Capabilities, spec.Version, error)
-	EventTypes() (catalog.BackendTypes, bool)
+	EventTypes() catalog.BackendTypes
+	// OnlyForCallers reports whether the relay has no credentials of its own. ClientFor sends requests with a caller's credentials.
+	OnlyForCallers() bool
+	ClientFor(token string) *upstream.Client
 	// Wanted returns the URIs to which clients are subscribed, each with the subscribed principals. Changed receives when they may
 	// have changed.
 	Wanted(ctx context.Context) (map[string][]string, error)
@@ -103,7 +107,7 @@ type follower struct {
 	Backend
 	throttle *throttle
 	stop     context.CancelFunc
-	idle     atomic.Bool // another relay follows the backend
+	idle     atomic.Bool // another relay follows the backend, or the backend acts for its callers and they want no events
 	// typesChanged receives when the backend has notified of changed event types.
 	typesChanged chan struct{}
 }

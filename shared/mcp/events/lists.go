@@ -116,7 +116,12 @@ func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, 
 	} else if from.where == atSubscriptions {
 		return method.Result{}, errListCursor
 	}
-	return h.addBackends(ctx, c, &page, kind, func(x api.Entry) bool { return servesURI(cat, kind, x.Name) })
+	return h.addBackends(ctx, c, &page, kind, func(x api.Entry) []byte {
+		if servesURI(cat, kind, x.Name) {
+			return nil
+		}
+		return x.For(c.Version)
+	})
 }
 
 // servesURI reports whether this server, not a backend, serves a resource or a template.
@@ -144,10 +149,10 @@ func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subsc
 	return nil
 }
 
-// addBackends adds the backends' items of a kind, and returns the result of the page. It leaves out the hidden items, because this server
-// serves something with the same name itself.
-func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind, hidden func(api.Entry) bool) (method.Result, error) {
-	if !h.Backends.Any(ctx) {
+// addBackends adds the backends' items of a kind, and returns the result of the page. form encodes an item, or returns nil to leave it out,
+// for example because this server serves something with the same name itself. If form is nil, there are no items to wait for.
+func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind, form func(api.Entry) []byte) (method.Result, error) {
+	if form == nil || !h.Backends.Any(ctx) {
 		if page.from.where == atBackends {
 			return method.Result{}, errListCursor
 		}
@@ -167,8 +172,8 @@ func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPag
 			return method.Result{}, errListCursor
 		}
 		for _, x := range entries {
-			if !hidden(x) {
-				page.add(x.For(c.Version))
+			if text := form(x); len(text) > 0 {
+				page.add(text)
 			}
 		}
 		if after != "" {
@@ -210,20 +215,52 @@ func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, 
 	if err != nil {
 		return method.Result{}, err
 	}
-	if from.where != atCatalog {
+	if from.where == atSubscriptions {
 		return method.Result{}, errListCursor
 	}
-	page := newPage(from, h.PageSize, &method.Caching{TTL: 0, Scope: method.Private})
-	page.addCatalog(list, func(x listed) [][]byte {
-		modes := h.modes(x.entry, c)
-		if len(modes) == 0 || !x.entry.Access.VisibleTo(c.Principal) {
+	form := func(entry *catalog.Entry, text []byte) [][]byte {
+		modes := h.modes(entry, c)
+		if len(modes) == 0 || !entry.Access.VisibleTo(c.Principal) {
 			return nil
 		}
-		return [][]byte{[]byte(`{"delivery":`), jsonrpc.Encode(modes), comma, x.pieces[0], []byte(`}`)}
-	})
-	r, err := page.result(nil)
+		return [][]byte{[]byte(`{"delivery":`), jsonrpc.Encode(modes), comma, text, []byte(`}`)}
+	}
+	page := newPage(from, h.PageSize, &method.Caching{TTL: 0, Scope: method.Private})
+	if from.where == atCatalog {
+		page.addCatalog(list, func(x listed) [][]byte { return form(x.entry, x.pieces[0]) })
+	}
+	var formOfCaller func(api.Entry) []byte
+	if cat.HasPerCaller() {
+		formOfCaller = func(x api.Entry) []byte {
+			if shown := readCallerEvent(cat.ByName(x.Name), x); shown != nil {
+				return bytes.Join(form(shown, encodeEvent(shown)), nil)
+			}
+			return nil
+		}
+	}
+	r, err := h.addBackends(ctx, c, &page, api.Events, formOfCaller)
 	r.Cache = nil // this list has no caching hints
 	return r, err
+}
+
+// readCallerEvent returns an event type as a backend that acts for its callers lists it. It returns nil if the relay cannot receive it, or if
+// the name belongs to another event type.
+func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
+	var t struct {
+		catalog.BackendType
+		Delivery []string `json:"delivery"`
+	}
+	if entry == nil || !entry.PerCaller() || entry.Backend != x.Backend || entry.Own != x.Own || json.Unmarshal(x.JSON, &t) != nil ||
+		!slices.Contains(t.Delivery, spec.ModePush) && !slices.Contains(t.Delivery, spec.ModePoll) {
+		return nil
+	}
+	t.Name = x.Own
+	of := catalog.BackendTypes{Prefix: strings.TrimSuffix(x.Name, x.Own), Scopes: entry.Access.Scopes, PerCaller: true}
+	shown, err := catalog.NewBackendEntry(x.Backend, of, t.BackendType)
+	if err != nil || shown.Check() != nil {
+		return nil
+	}
+	return shown
 }
 
 // modes returns the modes in which the caller can receive an event type in its revision.
@@ -260,8 +297,11 @@ func (h *Lists) listBackends(ctx context.Context, c *method.Call, kind api.Kind)
 			page.add(tool)
 		}
 	}
-	return h.addBackends(ctx, c, &page, kind, func(x api.Entry) bool {
-		return kind == api.Tools && h.Tools != nil && h.Tools.Has(x.Name)
+	return h.addBackends(ctx, c, &page, kind, func(x api.Entry) []byte {
+		if kind == api.Tools && h.Tools != nil && h.Tools.Has(x.Name) {
+			return nil
+		}
+		return x.For(c.Version)
 	})
 }
 

@@ -55,7 +55,7 @@ func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*stream
 	o := &streams.Writer{Kind: streams.KindEvents, Streams: st, Caller: streams.Caller{Principal: c.Principal, Header: c.Request.Header}}
 	p := &push{writer: o, selected: w, version: c.Version, profile: c.Profile}
 	o.Framing = streams.Framing{Begin: p.begin, Deliver: p.deliver, Due: p.due, Heartbeat: p.heartbeat, Moved: p.moved, Failed: p.failed, End: p.end}
-	return o, o.Open(ctx, stream.Request{
+	return o, o.Open(c.WithToken(ctx), stream.Request{
 		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Patterns: []match.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
 		Cursor: w.cursor, MaxAge: w.maxAge, Sole: true, Wants: p.Wants,
 	})
@@ -237,7 +237,7 @@ func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error)
 	if err != nil {
 		return method.Result{}, err
 	}
-	page, err := h.Feeds.Poll(ctx, stream.PollRequest{
+	page, err := h.Feeds.Poll(c.WithToken(ctx), stream.PollRequest{
 		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Pattern: w.Pattern, Cursor: w.cursor, MaxAge: w.maxAge,
 		Wants: w.Wants, Most: most, Bytes: maxPollBytes,
 	})
@@ -326,7 +326,7 @@ func Choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth
 	if entry == nil {
 		return match.Selection{}, UnknownEvent(name)
 	}
-	s, err := match.Select(entry, arguments)
+	s, err := match.Select(entry, arguments, p)
 	if err != nil {
 		return s, err
 	}

@@ -153,7 +153,7 @@ func (h *Webhooks) EventsSubscribe(ctx context.Context, c *method.Call) (method.
 		}
 	}
 	r.Profile = c.Profile
-	made, err := h.Registrar.Subscribe(ctx, c.Principal, r)
+	made, err := h.Registrar.Subscribe(c.WithToken(ctx), c.Principal, r)
 	if err != nil {
 		return method.Result{}, err
 	}

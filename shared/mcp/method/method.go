@@ -213,6 +213,11 @@ func (c *Call) Client() api.Client {
 	return out
 }
 
+// WithToken returns ctx with the caller's token, for events of backends that act for their callers.
+func (c *Call) WithToken(ctx context.Context) context.Context {
+	return auth.WithToken(ctx, auth.Token{Header: c.Request.Header.Get("Authorization"), Expires: c.Principal.Expires})
+}
+
 // Arguments returns the member arguments, which must be an object, or nil if it is absent.
 func (c *Call) Arguments() (json.RawMessage, error) {
 	raw := c.Param("arguments")

@@ -45,7 +45,7 @@ func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (d
 	if !ok || e.ID == "" || e.Name != "" && e.Name != own {
 		return Foreign, nil
 	}
-	out := publish.Input{URI: uri, ID: EventID(backend, e.ID), Data: e.Data}
+	out := publish.Input{URI: uri, ID: EventID(backend+catalog.CallerOf(uri), e.ID), Data: e.Data}
 	if at, err := time.Parse(time.RFC3339, e.Time); err == nil {
 		out.Time = at
 	}

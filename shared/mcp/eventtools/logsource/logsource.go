@@ -120,7 +120,7 @@ func (h *source) Subscribe(ctx context.Context, name string, arguments json.RawM
 	if len(s.Arguments) > maxHandleArguments {
 		return "", fault.New(fault.Invalid, "the arguments have %d bytes (allowed: %d)", len(s.Arguments), maxHandleArguments)
 	}
-	page, err := h.feeds.Poll(ctx, stream.PollRequest{Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Pattern: s.Pattern})
+	page, err := h.feeds.Poll(h.call.WithToken(ctx), stream.PollRequest{Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Pattern: s.Pattern})
 	if err != nil {
 		return "", err
 	}
@@ -223,7 +223,7 @@ func (h *source) poll(ctx context.Context, q eventtools.Query) (*reading, error)
 	if r.Selection, err = h.find(ctx, h.call.Principal, at.name, at.arguments); err != nil {
 		return nil, err
 	}
-	page, err := h.feeds.Poll(ctx, stream.PollRequest{
+	page, err := h.feeds.Poll(h.call.WithToken(ctx), stream.PollRequest{
 		Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Pattern: r.Pattern, Cursor: at.cursor, Wants: r.Wants, Most: q.Limit, Bytes: eventtools.MaxBytes,
 	})
 	if fault.Is(err, fault.Invalid) { // this server did not issue the cursor
@@ -281,7 +281,7 @@ var errAnswered = errors.New("mcp: the request was answered")
 
 // await reads the feed of a subscription until the result is not empty or ctx ends.
 func (h *source) await(ctx context.Context, r *reading) error {
-	feed, err := h.feeds.Open(ctx, stream.Request{
+	feed, err := h.feeds.Open(h.call.WithToken(ctx), stream.Request{
 		Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Patterns: []match.Pattern{r.Pattern}, Cursor: r.handle.cursor, Sole: true, Wants: r.Wants,
 	})
 	if err != nil {

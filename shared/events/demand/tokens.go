@@ -1,0 +1,122 @@
+package demand
+
+import (
+	"bytes"
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Some backends act for their callers (see package catalog). The relay subscribes there with the token of the principal that wants the
+// events. So the demand has the token, encrypted with a key that is derived from the deployment's key, and both are removed together.
+
+// maxToken limits the Authorization header in bytes.
+const maxToken = 16 << 10
+
+// cipher returns the cipher for tokens.
+func (r *Registry) cipher(ctx context.Context) (cipher.AEAD, error) {
+	if r.Key == nil {
+		return nil, fault.New(fault.Internal, "there is no key for the tokens of callers")
+	}
+	secret, err := r.Key(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var sealer cipher.AEAD
+	key, err := hkdf.Key(sha256.New, secret, nil, "mcpevents callers' tokens", 32)
+	if err == nil {
+		block, _ := aes.NewCipher(key) // the key has 32 bytes
+		sealer, err = cipher.NewGCMWithRandomNonce(block)
+	}
+	return sealer, fault.Wrap(fault.Internal, err, "derive the key of callers' tokens")
+}
+
+// chooseToken returns the value of a demand with the token that a client presents. If the stored token is valid for longer, or if the client
+// presents none because it only renews the demand, it returns the stored value. replaced reports whether the token is another one.
+func (r *Registry) chooseToken(ctx context.Context, key store.Key, uri string, had *store.Item, t auth.Token) (value []byte, replaced bool, err error) {
+	stored, err := r.openToken(ctx, key, had)
+	if err != nil {
+		return nil, false, err
+	}
+	expired := !t.Expires.IsZero() && !time.Now().Before(t.Expires)
+	switch {
+	case len(t.Header) > maxToken:
+		return nil, false, fault.New(fault.Invalid, "the token has %d bytes (allowed: %d)", len(t.Header), maxToken)
+	case stored.Header != "" && (t.Header == "" || expired || stored.Header == t.Header || outlives(stored, t)):
+		return had.Value, false, nil
+	case t.Header == "" || expired:
+		return nil, false, fault.New(fault.Unauthenticated, "events of backend %s need a valid token of the caller", catalog.BackendOf(uri))
+	}
+	sealer, err := r.cipher(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	text, _ := json.Marshal(t) // a text and a time
+	return sealer.Seal([]byte(uri+"\n"), nil, text, []byte(key.Partition+"\n"+key.Sort)), true, nil
+}
+
+// outlives reports whether a token is valid for longer than another one.
+func outlives(t, other auth.Token) bool {
+	return !other.Expires.IsZero() && (t.Expires.IsZero() || t.Expires.After(other.Expires))
+}
+
+// openToken returns the token of a demand. It is zero if there is none, if it has expired, or if the deployment's key was replaced.
+func (r *Registry) openToken(ctx context.Context, key store.Key, it *store.Item) (t auth.Token, err error) {
+	if it == nil {
+		return t, nil
+	}
+	opener, err := r.cipher(ctx)
+	if err != nil {
+		return t, err
+	}
+	_, sealed, _ := bytes.Cut(it.Value, []byte("\n"))
+	text, err := opener.Open(nil, nil, sealed, []byte(key.Partition+"\n"+key.Sort))
+	if err != nil || json.Unmarshal(text, &t) != nil || !t.Expires.IsZero() && !time.Now().Before(t.Expires) {
+		return auth.Token{}, nil
+	}
+	return t, nil
+}
+
+// callerKey returns the key of the demand for a URI that is for one principal only.
+func callerKey(workspace, uri string) store.Key {
+	return store.Key{Table: store.Sessions, Partition: partition(workspace, catalog.BackendOf(uri)), Sort: catalog.CallerOf(uri) + "#" + hash(uri)}
+}
+
+// Token returns the token with which to subscribe to a URI that is for one principal only. It is zero if there is no valid one.
+func (r *Registry) Token(ctx context.Context, workspace, uri string) (auth.Token, error) {
+	key := callerKey(workspace, uri)
+	it, err := store.One(ctx, r.DB, key, "read a caller's token")
+	if err != nil {
+		return auth.Token{}, err
+	}
+	return r.openToken(ctx, key, it)
+}
+
+// DropToken removes a token that the backend has refused, unless another one has replaced it.
+func (r *Registry) DropToken(ctx context.Context, workspace, uri string, refused auth.Token) error {
+	key := callerKey(workspace, uri)
+	it, err := store.One(ctx, r.DB, key, "read a caller's token")
+	if err != nil || it == nil {
+		return err
+	}
+	if t, err := r.openToken(ctx, key, it); err != nil || t.Header != refused.Header {
+		return err
+	}
+	next, read := *it, it.Version
+	next.Key, next.Value, next.Version = key, []byte(uri), read+1
+	err = r.DB.Write(ctx, store.Put(next, store.VersionIs(read)))
+	if errors.Is(err, store.ErrConflict) {
+		return nil // a client has renewed it; if it is refused again, it is removed then
+	}
+	return fault.Wrap(fault.Unavailable, err, "remove a caller's token")
+}

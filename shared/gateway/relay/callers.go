@@ -1,0 +1,113 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// A backend that acts for its callers decides by the caller's token which events it sends. So each URI is for one principal, and the relay
+// subscribes to it with this principal's token (see [demand.Registry.Token]), over a connection of its own. If the token expires or the
+// backend refuses it, the subscription waits for another token, and then continues at its cursor.
+//
+// A backend could repeat a token in an error, so the log and the clients only get these errors and the kinds of others.
+var (
+	errRefused = fault.New(fault.Unauthenticated, "it refuses the token of the caller")
+	errExpired = fault.New(fault.Unauthenticated, "the token of the caller has expired")
+	errUnknown = fault.New(fault.NotFound, "it has no such event type for the caller")
+)
+
+// receiveAs keeps a principal's subscription until ctx ends.
+func (e *receiver) receiveAs(ctx context.Context, uri string) {
+	workspace, log := e.backend.Place().Workspace, e.relay.log(e.backend).With("uri", uri)
+	var refused auth.Token
+	var again time.Time // when to try the refused token once more
+	for ctx.Err() == nil {
+		token, err := e.Demand.Token(ctx, workspace, uri)
+		if err == nil && (token.Header == "" || token.Header == refused.Header && time.Now().Before(again)) {
+			_ = periodic.Sleep(ctx, wantedEvery) // the loop sees if ctx has ended
+			continue
+		}
+		if err == nil {
+			err = e.subscribeAs(ctx, uri, token)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		log.WarnContext(ctx, "subscription to events ended", "again", retryAfter, "error", err)
+		if client.Retryable(err) {
+			_ = periodic.Sleep(ctx, retryAfter)
+			continue
+		}
+		refused, again = token, time.Now().Add(retryAfter)
+		state := demand.State{Error: fault.Public(err), Unknown: errors.Is(err, errUnknown)}
+		if fault.Is(err, fault.Unauthenticated) {
+			refused = auth.Token{} // a client has to present it again
+			err = e.Demand.DropToken(ctx, workspace, uri, token)
+		} else {
+			err = nil
+		}
+		if err = cmp.Or(err, e.Demand.SetState(ctx, workspace, uri, state)); err != nil && ctx.Err() == nil {
+			log.WarnContext(ctx, "subscription state not recorded", "error", err)
+		}
+	}
+}
+
+// subscribeAs subscribes with a token, and returns when the subscription has ended.
+func (e *receiver) subscribeAs(parent context.Context, uri string, token auth.Token) error {
+	ctx, cancel := context.WithCancelCause(parent)
+	defer cancel(nil)
+	if !token.Expires.IsZero() {
+		defer time.AfterFunc(time.Until(token.Expires), func() { cancel(errExpired) }).Stop()
+	}
+	err := e.receiveOver(ctx, uri, transport{e.backend.ClientFor(token.Header), e.lines, func() { cancel(errRefused) }})
+	if cause := context.Cause(ctx); cause != nil && parent.Err() == nil {
+		return cause
+	}
+	if err == nil || errors.Is(err, errUnknown) {
+		return err
+	}
+	return fault.New(fault.KindOf(err), "it refuses the subscription of the caller (%s)", fault.KindOf(err))
+}
+
+// receiveOver receives the events of a URI over a connection with the caller's credentials.
+func (e *receiver) receiveOver(ctx context.Context, uri string, t transport) (err error) {
+	as := &receiver{Events: e.Events, relay: e.relay, backend: e.backend, limit: e.limit, perCaller: true}
+	as.client, err = client.Connect(ctx, placeholderURL, client.Options{HTTP: t.client(), Agent: e.Agent})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = as.client.Close() }()
+	as.version = spec.Version(as.client.Revision())
+	if err := as.list(ctx, e.backend.EventTypes()); err != nil {
+		return err
+	}
+	_, own, _, _ := catalog.ParseBackendURI(uri)
+	if as.types[own] == nil {
+		return errUnknown
+	}
+	return as.subscribe(ctx, uri, as.modes[own], false)
+}
+
+// fits reports whether an event matches the schema that the backend shows to the caller. If it does not, the schema may have changed.
+func (e *receiver) fits(ctx context.Context, uri string, data json.RawMessage) bool {
+	_, own, _, _ := catalog.ParseBackendURI(uri)
+	matches := func() bool { t := e.types[own]; return t != nil && t.ValidatePayload(data) == nil }
+	if matches() {
+		return true
+	}
+	if time.Since(e.listed) > retryAfter {
+		_ = e.list(ctx, e.backend.EventTypes()) // without an answer, the known schemas count
+	}
+	return matches()
+}
