@@ -36,7 +36,7 @@ type Command struct {
 	// Failed is a file. When the command has failed Tries times for an event, the event is appended to the file as a line of JSON, and
 	// is acknowledged. If Failed is empty, the command runs until it succeeds.
 	Failed string
-	// Tries is how often the command runs for an event; 0 is five. Without Failed, Tries has no effect.
+	// Tries is the number of failed runs after which an event is appended to Failed; 0 means five. Without Failed, Tries has no effect.
 	Tries int
 	// Stdout and Stderr receive the output of the command; nil discards it.
 	Stdout, Stderr io.Writer

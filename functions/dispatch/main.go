@@ -27,9 +27,9 @@ const (
 	// patience is how long a page waits for the endpoint's response before the delivery moves to the slow lane. When
 	// the batch is done, Lambda freezes the process, so dispatch then cancels the attempt and the slow lane repeats it.
 	patience = 3 * time.Second
-	// hurry is the shortest time that a page waits for an attempt while batches follow each other. Lambda then does not
-	// freeze the process for long, so the attempt can continue during the following batches, until its patience is
-	// over.
+	// hurry replaces patience while batches follow each other, but an attempt may always take as long as is usual for its
+	// endpoint. Lambda freezes the process only briefly between batches, so the attempt can continue during the next ones,
+	// until patience is over.
 	hurry = 100 * time.Millisecond
 	// slowAnswer is the response time above which an endpoint counts as slow. Its further deliveries go to the slow
 	// lane, because a page occupies one of a few invocations until its slowest endpoint has responded.

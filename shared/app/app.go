@@ -366,7 +366,7 @@ type GatewayOptions struct {
 	Key []byte
 	// HTTP is the client for requests to backends; nil is the default one.
 	HTTP *http.Client
-	// Commands knows the running backends that are commands, which HTTP reaches. It is nil if the process runs none.
+	// Commands runs the backends that are programs of this machine, and sends them requests. It is nil if the process runs none.
 	Commands backends.Commands
 	// LogDelay is how long the log line of a call may wait for others. It must be 0 where a process may be frozen after each response.
 	LogDelay time.Duration

@@ -29,7 +29,8 @@ type calls struct {
 	timing   method.Timing
 }
 
-// route is the destination of a request at the gateway: an item of a kind, which a member of the params names.
+// route is the destination of a request at the gateway: a tool, prompt or resource with a name. The member of the params has the name,
+// for example "name" or "uri".
 type route struct {
 	kind         api.Kind
 	name, member string

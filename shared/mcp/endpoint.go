@@ -56,7 +56,7 @@ type Options struct {
 	Auth     auth.Authenticator
 	Catalogs catalog.Source // is read on every request, so it should cache
 
-	// Feeds reads events, for lists, resources/read, completions, polls and the streams of all revisions.
+	// Feeds reads events from the log. Lists of resources, resources/read, completions, polls and all streams use it.
 	Feeds *stream.Tails
 	// Sessions stores the sessions of the session-based revisions, which need Feeds. Without it, initialize is unknown, and
 	// every request of these revisions is served on its own.

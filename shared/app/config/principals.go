@@ -451,7 +451,8 @@ func (p *parser) readCommand(n *strictyaml.Node, what string) (args []string) {
 	return args
 }
 
-// readEnvironment reads environment variables. A variable whose name suggests a secret needs a reference.
+// readEnvironment reads environment variables. The value of a variable whose name suggests a secret must be a reference to
+// a secret, not the secret itself.
 func (p *parser) readEnvironment(n *strictyaml.Node, what string) map[string]secret.Value {
 	out := map[string]secret.Value{}
 	for _, m := range p.file.Members(n, what) {

@@ -214,7 +214,7 @@ func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit fu
 	}
 }
 
-// writeBackends writes the event types of a workspace's backends, and reports whether they have changed.
+// writeBackends stores the event types of a workspace's backends if they have changed, and reports whether they have.
 func writeBackends(ctx context.Context, db store.DB, workspace string, old settings.Stored, all map[string]BackendTypes) (changed bool, err error) {
 	text, err := json.Marshal(all)
 	if err != nil {

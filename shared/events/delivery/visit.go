@@ -315,8 +315,8 @@ func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (ve
 	return v.d.judge(ctx, v.right, v.sub, e)
 }
 
-// terminate ends a subscription that this process's catalog no longer permits. If the catalog turns out to be old, terminate leaves
-// the events to another page.
+// terminate ends a subscription that this process's catalog no longer permits. If the catalog turns out to be old, the
+// subscription stays, and a later page task, whose process has the new catalog, delivers the events.
 func (v *visit) terminate(ctx context.Context, err error) result {
 	if _, is := errors.AsType[*subscription.Terminated](err); !is {
 		return result{err: err}

@@ -111,7 +111,7 @@ type Log struct {
 	batches batches
 }
 
-// Time returns the time of the clock that makes stamps.
+// Time returns the time of the clock that stamps events.
 func (l *Log) Time() time.Time {
 	if l.Now != nil {
 		return l.Now()

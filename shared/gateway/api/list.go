@@ -124,7 +124,7 @@ func (l *List) cursor(i int) string {
 	return e.Backend + " " + strconv.Itoa(place) + " " + e.Own
 }
 
-// after returns the index of the first entry after a cursor.
+// after returns the index of the first entry after a cursor, and false if the cursor is invalid.
 func (l *List) after(cursor string) (int, bool) {
 	if cursor == "" {
 		return 0, true

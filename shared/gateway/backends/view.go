@@ -115,8 +115,8 @@ func (l *versionedList) last() *fetched {
 	return l.before
 }
 
-// infoAge returns how old the capabilities may be when the list is fetched. After a change of the list version, they must be newer than the
-// change, give or take askLeast.
+// infoAge returns how old the known capabilities may be when the list is fetched. If the list version has changed, they must have been
+// read after the change or in the last askLeast, so that not every change asks for them.
 func (l *versionedList) infoAge() time.Duration {
 	if l.since.IsZero() {
 		return askAgain

@@ -479,7 +479,7 @@ func (p *process) begin(ctx context.Context, response json.RawMessage) error {
 	return p.send(ctx, jsonrpc.AppendNotification(nil, spec.NoteInitialized, nil))
 }
 
-// withKnownVersion replaces [oldestVersion] in the result of initialize.
+// withKnownVersion replaces the version [oldestVersion] in the result of initialize with the oldest version that the gateway speaks.
 func withKnownVersion(result json.RawMessage) json.RawMessage {
 	if version, _ := jsonrpc.String(jsonrpc.Member(result, "protocolVersion")); version == oldestVersion {
 		return jsonrpc.Replace(result, "protocolVersion", jsonrpc.Quote(string(spec.V20250326)))

@@ -110,7 +110,7 @@ func (w *way) trace() *httptrace.ClientTrace {
 }
 
 // wasClosed reports whether the request found its connection closed, so that the server cannot have read any of it. net/http reports
-// bytes that reached its buffer, but the counted connection knows the bytes that were sent.
+// bytes that reached its buffer, but the connection counts the bytes that were sent.
 func (w *way) wasClosed() bool {
 	return w.reused.Load() && (!w.sent.Load() || w.conn != nil && w.conn.n.Load() == w.first)
 }

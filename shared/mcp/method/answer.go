@@ -153,7 +153,7 @@ func (t Timing) Relay(w http.ResponseWriter, c *Call, f Faults) *relayed {
 	return &relayed{answer: t.answer(w, c), faults: f, call: c}
 }
 
-// Begin begins the wait for the backend, and returns the context of the call. At a shutdown, the call is answered with an error
+// Begin is called before the wait for the backend, and end after it. Begin returns the context of the call. At a shutdown, the call is answered with an error
 // immediately, although notifying the backend may take longer.
 func (r *relayed) Begin() (ctx context.Context, end func()) {
 	ctx, release := r.call.backendContext(r.refuse)
@@ -327,7 +327,8 @@ func (c *Call) Connection() context.Context {
 	return c.Request.Context()
 }
 
-// OnDisconnect calls f if the client disconnects while the call is being served. After that, stop must be called.
+// OnDisconnect calls f if the client disconnects while the call is being served. The caller must call stop at the end of the call, in
+// any case.
 func (c *Call) OnDisconnect(f func()) (stop func() bool) {
 	if c.life.client == nil {
 		return func() bool { return true }

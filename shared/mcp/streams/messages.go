@@ -140,7 +140,7 @@ func (w *Writer) sendGapOf(uri, cursor string) error {
 	}, text(metaTruncated), cursor)
 }
 
-// sendState notifies that the state of a subscription changed.
+// sendState notifies the client that the state of a subscription has changed.
 func (w *Writer) sendState(d stream.Delivery) error {
 	for _, t := range w.targets {
 		if t.topic != d.Topic {

@@ -208,8 +208,8 @@ func bound(digits string, open uint64) uint64 {
 	return v
 }
 
-// Pages returns the tasks that deliver events of one URI to a range of subscribers. A task has as many events as fit into a
-// message.
+// Pages returns the page tasks that deliver the events of one URI to a range of subscribers. The subscribers are stored under the
+// pattern key, and count is their number. A task has as many events as fit into a message.
 func Pages(workspace, key string, r subscription.Range, count int, events []event.Event) []Page {
 	ranges := split(r, count)
 	var tasks []Page
