@@ -293,8 +293,9 @@ func (mq *memoryQueue) work(ctx, calls context.Context, h queue.Handler, opts *q
 
 // batch is the messages of one call of a handler.
 type batch struct {
-	msgs   []*message
-	handed []queue.Message // the same messages as the handler gets them
+	msgs    []*message
+	handed  []queue.Message // the same messages as the handler gets them
+	refused []*message      // messages of a FIFO queue that the handler does not get, because their senders got an error
 }
 
 // take returns a batch. If no message can be delivered, it returns a channel that receives when one may be ready.
@@ -308,11 +309,17 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 		mq.waiting = append(mq.waiting, woken)
 		return nil, woken
 	}
-	b := &batch{msgs: msgs, handed: make([]queue.Message, len(msgs))}
-	for i, m := range msgs {
+	b := &batch{msgs: make([]*message, 0, len(msgs)), handed: make([]queue.Message, 0, len(msgs))}
+	for _, m := range msgs {
 		w.move(m, placeInFlight)
+		if w.ready.fifo && m.row == rowFailed {
+			b.refused = append(b.refused, m)
+			continue
+		}
 		m.received++
-		b.handed[i].Body, b.handed[i].Received, b.handed[i].Unwritten = m.body, m.received, m.row != rowWritten
+		handed := queue.Message{Received: m.received, Unwritten: m.row != rowWritten}
+		handed.Body = m.body
+		b.msgs, b.handed = append(b.msgs, m), append(b.handed, handed)
 	}
 	mq.wakeWorker()
 	if len(w.spills) > 0 {
@@ -341,6 +348,9 @@ func microseconds(us int64) time.Time { return time.UnixMicro(us).UTC() }
 
 // handle calls h and returns a function that reports whether a message failed.
 func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, limit time.Duration) (failed func(*message) bool) {
+	if len(b.msgs) == 0 {
+		return never
+	}
 	began := time.Now()
 	ctx, cancel := context.WithDeadline(ctx, began.Add(limit))
 	defer cancel()

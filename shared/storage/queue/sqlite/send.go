@@ -548,7 +548,7 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 }
 
 // Done answers the sender. Messages that could not be written are still handled, and handled again when the sender repeats
-// them. A FIFO queue drops them when their handler fails.
+// them. A FIFO queue drops them instead, unless a handler already has them and succeeds.
 func (f *forwarding) Done(err error) {
 	mq := f.queue
 	if mq.dedup != nil {

@@ -21,7 +21,7 @@ const retryAfter = time.Second
 func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
-	for _, m := range b.msgs {
+	for _, m := range slices.Concat(b.msgs, b.refused) {
 		mq.window.ready.release(m)
 	}
 	now := time.Now()
@@ -51,6 +51,10 @@ func (mq *memoryQueue) settleGroups(b *batch, failed func(*message) bool, opts *
 		until time.Time // when the group is redelivered; zero while none of its messages has failed
 	}
 	groups := map[string]*outcome{}
+	for _, m := range b.refused {
+		mq.window.move(m, placeAccepted)
+		groups[m.group] = &outcome{}
+	}
 	for _, m := range b.msgs {
 		g := groups[m.group]
 		if g == nil {

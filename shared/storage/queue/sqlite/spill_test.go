@@ -506,6 +506,33 @@ func TestForwardedMessagesOfAFIFOQueue(t *testing.T) {
 			}
 		})
 	})
+	t.Run("given a message behind another of its group, when it cannot be written, then only its repetition is delivered", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			got := &handled{}
+			release := make(chan struct{})
+			opts := queue.ConsumeOptions{Concurrency: 2}
+			defer run(q, queue.Events, opts, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				<-release
+				got.add(batch)
+				return nil, nil
+			})()
+			time.Sleep(time.Second)
+			expect.OK(t, forward(q, "a"))
+			time.Sleep(time.Second)
+			repair := breakInserts(t, q, queue.Events)
+			if err := forward(q, "b"); err == nil {
+				t.Fatal("got no error for a message that was not written")
+			}
+			repair()
+			expect.OK(t, forward(q, "b"))
+			close(release)
+			time.Sleep(time.Minute)
+			expect.List(t, "the messages", got.bodies(), []string{"a", "b"})
+			if d := depth(t, q, queue.Events); d.Visible+d.InFlight != 0 {
+				t.Errorf("got depth %+v, want no messages", d)
+			}
+		})
+	})
 	t.Run("WHK-18 given a forwarded message, when the server restarts, then it was delivered once and a repetition is dropped", func(t *testing.T) {
 		path := t.TempDir() + "/events.db"
 		calls := make(chan string, 10)
