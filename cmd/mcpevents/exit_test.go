@@ -83,7 +83,7 @@ func TestARemovedFlagNamesItsReplacement(t *testing.T) {
 		"--webhook-id=message":           "use --profile (MCPEVENTS_PROFILE) instead",
 		"--event-codes=sep3415":          "use --profile (MCPEVENTS_PROFILE) instead",
 		"--unknown-unsubscribe=notfound": "use --profile (MCPEVENTS_PROFILE) instead",
-		"--heartbeat=30s":                "the setting heartbeat was removed; it is always 15s",
+		"--poll-min=5s":                  "the setting poll-min was removed; it is always 1s",
 	} {
 		var out, errs bytes.Buffer
 		code := run([]string{"serve", flag}, nil, &out, &errs)

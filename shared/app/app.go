@@ -319,12 +319,8 @@ type StreamOptions struct {
 	Left func(*http.Request)
 }
 
-const (
-	// heartbeat is how long a stream may be quiet. SEP-3415 allows 30 s, and few proxies close connections that are quiet for less.
-	heartbeat = 15 * time.Second
-	// pollMin and pollMax limit the time until the next events/poll that the server suggests.
-	pollMin, pollMax = time.Second, 30 * time.Second
-)
+// pollMin and pollMax limit the time until the next events/poll that the server suggests.
+const pollMin, pollMax = time.Second, 30 * time.Second
 
 // NewStreamEndpoint returns the MCP endpoint, which is the stream role. It lists, reads, streams and polls, and relays
 // calls to the backends.
@@ -334,7 +330,7 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	options.Gateway, options.Conversation, options.Left = o.Backends, o.Conversation, o.Left
 	options.Registrar, options.Deregistrar = o.Registrar, o.Deregistrar
 	options.ForwardRegistrar, options.ForwardDeregistrar = o.ForwardRegistrar, o.ForwardDeregistrar
-	options.MaxAge, options.Heartbeat, options.AnswerStreamAfter = l.StreamMaxAge, cmp.Or(l.Heartbeat, heartbeat), l.AnswerStreamAfter
+	options.MaxAge, options.Heartbeat, options.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
 	options.MaxSessions, options.Dialect = c.maxSessions, mcp.NamedEvents
 	options.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.CallerQuota(quota.Calls), descriptors.Outgoing())
 	options.PollMin, options.PollMax = cmp.Or(l.PollMin, pollMin), cmp.Or(l.PollMax, pollMax)
@@ -351,7 +347,7 @@ func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 	l := c.Limits
 	return &lease.Shared{
 		DB: c.DB, Max: c.maxStreams, Fleet: l.StreamConcurrency * int64(concurrent) * share / 100,
-		Life: l.StreamMaxAge, Check: cmp.Or(l.Heartbeat, heartbeat),
+		Life: l.StreamMaxAge, Check: l.Heartbeat,
 	}
 }
 

@@ -93,6 +93,7 @@ var chaotic = map[string]string{
 	"MCPEVENTS_WEBHOOK_TIMEOUT":       "4s",
 	"MCPEVENTS_RETRY_SCHEDULE":        retries(),
 	"MCPEVENTS_EVENTS_RETRY_SCHEDULE": retries(),
+	"MCPEVENTS_HEARTBEAT":             "5s",
 	"MCPEVENTS_STREAM_MAX_AGE":        "1m",
 	"MCPEVENTS_LOG_LEVEL":             "warn",
 }

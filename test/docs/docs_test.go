@@ -241,17 +241,22 @@ func (s *shell) write(at string, b page.Block) {
 	s.run(at, "cat > "+strings.TrimLeft(first, "/# ")+" <<'END OF FILE'\n"+b.Text+"END OF FILE")
 }
 
-// expect waits until the output of a page has been printed.
+// expect waits until the output of a page has been printed. Programs in the background may print between its lines.
 func (s *shell) expect(at, want string) {
 	s.t.Helper()
 	var parts []string
 	for part := range strings.SplitSeq(s.ports.Replace(want), "…") {
-		words := strings.Fields(part)
-		for i, w := range words {
-			words[i] = regexp.QuoteMeta(w)
+		var lines []string
+		for line := range strings.Lines(part) {
+			words := strings.Fields(line)
+			for i, w := range words {
+				words[i] = regexp.QuoteMeta(w)
+			}
+			if len(words) > 0 {
+				lines = append(lines, strings.Join(words, `\s+`))
+			}
 		}
-		quoted := strings.Join(words, `\s+`)
-		parts = append(parts, quoted)
+		parts = append(parts, strings.Join(lines, `\s.*?`))
 	}
 	pattern := regexp.MustCompile(`(?s)` + strings.Join(parts, `.*?`))
 	s.await(at, want, patienceToPrint, pattern.MatchString)

@@ -37,7 +37,7 @@ const (
 // of lists the names of the limits in each group. All functions read the limits that are in no group.
 var of = map[Needs][]string{
 	Callers: {
-		"streams", "stream-concurrency", "publish-rate", "stream-max-age",
+		"streams", "stream-concurrency", "publish-rate", "stream-max-age", "heartbeat",
 		"answer-stream-after", "event-tools", "jwt-issuer", "jwt-audience", "jwt-jwks-url",
 		"jwt-principal-claim", "jwt-workspace-claim", "jwt-scope-prefix", "allowed-origins",
 	},

@@ -47,10 +47,11 @@ type Limits struct {
 
 	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open. The client then continues from its cursor."`
 	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not time out. 0 means immediately."`
+	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
 
-	// Heartbeat is how long a stream may be quiet, and PollMin and PollMax limit the time until the next events/poll that the
-	// server suggests. They are not settings, but tests shorten them. 0 is the default.
-	Heartbeat, PollMin, PollMax time.Duration `kong:"-"`
+	// PollMin and PollMax limit the time until the next events/poll that the server suggests. They are not settings, but tests shorten
+	// them. 0 is the default.
+	PollMin, PollMax time.Duration `kong:"-"`
 
 	PublicURL string `name:"public-url" placeholder:"URL" help:"URL of this server, without a path, at which backends deliver events by webhook. By default that of --jwt-audience."`
 
@@ -189,6 +190,7 @@ func (l Limits) checkRanges() error {
 		{"webhook-timeout", l.WebhookTimeout, 100 * time.Millisecond, time.Minute},
 		{"stream-max-age", l.StreamMaxAge, time.Second, 24 * time.Hour},
 		{"answer-stream-after", l.AnswerStreamAfter, 0, time.Hour},
+		{"heartbeat", l.Heartbeat, time.Second, 30 * time.Second}, // SEP-3415 allows 30 s
 		{"default-ttl", l.DefaultTTL, time.Minute, 365 * 24 * time.Hour},
 		{"min-ttl", l.MinTTL, time.Second, 24 * time.Hour},
 		{"max-ttl", l.MaxTTL, time.Minute, 365 * 24 * time.Hour},
@@ -295,7 +297,6 @@ var removed = map[string]removal{
 	"event-codes":          {instead: byProfile, stops: true},
 	"events-timeout":       {instead: "it is always 10s, or --webhook-timeout if that is shorter"},
 	"full-streams":         {instead: "a new stream always ends the principal's oldest one"},
-	"heartbeat":            {instead: "it is always 15s"},
 	"jwt-algorithms":       {instead: "choose the algorithm at the authorization server; all asymmetric ones are accepted", stops: true},
 	"jwt-leeway":           {instead: "it is always 30s"},
 	"poll-max":             {instead: "it is always 30s"},
