@@ -181,7 +181,7 @@ func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) 
 // own partition has one writer, so its keys grow. In other partitions, readers look back.
 type stamped struct{ log *Log }
 
-// position is twice the maximum skew before now, because the clock of the next writer may be that much behind this one.
+// position returns a time that is twice the maximum skew before now, because the clock of the next writer may be that much behind this one.
 func (s stamped) position() int64 { return s.log.Time().Add(-2*MaxSkew).UnixMicro() - 1 }
 
 func (s stamped) settled() int64 { return s.log.Time().Add(-Window).UnixMicro() }

@@ -437,7 +437,7 @@ func (s *Service) permit(ctx context.Context, p auth.Principal) (*catalog.Catalo
 	return cat, nil
 }
 
-// permitEvents is permit for the methods of MCP Events. It also refuses the anonymous principal, because otherwise any caller could end
+// permitEvents checks the same as permit, for the methods of MCP Events. It also refuses the anonymous principal, because otherwise any caller could end
 // another caller's subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {

@@ -46,7 +46,7 @@ func GenerateKeyset() (private, public []byte, err error) {
 	return writeKeysets(h)
 }
 
-// AddKey is the first step of a key rotation. It returns the private keyset with an additional key that is not used for sealing yet. After
+// AddKey returns, as the first step of a key rotation, the private keyset with an additional key that is not used for sealing yet. After
 // every sender has the new keyset, call [PromoteKey].
 func AddKey(private []byte) ([]byte, error) {
 	out, _, err := changeKeys(private, "add a sealing key", func(m *keyset.Manager) error {
@@ -56,7 +56,7 @@ func AddKey(private []byte) ([]byte, error) {
 	return out, err
 }
 
-// PromoteKey is the second step of a key rotation: from now on, the newest key seals new secrets. Older keys stay, so that secrets sealed
+// PromoteKey makes the newest key seal new secrets, as the second step of a key rotation. Older keys stay, so that secrets sealed
 // with them can still be opened.
 func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 	return changeKeys(private, "promote a sealing key", func(m *keyset.Manager) error {

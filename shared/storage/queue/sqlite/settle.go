@@ -43,7 +43,7 @@ func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.
 	mq.wakeReader()
 }
 
-// settleGroups is settle for a FIFO queue. It puts the failed messages of a group back at its front. Only the first of them
+// settleGroups does the work of settle for a FIFO queue. It puts the failed messages of a group back at its front. Only the first of them
 // counts a receive, because the handler fails the others only to keep the order.
 func (mq *memoryQueue) settleGroups(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions, now time.Time) {
 	type outcome struct {
