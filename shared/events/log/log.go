@@ -11,7 +11,7 @@
 //	topic    notices of the system itself (a list changed, the state of a
 //	         subscription changed). It has several writers.
 //
-// A key is a time in microseconds since 1970. Who chooses it depends on the store, so there are two implementations:
+// A key is a time in microseconds since 1970. It is chosen by the store or by the writers, so there are two implementations:
 //
 //	exact    The store stamps keys in the order of commits (SQLite), so a position in one partition is a position in all.
 //	stamped  The writers stamp keys (DynamoDB). With several writers a smaller key can be committed after a larger one,

@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// View is what a caller sees of a backend: its capabilities and its lists. Most backends have one view for all callers, which the gateway
+// View has the capabilities and the lists that a backend shows to a caller. Most backends have one view for all callers, which the gateway
 // reads with the operator's credentials. If the backend gets its callers' tokens and has no credentials of the operator, each caller has a
 // view, so that no caller sees another one's lists.
 //

@@ -392,8 +392,8 @@ func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string)
 	return entry, entry.Check()
 }
 
-// chooseMode returns the best of the modes in which the backend delivers an event type, or "" if the relay can use none of them. The role
-// publish, which receives webhooks, does not know the schemas of a backend that acts for its callers.
+// chooseMode returns the best of the modes in which the backend delivers an event type, or "" if the relay can use none of them. The publish
+// role, which receives webhooks, does not know the schemas of a backend that acts for its callers.
 func (e *receiver) chooseMode(delivery []string) string {
 	switch {
 	case slices.Contains(delivery, client.ModePush) && e.version.Stateless():

@@ -58,7 +58,7 @@ type Verifier struct {
 // check verifies a request with one secret.
 type check func(Request) (proof, *refusal)
 
-// proof is what the signature of a verified request covers, which an attacker cannot change.
+// proof has the parts of a verified request that its signature covers, so that an attacker cannot change them.
 type proof struct {
 	// at is the signed time, or zero if the scheme does not sign the time.
 	at time.Time
