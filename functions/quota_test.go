@@ -2,6 +2,8 @@ package functions_test
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -30,7 +32,7 @@ func TestStreamsLeaveANewAccountEnoughForEvents(t *testing.T) {
 		streams = append(streams, stream)
 	}
 	for n := range 30 {
-		publish(t, stack, n+1)
+		publishRepeatedly(t, stack, n+1)
 	}
 	for range 30 {
 		wait(t, "the webhook", hooks)
@@ -40,6 +42,24 @@ func TestStreamsLeaveANewAccountEnoughForEvents(t *testing.T) {
 	}
 	wait(t, "the acknowledgement of one more", listen(ctx, t, stack.URL(), params))
 	deregister(t, stack, uri)
+}
+
+// publishRepeatedly sends an event of a build until it is accepted, as a publisher does. Lambda answers 429 while all 10
+// invocations are in use: two streams, six workers, the function retry, and an earlier request to publish that has not ended.
+func publishRepeatedly(t *testing.T, stack *runner.Stack, number int) {
+	t.Helper()
+	body := `{"uri":"event://ci/build-finished","data":` + fmt.Sprintf(build, number) + `}`
+	eventually(t, "the event is accepted", func() bool {
+		switch resp := post(t, stack.URL()+"/events", body, nil, nil); resp.StatusCode {
+		case http.StatusAccepted:
+			return true
+		case http.StatusTooManyRequests:
+			return false
+		default:
+			t.Fatalf("got %d for event %d", resp.StatusCode, number)
+			return false
+		}
+	})
 }
 
 // TestMessagesOfTheInbox: AWS-21. By default retry reads the inbox, so that no function is invoked only for this.
