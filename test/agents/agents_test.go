@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -131,14 +130,6 @@ func fast(t *testing.T) *harness.Server {
 	}})
 }
 
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(t, err)
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
-}
-
 // some reports whether a file is there and not empty.
 func some(pattern string) bool {
 	files, _ := filepath.Glob(pattern)
@@ -162,7 +153,7 @@ func TestTheExampleAgent(t *testing.T) {
 				env:  []string{"AGENT_KEY=" + s.Keys["alice"]},
 			}
 			if mode == "webhook" {
-				a.args = append(a.args, "-listen", freeAddr(t))
+				a.args = append(a.args, "-listen", harness.FreeAddr(t))
 			}
 			story(t, a, s, func() bool { return some(filepath.Join(dir, "cursors", "*.cursor")) }, func() map[string]int {
 				text, err := os.ReadFile(filepath.Join(dir, "effects"))

@@ -293,10 +293,7 @@ func (o *transcript) text() string {
 
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(t, err)
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
+	_, port, err := net.SplitHostPort(harness.FreeAddr(t))
 	expect.OK(t, err)
 	return port
 }

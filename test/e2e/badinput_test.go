@@ -4,13 +4,11 @@ package e2e
 
 import (
 	"encoding/json"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -290,10 +288,7 @@ func checkAttempts(t *testing.T, e *harness.Endpoint, attempts []*harness.Delive
 // closedPort returns a URL whose port is closed.
 func closedPort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(t, err)
-	defer l.Close()
-	return "http://" + l.Addr().String() + "/"
+	return "http://" + harness.FreeAddr(t) + "/"
 }
 
 // subscriptionStatus is the text of a subscription:// resource.

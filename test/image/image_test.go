@@ -9,7 +9,6 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -172,10 +171,7 @@ func confined(root string) *syscall.SysProcAttr {
 }
 
 func serves(t *testing.T, root, environment string) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(t, err)
-	address := l.Addr().String()
-	_ = l.Close()
+	address := harness.FreeAddr(t)
 	run := func(arguments ...string) (*exec.Cmd, *bytes.Buffer) {
 		said := &bytes.Buffer{}
 		cmd := exec.Command("/mcpevents", arguments...)

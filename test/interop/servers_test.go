@@ -63,14 +63,12 @@ func startHandler(t *testing.T) *theirs {
 	return s.started()
 }
 
-// place returns a free address and a file, with which a server is started each time.
+// place returns a free address and a file. The server gets the same ones whenever it is started.
 func place(t *testing.T) []string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	host, port, err := net.SplitHostPort(harness.FreeAddr(t))
 	expect.OK(t, err)
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	_ = l.Close()
-	return []string{"127.0.0.1", port, filepath.Join(t.TempDir(), "store")}
+	return []string{host, port, filepath.Join(t.TempDir(), "store")}
 }
 
 func (s *theirs) started() *theirs {
