@@ -1,7 +1,8 @@
-// Package method contains what all methods of the MCP endpoint share: the [Call] that they serve, the [Result] or error of their
-// answer, the [Table] of methods, how long a call runs (life.go), and how its answer is written (answer.go).
+// Package method contains the parts that all methods of the MCP endpoint share: the [Call] that a method serves, the [Result]
+// or error that it returns, and the [Table] of methods. answer.go writes the answers and limits how long a call runs.
 //
-// The packages that serve methods (streams, events, eventtools/logsource) and the endpoint in package mcp build on it. It serves no method.
+// The packages that serve methods (streams, events and eventtools/logsource) and the endpoint in package mcp build on this
+// package.
 package method
 
 import (
@@ -23,17 +24,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Result is the result of a method, in the parts that all revisions share.
+// Result is the result of a method. [Replies.AppendResult] encodes it for the protocol revision of the call.
 type Result struct {
-	// Members are the members of the result without braces. The pieces are joined.
+	// Members is the JSON of the result's members without the braces. AppendResult concatenates the pieces, for example
+	// `"protocolVersion":"2025-11-25",` and `"capabilities":{}`.
 	Members [][]byte
-	// Meta are further members of _meta, without braces.
+	// Meta is the JSON, without braces, of the members that the method adds to _meta.
 	Meta []byte
-	// Cache is set where revision 2026-07-28 requires caching hints.
+	// Cache is the caching hint that revision 2026-07-28 requires for some results, e.g. for lists. Earlier revisions have no
+	// hints, so AppendResult ignores it there. It is nil for other results.
 	Cache *Caching
 }
 
-// Caching is the hint of a cacheable result (revision 2026-07-28, Caching).
+// Caching tells a client how long it may cache a result, and whether caches may share the result between users (revision
+// 2026-07-28, Caching).
 type Caching struct {
 	TTL   int64 // milliseconds
 	Scope string
@@ -55,7 +59,7 @@ type Row struct {
 	// SessionBased and Stateless tell in which revisions the method exists.
 	SessionBased, Stateless bool
 	Family                  Family
-	// Session is set for methods that need a session.
+	// Session is true if the method needs a session.
 	Session bool
 	// Scope is the scope that a caller needs, or empty.
 	Scope string
@@ -64,7 +68,7 @@ type Row struct {
 	Handler Handler
 }
 
-// Permits checks that the method exists for the caller, and that the caller has the scope.
+// Permits returns an error if the method does not exist for the caller or the caller lacks its scope.
 func (m Row) Permits(c *Call) error {
 	there := m.SessionBased
 	if c.Version.Stateless() {
@@ -79,8 +83,8 @@ func (m Row) Permits(c *Call) error {
 	return nil
 }
 
-// Table contains the methods of the endpoint by name. A method without a handler is not in the table, so that the endpoint does not
-// advertise it and answers it as unknown.
+// Table contains the methods of the endpoint by name. A method that the server is not configured to serve is not in the table.
+// The endpoint then does not advertise the method, and answers it as unknown.
 type Table map[string]Row
 
 // Has reports whether the method is served.
@@ -89,7 +93,7 @@ func (t Table) Has(name string) bool {
 	return ok
 }
 
-// Answering serves a method that returns a result. Answer may wait for backends or events, see [answer.Wait].
+// Answering serves a method that returns a result. If Answer has to wait for backends or events, it first calls [answer.Wait].
 type Answering struct {
 	Replies *Replies
 	Timing  Timing
@@ -126,7 +130,7 @@ func (h Answering) Serve(w http.ResponseWriter, c *Call) error {
 	return err
 }
 
-// NotAcceptable answers a client that does not accept event streams.
+// NotAcceptable answers with status 406, for a client that does not accept event streams.
 func NotAcceptable(w http.ResponseWriter, c *Call) error {
 	SendError(w, http.StatusNotAcceptable, c.Msg.ID, InvalidRequest("Accept must list text/event-stream"))
 	return nil
@@ -135,7 +139,8 @@ func NotAcceptable(w http.ResponseWriter, c *Call) error {
 // Empty answers with an empty result.
 func Empty(context.Context, *Call) (Result, error) { return Result{}, nil }
 
-// Call is one request on its way through the endpoint. [NewCall] makes one.
+// Call is an HTTP request to the endpoint, or one message of its batch. The endpoint fills in the fields while it checks the
+// request. [NewCall] makes a Call.
 type Call struct {
 	Request   *http.Request
 	Body      []byte // of the whole HTTP request
@@ -153,7 +158,7 @@ type Call struct {
 // Param returns a member of the params, or nil if it is absent or null.
 func (c *Call) Param(name string) json.RawMessage { return jsonrpc.Member(c.Msg.Params, name) }
 
-// Text returns an optional member of the params, which must be a string.
+// Text returns an optional member of the params, which must be a string. given is false if the member is absent or null.
 func (c *Call) Text(name string) (value string, given bool, err error) {
 	raw := c.Param(name)
 	if raw == nil {
@@ -179,10 +184,11 @@ func (c *Call) Required(name string) (string, error) {
 	return value, nil
 }
 
-// maxDeclaration is the maximum size of a client's capabilities or name in a session.
+// maxDeclaration is the maximum size in bytes of a client's declaration. Larger declarations are ignored.
 const maxDeclaration = 16 << 10
 
-// Declaration returns a copy of a client's declaration, or nil if it is not an object or is too large.
+// Declaration returns a copy of the capabilities or clientInfo that a client declares, or nil if raw is not an object or is
+// larger than maxDeclaration.
 func Declaration(raw json.RawMessage) json.RawMessage {
 	if len(raw) == 0 || raw[0] != '{' || len(raw) > maxDeclaration {
 		return nil
@@ -190,7 +196,8 @@ func Declaration(raw json.RawMessage) json.RawMessage {
 	return bytes.Clone(raw)
 }
 
-// ClientInfo returns a client's declaration of its name, or nil if it is not an Implementation, which backends would refuse.
+// ClientInfo returns a copy of a clientInfo object as [Declaration] does. It returns nil if the object has no name or version,
+// because backends would refuse it.
 func ClientInfo(raw json.RawMessage) json.RawMessage {
 	_, named := jsonrpc.String(jsonrpc.Member(raw, "name"))
 	_, versioned := jsonrpc.String(jsonrpc.Member(raw, "version"))
@@ -200,7 +207,7 @@ func ClientInfo(raw json.RawMessage) json.RawMessage {
 	return Declaration(raw)
 }
 
-// Client returns the caller as backends see it.
+// Client returns the caller as an [api.Client], for calls to backends.
 func (c *Call) Client() api.Client {
 	out := api.Client{Principal: c.Principal, Version: c.Version, Token: c.Request.Header.Get("Authorization")}
 	if c.Session != nil {
@@ -213,12 +220,13 @@ func (c *Call) Client() api.Client {
 	return out
 }
 
-// WithToken returns ctx with the caller's token, for events of backends that act for their callers.
+// WithToken returns ctx with the caller's token. Code that reads events needs it for event types of backends that act for
+// their callers.
 func (c *Call) WithToken(ctx context.Context) context.Context {
 	return auth.WithToken(ctx, auth.Token{Header: c.Request.Header.Get("Authorization"), Expires: c.Principal.Expires})
 }
 
-// Arguments returns the member arguments, which must be an object, or nil if it is absent.
+// Arguments returns the member "arguments" of the params, which must be an object, or nil if it is absent.
 func (c *Call) Arguments() (json.RawMessage, error) {
 	raw := c.Param("arguments")
 	if raw != nil && raw[0] != '{' {
@@ -230,8 +238,8 @@ func (c *Call) Arguments() (json.RawMessage, error) {
 // maxMilliseconds is about 285 years, close to the longest [time.Duration].
 const maxMilliseconds = 9e12
 
-// Milliseconds returns an optional duration, which must not be negative. It shortens a duration that is too long for a
-// [time.Duration].
+// Milliseconds returns an optional member of the params that is a duration in milliseconds. It must be an integer and not
+// negative. A duration that is too long for a [time.Duration] is shortened to maxMilliseconds.
 func (c *Call) Milliseconds(name string) (d time.Duration, given bool, err error) {
 	raw := c.Param(name)
 	if raw == nil {
@@ -254,7 +262,7 @@ func Declares(capabilities json.RawMessage, extension string) bool {
 	return false
 }
 
-// WithoutBraces returns the text between the braces of an object, or nothing if it is not one.
+// WithoutBraces returns the text between the braces of a JSON object. object may also be empty.
 func WithoutBraces(object json.RawMessage) []byte {
 	return bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimPrefix(bytes.TrimSpace(object), []byte("{")), []byte("}")))
 }
@@ -289,7 +297,7 @@ func MediaTypes(values []string) iter.Seq[string] {
 	}
 }
 
-// Catalogs finds the catalog of a principal's workspace.
+// Catalogs reads the catalog of a principal's workspace.
 type Catalogs struct{ Source catalog.Source }
 
 // Of returns the catalog of the principal's workspace.
@@ -298,8 +306,9 @@ func (cs Catalogs) Of(ctx context.Context, p auth.Principal) (*catalog.Catalog, 
 	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")
 }
 
-// With returns the principal's catalog. If it lacks the named event type, with reads the latest catalog, because the
-// type may have been added, and its first event published, within the seconds for which this process keeps a catalog.
+// With returns the catalog of the principal's workspace. This process caches a catalog for some seconds, in which the named
+// event type may have been added and its first event published. So if the cached catalog lacks the event type, With reads the
+// latest one.
 func (cs Catalogs) With(ctx context.Context, p auth.Principal, name string) (*catalog.Catalog, error) {
 	cat, err := cs.Of(ctx, p)
 	if err == nil && cat.ByName(name) == nil {

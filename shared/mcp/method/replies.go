@@ -25,7 +25,8 @@ type Replies struct {
 	memory   *quota.Share
 }
 
-// NewReplies returns the replies of a server whose name and version are the JSON object server.
+// NewReplies returns the Replies of a server. server is the JSON object with its name and version, and metadata is the URL of
+// the protected resource metadata, or empty.
 func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) *Replies {
 	return &Replies{
 		faults: f, catalogs: cs, metadata: metadata, server: append([]byte(`"`+spec.MetaServer+`":`), server...),
@@ -34,15 +35,17 @@ func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) 
 }
 
 const (
-	// answerBytes limits the memory of larger answers until their clients have read them.
+	// answerBytes limits the memory, in bytes, of all answers together that their clients have not read yet. Answers of up to
+	// smallAnswer bytes do not count.
 	answerBytes = 128 << 20
-	// smallAnswer is the size up to which answers are not counted.
+	// smallAnswer is the size in bytes up to which an answer is not counted and gets no write deadline of its own.
 	smallAnswer = 16 << 10
-	// answerTime is how long a client may take to read an answer.
+	// answerTime is how long a client may take to read an answer that is larger than smallAnswer.
 	answerTime = time.Minute
 )
 
-// hold reserves memory for a result and its encoded form. The caller releases it when the answer has been written.
+// hold reserves memory for a result and its encoded form, or returns an error if too much is in use. The caller calls release
+// when the answer has been written.
 func (r *Replies) hold(c *Call, res Result) (release func(), err error) {
 	size := len(res.Meta)
 	for _, piece := range res.Members {
@@ -51,7 +54,8 @@ func (r *Replies) hold(c *Call, res Result) (release func(), err error) {
 	return r.HoldBytes(c, 2*size)
 }
 
-// HoldBytes reserves memory for an answer. The caller releases it when the answer has been written.
+// HoldBytes reserves size bytes of memory for an answer, or returns an error if too much is in use. The caller calls release
+// when the answer has been written.
 func (r *Replies) HoldBytes(c *Call, size int) (release func(), err error) {
 	if size <= smallAnswer {
 		return func() {}, nil
@@ -59,7 +63,7 @@ func (r *Replies) HoldBytes(c *Call, size int) (release func(), err error) {
 	return r.memory.Take(c.Principal, size)
 }
 
-// AppendResult appends the response of a method in the form of its revision.
+// AppendResult appends the JSON-RPC response with a method's result, in the form that the call's protocol revision requires.
 func (r *Replies) AppendResult(b []byte, c *Call, res Result) []byte {
 	b = append(b, `{"jsonrpc":"2.0","id":`...)
 	b = append(b, c.Msg.ID...)
@@ -104,8 +108,8 @@ func (r *Replies) AppendResult(b []byte, c *Call, res Result) []byte {
 	return append(b, `}}`...)
 }
 
-// Fault answers a request whose method failed. Missing credentials and scopes also have an HTTP status of their own, so that the client can
-// request them (RFC 6750, section 3.1).
+// Fault answers a request whose method failed. If the credentials or a scope are missing, it sets status 401 or 403 and a
+// WWW-Authenticate header, which tells the client what to request (RFC 6750, section 3.1).
 func (r *Replies) Fault(w http.ResponseWriter, c *Call, m Row, err error) {
 	if auth.LacksScope(err) {
 		err = r.allMissing(c, m, err)
@@ -125,10 +129,11 @@ func (r *Replies) Fault(w http.ResponseWriter, c *Call, m Row, err error) {
 	SendError(w, code, c.Msg.ID, rpc)
 }
 
-// Buffers are buffers for messages. Do not put back large ones.
+// Buffers is a pool of buffers for encoding messages. Do not put back buffers of more than 1 MiB, because the pool would keep
+// that memory.
 var Buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
 
-// Send writes a JSON body that build appends to an empty buffer.
+// Send answers with the status and a JSON body, which build appends to an empty buffer.
 func Send(w http.ResponseWriter, status int, build func([]byte) []byte) {
 	buf := Buffers.Get().(*[]byte)
 	*buf = build((*buf)[:0])
@@ -152,8 +157,8 @@ func SendError(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error)
 	Send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
 }
 
-// SessionFailed answers a request whose session cannot be loaded. A 404 has no JSON-RPC body, because the status alone tells clients to
-// initialize again.
+// SessionFailed answers a request whose session cannot be loaded: with 404 if the session does not exist, and otherwise with
+// 503. The 404 has no JSON-RPC body, because the status alone tells clients to initialize again.
 func (r *Replies) SessionFailed(w http.ResponseWriter, c *Call, err error) {
 	if errors.Is(err, session.ErrNone) {
 		http.Error(w, "session not found", http.StatusNotFound)
@@ -164,7 +169,7 @@ func (r *Replies) SessionFailed(w http.ResponseWriter, c *Call, err error) {
 	SendError(w, http.StatusServiceUnavailable, c.Msg.ID, rpc)
 }
 
-// Unreachable answers a forwarded request if the receiving service cannot be reached.
+// Unreachable answers a request that the endpoint cannot forward, because the service that should serve it cannot be reached.
 func Unreachable(w http.ResponseWriter, id json.RawMessage) {
 	w.Header().Set("Retry-After", "1")
 	SendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{Code: CodeUnavailable, Message: "the service cannot be reached now; try again"})
