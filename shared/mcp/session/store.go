@@ -1,7 +1,8 @@
 // Package session stores the sessions of the session-based revisions, so that any instance can serve them.
 //
-// It stores the subscriptions of a session, its newest stream and its used request ids. Package shared/mcp finds the session of a request
-// and sends the messages of streams. Only [Store] reads and writes sessions.
+// It stores the subscriptions of a session, its newest stream and its used request ids. Package shared/mcp finds the session
+// of a request and sends the messages of streams. Only [Store] reads and writes sessions, but package erase deletes the
+// sessions of an erased principal.
 package session
 
 import (
@@ -26,29 +27,31 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Store stores sessions. A session is one partition:
+// Store stores sessions. A session is one partition with these items, by sort key:
 //
-//   - the session itself
-//     #          the number of its URIs
-//     stream     the newest of its GET streams; the version is 0 once a stream has begun
-//     open       in the dialect: the newest stream is open
-//     u#HASH     one of the URIs that it is subscribed to
-//     i#HASH     in the dialect: a used request id
+//	"-"       the session itself
+//	"#"       the number of its URIs
+//	"stream"  the newest of its GET streams; the version is 0 once any of its streams has begun
+//	"open"    in the dialect: the newest stream is open
+//	"u#HASH"  one of the URIs that the session is subscribed to
+//	"i#HASH"  in the dialect: a used request id
 //
-// The items next to the session expire up to [TTL] later than the session. Otherwise a request that still works with the old
-// expiry, because another request has just prolonged the session, could write a subscription that ends before its session.
+// The items "#", "stream" and "u#HASH" expire up to [TTL] later than the session. Without this margin, a URI could expire
+// before its session: if one request prolongs the session, another request that read the session before still writes its URI
+// with the old expiry.
 //
-// The partition is named by a hash of the id, so that someone who reads the store cannot take over a session.
+// The name of the partition is a hash of the session's id, so that someone who reads the store cannot learn the id and use the
+// session.
 type Store struct {
 	DB store.DB
-	// MaxURIs limits the URIs of a session.
+	// MaxURIs is the maximum number of URIs that a session may be subscribed to.
 	MaxURIs int
 	// Max returns how many sessions a principal may have. Nil means no limit.
 	Max func(ctx context.Context, p auth.Principal) int
 	// Broken counts items that cannot be decoded.
 	Broken *metric.Undecodable
-	// Prolong is called when a session is prolonged, for each URI of a backend, with the time until which the session needs it. It may
-	// be nil.
+	// Prolong prolongs a session's subscription to a backend's URI until the given time. [Store.Load] calls it for each of
+	// these URIs when it prolongs the session. It may be nil.
 	Prolong func(ctx context.Context, sess *Session, uri URI, until time.Time) error
 
 	decoded bounded.Map[string, *Session] // by key, because each request needs its session
@@ -59,13 +62,14 @@ type Session struct {
 	Workspace string       `json:"ws"`
 	Principal string       `json:"pr"`
 	Version   spec.Version `json:"ver"`
-	// Payloads and Events tell which extensions the client declared.
+	// Payloads is true if the client declared [spec.OwnExtension], and Events if it declared [spec.EventsExtension].
 	Payloads bool `json:"pay,omitempty"`
 	Events   bool `json:"ev,omitempty"`
-	// Capabilities and Client are the client's declarations for backends.
+	// Capabilities and Client are the capabilities and the clientInfo that the client declared, which backends receive.
 	Capabilities json.RawMessage `json:"cap,omitempty"`
 	Client       json.RawMessage `json:"cli,omitempty"`
-	// Dialect is set for a session of the named-event dialect, which cannot be used elsewhere.
+	// Dialect is true for a session of the named-event dialect, which is refused at /mcp. The dialect refuses all other
+	// sessions.
 	Dialect bool `json:"di,omitempty"`
 	// Level is the least severity of log messages that the client wants. It is empty for none.
 	Level string `json:"lv,omitempty"`
@@ -79,16 +83,18 @@ type Session struct {
 // URI is a URI that a session is subscribed to, in canonical form.
 type URI struct {
 	URI string `json:"u"`
-	// After is the log's position at the time of the subscription. Items of earlier releases have the time instead.
+	// After is the position of the event log when the client subscribed. Items of earlier releases have the time in Since
+	// instead.
 	After int64     `json:"p,omitempty"`
 	Since time.Time `json:"t,omitzero"`
-	// Open is set for a parent or a wildcard.
+	// Open is true if the URI is a parent or has wildcards.
 	Open bool `json:"o,omitempty"`
 	// Backend is the name of the backend that the resource belongs to, if any.
 	Backend string `json:"b,omitempty"`
 }
 
-// Position returns the log's position at the time of the subscription.
+// Position returns the position of the event log when the client subscribed. For an item of an earlier release it returns a
+// position that is early enough even if clocks differ.
 func (u URI) Position() int64 {
 	if u.Since.IsZero() {
 		return u.After
@@ -99,7 +105,7 @@ func (u URI) Position() int64 {
 const (
 	// TTL is how long an unused session lives.
 	TTL = 24 * time.Hour
-	// firstTTL is how long a session waits for its first use.
+	// firstTTL is how long a new session lives if its client does not use it. The first use prolongs it to TTL.
 	firstTTL = 5 * time.Minute
 )
 
@@ -127,8 +133,8 @@ func itemKey(key, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "s#" + key, Sort: sort}
 }
 
-// ListKey returns the partition that lists the sessions of a principal by their keys. Sessions of earlier releases are listed when they
-// are prolonged.
+// ListKey returns the partition that lists the sessions of a principal by their keys. Earlier releases had no such list, so
+// the sessions that they began are added when they are prolonged.
 func ListKey(workspace, principal string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "sp#" + workspace + "#" + principal}
 }
@@ -147,10 +153,12 @@ func (s *Session) listed() store.Item {
 // itemsExpire returns when the items next to the session expire.
 func (s *Session) itemsExpire() time.Time { return s.expires.Add(TTL) }
 
-// NeedsUntil returns when other records of the session may expire. Like the items next to the session they outlive it by [TTL].
+// NeedsUntil returns when records that other packages keep for the session may expire, e.g. its subscriptions at backends.
+// Like the session's URIs, they outlive the session by [TTL].
 func (s *Session) NeedsUntil() time.Time { return s.itemsExpire() }
 
-// Create creates a session with an id of 32 random bytes. It expires after a few minutes unless [Store.Load] finds it before.
+// Create creates a session with an id of 32 random bytes. It expires after firstTTL unless [Store.Load] prolongs it. A session
+// of the dialect lives for [TTL], because possibly only its stream uses it.
 func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	id := make([]byte, 32)
 	_, _ = rand.Read(id) // never fails (Go 1.24)
@@ -190,7 +198,8 @@ func (s *Store) Surplus(ctx context.Context, p auth.Principal) (*Session, error)
 	return &Session{Workspace: p.Workspace, Principal: p.ID, Key: oldest.Key.Sort}, nil
 }
 
-// Load returns the caller's session, and prolongs it if half of its lifetime is over.
+// Load returns the caller's session, or ErrNone. It prolongs the session if less than half of [TTL] is left, for example on
+// the first use (see firstTTL).
 func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect bool) (*Session, error) {
 	key := Key(id)
 	items, err := s.DB.Get(ctx, itemKey(key, sortSession))
@@ -212,7 +221,8 @@ func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect b
 	return sess, nil
 }
 
-// touch prolongs a session. It prolongs the subscriptions first, so that a session never outlives them after an interruption.
+// touch prolongs a session. It prolongs the subscriptions first, so that they do not end before the session if the process
+// dies in between.
 func (s *Store) touch(ctx context.Context, sess *Session) error {
 	prolonged := *sess
 	prolonged.expires = time.Now().Add(TTL)
@@ -225,7 +235,7 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 			continue // the next touch is early enough
 		}
 		it.Expires = prolonged.itemsExpire()
-		// The condition avoids that a URI returns that was unsubscribed concurrently.
+		// Without the condition, this write could restore a URI that another request has just unsubscribed.
 		if err := s.DB.Write(ctx, store.Put(it, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "prolong the session")
 		}
@@ -240,7 +250,7 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 			}
 		}
 	}
-	// Writing the count also corrects it after a crash.
+	// This write prolongs the count, and also corrects it if it differs from the number of stored URIs.
 	err = s.DB.Write(ctx, store.Put(store.Item{
 		Key: itemKey(sess.Key, sortCount), Counts: map[string]int64{countURIs: int64(len(uris))}, Expires: prolonged.itemsExpire(),
 	}))
@@ -350,8 +360,9 @@ func uriKey(sess, uri string) store.Key {
 	return itemKey(sess, sortURI+base64.RawURLEncoding.EncodeToString(h[:]))
 }
 
-// TakeOver makes a stream the newest of its session. It reports whether the session had a stream before, and whether one of them
-// has begun (see [Store.Begun]). If several streams take over at the same time, only one of them has no stream before it.
+// TakeOver makes a stream the newest of its session. before reports whether the session had an earlier stream, and begun
+// reports whether one of the earlier streams has begun (see [Store.Begun]). If several streams take over at the same time,
+// before is false for only one of them.
 func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (before, begun bool, err error) {
 	for range 5 {
 		item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
@@ -386,7 +397,8 @@ func (s *Store) Begun(ctx context.Context, sess *Session, connection string) err
 	return fault.Wrap(fault.Unavailable, err, "record the session's first stream")
 }
 
-// pending returns the version of the item of a stream that has not begun. It is different for each connection, and not 0.
+// pending returns the version of the item of a stream that has not begun. It is never 0, which means that a stream has begun.
+// It is different for each connection, so that [Store.Begun] recognizes whether a newer stream has taken over.
 func pending(connection string) int64 {
 	h := sha256.Sum256([]byte(connection))
 	return int64(binary.BigEndian.Uint64(h[:])>>1) | 1
@@ -404,7 +416,8 @@ func (s *Store) Served(ctx context.Context, sess *Session, connection string) (*
 	return s.decode(ctx, sess.ID, sess.Key, items[0]), nil
 }
 
-// maxDecoded limits the size of a session that is kept decoded. All of them together take at most 20 MiB.
+// maxDecoded is the largest session, in bytes of JSON, that decode caches in its decoded form. With this limit, the whole
+// cache takes at most 20 MiB.
 const maxDecoded = 1 << 10
 
 // decode returns nil for a session that it cannot decode. Callers treat it as unknown, so that the client begins a new one.
@@ -425,7 +438,8 @@ func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *S
 	return &sess
 }
 
-// Change alters and writes a session. It repeats that if another request wrote the session at the same time.
+// Change applies alter to the stored session and writes the result. If another request wrote the session at the same time,
+// Change tries again, up to five times.
 func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session)) error {
 	for range 5 {
 		items, err := s.DB.Get(ctx, itemKey(sess.Key, sortSession))
@@ -478,8 +492,8 @@ func LimitReached(name string, most int) error {
 		AtLimit(name, float64(most))
 }
 
-// Use records a request id of the session, and reports whether no instance has seen it before. It remembers an id for the lifetime of an
-// unused session, which limits the number of stored ids.
+// Use records a request id of the session, and reports whether no instance has seen it before. It forgets an id after [TTL],
+// which limits the number of stored ids of a session that lives long.
 func (s *Store) Use(ctx context.Context, sess *Session, id json.RawMessage) (fresh bool, err error) {
 	text := "n" + string(id)
 	if value, ok := jsonrpc.String(id); ok { // a string has several JSON forms
@@ -496,7 +510,8 @@ func (s *Store) Use(ctx context.Context, sess *Session, id json.RawMessage) (fre
 	return err == nil, fault.Wrap(fault.Unavailable, err, "record a request id")
 }
 
-// Opened records that the session's newest stream is open, at the longest until the given time.
+// Opened records that the session's newest stream is open. The record expires at the given time, when the stream has ended at
+// the latest. lease identifies the record for [Store.Closed].
 func (s *Store) Opened(ctx context.Context, key string, until time.Time) (lease int64, err error) {
 	lease = mathrand.Int64N(1<<62) + 1
 	err = s.DB.Write(ctx, store.Put(store.Item{Key: itemKey(key, sortOpen), Version: lease, Expires: until}))
