@@ -23,18 +23,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// PathWorkspace is the wildcard in "/mcp/{workspace}", the route of the named-event dialect. Requests to "/mcp" use a transport of the
-// MCP specification.
+// PathWorkspace is the name of the wildcard in "/mcp/{workspace}", the route of the named-event dialect (see dialect.go).
+// Requests to "/mcp" use a transport of the MCP specification.
 const PathWorkspace = "workspace"
 
-// pathEndpoint is the path of a forwarded request.
+// pathEndpoint replaces the path of a request to the dialect when the endpoint forwards the request to another service.
 const pathEndpoint = "/mcp"
 
 // ServeHTTP serves the endpoint. It checks a request in this order, which docs/reference/protocol.md promises: origin, caller,
 // size, JSON, message, version, headers, method, params.
 //
-// An open stream keeps this stack. Everything that only its beginning needs is therefore in separate functions: the garbage
-// collector halves a stack of 16 KiB only if the frames of a waiting stream take less than 3.2 KiB.
+// ServeHTTP does not return while a stream is open, and thousands of streams may be open, so the stacks of their goroutines
+// must stay small. The garbage collector halves a stack of 16 KiB only if the frames of the waiting stream take less than 3.2
+// KiB. Separate functions therefore do everything that only the beginning of a stream needs.
 func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer e.recoverPanic(w, r)
 	if r.Method == http.MethodDelete {
@@ -51,7 +52,8 @@ func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// recoverPanic keeps a panic from ending the process. Under lambdaurl no other code recovers from it.
+// recoverPanic logs a panic and answers the request with an error. It does not leave this to the HTTP server, because
+// lambdaurl, unlike net/http, does not recover from panics.
 func (e *Endpoint) recoverPanic(w http.ResponseWriter, r *http.Request) {
 	p := recover()
 	if p == nil || p == http.ErrAbortHandler {
@@ -65,7 +67,8 @@ func (e *Endpoint) recoverPanic(w http.ResponseWriter, r *http.Request) {
 	method.SendError(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
 }
 
-// admit authenticates a request and returns its call. It answers other requests itself and returns nil.
+// admit checks the origin and the credentials of a request, and returns its call. If it refuses the request, or if the request
+// is a browser's preflight, it answers itself and returns nil.
 func (e *Endpoint) admit(w http.ResponseWriter, r *http.Request) *method.Call {
 	if err := e.options.Guard.Check(r); err != nil {
 		method.SendError(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: method.CodeForbidden, Message: fault.Public(err)})
@@ -86,7 +89,7 @@ func (e *Endpoint) admit(w http.ResponseWriter, r *http.Request) *method.Call {
 	return c
 }
 
-// route serves the dialect, and the methods GET and DELETE.
+// route serves the named-event dialect, and GET and DELETE of sessions at /mcp.
 func (e *Endpoint) route(w http.ResponseWriter, c *method.Call) {
 	r := c.Request
 	if workspace := r.PathValue(PathWorkspace); workspace != "" {
@@ -108,7 +111,8 @@ func (e *Endpoint) route(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// refuse answers a caller that cannot be authenticated.
+// refuse answers a request whose caller could not be authenticated: with 401 or 403 if the authenticator rejects the
+// credentials, and with 503 if the authenticator itself failed.
 func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	code := http.StatusUnauthorized
 	switch fault.KindOf(err) {
@@ -144,7 +148,7 @@ func (e *Endpoint) notAllowed(w http.ResponseWriter, sessions bool) {
 	method.SendError(w, http.StatusMethodNotAllowed, nil, method.InvalidRequest("the HTTP method is not allowed here"))
 }
 
-// allowOrigin lets a page in a browser read the answer. The guard has accepted its origin.
+// allowOrigin lets the page that sent the request read the answer (CORS). The guard has already accepted the page's origin.
 func allowOrigin(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if origin == "" {
@@ -161,7 +165,8 @@ func preflight(w http.ResponseWriter, r *http.Request) {
 	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
 	h.Set("Access-Control-Allow-Headers",
 		"Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name")
-	// Clients repeat arguments of the backends' tools in headers, so the names are not known in advance.
+	// Clients repeat tool arguments in headers such as Mcp-Param-Region. The names depend on the backends' tools and are not
+	// known here, so preflight allows every requested header with this prefix.
 	for name := range method.MediaTypes(r.Header.Values("Access-Control-Request-Headers")) {
 		if parameterHeader.MatchString(name) {
 			h.Add("Access-Control-Allow-Headers", name)
@@ -177,14 +182,14 @@ var parameterHeader = regexp.MustCompile(`(?i)^Mcp-Param-[A-Za-z0-9!#$%&'*+.^_|~
 const (
 	// maxBody is the largest request body in bytes.
 	maxBody = 1 << 20
-	// firstRead is how much memory is reserved for a body before any of it has arrived. It is limited because the client may never send
-	// the body.
+	// firstRead is the most memory, in bytes, that is reserved for a body before any of it has arrived. It is small because a
+	// client may announce a large body and never send it.
 	firstRead = 16 << 10
 )
 
 var errTooLarge = errors.New("mcp: body too large")
 
-// readBody reads the body up to the limit.
+// readBody returns the body, or errTooLarge if it has more than maxBody bytes.
 func readBody(r *http.Request) ([]byte, error) {
 	if r.ContentLength > maxBody {
 		return nil, errTooLarge
@@ -225,8 +230,8 @@ func (e *Endpoint) post(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// receive reads the message of a POST into its call, or returns the elements of a batch. It answers bodies that it cannot read itself and
-// returns false.
+// receive reads the body of a POST. It stores a single message in c, and returns the elements of a batch. If it refuses the
+// body, it answers the request and returns false.
 func (e *Endpoint) receive(w http.ResponseWriter, c *method.Call) (batch []json.RawMessage, ok bool) {
 	r := c.Request
 	refuse := func(status int, id []byte, rpc *jsonrpc.Error) ([]json.RawMessage, bool) {
@@ -268,7 +273,8 @@ func (e *Endpoint) receive(w http.ResponseWriter, c *method.Call) (batch []json.
 	return nil, true
 }
 
-// joinTrace makes the call part of the trace that the message's _meta names (SEP-414) or, without one, that the HTTP headers name.
+// joinTrace makes the call part of the caller's trace. The trace is named in the message's _meta (SEP-414) or otherwise in the
+// HTTP headers.
 func joinTrace(c *method.Call) {
 	parent, _ := jsonrpc.String(jsonrpc.Member(c.Meta, trace.Parent))
 	state, _ := jsonrpc.String(jsonrpc.Member(c.Meta, trace.State))
@@ -281,13 +287,13 @@ func joinTrace(c *method.Call) {
 	}
 }
 
-// isStateless reports whether the version header or _meta assigns a message to the stateless revisions.
+// isStateless reports whether a message belongs to the stateless revisions, according to its version header or its _meta.
 func isStateless(c *method.Call) bool {
 	return spec.Version(c.Request.Header.Get(spec.HeaderVersion)).Stateless() || namesStateless(c.Meta)
 }
 
-// namesStateless reports whether _meta names a protocol version that is not one of the session-based revisions. Clients of those do not need
-// to name their version in _meta, but may.
+// namesStateless reports whether _meta names a protocol version other than a session-based one. An unknown version counts as
+// stateless, because only the stateless revisions require clients to name their version in _meta. Other clients may do so too.
 func namesStateless(meta []byte) bool {
 	v, ok := jsonrpc.String(jsonrpc.Member(meta, spec.MetaVersion))
 	return ok && (spec.Version(v).Stateless() || !spec.Version(v).Known())
@@ -296,7 +302,8 @@ func namesStateless(meta []byte) bool {
 const (
 	// maxBatch is the number of messages in one batch.
 	maxBatch = 50
-	// maxBatchBytes is the size of the responses after which the other requests of a batch are refused.
+	// maxBatchBytes limits the responses of a batch. When they have more bytes, the remaining requests of the batch get an
+	// error.
 	maxBatchBytes = 2 << 20
 )
 
@@ -326,7 +333,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.Raw
 	})
 }
 
-// serveParts serves the messages of a batch, and answers with the responses in the same order.
+// serveParts calls serve for each message of a batch, and answers with the responses in the same order.
 func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []json.RawMessage, serve func(http.ResponseWriter, *method.Call)) {
 	if len(parts) > maxBatch {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
@@ -389,8 +396,8 @@ func (e *Endpoint) postStateless(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// checkVersion checks that the header and _meta name the same supported revision, and that _meta has the required members. A notification
-// may lack both.
+// checkVersion checks that the version header and _meta name the same supported revision, and that _meta has the required
+// members. A notification may lack either the header or the members of _meta.
 func checkVersion(c *method.Call, supported []spec.Version) *jsonrpc.Error {
 	headers := c.Request.Header[spec.HeaderVersion]
 	raw := jsonrpc.Member(c.Meta, spec.MetaVersion)
@@ -431,7 +438,7 @@ func mismatch(format string, args ...any) *jsonrpc.Error {
 	return bad
 }
 
-// checkHeaders checks that Mcp-Method and Mcp-Name repeat the body. They are optional on a notification.
+// checkHeaders checks that the headers Mcp-Method and Mcp-Name have the same values as the body. A notification may omit them.
 func checkHeaders(c *method.Call) *jsonrpc.Error {
 	if bad := checkHeader(c, spec.HeaderMethod, c.Msg.Method); bad != nil {
 		return bad
@@ -467,8 +474,8 @@ func checkHeader(c *method.Call, header, want string) *jsonrpc.Error {
 	return nil
 }
 
-// checkLogLevel refuses a request for log messages at an unknown level. In 2026-07-28, which deprecates log messages, only backends
-// send them.
+// checkLogLevel checks the log level in _meta, with which a client asks for log messages. Only backends send such messages in
+// 2026-07-28, because that revision deprecates them.
 func checkLogLevel(c *method.Call) *jsonrpc.Error {
 	raw := jsonrpc.Member(c.Meta, spec.MetaLogLevel)
 	if raw == nil {

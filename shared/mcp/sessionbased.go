@@ -22,7 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// sessionMethods serves the methods that begin, change and end sessions.
+// sessionMethods serves initialize and the methods that change a session, and ends sessions.
 type sessionMethods struct {
 	sessions    *session.Store
 	catalogs    method.Catalogs
@@ -74,7 +74,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 	return method.Result{}, h.notify(ctx, c)
 }
 
-// readURI returns the URI in the params, and the catalog.
+// readURI returns the URI in the params, and the catalog of the caller's workspace.
 func (h *sessionMethods) readURI(ctx context.Context, c *method.Call) (uri string, cat *catalog.Catalog, err error) {
 	if uri, err = c.Required("uri"); err == nil {
 		cat, err = h.catalogs.Of(ctx, c.Principal)
@@ -82,7 +82,7 @@ func (h *sessionMethods) readURI(ctx context.Context, c *method.Call) (uri strin
 	return uri, cat, err
 }
 
-// admitOpen checks the limit on a session's parents and wildcards.
+// admitOpen returns an error if t, a target with parents or wildcards, would exceed the session's limit for such targets.
 func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
 	uris, err := h.sessions.Subscriptions(ctx, sess.Key)
 	if err != nil {
@@ -103,13 +103,14 @@ func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t
 	return nil
 }
 
-// unsubscribe serves resources/unsubscribe. It succeeds without a subscription, but the URI must be valid.
+// unsubscribe serves resources/unsubscribe. It also succeeds if the session is not subscribed to the URI, but the URI must be
+// valid.
 func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, cat, err := h.readURI(ctx, c)
 	if err != nil {
 		return method.Result{}, err
 	}
-	// The record tells which backend the session is subscribed at. The backend may no longer list the resource.
+	// Read the backend's name from the record, because the backend may no longer list the resource.
 	record, err := h.sessions.Subscription(ctx, c.Session, uri)
 	if err != nil {
 		return method.Result{}, err
@@ -138,7 +139,7 @@ func (h *sessionMethods) notify(ctx context.Context, c *method.Call) error {
 	return h.feeds.Log.Notify(ctx, c.Principal.Workspace, stream.TopicSession(c.Session.Key), streams.SessionNotice)
 }
 
-// sessionFault translates the error of a session that ended while it was in use.
+// sessionFault translates ErrNone, which means that the session ended while a request used it, into an error for the client.
 func sessionFault(err error) error {
 	if err == session.ErrNone {
 		return fault.New(fault.NotFound, "the session has ended")
@@ -158,14 +159,15 @@ func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Sessi
 	}
 }
 
-// atBackend returns a session's subscription at a backend.
+// atBackend returns the record of a session's subscription to a URI at a backend. until is when it expires, and may be zero
+// for unsubscribing.
 func atBackend(sess *session.Session, backend, uri string, until time.Time) api.Subscription {
 	return api.Subscription{
 		Place: api.Place{Workspace: sess.Workspace, Backend: backend}, URI: uri, Principal: sess.Principal, Holder: sess.Key, Until: until,
 	}
 }
 
-// prolong extends a session's subscription at a backend together with the session.
+// prolong extends a session's subscription at a backend when the store prolongs the session (see [session.Store.Prolong]).
 func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session.URI, until time.Time) error {
 	if e.backends == (api.None{}) {
 		return nil
@@ -216,7 +218,8 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// redeclare stores what a client declares in a later initialize of its session, and notifies the session's stream.
+// redeclare updates an existing session of the dialect when its client sends initialize: it stores the version and the
+// declared extensions, and notifies the session's stream.
 func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
 	ctx := c.Request.Context()
 	if err := h.sessions.Change(ctx, c.Session, func(now *session.Session) {
@@ -227,7 +230,8 @@ func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
 	return h.notify(ctx, c)
 }
 
-// create creates a session. If the principal has reached its limit, create first ends another session of the principal.
+// create creates a session. If the principal already has the maximum number of sessions, create first ends the one that was
+// not prolonged for the longest time.
 func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session.Session) (*session.Session, error) {
 	surplus, err := h.sessions.Surplus(ctx, p)
 	if err != nil {
@@ -242,7 +246,8 @@ func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session
 	return h.sessions.Create(ctx, s)
 }
 
-// end ends a session, its stream, and its sessions and subscriptions at backends. client identifies the session to the backends.
+// end ends a session and its stream, and also the sessions and subscriptions that it has at backends. client identifies the
+// session to the gateway.
 func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api.Client) error {
 	if h.backends.Any(ctx) {
 		if err := h.backends.End(ctx, client); err != nil {
@@ -269,8 +274,8 @@ func (e *Endpoint) delete(w http.ResponseWriter, c *method.Call) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// setLevel serves logging/setLevel (up to 2025-11-25). The session's stream then sends log messages about conditions that a client would not
-// notice otherwise.
+// setLevel serves logging/setLevel (up to 2025-11-25). From then on the session's stream sends log messages of at least this
+// severity, for example a warning that the catalog no longer has a subscribed URI. The session's backends get the level, too.
 func (h *sessionMethods) setLevel(ctx context.Context, c *method.Call) (method.Result, error) {
 	level, err := c.Required("level")
 	if err != nil {
@@ -341,7 +346,7 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *method.Call) bool {
 	return e.loadSession(w, c, id)
 }
 
-// loadSession loads the session with an id. If that fails, it answers and returns false.
+// loadSession loads the session with the given id into the call. If that fails, it answers and returns false.
 func (e *Endpoint) loadSession(w http.ResponseWriter, c *method.Call, id string) bool {
 	s, err := e.sessions.Load(c.Request.Context(), id, c.Principal, c.Dialect)
 	if err != nil {
@@ -352,14 +357,14 @@ func (e *Endpoint) loadSession(w http.ResponseWriter, c *method.Call, id string)
 	return true
 }
 
-// get serves GET, i.e. the stream of a session.
+// get serves GET at /mcp, which opens the stream of a session.
 func (e *Endpoint) get(w http.ResponseWriter, c *method.Call) {
 	e.sessionStream(w, c, e.enterSession, func(ctx context.Context, last streams.Position) (*streams.Writer, error) {
 		return e.streams.OpenSession(ctx, c, last)
 	})
 }
 
-// sessionStream serves a GET with the stream of the session that enter loads.
+// sessionStream serves a GET. enter loads the session, and open opens the session's stream at the position in Last-Event-ID.
 func (e *Endpoint) sessionStream(w http.ResponseWriter, c *method.Call, enter func(http.ResponseWriter, *method.Call) bool,
 	open func(context.Context, streams.Position) (*streams.Writer, error),
 ) {

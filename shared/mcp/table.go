@@ -32,7 +32,7 @@ func (h forwarding) Serve(w http.ResponseWriter, c *method.Call) error {
 		r.URL.Path, r.URL.RawPath = pathEndpoint, ""
 	}
 	if !c.Version.Stateless() {
-		// The receiver has no sessions. It uses the revision of the session.
+		// The service that receives the request has no sessions, so pass on the revision of the session instead.
 		r.Header.Del(spec.HeaderSession)
 		r.Header.Set(spec.HeaderVersion, string(c.Version))
 	}
@@ -104,7 +104,7 @@ func (e *Endpoint) table(lists *events.Lists) {
 	e.webhookMethods(answer)
 }
 
-// webhookMethods adds the methods for webhook subscriptions, which are served here or forwarded.
+// webhookMethods adds the methods for webhook subscriptions, which this process serves or forwards to another service.
 func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call) (method.Result, error)) method.Handler) {
 	o := e.options
 	h := &events.Webhooks{Registrar: o.Registrar, Deregistrar: o.Deregistrar, Anonymous: o.AnonymousWebhooks}
@@ -126,8 +126,8 @@ func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call
 	add(spec.MethodEventsUnsub, method.EventsMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.EventsUnsubscribe)
 }
 
-// dispatch serves a request after the checks of its revision. While a stream is open, its stack stays small because the checks are a
-// function of their own.
+// dispatch serves a request that has passed the checks of its revision. The remaining checks are in permit, a separate
+// function, so that the stack of an open stream stays small.
 func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 	var m method.Row
 	err := e.permit(c, &m)
@@ -139,7 +139,8 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// permit finds the row of a request's method, and returns an error if the caller cannot use it.
+// permit stores the row of the request's method in m, and returns an error if the caller cannot use the method or the params
+// are ambiguous.
 func (e *Endpoint) permit(c *method.Call, m *method.Row) (err error) {
 	row, known := e.methods[c.Msg.Method]
 	if !known && e.options.Gateway != nil {
@@ -153,13 +154,13 @@ func (e *Endpoint) permit(c *method.Call, m *method.Row) (err error) {
 		err = m.Permits(c)
 	}
 	if err == nil && jsonrpc.Repeats(c.Msg.Params) {
-		// Readers disagree about which one counts.
+		// JSON readers disagree about which of two members with the same name counts.
 		err = method.InvalidParams("params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
 	}
 	return err
 }
 
-// extensionRow returns the row of a method that this server does not serve itself, but that may belong to an extension of a backend.
+// extensionRow returns the row of a method that is not in the table, but that may belong to an extension of a backend.
 func (e *Endpoint) extensionRow() method.Row {
 	return method.Row{
 		SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: proxying{calls: e.calls, route: routeExtension},
@@ -170,9 +171,9 @@ func (e *Endpoint) extensionRow() method.Row {
 	}
 }
 
-// profileOf returns the profile of a call to a method of the MCP Events extension. A revision of the extension that the client
-// declares takes precedence over the configuration. If the server does not know it, the error has the numbers of the profile
-// that is returned.
+// profileOf returns the profile of a call to a method of the MCP Events extension. A client may declare a revision of the
+// extension, which takes precedence over the configured profile. If the server does not know that revision, profileOf returns
+// an error and the configured profile, whose error codes the answer then uses.
 func (e *Endpoint) profileOf(c *method.Call) (spec.Profile, error) {
 	profile := e.defaultProfile(c.Request.Context(), c.Principal)
 	// Only requests of the stateless revisions, for which the extension is defined, carry the client's capabilities.
