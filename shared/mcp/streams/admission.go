@@ -16,13 +16,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Leases limit the open streams of a principal and of all instances. Package shared/events/stream/lease implements them.
+// Leases limit the open streams of each principal, and of all principals and instances together. If a newer stream replaces
+// the stream of a lease, superseded is called. Package shared/events/stream/lease implements them.
 type Leases interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }
 
-// reserve is the time between the end of a stream and its request's deadline. It is two seconds longer than ending a stream on Lambda
-// takes.
+// reserve is how long before the deadline of its request a stream ends. On Lambda, ending a stream takes up to three seconds,
+// and two seconds are a margin.
 const reserve = 5 * time.Second
 
 // Admission admits, counts and ends streams.
@@ -39,7 +40,8 @@ type Admission struct {
 	open    atomic.Int64
 }
 
-// NewAdmission returns the admission of an endpoint. Leases may be nil.
+// NewAdmission returns an Admission for streams that may be open for maxAge. A nil leases does not limit the number of
+// streams.
 func NewAdmission(maxAge, writeTimeout time.Duration, leases Leases, f method.Faults) *Admission {
 	a := &Admission{maxAge: maxAge, writeTimeout: writeTimeout, leases: leases, faults: f}
 	a.ending, a.end = context.WithCancelCause(context.Background())
@@ -68,9 +70,12 @@ func (a *Admission) Close(ctx context.Context) error {
 	}
 }
 
-// Admit admits a stream and returns its context, which ends with the request, at the maximum age, when the caller's token expires, when a
-// newer stream supersedes the stream, and when the endpoint closes. If this instance has no capacity, Admit answers the request itself and
-// returns a nil leave. If the leases refuse another stream of the principal, it returns an error.
+// Admit admits a stream and returns its context. The context ends with the request, at the maximum age, when the caller's
+// token expires, when a newer stream replaces this one, or when the endpoint closes. The caller calls leave when the stream
+// has ended.
+//
+// If no further stream can be opened now, Admit answers the request itself and returns a nil leave. It returns only errors of
+// kind fault.Exhausted, which the leases may return.
 func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call) (ctx context.Context, leave func(), err error) {
 	out, ok := a.enter()
 	if !ok {
@@ -121,19 +126,21 @@ func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call
 	}, nil
 }
 
-// endTime is how long a client may take to read the last messages when the endpoint closes. A client that does not read must not use up
-// the time of the others.
+// endTime is how long each client may take to read the last messages when the endpoint closes. It is short so that a client
+// that does not read does not delay the shutdown.
 const endTime = time.Second
 
-// writer begins a stream on the response. The caller calls done after the last write.
+// writer begins a stream on the response, and shortens its write timeout to endTime when the endpoint closes. The caller calls
+// done after the last write.
 func (a *Admission) writer(w http.ResponseWriter) (out *sse.Writer, done func() bool) {
 	out = sse.NewWriter(w, a.writeTimeout)
 	out.Start()
 	return out, context.AfterFunc(a.ending, func() { out.Hurry(endTime) })
 }
 
-// cleanUp runs f, which cleans up in the store after a stream, while the stream is still counted. At a shutdown the response does not wait
-// for f, because Lambda kills the process half a second later. [Admission.Close] waits for it.
+// cleanUp runs f, which removes the records of an ended stream from the store. [Admission.Close] waits for f. During a
+// shutdown, f runs in its own goroutine so that the response can end first, because Lambda kills the process half a second
+// after it announces the shutdown.
 func (a *Admission) cleanUp(f func()) {
 	if a.ending.Err() == nil {
 		f()
@@ -157,7 +164,7 @@ func (a *Admission) enter() (leave func(), ok bool) {
 	}, true
 }
 
-// answerFull answers a request for a stream that exceeds the capacity.
+// answerFull answers a request for a stream with status 503, because no further stream can be opened now.
 func answerFull(w http.ResponseWriter, id json.RawMessage) {
 	w.Header().Set("Retry-After", "5")
 	method.SendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{

@@ -15,15 +15,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// dialectStream is the framing of the GET stream of a session in the dialect.
+// dialectStream is the framing of a session's GET stream in the named-event dialect.
 type dialectStream struct {
 	writer  *Writer
 	session *sessionStream
 	release func() // records that the stream is closed
 }
 
-// OpenDialect opens the stream of a session in the dialect. Unlike the stream of another session, it also carries events about the
-// connection and answers to POSTs, and its events have names.
+// OpenDialect opens the GET stream of a session in the named-event dialect. Unlike the stream of a session at /mcp, it also
+// carries answers to POSTs and events about the connection, and its SSE events have names.
 func (st *Streams) OpenDialect(ctx context.Context, c *method.Call, last Position) (*Writer, error) {
 	s := &dialectStream{session: st.newSessionStream(c, kindDialect, last)}
 	s.writer = s.session.writer
@@ -32,11 +32,12 @@ func (st *Streams) OpenDialect(ctx context.Context, c *method.Call, last Positio
 	if err := s.session.open(ctx); err != nil {
 		return s.writer, err
 	}
-	return s.writer, s.hold(ctx)
+	return s.writer, s.recordOpen(ctx)
 }
 
-// hold records that the stream is open until release is called.
-func (s *dialectStream) hold(ctx context.Context) error {
+// recordOpen records in the store that the session's stream is open, so that answers to POSTs are sent on it. s.release
+// removes the record.
+func (s *dialectStream) recordOpen(ctx context.Context) error {
 	until, ok := ctx.Deadline() // at the latest the maximum age
 	if !ok {
 		until = time.Now().Add(s.writer.Streams.Admission.maxAge)
@@ -58,7 +59,7 @@ func (s *dialectStream) hold(ctx context.Context) error {
 	return nil
 }
 
-// lifecycle returns an event about the connection. params is a JSON object.
+// lifecycle returns an SSE event about the connection itself, e.g. "streamOpened". params is a JSON object.
 func (s *dialectStream) lifecycle(method string, params any, retry time.Duration) []byte {
 	return sse.Append(nil, sse.Event{
 		Name: eventLifecycle, ID: s.session.position.next(s.writer.ResumeAt()), Retry: retry,
@@ -88,7 +89,7 @@ func (s *dialectStream) event(cursor string) sse.Event {
 	return sse.Event{Name: eventNotification, ID: s.session.position.next(cursor)}
 }
 
-// deliver sends answers to POSTs itself, and leaves other deliveries to the session's stream.
+// deliver sends answers to POSTs, and passes all other deliveries to the sessionStream.
 func (s *dialectStream) deliver(ctx context.Context, d stream.Delivery) error {
 	var n ResponseNotice
 	if d.Topic != stream.TopicSession(s.session.sess.Key) || json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
@@ -100,7 +101,7 @@ func (s *dialectStream) deliver(ctx context.Context, d stream.Delivery) error {
 	return s.respond(ctx, n, d.Cursor)
 }
 
-// end notifies the client of the reason for which the server closes the stream.
+// end notifies the client why the server closes the stream.
 func (s *dialectStream) end(_ *method.Call, why error) {
 	s.release() // first, so that answers become the responses of their POSTs from now on
 	reason, retry := reasonError, reconnect
@@ -128,7 +129,8 @@ func (s *dialectStream) respond(ctx context.Context, n ResponseNotice, cursor st
 	}))
 }
 
-// ResponseNotice carries a sealed answer to a POST through the log.
+// ResponseNotice is the notice with which an answer to a POST reaches the instance that holds the session's stream. The answer
+// is encrypted, because the event log stores the notice.
 type ResponseNotice struct {
 	Response []byte `json:"response,omitempty"`
 }
@@ -146,12 +148,12 @@ func responseCipher(session string) cipher.AEAD {
 	return aead
 }
 
-// SealResponse seals an answer with a key that is derived from the session's id.
+// SealResponse encrypts an answer with a key that is derived from the session's id.
 func SealResponse(session string, text []byte) []byte {
 	return responseCipher(session).Seal(nil, nil, text, nil)
 }
 
-// OpenResponse opens a sealed answer.
+// OpenResponse decrypts an answer that [SealResponse] has encrypted.
 func OpenResponse(session string, sealed []byte) ([]byte, error) {
 	return responseCipher(session).Open(nil, nil, sealed, nil)
 }
@@ -163,8 +165,8 @@ const (
 	eventLifecycle    = "lifecycle"
 )
 
-// AppendResponses appends the response or the batch of responses in a body as events. The function id returns the id of an event. Its
-// argument is true for the last event. It may be nil.
+// AppendResponses appends an SSE event for the response in body, or for each response if body is a batch. If the function id
+// is not nil, it returns the id of each event. Its argument last is true for the last event.
 func AppendResponses(dst, body []byte, id func(last bool) string) []byte {
 	responses := [][]byte{body}
 	if len(body) > 0 && body[0] == '[' {

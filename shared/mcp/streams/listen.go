@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// filter lists the notifications that a listen asks for, or the part of them that the server honors.
+// filter lists the notifications that a subscriptions/listen asks for, or the part of this list that the server honors.
 type filter struct {
 	ToolsListChanged      bool     `json:"toolsListChanged,omitempty"`
 	PromptsListChanged    bool     `json:"promptsListChanged,omitempty"`
@@ -24,12 +24,13 @@ type filter struct {
 	EventsListChanged     bool     `json:"eventsListChanged,omitempty"`
 	ResourceSubscriptions []string `json:"resourceSubscriptions,omitempty"`
 	TaskIDs               []string `json:"taskIds,omitempty"` // of the tasks extension (SEP-2663)
-	// ConversationContext is our own member. It asks for the context of messages that the principal sends as notifications.
+	// ConversationContext is our own member. It asks for the context that belongs to the conversation messages that the
+	// principal sends as notifications.
 	ConversationContext bool `json:"conversationContext,omitempty"`
 }
 
-// acknowledge sends the first message of a listen. It contains the honored part of the filter, and tells whether events after the cursor
-// are missing.
+// acknowledge sends the first message of a subscriptions/listen. It contains the honored part of the filter, and tells the
+// client whether events after its cursor are missing.
 func (w *Writer) acknowledge(honored filter) error {
 	members, meta := append([]byte(`"notifications":`), jsonrpc.Encode(honored)...), ""
 	if w.Feed.Truncated {
@@ -81,7 +82,7 @@ func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Writer, err
 	return o, nil
 }
 
-// Complete sends the result that ends a stream.
+// Complete answers the request of a stream with its result, which ends the stream.
 func (w *Writer) Complete(c *method.Call, cursor string) {
 	text := w.Streams.Replies.AppendResult(nil, c, method.Result{Meta: w.appendIDs(nil, cursor)})
 	_ = w.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
@@ -116,7 +117,7 @@ func readFilter(c *method.Call) (f filter, err error) {
 	return f, nil
 }
 
-// readCursor returns the position at which a listen continues, or an empty text to begin now.
+// readCursor returns the cursor after which a listen continues. It is empty if the listen begins with new events.
 func readCursor(c *method.Call) (string, error) {
 	raw := jsonrpc.Member(c.Meta, spec.MetaCursor)
 	if raw == nil {
@@ -135,7 +136,8 @@ func (w *Writer) honor(ctx context.Context, asked filter) (filter, error) {
 	w.interests.resources = asked.ResourcesListChanged && w.Streams.Methods.Has(spec.MethodResources)
 	w.interests.events = asked.EventsListChanged && w.Streams.Methods.Has(spec.MethodEvents)
 	w.interests.contexts = asked.ConversationContext && w.Streams.Conversation != nil && w.Streams.Conversation.Offers(ctx, w.Caller.Principal).Any()
-	// Without a backend, these lists are not acknowledged, but the client is notified when a backend arrives.
+	// If no backend has tools or prompts now, the acknowledgment leaves them out, but the client is notified when a backend is
+	// added.
 	w.interests.tools = asked.ToolsListChanged && w.Streams.Methods.Has(spec.MethodToolsList)
 	w.interests.prompts = asked.PromptsListChanged && w.Streams.Methods.Has(spec.MethodPromptsList)
 	var offers api.Capabilities
@@ -178,7 +180,8 @@ func (w *Writer) honor(ctx context.Context, asked filter) (filter, error) {
 	return out, nil
 }
 
-// watchTasks watches the tasks of a listen until the stream ends. It returns the ids of the tasks whose states the client will receive.
+// watchTasks begins to receive the states of the tasks that a listen names, until the stream ends. It returns the ids of the
+// tasks whose states the client will receive.
 func (w *Writer) watchTasks(ctx context.Context, c *method.Call, ids []string) (watched []string, err error) {
 	if len(ids) == 0 || !w.Streams.Backends.Any(ctx) {
 		return nil, nil

@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// notify sends a delivery in the form that all streams except events/stream share.
+// notify sends a delivery of the feed in the form that all streams except events/stream share.
 func (w *Writer) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
@@ -49,7 +49,7 @@ func (w *Writer) notify(ctx context.Context, d stream.Delivery) error {
 	return nil
 }
 
-// asks reports whether the client asked for a notification of a list's changes.
+// asks reports whether the client asked for the notification note, which reports a changed list.
 func (w *Writer) asks(note string) bool {
 	switch note {
 	case spec.NoteResourcesChange:
@@ -66,8 +66,9 @@ func (w *Writer) asks(note string) bool {
 	return false
 }
 
-// sendChanges sends the notifications of a delivery that the client asked for. cursor is the position after the delivery. Only the
-// last notification carries it: a client that was cut off before must get the delivery again.
+// sendChanges sends each of the given notifications that the client asked for. cursor is the position after the delivery that
+// caused them. Only the last notification carries it, because a client that is disconnected before must get the delivery
+// again.
 func (w *Writer) sendChanges(cursor string, notes ...string) error {
 	asked := slices.DeleteFunc(notes, func(note string) bool { return !w.asks(note) })
 	for i, note := range asked {
@@ -84,7 +85,7 @@ func (w *Writer) sendChanges(cursor string, notes ...string) error {
 
 var topicSubscriptions = stream.TopicSubscription("")
 
-// sendEvent sends an event if the current catalog still allows it.
+// sendEvent sends an event if the current catalog still lets the caller receive it on a stream.
 func (w *Writer) sendEvent(ctx context.Context, d stream.Delivery) error {
 	ev := d.Event
 	cat, err := w.Streams.Catalogs.With(ctx, w.Caller.Principal, ev.Name)
@@ -112,8 +113,8 @@ func (w *Writer) eventMeta(b []byte, ev *event.Event) []byte {
 	return b
 }
 
-// sendLost notifies the client of the URIs some of whose events cannot be read. Only the last notification carries the cursor,
-// so that a client that is cut off before it gets all of them again.
+// sendLost handles a gap in the log: it tells the client for each affected URI that events are missing. Only the last
+// notification carries the delivery's cursor, so that a client that is disconnected before gets all of them again.
 func (w *Writer) sendLost(d stream.Delivery) error {
 	var uris []string
 	for _, t := range w.targets {
@@ -140,7 +141,7 @@ func (w *Writer) sendGapOf(uri, cursor string) error {
 	}, text(metaTruncated), cursor)
 }
 
-// sendState notifies the client that the state of a subscription has changed.
+// sendState notifies the client that the state of a webhook subscription has changed.
 func (w *Writer) sendState(d stream.Delivery) error {
 	for _, t := range w.targets {
 		if t.topic != d.Topic {
@@ -164,7 +165,7 @@ func (w *Writer) sendState(d stream.Delivery) error {
 
 const metaTruncated = `"` + spec.MetaTruncated + `":true`
 
-// text returns a function that appends s, or nil if s is empty.
+// text returns a function that appends s, for [Writer.Send], or nil if s is empty.
 func text[T string | []byte](s T) func([]byte) []byte {
 	if len(s) == 0 {
 		return nil
@@ -172,7 +173,8 @@ func text[T string | []byte](s T) func([]byte) []byte {
 	return func(b []byte) []byte { return append(b, s...) }
 }
 
-// Send writes a notification. members and meta append the members of params and of its _meta without braces. Both may be nil.
+// Send writes a notification. members appends the members of its params without braces, and meta appends the members of its
+// _meta. Both may be nil. cursor is the position after the notification.
 func (w *Writer) Send(name string, members, meta func([]byte) []byte, cursor string) error {
 	text, wire := method.Buffers.Get().(*[]byte), method.Buffers.Get().(*[]byte)
 	defer putBuffer(text)
@@ -213,8 +215,8 @@ func (w *Writer) Send(name string, members, meta func([]byte) []byte, cursor str
 	return w.write(*wire)
 }
 
-// appendIDs appends the members of _meta that every message of a listen or an events/stream carries. The cursor is empty for an
-// events/stream, which has it in params.
+// appendIDs appends the members of _meta that every message of a subscriptions/listen or an events/stream carries: the id of
+// the subscription and the cursor. For an events/stream the cursor is empty, because its messages have it in params.
 func (w *Writer) appendIDs(b []byte, cursor string) []byte {
 	b = append(b, `"`+spec.MetaSubscription+`":`...)
 	b = append(b, w.subscriptionID...)
@@ -235,7 +237,8 @@ func (w *Writer) backendTopics(ctx context.Context) (topics []string) {
 
 var topicBackends = stream.TopicBackend("")
 
-// sendOtherBackends follows the current backends after a change of the configuration, and notifies the client that the lists have changed.
+// sendOtherBackends handles a change of the configured backends. It lets the feed follow the topics of the current backends,
+// and notifies the client that the lists have changed.
 func (w *Writer) sendOtherBackends(ctx context.Context, cursor string) error {
 	now := w.Streams.Feeds.Log.Position()
 	for _, topic := range w.backendTopics(ctx) {
@@ -244,7 +247,7 @@ func (w *Writer) sendOtherBackends(ctx context.Context, cursor string) error {
 	return w.sendChanges(cursor, spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange)
 }
 
-// sendBackend sends a backend's notification if the stream asked for it and the principal may still see the backend.
+// sendBackend sends a backend's notification if the client asked for it and the principal may still use the backend.
 func (w *Writer) sendBackend(ctx context.Context, d stream.Delivery) error {
 	backends, name := w.Streams.Backends, strings.TrimPrefix(d.Topic, topicBackends)
 	if !slices.Contains(backends.Backends(ctx, w.Caller.Principal), name) {
@@ -258,12 +261,14 @@ func (w *Writer) sendBackend(ctx context.Context, d stream.Delivery) error {
 	if !ok || !w.subscribedAt(d.Topic, uri) || !backends.Permits(ctx, w.Caller.Principal, name, uri) {
 		return nil
 	}
-	// Pass on only members of the schema. Clients could mistake others for ours, for example for an event's payload.
+	// Pass on only the members that the schema defines. A client could mistake others for ours, for example for an event's
+	// payload.
 	members := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), uri) }
 	return w.Send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
 }
 
-// subscribedAt reports whether the stream is subscribed at the backend with that topic to the resource or to one above it.
+// subscribedAt reports whether the stream is subscribed to the resource, or to one above it such as its folder, at the backend
+// that has the topic.
 func (w *Writer) subscribedAt(topic, uri string) bool {
 	for _, t := range w.targets {
 		if t.Backend != "" && stream.TopicBackend(t.Backend) == topic && api.Covers(t.URI, uri) {
@@ -273,9 +278,9 @@ func (w *Writer) subscribedAt(topic, uri string) bool {
 	return false
 }
 
-// backendMeta returns the members of a backend's _meta, without braces, that may reach a client. It drops the members with our prefix and the
-// protocol's, because only the gateway sets them: on a notification, the protocol defines the id of the client's listen (2026-07-28)
-// and the id of a task (2025-11-25).
+// backendMeta returns the members of a backend's _meta that may reach a client, without braces. It drops members with our
+// prefix or the protocol's, because only the gateway sets them. For example, the protocol defines members of a notification
+// for the id of the client's listen (2026-07-28) and the id of a task (2025-11-25).
 func backendMeta(meta json.RawMessage) (members []byte) {
 	for name, value := range jsonrpc.Members(meta) {
 		if reservedMeta(string(name)) {
@@ -289,9 +294,10 @@ func backendMeta(meta json.RawMessage) (members []byte) {
 	return members
 }
 
-// reservedMeta reports whether a name of _meta has our prefix or one that MCP reserves. MCP reserves a prefix whose second label is
-// mcp or modelcontextprotocol, for example "io.modelcontextprotocol/" and, in 2025-06-18, one that has either before its last label,
-// for example "mcp.dev/". The comparison ignores case, because some readers of JSON do.
+// reservedMeta reports whether the name of a member of _meta has our prefix or one that MCP reserves. MCP reserves prefixes
+// whose second label is mcp or modelcontextprotocol, for example "io.modelcontextprotocol/". Revision 2025-06-18 reserves all
+// prefixes with such a label before the last one, for example "mcp.dev/". The comparison ignores case, because some JSON
+// readers do.
 func reservedMeta(name string) bool {
 	if spec.IsOwn(name) {
 		return true
@@ -309,7 +315,8 @@ func reservedMeta(name string) bool {
 	return false
 }
 
-// subscribeBackends subscribes to the stream's targets at their backends. end unsubscribes.
+// subscribeBackends subscribes to the stream's targets at their backends until the given time. holder identifies the stream.
+// The returned function ends the subscriptions.
 func (w *Writer) subscribeBackends(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []api.Subscription
 	end = func() {
@@ -353,7 +360,8 @@ const MetaCut = `"` + spec.MetaContextCut + `":true`
 // message.
 const ContextLife = 2 * time.Minute
 
-// ContextNotice carries a sealed context through the log.
+// ContextNotice is the notice with which the context of a message reaches the client's stream. The context is encrypted,
+// because the event log stores the notice. Cut is true if the context is incomplete.
 type ContextNotice struct {
 	Context []byte `json:"context,omitempty"`
 	Cut     bool   `json:"cut,omitempty"`
@@ -365,7 +373,7 @@ func isContext(notice json.RawMessage) bool { return bytes.HasPrefix(notice, con
 
 var topicConversations = stream.TopicConversation("")
 
-// sendContext sends a context to the client that sent the message.
+// sendContext sends the context of a conversation message that the principal sent as a notification.
 func (w *Writer) sendContext(ctx context.Context, d stream.Delivery) error {
 	var n ContextNotice
 	if json.Unmarshal(d.Notice, &n) != nil || w.Streams.Conversation == nil {

@@ -81,7 +81,8 @@ func (st *Streams) OpenSession(ctx context.Context, c *method.Call, last Positio
 	return s.writer, s.open(ctx)
 }
 
-// newSessionStream returns the stream of a session, which notifies of changes of all lists.
+// newSessionStream returns the stream of a session. Unlike a subscriptions/listen, a session does not choose lists, so its
+// stream notifies the client of changes of all lists.
 func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) *sessionStream {
 	last.session = c.Session.Key
 	w := &Writer{
@@ -103,7 +104,7 @@ func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
 	}
 	switch {
 	case d.Event != nil:
-		if ok, err := s.certain(ctx, d); !ok || err != nil {
+		if ok, err := s.isSubscribed(ctx, d); !ok || err != nil {
 			return err
 		}
 	case d.Topic == stream.TopicSession(s.sess.Key) && isContext(d.Notice):
@@ -116,8 +117,8 @@ func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
 
 func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.position.next(cursor)} }
 
-// open makes this the newest stream of its session and opens its feed. Subscriptions that are made later reach the stream as a
-// notice.
+// open makes this the newest stream of its session and opens its feed. If the client subscribes to further URIs later, the
+// stream learns of them by a notice on the session's topic.
 func (s *sessionStream) open(ctx context.Context) error {
 	began := s.writer.Streams.Feeds.Log.Position()
 	s.connection = randomText(8)
@@ -145,8 +146,8 @@ func (s *sessionStream) open(ctx context.Context) error {
 			}
 		}
 	}
-	// The first stream of a session that begins sends the events since each subscription, because clients may subscribe before
-	// they open the stream. Later streams continue from their cursor or from now.
+	// The first stream that begins in a session sends, for each subscription, the events since the client subscribed, because
+	// clients may subscribe before they open the stream. Later streams continue from their cursor or from now.
 	first := !begun && s.position.cursor == ""
 	for uri, t := range subscribed {
 		s.writer.targets[uri] = t.Target
@@ -167,11 +168,12 @@ func (s *sessionStream) open(ctx context.Context) error {
 	if !before {
 		return nil
 	}
-	// Notify the previous stream of the session. This stream receives the notice too, and ignores it.
+	// Notify the previous stream of the session, so that it ends. This stream receives the notice too, and stays open because
+	// it is the newest.
 	return s.writer.Streams.Feeds.Log.Notify(ctx, s.writer.Caller.Principal.Workspace, stream.TopicSession(s.sess.Key), SessionNotice)
 }
 
-// subscribed is a target of a session, and the position of the log when it was subscribed.
+// subscribed is a target of a session, and the position of the event log when the client subscribed to it.
 type subscribed struct {
 	Target
 	after int64
@@ -195,7 +197,8 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 			continue
 		}
 		if u.Backend != "" {
-			// The session is subscribed at the backend even if the backend does not list the resource at the moment.
+			// Do not resolve the URI again: the session stays subscribed at the backend even while the backend does not list
+			// the resource.
 			fresh[u.URI] = subscribed{Target{URI: u.URI, asked: u.URI, Backend: u.Backend}, u.Position()}
 			continue
 		}
@@ -223,8 +226,8 @@ func (s *sessionStream) add(ctx context.Context, t subscribed) error {
 	return nil
 }
 
-// begin sends the first messages. Since 2025-11-25 that is an event with only an id, from which the client can resume even if no other
-// event follows.
+// begin sends the first messages. In revision 2025-11-25, the first one is an event with only an id, from which the client can
+// resume even if no other event follows.
 func (s *sessionStream) begin() error {
 	at := s.writer.ResumeAt()
 	first := method.Comment // sends the headers
@@ -237,8 +240,9 @@ func (s *sessionStream) begin() error {
 	return s.sendGap()
 }
 
-// sendGap notifies the client after a gap in the log that everything may have changed. A client that is cut off before it has all
-// of the notifications gets them again: the feed has not read anything yet, so all of them carry the position before the gap.
+// sendGap tells the client that everything may have changed if the log no longer has all events since the client's cursor. All
+// of these notifications carry the position before the gap, because the feed has not read anything yet. So a client that is
+// disconnected in between gets them again.
 func (s *sessionStream) sendGap() error {
 	if !s.writer.Feed.Truncated {
 		return nil
@@ -255,16 +259,16 @@ func (s *sessionStream) sendGap() error {
 	return s.writer.Send(spec.NoteResourcesChange, nil, nil, cursor)
 }
 
-// end ends the connection but not the stream, because the client may resume it with the id of the last event. Before 2025-11-25 there is
-// no such event.
+// end sends an event whose id lets the client resume the stream on a new connection. Revisions before 2025-11-25 have no such
+// event. It is also not sent if the session has ended or has a newer stream.
 func (s *sessionStream) end(_ *method.Call, why error) {
 	if s.sess.Version >= spec.V20251125 && !errors.Is(why, errTaken) {
 		_ = s.writer.write(sse.Append(nil, sse.Event{ID: s.position.next(s.writer.ResumeAt()), Retry: reconnect, Data: []byte{}}))
 	}
 }
 
-// refresh applies changes that other requests made to the session: the session may have ended, may have a newer stream, or may have other
-// subscriptions.
+// refresh reads the session again and applies the changes of other requests. It adds and drops subscriptions, and returns
+// errTaken if the session has ended or has a newer stream.
 func (s *sessionStream) refresh(ctx context.Context) error {
 	began := time.Now()
 	sess, err := s.writer.Streams.Sessions.Served(ctx, s.sess, s.connection)
@@ -295,10 +299,10 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 	return nil
 }
 
-// certain reports whether the stream is subscribed to an event that it has read. Unless a delivery is in order, the stream
-// can read an event before the notice of an earlier unsubscribe. So certain reads the subscriptions again, once for all
-// deliveries that were read together.
-func (s *sessionStream) certain(ctx context.Context, d stream.Delivery) (bool, error) {
+// isSubscribed reports whether the stream is subscribed to an event that it has read. If the delivery is not in order, the
+// stream may read an event before it reads the notice that the client has unsubscribed from it. isSubscribed then reads the
+// session's subscriptions from the store, once for all deliveries that were read together.
+func (s *sessionStream) isSubscribed(ctx context.Context, d stream.Delivery) (bool, error) {
 	if d.InOrder {
 		return true, nil
 	}
@@ -326,10 +330,10 @@ func (s *sessionStream) drop(t Target) {
 	}
 }
 
-// logger names the origin of our log messages to clients.
+// logger is the member logger of the log messages that this server itself sends to clients.
 const logger = "mcp-events"
 
-// sendLog sends a log message to the client if it asked for the level.
+// sendLog sends a log message to the client if level is at least as severe as the level that the client asked for.
 func (s *sessionStream) sendLog(level, message, uri string) error {
 	if s.sess.Level == "" || !spec.SevereAs(level, s.sess.Level) {
 		return nil
@@ -344,12 +348,13 @@ func (s *sessionStream) sendLog(level, message, uri string) error {
 	}, nil, s.writer.Feed.Cursor())
 }
 
-// lost logs that a URI has no further events.
+// lost sends the client a log message that it receives no further events of a URI.
 func (s *sessionStream) lost(t Target) error {
 	return s.sendLog("warning", "the catalog no longer has this URI for you, so it brings no further events", t.asked)
 }
 
-// LastEvent returns the position at which the client's previous connection ended, or the zero position if the request names none.
+// LastEvent returns the position in the header Last-Event-ID, at which the client's previous connection ended. Without the
+// header, it returns the zero position.
 func LastEvent(c *method.Call) (Position, error) {
 	last := c.Request.Header.Get(spec.HeaderLastEvent)
 	if c.Session == nil || last == "" {

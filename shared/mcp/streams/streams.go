@@ -45,8 +45,8 @@ type Streams struct {
 	MaxURIs, MaxPatterns int
 }
 
-// Hold keeps the response of a request open as a stream until the stream ends. open makes the stream writer, which Hold closes even if open
-// fails. Hold waits in this frame, so it keeps the frame small: see ServeHTTP of the endpoint.
+// Hold keeps the response of a request open as a stream until the stream ends. open makes the stream's writer, which Hold
+// closes even if open fails. A stream waits inside Hold, so the frame of Hold must stay small, see ServeHTTP in package mcp.
 func (st *Streams) Hold(w http.ResponseWriter, c *method.Call, open func(context.Context) (*Writer, error)) error {
 	ctx, leave, err := st.Admission.Admit(w, c.Request, c)
 	if leave == nil {
@@ -111,8 +111,8 @@ func (h Streaming) Serve(w http.ResponseWriter, c *method.Call) error {
 	return method.NotAcceptable(w, c)
 }
 
-// Targets finds out what a client can receive on a stream under the URIs that it subscribes to: events of the catalog, changes of
-// one of its webhook subscriptions, or the notifications of a backend.
+// Targets resolves the URIs that a client subscribes to on a stream. A URI stands for events of the catalog, for changes of
+// one of the client's webhook subscriptions, or for a resource of a backend.
 type Targets struct {
 	Subscriptions Subscriptions
 	Backends      api.Gateway
@@ -123,15 +123,16 @@ type Target struct {
 	// URI is the canonical form, and asked is the form that the client sent.
 	URI, asked string
 	Patterns   []match.Pattern
-	// topic is set for a subscription:// URI.
+	// topic is the topic of a webhook subscription's changes. It is empty unless the URI begins with subscription://.
 	topic string
-	// Backend is the backend of a URI that this server does not serve. The stream follows its notifications.
+	// Backend is the name of the backend that serves the URI, or empty if this server does. The stream follows the backend's
+	// notifications.
 	Backend string
 	// lost is set while the catalog has no event type for the URI, or the caller may not receive its events.
 	lost bool
 }
 
-// Open returns the number of parents and wildcards.
+// Open returns the number of the target's patterns that are parents or have wildcards.
 func (t Target) Open() (n int) {
 	for _, p := range t.Patterns {
 		if p.Kind != match.Concrete {
@@ -149,7 +150,7 @@ func (t Target) addTo(r *stream.Request) {
 	}
 }
 
-// Resolve resolves a URI for a stream. Errors name the mistake in the URI.
+// Resolve returns the target of a URI, or an error that tells the client why it cannot subscribe to the URI.
 func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (Target, error) {
 	t := Target{URI: uri, asked: uri}
 	if strings.HasPrefix(uri, SubscriptionScheme) {
@@ -190,7 +191,7 @@ func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 	return t, nil
 }
 
-// SubscriptionScheme begins the URI of a webhook subscription.
+// SubscriptionScheme is the beginning of a webhook subscription's URI.
 const SubscriptionScheme = "subscription://"
 
 // Permitted returns the event types of a resolved URI that the principal may receive, or an error if it may not receive any.
@@ -220,7 +221,7 @@ func Allowed(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
 	return ok && entry.Access.Check(p, vars) == nil
 }
 
-// SessionNotice makes the open stream of a session, at any instance, read the session again.
+// SessionNotice is the notice after which a session's open stream, at any instance, reads the session from the store again.
 var SessionNotice = json.RawMessage(`{"changed":true}`)
 
 // Subscriptions shows the caller's webhook subscriptions.

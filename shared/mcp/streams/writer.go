@@ -44,10 +44,12 @@ type Writer struct {
 	wrote   time.Time // of the latest write
 	reached string    // the cursor after the last completed delivery
 	cut     bool      // the feed's latest delivery was not completed
-	// gathered has messages of a pass that were not written yet. It is nil between passes, so that a quiet stream keeps no memory.
+	// gathered has messages that [Writer.pass] has not written yet. It is nil between two passes, so that a quiet stream keeps
+	// no memory.
 	gathered  *[]byte
 	gathering bool
-	// subscriptionID is the id of the listen, which every message repeats. It is nil in the stream of a session.
+	// subscriptionID is the id of the request subscriptions/listen or events/stream, which every message of the stream
+	// repeats. It is nil in the stream of a session.
 	subscriptionID json.RawMessage
 	tasks          <-chan *api.Task // states of the tasks that a listen names; nil without any
 	ends           []func()         // are called in reverse order when the stream ends
@@ -61,8 +63,8 @@ type interests struct {
 	payloads                          bool // repeat payloads in _meta
 }
 
-// run sends deliveries and heartbeats until the stream ends, and returns the cause. Its stack is small while it waits, because a process has
-// thousands of streams.
+// run sends deliveries and heartbeats until the stream ends, and returns the cause. Its stack must be small while it waits,
+// because a process may have thousands of streams.
 func (w *Writer) run(ctx context.Context) error {
 	w.wrote = time.Now()
 	w.Caller.checked, w.began = w.wrote, w.wrote
@@ -107,11 +109,14 @@ func (w *Writer) untilHeartbeat() time.Duration {
 	return time.Until(due)
 }
 
-// maxGathered is the number of bytes from which on gathered messages are written.
+// maxGathered is the number of bytes at which the gathered messages are written before the end of the pass.
 const maxGathered = 16 << 10
 
-// pass sends the deliveries that the feed has ready. It returns early if a heartbeat is due. The default framing sends them with one
-// write, because a write takes longer than everything else that a stream does for a message. Other framings may wait in a delivery.
+// pass sends the deliveries that the feed has ready. It returns early if a heartbeat is due.
+//
+// If the framing has no Deliver function, pass writes all messages together, because a write takes longer than everything else
+// that a stream does for a message. A Deliver function may have to wait, e.g. for the store, so its messages are written
+// immediately.
 func (w *Writer) pass(ctx context.Context) error {
 	w.gathering = w.Framing.Deliver == nil
 	err := w.sendReady(ctx)
@@ -148,8 +153,8 @@ func (w *Writer) sendReady(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// ResumeAt returns the position from which a client can resume. It is the feed's position or, if the latest delivery was not completed, the
-// position before that.
+// ResumeAt returns the position from which the client can resume: the feed's position or, if the latest delivery was not
+// completed, the position before that delivery.
 func (w *Writer) ResumeAt() string {
 	if w.cut {
 		return w.reached
@@ -198,7 +203,7 @@ func (w *Writer) writeNow(b []byte) error {
 	return nil
 }
 
-// verify checks the caller's credentials again if a check is due.
+// verify checks the caller's credentials again if a check is due or the catalog has changed.
 func (w *Writer) verify(ctx context.Context, d stream.Delivery) error {
 	if d.Topic != stream.TopicCatalog && !w.CheckDue() {
 		return nil
@@ -285,8 +290,8 @@ func (w *Writer) CheckDue() bool {
 	return time.Since(w.Caller.checked) >= w.Streams.Timing.Heartbeat
 }
 
-// CheckCredentials authenticates the caller again. It fails with errRevoked if the credentials are no longer valid. If the authenticator is
-// unavailable, it assumes that they still are.
+// CheckCredentials authenticates the caller again. It returns errRevoked if the credentials are no longer valid. If the
+// authenticator is unavailable, it returns no error, so that the stream continues.
 func (w *Writer) CheckCredentials(ctx context.Context) error {
 	w.Caller.checked = time.Now()
 	now, err := Recheck(ctx, w.Streams.Auth, w.Caller.Header, w.Caller.Principal)
@@ -296,7 +301,9 @@ func (w *Writer) CheckCredentials(ctx context.Context) error {
 	return err
 }
 
-// Recheck authenticates the credentials of an admitted caller again, as [Writer.CheckCredentials] does.
+// Recheck authenticates an admitted caller again with the headers of its request, and returns the current principal. If the
+// credentials are no longer valid, it returns errRevoked. If the authenticator is unavailable, it returns the previous
+// principal, before, without an error.
 func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, before auth.Principal) (auth.Principal, error) {
 	now, err := a.Authenticate(ctx, header)
 	switch {
@@ -314,12 +321,13 @@ func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, befo
 // streams of sessions, and for the stream of the named-event dialect. All of them share the loop in [Writer.run].
 // Begin and End must be set. If another hook is nil, the loop uses its default.
 type Framing struct {
-	// Begin sends the first message. After that, began is called.
+	// Begin sends the first message. If it succeeds, [Streams.Hold] calls began.
 	Begin func() error
 	began func()
 	// Deliver sends a delivery. The default sends it with [Writer.notify], and first checks the credentials if a check is due.
 	Deliver func(ctx context.Context, d stream.Delivery) error
-	// Due returns when the next heartbeat is due: at quiet, which is the default, or earlier.
+	// Due returns when the next heartbeat is due. quiet, which is the default, is one heartbeat interval after the latest
+	// write. Due must not return a later time.
 	Due func(quiet time.Time) time.Time
 	// Heartbeat keeps a quiet stream alive. The default checks the credentials and sends a comment.
 	Heartbeat func(ctx context.Context) error
@@ -327,15 +335,15 @@ type Framing struct {
 	Moved func() error
 	// Failed handles an error of the feed. The stream continues if it returns nil. The default returns the error.
 	Failed func(ctx context.Context, err error) error
-	// event returns an SSE event with the name and the id for a message. The cursor is the position after the message.
+	// event returns an SSE event without data, to which the message is added. The cursor is the position after the message.
 	event func(cursor string) sse.Event
-	// lost is called once for a URI that is no longer in the catalog, or that the caller may no longer read.
+	// lost is called once if a URI is no longer in the catalog or the caller may no longer read it.
 	lost func(t Target) error
 	// End sends the last message. It is not called if the client has closed the stream.
 	End func(c *method.Call, why error)
 }
 
-// deliver sends one delivery as the framing does.
+// deliver sends one delivery with the framing's Deliver function, or in the default way.
 func (w *Writer) deliver(ctx context.Context, d stream.Delivery) error {
 	if w.Framing.Deliver != nil {
 		return w.Framing.Deliver(ctx, d)
@@ -346,7 +354,7 @@ func (w *Writer) deliver(ctx context.Context, d stream.Delivery) error {
 	return w.notify(ctx, d)
 }
 
-// heartbeat sends a heartbeat as the framing does.
+// heartbeat sends a heartbeat with the framing's Heartbeat function, or in the default way.
 func (w *Writer) heartbeat(ctx context.Context) error {
 	if w.Framing.Heartbeat != nil {
 		return w.Framing.Heartbeat(ctx)
@@ -365,7 +373,8 @@ const (
 	kindDialect = "named_events"
 )
 
-// ending is the end of a stream: its cause, the reason for operators, and the reason in the dialect's streamClosed.
+// ending describes why a stream ended: its cause err, the reason for operators (in the log and the metrics), and the reason
+// closing for clients of the named-event dialect (in streamClosed).
 type ending struct {
 	err             error
 	reason, closing string
@@ -440,7 +449,8 @@ func (w *Writer) logEnd(r *http.Request, why error) {
 	w.Streams.Faults.Logger.LogAttrs(context.WithoutCancel(r.Context()), level, "stream ended", attrs...)
 }
 
-// Ended is the error that ends a stream because access was revoked or the event type has changed.
+// Ended is the error that ends an events/stream because the caller may no longer receive its events, or because the event type
+// was removed or has changed incompatibly.
 type Ended struct{ Reason error }
 
 // Error implements error.
