@@ -47,12 +47,12 @@ type Backend struct {
 	Name   string `json:"name"`
 	URL    string `json:"url"`
 	Prefix string `json:"prefix"`
-	// State is "ready", "unreachable" or, for a command that does not run, "resting". It is empty if only callers have credentials for the
-	// backend.
+	// State is "ready" or "unreachable", or "resting" for a command that is not running now. It is empty if the server cannot
+	// check the backend, e.g. because only callers have credentials for it.
 	State string `json:"state,omitempty"`
-	// Rules are the rules of the configuration by the kind of entries, e.g. "tools". It has only the kinds with rules.
+	// Rules has the configured access rules by the kind of entries, e.g. "tools". Kinds without rules are absent.
 	Rules map[string]rules.Rules `json:"rules,omitempty"`
-	// Warnings say why event types of the backend are not listed.
+	// Warnings explain why some event types of the backend are not listed.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
@@ -78,13 +78,14 @@ type Options struct {
 	Explainer *judge.Explainer
 	Backends  func(ctx context.Context, workspace string) ([]Backend, error)
 	Sources   ingest.Sources
-	// SourceSecrets looks up the secrets of sources when an operator tries a request. Nil checks no signatures.
+	// SourceSecrets looks up the secret of a source when an operator tries the source with a saved request. If it is nil, such
+	// a trial does not check the signature.
 	SourceSecrets func(context.Context, secret.Value) (string, error)
 	// Rate limits the changes of each owner. Operators are not limited. Nil means no limit.
 	Rate *quota.Rate
-	// Quota returns a function that looks up a principal's quota.
+	// Quota returns a function that looks up a principal's quota of the given name.
 	Quota func(name string) func(ctx context.Context, workspace, principal string) float64
-	// Closing is closed when live streams have to end. It may be nil.
+	// Closing is closed at a shutdown, when live streams must end. It may be nil.
 	Closing <-chan struct{}
 	// Limited is called with the name of each limit that a request exceeds. It may be nil.
 	Limited func(limit string)
@@ -136,7 +137,8 @@ type endpoint struct {
 	serve func(c *call) (any, error)
 }
 
-// oneSwitch and oneNote are the paths of a switch and of an origin's note. Names of switches and origins contain slashes.
+// oneSwitch and oneNote are the paths of a switch and of an origin's note. Names of switches and origins contain slashes, so
+// ServeHTTP handles these paths before the mux.
 const (
 	oneSwitch = "switches/{name}"
 	oneNote   = "notes/{origin}"
@@ -200,7 +202,7 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// An origin has two slashes, for which the mux would redirect.
+	// An origin such as https://hooks.example.com contains "//", for which the mux would answer with a redirect.
 	for before, methods := range h.slashed {
 		if name, ok := strings.CutPrefix(r.URL.Path, before); ok {
 			r.SetPathValue("name", name)
@@ -277,7 +279,8 @@ type list[T any] struct {
 	Next  string `json:"next,omitempty"`
 }
 
-// newList returns a page with the views of items. Next is the key of the last item if there are more, and otherwise empty.
+// newList returns a page with the views of items. next is the key of the last item if there are more items, and otherwise
+// empty.
 func newList[T, V any](c *call, items []T, next string, view func(T) V) list[V] {
 	views := make([]V, len(items))
 	for i, item := range items {
@@ -286,8 +289,8 @@ func newList[T, V any](c *call, items []T, next string, view func(T) V) list[V] 
 	return list[V]{Items: views, Next: c.cursorAfter(next)}
 }
 
-// cutPage returns the page of a list in memory that begins after the item with a key, and the key of the page's last item
-// if there are more. If the item no longer exists, the page is the first one.
+// cutPage returns the page of an in-memory list that begins after the item with the key after. next is the key of the page's
+// last item if there are more items. If the item no longer exists, cutPage returns the first page.
 func cutPage[T any](all []T, key func(T) string, after string, limit int) (page []T, next string) {
 	all = all[slices.IndexFunc(all, func(x T) bool { return key(x) == after })+1:]
 	if len(all) <= limit {
@@ -299,7 +302,8 @@ func cutPage[T any](all []T, key func(T) string, after string, limit int) (page 
 // asIs returns its argument. Lists use it for items that are shown unchanged.
 func asIs[T any](v T) T { return v }
 
-// change makes a change and writes its entry in the audit trail. Before and after are nil if the object does not exist then.
+// change makes a change by calling do. It first writes the change to the audit trail, with the object's states before and
+// after it. A state is nil if the object does not exist then.
 func (c *call) change(action, target string, before, after any, do func() error) error {
 	via := "api"
 	if c.Header.Get("Sec-Fetch-Site") == "same-origin" { // only browsers can set this header
@@ -322,12 +326,13 @@ func listAudit(c *call) (any, error) {
 	return newList(c, entries, next, asIs), nil
 }
 
-// erasure counts the erased items by kind. For a dry run, it counts the items that an erasure would remove.
+// erasure is the result of an erasure: the numbers of erased items by kind or, for a dry run, of the items that would be
+// erased.
 type erasure struct {
 	Principal string         `json:"principal"`
 	DryRun    bool           `json:"dryRun"`
 	Counts    map[string]int `json:"counts"`
-	// Complete is false if there are more items. Repeating the request erases them.
+	// Complete is false if there are more items to erase. The caller must then repeat the request.
 	Complete bool `json:"complete"`
 }
 
