@@ -141,8 +141,8 @@ func reason(err error) error {
 	return err
 }
 
-// checkDatabase refuses a data directory that is not writable, and one that has keys but no database or an empty one. With
-// such a directory the server would start, but silently without its subscriptions and events.
+// checkDatabase returns an error if the data directory is not writable, or if it has keys but the database is missing or empty.
+// In the second case the server would otherwise create a new database, and silently start without its subscriptions and events.
 func checkDatabase(data, path string) error {
 	if err := checkWritable(data); err != nil {
 		return err
@@ -173,7 +173,7 @@ func readSecrets(data string) (secrets, error) {
 	return s, nil
 }
 
-// writeSecrets replaces the file atomically, because with a partly written file no stored secret could be opened.
+// writeSecrets replaces the keys file atomically, because a partly written file could not open any stored secret.
 func writeSecrets(data string, s secrets) error {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -182,7 +182,7 @@ func writeSecrets(data string, s secrets) error {
 	return fault.Wrap(fault.Unavailable, durable.WriteFile(secretsPath(data), b), "write the keys")
 }
 
-// identity returns the key that signs v1a, or nil if that is off.
+// identity returns the server's own key for v1a signatures, or nil if on is false, so that webhooks have no v1a signature.
 func (s secrets) identity(on bool) (*webhook.Identity, error) {
 	if !on {
 		return nil, nil
@@ -194,9 +194,10 @@ func (s secrets) identity(on bool) (*webhook.Identity, error) {
 	return webhook.NewIdentity(key), nil
 }
 
-// RotateKeys adds a key to the sealing keyset of a data directory. From then on new secrets are sealed with it, and the old keys
-// still open the existing ones. A server that uses the directory must be restarted. On AWS this takes two steps, because all
-// processes must be able to open with the new key before one seals with it.
+// RotateKeys adds a key to the sealing keyset of a data directory. A server that uses the directory must be restarted. From then
+// on it seals new secrets with the new key, and still opens existing ones with the old keys. On AWS, where several processes
+// share the keyset, this takes two steps: first all processes must be able to open with the new key, and then they may seal with
+// it.
 func RotateKeys(data string) error {
 	s, err := readSecrets(data)
 	if err != nil {
@@ -212,9 +213,9 @@ func RotateKeys(data string) error {
 	return writeSecrets(data, s)
 }
 
-// DropKeys seals the secrets of all subscriptions in a data directory with the newest key, removes the older keys that no
-// other stored secret is sealed with, and returns how many. It refuses a directory that a server uses. A backup holds the
-// keys of its time, so it can still be restored.
+// DropKeys seals the secrets of all subscriptions in a data directory with the newest key. Then it removes each older key with
+// which no other stored secret is sealed, and returns the number of removed keys. It refuses a directory that a server uses.
+// Earlier backups can still be restored, because each backup contains the keys of its database.
 func DropKeys(ctx context.Context, data string) (dropped int, err error) {
 	s, err := readSecrets(data)
 	if err != nil {
@@ -232,7 +233,7 @@ func DropKeys(ctx context.Context, data string) (dropped int, err error) {
 	if _, err := checkSealed(ctx, db, s, false); err != nil {
 		return 0, fault.Wrap(fault.Invalid, err, "check the keys of %s", data)
 	}
-	// Otherwise the mark would be the last item that is sealed with the first key. The key that seals now stays.
+	// Seal the check value again too. Otherwise it would remain sealed with the first key, which could then never be removed.
 	if err := markSealed(ctx, db, s); err != nil {
 		return 0, err
 	}
@@ -248,7 +249,7 @@ func DropKeys(ctx context.Context, data string) (dropped int, err error) {
 	return dropped, writeSecrets(data, s)
 }
 
-// reseal encrypts all secrets with the newest key that are still encrypted with an older one.
+// reseal opens each subscription secret that is sealed with an older key, and seals it with the newest one.
 func reseal(ctx context.Context, db store.DB, s secrets) error {
 	opener, err := webhook.NewOpener(s.Private)
 	if err != nil {
@@ -268,8 +269,9 @@ func reseal(ctx context.Context, db store.DB, s secrets) error {
 	return err
 }
 
-// sealedText returns how a secret that begins with the prefix begins in a stored item, where it is base64 in JSON. It leaves
-// out the last bits of the prefix, because they share a character with the following byte.
+// sealedText returns the text with which a sealed secret begins in a stored item, where it is base64 in JSON. The prefix is the
+// beginning of the sealed secret. For example, a prefix of 5 bytes (40 bits) has 6 complete base64 characters (36 bits).
+// sealedText leaves out the last 4 bits, because they share a character with the following byte.
 func sealedText(prefix []byte) []byte {
 	return []byte(base64.RawStdEncoding.EncodeToString(prefix)[:len(prefix)*8/6])
 }

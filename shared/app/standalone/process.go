@@ -24,12 +24,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// debugConnections is the maximum number of connections to the address for debugging.
+// debugConnections is the maximum number of concurrent connections to the address of [ServeDebug].
 const debugConnections = 16
 
-// ServeDebug serves net/http/pprof and [Server.Counters] at a separate address until ctx ends, and returns immediately. The address
-// must be a loopback address, because callers are not authenticated. Requests of web pages, and for other host names, are refused.
-// The function started returns the server, or nil while it starts.
+// ServeDebug serves net/http/pprof and [Server.Counters] at a separate address until ctx ends, and returns immediately. The address must
+// be a loopback address, because callers are not authenticated. ServeDebug refuses requests from web pages of other sites, and
+// requests whose Host is not a loopback name. The function started returns the server, or nil while the server is starting.
 func ServeDebug(ctx context.Context, addr string, started func() *Server) error {
 	if err := auth.CheckListen(addr, auth.ModeNone); err != nil {
 		return fault.Wrap(fault.Invalid, err, "--debug-addr")
@@ -78,20 +78,21 @@ func (s *Server) Counters() map[string]any {
 }
 
 const (
-	// minReserve and maxReserve limit how much may be allocated between two garbage collections while the live heap is small.
-	// A server's live heap is small, so by default Go would collect garbage after every few megabytes.
+	// minReserve and maxReserve limit the reserve, in bytes. The reserve is how much the process may allocate between two garbage
+	// collections while its live heap is small. A server's live heap usually is, so by default Go would collect garbage after every few
+	// megabytes.
 	minReserve, maxReserve = 16 << 20, 64 << 20
-	// betweenGCs is the time between two collections that the reserve aims at. A collection slows down the requests of about ten
-	// milliseconds, which must be less than a hundredth of all requests.
+	// betweenGCs is the intended time between two collections. A collection slows down requests for about 10 ms. With one collection
+	// every 2 s these are 0.5% of all requests, so the 99th percentile of response times hardly changes.
 	betweenGCs = 2 * time.Second
-	// maxPercent limits GOGC if the live heap is almost empty.
+	// maxPercent is the largest value for GOGC. It applies if the live heap is almost empty.
 	maxPercent = 800
 )
 
-// CollectLessOften makes the garbage collector run when the heap has grown by a reserve or by a quarter, whichever is later. The
-// reserve is what the process allocates in two seconds, so a busy server collects about every two seconds and a quiet one stays small.
-// CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so it is for programs
-// whose main task is the server.
+// CollectLessOften makes the garbage collector run when the heap has grown by a reserve or by a quarter, whichever is later. The reserve
+// is the amount that the process allocates in two seconds (but 16 to 64 MiB). So a busy server collects garbage about every two seconds,
+// and the heap of a quiet one stays small. CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole
+// process, so call it only in programs whose main task is the server.
 func CollectLessOften() {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return
@@ -113,13 +114,13 @@ func CollectLessOften() {
 	after()
 }
 
-// reserveFor returns how much may be allocated before the next collection if allocated bytes were allocated in the time since the
-// last one.
+// reserveFor returns the reserve in bytes, from the number of bytes that were allocated since the last collection and the time since
+// then.
 func reserveFor(allocated uint64, since time.Duration) float64 {
 	return min(max(float64(allocated)*float64(betweenGCs)/float64(max(since, time.Millisecond)), minReserve), maxReserve)
 }
 
-// gcPercent returns the value of GOGC for a live heap and a reserve.
+// gcPercent returns the value for GOGC with which a live heap may grow by the reserve before the next collection.
 func gcPercent(live uint64, reserve float64) int {
 	percent := int(min(math.Ceil(100*reserve/float64(max(live, 1))), maxPercent))
 	return max(percent/25*25, 25) // in steps: setting it stops the world
@@ -127,28 +128,32 @@ func gcPercent(live uint64, reserve float64) int {
 
 const (
 	attempts = 256 // concurrent first attempts
-	// attemptPatience is how long a first attempt keeps its slot while the endpoint does not respond.
+	// attemptPatience is how long a first attempt keeps its slot while the endpoint does not respond. After that, the delivery moves to
+	// the slow lane.
 	attemptPatience = 2 * time.Second
 	slowAttempts    = 512 // concurrent attempts of the slow lane
 	slowPerEndpoint = 8   // of them for the same endpoint
-	// pageWorkers is the number of batches of pages that are handled concurrently. Pages wait for slow endpoints for seconds.
-	// To leave workers for other pages, at most pagesPerGroup of them handle pages of the same pattern or busy endpoint.
+	// pageWorkers is the number of batches of page tasks that are handled concurrently. It is large because a batch may wait several
+	// seconds for slow endpoints. At most pagesPerGroup workers handle page tasks of the same pattern, or of the same busy endpoint, so
+	// that there are workers left for others.
 	pageWorkers, pagesPerGroup = 512, 128
-	// queueBytes limits the bodies that a queue keeps in memory, and attemptBytes the bodies of the running attempts. Other bodies
-	// stay in the file. Without the limits, large payloads would need much memory, because each is copied several times.
+	// queueBytes limits the total size of the message bodies that a queue keeps in memory, and attemptBytes that of the events in running
+	// attempts. Other messages stay in the database. Without these limits, large payloads would need much memory, because each payload is
+	// copied several times.
 	queueBytes   = 16 << 20
 	attemptBytes = 32 << 20
-	// savePositions is how often the periodic jobs save their positions. It is long, so that an idle server does not write to
-	// the disk.
+	// savePositions is how often the periodic jobs save how far they have come. It is long, so that an idle server does not write to the
+	// disk.
 	savePositions = time.Hour
-	// replayEvery is how often replays continue. It is short, because canceling a replay does not stop the deliveries that it
-	// has scheduled for this time.
+	// replayEvery is how often replays continue. Each time, a replay schedules its deliveries for the next few seconds. The interval is
+	// short because canceling a replay does not stop the deliveries that are already scheduled.
 	replayEvery = 4 * time.Second
-	// callLogDelay is how long the log line of a call to a backend may wait for others. A process that is killed loses the waiting lines.
+	// callLogDelay is how long the log line of a call to a backend may be delayed, so that several lines are written together. If the
+	// process is killed, the delayed lines are lost.
 	callLogDelay = 100 * time.Millisecond
 )
 
-// run starts the workers, which end with [Server.Shutdown] and not with ctx.
+// run starts the workers. They stop at [Server.Shutdown], and not when ctx ends.
 func (s *Server) run(ctx context.Context, r roles) {
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: queue.MaxReceives, Bytes: queueBytes / 2})

@@ -65,13 +65,15 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return err
 }
 
-// applyConfig applies the configuration of options that were refused because of a catalog. It keeps the current configuration
-// if the new one is refused too, or if its file is empty, because a file is empty while a program rewrites it.
+// applyConfig applies only the configuration, after the options as a whole were refused, for example because of an invalid
+// catalog. It keeps the current configuration if the new one is invalid too. It also keeps it if the new file is empty,
+// because some programs truncate a file before they rewrite it.
 func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	if o.Config == nil || o.Config.Empty() || !isRefusal(refused) {
 		return
 	}
-	// AllowBreaking is safe here, because only catalogs can end subscriptions.
+	// AllowBreaking skips the check for subscriptions that the catalogs would end. It is safe here, because no catalog is
+	// applied.
 	done, err := s.apply(ctx, apply.Files{Config: o.Config, AllowBreaking: true})
 	switch {
 	case err != nil && ctx.Err() == nil:
@@ -81,14 +83,14 @@ func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	}
 }
 
-// isRefusal reports whether an error means that settings are wrong. Otherwise the store failed.
+// isRefusal reports whether an error means that the settings are invalid. It returns false if reading or writing them failed.
 func isRefusal(err error) bool {
 	return err != nil && !fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.Internal)
 }
 
-// startRefused decides how to start if the settings were refused. If the options allow it, and the store has previous settings
-// that this version can read, the server uses those. Otherwise startRefused returns the refusal. It does nothing if refused is
-// nil.
+// startRefused decides whether the server starts although its settings were refused. With [Options.LastSettings], it starts
+// with the previous settings if the store has some that this version can read. Otherwise startRefused returns the refusal. If
+// refused is nil, startRefused returns nil.
 func (s *Server) startRefused(ctx context.Context, o Options, refused error) error {
 	if !o.LastSettings || !isRefusal(refused) {
 		return refused
@@ -116,7 +118,7 @@ func (s *Server) startRefused(ctx context.Context, o Options, refused error) err
 	return nil
 }
 
-// apply applies files, and announces the changes to streams immediately.
+// apply checks and stores the files, makes this process use them, and notifies open streams of the changes.
 func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error) {
 	target := apply.Target{DB: s.db, Endings: s.terminator.Endings, Check: func(ctx context.Context, c *config.Config) error {
 		return errors.Join(s.checkNames(c), s.backends.Check(ctx, c.Backends), s.conversation.Check(ctx, &c.Conversation), ingest.CheckSecrets(ctx, c.Sources, secret.FromEnvironment))
@@ -134,7 +136,7 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 	return done, settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
 }
 
-// logChanges logs the changes of catalogs for the operator.
+// logChanges logs the changed catalogs and event types for the operator.
 func (s *Server) logChanges(ctx context.Context, done apply.Outcome, f apply.Files) {
 	for _, c := range done.Catalogs {
 		if !c.Changed {

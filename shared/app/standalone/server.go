@@ -1,9 +1,10 @@
-// Package standalone runs the whole product in one process: the endpoints for MCP clients, publishers and operators, and
-// all deliveries. State is in one SQLite file. Package app creates the same roles as for the functions on AWS, and here
-// goroutines run them. Only one process at a time may use a data directory.
+// Package standalone runs the whole product in one process: the endpoints for MCP clients, publishers and operators, and all
+// deliveries. State is in one SQLite file. Package app creates the roles, such as fanout and dispatch, which are the same as
+// on AWS. There each role is a Lambda function, and here goroutines run them. Only one process at a time may use a data
+// directory.
 //
-// The command serve starts a server of this package, and the public package server wraps it for other programs. Read
-// [New] first, then build, which connects the roles, and run.go, which starts the workers.
+// The command serve starts a server of this package, and the public package server wraps it for other programs. Read [New]
+// first, then [Server.build], which connects the roles, and [Server.run] in process.go, which starts the workers.
 package standalone
 
 import (
@@ -65,7 +66,7 @@ import (
 
 // Options configure a server.
 type Options struct {
-	// Addr is the address to listen on, which must be a loopback address with [auth.ModeNone]. If it is empty, the server does
+	// Addr is the address to listen on. With [auth.ModeNone] it must be a loopback address. If it is empty, the server does
 	// not listen. Then the program serves [Server.Handler] itself, and is responsible for restricting access to it.
 	Addr string
 	// Data is the directory of the database and the keys. The server creates it if necessary. With ":memory:", all data is
@@ -79,36 +80,38 @@ type Options struct {
 	// Config has the API keys, backends and sources. It may be nil.
 	Config *config.Config
 	// Upstream is the program's own MCP server, which becomes a backend in this process. It speaks Streamable HTTP of any
-	// revision, and is called at /mcp. Only callers of the default workspace see its tools, prompts and resources, together
-	// with the events. Requests to it carry no credentials, because the server has already authenticated the caller.
+	// revision, and receives its requests at the path /mcp. Only callers of the default workspace see its tools, prompts and
+	// resources, together with the events. Requests to it carry no credentials, because the server has already authenticated
+	// the caller.
 	Upstream http.Handler
 	// Auth is how callers are authenticated, by default [auth.ModeNone].
 	Auth auth.Mode
 	// AllowBreaking accepts catalogs that end live subscriptions. Otherwise they are refused.
 	AllowBreaking bool
-	// SettingsError is the error of a program that could not read the catalogs or the configuration. They count as refused.
+	// SettingsError is set by a program that could not read the catalogs or the configuration. [New] and [Server.Reload] then
+	// treat these settings as refused, with this error as the reason.
 	SettingsError error
 	// LastSettings lets the server start with the previous catalogs and configuration, which are in the data directory, if
 	// the new ones are refused. The server then logs the reason, and reports it in GET /readyz and in a metric until
 	// [Server.Reload] succeeds. Without LastSettings, New fails.
 	LastSettings bool
-	// Limits are all other settings, as the flags of serve. The zero value means [DefaultLimits]. To change a setting, change
-	// a copy of those.
+	// Limits are all other settings, which correspond to the flags of the command serve. The zero value means [DefaultLimits].
+	// To change some settings, start from DefaultLimits().
 	Limits config.Limits
-	// AdminAddr is a separate address for the admin API and the console, which must be a loopback address with
-	// [auth.ModeNone]. If it is empty, they are served at Addr.
+	// AdminAddr is a separate address for the admin API and the console. With [auth.ModeNone] it must be a loopback address.
+	// If it is empty, they are served at Addr.
 	AdminAddr string
-	// Metrics are additional readers of the metrics of GET /metrics, for example a periodic exporter of OpenTelemetry. The
+	// Metrics are readers that receive the same metrics as GET /metrics, for example a periodic exporter of OpenTelemetry. The
 	// program that passes them shuts them down.
 	Metrics []sdk.Reader
-	// Traces receives spans of events and of calls to backends. Nil means that there are no spans. The program that passes it
-	// shuts it down.
+	// Traces receives the spans of events and of calls to backends. If it is nil, the server creates no spans. The program
+	// that passes it shuts it down.
 	Traces oteltrace.TracerProvider
 	// Log is [slog.Default] if it is nil.
 	Log *slog.Logger
 }
 
-// DefaultLimits returns the default values of the flags of serve.
+// DefaultLimits returns the default settings, which are the default values of the flags of the command serve.
 func DefaultLimits() config.Limits { return config.DefaultLimits() }
 
 // Event is an event to publish; see [publish.Input].
@@ -261,7 +264,7 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 	}
 }
 
-// roles are the parts that only the start of the server uses: run starts their workers, and routes and serveAdmin serve
+// roles are the parts that are needed only to start the server: run starts their workers, and newRoutes and serveAdmin serve
 // them over HTTP.
 type roles struct {
 	publishing    app.Publishing
@@ -314,7 +317,8 @@ func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener)
 	return r, nil
 }
 
-// buildDelivery creates the dispatcher and the parts that share subscriptions with it.
+// buildDelivery creates the dispatcher and the other parts that read or end subscriptions: terminator, replays, switches and
+// periodic jobs.
 func (s *Server) buildDelivery(r *roles, keys secrets, cursors *eventlog.Sealer, sender *webhook.Sender) error {
 	opener, err := webhook.NewOpener(keys.Private)
 	if err != nil {
@@ -383,13 +387,14 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 	return s.publisher.Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
 }
 
-// Served returns a channel that receives the error if the listener fails before [Server.Shutdown].
+// Served returns a channel that receives the error if the listener fails before [Server.Shutdown]. After Shutdown it may
+// receive [http.ErrServerClosed].
 func (s *Server) Served() <-chan error { return s.served }
 
-// Shutdown ends the server gracefully. It ends streams with a message and waits for running deliveries, and accepted events
-// stay in the store. If ctx ends first, Shutdown cancels the running deliveries, which are repeated after the next start, and
-// returns the error of ctx within a few seconds. It also returns the error of a store that cannot be closed. Further calls
-// wait for the first one and return the same error.
+// Shutdown ends the server gracefully. It ends streams with a message and waits for running deliveries. Accepted events stay
+// in the store. If ctx ends first, Shutdown cancels the running deliveries, which the server repeats after its next start, and
+// returns the error of ctx within a few seconds. It also returns an error if the store cannot be closed. Further calls wait
+// for the first one and return the same error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.shutdown.Do(func() { s.ended = s.drain(ctx) })
 	return s.ended
@@ -426,8 +431,8 @@ func (s *Server) drain(ctx context.Context) error {
 	}
 	s.commands.Close(ctx)
 	s.backends.Flush()
-	// Before the file is closed, the queues cancel the handlers that still run and wait for them. A handler that ignores this
-	// gets an error from the closed file.
+	// Before the database is closed, Close cancels the contexts of handlers that still run, and waits a few seconds for them.
+	// A handler that ignores the cancellation gets an error from the closed database.
 	closing := s.queues.Close()
 	select {
 	case <-done:
@@ -440,7 +445,7 @@ func (s *Server) drain(ctx context.Context) error {
 	return cmp.Or(closing, err)
 }
 
-// open opens the store and the queues, reads or creates the keys, and puts together the parts that all roles share.
+// open opens the store and the queues, reads or creates the keys, and fills in [app.Core], which all roles share.
 func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) {
 	if o.Auth == auth.ModeJWT {
 		if s.tokens, err = app.NewTokenAuthenticator(o.Limits, o.Log); err != nil {
@@ -511,10 +516,11 @@ func (s *Server) openStore(ctx context.Context, o Options, counters *metric.Set)
 	return keys, nil
 }
 
-// adminConnections returns the maximum number of connections of an admin API with an address of its own.
+// adminConnections returns the maximum number of concurrent connections to [Options.AdminAddr].
 func adminConnections() int { return min(256, descriptors.Accepted()/4+1) }
 
-// listen opens the listener of the server. It returns nil if there is no address.
+// listen opens the main listener and limits its connections. It returns nil if addr is empty. If adminAddr is set, the limit
+// leaves file descriptors for the connections of the admin API.
 func (s *Server) listen(addr, adminAddr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil

@@ -1,5 +1,5 @@
 // Package webhooks has the constructors of the roles that deliver events to webhooks, in the order in which an event
-// passes them. It is separate from package app because functions that do not import it are a third smaller.
+// passes them. It is separate from package app because Lambda functions that do not import it are a third smaller.
 package webhooks
 
 import (
@@ -27,11 +27,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// SenderOptions are the parts of a sender that differ between the modes.
+// SenderOptions are the settings of a sender that differ between a stand-alone server and AWS.
 type SenderOptions struct {
-	// OwnHost is the address at which this process serves, which is not allowed as a target. It may be empty.
+	// OwnHost is the address on which this process listens. Webhooks must not have it as their target. It may be empty.
 	OwnHost string
-	// Identity adds v1a signatures; nil adds none.
+	// Identity signs webhooks with the server's own key (v1a). If it is nil, they have no v1a signature.
 	Identity *webhook.Identity
 	// ConnsPerHost limits the connections to one host; 0 is the default of package webhook.
 	ConnsPerHost int
@@ -80,12 +80,13 @@ func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 	}
 }
 
-// NewFanout returns the fanout role, which appends accepted events to the log and passes them to their subscribers.
+// NewFanout returns the fanout role, which appends accepted events to the log and finds the subscriptions that they
+// match.
 func NewFanout(c *app.Core) *fanout.Fanout {
 	return &fanout.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
 }
 
-// DispatcherOptions are the parts of a dispatcher, and how its process runs attempts.
+// DispatcherOptions has the parts of a dispatcher, and the settings that depend on the process in which it runs.
 type DispatcherOptions struct {
 	Subscriptions *subscription.Service
 	Terminator    *lifecycle.Terminator
@@ -94,10 +95,11 @@ type DispatcherOptions struct {
 	Opener        delivery.Opener
 	// Cursors returns the sealer of the cursors in gap notices.
 	Cursors func(context.Context) (*eventlog.Sealer, error)
-	// Gate is nil if subscriptions end in another process.
+	// Gate stops attempts to a subscription that this process has ended. It is nil if another process ends
+	// subscriptions.
 	Gate *delivery.Gate
 
-	// These are the fields of [delivery.Options] that depend on the process. Zero values are the defaults.
+	// These are the fields of [delivery.Options] that depend on the process. A zero value means the default.
 	Concurrency, Detached int
 	Patience, SlowAnswer  time.Duration
 	SlowLaneDelay, Hurry  time.Duration
@@ -122,7 +124,7 @@ func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 	})
 }
 
-// WatchEndpoints registers the metrics of failing endpoints, which the dispatcher knows.
+// WatchEndpoints registers the metrics that count failing endpoints. The dispatcher keeps the state of each endpoint.
 func WatchEndpoints(c *app.Core, d *delivery.Dispatcher) error {
 	return errors.Join(
 		c.Metrics.Watch(metric.EndpointsFailing, func(context.Context) ([]metric.Reading, error) {
@@ -145,7 +147,7 @@ func NewTerminator(c *app.Core, subs *subscription.Service) *lifecycle.Terminato
 	}
 }
 
-// NewOperations returns the actions of operators and owners on deliveries.
+// NewOperations returns the operations with which operators and owners list, retry and erase deliveries.
 func NewOperations(c *app.Core) *deadletter.Operations {
 	return deadletter.NewOperations(deadletter.Options{DB: c.DB, Queue: c.Queues, Log: c.Log, Metrics: c.Metrics})
 }
@@ -158,7 +160,7 @@ type ReplayOptions struct {
 	Ahead time.Duration
 }
 
-// NewReplays returns the replays, which deliver selected events and dead letters again.
+// NewReplays returns the part that runs replays, which send selected events or dead letters again.
 func NewReplays(c *app.Core, o ReplayOptions) *deadletter.Replays {
 	return deadletter.NewReplays(deadletter.ReplayOptions{Operations: o.Operations, Subscriptions: o.Subscriptions, EventLog: c.EventLog, Ahead: o.Ahead})
 }
@@ -175,12 +177,12 @@ type JobOptions struct {
 	Terminator    *lifecycle.Terminator
 	Switches      *switches.Set
 	Operations    *deadletter.Operations
-	// SaveEvery is how often the jobs save their position. 0 saves it in each round.
+	// SaveEvery is how often the jobs save how far they have come. If it is 0, they save it in each round.
 	SaveEvery time.Duration
 }
 
-// NewJobs returns the jobs that both modes run every minute, which are the retry role. Queues and replays are not among
-// them, because a stand-alone server reads its queues all the time and continues replays more often.
+// NewJobs returns the jobs that run every minute in both modes. On AWS, the retry function runs them, and it also
+// continues replays and reads the inbox queue. In a stand-alone server, other goroutines do that more often.
 func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
 	due := &retry.Job{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, SaveEvery: o.SaveEvery, Log: c.Log}
 	expiry := &subscription.Sweeper{

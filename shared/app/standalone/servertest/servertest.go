@@ -1,4 +1,4 @@
-// Package servertest starts stand-alone servers for tests of the tools of operators.
+// Package servertest starts stand-alone servers for the tests of other packages.
 package servertest
 
 import (
@@ -27,7 +27,7 @@ import (
 // Patience limits how long a test waits.
 const Patience = 20 * time.Second
 
-// Caller describes the rights of a caller. The caller's key is its name.
+// Caller describes the rights of a caller. In a map of callers, a caller's name is both its principal and its API key.
 type Caller struct {
 	Workspace string
 	Scopes    string // separated by commas
@@ -52,7 +52,7 @@ func Options(t *testing.T, callers map[string]Caller) standalone.Options {
 	return o
 }
 
-// Config returns a configuration with the keys of callers, and with more sections in YAML.
+// Config returns a configuration with a key for each caller. more has further sections in YAML, and may be empty.
 func Config(t *testing.T, callers map[string]Caller, more string) *config.Config {
 	t.Helper()
 	text := "keys:\n"
@@ -77,7 +77,7 @@ func Start(t *testing.T, o standalone.Options) *standalone.Server {
 	return s
 }
 
-// End shuts a server down before the end of the test.
+// End shuts a server down. [Start] does this at the end of the test, so call End only to shut it down earlier.
 func End(t *testing.T, s *standalone.Server) {
 	t.Helper()
 	http.DefaultClient.CloseIdleConnections() // because a server waits 5 s for an unused connection
@@ -88,7 +88,8 @@ func End(t *testing.T, s *standalone.Server) {
 	}
 }
 
-// Subscribe registers a webhook for a caller of the server at url, and returns the id of the subscription.
+// Subscribe registers the endpoint target for uris, as the caller who, with resources/subscriptions/register. It returns the id of the
+// subscription. url is the server's URL.
 func Subscribe(t *testing.T, url, who, target string, uris ...string) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: who, Agent: "test/1", Revision: string(spec.V20260728)})
@@ -102,8 +103,8 @@ func Subscribe(t *testing.T, url, who, target string, uris ...string) string {
 	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
 }
 
-// SubscribeEvents subscribes a webhook to an event type with arguments (events/subscribe), and returns the id of the subscription. The
-// endpoint must pass the challenge, for example with [Echo].
+// SubscribeEvents subscribes the endpoint target to the event type name, as the caller who, with events/subscribe. It returns the id
+// of the subscription. The endpoint must pass the challenge, for example with [Echo].
 func SubscribeEvents(t *testing.T, url, who, target, name string, arguments map[string]any) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: who, Agent: "test/1", Revision: string(spec.V20260728)})
@@ -120,7 +121,8 @@ func SubscribeEvents(t *testing.T, url, who, target, name string, arguments map[
 	return got.ID
 }
 
-// Echo answers the challenge of a subscription with itself. It returns false for any other request.
+// Echo responds to a subscription's challenge with the challenge itself. For any other request, it returns false and writes no
+// response.
 func Echo(w http.ResponseWriter, r *http.Request) bool {
 	if !strings.HasPrefix(r.Header.Get("Webhook-Id"), webhook.VerificationPrefix) {
 		return false
