@@ -33,8 +33,8 @@ const (
 	ScopePublish   = "events:publish"   // publish
 )
 
-// ScopeManage lets an operator list, give and revoke the consents of other principals in the workspace. It is not a general scope, so
-// principals only have it if it is granted.
+// ScopeManage lets an operator list, give and revoke the consents of other principals in the workspace. It is not a general scope, so that
+// clients do not request it with the others, and --auth none does not grant it.
 const ScopeManage = "consent:manage"
 
 // ScopeOperate lets an operator use the admin API for the workspace. It is not a general scope, so that clients do not request it with the
@@ -44,7 +44,7 @@ const ScopeOperate = "events:operate"
 // Scopes returns the general scopes in a stable order.
 func Scopes() []string { return []string{ScopeRead, ScopeSubscribe, ScopePublish} }
 
-// DefaultWorkspace is the workspace of everything that names no other.
+// DefaultWorkspace is the workspace of principals, backends and other things whose configuration names no workspace.
 const DefaultWorkspace = "default"
 
 // anonymousID is the principal of [None].
@@ -58,17 +58,18 @@ type Principal struct {
 	Workspace string
 	// Scopes are the scopes that the caller was granted.
 	Scopes []string
-	// Claims are the claims of the caller's token whose values are strings. The access rules of the catalog use them.
+	// Claims are the claims of the caller's token or key that are strings, numbers, or lists of these. The access rules of the catalog use
+	// them.
 	Claims map[string][]string
 	// Expires is the time at which the caller has to authenticate again and at which its streams end. The zero time means never.
 	Expires time.Time
-	// ByPath says that the caller's key may be part of a URL, see [SecretPath].
+	// ByPath is true if the caller's key may be part of a URL, see [SecretPath].
 	ByPath bool
 	// Anonymous is true for the principal of [None].
 	Anonymous bool
 }
 
-// Token is the credential of a caller, for backends that act for their callers. Formatting it does not show it.
+// Token is a caller's credential. Backends that act on behalf of the caller receive it. Formatting a Token prints only "(a token)".
 type Token struct {
 	// Header is the Authorization header of the caller's request.
 	Header string
@@ -81,12 +82,12 @@ func (Token) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte("(a token)")) }
 
 type tokenKey struct{}
 
-// WithToken returns a context with the token of the caller on whose behalf it is used.
+// WithToken returns a context with a caller's token. Calls to backends with this context are made on behalf of that caller.
 func WithToken(ctx context.Context, t Token) context.Context {
 	return context.WithValue(ctx, tokenKey{}, t)
 }
 
-// TokenOf returns the token in a context, which is zero if there is none.
+// TokenOf returns the token in a context, or the zero Token if there is none.
 func TokenOf(ctx context.Context) Token {
 	t, _ := ctx.Value(tokenKey{}).(Token)
 	return t
@@ -176,8 +177,9 @@ func CheckListen(addr string, mode Mode) error {
 		"--auth none is for this machine only, and %q is not a loopback address; listen on 127.0.0.1 or use --auth keys or jwt", addr)
 }
 
-// Bearer returns the token in the Authorization header (RFC 6750, section 2.1). It returns [ErrNoToken] for a request without the header.
-// Several headers and tokens over 16 KiB are errors of kind fault.Unauthenticated. Tokens in URLs are ignored, but see [SecretPath].
+// Bearer returns the token in the Authorization header (RFC 6750, section 2.1). If there is no such header, it returns [ErrNoToken]. For
+// several headers, and for a token over 16 KiB, the error is of kind fault.Unauthenticated. It ignores tokens in URLs, but see
+// [SecretPath].
 func Bearer(h http.Header) (string, error) {
 	values := h.Values("Authorization")
 	if len(values) == 0 {
@@ -194,7 +196,7 @@ func Bearer(h http.Header) (string, error) {
 	return token, nil
 }
 
-// maxToken is the largest token. It limits the work for callers who are not authenticated yet.
+// maxToken is the maximum size of a token in bytes. It limits the work for callers who are not authenticated yet.
 const maxToken = 16 << 10
 
 // ErrNoToken is returned for a request without credentials. [Challenge] then names no error (RFC 6750, section 3).
@@ -204,8 +206,8 @@ var ErrNoToken = fault.New(fault.Unauthenticated, "authentication is required")
 var ErrInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")
 
 // Challenge returns the value of the WWW-Authenticate header for a 401 or 403 response (RFC 6750, section 3; RFC 9728, section 5.1): the
-// URL of the protected resource's metadata if there is one, the required scopes, and the error. It returns "", so that callers leave the
-// header out, unless the error is of kind fault.Unauthenticated or has [MissingScopes].
+// URL of the protected resource's metadata if there is one, the required scopes, and the error. For an error that is
+// not of kind fault.Unauthenticated and has no [MissingScopes], Challenge returns "", and the response needs no such header.
 //
 // The argument scopes lists all scopes that the refused request requires. Challenge adds the missing scopes of the error.
 func Challenge(err error, metadataURL string, scopes ...string) string {
@@ -249,8 +251,8 @@ var quoted = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 type Guard struct {
 	// Origins are the allowed origins, for example "https://console.example.com".
 	Origins []string
-	// Hosts are the values of Host that are allowed on a loopback address in addition to its own names, because a proxy on this machine
-	// passes them on. A host without a port is allowed with any port.
+	// Hosts are additional values of the Host header that are allowed on a loopback address. They are needed if a proxy on this machine passes
+	// on the Host of its own requests, for example "events.example.com". A host without a port is allowed with any port.
 	Hosts []string
 
 	log    *slog.Logger
@@ -259,22 +261,23 @@ type Guard struct {
 }
 
 const (
-	// maxLoggedHosts limits the refused hosts in memory, because callers choose them.
+	// maxLoggedHosts limits how many refused hosts a Guard remembers in order to log each only once. Callers could make up any number.
 	maxLoggedHosts = 64
-	// loggedHosts is the number of refused hosts that are logged immediately. After them, one per minute is logged.
+	// loggedHosts is the number of refused hosts that are logged immediately. After that, at most one per minute is logged.
 	loggedHosts = 20
 )
 
-// NewGuard returns a guard that logs each refused host once. It logs few hosts if a caller makes up new ones.
+// NewGuard returns a guard that logs each refused host once. If a caller makes up many hosts, it logs the first 20, and then one per
+// minute.
 func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
 	return Guard{Origins: origins, Hosts: hosts, log: log, logged: bounded.NewMap[string, bool](maxLoggedHosts), lines: rate.NewLimiter(rate.Every(time.Minute), loggedHosts)}
 }
 
 // Check returns an error of kind fault.Forbidden for a request
 //
-//   - with an Origin that is not allowed, or with several,
-//   - without an Origin that a browser sends on behalf of another site, for example for an image, or
-//   - that arrived on a loopback address with another host name (DNS rebinding).
+//   - that has several Origins, or one that is not allowed,
+//   - that has no Origin but was sent by a browser for a page of another site, for example to load an image, or
+//   - that arrived on a loopback address with a Host that is not a loopback name and not in Hosts (DNS rebinding).
 func (g Guard) Check(r *http.Request) error {
 	local := onLoopback(r)
 	if local && !Loopback(r.Host) && !g.allowsHost(r.Host) {
@@ -316,7 +319,8 @@ func (g Guard) logHost(r *http.Request) {
 	g.log.WarnContext(r.Context(), "host refused", "host", host, "allow_by", "--allowed-hosts")
 }
 
-// onLoopback reports whether the request arrived on a loopback address. On Lambda, requests have no address.
+// onLoopback reports whether the request arrived on a loopback address. On Lambda it returns false, because requests have no address
+// there.
 func onLoopback(r *http.Request) bool {
 	switch addr := r.Context().Value(http.LocalAddrContextKey).(type) {
 	case *net.TCPAddr: // as for nearly all requests, and without the text of the address
@@ -340,8 +344,9 @@ func Loopback(hostport string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// ClientNetwork returns the network that limits count as one client. That is an IPv4 address or an IPv6 network of 64 bits, because a
-// client usually has a whole network of that size. Addresses that cannot be parsed count as one client.
+// ClientNetwork returns the network of an address that counts as one client in limits per client. That is a single IPv4 address, or an
+// IPv6 network of 64 bits, because one client usually has a whole network of that size. All addresses that cannot be parsed count as one
+// client.
 func ClientNetwork(remote string) netip.Prefix {
 	ip, err := netip.ParseAddr(remote) // on Lambda, without a port
 	if withPort, bad := netip.ParseAddrPort(remote); bad == nil {

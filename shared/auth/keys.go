@@ -145,14 +145,16 @@ func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, 
 	return k.all[found].principal, nil
 }
 
-// Directory returns principals without a request from them. It is used to decide whether their subscriptions may continue.
+// Directory looks up the current rights of a principal without a request from it. For example, the server uses it to decide whether a
+// principal's subscriptions may continue.
 type Directory interface {
-	// Principals returns a principal for each credential that the principal has now, with the scopes and claims of that credential. It
-	// returns none if the principal can no longer authenticate. The result may be seconds old unless latest is set.
+	// Principals returns a [Principal] for each valid credential of a principal, with that credential's scopes and claims. For example, a
+	// principal with two keys may have different scopes with each. The result is empty if the principal can no longer authenticate. It may
+	// be seconds old unless latest is set.
 	Principals(ctx context.Context, workspace, id string, latest bool) ([]Principal, error)
 }
 
-// Principals implements [Directory] with the keys that have not expired.
+// Principals implements [Directory]. It returns a principal for each key that has not expired.
 func (k *StaticKeys) Principals(_ context.Context, workspace, id string, _ bool) ([]Principal, error) {
 	var out []Principal
 	for _, i := range k.byName[name{workspace, id}] {
@@ -166,9 +168,9 @@ func (k *StaticKeys) Principals(_ context.Context, workspace, id string, _ bool)
 // name identifies a principal.
 type name struct{ workspace, id string }
 
-// SecretPath authenticates clients that cannot send a header with a key in the URL, /mcp/u/KEY (RCH-05). It accepts only keys whose
-// configuration allows this. It rewrites the request to one to /mcp with the key in the Authorization header, so that no other handler
-// sees, logs or returns the path with the key.
+// SecretPath is for clients that cannot send an Authorization header. They put their key in the URL, as /mcp/u/KEY (requirement RCH-05).
+// SecretPath accepts only keys whose configuration allows this. It turns the request into one to /mcp with the key in the Authorization
+// header, so that no other handler sees, logs or returns the path with the key.
 type SecretPath struct {
 	Auth Authenticator
 	// Proxies are the proxies whose X-Forwarded-Proto is trusted.
@@ -183,8 +185,8 @@ const (
 	forwardedProto = "X-Forwarded-Proto"
 )
 
-// Handler passes all requests on to next and rewrites requests to secret paths. If the key in the path is unknown, expired or not allowed
-// in a path, it responds as if the path did not exist.
+// Handler passes requests on to next, and rewrites those to secret paths. If the key in the path is unknown, expired or not allowed in a
+// path, it responds with 404, as if the path did not exist.
 func (s SecretPath) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(path.Clean(r.URL.Path), secretPrefix) {
@@ -196,8 +198,9 @@ func (s SecretPath) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// rewrite returns the request to a secret path as a request to the endpoint with the key as bearer token. It returns nil after it has
-// refused the request. It is separate from [SecretPath.Handler] because thousands of streams have the Handler's frame on their stacks.
+// rewrite turns a request to a secret path into one to the MCP endpoint, with the key as bearer token. If it refuses the request, it writes
+// the response and returns nil. It is separate from [SecretPath.Handler] because each open stream keeps the Handler's stack frame, which
+// should therefore be small.
 func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Request {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Referrer-Policy", "no-referrer")
@@ -206,7 +209,7 @@ func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Reques
 		http.Error(w, "a secret path needs https", http.StatusForbidden)
 		return nil
 	}
-	// The mux would redirect a path that is not clean, and the response would contain the key.
+	// Refuse a path that is not clean, such as /mcp//u/KEY, because the mux would redirect it, and the response would contain the key.
 	key, found := strings.CutPrefix(r.URL.Path, secretPrefix)
 	if !found || strings.Contains(key, "/") || len(r.Header.Values("Authorization")) > 0 {
 		notFound(w)
@@ -225,8 +228,8 @@ func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Reques
 
 func notFound(w http.ResponseWriter) { http.Error(w, "404 page not found", http.StatusNotFound) }
 
-// isSecure reports whether a request used https or came from this machine. If X-Forwarded-Proto says http, the request is not secure. If it
-// says https, the request is secure only if the proxy is trusted.
+// isSecure reports whether a request used https or came from this machine. If the header X-Forwarded-Proto is present and not https, the
+// request is not secure. If it is https, that counts only for requests from a trusted proxy.
 func (s SecretPath) isSecure(r *http.Request) bool {
 	proto := r.Header.Values(forwardedProto)
 	https := len(proto) == 1 && strings.EqualFold(strings.TrimSpace(proto[0]), "https")
@@ -256,7 +259,7 @@ func (s SecretPath) trusts(remote string) bool {
 	return false
 }
 
-// ParseProxies parses addresses and prefixes, such as 10.0.0.0/8. If one is malformed, it returns it as bad.
+// ParseProxies parses IP addresses and prefixes, such as 10.0.0.0/8. If an entry is malformed, it returns this entry as bad.
 func ParseProxies(list []string) (out []netip.Prefix, bad string) {
 	for _, text := range list {
 		if ip, err := netip.ParseAddr(text); err == nil {

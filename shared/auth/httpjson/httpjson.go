@@ -1,5 +1,5 @@
-// Package httpjson writes the responses of the HTTP interfaces other than MCP, such as /events and /consent. They are JSON, also for errors
-// and panics.
+// Package httpjson writes the responses of the HTTP interfaces other than MCP, such as /events and /consent. All responses are JSON,
+// including those for errors and panics.
 package httpjson
 
 import (
@@ -31,10 +31,10 @@ var statuses = map[fault.Kind]int{
 	fault.Unsupported:     http.StatusUnsupportedMediaType,
 }
 
-// Answers are the settings of an interface's responses.
+// Answers are the settings for the responses of one HTTP interface, such as /events.
 type Answers struct {
-	// Challenge is the challenge of a 401 (RFC 9110, 11.6.1) for interfaces without bearer tokens. If it is empty, a 401 asks for a bearer
-	// token.
+	// Challenge is the WWW-Authenticate header of a 401 (RFC 9110, 11.6.1) for interfaces that do not use bearer tokens, such as sources.
+	// If it is empty, a 401 asks for a bearer token.
 	Challenge string
 	// Scope is the scope that a bearer token needs.
 	Scope string
@@ -44,19 +44,20 @@ type Answers struct {
 	Log *slog.Logger
 	// Limited is called with the name of each limit that a request reached. It may be nil.
 	Limited func(limit string)
-	// Problems says that errors are problem details (RFC 9457).
+	// Problems is true for an interface whose errors are problem details (RFC 9457).
 	Problems bool
 }
 
-// Answer is a result for [Answers.Serve] with its own status. A nil Body means a response without a body.
+// Answer is a result for [Answers.Serve] that sets its own status. A nil Body means a response without a body.
 type Answer struct {
 	Status int
 	Body   any
 }
 
-// Serve calls serve and writes its result as JSON with the status. If the result is an [http.Handler], that writes the response instead,
-// and an [Answer] has its own status. An error becomes {"error":{"kind","message"}}, together with the members of the error's data and
-// with the status of its kind. A panic becomes an internal error, because on Lambda it would otherwise end the process.
+// Serve calls serve and writes its result as JSON with the status. If the result is an [Answer], it has its own status. If it is an
+// [http.Handler], it writes the whole response itself. An error becomes {"error":{"kind","message"}}, or problem details with
+// [Answers.Problems], together with the members of the error's data. The error's kind determines the status. A panic becomes an internal
+// error, because on Lambda it would otherwise end the process.
 func (a Answers) Serve(w http.ResponseWriter, r *http.Request, status int, serve func() (any, error)) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -83,7 +84,7 @@ type allowed struct {
 	Methods string `json:"allow"`
 }
 
-// NotAllowed returns the error for a request with another method than the allowed ones.
+// NotAllowed returns the error for a request whose HTTP method is not one of methods, for example "PUT, DELETE".
 func NotAllowed(methods string) error {
 	return fault.New(fault.Unsupported, "the HTTP method is not allowed here").With(allowed{methods})
 }
@@ -127,7 +128,7 @@ func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 // pathOf returns the path of a request for the log. If the path contains names that the caller chose, such as a principal, it returns the
-// route.
+// pattern of the route instead, for example "/consent/{provider}".
 func pathOf(r *http.Request) string {
 	if strings.Contains(r.Pattern, "{") {
 		return r.Pattern
@@ -140,7 +141,7 @@ type refusal struct {
 	Message string `json:"message"`
 }
 
-// problem is problem details with the kind of the error.
+// problem is a problem details object (RFC 9457), with the kind of the error as an additional member.
 type problem struct {
 	Type   string `json:"type"`
 	Title  string `json:"title"`
@@ -199,9 +200,9 @@ func (r *Recorder) Write(b []byte) (int, error) {
 	return r.Body.Write(b)
 }
 
-// CheckEncoding returns an error of kind fault.Unsupported if the headers of a request name a Content-Encoding other than identity. Handlers
-// that read the body as it arrives call it first, because otherwise they would report compressed JSON as invalid JSON, or act on a body that
-// a proxy in front of the server could not read.
+// CheckEncoding returns an error of kind fault.Unsupported if the headers of a request name a Content-Encoding other than identity.
+// Handlers that read the body as it arrives call it first, because otherwise they would report compressed JSON as invalid JSON. They would
+// also accept plain JSON with a wrong Content-Encoding, which a proxy in front of the server could not inspect.
 func CheckEncoding(h http.Header) error {
 	for _, codings := range h["Content-Encoding"] {
 		for coding := range strings.SplitSeq(codings, ",") {

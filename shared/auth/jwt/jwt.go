@@ -32,7 +32,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxLeeway is the largest difference between this server's clock and an issuer's clock.
+// maxLeeway is the largest value of [Options.Leeway].
 const maxLeeway = time.Minute
 
 // algorithms are the accepted signature algorithms. All are asymmetric, so "none" and algorithms with a shared secret (HS256 …) are
@@ -46,8 +46,8 @@ type Options struct {
 	// Issuers are the authorization servers whose tokens are accepted, written as in the claim iss. They are https URLs, or http URLs on
 	// this machine.
 	Issuers []string
-	// JWKS are the URLs of the issuers' keys, in the same order. If it is empty, each issuer's metadata names the URL (RFC 8414, OpenID
-	// Connect Discovery 1.0).
+	// JWKS are the URLs of the issuers' keys, in the order of Issuers. If it is empty, each issuer's metadata names the URL (RFC 8414,
+	// OpenID Connect Discovery 1.0).
 	JWKS []string
 	// Audience lists the accepted audiences of tokens. The first is the canonical URL of the MCP endpoint (RFC 8707), which the resource
 	// metadata names.
@@ -59,7 +59,7 @@ type Options struct {
 	// ScopePrefix is the prefix of scopes in tokens. For example, scopes of Amazon Cognito begin with the identifier of a resource server
 	// and a slash. Scopes without the prefix are ignored. It may be empty.
 	ScopePrefix string
-	// Leeway is the allowed difference between clocks, at most [maxLeeway].
+	// Leeway is the allowed difference between this server's clock and an issuer's clock, at most [maxLeeway].
 	Leeway time.Duration
 	// Client fetches keys. Nil means a client with a timeout.
 	Client *http.Client
@@ -69,7 +69,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Authenticator authenticates callers with access tokens. It makes its first request when it receives the first token. It may be used
+// Authenticator authenticates callers with access tokens. It does not fetch any keys before it receives the first token. It may be used
 // concurrently.
 type Authenticator struct {
 	options  Options
@@ -78,7 +78,7 @@ type Authenticator struct {
 	good     tokens
 }
 
-// New returns an authenticator. The error is of kind fault.Invalid if an option is.
+// New returns an authenticator. If an option is invalid, the error is of kind fault.Invalid.
 func New(o Options) (*Authenticator, error) {
 	o.PrincipalClaim = cmp.Or(o.PrincipalClaim, "sub")
 	o.Log = cmp.Or(o.Log, slog.Default())
@@ -166,14 +166,14 @@ func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.P
 	return who, err
 }
 
-// refuse logs the reason and returns the error for all invalid tokens.
+// refuse logs why a token is refused, and returns [auth.ErrInvalidToken], which does not tell the caller the reason.
 func (a *Authenticator) refuse(ctx context.Context, reason string) error {
 	a.options.Log.DebugContext(ctx, "token refused", "reason", reason)
 	return auth.ErrInvalidToken
 }
 
-// verify parses a token and verifies its signature with its issuer's keys. Before that, it only uses the parts of the token that select
-// the key. It ignores keys in the token itself (jwk, jku, x5c).
+// verify parses a token and verifies its signature with its issuer's keys. Before the signature is verified, it only uses the parts of the
+// token that select the key. It ignores keys in the token itself (jwk, jku, x5c).
 func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error) {
 	token, err := josejwt.ParseSigned(text, algorithms)
 	if err != nil {
@@ -223,9 +223,9 @@ func isAccessToken(h jose.Header) bool {
 	return false
 }
 
-// Verifying a token costs more than most requests that carry one. So verified tokens are cached for a minute under their
-// SHA-256: never beyond the expiry of the token or of its issuer's keys, and only until these are fetched again. A key that
-// an issuer removes is trusted until the next fetch ([fresh]), with or without this cache.
+// Verifying a token costs more than most requests that carry one. So verified tokens are cached by their SHA-256 for a minute, but not
+// beyond the expiry of the token, and only until the issuer's keys are fetched again. Therefore the cache does not extend the time for
+// which this server trusts a key that the issuer has removed ([fresh]).
 
 const (
 	// remember is how long a verified token is cached.
@@ -273,8 +273,8 @@ type claims struct {
 	keys   *issuerKeys // the keys with which the token was verified
 }
 
-// validate returns why this server does not accept a token with a valid signature, or "". The issuer need not be checked again, because
-// the token was verified with its key.
+// validate returns the reason why this server refuses a token although its signature is valid, or "" if it accepts the token. The issuer
+// need not be checked again, because the token was verified with the issuer's key.
 func (a *Authenticator) validate(c *claims) string {
 	if c.Expiry == nil {
 		return "it never expires"
@@ -300,15 +300,15 @@ func (c *claims) audiences() []string {
 	return c.Audience
 }
 
-// isAudience reports whether an audience is this server.
+// isAudience reports whether a value in a token's audience names this server.
 func (a *Authenticator) isAudience(value string) bool {
 	return slices.ContainsFunc(a.options.Audience, func(own string) bool {
 		return value == own || sameResource(value, own)
 	})
 }
 
-// sameResource reports whether two URLs are the same resource by MCP's authorization chapter. It ignores the case of scheme and host, and
-// a path that is only a slash.
+// sameResource reports whether two URLs name the same resource according to MCP's authorization chapter. It ignores the case of scheme and
+// host, and a path that is only a slash.
 func sameResource(a, b string) bool {
 	x, errX := url.Parse(a)
 	y, errY := url.Parse(b)
@@ -348,9 +348,9 @@ func (a *Authenticator) principal(ctx context.Context, c *claims) (auth.Principa
 	}, nil
 }
 
-// PrincipalID returns the id of a token's holder: "jwt:" and the base64url SHA-256 of issuer, claim and value, each preceded by its
-// length. The issuer is included because values are only unique per issuer. The value is hashed because it may be of any length and may be
-// personal, such as an email address.
+// PrincipalID returns the id of the principal to whom tokens with this issuer and claim value belong: "jwt:" and the base64url SHA-256 of
+// issuer, claim and value, each preceded by its length. The issuer is included because values are only unique per issuer. The value is
+// hashed because it may be of any length and may be personal, such as an email address.
 func PrincipalID(issuer, claim, value string) string {
 	var b []byte
 	for _, part := range []string{issuer, claim, value} {
@@ -385,7 +385,7 @@ func (c *claims) scopes(prefix string) []string {
 	return scopes
 }
 
-// texts returns the claims that access rules can use: strings, numbers and arrays of them.
+// texts returns the values of the claims that access rules can use: strings, numbers and arrays of them.
 func (c *claims) texts() map[string][]string {
 	out := make(map[string][]string, len(c.all))
 	for name, raw := range c.all {

@@ -28,10 +28,10 @@ const (
 	fresh = 5 * time.Minute
 	// usable is how long keys are used while the issuer cannot be reached.
 	usable = time.Hour
-	// pause is the shortest time between two fetches, so that tokens with made-up keys cause few requests to the issuer. A new key of
-	// the issuer is found after this time.
+	// pause is the shortest time between two fetches, so that tokens with made-up key ids cause few requests to the issuer. For up to 5 s
+	// after a fetch, a token that is signed with a newer key is refused.
 	pause = 5 * time.Second
-	// retry is the pause after a failed fetch while the old keys are usable.
+	// retry is the pause after a failed fetch while the old keys are still usable.
 	retry = 30 * time.Second
 	// patience limits a fetch, including the metadata.
 	patience = 5 * time.Second
@@ -43,7 +43,7 @@ type keySet struct{ *refresh.Value[*issuerKeys] }
 // issuerKeys are the keys that one fetch returned.
 type issuerKeys struct{ keys []jose.JSONWebKey }
 
-// newKeySet returns the keys of an issuer. They are at url or, if that is empty, where the issuer's metadata says.
+// newKeySet returns the key set of an issuer. It fetches the keys from url or, if url is empty, from the URL in the issuer's metadata.
 func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
 	found := url // only the running fetch uses it
 	fetch := func(ctx context.Context) (keys []jose.JSONWebKey, err error) {
@@ -70,8 +70,8 @@ func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
 	}, load)}
 }
 
-// find returns the keys that the token may be signed with, and the fetch they are from. It returns no keys if the issuer has no
-// such key, and an error of kind fault.Unavailable if the issuer cannot be reached.
+// find returns the keys with which a token with this key id and algorithm may be signed, and the [issuerKeys] that contain them. If the
+// issuer has no such key, find returns no keys and no error. If it cannot be reached, the error is of kind fault.Unavailable.
 func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorithm) ([]jose.JSONWebKey, *issuerKeys, error) {
 	all, err := k.Get(ctx)
 	found := all.match(kid, alg)
@@ -85,7 +85,7 @@ func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorit
 	return found, all, nil
 }
 
-// freshUntil returns when the keys of a fetch have to be fetched again. It returns the zero time if they have been replaced.
+// freshUntil returns the time at which the keys have to be fetched again. If newer keys have replaced them, it returns the zero time.
 func (k *keySet) freshUntil(keys *issuerKeys) time.Time {
 	current, loaded := k.Peek()
 	if current != keys {
@@ -94,8 +94,8 @@ func (k *keySet) freshUntil(keys *issuerKeys) time.Time {
 	return loaded.Add(fresh)
 }
 
-// match returns the keys with the id that fit the algorithm. A token without an id matches only if the issuer has a single
-// key for its algorithm. Otherwise anyone could make us try many keys.
+// match returns the keys with the key id kid that fit the algorithm. A token without a key id matches only if the issuer has a single key
+// for its algorithm. Otherwise anyone could make us try many keys.
 func (k *issuerKeys) match(kid string, alg jose.SignatureAlgorithm) []jose.JSONWebKey {
 	if k == nil {
 		return nil
@@ -160,7 +160,8 @@ func newClient() *http.Client {
 	}
 }
 
-// fetcher fetches the keys and metadata of issuers. Its errors are of kind fault.Internal, because their details are for the log.
+// fetcher fetches the keys and metadata of issuers. Its errors are of kind fault.Internal, so that their details are logged but not shown
+// to callers.
 type fetcher struct{ client *http.Client }
 
 // document fetches a JSON document.
@@ -188,7 +189,7 @@ func (f fetcher) document(ctx context.Context, url string, into any) error {
 	return fault.Wrap(fault.Internal, json.Unmarshal(body, into), "decode %s", url)
 }
 
-// keys fetches a JWK set (RFC 7517, section 5). It leaves out keys that cannot verify signatures.
+// keys fetches a JSON Web Key Set (RFC 7517, section 5). It leaves out keys that cannot verify signatures.
 func (f fetcher) keys(ctx context.Context, url string) ([]jose.JSONWebKey, error) {
 	var set struct {
 		Keys *[]json.RawMessage `json:"keys"`
@@ -231,7 +232,7 @@ func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 	return doc.Keys, err
 }
 
-// metadata fetches the metadata of an issuer. It tries all URLs until it finds a document that passes the check.
+// metadata fetches the metadata of an issuer. It tries the possible URLs in turn until one has a document that passes the check.
 func (f fetcher) metadata(ctx context.Context, issuer string, check func(doc serverMetadata, at string) error) (serverMetadata, error) {
 	var failed []error
 	for _, at := range metadataURLs(issuer) {
@@ -251,7 +252,7 @@ func (f fetcher) metadata(ctx context.Context, issuer string, check func(doc ser
 	return serverMetadata{}, fault.Wrap(fault.Internal, errors.Join(failed...), "find the metadata of %s", issuer)
 }
 
-// Endpoints returns the authorization and token endpoints of the first issuer, where people sign in.
+// Endpoints returns the URLs of the authorization and token endpoints of the first issuer, where people sign in.
 func (a *Authenticator) Endpoints(ctx context.Context) (authorize, token string, err error) {
 	doc, err := fetcher{a.options.Client}.metadata(ctx, a.options.Issuers[0], func(doc serverMetadata, at string) error {
 		for _, url := range []string{doc.Authorize, doc.Token} {
@@ -281,7 +282,7 @@ func metadataURLs(issuer string) []string {
 	return urls
 }
 
-// parseSecureURL parses a URL that is https, or http on this machine.
+// parseSecureURL parses the URL of a server. It must use https, or http if the server is on this machine.
 func parseSecureURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.Fragment != "" || u.User != nil {
@@ -293,10 +294,11 @@ func parseSecureURL(text string) (*url.URL, error) {
 	return nil, fault.New(fault.Invalid, "%.200q is not https", text)
 }
 
-// WellKnown is the path of the protected resource metadata (RFC 9728, section 3). If the resource has a path, that is appended.
+// WellKnown is the path of the protected resource metadata (RFC 9728, section 3). The path of the resource is appended to it, for example
+// /mcp.
 const WellKnown = "/.well-known/oauth-protected-resource"
 
-// resourcePath matches paths that need no encoding or resolving.
+// resourcePath matches paths such as /mcp that need no encoding and have no segments . and .. to resolve.
 var resourcePath = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?$`)
 
 // metadataURL returns the URL of a resource's metadata. The resource is a URL without a fragment (RFC 8707, section 2).
@@ -326,8 +328,8 @@ type metadata struct {
 	Name                 string   `json:"resource_name"`
 }
 
-// Mount serves the metadata at the well-known path with and without the resource's path, because clients look for the metadata of
-// https://host/mcp at either. It is public, also for web pages.
+// Mount serves the metadata at [WellKnown], at [WellKnown] with the path of the resource, and at [WellKnown] with /mcp, because clients
+// look for it at any of these. Anyone may read it, including web pages of other sites.
 func (a *Authenticator) Mount(mux *http.ServeMux) {
 	var scopes []string
 	for _, scope := range auth.Scopes() {

@@ -1,5 +1,5 @@
 // Package quota limits how much a principal may do per second ([Rate]), how many things it may hold concurrently ([Held]), and how much
-// memory it may use ([Share]). Callers choose the unit and the limit.
+// memory it may use ([Share]). The package's callers choose what is counted, and the limits.
 package quota
 
 import (
@@ -15,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Rate limits how much a principal may do per second, on average. It counts in this process only. With several instances the effective
-// limit is up to that many times higher, but it needs no write per request.
+// Rate limits how much a principal may do per second, on average. It counts in this process only. For example, with three instances of
+// the server a principal may do up to three times as much. In return, Rate needs no write per request.
 type Rate struct {
 	name, what string
 	of         Of
@@ -34,11 +34,12 @@ func Same(perSecond float64) Of {
 
 type principal struct{ workspace, id string }
 
-// maxPrincipals limits the principals in memory. Active principals are kept.
+// maxPrincipals is the number of principals that a Rate keeps in memory. It forgets the ones that have been inactive the longest.
 const maxPrincipals = 10_000
 
-// New returns a Rate with a limit per second and bursts. Errors contain name, the name of the limit, and what, a plural for the counted
-// things.
+// New returns a Rate with the limit per second of each principal, and a function that returns the burst for such a limit. Error messages
+// contain name, which is the name of the limit, and what, which is a plural for the counted things. For example, they
+// can be "publishRate" and "events".
 func New(name, what string, of Of, burst func(perSecond float64) float64) *Rate {
 	return &Rate{name: name, what: what, of: of, burst: burst, principals: NewKeyed[principal](0, 0, maxPrincipals)}
 }
@@ -49,12 +50,12 @@ type RetryAfter struct {
 	Seconds int `json:"retryAfterSeconds"`
 }
 
-// Exceeded returns an error of kind fault.Exhausted for a reached limit, with a [RetryAfter] of a second.
+// Exceeded returns an error of kind fault.Exhausted for a reached limit. Its [RetryAfter] is one second.
 func Exceeded(limit string, most float64, format string, args ...any) error {
 	return ExceededFor(limit, most, 1, format, args...)
 }
 
-// ExceededFor returns an error like [Exceeded], with another time to wait.
+// ExceededFor returns an error like [Exceeded], with the given number of seconds in its [RetryAfter].
 func ExceededFor(limit string, most float64, seconds int, format string, args ...any) error {
 	return fault.New(fault.Exhausted, format, args...).With(RetryAfter{fault.Limit{Limit: limit, Max: most}, seconds})
 }
@@ -69,7 +70,7 @@ func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time)
 	if !(perSecond > 0) {
 		return nil
 	}
-	l := r.principals.at(principal{p.Workspace, p.ID}, now, perSecond, int(r.burst(perSecond)))
+	l := r.principals.getWith(principal{p.Workspace, p.ID}, now, perSecond, int(r.burst(perSecond)))
 	if l.AllowN(now, n) {
 		return nil
 	}
@@ -91,7 +92,7 @@ const (
 	ConversationRate = "conversationRate"
 	// Verifications limits the challenges per minute.
 	Verifications = "verifications"
-	// WorkspaceSubscriptions limits the subscriptions of all principals of a workspace together. There is no default.
+	// WorkspaceSubscriptions limits the subscriptions of all principals of a workspace together. By default there is no such limit.
 	WorkspaceSubscriptions = "workspaceSubscriptions"
 )
 
@@ -100,7 +101,7 @@ const (
 	DefaultCalls            = 100
 	DefaultSessions         = 1000
 	DefaultConversationRate = 10
-	// DefaultVerifications counts the challenges per minute to all hosts together.
+	// DefaultVerifications is the number of challenges per minute to all hosts together.
 	DefaultVerifications = 200
 )
 
@@ -109,8 +110,8 @@ func Names() []string {
 	return []string{Subscriptions, Streams, Calls, Sessions, PublishRate, RegistrationRate, ConversationRate, Verifications, WorkspaceSubscriptions}
 }
 
-// Keyed has a token bucket for each key, up to a limited number of keys. It keeps the buckets of keys that are in use. The bucket of a
-// dropped key starts full again.
+// Keyed has a token bucket for each key. If there are too many keys, it drops the buckets that have been unused the longest. If such a
+// key is used again, it gets a new, full bucket.
 type Keyed[K comparable] struct {
 	perSecond rate.Limit
 	burst     int
@@ -119,18 +120,19 @@ type Keyed[K comparable] struct {
 	byKey *bounded.Map[K, *rate.Limiter]
 }
 
-// NewKeyed returns token buckets for at most bound keys.
+// NewKeyed returns a Keyed with at most bound buckets.
 func NewKeyed[K comparable](perSecond float64, burst, bound int) *Keyed[K] {
 	return &Keyed[K]{perSecond: rate.Limit(perSecond), burst: burst, byKey: bounded.NewMap[K, *rate.Limiter](bound)}
 }
 
 // Get returns the bucket of a key.
 func (l *Keyed[K]) Get(k K) *rate.Limiter {
-	return l.at(k, time.Time{}, float64(l.perSecond), l.burst)
+	return l.getWith(k, time.Time{}, float64(l.perSecond), l.burst)
 }
 
-// at returns the bucket of a key that has its own rate and burst. It changes an existing bucket that has another rate.
-func (l *Keyed[K]) at(k K, now time.Time, perSecond float64, burst int) *rate.Limiter {
+// getWith returns the bucket of a key with the given rate and burst. If the key already has a bucket with another rate, getWith changes
+// that bucket.
+func (l *Keyed[K]) getWith(k K, now time.Time, perSecond float64, burst int) *rate.Limiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	bucket, ok := l.byKey.Get(k)
@@ -145,14 +147,14 @@ func (l *Keyed[K]) at(k K, now time.Time, perSecond float64, burst int) *rate.Li
 	return bucket
 }
 
-// holdings counts the things or bytes that each principal holds, for [Held] and [Share].
+// holdings counts the things or bytes that each principal holds. [Held] and [Share] use it.
 type holdings struct {
 	mu  sync.Mutex
 	of  map[principal]int
 	all int
 }
 
-// add counts n more until release is called once. The caller holds the lock.
+// add adds n to the count of a principal, until release is called. The caller holds the lock, and must call release only once.
 func (h *holdings) add(who principal, n int) (release func()) {
 	if h.of == nil {
 		h.of = map[principal]int{}
@@ -177,14 +179,14 @@ type Held struct {
 	held       holdings
 }
 
-// NewHeld returns a Held with a limit for each principal and a total for all of them. Errors contain name, the name of the limit, and
-// what, a plural for the counted things.
+// NewHeld returns a Held with a limit for each principal, and a total for all principals together. Error messages contain name, which is
+// the name of the limit, and what, which is a plural for the counted things.
 func NewHeld(name, what string, most Of, total int) *Held {
 	return &Held{name: name, what: what, most: most, total: total}
 }
 
-// Take counts a thing until release is called, which must happen once. At the limit the error is of kind fault.Exhausted with
-// [RetryAfter]. Only the total limits the anonymous principal, because that stands for all callers.
+// Take counts one thing until release is called, which must happen exactly once. If the limit is reached, the error is of kind
+// fault.Exhausted with [RetryAfter]. The anonymous principal stands for all callers, so only the total limits it.
 func (h *Held) Take(ctx context.Context, p auth.Principal) (release func(), err error) {
 	if h == nil {
 		return func() {}, nil
@@ -206,21 +208,22 @@ func (h *Held) Take(ctx context.Context, p auth.Principal) (release func(), err 
 	return nil, Exceeded(h.name, float64(limit), "the limit %s of %d %s at the same time is reached", h.name, limit, h.what)
 }
 
-// Share divides memory between principals. A principal may hold as much as is left free. A single principal can therefore hold at most
-// half of the total, and the more principals hold memory, the less each of them may hold. It counts in this process only.
+// Share divides memory between principals. No principal may hold more memory than is left free. For example, with a total of 60 MiB, a
+// single principal can hold 30 MiB, and then a second one can hold 15 MiB. Share counts in this process only.
 type Share struct {
 	name, what string
 	total      int
 	held       holdings
 }
 
-// NewShare returns a Share of total bytes. Errors contain name, the name of the limit, and what, the use of the bytes.
+// NewShare returns a Share of total bytes. Error messages contain name, which is the name of the limit, and what, which is the use of the
+// bytes, for example "answers that clients have not read".
 func NewShare(name, what string, total int) *Share {
 	return &Share{name: name, what: what, total: total}
 }
 
-// Take counts bytes until release is called, which must happen once. At the limit the error is of kind fault.Exhausted with
-// [RetryAfter].
+// Take counts bytes until release is called, which must happen exactly once. If the limit is reached, the error is of kind
+// fault.Exhausted with [RetryAfter].
 func (s *Share) Take(p auth.Principal, bytes int) (release func(), err error) {
 	who := principal{p.Workspace, p.ID}
 	s.held.mu.Lock()
