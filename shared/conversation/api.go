@@ -37,7 +37,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// maxPrincipal is the maximum length of a principal id in a request.
+// maxPrincipal is the maximum length of the query parameter principal, in bytes.
 const maxPrincipal = 512
 
 // View describes a context provider to a principal, who can consent to it.
@@ -64,7 +64,8 @@ func (s *Service) views(ctx context.Context, p auth.Principal) ([]View, error) {
 	return out, err
 }
 
-// listConsents returns the providers that require the principal's consent, and the principal's decisions so far.
+// listConsents returns the providers that receive messages and that the principal may use, and the principal's
+// decisions so far by provider.
 func (s *Service) listConsents(ctx context.Context, p auth.Principal) ([]*provider, map[string]consentItem, error) {
 	now, err := s.current(ctx)
 	if err != nil {
@@ -85,9 +86,10 @@ func view(v *provider, given map[string]consentItem) View {
 	return out
 }
 
-// Consent records that the principal gives consent to a provider, or revokes it. By is the id of the caller, who may
-// be an operator. The change is in effect when Consent returns. If the provider does not exist, the error is of kind
-// fault.NotFound, except when an existing consent is revoked.
+// Consent records that the principal consents to a provider, or revokes its consent. By is the id of the caller, who
+// may be an operator. The change is in effect when Consent returns. If the provider does not exist, or the principal
+// may not use it, the error is of kind fault.NotFound. However, an existing consent to such a provider can still be
+// revoked.
 func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string, give bool) (*View, error) {
 	visible, given, err := s.listConsents(ctx, p)
 	if err != nil {
@@ -199,19 +201,19 @@ func (h *Handler) subject(r *http.Request, caller auth.Principal) (auth.Principa
 	case id == "" || len(id) > maxPrincipal || len(query["principal"]) > 1:
 		return caller, fault.New(fault.Invalid, "principal is empty, too long or repeated")
 	}
-	// We do not know what this principal may use, so the operator's rights are used here. When a message arrives, the
-	// principal's own rights apply.
+	// We do not know which providers this principal may use, so this uses the operator's rights. When the principal
+	// sends a message, the principal's own rights decide.
 	return auth.Principal{ID: id, Workspace: caller.Workspace, Scopes: caller.Scopes, Claims: caller.Claims}, nil
 }
 
 // consents stores consents as items:
 //
 //	table subscriptions, consent#WORKSPACE#HASH(principal)
-//	  p#PROVIDER   the latest time that consent was given or revoked
+//	  p#PROVIDER   the principal's latest decision about a provider
 //
 // They do not expire. A revoked consent stays, as a record of the revocation. A consent covers a provider's name, its
-// destination, and the kinds of messages that it received at that time, so a new URL or a new kind needs a new
-// consent.
+// destination, and the kinds of messages that the provider received when the consent was given. So the principal has
+// to consent again if the provider gets a new URL or receives a new kind of message.
 type consents struct {
 	db     store.DB
 	broken *metric.Undecodable
@@ -228,7 +230,7 @@ type Consent struct {
 	Kinds []Kind `json:"kinds,omitempty"`
 }
 
-// consentItem is the stored form of a consent.
+// consentItem is a stored consent.
 type consentItem struct {
 	V         int    `json:"v"`
 	Principal string `json:"pr"`
@@ -245,21 +247,22 @@ func consentPartition(workspace, principal string) string {
 	return "consent#" + workspace + "#" + base64.RawURLEncoding.EncodeToString(h[:])
 }
 
-// Consented returns the partition with the consents of a principal.
+// Consented returns the partition with the consents of a principal, and the prefix of their sort keys.
 func Consented(workspace, principal string) store.Key { return consentKey(workspace, principal, "") }
 
 func consentKey(workspace, principal, provider string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: consentPartition(workspace, principal), Sort: "p#" + provider}
 }
 
-// destination hashes the address of a provider, because its query may contain a secret.
+// destination returns a hash of a provider's address. Consents contain only the hash, because the query of a URL may
+// contain a secret.
 func destination(parts ...string) string {
 	b, _ := json.Marshal(parts) // strings
 	h := sha256.Sum256(b)
 	return base64.RawURLEncoding.EncodeToString(h[:])
 }
 
-// list reads all consents of a principal, strongly consistent, by provider.
+// list reads all consents of a principal with strong consistency, and returns them by provider.
 func (c consents) list(ctx context.Context, workspace, principal string) (map[string]consentItem, error) {
 	out := map[string]consentItem{}
 	err := store.Each(ctx, c.db, Consented(workspace, principal), "read the consents", func(it *store.Item) error {
@@ -292,12 +295,13 @@ func (i consentItem) covers(to string, kind Kind) bool {
 // maxAnswer is the maximum size of a provider's response in bytes.
 const maxAnswer = 256 << 10
 
-// headerMethod tells a provider the kind of message, with the header that MCP uses for the method.
+// headerMethod is the header of a request that tells a provider the kind of message. MCP uses the same header for the
+// method.
 const headerMethod = "Mcp-Method"
 
 // newHTTP returns a client for providers at URLs. The operator configured the URLs, so private addresses are allowed.
-// The client does not follow redirects, because they would receive the credentials and the message, and it ignores
-// proxies in the environment.
+// The client does not follow redirects, because their destinations would receive the credentials and the message. It
+// ignores proxies in the environment.
 func newHTTP() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
@@ -314,7 +318,7 @@ func newHTTP() *http.Client {
 	}
 }
 
-// headers returns the headers that the operator configured for a provider.
+// headers returns the headers that the operator configured for a provider, with the secrets that they refer to.
 func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, error) {
 	h := http.Header{}
 	for name, value := range v.Headers {
@@ -327,8 +331,8 @@ func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, e
 	return h, nil
 }
 
-// askURL asks a provider at a URL with a POST of the message's params. The provider responds with a context as JSON,
-// or with 204.
+// askURL returns a function that sends the params of a message to a provider's URL with a POST. The provider responds
+// with a context as JSON, or with 204 if it has no context to add.
 func (s *Service) askURL(v rules.Provider) asker {
 	return func(ctx context.Context, _ Caller, m *Message, principal string) (json.RawMessage, error) {
 		header, err := s.headers(ctx, v)

@@ -48,8 +48,8 @@ func (k Kind) Method() string { return "conversation/" + string(k) }
 // Message is a message from a client: the params of conversation/userMessage or conversation/assistantResponse.
 type Message struct {
 	Kind Kind `json:"-"`
-	// ID is chosen by the client. The context in the response refers to it, and sending it again produces the same
-	// event.
+	// ID is chosen by the client. The context in the response refers to it. If the client sends a message with the same ID
+	// again, the message's event has the same id as before.
 	ID      string `json:"messageId"`
 	Content string `json:"content"`
 	// History contains the previous messages, oldest first.
