@@ -189,8 +189,8 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	return fault.Wrap(fault.Unavailable, err, "write the public keyset")
 }
 
-// writePrivate replaces the private keyset. It fails with fault.Conflict if the stored version is no longer the given
-// one.
+// writePrivate replaces the wrapped private keyset that was read with the given version, and increments the version. It
+// fails with fault.Conflict if another process has replaced the keyset since.
 func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int64) error {
 	err := db.Write(ctx, store.Put(store.Item{Key: privateKey, Value: wrapped, Version: version + 1}, store.VersionIs(version)))
 	if errors.Is(err, store.ErrConflict) {
@@ -233,8 +233,8 @@ func (s *Sealer) current(ctx context.Context) (*webhook.Sealer, error) {
 	return sealer, nil
 }
 
-// reloadAfter is the age at which a process reads the stored keyset again. A [Sealer] always does so, an [Opener]
-// only if it cannot open a secret.
+// reloadAfter is how old a process's copy of a keyset may become. After that, a [Sealer] reads the stored keyset again
+// before it seals a secret. An [Opener] reads it again only if it cannot open a secret with its copy.
 const reloadAfter = 10 * time.Second
 
 // Opener opens sealed secrets. It unwraps the private keyset at its first use, and again only if a secret was sealed with a
@@ -242,14 +242,15 @@ const reloadAfter = 10 * time.Second
 type Opener struct {
 	DB      store.DB
 	Wrapper Wrapper
-	// Timeout limits reading and unwrapping. 0 means 10 s.
+	// Timeout limits the time for reading and unwrapping the keyset. 0 means 10 s.
 	Timeout time.Duration
 
 	once   sync.Once
 	keyset *refresh.Value[openable]
 }
 
-// openable is an unwrapped keyset and the version of its item.
+// openable opens secrets with an unwrapped private keyset. It has the version of the stored item that the keyset comes
+// from.
 type openable struct {
 	*webhook.Opener
 	version int64
@@ -275,7 +276,8 @@ func (o *Opener) Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]
 	return newer.Open(ctx, sealed, b)
 }
 
-// load unwraps the stored keyset, unless it has the same version as the old one.
+// load reads the stored private keyset and unwraps it. If its version is that of old, load returns old, because unwrapping
+// would cost a call of KMS.
 func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 	item, err := read(ctx, o.DB, privateKey)
 	if err != nil || old.Opener != nil && item.Version == old.version {
@@ -289,9 +291,9 @@ func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 	return openable{opener, item.Version}, err
 }
 
-// maxDirect is the maximum number of bytes that KMS encrypts. Each rotation adds about 150 bytes to a keyset, so it
-// becomes larger than that with the 26th rotation. A larger keyset is encrypted with a data key, and KMS encrypts the
-// data key. A smaller one is wrapped directly, so that the previous version of the functions can still read it.
+// maxDirect is the maximum number of bytes that KMS encrypts. Each rotation adds about 150 bytes to a keyset, so a keyset
+// exceeds this limit with the 26th rotation. Then wrap encrypts the keyset with a data key, and KMS encrypts only the data
+// key. A smaller keyset is still encrypted by KMS itself, so that the previous version of the functions can read it.
 const maxDirect = 4096
 
 // envelopeMark is the prefix of a keyset that is encrypted with a data key. KMS ciphertexts do not begin with it. It
@@ -350,17 +352,19 @@ func dataKey(key []byte) (cipher.AEAD, error) {
 	return sealer, fault.Wrap(fault.Internal, err, "use the data key of the private keyset")
 }
 
-// StepDrop is the step in which an operator removes the keys from before a rotation. See [Drop].
+// StepDrop removes the keys that are older than the sealing key. It is not part of a rotation: an operator requests it
+// separately. See [Drop].
 const StepDrop Step = "drop"
 
 // dropKey has the progress of [Drop].
 var dropKey = store.Key{Table: store.Settings, Partition: "sealing", Sort: "drop"}
 
 const (
-	// dropWait is the time between the resealing and the check. For at most [subscription.EndedKept], stored deliveries
-	// of termination notices have copies of secrets that an older key has sealed.
+	// dropWait is the time between the phases "reseal" and "check". A stored delivery of a termination notice has its own
+	// copy of the secret, which Drop does not reseal. No delivery stays stored for longer than [subscription.EndedKept].
 	dropWait = subscription.EndedKept
-	// dropReserve is how long before the deadline of an invocation Drop stops reading further pages.
+	// dropReserve is the time before the deadline of an invocation in which Drop begins no further page of subscriptions,
+	// so that it can complete a page that it has begun.
 	dropReserve = 20 * time.Second
 )
 
@@ -375,12 +379,12 @@ const (
 type dropState struct {
 	V     int    `json:"v"`
 	Phase string `json:"phase"`
-	// Key is the prefix of the secrets that the sealing key has sealed. If a rotation has changed it, Drop begins
-	// again.
+	// Key identifies the sealing key at the beginning: all secrets that it seals have this prefix. If a rotation has made
+	// another key the sealing key since then, Drop begins again.
 	Key []byte `json:"key"`
-	// At is the position in the subscriptions that the phase has reached.
+	// At is the position in the list of subscriptions up to which the current phase has come.
 	At subscription.Position `json:"at"`
-	// Resealed is when the resealing ended.
+	// Resealed is when the phase "reseal" ended.
 	Resealed time.Time `json:"resealed,omitzero"`
 }
 
@@ -388,25 +392,26 @@ type dropState struct {
 type DropResult struct {
 	// Phase is the phase that the next call continues: "reseal", "wait" or "check". After the last phase it is "done".
 	Phase string `json:"phase"`
-	// NotBefore is when the check can begin; it is set while the phase is "wait".
+	// NotBefore is when the phase "check" can begin. It is set only if Phase is "wait".
 	NotBefore time.Time `json:"notBefore,omitzero"`
 	// Dropped is the number of keys that this call has removed.
 	Dropped int `json:"dropped"`
 }
 
-// errOld ends a check that finds a secret that an older key has sealed.
+// errOld ends the phase "check" at a secret that is still sealed with an older key.
 var errOld = errors.New("sealing: a secret is sealed with an old key")
 
-// Drop removes the keys that are older than the sealing key. A secret that no key opens is a lost subscription, so Drop works
-// in phases and removes the keys only after the last one:
+// Drop removes the keys that are older than the sealing key. If it removed a key while a secret is still sealed with it, that
+// secret's subscription would be lost. So Drop works in phases and removes the keys only after the last one:
 //
-//   - It seals all secrets again with the sealing key.
-//   - It waits for [subscription.EndedKept], until no stored delivery has a copy of an older secret and no process still seals
-//     with an older public keyset.
-//   - It checks all secrets. If it finds one that an older key has sealed, it begins again.
+//   - "reseal" seals the secrets of all subscriptions again with the sealing key.
+//   - "wait" lasts for [subscription.EndedKept]. After that, no stored delivery has a copy of a secret that is sealed with an
+//     older key, and no process seals with an older public keyset any more.
+//   - "check" looks at all secrets again. If one of them is sealed with an older key, Drop begins again.
 //
-// A call continues the phase until shortly before the deadline of ctx, and stores its progress after each page. If two calls
-// run concurrently, or a rotation runs at the same time, one of them returns a fault of kind Conflict.
+// A call continues the current phase until shortly before the deadline of ctx, and stores its progress after each page of
+// subscriptions. If two calls run concurrently, or a rotation runs at the same time, one of them returns a fault of kind
+// Conflict.
 func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResult, error) {
 	private, version, err := private(ctx, db, w)
 	if err != nil {
@@ -431,8 +436,8 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 			return DropResult{}, fault.Wrap(fault.Internal, err, "decode the progress")
 		}
 	}
-	// Begin with the key in the stored public keyset, because after a promotion that crashed, that is the key that
-	// still seals.
+	// Use the key in the public keyset as the sealing key and not the primary key in the private keyset. If the step
+	// "promote" has crashed between writing the two, the key in the public keyset is the one that still seals.
 	begin := dropState{Phase: resealing, Key: sealer.Key()}
 	if !bytes.Equal(p.Key, begin.Key) {
 		p.dropState = begin
@@ -506,8 +511,8 @@ func (p *progress) save(ctx context.Context) error {
 	return fault.Wrap(fault.Unavailable, err, "store the progress")
 }
 
-// dropOlder removes the keys that are older than the sealer's. The stored public keyset keeps their public parts, which are
-// not secret, until the next rotation.
+// dropOlder removes the keys that are older than the key of s from the private keyset, and returns how many it removed. The
+// stored public keyset keeps their public parts, which are not secret, until the next rotation.
 func dropOlder(ctx context.Context, db store.DB, w Wrapper, private []byte, version int64, s *webhook.Sealer) (dropped int, err error) {
 	left, _, dropped, err := webhook.DropKeys(private, func(prefix []byte) (bool, error) { return bytes.Equal(prefix, s.Key()), nil })
 	if err != nil || dropped == 0 {
