@@ -1,4 +1,5 @@
-// Command keys is the function of the custom resource Keys: see functions/internal/keyresource.
+// Command keys is the function behind the custom resource Keys in template.yaml. It checks the settings of a deployment, and
+// creates and rotates its keys. See functions/internal/keyresource.
 package main
 
 import (
@@ -14,7 +15,8 @@ import (
 )
 
 func main() {
-	// The process is built in each invocation, because CloudFormation waits for an answer even if that fails.
+	// Build the process only during an invocation, so that the handler can report a failure to CloudFormation, which would
+	// otherwise wait for an answer until its timeout.
 	handler := keyresource.Handler{
 		Open: func() (store.DB, sealing.Wrapper, error) {
 			p, err := boot.Build(0)

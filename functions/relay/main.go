@@ -1,6 +1,6 @@
-// Command relay is the function that holds the notification streams of the backends and receives their events. It is invoked every minute. If
-// another invocation holds the streams, it ends immediately. Otherwise it holds them for as long as a function may run,
-// and hands them over to the next invocation.
+// Command relay is the function that stays connected to the backends and receives their notifications and events. It is
+// invoked every minute. If another invocation is connected, it ends immediately. Otherwise it stays connected for as long as
+// a Lambda function may run (15 minutes), and then hands its connections over to the next invocation.
 package main
 
 import (
@@ -19,7 +19,8 @@ import (
 // shutdownTime is less than the 500 ms between SIGTERM and SIGKILL in Lambda, so that the metrics can still be written.
 const shutdownTime = 400 * time.Millisecond
 
-// announced does nothing, because retry announces changed event types as soon as all functions use them.
+// announced is called after the relay has stored changed event types of a backend. It does nothing, because the function
+// retry announces them to clients as soon as all functions use them.
 func announced(context.Context) error { return nil }
 
 func main() { os.Exit(boot.Run(0, create)) }

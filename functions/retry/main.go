@@ -1,7 +1,7 @@
 // Command retry is the function that runs every minute. It runs the jobs of [webhooks.NewJobs], for example moving due
 // deliveries to the slow queue and removing expired subscriptions. It also continues replays, publishes the messages in
-// the inbox, files the dead letters of queues, and announces changed catalogs and backends that have not been announced
-// yet. The jobs run concurrently, so that one cannot hold up another.
+// the inbox, moves messages from the dead-letter queues to the store so that operators can see them, and announces changed
+// catalogs and backends that have not been announced yet. The jobs run concurrently, so that one cannot hold up another.
 package main
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// announceLast is how much longer this function waits than the command that applies a catalog. Usually the command
-// announces the change, and this function then finds that there is nothing left to do.
+// announceLast is how much longer this function waits before it announces a changed catalog than the command that applied
+// the catalog. So usually the command announces the change, and this function finds that nothing is left to announce.
 const announceLast = 2 * time.Second
 
 func main() { os.Exit(boot.Run(boot.Webhooks|boot.Records, create)) }
@@ -32,7 +32,8 @@ func create(p *boot.Process) (boot.Handler, error) {
 	})
 	jobs = append(jobs, []periodic.Job{
 		{Name: "replays", Run: webhooks.NewReplays(p.Core, webhooks.ReplayOptions{Subscriptions: subscriptions, Operations: operations}).Run},
-		// By default no event source mapping reads the inbox, because it would take two concurrent executions.
+		// Read the inbox here, because by default no event source mapping does: even the smallest mapping can use two of the
+		// account's concurrent executions.
 		{Name: "inbox", Run: p.Drain(queue.Inbox, app.NewInbox(p.Core).Handle)},
 		{Name: "dead letters", Run: p.Dead(operations.File)},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {

@@ -23,10 +23,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp"
 )
 
-// sources are the parts of the endpoint that streams need besides events, and the key that authenticates cursors and
-// other state that clients hold.
-type sources struct {
-	key      []byte
+// parts are shared by the MCP endpoint and the consent pages. They need the stored key, so they are created at the first
+// request.
+type parts struct {
+	key      []byte // authenticates cursors and other state that clients hold
 	backends *gateway.Gateway
 	talk     *conversation.Service
 }
@@ -42,25 +42,25 @@ func create(p *boot.Process) (boot.Handler, error) {
 	if err != nil {
 		return boot.Handler{}, err
 	}
-	sources := boot.NewLazy(func(ctx context.Context) (s sources, err error) {
+	shared := boot.NewLazy(func(ctx context.Context) (s parts, err error) {
 		if s.key, err = cursors.Key(ctx, p.DB); err != nil {
 			return s, err
 		}
 		if s.backends, err = app.NewGateway(p.Core, app.GatewayOptions{Secrets: p.Secrets.Secret, Key: s.key}); err != nil {
 			return s, err
 		}
-		// Events of conversations go through the inbox, because only publish may send to the events queue.
+		// Send the events of conversations to the inbox queue, because only the function publish may send to the events queue.
 		s.talk, err = app.NewConversation(p.Core, app.ConversationOptions{
 			Secrets: p.Secrets.Secret, Key: s.key, Backends: s.backends, Publisher: publish.ByInbox{Queue: p.Queues},
 		})
 		return s, err
 	})
 	p.Demand.Key = func(ctx context.Context) ([]byte, error) {
-		s, err := sources.Get(ctx)
+		s, err := shared.Get(ctx)
 		return s.key, err
 	}
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
-		s, err := sources.Get(ctx)
+		s, err := shared.Get(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -76,7 +76,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 		})
 	})
 	consent := p.Handler(boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
-		s, err := sources.Get(ctx)
+		s, err := shared.Get(ctx)
 		return app.NewConsent(p.Core, s.talk), err
 	}))
 	mux := p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}")
@@ -85,7 +85,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	return p.Streamed(p.Fronted(auth.SecretPath{Auth: p.Auth, HTTPS: true}.Handler(mux)), endpoint), nil
 }
 
-// forwardTo returns a handler that forwards requests to the function whose name is in a variable.
+// forwardTo returns a handler that forwards requests to the function whose name is in the given environment variable.
 func forwardTo(p *boot.Process, variable string) (http.Handler, error) {
 	name, err := p.Variable(variable)
 	return forward.Handler{Invoke: forward.Lambda(p.AWS, name), Log: p.Log}, err
