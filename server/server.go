@@ -38,10 +38,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 )
 
-// DefaultWorkspace is the workspace of all callers that have no other one.
+// DefaultWorkspace is the workspace of all callers for which no other workspace is configured.
 const DefaultWorkspace = auth.DefaultWorkspace
 
-// InMemory is the [Options.Data] of a server that keeps nothing after it ends.
+// InMemory is the value of [Options.Data] for a server that keeps all data in memory and loses it when it ends.
 const InMemory = ":memory:"
 
 // The values of [Options.Auth].
@@ -68,7 +68,8 @@ var (
 	// ErrUnavailable is the error of a failure that may pass, for example a full disk. Some events of the call may have
 	// been accepted. Publish them again with the same ids: the server drops repetitions within five minutes.
 	ErrUnavailable error = fault.Unavailable
-	// ErrConflict is the error of a change that others prevent, for example a catalog that would end live subscriptions.
+	// ErrConflict is the error of a call that something else prevents, for example [New] while another process uses the
+	// data directory, or [Restore] into a directory that has data.
 	ErrConflict error = fault.Conflict
 )
 
@@ -77,13 +78,13 @@ type Options struct {
 	// Addr is the address to listen on, for example 127.0.0.1:8080. If it is empty, the program serves [Server.Handler]
 	// itself and is responsible for restricting access to it.
 	Addr string
-	// AdminAddr is an address of its own for the admin API and the console. If it is empty, they are served with the rest.
+	// AdminAddr is a separate address for the admin API and the console. If it is empty, they are served at Addr.
 	AdminAddr string
 	// Data is the directory of the database and the keys. New creates it. See also [InMemory].
 	Data string
 	// Catalog declares the event types, in YAML (docs/reference/catalog.md).
 	Catalog []byte
-	// Workspaces holds the catalogs of workspaces that have one of their own instead of Catalog.
+	// Workspaces maps names of workspaces to their own catalogs. All other workspaces use Catalog.
 	Workspaces map[string][]byte
 	// Config holds keys, backends and sources, in YAML (docs/how-to/secure.md and docs/reference).
 	Config []byte
@@ -93,9 +94,9 @@ type Options struct {
 	// example {"quota": "50", "log-retention": "48h"} (docs/reference/settings.md).
 	Settings map[string]string
 	// Upstream is the program's own MCP server, as a handler of Streamable HTTP. Callers of the default workspace see its
-	// tools, prompts and resources next to the events. The server authenticates callers and passes no credentials on.
+	// tools, prompts and resources next to the events. The server authenticates callers, so Upstream receives no credentials.
 	Upstream http.Handler
-	// AllowBreaking applies a changed catalog although it ends live subscriptions. Otherwise it is refused.
+	// AllowBreaking applies a changed catalog even if it ends live subscriptions. Otherwise such a catalog is refused.
 	AllowBreaking bool
 	// LastSettings starts the server with the catalogs and the configuration that it used last if the new ones are
 	// refused. The server logs why, and GET /readyz reports it, until a [Server.Reload] succeeds.
@@ -135,8 +136,8 @@ type Server struct {
 	closed  atomic.Bool
 }
 
-// New starts a server and returns when it accepts requests. The server runs until [Server.Shutdown], also if ctx ends
-// before.
+// New starts a server and returns when it accepts requests. The server runs until [Server.Shutdown], even if ctx ends
+// earlier.
 func New(ctx context.Context, o Options) (*Server, error) {
 	internal, err := o.parse()
 	if err != nil {
@@ -149,7 +150,8 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	return &Server{running: running}, nil
 }
 
-// parse parses the settings and the files. It leaves a refusal of the files in SettingsError, because of LastSettings.
+// parse parses the settings and the files. It does not return the error of a malformed file but leaves it in SettingsError,
+// because with LastSettings the server starts nevertheless.
 func (o Options) parse() (standalone.Options, error) {
 	out := standalone.Options{
 		Addr: o.Addr, AdminAddr: o.AdminAddr, Data: o.Data, Catalog: o.Catalog, Auth: auth.Mode(o.Auth), Upstream: o.Upstream,
@@ -177,14 +179,14 @@ func (o Options) parse() (standalone.Options, error) {
 	return out, nil
 }
 
-// URL returns the URL at which the server listens, without a path. It is empty if [Options.Addr] is.
+// URL returns the URL at which the server listens, without a path. It is empty if [Options.Addr] is empty.
 func (s *Server) URL() string { return s.running.URL }
 
 // AdminURL returns the URL of the admin API and the console, without a path.
 func (s *Server) AdminURL() string { return s.running.AdminURL }
 
-// Handler returns the handler of /mcp, /events, /sources, /consent, /admin, /console, /healthz, /readyz, /metrics and
-// the paths below /.well-known.
+// Handler returns the handler of /mcp, /events, /sources, /consent, /healthz, /readyz, /metrics, the paths below /.well-known
+// and, if [Options.AdminAddr] is empty, /admin and /console.
 func (s *Server) Handler() http.Handler { return s.running.Handler() }
 
 // Publish publishes events in a workspace and returns when they are on disk. It accepts all of them or none, unless the
@@ -201,7 +203,7 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 	}
 	done, err := s.running.Publish(ctx, workspace, in...)
 	if err != nil {
-		return nil, s.closedOr(err)
+		return nil, s.markClosed(err)
 	}
 	accepted := make([]Accepted, len(done))
 	for i, a := range done {
@@ -210,8 +212,9 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 	return accepted, nil
 }
 
-// Reload applies the catalogs and the configuration of o. If the catalogs are refused, it applies only the
-// configuration, because a removed key must stop working. It ignores all other options except AllowBreaking.
+// Reload applies the catalogs and the configuration of o. It ignores all other options except AllowBreaking. If it refuses a
+// catalog, it keeps all catalogs but still applies the configuration, so that a removed key stops working, and returns the
+// error of the catalog.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	if s.closed.Load() {
 		return ErrClosed
@@ -220,30 +223,31 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	return s.closedOr(s.running.Reload(ctx, internal))
+	return s.markClosed(s.running.Reload(ctx, internal))
 }
 
-// closedOr marks an error with ErrClosed if the server was closed during the call.
-func (s *Server) closedOr(err error) error {
+// markClosed returns the error of a call. If the server was closed during the call, the error is ErrClosed, with err in its
+// text.
+func (s *Server) markClosed(err error) error {
 	if err != nil && s.closed.Load() {
 		return fmt.Errorf("%w: %v", ErrClosed, err)
 	}
 	return err
 }
 
-// Served returns a channel that receives the error with which the listener failed, if it does before [Server.Shutdown].
+// Served returns a channel that receives an error if a listener fails before [Server.Shutdown].
 func (s *Server) Served() <-chan error { return s.running.Served() }
 
-// Shutdown ends streams, waits for running deliveries and closes the data directory. If ctx ends first, it cuts running
-// deliveries off, which the next start repeats, and returns the error of ctx. Events that were accepted are never lost.
-// Another call waits for the first and returns the same error.
+// Shutdown ends streams, waits for running deliveries and closes the data directory. If ctx ends first, Shutdown cancels the
+// running deliveries and returns the error of ctx. The server repeats these deliveries after its next start. Accepted events
+// are never lost. Further calls wait for the first one and return the same error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.closed.Store(true)
 	return s.running.Shutdown(ctx)
 }
 
-// Backup writes the database and the keys of a data directory to a new file. A server may be using the directory. The
-// file holds the keys of all secrets, so keep it secret.
+// Backup writes the database and the keys of a data directory to a new file. A server may be using the directory. Keep the
+// file secret, because its keys open all webhook secrets in the database.
 func Backup(ctx context.Context, data, file string) error {
 	return standalone.Backup(ctx, data, file, nil)
 }
