@@ -13,12 +13,12 @@
 //	relay       relays.New                        functions/relay       one goroutine
 //	admin       operators.NewHandler              functions/admin       /admin/v1, /console
 //
-// Publishing, fanout and delivery of events, subscribing to them, and a tools/call get their parts in this file and in
-// webhooks/webhooks.go. Packages webhooks, relays and operators are separate from this one only
-// because functions that do not import them are much smaller.
+// To learn which parts handle an event, a subscription or a tools/call, read this file and webhooks/webhooks.go. Packages
+// webhooks, relays and operators are separate from this one only because functions that do not import them are much
+// smaller.
 //
-// Package app contains no domain rules. It does not read the environment or create clients either: package standalone and
-// functions/internal/boot do that, and fill in a Core.
+// Package app contains no domain rules. It also does not read the environment, open stores or create clients of AWS.
+// Package standalone and functions/internal/boot do that, and fill in a Core.
 package app
 
 import (
@@ -68,30 +68,33 @@ var Version = "0.1.0"
 // UserAgent identifies the product to webhook endpoints and backends.
 func UserAgent() string { return "mcp-events/" + Version }
 
-// Core holds the parts that all roles share. Metrics, Tracer, Auth and ResourceMetadata are optional.
+// Core holds the parts that all roles share.
 type Core struct {
 	DB       store.DB
 	Queues   queue.Sender
 	Catalogs catalog.Source
 	Config   *config.Stored
 	EventLog *eventlog.Log
-	// Demand records which events of backends are wanted. Roles that do not handle subscriptions or backends leave it nil.
+	// Demand records the events of backends that clients have subscribed to. It is nil in roles that handle neither
+	// subscriptions nor backends.
 	Demand *demand.Registry
 	Limits config.Limits
 	Log    *slog.Logger
 	// Metrics and Tracer may be nil, which turns counting or tracing off.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
-	// Auth authenticates callers. In a role without callers it is the directory of principals, or nil.
+	// Auth authenticates callers. A role without callers uses it only as the directory of principals ([auth.Directory]), to
+	// check whether they still have their rights. There it may be nil.
 	Auth auth.Authenticator
-	// Guard keeps the pages of other sites out of the endpoints. All endpoints share one, so that it logs a refused host
-	// only once.
+	// Guard refuses requests that web pages of other sites send through a visitor's browser. All endpoints share it, so that
+	// it logs each refused host only once.
 	Guard auth.Guard
 	// ResourceMetadata is the URL at which clients learn how to get a token. It is empty if they do not need one.
 	ResourceMetadata string
 }
 
-// config returns the current configuration, or nil if it cannot be read. Then the settings apply.
+// config returns the current configuration. It returns nil if there is no configuration or if it cannot be read. Callers then
+// use c.Limits.
 func (c *Core) config(ctx context.Context) *config.Config {
 	if c.Config == nil {
 		return nil
@@ -103,7 +106,7 @@ func (c *Core) config(ctx context.Context) *config.Config {
 	return now
 }
 
-// Quota returns a function that looks up a quota of a principal.
+// Quota returns a function that looks up the quota with the given name, for example [quota.Streams], for a principal.
 func (c *Core) Quota(name string) func(ctx context.Context, workspace, principal string) float64 {
 	return func(ctx context.Context, workspace, principal string) float64 {
 		if now := c.config(ctx); now != nil {
@@ -138,8 +141,8 @@ func (c *Core) profile(ctx context.Context, p auth.Principal) spec.Profile {
 	return profile
 }
 
-// WatchLog registers the metrics of the event log. They reveal violated timing assumptions that would otherwise go
-// unnoticed.
+// WatchLog registers the metrics of the event log. The log assumes that an append takes at most [eventlog.SlowAppend] and that
+// no process's clock is off by more than [eventlog.MaxSkew]. Only these metrics show when that is not the case.
 func (c *Core) WatchLog() error {
 	for name, n := range map[string]*atomic.Int64{
 		metric.LogSlowAppends: &c.EventLog.Slow, metric.LogClockSkew: &c.EventLog.Skewed,
@@ -153,7 +156,7 @@ func (c *Core) WatchLog() error {
 	return nil
 }
 
-// clockLeeway is how far the clock of an issuer of tokens may be off.
+// clockLeeway is how far the clock of a token's issuer may be ahead of or behind the server's clock.
 const clockLeeway = 30 * time.Second
 
 // NewTokenAuthenticator returns the authenticator of --auth jwt. If settings are missing or out of range, the error is of
@@ -165,17 +168,18 @@ func NewTokenAuthenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticato
 	})
 }
 
-// SubscriptionOptions connect subscriptions with a dispatcher in the same process, which uses a [delivery.Gate]. Both
-// functions are nil if the dispatcher is another process.
+// SubscriptionOptions tell a dispatcher in the same process about subscriptions that start and end, so that its
+// [delivery.Gate] stops attempts to ended ones. Both functions are nil if the dispatcher runs in another process.
 //
 // [delivery.Gate]: https://pkg.go.dev/github.com/mcp-events/mcpevents/shared/events/delivery#Gate
 type SubscriptionOptions struct {
-	// Started is called before a subscription is written, and Ended before the response to the request that ended it.
+	// Started is called with the id of a subscription before the subscription is written. Ended is called before the
+	// response to the request that ends the subscription.
 	Started, Ended func(id string)
 }
 
-// NewSubscriptions returns the service that finds and ends subscriptions. It is the deregister role, and part of other
-// roles. Registrars of package webhooks create subscriptions.
+// NewSubscriptions returns the service that finds and ends subscriptions. It is the deregister role, and other roles use it
+// too. It does not create subscriptions, which webhooks.NewRegistrar does.
 func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 	ofPrincipal, ofWorkspace := c.Quota(quota.Subscriptions), c.Quota(quota.WorkspaceSubscriptions)
 	return &subscription.Service{
@@ -195,7 +199,9 @@ func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 // NewLists returns the lists of subscriptions by principal, workspace and event type.
 func NewLists(c *Core) *subscription.Lists { return &subscription.Lists{DB: c.DB} }
 
-// NewReview returns the review of subscriptions. If [Core.Auth] is not a directory of principals, it does not review their rights.
+// NewReview returns the check of whether subscriptions may continue: whether their event types are still compatible, and
+// whether their principals still have the right to the events. It checks the current rights only if [Core.Auth] is a
+// directory of principals.
 func NewReview(c *Core) *review.Review {
 	directory, _ := c.Auth.(auth.Directory)
 	return &review.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory}
@@ -209,7 +215,8 @@ type Publishing struct {
 	Inbox   *publish.Inbox   // handles the messages of the inbox queue
 }
 
-// NewHooks returns the webhook subscriptions at backends. Key returns the key of the deployment.
+// NewHooks returns the webhook subscriptions at backends. Their tokens and secrets are derived from the deployment's key,
+// which the function key returns.
 func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 	base := c.Limits.PublicURL
 	if at, err := url.Parse(c.ResourceMetadata); base == "" && err == nil && at.Host != "" {
@@ -222,9 +229,10 @@ func NewHooks(c *Core, key func(context.Context) ([]byte, error)) demand.Hooks {
 type PublishingOptions struct {
 	// Secrets looks up the secrets of sources.
 	Secrets func(context.Context, secret.Value) (string, error)
-	// Key returns the key of the deployment, for the webhooks of backends.
+	// Key returns the deployment's key, from which the secrets of the webhooks of backends are derived.
 	Key func(context.Context) ([]byte, error)
-	// Dropped is called for each event of a backend that is dropped. If it is nil, as in processes without a gateway, the log has a count.
+	// Dropped is called for each event of a backend that is dropped. It is nil in a process without a gateway. The process
+	// then logs the number of dropped events.
 	Dropped func(ctx context.Context, workspace, backend, reason string)
 }
 
@@ -268,7 +276,8 @@ func newInbox(c *Core, documents ingest.Intake, service *publish.Service) *publi
 	return &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: documents}, Log: c.Log}
 }
 
-// newIntake returns the parts that the requests and the messages of sources share.
+// newIntake returns the part that turns a source's requests (POST /sources/{name}) and its messages in the inbox queue into
+// events.
 func newIntake(c *Core, service *publish.Service) ingest.Intake {
 	return ingest.Intake{
 		Sources: c.Config, Catalogs: c.Catalogs, Publisher: service, Seen: ingest.NewSeen(c.DB), Queue: c.Queues,
@@ -280,7 +289,8 @@ func implementation() mcp.Implementation {
 	return mcp.Implementation{Name: "mcp-events", Version: Version}
 }
 
-// EndpointOptions are the parts of an endpoint that only changes subscriptions. One of them may be nil.
+// EndpointOptions are the parts of an endpoint that only changes subscriptions. One of them may be nil: functions/register has
+// only a Registrar, and functions/deregister only a Deregistrar.
 type EndpointOptions struct {
 	Registrar   events.Registrar
 	Deregistrar events.Deregistrar
@@ -322,8 +332,8 @@ type StreamOptions struct {
 // pollMin and pollMax limit the time until the next events/poll that the server suggests.
 const pollMin, pollMax = time.Second, 30 * time.Second
 
-// NewStreamEndpoint returns the MCP endpoint, which is the stream role. It lists, reads, streams and polls, and relays
-// calls to the backends.
+// NewStreamEndpoint returns the MCP endpoint, which is the stream role. Clients list and read events there, receive them on
+// streams and with polls, and call the tools of the backends.
 func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	options, l := endpointOptions(c), c.Limits
 	options.Feeds, options.Leases, options.Sessions, options.Subscriptions = o.Feeds, o.Leases, c.DB, NewLists(c)
@@ -340,8 +350,8 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	return mcp.New(options)
 }
 
-// NewSharedLeases returns the leases that limit the streams of several instances over one store. Each instance serves
-// the given number of concurrent requests.
+// NewSharedLeases returns the leases that limit the open streams of all instances together. The leases are in the store.
+// concurrent is the number of requests that each instance can serve concurrently.
 func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 	const share = 80 // percent, so that calls always find a free instance
 	l := c.Limits
@@ -362,9 +372,10 @@ type GatewayOptions struct {
 	Key []byte
 	// HTTP is the client for requests to backends; nil is the default one.
 	HTTP *http.Client
-	// Commands runs the backends that are programs of this machine, and sends them requests. It is nil if the process runs none.
+	// Commands runs the backends that are programs on this machine, and sends them requests. It is nil if the process runs none.
 	Commands backends.Commands
-	// LogDelay is how long the log line of a call may wait for others. It must be 0 where a process may be frozen after each response.
+	// LogDelay is how long the log line of a call may wait to be written together with others. It must be 0 if the process may
+	// be frozen after each response, as on Lambda.
 	LogDelay time.Duration
 }
 

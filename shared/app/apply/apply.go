@@ -29,12 +29,12 @@ import (
 
 // Files are the operator's files.
 type Files struct {
-	// Catalogs has the catalogs by workspace. The catalog of [catalog.Shared] is allowed only with All.
+	// Catalogs has the catalogs by workspace. It may have the catalog of [catalog.Shared] only with All. Otherwise Apply would
+	// check it against workspaces that keep their own stored catalogs.
 	Catalogs map[string]*catalog.Catalog
-	// Config may be nil.
+	// Config is the configuration. If it is nil, the stored configuration is kept or, with All, replaced with an empty one.
 	Config *config.Config
-	// All means that the files are complete, so stored catalogs and configurations without a file are removed. Otherwise they
-	// are kept.
+	// All means that these are all files of the server, so that Apply removes stored catalogs for which there is no file.
 	All bool
 	// AllowBreaking accepts catalogs that end subscriptions.
 	AllowBreaking bool
@@ -43,20 +43,21 @@ type Files struct {
 // Target is the server or deployment to which files are applied.
 type Target struct {
 	DB store.DB
-	// Endings counts the live subscriptions that catalogs would end, see [lifecycle.Terminator.Endings]. If it is nil, catalogs
-	// that could end subscriptions are refused.
+	// Endings counts the live subscriptions that the new catalogs would end, see [lifecycle.Terminator.Endings]. If it is nil,
+	// Apply refuses every catalog that could end subscriptions.
 	Endings func(context.Context, catalog.Source) ([]lifecycle.Ending, error)
 	// Check does further checks of a configuration, for example that all secrets exist. It may be nil.
 	Check func(context.Context, *config.Config) error
 }
 
-// Deployment returns the target for a deployment on AWS. Its secrets cannot be checked, because only its functions can read them.
-// If canCount is true, the store has the table of subscriptions, so that the ending subscriptions are counted.
+// Deployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions of
+// the deployment can read them. canCount says whether db has the table of subscriptions. Without it, [Target.Endings] is nil.
 func Deployment(db store.DB, canCount bool) *Target {
 	t := &Target{DB: db, Check: refuseCommands}
 	if canCount {
 		catalogs := catalog.NewStored(db, nil, nil, nil)
-		// Without a directory of principals, it also counts subscriptions of removed keys, which will end anyway.
+		// The review has no directory of principals, so Endings also counts subscriptions whose principal has no key any more.
+		// They will end anyway.
 		t.Endings = (&lifecycle.Terminator{
 			Subscriptions: &subscription.Service{Records: subscription.Records{DB: db}},
 			Lists:         &subscription.Lists{DB: db},
@@ -108,7 +109,8 @@ type plan struct {
 }
 
 // Apply checks the files and writes all or none of them, see [settings.Write]. If a file is refused, the error is of kind
-// fault.Invalid. All processes use the files within [settings.MaxAge]. After that, [settings.Announce] announces the changes.
+// fault.Invalid. All processes use the files within [settings.MaxAge]. The caller then announces the changes to clients with
+// [settings.Announce].
 func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
 	p := &plan{Target: t, Files: f, stored: map[string]catalog.Document{}, changes: map[string][]catalog.Change{}}
 	if err := p.read(ctx); err != nil {
@@ -138,7 +140,7 @@ func (p *plan) read(ctx context.Context) (err error) {
 	return err
 }
 
-// currentCatalog returns the current catalog of a workspace, which is its own or otherwise the catalog of
+// currentCatalog returns the catalog that a workspace has before the write: its own or, if it has none, the catalog of
 // [catalog.Shared].
 func (p *plan) currentCatalog(ctx context.Context, workspace string) (catalog.Document, error) {
 	own, err := p.document(ctx, workspace)
@@ -206,7 +208,8 @@ func (f Files) source() catalog.Workspaces {
 	return s
 }
 
-// checkConfig checks the next configuration, which may be the stored one, with the catalogs that it refers to.
+// checkConfig checks the given configuration or, if none is given, the stored one, because its sources may not fit the new
+// catalogs.
 func (p *plan) checkConfig(ctx context.Context) error {
 	c := p.Config
 	switch {
@@ -237,7 +240,7 @@ func (p *plan) checkConfig(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// nextCatalog returns the catalog that a workspace will have.
+// nextCatalog returns the catalog that a workspace will have after the write: the given one, or otherwise its current one.
 func (p *plan) nextCatalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
 	cat, none := p.source().Catalog(ctx, workspace)
 	if none == nil {

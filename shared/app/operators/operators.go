@@ -32,20 +32,22 @@ type Options struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Switches      *switches.Set
-	// AddStates fills in the states of the backends of a workspace. Nil leaves them empty, if only callers have the
-	// backends' credentials.
+	// AddStates fills in the states of a workspace's backends, such as "ready". It is nil on AWS, because the function admin
+	// has no connection to the backends. The states are then empty.
 	AddStates func(ctx context.Context, workspace string, backends []admin.Backend)
-	// SourceSecrets looks up the secrets of sources when an operator tries a request. Nil checks no signatures.
+	// SourceSecrets looks up the secrets of sources, to check the signature of a request that an operator tries. It is nil on
+	// AWS, because the function admin must not read secrets. Signatures are then not checked.
 	SourceSecrets func(context.Context, secret.Value) (string, error)
-	// Closing is closed when live streams have to end. It may be nil.
+	// Closing is closed when the server shuts down, to end the live streams of the admin API. It may be nil.
 	Closing <-chan struct{}
-	// Rest serves all other paths.
+	// Rest serves all paths that belong neither to the admin API nor to the console.
 	Rest http.Handler
 }
 
-// NewHandler returns the admin role, which serves the admin API and the console, and passes other requests on. It makes no
-// attempts of deliveries; the roles dispatch and retry do. It is not part of a mux, because a mux would redirect requests for
-// switches whose names contain a URL.
+// NewHandler returns the admin role, which serves the admin API and the console, and passes other requests on to
+// [Options.Rest]. It sends no webhooks itself: when an operator retries a delivery, for example, the roles retry and dispatch
+// carry that out. The handler is not part of a mux, because a mux would redirect requests for switches whose names contain a
+// URL.
 func NewHandler(c *app.Core, o Options) http.Handler {
 	api, page := newAPI(c, o), newConsole(c, o.Mode)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
