@@ -36,25 +36,26 @@ const maxSource = 1 << 20
 
 // Config is the content of config.yaml. It is immutable, and the zero value is the content of an empty file.
 type Config struct {
-	// Keys are the static keys of --auth keys.
+	// Keys are the API keys that the server accepts with --auth keys.
 	Keys []auth.Key
 	// Backends are the MCP servers behind the gateway.
 	Backends []api.Backend
-	// Sources are the webhooks and buses from which the server receives events.
+	// Sources turn the webhooks of providers, and the messages of AWS services such as EventBridge, into events.
 	Sources []source.Source
-	// Conversation names the receivers of conversation messages. The default is an empty list.
+	// Conversation says which messages of conversations clients are asked to send, and to which context providers they go. The
+	// zero value asks for none.
 	Conversation rules.Conversation
 
-	// quotas has the quotas of principals and, without a name, of workspaces. They replace the limits from the settings. A rate of
-	// 0 is unlimited.
+	// quotas has the limits of each principal, by the name of the quota. They replace the limits from the settings. An identity
+	// without a name stands for the principals of the workspace that have no limit of their own. A rate of 0 is unlimited.
 	quotas map[identity]map[string]float64
-	// profiles has the profiles of principals and, without a name, of workspaces.
+	// profiles has the profile of each principal. An identity without a name stands for all other principals of the workspace.
 	profiles map[identity]spec.Profile
 	source   []byte
 }
 
-// Parse reads a configuration file. It reports all faults together: the error is of kind fault.Invalid and has a line for each fault,
-// for example "config.yaml:3: backend a: url is missing". An empty file is an empty configuration.
+// Parse parses a configuration file. It reports all faults together: the error is of kind fault.Invalid and has a line for each
+// fault, for example "config.yaml:3: backend a: url is missing". An empty file is an empty configuration.
 func Parse(src []byte) (*Config, error) { return ParseFile("config.yaml", src) }
 
 // ParseFile does the same as [Parse], with another file name in messages.
@@ -83,7 +84,7 @@ func ParseFile(name string, src []byte) (*Config, error) {
 // Empty reports whether the file of the configuration has no text at all, not even comments.
 func (c *Config) Empty() bool { return len(bytes.TrimSpace(c.source)) == 0 }
 
-// isBlank reports whether a file has only comments.
+// isBlank reports whether a file has only comments and blank lines.
 func isBlank(src []byte) bool {
 	for line := range strings.Lines(string(src)) {
 		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
@@ -146,8 +147,8 @@ const (
 	maxProviders = 20
 	// minBudget and maxBudget limit the time within which providers must answer.
 	minBudget, maxBudget = 10 * time.Millisecond, 10 * time.Second
-	// minContext and maxContext limit maxContext, the size in bytes of the context that all providers together add to a message.
-	// The largest context fits into an item of the store even if JSON escapes every byte.
+	// minContext and maxContext limit the setting "maxContext": how many bytes of context all providers together may add to a
+	// message. The largest context fits into an item of the store even if JSON escapes every byte.
 	minContext, maxContext = 256, 48 << 10
 	// maxPriority is the highest priority of a provider, and its negative the lowest.
 	maxPriority = 1000
@@ -236,12 +237,14 @@ type parser struct {
 	config *Config
 }
 
-// nameMembers returns a function for [strictyaml.File.Fields] that uses only the names of the members.
+// nameMembers returns a function for [strictyaml.File.Fields] that names members in error messages without a prefix, for example
+// "principal". It uses the text thing, for example "a key", only for the mapping itself.
 func nameMembers(thing string) func(member string) string {
 	return func(member string) string { return cmp.Or(member, thing) }
 }
 
-// nameWithin returns a function that prefixes each member with the name of the mapping, for example "conversation: budget".
+// nameWithin does the same as [nameMembers], but prefixes each member with the name of the mapping, for example
+// "conversation: budget".
 func nameWithin(mapping string) func(member string) string {
 	return func(member string) string {
 		if member == "" {
@@ -251,8 +254,8 @@ func nameWithin(mapping string) func(member string) string {
 	}
 }
 
-// nameAfter does the same as [nameWithin] for a list element that has a name, for example "backend github: url". While the name
-// is unknown, the prefix is "a backend: url".
+// nameAfter does the same as [nameWithin] for an element of a list, with the element's own name in the prefix, for example
+// "backend github: url". The text is "a backend: url" until the member "name" has been read into *name.
 func nameAfter(thing string, name *string) func(member string) string {
 	return func(member string) string {
 		if *name == "" || member == "name" {
@@ -262,10 +265,10 @@ func nameAfter(thing string, name *string) func(member string) string {
 	}
 }
 
-// identity is the name of a thing in a workspace.
+// identity names a principal, a backend or a provider of a workspace.
 type identity struct{ workspace, name string }
 
-// checkUnique adds a fault if an earlier element of a list has the same identity. The map has their lines.
+// checkUnique adds a fault if an earlier element of a list has the same identity. lines has the lines of the earlier elements.
 func (p *parser) checkUnique(lines map[identity]int, id identity, n *strictyaml.Node, thing string) {
 	if line := lines[id]; line > 0 && id.name != "" {
 		p.file.Add(n.Line, "%s %s was already given in line %d", thing, strictyaml.Clip(id.name), line)
@@ -273,7 +276,8 @@ func (p *parser) checkUnique(lines map[identity]int, id identity, n *strictyaml.
 	lines[id] = n.Line
 }
 
-// readPrincipal reads the principal of an entry, which applies to the whole workspace without one.
+// readPrincipal reads the member "principal" of a quota or a profile. An entry without this member applies to each principal of
+// the workspace, so an empty text is a fault.
 func (p *parser) readPrincipal(n *strictyaml.Node, what string) string {
 	s, ok := p.file.Text(n, what)
 	if ok && s == "" {
@@ -360,7 +364,8 @@ func (p *parser) readURL(n *strictyaml.Node, what string) string {
 	return s
 }
 
-// withoutSecrets returns a URL for an error, without its user information and query, which may contain keys. The URL may be invalid.
+// withoutSecrets returns a URL for an error message, without its user information and query, because they may contain keys. The
+// URL may be invalid.
 func withoutSecrets(text string) string {
 	text, _, _ = strings.Cut(text, "?")
 	if at := strings.LastIndex(text, "@"); at >= 0 {
@@ -412,7 +417,8 @@ var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 // parameterName is the name of a parameter in SSM, without a version.
 var parameterName = regexp.MustCompile(`^(/[A-Za-z0-9_.-]+)+$`)
 
-// maxParameter is the length that SSM leaves for a name, because it counts the beginning of the ARN too.
+// maxParameter is the maximum length of a parameter's name in bytes. SSM allows 1,011 characters for the name together with the
+// part of the ARN before it, for example arn:aws:ssm:eu-central-1:123456789012:parameter.
 const maxParameter = 900
 
 // readSecret reads a reference to a secret, such as env:GITHUB_TOKEN or ssm:/mcp-events/github.
@@ -420,7 +426,8 @@ func (p *parser) readSecret(n *strictyaml.Node, what string) secret.Value {
 	return p.readValue(n, what, true)
 }
 
-// readValue reads a text or a reference. It refuses a text if the value is a secret, so that files contain no secrets.
+// readValue reads a text, or a reference to a secret such as env:GITHUB_TOKEN. If isSecret is true, it refuses a text, so that
+// files contain no secrets.
 func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secret.Value {
 	s := p.file.String(n, what)
 	if name, ok := strings.CutPrefix(s, "env:"); ok {
@@ -449,8 +456,8 @@ func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secre
 // "quota=50;webhook-timeout=10s".
 const EnvSettings = envPrefix + "SETTINGS"
 
-// withSettings returns a lookup that also finds the settings in [EnvSettings]. The error is of kind fault.Invalid if a setting is
-// unknown or has two values, either in EnvSettings or there and in its own variable.
+// withSettings returns a lookup that also finds the settings in [EnvSettings]. The error is of kind fault.Invalid if a setting in
+// EnvSettings is unknown or given twice, or if its own variable is set too.
 func withSettings(lookup func(string) (string, bool)) (func(string) (string, bool), error) {
 	text, _ := lookup(EnvSettings)
 	if strings.TrimSpace(text) == "" {
@@ -501,7 +508,8 @@ func Names() map[string]bool {
 	return names
 }
 
-// FromNames returns limits with values by the names of their flags. All others have their defaults. It ignores the environment.
+// FromNames returns the limits with the given values, by the names of their flags, for example {"quota": "50"}. All other limits
+// have their defaults. FromNames ignores the environment.
 func FromNames(values map[string]string) (Limits, error) {
 	known, variables := Names(), map[string]string{}
 	for name, value := range values {

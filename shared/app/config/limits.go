@@ -29,8 +29,9 @@ func EnvName(flag string) string {
 type Limits struct {
 	Quota   int64 `name:"quota" default:"1000" help:"Webhook subscriptions per principal."`
 	Streams int64 `name:"streams" default:"100" help:"Open streams per principal."`
-	// StreamConcurrency is the number of concurrent requests that all instances of the MCP endpoint can serve. Open streams take
-	// at most 80 % of them. 0 is no limit. It is not a flag, because on a stand-alone server streams do not block other requests.
+	// StreamConcurrency is how many instances of the function stream can run on AWS. An instance serves one request at a time or,
+	// on managed instances, up to 64. Open streams take at most 80 % of all these requests, so that calls get through. 0 is no
+	// limit. It is not a flag, because on a stand-alone server streams do not block other requests.
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" kong:"-"`
 	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
 	RegistrationRate  float64 `name:"registration-rate" default:"20" help:"Registrations and refreshes of webhook subscriptions per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
@@ -99,9 +100,9 @@ func DefaultLimits() Limits {
 	return l
 }
 
-// FromEnv reads the limits from environment variables and from [EnvSettings]. The lookup is usually os.LookupEnv. Missing and empty
-// variables, and the settings in except, have their defaults. The error is of kind fault.Invalid if a value cannot be parsed or is out
-// of range.
+// FromEnv reads the limits from environment variables and from [EnvSettings]. The lookup is usually os.LookupEnv. A limit has its
+// default if its variable is missing or empty, or if except has its name. The error is of kind fault.Invalid if a value cannot be
+// parsed or is out of range.
 func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, error) {
 	if err := CheckRemoved(lookup); err != nil {
 		return Limits{}, err
@@ -136,7 +137,7 @@ type expected string
 
 func (e expected) Error() string { return string(e) }
 
-// set parses a value, or a list of values with commas, into a field.
+// set parses a value into a field, or a comma-separated list of values into a field that is a slice.
 func set(field reflect.Value, text string) error {
 	if field.Kind() == reflect.Slice {
 		for part := range strings.SplitSeq(text, ",") {
@@ -241,7 +242,7 @@ func (l Limits) checkChoices() error {
 func (l Limits) checkAddresses() error {
 	for name, targets := range map[string][]string{"verified-targets": l.VerifiedTargets, "plain-targets": l.PlainTargets} {
 		for _, target := range targets {
-			// Without the slash https://good.example would also mean https://good.example.evil.test.
+			// A target is a URL prefix. Without the slash, https://good.example would also match https://good.example.evil.test.
 			if u, err := url.Parse(target); err != nil || u.Host == "" || !strings.HasSuffix(target, "/") {
 				return fault.New(fault.Invalid, "--%s has %.100q, which is not a URL that ends with a slash", name, target)
 			}
@@ -276,7 +277,7 @@ func checkSchedule(name string, delays []time.Duration) error {
 	return nil
 }
 
-// removal says what became of a removed setting.
+// removal says how to replace a removed setting, and whether a server starts with it.
 type removal struct {
 	instead string // what to do instead
 	// stops keeps a server from starting with the setting. Other removed settings are ignored, so that deployments that
@@ -324,7 +325,7 @@ func CheckRemoved(lookup func(string) (string, bool)) error {
 	return nil
 }
 
-// isIgnored reports whether a removed setting in the environment is ignored.
+// isIgnored reports whether the setting was removed and servers ignore it, see [removal].
 func isIgnored(name string) bool {
 	r, ok := removed[name]
 	return ok && !r.stops

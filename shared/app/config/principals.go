@@ -58,8 +58,8 @@ func (p *parser) readKey(n *strictyaml.Node) auth.Key {
 	return k
 }
 
-// checkSpelling adds a fault for each unknown scope that looks like a misspelled known one, for example events:raed. An event type or
-// a backend may require any other scope.
+// checkSpelling adds a fault for each unknown scope that looks like a misspelled known one, for example events:raed. It accepts
+// other unknown scopes, because event types and backends can require scopes of any name.
 func (p *parser) checkSpelling(n *strictyaml.Node, scopes []string) {
 	known := append(auth.Scopes(), auth.ScopeManage, auth.ScopeOperate)
 	for _, s := range scopes {
@@ -73,11 +73,11 @@ func (p *parser) checkSpelling(n *strictyaml.Node, scopes []string) {
 	}
 }
 
-// maxTypos is the number of typing errors up to which a scope counts as a misspelled known one.
+// maxTypos is the edit distance up to which an unknown scope counts as a misspelled known one.
 const maxTypos = 2
 
-// editDistance returns the number of letters to insert, remove or replace to get from one text to the other (Levenshtein distance).
-// Beyond maxTypos it may return less than that, because texts of any length are compared.
+// editDistance returns how many bytes to insert, remove or replace to get from one text to the other (Levenshtein distance). If
+// the lengths differ by more than maxTypos, it returns maxTypos+1 without a comparison, because the distance is then larger, too.
 func editDistance(a, b string) int {
 	if d := len(a) - len(b); d > maxTypos || -d > maxTypos {
 		return maxTypos + 1
@@ -109,7 +109,8 @@ const (
 	maxPrincipals = 10_000
 )
 
-// Most returns the limit that the settings define for a quota, or 0 for no limit.
+// Most returns the limit of a quota for principals without their own: the limit from the settings or, for a quota without a
+// setting, its default. 0 is no limit.
 func (l Limits) Most(name string) float64 {
 	switch name {
 	case quota.Subscriptions:
@@ -259,7 +260,8 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 		p.file.Add(n.Line, "a backend has no name")
 	}
 	p.checkCommand(n, &b, command, given, say)
-	// Both authenticate the gateway's own requests and, without forwardToken, also callers' requests.
+	// A configured Authorization header and oauth would authenticate the same requests: the gateway's own and, without
+	// forwardToken, also callers' requests.
 	if _, fixed := b.Headers["Authorization"]; fixed && b.OAuth != nil {
 		p.file.Add(n.Line, "%s", say("only one of an Authorization header and oauth is possible"))
 	}
@@ -272,7 +274,7 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 	return b
 }
 
-// readRules reads the rules for one kind of a backend's entries.
+// readRules reads the rules that say which of a backend's tools callers may use, or which of its prompts, resources or extensions.
 func (p *parser) readRules(n *strictyaml.Node, what string) (r rules.Rules) {
 	p.file.Fields(n, nameWithin(what),
 		strictyaml.Var("allow", &r.Allow, p.readGlobs),
@@ -325,8 +327,8 @@ func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
 	return o
 }
 
-// readClient reads the settings of an OAuth client and the other given fields of the same section. It returns the names of the settings
-// that are set.
+// readClient reads the settings of an OAuth client into o, and the other fields of the same section. It returns the names of the
+// members that the section has.
 func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, others ...strictyaml.Field) map[string]bool {
 	say := func(member string) string { return strings.TrimSpace(what + " " + member) }
 	return p.file.Fields(n, say, append([]strictyaml.Field{
@@ -340,7 +342,8 @@ func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, other
 // clientWithSecret are the settings that a client with a secret needs.
 const clientWithSecret = "tokenUrl, clientId and clientSecret"
 
-// checkClient reports a client that lacks one of the settings that it needs.
+// checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. needed lists the names of these
+// settings for the message.
 func (p *parser) checkClient(n *strictyaml.Node, what string, o *api.OAuth, hasCredential bool, needed string) {
 	if o.TokenURL == "" || o.ClientID == "" || !hasCredential {
 		p.file.Add(n.Line, "%s needs %s", what, needed)
@@ -401,7 +404,7 @@ func (p *parser) readExchange(n *strictyaml.Node, what string) *api.Exchange {
 	return x
 }
 
-// commandFields returns the members of a backend that is a command.
+// commandFields returns the members that only a backend with a command has.
 func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 	return []strictyaml.Field{
 		strictyaml.Var("command", &c.Args, p.readCommand),
@@ -412,7 +415,8 @@ func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 	}
 }
 
-// checkCommand makes a backend a command if one is given, and checks that the other members fit to that.
+// checkCommand sets the command of a backend if one is given. It adds faults if the backend has neither or both of command and url,
+// or members that need the other one.
 func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command, given map[string]bool, say func(string) string) {
 	switch {
 	case given["command"] && given["url"]:

@@ -70,15 +70,16 @@ type Stored struct {
 	empty *current
 }
 
-// current is a configuration, with the keys in it and the prefixes and scopes of backends' event types, by workspace and backend.
+// current is a parsed configuration with values that are derived from it: an authenticator of its keys, and the prefixes and scopes
+// of backends' event types, by workspace and backend.
 type current struct {
 	config     *Config
 	keys       *auth.StaticKeys
 	eventTypes map[string]map[string]catalog.BackendTypes
 }
 
-// NewStored returns a Stored over the store. A nil clock is time.Now, and a nil log slog.Default. Own backends precede the backends of
-// the configuration.
+// NewStored returns a Stored over the store. If now is nil, it uses time.Now, and if log is nil, slog.Default. It adds the
+// backends in own before those of the configuration, for example the MCP server of a program that embeds the server.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.Backend) *Stored {
 	with := func(c *Config) (*current, error) {
 		keys, err := auth.Keys(c.Keys, now)
@@ -139,7 +140,7 @@ func (s *Stored) Backends(ctx context.Context) ([]api.Backend, error) {
 	return c.Backends, nil
 }
 
-// EventTypes returns the prefixes and scopes of event types that the configuration has for a workspace's backends. It is a
+// EventTypes returns the prefix and scopes that the configuration gives the event types of each backend of a workspace. It is a
 // [catalog.Configured].
 func (s *Stored) EventTypes(ctx context.Context, workspace string, latest bool) (map[string]catalog.BackendTypes, int64, error) {
 	c, version, err := s.current(ctx, latest)
@@ -161,8 +162,8 @@ func (s *Stored) Sources(ctx context.Context) ([]source.Source, error) {
 // Written drops the cached configuration, see [settings.Cache.Written].
 func (s *Stored) Written() { s.cache.Written() }
 
-// Authenticator returns an authenticator that uses the stored keys. It refuses a removed key within [settings.MaxAge]. It also
-// implements [auth.Directory].
+// Authenticator returns an authenticator that uses the stored keys. It may accept a key for up to [settings.MaxAge] after the key
+// was removed. It also implements [auth.Directory].
 func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 
 type storedKeys struct{ *Stored }
@@ -359,7 +360,8 @@ func (p mappingParser) readMapping(n *strictyaml.Node, what string) source.Mappi
 	return out
 }
 
-// addFaults adds faults of a value, each with the line of its pointer.
+// addFaults adds faults that a parser found in the value of n. The line of a fault is that of the part to which its JSON Pointer
+// refers.
 func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	for _, f := range faults {
 		tokens, _ := jsonpointer.Parse(f.Pointer) // a parser made it
@@ -367,7 +369,8 @@ func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer
 	}
 }
 
-// addMissing adds faults for pointers to values that no document of the source has.
+// addMissing adds faults for JSON Pointers to values that no document of the source has. It adds none if the rest of the source is
+// invalid, because then its documents are unknown.
 func (p mappingParser) addMissing(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	if p.valid {
 		p.addFaults(n, what, faults)
