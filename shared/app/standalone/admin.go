@@ -41,7 +41,8 @@ func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}), set, err
 }
 
-// measure registers the metrics that are read from the parts of the server when they are exported.
+// measure registers the metrics whose values are read from the parts of the server at each export, for example the depths of
+// the queues.
 func (s *Server) measure() error {
 	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
 		return s.core.Metrics.Watch(name, f)
@@ -68,7 +69,7 @@ func (s *Server) measure() error {
 	)
 }
 
-// flag returns a function that reads a condition as 1 or 0.
+// flag returns a function that reads a metric as 1 if the condition is true, and otherwise as 0.
 func flag(condition func() bool) func(context.Context) ([]metric.Reading, error) {
 	return func(context.Context) ([]metric.Reading, error) {
 		if condition() {
@@ -78,7 +79,7 @@ func flag(condition func() bool) func(context.Context) ([]metric.Reading, error)
 	}
 }
 
-// queueReadings returns a function that reads a figure of each queue.
+// queueReadings returns a function that reads the same figure of each queue, for example its number of messages.
 func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Context) ([]metric.Reading, error) {
 	return func(ctx context.Context) (all []metric.Reading, _ error) {
 		for _, name := range queue.Names() {
@@ -213,7 +214,7 @@ func (s *Server) addStates(ctx context.Context, workspace string, list []admin.B
 
 // addCommandStates fills in the states of the commands that do not run. Asking them would start them.
 func (s *Server) addCommandStates(ctx context.Context, workspace string, list []admin.Backend) {
-	all, _ := s.core.Config.Backends(ctx) // the list was made from them, so an error is a rare change in between
+	all, _ := s.core.Config.Backends(ctx) // rarely fails, because the caller has just made the list from them
 	for _, b := range all {
 		i := slices.IndexFunc(list, func(l admin.Backend) bool { return l.Name == b.Name })
 		if i < 0 || b.Command == nil || b.Workspace != workspace || s.commands.Running(b) {

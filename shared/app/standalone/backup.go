@@ -24,8 +24,8 @@ const (
 )
 
 // Backup writes the database and the keys of a data directory to a new file that only its owner can read. A server may use the
-// directory at the same time. The backup then contains everything that it had accepted before the backup began. If shown is not
-// nil, Backup shows progress bars there.
+// directory at the same time. The backup then contains everything that the server had accepted before the backup began. If
+// shown is not nil, Backup writes progress bars to it.
 func Backup(ctx context.Context, data, file string, shown io.Writer) (err error) {
 	defer func() { err = explain(ctx, err, "back up "+data) }()
 	path := filepath.Join(data, databaseName)
@@ -46,8 +46,8 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) (err error)
 	if err := copyDatabase(ctx, path, copied, shown); err != nil {
 		return err
 	}
-	// The keys are read after the database because a rotation adds keys. Dropping keys needs a stopped server, so a key that is
-	// removed meanwhile is one that the copied database does not need.
+	// Read the keys after the copy of the database, because a rotation in between only adds keys. DropKeys must not run at the
+	// same time, because it could remove a key that the copy still needs.
 	if _, err := readSecrets(data); err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) (err error)
 	return durable.Rename(out.Name(), file)
 }
 
-// explain adds the failed operation to an error. An interrupt is an error too, so that a script does not continue without a backup.
+// explain adds the name of the failed operation to an error. If ctx has ended, the error says that the operation was interrupted.
 func explain(ctx context.Context, err error, what string) error {
 	if err != nil && ctx.Err() != nil {
 		return fault.Wrap(fault.Unavailable, ctx.Err(), "%s: interrupted, no file was written", what)

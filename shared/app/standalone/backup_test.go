@@ -216,7 +216,7 @@ func TestKeysThatDoNotOpenTheSecretsAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A database of an earlier version has no mark of the keys.
-	err = e.db.Write(t.Context(), store.Delete(sealedKey))
+	err = e.db.Write(t.Context(), store.Delete(checkValueKey))
 	end(t, e)
 	expect.OK(t, errors.Join(err, os.Remove(path)))
 	missing()

@@ -51,7 +51,8 @@ func limitConnections(l net.Listener, most int) *connections {
 	return &connections{Listener: l, most: most, open: map[*connection]struct{}{}}
 }
 
-// reserveLast reserves the last connections below the limit for health checks and operators.
+// reserveLast reserves about a sixteenth of the connections, but at most 64, for health checks and operators. These are the
+// connections that are accepted when all others are open. It returns l.
 func (l *connections) reserveLast() *connections {
 	l.reserved = min(64, l.most/16+1)
 	return l
@@ -71,10 +72,10 @@ type connection struct {
 	writing atomic.Int64 // when the current write began, less blocked, in nanoseconds since 1970; 0 between writes
 	bounded atomic.Bool  // true if the handler has set a deadline for writes
 
-	// Only Write uses these. They add up the time of small writes, because otherwise a client that reads a few bytes at a time
-	// would seem quick.
-	blocked time.Duration // duration of the writes since the last writeSize bytes, less the time between them
-	written int           // bytes since then
+	// Only Write uses the following fields. They add up the time that small writes take. Otherwise a client that reads only a few
+	// bytes at a time would never exceed readTime.
+	blocked time.Duration // how long the writes of the current writeSize bytes have taken, less the time between them
+	written int           // how many of these bytes have been written
 	wrote   time.Time     // when the last write ended
 }
 
@@ -92,7 +93,8 @@ func (l *connections) Accept() (net.Conn, error) {
 	}
 }
 
-// admit counts a connection as open and returns it, or returns nil at the limit.
+// admit counts an accepted connection as open and returns it. If all but the reserved connections are open, it makes room first. It
+// returns nil if the limit is reached nevertheless.
 func (l *connections) admit(c net.Conn) *connection {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,9 +112,11 @@ func (l *connections) admit(c net.Conn) *connection {
 	return k
 }
 
-// makeRoom closes waiting connections, first the oldest ones of the client with the most waiting connections. It closes several at
-// a time, because it has to look at all connections. If more than a quarter of all connections wait for clients, it closes even
-// young ones, because a client could fill the server with new requests faster than they become slow. The caller holds the lock.
+// makeRoom closes connections that wait for their clients, first the oldest ones of the client with the most waiting connections.
+// It closes several at a time, because each call has to look at all connections. It spares running requests that have waited for
+// less than [slowClient], unless there is nothing else to close or more than a quarter of all connections wait in a running
+// request. The second exception exists because a client could open new requests faster than they count as slow. The caller
+// holds the lock.
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()
 	for k := range l.open {
@@ -125,8 +129,8 @@ func (l *connections) makeRoom() {
 	}
 }
 
-// closeWaiting closes some of the connections that have waited for their client for longer than patience, and returns their
-// number. Idle connections and connections without a request count as waiting too. The caller holds the lock.
+// closeWaiting closes up to about 1/64 of all connections: idle ones, those without a complete request header, and those whose
+// request has waited for the client for longer than patience. It returns the number of closed ones. The caller holds the lock.
 func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	var waiting []*connection
 	of := map[netip.Prefix]int{}
@@ -163,8 +167,8 @@ func (k *connection) waits(now time.Time) time.Duration {
 	return max(now.Sub(since), 1)
 }
 
-// Write implements [net.Conn]. A client that does not read writeSize bytes within [readTime] fails the write, unless the handler
-// has set a deadline.
+// Write implements [net.Conn]. It fails if the client takes longer than [readTime] to read writeSize bytes. If the handler has set
+// a deadline, only that deadline applies.
 func (k *connection) Write(p []byte) (n int, err error) {
 	defer k.writing.Store(0)
 	now := time.Now()
@@ -193,7 +197,8 @@ func (k *connection) Write(p []byte) (n int, err error) {
 	}
 }
 
-// SetWriteDeadline implements [net.Conn]. [http.Server] removes the deadline at the end of each request.
+// SetWriteDeadline implements [net.Conn]. Until the deadline is removed, Write does not apply [readTime]. [http.Server] removes
+// it at the end of each request.
 func (k *connection) SetWriteDeadline(t time.Time) error {
 	k.bounded.Store(!t.IsZero())
 	return k.Conn.SetWriteDeadline(t)
@@ -216,7 +221,8 @@ func (l *connections) recordState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// recordBody records whether the client of a request is still sending its body. r may be a request of another listener.
+// recordBody records whether the client of a request is still sending its body. It does nothing if the request did not arrive
+// through a [connections] listener.
 func recordBody(r *http.Request, body bool) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		k.all.mu.Lock()
@@ -227,7 +233,8 @@ func recordBody(r *http.Request, body bool) {
 
 type connectionKey struct{}
 
-// attach makes a server report the states of its connections to l, and refuse other requests on the reserved ones.
+// attach makes a server report the states of its connections to l. On reserved connections, the server then refuses all requests
+// except those of health checks and operators.
 func (l *connections) attach(s *http.Server) {
 	s.ConnState = l.recordState
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
@@ -256,17 +263,18 @@ func clientLeft(r *http.Request) {
 	}
 }
 
-// forOperators reports whether a path is served on the reserved connections.
+// forOperators reports whether a path is for health checks or operators, and thus also served on the reserved connections.
 func forOperators(path string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	return slices.Contains([]string{"healthz", "readyz", "metrics", "admin", "console"}, first)
 }
 
-// bodyTime is how long a client may take to send the body of a request. For the largest body, 5 MiB, that is 90 KiB per second.
+// bodyTime is how long a client may take to send the body of a request. For the largest body, 5 MiB, that is about 85 KiB per
+// second.
 const bodyTime = time.Minute
 
-// refusedBodyTime is how long the server waits for the rest of a body that the handler did not read to its end. Before
-// net/http sends the response, it reads up to 256 KiB of it.
+// refusedBodyTime is how long the server waits for the rest of a body that the handler did not read to its end, because net/http
+// reads up to 256 KiB of that rest before it sends the response.
 const refusedBodyTime = time.Second
 
 // boundBodies returns a handler that ends requests whose bodies do not arrive in time. http.Server.ReadTimeout would end streams
@@ -282,19 +290,19 @@ func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 	})
 }
 
-// timedBody is a body that removes the deadline when it has been read.
+// timedBody is a request body that removes the read deadline of its connection when the whole body has been read.
 type timedBody struct {
 	io.ReadCloser
 	control *http.ResponseController
 	left    int64 // bytes; negative if the length is unknown
 	whole   bool
-	// received is called when the body has been read.
+	// received is called when the whole body has been read.
 	received func()
 }
 
 // newTimedBody replaces the body of a request with one that must arrive within the limit. It returns nil if there is no body, or if
-// the connection cannot have a deadline. It is not part of boundBodies because an open stream keeps the frame of boundBodies on its
-// stack as long as it lasts.
+// the connection cannot have a deadline. It is a separate function so that its variables do not take up space on the stack of
+// boundBodies, which an open stream keeps until it ends.
 func newTimedBody(w http.ResponseWriter, r *http.Request, limit time.Duration) *timedBody {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil
@@ -322,10 +330,10 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// upstreamName is the name of the backend of [Options.Upstream] in logs, metrics and the admin API.
+// upstreamName is the name of the backend that [Options.Upstream] becomes, in logs, metrics and the admin API.
 const upstreamName = "upstream"
 
-// ownBackends returns the backend of [Options.Upstream], which is not in the configuration.
+// ownBackends returns the backend that [Options.Upstream] becomes, or none without Upstream. It is not in the configuration.
 func (s *Server) ownBackends() []api.Backend {
 	if s.upstream == nil {
 		return nil
@@ -335,7 +343,8 @@ func (s *Server) ownBackends() []api.Backend {
 	}}
 }
 
-// backendClient returns the HTTP client for backends, in this process and elsewhere.
+// backendClient returns the HTTP client for all backends. It sends requests to [Options.Upstream] and to backends that are commands
+// without a network connection.
 func (s *Server) backendClient() *http.Client {
 	client := upstream.NewHTTP()
 	if s.upstream != nil {

@@ -23,7 +23,7 @@ type secrets struct {
 	Private []byte `json:"private"` // Tink keyset that opens webhook secrets
 	Public  []byte `json:"public"`  // Tink keyset that seals them
 	Cursor  []byte `json:"cursor"`  // authenticates stream cursors
-	// Identity signs webhooks with the server's own key (v1a), in addition to the subscription's secret.
+	// Identity is the server's own private key, which signs webhooks (v1a) in addition to the subscription's secret.
 	Identity string `json:"identity"`
 }
 
@@ -62,21 +62,22 @@ func loadSecrets(ctx context.Context, data string, db store.DB) (secrets, error)
 	if sealed {
 		return s, nil
 	}
-	return s, markSealed(ctx, db, s)
+	return s, writeCheckValue(ctx, db, s)
 }
 
-// The item with sealedKey is a mark that is sealed with the same keys as the secrets in the database. Because the keys are in
-// another file, a server opens the mark at its start to find out whether the two files belong together.
+// The item with checkValueKey is a check value: a fixed text that is sealed with the same keys as the webhook secrets in the database.
+// Because the keys are in another file, a server opens the check value at its start to find out whether the two files belong
+// together.
 var (
-	sealedKey     = store.Key{Table: store.Settings, Partition: "keys", Sort: "-"}
-	sealedBinding = webhook.Binding{Subscription: "keys.json"}
+	checkValueKey     = store.Key{Table: store.Settings, Partition: "keys", Sort: "-"}
+	checkValueBinding = webhook.Binding{Subscription: "keys.json"}
 )
 
-// checkSealed reports whether the database has a mark that the keys open. If the keys do not open it, or were just created
-// although there are subscriptions, the error is of kind fault.Conflict. A database that never had subscriptions accepts any
-// keys.
+// checkSealed reports whether the database has a check value that the keys open. If the keys do not open it, or were just created
+// although the database has subscriptions, the error is of kind fault.Conflict. A database that never had subscriptions fits
+// any keys. fresh says whether the keys were just created.
 func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (sealed bool, err error) {
-	items, err := db.Get(ctx, sealedKey)
+	items, err := db.Get(ctx, checkValueKey)
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read the check value of the sealing keys")
 	}
@@ -88,7 +89,7 @@ func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (seale
 		if err != nil {
 			return false, err
 		}
-		if _, err := opener.Open(ctx, items[0].Value, sealedBinding); err == nil {
+		if _, err := opener.Open(ctx, items[0].Value, checkValueBinding); err == nil {
 			return true, nil
 		}
 	}
@@ -99,16 +100,17 @@ func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (seale
 	return false, fault.New(fault.Conflict, "the keys cannot decrypt the check value")
 }
 
-func markSealed(ctx context.Context, db store.DB, s secrets) error {
+// writeCheckValue seals the check value with the newest key and stores it.
+func writeCheckValue(ctx context.Context, db store.DB, s secrets) error {
 	sealer, err := webhook.NewSealer(s.Public)
 	if err != nil {
 		return err
 	}
-	mark, err := sealer.Seal(ctx, []byte("mcpevents"), sealedBinding)
+	sealed, err := sealer.Seal(ctx, []byte("mcpevents"), checkValueBinding)
 	if err != nil {
 		return err
 	}
-	return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: sealedKey, Value: mark})), "write the check value of the sealing keys")
+	return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: checkValueKey, Value: sealed})), "write the check value of the sealing keys")
 }
 
 func newSecrets() (secrets, error) {
@@ -133,7 +135,7 @@ func checkWritable(data string) error {
 	return nil
 }
 
-// reason returns an error of a file without the file's name.
+// reason returns the cause of an error of a file operation, without the name of the file, for example "permission denied".
 func reason(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return e.Err
@@ -234,7 +236,7 @@ func DropKeys(ctx context.Context, data string) (dropped int, err error) {
 		return 0, fault.Wrap(fault.Invalid, err, "check the keys of %s", data)
 	}
 	// Seal the check value again too. Otherwise it would remain sealed with the first key, which could then never be removed.
-	if err := markSealed(ctx, db, s); err != nil {
+	if err := writeCheckValue(ctx, db, s); err != nil {
 		return 0, err
 	}
 	if err := reseal(ctx, db, s); err != nil {
