@@ -16,7 +16,7 @@ func NewHTTP() *http.Client {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.MaxIdleConnsPerHost, t.IdleConnTimeout = maxResting, RestTime
 	t.MaxResponseHeaderBytes = 64 << 10
-	t.DialContext = counting(t.DialContext)
+	t.DialContext = countBytes(t.DialContext)
 	t.RegisterProtocol("http", &direct{transport: t, resting: map[string][]*directConn{}})
 	return &http.Client{
 		Transport:     t,
@@ -28,8 +28,9 @@ func NewHTTP() *http.Client {
 // request, and a call must not be made twice. So connections stay idle only for a short time. If a request found its connection closed
 // before any byte was sent, the client sends it again over another connection. net/http does that for GET but not for POST.
 
-// RestTime is how long a connection may stay idle before the client closes it. It is shorter than the idle timeouts of common servers,
-// which are 2 s and 5 s by default. It also keeps a Lambda function that was frozen from using its old connections.
+// RestTime is how long a connection may stay idle before the client closes it. It is shorter than the default idle timeouts of
+// common servers, e.g. 2 s for Gunicorn and 5 s for Node.js. After a Lambda function was frozen, it also keeps the function
+// from using connections that the servers have closed meanwhile.
 const RestTime = time.Second
 
 // maxResting limits the idle connections per host.
@@ -79,8 +80,8 @@ func (c *counted) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// counting returns a dial function that returns counted connections.
-func counting(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+// countBytes wraps dial so that each new connection counts the bytes written to it.
+func countBytes(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
 		if err != nil {
@@ -93,7 +94,8 @@ func counting(dial func(ctx context.Context, network, addr string) (net.Conn, er
 func (w *way) trace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{
 		GotConn: func(to httptrace.GotConnInfo) {
-			// HTTP/2 reports unprocessed requests itself, and net/http repeats them.
+			// Over HTTP/2, a server reports the requests that it did not process, and net/http repeats them. So send must not
+			// repeat them, and their connections do not count as reused.
 			over, ok := to.Conn.(*tls.Conn)
 			w.reused.Store(to.Reused && !(ok && over.ConnectionState().NegotiatedProtocol == "h2"))
 			w.sent.Store(false)
@@ -109,8 +111,9 @@ func (w *way) trace() *httptrace.ClientTrace {
 	}
 }
 
-// wasClosed reports whether the request found its connection closed, so that the server cannot have read any of it. net/http reports
-// bytes that reached its buffer, but the connection counts the bytes that were sent.
+// wasClosed reports whether the request found its connection closed, so that the server cannot have read any of it. net/http
+// calls WroteHeaders as soon as the header is in its buffer. So wasClosed also checks whether the connection has sent any byte
+// of the request.
 func (w *way) wasClosed() bool {
 	return w.reused.Load() && (!w.sent.Load() || w.conn != nil && w.conn.n.Load() == w.first)
 }

@@ -16,11 +16,12 @@ import (
 	"time"
 )
 
-// direct sends requests without TLS, and handles each in the goroutine of its caller. [http.Transport] hands a request to one goroutine of
-// the connection and gets the response from another one, which takes a sixth of the time that the gateway adds to a call.
+// direct sends requests without TLS in the goroutine of the caller. [http.Transport] would pass a request to one goroutine of
+// the connection and get the response from another one. These switches take a sixth of the time that the gateway adds to a
+// call.
 //
-// direct leaves requests with TLS, with a large body or through a proxy to the transport, with which it is registered and whose settings it
-// uses. Unlike the transport, it does not ask backends to compress their answers.
+// direct is registered with the transport and uses its settings. It leaves some requests to the transport, for example those
+// with TLS, with a large body, or through a proxy. Unlike the transport, it does not ask backends to compress their answers.
 type direct struct {
 	transport *http.Transport
 
@@ -29,10 +30,11 @@ type direct struct {
 }
 
 const (
-	// maxDirect limits the size of a request's body. The buffers of a connection hold that much, so a backend that responds before it
-	// reads the body does not block the request.
+	// maxDirect is the largest request body that direct sends, in bytes. The buffers of a connection hold that much. So if a
+	// backend responds without reading the body, direct can still write all of it, and then read the response.
 	maxDirect = 64 << 10
-	// maxInterim limits the interim responses, with a status of 1xx, before the final one, as net/http does.
+	// maxInterim is the maximum number of interim responses, with a status of 1xx, before the final one. net/http has the same
+	// limit.
 	maxInterim = 5
 )
 
@@ -66,7 +68,7 @@ func (d *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// address returns the address to which a request is sent directly. It returns false for a request that is left to the transport.
+// address returns the address to which direct sends a request. It returns false if direct leaves the request to the transport.
 func (d *direct) address(req *http.Request) (string, bool) {
 	host := req.URL.Hostname()
 	unknown := req.ContentLength <= 0 && req.Body != nil && req.Body != http.NoBody
@@ -125,7 +127,8 @@ func (d *direct) take(address string) *directConn {
 		if c.timer != nil {
 			c.timer.Stop()
 		}
-		// The timers of a frozen Lambda function stand still, but its wall clock does not.
+		// While a Lambda function is frozen, the connection's timer stands still. The wall clock continues, so take checks the
+		// idle time with it.
 		if limit := d.transport.IdleConnTimeout; limit == 0 || time.Now().Round(0).Sub(c.since) < limit {
 			return c
 		}
@@ -147,7 +150,7 @@ func (d *direct) drop(c *directConn) bool {
 	return true
 }
 
-// rest keeps a connection for the next request.
+// rest keeps a connection for the next request, or closes it if its address has the maximum number of idle connections.
 func (d *direct) rest(c *directConn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -230,7 +233,7 @@ func (c *directConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// directBody is the body of a response. It may be closed while it is read.
+// directBody is the body of a response. One goroutine may close it while another one reads it.
 type directBody struct {
 	io.ReadCloser
 	ctx      context.Context // of the request

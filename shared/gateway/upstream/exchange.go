@@ -22,7 +22,7 @@ var ErrSession = errors.New("upstream: the backend has ended the session")
 // ErrNoResponse reports that the backend ended its answer without a response.
 var ErrNoResponse = errors.New("upstream: the answer ended without a response")
 
-// StatusError is an error status without a JSON-RPC message.
+// StatusError reports that the backend answered with an error status and without a JSON-RPC message.
 type StatusError struct{ Status int }
 
 func (e *StatusError) Error() string {
@@ -35,8 +35,8 @@ type Exchange struct {
 	Session string
 	// Status is the HTTP status.
 	Status int
-	// EventID is the id of the latest event. Retry is the latest pause that the backend requested before a reconnection. Events is
-	// the number of events.
+	// EventID is the id of the latest SSE event of the answer. Retry is how long the backend last asked the client to wait
+	// before a reconnection. Events is the number of SSE events.
 	EventID string
 	Retry   time.Duration
 	Events  int
@@ -50,7 +50,8 @@ type Exchange struct {
 	maxDepth int
 }
 
-// begin prepares the body for reading, or returns an error if it contains no message.
+// begin prepares the body for reading. It returns [ErrSession], a [StatusError] or a fault if the body cannot contain a
+// message, for example because of its media type. An answer with the status 202 or 204 is valid and has no messages.
 func (x *Exchange) begin(resp *http.Response, r Request) error {
 	media := resp.Header.Get("Content-Type")
 	if media != "application/json" { // nearly all answers need no parsing
@@ -78,9 +79,9 @@ func (x *Exchange) begin(resp *http.Response, r Request) error {
 // sessionNotFound is the error code with which official libraries report an unknown session.
 const sessionNotFound = "-32001"
 
-// answers reports whether the body of an error status contains the response to the request, identified by its id. That response then
-// counts whatever the status: the backend has read the request and may have acted on it, so the gateway must not send it again. The
-// exception is an error whose code means that the session is unknown.
+// answers reports whether the body of an error status contains the response to the request, which has the request's id. If so,
+// the response counts and the status does not: the backend has read the request and may have acted on it, so the gateway must
+// not send the request again. The exception is an error whose code means that the session is unknown.
 func (x *Exchange) answers(r Request) bool {
 	id := jsonrpc.Member(r.Body, "id")
 	if id == nil {
@@ -103,7 +104,7 @@ func (x *Exchange) answers(r Request) bool {
 	return false
 }
 
-// peek returns up to most bytes of the body and leaves them in the body.
+// peek returns the body's first bytes, at most the given number. Later reads of the body return these bytes again.
 func (x *Exchange) peek(most int64) []byte {
 	text, err := io.ReadAll(io.LimitReader(x.body, most))
 	rest := io.Reader(x.body)
@@ -125,10 +126,10 @@ func (f failed) Read([]byte) (int, error) { return 0, f.err }
 // maxRefusal limits how much of an error body is read to find the reason, in bytes.
 const maxRefusal = 16 << 10
 
-// sessionLost reports whether an error status means that the backend no longer knows the session of the request. The specification
-// demands 404 for that. Many servers answer 400 instead, because they were written earlier or after the examples of the official
-// TypeScript library: "Bad Request: No valid session ID provided", "Bad Request: Server not initialized", "Invalid or missing session
-// ID", as an error of code -32000 or as text.
+// sessionLost reports whether an error status means that the backend no longer knows the session of the request. The
+// specification demands 404 for that. Many servers answer 400 instead, because they are older than that rule or follow the
+// examples of the official TypeScript library. Their messages, as plain text or in an error of code -32000, are for example
+// "Bad Request: No valid session ID provided", "Bad Request: Server not initialized", or "Invalid or missing session ID".
 func (x *Exchange) sessionLost(resp *http.Response, r Request) bool {
 	switch {
 	case r.Session == "":
@@ -248,20 +249,21 @@ func (x *Exchange) Close() {
 	}
 }
 
-// ContinueWith closes the exchange and hands its request over to next, which continues it.
+// ContinueWith closes the exchange. Its request then continues with next, for example after a reconnection, so that metrics and
+// traces count one request that ends when next ends.
 func (x *Exchange) ContinueWith(next *Exchange) {
 	next.request, next.failure, x.request = x.request, x.failure, nil
 	x.Close()
 }
 
-// endTime and maxEnd limit the time and the number of bytes for the end of a stream after the response.
+// endTime and maxEnd limit how long, and for how many bytes, [Exchange.Finish] waits for the end of a stream.
 const (
 	endTime = 20 * time.Millisecond
 	maxEnd  = 16 << 10
 )
 
-// Finish closes the exchange after the response. It waits a moment for the end of the stream, which nearly all servers send, so that
-// the connection can be used again.
+// Finish closes the exchange after the response. If the answer is a stream, Finish waits a moment for the stream's end, so that
+// the connection can be used again. Nearly all servers end the stream right after the response.
 func (x *Exchange) Finish() {
 	if x.events != nil {
 		late := time.AfterFunc(endTime, x.Close)
@@ -281,8 +283,9 @@ type Message struct {
 	Raw    json.RawMessage
 }
 
-// Read parses a message. It reports false if the message is not valid JSON-RPC, or if it or its params have a member twice. In
-// that case the client, which gets the same bytes, might use the other member than the one that was checked here.
+// Read parses a message. It reports false if the message is not valid JSON-RPC. It also reports false if the message has a
+// JSON-RPC member, or its params have any member, twice. The client gets the same bytes, and might use the one of the two that
+// Read did not check.
 func Read(raw json.RawMessage) (m Message, ok bool) {
 	m.Raw = raw
 	var version, id, method, params json.RawMessage

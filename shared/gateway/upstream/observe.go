@@ -21,7 +21,7 @@ type Observer struct {
 	Tracer  *trace.Tracer
 }
 
-// Failures without an HTTP status or a JSON-RPC error code.
+// The failures that the span of a request records: the response was an error, or there was no response.
 const (
 	failedAnswer = "error"
 	noAnswer     = "no_answer"
@@ -34,9 +34,9 @@ type request struct {
 	done atomic.Bool
 }
 
-// begin starts to observe a message if it is a request, and returns the trace context to send with it. If there is a span, begin also
-// writes its context to _meta, in place of a client's own context (SEP-414). It does not observe a listen, because a listen
-// lasts as long as its stream.
+// begin starts to observe a message if it is a request, and returns the trace context to send with it. If the request's span is
+// recorded, begin also writes the context to _meta, where it replaces the client's own context (SEP-414). begin does not
+// observe subscriptions/listen, because such a request lasts as long as its stream.
 func (o Observer) begin(ctx context.Context, r *Request) (*request, trace.Context) {
 	where := trace.From(ctx)
 	method, is := requestMethod(r.Body)
@@ -56,7 +56,7 @@ func requestMethod(body []byte) (method string, is bool) {
 	id := false
 	for key, value := range jsonrpc.Members(body) {
 		switch string(key) {
-		case "id": // params come last and may be long
+		case "id":
 			id = true
 		case "method":
 			method, _ = jsonrpc.String(value)

@@ -283,7 +283,7 @@ func TestClosedConnectionIsReplaced(t *testing.T) {
 	transport := NewHTTP().Transport.(*http.Transport)
 	transport.IdleConnTimeout = 0 // however long this takes
 	var last net.Conn
-	transport.DialContext = counting(func(ctx context.Context, network, addr string) (net.Conn, error) {
+	transport.DialContext = countBytes(func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 		last = c
 		return c, err
