@@ -16,9 +16,9 @@ import (
 
 const (
 	refResource = "ref/resource"
-	// maxCompletions is the revisions' limit for one answer.
+	// maxCompletions is the number of values that MCP allows in one answer.
 	maxCompletions = 100
-	// maxSeen limits the URIs of the log that are searched for values.
+	// maxSeen limits the URIs of past events in which completions look for values.
 	maxSeen = 1000
 )
 
@@ -29,7 +29,7 @@ type completion struct {
 	HasMore bool     `json:"hasMore"`
 }
 
-// completing is a variable of an event template that a client completes.
+// completing is a request to complete the value of a variable in an event type's template.
 type completing struct {
 	entry *catalog.Entry
 	name  string
@@ -57,7 +57,7 @@ func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Resu
 	if claim, ok := q.claim(); ok {
 		values = append(values, c.Principal.Claims[claim]...)
 	}
-	seen, err := h.seen(ctx, c.Principal, cat, q)
+	seen, err := h.seenValues(ctx, c.Principal, cat, q)
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -120,9 +120,10 @@ func schemaValues(q completing) (values []string) {
 	return values
 }
 
-// seen returns the variable's values in past events that the caller may receive. It searches the first [maxSeen] URIs below the known part of
-// the template.
-func (h *Completions) seen(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completing) (values []string, err error) {
+// seenValues returns the variable's values in past events that the caller may receive. It searches the first [maxSeen] URIs
+// below the known part of the template. For example, for event://repos/{owner}/{name} and the owner acme, it searches below
+// event://repos/acme.
+func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completing) (values []string, err error) {
 	known := maps.Clone(q.given)
 	delete(known, q.name)
 	parent, _, _ := strings.Cut(q.entry.Expand(known), "/"+catalog.Wildcard)

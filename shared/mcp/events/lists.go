@@ -35,7 +35,8 @@ type Lists struct {
 	PageSize      int
 	Anonymous     bool // see [Options.AnonymousWebhooks]
 
-	// The encoded catalogs, of which each workspace uses one. A catalog that was replaced is not used again.
+	// kept caches the encoded forms of the workspaces' catalogs. It is bounded because forms of replaced catalogs stay in it,
+	// although no request uses them anymore.
 	kept *bounded.Map[*catalog.Catalog, *listing]
 }
 
@@ -82,7 +83,8 @@ func (h *Lists) List(kind api.Kind) func(context.Context, *method.Call) (method.
 	}
 }
 
-// listCatalog serves a list of event types, of subscriptions unless they are nil, and of the backends' items.
+// listCatalog serves resources/list and resources/templates/list. The list has the event types, then the caller's webhook
+// subscriptions unless subscriptions is nil, and then the backends' items.
 func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, subscriptions streams.Subscriptions) (method.Result, error) {
 	cat, err := h.Catalogs.Of(ctx, c.Principal)
 	if err != nil {
@@ -108,7 +110,7 @@ func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, 
 	}
 	if subscriptions != nil {
 		page.cache = &method.Caching{TTL: 0, Scope: method.Private} // the list contains the caller's own subscriptions, on any of its pages
-		if from.where != atBackends && page.goesOn(atSubscriptions) {
+		if from.where != atBackends && page.beginPart(atSubscriptions) {
 			if err := page.addSubscriptions(ctx, c, subscriptions); err != nil {
 				return method.Result{}, err
 			}
@@ -149,8 +151,9 @@ func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subsc
 	return nil
 }
 
-// addBackends adds the backends' items of a kind, and returns the result of the page. form encodes an item, or returns nil to leave it out,
-// for example because this server serves something with the same name itself. If form is nil, there are no items to wait for.
+// addBackends adds the backends' items of a kind, and returns the result of the page. form encodes an item, or returns nil to
+// leave it out, for example because this server serves something with the same name itself. If form is nil, the list has no
+// items of backends.
 func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind, form func(api.Entry) []byte) (method.Result, error) {
 	if form == nil || !h.Backends.Any(ctx) {
 		if page.from.where == atBackends {
@@ -161,12 +164,12 @@ func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPag
 	}
 	c.Answer.Wait()
 	list := h.Backends.List(ctx, c.Client(), kind)
-	// All pages have the strictest scope and the shortest time.
+	// All pages of the list have the same hint: the shortest TTL and the strictest scope of all its parts.
 	page.cache = &method.Caching{TTL: min(page.cache.TTL, list.TTL.Milliseconds()), Scope: page.cache.Scope}
 	if !list.Shared {
 		page.cache.Scope = method.Private
 	}
-	if len(list.Entries) > 0 && page.goesOn(atBackends) {
+	if len(list.Entries) > 0 && page.beginPart(atBackends) {
 		entries, after, ok := list.Page(page.after(atBackends), page.room)
 		if !ok {
 			return method.Result{}, errListCursor
@@ -243,8 +246,9 @@ func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, 
 	return r, err
 }
 
-// readCallerEvent returns an event type as a backend that acts for its callers lists it. It returns nil if the relay cannot receive it, or if
-// the name belongs to another event type.
+// readCallerEvent reads an event type from the caller's own list at a backend that acts for its callers. It returns nil if the
+// backend does not send the events on streams or polls, from which the relay receives them, or if the name belongs to another
+// event type.
 func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
 	var t struct {
 		catalog.BackendType
@@ -263,7 +267,7 @@ func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
 	return shown
 }
 
-// modes returns the modes in which the caller can receive an event type in its revision.
+// modes returns the delivery modes in which the caller can receive an event type, in the revision of the call.
 func (h *Lists) modes(entry *catalog.Entry, c *method.Call) []string {
 	p := c.Principal
 	var modes []string
@@ -280,7 +284,7 @@ func (h *Lists) modes(entry *catalog.Entry, c *method.Call) []string {
 	return slices.Clip(modes)
 }
 
-// listBackends serves a list of the backends' items, which our own tools precede.
+// listBackends serves tools/list and prompts/list. The endpoint's own tools precede the backends' items.
 func (h *Lists) listBackends(ctx context.Context, c *method.Call, kind api.Kind) (method.Result, error) {
 	from, err := readPlace(c, kind.Member(), nil)
 	if err != nil {
@@ -316,7 +320,7 @@ type Tools interface {
 	Call(ctx context.Context, c *method.Call) (method.Result, error)
 }
 
-// listed is an encoded entry of a list. The pieces are joined.
+// listed is an encoded entry of a list. Its JSON is the concatenation of the pieces.
 type listed struct {
 	entry  *catalog.Entry
 	pieces [][]byte
@@ -343,8 +347,8 @@ type listing struct {
 	open bool
 }
 
-// eventResource is an event type with a fixed URI (SEP-1803 EventResource), and
-// one with a template (EventResourceTemplate).
+// eventResource is an event type as a resource: an EventResource of SEP-1803 if its URI is fixed, and otherwise an
+// EventResourceTemplate.
 type eventResource struct {
 	URI         string    `json:"uri,omitempty"`
 	URITemplate string    `json:"uriTemplate,omitempty"`
@@ -384,7 +388,7 @@ func encodeCatalog(cat *catalog.Catalog) *listing {
 	return l
 }
 
-// paramsSchema returns the entry's paramsSchema, or a schema that accepts any text.
+// paramsSchema returns the entry's paramsSchema, or a schema that requires a string for each variable.
 func paramsSchema(entry *catalog.Entry) json.RawMessage {
 	if entry.ParamsSchema != nil {
 		return entry.ParamsSchema
@@ -420,14 +424,15 @@ type cursor struct {
 	after string
 }
 
-// The parts of a list. The cursor of a public list contains the letter in upper case.
+// The letters of a list's parts, for cursors. The cursor of a public list contains the letter in upper case.
 const (
 	atCatalog       = 'c'
 	atSubscriptions = 's'
 	atBackends      = 'b'
 )
 
-// maxCursor is the maximum length of a decoded cursor. It suffices for the name of its list and the longest name of an entry.
+// maxCursor is the maximum length of a decoded cursor, in bytes. It suffices for the name of its list and the longest name of
+// an entry.
 const maxCursor = 1200
 
 // member returns the member nextCursor for a result with the given scope.
@@ -449,7 +454,7 @@ type place struct {
 	scope string
 }
 
-// readPlace reads the cursor in a request for a list. at contains the indices of the catalog's entries.
+// readPlace reads the cursor in a request for a list. at maps the names of the catalog's entries to their indices.
 func readPlace(c *method.Call, list string, at map[string]int) (place, error) {
 	token, given, err := c.Text("cursor")
 	if err != nil || !given {
@@ -498,7 +503,7 @@ func newPage(from place, room int, cache *method.Caching) partedPage {
 	return partedPage{from: from, pieces: [][]byte{[]byte(`"` + from.list + `":[`)}, room: room, cache: cache}
 }
 
-// add adds an entry. It joins the pieces.
+// add adds an entry, whose JSON is the concatenation of the pieces.
 func (p *partedPage) add(pieces ...[]byte) {
 	if p.n > 0 {
 		p.pieces = append(p.pieces, comma)
@@ -527,8 +532,9 @@ func (p *partedPage) addCatalog(list entries, form func(listed) [][]byte) {
 
 var comma = []byte(",")
 
-// goesOn reports whether another part of the list follows on this page. If the page is full, the next page begins with that part.
-func (p *partedPage) goesOn(part byte) bool {
+// beginPart reports whether this page has room for the given part of the list. If the page is full, the next page begins with
+// that part.
+func (p *partedPage) beginPart(part byte) bool {
 	if p.next != (cursor{}) {
 		return false
 	}
@@ -549,8 +555,8 @@ func (p *partedPage) after(part byte) string {
 
 var closing = []byte("]")
 
-// result returns the page. All pages of a list must have the same scope (2026-07-28, Caching), so a list that is no longer public has to be
-// read from the beginning.
+// result returns the page. All pages of a list must have the same scope (2026-07-28, Caching). So if the previous page was
+// public and this one is private, result returns an error, and the client has to read the list from the beginning.
 func (p *partedPage) result(meta []byte) (method.Result, error) {
 	switch p.from.scope {
 	case method.Public:

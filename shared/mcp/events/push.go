@@ -23,11 +23,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// maxBeat is the longest time between two heartbeats of an events/stream. SEP-3415 requires one every 30 s, and the difference is for the
-// network. Heartbeats carry the cursor, so events do not replace them.
+// maxBeat is the longest time between two heartbeats of an events/stream. SEP-3415 requires one every 30 s, even while events
+// are sent. The other five seconds are for delays in the network.
 const maxBeat = 25 * time.Second
 
-// recovery is how long a stream waits after a temporary failure.
+// recovery is how long a stream waits after a temporary failure before it continues.
 const recovery = time.Second
 
 // push is the framing of an events/stream, which sends the events of one subscription in the notifications of SEP-3415.
@@ -50,7 +50,7 @@ func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*stream
 	if err != nil {
 		return nil, err
 	}
-	// The body of the request must not live as long as the stream.
+	// The arguments may be a part of the request's body. A copy lets the body's memory be freed while the stream is open.
 	w.Arguments = bytes.Clone(w.Arguments)
 	o := &streams.Writer{Kind: streams.KindEvents, Streams: st, Caller: streams.Caller{Principal: c.Principal, Header: c.Request.Header}}
 	p := &push{writer: o, selected: w, version: c.Version, profile: c.Profile}
@@ -112,7 +112,8 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	}, func(b []byte) []byte { return match.AppendOccurrenceMeta(b, d.Event, p.Entry) }, "")
 }
 
-// due returns when the next heartbeat must be sent.
+// due returns when the next heartbeat must be sent: when the stream has been without a message for too long, at quiet, or
+// [maxBeat] after the latest heartbeat.
 func (p *push) due(quiet time.Time) time.Time {
 	if latest := p.beaten.Add(maxBeat); latest.Before(quiet) {
 		return latest
@@ -131,13 +132,14 @@ func (p *push) heartbeat(ctx context.Context) error {
 	return p.note(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
 }
 
-// moved sends the cursor without waiting for the next heartbeat. Otherwise, a client that reconnects while its stream reads many events that the
-// filter drops would make the stream read them again each time.
+// moved sends the cursor, in a heartbeat, after the stream has read past events that its filters drop. If the client
+// reconnects, the new stream then continues after these events and does not read them again.
 func (p *push) moved() error {
 	return p.note(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
 }
 
-// failed notifies the client of a temporary failure, and waits a moment. It returns other failures.
+// failed notifies the client of a temporary failure, waits a moment, and returns nil so that the stream continues. It returns
+// any other error as it is.
 func (p *push) failed(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, method.ErrWriting) {
 		return err
@@ -156,7 +158,8 @@ func (p *push) fail(name string, rpc *jsonrpc.Error) error {
 	return p.writer.Send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
 }
 
-// end notifies the client of the reason if the subscription has ended. The notifications have carried the cursor.
+// end notifies the client of the reason if the subscription has ended. This notification needs no cursor, because the client
+// has the cursor of the previous notification.
 func (p *push) end(c *method.Call, why error) {
 	if end, ok := errors.AsType[*streams.Ended](why); ok {
 		rpc := p.writer.Streams.Faults.Translate(c.Request.Context(), end.Reason, p.version, p.profile)
@@ -166,8 +169,8 @@ func (p *push) end(c *method.Call, why error) {
 }
 
 // check ends the subscription if the current catalog no longer allows it or, if credentials is true, if the caller's
-// credentials no longer do. If the event type gave up its order or regained it, check adds the partitions of the log that
-// its events go to now.
+// credentials no longer do. The events of ordered and unordered types go to different partitions of the log. So if the event
+// type has become ordered or unordered, check adds the partitions to which its events go now.
 func (p *push) check(ctx context.Context, credentials bool) error {
 	before := p.writer.Caller.Principal
 	if credentials {
@@ -215,8 +218,8 @@ const (
 	maxPollBytes = 1 << 20 // of payloads
 )
 
-// quietShare determines the time until the next poll from the time since the latest event. For example, a client should wait for a quarter
-// of a minute after a minute without events.
+// quietShare is the number by which the time since the latest event is divided to suggest the time until the next poll. For
+// example, a client should wait for 15 s after a minute without events.
 const quietShare = 4
 
 // Polls serves events/poll.
@@ -227,7 +230,7 @@ type Polls struct {
 	Metrics     *metric.Set
 }
 
-// Poll serves events/poll (SEP-3415). It has no state between two polls.
+// Poll serves events/poll (SEP-3415). The server keeps no state between two polls, because the cursor contains it.
 func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error) {
 	w, err := readSelected(ctx, h.Catalogs, c, spec.ModePoll)
 	if err != nil {
@@ -270,7 +273,7 @@ func (h *Polls) nextPoll(quiet time.Duration) time.Duration {
 	return min(max(quiet/quietShare, h.Least), h.Most)
 }
 
-// readMaxEvents returns the maximum number of events for the client.
+// readMaxEvents returns how many events the client accepts in one answer, at most [maxPoll].
 func readMaxEvents(c *method.Call) (int, error) {
 	raw := c.Param("maxEvents")
 	if raw == nil {
@@ -320,7 +323,8 @@ func readSelected(ctx context.Context, cs method.Catalogs, c *method.Call, mode 
 	return w, err
 }
 
-// Choose returns the selection of a name and arguments, or an error if the principal may not receive it in this mode.
+// Choose returns the selection for an event type and arguments, or an error if the principal may not receive these events in
+// this mode.
 func Choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth.Principal, mode string) (match.Selection, error) {
 	entry := cat.ByName(name)
 	if entry == nil {

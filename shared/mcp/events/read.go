@@ -19,7 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxLatest is how many events resources/read returns of an event URI. Their payloads have at most [eventlog.LatestBytes].
+// maxLatest is the maximum number of events that resources/read returns. Together, their payloads have at most
+// [eventlog.LatestBytes].
 const maxLatest = 20
 
 // Reads serves resources/read.
@@ -79,7 +80,7 @@ func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 	}
 	var found []event.Event
 	for _, pattern := range patterns {
-		events, err := h.latest(ctx, cat, p, pattern)
+		events, err := h.readLatest(ctx, cat, p, pattern)
 		if err != nil {
 			return nil, err
 		}
@@ -100,9 +101,9 @@ func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 	return text, fault.Wrap(fault.Internal, err, "encode the latest events of %s", uri)
 }
 
-// latest reads the newest events of a pattern that the principal may receive. For a wildcard, it reads the events below the
-// literal prefix of the pattern.
-func (h *Reads) latest(ctx context.Context, cat *catalog.Catalog, who auth.Principal, p match.Pattern) ([]event.Event, error) {
+// readLatest reads the newest events of a pattern that the principal may receive. For a wildcard, it reads the events below the
+// part of the pattern before the wildcard, for example below event://github/acme for event://github/acme/*/push.
+func (h *Reads) readLatest(ctx context.Context, cat *catalog.Catalog, who auth.Principal, p match.Pattern) ([]event.Event, error) {
 	parent := p.URI()
 	switch p.Kind {
 	case match.Concrete:
@@ -132,8 +133,8 @@ type subscriptionState struct {
 	Delivery      *deliveryStatus `json:"deliveryStatus"`
 }
 
-// deliveryStatus is the status of deliveries in the form of SEP-3415. In the answer to a refresh, Active is false if the refresh ended
-// a suspension.
+// deliveryStatus is the status of deliveries in the form of SEP-3415. In the answer to a refresh that ended a suspension,
+// Active is false, because it tells the state before the refresh.
 type deliveryStatus struct {
 	Active         bool       `json:"active"`
 	LastDeliveryAt *time.Time `json:"lastDeliveryAt"`

@@ -21,7 +21,8 @@ type registration struct {
 	WebhookSecret webhookSecret `json:"webhookSecret"`
 }
 
-// webhookSecret is SEP-1803's WebhookSecret, with a key, a value or no secret.
+// webhookSecret is SEP-1803's WebhookSecret. A Standard Webhooks secret is in Key, and a raw secret is in Value. Both are empty
+// if there is no secret.
 type webhookSecret struct {
 	Type  subscription.SecretType `json:"type"`
 	Key   string                  `json:"key,omitempty"`
@@ -195,8 +196,8 @@ func (h *Webhooks) EventsUnsubscribe(ctx context.Context, c *method.Call) (metho
 	return method.Result{}, err
 }
 
-// checkPrincipal refuses a caller without authentication. Such a caller could end or take over any subscription by guessing its
-// parameters.
+// checkPrincipal refuses a caller without authentication. All such callers are the same principal, so each of them could end or
+// take over another one's subscription by guessing its parameters.
 func (h *Webhooks) checkPrincipal(c *method.Call) error {
 	if c.Principal.Anonymous && !h.Anonymous {
 		return fault.New(fault.Unauthenticated, "an authenticated principal is needed")
@@ -216,7 +217,8 @@ func readTTL(c *method.Call) (subscription.TTL, error) {
 	return subscription.TTL{Asked: given, For: d}, err
 }
 
-// readMaxAge returns the maximum age of events after a cursor, or 0 for no limit.
+// readMaxAge reads maxAgeMs, which limits the age of the past events that the client receives after its cursor. It returns 0 if
+// there is no limit.
 func readMaxAge(c *method.Call) (time.Duration, error) {
 	d, given, err := c.Milliseconds("maxAgeMs")
 	if given && d == 0 {
