@@ -31,12 +31,13 @@ const (
 
 // The limits of a result and of a wait.
 const (
-	// DefaultEvents and MaxEvents limit the events of a result.
+	// DefaultEvents and MaxEvents are the default and the maximum number of events in a result.
 	DefaultEvents, MaxEvents = 20, 50
-	// MaxBytes limits the data of a result, or its event types, because a model has to read them.
+	// MaxBytes limits the data of a result's events, or the event types in a result, in bytes, because a model has to read
+	// them.
 	MaxBytes = 64 << 10
-	// defaultWait and maxWait limit wait_for_event, in seconds. The default is below the 60 s after which many clients give up
-	// a request.
+	// defaultWait and maxWait are the default and the maximum time of wait_for_event, in seconds. The default is shorter than
+	// the 60 s after which many clients give up a request.
 	defaultWait, maxWait = 50, 600
 	// ProgressEvery is the time between two progress notifications of a wait, and ProgressMessage is their text.
 	ProgressEvery   = 5 * time.Second
@@ -57,7 +58,8 @@ type Tool struct {
 	Annotations  Annotations     `json:"annotations"`
 }
 
-// Annotations are hints for clients. All tools are read-only, because they change nothing outside of the session.
+// Annotations are hints for clients. All tools are read-only, because they do not change anything outside of the client's
+// session.
 type Annotations struct {
 	ReadOnly bool `json:"readOnlyHint"`
 }
@@ -79,8 +81,9 @@ func object(properties, required string) json.RawMessage {
 	return json.RawMessage(`{"type":"object","properties":{` + properties + `},"required":[` + required + `],"additionalProperties":false}`)
 }
 
-// Tools returns the tools in the order in which clients show them. If the source keeps its subscriptions, the tools that read can
-// read all of them: then their argument subscription is optional.
+// Tools returns the tools in the order in which clients show them. If keepsSubscriptions is true, the source knows the caller's
+// subscriptions. The argument subscription of recent_events and wait_for_event is then optional, and without it they read all
+// subscriptions.
 func Tools(keepsSubscriptions bool) []Tool {
 	const subscription = `"subscription":{"type":"string","description":"the subscription as the last call returned it`
 	one := subscription + `"}`
@@ -132,15 +135,17 @@ func Tools(keepsSubscriptions bool) []Tool {
 	return tools
 }
 
-// Source is where the tools of one caller get their events from.
+// Source provides the events for the tools of one caller.
 type Source interface {
 	// EventTypes returns the event types that the caller can subscribe to.
 	EventTypes(ctx context.Context) ([]EventType, error)
-	// subscribe starts a subscription to the events from now on, and returns the text that names it.
+	// Subscribe starts a subscription to the events from now on. It returns a text that identifies the subscription in later
+	// calls.
 	Subscribe(ctx context.Context, name string, arguments json.RawMessage) (subscription string, err error)
-	// unsubscribe ends a subscription. It reports false if there is no such subscription.
+	// Unsubscribe ends a subscription. It reports false if there is no such subscription.
 	Unsubscribe(ctx context.Context, subscription string) (ended bool, err error)
-	// Read returns the unread events of a subscription. If all events are read, it waits for the next ones as long as the query says.
+	// Read returns the unread events of a subscription. If there are none, it waits for the next ones, at most for
+	// [Query.Wait].
 	Read(ctx context.Context, q Query) (*Events, error)
 }
 
@@ -158,7 +163,8 @@ type EventType struct {
 	Arguments   json.RawMessage `json:"arguments"`
 }
 
-// Event is an event as a model reads it. An entry with only a note tells the model that its subscription has ended.
+// Event is an event as a model reads it. An entry without an id is not an event: its note tells the model, for example, that
+// the subscription has ended.
 type Event struct {
 	Subscription string          `json:"subscription,omitempty"`
 	ID           string          `json:"id,omitempty"`
@@ -169,14 +175,14 @@ type Event struct {
 	Note         string          `json:"note,omitempty"`
 }
 
-// Trim replaces data that is too large for a result by a note.
+// Trim replaces data that is too large for a result with a note.
 func (e *Event) Trim() {
 	if len(e.Data) > MaxBytes {
 		e.Data, e.Note = nil, "the data is too large to be shown here"
 	}
 }
 
-// Events is the result of the tools that read.
+// Events is the result of recent_events and wait_for_event.
 type Events struct {
 	Events       []Event `json:"events"`
 	Subscription string  `json:"subscription,omitempty"`
@@ -207,7 +213,7 @@ func (r *Events) Add(e Event) bool {
 // Empty reports whether there is nothing to tell the model: no event and no gap.
 func (r *Events) Empty() bool { return len(r.Events) == 0 && !r.Gap }
 
-// Call runs a tool and returns its result, to be encoded as JSON.
+// Call runs a tool. It returns the result, which the caller encodes as JSON.
 func Call(ctx context.Context, s Source, tool string, arguments json.RawMessage) (any, error) {
 	in, err := parse(tool, arguments)
 	if err != nil {
@@ -289,7 +295,8 @@ type eventTypes struct {
 	More       bool        `json:"more,omitempty"`
 }
 
-// listTypes lists the event types that follow a name, or all, up to [MaxBytes].
+// listTypes lists the event types that come after the given name, or from the first one if the name is empty. It sets More if
+// there are more of them than fit into [MaxBytes].
 func listTypes(ctx context.Context, s Source, after string) (out eventTypes, err error) {
 	all, err := s.EventTypes(ctx)
 	if err != nil {

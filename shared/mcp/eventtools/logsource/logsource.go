@@ -35,7 +35,7 @@ type tools struct {
 	listed [][]byte // the entries of tools/list, encoded once
 }
 
-// New returns the tools. A wait counts as an open stream.
+// New returns the tools. While a call of wait_for_event waits, it counts as an open stream of the caller.
 func New(st *streams.Streams) events.Tools {
 	h := &tools{catalogs: st.Catalogs, auth: st.Auth, feeds: st.Feeds, admission: st.Admission}
 	for _, t := range eventtools.Tools(false) {
@@ -80,7 +80,8 @@ func (h *tools) Call(ctx context.Context, c *method.Call) (method.Result, error)
 	return method.Result{}, err
 }
 
-// correctable reports whether a model can avoid an error with other arguments. A missing scope is an error for its client.
+// correctable reports whether a model can avoid an error with other arguments. The result of the tool then has the error's
+// text. A missing scope is not correctable, because the client has to request it, not the model.
 func correctable(err error) bool {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound, fault.Unsupported, fault.Unprocessable, fault.TooLarge:
@@ -111,7 +112,7 @@ func (h *source) EventTypes(ctx context.Context) (all []eventtools.EventType, er
 	return all, nil
 }
 
-// Subscribe implements [eventtools.Source]. It returns a handle at the end of the log.
+// Subscribe implements [eventtools.Source]. It returns a handle with the cursor of the log's end.
 func (h *source) Subscribe(ctx context.Context, name string, arguments json.RawMessage) (string, error) {
 	s, err := h.find(ctx, h.call.Principal, name, arguments)
 	if err != nil {
@@ -127,14 +128,14 @@ func (h *source) Subscribe(ctx context.Context, name string, arguments json.RawM
 	return handle{s.Entry.Name, s.Arguments, page.Cursor}.String(), nil
 }
 
-// Unsubscribe implements [eventtools.Source]. Between two calls there is nothing to end.
+// Unsubscribe implements [eventtools.Source]. It only checks the handle, because the server does not store the subscription.
 func (h *source) Unsubscribe(_ context.Context, subscription string) (bool, error) {
 	_, err := parseHandle(subscription)
 	return err == nil, err
 }
 
-// find returns the current selection of a name and arguments. An event type that the caller may not see is unknown, because it is
-// not listed either.
+// find returns the selection for an event type and arguments in the current catalog. An event type that the caller may not see
+// is unknown, because it is not listed either.
 func (h *tools) find(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage) (match.Selection, error) {
 	cat, err := h.catalogs.Of(ctx, p)
 	if err != nil {
@@ -147,7 +148,8 @@ func (h *tools) find(ctx context.Context, p auth.Principal, name string, argumen
 }
 
 // handle is a subscription as a model holds it: NAME~ARGUMENTS~CURSOR, with the arguments in base64url, for example
-// ci.deploy~~AAAA. It grants nothing, because each call checks name and arguments like subscribe does, and the cursor is sealed.
+// ci.deploy~~AAAA. A handle grants no rights: each call checks the name and the arguments like subscribe does, and the cursor
+// is encrypted.
 type handle struct {
 	name      string
 	arguments json.RawMessage // nil for none
@@ -191,7 +193,7 @@ func parseHandle(text string) (h handle, err error) {
 	return h, nil
 }
 
-// reading is a result that is being put together.
+// reading is a call that reads events, with the result so far.
 type reading struct {
 	match.Selection
 
@@ -200,7 +202,7 @@ type reading struct {
 	query  eventtools.Query
 }
 
-// Read implements [eventtools.Source]. It returns the events since the handle was made.
+// Read implements [eventtools.Source]. It returns the events after the cursor of the handle.
 func (h *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Events, error) {
 	r, err := h.poll(ctx, q)
 	if err == nil && r.out.Empty() && q.Wait > 0 {
@@ -250,7 +252,7 @@ func (r *reading) add(ev *event.Event) (bool, error) {
 	return r.out.Add(eventtools.Event{ID: ev.ID, Name: ev.Name, URI: ev.URI, Time: ev.Timestamp(), Data: data}), nil
 }
 
-// wait waits for events when the log has no more for the subscription. It counts as an open stream until it returns.
+// wait waits for events after the call has read the whole log. It counts as an open stream until it returns.
 func (h *source) wait(r *reading) error {
 	c := h.call
 	ctx, leave, err := h.admission.Admit(c.Answer.W, c.Request.WithContext(c.Connection()), c)
@@ -279,7 +281,7 @@ func (h *source) wait(r *reading) error {
 // errAnswered means that the response has already been written.
 var errAnswered = errors.New("mcp: the request was answered")
 
-// await reads the feed of a subscription until the result is not empty or ctx ends.
+// await reads the subscription's feed until the result has an event or a gap, or until ctx ends.
 func (h *source) await(ctx context.Context, r *reading) error {
 	feed, err := h.feeds.Open(h.call.WithToken(ctx), stream.Request{
 		Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Patterns: []match.Pattern{r.Pattern}, Cursor: r.handle.cursor, Sole: true, Wants: r.Wants,
@@ -354,8 +356,9 @@ func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (ch
 	return h.follow(ctx, feed, r, s)
 }
 
-// follow makes s the selection of a wait. If the order of the event type was switched on or off, follow adds the partitions of
-// the log that its events go to now, and reports true.
+// follow replaces the selection of a waiting call with s. The events of ordered and unordered types go to different partitions
+// of the log. So if the event type has become ordered or unordered, follow adds the partitions to which its events go now, and
+// reports true.
 func (h *tools) follow(ctx context.Context, feed *stream.Feed, r *reading, s match.Selection) (changed bool, err error) {
 	if changed = s.Pattern != r.Pattern; changed {
 		if err := feed.Add(ctx, s.Pattern, h.feeds.AfterChange(s.Pattern)); err != nil {
