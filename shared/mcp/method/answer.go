@@ -13,19 +13,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Timing limits how long streams and answers may be quiet.
+// Timing has the times after which an answer becomes a stream, a stream needs a heartbeat, and a write fails.
 type Timing struct {
 	Heartbeat    time.Duration // the longest time without a message on a stream
 	AnswerAfter  time.Duration // after which a waiting answer becomes a stream
 	WriteTimeout time.Duration
 }
 
-// answer is the answer to a request that may have to wait for backends or events. It is JSON if it is ready soon. Otherwise it becomes a
-// stream with the response at its end, so that no proxy closes the connection as dead. Every client must understand both
-// (2025-11-25, Transports, "Sending Messages to the Server"; 2026-07-28, Streamable HTTP, "Sending Messages").
+// answer is the answer to a request that may have to wait for backends or events. If it is ready soon, it is JSON. Otherwise it
+// becomes a stream with the response at its end, so that no proxy closes the connection as dead. Every client must understand
+// both (2025-11-25, Transports, "Sending Messages to the Server"; 2026-07-28, Streamable HTTP, "Sending Messages").
 //
-// Heartbeats, a backend's messages and the cut-off at a shutdown come from different goroutines. The lock orders them, and over makes sure
-// that nothing follows the response. life.go tells how long the call itself runs.
+// Heartbeats, a backend's messages and the cut-off at a shutdown come from different goroutines. mu puts them in an order, and
+// over keeps them from writing after the response. The table above [DetachedFor] shows how long the call itself
+// runs.
 type answer struct {
 	W       http.ResponseWriter
 	timing  Timing
@@ -42,7 +43,8 @@ func (t Timing) answer(w http.ResponseWriter, c *Call) *answer {
 	return &answer{timing: t, W: w, streams: Accepts(c.Request.Header, sse.ContentType)}
 }
 
-// Wait begins the wait for backends or events. If the answer is not ready after [Timing.AnswerAfter], it becomes a stream.
+// Wait announces that the handler now waits for backends or events, and returns immediately. If the answer is not ready after
+// [Timing.AnswerAfter], it becomes a stream.
 func (a *answer) Wait() { a.streamAfter(a.timing.AnswerAfter) }
 
 func (a *answer) streamAfter(d time.Duration) {
@@ -66,7 +68,7 @@ func (a *answer) sendHeartbeat() {
 	}
 }
 
-// write writes to the stream, and begins it if necessary. The caller holds the lock.
+// write sends events on the stream, and begins the stream if necessary. The caller holds the lock.
 func (a *answer) write(events []byte) error {
 	if a.err != nil {
 		return a.err
@@ -103,14 +105,14 @@ func (a *answer) finish(build func([]byte) []byte) bool {
 	return true
 }
 
-// Stop leaves the response to the handler.
+// Stop stops the heartbeats. From then on, only the handler writes to the response.
 func (a *answer) Stop() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.close()
 }
 
-// close stops the heartbeats. The caller holds the lock.
+// close stops the heartbeats and other messages before the response. The caller holds the lock.
 func (a *answer) close() {
 	a.over = true
 	if a.timer != nil {
@@ -118,7 +120,8 @@ func (a *answer) close() {
 	}
 }
 
-// Progress notifies a client that asked for progress of how long a call has waited, in seconds of total.
+// Progress sends a progress notification if the client asked for progress. Both the progress, which is how long the call has
+// waited, and total are in seconds.
 func (a *answer) Progress(c *Call, waited time.Duration, total int, message string) {
 	token := jsonrpc.Member(c.Meta, "progressToken")
 	if len(token) == 0 || len(token) > jsonrpc.MaxID || token[0] == '{' || token[0] == '[' {
@@ -134,7 +137,7 @@ func (a *answer) Progress(c *Call, waited time.Duration, total int, message stri
 	}
 }
 
-// Comment is a heartbeat.
+// Comment is the SSE comment that is sent as a heartbeat.
 var Comment = sse.Append(nil, sse.Event{Comment: " "})
 
 // ErrWriting is the error for a response that cannot be written.
@@ -153,8 +156,8 @@ func (t Timing) Relay(w http.ResponseWriter, c *Call, f Faults) *relayed {
 	return &relayed{answer: t.answer(w, c), faults: f, call: c}
 }
 
-// Begin is called before the wait for the backend, and end after it. Begin returns the context of the call. At a shutdown, the call is answered with an error
-// immediately, although notifying the backend may take longer.
+// Begin starts the heartbeats and returns the context for the call to the backend. The caller calls end after the call. At a
+// shutdown, the client immediately gets an error, although notifying the backend may take longer.
 func (r *relayed) Begin() (ctx context.Context, end func()) {
 	ctx, release := r.call.backendContext(r.refuse)
 	r.streamAfter(r.timing.Heartbeat)
@@ -217,7 +220,7 @@ func (r *relayed) send(message json.RawMessage, response bool) error {
 	return nil // the call of a session continues without its client
 }
 
-// Flush sends a response to the client that would otherwise wait in a buffer for the end of the handler.
+// Flush sends a response that is still in a buffer. Otherwise the client would get it only at the end of the handler.
 func (r *relayed) Flush() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -226,7 +229,8 @@ func (r *relayed) Flush() {
 	}
 }
 
-// Failed ends an answer that has begun with the error, and reports whether the response was written.
+// Failed sends the error as the response if the answer has already become a stream. It returns false if the handler must write
+// the response.
 func (r *relayed) Failed(err error) bool {
 	if errors.Is(err, ErrWriting) {
 		return true
@@ -264,7 +268,7 @@ func statusOf(message json.RawMessage) int {
 // connection's write deadline forward.
 
 const (
-	// DetachedFor is how long a request may run whose client may have disconnected.
+	// DetachedFor limits a request that continues after its client has disconnected.
 	DetachedFor = time.Minute
 	// NoticeFor is how long a notification, a response or the end of a session may run. A client that cancels a call or ends its
 	// session often closes the connection right after it has sent that message.
@@ -274,7 +278,7 @@ const (
 	CallReserve = 9 * time.Second
 )
 
-// life holds what decides how long a call runs.
+// life has the contexts and times that limit how long a call runs.
 type life struct {
 	cutOff   context.Context // ends when the server cuts off calls
 	detached bool
@@ -287,15 +291,16 @@ func NewCall(r *http.Request, cutOff context.Context) *Call {
 	return &Call{Request: r, life: life{cutOff: cutOff}}
 }
 
-// DetachRequest returns the request with a context that continues for the given time after the client has disconnected. Without a body,
-// net/http ends a request's context as soon as the client closes the connection.
+// DetachRequest returns the request with a context that ends after the given time, and not when the client disconnects.
+// Otherwise net/http ends the context of a request without a body as soon as the client closes the connection.
 func DetachRequest(r *http.Request, limit time.Duration) (detached *http.Request, stop func()) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), limit)
 	return r.WithContext(ctx), cancel
 }
 
-// Detach lets the call continue for the given time when its client disconnects. It has no effect on a call that is detached already. The
-// caller calls stop when the call has been served.
+// Detach gives the call a context that ends after the given time, at the request's deadline, or when the server cuts off calls,
+// but not when the client disconnects. It has no effect on a call that is detached already. The caller calls stop when the call
+// has been served.
 func (c *Call) Detach(limit time.Duration) (stop func()) {
 	if c.life.detached {
 		return func() {}
@@ -315,11 +320,12 @@ func (c *Call) Detach(limit time.Duration) (stop func()) {
 	}
 }
 
-// JoinBatch makes a detached call the pattern for the parts of a batch. The parts share the time of the whole batch, and do not react to a
-// disconnect one by one.
+// JoinBatch prepares a detached call for a batch, whose parts are copies of the call. The parts share the time limit of the
+// batch, and [Call.OnDisconnect] has no effect on them.
 func (c *Call) JoinBatch() { c.life.client = nil }
 
-// Connection returns a context that ends when the client disconnects, also for a detached call.
+// Connection returns a context that ends when the client disconnects, even if the call is detached. For a part of a batch, the
+// context continues until the time limit of the batch.
 func (c *Call) Connection() context.Context {
 	if c.life.client != nil {
 		return c.life.client
@@ -327,8 +333,8 @@ func (c *Call) Connection() context.Context {
 	return c.Request.Context()
 }
 
-// OnDisconnect calls f if the client disconnects while the call is being served. The caller must call stop at the end of the call, in
-// any case.
+// OnDisconnect calls f if the client of a detached call disconnects while the call is being served. It has no effect on other
+// calls, whose contexts end anyway. The caller must always call stop at the end of the call.
 func (c *Call) OnDisconnect(f func()) (stop func() bool) {
 	if c.life.client == nil {
 		return func() bool { return true }

@@ -37,7 +37,7 @@ type eventCodes struct {
 	NotFound, Forbidden, ResourceExhausted, Unsupported, CallbackEndpointError int
 }
 
-// Codes are the codes of the MCP Events extension by profile.
+// Codes has the error codes of the MCP Events extension for each profile.
 var Codes = map[spec.Profile]eventCodes{
 	spec.Released: {-32011, -32012, -32013, -32014, -32015},
 	spec.Final:    {-32023, -32024, -32025, -32026, -32027},
@@ -52,7 +52,7 @@ const (
 	EventsMethods
 )
 
-// meaning is the JSON-RPC form of a kind of fault.
+// meaning has the JSON-RPC error codes for a kind of fault, in the session-based and in the stateless revisions.
 type meaning struct {
 	sessionBased, stateless int
 	events                  string // the name in the MCP Events extension, or empty if that has no name for it
@@ -93,7 +93,8 @@ func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profil
 	f.Metrics.LimitReached(fault.LimitOf(err))
 	kind := fault.KindOf(err)
 	if data, ok := fault.DataOf(err).(map[string]any); ok && profile != "" && kind == fault.Unavailable {
-		// The reason, for which a client's callback endpoint was not verified, is one of the published lastError categories.
+		// The data has a reason if the client's callback endpoint was not verified. It is one of the categories that the
+		// extension defines for lastError.
 		if reason, ok := data["reason"].(string); ok {
 			return &jsonrpc.Error{
 				Code:    Codes[profile].CallbackEndpointError,
@@ -112,7 +113,7 @@ func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profil
 	return errorOf(err, v, profile)
 }
 
-// errorOf translates a fault with the table of meanings.
+// errorOf translates a fault with the table [meanings].
 func errorOf(err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	kind := fault.KindOf(err)
 	m := meanings[kind]
@@ -132,8 +133,8 @@ func errorOf(err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	return out
 }
 
-// ErrorObject returns the error that a webhook carries at the end of a subscription of the profile (SEP-3415, Subscription Termination).
-// Its code and text are the same as on a stream.
+// ErrorObject returns the error that a webhook reports when a subscription of the profile ends (SEP-3415, Subscription
+// Termination). A stream reports the same code and text.
 func ErrorObject(profile spec.Profile, reason error) json.RawMessage {
 	return jsonrpc.AppendErrorObject(nil, errorOf(reason, spec.V20260728, profile))
 }
@@ -155,12 +156,12 @@ func InvalidParams(format string, args ...any) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.InvalidParams, Message: fmt.Sprintf(format, args...)}
 }
 
-// NotFound returns the error for a resource that does not exist for the caller. It does not show the reason.
+// NotFound returns the error for a resource that the caller cannot read. It does not tell whether the resource exists.
 func NotFound(uri string) error {
 	return fault.New(fault.NotFound, "resource not found").With(map[string]any{"uri": Clip(uri)})
 }
 
-// Clip shortens a part of the input so that it can be echoed.
+// Clip shortens a text of the client to 256 bytes so that an error can repeat it.
 func Clip(s string) string {
 	const most = 256
 	if len(s) <= most {
@@ -179,8 +180,8 @@ func UnknownMethod(name string) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: "unknown method " + Clip(name)}
 }
 
-// allMissing returns an error that names all missing scopes of an operation: the method's scope and the scopes of every event type in
-// the params. Thus a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling).
+// allMissing returns an error that names all missing scopes of an operation: the method's scope and the scopes of every event
+// type in the params. With all names, a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling).
 func (r *Replies) allMissing(c *Call, m Row, err error) error {
 	needed := r.entryScopes(c, m)
 	if m.Scope != "" {
@@ -219,8 +220,8 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 	return scopes
 }
 
-// scopesOf returns the scopes that a URI needs. On streams and polls, a caller that may receive one of the event types below a parent needs
-// no further scopes.
+// scopesOf returns the scopes of the event types at a URI or below it. If all is true, the principal needs all of them.
+// Otherwise one event type is enough, so scopesOf returns nil if the principal may already receive one of them.
 func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (scopes []string) {
 	_, access, err := match.Resolve(cat, uri)
 	if err != nil {
