@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// calls passes requests, notifications and responses of clients on to backends.
+// calls forwards requests, notifications and responses of clients to backends.
 type calls struct {
 	backends api.Gateway
 	underWay *quota.Held
@@ -29,8 +29,9 @@ type calls struct {
 	timing   method.Timing
 }
 
-// route is the destination of a request at the gateway: a tool, prompt or resource with a name. The member of the params has the name,
-// for example "name" or "uri".
+// route is the destination of a request at the gateway: an item of some kind, for example a tool, prompt, resource or task.
+// name is its name, URI or id as the client knows it, and member is the key of the name in the params, for example "name" or
+// "uri".
 type route struct {
 	kind         api.Kind
 	name, member string
@@ -50,7 +51,8 @@ func routeTask(c *method.Call) (route, bool, error) {
 	return route{api.Tasks, id, "taskId"}, true, err
 }
 
-// routeRead routes resources/read to a backend unless this server serves the URI.
+// routeRead routes resources/read to a backend that has the URI. This server itself answers for subscriptions, for URIs of the
+// catalog, and for unknown URIs.
 func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 	uri, err := c.Required("uri")
 	if err != nil || strings.HasPrefix(uri, streams.SubscriptionScheme) {
@@ -63,7 +65,8 @@ func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
 
-// routeComplete routes completion/complete to a backend unless the template is an event type's.
+// routeComplete routes completion/complete to a backend if it is for a prompt, or for a template that a backend has. This
+// server itself serves the templates of event types.
 func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
 	ref := c.Param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
@@ -108,8 +111,9 @@ func (h proxying) Serve(w http.ResponseWriter, c *method.Call) error {
 	return h.calls.serve(w, c, to)
 }
 
-// serve calls a backend and relays its answer. The call counts towards the limit until it ends, even if the client has disconnected. When
-// the client has the response, it can make its next call, so the response is sent only after that.
+// serve calls a backend and relays its answer. The call counts towards the limit of concurrent calls until it ends, even if the
+// client has disconnected. serve stops counting the call before it flushes a JSON response, because a client that has the
+// response can immediately make its next call.
 func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	release, err := h.underWay.Take(c.Request.Context(), c.Principal)
 	if err != nil {
@@ -155,9 +159,9 @@ func parameterHeaders(h http.Header) http.Header {
 	return out
 }
 
-// accept serves messages that need no response: messages of conversations, other notifications, and responses to requests of backends.
-// It answers a message of a conversation only after it has sent that message to the conversation's provider, because a Lambda function is
-// frozen after the answer.
+// accept serves messages that need no response: messages of conversations, other notifications, and responses to requests of
+// backends. It answers a message of a conversation only after the context for it has been collected and sent, because a Lambda
+// function is frozen after the answer.
 func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	handle := e.calls.handle
 	if e.conversations.handles(c) {
@@ -188,8 +192,8 @@ func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	method.SendError(w, code, nil, e.faults.Translate(c.Request.Context(), err, c.Version, c.Profile))
 }
 
-// handle passes a notification or a response on to the backends. It drops a notification that no backend needs. In particular, this
-// server sends no requests to clients, and its own requests are too short to be cancelled.
+// handle forwards a notification or a response to the backends. It drops messages that do not concern a backend: this server
+// itself sends no requests that a client could answer, and its own methods are too fast to be cancelled.
 func (h *calls) handle(c *method.Call) error {
 	ctx := c.Request.Context()
 	backends := h.backends

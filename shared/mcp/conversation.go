@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// conversations forwards the messages of conversations to the context providers.
+// conversations forwards the messages of clients' conversations to the context providers.
 type conversations struct {
 	conversation streams.Conversation
 	feeds        *stream.Tails
@@ -19,9 +19,10 @@ type conversations struct {
 
 // conversationKind returns the kind of a conversation's message, or an empty text for other methods.
 //
-// The proposal sends messages as notifications and answers them with a "response", which a notification cannot have. So a message that
-// arrives as a request is answered with its context. For a notification, the context is sent as conversation/context: in a session on
-// its GET stream, and otherwise on every listen of the principal that asked for it.
+// In the conversation events proposal, clients send messages as notifications, and the server answers them with a "response",
+// which a notification cannot have. So this server accepts a message in two forms. It answers a request with the context for
+// the message. For a notification, it sends the context as conversation/context: in a session on its GET stream, and otherwise
+// on every subscriptions/listen of the principal that asked for contexts.
 func conversationKind(c *method.Call) conversation.Kind {
 	for _, kind := range conversation.Kinds {
 		if kind.Method() == c.Msg.Method {
@@ -57,13 +58,14 @@ func (h *conversations) context(ctx context.Context, c *method.Call) (*conversat
 	return found, m, err
 }
 
-// handles reports whether the call is a message of a conversation that arrives as a notification.
+// handles reports whether the call is a notification with a message of a conversation, of a kind that this server offers to the
+// caller.
 func (h *conversations) handles(c *method.Call) bool {
 	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && h.conversation != nil &&
 		h.conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))
 }
 
-// handle collects the context of a message that arrived as a notification, and sends it to the client's stream.
+// handle collects the context for a message that arrived as a notification, and sends it to the client's open streams.
 func (h *conversations) handle(c *method.Call) error {
 	if err := c.Principal.Require(auth.ScopeRead); err != nil {
 		return err

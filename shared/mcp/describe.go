@@ -20,7 +20,8 @@ type resourceCapability struct {
 	Subscription []string `json:"subscription,omitempty"`
 }
 
-// extensionSettings repeats these members for clients whose libraries drop unknown members of capabilities.resources.
+// extensionSettings repeats the members events and subscription of [resourceCapability], for clients whose libraries drop
+// unknown members of capabilities.resources.
 type extensionSettings struct {
 	Events       bool     `json:"events"`
 	Subscription []string `json:"subscription"`
@@ -38,10 +39,10 @@ type capabilities struct {
 	Prompts      *listCapability     `json:"prompts,omitempty"`
 	Completions  *struct{}           `json:"completions,omitempty"`
 	Logging      *struct{}           `json:"logging,omitempty"`
-	// Events repeats the member of extensions for ChatGPT, which reads it here as in the first draft of the MCP Events
-	// extension.
+	// Events repeats the settings of the MCP Events extension, because ChatGPT reads them here, where the first draft of the
+	// extension had them.
 	Events *listCapability `json:"events,omitempty"`
-	// ConversationEvents is of the conversation events proposal.
+	// ConversationEvents names the messages of conversations that the caller should send (conversation events proposal).
 	ConversationEvents *conversation.Offers `json:"conversationEvents,omitempty"`
 }
 
@@ -61,7 +62,7 @@ type description struct {
 	conversation streams.Conversation
 }
 
-// offersTo returns the capabilities of this caller that not every caller has.
+// offersTo returns the part of the capabilities that depends on the caller.
 func (d *description) offersTo(ctx context.Context, c *method.Call) (o offers) {
 	if d.backends.Any(ctx) {
 		o.backends = d.backends.Capabilities(ctx, c.Client())
@@ -135,7 +136,7 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 	return c
 }
 
-// describeInitialize returns the members of the result of initialize that follow the version.
+// describeInitialize returns the members of the result of initialize that come after protocolVersion.
 func (d *description) describeInitialize(to offers) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(struct {
 		Capabilities capabilities   `json:"capabilities"`
@@ -161,7 +162,8 @@ func (d *description) supported() []spec.Version {
 	return spec.Versions
 }
 
-// discoverTTL is how long, in milliseconds, a client may cache the result of server/discover, which changes only with a deployment.
+// discoverTTL is how long, in milliseconds, a client may cache the result of server/discover. The result changes only with a
+// deployment or with the caller's backends.
 const discoverTTL = 60_000
 
 func (d *description) answerDiscover(ctx context.Context, c *method.Call) (method.Result, error) {

@@ -17,23 +17,25 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// The named-event dialect at /mcp/{workspace} serves the methods, sessions and feeds of the session-based revisions over an older
-// transport.
+// The named-event dialect at /mcp/{workspace} serves the methods and sessions of the session-based revisions over an older
+// transport, whose SSE events have names.
 //
 //	GET   event: lifecycle      streamOpened, ping while quiet, streamClosed
 //	      event: notification   notifications
 //	      event: response       answers to POSTs that carry the stream's Mcp-Session-Id
 //	POST  event: response, or JSON, or 202 and the answer on the stream
 //
-// A session begins with the first GET or with initialize. A POST without a session is served on its own.
+// A session begins with the first GET or with initialize. A POST without a session is answered without the state of earlier
+// POSTs.
 
-// dialectVersion is the revision of a session without initialize, because a client that names no version uses this one.
+// dialectVersion is the revision of a session that began without initialize. MCP prescribes this revision for clients that name
+// no version.
 const dialectVersion = spec.V20250326
 
 // dialect serves the named-event dialect with the endpoint's sessions, methods and streams.
 type dialect struct{ endpoint *Endpoint }
 
-// NamedEvents registers the dialect, see [Options.Dialect]. Without this file and the framing in package streams, there is no dialect.
+// NamedEvents returns the handler of the dialect, for [Options.Dialect]. The dialect's streams are in package streams.
 func NamedEvents(e *Endpoint) Dialect { return dialect{e}.serve }
 
 // serve serves an authenticated request.
@@ -52,8 +54,9 @@ func (d dialect) serve(w http.ResponseWriter, c *method.Call, workspace string) 
 	}
 }
 
-// checkWorkspace answers callers that do not belong to the workspace, and returns false. They all receive the same answer, without a look-up
-// of the workspace, so that the time of the answer does not show whether it exists.
+// checkWorkspace reports whether the caller belongs to the workspace, and otherwise answers the request. Callers of other
+// workspaces all receive the same 404, without a look-up of the workspace. So the content and the time of the answer are the
+// same whether or not the workspace exists.
 func (d dialect) checkWorkspace(w http.ResponseWriter, c *method.Call, workspace string) bool {
 	c.Dialect, c.Version = true, dialectVersion
 	if workspace == c.Principal.Workspace {
@@ -219,16 +222,17 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// An answer to a POST reaches the session's open stream as a notice on the session's topic of the log, because another instance may hold the
-// stream. The answer may contain secrets that must not be stored in clear text, e.g. a webhook's secret. So it is sealed with a key
-// that is derived from the session's id, of which the store has only a hash.
+// The session's stream may be open at another instance. So an answer to a POST reaches it through the log, as a notice on the
+// session's topic. The answer may contain secrets that must not be stored in clear text, e.g. a webhook's secret. So it is
+// encrypted with a key that is derived from the session's id, and the store only has a hash of that id.
 
-// maxResponse is the largest answer in bytes that a notice can carry. In Base64 it is smaller than [store.MaxItem]. A larger answer
-// becomes the response of the POST.
+// maxResponse is the largest answer, in bytes, that is sent as a notice. Its Base64 form is smaller than [store.MaxItem]. A
+// larger answer becomes the response of the POST.
 const maxResponse = 256 << 10
 
-// respond sends the recorded answer to the session's open stream. It returns false if the answer must be the response of the POST: if
-// there is no open stream, if the answer has another status than 200, or if it has no body.
+// respond sends the recorded answer to the session's open stream. It returns false if the answer must be the response of the
+// POST: because there is no open stream, because the status is not 200, or because the answer is empty, larger than
+// [maxResponse], or the beginning of a session.
 func (d dialect) respond(c *method.Call, kept *httpjson.Recorder) bool {
 	body := kept.Body.Bytes()
 	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(spec.HeaderSession) != "" {

@@ -16,7 +16,7 @@
 // A method is in the table if something serves it, here or by an [http.Handler] to which the endpoint forwards the whole request. A
 // method that is not in the table is not advertised and is answered as unknown.
 //
-// The way of a tools/call is in docs/internals/architecture.md.
+// docs/internals/architecture.md follows a tools/call through these packages.
 package mcp
 
 import (
@@ -48,8 +48,9 @@ type Implementation struct {
 	Version string `json:"version"`
 }
 
-// Options configure an [Endpoint]. Auth and Catalogs are required, and with Feeds also the durations. Any other member that is nil switches
-// off the methods that need it.
+// Options configure an [Endpoint]. Auth and Catalogs are required. With Feeds, MaxAge, Heartbeat, PollMin and PollMax are
+// required too. If Feeds, Sessions, Registrar, Deregistrar, Gateway, Dialect, Conversation or EventTools is nil, the endpoint
+// lacks the methods that need it.
 type Options struct {
 	Server Implementation
 
@@ -58,8 +59,8 @@ type Options struct {
 
 	// Feeds reads events from the log. Lists of resources, resources/read, completions, polls and all streams use it.
 	Feeds *stream.Tails
-	// Sessions stores the sessions of the session-based revisions, which need Feeds. Without it, initialize is unknown, and
-	// every request of these revisions is served on its own.
+	// Sessions stores the sessions of the session-based revisions, which need Feeds. If it is nil, there are no sessions:
+	// initialize is unknown, and each request of these revisions is served without the state of earlier ones.
 	Sessions store.DB
 	// MaxSessions returns how many sessions a principal may have. Nil means no limit.
 	MaxSessions func(ctx context.Context, p auth.Principal) int
@@ -67,16 +68,17 @@ type Options struct {
 	Subscriptions streams.Subscriptions
 	Registrar     events.Registrar
 	Deregistrar   events.Deregistrar
-	// ForwardRegistrar and ForwardDeregistrar, if set, serve the requests instead of Registrar and Deregistrar. They get the whole HTTP
-	// request with its credentials, and check it again.
+	// ForwardRegistrar and ForwardDeregistrar, if set, serve the methods that make and end webhook subscriptions, instead of
+	// Registrar and Deregistrar. They get the whole HTTP request with its credentials, and authenticate it again.
 	ForwardRegistrar   http.Handler
 	ForwardDeregistrar http.Handler
-	// AnonymousWebhooks lets the principal of --auth none use events/subscribe. It is for development only.
+	// AnonymousWebhooks lets the principal of --auth none use events/subscribe and events/unsubscribe. It is for development
+	// only.
 	AnonymousWebhooks bool
 
 	// Gateway calls the backends. It is nil without backends.
 	Gateway api.Gateway
-	// Dialect serves requests with a [PathWorkspace], for example [NamedEvents]. It is optional.
+	// Dialect makes the handler of requests to /mcp/{workspace}, for example [NamedEvents]. It is optional.
 	Dialect func(*Endpoint) Dialect
 	// Conversation handles the messages of conversations. It is optional.
 	Conversation streams.Conversation
@@ -97,28 +99,31 @@ type Options struct {
 
 	// PageSize is the number of entries on a page of a list. 0 means 100.
 	PageSize int
-	// MaxAge is how long a stream stays open. It ends earlier if the request has a deadline, five seconds before it.
+	// MaxAge is how long a stream stays open. If the request has a deadline, the stream ends at the latest five seconds before
+	// it.
 	MaxAge time.Duration
-	// AnswerStreamAfter is how long the answer to a list may wait for backends before it becomes a stream.
+	// AnswerStreamAfter is how long an answer may wait for backends (a list) or for an event (wait_for_event) before it becomes
+	// a stream. 0 means immediately.
 	AnswerStreamAfter time.Duration
-	// Heartbeat is the longest time without a message on a stream.
+	// Heartbeat is how long a stream may be quiet before the endpoint sends a heartbeat.
 	Heartbeat time.Duration
 	// WriteTimeout ends a stream whose client has not read for this long. 0 means 30 s.
 	WriteTimeout time.Duration
-	// Leases limit the streams of a principal and of all instances. Nil means no limit.
+	// Leases limit the open streams of each principal and of all instances together. Nil means no limit.
 	Leases streams.Leases
-	// Left is called when the client of a call to a backend has disconnected and the call continues. It is nil if no slot for
-	// connections must be released.
+	// Left is called when the client of a call to a backend has disconnected and the call continues, so that the server can
+	// reuse the client's connection slot. It is optional.
 	Left func(*http.Request)
 	// Calls limits the concurrent calls of a principal to backends. Nil means no limit.
 	Calls *quota.Held
-	// MaxStreamURIs limits the URIs of a session or a listen; 0 means 200. MaxStreamPatterns limits how many of them may be parents or
-	// wildcards, because a stream reads several partitions of the log for each; 0 means 20.
+	// MaxStreamURIs limits the URIs of a session or a subscriptions/listen; 0 means 200. MaxStreamPatterns limits how many of
+	// them may be parents or have wildcards, because a stream reads several partitions of the log for each of those; 0 means
+	// 20.
 	MaxStreamURIs, MaxStreamPatterns int
-	// PollMin and PollMax limit the suggested time until the next poll.
+	// PollMin and PollMax limit the time until the next poll that the server suggests to a client.
 	PollMin, PollMax time.Duration
 
-	// Metrics counts polls, ends of streams and reached limits. It may be nil.
+	// Metrics counts polls, ended streams and requests that exceed a limit. It may be nil.
 	Metrics *metric.Set
 	// Logger logs failures and the reasons for which streams end. Nil means [slog.Default].
 	Logger *slog.Logger
@@ -218,9 +223,10 @@ func New(o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-// Close ends every open stream in the way of its revision. It waits until the streams have ended and cleaned up in the store, or until
-// ctx ends. The endpoint refuses new streams from then on, and still serves other requests. Shortly before ctx ends, it answers the
-// requests that are still running with an error, even if Close has returned.
+// Close ends every open stream with the messages that its revision requires. It waits until the streams have ended and cleaned
+// up in the store, or until ctx ends. From then on, the endpoint refuses new streams but still serves other requests. Shortly
+// before ctx ends, at most [method.CallReserve], the endpoint also ends the calls that still run, even if Close has returned.
+// It answers calls to backends with an error.
 func (e *Endpoint) Close(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
