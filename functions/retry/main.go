@@ -19,7 +19,7 @@ import (
 )
 
 // announceLast is how much longer this function waits before it announces a changed catalog than the command that applied
-// the catalog. So usually the command announces the change, and this function finds that nothing is left to announce.
+// the catalog. So usually the command announces the change first, and this function has no change left to announce.
 const announceLast = 2 * time.Second
 
 func main() { os.Exit(boot.Run(boot.Webhooks|boot.Records, create)) }

@@ -75,8 +75,8 @@ type Core struct {
 	Catalogs catalog.Source
 	Config   *config.Stored
 	EventLog *eventlog.Log
-	// Demand records the events of backends that clients have subscribed to. It is nil in roles that handle neither
-	// subscriptions nor backends.
+	// Demand records the events of backends that clients have subscribed to. Only roles that handle subscriptions or backends
+	// have it. In others, it is nil.
 	Demand *demand.Registry
 	Limits config.Limits
 	Log    *slog.Logger

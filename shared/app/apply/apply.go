@@ -140,7 +140,7 @@ func (p *plan) read(ctx context.Context) (err error) {
 	return err
 }
 
-// currentCatalog returns the catalog that a workspace has before the write: its own or, if it has none, the catalog of
+// currentCatalog returns the catalog that a workspace uses before the write: its own or otherwise the catalog of
 // [catalog.Shared].
 func (p *plan) currentCatalog(ctx context.Context, workspace string) (catalog.Document, error) {
 	own, err := p.document(ctx, workspace)

@@ -415,8 +415,8 @@ func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 	}
 }
 
-// checkCommand sets the command of a backend if one is given. It adds faults if the backend has neither or both of command and url,
-// or members that need the other one.
+// checkCommand sets the command of a backend if one is given. It adds a fault unless the backend has either a command or a url, and
+// a fault for each member that needs the other one of these.
 func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command, given map[string]bool, say func(string) string) {
 	switch {
 	case given["command"] && given["url"]:

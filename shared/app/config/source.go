@@ -79,7 +79,7 @@ type current struct {
 }
 
 // NewStored returns a Stored over the store. If now is nil, it uses time.Now, and if log is nil, slog.Default. It adds the
-// backends in own before those of the configuration, for example the MCP server of a program that embeds the server.
+// backends in own, for example the MCP server of a program that embeds the server, before the configured backends.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.Backend) *Stored {
 	with := func(c *Config) (*current, error) {
 		keys, err := auth.Keys(c.Keys, now)

@@ -40,7 +40,7 @@ type Options struct {
 	SourceSecrets func(context.Context, secret.Value) (string, error)
 	// Closing is closed when the server shuts down, to end the live streams of the admin API. It may be nil.
 	Closing <-chan struct{}
-	// Rest serves all paths that belong neither to the admin API nor to the console.
+	// Rest serves all paths outside the admin API and the console.
 	Rest http.Handler
 }
 

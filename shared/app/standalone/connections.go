@@ -234,7 +234,7 @@ func recordBody(r *http.Request, body bool) {
 type connectionKey struct{}
 
 // attach makes a server report the states of its connections to l. On reserved connections, the server then refuses all requests
-// except those of health checks and operators.
+// except health checks and requests of operators.
 func (l *connections) attach(s *http.Server) {
 	s.ConnState = l.recordState
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
