@@ -261,8 +261,8 @@ func one(cond []Condition) Condition {
 type unhurried struct{}
 
 // Unhurried returns a context for writes for which no caller has to wait, such as delivery records. A store with group commit
-// returns immediately and commits them in their order with the next write, at most tens of milliseconds later. If the process
-// dies before that, they are lost. Errors are logged.
+// returns immediately and commits them at most tens of milliseconds later, and before all later writes to the same table. If the
+// process dies before that, they are lost. Errors are logged.
 func Unhurried(ctx context.Context) context.Context { return context.WithValue(ctx, unhurried{}, true) }
 
 // IsUnhurried reports whether ctx comes from [Unhurried].

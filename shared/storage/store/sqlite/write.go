@@ -59,7 +59,13 @@ var jobs = sync.Pool{New: func() any { return &write{} }}
 
 func (db *DB) submit(ctx context.Context, ops []store.Op) error {
 	if store.IsUnhurried(ctx) {
-		err := db.engine.Lazily(&write{db: db, ops: ops, unhurried: true})
+		w := &write{db: db, ops: ops, unhurried: true}
+		var err error
+		if slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Table != store.Deliveries }) {
+			err = db.engine.Lazily(w)
+		} else { // records of deliveries, several for each webhook
+			err = db.engine.Batch(w, len(ops))
+		}
 		return fault.Wrap(engine.Kind(err), err, "write %d items, the first to %s", len(ops), ops[0].Item.Table)
 	}
 	w := jobs.Get().(*write)
@@ -121,6 +127,13 @@ func (w *write) Apply(tx *engine.Tx) error {
 		}
 	}
 	return nil
+}
+
+// Before implements [engine.BatchJob]. Writes to the same table keep their order. All operations of a batch job are for one
+// table.
+func (w *write) Before(other engine.Job) bool {
+	later, ok := other.(*write)
+	return ok && slices.ContainsFunc(later.ops, func(op store.Op) bool { return op.Item.Table == w.ops[0].Item.Table })
 }
 
 // Done notifies the watchers.

@@ -61,7 +61,8 @@ type Engine struct {
 	lazyMu sync.Mutex
 	lazy   []*entry
 	lazyBy time.Time   // when the first lazy job must be committed; zero if no lazy job waits
-	alarm  *time.Timer // wakes the writer at lazyBy
+	batch  batch       // jobs that share a commit with many of their kind
+	alarm  *time.Timer // wakes the writer at lazyBy, or when the batch is due
 
 	dirty   atomic.Bool // written since the last checkpoint
 	health  health

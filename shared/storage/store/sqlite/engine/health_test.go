@@ -362,6 +362,74 @@ func TestALazyJobRidesAlong(t *testing.T) {
 	})
 }
 
+// batchJob is a job of a batch. It must be applied before jobs of type blocked.
+type batchJob struct{ job }
+
+type blocked struct{ job }
+
+func (batchJob) Before(other Job) bool {
+	_, ok := other.(blocked)
+	return ok
+}
+
+func TestABatchJobWaitsForOthers(t *testing.T) {
+	slowCommits(t, func(t *testing.T, e *Engine, sleeping Job, length time.Duration) {
+		var applied []string
+		named := func(name string) (job, <-chan error) {
+			done := make(chan error, 1)
+			return job{apply: func(*Tx) error { applied = append(applied, name); return nil }, done: func(err error) { done <- err }}, done
+		}
+		batched := func(name string, weight int) <-chan error {
+			j, done := named(name)
+			expect.OK(t, e.Batch(batchJob{j}, weight))
+			return done
+		}
+		check := func(what string, since time.Time, took time.Duration, want string) {
+			t.Helper()
+			expect.Equal(t, "the time of "+what, time.Since(since), took)
+			expect.Equal(t, "the jobs of "+what, strings.Join(applied, ", "), want)
+			applied = nil
+		}
+		// Commits of other jobs do not take the batch along.
+		start := time.Now()
+		done := batched("batch", 1)
+		time.Sleep(10 * time.Millisecond)
+		other, _ := named("other")
+		do(t, e, other)
+		expect.Equal(t, "the jobs before the batch is due", strings.Join(applied, ", "), "other")
+		<-done
+		check("a batch that is due", start, lazyDelay, "other, batch")
+		// A lazy job with a later time does not delay the batch, and one with an earlier time does not take it along.
+		start = time.Now()
+		done = batched("batch", 1)
+		<-lazily(t, e, lazyDelay/10)
+		<-done
+		check("a batch next to a lazy job", start, lazyDelay, "batch")
+		start = time.Now()
+		done = batched("batch", 1)
+		time.Sleep(lazyDelay / 2)
+		lazily(t, e, lazyDelay)
+		<-done
+		check("a batch before a lazy job", start, lazyDelay, "batch")
+		// A full batch shares the next commit.
+		start = time.Now()
+		done = batched("batch", fullBatch)
+		do(t, e, sleeping)
+		<-done
+		check("a full batch", start, length, "batch")
+		// A batch comes before the jobs that must be applied after it.
+		start = time.Now()
+		batched("batch", 1)
+		last, _ := named("blocked")
+		do(t, e, blocked{last})
+		check("a job that the batch precedes", start, 0, "batch, blocked")
+		// The end of the engine commits it too.
+		done = batched("batch", 1)
+		expect.OK(t, e.Close())
+		expect.OK(t, <-done)
+	})
+}
+
 func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
 	for name, tt := range map[string]struct {
 		remove, restore func(path string) error

@@ -36,6 +36,9 @@ const (
 	// lazyDelay is how long a job of [Engine.Lazily] waits for another commit to share. Sharing saves a sync, and no caller
 	// waits for the job.
 	lazyDelay = 50 * time.Millisecond
+	// fullBatch is the weight at which a batch of [Engine.Batch] is committed. More would save little, and events would wait
+	// longer for the commit.
+	fullBatch = 64
 	// spacing is the shortest time between two commits while many jobs arrive. A commit with enough jobs does not wait.
 	spacing = 2 * time.Millisecond
 	enough  = 16
@@ -110,20 +113,85 @@ func (e *Engine) Within(delay time.Duration, job Job) error {
 	e.lazy = append(e.lazy, &entry{job: job})
 	if e.lazyBy.IsZero() || by.Before(e.lazyBy) {
 		e.lazyBy = by
-		e.alarm.Reset(delay)
+		e.setAlarm()
 	}
 	return nil
 }
 
-// takeLazy puts the lazy jobs before the jobs of the group. So a caller that submits a lazy job and then another one gets the
-// outcome of the lazy job first, even if both are repeated one by one.
-func (e *Engine) takeLazy(group []*entry) []*entry {
+// setAlarm makes the writer wake when the first lazy job or the batch must be committed. The caller holds lazyMu.
+func (e *Engine) setAlarm() {
+	by := e.lazyBy
+	if b := e.batch.by; by.IsZero() || !b.IsZero() && b.Before(by) {
+		by = b
+	}
+	if !by.IsZero() {
+		e.alarm.Reset(time.Until(by))
+	}
+}
+
+// BatchJob is a job that waits for others of its kind, so that they write each page of the file only once.
+type BatchJob interface {
+	Job
+	// Before reports whether this job must be applied before another job that was submitted later, for example because
+	// both write the same table.
+	Before(other Job) bool
+}
+
+// batch holds the jobs of [Engine.Batch] that wait for a commit.
+type batch struct {
+	entries []*entry
+	weight  int
+	by      time.Time // when they must be committed; zero if there are none
+}
+
+// Batch submits a job for which no caller waits, like [Engine.Lazily]. But the job does not share the next commit: it waits
+// for fifty milliseconds, for other batch jobs until their weights add up to [fullBatch], or for a job that it must be
+// applied before. The weight is the number of rows that the job writes.
+func (e *Engine) Batch(job BatchJob, weight int) error {
+	e.gate.RLock()
+	defer e.gate.RUnlock()
+	if e.closed {
+		return errClosed
+	}
+	e.lazyMu.Lock()
+	defer e.lazyMu.Unlock()
+	b := &e.batch
+	b.entries, b.weight = append(b.entries, &entry{job: job}), b.weight+weight
+	if len(b.entries) == 1 {
+		b.by = time.Now().Add(lazyDelay)
+		e.setAlarm()
+	}
+	return nil
+}
+
+// takeLazy puts the lazy jobs, and batch jobs that need not wait longer, before the jobs of the group. So a caller that submits
+// a lazy job and then another one gets the outcome of the lazy job first, even if both are repeated one by one. At the end, all
+// batch jobs are taken.
+func (e *Engine) takeLazy(group []*entry, end bool) []*entry {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
 	group = slices.Insert(group, 0, e.lazy...)
 	clear(e.lazy)
 	e.lazy, e.lazyBy = e.lazy[:0], time.Time{}
+	b := &e.batch
+	if end || b.weight >= fullBatch || !time.Now().Before(b.by) || b.precedes(group) {
+		group = slices.Insert(group, 0, b.entries...)
+		*b = batch{}
+	}
+	e.setAlarm()
 	return group
+}
+
+// precedes reports whether a job of the batch must be applied before a job of the group.
+func (b *batch) precedes(group []*entry) bool {
+	for _, later := range group {
+		for _, en := range b.entries {
+			if en.job.(BatchJob).Before(later.job) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (e *Engine) submit(ctx context.Context, en *entry) error {
@@ -162,7 +230,7 @@ func (e *Engine) write() {
 		case <-e.alarm.C:
 			group = e.gather(group)
 		}
-		if group = e.takeLazy(group); len(group) > 0 {
+		if group = e.takeLazy(group, !open); len(group) > 0 {
 			late += e.commit(group)
 			pace.committed(late)
 			clear(group)
