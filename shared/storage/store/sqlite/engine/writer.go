@@ -38,7 +38,7 @@ const (
 	lazyDelay = 50 * time.Millisecond
 	// fullBatch is the weight at which a batch of [Engine.Batch] is committed. More would save little, and events would wait
 	// longer for the commit.
-	fullBatch = 64
+	fullBatch = 32
 	// spacing is the shortest time between two commits while many jobs arrive. A commit with enough jobs does not wait.
 	spacing = 2 * time.Millisecond
 	enough  = 16
@@ -144,9 +144,9 @@ type batch struct {
 	by      time.Time // when they must be committed; zero if there are none
 }
 
-// Batch submits a job for which no caller waits, like [Engine.Lazily]. But the job does not share the next commit: it waits
-// for fifty milliseconds, for other batch jobs until their weights add up to [fullBatch], or for a job that it must be
-// applied before. The weight is the number of rows that the job writes.
+// Batch submits a job for which no caller waits, like [Engine.Lazily]. But the job does not share the next commit. It waits
+// until the weights of all batch jobs add up to [fullBatch], until about fifty milliseconds have passed, or until there is a
+// job that it must be applied before. The weight of a job is the number of rows that it writes.
 func (e *Engine) Batch(job BatchJob, weight int) error {
 	e.gate.RLock()
 	defer e.gate.RUnlock()
@@ -174,7 +174,8 @@ func (e *Engine) takeLazy(group []*entry, end bool) []*entry {
 	clear(e.lazy)
 	e.lazy, e.lazyBy = e.lazy[:0], time.Time{}
 	b := &e.batch
-	if end || b.weight >= fullBatch || !time.Now().Before(b.by) || b.precedes(group) {
+	soon := time.Until(b.by) < lazyDelay/4 // sharing this commit saves one for the batch
+	if end || soon || b.weight >= fullBatch || b.precedes(group) {
 		group = slices.Insert(group, 0, b.entries...)
 		*b = batch{}
 	}
