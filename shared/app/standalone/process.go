@@ -85,25 +85,40 @@ const (
 	// betweenGCs is the intended time between two collections. A collection slows down requests for about 10 ms. With one collection
 	// every 2 s these are 0.5% of all requests, so the 99th percentile of response times hardly changes.
 	betweenGCs = 2 * time.Second
+	// quietAfter is the time after the last collection of a busy server after which it returns unused memory to the system.
+	quietAfter = 3 * betweenGCs
 	// maxPercent is the largest value for GOGC. It applies if the live heap is almost empty.
 	maxPercent = 800
 )
 
 // CollectLessOften makes the garbage collector run when the heap has grown by a reserve or by a quarter, whichever is later. The reserve
 // is the amount that the process allocates in two seconds (but 16 to 64 MiB). So a busy server collects garbage about every two seconds,
-// and the heap of a quiet one stays small. CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole
-// process, so call it only in programs whose main task is the server.
+// and the heap of a quiet one stays small. A server that becomes quiet returns the memory that it needed while it was busy. Without that,
+// the Go runtime would keep most of it for minutes.
+//
+// CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so call it only in programs
+// whose main task is the server.
 func CollectLessOften() {
-	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
-		return
+	if os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == "" {
+		collectLessOften(quietAfter, debug.FreeOSMemory)
 	}
+}
+
+// collectLessOften is CollectLessOften with another time than [quietAfter], and with a function that returns memory.
+func collectLessOften(quietAfter time.Duration, returnMemory func()) {
+	quiet := time.AfterFunc(quietAfter, returnMemory)
+	quiet.Stop()
 	set, allocated, last := 0, uint64(0), time.Now()
 	var after func()
 	after = func() {
 		now := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"}}
 		metrics.Read(now)
 		live, total := now[0].Value.Uint64(), now[1].Value.Uint64()
-		if percent := gcPercent(live, reserveFor(total-allocated, time.Since(last))); percent != set {
+		reserve := reserveFor(total-allocated, time.Since(last))
+		if reserve > minReserve {
+			quiet.Reset(quietAfter)
+		}
+		if percent := gcPercent(live, reserve); percent != set {
 			debug.SetGCPercent(percent)
 			set = percent
 		}

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -497,5 +499,33 @@ func TestTheHeapMayGrowByTheReserveOrAQuarter(t *testing.T) {
 		{1 << 20, 0, maxReserve},
 	} {
 		expect.Equal(t, fmt.Sprintf("the reserve after %d MiB in %v", tt.allocated>>20, tt.since), reserveFor(tt.allocated, tt.since), tt.want)
+	}
+}
+
+func TestABusyProcessReturnsItsMemoryWhenItBecomesQuiet(t *testing.T) {
+	t.Parallel()
+	before := debug.SetGCPercent(100)
+	t.Cleanup(func() { debug.SetGCPercent(before) })
+	returned := make(chan bool, 1)
+	collectLessOften(10*time.Millisecond, func() {
+		select {
+		case returned <- true:
+		default:
+		}
+	})
+	garbage := make([][]byte, 64)
+	deadline := time.After(time.Minute)
+	for {
+		for i := range garbage {
+			garbage[i] = make([]byte, 1<<20)
+		}
+		runtime.GC()
+		select {
+		case <-returned:
+			return
+		case <-deadline:
+			t.Fatal("the memory was not returned within a minute")
+		case <-time.After(50 * time.Millisecond):
+		}
 	}
 }
