@@ -2,6 +2,7 @@ package standalone
 
 import (
 	"archive/tar"
+	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/durable"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -25,8 +27,17 @@ const (
 
 // Backup writes the database and the keys of a data directory to a new file that only its owner can read. A server may use the
 // directory at the same time. The backup then contains everything that the server had accepted before the backup began. If
-// shown is not nil, Backup writes progress bars to it.
-func Backup(ctx context.Context, data, file string, shown io.Writer) (err error) {
+// the keys keep changing during the backup, Backup returns an error of kind [fault.Conflict]. If shown is not nil, Backup writes
+// progress bars to it.
+func Backup(ctx context.Context, data, file string, shown io.Writer) error {
+	return backup(ctx, data, file, shown, engine.Copy)
+}
+
+// copier is the type of [engine.Copy].
+type copier func(ctx context.Context, path, to string, begun func(size int64)) error
+
+// backup implements [Backup]. Tests pass a copyFile that changes the keys.
+func backup(ctx context.Context, data, file string, shown io.Writer, copyFile copier) (err error) {
 	defer func() { err = explain(ctx, err, "back up "+data) }()
 	path := filepath.Join(data, databaseName)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
@@ -43,19 +54,19 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) (err error)
 		return err
 	}
 	defer func() { _, _ = copied.Close(), os.Remove(copied.Name()) }()
-	if err := copyDatabase(ctx, path, copied, shown); err != nil {
-		return err
-	}
-	// Read the keys after the copy of the database, because a rotation in between only adds keys. DropKeys must not run at the
-	// same time, because it could remove a key that the copy still needs.
-	if _, err := readSecrets(data); err != nil {
-		return err
-	}
-	keys, err := os.Open(secretsPath(data))
+	keys, err := copyWithKeys(data, func() error {
+		if err := copied.Truncate(0); err != nil {
+			return err
+		}
+		return copyDatabase(ctx, path, copied, shown, copyFile)
+	})
 	if err != nil {
 		return err
 	}
-	defer func() { _ = keys.Close() }()
+	info, err := copied.Stat()
+	if err != nil {
+		return err
+	}
 	out, err := os.CreateTemp(dir, ".mcpevents-*.tar.gz")
 	if err != nil {
 		return err
@@ -66,12 +77,42 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) (err error)
 		return err
 	}
 	archive := tar.NewWriter(zipped)
-	err = errors.Join(add(ctx, archive, databaseName, copied, shown), add(ctx, archive, keysName, keys, nil),
+	err = errors.Join(add(ctx, archive, databaseName, copied, info.Size(), shown),
+		add(ctx, archive, keysName, bytes.NewReader(keys), int64(len(keys)), nil),
 		archive.Close(), zipped.Close(), out.Sync(), out.Close())
 	if err != nil {
 		return err
 	}
 	return durable.Rename(out.Name(), file)
+}
+
+// maxCopies is how often a backup copies the database before it gives up because the keys changed during each copy.
+const maxCopies = 3
+
+// copyWithKeys calls copyDatabase and returns the content of the keys file for this copy of the database.
+//
+// While copyDatabase runs, [DropKeys] could remove a key that the copy still needs, because a backup does not lock the data directory.
+// So if the keys change during a copy, copyWithKeys copies the database again.
+func copyWithKeys(data string, copyDatabase func() error) (keys []byte, err error) {
+	before, _, err := readKeysFile(data)
+	if err != nil {
+		return nil, err
+	}
+	for range maxCopies {
+		if err := copyDatabase(); err != nil {
+			return nil, err
+		}
+		after, _, err := readKeysFile(data)
+		if err != nil {
+			return nil, err
+		}
+		if bytes.Equal(before, after) {
+			return after, nil
+		}
+		before = after
+	}
+	return nil, fault.New(fault.Conflict, "%s changed while the backup copied the database: wait until no mcpevents keys command runs, and try again",
+		secretsPath(data))
 }
 
 // explain adds the name of the failed operation to an error. If ctx has ended, the error says that the operation was interrupted.
@@ -86,10 +127,10 @@ func explain(ctx context.Context, err error, what string) error {
 	return fault.Wrap(kind, err, "%s", what)
 }
 
-func copyDatabase(ctx context.Context, path string, to *os.File, shown io.Writer) error {
+func copyDatabase(ctx context.Context, path string, to *os.File, shown io.Writer, copyFile copier) error {
 	stop := func() {}
 	defer func() { stop() }()
-	return engine.Copy(ctx, path, to.Name(), func(size int64) {
+	return copyFile(ctx, path, to.Name(), func(size int64) {
 		stop = progress.Count(shown, "KiB copied", size>>10, func() int64 {
 			info, err := to.Stat()
 			if err != nil {
@@ -100,18 +141,14 @@ func copyDatabase(ctx context.Context, path string, to *os.File, shown io.Writer
 	})
 }
 
-// add appends a file to an archive.
-func add(ctx context.Context, to *tar.Writer, name string, f *os.File, shown io.Writer) error {
-	info, err := f.Stat()
-	if err != nil {
+// add appends a file with the given content to an archive.
+func add(ctx context.Context, to *tar.Writer, name string, content io.Reader, size int64, shown io.Writer) error {
+	if err := to.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: size, ModTime: time.Now()}); err != nil {
 		return err
 	}
-	if err := to.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: info.Size(), ModTime: info.ModTime()}); err != nil {
-		return err
-	}
-	r, stop := progress.Bytes(shown, "written", info.Size(), f)
+	r, stop := progress.Bytes(shown, "written", size, content)
 	defer stop()
-	_, err = io.Copy(to, untilDone(ctx, r))
+	_, err := io.Copy(to, untilDone(ctx, r))
 	return err
 }
 

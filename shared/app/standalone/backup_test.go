@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -85,6 +86,43 @@ func TestBackup(t *testing.T) {
 		}
 		left(t, dir)
 		left(t, data)
+	})
+}
+
+func TestBackup_WhileKeysChange(t *testing.T) {
+	var settings Options
+	s := serve(t, func(o *Options) { settings = *o })
+	subscribed(t, s, "http://127.0.0.1:9/hook", buildFinished)
+	end(t, s)
+	expect.OK(t, RotateKeys(settings.Data))
+	backUp := func(file string, changeKeys func()) error {
+		return backup(t.Context(), settings.Data, file, nil, func(ctx context.Context, path, to string, begun func(int64)) error {
+			err := engine.Copy(ctx, path, to, begun)
+			changeKeys()
+			return err
+		})
+	}
+	t.Run("given keys that are dropped after the database was copied, when the backup is restored, then a server starts", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "backup.tar.gz")
+		copies := 0
+		expect.OK(t, backUp(file, func() {
+			if copies++; copies == 1 {
+				drops(t, settings.Data, 1)
+			}
+		}))
+		restored := settings
+		restored.Data = filepath.Join(t.TempDir(), "new")
+		expect.OK(t, Restore(t.Context(), file, restored.Data, nil))
+		starts(t, restored)
+	})
+	t.Run("given keys that change during each copy of the database, when it is backed up, then the operator is asked to try again", func(t *testing.T) {
+		dir := t.TempDir()
+		err := backUp(filepath.Join(dir, "backup.tar.gz"), func() { expect.OK(t, RotateKeys(settings.Data)) })
+		expect.Fault(t, "the backup", err, fault.Conflict)
+		if err != nil && !strings.Contains(err.Error(), "try again") {
+			t.Errorf("got the error %v, want one that says how to continue", err)
+		}
+		left(t, dir)
 	})
 }
 

@@ -164,15 +164,20 @@ func checkDatabase(data, path string) error {
 }
 
 func readSecrets(data string) (secrets, error) {
-	b, err := os.ReadFile(secretsPath(data))
+	_, s, err := readKeysFile(data)
+	return s, err
+}
+
+// readKeysFile returns the content of the keys file and the keys in it.
+func readKeysFile(data string) (content []byte, s secrets, err error) {
+	content, err = os.ReadFile(secretsPath(data))
 	if err != nil {
-		return secrets{}, fault.Wrap(fault.Invalid, err, "read the keys (is %s the data directory of a server?)", data)
+		return nil, s, fault.Wrap(fault.Invalid, err, "read the keys (is %s the data directory of a server?)", data)
 	}
-	var s secrets
-	if err := json.Unmarshal(b, &s); err != nil || len(s.Private) == 0 || len(s.Public) == 0 {
-		return s, fault.New(fault.Invalid, "%s is damaged; without it no stored secret can be opened", secretsPath(data))
+	if err := json.Unmarshal(content, &s); err != nil || len(s.Private) == 0 || len(s.Public) == 0 {
+		return nil, s, fault.New(fault.Invalid, "%s is damaged; without it no stored secret can be opened", secretsPath(data))
 	}
-	return s, nil
+	return content, s, nil
 }
 
 // writeSecrets replaces the keys file atomically, because a partly written file could not open any stored secret.
