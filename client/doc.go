@@ -1,5 +1,5 @@
-// Package client receives events from an MCP server in a Go program, and publishes events. It speaks MCP Events (SEP-3415), and it
-// works with any server that does.
+// Package client subscribes a Go program to the event types of any server that supports MCP Events (SEP-3415), and to the URIs of any
+// MCP server that sends resource updates or webhooks (SEP-1803) for them. It also publishes events.
 //
 //	c, err := client.Connect(ctx, "https://events.example.com/mcp", client.Options{Key: key, Store: client.Dir("cursors")})
 //	if err != nil {

@@ -249,8 +249,8 @@ func refreshAfter(lifetime time.Duration) time.Duration {
 }
 
 const (
-	// clockTolerance is the difference between our clock and a Date header that is not taken for a wrong clock, because it may come from
-	// the duration of the request or from the header's whole seconds.
+	// clockTolerance is the largest difference between our clock and a Date header that does not yet mean that one of the clocks is wrong.
+	// Smaller differences also occur between correct clocks, because the request takes time and the header has only whole seconds.
 	clockTolerance = 5 * time.Second
 	// leastLifetime replaces a shorter lifetime, so that the client does not refresh without a pause.
 	leastLifetime = time.Second
@@ -260,8 +260,8 @@ const (
 )
 
 // grantedLifetime returns the lifetime of a subscription that ends at until, by the server's clock. If that clock differs from ours, the
-// lifetime is measured from the answer's Date header. Otherwise a client whose clock is ahead would refresh continuously, and a client
-// whose clock is behind would let the subscription lapse.
+// lifetime is measured from the answer's Date header. Measured by our clock, it would be too short or too long: a client whose clock is
+// ahead would refresh continuously, and a client whose clock is behind would let the subscription lapse.
 func grantedLifetime(until, answered time.Time, header http.Header) time.Duration {
 	now := answered
 	if date, err := http.ParseTime(header.Get("Date")); err == nil && answered.Sub(date).Abs() > clockTolerance {

@@ -138,7 +138,7 @@ func servesURI(cat *catalog.Catalog, kind api.Kind, uri string) bool {
 }
 
 func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subscriptions streams.Subscriptions) error {
-	views, last, err := subscriptions.List(ctx, c.Principal, p.after(atSubscriptions), p.room)
+	views, last, err := subscriptions.List(ctx, c.Principal, p.findStart(atSubscriptions), p.room)
 	if err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPag
 		page.cache.Scope = method.Private
 	}
 	if len(list.Entries) > 0 && page.beginPart(atBackends) {
-		entries, after, ok := list.Page(page.after(atBackends), page.room)
+		entries, after, ok := list.Page(page.findStart(atBackends), page.room)
 		if !ok {
 			return method.Result{}, errListCursor
 		}
@@ -420,8 +420,8 @@ func encodeEvent(entry *catalog.Entry) []byte {
 // cursor is the position at which a list continues: after an entry of the catalog, after a subscription, or after a cursor of the backends'
 // list. The zero value is the end of the list.
 type cursor struct {
-	where byte
-	after string
+	where byte   // the part of the list, for example atCatalog
+	after string // the entry, subscription or cursor of the backends; empty if the whole part is still to come
 }
 
 // The letters of a list's parts, for cursors. The cursor of a public list contains the letter in upper case.
@@ -449,7 +449,7 @@ func (c cursor) member(list, scope string) []byte {
 type place struct {
 	cursor
 	list  string // the list's member in the result
-	first int    // index of the first entry of the catalog
+	first int    // index of the first entry of the catalog on this page
 	// scope is the scope of the previous page. It is empty for the first page.
 	scope string
 }
@@ -545,8 +545,9 @@ func (p *partedPage) beginPart(part byte) bool {
 	return false
 }
 
-// after returns the position at which a part begins on this page. It is empty unless the page begins within the part.
-func (p *partedPage) after(part byte) string {
+// findStart returns the position in a part after which this page continues the part. It is empty if this page shows the part from
+// its beginning.
+func (p *partedPage) findStart(part byte) string {
 	if p.from.where != part {
 		return ""
 	}

@@ -247,9 +247,13 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 }
 
 // lastGap returns the last gap notice of a subscription. covers reports whether that notice is enough for another lost
-// delivery: a client that resumes from the notice's cursor, as soon as it gets the notice, must find the event in the log. The
-// event's publication time is no proof, because the event may have waited in the events queue. The time of the first attempt
-// is, because fanout writes an event to the log before it queues the deliveries.
+// delivery. It is enough if a client that resumes from the notice's cursor, as soon as it gets the notice, finds the event in
+// the log. So the cursor must not be after the event. Also, the event must have been in the log when the notice was written, or
+// the notice must still be waiting to be sent.
+//
+// A publication time before the notice does not prove that the event was already in the log, because the event may have waited
+// in the events queue. A first attempt at least [eventlog.Window] before the notice proves it, because fanout writes an event to
+// the log before it queues the deliveries.
 func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announcedGap, version int64, covers bool, err error) {
 	items, err := m.Deliveries.DB.Get(ctx, state.GapKey(del.Workspace, del.Subscription))
 	if err != nil {

@@ -433,13 +433,13 @@ type Deliveries struct {
 	Queue  queue.Sender
 	Now    func() time.Time
 	Log    *slog.Logger
-	bodies *bounded.Map[string, storedBody] // by workspace and key
+	bodies *bounded.Map[string, storedBody] // events that are known to be in the store, by workspace and key
 
 	mu      sync.Mutex
 	storing map[string]*newBody // events that are being stored, by workspace and key
 }
 
-// maxBodies limits how many stored events a process remembers.
+// maxBodies is the maximum number of entries in [Deliveries.bodies]. An entry is small, because it does not contain the event.
 const maxBodies = 20_000
 
 // NewDeliveries returns a Deliveries that uses the given store. The clock and the log may be nil.
@@ -459,7 +459,7 @@ const RememberStored = time.Minute
 // within this time, so its item is written only once.
 const expiryTolerance = time.Hour
 
-// storedBody is what a process remembers about a stored event.
+// storedBody describes an event in the store, so that the process need not look there again. It does not contain the event.
 type storedBody struct {
 	published int64 // microseconds since 1970
 	expires   time.Time

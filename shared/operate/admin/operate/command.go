@@ -71,12 +71,12 @@ func (c *Command) run(ctx context.Context, api Client) error {
 		return err
 	}
 	if c.Values["dryRun"] == false {
-		if answer, err = c.finish(ctx, api, method, path, query, answer); err != nil {
+		if answer, err = c.finishErasure(ctx, api, method, path, query, answer); err != nil {
 			return err
 		}
 	}
 	if c.Follow {
-		if answer, err = c.follow(ctx, api, answer); err != nil {
+		if answer, err = c.followReplay(ctx, api, answer); err != nil {
 			return err
 		}
 	}
@@ -292,8 +292,9 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 	}
 }
 
-// finish repeats an erasure until it is complete, because one request erases only a limited number of items. It returns the total counts.
-func (c *Command) finish(ctx context.Context, api Client, method, path string, query url.Values, answer json.RawMessage) (json.RawMessage, error) {
+// finishErasure repeats an erasure until it is complete, because one request erases only a limited number of items. It returns the
+// total counts.
+func (c *Command) finishErasure(ctx context.Context, api Client, method, path string, query url.Values, answer json.RawMessage) (json.RawMessage, error) {
 	var all, next erasure
 	if json.Unmarshal(answer, &all) != nil || all.Complete == nil || all.Counts == nil {
 		return answer, nil
@@ -330,7 +331,7 @@ const (
 	patience = 60
 )
 
-// replay has the members of a replay that follow uses.
+// replay contains the members of a replay that followReplay reads from the server's answers.
 type replay struct {
 	ID       string `json:"id"`
 	State    string `json:"state"`
@@ -339,9 +340,9 @@ type replay struct {
 	Skipped  int64  `json:"skipped"`
 }
 
-// follow shows the progress of a running replay until it is over. If the user interrupts it or the server stays unreachable, the replay
-// continues. follow then says so, and returns an error because the command was to wait for the end.
-func (c *Command) follow(ctx context.Context, api Client, answer json.RawMessage) (json.RawMessage, error) {
+// followReplay shows the progress of a running replay until it is over. If the user interrupts it or the server stays unreachable,
+// the replay continues. followReplay then says so, and returns an error because the command was to wait for the end.
+func (c *Command) followReplay(ctx context.Context, api Client, answer json.RawMessage) (json.RawMessage, error) {
 	var r replay
 	if json.Unmarshal(answer, &r) != nil || r.State != "running" || r.ID == "" {
 		return answer, nil

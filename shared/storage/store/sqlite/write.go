@@ -294,7 +294,8 @@ func decodeCounts(text string) map[string]int64 {
 	return counts
 }
 
-// maxSpan is the most stamps that one put can reserve.
+// maxSpan is the maximum of [store.Op.Span], the number of stamps that a put reserves. A stamp is a sort key that the store makes
+// from the time of the commit, for a put at [store.AtCommit].
 const maxSpan = 1 << 20
 
 func checkTable(t store.Table) error {
