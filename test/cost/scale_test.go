@@ -119,7 +119,7 @@ func oneToMany(t *testing.T) string {
 		}
 		rows = append(rows, row{number(n), number(rate), lasts(million / rate), dollars(priceWide + waiting(gb, million/pages*groupBatch)), limit})
 	}
-	return table(rows...) + fmt.Sprintf("\nThe server divides the subscribers of the event into %s groups of %.0f, and sends `dispatch` a message for each group.\nSeveral invocations of `dispatch` send these messages, which takes another %s messages between them.\n\nA subscriber takes about %.0f bytes in the table, so reading a group costs %.0f read units. All groups are in one partition,\nfrom which DynamoDB allows %s read units per second. So the server can read %s subscribers per second.\n",
+	return table(rows...) + fmt.Sprintf("\nThe server divides the subscribers of the event into %s groups of %.0f, and sends `dispatch` a message for each group.\nSo many messages are too much for one invocation of `dispatch`. Invocations therefore share this work, and send each\nother another %s messages to do so.\n\nA subscriber takes about %.0f bytes in the table, so reading a group costs %.0f read units. All groups are in one partition,\nfrom which DynamoDB allows %s read units per second. So the server can read %s subscribers per second.\n",
 		number(pages), million/pages, number(splits), size, units, number(partitionReads), number(reading))
 }
 
@@ -189,7 +189,7 @@ func oneURI() string {
 		rows = append(rows, row{c.order, number(c.workers), number(rate), number(requests), number(units), limit})
 	}
 	again := eventlog.Window.Seconds() * 1_000 * logged / 4 * streamPolls
-	return table(rows...) + fmt.Sprintf("\nA function instance with an open stream of a URI without order reads the events of the last %.0f seconds %.0f times per\nsecond, so that the stream misses no event. At 1,000 events of 500 B per second, each such instance needs %s read units\nper second. The URI has %d DynamoDB partitions, which are enough for %.0f such instances.\n",
+	return table(rows...) + fmt.Sprintf("\nStreams of a URI without order cost many reads, because an event can appear late, before events that a stream has\nalready read. So each function instance with such a stream reads the events of the last %.0f seconds again, %.0f times per\nsecond. At 1,000 events of 500 B per second, each such instance needs %s read units per second. The URI has %d\nDynamoDB partitions, which are enough for %.0f such instances.\n",
 		eventlog.Window.Seconds(), streamPolls, number(again), eventlog.Shards, math.Floor(eventlog.Shards*partitionReads/again))
 }
 
