@@ -58,11 +58,12 @@ type Engine struct {
 	// entries is a pool. Each engine has its own, because the channel of an entry cannot leave the synctest bubble of a test.
 	entries sync.Pool
 
-	lazyMu sync.Mutex
-	lazy   []*entry
-	lazyBy time.Time   // when the first lazy job must be committed; zero if no lazy job waits
-	batch  batch       // jobs that share a commit with many of their kind
-	alarm  *time.Timer // wakes the writer at lazyBy, or when the batch is due
+	lazyMu   sync.Mutex
+	lazyDone bool // the last commit has taken the lazy jobs
+	lazy     []*entry
+	lazyBy   time.Time   // when the first lazy job must be committed; zero if no lazy job waits
+	batch    batch       // jobs that share a commit with many of their kind
+	alarm    *time.Timer // wakes the writer at lazyBy, or when the batch is due
 
 	dirty   atomic.Bool // written since the last checkpoint
 	health  health

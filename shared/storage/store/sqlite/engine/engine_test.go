@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -343,5 +344,46 @@ func TestALazyJobRidesAlongOrGoesAlone(t *testing.T) {
 	expect.OK(t, e.Lazily(lazy))
 	if got := <-attempts; got <= other {
 		t.Errorf("alone, the lazy job had transaction %d after %d", got, other)
+	}
+}
+
+// A caller of Lazily may hold a lock that the Done of another job needs. So Lazily must not wait for the writer, not even while Close
+// waits for a job that does not fit into the queue.
+func TestALazyJobDoesNotWaitForClose(t *testing.T) {
+	e := expect.Value(Open(filepath.Join(t.TempDir(), "db"), Options{}))(t)
+	release := hold(t, e)
+	var posts, closed sync.WaitGroup
+	posts.Go(func() {
+		for range maxQueue + 1 {
+			if err := e.Post(exec("SELECT 1")); err != nil {
+				return
+			}
+		}
+	})
+	for len(e.queue) < maxQueue {
+		time.Sleep(time.Millisecond)
+	}
+	closed.Go(func() { expect.OK(t, e.Close()) })
+	for e.gate.TryRLock() { // until Close waits
+		e.gate.RUnlock()
+		time.Sleep(time.Millisecond)
+	}
+	done := make(chan error, 1)
+	submitted := make(chan error, 1)
+	go func() {
+		submitted <- e.Lazily(job{apply: func(*Tx) error { return nil }, done: func(err error) { done <- err }})
+	}()
+	select {
+	case err := <-submitted:
+		expect.OK(t, err)
+	case <-time.After(10 * time.Second):
+		t.Error("Lazily waits for the writer")
+	}
+	release()
+	posts.Wait()
+	closed.Wait()
+	expect.OK(t, <-done)
+	if err := e.Lazily(exec("SELECT 1")); err == nil {
+		t.Error("got no error for a lazy job after Close")
 	}
 }

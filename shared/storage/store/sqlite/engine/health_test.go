@@ -374,10 +374,24 @@ func (batchJob) Before(other Job) bool {
 
 func TestABatchJobWaitsForOthers(t *testing.T) {
 	slowCommits(t, func(t *testing.T, e *Engine, sleeping Job, length time.Duration) {
+		var mu sync.Mutex
 		var applied []string
 		named := func(name string) (job, <-chan error) {
 			done := make(chan error, 1)
-			return job{apply: func(*Tx) error { applied = append(applied, name); return nil }, done: func(err error) { done <- err }}, done
+			return job{
+				apply: func(*Tx) error {
+					mu.Lock()
+					defer mu.Unlock()
+					applied = append(applied, name)
+					return nil
+				},
+				done: func(err error) { done <- err },
+			}, done
+		}
+		jobs := func() string {
+			mu.Lock()
+			defer mu.Unlock()
+			return strings.Join(applied, ", ")
 		}
 		batched := func(name string, weight int) <-chan error {
 			j, done := named(name)
@@ -387,8 +401,10 @@ func TestABatchJobWaitsForOthers(t *testing.T) {
 		check := func(what string, since time.Time, took time.Duration, want string) {
 			t.Helper()
 			expect.Equal(t, "the time of "+what, time.Since(since), took)
-			expect.Equal(t, "the jobs of "+what, strings.Join(applied, ", "), want)
+			expect.Equal(t, "the jobs of "+what, jobs(), want)
+			mu.Lock()
 			applied = nil
+			mu.Unlock()
 		}
 		// Commits of other jobs do not take the batch along.
 		start := time.Now()
@@ -396,7 +412,7 @@ func TestABatchJobWaitsForOthers(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		other, _ := named("other")
 		do(t, e, other)
-		expect.Equal(t, "the jobs before the batch is due", strings.Join(applied, ", "), "other")
+		expect.Equal(t, "the jobs before the batch is due", jobs(), "other")
 		<-done
 		check("a batch that is due", start, lazyDelay, "other, batch")
 		// A lazy job with a later time does not delay the batch, and one with an earlier time does not take it along.

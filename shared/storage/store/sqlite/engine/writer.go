@@ -100,16 +100,15 @@ func (e *Engine) Post(job Job) error {
 // number of such jobs is not bounded, so callers must bound theirs.
 func (e *Engine) Lazily(job Job) error { return e.Within(lazyDelay, job) }
 
-// Within submits a job like [Engine.Lazily], with another delay.
+// Within submits a job like [Engine.Lazily], with another delay. It never waits for the writer, so callers may hold a lock that
+// the Done of a job needs.
 func (e *Engine) Within(delay time.Duration, job Job) error {
-	e.gate.RLock()
-	defer e.gate.RUnlock()
-	if e.closed {
-		return errClosed
-	}
 	by := time.Now().Add(delay)
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
+	if e.lazyDone {
+		return errClosed
+	}
 	e.lazy = append(e.lazy, &entry{job: job})
 	if e.lazyBy.IsZero() || by.Before(e.lazyBy) {
 		e.lazyBy = by
@@ -148,13 +147,11 @@ type batch struct {
 // until the weights of all batch jobs add up to [fullBatch], until about fifty milliseconds have passed, or until there is a
 // job that it must be applied before. The weight of a job is the number of rows that it writes.
 func (e *Engine) Batch(job BatchJob, weight int) error {
-	e.gate.RLock()
-	defer e.gate.RUnlock()
-	if e.closed {
-		return errClosed
-	}
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
+	if e.lazyDone {
+		return errClosed
+	}
 	b := &e.batch
 	b.entries, b.weight = append(b.entries, &entry{job: job}), b.weight+weight
 	if len(b.entries) == 1 {
@@ -170,6 +167,7 @@ func (e *Engine) Batch(job BatchJob, weight int) error {
 func (e *Engine) takeLazy(group []*entry, end bool) []*entry {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
+	e.lazyDone = end
 	group = slices.Insert(group, 0, e.lazy...)
 	clear(e.lazy)
 	e.lazy, e.lazyBy = e.lazy[:0], time.Time{}
