@@ -104,7 +104,7 @@ func CollectLessOften() {
 	}
 }
 
-// collectLessOften is CollectLessOften with another time than [quietAfter], and with a function that returns memory.
+// collectLessOften does the work of [CollectLessOften], with another time than [quietAfter] and a given function that returns memory.
 func collectLessOften(quietAfter time.Duration, returnMemory func()) {
 	quiet := time.AfterFunc(quietAfter, returnMemory)
 	quiet.Stop()

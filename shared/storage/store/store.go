@@ -260,13 +260,22 @@ func one(cond []Condition) Condition {
 
 type unhurried struct{}
 
-// Unhurried returns a context for writes for which no caller has to wait, such as delivery records. A store with group commit
-// returns immediately and commits them at most tens of milliseconds later, and before all later writes to the same table. If the
-// process dies before that, they are lost. Errors are logged.
-func Unhurried(ctx context.Context) context.Context { return context.WithValue(ctx, unhurried{}, true) }
+// Unhurried returns a context for writes for which no caller has to wait, such as records of sources. A store with group commit
+// returns immediately and commits them in their order with the next write, at most tens of milliseconds later. If the process
+// dies before that, they are lost. Errors are logged.
+func Unhurried(ctx context.Context) context.Context {
+	return context.WithValue(ctx, unhurried{}, false)
+}
 
-// IsUnhurried reports whether ctx comes from [Unhurried].
-func IsUnhurried(ctx context.Context) bool { return ctx.Value(unhurried{}) != nil }
+// Batched returns a context for writes like those of [Unhurried], which the store may also hold back for some tens of
+// milliseconds to commit many of them together. It commits them before later writes to the same table.
+func Batched(ctx context.Context) context.Context { return context.WithValue(ctx, unhurried{}, true) }
+
+// IsUnhurried reports whether ctx comes from [Unhurried] or [Batched], and whether it comes from Batched.
+func IsUnhurried(ctx context.Context) (is, batched bool) {
+	batched, is = ctx.Value(unhurried{}).(bool)
+	return is, batched
+}
 
 // One reads an item. It returns nil if there is no such item. Errors have the kind fault.Unavailable; what describes the
 // attempted operation, for example "read a session".

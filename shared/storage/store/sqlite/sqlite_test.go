@@ -358,3 +358,61 @@ func TestCachedSessionIsNeverOlderThanAnAnsweredWrite(t *testing.T) {
 	}
 	running.Wait()
 }
+
+// TestUnhurriedWritesKeepTheirOrder checks that a batched write neither overtakes an earlier write to its table nor falls behind a later
+// one.
+func TestUnhurriedWritesKeepTheirOrder(t *testing.T) {
+	db := open(t, filepath.Join(t.TempDir(), "events.db"), Options{SweepEvery: -1})
+	put := func(ctx context.Context, sort string, version int64, tables ...store.Table) {
+		t.Helper()
+		var ops []store.Op
+		for _, table := range tables {
+			ops = append(ops, store.Put(store.Item{Key: store.Key{Table: table, Partition: "p", Sort: sort}, Version: version}))
+		}
+		expect.OK(t, db.Write(ctx, ops...))
+	}
+	hurried, unhurried, batched := t.Context(), store.Unhurried(t.Context()), store.Batched(t.Context())
+	for _, tt := range []struct {
+		name         string
+		first, later context.Context
+	}{
+		{"batched, then hurried", batched, hurried},
+		{"batched, then unhurried", batched, unhurried},
+		{"unhurried, then batched", unhurried, batched},
+		{"batched, then batched", batched, batched},
+	} {
+		put(tt.first, tt.name, 1, store.Deliveries, store.Log)
+		put(tt.later, tt.name, 2, store.Deliveries)
+		put(hurried, "last", 0, store.Deliveries) // commits all others
+		items := expect.Value(db.Get(hurried, store.Key{Table: store.Deliveries, Partition: "p", Sort: tt.name}))(t)
+		if items[0] == nil || items[0].Version != 2 {
+			t.Errorf("%s: got the item %+v, want version 2", tt.name, items[0])
+		}
+	}
+}
+
+// TestABatchedWriteDoesNotReadAbandonedOperations checks that the operations of a write whose caller gave up can be used again.
+func TestABatchedWriteDoesNotReadAbandonedOperations(t *testing.T) {
+	db := open(t, filepath.Join(t.TempDir(), "events.db"), Options{SweepEvery: -1})
+	op := func(table store.Table, version int64) store.Op {
+		return store.Put(store.Item{Key: store.Key{Table: table, Partition: "p", Sort: "s"}, Version: version})
+	}
+	var busy sync.WaitGroup
+	busy.Go(func() {
+		for i := range int64(500) {
+			expect.OK(t, db.Write(t.Context(), op(store.Log, i)))
+		}
+	})
+	ops := []store.Op{op(store.Settings, 0)}
+	for i := range int64(500) {
+		expect.OK(t, db.Write(store.Batched(t.Context()), op(store.Deliveries, i)))
+		short, cancel := context.WithTimeout(t.Context(), 50*time.Microsecond)
+		if db.Write(short, ops...) != nil {
+			ops[0] = op(store.Settings, i) // the race detector notices if the writer reads it
+		} else {
+			ops = []store.Op{op(store.Settings, i)}
+		}
+		cancel()
+	}
+	busy.Wait()
+}

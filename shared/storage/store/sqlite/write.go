@@ -58,18 +58,18 @@ func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 var jobs = sync.Pool{New: func() any { return &write{} }}
 
 func (db *DB) submit(ctx context.Context, ops []store.Op) error {
-	if store.IsUnhurried(ctx) {
-		w := &write{db: db, ops: ops, unhurried: true}
+	if unhurried, batched := store.IsUnhurried(ctx); unhurried {
+		w := &write{db: db, ops: ops, tables: tablesOf(ops), unhurried: true}
 		var err error
-		if slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Table != store.Deliveries }) {
-			err = db.engine.Lazily(w)
-		} else { // records of deliveries, several for each webhook
+		if batched {
 			err = db.engine.Batch(w, len(ops))
+		} else {
+			err = db.engine.Lazily(w)
 		}
 		return fault.Wrap(engine.Kind(err), err, "write %d items, the first to %s", len(ops), ops[0].Item.Table)
 	}
 	w := jobs.Get().(*write)
-	w.db, w.ops = db, ops
+	w.db, w.ops, w.tables = db, ops, tablesOf(ops)
 	err := db.engine.Do(ctx, w)
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		// The writer may still have the job of a caller that gave up, so the job is not reused.
@@ -85,6 +85,7 @@ func (db *DB) submit(ctx context.Context, ops []store.Op) error {
 type write struct {
 	db        *DB
 	ops       []store.Op
+	tables    uint64  // a bit for each table of ops
 	found     []state // by operation; nil if no operation has a condition or counts
 	stamp     int64   // the last stamp; 0 if no operation has one
 	unhurried bool    // no caller waits for the outcome
@@ -129,11 +130,27 @@ func (w *write) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Before implements [engine.BatchJob]. Writes to the same table keep their order. All operations of a batch job are for one
-// table.
+// Before implements [engine.BatchJob]. Writes to the same table keep their order. Before does not read the operations of the
+// other job, because its caller may have given up and use them again.
 func (w *write) Before(other engine.Job) bool {
 	later, ok := other.(*write)
-	return ok && slices.ContainsFunc(later.ops, func(op store.Op) bool { return op.Item.Table == w.ops[0].Item.Table })
+	return ok && w.tables&later.tables != 0
+}
+
+// tableBits has a different bit for each table.
+var tableBits = func() map[store.Table]uint64 {
+	bits := map[store.Table]uint64{}
+	for i, t := range store.Tables() {
+		bits[t] = 1 << i
+	}
+	return bits
+}()
+
+func tablesOf(ops []store.Op) (bits uint64) {
+	for i := range ops {
+		bits |= tableBits[ops[i].Item.Table]
+	}
+	return bits
 }
 
 // Done notifies the watchers.

@@ -62,6 +62,7 @@ type Engine struct {
 	lazyDone bool // the last commit has taken the lazy jobs
 	lazy     []*entry
 	lazyBy   time.Time   // when the first lazy job must be committed; zero if no lazy job waits
+	lazySeq  int64       // the number of lazy and batch jobs so far
 	batch    batch       // jobs that share a commit with many of their kind
 	alarm    *time.Timer // wakes the writer at lazyBy, or when the batch is due
 

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime"
@@ -58,6 +59,7 @@ type entry struct {
 	job   Job
 	err   error
 	state atomic.Int32
+	seq   int64         // the order of lazy and batch jobs
 	done  chan struct{} // receives after the outcome; nil if no caller waits
 }
 
@@ -109,7 +111,8 @@ func (e *Engine) Within(delay time.Duration, job Job) error {
 	if e.lazyDone {
 		return errClosed
 	}
-	e.lazy = append(e.lazy, &entry{job: job})
+	e.lazySeq++
+	e.lazy = append(e.lazy, &entry{job: job, seq: e.lazySeq})
 	if e.lazyBy.IsZero() || by.Before(e.lazyBy) {
 		e.lazyBy = by
 		e.setAlarm()
@@ -143,9 +146,9 @@ type batch struct {
 	by      time.Time // when they must be committed; zero if there are none
 }
 
-// Batch submits a job for which no caller waits, like [Engine.Lazily]. But the job does not share the next commit. It waits
-// until the weights of all batch jobs add up to [fullBatch], until about fifty milliseconds have passed, or until there is a
-// job that it must be applied before. The weight of a job is the number of rows that it writes.
+// Batch submits a job for which no caller waits, like [Engine.Lazily]. But the job does not share the next commit. It shares the
+// first commit at which the weights of all batch jobs add up to [fullBatch], or that has a job that it must be applied before.
+// Otherwise, it waits for about fifty milliseconds. The weight of a job is the number of rows that it writes.
 func (e *Engine) Batch(job BatchJob, weight int) error {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
@@ -153,7 +156,8 @@ func (e *Engine) Batch(job BatchJob, weight int) error {
 		return errClosed
 	}
 	b := &e.batch
-	b.entries, b.weight = append(b.entries, &entry{job: job}), b.weight+weight
+	e.lazySeq++
+	b.entries, b.weight = append(b.entries, &entry{job: job, seq: e.lazySeq}), b.weight+weight
 	if len(b.entries) == 1 {
 		b.by = time.Now().Add(lazyDelay)
 		e.setAlarm()
@@ -168,15 +172,16 @@ func (e *Engine) takeLazy(group []*entry, end bool) []*entry {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
 	e.lazyDone = end
+	b := &e.batch
+	soon := time.Until(b.by) < lazyDelay/4 // sharing this commit saves one for the batch
+	if end || soon || b.weight >= fullBatch || b.precedes(e.lazy) || b.precedes(group) {
+		e.lazy = append(e.lazy, b.entries...)
+		slices.SortFunc(e.lazy, func(x, y *entry) int { return cmp.Compare(x.seq, y.seq) })
+		*b = batch{}
+	}
 	group = slices.Insert(group, 0, e.lazy...)
 	clear(e.lazy)
 	e.lazy, e.lazyBy = e.lazy[:0], time.Time{}
-	b := &e.batch
-	soon := time.Until(b.by) < lazyDelay/4 // sharing this commit saves one for the batch
-	if end || soon || b.weight >= fullBatch || b.precedes(group) {
-		group = slices.Insert(group, 0, b.entries...)
-		*b = batch{}
-	}
 	e.setAlarm()
 	return group
 }
