@@ -267,8 +267,8 @@ func Unhurried(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unhurried{}, false)
 }
 
-// Batched returns a context for writes like those of [Unhurried], which the store may also hold back for some tens of
-// milliseconds to commit many of them together. It commits them before later writes to the same table.
+// Batched returns a context for unhurried writes that the store may hold back for some tens of milliseconds, to commit many of
+// them together. It commits them before later writes to the same table. See [Unhurried].
 func Batched(ctx context.Context) context.Context { return context.WithValue(ctx, unhurried{}, true) }
 
 // IsUnhurried reports whether ctx comes from [Unhurried] or [Batched], and whether it comes from Batched.

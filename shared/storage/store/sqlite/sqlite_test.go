@@ -359,8 +359,7 @@ func TestCachedSessionIsNeverOlderThanAnAnsweredWrite(t *testing.T) {
 	running.Wait()
 }
 
-// TestUnhurriedWritesKeepTheirOrder checks that a batched write neither overtakes an earlier write to its table nor falls behind a later
-// one.
+// TestUnhurriedWritesKeepTheirOrder checks that the later of two writes to a table wins, in all combinations with a batched write.
 func TestUnhurriedWritesKeepTheirOrder(t *testing.T) {
 	db := open(t, filepath.Join(t.TempDir(), "events.db"), Options{SweepEvery: -1})
 	put := func(ctx context.Context, sort string, version int64, tables ...store.Table) {
