@@ -271,7 +271,7 @@ func (c *checker) pick(mode string) (eventType, bool) {
 	return c.types[i], true
 }
 
-// useMode returns a step that runs do with an event type that offers the mode. If there is none, the step marks the mode's rules as not
+// useMode returns a step that runs do with an event type that offers the mode. If all event types lack the mode, the step marks the mode's rules as not
 // testable. Plural names the mode in that reason, for example "polls".
 func (c *checker) useMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
 	return func(ctx context.Context) {

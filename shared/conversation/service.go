@@ -3,7 +3,6 @@ package conversation
 import (
 	"cmp"
 	"context"
-	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
 	"crypto/hmac"
@@ -28,6 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -534,13 +534,8 @@ func newSecrets(key []byte) (*secrets, error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "derive the key of principals")
 	}
-	sealing, err := hkdf.Key(sha256.New, key, nil, "mcpevents conversation contexts", 32)
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "derive the key of contexts")
-	}
-	block, _ := aes.NewCipher(sealing) // the key has 32 bytes
-	aead, err := cipher.NewGCMWithRandomNonce(block)
-	return &secrets{names, aead}, fault.Wrap(fault.Internal, err, "derive the key of contexts")
+	aead, err := opaque.NewCipher(key, "mcpevents conversation contexts")
+	return &secrets{names, aead}, err
 }
 
 // nameFor returns the principal id for a provider that may see it. Any other provider gets a pseudonym, which is always

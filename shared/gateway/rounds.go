@@ -2,10 +2,7 @@ package gateway
 
 import (
 	"context"
-	"crypto/aes"
 	"crypto/cipher"
-	"crypto/hkdf"
-	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"slices"
@@ -246,15 +243,7 @@ const stateLife = time.Hour
 type states struct{ aead cipher.AEAD }
 
 func newStates(key []byte) (*states, error) {
-	derived, err := hkdf.Key(sha256.New, key, nil, "mcpevents gateway request state", 32)
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "derive the key of request states")
-	}
-	block, err := aes.NewCipher(derived)
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "derive the key of request states")
-	}
-	aead, err := cipher.NewGCMWithRandomNonce(block)
+	aead, err := opaque.NewCipher(key, "mcpevents gateway request state")
 	return &states{aead}, err
 }
 

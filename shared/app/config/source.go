@@ -360,8 +360,7 @@ func (p mappingParser) readMapping(n *strictyaml.Node, what string) source.Mappi
 	return out
 }
 
-// addFaults adds faults that a parser found in the value of n. The line of a fault is that of the part to which its JSON Pointer
-// refers.
+// addFaults adds faults that a parser found in the value of n. A fault gets the line of the part to which its JSON Pointer refers.
 func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	for _, f := range faults {
 		tokens, _ := jsonpointer.Parse(f.Pointer) // a parser made it

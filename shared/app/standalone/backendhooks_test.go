@@ -29,6 +29,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/demand"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -231,12 +232,7 @@ func TestAWebhookSubscriptionOutlivesRelays(t *testing.T) {
 	app.NewPublishing(core, app.PublishingOptions{Key: testKey}).Sources.Mount(mux)
 	serve(mux)
 	gateway := expect.Value(app.NewGateway(core, app.GatewayOptions{}))(t)
-	run := func() (stop func()) {
-		ctx, cancel := context.WithCancel(t.Context())
-		var running sync.WaitGroup
-		running.Go(func() { relays.New(core, gateway, testKey, func(context.Context) error { return nil }).Run(ctx) })
-		return func() { cancel(); running.Wait() }
-	}
+	run := func() (stop func()) { return startRelay(t, core, gateway) }
 	stop := run()
 	var entry *catalog.Entry
 	for end := time.Now().Add(servertest.Patience); entry == nil; time.Sleep(10 * time.Millisecond) {
@@ -322,6 +318,14 @@ func TestWebhooksNeedAPublicURL(t *testing.T) {
 	if slices.ContainsFunc(types, func(e client.EventType) bool { return e.Name == "shop_order.shipped" }) {
 		t.Errorf("the list has the event type: %+v", types)
 	}
+}
+
+// startRelay starts a relay, which stop ends.
+func startRelay(t *testing.T, core *app.Core, gateway *gateway.Gateway) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { relays.New(core, gateway, testKey, func(context.Context) error { return nil }).Run(ctx) })
+	return func() { cancel(); running.Wait() }
 }
 
 func testKey(context.Context) ([]byte, error) {

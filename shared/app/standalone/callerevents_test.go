@@ -2,7 +2,6 @@ package standalone_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -14,14 +13,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
-	"github.com/mcp-events/mcpevents/shared/app/relays"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -220,12 +217,7 @@ func TestExpiredTokensOfCallers(t *testing.T) {
 	core.Config = config.NewStored(core.DB, time.Now, core.Log, shop)
 	core.Demand.Key = testKey
 	gateway := expect.Value(app.NewGateway(core, app.GatewayOptions{}))(t)
-	start := func() (stop func()) {
-		ctx, cancel := context.WithCancel(t.Context())
-		var running sync.WaitGroup
-		running.Go(func() { relays.New(core, gateway, testKey, func(context.Context) error { return nil }).Run(ctx) })
-		return func() { cancel(); running.Wait() }
-	}
+	start := func() (stop func()) { return startRelay(t, core, gateway) }
 	stop := start()
 	uri := "event://~shop/order.shipped/e30." + catalog.CallerID("alice")
 	want := func(token string, life time.Duration) error {

@@ -152,8 +152,8 @@ const (
 	// seconds for slow endpoints. At most pagesPerGroup workers handle page tasks of the same pattern, or of the same busy endpoint, so
 	// that there are workers left for others.
 	pageWorkers, pagesPerGroup = 512, 128
-	// queueBytes limits the total size of the message bodies that a queue keeps in memory, and attemptBytes that of the events in running
-	// attempts. Other messages stay in the database. Without these limits, large payloads would need much memory, because each payload is
+	// queueBytes limits the total size of the message bodies that a queue keeps in memory. attemptBytes limits the total size of the events
+	// in running attempts. Other messages stay in the database. Without these limits, large payloads would need much memory, because each payload is
 	// copied several times.
 	queueBytes   = 16 << 20
 	attemptBytes = 32 << 20

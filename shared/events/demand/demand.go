@@ -150,7 +150,7 @@ func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) e
 		}
 	}
 	var before State
-	if replaced { // its error is that of the previous token
+	if replaced { // its error belongs to the previous token
 		if before, err = r.State(ctx, workspace, uri); err != nil {
 			return err
 		}

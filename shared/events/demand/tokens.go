@@ -3,10 +3,7 @@ package demand
 import (
 	"bytes"
 	"context"
-	"crypto/aes"
 	"crypto/cipher"
-	"crypto/hkdf"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"time"
@@ -14,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -32,13 +30,7 @@ func (r *Registry) cipher(ctx context.Context) (cipher.AEAD, error) {
 	if err != nil {
 		return nil, err
 	}
-	var sealer cipher.AEAD
-	key, err := hkdf.Key(sha256.New, secret, nil, "mcpevents callers' tokens", 32)
-	if err == nil {
-		block, _ := aes.NewCipher(key) // the key has 32 bytes
-		sealer, err = cipher.NewGCMWithRandomNonce(block)
-	}
-	return sealer, fault.Wrap(fault.Internal, err, "derive the key of callers' tokens")
+	return opaque.NewCipher(secret, "mcpevents callers' tokens")
 }
 
 // chooseToken returns the value of a demand with the token that a client presents. If the stored token is valid for longer, or if the client
@@ -48,7 +40,7 @@ func (r *Registry) chooseToken(ctx context.Context, key store.Key, uri string, h
 	if err != nil {
 		return nil, false, err
 	}
-	expired := !t.Expires.IsZero() && !time.Now().Before(t.Expires)
+	expired := hasExpired(t)
 	switch {
 	case len(t.Header) > maxToken:
 		return nil, false, fault.New(fault.Invalid, "the token has %d bytes (allowed: %d)", len(t.Header), maxToken)
@@ -65,12 +57,15 @@ func (r *Registry) chooseToken(ctx context.Context, key store.Key, uri string, h
 	return sealer.Seal([]byte(uri+"\n"), nil, text, []byte(key.Partition+"\n"+key.Sort)), true, nil
 }
 
+func hasExpired(t auth.Token) bool { return !t.Expires.IsZero() && !time.Now().Before(t.Expires) }
+
 // outlives reports whether a token is valid for longer than another one.
 func outlives(t, other auth.Token) bool {
 	return !other.Expires.IsZero() && (t.Expires.IsZero() || t.Expires.After(other.Expires))
 }
 
-// openToken returns the token of a demand. It is zero if there is none, if it has expired, or if the deployment's key was replaced.
+// openToken returns the token of a demand. It returns the zero token if the demand has no token, if the token has expired, or if the
+// deployment's key was replaced.
 func (r *Registry) openToken(ctx context.Context, key store.Key, it *store.Item) (t auth.Token, err error) {
 	if it == nil {
 		return t, nil
@@ -81,7 +76,7 @@ func (r *Registry) openToken(ctx context.Context, key store.Key, it *store.Item)
 	}
 	_, sealed, _ := bytes.Cut(it.Value, []byte("\n"))
 	text, err := opener.Open(nil, nil, sealed, []byte(key.Partition+"\n"+key.Sort))
-	if err != nil || json.Unmarshal(text, &t) != nil || !t.Expires.IsZero() && !time.Now().Before(t.Expires) {
+	if err != nil || json.Unmarshal(text, &t) != nil || hasExpired(t) {
 		return auth.Token{}, nil
 	}
 	return t, nil

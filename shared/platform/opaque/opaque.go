@@ -1,4 +1,5 @@
-// Package opaque encodes and decodes tokens that clients return unchanged, such as cursors and ids of dead letters.
+// Package opaque encodes and decodes tokens that clients return unchanged, such as cursors and ids of dead letters. It also derives ciphers
+// for tokens and stored values.
 package opaque
 
 import (
