@@ -157,6 +157,7 @@ type exchange struct {
 	info    *backends.ServerInfo // about the backend
 	client  *upstream.Client
 	with    backendSession
+	mark    store.Key // where the store has the client's cancellation, if the client has a session
 
 	id        json.RawMessage // the request's id at the backend
 	token     json.RawMessage // the progress token at the backend, if it differs from the client's
@@ -175,6 +176,10 @@ type exchange struct {
 func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.ServerInfo) *exchange {
 	x := &exchange{
 		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), with: backendSession{Version: info.Version},
+	}
+	if c.Session != "" {
+		x.id = requestID(c.Client, c.ID)
+		x.mark = cancelKey(c.Client, x.id)
 	}
 	switch client, backend := c.Version.Stateless(), info.Version.Stateless(); {
 	case client && backend:
@@ -371,7 +376,6 @@ func (w *sessionWay) make(ctx context.Context) error {
 		}
 		w.x.gateway.elicitations.cleanUp(kept, nil)
 	}()
-	w.x.id = requestID(w.x.call.Client, w.x.call.ID)
 	return w.x.inSession(ctx, w.x.params())
 }
 

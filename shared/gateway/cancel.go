@@ -47,8 +47,9 @@ var (
 	errRemoved   = errors.New("gateway: the backend was removed while it waited for an answer")
 )
 
-func cancelKey(c api.Client, id json.RawMessage) store.Key {
-	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(requestID(c, id))}
+// cancelKey returns the key of the mark that cancels a call. hashed is the call's [requestID].
+func cancelKey(c api.Client, hashed json.RawMessage) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(hashed)}
 }
 
 // Cancel cancels the call that a client's notifications/cancelled names, whichever instance makes it. It ignores a notification without a
@@ -59,13 +60,14 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 	if id == nil || len(id) > jsonrpc.MaxID || c.Session == "" {
 		return nil
 	}
-	key := cancelKey(c, id)
+	hashed := requestID(c, id)
+	key := cancelKey(c, hashed)
 	at := strconv.AppendInt(nil, time.Now().UnixMilli(), 10)
 	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: key, Value: at, Expires: time.Now().Add(cancelLife)}))
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "note a cancellation")
 	}
-	err = g.Notify(ctx, c, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "requestId", requestID(c, id))))
+	err = g.Notify(ctx, c, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "requestId", hashed)))
 	g.running.cancel(key)
 	return err
 }
@@ -108,8 +110,7 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	key := cancelKey(x.call.Client, x.call.ID)
-	x.gateway.running.add(key, &cancel)
+	x.gateway.running.add(x.mark, &cancel)
 	began, done := time.Now(), make(chan struct{})
 	first := time.AfterFunc(firstMark, func() {
 		defer close(done)
@@ -134,13 +135,13 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 		if !first.Stop() {
 			<-done
 		}
-		x.gateway.running.remove(key, &cancel)
+		x.gateway.running.remove(x.mark, &cancel)
 	}
 }
 
 // hasMark reports whether the client has cancelled the call since it began. A mark without a time, from an earlier release, always counts.
 func (x *exchange) hasMark(ctx context.Context, began time.Time) bool {
-	items, err := x.gateway.options.DB.Get(ctx, cancelKey(x.call.Client, x.call.ID))
+	items, err := x.gateway.options.DB.Get(ctx, x.mark)
 	if err != nil || items[0] == nil {
 		return false
 	}

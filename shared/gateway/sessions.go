@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -45,6 +46,25 @@ type sessions struct {
 	log    *slog.Logger
 	idle   time.Duration // an unused session can have no running call after this time
 	broken *metric.Undecodable
+
+	decoded bounded.Map[string, backendSession] // by the item's value, because each call needs its session
+}
+
+// maxDecoded is the largest value of an item whose session stays decoded in memory, in bytes. Nearly all values are smaller.
+const maxDecoded = 256
+
+// decode returns the session in an item, or false if it cannot be decoded.
+func (ss *sessions) decode(it *store.Item) (s backendSession, ok bool) {
+	if s, ok = ss.decoded.Get(string(it.Value)); !ok {
+		if json.Unmarshal(it.Value, &s) != nil {
+			return backendSession{}, false
+		}
+		if len(it.Value) <= maxDecoded {
+			ss.decoded.Put(string(it.Value), s)
+		}
+	}
+	s.itemVersion = it.Version
+	return s, true
 }
 
 // holder identifies the owner of sessions with backends in store keys: a client's session or, without one, a hash of its principal,
@@ -53,12 +73,12 @@ func holder(c api.Client) string {
 	if c.Session != "" {
 		return c.Session
 	}
-	h := sha256.New()
+	var parts []byte
 	for _, part := range []string{c.Principal.Workspace, c.Principal.ID, string(c.Capabilities), c.Level} {
-		b, _ := json.Marshal(part)
-		h.Write(b)
+		parts = jsonrpc.AppendString(parts, part)
 	}
-	return "p-" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
+	h := sha256.Sum256(parts)
+	return "p-" + base64.RawURLEncoding.EncodeToString(h[:])
 }
 
 func sessionPartition(holder string) string { return "g#" + holder }
@@ -81,8 +101,8 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 	}
 	cond := store.Absent()
 	if items[0] != nil {
-		if json.Unmarshal(items[0].Value, &s) == nil {
-			s.itemVersion = items[0].Version
+		var ok bool
+		if s, ok = ss.decode(items[0]); ok {
 			if s.LevelDue != 0 && time.Now().UnixMilli() >= s.LevelDue {
 				ss.setLevel(ctx, c, b, &s)
 			} else {
@@ -217,9 +237,10 @@ func (ss *sessions) all(ctx context.Context, c api.Client, at []*backends.Backen
 	out := map[*backends.Backend]backendSession{}
 	for _, it := range page.Items {
 		for _, b := range at {
-			var s backendSession
-			if it.Sort == sessionKey("", b).Sort && json.Unmarshal(it.Value, &s) == nil {
-				s.itemVersion = it.Version
+			if it.Sort != sessionKey("", b).Sort {
+				continue
+			}
+			if s, ok := ss.decode(&it); ok {
 				out[b] = s
 			}
 		}
@@ -332,8 +353,10 @@ func (ss *sessions) endListed(ctx context.Context, b *backends.Backend, token st
 		ss.log.WarnContext(ctx, "backend session left to expire", "backend", b.Name, "error", err)
 		return
 	}
-	var s backendSession
-	if items[0] != nil && json.Unmarshal(items[0].Value, &s) == nil {
+	if items[0] == nil {
+		return
+	}
+	if s, ok := ss.decode(items[0]); ok {
 		b.EndSession(ctx, token, s.Version, s.ID)
 	}
 }
