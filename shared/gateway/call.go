@@ -70,7 +70,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	}
 	ctx, end := x.watch(ctx)
 	defer end()
-	err = x.way.make(ctx)
+	err = x.bridge.make(ctx)
 	if cause := x.endCause(ctx); err != nil && !x.responded && cause != nil {
 		return cause
 	}
@@ -120,10 +120,10 @@ func checkToken(meta json.RawMessage) error {
 	return nil
 }
 
-// way makes a call and handles the backend's messages that differ between revisions. There are four
-// implementations, one for each combination of a session-based or stateless client and backend: [sessionWay],
-// [statelessWay], [roundsWay] and [inputRoundsWay].
-type way interface {
+// A bridge makes a call, and handles the backend's messages in it, for one combination of revisions. There are four implementations,
+// because the client and the backend can each be session-based or stateless: [sessionBridge], [statelessBridge], [roundsBridge] and
+// [inputRoundsBridge].
+type bridge interface {
 	// make sends the call to the backend, several times if needed, until the client has a response or an error occurs.
 	make(ctx context.Context) error
 	// elicit handles a request that the backend sends within the call, for example an elicitation. Depending on the revisions, it forwards
@@ -136,7 +136,7 @@ type way interface {
 	respond(m upstream.Message) error
 }
 
-// exchange is one call, from its request to its end. Package translate knows the differences between revisions, and a [way]
+// exchange is one call, from its request to its end. Package translate knows the differences between revisions, and a [bridge]
 // applies them. The states of a call are:
 //
 //	          the stream ends: resumed
@@ -149,7 +149,7 @@ type way interface {
 //	      │       waiting ──the backend is removed──▶ ended
 //	      └──cancelled while the session begins──▶ ended: the backend is not called
 type exchange struct {
-	way     way
+	bridge  bridge
 	gateway *Gateway
 	call    api.Call
 	entry   backends.Entry       // the tool, prompt or resource
@@ -172,7 +172,7 @@ type exchange struct {
 	rounds   int     // completed rounds
 }
 
-// newExchange returns the exchange of a call, with the [way] for the revisions of the client and the backend.
+// newExchange returns the exchange of a call, with the [bridge] for the revisions of the client and the backend.
 func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.ServerInfo) *exchange {
 	x := &exchange{
 		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), with: backendSession{Version: info.Version},
@@ -183,13 +183,13 @@ func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.Server
 	}
 	switch client, backend := c.Version.Stateless(), info.Version.Stateless(); {
 	case client && backend:
-		x.way = &statelessWay{x}
+		x.bridge = &statelessBridge{x}
 	case client:
-		x.way = &roundsWay{x: x}
+		x.bridge = &roundsBridge{x: x}
 	case backend:
-		x.way = &inputRoundsWay{x: x}
+		x.bridge = &inputRoundsBridge{x: x}
 	default:
-		x.way = &sessionWay{x: x}
+		x.bridge = &sessionBridge{x: x}
 	}
 	return x
 }
@@ -329,13 +329,13 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 		}
 		m.Raw = jsonrpc.Replace(m.Raw, "id", x.call.ID)
 		x.outcome = outcomeOf(m)
-		return true, x.way.respond(m)
+		return true, x.bridge.respond(m)
 	case m.Method == "ping" && m.ID != nil && !x.with.Version.Stateless():
 		return false, x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
 	case m.ID != nil:
-		return false, x.way.elicit(ctx, m)
+		return false, x.bridge.elicit(ctx, m)
 	case m.Method == spec.NoteCancelled && !x.with.Version.Stateless():
-		return false, x.way.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
+		return false, x.bridge.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
 	case passThrough[m.Method], x.extends(m.Method):
 		if m, ok := x.adaptNotification(m); ok {
 			return false, x.send(m.Raw, false)
@@ -359,8 +359,8 @@ func requestID(c api.Client, id json.RawMessage) json.RawMessage {
 	return strconv.AppendUint(nil, binary.BigEndian.Uint64(h[:8])>>12, 10)
 }
 
-// sessionWay implements [way] for a client and a backend that both have sessions.
-type sessionWay struct {
+// sessionBridge implements [bridge] for a client and a backend that both have sessions.
+type sessionBridge struct {
 	x     *exchange
 	asked []question // all questions to the client in this call
 }
@@ -368,28 +368,28 @@ type sessionWay struct {
 // question is a backend's request to the client. It has one id at the backend and another one at the client.
 type question struct{ theirs, ours json.RawMessage }
 
-func (w *sessionWay) make(ctx context.Context) error {
+func (b *sessionBridge) make(ctx context.Context) error {
 	defer func() {
 		var kept []store.Key
-		for _, q := range w.asked {
+		for _, q := range b.asked {
 			kept = append(kept, q.key())
 		}
-		w.x.gateway.elicitations.cleanUp(kept, nil)
+		b.x.gateway.elicitations.cleanUp(kept, nil)
 	}()
-	return w.x.inSession(ctx, w.x.params())
+	return b.x.inSession(ctx, b.x.params())
 }
 
 // maxAsked limits how often a backend may ask a client with a session in one call, because each question is an item in the store.
 const maxAsked = 1000
 
-func (w *sessionWay) elicit(ctx context.Context, m upstream.Message) error {
-	x := w.x
+func (b *sessionBridge) elicit(ctx context.Context, m upstream.Message) error {
+	x := b.x
 	switch {
 	case translate.Lacking(x.call.Capabilities, m.Method, jsonrpc.Member(m.Raw, "params")) != "":
 		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
 	case x.call.ResponseOnly:
 		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not accept an event stream, so it cannot answer "+m.Method)
-	case len(w.asked) >= maxAsked:
+	case len(b.asked) >= maxAsked:
 		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "a call can ask the client at most "+strconv.Itoa(maxAsked)+" times")
 	}
 	params := jsonrpc.Member(m.Raw, "params")
@@ -398,12 +398,12 @@ func (w *sessionWay) elicit(ctx context.Context, m upstream.Message) error {
 		return x.refuse(ctx, m, jsonrpc.InvalidParams, err.Error())
 	}
 	token := jsonrpc.Member(meta, "progressToken")
-	id, err := w.x.gateway.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, m.ID, token)
+	id, err := b.x.gateway.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, m.ID, token)
 	if err != nil {
 		return err
 	}
 	q := question{m.ID, jsonrpc.Quote(id)}
-	w.asked = append(w.asked, q)
+	b.asked = append(b.asked, q)
 	x.questions.add(q.key())
 	if token != nil {
 		// Tokens of two backends may be equal, and a progress notification names no request. So the client gets our unique id as the token.
@@ -420,66 +420,66 @@ func (q question) key() store.Key {
 
 // withdraw forwards the backend's cancellation of a request to the client, with the id under which the client knows the request. If the
 // client answers it anyway, [Gateway.Answer] treats the request as unknown.
-func (w *sessionWay) withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error {
-	for _, q := range w.asked {
+func (b *sessionBridge) withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error {
+	for _, q := range b.asked {
 		if jsonrpc.SameID(q.theirs, id) {
-			w.x.gateway.elicitations.drop(ctx, []store.Key{q.key()})
+			b.x.gateway.elicitations.drop(ctx, []store.Key{q.key()})
 			params := jsonrpc.Replace(jsonrpc.Member(m.Raw, "params"), "requestId", q.ours)
-			return w.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
+			return b.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
 		}
 	}
-	return w.x.dropMisplaced(ctx)
+	return b.x.dropMisplaced(ctx)
 }
 
-func (w *sessionWay) respond(m upstream.Message) error { return w.x.send(m.Raw, true) }
+func (b *sessionBridge) respond(m upstream.Message) error { return b.x.send(m.Raw, true) }
 
-// statelessWay implements [way] for a client and a backend that are both of revision 2026-07-28. It seals the backend's
+// statelessBridge implements [bridge] for a client and a backend that are both of revision 2026-07-28. It seals the backend's
 // requestState on the way to the client, and opens it when the client returns it.
-type statelessWay struct {
+type statelessBridge struct {
 	x *exchange
 }
 
-func (w *statelessWay) make(ctx context.Context) error {
-	params := w.x.params()
-	h := http.Header{spec.HeaderMethod: {w.x.call.Method}}
-	maps.Copy(h, w.x.call.Header)
-	if _, named := spec.Mirrored[w.x.call.Method]; named {
-		h[spec.HeaderName] = []string{spec.EncodeHeader(w.x.entry.Own)}
+func (b *statelessBridge) make(ctx context.Context) error {
+	params := b.x.params()
+	h := http.Header{spec.HeaderMethod: {b.x.call.Method}}
+	maps.Copy(h, b.x.call.Header)
+	if _, named := spec.Mirrored[b.x.call.Method]; named {
+		h[spec.HeaderName] = []string{spec.EncodeHeader(b.x.entry.Own)}
 	}
 	if raw := jsonrpc.Member(params, "requestState"); raw != nil {
 		sealed, _ := jsonrpc.String(raw)
-		state, err := w.x.gateway.states.open(sealed, w.x.stateBinding(), time.Now())
+		state, err := b.x.gateway.states.open(sealed, b.x.stateBinding(), time.Now())
 		if err != nil {
 			return err
 		}
 		params = jsonrpc.Replace(params, "requestState", jsonrpc.Quote(string(state)))
 	}
-	return w.x.withoutSession(ctx, params, h)
+	return b.x.withoutSession(ctx, params, h)
 }
 
-func (w *statelessWay) elicit(ctx context.Context, _ upstream.Message) error {
-	return w.x.dropMisplaced(ctx)
+func (b *statelessBridge) elicit(ctx context.Context, _ upstream.Message) error {
+	return b.x.dropMisplaced(ctx)
 }
 
-func (w *statelessWay) withdraw(ctx context.Context, _ json.RawMessage, _ upstream.Message) error {
-	return w.x.dropMisplaced(ctx)
+func (b *statelessBridge) withdraw(ctx context.Context, _ json.RawMessage, _ upstream.Message) error {
+	return b.x.dropMisplaced(ctx)
 }
 
-func (w *statelessWay) respond(m upstream.Message) error {
-	if lacks := translate.Demanded(w.x.call.Capabilities, m.Result); len(lacks) > 0 {
-		return translate.Missing(w.x.entry.Backend, lacks)
+func (b *statelessBridge) respond(m upstream.Message) error {
+	if lacks := translate.Demanded(b.x.call.Capabilities, m.Result); len(lacks) > 0 {
+		return translate.Missing(b.x.entry.Backend, lacks)
 	}
 	if state := jsonrpc.Member(m.Result, "requestState"); state != nil {
 		text, ok := jsonrpc.String(state)
 		if !ok {
-			return w.x.callError(errors.New("gateway: the requestState is not a string"))
+			return b.x.callError(errors.New("gateway: the requestState is not a string"))
 		}
-		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(w.x.gateway.states.seal([]byte(text), w.x.stateBinding(), time.Now())))
+		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(b.x.gateway.states.seal([]byte(text), b.x.stateBinding(), time.Now())))
 	}
-	if err := w.x.adaptTask(&m); err != nil {
+	if err := b.x.adaptTask(&m); err != nil {
 		return err
 	}
-	response, code := w.x.translateResponse(m)
-	w.x.recheckVersion(code)
-	return w.x.send(response, true)
+	response, code := b.x.translateResponse(m)
+	b.x.recheckVersion(code)
+	return b.x.send(response, true)
 }

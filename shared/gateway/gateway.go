@@ -1,4 +1,5 @@
-// Package gateway puts existing MCP servers, the backends, behind our endpoint.
+// Package gateway forwards the calls of MCP clients to backends, which are existing MCP servers, and forwards the backends' responses,
+// progress and questions to the clients. It owns what lasts longer than one request: sessions with backends, input rounds and tasks.
 //
 //	client ─▶ shared/mcp ─▶ gateway ─▶ upstream ─▶ backend
 //
@@ -17,8 +18,8 @@
 // differences between protocol revisions (package translate). Everything that a call needs later is in the store or, sealed, with the
 // client, so that any instance can continue it. The endpoint gets its data in the types of package api and decides how to respond.
 //
-// Package backends knows the backends and their lists. Package relay handles the notifications of backends; it sees a backend as a
-// [backends.Followed].
+// Package backends has the backends of the configuration and their lists, and package upstream sends the HTTP requests to them. Package
+// relay handles the notifications of backends; it sees a backend as a [backends.Followed].
 package gateway
 
 import (
@@ -60,8 +61,8 @@ type Options struct {
 	EventsWanted func(ctx context.Context, workspace, backend string) bool
 	// Server is the MCP Implementation object that the gateway sends to backends to identify itself.
 	Server json.RawMessage
-	// Key is the 32-byte secret for sealing the state that clients carry between requests; nil means a random one, which is enough without
-	// clients.
+	// Key is the 32-byte secret for sealing the state that clients carry between requests. All instances of a deployment have the same
+	// key. Nil means a random key, which suffices in a process that serves no clients.
 	Key []byte
 	// ListTTL limits how long the gateway reuses a backend's list; 0 means 5 s.
 	ListTTL time.Duration

@@ -37,8 +37,8 @@ const (
 // longestLater limits the pause before the gateway repeats a call whose input_required result has no question.
 const longestLater = 5 * time.Second
 
-// inputRoundsWay implements [way] for a client with a session and a backend of 2026-07-28.
-type inputRoundsWay struct {
+// inputRoundsBridge implements [bridge] for a client with a session and a backend of 2026-07-28.
+type inputRoundsBridge struct {
 	x      *exchange
 	kept   []store.Key     // the items in the store for this call's questions and answers
 	input  json.RawMessage // the backend's current input_required result
@@ -46,39 +46,39 @@ type inputRoundsWay struct {
 	later  time.Duration   // the last pause before a round without a question
 }
 
-func (w *inputRoundsWay) make(ctx context.Context) error {
-	defer func() { w.x.gateway.elicitations.cleanUp(w.kept, w.inputs) }()
-	params := w.params()
-	header, err := w.header()
+func (b *inputRoundsBridge) make(ctx context.Context) error {
+	defer func() { b.x.gateway.elicitations.cleanUp(b.kept, b.inputs) }()
+	params := b.params()
+	header, err := b.header()
 	if err != nil {
 		return err
 	}
 	for asked := 0; asked < maxRounds; {
-		w.input = nil
-		err := w.x.withoutSession(ctx, params, header)
-		if err == nil && w.input != nil {
-			had := len(w.inputs)
-			params, err = w.supplyInput(ctx, params)
-			if len(w.inputs) > had {
+		b.input = nil
+		err := b.x.withoutSession(ctx, params, header)
+		if err == nil && b.input != nil {
+			had := len(b.inputs)
+			params, err = b.supplyInput(ctx, params)
+			if len(b.inputs) > had {
 				asked++
 			}
 		}
-		if err != nil || w.x.responded {
+		if err != nil || b.x.responded {
 			return err
 		}
-		w.x.rounds++
-		w.x.floor = w.x.progress
+		b.x.rounds++
+		b.x.floor = b.x.progress
 	}
-	return w.x.callError(fmt.Errorf("gateway: the backend asks for input in more than %d rounds", maxRounds))
+	return b.x.callError(fmt.Errorf("gateway: the backend asks for input in more than %d rounds", maxRounds))
 }
 
 // params returns the params of the call as a backend of 2026-07-28 expects them.
-func (w *inputRoundsWay) params() json.RawMessage {
-	params := w.x.params()
-	if translate.MultiRound[w.x.call.Method] { // a client with a session has no rounds, and could forge another client's state
+func (b *inputRoundsBridge) params() json.RawMessage {
+	params := b.x.params()
+	if translate.MultiRound[b.x.call.Method] { // a client with a session has no rounds, and could forge another client's state
 		params = translate.WithoutRounds(params)
 	}
-	return translate.ToStateless(params, w.x.with.Version, describeClient(w.x.call.Client, w.x.client))
+	return translate.ToStateless(params, b.x.with.Version, describeClient(b.x.call.Client, b.x.client))
 }
 
 // describeClient returns the description of a session's client for requests of 2026-07-28.
@@ -94,25 +94,25 @@ func describeClient(c api.Client, to *upstream.Client) translate.Client {
 }
 
 // header returns the headers that repeat the call's method, name and arguments, as 2026-07-28 requires.
-func (w *inputRoundsWay) header() (http.Header, error) {
-	h := http.Header{spec.HeaderMethod: {w.x.call.Method}}
-	if _, named := spec.Mirrored[w.x.call.Method]; named {
-		h[spec.HeaderName] = []string{spec.EncodeHeader(w.x.entry.Own)}
+func (b *inputRoundsBridge) header() (http.Header, error) {
+	h := http.Header{spec.HeaderMethod: {b.x.call.Method}}
+	if _, named := spec.Mirrored[b.x.call.Method]; named {
+		h[spec.HeaderName] = []string{spec.EncodeHeader(b.x.entry.Own)}
 	}
-	return h, w.x.addParameters(h)
+	return h, b.x.addParameters(h)
 }
 
 // supplyInput asks the client for the input that the backend requested, and returns the params of the next round.
-func (w *inputRoundsWay) supplyInput(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
-	if !translate.MultiRound[w.x.call.Method] {
-		return nil, w.x.callError(errors.New("gateway: the backend asks for input, which the revision does not allow for this method"))
+func (b *inputRoundsBridge) supplyInput(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
+	if !translate.MultiRound[b.x.call.Method] {
+		return nil, b.x.callError(errors.New("gateway: the backend asks for input, which the revision does not allow for this method"))
 	}
-	responses, err := w.askClient(ctx, jsonrpc.Member(w.input, "inputRequests"))
-	if err != nil || w.x.responded {
+	responses, err := b.askClient(ctx, jsonrpc.Member(b.input, "inputRequests"))
+	if err != nil || b.x.responded {
 		return nil, err
 	}
 	params = translate.WithoutRounds(params)
-	if state := jsonrpc.Member(w.input, "requestState"); state != nil {
+	if state := jsonrpc.Member(b.input, "requestState"); state != nil {
 		params = jsonrpc.Insert(params, "requestState", state)
 	}
 	if responses != nil {
@@ -129,51 +129,51 @@ type input struct {
 }
 
 // askClient sends the questions to the client and waits for all answers.
-func (w *inputRoundsWay) askClient(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
-	if lacks := translate.Demanded(w.x.call.Capabilities, w.input); len(lacks) > 0 {
-		e := translate.Missing(w.x.entry.Backend, lacks)
+func (b *inputRoundsBridge) askClient(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
+	if lacks := translate.Demanded(b.x.call.Capabilities, b.input); len(lacks) > 0 {
+		e := translate.Missing(b.x.entry.Backend, lacks)
 		e.Code = jsonrpc.InvalidRequest
 		return nil, e
 	}
 	var inputs []*input
 	for key, request := range jsonrpc.Members(requests) {
-		if w.x.call.ResponseOnly {
+		if b.x.call.ResponseOnly {
 			return nil, &jsonrpc.Error{
-				Code: jsonrpc.InvalidRequest, Message: "backend " + w.x.entry.Backend + " asks for input, which needs a request that accepts an event stream",
+				Code: jsonrpc.InvalidRequest, Message: "backend " + b.x.entry.Backend + " asks for input, which needs a request that accepts an event stream",
 			}
 		}
 		in := &input{key: string(key)}
 		in.method, _ = jsonrpc.String(jsonrpc.Member(request, "method"))
 		if len(inputs) == maxInputs {
-			return nil, w.x.callError(fmt.Errorf("gateway: the backend asks for more than %d inputs in one round", maxInputs))
+			return nil, b.x.callError(fmt.Errorf("gateway: the backend asks for more than %d inputs in one round", maxInputs))
 		}
 		inputs = append(inputs, in)
 		var err error
-		if in.id, err = w.x.gateway.elicitations.ask(ctx, w.x.call.Client, w.x.backend(), w.x.with, nil, nil); err != nil {
+		if in.id, err = b.x.gateway.elicitations.ask(ctx, b.x.call.Client, b.x.backend(), b.x.with, nil, nil); err != nil {
 			return nil, err
 		}
-		w.kept = append(w.kept, elicitationKey(in.id))
-		w.inputs = append(w.inputs, in)
+		b.kept = append(b.kept, elicitationKey(in.id))
+		b.inputs = append(b.inputs, in)
 		message := sessionRequest(in, jsonrpc.Member(request, "params"))
-		if err := w.x.send(message, false); err != nil {
+		if err := b.x.send(message, false); err != nil {
 			return nil, err
 		}
 	}
 	if len(inputs) == 0 { // the backend asks for a retry without asking a question
-		w.later = min(max(w.later*3/2, lastLook), longestLater)
-		if err := periodic.Sleep(ctx, w.later); err != nil {
-			return nil, w.x.callError(err)
+		b.later = min(max(b.later*3/2, lastLook), longestLater)
+		if err := periodic.Sleep(ctx, b.later); err != nil {
+			return nil, b.x.callError(err)
 		}
 		return nil, nil
 	}
-	w.later = 0
+	b.later = 0
 	for _, in := range inputs {
-		w.x.questions.add(elicitationKey(in.id))
+		b.x.questions.add(elicitationKey(in.id))
 	}
-	if err := w.await(ctx, inputs); err != nil {
+	if err := b.await(ctx, inputs); err != nil {
 		return nil, err
 	}
-	return w.buildResponses(inputs)
+	return b.buildResponses(inputs)
 }
 
 // sessionRequest turns an entry of inputRequests into a request for a client with a session. Entries have no id. The client's revision
@@ -186,10 +186,10 @@ func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 }
 
 // await waits until the client has answered all questions.
-func (w *inputRoundsWay) await(ctx context.Context, inputs []*input) error {
+func (b *inputRoundsBridge) await(ctx context.Context, inputs []*input) error {
 	for wait := firstLook; ; wait = min(wait*3/2, lastLook) {
 		if err := periodic.Sleep(ctx, wait); err != nil {
-			return w.x.callError(err)
+			return b.x.callError(err)
 		}
 		var open []*input
 		var keys []store.Key
@@ -201,7 +201,7 @@ func (w *inputRoundsWay) await(ctx context.Context, inputs []*input) error {
 		if len(open) == 0 {
 			return nil
 		}
-		items, err := w.x.gateway.elicitations.db.Get(ctx, keys...)
+		items, err := b.x.gateway.elicitations.db.Get(ctx, keys...)
 		if err != nil {
 			if fault.Is(err, fault.Unavailable) && ctx.Err() == nil {
 				continue
@@ -210,13 +210,13 @@ func (w *inputRoundsWay) await(ctx context.Context, inputs []*input) error {
 		}
 		for i, it := range items {
 			if it == nil {
-				return w.x.callError(errors.New("gateway: the client did not answer in time"))
+				return b.x.callError(errors.New("gateway: the client did not answer in time"))
 			}
 			var at []store.Key
-			if open[i].answer, at, err = w.x.gateway.elicitations.readAnswer(ctx, open[i].id, it); err != nil {
+			if open[i].answer, at, err = b.x.gateway.elicitations.readAnswer(ctx, open[i].id, it); err != nil {
 				return err
 			}
-			w.kept = append(w.kept, at...)
+			b.kept = append(b.kept, at...)
 		}
 	}
 }
@@ -224,13 +224,13 @@ func (w *inputRoundsWay) await(ctx context.Context, inputs []*input) error {
 // buildResponses builds the inputResponses of the next round from the client's answers. 2026-07-28 does not allow errors in them. So an
 // error in answer to an elicitation becomes a cancellation by the user, and any other error ends the call and goes to the client as its
 // response.
-func (w *inputRoundsWay) buildResponses(inputs []*input) (json.RawMessage, error) {
+func (b *inputRoundsBridge) buildResponses(inputs []*input) (json.RawMessage, error) {
 	out := []byte{'{'}
 	for i, in := range inputs {
 		result := jsonrpc.Member(in.answer, "result")
 		if failure := jsonrpc.Member(in.answer, "error"); failure != nil || result == nil {
 			if in.method != spec.MethodElicit {
-				return nil, w.endWithError(failure)
+				return nil, b.endWithError(failure)
 			}
 			result = json.RawMessage(`{"action":"cancel"}`)
 		}
@@ -243,31 +243,31 @@ func (w *inputRoundsWay) buildResponses(inputs []*input) (json.RawMessage, error
 }
 
 // endWithError ends the call with the error that the client sent as its answer to a question.
-func (w *inputRoundsWay) endWithError(failure json.RawMessage) error {
+func (b *inputRoundsBridge) endWithError(failure json.RawMessage) error {
 	if failure == nil {
 		return fault.New(fault.Invalid, "the client's answer has no result and no error")
 	}
-	body := append(append([]byte(`{"jsonrpc":"2.0","id":`), w.x.call.ID...), `,"error":`...)
-	return w.x.send(append(append(body, failure...), '}'), true)
+	body := append(append([]byte(`{"jsonrpc":"2.0","id":`), b.x.call.ID...), `,"error":`...)
+	return b.x.send(append(append(body, failure...), '}'), true)
 }
 
-func (w *inputRoundsWay) elicit(ctx context.Context, _ upstream.Message) error {
-	return w.x.dropMisplaced(ctx)
+func (b *inputRoundsBridge) elicit(ctx context.Context, _ upstream.Message) error {
+	return b.x.dropMisplaced(ctx)
 }
 
-func (w *inputRoundsWay) withdraw(ctx context.Context, _ json.RawMessage, _ upstream.Message) error {
-	return w.x.dropMisplaced(ctx)
+func (b *inputRoundsBridge) withdraw(ctx context.Context, _ json.RawMessage, _ upstream.Message) error {
+	return b.x.dropMisplaced(ctx)
 }
 
-func (w *inputRoundsWay) respond(m upstream.Message) error {
+func (b *inputRoundsBridge) respond(m upstream.Message) error {
 	if translate.InputRequired(m.Result) {
-		w.input = m.Result // make supplies it in the next round
+		b.input = m.Result // make supplies it in the next round
 		return nil
 	}
-	if err := w.x.adaptTask(&m); err != nil {
+	if err := b.x.adaptTask(&m); err != nil {
 		return err
 	}
-	response, code := w.x.translateResponse(m)
-	w.x.recheckVersion(code)
-	return w.x.send(response, true)
+	response, code := b.x.translateResponse(m)
+	b.x.recheckVersion(code)
+	return b.x.send(response, true)
 }

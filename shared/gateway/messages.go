@@ -159,7 +159,7 @@ func (x *exchange) dropMisplaced(ctx context.Context) error {
 
 // translateResponse returns the response in the form of the client's revision. For an error it also returns the original code.
 func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessage, code int) {
-	between := translate.Way{Client: x.call.Version, Backend: x.with.Version}
+	between := translate.Revisions{Client: x.call.Version, Backend: x.with.Version}
 	if m.Result == nil {
 		return between.Error(x.call.Method, m.Raw)
 	}

@@ -64,8 +64,8 @@ const (
 // needsURLMethod is the recorded method of a question from error -32042. In the next round, the backend does not repeat it as a request.
 const needsURLMethod = "error/-32042"
 
-// roundsWay implements [way] for a client of 2026-07-28 and a backend with sessions.
-type roundsWay struct {
+// roundsBridge implements [bridge] for a client of 2026-07-28 and a backend with sessions.
+type roundsBridge struct {
 	x       *exchange
 	stop    context.CancelFunc // ends the exchange with the backend
 	rounds  rounds             // elicitations and answers of earlier rounds
@@ -73,49 +73,49 @@ type roundsWay struct {
 	refused []translate.Need   // capabilities that the backend needed and the client lacks
 }
 
-func (w *roundsWay) make(ctx context.Context) error {
-	ctx, w.stop = context.WithCancel(ctx)
-	defer w.stop()
-	w.x.id = upstream.FreshID()
-	if err := w.loadRounds(); err != nil {
+func (b *roundsBridge) make(ctx context.Context) error {
+	ctx, b.stop = context.WithCancel(ctx)
+	defer b.stop()
+	b.x.id = upstream.FreshID()
+	if err := b.loadRounds(); err != nil {
 		return err
 	}
-	err := w.x.inSession(ctx, w.params())
-	if w.x.responded || w.x.gone || len(w.pending) == 0 {
+	err := b.x.inSession(ctx, b.params())
+	if b.x.responded || b.x.gone || len(b.pending) == 0 {
 		return err
 	}
-	return w.requireInput()
+	return b.requireInput()
 }
 
 // params returns the params of the call as a backend with sessions expects them.
-func (w *roundsWay) params() json.RawMessage {
-	token := jsonrpc.Quote("gw_" + string(w.x.id))
-	params, replaced := translate.ToSessionBased(w.x.params(), token)
+func (b *roundsBridge) params() json.RawMessage {
+	token := jsonrpc.Quote("gw_" + string(b.x.id))
+	params, replaced := translate.ToSessionBased(b.x.params(), token)
 	if replaced {
-		w.x.token = token
+		b.x.token = token
 	}
 	return params
 }
 
 // loadRounds reads the state of the earlier rounds and the client's new answers.
-func (w *roundsWay) loadRounds() error {
-	responses := jsonrpc.Member(w.x.call.Params, "inputResponses")
+func (b *roundsBridge) loadRounds() error {
+	responses := jsonrpc.Member(b.x.call.Params, "inputResponses")
 	if responses != nil && responses[0] != '{' {
 		return fault.New(fault.Invalid, "inputResponses must be an object")
 	}
-	raw := jsonrpc.Member(w.x.call.Params, "requestState")
+	raw := jsonrpc.Member(b.x.call.Params, "requestState")
 	if raw == nil {
 		return nil // without a requestState there are no elicitations that inputResponses could answer
 	}
 	sealed, _ := jsonrpc.String(raw)
-	state, err := w.x.gateway.states.open(sealed, w.stateBinding(), time.Now())
+	state, err := b.x.gateway.states.open(sealed, b.stateBinding(), time.Now())
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(state, &w.rounds); err != nil {
+	if err := json.Unmarshal(state, &b.rounds); err != nil {
 		return fault.Wrap(fault.Internal, err, "decode a requestState")
 	}
-	for _, q := range w.rounds.Asked {
+	for _, q := range b.rounds.Asked {
 		response := jsonrpc.Member(responses, q.Key)
 		switch {
 		case response == nil: // the client has to be asked again
@@ -126,112 +126,112 @@ func (w *roundsWay) loadRounds() error {
 				return fault.New(fault.Invalid, "the call needs the user to accept a URL, but the user did not")
 			}
 		default:
-			w.rounds.Answered = append(w.rounds.Answered, answered{q.Method, q.Digest, response})
+			b.rounds.Answered = append(b.rounds.Answered, answered{q.Method, q.Digest, response})
 		}
 	}
-	w.rounds.Asked = nil
-	w.rounds.used = make([]bool, len(w.rounds.Answered))
+	b.rounds.Asked = nil
+	b.rounds.used = make([]bool, len(b.rounds.Answered))
 	return nil
 }
 
 // stateBinding adds a suffix, so that a state made here cannot be confused with one that a backend made.
-func (w *roundsWay) stateBinding() []byte { return append(w.x.stateBinding(), "rounds"...) }
+func (b *roundsBridge) stateBinding() []byte { return append(b.x.stateBinding(), "rounds"...) }
 
 // elicit answers a backend's request from the client's earlier answers, or keeps it for the next round.
-func (w *roundsWay) elicit(ctx context.Context, m upstream.Message) error {
+func (b *roundsBridge) elicit(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
-	if lacks := translate.Lacking(w.x.call.Capabilities, m.Method, params); lacks != "" || !translate.MultiRound[w.x.call.Method] {
+	if lacks := translate.Lacking(b.x.call.Capabilities, m.Method, params); lacks != "" || !translate.MultiRound[b.x.call.Method] {
 		if lacks != "" {
-			w.refused = append(w.refused, lacks)
+			b.refused = append(b.refused, lacks)
 		}
-		return w.x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
+		return b.x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
 	}
 	d := translate.QuestionDigest(params)
-	for i, a := range w.rounds.Answered {
-		if !w.rounds.used[i] && a.Method == m.Method && a.Digest == d {
-			w.rounds.used[i] = true
-			return w.x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, a.Response))
+	for i, a := range b.rounds.Answered {
+		if !b.rounds.used[i] && a.Method == m.Method && a.Digest == d {
+			b.rounds.used[i] = true
+			return b.x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, a.Response))
 		}
 	}
-	if len(w.rounds.Answered)+len(w.pending) >= maxElicitations {
-		return w.x.refuse(ctx, m, jsonrpc.InvalidRequest, "a call can ask the client at most "+strconv.Itoa(maxElicitations)+" times")
+	if len(b.rounds.Answered)+len(b.pending) >= maxElicitations {
+		return b.x.refuse(ctx, m, jsonrpc.InvalidRequest, "a call can ask the client at most "+strconv.Itoa(maxElicitations)+" times")
 	}
-	w.pending = append(w.pending, m)
-	if len(w.pending) == 1 {
-		time.AfterFunc(gather, w.stop)
+	b.pending = append(b.pending, m)
+	if len(b.pending) == 1 {
+		time.AfterFunc(gather, b.stop)
 	}
 	return nil
 }
 
 // requireInput returns the pending elicitations to the client in an input_required result.
-func (w *roundsWay) requireInput() error {
+func (b *roundsBridge) requireInput() error {
 	requests := []byte{'{'}
-	for _, m := range w.pending {
+	for _, m := range b.pending {
 		params := jsonrpc.Member(m.Raw, "params")
-		key := w.recordQuestion(m.Method, translate.QuestionDigest(params))
+		key := b.recordQuestion(m.Method, translate.QuestionDigest(params))
 		requests = translate.AppendInput(requests, key, m.Method, params)
 	}
-	return w.sendRequired(append(requests, '}'))
+	return b.sendRequired(append(requests, '}'))
 }
 
 // recordQuestion adds an elicitation to the state for the next round and returns its key.
-func (w *roundsWay) recordQuestion(method, digest string) string {
-	key := "input-" + strconv.Itoa(len(w.rounds.Answered)+len(w.rounds.Asked)+1)
-	w.rounds.Asked = append(w.rounds.Asked, asked{key, method, digest})
+func (b *roundsBridge) recordQuestion(method, digest string) string {
+	key := "input-" + strconv.Itoa(len(b.rounds.Answered)+len(b.rounds.Asked)+1)
+	b.rounds.Asked = append(b.rounds.Asked, asked{key, method, digest})
 	return key
 }
 
 // sendRequired ends the round with an input_required result.
-func (w *roundsWay) sendRequired(requests json.RawMessage) error {
-	w.x.outcome = outcomeInput
-	state, err := json.Marshal(w.rounds)
+func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
+	b.x.outcome = outcomeInput
+	state, err := json.Marshal(b.rounds)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode a requestState")
 	}
-	b := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
-	b = append(append(b, `,"requestState":`...), jsonrpc.Quote(w.x.gateway.states.seal(state, w.stateBinding(), time.Now()))...)
-	return w.x.send(jsonrpc.AppendResult(nil, w.x.call.ID, append(b, '}')), true)
+	body := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
+	body = append(append(body, `,"requestState":`...), jsonrpc.Quote(b.x.gateway.states.seal(state, b.stateBinding(), time.Now()))...)
+	return b.x.send(jsonrpc.AppendResult(nil, b.x.call.ID, append(body, '}')), true)
 }
 
 // withdraw removes a pending elicitation that the backend has cancelled.
-func (w *roundsWay) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) error {
-	w.pending = slices.DeleteFunc(w.pending, func(m upstream.Message) bool { return jsonrpc.SameID(m.ID, id) })
+func (b *roundsBridge) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) error {
+	b.pending = slices.DeleteFunc(b.pending, func(m upstream.Message) bool { return jsonrpc.SameID(m.ID, id) })
 	return nil
 }
 
-func (w *roundsWay) respond(m upstream.Message) error {
-	w.pending = nil // the backend no longer waits for answers
-	if len(w.refused) > 0 && (m.Result == nil || string(jsonrpc.Member(m.Result, "isError")) == "true") {
-		return translate.Missing(w.x.entry.Backend, w.refused)
+func (b *roundsBridge) respond(m upstream.Message) error {
+	b.pending = nil // the backend no longer waits for answers
+	if len(b.refused) > 0 && (m.Result == nil || string(jsonrpc.Member(m.Result, "isError")) == "true") {
+		return translate.Missing(b.x.entry.Backend, b.refused)
 	}
-	response, code := w.x.translateResponse(m)
+	response, code := b.x.translateResponse(m)
 	if code == spec.CodeNeedsURL {
-		return w.needsURL(m.Error)
+		return b.needsURL(m.Error)
 	}
-	return w.x.send(response, true)
+	return b.x.send(response, true)
 }
 
 // needsURL turns error -32042 into an input_required result that asks the user to visit the URLs.
-func (w *roundsWay) needsURL(failure json.RawMessage) error {
+func (b *roundsBridge) needsURL(failure json.RawMessage) error {
 	requests := []byte{'{'}
 	for params := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(failure, "data"), "elicitations")) {
 		mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode"))
-		if mode != "url" || len(w.rounds.Asked) >= maxElicitations {
+		if mode != "url" || len(b.rounds.Asked) >= maxElicitations {
 			continue
 		}
-		if n := translate.Lacking(w.x.call.Capabilities, spec.MethodElicit, params); n != "" && !slices.Contains(w.refused, n) {
-			w.refused = append(w.refused, n)
+		if n := translate.Lacking(b.x.call.Capabilities, spec.MethodElicit, params); n != "" && !slices.Contains(b.refused, n) {
+			b.refused = append(b.refused, n)
 		}
-		requests = translate.AppendInput(requests, w.recordQuestion(needsURLMethod, translate.QuestionDigest(params)), spec.MethodElicit, params)
+		requests = translate.AppendInput(requests, b.recordQuestion(needsURLMethod, translate.QuestionDigest(params)), spec.MethodElicit, params)
 	}
 	switch {
-	case len(w.refused) > 0:
-		return translate.Missing(w.x.entry.Backend, w.refused)
-	case len(w.rounds.Asked) == 0 || !translate.MultiRound[w.x.call.Method]:
+	case len(b.refused) > 0:
+		return translate.Missing(b.x.entry.Backend, b.refused)
+	case len(b.rounds.Asked) == 0 || !translate.MultiRound[b.x.call.Method]:
 		message, _ := jsonrpc.String(jsonrpc.Member(failure, "message"))
 		return &jsonrpc.Error{Code: jsonrpc.InternalError, Message: message}
 	}
-	return w.sendRequired(append(requests, '}'))
+	return b.sendRequired(append(requests, '}'))
 }
 
 // stateLife is how long a client may take to return with its answers.

@@ -1,4 +1,5 @@
-// Package backends knows the MCP servers behind the gateway: who may use them, what their lists contain, and how to authenticate to them.
+// Package backends is the gateway's set of backends: who may use each, which tools, prompts and resources it lists, and how to
+// authenticate to it.
 //
 //	set.go            the backends of the configuration, and who may use them
 //	backend.go        one backend, with its clients and counters

@@ -27,8 +27,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Way is the pair of revisions between which a call is translated.
-type Way struct{ Client, Backend spec.Version }
+// Revisions is a call's pair of protocol revisions, between which it is translated.
+type Revisions struct{ Client, Backend spec.Version }
 
 // MultiRound has the methods for which 2026-07-28 allows input_required.
 var MultiRound = map[string]bool{spec.MethodToolsCall: true, spec.MethodPromptsGet: true, spec.MethodRead: true}
@@ -80,23 +80,23 @@ func InputRequired(result json.RawMessage) bool {
 }
 
 // Result converts the result of a method for the client's revision. It leaves a result that is no object alone.
-func (w Way) Result(method string, result json.RawMessage) json.RawMessage {
+func (r Revisions) Result(method string, result json.RawMessage) json.RawMessage {
 	if len(result) == 0 || result[0] != '{' {
 		return result
 	}
 	switch {
-	case w.Client.Stateless() && w.Backend.Stateless():
+	case r.Client.Stateless() && r.Backend.Stateless():
 		if jsonrpc.Member(result, "resultType") == nil {
 			return addComplete(result)
 		}
-	case w.Client.Stateless():
+	case r.Client.Stateless():
 		result = jsonrpc.Without(result, func(name string) bool { return name == "resultType" })
 		if method == spec.MethodRead && jsonrpc.Member(result, "ttlMs") == nil {
 			result = jsonrpc.Without(result, func(name string) bool { return name == "cacheScope" || name == "ttlMs" })
 			result = jsonrpc.Insert(jsonrpc.Insert(result, "cacheScope", json.RawMessage(`"private"`)), "ttlMs", json.RawMessage(`0`))
 		}
 		return addComplete(result)
-	case w.Backend.Stateless():
+	case r.Backend.Stateless():
 		structured := jsonrpc.Member(result, "structuredContent")
 		return jsonrpc.Without(result, func(name string) bool {
 			// Up to 2025-11-25, structuredContent must be an object. The client still has the content as text.
@@ -112,16 +112,16 @@ func addComplete(result json.RawMessage) json.RawMessage {
 
 // ErrorCode converts an error code for the client's revision. It keeps [spec.CodeNeedsURL] of a session-based backend for a stateless
 // client, because the gateway turns that error into a question.
-func (w Way) ErrorCode(method string, code int, data json.RawMessage) int {
+func (r Revisions) ErrorCode(method string, code int, data json.RawMessage) int {
 	switch {
-	case w.Client.Stateless():
+	case r.Client.Stateless():
 		switch {
-		case code == spec.CodeNeedsURL && w.Backend.Stateless():
+		case code == spec.CodeNeedsURL && r.Backend.Stateless():
 			return jsonrpc.InternalError
 		case code == spec.CodeResourceNotFound:
 			return jsonrpc.InvalidParams
 		}
-	case w.Backend.Stateless():
+	case r.Backend.Stateless():
 		switch code {
 		case jsonrpc.InvalidParams:
 			if method == spec.MethodRead && jsonrpc.Member(data, "uri") != nil {
@@ -136,11 +136,11 @@ func (w Way) ErrorCode(method string, code int, data json.RawMessage) int {
 	return code
 }
 
-// Error converts an error response with [Way.ErrorCode]. It also returns the original code.
-func (w Way) Error(method string, response json.RawMessage) (out json.RawMessage, had int) {
+// Error converts an error response with [Revisions.ErrorCode]. It also returns the original code.
+func (r Revisions) Error(method string, response json.RawMessage) (out json.RawMessage, had int) {
 	failure := jsonrpc.Member(response, "error")
 	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &had) // if it cannot be read it stays 0, which is not mapped
-	to := w.ErrorCode(method, had, jsonrpc.Member(failure, "data"))
+	to := r.ErrorCode(method, had, jsonrpc.Member(failure, "data"))
 	if to == had {
 		return response, had
 	}

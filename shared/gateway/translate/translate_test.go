@@ -12,22 +12,22 @@ import (
 )
 
 // kind returns a name for the pair of revisions, e.g. for the name of a test.
-func (w Way) kind() string {
+func (r Revisions) kind() string {
 	name := func(v spec.Version) string {
 		if v == spec.V20260728 {
 			return "2026"
 		}
 		return "2025"
 	}
-	return name(w.Client) + " to " + name(w.Backend)
+	return name(r.Client) + " to " + name(r.Backend)
 }
 
 // everyWay calls check for each pair of revisions.
-func everyWay(t *testing.T, check func(t *testing.T, w Way)) {
+func everyWay(t *testing.T, check func(t *testing.T, w Revisions)) {
 	t.Helper()
 	for _, client := range spec.Versions {
 		for _, backend := range spec.Versions {
-			w := Way{client, backend}
+			w := Revisions{client, backend}
 			t.Run(fmt.Sprintf("client %s, backend %s", client, backend), func(t *testing.T) { check(t, w) })
 		}
 	}
@@ -58,7 +58,7 @@ func TestErrorCodes(t *testing.T) {
 		{"the backend's own", spec.MethodToolsCall, `{}`, -32050, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			everyWay(t, func(t *testing.T, w Way) {
+			everyWay(t, func(t *testing.T, w Revisions) {
 				want, mapped := tt.want[w.kind()]
 				if !mapped {
 					want = tt.code
@@ -112,7 +112,7 @@ func TestResultsHaveWhatTheClientsRevisionHas(t *testing.T) {
 		{"no object", spec.MethodToolsCall, `[1]`, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			everyWay(t, func(t *testing.T, w Way) {
+			everyWay(t, func(t *testing.T, w Revisions) {
 				want, changed := tt.want[w.kind()]
 				if !changed {
 					// With the 2026 backend that completes nothing, or two of 2025.

@@ -1,5 +1,5 @@
-// Package upstream sends MCP messages to a backend, in all revisions. It forwards the backend's messages byte for byte, one at
-// a time, as soon as each arrives.
+// Package upstream is the gateway's HTTP client for one backend. It sends MCP messages in all revisions, and forwards the backend's
+// messages byte for byte, one at a time, as soon as each arrives.
 //
 //	client.go     requests
 //	connection.go the connections for them
@@ -126,8 +126,8 @@ func (c *Client) do(ctx context.Context, method string, r Request, h http.Header
 
 // roundTrip sends a request and returns the response with its body unread.
 func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http.Header) (*http.Response, error) {
-	var way way
-	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, way.trace()), method, c.URL, bytes.NewReader(r.Body))
+	var progress requestProgress
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, progress.clientTrace()), method, c.URL, bytes.NewReader(r.Body))
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make a request to a backend")
 	}
@@ -144,7 +144,7 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 			return nil, err
 		}
 	}
-	resp, err := c.send(req, &way)
+	resp, err := c.send(req, &progress)
 	if err != nil {
 		if unsent, ok := errors.AsType[*UnsentError](err); ok {
 			return nil, unsent

@@ -38,7 +38,7 @@ const maxResting = 32
 
 // send sends a request, and repeats it if the server had closed the idle connection before the request left. It calls the transport of the
 // [http.Client] directly, because requests to backends follow no redirects.
-func (c *Client) send(req *http.Request, way *way) (resp *http.Response, err error) {
+func (c *Client) send(req *http.Request, progress *requestProgress) (resp *http.Response, err error) {
 	if user := req.URL.User; user != nil && req.Header.Get("Authorization") == "" {
 		password, _ := user.Password()
 		req.SetBasicAuth(user.Username(), password)
@@ -48,9 +48,9 @@ func (c *Client) send(req *http.Request, way *way) (resp *http.Response, err err
 		transport = http.DefaultTransport
 	}
 	for range maxResting + 1 {
-		way.reused.Store(false)
+		progress.reused.Store(false)
 		resp, err = transport.RoundTrip(req)
-		if err == nil || !way.wasClosed() || req.Context().Err() != nil {
+		if err == nil || !progress.wasClosed() || req.Context().Err() != nil {
 			break
 		}
 		if req.Body, err = req.GetBody(); err != nil {
@@ -60,21 +60,21 @@ func (c *Client) send(req *http.Request, way *way) (resp *http.Response, err err
 	return resp, err
 }
 
-// way records how far a request got.
-type way struct {
+// requestProgress records how far a request got on its connection.
+type requestProgress struct {
 	reused, sent atomic.Bool
 
-	conn  *counted // nil if the connection does not count its bytes
-	first int64    // the connection's byte count when the request began
+	conn  *countingConn // nil if the connection does not count its bytes
+	first int64         // the connection's byte count when the request began
 }
 
-// counted is a connection that counts the bytes written to it.
-type counted struct {
+// countingConn is a connection that counts the bytes written to it.
+type countingConn struct {
 	net.Conn
 	n atomic.Int64
 }
 
-func (c *counted) Write(b []byte) (int, error) {
+func (c *countingConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	c.n.Add(int64(n))
 	return n, err
@@ -87,33 +87,33 @@ func countBytes(dial func(ctx context.Context, network, addr string) (net.Conn, 
 		if err != nil {
 			return nil, err
 		}
-		return &counted{Conn: c}, nil
+		return &countingConn{Conn: c}, nil
 	}
 }
 
-func (w *way) trace() *httptrace.ClientTrace {
+func (p *requestProgress) clientTrace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{
 		GotConn: func(to httptrace.GotConnInfo) {
 			// Over HTTP/2, a server reports the requests that it did not process, and net/http repeats them. So send must not
 			// repeat them, and their connections do not count as reused.
 			over, ok := to.Conn.(*tls.Conn)
-			w.reused.Store(to.Reused && !(ok && over.ConnectionState().NegotiatedProtocol == "h2"))
-			w.sent.Store(false)
+			p.reused.Store(to.Reused && !(ok && over.ConnectionState().NegotiatedProtocol == "h2"))
+			p.sent.Store(false)
 			conn := to.Conn
 			if over != nil {
 				conn = over.NetConn()
 			}
-			if w.conn, _ = conn.(*counted); w.conn != nil {
-				w.first = w.conn.n.Load()
+			if p.conn, _ = conn.(*countingConn); p.conn != nil {
+				p.first = p.conn.n.Load()
 			}
 		},
-		WroteHeaders: func() { w.sent.Store(true) },
+		WroteHeaders: func() { p.sent.Store(true) },
 	}
 }
 
 // wasClosed reports whether the request found its connection closed, so that the server cannot have read any of it. net/http
 // calls WroteHeaders as soon as the header is in its buffer. So wasClosed also checks whether the connection has sent any byte
 // of the request.
-func (w *way) wasClosed() bool {
-	return w.reused.Load() && (!w.sent.Load() || w.conn != nil && w.conn.n.Load() == w.first)
+func (p *requestProgress) wasClosed() bool {
+	return p.reused.Load() && (!p.sent.Load() || p.conn != nil && p.conn.n.Load() == p.first)
 }

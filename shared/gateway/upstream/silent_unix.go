@@ -9,7 +9,7 @@ import (
 
 // silent reports whether a connection is open and nothing has arrived on it, as far as the operating system can tell.
 func silent(c net.Conn) bool {
-	if k, ok := c.(*counted); ok {
+	if k, ok := c.(*countingConn); ok {
 		c = k.Conn
 	}
 	of, ok := c.(syscall.Conn)
