@@ -288,8 +288,8 @@ func (f *flow) saveSafe(cursor string) {
 	f.save(cursor)
 }
 
-// save saves a cursor. The caller holds the lock. If the store fails, the subscription ends, because after a restart it would handle
-// more and more events again.
+// save saves a cursor. The caller holds the lock. If the store fails, the subscription ends. If it continued, the saved cursor would stay
+// behind, and after a restart the program would have to handle all events since then again.
 func (f *flow) save(cursor string) {
 	if cursor == "" || cursor == f.saved || f.held {
 		return

@@ -44,7 +44,8 @@ func toDelivery(url, secret string) map[string]any {
 	return map[string]any{"mode": spec.ModeWebhook, "url": url, "secret": secret}
 }
 
-// subscriber subscribes hooks of a receiver to an event type.
+// subscriber calls events/subscribe and events/unsubscribe for one event type. The endpoints that it subscribes are hooks, which its
+// receiver serves.
 type subscriber struct {
 	*checker
 	t        eventType

@@ -1,7 +1,7 @@
-// Command retry is the function that runs every minute. It runs the jobs of [webhooks.NewJobs], for example moving due
-// deliveries to the slow queue and removing expired subscriptions. It also continues replays, publishes the messages in
-// the inbox, moves messages from the dead-letter queues to the store so that operators can see them, and announces changed
-// catalogs and backends that have not been announced yet. The jobs run concurrently, so that one cannot hold up another.
+// Command retry is the function for periodic jobs, which runs every minute. It runs the jobs of [webhooks.NewJobs], for example moving
+// due deliveries to the slow queue and removing expired subscriptions. It also continues replays, publishes the messages in the inbox,
+// moves messages from the dead-letter queues to the store so that operators can see them, and announces changed catalogs and backends
+// that have not been announced yet. The jobs run concurrently, so that one cannot hold up another.
 package main
 
 import (

@@ -1,6 +1,5 @@
-// Command stream is the function behind the MCP endpoint. It lists, reads and streams events. It forwards changes of
-// webhook subscriptions to register and deregister, so that the function that faces the internet cannot write a
-// subscription or read a secret.
+// Command stream is the function that serves the MCP endpoint. It lists, reads and streams events. It forwards changes of webhook
+// subscriptions to register and deregister, so that the function that faces the internet cannot write a subscription or read a secret.
 package main
 
 import (

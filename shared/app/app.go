@@ -1,6 +1,6 @@
-// Package app puts the parts of the product together, in the same way for both modes. [Core] holds what all roles share,
-// and each role has one constructor. The stand-alone server (package standalone) runs all roles in one process. On AWS,
-// each function runs one.
+// Package app has a constructor for each role of the product, such as publishing or the MCP endpoint, which connects the role's parts.
+// Both modes use the same constructors. [Core] holds what all roles share. The stand-alone server (package standalone) runs all roles in
+// one process. On AWS, each function runs one.
 //
 //	role        constructor                       on AWS                stand-alone
 //	publish     [NewPublishing]                   functions/publish     POST /events, POST /sources/…, inbox queue
@@ -117,9 +117,9 @@ func (c *Core) Quota(name string) func(ctx context.Context, workspace, principal
 }
 
 // CallerQuota returns the same limits as [Core.Quota], for code that has the caller as an [auth.Principal].
-func (c *Core) CallerQuota(name string) quota.Of {
-	of := c.Quota(name)
-	return func(ctx context.Context, p auth.Principal) float64 { return of(ctx, p.Workspace, p.ID) }
+func (c *Core) CallerQuota(name string) quota.LimitFunc {
+	limitOf := c.Quota(name)
+	return func(ctx context.Context, p auth.Principal) float64 { return limitOf(ctx, p.Workspace, p.ID) }
 }
 
 // maxStreams returns the number of streams that a principal may have open.
@@ -183,7 +183,7 @@ type SubscriptionOptions struct {
 func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 	ofPrincipal, ofWorkspace := c.Quota(quota.Subscriptions), c.Quota(quota.WorkspaceSubscriptions)
 	return &subscription.Service{
-		Records: subscription.Records{
+		Store: subscription.Store{
 			DB: c.DB, Started: o.Started, Ended: o.Ended,
 			QuotaOf: func(ctx context.Context, workspace, principal string) int64 {
 				return int64(ofPrincipal(ctx, workspace, principal))
@@ -342,7 +342,7 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	options.ForwardRegistrar, options.ForwardDeregistrar = o.ForwardRegistrar, o.ForwardDeregistrar
 	options.MaxAge, options.Heartbeat, options.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
 	options.MaxSessions, options.Dialect = c.maxSessions, mcp.NamedEvents
-	options.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.CallerQuota(quota.Calls), descriptors.Outgoing())
+	options.Calls = quota.NewConcurrency(quota.Calls, "calls to backends", c.CallerQuota(quota.Calls), descriptors.Outgoing())
 	options.PollMin, options.PollMax = cmp.Or(l.PollMin, pollMin), cmp.Or(l.PollMax, pollMax)
 	if l.EventTools {
 		options.EventTools = logsource.New

@@ -141,8 +141,8 @@ type Handler struct {
 
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	answers := httpjson.Answers{Scope: auth.ScopeRead, MetadataURL: h.MetadataURL, Log: h.Log}
-	answers.Serve(w, r, http.StatusOK, func() (any, error) { return h.serve(r) })
+	responder := httpjson.Responder{Scope: auth.ScopeRead, MetadataURL: h.MetadataURL, Log: h.Log}
+	responder.Serve(w, r, http.StatusOK, func() (any, error) { return h.serve(r) })
 }
 
 func (h *Handler) serve(r *http.Request) (any, error) {
@@ -247,8 +247,8 @@ func consentPartition(workspace, principal string) string {
 	return "consent#" + workspace + "#" + base64.RawURLEncoding.EncodeToString(h[:])
 }
 
-// Consented returns the partition with the consents of a principal, and the prefix of their sort keys.
-func Consented(workspace, principal string) store.Key { return consentKey(workspace, principal, "") }
+// ConsentsKey returns the partition with the consents of a principal, and the prefix of their sort keys.
+func ConsentsKey(workspace, principal string) store.Key { return consentKey(workspace, principal, "") }
 
 func consentKey(workspace, principal, provider string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: consentPartition(workspace, principal), Sort: "p#" + provider}
@@ -265,7 +265,7 @@ func destination(parts ...string) string {
 // list reads all consents of a principal with strong consistency, and returns them by provider.
 func (c consents) list(ctx context.Context, workspace, principal string) (map[string]consentItem, error) {
 	out := map[string]consentItem{}
-	err := store.Each(ctx, c.db, Consented(workspace, principal), "read the consents", func(it *store.Item) error {
+	err := store.Each(ctx, c.db, ConsentsKey(workspace, principal), "read the consents", func(it *store.Item) error {
 		var item consentItem
 		if json.Unmarshal(it.Value, &item) != nil || item.V != consentVersion {
 			c.broken.Add(ctx, "consent") // counts as not given

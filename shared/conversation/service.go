@@ -103,8 +103,8 @@ const minBurst = 20
 
 // NewRate returns a quota of messages per second. A principal may send a burst of two seconds' messages, or at least of
 // [minBurst].
-func NewRate(of quota.Of) *quota.Rate {
-	return quota.New(quota.ConversationRate, "messages", of, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
+func NewRate(limitOf quota.LimitFunc) *quota.Rate {
+	return quota.NewRate(quota.ConversationRate, "messages", limitOf, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
 }
 
 // New creates a service. It does not call any provider.

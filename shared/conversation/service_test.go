@@ -385,7 +385,7 @@ func TestEventsNeedARule(t *testing.T) {
 // other principals are not affected.
 func TestTheRateOfAPrincipal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, three, func(o *Options) { o.Rate = NewRate(quota.Same(1)) })
+		r := newRig(t, three, func(o *Options) { o.Rate = NewRate(quota.FixedLimit(1)) })
 		r.on("fast", says("x", 0))
 		r.consent("fast")
 		for range minBurst {

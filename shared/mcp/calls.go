@@ -22,7 +22,7 @@ import (
 // calls forwards requests, notifications and responses of clients to backends.
 type calls struct {
 	backends api.Gateway
-	underWay *quota.Held
+	underWay *quota.Concurrency
 	left     func(*http.Request) // see [Options.Left]
 	catalogs method.Catalogs
 	faults   method.Faults

@@ -193,7 +193,9 @@ func (g *slowNotices) NotifyExtension(context.Context, api.Client, string, json.
 // GWN-24: notifications of extensions that wait for a backend count toward the principal's limit of calls, so that they cannot pile up.
 func TestAUT_07_NotificationsOfExtensions(t *testing.T) {
 	g := &slowNotices{fakeGateway: newFakeGateway(), began: make(chan struct{}), end: make(chan struct{})}
-	f := newFixture(t, func(o *Options) { o.Gateway, o.Calls = g, quota.NewHeld("calls", "calls", quota.Same(1), 100) })
+	f := newFixture(t, func(o *Options) {
+		o.Gateway, o.Calls = g, quota.NewConcurrency("calls", "calls", quota.FixedLimit(1), 100)
+	})
 	sessions := map[string]string{}
 	for _, who := range []string{alice, bob} {
 		sessions[who] = "Mcp-Session-Id: " + f.session(who, spec.V20251125)
@@ -222,7 +224,7 @@ func TestAUT_07_NotificationsOfExtensions(t *testing.T) {
 // refuses the next call with an error that names the limit. Other principals can still call.
 func TestAUT_07_CallsOfClientsThatLeft(t *testing.T) {
 	b := startSlowCalls(t, false)
-	f := behindGateway(t, func(o *Options) { o.Calls = quota.NewHeld("calls", "calls", quota.Same(2), 100) }, b.lister)
+	f := behindGateway(t, func(o *Options) { o.Calls = quota.NewConcurrency("calls", "calls", quota.FixedLimit(2), 100) }, b.lister)
 	body := rpcText("1", spec.MethodToolsCall, `"name":"b_tool","arguments":{}`)
 	session := f.session(alice, spec.V20251125)
 	var waiting []slowCall

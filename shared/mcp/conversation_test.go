@@ -277,7 +277,7 @@ func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 func TestMoreMessagesThanTheRate(t *testing.T) {
 	f := newFixture(t, func(o *Options) {
 		o.Conversation = newTalk(t, o.Sessions, "userMessages: true", func(o *conversation.Options) {
-			o.Rate = quota.New("conversationRate", "messages", quota.Same(0.01), func(float64) float64 { return 1 })
+			o.Rate = quota.NewRate("conversationRate", "messages", quota.FixedLimit(0.01), func(float64) float64 { return 1 })
 		})
 	})
 	f.stateless(alice, spec.MethodUserMessage, message("m1")).is(t, "m1", 200, 0)

@@ -117,7 +117,7 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 		return
 	}
 	if c.Session != nil {
-		fresh, err := d.endpoint.sessions.Use(c.Request.Context(), c.Session, c.Msg.ID)
+		fresh, err := d.endpoint.sessions.RecordRequestID(c.Request.Context(), c.Session, c.Msg.ID)
 		switch {
 		case err != nil:
 			d.endpoint.replies.SessionFailed(w, c, err)
@@ -155,7 +155,7 @@ func (d dialect) initialize(w http.ResponseWriter, c *method.Call) {
 	began := c.Session == nil
 	d.endpoint.session.initialize(w, c)
 	if began && c.Session != nil {
-		_, err := d.endpoint.sessions.Use(c.Request.Context(), c.Session, c.Msg.ID)
+		_, err := d.endpoint.sessions.RecordRequestID(c.Request.Context(), c.Session, c.Msg.ID)
 		if err != nil {
 			d.endpoint.faults.LogError(c.Request.Context(), "request id not recorded", err)
 		}
@@ -239,7 +239,7 @@ func (d dialect) respond(c *method.Call, kept *httpjson.Recorder) bool {
 		return false
 	}
 	ctx := c.Request.Context()
-	open, err := d.endpoint.sessions.Streaming(ctx, c.Session.Key)
+	open, err := d.endpoint.sessions.HasOpenStream(ctx, c.Session.Key)
 	if err != nil {
 		d.endpoint.faults.LogError(ctx, "open stream not found, the answer goes to the POST", err)
 	}

@@ -362,7 +362,7 @@ func (f *fixture) principal(key string) auth.Principal {
 func (f *fixture) waitClosed(id string) {
 	f.t.Helper()
 	f.waitFor("the end of the stream", func() bool {
-		return !expect.Value(f.endpoint.sessions.Streaming(f.t.Context(), session.Key(id)))(f.t)
+		return !expect.Value(f.endpoint.sessions.HasOpenStream(f.t.Context(), session.Key(id)))(f.t)
 	})
 }
 

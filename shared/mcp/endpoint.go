@@ -115,7 +115,7 @@ type Options struct {
 	// reuse the client's connection slot. It is optional.
 	Left func(*http.Request)
 	// Calls limits the concurrent calls of a principal to backends. Nil means no limit.
-	Calls *quota.Held
+	Calls *quota.Concurrency
 	// MaxStreamURIs limits the URIs of a session or a subscriptions/listen; 0 means 200. MaxStreamPatterns limits how many of
 	// them may be parents or have wildcards, because a stream reads several partitions of the log for each of those; 0 means
 	// 20.
@@ -164,8 +164,8 @@ type Endpoint struct {
 	streams       *streams.Streams
 	admission     *streams.Admission
 
-	shut context.Context // ends the calls that still run late in a shutdown, see Close
-	cut  context.CancelFunc
+	shut        context.Context // ends the calls that still run late in a shutdown, see Close
+	cutOffCalls context.CancelFunc
 }
 
 // New returns an endpoint with the given options.
@@ -189,7 +189,7 @@ func New(o Options) (*Endpoint, error) {
 			DB: o.Sessions, MaxURIs: o.MaxStreamURIs, Max: o.MaxSessions, Broken: metric.NewUndecodable(o.Logger), Prolong: e.prolong,
 		}
 	}
-	e.shut, e.cut = context.WithCancel(context.Background())
+	e.shut, e.cutOffCalls = context.WithCancel(context.Background())
 	e.admission = streams.NewAdmission(o.MaxAge, o.WriteTimeout, o.Leases, e.faults)
 	e.replies = method.NewReplies(jsonrpc.Encode(o.Server), e.faults, e.catalogs, o.ResourceMetadata)
 	e.about = &description{
@@ -223,14 +223,14 @@ func New(o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-// Close ends every open stream with the messages that its revision requires. It waits until the streams have ended and cleaned
-// up in the store, or until ctx ends. From then on, the endpoint refuses new streams but still serves other requests. Shortly
-// before ctx ends, at most [method.CallReserve], the endpoint also ends the calls that still run, even if Close has returned.
-// It answers calls to backends with an error.
+// Close ends every open stream with the messages that its revision requires. It waits until the streams have ended and cleaned up in the
+// store, or until ctx ends. From then on, the endpoint refuses new streams but still serves other requests. If ctx has a deadline, the
+// endpoint ends the calls that are still running [method.CallReserve] before the deadline, or halfway to the deadline if less than twice
+// that time is left. It does so even if Close has already returned, and answers calls to backends with an error.
 func (e *Endpoint) Close(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
-		time.AfterFunc(left-min(method.CallReserve, left/2), e.cut)
+		time.AfterFunc(left-min(method.CallReserve, left/2), e.cutOffCalls)
 	}
 	return e.admission.Close(ctx)
 }

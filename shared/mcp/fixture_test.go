@@ -165,7 +165,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	f.tails = stream.New(log, db, sealer)
 	t.Cleanup(f.tails.Close)
 	f.service = &subscription.Service{
-		Records: subscription.Records{DB: db}, Catalog: f.catalogs, Log: log,
+		Store: subscription.Store{DB: db}, Catalog: f.catalogs, Log: log,
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
 	f.registrar = &subscription.Registrar{Service: f.service, Sealer: sealer, Targets: f.targets}

@@ -160,7 +160,7 @@ func TestEventsSubscribe(t *testing.T) {
 			})
 		}
 		t.Run("EVX-16_limits_name_the_limit_"+set, func(t *testing.T) {
-			f.service.Records.QuotaOf = func(context.Context, string, string) int64 { return 1 }
+			f.service.Store.QuotaOf = func(context.Context, string, string) int64 { return 1 }
 			f.stateless(alice, spec.MethodEventsSub, `"name":"ci.build",`+callback)
 			f.stateless(alice, spec.MethodEventsSub, `"name":"ci.deploy",`+callback).fails(t, "the second", exhausted[set], `{"limit":"subscriptions","max":1}`)
 		})

@@ -182,7 +182,7 @@ func (s *system) start(number int, path string) *process {
 		gates = app.SubscriptionOptions{Started: gate.Started, Ended: gate.Ended}
 	}
 	p.subs = app.NewSubscriptions(p.core, gates)
-	p.subs.Records.Now = now
+	p.subs.Store.Now = now
 	terminator := webhooks.NewTerminator(p.core, p.subs)
 	terminator.Now = now
 	p.switches = webhooks.NewSwitches(p.core, s.shared == nil)

@@ -54,7 +54,7 @@ func (d *deployment) register(workspace, target string, s targets.Sealer) *subsc
 	expect.OK(d.t, err)
 	g := subscription.Registrar{
 		Service: &subscription.Service{
-			Records: subscription.Records{DB: d.db}, Catalog: catalog.NewStatic(parsed), Log: &eventlog.Log{DB: d.db},
+			Store: subscription.Store{DB: d.db}, Catalog: catalog.NewStatic(parsed), Log: &eventlog.Log{DB: d.db},
 		},
 		Targets: targets.Targets{Sender: webhook.NewSender(webhook.Options{Guard: &webhook.Guard{AllowInsecure: true}}), Sealer: s},
 	}

@@ -454,7 +454,7 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 		}
 		return sealer.SealAgain(ctx, sealed, webhook.Binding(b), opener)
 	}
-	records := &subscription.Records{DB: db}
+	records := &subscription.Store{DB: db}
 	for more := true; more; {
 		p.At, more, err = records.Reseal(ctx, p.At, visit)
 		if errors.Is(err, errOld) {

@@ -1,7 +1,6 @@
-// Package apply applies an operator's files, in both modes. It reads the stored documents that the files replace, and checks the
-// files against each other, against these documents, and against the subscriptions that would end. Then it writes all files or
-// none. On AWS, `mcpevents catalog apply` uses it for a deployment. A stand-alone server uses it at its start and when a file
-// changes.
+// Package apply checks an operator's catalogs and configuration, and stores them, all or none. It checks the files against each other,
+// against the stored documents that they replace, and against the subscriptions that would end. On AWS, `mcpevents catalog apply` uses it
+// for a deployment. A stand-alone server uses it at its start and when a file changes.
 //
 // The packages that own the sections of the files parse and check them. Package shared/storage/settings describes how a change
 // reaches all processes.
@@ -59,7 +58,7 @@ func Deployment(db store.DB, canCount bool) *Target {
 		// The review has no directory of principals, so Endings also counts subscriptions whose principal has no key any more.
 		// They will end anyway.
 		t.Endings = (&lifecycle.Terminator{
-			Subscriptions: &subscription.Service{Records: subscription.Records{DB: db}},
+			Subscriptions: &subscription.Service{Store: subscription.Store{DB: db}},
 			Lists:         &subscription.Lists{DB: db},
 			Review:        &review.Review{DB: db, Catalog: catalogs},
 		}).Endings

@@ -1,5 +1,5 @@
-// Package config reads the operator's configuration: the file config.yaml with keys, backends, sources, conversation and quotas, and
-// the limits that are flags and environment variables.
+// Package config parses the operator's configuration: the file config.yaml with keys, backends, sources, conversation and quotas, and the
+// limits that are flags and environment variables.
 //
 // The file is read as strictly as the catalog. Parse reports all faults together, each with its line. The package reads the environment
 // only through the functions that callers pass, and it creates no clients.

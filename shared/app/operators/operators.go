@@ -1,5 +1,5 @@
-// Package operators has the constructors of the admin API and the console. It is separate from package webhooks, so that
-// functions without an admin API do not contain its operations.
+// Package operators has the constructors of the roles for operators: the admin API and the console. It is separate from package webhooks,
+// so that functions without an admin API do not contain its operations.
 package operators
 
 import (

@@ -1,4 +1,5 @@
-// Package relays puts the relay role together. It is separate from package app because functions that do not import it are smaller.
+// Package relays has the constructor of the relay role, which receives the notifications and events of the gateway's backends. It is
+// separate from package app because functions that do not import it are smaller.
 package relays
 
 import (

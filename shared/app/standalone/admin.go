@@ -97,8 +97,8 @@ func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Co
 // the metrics cover the whole process and name the backends and sources of all workspaces.
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	if err := s.checkOperator(r); err != nil {
-		answers := httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: s.core.ResourceMetadata, Log: s.core.Log}
-		answers.Serve(w, r, http.StatusOK, func() (any, error) { return nil, err })
+		responder := httpjson.Responder{Scope: auth.ScopeOperate, MetadataURL: s.core.ResourceMetadata, Log: s.core.Log}
+		responder.Serve(w, r, http.StatusOK, func() (any, error) { return nil, err })
 		return
 	}
 	s.metrics.ServeHTTP(w, r)
@@ -125,8 +125,8 @@ func (s *Server) checkOperator(r *http.Request) error {
 // readyz responds with 200 if the server can serve requests: it can write to the store and read the queues. It does not check
 // the keys, because the server does not start without them.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
-	answers := httpjson.Answers{Log: s.core.Log}
-	answers.Serve(w, r, http.StatusOK, func() (any, error) {
+	responder := httpjson.Responder{Log: s.core.Log}
+	responder.Serve(w, r, http.StatusOK, func() (any, error) {
 		if err := s.db.Engine().Health(); err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "write the store")
 		}

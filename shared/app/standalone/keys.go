@@ -266,7 +266,7 @@ func reseal(ctx context.Context, db store.DB, s secrets) error {
 	if err != nil {
 		return err
 	}
-	records := subscription.Records{DB: db}
+	records := subscription.Store{DB: db}
 	var at subscription.Position
 	for more := true; more && err == nil; {
 		at, more, err = records.Reseal(ctx, at, func(ctx context.Context, sealed []byte, b subscription.Binding) ([]byte, error) {

@@ -31,8 +31,8 @@ var statuses = map[fault.Kind]int{
 	fault.Unsupported:     http.StatusUnsupportedMediaType,
 }
 
-// Answers are the settings for the responses of one HTTP interface, such as /events.
-type Answers struct {
+// Responder writes the responses of one HTTP interface, such as /events, as its settings say.
+type Responder struct {
 	// Challenge is the WWW-Authenticate header of a 401 (RFC 9110, 11.6.1) for interfaces that do not use bearer tokens, such as sources.
 	// If it is empty, a 401 asks for a bearer token.
 	Challenge string
@@ -48,7 +48,7 @@ type Answers struct {
 	Problems bool
 }
 
-// Answer is a result for [Answers.Serve] that sets its own status. A nil Body means a response without a body.
+// Answer is a result for [Responder.Serve] that sets its own status. A nil Body means a response without a body.
 type Answer struct {
 	Status int
 	Body   any
@@ -56,17 +56,17 @@ type Answer struct {
 
 // Serve calls serve and writes its result as JSON with the status. If the result is an [Answer], it has its own status. If it is an
 // [http.Handler], it writes the whole response itself. An error becomes {"error":{"kind","message"}}, or problem details with
-// [Answers.Problems], together with the members of the error's data. The error's kind determines the status. A panic becomes an internal
+// [Responder.Problems], together with the members of the error's data. The error's kind determines the status. A panic becomes an internal
 // error, because on Lambda it would otherwise end the process.
-func (a Answers) Serve(w http.ResponseWriter, r *http.Request, status int, serve func() (any, error)) {
+func (rs Responder) Serve(w http.ResponseWriter, r *http.Request, status int, serve func() (any, error)) {
 	defer func() {
 		if p := recover(); p != nil {
-			a.refuse(w, r, fault.New(fault.Internal, "panic: %v\n%s", p, debug.Stack()))
+			rs.writeError(w, r, fault.New(fault.Internal, "panic: %v\n%s", p, debug.Stack()))
 		}
 	}()
 	body, err := serve()
 	if err != nil {
-		a.refuse(w, r, err)
+		rs.writeError(w, r, err)
 		return
 	}
 	if stream, ok := body.(http.Handler); ok {
@@ -76,7 +76,7 @@ func (a Answers) Serve(w http.ResponseWriter, r *http.Request, status int, serve
 	if own, ok := body.(Answer); ok {
 		status, body = own.Status, own.Body
 	}
-	reply(w, status, "application/json", body)
+	writeJSON(w, status, "application/json", body)
 }
 
 // allowed is the data of [NotAllowed].
@@ -89,10 +89,10 @@ func NotAllowed(methods string) error {
 	return fault.New(fault.Unsupported, "the HTTP method is not allowed here").With(allowed{methods})
 }
 
-func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
+func (rs Responder) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	kind, data := fault.KindOf(err), fault.DataOf(err)
-	if name := fault.LimitOf(err); name != "" && a.Limited != nil {
-		a.Limited(name)
+	if name := fault.LimitOf(err); name != "" && rs.Limited != nil {
+		rs.Limited(name)
 	}
 	status := statuses[kind]
 	switch data := data.(type) {
@@ -104,7 +104,7 @@ func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	switch kind {
 	case fault.Internal, fault.Unavailable, fault.Conflict:
-		log := a.Log
+		log := rs.Log
 		if log == nil {
 			log = slog.Default()
 		}
@@ -113,18 +113,18 @@ func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if kind == fault.Unavailable {
 		w.Header().Set("Retry-After", "1")
 	}
-	if kind == fault.Unauthenticated && a.Challenge != "" {
-		w.Header().Set("WWW-Authenticate", a.Challenge)
-	} else if c := auth.Challenge(err, a.MetadataURL, a.Scope); c != "" {
+	if kind == fault.Unauthenticated && rs.Challenge != "" {
+		w.Header().Set("WWW-Authenticate", rs.Challenge)
+	} else if c := auth.Challenge(err, rs.MetadataURL, rs.Scope); c != "" {
 		w.Header().Set("WWW-Authenticate", c)
 	}
-	if a.Problems {
-		reply(w, status, "application/problem+json", encode(kind, data, problem{
+	if rs.Problems {
+		writeJSON(w, status, "application/problem+json", encodeError(kind, data, problem{
 			Type: "about:blank", Title: http.StatusText(status), Status: status, Detail: fault.Public(err), Kind: kind.String(),
 		}))
 		return
 	}
-	reply(w, status, "application/json", map[string]json.RawMessage{"error": encode(kind, data, refusal{kind.String(), fault.Public(err)})})
+	writeJSON(w, status, "application/json", map[string]json.RawMessage{"error": encodeError(kind, data, refusal{kind.String(), fault.Public(err)})})
 }
 
 // pathOf returns the path of a request for the log. If the path contains names that the caller chose, such as a principal, it returns the
@@ -150,8 +150,8 @@ type problem struct {
 	Kind   string `json:"kind"`
 }
 
-// encode returns the error as the caller sees it. The data of internal errors is left out.
-func encode(kind fault.Kind, data, err any) json.RawMessage {
+// encodeError returns the error as the caller sees it. The data of internal errors is left out.
+func encodeError(kind fault.Kind, data, err any) json.RawMessage {
 	b, _ := json.Marshal(err)     // strings and a number always marshal
 	more, _ := json.Marshal(data) // the data of a [fault.Error] must marshal
 	if kind == fault.Internal || len(more) <= len(`{}`) || more[0] != '{' {
@@ -160,8 +160,8 @@ func encode(kind fault.Kind, data, err any) json.RawMessage {
 	return append(append(b[:len(b)-1], ','), more[1:]...)
 }
 
-// reply writes a response that must not be cached. The body must be of types that JSON supports.
-func reply(w http.ResponseWriter, status int, contentType string, body any) {
+// writeJSON writes a response that must not be cached. The body must be of types that JSON supports.
+func writeJSON(w http.ResponseWriter, status int, contentType string, body any) {
 	var b []byte
 	if body != nil {
 		b, _ = json.Marshal(body)

@@ -37,7 +37,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var log strings.Builder
 			w := httptest.NewRecorder()
-			Answers{Log: slog.New(slog.NewTextHandler(&log, nil))}.Serve(w, httptest.NewRequest("GET", "/x", nil), http.StatusAccepted, tc.serve)
+			Responder{Log: slog.New(slog.NewTextHandler(&log, nil))}.Serve(w, httptest.NewRequest("GET", "/x", nil), http.StatusAccepted, tc.serve)
 			if w.Code != tc.status || w.Body.String() != tc.want || w.Header().Get("Cache-Control") != "no-store" {
 				t.Errorf("got %d %s with Cache-Control %q, want %d %s and no-store", w.Code, w.Body, w.Header().Get("Cache-Control"), tc.status, tc.want)
 			}
@@ -53,10 +53,10 @@ func TestRefusals(t *testing.T) {
 
 func TestNamesInPathsAreNotLogged(t *testing.T) {
 	var log bytes.Buffer
-	answers := Answers{Log: slog.New(slog.NewTextHandler(&log, nil))}
+	responder := Responder{Log: slog.New(slog.NewTextHandler(&log, nil))}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/principals/{id}", func(w http.ResponseWriter, r *http.Request) {
-		answers.Serve(w, r, http.StatusOK, func() (any, error) { return nil, fault.New(fault.Unavailable, "down") })
+		responder.Serve(w, r, http.StatusOK, func() (any, error) { return nil, fault.New(fault.Unavailable, "down") })
 	})
 	mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("DELETE", "/principals/alice@example.com", nil))
 	if text := log.String(); strings.Contains(text, "alice") || !strings.Contains(text, "path=/principals/{id}") {

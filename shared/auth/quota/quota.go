@@ -1,5 +1,5 @@
-// Package quota limits how much a principal may do per second ([Rate]), how many things it may hold concurrently ([Held]), and how much
-// memory it may use ([Share]). The package's callers choose what is counted, and the limits.
+// Package quota limits how much a principal may do per second ([Rate]), how many things it may hold concurrently ([Concurrency]), and how
+// much memory it may use ([Share]). The package's callers choose what is counted, and the limits.
 package quota
 
 import (
@@ -19,16 +19,16 @@ import (
 // the server a principal may do up to three times as much. In return, Rate needs no write per request.
 type Rate struct {
 	name, what string
-	of         Of
+	limitOf    LimitFunc
 	burst      func(perSecond float64) float64
 	principals *Keyed[principal]
 }
 
-// Of returns a principal's limit. 0 or less means no limit.
-type Of func(ctx context.Context, p auth.Principal) float64
+// LimitFunc returns a principal's limit. 0 or less means no limit.
+type LimitFunc func(ctx context.Context, p auth.Principal) float64
 
-// Same returns an Of with the same limit for all principals.
-func Same(perSecond float64) Of {
+// FixedLimit returns a LimitFunc with the same limit for all principals.
+func FixedLimit(perSecond float64) LimitFunc {
 	return func(context.Context, auth.Principal) float64 { return perSecond }
 }
 
@@ -37,11 +37,11 @@ type principal struct{ workspace, id string }
 // maxPrincipals is the number of principals that a Rate keeps in memory. It forgets the ones that have been inactive the longest.
 const maxPrincipals = 10_000
 
-// New returns a Rate with the limit per second of each principal, and a function that returns the burst for such a limit. Error messages
-// contain name, which is the name of the limit, and what, which is a plural for the counted things. For example, they
-// can be "publishRate" and "events".
-func New(name, what string, of Of, burst func(perSecond float64) float64) *Rate {
-	return &Rate{name: name, what: what, of: of, burst: burst, principals: NewKeyed[principal](0, 0, maxPrincipals)}
+// NewRate returns a Rate with the limit per second of each principal, and a function that returns the burst for such a limit. Error
+// messages contain name, which is the name of the limit, and what, which is a plural for the counted things. For example, they can be
+// "publishRate" and "events".
+func NewRate(name, what string, limitOf LimitFunc, burst func(perSecond float64) float64) *Rate {
+	return &Rate{name: name, what: what, limitOf: limitOf, burst: burst, principals: NewKeyed[principal](0, 0, maxPrincipals)}
 }
 
 // RetryAfter is the data of a fault.Exhausted: the reached limit, and the seconds after which the caller may retry.
@@ -66,7 +66,7 @@ func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time)
 	if r == nil || p.Anonymous {
 		return nil
 	}
-	perSecond := r.of(ctx, p)
+	perSecond := r.limitOf(ctx, p)
 	if !(perSecond > 0) {
 		return nil
 	}
@@ -147,65 +147,66 @@ func (l *Keyed[K]) getWith(k K, now time.Time, perSecond float64, burst int) *ra
 	return bucket
 }
 
-// holdings counts the things or bytes that each principal holds. [Held] and [Share] use it.
+// holdings counts the things or bytes that each principal holds. [Concurrency] and [Share] use it.
 type holdings struct {
-	mu  sync.Mutex
-	of  map[principal]int
-	all int
+	mu          sync.Mutex
+	byPrincipal map[principal]int
+	sum         int
 }
 
 // add adds n to the count of a principal, until release is called. The caller holds the lock, and must call release only once.
-func (h *holdings) add(who principal, n int) (release func()) {
-	if h.of == nil {
-		h.of = map[principal]int{}
+func (h *holdings) add(key principal, n int) (release func()) {
+	if h.byPrincipal == nil {
+		h.byPrincipal = map[principal]int{}
 	}
-	h.of[who] += n
-	h.all += n
+	h.byPrincipal[key] += n
+	h.sum += n
 	return func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		h.all -= n
-		if h.of[who] -= n; h.of[who] == 0 {
-			delete(h.of, who)
+		h.sum -= n
+		if h.byPrincipal[key] -= n; h.byPrincipal[key] == 0 {
+			delete(h.byPrincipal, key)
 		}
 	}
 }
 
-// Held limits how many things a principal may hold concurrently, such as open calls. Like [Rate] it counts in this process only.
-type Held struct {
+// Concurrency limits how many things a principal may hold at the same time, such as open calls. Like [Rate] it counts in this process
+// only.
+type Concurrency struct {
 	name, what string
-	most       Of
+	limitOf    LimitFunc
 	total      int // of all principals together
 	held       holdings
 }
 
-// NewHeld returns a Held with a limit for each principal, and a total for all principals together. Error messages contain name, which is
-// the name of the limit, and what, which is a plural for the counted things.
-func NewHeld(name, what string, most Of, total int) *Held {
-	return &Held{name: name, what: what, most: most, total: total}
+// NewConcurrency returns a Concurrency with a limit for each principal, and a total for all principals together. Error messages contain
+// name, which is the name of the limit, and what, which is a plural for the counted things.
+func NewConcurrency(name, what string, limitOf LimitFunc, total int) *Concurrency {
+	return &Concurrency{name: name, what: what, limitOf: limitOf, total: total}
 }
 
 // Take counts one thing until release is called, which must happen exactly once. If the limit is reached, the error is of kind
 // fault.Exhausted with [RetryAfter]. The anonymous principal stands for all callers, so only the total limits it.
-func (h *Held) Take(ctx context.Context, p auth.Principal) (release func(), err error) {
-	if h == nil {
+func (c *Concurrency) Take(ctx context.Context, p auth.Principal) (release func(), err error) {
+	if c == nil {
 		return func() {}, nil
 	}
-	limit := h.total
-	if own := int(h.most(ctx, p)); own > 0 && !p.Anonymous {
+	limit := c.total
+	if own := int(c.limitOf(ctx, p)); own > 0 && !p.Anonymous {
 		limit = min(limit, own)
 	}
-	who := principal{p.Workspace, p.ID}
-	h.held.mu.Lock()
-	defer h.held.mu.Unlock()
+	key := principal{p.Workspace, p.ID}
+	c.held.mu.Lock()
+	defer c.held.mu.Unlock()
 	switch {
-	case h.held.of[who] >= limit:
-	case h.held.all >= h.total:
-		limit = h.total
+	case c.held.byPrincipal[key] >= limit:
+	case c.held.sum >= c.total:
+		limit = c.total
 	default:
-		return h.held.add(who, 1), nil
+		return c.held.add(key, 1), nil
 	}
-	return nil, Exceeded(h.name, float64(limit), "the limit %s of %d %s at the same time is reached", h.name, limit, h.what)
+	return nil, Exceeded(c.name, float64(limit), "the limit %s of %d %s at the same time is reached", c.name, limit, c.what)
 }
 
 // Share divides memory between principals. No principal may hold more memory than is left free. For example, with a total of 60 MiB, a
@@ -225,11 +226,11 @@ func NewShare(name, what string, total int) *Share {
 // Take counts bytes until release is called, which must happen exactly once. If the limit is reached, the error is of kind
 // fault.Exhausted with [RetryAfter].
 func (s *Share) Take(p auth.Principal, bytes int) (release func(), err error) {
-	who := principal{p.Workspace, p.ID}
+	key := principal{p.Workspace, p.ID}
 	s.held.mu.Lock()
 	defer s.held.mu.Unlock()
-	if s.held.of[who]+bytes > s.total-s.held.all-bytes {
+	if s.held.byPrincipal[key]+bytes > s.total-s.held.sum-bytes {
 		return nil, Exceeded(s.name, float64(s.total), "the limit %s of %d bytes of %s is reached", s.name, s.total, s.what)
 	}
-	return s.held.add(who, bytes), nil
+	return s.held.add(key, bytes), nil
 }

@@ -20,7 +20,7 @@ func burst(n float64) func(float64) float64 { return func(float64) float64 { ret
 // AUT-07: an active principal is not forgotten among many others.
 func TestAnActivePrincipalIsNotForgotten(t *testing.T) {
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	r := New("publishRate", "events", Same(1), burst(2))
+	r := NewRate("publishRate", "events", FixedLimit(1), burst(2))
 	busy := auth.Principal{ID: "busy", Workspace: "w"}
 	if err := r.Take(t.Context(), busy, 2, now); err != nil {
 		t.Error(err)
@@ -38,7 +38,7 @@ func TestAnActivePrincipalIsNotForgotten(t *testing.T) {
 // AUT-07: of many concurrent requests, exactly as many pass as the limit allows.
 func TestConcurrentRequests(t *testing.T) {
 	now := time.Now()
-	r := New("publishRate", "events", Same(1), burst(10))
+	r := NewRate("publishRate", "events", FixedLimit(1), burst(10))
 	var passed atomic.Int32
 	var wg sync.WaitGroup
 	for range 50 {
@@ -54,7 +54,7 @@ func TestConcurrentRequests(t *testing.T) {
 
 func TestEachPrincipalHasARateOfItsOwn(t *testing.T) {
 	now, of := time.Now(), map[string]float64{"one": 1, "ten": 10, "free": 0}
-	r := New("publishRate", "events", func(_ context.Context, p auth.Principal) float64 { return of[p.ID] }, func(n float64) float64 { return n })
+	r := NewRate("publishRate", "events", func(_ context.Context, p auth.Principal) float64 { return of[p.ID] }, func(n float64) float64 { return n })
 	taken := func(who string) (n int) {
 		for n < 20 && r.Take(t.Context(), auth.Principal{ID: who}, 1, now) == nil {
 			n++
@@ -75,7 +75,7 @@ func TestEachPrincipalHasARateOfItsOwn(t *testing.T) {
 }
 
 // take takes n for a principal and returns how many were granted.
-func take(t *testing.T, h *Held, p auth.Principal, n int) (releases []func()) {
+func take(t *testing.T, h *Concurrency, p auth.Principal, n int) (releases []func()) {
 	t.Helper()
 	for range n {
 		release, err := h.Take(t.Context(), p)
@@ -90,7 +90,7 @@ func take(t *testing.T, h *Held, p auth.Principal, n int) (releases []func()) {
 }
 
 func TestAPrincipalHoldsAsMuchAsItsQuotaAllows(t *testing.T) {
-	h := NewHeld("calls", "calls", Same(2), 5)
+	h := NewConcurrency("calls", "calls", FixedLimit(2), 5)
 	alice, bob := auth.Principal{ID: "alice", Workspace: "w"}, auth.Principal{ID: "bob", Workspace: "w"}
 	of := take(t, h, alice, 3)
 	if len(of) != 2 {
@@ -103,15 +103,15 @@ func TestAPrincipalHoldsAsMuchAsItsQuotaAllows(t *testing.T) {
 }
 
 func TestAnonymousCallersAreBoundByTheTotal(t *testing.T) {
-	h := NewHeld("calls", "calls", Same(2), 5)
+	h := NewConcurrency("calls", "calls", FixedLimit(2), 5)
 	anonymous := auth.Principal{ID: "anonymous", Anonymous: true}
 	of := take(t, h, anonymous, 7)
 	expect.Equal(t, "the holders", len(of), 5)
 	for _, release := range of {
 		release()
 	}
-	if len(h.held.of) != 0 || h.held.all != 0 {
-		t.Errorf("%d principals and %d calls are remembered after all were released", len(h.held.of), h.held.all)
+	if len(h.held.byPrincipal) != 0 || h.held.sum != 0 {
+		t.Errorf("%d principals and %d calls are remembered after all were released", len(h.held.byPrincipal), h.held.sum)
 	}
 }
 

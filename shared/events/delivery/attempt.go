@@ -172,7 +172,8 @@ func (d *Dispatcher) finishDetached(ctx context.Context, cancel context.CancelFu
 }
 
 // toSlowLane stores a delivery without its first attempt, which the slow lane will make. It delays the queue's message until the endpoint
-// may get attempts, because the slow lane could not use it earlier, and at least for [Options.SlowLaneDelay].
+// may get attempts, because the slow lane would otherwise receive the message and have to return it. The delay is at least
+// [Options.SlowLaneDelay].
 func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))

@@ -1,4 +1,5 @@
-// Package delivery sends the webhooks of events: dispatch signs and posts them, and retry brings failed deliveries back.
+// Package delivery carries out the tasks of the deliveries queue and the slow queue. It decides for each subscriber whether to send an
+// event, sends it with package webhook, and records the outcome.
 //
 //	events queue ─▶ fanout ─▶ event log
 //	                   │
@@ -76,8 +77,9 @@ type Options struct {
 	// other, the page stops waiting for an attempt that takes longer than usual for its endpoint, and longer than Hurry. The attempt
 	// continues until its Patience ends. Otherwise an endpoint that begins to hang would soon hold up all processes. 0 turns this off.
 	Hurry time.Duration
-	// SlowLaneDelay is the shortest time that a delivery waits in the slow queue if it goes there without a first attempt (0). With
-	// [state.EarlyMessage] or more, the message is sent while the delivery is still being written.
+	// SlowLaneDelay is the minimum delay of the queue message of a delivery that moves to the slow lane without a first attempt (0). If
+	// it is at least [state.EarlyMessage], the dispatcher sends the message while it still writes the delivery, and not afterwards, so
+	// that the page waits for less time.
 	SlowLaneDelay time.Duration
 	// Detached is the number of first attempts that may continue after their page has stopped waiting for them. Other attempts are
 	// canceled, and the slow lane repeats them. A process that is frozen after its batch needs 0, or Hurry.

@@ -126,7 +126,7 @@ func (d *rehearsal) sleepUntil(at time.Duration) { time.Sleep(time.Until(d.begin
 func (d *rehearsal) start(release string) (stop func()) {
 	ctx, cancel := context.WithCancel(d.t.Context())
 	log := &eventlog.Log{DB: d.db}
-	services := &subscription.Service{Records: subscription.Records{DB: d.db}, Catalog: d.catalogs, Log: log}
+	services := &subscription.Service{Store: subscription.Store{DB: d.db}, Catalog: d.catalogs, Log: log}
 	var registrar events.Registrar = &subscription.Registrar{
 		Service: services, Sealer: d.sealer, Targets: verifying{plain{}, d}, Options: subscription.Options{DefaultTTL: chatLifetime},
 		Replay: &deadletter.Replayer{Log: log, Queue: d.queued}, Watermark: &lifecycle.Watermark{DB: d.db},

@@ -316,7 +316,7 @@ type subscriptions struct {
 func (r *rig) service(db store.DB, log *eventlog.Log) *subscriptions {
 	now := func() time.Time { return r.now }
 	s := &subscription.Service{
-		Records: subscription.Records{DB: db, Now: now, QuotaOf: func(context.Context, string, string) int64 { return 10_000 }},
+		Store:   subscription.Store{DB: db, Now: now, QuotaOf: func(context.Context, string, string) int64 { return 10_000 }},
 		Catalog: r.catalogs, Log: log,
 	}
 	return &subscriptions{s, &subscription.Registrar{Service: s, Sealer: r.sealer, Targets: plain{}}, &subscription.Lists{DB: db, Now: now}}

@@ -215,7 +215,7 @@ func TestAWS04OneEventToTenThousand(t *testing.T) {
 					others = append(others, urls[i])
 				}
 			}
-			w.services.Records.QuotaOf = func(context.Context, string, string) int64 { return 2 * count }
+			w.services.Store.QuotaOf = func(context.Context, string, string) int64 { return 2 * count }
 			w.to(urls...)
 			bad := map[string]bool{}
 			for i := 0; i < count; i += 100 {

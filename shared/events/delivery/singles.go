@@ -376,7 +376,7 @@ func (d *Dispatcher) waitForRate(ctx context.Context, t task.Single) error {
 		return err
 	}
 	now := d.now()
-	wait := d.lanes.NextTurn(ctx, t.Endpoint)
+	wait := d.lanes.ReserveTurn(ctx, t.Endpoint)
 	del.First = del.First.Add(wait)
 	_, err = d.deliveries.Schedule(ctx, del, nil, now.Add(wait))
 	return err

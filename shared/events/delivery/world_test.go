@@ -90,8 +90,8 @@ func newWorld(t *testing.T) (*world, Config) {
 	w := &world{rig: newRig(t), attempts: map[string][]time.Time{}, arrived: map[string]map[string]time.Time{}, under: map[string]int{}, most: map[string]int{}}
 	queues := expect.Value(queuesqlite.Open(w.db.Engine(), queuesqlite.Options{Log: log}))(t)
 	w.queued = queues
-	w.services.Records.Now, w.services.Lists.Now = time.Now, time.Now
-	services := &subscription.Service{Records: subscription.Records{DB: w.db}, Catalog: w.catalogs, Log: w.log}
+	w.services.Store.Now, w.services.Lists.Now = time.Now, time.Now
+	services := &subscription.Service{Store: subscription.Store{DB: w.db}, Catalog: w.catalogs, Log: w.log}
 	return w, Config{
 		DB: w.db, Queue: queues, Subscriptions: services, Catalog: w.catalogs, Poster: w, Opener: plain{}, Log: log,
 		Terminator: &lifecycle.Terminator{

@@ -1,4 +1,5 @@
-// Package fanout appends accepted events to the log and queues page tasks for their subscribers.
+// Package fanout reads accepted events from the events queue, appends them to the event log, and queues page tasks for their subscribers.
+// Package publish accepts the events, and package delivery carries out the page tasks.
 package fanout
 
 import (

@@ -1,4 +1,5 @@
-// Package eventlog keeps events and notices in order. Open streams, polls, replays and resources/read read it later.
+// Package eventlog is the event log: it stores accepted events and the system's notices in order, so that open streams, polls, replays
+// and resources/read can read them later.
 //
 // The log has two kinds of partitions for events and one for notices:
 //

@@ -126,11 +126,11 @@ func (p *Payload) Rejecting(filters []Filter) *Filter {
 
 // Value returns the value at a JSON Pointer in a payload, as JSON. It returns nil if the payload has no such value.
 func Value(payload json.RawMessage, pointer string) json.RawMessage {
-	way, err := jsonpointer.Parse(pointer)
+	path, err := jsonpointer.Parse(pointer)
 	if err != nil {
 		return nil
 	}
-	got, ok := way.In(valueOf(payload))
+	got, ok := path.In(valueOf(payload))
 	if !ok {
 		return nil
 	}
@@ -139,8 +139,8 @@ func Value(payload json.RawMessage, pointer string) json.RawMessage {
 }
 
 func (f Filter) accepts(doc any) bool {
-	way, err := jsonpointer.Parse(f.Pointer)
-	got, ok := way.In(doc)
+	path, err := jsonpointer.Parse(f.Pointer)
+	got, ok := path.In(doc)
 	if err != nil || !ok {
 		return false
 	}
@@ -236,14 +236,14 @@ func Redacted(payload json.RawMessage, pointers []string) (json.RawMessage, erro
 	}
 	doc := valueOf(payload)
 	for _, p := range pointers {
-		way, err := jsonpointer.Parse(p)
-		if err != nil || len(way) == 0 {
+		path, err := jsonpointer.Parse(p)
+		if err != nil || len(path) == 0 {
 			continue
 		}
-		last := len(way) - 1
-		parent, _ := way[:last].In(doc)
+		last := len(path) - 1
+		parent, _ := path[:last].In(doc)
 		if m, ok := parent.(map[string]any); ok {
-			delete(m, way[last])
+			delete(m, path[last])
 		}
 	}
 	return json.Marshal(doc)

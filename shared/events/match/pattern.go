@@ -38,7 +38,7 @@ const (
 	Parent Kind = "parent"
 )
 
-// parentMark is the end of a parent's key.
+// parentMark is the suffix that distinguishes the key of a parent from the key of an event with the same URI.
 const parentMark = "/**"
 
 // Pattern matches the URIs of events. An event's subscribers are found by the keys of the patterns that match it, and not by trying
@@ -82,7 +82,8 @@ func Scope(entry string) string {
 	return "entry:" + entry
 }
 
-// URI returns the pattern as a client writes it, i.e. a parent without "/**".
+// URI returns the pattern's URI as a client writes it. For a parent, this is the key without its end, e.g. "event://github/acme" for the
+// key "event://github/acme/**". For any other pattern, it is the key itself.
 func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, parentMark) }
 
 // CutParent returns the URI of the parent that a pattern's key stands for, or false if it is the key of another kind of pattern.

@@ -40,10 +40,10 @@ type Handler struct {
 
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	answers := httpjson.Answers{Scope: auth.ScopePublish, MetadataURL: h.MetadataURL, Log: h.Log, Limited: func(name string) {
+	responder := httpjson.Responder{Scope: auth.ScopePublish, MetadataURL: h.MetadataURL, Log: h.Log, Limited: func(name string) {
 		h.Service.Metrics.LimitReached(name)
 	}}
-	answers.Serve(w, r, http.StatusAccepted, func() (any, error) {
+	responder.Serve(w, r, http.StatusAccepted, func() (any, error) {
 		accepted, err := h.publish(w, r)
 		return answer{accepted}, err
 	})

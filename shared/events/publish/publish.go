@@ -1,5 +1,5 @@
-// Package publish receives events. It checks them against the catalog and puts them on the events queue, from which
-// fanout continues.
+// Package publish accepts events from publishers, through POST /events and from the inbox queue. It checks them against the catalog and
+// puts them on the events queue, from which fanout continues.
 //
 //	POST /events ─▶ [Handler] ──┐
 //	                            ├─▶ [Service] ─▶ events queue (FIFO)
@@ -103,8 +103,8 @@ type Service struct {
 
 // NewRate returns a quota of events per second. It allows bursts of two seconds' worth of events, and at least one
 // full request.
-func NewRate(of quota.Of) *quota.Rate {
-	return quota.New(quota.PublishRate, "events", of, func(perSecond float64) float64 { return max(2*perSecond, maxEvents) })
+func NewRate(limitOf quota.LimitFunc) *quota.Rate {
+	return quota.NewRate(quota.PublishRate, "events", limitOf, func(perSecond float64) float64 { return max(2*perSecond, maxEvents) })
 }
 
 func (s *Service) now() time.Time { return periodic.Clock(s.Now)() }

@@ -240,7 +240,7 @@ func TestRate(t *testing.T) {
 	now := noon
 	s, q := service(t)
 	s.Now = func() time.Time { return now }
-	s.Rate = NewRate(quota.Same(100))
+	s.Rate = NewRate(quota.FixedLimit(100))
 	batch := make([]Input, maxEvents)
 	for i := range batch {
 		batch[i] = Input{URI: "event://ci/build-finished", Data: json.RawMessage(`1`)}

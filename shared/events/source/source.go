@@ -1,5 +1,5 @@
-// Package source turns webhooks of providers (GitHub, Stripe, …) and messages that AWS services put into the inbox queue into events of the
-// catalog. A source needs only configuration, no code.
+// Package source maps webhooks of providers (GitHub, Stripe, …) and messages of AWS services to events of the catalog, as the
+// configuration of each source says. A source needs no code.
 //
 //	POST /sources/{name} ─▶ verify ─▶ [ReadRequest] ──┐
 //	                                                  ├─▶ document ─▶ [Source.Map] ─▶ [Event] ─▶ publish

@@ -50,11 +50,11 @@ func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string
 
 // End ends a subscription, or returns NotFound if it does not exist. The caller has checked the right to end it.
 func (s *Service) End(ctx context.Context, workspace, principal, id string) error {
-	err := s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+	err := s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil {
 			return noSubscription()
 		}
-		return s.Records.remove(ctx, sub, false)
+		return s.Store.remove(ctx, sub, false)
 	})
 	if err == nil {
 		s.notifyPrincipal(ctx, workspace, principal)
@@ -70,15 +70,15 @@ func noSubscription() error {
 // [Subscription.Resumed] at the time of the answers. If the subscription was resumed again since then, or has ended already, Disable leaves
 // it as it is and reports false. For example, an attempt from before the last resumption may fail late.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed int64) (ended bool, err error) {
-	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if ended = sub != nil && sub.State != Disabled && sub.Resumed == resumed; !ended {
 			return nil
 		}
 		sub.State, sub.Reason = Disabled, reason
 		if reason == ReasonGone { // where a registration has to be verified, the next one sends a new challenge
-			return s.Records.remove(ctx, sub, true, store.Delete(challenge.RecordKey(workspace, principal, sub.Target.URL)))
+			return s.Store.remove(ctx, sub, true, store.Delete(challenge.RecordKey(workspace, principal, sub.Target.URL)))
 		}
-		return s.Records.remove(ctx, sub, true)
+		return s.Store.remove(ctx, sub, true)
 	})
 	if err != nil || !ended {
 		return false, err
@@ -98,15 +98,15 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
-	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
-		if sub == nil || sub.lapsed(s.Records.now()) {
+	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+		if sub == nil || sub.lapsed(s.Store.now()) {
 			return noSubscription()
 		}
 		if enabled = sub.State == Disabled; !enabled {
 			return nil
 		}
-		sub.State, sub.Reason, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, s.Records.now().Unix()
-		return s.Records.insert(ctx, cat, sub, sub.expiryOps()...)
+		sub.State, sub.Reason, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, s.Store.now().Unix()
+		return s.Store.insert(ctx, cat, sub, sub.expiryOps()...)
 	})
 	if err != nil || !enabled {
 		return false, err
@@ -122,9 +122,9 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, also func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {
-	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		ended = nil
-		if sub == nil || sub.State == Disabled || sub.lapsed(s.Records.now()) {
+		if sub == nil || sub.State == Disabled || sub.lapsed(s.Store.now()) {
 			return nil
 		}
 		err := judge(sub)
@@ -134,10 +134,10 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 		}
 		ended = sub
 		if sub.Origin == MCPEvents {
-			return s.Records.remove(ctx, sub, false, also(sub, end.Reason)...)
+			return s.Store.remove(ctx, sub, false, also(sub, end.Reason)...)
 		}
 		sub.State, sub.Reason = Disabled, fault.Public(end.Reason)
-		return s.Records.remove(ctx, sub, true)
+		return s.Store.remove(ctx, sub, true)
 	})
 	if err != nil || ended == nil {
 		return nil, err
@@ -150,7 +150,7 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 // SetPaused pauses or resumes the deliveries of a subscription, in one transaction with the operations in also. It reports false if the
 // subscription had that state already.
 func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (changed bool, err error) {
-	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil || sub.State == Disabled {
 			return noSubscription()
 		}
@@ -158,11 +158,11 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 			return nil
 		}
 		if paused {
-			sub.Paused = s.Records.now().UnixMicro()
+			sub.Paused = s.Store.now().UnixMicro()
 		} else {
-			sub.Paused, sub.Resumed = 0, s.Records.now().Unix()
+			sub.Paused, sub.Resumed = 0, s.Store.now().Unix()
 		}
-		return s.Records.update(ctx, sub, also...)
+		return s.Store.update(ctx, sub, also...)
 	})
 	if err == nil && changed {
 		s.notifyPrincipal(ctx, workspace, principal)
@@ -183,21 +183,21 @@ func (s *Subscription) PausedSince() time.Time {
 // Suspend leaves it as it is.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed int64) error {
 	suspended := false
-	err := s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+	err := s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if suspended = sub != nil && sub.State == Active && sub.Resumed == resumed; !suspended {
 			return nil
 		}
 		for _, p := range sub.Patterns { // so that the log keeps all events from now on
-			if _, err := sub.recordInterest(ctx, s.Records.DB, s.Log, p); err != nil {
+			if _, err := sub.recordInterest(ctx, s.Store.DB, s.Log, p); err != nil {
 				return err
 			}
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
-		sub.Suspended = s.Records.now().UnixMicro()
+		sub.Suspended = s.Store.now().UnixMicro()
 		if sub.Owed == 0 {
 			sub.Owed = max(s.Log.Position(), 1) // 0 is nothing
 		}
-		return s.Records.update(ctx, sub)
+		return s.Store.update(ctx, sub)
 	})
 	if err == nil && suspended {
 		s.notifySubscription(ctx, workspace, id, Suspended)
@@ -258,8 +258,8 @@ type Sweeper struct {
 
 // Sweep removes the subscriptions that have expired since the previous sweep, and returns their number. It resumes an interrupted sweep.
 func (s *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
-	position := minutes.Position{DB: s.Service.Records.DB, Key: sweepKey, CatchUp: expiryKept, SaveEvery: s.SaveEvery}
-	err = position.Walk(ctx, s.Service.Records.now(), func(ctx context.Context, minute time.Time) error {
+	position := minutes.Position{DB: s.Service.Store.DB, Key: sweepKey, CatchUp: expiryKept, SaveEvery: s.SaveEvery}
+	err = position.Walk(ctx, s.Service.Store.now(), func(ctx context.Context, minute time.Time) error {
 		var errs []error
 		for shard := range sweepShards {
 			n, err := s.sweepPartition(ctx, expiryPartition(shard, minute))
@@ -273,7 +273,7 @@ func (s *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
 
 func (s *Sweeper) sweepPartition(ctx context.Context, part string) (removed int, err error) {
 	partition := store.Key{Table: store.Subscriptions, Partition: part}
-	err = store.Each(ctx, s.Service.Records.DB, partition, "list expired subscriptions", func(it *store.Item) error {
+	err = store.Each(ctx, s.Service.Store.DB, partition, "list expired subscriptions", func(it *store.Item) error {
 		gone, err := s.sweepOne(ctx, it)
 		if err == nil && gone {
 			removed++
@@ -297,20 +297,20 @@ func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err 
 	case err != nil || later:
 		return gone, err
 	}
-	return gone, fault.Wrap(fault.Unavailable, s.Service.Records.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
+	return gone, fault.Wrap(fault.Unavailable, s.Service.Store.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
 }
 
 // expire removes a subscription if it has expired. later reports that the entry must stay for another sweep, because the subscription
 // expires later in this minute or was written concurrently.
 func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
-	sub, err := s.Service.Records.load(ctx, e.Workspace, e.Principal, id)
+	sub, err := s.Service.Store.load(ctx, e.Workspace, e.Principal, id)
 	if err != nil || sub == nil {
 		return false, false, err
 	}
-	if !sub.lapsed(s.Service.Records.now()) {
+	if !sub.lapsed(s.Service.Store.now()) {
 		return false, !sub.Until.IsZero() && sub.expiryKey().Partition == part, nil
 	}
-	err = s.Service.Records.remove(ctx, sub, false)
+	err = s.Service.Store.remove(ctx, sub, false)
 	if errors.Is(err, store.ErrConflict) {
 		return false, true, nil
 	}
@@ -323,12 +323,12 @@ func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, 
 
 // Recount corrects the stored number of subscriptions of each workspace, and returns how many were wrong; see [tally.Counts.Recount].
 func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
-	db := s.Service.Records.DB
+	db := s.Service.Store.DB
 	workspaces, err := (&Lists{DB: db}).Workspaces(ctx)
 	if err != nil {
 		return 0, err
 	}
-	return s.Service.Records.counts().Recount(ctx, workspaces, func(ctx context.Context, workspace string) ([]string, error) {
+	return s.Service.Store.counts().Recount(ctx, workspaces, func(ctx context.Context, workspace string) ([]string, error) {
 		principals := map[string]bool{}
 		err := store.Each(ctx, db, indexKey(workspace, "-"), "list the subscriptions of a workspace", func(it *store.Item) error {
 			principals[string(it.Value)] = true
@@ -343,10 +343,10 @@ func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 // SweepSwitches also removes the notes about origins that are healthy again. It runs in the first minute of each hour, because reading all
 // switches every minute would cost too much. The next hour makes up for a missed run.
 func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
-	if s.Switches == nil || s.Service.Records.now().Minute() != 0 {
+	if s.Switches == nil || s.Service.Store.now().Minute() != 0 {
 		return 0, nil
 	}
-	lists := &Lists{DB: s.Service.Records.DB}
+	lists := &Lists{DB: s.Service.Store.DB}
 	workspaces, err := lists.Workspaces(ctx)
 	if err != nil {
 		return 0, err
@@ -386,7 +386,7 @@ func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, 
 
 // isPaused reports whether a switch still pauses a subscription, or must stay for one that its owner may make again.
 func (s *Sweeper) isPaused(ctx context.Context, workspace, id string, sw switches.Switch) (bool, error) {
-	r := &s.Service.Records
+	r := &s.Service.Store
 	record := recordKey(workspace, sw.Owner, id)
 	if sw.Owner == "" { // the previous version did not store it
 		record = indexKey(workspace, id)

@@ -169,7 +169,7 @@ func TestACursorOlderThanTheClientWantsIsAGap(t *testing.T) {
 
 func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
 	f := newFixture(t, Options{})
-	f.Records.QuotaOf = quotaOf(1)
+	f.Store.QuotaOf = quotaOf(1)
 	f.clock = f.clock.Truncate(time.Minute).Add(30 * time.Second)
 	got := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}})
 	swept := 0
@@ -200,7 +200,7 @@ func (u *unsure) Write(ctx context.Context, ops ...store.Op) error {
 
 func TestCountersAreNeverTooLow(t *testing.T) {
 	f := newFixture(t, Options{})
-	f.Records.DB = &unsure{DB: f.db, lose: true}
+	f.Store.DB = &unsure{DB: f.db, lose: true}
 	if _, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/hook"}); err == nil {
 		t.Fatal("registered without an answer of the store")
 	}
@@ -258,7 +258,7 @@ func TestHeadersOfUnusedPatternsExpire(t *testing.T) {
 // Concurrent registrations and ends of the same pattern never leave a header whose count is too low, or an empty header that stays.
 func TestHeadersUnderConcurrentRegistrations(t *testing.T) {
 	f := newFixture(t, Options{})
-	f.clock, f.Records.Ended = time.Now(), nil
+	f.clock, f.Store.Ended = time.Now(), nil
 	const pattern = "event://github/acme/app/push"
 	var running sync.WaitGroup
 	for worker := range 8 {
@@ -286,7 +286,7 @@ func TestHeadersUnderConcurrentRegistrations(t *testing.T) {
 
 // TestRegistrationsAreLimited: AUT-07.
 func TestRegistrationsAreLimited(t *testing.T) {
-	f := newFixture(t, Options{Rate: NewRate(quota.Same(2))})
+	f := newFixture(t, Options{Rate: NewRate(quota.FixedLimit(2))})
 	register := func(p auth.Principal) error {
 		_, err := f.Register(t.Context(), p, RegisterRequest{URIs: []string{build}, Target: "https://a.example/hook"})
 		return err
@@ -325,14 +325,14 @@ func TestWhatIsKnownToBeWrittenIsBounded(t *testing.T) {
 		return store.Key{Table: store.Subscriptions, Partition: "w#", Sort: fmt.Sprint(i)}
 	}
 	for i := range bounded.DefaultBound + 1 {
-		f.Records.DB = absorbing{f.db}
-		expect.OK(t, f.Records.once(t.Context(), key(i), value))
+		f.Store.DB = absorbing{f.db}
+		expect.OK(t, f.Store.once(t.Context(), key(i), value))
 	}
 	made = 0
-	if _ = f.Records.once(t.Context(), key(bounded.DefaultBound), value); made != 0 {
+	if _ = f.Store.once(t.Context(), key(bounded.DefaultBound), value); made != 0 {
 		t.Error("what was written last is written again")
 	}
-	if _ = f.Records.once(t.Context(), key(0), value); made != 1 {
+	if _ = f.Store.once(t.Context(), key(0), value); made != 1 {
 		t.Error("what was written first is still in memory")
 	}
 }

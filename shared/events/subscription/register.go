@@ -109,7 +109,7 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 			Key: idempotencyKey(p, r.IdempotencyKey), Value: []byte(sub.ID), Expires: g.now().Add(24 * time.Hour),
 		}, store.Absent()))
 	}
-	switch err := g.Service.Records.insert(ctx, cat, sub, extra...); {
+	switch err := g.Service.Store.insert(ctx, cat, sub, extra...); {
 	case errors.Is(err, store.ErrConflict) && r.IdempotencyKey != "":
 		again, err := g.registerAgain(ctx, cat, p, r) // a concurrent repetition was faster
 		if again == nil && err == nil {
@@ -127,12 +127,12 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 // lost and the secret is not stored in clear text. The principal's current rights replace the former ones. registerAgain returns nil
 // if the idempotency key is new.
 func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p auth.Principal, r RegisterRequest) (*Registered, error) {
-	it, err := store.One(ctx, g.Service.Records.DB, idempotencyKey(p, r.IdempotencyKey), "read the idempotency key")
+	it, err := store.One(ctx, g.Service.Store.DB, idempotencyKey(p, r.IdempotencyKey), "read the idempotency key")
 	if err != nil || it == nil {
 		return nil, err
 	}
 	var out *Registered
-	err = g.Service.Records.change(ctx, p.Workspace, p.ID, string(it.Value), func(sub *Subscription) error {
+	err = g.Service.Store.change(ctx, p.Workspace, p.ID, string(it.Value), func(sub *Subscription) error {
 		if sub == nil || sub.State == Disabled {
 			return fault.New(fault.Invalid, "the idempotency key belongs to a subscription that has ended")
 		}
@@ -147,7 +147,7 @@ func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p a
 		}
 		sub.Target.Previous, sub.Target.PreviousUntil = previous.Secret, g.now().Add(rotationGrace).Unix()
 		out = &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}
-		return g.Service.Records.update(ctx, sub)
+		return g.Service.Store.update(ctx, sub)
 	})
 	if err != nil {
 		return nil, err
@@ -278,8 +278,8 @@ func (o Options) withDefaults() Options {
 }
 
 // NewRate returns a limit on registrations per second. It allows a burst of as many as in ten seconds.
-func NewRate(of quota.Of) *quota.Rate {
-	return quota.New(quota.RegistrationRate, "registrations", of, func(perSecond float64) float64 { return max(1, 10*perSecond) })
+func NewRate(limitOf quota.LimitFunc) *quota.Rate {
+	return quota.NewRate(quota.RegistrationRate, "registrations", limitOf, func(perSecond float64) float64 { return max(1, 10*perSecond) })
 }
 
 // Registrar creates and refreshes subscriptions of both protocols.
@@ -298,12 +298,12 @@ type Registrar struct {
 	Options Options
 }
 
-func (g *Registrar) now() time.Time { return g.Service.Records.now() }
+func (g *Registrar) now() time.Time { return g.Service.Store.now() }
 
 // verify sends a challenge to a target, unless it is known to want deliveries.
 func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id string, key []byte) error {
 	return challenge.Verifier{
-		DB: g.Service.Records.DB, Now: g.now, Send: g.Targets.Verify,
+		DB: g.Service.Store.DB, Now: g.now, Send: g.Targets.Verify,
 		Trusted: g.Options.VerifiedTargets, PerMinute: g.Options.Verifications,
 	}.Verify(ctx, p, target, id, key)
 }
@@ -371,7 +371,7 @@ func NoWebhooks(name string) error {
 // Service finds, pauses, suspends and ends existing subscriptions, and notifies their owners. A [Registrar] creates them. The methods
 // may be called concurrently, and by any number of instances.
 type Service struct {
-	Records Records
+	Store   Store
 	Catalog catalog.Source
 	Log     *eventlog.Log
 	// AllowAnonymous lets the anonymous principal use events/subscribe and events/unsubscribe. It is for development only.
@@ -383,8 +383,8 @@ type Service struct {
 
 // Lookup reads a subscription for a delivery. It returns nil if the subscription has ended or was disabled.
 func (s *Service) Lookup(ctx context.Context, workspace, principal, id string) (*Subscription, error) {
-	sub, err := s.Records.load(ctx, workspace, principal, id)
-	if err != nil || sub == nil || sub.State == Disabled || sub.lapsed(s.Records.now()) {
+	sub, err := s.Store.load(ctx, workspace, principal, id)
+	if err != nil || sub == nil || sub.State == Disabled || sub.lapsed(s.Store.now()) {
 		return nil, err
 	}
 	return sub, nil
@@ -395,15 +395,15 @@ func (s *Service) Find(ctx context.Context, workspace, id string) (*Selected, er
 	if !validID(id) {
 		return nil, nil
 	}
-	entry, err := store.One(ctx, s.Records.DB, indexKey(workspace, id), "read subscriptions")
+	entry, err := store.One(ctx, s.Store.DB, indexKey(workspace, id), "read subscriptions")
 	if err != nil || entry == nil {
 		return nil, err
 	}
-	sub, err := s.Records.load(ctx, workspace, string(entry.Value), id)
-	if err != nil || sub == nil || sub.lapsed(s.Records.now()) {
+	sub, err := s.Store.load(ctx, workspace, string(entry.Value), id)
+	if err != nil || sub == nil || sub.lapsed(s.Store.now()) {
 		return nil, err
 	}
-	status, err := statusOf(ctx, s.Records.DB, workspace, id)
+	status, err := statusOf(ctx, s.Store.DB, workspace, id)
 	return &Selected{sub, status}, err
 }
 

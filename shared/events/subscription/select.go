@@ -340,11 +340,11 @@ func (s *Service) Count(ctx context.Context, workspace, uri string) (n int, err 
 	headers := []store.Key{HeaderKey(workspace, uri)}
 	if entry, vars, ok := cat.Match(uri); ok {
 		for _, scope := range match.Scopes(entry.Name) {
-			shapes, err := store.One(ctx, s.Records.DB, ShapesKey(workspace, scope), "read the shapes in use")
+			shapes, err := store.One(ctx, s.Store.DB, ShapesKey(workspace, scope), "read the shapes in use")
 			if err != nil {
 				return 0, err
 			}
-			webhooks, _ := InUse(shapes, scope, s.Records.now())
+			webhooks, _ := InUse(shapes, scope, s.Store.now())
 			for _, shape := range webhooks {
 				if key, ok := match.KeyUnder(entry, vars, uri, shape); ok && key != uri {
 					headers = append(headers, HeaderKey(workspace, key))
@@ -352,7 +352,7 @@ func (s *Service) Count(ctx context.Context, workspace, uri string) (n int, err 
 			}
 		}
 	}
-	items, err := s.Records.DB.Get(ctx, headers...)
+	items, err := s.Store.DB.Get(ctx, headers...)
 	if err != nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "count the subscribers of a URI")
 	}

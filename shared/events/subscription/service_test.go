@@ -88,7 +88,7 @@ func newFixture(t *testing.T, o Options) *fixture {
 	f := &fixture{t: t, db: db, outside: &outside{}, clock: time.Now().Truncate(time.Second)}
 	f.Lists = &Lists{DB: db, Now: func() time.Time { return f.clock }}
 	f.Service = &Service{
-		Records: Records{DB: db, Now: f.Now, Ended: func(id string) { f.ended = append(f.ended, id) }},
+		Store:   Store{DB: db, Now: f.Now, Ended: func(id string) { f.ended = append(f.ended, id) }},
 		Catalog: catalog.NewStatic(parse(t, patternCatalog)), Log: &eventlog.Log{DB: db},
 	}
 	f.Registrar = &Registrar{Service: f.Service, Sealer: sealer, Targets: f.outside, Options: o}
@@ -215,7 +215,7 @@ func TestRegister(t *testing.T) {
 	})
 	t.Run("the quota is kept and named", func(t *testing.T) {
 		f := newFixture(t, Options{})
-		f.Records.QuotaOf = quotaOf(2)
+		f.Store.QuotaOf = quotaOf(2)
 		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
 		first := f.register(alice, r)
 		f.register(alice, r)
@@ -327,8 +327,8 @@ func TestSubscribeThatRacesWithAnEnd(t *testing.T) {
 	r := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
 	first := f.subscribe(r)
 	f.clock = f.clock.Add(time.Minute)
-	f.Records.DB = &interrupted{DB: f.db, before: func() {
-		f.Records.DB = f.db
+	f.Store.DB = &interrupted{DB: f.db, before: func() {
+		f.Store.DB = f.db
 		if err := f.Unsubscribe(t.Context(), alice, "github.push", r.Arguments, "https://chat.example/cb"); err != nil {
 			t.Error(err)
 		}
@@ -415,7 +415,7 @@ func (f *fixture) resealAll(prefix string, before func(b Binding)) (pages int) {
 	var at Position
 	for more := true; more; pages++ {
 		var err error
-		at, more, err = f.Records.Reseal(f.t.Context(), at, func(_ context.Context, sealed []byte, b Binding) ([]byte, error) {
+		at, more, err = f.Store.Reseal(f.t.Context(), at, func(_ context.Context, sealed []byte, b Binding) ([]byte, error) {
 			if before != nil {
 				before(b)
 			}
@@ -503,7 +503,7 @@ func TestReseal(t *testing.T) {
 		f := newFixture(t, Options{})
 		f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/"})
 		broken := errors.New("broken")
-		next, more, err := f.Records.Reseal(t.Context(), Position{}, func(context.Context, []byte, Binding) ([]byte, error) { return nil, broken })
+		next, more, err := f.Store.Reseal(t.Context(), Position{}, func(context.Context, []byte, Binding) ([]byte, error) { return nil, broken })
 		if !errors.Is(err, broken) || more || next != (Position{}) {
 			t.Errorf("got %v, %v, %v; want the beginning and the error", next, more, err)
 		}

@@ -107,7 +107,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	from.oldest = g.Service.Log.Oldest()
 	if pattern.Kind != match.Concrete {
 		granted := Subscription{Workspace: p.Workspace, Until: until}
-		in, err := granted.recordInterest(ctx, g.Service.Records.DB, g.Service.Log, pattern)
+		in, err := granted.recordInterest(ctx, g.Service.Store.DB, g.Service.Log, pattern)
 		if err != nil {
 			return nil, err
 		}
@@ -172,7 +172,7 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 	if out.Refreshed, out.Suspended = true, have.State == Suspended; out.Suspended {
 		g.Service.notifySubscription(ctx, want.Workspace, want.ID, Active)
 	}
-	out.Status, err = statusOf(ctx, g.Service.Records.DB, want.Workspace, want.ID)
+	out.Status, err = statusOf(ctx, g.Service.Store.DB, want.Workspace, want.ID)
 	return out, err
 }
 
@@ -209,7 +209,7 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 	asked, replaces := *want, false
 	for {
 		*want = asked // undo the merge of an earlier round
-		have, err := g.Service.Records.load(ctx, want.Workspace, want.Principal, want.ID)
+		have, err := g.Service.Store.load(ctx, want.Workspace, want.Principal, want.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -225,12 +225,12 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			if err := g.keepPause(ctx, want); err != nil {
 				return nil, err
 			}
-			err = g.Service.Records.insert(ctx, cat, want, expiry...)
+			err = g.Service.Store.insert(ctx, cat, want, expiry...)
 		} else {
 			live := !have.lapsed(g.now())
 			if !maps.Equal(have.Contracts, want.Contracts) || !samePatterns(have.Patterns, want.Patterns) {
 				want.Created = have.Created
-				if err := g.Service.Records.addEntries(ctx, cat, want); err != nil {
+				if err := g.Service.Store.addEntries(ctx, cat, want); err != nil {
 					return nil, err
 				}
 			}
@@ -298,9 +298,9 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 		expiry = append(expiry, store.Delete(have.expiryKey()))
 	}
 	if moved {
-		return g.Service.Records.move(ctx, want, old, expiry...)
+		return g.Service.Store.move(ctx, want, old, expiry...)
 	}
-	return g.Service.Records.update(ctx, want, expiry...)
+	return g.Service.Store.update(ctx, want, expiry...)
 }
 
 // samePatterns reports whether two subscriptions with these patterns are stored and counted under the same keys.
@@ -318,13 +318,13 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 	if truncated, err = g.Replay.Replay(ctx, sub, owed); err != nil {
 		return false, err
 	}
-	err = g.Service.Records.change(ctx, sub.Workspace, sub.Principal, sub.ID, func(sub *Subscription) error {
+	err = g.Service.Store.change(ctx, sub.Workspace, sub.Principal, sub.ID, func(sub *Subscription) error {
 		if sub == nil || sub.Owed != owed {
 			return nil
 		}
 		was := sub.Revision
 		sub.Owed, sub.Replayed, sub.Revision = 0, g.now().UnixMicro(), was+1
-		return g.Service.Records.DB.Write(ctx, store.Put(sub.encode(), store.VersionIs(was)))
+		return g.Service.Store.DB.Write(ctx, store.Put(sub.encode(), store.VersionIs(was)))
 	})
 	if err != nil {
 		slog.WarnContext(ctx, "replay position not saved", "subscription", sub.ID, "error", err)

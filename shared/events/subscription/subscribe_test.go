@@ -239,7 +239,7 @@ func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
 	}
 	t.Run("and its record stays if the new one cannot be written", func(t *testing.T) {
 		f, request, id := disabled(t)
-		f.Records.DB = &refusing{DB: f.db, err: fault.New(fault.Unavailable, "the process dies")}
+		f.Store.DB = &refusing{DB: f.db, err: fault.New(fault.Unavailable, "the process dies")}
 		if _, err := f.trySubscribe(request); err == nil {
 			t.Fatal("subscribed without a write of the record")
 		}
@@ -515,7 +515,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 		v := newVerifier(t, silent)
 		other := *v.fixture
 		registrar := *v.Registrar
-		registrar.Service = &Service{Records: Records{DB: v.db, Now: v.Now}, Catalog: v.Catalog, Log: v.Log}
+		registrar.Service = &Service{Store: Store{DB: v.db, Now: v.Now}, Catalog: v.Catalog, Log: v.Log}
 		other.Registrar = &registrar
 		for n := range maxFailed {
 			if err := []*verifier{v, {&other, v.endpoints}}[n%2].ask(alice, "https://host.example/%d", n); !errors.Is(err, errNoEcho) {

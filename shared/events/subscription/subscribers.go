@@ -130,24 +130,24 @@ func (s *Subscription) listKeys() []store.Key {
 
 // addEntries writes the subscription's index entries, and the other items that a recheck needs. The version of an entry is the
 // subscription's creation time, so that a late removal of an earlier subscription with the same id does not delete it.
-func (r *Records) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
+func (s *Store) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
 	for _, k := range append(sub.listKeys(), sub.indexKeys()...) {
 		ops = append(ops, store.Put(sub.entry(k)))
 	}
-	if err := r.DB.Write(ctx, ops...); err != nil {
+	if err := s.DB.Write(ctx, ops...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "list the subscription")
 	}
 	first := func() []byte { return RecheckState{Settled: cat.Fingerprint(), Terms: cat.Terms()}.encode() }
-	if err := r.once(ctx, recheckStateKey(sub.Workspace), first); err != nil {
+	if err := s.once(ctx, recheckStateKey(sub.Workspace), first); err != nil {
 		return err
 	}
 	workspace := store.Key{Table: store.Subscriptions, Partition: workspacesPartition, Sort: sub.Workspace}
-	if err := r.once(ctx, workspace, func() []byte { return nil }); err != nil {
+	if err := s.once(ctx, workspace, func() []byte { return nil }); err != nil {
 		return err
 	}
 	for name, id := range sub.Contracts {
-		if err := r.once(ctx, contractKey(id), cat.ByName(name).Contract); err != nil {
+		if err := s.once(ctx, contractKey(id), cat.ByName(name).Contract); err != nil {
 			return err
 		}
 	}
@@ -169,21 +169,21 @@ func Contract(ctx context.Context, db store.DB, id string) (*catalog.Entry, erro
 }
 
 // once writes an item unless it exists. It skips the write if this process has already made it.
-func (r *Records) once(ctx context.Context, k store.Key, value func() []byte) error {
-	if _, done := r.written.Get(k); done {
+func (s *Store) once(ctx context.Context, k store.Key, value func() []byte) error {
+	if _, done := s.written.Get(k); done {
 		return nil
 	}
-	err := r.DB.Write(ctx, store.Put(store.Item{Key: k, Value: value()}, store.Absent()))
+	err := s.DB.Write(ctx, store.Put(store.Item{Key: k, Value: value()}, store.Absent()))
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return fault.Wrap(fault.Unavailable, err, "store the contract of a subscription")
 	}
-	r.written.Put(k, true)
+	s.written.Put(k, true)
 	return nil
 }
 
 // removeEntries deletes the subscription's index entries. If keep is true, it keeps the i# entry, so that operators can still find the
 // subscription by its id.
-func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep bool) {
+func (s *Store) removeEntries(ctx context.Context, sub *Subscription, keep bool) {
 	indexed := sub.indexKeys()
 	if keep {
 		indexed = indexed[1:]
@@ -192,7 +192,7 @@ func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep boo
 	for _, k := range append(sub.listKeys(), indexed...) {
 		ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
 	}
-	if err := r.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
+	if err := s.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
 		slog.WarnContext(ctx, "subscription list entries not deleted", "error", err)
 	}
 }

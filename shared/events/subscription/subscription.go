@@ -5,7 +5,7 @@
 // id, so that dispatch reads a range of subscribers with one query.
 //
 // A [Registrar] creates and refreshes subscriptions, a [Service] changes and ends them one by one, and a [Sweeper] ends the expired ones.
-// All of them write through [Records], which updates counters and indexes together with the record. [Lists] finds subscriptions by
+// All of them write through [Store], which updates counters and indexes together with the record. [Lists] finds subscriptions by
 // principal, workspace, event type, or an operator's [Choice].
 //
 // The package imports no HTTP, AWS or SQL package. Its callers pass in functions that seal secrets and that check and verify endpoints.

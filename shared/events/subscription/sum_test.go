@@ -36,7 +36,7 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 	request := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
 	limited := func(t *testing.T, quota int64, sum *int64) *fixture {
 		f := newFixture(t, Options{})
-		f.Records.QuotaOf, f.Records.SumOf = quotaOf(quota), func(_ context.Context, workspace string) int64 {
+		f.Store.QuotaOf, f.Store.SumOf = quotaOf(quota), func(_ context.Context, workspace string) int64 {
 			if workspace == "default" {
 				return *sum
 			}
@@ -113,9 +113,9 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		}
 		used(t, f, 1)
 		expect.Equal(t, "active subscriptions in the lists", expect.Value(f.CountStates(t.Context(), "default", 100))(t)[Active], 1)
-		f.Records.QuotaOf = quotaOf(5)
+		f.Store.QuotaOf = quotaOf(5)
 		db := &refusing{DB: f.db, err: fault.New(fault.Invalid, "no")}
-		f.Records.DB = db
+		f.Store.DB = db
 		if _, err := f.Register(t.Context(), alice, request); err == nil {
 			t.Error("registered without a record")
 		}
@@ -134,7 +134,7 @@ func TestTheSumOfAWorkspaceIsCorrected(t *testing.T) {
 	const limit = 5
 	start := func(t *testing.T) *fixture {
 		f := newFixture(t, Options{})
-		f.Records.SumOf = func(context.Context, string) int64 { return limit }
+		f.Store.SumOf = func(context.Context, string) int64 { return limit }
 		f.register(alice, request)
 		f.register(auth.Principal{ID: "bob", Workspace: "default", Scopes: auth.Scopes()}, request)
 		return f

@@ -55,7 +55,7 @@ func TestManyPrincipalsOfOneHost(t *testing.T) {
 				registrars := make([]*Registrar, processes)
 				for i := range registrars {
 					r := *f.Registrar
-					r.Service, r.Targets = &Service{Records: Records{DB: f.db}, Catalog: f.Catalog, Log: f.Log}, targets
+					r.Service, r.Targets = &Service{Store: Store{DB: f.db}, Catalog: f.Catalog, Log: f.Log}, targets
 					registrars[i] = &r
 				}
 				var turn atomic.Int64

@@ -1,4 +1,5 @@
-// Package webhook sends events to endpoints. All requests to addresses that a subscriber chose go through this package and its [Guard].
+// Package webhook signs webhooks, sends them to endpoints, and seals the secrets with which it signs. All requests to addresses that a
+// subscriber chose go through this package and its [Guard].
 //
 //	secret at rest ──[Opener]──▶ keys ──[Sign]──▶ headers ┐
 //	                                                      ├─▶ [Sender] ─▶ [Guard] ─▶ endpoint

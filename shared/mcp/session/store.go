@@ -361,7 +361,7 @@ func uriKey(sess, uri string) store.Key {
 }
 
 // TakeOver makes a stream the newest of its session. before reports whether the session had an earlier stream, and begun
-// reports whether one of the earlier streams has begun (see [Store.Begun]). If several streams take over at the same time,
+// reports whether one of the earlier streams has begun (see [Store.RecordStreamBegun]). If several streams take over at the same time,
 // before is false for only one of them.
 func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (before, begun bool, err error) {
 	for range 5 {
@@ -376,7 +376,7 @@ func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) 
 			condition = store.VersionIs(items[0].Version)
 		}
 		if begun = before && items[0].Version == 0; !begun {
-			item.Version = pending(connection)
+			item.Version = pendingVersion(connection)
 		}
 		err = s.DB.Write(ctx, store.Put(item, condition))
 		if err == nil || !errors.Is(err, store.ErrConflict) {
@@ -386,26 +386,27 @@ func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) 
 	return false, false, fault.New(fault.Unavailable, "the session's stream is being taken over by other requests")
 }
 
-// Begun records that the client has received the beginning of a stream, so that it can resume the stream. It has no effect if a newer
-// stream has taken over, which records its own beginning.
-func (s *Store) Begun(ctx context.Context, sess *Session, connection string) error {
+// RecordStreamBegun records that the client has received the beginning of a stream, so that it can resume the stream. It has no effect if
+// a newer stream has taken over, which records its own beginning.
+func (s *Store) RecordStreamBegun(ctx context.Context, sess *Session, connection string) error {
 	item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
-	err := s.DB.Write(ctx, store.Put(item, store.VersionIs(pending(connection))))
+	err := s.DB.Write(ctx, store.Put(item, store.VersionIs(pendingVersion(connection))))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
 	}
 	return fault.Wrap(fault.Unavailable, err, "record the session's first stream")
 }
 
-// pending returns the version of the item of a stream that has not begun. It is never 0, which means that a stream has begun.
-// It is different for each connection, so that [Store.Begun] recognizes whether a newer stream has taken over.
-func pending(connection string) int64 {
+// pendingVersion returns the version of the item of a stream that has not begun. It is never 0, which means that a stream has begun. It
+// is different for each connection, so that [Store.RecordStreamBegun] recognizes whether a newer stream has taken over.
+func pendingVersion(connection string) int64 {
 	h := sha256.Sum256([]byte(connection))
 	return int64(binary.BigEndian.Uint64(h[:])>>1) | 1
 }
 
-// Served reads the session of an open stream again. It returns nil if the session has ended or has a newer stream.
-func (s *Store) Served(ctx context.Context, sess *Session, connection string) (*Session, error) {
+// ReloadForStream reads the session of an open stream again. It returns nil if the session has ended, or if it has a newer stream than
+// the given connection.
+func (s *Store) ReloadForStream(ctx context.Context, sess *Session, connection string) (*Session, error) {
 	items, err := s.DB.Get(ctx, itemKey(sess.Key, sortSession), itemKey(sess.Key, sortStream))
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the session")
@@ -492,9 +493,9 @@ func LimitReached(name string, most int) error {
 		AtLimit(name, float64(most))
 }
 
-// Use records a request id of the session, and reports whether no instance has seen it before. It forgets an id after [TTL],
+// RecordRequestID records a request id of the session, and reports whether no instance has seen it before. It forgets an id after [TTL],
 // which limits the number of stored ids of a session that lives long.
-func (s *Store) Use(ctx context.Context, sess *Session, id json.RawMessage) (fresh bool, err error) {
+func (s *Store) RecordRequestID(ctx context.Context, sess *Session, id json.RawMessage) (fresh bool, err error) {
 	text := "n" + string(id)
 	if value, ok := jsonrpc.String(id); ok { // a string has several JSON forms
 		text = "s" + value
@@ -510,16 +511,16 @@ func (s *Store) Use(ctx context.Context, sess *Session, id json.RawMessage) (fre
 	return err == nil, fault.Wrap(fault.Unavailable, err, "record a request id")
 }
 
-// Opened records that the session's newest stream is open. The record expires at the given time, when the stream has ended at
-// the latest. lease identifies the record for [Store.Closed].
-func (s *Store) Opened(ctx context.Context, key string, until time.Time) (lease int64, err error) {
+// RecordStreamOpen records that the session's newest stream is open. The record expires at the given time, when the stream has ended at
+// the latest. lease identifies the record for [Store.RecordStreamClosed].
+func (s *Store) RecordStreamOpen(ctx context.Context, key string, until time.Time) (lease int64, err error) {
 	lease = mathrand.Int64N(1<<62) + 1
 	err = s.DB.Write(ctx, store.Put(store.Item{Key: itemKey(key, sortOpen), Version: lease, Expires: until}))
 	return lease, fault.Wrap(fault.Unavailable, err, "record the open stream")
 }
 
-// Closed undoes [Store.Opened] unless a newer stream has opened.
-func (s *Store) Closed(ctx context.Context, key string, lease int64) error {
+// RecordStreamClosed undoes [Store.RecordStreamOpen] unless a newer stream has opened.
+func (s *Store) RecordStreamClosed(ctx context.Context, key string, lease int64) error {
 	err := s.DB.Write(ctx, store.Delete(itemKey(key, sortOpen), store.VersionIs(lease)))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
@@ -527,8 +528,8 @@ func (s *Store) Closed(ctx context.Context, key string, lease int64) error {
 	return fault.Wrap(fault.Unavailable, err, "record the end of the stream")
 }
 
-// Streaming reports whether a stream of the session is open at any instance.
-func (s *Store) Streaming(ctx context.Context, key string) (bool, error) {
+// HasOpenStream reports whether a stream of the session is open at any instance.
+func (s *Store) HasOpenStream(ctx context.Context, key string) (bool, error) {
 	items, err := s.DB.Get(ctx, itemKey(key, sortOpen))
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "look for the session's stream")

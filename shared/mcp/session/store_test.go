@@ -179,13 +179,13 @@ func TestTakeOver(t *testing.T) {
 	}
 	begins := func(t *testing.T, s *session.Store, sess *session.Session, connection string) {
 		t.Helper()
-		if err := s.Begun(t.Context(), sess, connection); err != nil {
+		if err := s.RecordStreamBegun(t.Context(), sess, connection); err != nil {
 			t.Error(err)
 		}
 	}
 	isNewest := func(t *testing.T, s *session.Store, sess *session.Session, connection string, want bool) {
 		t.Helper()
-		if served, err := s.Served(t.Context(), sess, connection); err != nil || (served != nil) != want {
+		if served, err := s.ReloadForStream(t.Context(), sess, connection); err != nil || (served != nil) != want {
 			t.Errorf("stream %s is the newest: %v, want %v (error %v)", connection, served != nil, want, err)
 		}
 	}

@@ -43,14 +43,14 @@ func (s *dialectStream) recordOpen(ctx context.Context) error {
 		until = time.Now().Add(s.writer.Streams.Admission.maxAge)
 	}
 	sessions := s.writer.Streams.Sessions
-	lease, err := sessions.Opened(ctx, s.session.sess.Key, until)
+	lease, err := sessions.RecordStreamOpen(ctx, s.session.sess.Key, until)
 	if err != nil {
 		return err
 	}
 	closed := func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
-		if err := sessions.Closed(ctx, s.session.sess.Key, lease); err != nil {
+		if err := sessions.RecordStreamClosed(ctx, s.session.sess.Key, lease); err != nil {
 			s.writer.Streams.Faults.LogError(ctx, "end of stream not recorded", err)
 		}
 	}
@@ -125,7 +125,7 @@ func (s *dialectStream) respond(ctx context.Context, n ResponseNotice, cursor st
 		if last {
 			return s.session.position.next(cursor)
 		}
-		return s.session.position.next(s.writer.reached) // a client that is cut off within the batch gets the batch again
+		return s.session.position.next(s.writer.completedCursor) // a client that is cut off within the batch gets the batch again
 	}))
 }
 

@@ -72,7 +72,7 @@ func (w *Writer) asks(note string) bool {
 func (w *Writer) sendChanges(cursor string, notes ...string) error {
 	asked := slices.DeleteFunc(notes, func(note string) bool { return !w.asks(note) })
 	for i, note := range asked {
-		at := w.reached
+		at := w.completedCursor
 		if i == len(asked)-1 {
 			at = cursor
 		}
@@ -123,7 +123,7 @@ func (w *Writer) sendLost(d stream.Delivery) error {
 		}
 	}
 	for i, uri := range uris {
-		cursor := w.reached
+		cursor := w.completedCursor
 		if i == len(uris)-1 {
 			cursor = d.Cursor
 		}

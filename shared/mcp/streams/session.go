@@ -141,7 +141,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 	}
 	if !begun {
 		s.writer.Framing.began = func() {
-			if err := s.writer.Streams.Sessions.Begun(ctx, s.sess, s.connection); err != nil {
+			if err := s.writer.Streams.Sessions.RecordStreamBegun(ctx, s.sess, s.connection); err != nil {
 				s.writer.Streams.Faults.LogError(ctx, "first stream not recorded", err) // the next one repeats its events
 			}
 		}
@@ -271,7 +271,7 @@ func (s *sessionStream) end(_ *method.Call, why error) {
 // errTaken if the session has ended or has a newer stream.
 func (s *sessionStream) refresh(ctx context.Context) error {
 	began := time.Now()
-	sess, err := s.writer.Streams.Sessions.Served(ctx, s.sess, s.connection)
+	sess, err := s.writer.Streams.Sessions.ReloadForStream(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}

@@ -38,12 +38,12 @@ type Writer struct {
 	interests interests
 	Framing   Framing
 
-	Feed    *stream.Feed
-	out     *sse.Writer
-	began   time.Time
-	wrote   time.Time // of the latest write
-	reached string    // the cursor after the last completed delivery
-	cut     bool      // the feed's latest delivery was not completed
+	Feed            *stream.Feed
+	out             *sse.Writer
+	began           time.Time
+	wrote           time.Time // of the latest write
+	completedCursor string    // the cursor after the last completed delivery
+	incomplete      bool      // the feed's latest delivery was not completed
 	// gathered has messages that [Writer.pass] has not written yet. It is nil between two passes, so that a quiet stream keeps
 	// no memory.
 	gathered  *[]byte
@@ -135,9 +135,9 @@ func (w *Writer) sendReady(ctx context.Context) error {
 			return nil
 		case err == nil:
 			if err = w.deliver(ctx, d); err == nil {
-				w.reached = d.Cursor
+				w.completedCursor = d.Cursor
 			}
-			w.cut = err != nil
+			w.incomplete = err != nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case w.Framing.Failed != nil:
@@ -156,11 +156,11 @@ func (w *Writer) sendReady(ctx context.Context) error {
 // ResumeAt returns the position from which the client can resume: the feed's position or, if the latest delivery was not
 // completed, the position before that delivery.
 func (w *Writer) ResumeAt() string {
-	if w.cut {
-		return w.reached
+	if w.incomplete {
+		return w.completedCursor
 	}
-	w.reached = w.Feed.Cursor()
-	return w.reached
+	w.completedCursor = w.Feed.Cursor()
+	return w.completedCursor
 }
 
 func (w *Writer) write(b []byte) error {

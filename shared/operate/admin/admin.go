@@ -95,20 +95,20 @@ type Options struct {
 // Handler serves the API. It authenticates callers and routes requests to the handlers of the operations. Use [New] to
 // create one.
 type Handler struct {
-	auth    auth.Authenticator
-	guard   auth.Guard
-	answers httpjson.Answers
-	trail   *audit.Trail
-	mux     *http.ServeMux
-	rate    *quota.Rate
-	slashed map[string]map[string]endpoint // by the beginning of the path, and by method
+	auth      auth.Authenticator
+	guard     auth.Guard
+	responder httpjson.Responder
+	trail     *audit.Trail
+	mux       *http.ServeMux
+	rate      *quota.Rate
+	slashed   map[string]map[string]endpoint // by the beginning of the path, and by method
 }
 
 // New returns the API.
 func New(o Options) *Handler {
 	h := &Handler{
 		auth: o.Auth, guard: o.Guard, trail: &audit.Trail{DB: o.DB}, mux: http.NewServeMux(), rate: o.Rate,
-		answers: httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: o.MetadataURL, Log: o.Log, Problems: true, Limited: o.Limited},
+		responder: httpjson.Responder{Scope: auth.ScopeOperate, MetadataURL: o.MetadataURL, Log: o.Log, Problems: true, Limited: o.Limited},
 	}
 	serve := handlers(o)
 	paths := map[string]map[string]endpoint{}
@@ -224,7 +224,7 @@ type call struct {
 }
 
 func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[string]endpoint) {
-	h.answers.Serve(w, r, http.StatusOK, func() (any, error) {
+	h.responder.Serve(w, r, http.StatusOK, func() (any, error) {
 		guard := h.guard // the console is a page of this host, which browsers reach over TLS
 		guard.Origins = append(slices.Clone(guard.Origins), "https://"+r.Host)
 		if err := guard.Check(r); err != nil {

@@ -280,7 +280,7 @@ func (r *run) erasePartitions(ctx context.Context) error {
 		key  store.Key
 	}
 	parts := []part{
-		{"consents", conversation.Consented(r.workspace, r.principal)},
+		{"consents", conversation.ConsentsKey(r.workspace, r.principal)},
 		{"leases", lease.Partition(r.workspace, r.principal)},
 		{"notices", r.topic(stream.TopicPrincipal(r.principal))},
 		{"notices", r.topic(stream.TopicConversation(r.principal))},

@@ -1,5 +1,5 @@
-// Package otlp sends a server's metrics and traces to a collector. It is separate from package standalone, so that programs that
-// do not need it do not contain the exporter.
+// Package otlp makes a stand-alone server send its metrics and traces to a collector. It is separate from package standalone, so that
+// programs that do not need it do not contain the exporter, which is package platform/trace/otlp.
 package otlp
 
 import (

@@ -1,4 +1,4 @@
-// Package deadletter lets operators and owners list dead letters, i.e. deliveries that were given up and messages that no function could
+// Package deadletter lets operators and owners list dead letters: deliveries that were given up, and messages that no function could
 // handle. They can retry dead letters one by one, or with a replay.
 package deadletter
 
@@ -448,7 +448,7 @@ func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
 		var ops []store.Op
 		for number := range slices.Chunk(e.IDs, erasedID) {
 			id := "sub_" + hex.EncodeToString(number)
-			subs := subscription.Service{Records: subscription.Records{DB: o.Deliveries.DB, Now: o.Deliveries.Now}}
+			subs := subscription.Service{Store: subscription.Store{DB: o.Deliveries.DB, Now: o.Deliveries.Now}}
 			again, err := subs.Find(ctx, e.Workspace, id)
 			if err != nil {
 				return err

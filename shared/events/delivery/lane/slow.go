@@ -86,9 +86,9 @@ func (l *Lanes) grantSlow(e *endpointState, now time.Time) {
 	}
 }
 
-// Postpone returns how long a delivery waits that moves to the slow lane before its first attempt. turn is the wait for the rate
-// limit, which does not count as time of the delivery's schedule. wait is at least turn, and also lasts until the endpoint's
-// pause ends.
+// Postpone returns two delays for a delivery that moves to the slow lane before its first attempt. After turn, the endpoint's rate limit
+// allows the attempt, and the time of the delivery's schedule starts. After wait, the attempt can also start: wait is the longer of turn
+// and the rest of the endpoint's pause.
 func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.Duration) {
 	now := l.now()
 	l.mu.Lock()
@@ -97,11 +97,11 @@ func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.
 		wait += rand.N(wait/5 + 1)
 	}
 	l.mu.Unlock()
-	turn = l.NextTurn(ctx, endpoint)
+	turn = l.ReserveTurn(ctx, endpoint)
 	return turn, max(turn, wait)
 }
 
-// NextTurn reserves the next turn under the endpoint's rate limit and returns the time until then.
-func (l *Lanes) NextTurn(ctx context.Context, endpoint string) time.Duration {
+// ReserveTurn reserves the next attempt that the endpoint's rate limit allows, and returns the time until then.
+func (l *Lanes) ReserveTurn(ctx context.Context, endpoint string) time.Duration {
 	return l.rate.reserve(ctx, endpoint, l.now())
 }

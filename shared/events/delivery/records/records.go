@@ -1,4 +1,5 @@
-// Package records is the delivery log: it writes a record of each attempt and lists the records.
+// Package records is the delivery log: it writes a record of each attempt to send a webhook, and lists the records for operators and
+// owners. Package state has the deliveries that are not finished, and package eventlog the events themselves.
 package records
 
 import (

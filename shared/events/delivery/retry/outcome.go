@@ -1,8 +1,8 @@
-// Package retry decides what follows from an attempt, and brings failed deliveries back when they are due.
+// Package retry records the outcome of each attempt, schedules the next attempt of a failed delivery, and moves deliveries to the slow
+// queue when they are due.
 //
-// [Outcomes] records attempts. It gives a failed delivery the next attempt of its [Schedule] or makes it a dead letter, and it
-// suspends or disables a subscription whose attempts fail too often. [Job] moves due deliveries to the slow queue. Package delivery
-// makes the attempts.
+// [Outcomes] gives a failed delivery the next attempt of its [Schedule] or makes it a dead letter, and it suspends or disables a
+// subscription whose attempts fail too often. [Job] runs every minute and moves the due deliveries. Package delivery makes the attempts.
 package retry
 
 import (

@@ -107,8 +107,9 @@ const (
 	KeptFor = 7 * 24 * time.Hour
 	// Backup is how long after a retry its due entry sends the retry's message again, in case the first message was lost.
 	Backup = 2 * time.Minute
-	// EarlyMessage is the minimum delay of a message that may be sent while its delivery is being written. A write normally takes far
-	// less time.
+	// EarlyMessage is the minimum delay with which [Deliveries.Schedule] sends the message of a new delivery while it still writes the
+	// delivery. The message should arrive after the write, because a message without a stored delivery is dropped. A write normally takes
+	// far less than this delay.
 	EarlyMessage = time.Second
 	// DueShards is the number of partitions for the due entries of one minute.
 	DueShards = 8
@@ -455,8 +456,9 @@ func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.
 // if the only subscriber whose delivery failed is erased.
 const RememberStored = time.Minute
 
-// expiryTolerance is how much earlier than required a stored event may expire. Usually all failed deliveries of an event happen
-// within this time, so its item is written only once.
+// expiryTolerance is the time by which a stored event may expire before a delivery's retries end. Without it, every failed delivery of an
+// event would write the event's item again, only to let it expire a little later. Usually all failed deliveries of an event happen within
+// this time, so its item is written only once.
 const expiryTolerance = time.Hour
 
 // storedBody describes an event in the store, so that the process need not look there again. It does not contain the event.

@@ -1,5 +1,5 @@
-// Package intake accepts events of backends. The relay reads them from streams and polls, and the publish role receives them as
-// webhooks. Both use this package, so that an event that arrives on both ways is published only once. The relay is in
+// Package intake publishes the events that backends send to the gateway. The relay receives them from streams and polls, and the publish
+// role receives them as webhooks. Both use this package, so that an event that arrives both ways is published only once. The relay is in
 // shared/gateway/relay, and the receiver of webhooks in shared/events/source/ingest.
 package intake
 

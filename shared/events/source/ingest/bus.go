@@ -153,8 +153,8 @@ const pathToken = "token"
 func (h *Handler) serveBackend(w http.ResponseWriter, r *http.Request) {
 	logged := r.WithContext(r.Context())
 	logged.URL, logged.Pattern = &url.URL{Path: demand.HookPath}, ""
-	answers := httpjson.Answers{Challenge: `Webhook realm="backends"`, Log: h.Log, Limited: h.Limited}
-	answers.Serve(w, logged, http.StatusNoContent, func() (any, error) {
+	responder := httpjson.Responder{Challenge: `Webhook realm="backends"`, Log: h.Log, Limited: h.Limited}
+	responder.Serve(w, logged, http.StatusNoContent, func() (any, error) {
 		if err := h.Guard.Check(r); err != nil {
 			return nil, err
 		}

@@ -1,4 +1,4 @@
-// Package ingest receives documents for sources, as requests at POST /sources/{name} and as messages that AWS
+// Package ingest receives the requests and messages of sources: webhooks of providers at POST /sources/{name}, and messages that AWS
 // services put into the inbox queue. It verifies them, maps them with package source, and publishes the events.
 //
 //	POST /sources/{name} ─▶ [Handler] ──┐
@@ -126,8 +126,8 @@ type answer struct {
 
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	answers := httpjson.Answers{Challenge: `Webhook realm="` + r.PathValue(pathSource) + `"`, Log: h.Log, Limited: h.Limited}
-	answers.Serve(w, withoutKey(r), http.StatusAccepted, func() (any, error) {
+	responder := httpjson.Responder{Challenge: `Webhook realm="` + r.PathValue(pathSource) + `"`, Log: h.Log, Limited: h.Limited}
+	responder.Serve(w, withoutKey(r), http.StatusAccepted, func() (any, error) {
 		if err := h.Guard.Check(r); err != nil {
 			return nil, err
 		}

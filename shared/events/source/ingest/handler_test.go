@@ -275,7 +275,7 @@ func TestHandler(t *testing.T) {
 	})
 	t.Run("SRC-05 a flood is limited", func(t *testing.T) {
 		f := newFixture(t)
-		f.Rate = quota.New("publishRate", "events", quota.Same(1), func(float64) float64 { return 1 })
+		f.Rate = quota.NewRate("publishRate", "events", quota.FixedLimit(1), func(float64) float64 { return 1 })
 		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Accepted)
 		r := pull("d-2", opened)
 		r.Header.Set("X-Hub-Signature-256", "sha256=00")

@@ -1,6 +1,6 @@
-// Package ready contains ready-made sources. Each provider has a folder with event types (catalog.yaml), a source
-// that produces them (config.yaml), and setup steps for a person (provider.yaml). [Write] combines the files of the
-// chosen providers into a catalog and a configuration, which the operator can then edit.
+// Package ready contains ready-made sources for GitHub, Stripe and other providers. Each provider has a folder with event types
+// (catalog.yaml), a source that produces them (config.yaml), and setup steps for a person (provider.yaml). [Write] combines the files of
+// the chosen providers into a catalog and a configuration, which the operator can then edit.
 //
 // Packages config and catalog parse these files like any operator's own. The samples for the tests, and notes on
 // their origin, are in testdata. To add a provider, add its folder, its name in the embed directive, and samples.

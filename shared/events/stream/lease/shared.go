@@ -1,4 +1,4 @@
-// Package lease limits the open streams of each principal and of a whole fleet.
+// Package lease limits the open streams of clients, for each principal and for the whole deployment.
 //
 // A new stream beyond a limit ends its principal's oldest stream. Otherwise a client could lock itself out, because the server may not
 // notice that the client has left its earlier streams. If the fleet has no room, a principal without streams is refused.

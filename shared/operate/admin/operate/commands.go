@@ -1,4 +1,5 @@
-// Package operate implements the commands of operators. They send requests to the admin API and print the responses.
+// Package operate implements the commands with which operators use the admin API from a terminal. They send requests to the API and print
+// the responses.
 //
 //	Commands ──▶ Command ──▶ Client: a request, or all pages of a list ──▶ print: a table, a document, or JSON
 //

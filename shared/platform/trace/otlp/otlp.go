@@ -1,4 +1,4 @@
-// Package otlp exports spans, and the metrics of functions, to an OpenTelemetry collector. It uses OTLP over HTTP with JSON bodies.
+// Package otlp is the exporter of spans and metrics to an OpenTelemetry collector. It uses OTLP over HTTP with JSON bodies.
 //
 // OpenTelemetry's own exporters write protobuf, which would make the functions larger than our limit, see docs/internals/decisions.md. Its
 // SDK does the sampling, batching and aggregation.

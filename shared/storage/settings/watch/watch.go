@@ -1,4 +1,4 @@
-// Package watch finds changes of an operator's files, which package apply then brings into use.
+// Package watch reports when an operator's files change on disk, so that a stand-alone server can apply them.
 package watch
 
 import (

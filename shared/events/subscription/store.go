@@ -21,8 +21,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Records stores subscriptions, together with the counters and lists that lead to them.
-type Records struct {
+// Store reads and writes the records of subscriptions. With each record it writes the counters and the items by which [Lists] and fanout
+// find the subscription.
+type Store struct {
 	DB store.DB
 	// QuotaOf returns how many subscriptions a principal may have. Nil means [tally.DefaultLimit] for all.
 	QuotaOf func(ctx context.Context, workspace, principal string) int64
@@ -36,30 +37,30 @@ type Records struct {
 	Started func(id string)
 	Now     func() time.Time
 
-	written bounded.Map[store.Key, bool] // immutable items that this process has written, see [Records.once]
+	written bounded.Map[store.Key, bool] // immutable items that this process has written, see [Store.once]
 }
 
-func (r *Records) now() time.Time { return periodic.Clock(r.Now)() }
+func (s *Store) now() time.Time { return periodic.Clock(s.Now)() }
 
 // counts returns the counters of subscriptions per principal and workspace.
-func (r *Records) counts() tally.Counts {
-	return tally.Counts{DB: r.DB, LimitOf: r.QuotaOf, SumOf: r.SumOf, Now: r.now}
+func (s *Store) counts() tally.Counts {
+	return tally.Counts{DB: s.DB, LimitOf: s.QuotaOf, SumOf: s.SumOf, Now: s.now}
 }
 
 // insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The principal's counter
 // is part of the transaction; insert checks it beforehand too, so that a refused subscription gets no list entries. The workspace's sum
 // is not part of it. insert raises the sum first, and lowers it again if the subscription was certainly not written. After a crash
 // [Sweeper.Recount] corrects the sum.
-func (r *Records) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
-	if err := r.counts().Check(ctx, sub.Workspace, sub.Principal); err != nil {
+func (s *Store) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
+	if err := s.counts().Check(ctx, sub.Workspace, sub.Principal); err != nil {
 		return err
 	}
-	if err := r.counts().AddToSum(ctx, sub.Workspace, 1); err != nil {
+	if err := s.counts().AddToSum(ctx, sub.Workspace, 1); err != nil {
 		return err
 	}
-	certain, err := r.write(ctx, cat, sub, extra...)
+	certain, err := s.write(ctx, cat, sub, extra...)
 	if err != nil && certain {
-		r.counts().LowerSum(ctx, sub.Workspace)
+		s.counts().LowerSum(ctx, sub.Workspace)
 	}
 	return err
 }
@@ -67,11 +68,11 @@ func (r *Records) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 // write writes a new subscription and the extra operations in one transaction. It returns ErrConflict if the stored record does not have
 // the subscription's revision. Before the transaction it adds the list entries and raises the counters of the patterns. It lowers the
 // counters again if the subscription was certainly not written; certain is false if the store may have written it despite an error.
-func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) (certain bool, err error) {
-	if err := r.addEntries(ctx, cat, sub); err != nil {
+func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) (certain bool, err error) {
+	if err := s.addEntries(ctx, cat, sub); err != nil {
 		return true, err
 	}
-	if err := r.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
+	if err := s.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return true, err
 	}
 	cond := store.Absent()
@@ -79,17 +80,17 @@ func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscrip
 		cond = store.VersionIs(sub.Revision)
 	}
 	sub.Revision++
-	if r.Started != nil {
-		r.Started(sub.ID)
+	if s.Started != nil {
+		s.Started(sub.ID)
 	}
 	ops := append(sub.mark(false, time.Time{}),
 		store.Put(sub.encode(), cond),
-		r.counts().Op(ctx, sub.Workspace, sub.Principal, 1),
+		s.counts().Op(ctx, sub.Workspace, sub.Principal, 1),
 	)
 	for _, it := range sub.subscribers() {
 		ops = append(ops, store.Put(it))
 	}
-	err = r.DB.Write(ctx, append(ops, extra...)...)
+	err = s.DB.Write(ctx, append(ops, extra...)...)
 	if err == nil {
 		return true, nil
 	}
@@ -101,13 +102,13 @@ func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscrip
 	// Lower the counters even if the caller has disconnected.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	if uerr := r.count(undo, sub.Workspace, sub.Patterns, -1); uerr != nil {
+	if uerr := s.count(undo, sub.Workspace, sub.Patterns, -1); uerr != nil {
 		slog.WarnContext(ctx, "subscription counters too high", "error", uerr)
 	}
 	if !errors.Is(err, store.ErrConflict) {
 		return true, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
-	if full := r.counts().Check(ctx, sub.Workspace, sub.Principal); fault.Is(full, fault.Exhausted) {
+	if full := s.counts().Check(ctx, sub.Workspace, sub.Principal); fault.Is(full, fault.Exhausted) {
 		return true, full
 	}
 	return true, err
@@ -115,20 +116,20 @@ func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscrip
 
 // update writes a changed subscription and the extra operations in one transaction. It returns ErrConflict if the record has changed
 // since it was read.
-func (r *Records) update(ctx context.Context, sub *Subscription, extra ...store.Op) error {
+func (s *Store) update(ctx context.Context, sub *Subscription, extra ...store.Op) error {
 	was := sub.Revision
 	sub.Revision++
 	ops := append(sub.mark(false, time.Time{}), store.Put(sub.encode(), store.VersionIs(was)))
 	for _, it := range sub.subscribers() {
 		ops = append(ops, store.Put(it))
 	}
-	return fault.Wrap(fault.Unavailable, r.DB.Write(ctx, append(ops, extra...)...), "write the subscription")
+	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, append(ops, extra...)...), "write the subscription")
 }
 
 // move writes a subscription whose patterns have changed, like update. It raises the counters of the new patterns before the write and
 // lowers the counters of the old patterns after it, so that no counter is ever too low.
-func (r *Records) move(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
-	if err := r.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
+func (s *Store) move(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
+	if err := s.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
 	}
 	for _, p := range old {
@@ -136,7 +137,7 @@ func (r *Records) move(ctx context.Context, sub *Subscription, old []match.Patte
 			extra = append(extra, store.Delete(subscriberKey(sub.Workspace, p.Key, sub.ID)))
 		}
 	}
-	err := r.update(ctx, sub, extra...)
+	err := s.update(ctx, sub, extra...)
 	unused := old
 	switch {
 	case errors.Is(err, store.ErrConflict):
@@ -147,7 +148,7 @@ func (r *Records) move(ctx context.Context, sub *Subscription, old []match.Patte
 	}
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	if uerr := r.count(undo, sub.Workspace, unused, -1); uerr != nil {
+	if uerr := s.count(undo, sub.Workspace, unused, -1); uerr != nil {
 		slog.WarnContext(ctx, "subscription counters too high", "error", uerr)
 	}
 	return err
@@ -155,9 +156,9 @@ func (r *Records) move(ctx context.Context, sub *Subscription, old []match.Patte
 
 // remove deletes a subscription's items and runs the extra operations in one transaction. If keep is true, the record stays for a week,
 // so that the owner can see why the subscription ended.
-func (r *Records) remove(ctx context.Context, sub *Subscription, keep bool, extra ...store.Op) error {
+func (s *Store) remove(ctx context.Context, sub *Subscription, keep bool, extra ...store.Op) error {
 	was := sub.Revision
-	now := r.now()
+	now := s.now()
 	until := now.Add(disabledKept)
 	ops := append(extra, sub.mark(!keep, until)...)
 	ops = append(ops, store.Put(store.Item{Key: endedKey(sub.Workspace, sub.Principal, sub.ID), Expires: now.Add(EndedKept)}))
@@ -176,26 +177,26 @@ func (r *Records) remove(ctx context.Context, sub *Subscription, keep bool, extr
 	}
 	served := sub.State != Disabled || keep
 	if served {
-		ops = append(ops, r.counts().Op(ctx, sub.Workspace, sub.Principal, -1))
+		ops = append(ops, s.counts().Op(ctx, sub.Workspace, sub.Principal, -1))
 		for _, p := range sub.Patterns {
 			ops = append(ops, store.Delete(subscriberKey(sub.Workspace, p.Key, sub.ID)))
 		}
 	}
-	if err := r.DB.Write(ctx, ops...); err != nil {
+	if err := s.DB.Write(ctx, ops...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "end the subscription")
 	}
-	if r.Ended != nil {
-		r.Ended(sub.ID)
+	if s.Ended != nil {
+		s.Ended(sub.ID)
 	}
 	if !served {
-		r.removeEntries(ctx, sub, false)
+		s.removeEntries(ctx, sub, false)
 		return nil
 	}
-	if err := r.count(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
+	if err := s.count(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
 		slog.WarnContext(ctx, "subscription counters too high", "error", err)
 	}
-	r.counts().LowerSum(ctx, sub.Workspace)
-	r.removeEntries(ctx, sub, keep)
+	s.counts().LowerSum(ctx, sub.Workspace)
+	s.removeEntries(ctx, sub, keep)
 	return nil
 }
 
@@ -203,8 +204,8 @@ func (r *Records) remove(ctx context.Context, sub *Subscription, keep bool, extr
 const disabledKept = 7 * 24 * time.Hour
 
 // load reads a principal's subscription. It returns nil if the subscription does not exist.
-func (r *Records) load(ctx context.Context, workspace, principal, id string) (*Subscription, error) {
-	it, err := store.One(ctx, r.DB, recordKey(workspace, principal, id), "read the subscription")
+func (s *Store) load(ctx context.Context, workspace, principal, id string) (*Subscription, error) {
+	it, err := store.One(ctx, s.DB, recordKey(workspace, principal, id), "read the subscription")
 	if err != nil || it == nil {
 		return nil, err
 	}
@@ -213,9 +214,9 @@ func (r *Records) load(ctx context.Context, workspace, principal, id string) (*S
 
 // change loads a subscription and calls apply, which changes and writes it. If the subscription does not exist, apply gets nil. If
 // another process wrote the record in between, change loads it and calls apply again.
-func (r *Records) change(ctx context.Context, workspace, principal, id string, apply func(*Subscription) error) error {
+func (s *Store) change(ctx context.Context, workspace, principal, id string, apply func(*Subscription) error) error {
 	for {
-		sub, err := r.load(ctx, workspace, principal, id)
+		sub, err := s.load(ctx, workspace, principal, id)
 		if err != nil {
 			return err
 		}
@@ -229,13 +230,13 @@ func (r *Records) change(ctx context.Context, workspace, principal, id string, a
 }
 
 const (
-	// resealPage is how many subscriptions one call of [Records.Reseal] visits.
+	// resealPage is how many subscriptions one call of [Store.Reseal] visits.
 	resealPage = 200
 	// resealConcurrency is how many of them it visits concurrently.
 	resealConcurrency = 16
 )
 
-// Position says where [Records.Reseal] continues. The zero value is the beginning.
+// Position says where [Store.Reseal] continues. The zero value is the beginning.
 type Position struct {
 	Workspace string `json:"ws,omitempty"`
 	ID        string `json:"id,omitempty"`
@@ -246,8 +247,8 @@ type Position struct {
 //
 // A caller can repeat a page after a crash. Reseal may miss a subscription that begins between its calls. It calls reseal for the secrets
 // of disabled subscriptions too but does not store the result, because writing them would activate their patterns again.
-func (r *Records) Reseal(ctx context.Context, from Position, reseal func(ctx context.Context, sealed []byte, b Binding) ([]byte, error)) (next Position, more bool, err error) {
-	workspaces, err := (&Lists{DB: r.DB}).Workspaces(ctx)
+func (s *Store) Reseal(ctx context.Context, from Position, reseal func(ctx context.Context, sealed []byte, b Binding) ([]byte, error)) (next Position, more bool, err error) {
+	workspaces, err := (&Lists{DB: s.DB}).Workspaces(ctx)
 	if err != nil {
 		return from, false, err
 	}
@@ -259,7 +260,7 @@ func (r *Records) Reseal(ctx context.Context, from Position, reseal func(ctx con
 	if workspace != from.Workspace {
 		after = ""
 	}
-	page, err := r.DB.Query(ctx, store.Query{Table: store.Subscriptions, Partition: indexKey(workspace, "-").Partition, After: after, Limit: resealPage})
+	page, err := s.DB.Query(ctx, store.Query{Table: store.Subscriptions, Partition: indexKey(workspace, "-").Partition, After: after, Limit: resealPage})
 	if err != nil {
 		return from, false, fault.Wrap(fault.Unavailable, err, "list the subscriptions of workspace %s", workspace)
 	}
@@ -268,7 +269,7 @@ func (r *Records) Reseal(ctx context.Context, from Position, reseal func(ctx con
 	for _, it := range page.Items {
 		work.Go(func() (err error) {
 			defer fault.Recovered(&err)
-			return r.resealOne(limited, workspace, string(it.Value), it.Sort, reseal)
+			return s.resealOne(limited, workspace, string(it.Value), it.Sort, reseal)
 		})
 	}
 	switch err := work.Wait(); {
@@ -282,8 +283,8 @@ func (r *Records) Reseal(ctx context.Context, from Position, reseal func(ctx con
 	return from, false, nil
 }
 
-func (r *Records) resealOne(ctx context.Context, workspace, principal, id string, reseal func(ctx context.Context, sealed []byte, b Binding) ([]byte, error)) error {
-	return r.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+func (s *Store) resealOne(ctx context.Context, workspace, principal, id string, reseal func(ctx context.Context, sealed []byte, b Binding) ([]byte, error)) error {
+	return s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil {
 			return nil
 		}
@@ -309,7 +310,7 @@ func (r *Records) resealOne(ctx context.Context, workspace, principal, id string
 		for _, it := range sub.subscribers() {
 			ops = append(ops, store.Put(it))
 		}
-		return fault.Wrap(fault.Unavailable, r.DB.Write(ctx, ops...), "seal the secret of subscription %s again", id)
+		return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "seal the secret of subscription %s again", id)
 	})
 }
 
@@ -319,7 +320,7 @@ func (r *Records) resealOne(ctx context.Context, workspace, principal, id string
 //	        each shape ("w_" counts), and until when a stream or poll reads it ("i_" times)
 //	header  one per pattern: how many subscribers it has
 //
-// Records raises the counts before it writes a subscription, and lowers them after it has removed it. After a crash they may therefore be
+// [Store] raises the counts before it writes a subscription, and lowers them after it has removed it. After a crash they may therefore be
 // too high, which costs a look-up, but never too low, which would lose an event. A header expires shortly after its count has reached
 // zero, so that unused patterns leave no items.
 
@@ -362,19 +363,19 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []ma
 
 // count adds n to the counters of a subscription's patterns. It writes each counter separately, because all subscribers of a workspace
 // share the counters of the shapes, and transactions on them would conflict.
-func (r *Records) count(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
+func (s *Store) count(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
 	shapes := map[match.Shape]int64{}
 	for _, p := range patterns {
 		shapes[p.Shape] += n
 	}
 	if n > 0 {
-		if err := r.healShapes(ctx, workspace, shapes); err != nil {
+		if err := s.healShapes(ctx, workspace, shapes); err != nil {
 			return err
 		}
 	}
 	for shape, d := range shapes {
 		op := store.Add(ShapesKey(workspace, shape.Scope), map[string]int64{"w_" + shape.Name: d}, nil)
-		if err := r.DB.Write(ctx, op); err != nil {
+		if err := s.DB.Write(ctx, op); err != nil {
 			return fault.Wrap(fault.Unavailable, err, "count the shapes of a subscription")
 		}
 	}
@@ -383,7 +384,7 @@ func (r *Records) count(ctx context.Context, workspace string, patterns []match.
 		if n > 0 {
 			op.Item.Expires = headerStays
 		}
-		if err := r.DB.Write(ctx, op); err != nil {
+		if err := s.DB.Write(ctx, op); err != nil {
 			return fault.Wrap(fault.Unavailable, err, "count the subscribers of a pattern")
 		}
 		if n > 0 {
@@ -391,8 +392,8 @@ func (r *Records) count(ctx context.Context, workspace string, patterns []match.
 		}
 		// If another subscription has raised the header in the meantime, this write conflicts, and the header does not expire.
 		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
-		empty.Item.Expires = r.now().Add(headerLasts)
-		if err := r.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
+		empty.Item.Expires = s.now().Add(headerLasts)
+		if err := s.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "let the header of an empty pattern expire")
 		}
 	}
@@ -401,13 +402,13 @@ func (r *Records) count(ctx context.Context, workspace string, patterns []match.
 
 // healShapes sets negative shape counters to zero. Earlier releases left such counters, and with them fanout would not find the next
 // subscription with the shape.
-func (r *Records) healShapes(ctx context.Context, workspace string, shapes map[match.Shape]int64) error {
+func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[match.Shape]int64) error {
 	byKey := map[store.Key][]string{}
 	for shape := range shapes {
 		key := ShapesKey(workspace, shape.Scope)
 		byKey[key] = append(byKey[key], "w_"+shape.Name)
 	}
-	items, err := r.DB.Get(ctx, slices.Collect(maps.Keys(byKey))...)
+	items, err := s.DB.Get(ctx, slices.Collect(maps.Keys(byKey))...)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the shapes in use")
 	}
@@ -419,7 +420,7 @@ func (r *Records) healShapes(ctx context.Context, workspace string, shapes map[m
 			if it.Counts[name] >= 0 {
 				continue
 			}
-			if err := r.DB.Write(ctx, store.Raise(it.Key, name, 0)); err != nil {
+			if err := s.DB.Write(ctx, store.Raise(it.Key, name, 0)); err != nil {
 				return fault.Wrap(fault.Unavailable, err, "heal the shapes in use")
 			}
 		}
