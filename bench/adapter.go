@@ -212,7 +212,7 @@ func text(doc []byte, pointer string) string {
 	if err != nil || json.Unmarshal(doc, &whole) != nil {
 		return ""
 	}
-	at, _ := p.In(whole)
+	at, _ := p.ValueIn(whole)
 	s, _ := at.(string)
 	return s
 }

@@ -196,7 +196,7 @@ func (c *CatalogCheckCmd) compare(g *Globals, next *catalog.Catalog) error {
 		before, err := readCatalog(c.Against)
 		if err == nil {
 			printChanges(g.out, catalog.Diff(before, next))
-			printEnds(g.out, catalog.Ends(before, next))
+			printEnds(g.out, catalog.EndedTypes(before, next))
 		}
 		return err
 	}
@@ -216,7 +216,7 @@ func (c *CatalogCheckCmd) compare(g *Globals, next *catalog.Catalog) error {
 	}
 	printChanges(g.out, changes)
 	if c.SubscriptionsTable == "" {
-		printEnds(g.out, catalog.Ends(before, next))
+		printEnds(g.out, catalog.EndedTypes(before, next))
 		return nil
 	}
 	endings, err := apply.Deployment(db, true).Endings(ctx, catalog.AddBackends(db, catalog.Workspaces{Own: map[string]catalog.Source{c.Workspace: catalog.NewStatic(next)}}))

@@ -58,9 +58,9 @@ func create(p *boot.Process) (boot.Handler, error) {
 	return p.Invoked(p.Sources(nil, func(arn string) queue.Handler {
 		switch {
 		case p.IsFrom(arn, queue.Deliveries):
-			return dispatcher.Pages
+			return dispatcher.HandlePages
 		case p.IsFrom(arn, queue.Slow):
-			return dispatcher.Singles
+			return dispatcher.HandleSingles
 		}
 		return nil
 	})), nil

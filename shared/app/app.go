@@ -281,7 +281,7 @@ func newInbox(c *Core, documents ingest.Intake, service *publish.Service) *publi
 func newIntake(c *Core, service *publish.Service) ingest.Intake {
 	return ingest.Intake{
 		Sources: c.Config, Catalogs: c.Catalogs, Publisher: service, Seen: ingest.NewSeen(c.DB), Queue: c.Queues,
-		Recorder: ingest.NewRecords(c.DB, c.Limits.DeliveryLog, c.Metrics, c.Log), Metrics: c.Metrics, Log: c.Log,
+		Recorder: ingest.NewOutcomeLog(c.DB, c.Limits.DeliveryLog, c.Metrics, c.Log), Metrics: c.Metrics, Log: c.Log,
 	}
 }
 
@@ -391,7 +391,7 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 	var wanted func(context.Context, string, string) bool
 	if c.Demand != nil {
 		wanted = func(ctx context.Context, workspace, backend string) bool {
-			all, err := c.Demand.Wanted(ctx, workspace, backend)
+			all, err := c.Demand.ListWanted(ctx, workspace, backend)
 			return err == nil && len(all) > 0
 		}
 	}

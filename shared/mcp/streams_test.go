@@ -126,7 +126,7 @@ func (f *fixture) publishAroundADamagedItem() {
 	f.t.Helper()
 	f.publish(deploy, `{"n":1}`)
 	expect.OK(f.t, f.db.Write(f.t.Context(), store.Put(store.Item{
-		Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", deploy).Name(), Sort: store.AtCommit}, Value: []byte("{"),
+		Key: store.Key{Table: store.Log, Partition: eventlog.OwnPartition("default", deploy).Name(), Sort: store.AtCommit}, Value: []byte("{"),
 	})))
 	f.publish(deploy, `{"n":2}`)
 }

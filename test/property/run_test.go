@@ -301,7 +301,7 @@ func play(t *testing.T, s setup, k scale, seed uint64) (problems, trace []string
 			}
 		}
 	}
-	letters, _, err := server.operations.Letters(context.Background(), caller.Workspace, deadletter.LetterQuery{Queue: "events"}, "", 100)
+	letters, _, err := server.operations.ListLetters(context.Background(), caller.Workspace, deadletter.LetterQuery{Queue: "events"}, "", 100)
 	if err != nil || len(letters) > 0 {
 		r.failf("%d events were given up by the pipeline, %v", len(letters), err)
 	}
@@ -385,7 +385,7 @@ func (d *driver) switchOne(ctx context.Context, p *process, sub *subscriber) {
 		}
 		return
 	}
-	name := []switches.Name{switches.All, switches.Event(sub.wish.name), switches.Origin(sub.url[:len("https://hooks0.example.com")])}[d.random.IntN(3)]
+	name := []switches.Name{switches.All, switches.EventSwitch(sub.wish.name), switches.OriginSwitch(sub.url[:len("https://hooks0.example.com")])}[d.random.IntN(3)]
 	d.note("pause %s", name)
 	d.paused = append(d.paused, name)
 	_ = p.switches.Pause(ctx, caller.Workspace, switches.Switch{Name: name, By: "test"})
@@ -396,7 +396,7 @@ func (d *driver) hold(ctx context.Context, p *process, sub *subscriber) {
 	if d.held == nil {
 		d.held = map[*subscriber]bool{}
 	}
-	name := switches.Subscription(sub.id)
+	name := switches.SubscriptionSwitch(sub.id)
 	ops := p.switches.PauseOps(caller.Workspace, switches.Switch{Name: name, By: "test"})
 	if d.held[sub] {
 		ops = p.switches.ResumeOps(caller.Workspace, name)
@@ -435,7 +435,7 @@ func (d *driver) calm() {
 	}
 	for _, sub := range d.subscribers {
 		if d.held[sub] {
-			if _, err := p.subs.SetPaused(ctx, caller.Workspace, caller.ID, sub.id, false, p.switches.ResumeOps(caller.Workspace, switches.Subscription(sub.id))...); err != nil {
+			if _, err := p.subs.SetPaused(ctx, caller.Workspace, caller.ID, sub.id, false, p.switches.ResumeOps(caller.Workspace, switches.SubscriptionSwitch(sub.id))...); err != nil {
 				d.failf("resume %s: %v", sub.url, err)
 			}
 		}

@@ -179,7 +179,7 @@ func (s *system) start(number int, path string) *process {
 
 	var gates app.SubscriptionOptions
 	if gate != nil {
-		gates = app.SubscriptionOptions{Started: gate.Started, Ended: gate.Ended}
+		gates = app.SubscriptionOptions{Started: gate.Open, Ended: gate.Close}
 	}
 	p.subs = app.NewSubscriptions(p.core, gates)
 	p.subs.Store.Now = now
@@ -204,7 +204,7 @@ func (s *system) start(number int, path string) *process {
 	}}
 
 	p.tails = stream.New(p.core.EventLog, p.core.DB, s.sealer)
-	p.tails.Shares = p.catalogs.Shares
+	p.tails.Shares = p.catalogs.UsesShared
 	var err error
 	p.endpoint, err = app.NewStreamEndpoint(p.core, app.StreamOptions{
 		Feeds: p.tails, Leases: app.NewLocalLeases(p.core), Deregistrar: p.subs,
@@ -226,14 +226,14 @@ func (s *system) start(number int, path string) *process {
 	}
 	if s.shared == nil { // as package standalone
 		consume(queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: 1000})
-		consume(queue.Deliveries, p.dispatcher.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 16, Visibility: 2 * time.Minute, MaxReceives: 1000})
-		consume(queue.Slow, p.dispatcher.Singles, queue.ConsumeOptions{Batch: 1, Concurrency: 32, PerGroup: 8, Visibility: 2 * time.Minute})
+		consume(queue.Deliveries, p.dispatcher.HandlePages, queue.ConsumeOptions{Batch: 10, Concurrency: 16, Visibility: 2 * time.Minute, MaxReceives: 1000})
+		consume(queue.Slow, p.dispatcher.HandleSingles, queue.ConsumeOptions{Batch: 1, Concurrency: 32, PerGroup: 8, Visibility: 2 * time.Minute})
 	} else { // as the event source mappings
 		consume(queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 4, MaxReceives: 1000})
-		consume(queue.Deliveries, p.dispatcher.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 8, Visibility: 2 * time.Minute, MaxReceives: 1000})
-		consume(queue.Slow, p.dispatcher.Singles, queue.ConsumeOptions{Batch: 1, Concurrency: 16, Visibility: 2 * time.Minute})
+		consume(queue.Deliveries, p.dispatcher.HandlePages, queue.ConsumeOptions{Batch: 10, Concurrency: 8, Visibility: 2 * time.Minute, MaxReceives: 1000})
+		consume(queue.Slow, p.dispatcher.HandleSingles, queue.ConsumeOptions{Batch: 1, Concurrency: 16, Visibility: 2 * time.Minute})
 	}
-	consume(queue.Dead, p.operations.File, queue.ConsumeOptions{})
+	consume(queue.Dead, p.operations.FileMessages, queue.ConsumeOptions{})
 	p.workers.Go(func() {
 		periodic.Every(ctx, s.round, quiet, periodic.Job{Name: "retries", Run: retry.Run}, periodic.Job{Name: "requeue", Run: p.switches.Requeue},
 			periodic.Job{Name: "expiry", Run: expiry.Sweep})

@@ -196,7 +196,7 @@ func (s *subscriber) open() (missing []*occurrence) {
 func (s *subscriber) letters(server *process) (map[string][]deadletter.Letter, error) {
 	found := map[string][]deadletter.Letter{}
 	for before := ""; ; {
-		list, next, err := server.operations.Letters(context.Background(), caller.Workspace, deadletter.LetterQuery{Subscription: s.id}, before, 100)
+		list, next, err := server.operations.ListLetters(context.Background(), caller.Workspace, deadletter.LetterQuery{Subscription: s.id}, before, 100)
 		if err != nil {
 			return nil, err
 		}

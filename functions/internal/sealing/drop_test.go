@@ -104,7 +104,7 @@ func (d *deployment) checkSecrets(workspace string, want int) {
 	if err != nil {
 		d.t.Error(err)
 	}
-	found, err := subscription.Subscribers(d.t.Context(), d.db, workspace, "event://ci/built", subscription.Range{}, 1000)
+	found, err := subscription.ReadSubscribers(d.t.Context(), d.db, workspace, "event://ci/built", subscription.Range{}, 1000)
 	expect.OK(d.t, err)
 	for _, s := range found.List {
 		if err := check(s.ID, s.Target); err != nil {

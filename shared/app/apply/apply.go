@@ -42,7 +42,7 @@ type Files struct {
 // Target is the server or deployment to which files are applied.
 type Target struct {
 	DB store.DB
-	// Endings counts the live subscriptions that the new catalogs would end, see [lifecycle.Terminator.Endings]. If it is nil,
+	// Endings counts the live subscriptions that the new catalogs would end, see [lifecycle.Terminator.CountEndings]. If it is nil,
 	// Apply refuses every catalog that could end subscriptions.
 	Endings func(context.Context, catalog.Source) ([]lifecycle.Ending, error)
 	// Check does further checks of a configuration, for example that all secrets exist. It may be nil.
@@ -61,7 +61,7 @@ func Deployment(db store.DB, canCount bool) *Target {
 			Subscriptions: &subscription.Service{Store: subscription.Store{DB: db}},
 			Lists:         &subscription.Lists{DB: db},
 			Review:        &review.Review{DB: db, Catalog: catalogs},
-		}).Endings
+		}).CountEndings
 	}
 	return t
 }
@@ -171,7 +171,7 @@ func (p *plan) check(ctx context.Context) error {
 			return err
 		}
 		next := p.Catalogs[workspace]
-		for _, end := range catalog.Ends(d.Catalog, next) {
+		for _, end := range catalog.EndedTypes(d.Catalog, next) {
 			ends = append(ends, end.Event+" ("+end.What+")")
 		}
 		if next == nil {
@@ -186,7 +186,7 @@ func (p *plan) check(ctx context.Context) error {
 		return nil
 	case p.Endings != nil:
 		endings, err := p.Endings(ctx, catalog.AddBackends(p.DB, p.source()))
-		return cmp.Or(err, lifecycle.Breaking(endings))
+		return cmp.Or(err, lifecycle.EndingsError(endings))
 	case len(ends) > 0: // there may be no such subscriptions, but they cannot be counted
 		return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; use --allow-breaking to write it anyway", strings.Join(ends, ", "))
 	}

@@ -162,8 +162,8 @@ func TestFilesAreAppliedAllOrNone(t *testing.T) {
 	})
 	t.Run("EVS-14 the catalog that came with it is not in use", func(t *testing.T) {
 		got, err := catalog.Load(t.Context(), db, "default")
-		if err != nil || string(got.Source()) != plain {
-			t.Errorf("the catalog is\n%s\n%v, want\n%s", got.Source(), err, plain)
+		if err != nil || string(got.Text()) != plain {
+			t.Errorf("the catalog is\n%s\n%v, want\n%s", got.Text(), err, plain)
 		}
 	})
 }

@@ -350,7 +350,7 @@ func TestSources(t *testing.T) {
 		if s.Name != "github" || s.Workspace != "default" || s.From != source.HTTP || len(s.Secrets) != 2 || s.Secrets[0].String() != "env:NEW" {
 			t.Errorf("got %+v", s)
 		}
-		doc, err := source.Document([]byte(`{"headers":{"x-github-event":"pull_request","x-github-delivery":"d"},"body":{"action":"reopened","repository":{"name":"r","owner":{"login":"o"}}}}`))
+		doc, err := source.DecodeDocument([]byte(`{"headers":{"x-github-event":"pull_request","x-github-delivery":"d"},"body":{"action":"reopened","repository":{"name":"r","owner":{"login":"o"}}}}`))
 		expect.OK(t, err)
 		e, err := s.Map(doc)
 		if err != nil || e == nil || e.ID != "d" || e.Variables["owner"] != "o" || string(e.Data) != `{"action":"reopened","fixed":7}` {

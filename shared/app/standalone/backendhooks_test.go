@@ -398,7 +398,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 	}
 	for _, p := range patterns { // events from before the subscriptions would only be announced as gaps
 		for end := time.Now().Add(servertest.Patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-			if s, err := core.Demand.State(t.Context(), "default", p.Key); err == nil && s.Active {
+			if s, err := core.Demand.LoadState(t.Context(), "default", p.Key); err == nil && s.Active {
 				break
 			}
 		}
@@ -467,7 +467,7 @@ func TestASubscriptionEndsAtTheBackend(t *testing.T) {
 			t.Fatal("the subscription does not end")
 		}
 		for end := time.Now().Add(servertest.Patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			if s, err := core.Demand.State(t.Context(), "default", uri); err == nil && !s.Active {
+			if s, err := core.Demand.LoadState(t.Context(), "default", uri); err == nil && !s.Active {
 				break // the relay has forgotten it
 			}
 		}

@@ -229,7 +229,7 @@ func TestExpiredTokensOfCallers(t *testing.T) {
 	backend.send("1", "after 1", `{"carrier":"DHL"}`)
 	<-backend.closed
 	for end := time.Now().Add(servertest.Patience); ; time.Sleep(10 * time.Millisecond) {
-		s := expect.Value(core.Demand.State(t.Context(), "default", uri))(t)
+		s := expect.Value(core.Demand.LoadState(t.Context(), "default", uri))(t)
 		if strings.Contains(s.Error, "has expired") {
 			break
 		}

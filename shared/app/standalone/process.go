@@ -172,14 +172,14 @@ const (
 func (s *Server) run(ctx context.Context, r roles) {
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: queue.MaxReceives, Bytes: queueBytes / 2})
-	s.work(ctx, queue.Deliveries, s.dispatcher.Pages, queue.ConsumeOptions{
+	s.work(ctx, queue.Deliveries, s.dispatcher.HandlePages, queue.ConsumeOptions{
 		Batch: 10, Concurrency: pageWorkers, PerGroup: pagesPerGroup, Bytes: queueBytes, Visibility: 2 * time.Minute, MaxReceives: queue.MaxReceives,
 	})
-	s.work(ctx, queue.Slow, s.dispatcher.Singles, queue.ConsumeOptions{
+	s.work(ctx, queue.Slow, s.dispatcher.HandleSingles, queue.ConsumeOptions{
 		Batch: 1, Concurrency: slowAttempts, PerGroup: slowPerEndpoint, Visibility: 2 * time.Minute,
 	})
 	s.work(ctx, queue.Inbox, r.publishing.Inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: queue.MaxReceives})
-	s.work(ctx, queue.Dead, r.operations.File, queue.ConsumeOptions{})
+	s.work(ctx, queue.Dead, r.operations.FileMessages, queue.ConsumeOptions{})
 	s.workers.Go(func() {
 		periodic.Every(ctx, time.Minute, s.core.Log, r.jobs...)
 	})

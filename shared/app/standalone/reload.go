@@ -120,7 +120,7 @@ func (s *Server) startRefused(ctx context.Context, o Options, refused error) err
 
 // apply checks and stores the files, makes this process use them, and notifies open streams of the changes.
 func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error) {
-	target := apply.Target{DB: s.db, Endings: s.terminator.Endings, Check: func(ctx context.Context, c *config.Config) error {
+	target := apply.Target{DB: s.db, Endings: s.terminator.CountEndings, Check: func(ctx context.Context, c *config.Config) error {
 		return errors.Join(s.checkNames(c), s.backends.Check(ctx, c.Backends), s.conversation.Check(ctx, &c.Conversation), ingest.CheckSecrets(ctx, c.Sources, secret.FromEnvironment))
 	}}
 	done, err := target.Apply(ctx, f)

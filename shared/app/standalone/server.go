@@ -325,7 +325,7 @@ func (s *Server) buildDelivery(r *roles, keys secrets, cursors *eventlog.Sealer,
 		return err
 	}
 	gate := &delivery.Gate{}
-	r.subscriptions = app.NewSubscriptions(s.core, app.SubscriptionOptions{Started: gate.Started, Ended: gate.Ended})
+	r.subscriptions = app.NewSubscriptions(s.core, app.SubscriptionOptions{Started: gate.Open, Ended: gate.Close})
 	s.terminator = webhooks.NewTerminator(s.core, r.subscriptions)
 	r.switches, r.operations = webhooks.NewSwitches(s.core, true), webhooks.NewOperations(s.core)
 	s.dispatcher = webhooks.NewDispatcher(s.core, webhooks.DispatcherOptions{
@@ -347,7 +347,7 @@ func (s *Server) buildEndpoint(ctx context.Context, r roles, keys secrets, curso
 		return err
 	}
 	s.tails = stream.New(s.core.EventLog, s.db, cursors)
-	s.tails.Shares, s.tails.Demand = s.catalogs.Shares, s.core.Demand
+	s.tails.Shares, s.tails.Demand = s.catalogs.UsesShared, s.core.Demand
 	s.undo = append(s.undo, s.tails.Close)
 	identity, err := app.Identity()
 	if err != nil {

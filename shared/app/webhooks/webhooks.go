@@ -128,11 +128,11 @@ func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 func WatchEndpoints(c *app.Core, d *delivery.Dispatcher) error {
 	return errors.Join(
 		c.Metrics.Watch(metric.EndpointsFailing, func(context.Context) ([]metric.Reading, error) {
-			n := d.Failing()
+			n := d.CountFailing()
 			return metric.One(float64(n.Slow + n.Paused)), nil
 		}),
 		c.Metrics.Watch(metric.EndpointStates, func(context.Context) ([]metric.Reading, error) {
-			n := d.Failing()
+			n := d.CountFailing()
 			return []metric.Reading{{By: "slow", Value: float64(n.Slow)}, {By: "paused", Value: float64(n.Paused)}}, nil
 		}),
 	)

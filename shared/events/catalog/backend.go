@@ -80,7 +80,7 @@ func NewBackendEntry(backend string, of BackendTypes, t BackendType) (*Entry, er
 	}
 	e := &Entry{
 		Name: name, Title: t.Title, Description: t.Description, WebhookType: name, Backend: backend, Own: t.Name,
-		PayloadSchema: t.PayloadSchema, ParamsSchema: t.InputSchema, Delivery: modes(), Order: orderURI,
+		PayloadSchema: t.PayloadSchema, ParamsSchema: t.InputSchema, Delivery: allModes(), Order: orderURI,
 		vars:     []string{argumentsVariable},
 		segments: []segment{{literal: backendAuthority + backend}, {literal: t.Name}, {variable: argumentsVariable}},
 		input:    t.InputSchema,
@@ -96,7 +96,7 @@ func NewBackendEntry(backend string, of BackendTypes, t BackendType) (*Entry, er
 	if e.PayloadSchema != nil {
 		e.payload, e.cost = newSchema(e.PayloadSchema), schemaCost(e.PayloadSchema)
 	}
-	e.contractID = sync.OnceValue(func() string { return digest(e.Contract()) })
+	e.contractID = sync.OnceValue(func() string { return digest(e.EncodeContract()) })
 	return e, nil
 }
 
@@ -326,7 +326,7 @@ func (m *merger) add(ctx context.Context, workspace string, base *Catalog, lates
 		types = configure(types, of)
 	}
 	if next.catalog = base; len(types) > 0 {
-		next.catalog = base.with(types)
+		next.catalog = base.addBackends(types)
 	}
 	m.merged.Put(workspace, next)
 	m.logWarnings(ctx, workspace, next.catalog)
@@ -372,9 +372,9 @@ func (s *addsBackends) Catalog(ctx context.Context, workspace string) (*Catalog,
 	return s.merger.add(ctx, workspace, base, true)
 }
 
-// with returns a catalog that also has the event types of backends. A type whose name is already taken is left out with a warning.
-func (c *Catalog) with(backends map[string]BackendTypes) *Catalog {
-	out := &Catalog{byName: map[string]*Entry{}, root: &node{}, source: c.Source(), warnings: map[string][]string{}}
+// addBackends returns a catalog that also has the event types of backends. A type whose name is already taken is left out with a warning.
+func (c *Catalog) addBackends(backends map[string]BackendTypes) *Catalog {
+	out := &Catalog{byName: map[string]*Entry{}, root: &node{}, source: c.Text(), warnings: map[string][]string{}}
 	add := func(e *Entry) {
 		out.entries = append(out.entries, e)
 		out.byName[e.Name] = e
@@ -404,7 +404,7 @@ func (c *Catalog) with(backends map[string]BackendTypes) *Catalog {
 			if had := out.byName[e.Name]; had == nil {
 				add(e)
 			} else if had.Backend != name {
-				warn("its event type " + e.Name + " is not listed, because " + owner(had) + " has one with this name")
+				warn("its event type " + e.Name + " is not listed, because " + describeOrigin(had) + " has one with this name")
 			}
 		}
 	}
@@ -452,8 +452,8 @@ func (c *Catalog) ofCallers(backend, own string) *Entry {
 // maxWarnings limits the warnings about one backend.
 const maxWarnings = 20
 
-// owner describes where an event type comes from, for a warning.
-func owner(e *Entry) string {
+// describeOrigin describes where an event type comes from, for a warning.
+func describeOrigin(e *Entry) string {
 	if e.Backend == "" {
 		return "the catalog"
 	}

@@ -137,8 +137,8 @@ func (c *Catalog) ByName(name string) *Entry {
 // Fingerprint returns the base64url SHA-256 of the source, which has 43 characters.
 func (c *Catalog) Fingerprint() string { return c.fingerprint }
 
-// Source returns the text of the catalog, which must not be changed. It is empty for a nil catalog.
-func (c *Catalog) Source() []byte {
+// Text returns the text of the catalog, which must not be changed. It is empty for a nil catalog.
+func (c *Catalog) Text() []byte {
 	if c == nil {
 		return nil
 	}

@@ -34,7 +34,7 @@ func Diff(before, after *Catalog) []Change {
 	for _, e := range after.Entries() {
 		d.name = e.Name
 		if old := before.ByName(e.Name); old != nil {
-			d.entry(old, e)
+			d.compareEntries(old, e)
 		} else {
 			d.add(false, "is new")
 		}
@@ -83,7 +83,7 @@ func (d *differ) add(breaking bool, format string, args ...any) {
 	d.changes = append(d.changes, Change{Event: d.name, What: fmt.Sprintf(format, args...), Breaking: breaking})
 }
 
-func (d *differ) entry(a, b *Entry) {
+func (d *differ) compareEntries(a, b *Entry) {
 	if a.Pattern() != b.Pattern() {
 		d.add(true, "its URI changes from %s to %s", a.Pattern(), b.Pattern())
 	}
@@ -93,19 +93,19 @@ func (d *differ) entry(a, b *Entry) {
 	if a.WebhookType != b.WebhookType {
 		d.add(true, "its webhook type changes from %s to %s", a.WebhookType, b.WebhookType)
 	}
-	d.list(a.Delivery, b.Delivery, "the delivery mode %s is added", false, "the delivery mode %s is removed", true)
+	d.compareLists(a.Delivery, b.Delivery, "the delivery mode %s is added", false, "the delivery mode %s is removed", true)
 	if a.Order != b.Order {
 		d.add(true, "its order changes from %s to %s", a.Order, b.Order)
 	}
-	d.filters(a.Filters, b.Filters)
-	d.redact(a.Redact, b.Redact, true)
-	d.access(a.Access, b.Access)
-	d.schema("payload", a.PayloadSchema, b.PayloadSchema)
-	d.schema("params", a.ParamsSchema, b.ParamsSchema)
+	d.compareFilters(a.Filters, b.Filters)
+	d.compareRedacted(a.Redact, b.Redact, true)
+	d.compareAccess(a.Access, b.Access)
+	d.compareSchemas("payload", a.PayloadSchema, b.PayloadSchema)
+	d.compareSchemas("params", a.ParamsSchema, b.ParamsSchema)
 }
 
-// list adds a change for each value that is only in b (added) or only in a (removed). added and removed are formats for the value.
-func (d *differ) list(a, b []string, added string, addedBreaks bool, removed string, removedBreaks bool) {
+// compareLists adds a change for each value that is only in b (added) or only in a (removed). added and removed are formats for the value.
+func (d *differ) compareLists(a, b []string, added string, addedBreaks bool, removed string, removedBreaks bool) {
 	for _, x := range b {
 		if !slices.Contains(a, x) {
 			d.add(addedBreaks, added, x)
@@ -118,11 +118,11 @@ func (d *differ) list(a, b []string, added string, addedBreaks bool, removed str
 	}
 }
 
-func (d *differ) redact(a, b []string, addedBreaks bool) {
-	d.list(a, b, "the redacted member %s is added", addedBreaks, "the redacted member %s is removed", true)
+func (d *differ) compareRedacted(a, b []string, addedBreaks bool) {
+	d.compareLists(a, b, "the redacted member %s is added", addedBreaks, "the redacted member %s is removed", true)
 }
 
-func (d *differ) filters(a, b map[string]string) {
+func (d *differ) compareFilters(a, b map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(b)) {
 		if old, ok := a[name]; !ok {
 			d.add(false, "the filter %s is added", name)
@@ -137,9 +137,9 @@ func (d *differ) filters(a, b map[string]string) {
 	}
 }
 
-func (d *differ) access(a, b *Access) {
+func (d *differ) compareAccess(a, b *Access) {
 	a, b = cmp.Or(a, &Access{}), cmp.Or(b, &Access{})
-	d.list(a.Scopes, b.Scopes, "access needs the scope %s", true, "access does not need the scope %s any more", false)
+	d.compareLists(a.Scopes, b.Scopes, "access needs the scope %s", true, "access does not need the scope %s any more", false)
 	for _, v := range slices.Sorted(maps.Keys(b.Claims)) {
 		if a.Claims[v] != b.Claims[v] {
 			d.add(true, "access ties {%s} to the claim %s", v, b.Claims[v])
@@ -152,9 +152,9 @@ func (d *differ) access(a, b *Access) {
 	}
 }
 
-// schema compares two schemas. Only new optional properties and annotations are safe for both publishers and subscribers. Any other
+// compareSchemas compares two schemas. Only new optional properties and annotations are safe for both publishers and subscribers. Any other
 // change may break one of them.
-func (d *differ) schema(what string, a, b json.RawMessage) {
+func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 	var x, y any
 	_, _ = json.Unmarshal(a, &x), json.Unmarshal(b, &y) // both were compiled, and nil stays nil
 	if reflect.DeepEqual(x, y) {
@@ -168,7 +168,7 @@ func (d *differ) schema(what string, a, b json.RawMessage) {
 		d.add(true, "the %s schema is removed", what)
 		return
 	}
-	if at := incompatible(x, y, ""); at != "" {
+	if at := findIncompatible(x, y, ""); at != "" {
 		d.add(true, "the %s schema changes at %s", what, strings.TrimSuffix(at, "/"))
 		return
 	}
@@ -177,15 +177,15 @@ func (d *differ) schema(what string, a, b json.RawMessage) {
 
 var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
 
-// incompatible returns the JSON pointer of the first difference that is more than a new optional property or an annotation, or "".
-func incompatible(a, b any, at string) string {
+// findIncompatible returns the JSON pointer of the first difference that is more than a new optional property or an annotation, or "".
+func findIncompatible(a, b any, at string) string {
 	x, ok1 := a.(map[string]any)
 	y, ok2 := b.(map[string]any)
 	if !ok1 || !ok2 {
 		if reflect.DeepEqual(a, b) {
 			return ""
 		}
-		return unequal(a, b, at)
+		return describeDifference(a, b, at)
 	}
 	keys := maps.Clone(x)
 	maps.Copy(keys, y)
@@ -206,9 +206,9 @@ func incompatible(a, b any, at string) string {
 				return here + "/"
 			}
 		case !inOld || !inNew:
-			return unequal(old, next, here)
+			return describeDifference(old, next, here)
 		default:
-			if p := incompatible(old, next, here); p != "" {
+			if p := findIncompatible(old, next, here); p != "" {
 				return p
 			}
 		}
@@ -216,8 +216,8 @@ func incompatible(a, b any, at string) string {
 	return ""
 }
 
-// unequal describes a difference: its pointer and, for lists such as required, the values that only one of the lists has.
-func unequal(a, b any, at string) string {
+// describeDifference describes a difference: its pointer and, for lists such as required, the values that only one of the lists has.
+func describeDifference(a, b any, at string) string {
 	x, _ := a.([]any)
 	y, _ := b.([]any)
 	in := func(list []any, v any) bool {
@@ -246,7 +246,7 @@ func sameMembers(a, b any, at string) string {
 		if !ok {
 			return here + "/"
 		}
-		if p := incompatible(x[k], next, here); p != "" {
+		if p := findIncompatible(x[k], next, here); p != "" {
 			return p
 		}
 	}
@@ -259,29 +259,29 @@ const (
 	featurePayload = "payloadSchema"
 )
 
-// Broken returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of [Diff], or "" if there are
-// only additions. It ignores delivery modes and access, which callers check separately. So before may come from [ParseContract], which
-// leaves them out.
-func Broken(before, after *Entry) (feature string) {
+// FindBreakingFeature returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of [Diff], or
+// "" if there are only additions. It ignores delivery modes and access, which callers check separately. So before may come from
+// [ParseContract], which leaves them out.
+func FindBreakingFeature(before, after *Entry) (feature string) {
 	var input, payload differ
 	if before.Pattern() != after.Pattern() {
 		return FeatureInput
 	}
-	input.filters(before.Filters, after.Filters)
-	input.schema("params", before.ParamsSchema, after.ParamsSchema)
-	payload.schema("payload", before.PayloadSchema, after.PayloadSchema)
-	payload.redact(before.Redact, after.Redact, len(before.Redact) > 0)
+	input.compareFilters(before.Filters, after.Filters)
+	input.compareSchemas("params", before.ParamsSchema, after.ParamsSchema)
+	payload.compareSchemas("payload", before.PayloadSchema, after.PayloadSchema)
+	payload.compareRedacted(before.Redact, after.Redact, len(before.Redact) > 0)
 	switch {
-	case input.breaks(), len(before.Redact) > 0 && len(after.Redact) == 0: // the argument "redact" no longer exists
+	case input.isBreaking(), len(before.Redact) > 0 && len(after.Redact) == 0: // the argument "redact" no longer exists
 		return FeatureInput
-	case payload.breaks():
+	case payload.isBreaking():
 		return featurePayload
 	}
 	return ""
 }
 
-// Ends returns the event types for which a changed catalog ends webhook subscriptions, with the reason. Either catalog may be nil.
-func Ends(before, after *Catalog) []Change {
+// EndedTypes returns the event types for which a changed catalog ends webhook subscriptions, with the reason. Either catalog may be nil.
+func EndedTypes(before, after *Catalog) []Change {
 	var d differ
 	for _, old := range before.Entries() {
 		d.name = old.Name
@@ -290,13 +290,13 @@ func Ends(before, after *Catalog) []Change {
 		case !old.WebhookAllowed():
 		case e == nil:
 			d.add(true, "it is removed")
-		case Broken(old, e) != "":
-			d.add(true, "its %s changes incompatibly", Broken(old, e))
+		case FindBreakingFeature(old, e) != "":
+			d.add(true, "its %s changes incompatibly", FindBreakingFeature(old, e))
 		case !e.WebhookAllowed():
 			d.add(true, "it is not delivered by webhook any more")
 		default:
 			access := differ{}
-			if access.access(old.Access, e.Access); access.breaks() {
+			if access.compareAccess(old.Access, e.Access); access.isBreaking() {
 				d.add(true, "its access needs more, which not every subscriber may have")
 			}
 		}
@@ -304,11 +304,11 @@ func Ends(before, after *Catalog) []Change {
 	return d.changes
 }
 
-func (d *differ) breaks() bool {
+func (d *differ) isBreaking() bool {
 	return slices.ContainsFunc(d.changes, func(c Change) bool { return c.Breaking })
 }
 
-// contract is the stored form of the parts of an event type that [Broken] compares.
+// contract is the stored form of the parts of an event type that [FindBreakingFeature] compares.
 type contract struct {
 	URI         string            `json:"uri,omitempty"`
 	URITemplate string            `json:"uriTemplate,omitempty"`
@@ -318,28 +318,28 @@ type contract struct {
 	Payload     json.RawMessage   `json:"payload,omitempty"`
 }
 
-// Contract returns the parts of the event type that [Broken] compares, as JSON. It is stored with a subscription, so that a later catalog
-// can be compared with the event type to which the client subscribed. It is little larger than twice [maxSchema], because it has two
-// schemas.
-func (e *Entry) Contract() []byte {
+// EncodeContract returns the parts of the event type that [FindBreakingFeature] compares, as JSON. It is stored with a subscription, so
+// that a later catalog can be compared with the event type to which the client subscribed. It is little larger than twice [maxSchema],
+// because it has two schemas.
+func (e *Entry) EncodeContract() []byte {
 	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // the schemas are valid JSON
 	return text
 }
 
-// ContractID returns a hash of [Entry.Contract] with 22 characters.
+// ContractID returns a hash of [Entry.EncodeContract] with 22 characters.
 func (e *Entry) ContractID() string { return e.contractID() }
 
-// Terms returns a hash for each event type, by name. The hash covers all that decides whether a webhook subscription may continue: the
+// HashTerms returns a hash for each event type, by name. The hash covers all that decides whether a webhook subscription may continue: the
 // contract, the access rule, and whether webhooks are allowed. Subscriptions are rechecked only if the hash changes.
-func (c *Catalog) Terms() map[string]string {
+func (c *Catalog) HashTerms() map[string]string {
 	out := make(map[string]string, len(c.entries))
 	for _, e := range c.entries {
-		out[e.Name] = e.terms()
+		out[e.Name] = e.hashTerms()
 	}
 	return out
 }
 
-func (e *Entry) terms() string {
+func (e *Entry) hashTerms() string {
 	text, _ := json.Marshal(struct {
 		Contract string
 		Webhook  bool
@@ -353,7 +353,7 @@ func digest(text []byte) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
-// ParseContract returns an entry for a stored contract. It can only be used with [Broken].
+// ParseContract returns an entry for a stored contract. It can only be used with [FindBreakingFeature].
 func ParseContract(text []byte) (*Entry, error) {
 	var c contract
 	if err := json.Unmarshal(text, &c); err != nil {

@@ -100,7 +100,7 @@ func (c *Catalog) match(uri string, wildcards bool) (*Entry, map[string]string, 
 
 // canonicalRest returns a URI without its scheme, or false if the URI is not canonical.
 func canonicalRest(uri string, wildcards bool) (string, bool) {
-	if same, err := canonical(uri, wildcards); err != nil || same != uri {
+	if same, err := canonicalize(uri, wildcards); err != nil || same != uri {
 		return "", false
 	}
 	return uri[len(Scheme):], true
@@ -173,9 +173,9 @@ func (e *Entry) Expand(vars map[string]string) string {
 	return b.String()
 }
 
-// Under returns the operator's entries below a canonical parent URI, in the order of the file. A parent URI is a prefix of whole segments. For
-// example, event://github/acme is a parent of event://github/{owner}/{repo}/push.
-func (c *Catalog) Under(uri string) (out []*Entry) {
+// ListUnder returns the operator's entries below a canonical parent URI, in the order of the file. A parent URI is a prefix of whole
+// segments. For example, event://github/acme is a parent of event://github/{owner}/{repo}/push.
+func (c *Catalog) ListUnder(uri string) (out []*Entry) {
 	rest, ok := canonicalRest(uri, false)
 	if !ok || BackendOf(uri) != "" {
 		return nil
@@ -191,7 +191,7 @@ func (c *Catalog) Under(uri string) (out []*Entry) {
 	return out
 }
 
-// BindParent returns the decoded values of the variables that a parent URI already fixes. The entry comes from [Catalog.Under].
+// BindParent returns the decoded values of the variables that a parent URI already fixes. The entry comes from [Catalog.ListUnder].
 func (e *Entry) BindParent(uri string) map[string]string {
 	return e.bind(strings.TrimPrefix(uri, Scheme))
 }
@@ -285,12 +285,12 @@ const Wildcard = "*"
 // The segments are case-sensitive. The error is of kind fault.Invalid if the URI has a query, a fragment, user information, an empty
 // segment, a dot segment (URI libraries remove those), a control character or invalid UTF-8, or if it is longer than [event.MaxURI]
 // bytes.
-func Canonical(uri string) (string, error) { return canonical(uri, false) }
+func Canonical(uri string) (string, error) { return canonicalize(uri, false) }
 
 // CanonicalPattern returns the canonical form of a pattern, as [Canonical] does for a URI. It keeps segments that are [Wildcard].
-func CanonicalPattern(uri string) (string, error) { return canonical(uri, true) }
+func CanonicalPattern(uri string) (string, error) { return canonicalize(uri, true) }
 
-func canonical(uri string, wildcards bool) (string, error) {
+func canonicalize(uri string, wildcards bool) (string, error) {
 	if len(uri) > 3*event.MaxURI {
 		return "", invalidURI("is longer than %d bytes", event.MaxURI).AtLimit("eventURI", event.MaxURI)
 	}

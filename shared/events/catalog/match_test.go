@@ -114,7 +114,7 @@ func TestParents(t *testing.T) {
 		"event://x":                             "",
 	} {
 		var names []string
-		for _, e := range c.Under(uri) {
+		for _, e := range c.ListUnder(uri) {
 			names = append(names, e.Name)
 		}
 		expect.Equal(t, fmt.Sprintf("Under(%q)", uri), strings.Join(names, " "), want)
@@ -171,7 +171,7 @@ func FuzzMatch(f *testing.F) {
 			t.Fatalf("as a pattern %q binds %v, not %v", uri, again, vars)
 		}
 		for i := len(Scheme) + 1; i < len(uri); i++ {
-			if uri[i] == '/' && len(c.Under(uri[:i])) == 0 {
+			if uri[i] == '/' && len(c.ListUnder(uri[:i])) == 0 {
 				t.Fatalf("%q is no parent of %q", uri[:i], uri)
 			}
 		}

@@ -70,14 +70,14 @@ func (p *parser) readCatalog(root *strictyaml.Node) {
 // readEntry reads an event type and, if its URI is valid, adds it to the trie. The order of the fields matters: other members refer to the
 // variables of the template, so the URI is read before them, and paramsSchema may describe filters, so the filters are read before it.
 func (p *parser) readEntry(n *strictyaml.Node) {
-	e := &Entry{line: n.Line, Delivery: modes(), Order: orderURI}
+	e := &Entry{line: n.Line, Delivery: allModes(), Order: orderURI}
 	var uri *strictyaml.Node
-	given := p.file.Fields(n, e.say,
+	given := p.file.Fields(n, e.describe,
 		strictyaml.Func("name", func(n *strictyaml.Node, _ string) { p.readName(e, n) }),
 		strictyaml.Func("uri", func(n *strictyaml.Node, what string) { uri = n; p.readURI(e, n, what) }),
 		strictyaml.Func("uriTemplate", func(n *strictyaml.Node, what string) {
 			if uri != nil {
-				p.file.Add(n.Line, "%s: only one of both can be given", e.say("uri, uriTemplate"))
+				p.file.Add(n.Line, "%s: only one of both can be given", e.describe("uri, uriTemplate"))
 				return
 			}
 			p.readTemplate(e, n, what)
@@ -102,16 +102,16 @@ func (p *parser) readEntry(n *strictyaml.Node) {
 		p.file.Add(n.Line, "an entry of events has no name")
 	}
 	if !given["uri"] && !given["uriTemplate"] {
-		p.file.Add(n.Line, "%s: one of both must be given", e.say("uri, uriTemplate"))
+		p.file.Add(n.Line, "%s: one of both must be given", e.describe("uri, uriTemplate"))
 	}
 	e.input = inputSchema(e)
 	e.arguments = newSchema(e.input)
-	e.contractID = sync.OnceValue(func() string { return digest(e.Contract()) })
+	e.contractID = sync.OnceValue(func() string { return digest(e.EncodeContract()) })
 	p.entries = append(p.entries, e)
 }
 
-// say describes the entry for an error message, followed by the member unless that is "": for example "event a.b: uri".
-func (e *Entry) say(member string) string {
+// describe describes the entry for an error message, followed by the member unless that is "": for example "event a.b: uri".
+func (e *Entry) describe(member string) string {
 	switch {
 	case e.Name == "" && member == "":
 		return "an entry of events"
@@ -224,17 +224,17 @@ func (p *parser) insert(e *Entry, n *strictyaml.Node, what string) {
 	p.root.insert(e)
 }
 
-// modes returns all delivery modes. An event type without "delivery" allows all of them.
-func modes() []string { return []string{deliverPush, deliverPoll, deliverWebhook} }
+// allModes returns all delivery modes. An event type without "delivery" allows all of them.
+func allModes() []string { return []string{deliverPush, deliverPoll, deliverWebhook} }
 
 func (p *parser) readDelivery(n *strictyaml.Node, what string) []string {
 	given := p.file.Strings(n, what)
 	if len(given) == 0 {
-		p.file.Add(n.Line, "%s is empty; leave it out to allow all of %s", what, strings.Join(modes(), ", "))
+		p.file.Add(n.Line, "%s is empty; leave it out to allow all of %s", what, strings.Join(allModes(), ", "))
 	}
 	for _, m := range given {
-		if !slices.Contains(modes(), m) {
-			p.file.Add(n.Line, "%s: unknown mode %q (allowed: %s)", what, strictyaml.Clip(m), strings.Join(modes(), ", "))
+		if !slices.Contains(allModes(), m) {
+			p.file.Add(n.Line, "%s: unknown mode %q (allowed: %s)", what, strictyaml.Clip(m), strings.Join(allModes(), ", "))
 		}
 	}
 	return given
@@ -267,7 +267,7 @@ func (p *parser) readFilters(e *Entry, n *strictyaml.Node, what string) {
 		case m.Key == redactArgument:
 			p.file.Add(m.Line, "%s: the name %q is taken by the redact argument", what, m.Key)
 		}
-		e.Filters[m.Key] = p.readPointer(m.Value, e.say("filter "+strictyaml.Clip(m.Key)))
+		e.Filters[m.Key] = p.readPointer(m.Value, e.describe("filter "+strictyaml.Clip(m.Key)))
 	}
 }
 
@@ -294,7 +294,7 @@ func (p *parser) readRedact(e *Entry, n *strictyaml.Node, what string) {
 
 func (p *parser) readAccess(e *Entry, n *strictyaml.Node) {
 	e.Access = &Access{}
-	say := func(member string) string { return strings.TrimSpace(e.say("access") + " " + member) }
+	say := func(member string) string { return strings.TrimSpace(e.describe("access") + " " + member) }
 	p.file.Fields(n, say,
 		strictyaml.Var("scopes", &e.Access.Scopes, p.readScopes),
 		strictyaml.Func("claims", func(n *strictyaml.Node, what string) { e.Access.Claims = p.readClaims(e.vars, n, what) }),

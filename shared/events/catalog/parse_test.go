@@ -409,10 +409,10 @@ func TestContract(t *testing.T) {
 		"no webhooks":           {[]string{"name: a,", "name: a, delivery: [push],"}, "", false},
 	} {
 		before, after := entry(), entry(c.edit...)
-		kept := expect.Value(ParseContract(before.Contract()))(t)
-		expect.Equal(t, fmt.Sprintf("%s: the broken part", name), Broken(kept, after), c.want)
-		expect.Equal(t, fmt.Sprintf("%s: the same terms", name), before.terms() == after.terms(), c.terms)
-		expect.Equal(t, fmt.Sprintf("%s: the id of the stored contract", name), digest(kept.Contract()), before.ContractID())
+		kept := expect.Value(ParseContract(before.EncodeContract()))(t)
+		expect.Equal(t, fmt.Sprintf("%s: the broken part", name), FindBreakingFeature(kept, after), c.want)
+		expect.Equal(t, fmt.Sprintf("%s: the same terms", name), before.hashTerms() == after.hashTerms(), c.terms)
+		expect.Equal(t, fmt.Sprintf("%s: the id of the stored contract", name), digest(kept.EncodeContract()), before.ContractID())
 	}
 }
 
@@ -447,7 +447,7 @@ func TestSharedCatalog(t *testing.T) {
 			if err != nil || failed != nil || c.ByName(want) == nil || stored.ByName(want) == nil {
 				t.Errorf("%+v: got %v, %v and stored %v, %v for %s, want %s", step, c, err, stored, failed, workspace, want)
 			}
-			if src.Shares(t.Context(), workspace) != (want == step.other) {
+			if src.UsesShared(t.Context(), workspace) != (want == step.other) {
 				t.Errorf("%+v: got %v for whether %s shares, want %v", step, want != step.other, workspace, want == step.other)
 			}
 		}

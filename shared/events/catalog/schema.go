@@ -66,7 +66,7 @@ func (e *Entry) ValidateParams(vars map[string]string) error {
 			return err
 		}
 	}
-	return e.unfit("variables", faults)
+	return e.newUnfitError("variables", faults)
 }
 
 // ValidateArguments checks the arguments of a subscription by name, a JSON object, against [Entry.InputSchema]. It returns the same
@@ -83,10 +83,10 @@ func (e *Entry) ValidateArguments(arguments []byte) error {
 	if err != nil {
 		return err
 	}
-	return e.unfit("arguments", faults)
+	return e.newUnfitError("arguments", faults)
 }
 
-func (e *Entry) unfit(what string, faults []jsonpointer.Fault) error {
+func (e *Entry) newUnfitError(what string, faults []jsonpointer.Fault) error {
 	if len(faults) == 0 {
 		return nil
 	}
@@ -249,7 +249,7 @@ func (p *parser) readSchema(n *strictyaml.Node, what string) (json.RawMessage, s
 func (p *parser) addSchemaFaults(n *strictyaml.Node, what string, err error) {
 	if sv, ok := errors.AsType[*jsonschema.SchemaValidationError](err); ok {
 		if ve, ok := errors.AsType[*jsonschema.ValidationError](sv.Err); ok {
-			faults := tidyFaults(collect(meant(ve), nil))
+			faults := tidyFaults(collect(pickCause(ve), nil))
 			for _, x := range faults[:min(len(faults), 5)] {
 				tokens, _ := jsonpointer.Parse(x.Pointer)
 				p.file.Add(strictyaml.Line(n, tokens), "%s is not a JSON Schema: %s", what, strings.TrimSpace(x.Pointer+" "+x.Message))
@@ -271,27 +271,27 @@ func (p *parser) addSchemaFaults(n *strictyaml.Node, what string, err error) {
 	p.file.Add(line, "%s is not a JSON Schema: %.300s", what, err)
 }
 
-// meant picks one cause of each anyOf in a validation error of the meta-schema, so that a misspelled type is reported once and not once per
-// alternative. It picks the cause that failed deepest in the schema, because there the author came closest to a valid one. If several
-// failed at the same depth, a failure other than a wrong type wins.
-func meant(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
+// pickCause picks one cause of each anyOf in a validation error of the meta-schema, so that a misspelled type is reported once and not
+// once per alternative. It picks the cause that failed deepest in the schema, because there the author came closest to a valid one. If
+// several failed at the same depth, a failure other than a wrong type wins.
+func pickCause(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	if _, ok := ve.ErrorKind.(*kind.AnyOf); ok && len(ve.Causes) > 0 {
-		return meant(slices.MaxFunc(ve.Causes, func(a, b *jsonschema.ValidationError) int {
-			depthA, kindA := closest(a)
-			depthB, kindB := closest(b)
+		return pickCause(slices.MaxFunc(ve.Causes, func(a, b *jsonschema.ValidationError) int {
+			depthA, kindA := deepestCause(a)
+			depthB, kindB := deepestCause(b)
 			return cmp.Or(cmp.Compare(depthA, depthB), cmp.Compare(kindA, kindB))
 		}))
 	}
 	out := *ve
 	out.Causes = make([]*jsonschema.ValidationError, len(ve.Causes))
 	for i, c := range ve.Causes {
-		out.Causes[i] = meant(c)
+		out.Causes[i] = pickCause(c)
 	}
 	return &out
 }
 
-// closest returns the depth of the deepest cause of an error. other is 1 if that cause is not a wrong type, and 0 otherwise.
-func closest(ve *jsonschema.ValidationError) (depth, other int) {
+// deepestCause returns the depth of the deepest cause of an error. other is 1 if that cause is not a wrong type, and 0 otherwise.
+func deepestCause(ve *jsonschema.ValidationError) (depth, other int) {
 	if len(ve.Causes) == 0 {
 		if _, ok := ve.ErrorKind.(*kind.Type); !ok {
 			other = 1
@@ -299,7 +299,7 @@ func closest(ve *jsonschema.ValidationError) (depth, other int) {
 		return len(ve.InstanceLocation), other
 	}
 	for _, c := range ve.Causes {
-		if d, o := closest(c); d > depth || d == depth && o > other {
+		if d, o := deepestCause(c); d > depth || d == depth && o > other {
 			depth, other = d, o
 		}
 	}
@@ -359,9 +359,9 @@ func faultsOf(ve *jsonschema.ValidationError) []jsonpointer.Fault {
 	case *kind.Type:
 		return one("must be %s, not %s", strings.Join(k.Want, " or "), k.Got)
 	case *kind.Enum:
-		return one("must be one of %s", values(k.Want))
+		return one("must be one of %s", formatValues(k.Want))
 	case *kind.Const:
-		return one("must be %s", values([]any{k.Want}))
+		return one("must be %s", formatValues([]any{k.Want}))
 	case *kind.Pattern:
 		return one("must match the pattern %s", k.Want)
 	case *kind.Format:
@@ -401,8 +401,8 @@ func quoteAll(names []string) string {
 	return strings.Join(out, ", ")
 }
 
-// values formats the values that a schema allows.
-func values(want []any) string {
+// formatValues formats the values that a schema allows.
+func formatValues(want []any) string {
 	out := make([]string, 0, len(want))
 	for _, v := range want {
 		if s, ok := v.(string); ok {
@@ -440,7 +440,7 @@ func schemaCost(raw json.RawMessage) int {
 	if m, ok := root.(map[string]any); ok {
 		delete(m, "$id") // it only names the schema
 	}
-	return c.of(root)
+	return c.cost(root)
 }
 
 // coster computes costs and remembers the cost of each reference's target. While it computes a target, known has the cost tooExpensive for
@@ -452,20 +452,20 @@ type coster struct {
 
 const tooExpensive = maxSchemaCost + 1
 
-func (c *coster) of(v any) int {
+func (c *coster) cost(v any) int {
 	sum := 1
 	add := func(n int) { sum = min(sum+n, tooExpensive) }
 	switch v := v.(type) {
 	case []any:
 		for _, x := range v {
-			add(c.of(x))
+			add(c.cost(x))
 		}
 	case map[string]any:
 		for name, x := range v {
 			text, isText := x.(string)
 			switch {
 			case isText && name == "$ref":
-				add(c.target(text))
+				add(c.costOfTarget(text))
 			case isText && name == "pattern":
 				add(patternCost(text))
 			case name == "patternProperties":
@@ -477,14 +477,14 @@ func (c *coster) of(v any) int {
 			case isText && (name == "$dynamicRef" || name == "$recursiveRef" || name == "$id"):
 				return tooExpensive
 			}
-			add(c.of(x))
+			add(c.cost(x))
 		}
 	}
 	return sum
 }
 
-// target returns the cost of the value to which a reference refers.
-func (c *coster) target(ref string) int {
+// costOfTarget returns the cost of the value to which a reference refers.
+func (c *coster) costOfTarget(ref string) int {
 	pointer, ok := strings.CutPrefix(ref, "#/")
 	path, err := jsonpointer.Parse("/" + pointer)
 	if !ok || err != nil || strings.Contains(ref, "%") {
@@ -494,11 +494,11 @@ func (c *coster) target(ref string) int {
 		return n
 	}
 	c.known[pointer] = tooExpensive
-	to, ok := path.In(c.root)
+	to, ok := path.ValueIn(c.root)
 	if !ok {
 		return tooExpensive
 	}
-	c.known[pointer] = c.of(to)
+	c.known[pointer] = c.cost(to)
 	return c.known[pointer]
 }
 
@@ -516,17 +516,17 @@ func patternCost(pattern string) int {
 	if err != nil {
 		return 0 // it does not compile either
 	}
-	return states(re) / statesPerCost
+	return countStates(re) / statesPerCost
 }
 
-// states estimates the number of states of a regular expression with all repetitions written out.
-func states(re *syntax.Regexp) int {
+// countStates estimates the number of states of a regular expression with all repetitions written out.
+func countStates(re *syntax.Regexp) int {
 	n := 1
 	if re.Op == syntax.OpLiteral {
 		n = len(re.Rune)
 	}
 	for _, sub := range re.Sub {
-		n = min(n+states(sub), statesPerCost*tooExpensive)
+		n = min(n+countStates(sub), statesPerCost*tooExpensive)
 	}
 	if re.Op == syntax.OpRepeat {
 		n *= max(re.Min, re.Max, 1)

@@ -224,7 +224,7 @@ func backendTypes(types ...BackendType) map[string]BackendTypes {
 // GWN-20: the operator's event types keep their names and URIs, and types of backends come after them.
 func TestBackendTypesFollowTheOperators(t *testing.T) {
 	base := expect.Value(Parse([]byte("events:\n  - {name: shop_taken, uri: event://ci/build}\n")))(t)
-	c := base.with(backendTypes(BackendType{Name: "taken"}, BackendType{Name: "order.shipped", PayloadSchema: json.RawMessage(`{"type":"object"}`)}))
+	c := base.addBackends(backendTypes(BackendType{Name: "taken"}, BackendType{Name: "order.shipped", PayloadSchema: json.RawMessage(`{"type":"object"}`)}))
 	var names []string
 	for _, e := range c.Entries() {
 		names = append(names, e.Name)
@@ -240,7 +240,7 @@ func TestBackendTypesFollowTheOperators(t *testing.T) {
 	}
 	backend, own, arguments, ok := ParseBackendURI(uri)
 	expect.Equal(t, "the parts of the URI", fmt.Sprint(backend, " ", own, " ", string(arguments), " ", ok), `shop order.shipped {"order":"1"} true`)
-	if len(c.Under("event://~shop")) > 0 {
+	if len(c.ListUnder("event://~shop")) > 0 {
 		t.Error("a parent URI has event types of a backend, whose arguments other callers chose")
 	}
 	if base.Fingerprint() == c.Fingerprint() {
@@ -260,12 +260,12 @@ func TestOpenTemplatesEndAtBackends(t *testing.T) {
 	if e, _, ok := base.Match(uri); ok {
 		t.Errorf("%s matches %s", uri, e.Name)
 	}
-	c := base.with(backendTypes(BackendType{Name: "order.shipped"}))
+	c := base.addBackends(backendTypes(BackendType{Name: "order.shipped"}))
 	if e, _, ok := c.Match(uri); !ok || e.Backend != "shop" {
 		t.Errorf("%s matches %v, want the event type of the backend", uri, e)
 	}
 	for _, parent := range []string{"event://~shop", "event://~shop/order.shipped"} {
-		if below := c.Under(parent); len(below) > 0 {
+		if below := c.ListUnder(parent); len(below) > 0 {
 			t.Errorf("%s is a parent of %s", parent, below[0].Name)
 		}
 	}

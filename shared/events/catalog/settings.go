@@ -48,7 +48,7 @@ func parseStored(src []byte) (*Catalog, error) {
 
 // Replace returns the edit that replaces the catalog and announces the change. A nil next removes the catalog.
 func (d Document) Replace(next *Catalog) settings.Edit {
-	e := settings.Edit{Old: d.Stored, Text: next.Source()}
+	e := settings.Edit{Old: d.Stored, Text: next.Text()}
 	e.Also = append(settings.Unannounced(settings.Catalog, d.Workspace, []string{d.Workspace}, e.Version()),
 		store.Put(store.Item{Key: store.Key{Table: store.Settings, Partition: namesPartition, Sort: d.Workspace}}))
 	return e
@@ -164,8 +164,8 @@ func (s *Stored) read(ctx context.Context, workspace string, latest bool) (*Cata
 	return c, err
 }
 
-// Shares reports whether a workspace uses the catalog of [Shared].
-func (s *Stored) Shares(ctx context.Context, workspace string) bool {
+// UsesShared reports whether a workspace uses the catalog of [Shared].
+func (s *Stored) UsesShared(ctx context.Context, workspace string) bool {
 	c, _, err := s.cache.Get(ctx, workspace)
 	return c == nil && err == nil
 }

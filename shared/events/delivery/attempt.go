@@ -39,7 +39,7 @@ func (d *Dispatcher) mayStart(id string, read time.Time) bool {
 	if d.Gate == nil {
 		return time.Since(read) <= time.Second
 	}
-	return d.Gate.enter(id, read)
+	return d.Gate.allows(id, read)
 }
 
 // attemptFirst sends an event to one subscriber for the first time and returns the records to write. It releases the slot.
@@ -115,7 +115,7 @@ func awaitFirst(ctx context.Context, s *lane.Slot, answer <-chan webhook.Outcome
 	if s.Usual == 0 || s.Usual == s.Patience {
 		return await(answer, out, s.Patience)
 	}
-	return await(answer, out, s.Usual) || !s.Warned(ctx) && await(answer, out, s.Patience-s.Usual)
+	return await(answer, out, s.Usual) || !s.HasWarning(ctx) && await(answer, out, s.Patience-s.Usual)
 }
 
 // await waits for an outcome and reports whether it arrived in time. A patience of 0 means no limit.
@@ -181,7 +181,7 @@ func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscribe
 	return err
 }
 
-// Gate stops attempts to a deregistered subscription if deregister and dispatch share a process: no attempt starts after [Gate.Ended] has
+// Gate stops attempts to a deregistered subscription if deregister and dispatch share a process: no attempt starts after [Gate.Close] has
 // returned. The zero value is ready to use.
 type Gate struct {
 	mu    sync.RWMutex
@@ -191,8 +191,8 @@ type Gate struct {
 // gateFor is how long the gate remembers an ended subscription. Pages that read the subscription before its end are sent long before that.
 const gateFor = 15 * time.Minute
 
-// Ended closes the gate for a subscription.
-func (g *Gate) Ended(id string) {
+// Close closes the gate for a subscription.
+func (g *Gate) Close(id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
@@ -209,16 +209,16 @@ func (g *Gate) Ended(id string) {
 	g.ended[id] = now
 }
 
-// Started opens the gate again for a subscription that was created with the same id.
-func (g *Gate) Started(id string) {
+// Open opens the gate again for a subscription that was created with the same id.
+func (g *Gate) Open(id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.ended, id)
 }
 
-// enter reports whether an attempt may start for a subscription that was read at the given time. A subscription that was read after it
+// allows reports whether an attempt may start for a subscription that was read at the given time. A subscription that was read after it
 // ended must have been created again.
-func (g *Gate) enter(id string, read time.Time) bool {
+func (g *Gate) allows(id string, read time.Time) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	at, ended := g.ended[id]
@@ -302,7 +302,7 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delive
 	}
 	if len(sub.Redact) > 0 {
 		redacted := *e
-		if redacted.Data, err = match.Redacted(e.Data, sub.Redact); err != nil {
+		if redacted.Data, err = match.Redact(e.Data, sub.Redact); err != nil {
 			return err
 		}
 		e = &redacted
@@ -312,7 +312,7 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delive
 		return nil
 	}
 	r.Timeout = s.options.EventsTimeout
-	r.Body = eventsBody(e, s.entry(ctx, e), sub.Cursor)
+	r.Body = eventsBody(e, s.eventTypeOf(ctx, e), sub.Cursor)
 	r.ID, err = s.webhookID(ctx, sub, e)
 	return err
 }
@@ -358,14 +358,14 @@ func (s *sender) sign(ctx context.Context, r *webhook.Request, workspace string,
 
 // webhookType returns the "type" of the event's webhooks: the catalog's webhookType or, without one, the event type's name.
 func (s *sender) webhookType(ctx context.Context, e *event.Event) string {
-	if entry := s.entry(ctx, e); entry != nil && entry.WebhookType != "" {
+	if entry := s.eventTypeOf(ctx, e); entry != nil && entry.WebhookType != "" {
 		return entry.WebhookType
 	}
 	return e.Name
 }
 
-// entry returns the event's type, or nil if the catalog no longer has it or cannot be read.
-func (s *sender) entry(ctx context.Context, e *event.Event) *catalog.Entry {
+// eventTypeOf returns the event's type, or nil if the catalog no longer has it or cannot be read.
+func (s *sender) eventTypeOf(ctx context.Context, e *event.Event) *catalog.Entry {
 	cat, err := s.catalog.Catalog(ctx, e.Workspace)
 	if err != nil {
 		return nil

@@ -4,10 +4,10 @@
 //	events queue ─▶ fanout ─▶ event log
 //	                   │
 //	                   ▼ page tasks: events × a range of a pattern's subscribers
-//	               deliveries queue ─▶ [Dispatcher.Pages] ─▶ POST
+//	               deliveries queue ─▶ [Dispatcher.HandlePages] ─▶ POST
 //	                                        │ failed, or the endpoint is known to be slow
 //	                                        ▼
-//	               slow queue ─────▶ [Dispatcher.Singles] ─▶ POST
+//	               slow queue ─────▶ [Dispatcher.HandleSingles] ─▶ POST
 //	                   ▲                    │ due later than the queue can delay it
 //	                   └──── retry.Job ◀── due table
 //
@@ -125,7 +125,7 @@ type Config struct {
 	Tracer *trace.Tracer
 }
 
-// Dispatcher sends webhooks. [Dispatcher.Pages] handles the deliveries queue, and [Dispatcher.Singles] the slow queue.
+// Dispatcher sends webhooks. [Dispatcher.HandlePages] handles the deliveries queue, and [Dispatcher.HandleSingles] the slow queue.
 type Dispatcher struct {
 	Config
 
@@ -188,8 +188,8 @@ func (d *Dispatcher) now() time.Time { return periodic.Clock(d.Now)() }
 
 func (d *Dispatcher) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 
-// Failing returns how many endpoints are slow, and how many get no attempts for now.
-func (d *Dispatcher) Failing() lane.Failing { return d.lanes.Failing() }
+// CountFailing returns how many endpoints are slow, and how many get no attempts for now.
+func (d *Dispatcher) CountFailing() lane.Failing { return d.lanes.CountFailing() }
 
 // Wait blocks until all detached attempts have ended, or until ctx is done.
 func (d *Dispatcher) Wait(ctx context.Context) {
@@ -207,7 +207,7 @@ func (d *Dispatcher) Wait(ctx context.Context) {
 // rejectMessage handles a message that cannot be decoded. It sends the message to the dead letter queue. A message that a newer release
 // wrote stays in its queue, because a newer process can handle it. rejectMessage reports whether the caller may delete the message.
 func (d *Dispatcher) rejectMessage(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
-	if task.Newer(reason) {
+	if task.IsNewer(reason) {
 		d.log().WarnContext(ctx, "newer message left in queue", "queue", q, "message", m.ID)
 		return task.Renew(ctx, d.log(), d.Queue, q, m)
 	}

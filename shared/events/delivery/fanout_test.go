@@ -39,7 +39,7 @@ func (r *rig) fanOut(change func(*fanout.Fanout)) (failed []string, err error) {
 	batch := r.queues[queue.Events]
 	r.queues[queue.Events] = nil
 	failed, err = fanout.Handle(r.t.Context(), batch)
-	r.hand(queue.Deliveries, dispatch.Pages)
+	r.hand(queue.Deliveries, dispatch.HandlePages)
 	return failed, err
 }
 
@@ -62,7 +62,7 @@ func TestFanoutOfLongURIs(t *testing.T) {
 			t.Fatalf("got failed %v, %v, want none", failed, err)
 		}
 		expect.Equal(t, "the posts of evt_long", posted(r)["evt_long"], 1)
-		below, err := r.log.Below(t.Context(), "default", "event://github/acme", 10)
+		below, err := r.log.ListBelow(t.Context(), "default", "event://github/acme", 10)
 		if err != nil || !slices.Equal(below, []string{uri}) {
 			t.Errorf("got %d sub-resources, %v, want the URI", len(below), err)
 		}
@@ -249,7 +249,7 @@ func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardl
 			took = time.Since(began)
 			for _, key := range []string{"event://github/acme/**", "event://github/**"} {
 				n := 0
-				for _, p := range eventlog.Pattern("default", key) {
+				for _, p := range eventlog.PatternPartitions("default", key) {
 					entries, _, _, err := log.Read(t.Context(), p, 0, 100)
 					expect.OK(t, err)
 					n += len(entries)
@@ -316,7 +316,7 @@ func TestAnEventOfARenamedType(t *testing.T) {
 			fanout, d, _ := r.process()
 			fanout.Catalog = &aged{catalog.NewStatic(old), r.catalogs.(*catalog.Static)}
 			r.hand(queue.Events, fanout.Handle)
-			r.hand(queue.Deliveries, d.Pages)
+			r.hand(queue.Deliveries, d.HandlePages)
 			for _, id := range ids {
 				expect.Equal(t, "the posts of "+id, posted(r)[id], 1)
 			}

@@ -31,12 +31,12 @@ func (r *rig) inSlowLane(broken *atomic.Bool, ids ...string) (*Dispatcher, *retr
 	r.script = fails
 	r.publish("a", "b", "c") // after three failures its first attempts take the slow lane
 	r.hand(queue.Events, fanout.Handle)
-	r.hand(queue.Deliveries, d.Pages)
+	r.hand(queue.Deliveries, d.HandlePages)
 	r.queues[queue.Slow] = nil
 	r.script = succeeds
 	r.publish(ids...)
 	r.hand(queue.Events, fanout.Handle)
-	r.hand(queue.Deliveries, d.Pages)
+	r.hand(queue.Deliveries, d.HandlePages)
 	batch := r.queues[queue.Slow]
 	r.queues[queue.Slow] = nil
 	if len(batch) != len(ids) {
@@ -52,11 +52,11 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		var broken atomic.Bool
 		d, retry, batch := r.inSlowLane(&broken, "evt_1")
 		broken.Store(true)
-		if _, err := d.Singles(t.Context(), batch); err == nil {
+		if _, err := d.HandleSingles(t.Context(), batch); err == nil {
 			t.Fatal("the outcome was written")
 		}
 		broken.Store(false)
-		if failed, err := d.Singles(t.Context(), batch); err != nil || len(failed) > 0 || posted(r)["evt_1"] != 1 {
+		if failed, err := d.HandleSingles(t.Context(), batch); err != nil || len(failed) > 0 || posted(r)["evt_1"] != 1 {
 			t.Fatalf("the message came again: failed %v, %v, %d posts; want the first one only", failed, err, posted(r)["evt_1"])
 		}
 		expect.Equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
@@ -72,11 +72,11 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		var broken atomic.Bool
 		d, retry, batch := r.inSlowLane(&broken, "evt_1")
 		broken.Store(true)
-		if _, err := d.Singles(t.Context(), batch); err == nil {
+		if _, err := d.HandleSingles(t.Context(), batch); err == nil {
 			t.Fatal("the outcome was written")
 		}
 		_, other, _ := r.process() // gets the message next
-		r.done(other.Singles(t.Context(), batch))
+		r.done(other.HandleSingles(t.Context(), batch))
 		r.now = r.now.Add(time.Hour)
 		r.deliverAgain(sub, "evt_1")
 		broken.Store(false)
@@ -98,7 +98,7 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		before := len(r.posts)
 		for range 3 {
 			for _, m := range batch { // one at a time, as the server does
-				if _, err := d.Singles(t.Context(), []queue.Message{m}); err == nil {
+				if _, err := d.HandleSingles(t.Context(), []queue.Message{m}); err == nil {
 					t.Fatal("it was written")
 				}
 			}
@@ -180,7 +180,7 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 		first := r.replaysOf(r.operationsOn(r.db, q))
 		job := r.replay(first, sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since})
 		_, d, _ := r.process()
-		r.hand(queue.Deliveries, d.Pages)
+		r.hand(queue.Deliveries, d.HandlePages)
 		for id, n := range posted(r) {
 			expect.Equal(t, fmt.Sprintf("how often %s was sent", id), n, 1)
 		}
@@ -208,7 +208,7 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 	})
 	t.Run("WHK-22 each paused message is requeued once", func(t *testing.T) {
 		r, _ := registered(t)
-		n := switches.Event("ci.build_finished")
+		n := switches.EventSwitch("ci.build_finished")
 		r.pause(n, nil)
 		r.handle("evt_1")
 		a, b := r.switches(), r.switches()
@@ -232,7 +232,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 	t.Run("AWS-16 among the messages of a resumed switch", func(t *testing.T) {
 		r := newRig(t)
 		set := r.switches()
-		n := switches.Event("ci.build_finished")
+		n := switches.EventSwitch("ci.build_finished")
 		var ops []store.Op
 		for i := range 40 {
 			ops = append(ops, store.Put(set.Item("default", n, switches.Message{Queue: queue.Slow, Body: fmt.Appendf(nil, `{"n":%d}`, i)})))
@@ -270,8 +270,8 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		before := posted(r)
 		r.subscribe()
 		_, d, _ := r.process()
-		r.hand(queue.Deliveries, d.Pages)
-		r.hand(queue.Slow, d.Singles)
+		r.hand(queue.Deliveries, d.HandlePages)
+		r.hand(queue.Slow, d.HandleSingles)
 		for _, event := range ids {
 			if n, want := posted(r)[event]-before[event], event != "evt_1"; (n > 0) != want {
 				t.Errorf("%s was sent %d times, want it to be sent: %v", event, n, want)
@@ -330,7 +330,7 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 	}
 	r.work("evt_1")
 	stored := func() (n int) {
-		err := operations.Belongings(t.Context(), "default", id, func(b deadletter.Belonging) error {
+		err := operations.VisitBelongings(t.Context(), "default", id, func(b deadletter.Belonging) error {
 			items, err := r.db.Get(t.Context(), b.Keys...)
 			for _, it := range items {
 				if it != nil {

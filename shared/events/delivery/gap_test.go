@@ -402,7 +402,7 @@ func (h *history) handleSome(q queue.Name, budget int) {
 	}
 	h.budget, h.late = budget, h.random.IntN(2) == 0
 	handle := map[queue.Name]queue.Handler{
-		queue.Events: p.fanout.Handle, queue.Deliveries: p.dispatch.Pages, queue.Slow: p.dispatch.Singles,
+		queue.Events: p.fanout.Handle, queue.Deliveries: p.dispatch.HandlePages, queue.Slow: p.dispatch.HandleSingles,
 	}[q]
 	failed, err := handle(h.t.Context(), batch)
 	died := h.dead
@@ -433,7 +433,7 @@ func (h *history) skipped(cursor string) string {
 	if err != nil {
 		return err.Error()
 	}
-	entries, _, _, err := h.log.Read(h.t.Context(), eventlog.Own("default", "event://ci/build-finished"), 0, 1000)
+	entries, _, _, err := h.log.Read(h.t.Context(), eventlog.OwnPartition("default", "event://ci/build-finished"), 0, 1000)
 	if err != nil {
 		return err.Error()
 	}
@@ -471,7 +471,7 @@ func TestAResumeAfterDaysIsNoGap(t *testing.T) {
 			}
 			h.wait(8 * time.Hour)
 			c := expect.Value(h.sealer.Open("default", cursor))(t)
-			if _, gap := h.log.Reach(c, c.At, h.log.Oldest()); gap {
+			if _, gap := h.log.StartPosition(c, c.At, h.log.Oldest()); gap {
 				t.Errorf("the cursor is at %v, given %v, the log reaches back to %v",
 					time.UnixMicro(c.At), time.UnixMicro(c.Given), time.UnixMicro(h.log.Oldest()))
 			}

@@ -255,10 +255,10 @@ func TestPausingASubscriptionStopsThePageThatIsBeingSent(t *testing.T) {
 				w.answer = quick(time.Second)
 				w.sendArray("e", 1000)
 				time.Sleep(3 * time.Second)
-				sw := switches.Switch{Name: switches.Subscription(sub.ID), By: "op"}
+				sw := switches.Switch{Name: switches.SubscriptionSwitch(sub.ID), By: "op"}
 				var err error
 				if kind == "origin" {
-					sw.Name = switches.Origin("https://hooks.example.com")
+					sw.Name = switches.OriginSwitch("https://hooks.example.com")
 					err = set.Pause(w.t.Context(), "default", sw)
 				} else {
 					_, err = w.services.SetPaused(w.t.Context(), "default", sub.Principal, sub.ID, true, set.PauseOps("default", sw)...)
@@ -310,11 +310,11 @@ func TestAPageDoesNotWaitForALateAnswer(t *testing.T) {
 					return takes(usual)
 				}
 				var workers sync.WaitGroup
-				w.consume(ctx, &workers, queue.Slow, d.Singles, queue.ConsumeOptions{Batch: 100, Concurrency: 1, Visibility: 58 * time.Second})
+				w.consume(ctx, &workers, queue.Slow, d.HandleSingles, queue.ConsumeOptions{Batch: 100, Concurrency: 1, Visibility: 58 * time.Second})
 				events := someEvents(3, 60)
 				page := func(i int) time.Duration {
 					began := time.Now()
-					w.done(d.Pages(t.Context(), []queue.Message{pageMessage(fmt.Sprint(i), pageOf(sub.Patterns[0].Key, events[i]))}))
+					w.done(d.HandlePages(t.Context(), []queue.Message{pageMessage(fmt.Sprint(i), pageOf(sub.Patterns[0].Key, events[i]))}))
 					return time.Since(began)
 				}
 				attempts := func(id string) int {
@@ -358,7 +358,7 @@ func TestAProcessLearnsFromAnotherThatAnEndpointHangs(t *testing.T) {
 		events := someEvents(3, 60)
 		page := func(d *Dispatcher, i int) time.Duration {
 			began := time.Now()
-			w.done(d.Pages(t.Context(), []queue.Message{pageMessage(fmt.Sprint(i), pageOf(sub.Patterns[0].Key, events[i]))}))
+			w.done(d.HandlePages(t.Context(), []queue.Message{pageMessage(fmt.Sprint(i), pageOf(sub.Patterns[0].Key, events[i]))}))
 			return time.Since(began)
 		}
 		expect.Equal(t, "the page of the first process", page(NewDispatcher(config), 0), 3*time.Second)
@@ -398,7 +398,7 @@ func TestDeliveriesThatWaitAreWrittenAFewAtATime(t *testing.T) {
 			batch = append(batch, m)
 		}
 		most.Store(0)
-		w.done(d.Singles(t.Context(), batch))
+		w.done(d.HandleSingles(t.Context(), batch))
 		expect.Equal(t, "the concurrent writes", most.Load(), maxWaitWrites)
 		expect.Equal(t, "the waits of the last delivery", w.storedDelivery(sub.ID, "e39").Waits, 1)
 		_ = w.queued.Close()

@@ -42,7 +42,7 @@ func newLives(t *testing.T) *lives {
 	l.event = event.Event{
 		Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`),
 	}
-	r.pause(switches.Origin(lifeOrigin), nil)
+	r.pause(switches.OriginSwitch(lifeOrigin), nil)
 	r.suspend(l.sub.ID)
 	return l
 }
@@ -66,7 +66,7 @@ func (l *lives) reads(stage string, attempt int) (worker, error) {
 	case state.None, state.Dead:
 		w.del = state.New(&sub, &l.event, l.now)
 	case state.Pending, state.Paused:
-		w.del, _, err = d.deliveries.Current(l.t.Context(), task.Single{Workspace: "default", Subscription: sub.ID, Event: l.event.ID, Key: l.event.Key(), Attempt: attempt})
+		w.del, _, err = d.deliveries.LoadCurrent(l.t.Context(), task.Single{Workspace: "default", Subscription: sub.ID, Event: l.event.ID, Key: l.event.Key(), Attempt: attempt})
 	case state.Suspended:
 		items, getErr := d.DB.Get(l.t.Context(), state.Key("default", sub.ID, l.event.Key()))
 		if err = getErr; err == nil && items[0] != nil {
@@ -91,14 +91,14 @@ func (w worker) make(s state.Step) (whose state.Claim, err error) {
 		}
 		return w.d.deliveries.Schedule(ctx, w.del, &w.event, w.now.Add(5*time.Minute))
 	case state.StepPause:
-		return w.d.deliveries.Pause(ctx, w.del, &w.event, w.d.Switches, switches.Origin(lifeOrigin))
+		return w.d.deliveries.Pause(ctx, w.del, &w.event, w.d.Switches, switches.OriginSwitch(lifeOrigin))
 	case state.StepSuspend:
 		return w.d.deliveries.Suspend(ctx, w.del, &w.event)
 	case state.StepGiveUp:
 		failed()
 		return w.d.outcomes.DeadLetter(ctx, w.del, &w.event)
 	case state.StepForget:
-		return state.Mine, state.WriteNotes(ctx, w.d.DB, w.del.Forget())
+		return state.Mine, state.WriteNotes(ctx, w.d.DB, w.del.DeletionNotes())
 	}
 	return 0, fmt.Errorf("no step %q", s)
 }
@@ -150,7 +150,7 @@ func (l *lives) storedLife() (s storedLife) {
 		}
 	}
 	for shard := range 4 {
-		s.waiting += count(fmt.Sprintf("paused#default#%d#%s", shard, switches.Origin(lifeOrigin)))
+		s.waiting += count(fmt.Sprintf("paused#default#%d#%s", shard, switches.OriginSwitch(lifeOrigin)))
 	}
 	s.letters = count(state.LettersOf("default", l.sub.ID).Partition)
 	return s
@@ -235,9 +235,9 @@ func TestTwoWorkersHaveOneDelivery(t *testing.T) {
 					b := expect.Value(l.reads(from, attempt))(t)
 					expect.Equal(t, "the first worker", expect.Value(a.make(first))(t), state.Mine)
 					after := state.Lifecycle[from][first].State
-					want := state.Lost(after)
+					want := state.ClaimAfterConflict(after)
 					if from == state.None || from == state.Dead {
-						want = state.Meets(after)
+						want = state.ClaimNew(after)
 					}
 					got, err := b.make(second)
 					if err != nil || got != want {
@@ -342,7 +342,7 @@ func newRequested(t *testing.T, second time.Duration) *requested {
 func (q *requested) again(d *Dispatcher) {
 	q.script = fails
 	q.subscribeFrom(q.cursor)
-	q.hand(queue.Deliveries, d.Pages)
+	q.hand(queue.Deliveries, d.HandlePages)
 }
 
 // startOver ends the subscription first, and uses another process.
@@ -365,7 +365,7 @@ func (q *requested) arrives(run func()) {
 
 // The message of a delivery may come from the due table or from a switch that was resumed. Then its entry there is gone.
 func TestGivenAStoredDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAgain(t *testing.T) {
-	origin := switches.Origin("https://hooks.example.com")
+	origin := switches.OriginSwitch("https://hooks.example.com")
 	attempt := func(q *requested) {
 		if n := len(q.queues[queue.Slow]); n != 1 {
 			q.t.Fatalf("%d messages wait in the slow lane, want 1", n)
@@ -392,7 +392,7 @@ func TestGivenAStoredDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAgain(
 			q.d.Switches = q.switches()
 			q.pause(origin, nil)
 			q.now = q.now.Add(2 * switches.MaxAge)
-			q.hand(queue.Slow, q.d.Singles)
+			q.hand(queue.Slow, q.d.HandleSingles)
 			q.resume(origin, nil)
 			q.now = q.now.Add(2 * switches.MaxAge)
 			attempt(q)
@@ -401,7 +401,7 @@ func TestGivenAStoredDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAgain(
 		t.Run("WHK-18 EVX-11 "+name, func(t *testing.T) {
 			q := newRequested(t, 0)
 			interrupt(q)
-			q.hand(queue.Slow, q.d.Singles)
+			q.hand(queue.Slow, q.d.HandleSingles)
 			expect.Equal(t, "the delivery after the client subscribed again", q.deliveryState(q.id, "evt_1"), state.Pending)
 			q.arrives(func() { q.run() })
 		})
@@ -413,13 +413,13 @@ func TestGivenAStoredDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAgain(
 func TestGivenAnAttemptUnderWayWhenItsEventIsRequestedAgainAndItFailsThenTheNextOneIsDueByTheSchedule(t *testing.T) {
 	q := newRequested(t, 0)
 	q.d.sender.poster = &during{q.d.sender.poster, q.startOver}
-	q.hand(queue.Slow, q.d.Singles)
+	q.hand(queue.Slow, q.d.HandleSingles)
 	const attempts = 2 // of the stored delivery
 	longest := time.Duration(float64(retry.EventsSchedule[attempts])*(1+retry.Jitter)) + time.Second
 	if m := q.queues[queue.Slow]; len(m) != 1 || m[0].Delay > longest {
 		t.Fatalf("the slow lane has the messages %v, want one with a delay of at most %v", m, longest)
 	}
-	q.arrives(func() { q.hand(queue.Slow, q.d.Singles) })
+	q.arrives(func() { q.hand(queue.Slow, q.d.HandleSingles) })
 }
 
 // EVX-14: the worker that suspends the delivery has its only message.
@@ -431,8 +431,8 @@ func TestGivenARetryToASuspendedSubscriptionWhenItsClientRefreshesMeanwhileThenT
 		q.again(other) // it also reactivates the suspended deliveries
 	}}
 	q.d.Subscriptions, q.d.manager.Subscriptions = find, find
-	q.hand(queue.Slow, q.d.Singles)
-	q.arrives(func() { q.hand(queue.Slow, q.d.Singles) })
+	q.hand(queue.Slow, q.d.HandleSingles)
+	q.arrives(func() { q.hand(queue.Slow, q.d.HandleSingles) })
 }
 
 // EVX-14: a delivery is suspended, and the client's refresh asks for its event again before it has reactivated the
@@ -447,8 +447,8 @@ func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtO
 	q.script = fails
 	q.subscribeFrom(q.cursor)
 	q.queues[queue.Deliveries] = q.queues[queue.Deliveries][1:] // hold back the message that reactivates the delivery
-	q.hand(queue.Deliveries, d.Pages)
-	q.arrives(func() { q.hand(queue.Slow, d.Singles) })
+	q.hand(queue.Deliveries, d.HandlePages)
+	q.arrives(func() { q.hand(queue.Slow, d.HandleSingles) })
 }
 
 // EVX-11: requesting an event again and again does not postpone its delivery, also if each request comes when the delivery
@@ -506,7 +506,7 @@ func TestGivenADueDeliveryWhenItsEntryIsMovedWhileItsEventIsRequestedAgainThenTh
 			})}
 			q.retry.Queue = &watched{Sender: q.retry.Queue, sent: func(name queue.Name) {
 				q.script = succeeds
-				q.hand(name, worker.Singles)
+				q.hand(name, worker.HandleSingles)
 			}}
 			if n, err := q.retry.Run(t.Context()); n != 1 || err != nil || !interrupted {
 				t.Fatalf("%d deliveries were moved (%v), and the worker was interrupted: %v; want 1 and true", n, err, interrupted)
@@ -519,11 +519,11 @@ func TestGivenADueDeliveryWhenItsEntryIsMovedWhileItsEventIsRequestedAgainThenTh
 // EVX-11, WHK-22: the switch that a delivery waits for is resumed, and its message is sent. Before the worker with that
 // message has written its outcome, the event is requested again in a process that still sees the switch as paused.
 func TestGivenAPausedDeliveryWhenItsEventIsRequestedAgainWhileItIsRequeuedThenTheEventIsDeliveredAgain(t *testing.T) {
-	origin := switches.Origin("https://hooks.example.com")
+	origin := switches.OriginSwitch("https://hooks.example.com")
 	q := newRequested(t, 0)
 	q.pause(origin, nil)
 	q.d.Switches = q.switches()
-	q.hand(queue.Slow, q.d.Singles)
+	q.hand(queue.Slow, q.d.HandleSingles)
 	if q.storedDelivery(q.id, "evt_1").PausedAt.IsZero() {
 		t.Fatal("the delivery does not wait for its switch")
 	}
@@ -538,7 +538,7 @@ func TestGivenAPausedDeliveryWhenItsEventIsRequestedAgainWhileItIsRequeuedThenTh
 	requeuing := q.switches()
 	requeuing.Queue = &watched{Sender: requeuing.Queue, sent: func(name queue.Name) {
 		q.script = succeeds
-		q.hand(name, worker.Singles)
+		q.hand(name, worker.HandleSingles)
 	}}
 	if n, err := requeuing.Requeue(t.Context()); n != 1 || err != nil || !interrupted {
 		t.Fatalf("%d messages were requeued (%v), and the worker was interrupted: %v; want 1 and true", n, err, interrupted)
@@ -560,7 +560,7 @@ func TestAConflictLeavesTheDeliveryAsItIs(t *testing.T) {
 		}
 	}}
 	r.script = succeeds
-	r.hand(queue.Slow, d.Singles)
+	r.hand(queue.Slow, d.HandleSingles)
 	expect.Equal(t, "the delivery of evt_1", r.deliveryState(sub.ID, "evt_1"), "none")
 }
 
@@ -634,7 +634,7 @@ func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns in
 		fanout := &fanout.Fanout{DB: m, Log: fanoutLog, Catalog: r.catalogs, Queue: m}
 		handle := func() {
 			for synctest.Wait(); len(r.queues[queue.Events])+len(r.queues[queue.Deliveries]) > 0; synctest.Wait() {
-				for name, h := range map[queue.Name]queue.Handler{queue.Events: fanout.Handle, queue.Deliveries: d.Pages} {
+				for name, h := range map[queue.Name]queue.Handler{queue.Events: fanout.Handle, queue.Deliveries: d.HandlePages} {
 					batch := r.queues[name]
 					r.queues[name] = nil
 					if failed, err := h(t.Context(), batch); err != nil || len(failed) > 0 {

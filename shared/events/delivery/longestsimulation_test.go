@@ -127,7 +127,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	r.resume(switches.All, nil)
 	r.script = fails
 	_, dispatch, _ := r.process()
-	r.hand(queue.Deliveries, dispatch.Pages)
+	r.hand(queue.Deliveries, dispatch.HandlePages)
 	if len(r.posts) != len(webhooks) {
 		t.Fatalf("got %d attempts after the pause, want one for each of %d webhooks", len(r.posts), len(webhooks))
 	}
@@ -156,7 +156,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	m := r.queues[queue.Events][0]
 	r.queues[queue.Events] = nil
 	r.queues[queue.Dead] = []queue.Message{{ID: "m1", Outgoing: queue.NewDeadLetter(queue.Events, m, "a reason", nil, r.now), Sent: r.now}}
-	r.hand(queue.Dead, r.operations().File)
+	r.hand(queue.Dead, r.operations().FileMessages)
 	letters = r.letters(deadletter.LetterQuery{Queue: string(queue.Events)}, 1)
 	expect.OK(t, did(r.operations().Retry(t.Context(), "default", letters[0], nil, 0)))
 	inbox := &publish.Inbox{Service: service, Log: slog.New(slog.DiscardHandler)}

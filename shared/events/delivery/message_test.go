@@ -318,7 +318,7 @@ func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
 			_, d, _ := r.process()
 			var log bytes.Buffer
 			d.Queue, d.Log = &watched{Sender: d.Queue, broken: c.broken}, slog.New(slog.NewTextHandler(&log, nil))
-			for q, handle := range map[queue.Name]queue.Handler{queue.Deliveries: d.Pages, queue.Slow: d.Singles} {
+			for q, handle := range map[queue.Name]queue.Handler{queue.Deliveries: d.HandlePages, queue.Slow: d.HandleSingles} {
 				m := message("newer", `{"v":99}`)
 				m.Group, m.Received = "endpoint", c.received
 				failed, err := handle(t.Context(), []queue.Message{m})
@@ -398,7 +398,7 @@ func TestADeliveryOfANewerVersionIsLeftAlone(t *testing.T) {
 	for name, use := range map[string]func(r *rig, d *Dispatcher, message queue.Message){
 		"when its message arrives": func(r *rig, d *Dispatcher, message queue.Message) {
 			for _, message.Received = range []int{1, laterReceives} {
-				failed, err := d.Singles(r.t.Context(), []queue.Message{message})
+				failed, err := d.HandleSingles(r.t.Context(), []queue.Message{message})
 				if err != nil || len(failed) != 1 {
 					r.t.Errorf("received %d times: got failed %v and error %v, want its message to stay", message.Received, failed, err)
 				}
@@ -408,7 +408,7 @@ func TestADeliveryOfANewerVersionIsLeftAlone(t *testing.T) {
 			r.publish("evt_1")
 			fanout, _, _ := r.process()
 			r.hand(queue.Events, fanout.Handle)
-			r.hand(queue.Deliveries, d.Pages)
+			r.hand(queue.Deliveries, d.HandlePages)
 		},
 		"when its subscription is reactivated": func(r *rig, d *Dispatcher, message queue.Message) {
 			single, err := task.Decode(message.Body, func(s task.Single) int { return s.V })

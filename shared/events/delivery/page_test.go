@@ -47,14 +47,14 @@ func TestAPageThatComesAgain(t *testing.T) {
 			pageMessage("1", pageOf(subs[0].Patterns[0].Key, events[0])), pageMessage("2", pageOf(subs[0].Patterns[0].Key, events[1])),
 		}
 		for range 3 { // the events of the failing subscriber cannot be stored, and cannot be queued
-			failed, err := d.Pages(t.Context(), batch)
+			failed, err := d.HandlePages(t.Context(), batch)
 			if err != nil || len(failed) != 2 {
 				t.Fatalf("failed %v, %v; want both messages", failed, err)
 			}
 		}
 		broken.Store(false)
 		q.broken, d.sender.opener = false, plain{}
-		r.done(d.Pages(t.Context(), batch))
+		r.done(d.HandlePages(t.Context(), batch))
 		posts := map[string]int{}
 		for _, p := range r.posts {
 			posts[p.ID+" "+p.URL]++
@@ -76,13 +76,13 @@ func TestAPageThatComesAgain(t *testing.T) {
 				posted = len(r.posts)
 			}
 		}}
-		r.done(d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(subs[0].Patterns[0].Key, someEvents(1, 60)...))}))
+		r.done(d.HandlePages(t.Context(), []queue.Message{pageMessage("1", pageOf(subs[0].Patterns[0].Key, someEvents(1, 60)...))}))
 		expect.Equal(t, "posts before the rest was queued", posted, 4*task.PageTarget)
 		// If the part fails, the page is redelivered as a whole, so no rest is queued.
 		r.queues[queue.Deliveries] = nil
 		_, d, _ = r.process()
 		d.DB = hooked{DB: d.DB, query: func() error { return errDied }}
-		failed, err := d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(subs[0].Patterns[0].Key, someEvents(1, 60)...))})
+		failed, err := d.HandlePages(t.Context(), []queue.Message{pageMessage("1", pageOf(subs[0].Patterns[0].Key, someEvents(1, 60)...))})
 		if err != nil || len(failed) != 1 || len(r.queues[queue.Deliveries]) > 0 {
 			t.Errorf("failed %v, %v, %d tasks; want the message and none", failed, err, len(r.queues[queue.Deliveries]))
 		}
@@ -99,7 +99,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 		}
 		// As a store over a network this one does nothing for a context that has ended.
 		d.DB = hooked{DB: d.DB, writeAll: func(ctx context.Context, _ []store.Op) error { return ctx.Err() }}
-		r.done(d.Pages(ctx, []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
+		r.done(d.HandlePages(ctx, []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
 		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: "r#default#" + sub.ID})
 		if err != nil || len(page.Items) != 1 {
 			t.Errorf("%d records, %v; want that of the delivery", len(page.Items), err)
@@ -140,7 +140,7 @@ func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 		}
 		m := r.queues[queue.Slow][0]
 		r.queues[queue.Slow] = r.queues[queue.Slow][1:]
-		failed := expect.Value(d.Singles(t.Context(), []queue.Message{m}))(t)
+		failed := expect.Value(d.HandleSingles(t.Context(), []queue.Message{m}))(t)
 		if len(failed) > 0 {
 			m.Received++
 			r.queues[queue.Slow] = append(r.queues[queue.Slow], m)
@@ -162,7 +162,7 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 		return succeeds(0)
 	}
 	_, d, retry := r.process()
-	if failed, err := d.Pages(t.Context(), []queue.Message{message("p", fmt.Sprintf(
+	if failed, err := d.HandlePages(t.Context(), []queue.Message{message("p", fmt.Sprintf(
 		`{"v":1,"ws":"default","key":%q,"r":{},"n":1,"ev":[{"v":1,"ws":"default","id":"evt_1","uri":"event://ci/build-finished","name":"ci.build_finished","data":{}}]}`,
 		sub.Patterns[0].Key))}); err != nil || len(failed) > 0 || len(r.posts) != 1 {
 		t.Fatalf("AWS-06 a page without tries and hops: failed %v, %v, %d posts", failed, err, len(r.posts))
@@ -181,7 +181,7 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 		t.Fatalf("AWS-06 a due entry without its making: %d moved, %v", n, err)
 	}
 	down = false
-	failed, err := d.Singles(t.Context(), []queue.Message{message("s", old)})
+	failed, err := d.HandleSingles(t.Context(), []queue.Message{message("s", old)})
 	if err != nil || len(failed) > 0 || len(r.posts) != 2 {
 		t.Errorf("AWS-06 a single without its endpoint: failed %v, %v, %d posts", failed, err, len(r.posts))
 	}
@@ -239,7 +239,7 @@ func TestAPageOfManyEventsForASlowEndpoint(t *testing.T) {
 						t.Fatalf("%d of %d events were delivered after %d batches", len(u.got), all, batches)
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-					r.done(d.Pages(ctx, batch))
+					r.done(d.HandlePages(ctx, batch))
 					cancel()
 					batch = r.queues[queue.Deliveries]
 					r.queues[queue.Deliveries] = nil
@@ -268,7 +268,7 @@ func TestTheRestOfAPageFitsIntoMessages(t *testing.T) {
 	for i, e := range someEvents(4, 180<<10) {
 		batch = append(batch, pageMessage(fmt.Sprint(i), pageOf(key, e)))
 	}
-	r.done(d.Pages(t.Context(), batch))
+	r.done(d.HandlePages(t.Context(), batch))
 	for _, m := range r.queues[queue.Deliveries] {
 		if len(m.Body) > queue.MaxBody {
 			t.Errorf("a task of %d bytes; a message holds %d", len(m.Body), queue.MaxBody)
@@ -302,7 +302,7 @@ func TestPagesThatCannotBeWritten(t *testing.T) {
 				return nil
 			}}
 			for range 2 * maxPageRetries {
-				r.hand(queue.Deliveries, d.Pages)
+				r.hand(queue.Deliveries, d.HandlePages)
 			}
 			if len(r.posts) > tc.most {
 				t.Errorf("got %d attempts, want at most %d", len(r.posts), tc.most)
@@ -339,7 +339,7 @@ func TestANewPageHasAllItsRetries(t *testing.T) {
 	d.manager.Deliveries.DB = hooked{DB: r.db, write: func(context.Context, []store.Op) error {
 		return fault.New(fault.Unavailable, "the table is throttled")
 	}}
-	r.hand(queue.Deliveries, d.Pages)
+	r.hand(queue.Deliveries, d.HandlePages)
 	if n := len(r.queues[queue.Dead]); n != 1 || !strings.Contains(string(r.queues[queue.Dead][0].Body), "evt_old") {
 		t.Errorf("AWS-05: got %d dead letters, want one of the old page", n)
 	}
@@ -390,7 +390,7 @@ func TestBatches(t *testing.T) {
 		expect.Equal(t, "the messages of the queue Dead", len(r.queues[queue.Dead]), 3)
 		pages := append(r.queues[queue.Deliveries], message("no page", `[]`),
 			message("newer", `{"v":99}`), message("newer event", `{"v":1,"ev":[{"v":99}]}`))
-		failed, err = dispatch.Pages(t.Context(), pages)
+		failed, err = dispatch.HandlePages(t.Context(), pages)
 		if err != nil || !slices.Equal(failed, []string{"newer", "newer event"}) {
 			t.Errorf("failed %v, error %v, want AWS-06 the newer ones only", failed, err)
 		}
@@ -416,7 +416,7 @@ func TestBatches(t *testing.T) {
 		if len(retries) != 4 {
 			t.Fatalf("%d retries, want two, the poison and the newer", len(retries)-2)
 		}
-		failed, err := dispatch.Singles(t.Context(), retries)
+		failed, err := dispatch.HandleSingles(t.Context(), retries)
 		if err != nil || len(failed) != 2 || !slices.Contains(failed, "newer") || slices.Contains(failed, "poison") {
 			t.Errorf("failed %v, error %v; want the newer one and the one that was broken off", failed, err)
 		}
@@ -446,7 +446,7 @@ func TestAPageDecodesAPayloadOnce(t *testing.T) {
 		_, d, _ := r.process()
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		failed, err := d.Pages(t.Context(), []queue.Message{message("1", string(body))})
+		failed, err := d.HandlePages(t.Context(), []queue.Message{message("1", string(body))})
 		runtime.ReadMemStats(&after)
 		if err != nil || len(failed) > 0 || len(r.posts) > 0 {
 			t.Fatalf("failed %v, %v, %d posts of what no filter lets through", failed, err, len(r.posts))
@@ -462,14 +462,14 @@ func TestAPageDecodesAPayloadOnce(t *testing.T) {
 func TestGate(t *testing.T) {
 	g := &Gate{}
 	read := time.Now()
-	if !g.enter("a", read) {
+	if !g.allows("a", read) {
 		t.Error("closed before anything ended")
 	}
-	g.Ended("a")
-	if g.enter("a", read) {
+	g.Close("a")
+	if g.allows("a", read) {
 		t.Error("open for what was read before the end")
 	}
-	if !g.enter("a", time.Now().Add(time.Nanosecond)) {
+	if !g.allows("a", time.Now().Add(time.Nanosecond)) {
 		t.Error("closed for what was read after the end")
 	}
 }
@@ -479,9 +479,9 @@ func TestALateEndDoesNotSilenceASubscriptionMadeAnew(t *testing.T) {
 	r, sub := registered(t)
 	_, d, _ := r.process()
 	d.Gate = &Gate{}
-	d.Gate.Started(sub.ID)
-	d.Gate.Ended(sub.ID) // of the one before it
-	r.done(d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
+	d.Gate.Open(sub.ID)
+	d.Gate.Close(sub.ID) // of the one before it
+	r.done(d.HandlePages(t.Context(), []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
 	expect.Equal(t, "the posts", len(r.posts), 1)
 }
 
@@ -534,7 +534,7 @@ func TestNothingStartsAfterDeregistering(t *testing.T) {
 				return nil
 			}}
 			before := len(r.posts)
-			r.hand(queue.Slow, NewDispatcher(d.Config).Singles)
+			r.hand(queue.Slow, NewDispatcher(d.Config).HandleSingles)
 			if n := len(r.posts) - before; n != 0 || !waited {
 				t.Errorf("got %d attempts 1.5 s after the answer (waited %v), want none", n, waited)
 			}

@@ -29,13 +29,13 @@ type page struct {
 	err       error
 }
 
-// Pages handles the page tasks of the deliveries queue. Tasks of one batch for the same range are joined, so that its subscribers are read
-// once.
+// HandlePages handles the page tasks of the deliveries queue. Tasks of one batch for the same range are joined, so that its subscribers
+// are read once.
 //
 // A page takes a few seconds at most. If an endpoint has no free slot by then, its events become a new task. A page fails as a whole only
 // if its subscribers cannot be read, or if a new task cannot be queued. When the page is redelivered to this process, it does not repeat
 // the webhooks to the subscribers that it has already served.
-func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
+func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	defer d.batches.end()
 	received := make([]receivedPage, len(batch))
 	batch = slices.Clone(batch)
@@ -53,7 +53,7 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 	if err := d.progress.RecordLate(ctx, d.DB, batch, d.now()); err != nil {
 		return nil, err
 	}
-	work, failed := d.group(ctx, received)
+	work, failed := d.groupTasks(ctx, received)
 	var wg sync.WaitGroup
 	do := func(p *page) {
 		defer fault.Recovered(&p.err)
@@ -85,8 +85,8 @@ type receivedPage struct {
 	err     error // it cannot be decoded
 }
 
-// group joins the tasks that have the same pattern and range. failed has the ids of messages that must be redelivered.
-func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work []*page, failed []string) {
+// groupTasks joins the tasks that have the same pattern and range. failed has the ids of messages that must be redelivered.
+func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (work []*page, failed []string) {
 	type rangeID struct {
 		workspace, pattern string
 		subscription.Range
@@ -142,7 +142,7 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
 		}
 	}
 	read := time.Now()
-	found, err := subscription.Subscribers(ctx, d.DB, t.Workspace, t.Pattern, t.Range, 4*task.PageTarget)
+	found, err := subscription.ReadSubscribers(ctx, d.DB, t.Workspace, t.Pattern, t.Range, 4*task.PageTarget)
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (d *Dispatcher) pausePage(ctx context.Context, p *page) error {
 		by   = map[switches.Name][]event.Event{}
 	)
 	for _, e := range p.Events {
-		which, err := d.Switches.Paused(ctx, p.Workspace, e.Name, "")
+		which, err := d.Switches.FindPaused(ctx, p.Workspace, e.Name, "")
 		if err != nil {
 			return err
 		}
@@ -214,7 +214,7 @@ func (d *Dispatcher) pausePage(ctx context.Context, p *page) error {
 	}
 	for which, events := range by {
 		tasks := task.Pages(p.Workspace, p.Pattern, p.Range, 1, events)
-		ops = append(ops, d.mark(p.Workspace, tasks)...)
+		ops = append(ops, d.markPaused(p.Workspace, tasks)...)
 		for _, t := range tasks {
 			t.Count, t.Hops, t.Retries = p.Count, p.Hops, p.Retries
 			ops = append(ops, store.Put(d.Switches.Item(p.Workspace, which, switches.Message{Queue: queue.Deliveries, Body: t.Encode(), Group: t.Group()})))
@@ -234,8 +234,8 @@ func markKey(workspace, sort string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
 }
 
-// mark sets the mark of each paused task (see above), and returns the operations that write the marks.
-func (d *Dispatcher) mark(workspace string, tasks []task.Page) (ops []store.Op) {
+// markPaused sets the mark of each paused task (see above), and returns the operations that write the marks.
+func (d *Dispatcher) markPaused(workspace string, tasks []task.Page) (ops []store.Op) {
 	now := d.now()
 	for i := range tasks {
 		tasks[i].Paused = lifecycle.EarliestKey(now, tasks[i].Events) + rand.Text()
@@ -257,7 +257,7 @@ func (d *Dispatcher) markRest(ctx context.Context, p *page, left []task.Page) er
 	if len(p.wasPaused) == 0 {
 		return nil
 	}
-	if err := d.DB.WriteAll(ctx, d.mark(p.Workspace, left)...); err != nil {
+	if err := d.DB.WriteAll(ctx, d.markPaused(p.Workspace, left)...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "mark a page that was paused")
 	}
 	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, p.unmark()...), "mark a page that was paused")
@@ -357,7 +357,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 	for id := range p.done {
 		out.subscribers[id] = true
 	}
-	p.Payloads = match.Payloads(p.Events)
+	p.Payloads = match.NewPayloads(p.Events)
 	wait := d.patienceOf(ctx)
 	for i := range subs {
 		sub := &subs[i]
@@ -437,7 +437,7 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 	var unwritten []event.Event
 	for n, i := range v.failed {
 		err := d.toSlowLane(ctx, sub, &t.Events[i])
-		if task.Permanent(err) {
+		if task.IsPermanent(err) {
 			err = d.deadLetterPages(ctx, tasksOf(t.Events[i:i+1]), fault.Public(err))
 		}
 		if err != nil {

@@ -39,8 +39,8 @@ func TestSwitches(t *testing.T) {
 		t.Run("OPS-06 WHK-22 a paused "+kind, func(t *testing.T) {
 			r, sub := registered(t)
 			n := map[string]switches.Name{
-				"all": switches.All, "event": switches.Event("ci.build_finished"),
-				"origin": switches.Origin("https://hooks.example.com"), "subscription": switches.Subscription(sub.ID),
+				"all": switches.All, "event": switches.EventSwitch("ci.build_finished"),
+				"origin": switches.OriginSwitch("https://hooks.example.com"), "subscription": switches.SubscriptionSwitch(sub.ID),
 			}[kind]
 			r.script = failsFirst(1)
 			r.firstAttempts("evt_before")
@@ -80,7 +80,7 @@ func TestPausedPagesHoldTheWatermark(t *testing.T) {
 	expect.OK(t, r.db.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())))
 	settled := func() int64 {
 		t.Helper()
-		at, _, err := (&lifecycle.Watermark{DB: r.db}).Settled(t.Context(), "default", sub.ID)
+		at, _, err := (&lifecycle.Watermark{DB: r.db}).SettledPosition(t.Context(), "default", sub.ID)
 		expect.OK(t, err)
 		return at
 	}
@@ -182,7 +182,7 @@ func TestLettersAreRetried(t *testing.T) {
 	ask := func(q deadletter.LetterQuery) []deadletter.Letter {
 		t.Helper()
 		queries = 0
-		list, _, err := ops.Letters(t.Context(), "default", q, "", 10)
+		list, _, err := ops.ListLetters(t.Context(), "default", q, "", 10)
 		expect.OK(t, err)
 		expect.Equal(t, "the queries of a list", queries, 1)
 		return list
@@ -242,7 +242,7 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 		}
 	}
 	expect.OK(t, expect.ErrOf(replays.Run(t.Context())))
-	left, _, err := ops.Letters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
+	left, _, err := ops.ListLetters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
 	expect.OK(t, err)
 	if job, err = replays.Find(t.Context(), "default", job.ID); err != nil || job.State != deadletter.ReplayCanceled || job.Replayed+len(left) != 3 {
 		t.Errorf("OPS-04: it ended as %+v with %d letters left, %v", job, len(left), err)
@@ -305,7 +305,7 @@ func TestAPausedSubscriptionIsDisabledAndEnabled(t *testing.T) {
 	r := newRig(t)
 	r.script = succeeds
 	sub := r.register("event://ci/build-finished")
-	name := switches.Subscription(sub.ID)
+	name := switches.SubscriptionSwitch(sub.ID)
 	r.pause(name, sub)
 	r.handle("evt_1")
 	expect.OK(t, expect.ErrOf(r.services.Disable(t.Context(), "default", sub.Principal, sub.ID, "gone", r.record(sub.ID).Resumed)))
@@ -339,7 +339,7 @@ func TestALetterThatAnotherRetries(t *testing.T) {
 	r.script = tooLarge
 	r.run("evt_1")
 	first := r.operationsOn(r.db, mortal{r.db, r})
-	expect.OK(t, expect.ErrOf(first.File(t.Context(), []queue.Message{{ID: "1", From: queue.Inbox, Sent: r.now, Outgoing: queue.Outgoing{Body: []byte("x")}}})))
+	expect.OK(t, expect.ErrOf(first.FileMessages(t.Context(), []queue.Message{{ID: "1", From: queue.Inbox, Sent: r.now, Outgoing: queue.Outgoing{Body: []byte("x")}}})))
 	for _, l := range r.letters(deadletter.LetterQuery{}, 2) {
 		again := func(o *deadletter.Operations) (bool, error) { return o.Retry(t.Context(), "default", l, sub, 0) }
 		db := &overtaken{DB: r.db, other: func() {
@@ -396,7 +396,7 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 		{ID: "2", From: queue.Slow, Sent: r.now.Add(-time.Minute), Outgoing: queue.Outgoing{Body: []byte("no delivery")}},
 		{ID: "3", Sent: r.now, Outgoing: queue.NewDeadLetter(queue.Inbox, queue.Message{ID: "4", Sent: r.now}, "no event", nil, r.now)},
 	}
-	r.done(o.File(t.Context(), batch))
+	r.done(o.FileMessages(t.Context(), batch))
 	letters := r.letters(deadletter.LetterQuery{}, 3)
 	t.Run("AWS-07 the first time of an event is its own, for a FIFO queue stamps it anew", func(t *testing.T) {
 		for _, l := range letters {
@@ -427,7 +427,7 @@ func TestDeadLettersOfBuses(t *testing.T) {
 		{ID: "2", Sent: r.now, Outgoing: queue.Outgoing{Body: []byte(`{"Type":"Notification","MessageId":"m","TopicArn":"arn","Message":"x"}`)}},
 		{ID: "3", Sent: r.now, Outgoing: queue.Outgoing{Body: []byte(`{"id":"e"}`)}},
 	}
-	r.done(o.File(t.Context(), batch))
+	r.done(o.FileMessages(t.Context(), batch))
 	reasons := map[string]string{}
 	for _, l := range r.letters(deadletter.LetterQuery{}, 3) {
 		reasons[l.Reason] = l.Queue
@@ -464,7 +464,7 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		for name, h := range map[queue.Name]queue.Handler{
-			queue.Dead: operations.File, queue.Inbox: (&publish.Inbox{Service: service, Log: log}).Handle,
+			queue.Dead: operations.FileMessages, queue.Inbox: (&publish.Inbox{Service: service, Log: log}).Handle,
 			queue.Events: func(ctx context.Context, batch []queue.Message) ([]string, error) {
 				received.Add(int64(len(batch)))
 				return fanout.Handle(ctx, batch)
@@ -512,7 +512,7 @@ func TestAReplayOfMessagesThatTheirQueueRefuses(t *testing.T) {
 		m := queue.NewDeadLetter(m.from, queue.Message{Outgoing: queue.Outgoing{Body: []byte(`{}`), Group: m.group}, Sent: r.now}, "a reason", nil, r.now)
 		batch = append(batch, queue.Message{ID: string(rune('a' + i)), Outgoing: m, Sent: r.now})
 	}
-	r.done(o.File(t.Context(), batch))
+	r.done(o.FileMessages(t.Context(), batch))
 	r.now = r.now.Add(time.Second)
 	for from, want := range map[queue.Name]struct{ replayed, skipped int }{queue.Slow: {2, 1}, queue.Inbox: {1, 0}} {
 		job := r.replay(r.replaysOf(o), nil, deadletter.ReplaySelect{Queue: string(from)})

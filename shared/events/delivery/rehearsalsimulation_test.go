@@ -156,8 +156,8 @@ func (d *rehearsal) start(release string) (stop func()) {
 	fanout := &fanout.Fanout{DB: d.db, Log: log, Catalog: d.catalogs, Queue: d.queued}
 	var workers sync.WaitGroup
 	d.consume(ctx, &workers, queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4})
-	d.consume(ctx, &workers, queue.Deliveries, dispatcher.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 64, PerGroup: 16, Visibility: 2 * time.Minute})
-	d.consume(ctx, &workers, queue.Slow, dispatcher.Singles, queue.ConsumeOptions{Batch: 1, Concurrency: 64, PerGroup: 8, Visibility: 2 * time.Minute})
+	d.consume(ctx, &workers, queue.Deliveries, dispatcher.HandlePages, queue.ConsumeOptions{Batch: 10, Concurrency: 64, PerGroup: 16, Visibility: 2 * time.Minute})
+	d.consume(ctx, &workers, queue.Slow, dispatcher.HandleSingles, queue.ConsumeOptions{Batch: 1, Concurrency: 64, PerGroup: 8, Visibility: 2 * time.Minute})
 	retry, sweeper := &retry.Job{DB: d.db, Queue: d.queued}, &subscription.Sweeper{Service: services}
 	workers.Go(func() {
 		for periodic.Sleep(ctx, time.Minute) == nil {

@@ -50,7 +50,7 @@ func TestReplayOfEvents(t *testing.T) {
 		return r.replaysOf(r.operationsOn(mortal{r.db, r}, mortal{r.db, r}))
 	}
 	ask := deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}
-	if n, more, err := replays().Count(t.Context(), "default", sub, ask); n != wanted || more || err != nil {
+	if n, more, err := replays().CountSelected(t.Context(), "default", sub, ask); n != wanted || more || err != nil {
 		t.Fatalf("it counts %d, %v, %v", n, more, err)
 	}
 	job, err := replays().Start(t.Context(), "default", "chief", sub, ask, rate)
@@ -139,7 +139,7 @@ func TestReplaysPassAnItemOfALaterRelease(t *testing.T) {
 		before := r.db.End()
 		r.now = r.now.Add(time.Second)
 		r.work("evt_1")
-		later := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", uri).Name(), Sort: store.AtCommit}, Value: []byte(`{"v":2}`)}
+		later := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.OwnPartition("default", uri).Name(), Sort: store.AtCommit}, Value: []byte(`{"v":2}`)}
 		expect.OK(t, r.db.Write(t.Context(), store.Put(later)))
 		r.work("evt_2")
 		r.posts = nil
@@ -179,7 +179,7 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 	before := r.db.End()
 	r.publishTo(uri, "github.push", "evt_1", `{"branch":"main"}`)
 	r.work()
-	broken := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", uri).Name(), Sort: store.AtCommit}, Value: []byte(`{"v":1,"e":7}`)}
+	broken := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.OwnPartition("default", uri).Name(), Sort: store.AtCommit}, Value: []byte(`{"v":1,"e":7}`)}
 	expect.OK(t, r.db.Write(t.Context(), store.Put(broken)))
 	r.publishTo(uri, "github.push", "evt_2", `{"branch":"main"}`)
 	r.work()

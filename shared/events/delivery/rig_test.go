@@ -301,7 +301,7 @@ func (r *rig) firstAttempts(ids ...string) (*Dispatcher, *retry.Job) {
 	r.publish(ids...)
 	fanout, d, retry := r.process()
 	r.hand(queue.Events, fanout.Handle)
-	r.hand(queue.Deliveries, d.Pages)
+	r.hand(queue.Deliveries, d.HandlePages)
 	return d, retry
 }
 
@@ -431,7 +431,7 @@ func (r *rig) run(ids ...string) {
 		for _, q := range []struct {
 			name   queue.Name
 			handle queue.Handler
-		}{{queue.Events, fanout.Handle}, {queue.Deliveries, dispatch.Pages}, {queue.Slow, dispatch.Singles}} {
+		}{{queue.Events, fanout.Handle}, {queue.Deliveries, dispatch.HandlePages}, {queue.Slow, dispatch.HandleSingles}} {
 			batch := r.queues[q.name]
 			if len(batch) == 0 {
 				continue
@@ -576,7 +576,7 @@ func (r *rig) resumed(id string) int64 {
 // letters returns the dead letters that match a query. There must be as many as wanted.
 func (r *rig) letters(q deadletter.LetterQuery, want int) []deadletter.Letter {
 	r.t.Helper()
-	letters, _, err := r.operations().Letters(r.t.Context(), "default", q, "", 100)
+	letters, _, err := r.operations().ListLetters(r.t.Context(), "default", q, "", 100)
 	if err != nil || len(letters) != want {
 		r.t.Fatalf("got the dead letters %+v, %v; want %d", letters, err, want)
 	}
@@ -612,7 +612,7 @@ func (r *rig) work(ids ...string) {
 	r.t.Helper()
 	r.publish(ids...)
 	dispatch, _ := r.firstAttempts()
-	r.hand(queue.Slow, dispatch.Singles)
+	r.hand(queue.Slow, dispatch.HandleSingles)
 }
 
 // hand gives all messages of a queue to a handler.
@@ -671,8 +671,8 @@ func (r *rig) handle(ids ...string) {
 	dispatch.Switches = r.switches()
 	for range 50 {
 		r.hand(queue.Events, fanout.Handle)
-		r.hand(queue.Deliveries, dispatch.Pages)
-		r.hand(queue.Slow, dispatch.Singles)
+		r.hand(queue.Deliveries, dispatch.HandlePages)
+		r.hand(queue.Slow, dispatch.HandleSingles)
 	}
 }
 
@@ -741,7 +741,7 @@ func (r *rig) deliverAgain(sub *subscription.Subscription, id string) {
 
 // tryDeliverAgain does the same and returns the error. It may be called from any goroutine.
 func (r *rig) tryDeliverAgain(sub *subscription.Subscription, id string) error {
-	e, err := r.operations().Stored(r.t.Context(), "default", "event://ci/build-finished", id)
+	e, err := r.operations().FindStoredEvent(r.t.Context(), "default", "event://ci/build-finished", id)
 	if err != nil {
 		return err
 	}
@@ -753,7 +753,7 @@ func (r *rig) drain(d *Dispatcher, retry *retry.Job) {
 	r.t.Helper()
 	for idle := 0; idle < 200; idle++ {
 		worked := false
-		for name, handle := range map[queue.Name]queue.Handler{queue.Deliveries: d.Pages, queue.Slow: d.Singles} {
+		for name, handle := range map[queue.Name]queue.Handler{queue.Deliveries: d.HandlePages, queue.Slow: d.HandleSingles} {
 			batch := r.queues[name]
 			r.queues[name] = nil
 			if len(batch) == 0 {
@@ -783,7 +783,7 @@ func overloaded(int) webhook.Outcome { return webhook.Outcome{Status: 503, Categ
 
 func (r *rig) lettersFor(id string) []deadletter.Letter {
 	r.t.Helper()
-	letters, _, err := r.operations().Letters(r.t.Context(), "default", deadletter.LetterQuery{Subscription: id}, "", 100)
+	letters, _, err := r.operations().ListLetters(r.t.Context(), "default", deadletter.LetterQuery{Subscription: id}, "", 100)
 	expect.OK(r.t, err)
 	return letters
 }

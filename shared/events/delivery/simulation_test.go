@@ -347,7 +347,7 @@ func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
 		expect.OK(t, w.enqueue("evt_1", `{"ok":true}`))
 		time.Sleep(11 * 24 * time.Hour)
 		operations := deadletter.NewOperations(deadletter.Options{DB: w.db, Queue: w.queued})
-		e, err := operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1")
+		e, err := operations.FindStoredEvent(w.t.Context(), "default", "event://ci/build-finished", "evt_1")
 		if err != nil || e == nil {
 			t.Fatal(e, err)
 		}
@@ -359,7 +359,7 @@ func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
 		expect.OK(t, operations.Deliver(w.t.Context(), sub, e))
 		time.Sleep(6 * 24 * time.Hour)
 		expect.Equal(t, "attempts", len(w.attemptsTo(url))-before, len(options.Schedule))
-		if e, err = operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1"); err != nil || e == nil {
+		if e, err = operations.FindStoredEvent(w.t.Context(), "default", "event://ci/build-finished", "evt_1"); err != nil || e == nil {
 			t.Errorf("its dead letter has no event any more (%v)", err)
 		}
 	})
@@ -505,9 +505,9 @@ func inFunctionsOver(t *testing.T, n int, request time.Duration, ofQueue func(qu
 		fanout := &fanout.Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: ofQueue(sendOnly{w.queued})}
 		var workers sync.WaitGroup
 		w.consume(ctx, &workers, queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, Visibility: 20 * time.Second})
-		w.consume(ctx, &workers, queue.Deliveries, invoke(func(d *Dispatcher) queue.Handler { return d.Pages }),
+		w.consume(ctx, &workers, queue.Deliveries, invoke(func(d *Dispatcher) queue.Handler { return d.HandlePages }),
 			queue.ConsumeOptions{Batch: 10, Concurrency: n, Visibility: 58 * time.Second})
-		w.consume(ctx, &workers, queue.Slow, invoke(func(d *Dispatcher) queue.Handler { return d.Singles }),
+		w.consume(ctx, &workers, queue.Slow, invoke(func(d *Dispatcher) queue.Handler { return d.HandleSingles }),
 			queue.ConsumeOptions{Batch: 100, Concurrency: n, Visibility: 58 * time.Second})
 		do(w)
 		stop()
@@ -793,7 +793,7 @@ func TestSchedules(t *testing.T) {
 		} {
 			d := NewDispatcher(Config{DB: newRig(t).db, Options: tc.options})
 			for origin, want := range tc.want {
-				if got := d.outcomes.Schedules.Of(origin); !slices.Equal(got, want) {
+				if got := d.outcomes.Schedules.ScheduleFor(origin); !slices.Equal(got, want) {
 					t.Errorf("%s: %v has %v, want %v", name, origin, got, want)
 				}
 			}
@@ -878,7 +878,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 				r.script = overloaded
 				r.publish("evt_2", "evt_3", "evt_4")
 				r.hand(queue.Events, fanout.Handle)
-				r.hand(queue.Deliveries, d.Pages)
+				r.hand(queue.Deliveries, d.HandlePages)
 			}
 			before, answers := posted(r)["evt_1"], first.answers
 			r.script = func(n int) webhook.Outcome {

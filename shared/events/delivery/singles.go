@@ -22,12 +22,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Singles makes all attempts of a batch concurrently. These are retries, and first attempts to endpoints that are known to be slow.
-// It is the [queue.Handler] of the slow queue. If an endpoint has no free slot, Singles reports the message as failed, so that the
+// HandleSingles makes all attempts of a batch concurrently. These are retries, and first attempts to endpoints that are known to be slow.
+// It is the [queue.Handler] of the slow queue. If an endpoint has no free slot, HandleSingles reports the message as failed, so that the
 // queue redelivers it a few seconds later. That costs no write, and it does not count as an attempt.
 //
-// While Singles cannot write the outcomes of earlier attempts, it makes no new ones, because it could not record them either.
-func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed []string, err error) {
+// While HandleSingles cannot write the outcomes of earlier attempts, it makes no new ones, because it could not record them either.
+func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	if err := d.writeUnrecorded(ctx); err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 		left := d.unrecorded.all()
 		var ops []store.Op
 		for _, o := range left {
-			del, _, err := d.deliveries.Current(ctx, o.task)
+			del, _, err := d.deliveries.LoadCurrent(ctx, o.task)
 			if err != nil && !fault.Is(err, fault.Internal) && !errors.Is(err, state.ErrNewer) {
 				return nil, err
 			}
@@ -237,7 +237,7 @@ func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.
 			}
 			continue // it has ended, or this process had an old catalog
 		case how.action != attempt:
-			return d.act(ctx, how, s.del, s.e)
+			return d.carryOut(ctx, how, s.del, s.e)
 		}
 		if started = started || slot.Start(ctx, s.sub.Target.URL); !started {
 			if m.Received >= tokenReceives {
@@ -260,7 +260,7 @@ func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.
 // its verdict.
 func (s *single) judge(ctx context.Context) (verdict, error) {
 	d, t := s.d, s.task
-	del, body, err := d.deliveries.Current(ctx, t, state.BodyKey(t.Workspace, t.EventKey()))
+	del, body, err := d.deliveries.LoadCurrent(ctx, t, state.BodyKey(t.Workspace, t.EventKey()))
 	if err != nil || del == nil {
 		return verdict{action: stop}, err
 	}
@@ -285,7 +285,7 @@ func (s *single) judge(ctx context.Context) (verdict, error) {
 		d.log().WarnContext(ctx, "event expired before delivery", "subscription", t.Subscription, "event", t.Event)
 		return verdict{action: abandon}, nil
 	}
-	right, err := d.Terminator.Review.Subscription(ctx, record, false)
+	right, err := d.Terminator.Review.CheckSubscription(ctx, record, false)
 	if _, is := errors.AsType[*subscription.Terminated](err); is {
 		return verdict{action: terminate}, nil
 	}
@@ -349,13 +349,13 @@ func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Dur
 		return fault.Wrap(fault.Unavailable, err, "have a delivery wait")
 	}
 	defer d.waitWrites.Release(1)
-	del, _, err := d.deliveries.Current(ctx, t)
+	del, _, err := d.deliveries.LoadCurrent(ctx, t)
 	if err != nil || del == nil {
 		return err
 	}
 	now := d.now()
 	age := now.Sub(del.First)
-	if del.Control == nil && del.Waits >= manyWaits && age > d.outcomes.Schedules.Of(del.Origin).Total() {
+	if del.Control == nil && del.Waits >= manyWaits && age > d.outcomes.Schedules.ScheduleFor(del.Origin).Total() {
 		if failure != nil {
 			del.Attempts = append(del.Attempts, *failure)
 		}
@@ -371,7 +371,7 @@ func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Dur
 // waitForRate schedules a delivery for a second in which the endpoint's rate limit has capacity left. The wait does not count
 // towards the delivery's age, so a delivery is never given up because others went first.
 func (d *Dispatcher) waitForRate(ctx context.Context, t task.Single) error {
-	del, _, err := d.deliveries.Current(ctx, t)
+	del, _, err := d.deliveries.LoadCurrent(ctx, t)
 	if err != nil || del == nil {
 		return err
 	}

@@ -356,7 +356,7 @@ func owed(r *rig) {
 	sub := r.register("event://ci/build-finished")
 	r.script = fails
 	_, d, _ := r.process()
-	r.done(d.Pages(r.t.Context(), []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
+	r.done(d.HandlePages(r.t.Context(), []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
 	r.queues[queue.Slow] = nil
 }
 

@@ -265,7 +265,7 @@ func TestAnEventWhoseTypeWasRemoved(t *testing.T) {
 			r.publish("evt_1")
 			r.hand(queue.Events, fanout.Handle)
 			if attempted {
-				r.hand(queue.Deliveries, d.Pages)
+				r.hand(queue.Deliveries, d.HandlePages)
 			}
 			r.change("ci.build_finished", "ci.renamed")
 			r.run()
@@ -309,7 +309,7 @@ func TestAnOldCatalogEndsNothing(t *testing.T) {
 			r.publish("evt_1")
 			r.hand(queue.Events, fanout.Handle)
 			for range 3 {
-				r.hand(queue.Deliveries, d.Pages)
+				r.hand(queue.Deliveries, d.HandlePages)
 			}
 			if !r.served(one.ID) || !r.served(all.ID) {
 				t.Error("it ended")
@@ -508,9 +508,9 @@ func TestWhatACatalogWouldEnd(t *testing.T) {
 			if c.before {
 				r.catalogs = catalog.Workspaces{}
 			}
-			endings := expect.Value(r.terminator(mortal{r.db, r}, r.services).Endings(t.Context(), catalog.NewStatic(cat)))(t)
+			endings := expect.Value(r.terminator(mortal{r.db, r}, r.services).CountEndings(t.Context(), catalog.NewStatic(cat)))(t)
 			got := ""
-			if err := lifecycle.Breaking(endings); err != nil {
+			if err := lifecycle.EndingsError(endings); err != nil {
 				got = err.Error()
 			}
 			if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {

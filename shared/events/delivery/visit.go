@@ -74,7 +74,7 @@ type verdict struct {
 
 // judge decides whether a subscriber gets an event now. It is the common part of [visit.judge] and [single.judge].
 func (d *Dispatcher) judge(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (verdict, error) {
-	ruling, err := judge.Judge{Switches: d.Switches}.Event(ctx, right, sub, e)
+	ruling, err := judge.Judge{Switches: d.Switches}.Decide(ctx, right, sub, e)
 	if err != nil {
 		return verdict{}, err
 	}
@@ -86,11 +86,11 @@ var actions = map[judge.Decision]action{
 	judge.Send: attempt, judge.NotPermitted: forget, judge.Replayed: forget, judge.TypeRemoved: abandon, judge.Suspended: suspend, judge.Paused: pause,
 }
 
-// act carries out a verdict that is not an attempt, for both lanes, and returns the notes to write.
-func (d *Dispatcher) act(ctx context.Context, how verdict, del *state.Delivery, e *event.Event) (notes []store.Op, err error) {
+// carryOut carries out a verdict that is not an attempt, for both lanes, and returns the notes to write.
+func (d *Dispatcher) carryOut(ctx context.Context, how verdict, del *state.Delivery, e *event.Event) (notes []store.Op, err error) {
 	switch how.action {
 	case forget:
-		return del.Forget(), nil
+		return del.DeletionNotes(), nil
 	case abandon:
 		_, err = d.outcomes.Abandon(ctx, del, e)
 	case suspend:
@@ -157,7 +157,7 @@ func (v *visit) sendEvents(ctx context.Context) {
 // Otherwise the panic would end the process, and then each process that receives the message again.
 func (v *visit) begin(ctx context.Context) (r result) {
 	defer fault.Recovered(&r.err)
-	right, err := v.d.Terminator.Review.Subscriber(ctx, v.task.Workspace, v.task.Pattern, v.sub, false)
+	right, err := v.d.Terminator.Review.CheckSubscriber(ctx, v.task.Workspace, v.task.Pattern, v.sub, false)
 	if err != nil {
 		return v.terminate(ctx, err)
 	}
@@ -186,11 +186,11 @@ func (v *visit) send(ctx context.Context, i int) (r result) {
 	case stop:
 		return result{fate: ended}
 	case announce: // a gap has no payload that the slow lane could send
-		if _, err := v.d.act(ctx, how, state.New(sub, e, v.d.now()), e); err != nil && v.task.Hops < maxHops {
+		if _, err := v.d.carryOut(ctx, how, state.New(sub, e, v.d.now()), e); err != nil && v.task.Hops < maxHops {
 			return result{fate: left}
 		}
 	default:
-		_, err := v.d.act(ctx, how, state.New(sub, e, v.d.now()), e)
+		_, err := v.d.carryOut(ctx, how, state.New(sub, e, v.d.now()), e)
 		return result{err: err}
 	}
 	return result{}
@@ -296,7 +296,7 @@ func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (ve
 		limit = staleWithGate
 	}
 	if now := time.Now(); now.Sub(v.read) > limit {
-		found, err := subscription.Subscribers(ctx, v.d.DB, v.task.Workspace, v.task.Pattern, subscription.At(v.sub.ID), 1)
+		found, err := subscription.ReadSubscribers(ctx, v.d.DB, v.task.Workspace, v.task.Pattern, subscription.At(v.sub.ID), 1)
 		switch {
 		case err != nil:
 			return verdict{}, err

@@ -118,12 +118,12 @@ func inWorld(t *testing.T, options Options, do func(w *world)) {
 		w.retry = &retry.Job{DB: w.db, Queue: w.queued}
 		var workers sync.WaitGroup
 		w.consume(ctx, &workers, queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4})
-		w.consume(ctx, &workers, queue.Deliveries, w.d.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 512, PerGroup: 128, Visibility: 2 * time.Minute})
+		w.consume(ctx, &workers, queue.Deliveries, w.d.HandlePages, queue.ConsumeOptions{Batch: 10, Concurrency: 512, PerGroup: 128, Visibility: 2 * time.Minute})
 		w.consume(ctx, &workers, queue.Slow, func(ctx context.Context, batch []queue.Message) ([]string, error) {
 			w.mu.Lock()
 			w.received += len(batch)
 			w.mu.Unlock()
-			return w.d.Singles(ctx, batch)
+			return w.d.HandleSingles(ctx, batch)
 		}, queue.ConsumeOptions{Batch: 1, Concurrency: 512, PerGroup: 8, Visibility: 2 * time.Minute})
 		workers.Go(func() {
 			for periodic.Sleep(ctx, time.Minute) == nil {

@@ -1,6 +1,6 @@
 // Package demand records which events of backends are wanted, so that the relay subscribes at the backends for them.
 //
-//	stream, poll, webhook ──[Registry.Want]──▶ [sessions] ──[Registry.Wanted]──▶ relay
+//	stream, poll, webhook ──[Registry.Want]──▶ [sessions] ──[Registry.ListWanted]──▶ relay
 //	          ▲                                    │
 //	          └────── waits for the [State] ◀──────┴──[Registry.SetState]─────── relay
 //
@@ -151,7 +151,7 @@ func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) e
 	}
 	var before State
 	if replaced { // its error belongs to the previous token
-		if before, err = r.State(ctx, workspace, uri); err != nil {
+		if before, err = r.LoadState(ctx, workspace, uri); err != nil {
 			return err
 		}
 	}
@@ -196,7 +196,7 @@ func uriOf(it *store.Item) string {
 func (r *Registry) await(ctx context.Context, workspace, uri string, before State) error {
 	r.wake()
 	for end := time.Now().Add(cmp.Or(r.Start, 3*time.Second)); ; {
-		s, err := r.State(ctx, workspace, uri)
+		s, err := r.LoadState(ctx, workspace, uri)
 		switch {
 		case err != nil:
 			return err
@@ -226,8 +226,8 @@ type State struct {
 	At      int64  `json:"at,omitempty"` // when the error happened, in microseconds since 1970
 }
 
-// State returns the state of the subscription for a URI, which is zero before the relay has subscribed.
-func (r *Registry) State(ctx context.Context, workspace, uri string) (s State, err error) {
+// LoadState returns the state of the subscription for a URI, which is zero before the relay has subscribed.
+func (r *Registry) LoadState(ctx context.Context, workspace, uri string) (s State, err error) {
 	it, err := store.One(ctx, r.DB, stateKey(workspace, uri, "state"), "read the state of a subscription at a backend")
 	if it != nil && json.Unmarshal(it.Value, &s) != nil {
 		s = State{}
@@ -254,9 +254,9 @@ func (r *Registry) Forget(ctx context.Context, workspace, uri string) error {
 		store.Delete(restartKey(workspace, uri))), "forget a subscription at a backend")
 }
 
-// Wanted returns the URIs that are wanted from a backend, each with the hashes of the principals that want it. It deletes the
+// ListWanted returns the URIs that are wanted from a backend, each with the hashes of the principals that want it. It deletes the
 // demands that were not renewed in time. If a URI has webhook subscriptions, it renews the demand instead.
-func (r *Registry) Wanted(ctx context.Context, workspace, backend string) (map[string][]string, error) {
+func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (map[string][]string, error) {
 	wanted := map[string][]string{}
 	add := func(it *store.Item) {
 		principal, _, _ := strings.Cut(it.Sort, "#")
@@ -330,19 +330,19 @@ func cursorItem(workspace, uri, cursor string) store.Item {
 	return store.Item{Key: stateKey(workspace, uri, "cursor"), Value: []byte(cursor), Expires: time.Now().Add(unused)}
 }
 
-// seenFor is how long [Registry.Seen] knows an event. The events queue alone is not sufficient, because it drops repetitions only
+// seenFor is how long [Registry.WasSeen] knows an event. The events queue alone is not sufficient, because it drops repetitions only
 // within five minutes.
 const seenFor = 24 * time.Hour
 
 func seenKey(workspace, uri, id string) store.Key { return stateKey(workspace, uri, "seen#"+id) }
 
-// Seen reports whether an event was published before.
-func (r *Registry) Seen(ctx context.Context, workspace, uri, id string) (bool, error) {
+// WasSeen reports whether an event was published before.
+func (r *Registry) WasSeen(ctx context.Context, workspace, uri, id string) (bool, error) {
 	it, err := store.One(ctx, r.DB, seenKey(workspace, uri, id), "look up an event of a backend")
 	return it != nil, err
 }
 
-// MarkSeen remembers a published event for [Registry.Seen]. If the process dies after it has published the event and before
+// MarkSeen remembers a published event for [Registry.WasSeen]. If the process dies after it has published the event and before
 // MarkSeen, the backend may send the event again, and the events queue drops the repetition.
 func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) error {
 	it := store.Item{Key: seenKey(workspace, uri, id), Expires: time.Now().Add(seenFor)}
@@ -406,7 +406,7 @@ func (h *Hooks) derive(ctx context.Context, what, id string) ([]byte, error) {
 	return m.Sum(nil), nil
 }
 
-func (h *Hooks) secret(ctx context.Context, id string, day int64) (string, error) {
+func (h *Hooks) deriveSecret(ctx context.Context, id string, day int64) (string, error) {
 	key, err := h.derive(ctx, fmt.Sprintf("secret %d", day), id)
 	return "whsec_" + base64.StdEncoding.EncodeToString(key), err // as Standard Webhooks writes a secret
 }
@@ -450,7 +450,7 @@ func (h *Hooks) Find(ctx context.Context, token string) (*Hook, error) {
 		return nil, unknown
 	}
 	for _, day := range found.Days {
-		secret, err := h.secret(ctx, id, day)
+		secret, err := h.deriveSecret(ctx, id, day)
 		if err != nil {
 			return nil, err
 		}
@@ -491,12 +491,12 @@ func (h *Hooks) Secret(ctx context.Context, workspace, uri string) (string, erro
 			return "", err
 		}
 	}
-	return h.secret(ctx, id, hook.Days[0])
+	return h.deriveSecret(ctx, id, hook.Days[0])
 }
 
-// Accepted records that the backend has accepted a registration or refresh. It reports whether the subscription is new at the
+// RecordAccepted records that the backend has accepted a registration or refresh. It reports whether the subscription is new at the
 // backend, so that events may be missing.
-func (h *Hooks) Accepted(ctx context.Context, workspace, uri, subscription string, until time.Time) (fresh bool, err error) {
+func (h *Hooks) RecordAccepted(ctx context.Context, workspace, uri, subscription string, until time.Time) (fresh bool, err error) {
 	id := hookID(workspace, uri)
 	hook, err := h.read(ctx, id)
 	if err != nil || hook == nil {
@@ -547,9 +547,9 @@ func (r *Registry) RequestRestart(ctx context.Context, workspace string, of Rest
 	return fault.Wrap(fault.Unavailable, err, "ask for another subscription at a backend")
 }
 
-// Restarts returns the restarts that were requested for a backend's subscriptions. The relay removes each with
-// [Registry.Restarted].
-func (r *Registry) Restarts(ctx context.Context, workspace, backend string) (all []Restart, err error) {
+// ListRestarts returns the restarts that were requested for a backend's subscriptions. The relay removes each with
+// [Registry.FinishRestart].
+func (r *Registry) ListRestarts(ctx context.Context, workspace, backend string) (all []Restart, err error) {
 	page, err := r.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: statePartition(workspace, backend), After: "!", Until: "\"", Limit: 100})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read whether to subscribe again at a backend")
@@ -563,8 +563,8 @@ func (r *Registry) Restarts(ctx context.Context, workspace, backend string) (all
 	return all, nil
 }
 
-// Restarted removes a request. If the request has a cursor, it becomes the cursor of the subscription.
-func (r *Registry) Restarted(ctx context.Context, workspace string, of Restart) error {
+// FinishRestart removes a request. If the request has a cursor, it becomes the cursor of the subscription.
+func (r *Registry) FinishRestart(ctx context.Context, workspace string, of Restart) error {
 	ops := []store.Op{store.Delete(restartKey(workspace, of.URI))}
 	if of.Cursor != "" {
 		ops = append(ops, store.Put(cursorItem(workspace, of.URI, of.Cursor)))

@@ -27,7 +27,7 @@ func newRegistry(t *testing.T) *Registry {
 
 func (r *Registry) isWanted(t *testing.T) bool {
 	t.Helper()
-	return len(expect.Value(r.Wanted(t.Context(), "default", "shop"))(t)[uri]) > 0
+	return len(expect.Value(r.ListWanted(t.Context(), "default", "shop"))(t)[uri]) > 0
 }
 
 // TestDemandEndsAfterItsGracePeriod rewrites the items instead of waiting.
@@ -144,7 +144,7 @@ func TestSecretsOfHooksRotate(t *testing.T) {
 			fresh bool
 		}{{"s1", 0, true}, {"s1", time.Minute, false}, {"s2", time.Minute, true}, {"s2", 2 * time.Hour, true}, {"s2", 0, false}} {
 			time.Sleep(step.pass)
-			fresh := expect.Value(h.Accepted(t.Context(), "default", uri, step.id, time.Now().Add(time.Hour)))(t)
+			fresh := expect.Value(h.RecordAccepted(t.Context(), "default", uri, step.id, time.Now().Add(time.Hour)))(t)
 			expect.Equal(t, step.id+" after "+step.pass.String()+" is new", fresh, step.fresh)
 		}
 	})
@@ -155,12 +155,12 @@ func TestRestarts(t *testing.T) {
 	r := newRegistry(t)
 	expect.OK(t, r.RequestRestart(t.Context(), "default", Restart{URI: uri, Cursor: "c1"}))
 	expect.OK(t, r.RequestRestart(t.Context(), "default", Restart{URI: uri, Cursor: "c2"}))
-	all := expect.Value(r.Restarts(t.Context(), "default", "shop"))(t)
+	all := expect.Value(r.ListRestarts(t.Context(), "default", "shop"))(t)
 	if len(all) != 1 || all[0] != (Restart{URI: uri, Cursor: "c1"}) {
 		t.Errorf("got %+v", all)
 	}
-	expect.OK(t, r.Restarted(t.Context(), "default", all[0]))
+	expect.OK(t, r.FinishRestart(t.Context(), "default", all[0]))
 	expect.Equal(t, "the cursor", expect.Value(Cursor{DB: r.DB, Workspace: "default", URI: uri}.Load(t.Context(), ""))(t), "c1")
-	all = expect.Value(r.Restarts(t.Context(), "default", "shop"))(t)
+	all = expect.Value(r.ListRestarts(t.Context(), "default", "shop"))(t)
 	expect.Equal(t, "the requests after that", len(all), 0)
 }

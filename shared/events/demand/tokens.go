@@ -87,8 +87,8 @@ func callerKey(workspace, uri string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: partition(workspace, catalog.BackendOf(uri)), Sort: catalog.CallerOf(uri) + "#" + hash(uri)}
 }
 
-// Token returns the token with which to subscribe to a URI that is for one principal only. It is zero if there is no valid one.
-func (r *Registry) Token(ctx context.Context, workspace, uri string) (auth.Token, error) {
+// LoadToken returns the token with which to subscribe to a URI that is for one principal only. It is zero if there is no valid one.
+func (r *Registry) LoadToken(ctx context.Context, workspace, uri string) (auth.Token, error) {
 	key := callerKey(workspace, uri)
 	it, err := store.One(ctx, r.DB, key, "read a caller's token")
 	if err != nil {

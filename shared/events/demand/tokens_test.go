@@ -29,7 +29,7 @@ func TestTokensOfCallers(t *testing.T) {
 	}
 	check := func(what, of, want string) {
 		t.Helper()
-		expect.Equal(t, what, expect.Value(r.Token(t.Context(), "default", of))(t).Header, want)
+		expect.Equal(t, what, expect.Value(r.LoadToken(t.Context(), "default", of))(t).Header, want)
 	}
 	expect.Fault(t, "a demand without a token", present("alice", alices, "", 0), fault.Unauthenticated)
 	expect.Fault(t, "an expired token", present("alice", alices, "Bearer old", -time.Second), fault.Unauthenticated)
@@ -42,7 +42,7 @@ func TestTokensOfCallers(t *testing.T) {
 	expect.OK(t, present("bob", bobs, "Bearer bobs", 0))
 	check("alice's token", alices, "Bearer long")
 	check("bob's token", bobs, "Bearer bobs")
-	wanted := expect.Value(r.Wanted(t.Context(), "default", "shop"))(t)
+	wanted := expect.Value(r.ListWanted(t.Context(), "default", "shop"))(t)
 	expect.List(t, "the principals that want alice's events", wanted[alices], []string{catalog.CallerID("alice")})
 
 	it := expect.Value(store.One(t.Context(), r.DB, callerKey("default", alices), ""))(t)
@@ -72,7 +72,7 @@ func TestTokensEndWithTheirDemands(t *testing.T) {
 	r := newRegistry(t)
 	key := callerKey("default", uri+"."+catalog.CallerID("alice"))
 	expect.OK(t, r.DB.Write(t.Context(), store.Put(item(key, []byte(uri+"."+catalog.CallerID("alice")+"\nsealed"), time.Now().Add(-keep-time.Second)))))
-	expect.OK(t, expect.ErrOf(r.Wanted(t.Context(), "default", "shop")))
+	expect.OK(t, expect.ErrOf(r.ListWanted(t.Context(), "default", "shop")))
 	if it := expect.Value(store.One(t.Context(), r.DB, key, ""))(t); it != nil {
 		t.Errorf("the token is still stored: %q", it.Value)
 	}

@@ -182,7 +182,7 @@ func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[str
 		err := errs[m.ID]
 		switch {
 		case err == nil:
-		case task.Permanent(err) && (m.Group == "" || !blocked[m.Group]):
+		case task.IsPermanent(err) && (m.Group == "" || !blocked[m.Group]):
 			reason := fault.Public(err)
 			slog.ErrorContext(ctx, "event dead-lettered", "message", m.ID, "reason", reason)
 			letters = append(letters, queue.NewDeadLetter(queue.Events, m, reason, nil, f.now()))
@@ -245,7 +245,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 			continue
 		}
 		e, err := task.DecodeEvent(m)
-		if task.Newer(err) && task.Renew(ctx, slog.Default(), f.Queue, queue.Events, m) {
+		if task.IsNewer(err) && task.Renew(ctx, slog.Default(), f.Queue, queue.Events, m) {
 			continue
 		}
 		var g *uriBatch
@@ -256,7 +256,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 		}
 		if err != nil {
 			errs[m.ID] = err
-			if !task.Permanent(err) {
+			if !task.IsPermanent(err) {
 				slog.WarnContext(ctx, "event left in queue", "message", m.ID, "error", err)
 				blocked[m.Group] = err
 			}
@@ -362,14 +362,14 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 		write = f.Log.AppendUnordered
 	}
 	done, err := write(ctx, g.workspace, g.uri, g.events, g.inBandKeys)
-	if task.Permanent(err) {
+	if task.IsPermanent(err) {
 		// At least one of the events cannot be stored. Find out which, and append the others.
 		events, messages := g.events, g.messages
 		g.events, g.messages, g.refused = nil, nil, map[string]error{}
 		for i, e := range events {
 			part, err := write(ctx, g.workspace, g.uri, events[i:i+1], g.inBandKeys)
 			switch {
-			case task.Permanent(err):
+			case task.IsPermanent(err):
 				g.refused[messages[i].ID] = err
 				continue
 			case err != nil:
@@ -411,7 +411,7 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 		g.webhookKeys, g.inBandKeys = nil, nil
 		g.try(func() error {
 			wanted := []store.Key{subscription.HeaderKey(g.workspace, g.uri)}
-			for _, scope := range match.Scopes(g.entry.Name) {
+			for _, scope := range match.ScopesOf(g.entry.Name) {
 				wanted = append(wanted, subscription.ShapesKey(g.workspace, scope))
 			}
 			return r.want(wanted...)
@@ -422,8 +422,8 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 	}
 	for _, g := range groups {
 		g.try(func() error {
-			for _, scope := range match.Scopes(g.entry.Name) {
-				webhooks, inBand := subscription.InUse(r.got(subscription.ShapesKey(g.workspace, scope)), scope, now)
+			for _, scope := range match.ScopesOf(g.entry.Name) {
+				webhooks, inBand := subscription.InUse(r.item(subscription.ShapesKey(g.workspace, scope)), scope, now)
 				g.webhookKeys = append(g.webhookKeys, patternKeys(g, webhooks)...)
 				g.inBandKeys = append(g.inBandKeys, patternKeys(g, inBand)...)
 			}
@@ -444,12 +444,12 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 	for _, g := range groups {
 		g.try(func() error {
 			g.webhookKeys = slices.DeleteFunc(g.webhookKeys, func(key string) bool {
-				n := subscription.HeaderCount(r.got(subscription.HeaderKey(g.workspace, key)))
+				n := subscription.HeaderCount(r.item(subscription.HeaderKey(g.workspace, key)))
 				headers[headerID{g.workspace, key}] = n
 				return n <= 0
 			})
 			g.inBandKeys = slices.DeleteFunc(g.inBandKeys, func(key string) bool {
-				return !eventlog.ReadInterest(r.got(eventlog.InterestKey(g.workspace, key))).Until.After(now)
+				return !eventlog.ReadInterest(r.item(eventlog.InterestKey(g.workspace, key))).Until.After(now)
 			})
 			return nil
 		})
@@ -508,4 +508,4 @@ func (r *reads) do(ctx context.Context, db store.DB) error {
 	return nil
 }
 
-func (r *reads) got(k store.Key) *store.Item { return r.items[k] }
+func (r *reads) item(k store.Key) *store.Item { return r.items[k] }

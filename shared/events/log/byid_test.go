@@ -115,7 +115,7 @@ func TestAnEventIsLookedFor(t *testing.T) {
 	}
 	for id, want := range map[string]bool{"e59": true, "e51": true, ours: true, "e1": false} {
 		counts.reads = 0
-		e, err := log.Find(t.Context(), log.Of("default", uri, false), id, 40)
+		e, err := log.Find(t.Context(), log.PartitionsOf("default", uri, false), id, 40)
 		if err != nil || (e != nil) != want || e != nil && e.ID != id {
 			t.Errorf("OPS-05 %s: got %+v, %v", id, e, err)
 		}
@@ -142,7 +142,7 @@ func TestALimitCountsEvents(t *testing.T) {
 					}
 					expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", uri, batch, nil)))
 					if i == 0 {
-						parts = append(parts, log.Of("default", uri, false)...)
+						parts = append(parts, log.PartitionsOf("default", uri, false)...)
 					}
 				}
 			}
@@ -178,10 +178,10 @@ func TestAnInterestThatIsNotRenewedLeavesNoItem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &eventlog.Log{DB: memory(t)}
 		const key = "event://sim/*"
-		begun := expect.Value(log.Interested(t.Context(), "default", key, time.Time{}))(t)
+		begun := expect.Value(log.RecordInterest(t.Context(), "default", key, time.Time{}))(t)
 		for range 10 { // renewed for a week
 			time.Sleep(17 * time.Hour)
-			in, err := log.Interested(t.Context(), "default", key, time.Time{})
+			in, err := log.RecordInterest(t.Context(), "default", key, time.Time{})
 			if err != nil || in.Since-begun.Since > 10 || !in.Until.Equal(log.KeptUntil().Truncate(time.Second)) {
 				t.Fatalf("the interest is %+v and %v, want since %d until %v", in, err, begun.Since, log.KeptUntil())
 			}
@@ -200,7 +200,7 @@ func TestAnInterestOfThePreviousReleaseIsRenewed(t *testing.T) {
 	since, until := time.Now().Add(-time.Hour).UnixMicro(), time.Now().Add(time.Hour)
 	k := eventlog.InterestKey("default", "event://sim/*")
 	expect.OK(t, log.DB.Write(t.Context(), store.Put(store.Item{Key: k, Version: since, Counts: map[string]int64{"until": until.Unix()}})))
-	in, err := log.Interested(t.Context(), "default", "event://sim/*", time.Time{})
+	in, err := log.RecordInterest(t.Context(), "default", "event://sim/*", time.Time{})
 	if err != nil || in.Since-since > 1 || !in.Until.After(until) {
 		t.Errorf("the interest is %+v and %v, want since %d and renewed", in, err, since)
 	}
@@ -218,7 +218,7 @@ func TestTheLongestOfConcurrentRenewalsHolds(t *testing.T) {
 		key := "event://sim/" + longest.String()
 		for i := range 8 {
 			all.Go(func() {
-				if _, err := log.Interested(t.Context(), "default", key, longest.Add(-time.Duration(i)*24*time.Hour)); err != nil {
+				if _, err := log.RecordInterest(t.Context(), "default", key, longest.Add(-time.Duration(i)*24*time.Hour)); err != nil {
 					t.Error(err)
 				}
 			})
@@ -281,7 +281,7 @@ func payloads(t *testing.T, log *eventlog.Log) (out []string) {
 	for more, after := true, int64(0); more; {
 		var entries []eventlog.Entry
 		var err error
-		if entries, more, after, err = log.Read(t.Context(), eventlog.Own("default", uri), after, 100); err != nil {
+		if entries, more, after, err = log.Read(t.Context(), eventlog.OwnPartition("default", uri), after, 100); err != nil {
 			t.Fatal(err)
 		}
 		for _, e := range entries {
@@ -329,7 +329,7 @@ func TestTheLogKeepsAnEventWhoseIDIsPublishedAgain(t *testing.T) {
 func TestARepeatedBatchOfThePreviousReleaseIsWrittenOnce(t *testing.T) {
 	log := &eventlog.Log{DB: memory(t)}
 	segment := store.Item{
-		Key:   store.Key{Table: store.Log, Partition: eventlog.Own("default", uri).Name(), Sort: store.AtCommit},
+		Key:   store.Key{Table: store.Log, Partition: eventlog.OwnPartition("default", uri).Name(), Sort: store.AtCommit},
 		Value: []byte(`{"v":1,"b":["nightly"],"e":[]}`),
 	}
 	expect.OK(t, log.DB.Write(t.Context(), store.Put(segment)))

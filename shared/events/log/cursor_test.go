@@ -37,7 +37,7 @@ func TestCursor(t *testing.T) {
 	t.Run("EVX-07 with positions of partitions", func(t *testing.T) {
 		c := Cursor{At: 5, Given: 9, Last: 3, Sent: many[:MaxSent]}
 		for i := range MaxPlaces {
-			c.Places = append(c.Places, s.PlaceOf(Own("default", fmt.Sprint(i)), int64(100+i)))
+			c.Places = append(c.Places, s.PlaceOf(OwnPartition("default", fmt.Sprint(i)), int64(100+i)))
 		}
 		token := s.Seal("default", c)
 		got, err := s.Open("default", token)
@@ -45,7 +45,7 @@ func TestCursor(t *testing.T) {
 			t.Errorf("%d bytes: got %+v, %v, want %+v", len(token), got, err, c)
 		}
 		for uri, want := range map[string]int64{"0": 100, "15": 115, "16": 5} {
-			expect.Equal(t, fmt.Sprintf("the start in %s", uri), s.From(got, Own("default", uri)), want)
+			expect.Equal(t, fmt.Sprintf("the start in %s", uri), s.PositionIn(got, OwnPartition("default", uri)), want)
 		}
 	})
 	t.Run("EVX-07 tokens of earlier releases are read", func(t *testing.T) {

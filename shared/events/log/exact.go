@@ -24,7 +24,7 @@ type exact struct{ log *Log }
 
 func (x exact) position() int64 { return x.log.DB.End() }
 
-func (x exact) settled() int64 { return x.log.DB.End() }
+func (x exact) settledPosition() int64 { return x.log.DB.End() }
 
 // upperBound returns the end of the log, because a time from the clock may be later than all keys.
 func (x exact) upperBound() int64 { return x.log.DB.End() }
@@ -35,9 +35,9 @@ func (x exact) endOf(context.Context, string, string) (int64, error) { return x.
 
 func (exact) lookBack() time.Duration { return 0 }
 
-// given returns at, because the end of a quiet log does not grow with the clock. Without that time, a cursor at the end would seem
+// givenAt returns at, because the end of a quiet log does not grow with the clock. Without that time, a cursor at the end would seem
 // too old.
-func (exact) given(at int64) int64 { return at }
+func (exact) givenAt(at int64) int64 { return at }
 
 func (exact) totalOrder() bool { return true }
 
@@ -46,7 +46,7 @@ func (exact) spreads() bool { return false }
 
 func (exact) repeatable(int64) bool { return true }
 
-func (exact) bound(q *store.Query, end int64) int64 {
+func (exact) limitQuery(q *store.Query, end int64) int64 {
 	q.Until = sortKey(end)
 	return end
 }
@@ -58,9 +58,9 @@ func (exact) completeStamp(context.Context, Partition, *store.Page) error { retu
 func (x exact) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	var copies []Partition
 	for _, key := range patterns[:min(len(patterns), store.MaxTransaction-2)] {
-		copies = append(copies, shard(workspace, key, shardOf(uri)))
+		copies = append(copies, shardPartition(workspace, key, shardOf(uri)))
 	}
-	return x.log.appendTo(ctx, Own(workspace, uri), uri, events, copies...)
+	return x.log.appendTo(ctx, OwnPartition(workspace, uri), uri, events, copies...)
 }
 
 // appendUnordered looks up the ids of the events before it appends them, because the URI has several writers. If a batch
@@ -88,9 +88,9 @@ func (x exact) appendUnordered(ctx context.Context, workspace, uri string, event
 	return done, err
 }
 
-// put returns 0, because the store stamps the key at the commit.
-func (x exact) put(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error) {
-	item, life, err := x.log.item(p, s)
+// putSegment returns 0, because the store stamps the key at the commit.
+func (x exact) putSegment(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error) {
+	item, life, err := x.log.newItem(p, s)
 	if err != nil {
 		return 0, err
 	}
@@ -143,7 +143,7 @@ func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int
 		if uri != "" && string(it.Value) != uri {
 			continue
 		}
-		key := store.Key{Table: store.Log, Partition: Own(workspace, string(it.Value)).name, Sort: it.Sort}
+		key := store.Key{Table: store.Log, Partition: OwnPartition(workspace, string(it.Value)).name, Sort: it.Sort}
 		segment, err := store.One(ctx, x.log.DB, key, "read an event")
 		if err != nil || visit(segment) {
 			return err
@@ -184,7 +184,7 @@ type stamped struct{ log *Log }
 // position returns a time that is twice the maximum skew before now, because the clock of the next writer may be that much behind this one.
 func (s stamped) position() int64 { return s.log.Time().Add(-2*MaxSkew).UnixMicro() - 1 }
 
-func (s stamped) settled() int64 { return s.log.Time().Add(-Window).UnixMicro() }
+func (s stamped) settledPosition() int64 { return s.log.Time().Add(-Window).UnixMicro() }
 
 func (stamped) upperBound() int64 { return math.MaxInt64 }
 
@@ -192,7 +192,7 @@ func (s stamped) interestBegins() int64 { return s.log.Time().UnixMicro() }
 
 func (s stamped) endOf(ctx context.Context, workspace, uri string) (int64, error) {
 	at := s.position()
-	last, err := s.log.DB.Query(ctx, store.Query{Table: store.Log, Partition: Own(workspace, uri).name, Reverse: true, Limit: 1})
+	last, err := s.log.DB.Query(ctx, store.Query{Table: store.Log, Partition: OwnPartition(workspace, uri).name, Reverse: true, Limit: 1})
 	if err != nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
 	}
@@ -206,7 +206,7 @@ func (s stamped) endOf(ctx context.Context, workspace, uri string) (int64, error
 
 func (stamped) lookBack() time.Duration { return Window }
 
-func (stamped) given(int64) int64 { return 0 }
+func (stamped) givenAt(int64) int64 { return 0 }
 
 func (stamped) totalOrder() bool { return false }
 
@@ -218,7 +218,7 @@ func (s stamped) repeatable(end int64) bool {
 	return s.log.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }
 
-func (stamped) bound(*store.Query, int64) int64 { return 0 }
+func (stamped) limitQuery(*store.Query, int64) int64 { return 0 }
 
 // completeStamp adds the remaining items with the page's last stamp, because the next page begins after that stamp. Several writers
 // may use the same microsecond.
@@ -246,7 +246,7 @@ func (stamped) byID(context.Context, string, string, string) (*event.Event, bool
 }
 
 func (s stamped) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
-	done, err := s.log.appendTo(ctx, Own(workspace, uri), uri, events)
+	done, err := s.log.appendTo(ctx, OwnPartition(workspace, uri), uri, events)
 	if err != nil {
 		return done, err
 	}
@@ -266,7 +266,7 @@ func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, eve
 	for i, part := range shards {
 		write.Go(func() (err error) {
 			defer fault.Recovered(&err)
-			own, err := s.log.appendTo(ctx, shard(workspace, uri, i), uri, part)
+			own, err := s.log.appendTo(ctx, shardPartition(workspace, uri, i), uri, part)
 			if err != nil {
 				return err
 			}
@@ -279,10 +279,10 @@ func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, eve
 	return done, write.Wait()
 }
 
-// put writes a segment. If that was slow, it writes the segment again with a new key, because a reader may have passed the first
+// putSegment writes a segment. If that was slow, it writes the segment again with a new key, because a reader may have passed the first
 // one.
-func (s stamped) put(ctx context.Context, p Partition, seg segment, floor int64, _ ...Partition) (int64, error) {
-	item, life, err := s.log.item(p, seg)
+func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor int64, _ ...Partition) (int64, error) {
+	item, life, err := s.log.newItem(p, seg)
 	if err != nil {
 		return 0, err
 	}
@@ -360,7 +360,7 @@ func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, stamps
 			defer fault.Recovered(&err)
 			for _, events := range pack(part, maxSegment, store.MaxTransaction) {
 				s := segment{V: segmentVersion, Events: events, stamp: stamps[events[len(events)-1].ID]}
-				if _, err := l.keys().put(ctx, shard(part[0].Workspace, key, i), s, 0); err != nil {
+				if _, err := l.keys().putSegment(ctx, shardPartition(part[0].Workspace, key, i), s, 0); err != nil {
 					return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
 				}
 			}

@@ -37,7 +37,7 @@ func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 		expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", uri, events, nil)))
 	}
 	read := func(after int64) []eventlog.Entry {
-		entries, _, _, err := log.Read(t.Context(), eventlog.Own("default", uri), after, 100)
+		entries, _, _, err := log.Read(t.Context(), eventlog.OwnPartition("default", uri), after, 100)
 		expect.OK(t, err)
 		return entries
 	}
@@ -66,7 +66,7 @@ func TestAPageEndsAfterAWholeStamp(t *testing.T) {
 			now = now.Add(time.Microsecond)
 		}
 	}
-	got := slices.Compact(read(t, log, eventlog.Pattern("default", "event://ci/**"))) // by pages of three
+	got := slices.Compact(read(t, log, eventlog.PatternPartitions("default", "event://ci/**"))) // by pages of three
 	expect.Equal(t, "SUB-08 EVX-07: events that were read", len(got), many)
 }
 
@@ -76,7 +76,7 @@ func TestReadersThatDoNotWaitPassAnItemOfALaterRelease(t *testing.T) {
 		t.Run("EVX-26 "+name, func(t *testing.T) {
 			now := time.Now()
 			log := &eventlog.Log{DB: db, Now: func() time.Time { return now }}
-			parts := log.Of("default", uri, false)
+			parts := log.PartitionsOf("default", uri, false)
 			publish := func(id string) {
 				t.Helper()
 				now = now.Add(time.Second)
@@ -138,7 +138,7 @@ func TestAParentOfManySubResources(t *testing.T) {
 		t.Errorf("latest: %v, %v", latest, err)
 	}
 	for _, want := range []int{10, 1000, 1001, n} {
-		uris, err := log.Below(t.Context(), "default", "event://many", want)
+		uris, err := log.ListBelow(t.Context(), "default", "event://many", want)
 		if err != nil || len(uris) != want {
 			t.Errorf("%d sub-resources, %v, want %d", len(uris), err, want)
 		}
@@ -197,7 +197,7 @@ func TestABatchThatComesAgainIsInTheLogOnce(t *testing.T) {
 				after := int64(0)
 				for more := true; more; {
 					var entries []eventlog.Entry
-					if entries, more, after, err = log.Read(t.Context(), eventlog.Own("default", uri), after, 100); err != nil {
+					if entries, more, after, err = log.Read(t.Context(), eventlog.OwnPartition("default", uri), after, 100); err != nil {
 						t.Fatal(err)
 					}
 					for _, e := range entries {
@@ -290,10 +290,10 @@ func TestAnUnorderedURI(t *testing.T) {
 		want = append(want, e.ID)
 	}
 	slices.Sort(want)
-	if got := read(t, log, log.Of("default", uri, true)); !slices.Equal(got, want) {
+	if got := read(t, log, log.PartitionsOf("default", uri, true)); !slices.Equal(got, want) {
 		t.Errorf("%d events are read, want 210: %v", len(got), got)
 	}
-	expect.Equal(t, "events of the parent", len(read(t, log, eventlog.Pattern("default", parent))), 200)
+	expect.Equal(t, "events of the parent", len(read(t, log, eventlog.PatternPartitions("default", parent))), 200)
 	expect.Equal(t, "the number of partitions", len(db.partitions), 1+2*eventlog.Shards)
 	latest, err := log.Latest(t.Context(), "default", uri, true, 5)
 	if err != nil || len(latest) != 5 {
@@ -330,7 +330,7 @@ func TestCostOfAnUnorderedBatch(t *testing.T) {
 	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || !done.First {
 		t.Errorf("a repeated batch: got %+v, %v, want First", done, err)
 	}
-	expect.Equal(t, "events in the log", len(read(t, log, log.Of("default", uri, true))), 120)
+	expect.Equal(t, "events in the log", len(read(t, log, log.PartitionsOf("default", uri, true))), 120)
 }
 
 func fnv32(s string) uint32 {
@@ -365,7 +365,7 @@ func TestGivenAStoreWithSlowWritesWhenAFullBatchIsAppendedToPatternsThenItTakesH
 					t.Errorf("10 events and %d patterns took %v, want hardly more than the 300ms of one write", len(patterns), took)
 				}
 				for _, p := range patterns {
-					expect.Equal(t, fmt.Sprintf("events of %s", p), len(read(t, log, eventlog.Pattern("default", p))), 10)
+					expect.Equal(t, fmt.Sprintf("events of %s", p), len(read(t, log, eventlog.PatternPartitions("default", p))), 10)
 				}
 			})
 		})
@@ -388,7 +388,7 @@ func TestABatchOfAnUnorderedTypeThatComesAgainAfterAnotherOneIsInTheLogOnce(t *t
 	for _, batch := range [][]event.Event{group("a1", "a2"), group("b1"), group("a1", "a2", "a3"), group("b1"), reused, group("b2"), reused} {
 		expect.OK(t, expect.ErrOf(log.AppendUnordered(t.Context(), "default", uri, batch, nil)))
 	}
-	got := read(t, log, log.Of("default", uri, true))
+	got := read(t, log, log.PartitionsOf("default", uri, true))
 	expect.List(t, "EVX-26: the log", got, []string{"a1", "a1", "a2", "a3", "b1", "b2"})
 }
 

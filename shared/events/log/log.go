@@ -121,18 +121,18 @@ func (l *Log) Time() time.Time {
 }
 
 // Oldest returns the oldest key whose entry the log is guaranteed to still have.
-func (l *Log) Oldest() int64 { return l.Time().Add(-l.Reaches()).UnixMicro() }
+func (l *Log) Oldest() int64 { return l.Time().Add(-l.MinRetention()).UnixMicro() }
 
 // KeptUntil returns the time until which the log is guaranteed to keep an entry that is written now.
-func (l *Log) KeptUntil() time.Time { return l.Time().Add(l.Reaches()) }
+func (l *Log) KeptUntil() time.Time { return l.Time().Add(l.MinRetention()) }
 
-// Reaches returns how long the log is guaranteed to keep entries.
-func (l *Log) Reaches() time.Duration { return cmp.Or(l.Retention, 24*time.Hour) }
+// MinRetention returns how long the log is guaranteed to keep entries.
+func (l *Log) MinRetention() time.Duration { return cmp.Or(l.Retention, 24*time.Hour) }
 
-// Reach returns the position from which a reader reads a partition. at is the position of its cursor c in the partition. The reader
+// StartPosition returns the position from which a reader reads a partition. at is the position of its cursor c in the partition. The reader
 // does not start before floor, because the log no longer has older entries or the reader does not want them. truncated reports
 // whether the reader misses events because of that.
-func (l *Log) Reach(c Cursor, at, floor int64) (start int64, truncated bool) {
+func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated bool) {
 	if max(at, c.Given) >= floor {
 		return at, false
 	}
@@ -142,8 +142,8 @@ func (l *Log) Reach(c Cursor, at, floor int64) (start int64, truncated bool) {
 // Position returns where a reader starts to find everything that is published from now on.
 func (l *Log) Position() int64 { return l.keys().position() }
 
-// Settled returns a position up to which no further key will be committed to any partition.
-func (l *Log) Settled() int64 { return l.keys().settled() }
+// SettledPosition returns a position up to which no further key will be committed to any partition.
+func (l *Log) SettledPosition() int64 { return l.keys().settledPosition() }
 
 // EndOf returns [Log.Position] for one event URI. The result is not before the last entry of the URI, even if the clock
 // was set back since.
@@ -160,23 +160,23 @@ func (l *Log) LookBack(p Partition) time.Duration {
 	return l.keys().lookBack()
 }
 
-// Given returns the [Cursor.Given] of a cursor that was at the end of the log at the given time. It is 0 if positions are times
-// themselves, because no Given is needed then.
-func (l *Log) Given(at int64) int64 { return l.keys().given(at) }
+// GivenAt returns the [Cursor.Given] of a cursor that was at the end of the log at the given time. It is 0 if positions are times
+// themselves, because no GivenAt is needed then.
+func (l *Log) GivenAt(at int64) int64 { return l.keys().givenAt(at) }
 
 // TotalOrder reports whether the keys of all partitions grow in one order, the order of commits, and all copies of an event have
 // the same key. Package stream needs it to choose how a feed merges partitions.
 func (l *Log) TotalOrder() bool { return l.keys().totalOrder() }
 
-// Of returns the partitions that hold the events of one URI. That is its own partition, unless the event type is unordered and
+// PartitionsOf returns the partitions that hold the events of one URI. That is its own partition, unless the event type is unordered and
 // [Log.Spreads] is true. Even then it also returns the own partition, which has the events from before the type became unordered.
-func (l *Log) Of(workspace, uri string, unordered bool) []Partition {
-	own := Own(workspace, uri)
+func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
+	own := OwnPartition(workspace, uri)
 	if !unordered || !l.Spreads() {
 		return []Partition{own}
 	}
 	own.single = false
-	return append(Pattern(workspace, uri), own)
+	return append(PatternPartitions(workspace, uri), own)
 }
 
 // Spreads reports whether the log spreads the events of an unordered type over several partitions with several writers.
@@ -204,28 +204,28 @@ func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Eve
 // keys is the part of the log that differs between the implementations [exact] and [stamped].
 type keys interface {
 	position() int64
-	settled() int64
+	settledPosition() int64
 	// upperBound returns an upper bound of the keys in the log.
 	upperBound() int64
 	// interestBegins returns the position from which patterns are written if the interest in them is recorded now.
 	interestBegins() int64
 	endOf(ctx context.Context, workspace, uri string) (int64, error)
 	lookBack() time.Duration
-	given(at int64) int64
+	givenAt(at int64) int64
 	totalOrder() bool
 	spreads() bool
 
 	append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
 	appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
-	// put writes one segment and returns the key of its last entry, or 0 if it does not know the key. The key is greater
+	// putSegment writes one segment and returns the key of its last entry, or 0 if it does not know the key. The key is greater
 	// than floor.
-	put(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error)
+	putSegment(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error)
 	// repeatable is called when a batch arrives again. It reports whether the events in the segment with the last key end need not be
 	// written again, because no reader can have passed them.
 	repeatable(end int64) bool
 
-	// bound limits a query to the position end, and returns the position up to which the last page is complete.
-	bound(q *store.Query, end int64) int64
+	// limitQuery limits a query to the position end, and returns the position up to which the last page is complete.
+	limitQuery(q *store.Query, end int64) int64
 	// completeStamp adds the items to a page whose key equals that of the page's last item.
 	completeStamp(ctx context.Context, p Partition, page *store.Page) error
 	byID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error)
@@ -252,21 +252,21 @@ type Partition struct {
 	single bool // one writer at a time; keys grow in commit order
 }
 
-// Own returns the partition of one event URI.
-func Own(workspace, uri string) Partition {
+// OwnPartition returns the partition of one event URI.
+func OwnPartition(workspace, uri string) Partition {
 	return Partition{name: "u#" + workspace + "#" + uri, single: true}
 }
 
-// Pattern returns the partitions of a parent or wildcard pattern.
-func Pattern(workspace, key string) []Partition {
+// PatternPartitions returns the partitions of a parent or wildcard pattern.
+func PatternPartitions(workspace, key string) []Partition {
 	parts := make([]Partition, Shards)
 	for i := range parts {
-		parts[i] = shard(workspace, key, i)
+		parts[i] = shardPartition(workspace, key, i)
 	}
 	return parts
 }
 
-func shard(workspace, key string, i int) Partition {
+func shardPartition(workspace, key string, i int) Partition {
 	return Partition{name: fmt.Sprintf("w#%s#%d#%s", workspace, i, key)}
 }
 
@@ -277,8 +277,8 @@ func shardOf(uri string) int {
 	return int(h.Sum32() % Shards)
 }
 
-// Topic returns the partition of a topic's notices.
-func Topic(workspace, topic string) Partition {
+// TopicPartition returns the partition of a topic's notices.
+func TopicPartition(workspace, topic string) Partition {
 	return Partition{name: "n#" + workspace + "#" + topic}
 }
 
@@ -313,9 +313,9 @@ type Interest struct {
 	Until time.Time
 }
 
-// Reaches returns the first position from which a cursor finds all events of the pattern. It is before Since, because a client that
+// FirstPosition returns the first position from which a cursor finds all events of the pattern. It is before Since, because a client that
 // got its cursor at Since has a position up to a window earlier.
-func (in Interest) Reaches() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
+func (in Interest) FirstPosition() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
 // InterestKey returns the key of the item that holds the interest in a pattern.
 func InterestKey(workspace, key string) store.Key {
@@ -324,16 +324,16 @@ func InterestKey(workspace, key string) store.Key {
 
 const untilCount = "until"
 
-// Interested makes sure that the partitions of a pattern are written until the given time, and for at least one retention from now.
+// RecordInterest makes sure that the partitions of a pattern are written until the given time, and for at least one retention from now.
 // It returns the interest, which tells since when they are written. The caller must have recorded the pattern's shape as in use
 // before.
-func (l *Log) Interested(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
+func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
 	k := InterestKey(workspace, key)
 	if kept := l.KeptUntil(); until.Before(kept) {
 		until = kept
 	}
 	for {
-		had, err := l.Interest(ctx, workspace, key)
+		had, err := l.LoadInterest(ctx, workspace, key)
 		if err != nil {
 			return Interest{}, err
 		}
@@ -346,7 +346,7 @@ func (l *Log) Interested(ctx context.Context, workspace, key string, until time.
 		}
 		setBack := had.Since > since+2*MaxSkew.Microseconds() // the clock
 		if had.Until.After(now) && !setBack {
-			if until.Sub(had.Until) <= l.Reaches()/16 { // renew seldom
+			if until.Sub(had.Until) <= l.MinRetention()/16 { // renew seldom
 				return had, nil
 			}
 			// Each renewal changes the version, so that one of two concurrent renewals fails and tries again. That moves the
@@ -367,8 +367,8 @@ func (l *Log) Interested(ctx context.Context, workspace, key string, until time.
 // delete it too early.
 const interestMargin = time.Hour
 
-// Interest returns the interest in a pattern, or the zero value if its item does not exist or has expired.
-func (l *Log) Interest(ctx context.Context, workspace, key string) (Interest, error) {
+// LoadInterest returns the interest in a pattern, or the zero value if its item does not exist or has expired.
+func (l *Log) LoadInterest(ctx context.Context, workspace, key string) (Interest, error) {
 	it, err := store.One(ctx, l.DB, InterestKey(workspace, key), "read the interest in a pattern")
 	return ReadInterest(it), err
 }
@@ -420,8 +420,8 @@ const (
 	maxChildren = 50
 )
 
-// Below returns up to n URIs below a parent that had events within the last month, in the order of the URIs.
-func (l *Log) Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error) {
+// ListBelow returns up to n URIs below a parent that had events within the last month, in the order of the URIs.
+func (l *Log) ListBelow(ctx context.Context, workspace, parent string, n int) (uris []string, err error) {
 	err = l.eachBelow(ctx, workspace, parent, n, func(page []store.Item) {
 		for _, item := range page {
 			uris = append(uris, item.Sort)
@@ -448,7 +448,7 @@ func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, ta
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 
-// RecordChild records a URI under its parents for a month, for [Log.LatestBelow] and [Log.Below]. Fanout calls it for the first
+// RecordChild records a URI under its parents for a month, for [Log.LatestBelow] and [Log.ListBelow]. Fanout calls it for the first
 // event of a URI on the URI's day (see [Appended]), and ignores a failure.
 func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	segs := strings.Split(strings.TrimPrefix(uri, "event://"), "/")

@@ -30,7 +30,7 @@ func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (en
 }
 
 // ReadUntil is like [Log.Read], but it reads only up to the position end if positions are exact. The caller got end from
-// [Log.Settled]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one
+// [Log.SettledPosition]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one
 // moment although they read one after the other. If writers stamp keys, ReadUntil ignores end, because readers drop events
 // that they have seen.
 func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limit int) (entries []Entry, more bool, next int64, err error) {
@@ -45,7 +45,7 @@ func (l *Log) ReadPast(ctx context.Context, p Partition, after int64, limit int)
 
 func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int, past bool) (entries []Entry, more bool, next int64, err error) {
 	q := store.Query{Table: store.Log, Partition: p.name, After: afterKey(after), Limit: limit}
-	end = l.keys().bound(&q, end)
+	end = l.keys().limitQuery(&q, end)
 	page, err := l.DB.Query(ctx, q)
 	if err != nil {
 		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
@@ -97,7 +97,7 @@ const LatestBytes = 1 << 20
 // Latest returns up to n of the newest events of a URI, oldest first, with up to [LatestBytes] of payloads.
 func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool, n int) ([]event.Event, error) {
 	var found []positioned
-	for _, p := range l.Of(workspace, uri, unordered) {
+	for _, p := range l.PartitionsOf(workspace, uri, unordered) {
 		page, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: n})
 		if err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "read the latest events of %s", uri)
@@ -174,7 +174,7 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 				continue
 			}
 			if len(events) == n {
-				return events, position(end, last), nil
+				return events, formatPosition(end, last), nil
 			}
 			events = append(events, *e.Event)
 			index++
@@ -182,7 +182,7 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 		}
 	}
 	if floor != "" && sort != "" {
-		next = position(sort, index)
+		next = formatPosition(sort, index)
 	}
 	return events, next, nil
 }
@@ -210,8 +210,8 @@ func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until t
 	return items, floor, nil
 }
 
-// position encodes the position after the first n events with a sort key. Items of several partitions may have the same key.
-func position(sort string, n int) string { return fmt.Sprintf("%s/%d", sort, n) }
+// formatPosition encodes the position after the first n events with a sort key. Items of several partitions may have the same key.
+func formatPosition(sort string, n int) string { return fmt.Sprintf("%s/%d", sort, n) }
 
 // parsePosition decodes a position. The previous version of the program wrote only the key, after listing all events of its item.
 func parsePosition(text string) (sort string, n int) {
@@ -421,10 +421,10 @@ func (s *Sealer) sum(begin string, rest []byte) []byte {
 	return h.Sum(nil)
 }
 
-// From returns the position of a cursor in a partition.
-func (s *Sealer) From(c Cursor, p Partition) int64 {
+// PositionIn returns the position of a cursor in a partition.
+func (s *Sealer) PositionIn(c Cursor, p Partition) int64 {
 	if len(c.Places) > 0 {
-		hash := s.place(p)
+		hash := s.hashPartition(p)
 		for _, place := range c.Places {
 			if place.Partition == hash {
 				return place.At
@@ -435,9 +435,9 @@ func (s *Sealer) From(c Cursor, p Partition) int64 {
 }
 
 // PlaceOf returns the place for a position in a partition.
-func (s *Sealer) PlaceOf(p Partition, at int64) Place { return Place{s.place(p), at} }
+func (s *Sealer) PlaceOf(p Partition, at int64) Place { return Place{s.hashPartition(p), at} }
 
-func (s *Sealer) place(p Partition) uint64 { return s.Hash("partition\x00" + p.name) }
+func (s *Sealer) hashPartition(p Partition) uint64 { return s.Hash("partition\x00" + p.name) }
 
 // Hash returns the keyed hash by which a cursor names an entry.
 func (s *Sealer) Hash(id string) uint64 {

@@ -299,7 +299,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 		for _, e := range written {
 			s.Before, s.BeforeAt = append(s.Before, e.ID), append(s.BeforeAt, e.Published.UnixMicro())
 		}
-		if floor, err = l.keys().put(ctx, p, s, floor, copies...); err != nil {
+		if floor, err = l.keys().putSegment(ctx, p, s, floor, copies...); err != nil {
 			return done, fault.Wrap(fault.Unavailable, err, "append to the log of %s", uri)
 		}
 		for i, e := range part {
@@ -321,10 +321,10 @@ func dayOf(uri string, stamp int64) int64 {
 	return (stamp + begins.Microseconds()) / day.Microseconds()
 }
 
-// item returns the item of a segment without its key, and how long the log keeps it.
-func (l *Log) item(p Partition, s segment) (item store.Item, life time.Duration, err error) {
+// newItem returns the item of a segment without its key, and how long the log keeps it.
+func (l *Log) newItem(p Partition, s segment) (item store.Item, life time.Duration, err error) {
 	value, err := s.encode()
-	if life = l.Reaches() + time.Hour; s.life > 0 {
+	if life = l.MinRetention() + time.Hour; s.life > 0 {
 		life = min(life, s.life)
 	}
 	return store.Item{Key: store.Key{Table: store.Log, Partition: p.name}, Value: value, Version: int64(s.len())}, life, err
@@ -349,7 +349,7 @@ func (l *Log) NotifyFor(ctx context.Context, workspace, topic string, life time.
 
 func (l *Log) notify(ctx context.Context, workspace, topic, id string, notice json.RawMessage, life time.Duration) error {
 	s := segment{V: segmentVersion, Notices: []noticeEnvelope{{ID: id, Body: notice}}, life: life}
-	if _, err := l.keys().put(ctx, Topic(workspace, topic), s, 0); err != nil {
+	if _, err := l.keys().putSegment(ctx, TopicPartition(workspace, topic), s, 0); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "notify topic %s", topic)
 	}
 	return nil

@@ -84,8 +84,8 @@ type Payload struct {
 	doc    any
 }
 
-// Payloads returns a Payload for each event.
-func Payloads(events []event.Event) []*Payload {
+// NewPayloads returns a Payload for each event.
+func NewPayloads(events []event.Event) []*Payload {
 	out := make([]*Payload, len(events))
 	for i := range events {
 		out[i] = &Payload{Event: &events[i]}
@@ -108,10 +108,10 @@ func payloadOf(e *event.Event) *Payload {
 }
 
 // Passes reports whether all filters accept the payload.
-func (p *Payload) Passes(filters []Filter) bool { return p.Rejecting(filters) == nil }
+func (p *Payload) Passes(filters []Filter) bool { return p.FindRejecting(filters) == nil }
 
-// Rejecting returns the first filter that does not accept the payload, or nil if all do.
-func (p *Payload) Rejecting(filters []Filter) *Filter {
+// FindRejecting returns the first filter that does not accept the payload, or nil if all do.
+func (p *Payload) FindRejecting(filters []Filter) *Filter {
 	if len(filters) == 0 {
 		return nil
 	}
@@ -124,13 +124,13 @@ func (p *Payload) Rejecting(filters []Filter) *Filter {
 	return nil
 }
 
-// Value returns the value at a JSON Pointer in a payload, as JSON. It returns nil if the payload has no such value.
-func Value(payload json.RawMessage, pointer string) json.RawMessage {
+// ValueAt returns the value at a JSON Pointer in a payload, as JSON. It returns nil if the payload has no such value.
+func ValueAt(payload json.RawMessage, pointer string) json.RawMessage {
 	path, err := jsonpointer.Parse(pointer)
 	if err != nil {
 		return nil
 	}
-	got, ok := path.In(valueOf(payload))
+	got, ok := path.ValueIn(valueOf(payload))
 	if !ok {
 		return nil
 	}
@@ -140,7 +140,7 @@ func Value(payload json.RawMessage, pointer string) json.RawMessage {
 
 func (f Filter) accepts(doc any) bool {
 	path, err := jsonpointer.Parse(f.Pointer)
-	got, ok := path.In(doc)
+	got, ok := path.ValueIn(doc)
 	if err != nil || !ok {
 		return false
 	}
@@ -229,8 +229,8 @@ func valueOf(payload json.RawMessage) any {
 	return jsonrpc.Value(payload)
 }
 
-// Redacted returns the payload without the members at the pointers.
-func Redacted(payload json.RawMessage, pointers []string) (json.RawMessage, error) {
+// Redact returns the payload without the members at the pointers.
+func Redact(payload json.RawMessage, pointers []string) (json.RawMessage, error) {
 	if len(pointers) == 0 {
 		return payload, nil
 	}
@@ -241,7 +241,7 @@ func Redacted(payload json.RawMessage, pointers []string) (json.RawMessage, erro
 			continue
 		}
 		last := len(path) - 1
-		parent, _ := path[:last].In(doc)
+		parent, _ := path[:last].ValueIn(doc)
 		if m, ok := parent.(map[string]any); ok {
 			delete(m, path[last])
 		}
@@ -312,7 +312,7 @@ func newSpan(of catalog.RangeType, raw json.RawMessage) (*Span, error) {
 		if rangeOps[op] == nil {
 			return nil, fault.New(fault.Invalid, "a range has no %.32q (allowed: $gt, $gte, $lt, $lte)", op)
 		}
-		if s.Time && json.Unmarshal(v, &b.Value) != nil || len(b.Value) > maxBound || !s.readable(b.Value) {
+		if s.Time && json.Unmarshal(v, &b.Value) != nil || len(b.Value) > maxBound || !s.isReadable(b.Value) {
 			return nil, fault.New(fault.Invalid, "%s of the range is not a %s of up to %d bytes", op, of, maxBound)
 		}
 		s.Bounds = append(s.Bounds, b)
@@ -340,7 +340,7 @@ func (s *Span) checkNotEmpty() error {
 // maxBound is the maximum length of a bound's text.
 const maxBound = 64
 
-func (s *Span) readable(text string) bool {
+func (s *Span) isReadable(text string) bool {
 	if s.Time {
 		_, err := event.ParseTime(text)
 		return err == nil
@@ -353,16 +353,16 @@ func (s *Span) readable(text string) bool {
 func (s *Span) accept(got any) bool {
 	switch got := got.(type) {
 	case string:
-		return s.Time && s.holds(got)
+		return s.Time && s.contains(got)
 	case json.Number:
-		return !s.Time && s.holds(got.String())
+		return !s.Time && s.contains(got.String())
 	case []any:
 		return slices.ContainsFunc(got, s.accept)
 	}
 	return false
 }
 
-func (s *Span) holds(text string) bool {
+func (s *Span) contains(text string) bool {
 	for _, b := range s.Bounds {
 		order, ok := s.compare(text, b.Value)
 		if !ok || !slices.Contains(rangeOps[b.Op], order) {

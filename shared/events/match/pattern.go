@@ -58,9 +58,9 @@ type Pattern struct {
 // Partitions returns the partitions of the log that hold the pattern's events.
 func (p Pattern) Partitions(log *eventlog.Log, workspace string) []eventlog.Partition {
 	if p.Kind != Concrete {
-		return eventlog.Pattern(workspace, p.Key)
+		return eventlog.PatternPartitions(workspace, p.Key)
 	}
-	return log.Of(workspace, p.Key, p.Unordered)
+	return log.PartitionsOf(workspace, p.Key, p.Unordered)
 }
 
 // Shape is the form of a pattern. It tells which variables of an event type are open or, for a parent, the number of segments. An
@@ -74,8 +74,8 @@ type Shape struct {
 
 const parentsScope = "parents"
 
-// Scope returns the scope of an event type's shapes or, for an empty name, the scope of parents.
-func Scope(entry string) string {
+// ScopeOf returns the scope of an event type's shapes or, for an empty name, the scope of parents.
+func ScopeOf(entry string) string {
 	if entry == "" {
 		return parentsScope
 	}
@@ -124,7 +124,7 @@ func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 		access = append(access, Access{entry, vars})
 	}
 	if !strings.Contains(canonical, "*") {
-		for _, e := range cat.Under(canonical) {
+		for _, e := range cat.ListUnder(canonical) {
 			if vars := e.BindParent(canonical); e.ValidateParams(vars) == nil {
 				access = append(access, Access{e, vars})
 			}
@@ -157,15 +157,15 @@ func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
 	}
 	return Pattern{
 		Kind: kind, Key: e.Expand(vars), Entry: e.Name,
-		Shape:     Shape{Scope: Scope(e.Name), Name: maskName(mask)},
+		Shape:     Shape{Scope: ScopeOf(e.Name), Name: maskName(mask)},
 		Unordered: kind == Concrete && e.Unordered(),
 	}
 }
 
 func maskName(mask int) string { return "m" + strconv.FormatInt(int64(mask), 16) }
 
-// Scopes returns the scopes of the shapes that can match events of a type.
-func Scopes(entry string) []string { return []string{Scope(entry), parentsScope} }
+// ScopesOf returns the scopes of the shapes that can match events of a type.
+func ScopesOf(entry string) []string { return []string{ScopeOf(entry), parentsScope} }
 
 // KeyUnder returns the key of the pattern with the given shape that matches an event, or false if no such pattern can match it.
 func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (string, bool) {
@@ -329,8 +329,8 @@ func (s *Selection) addArgument(name string, value json.RawMessage) error {
 	return nil
 }
 
-// Allowed returns an error if the principal has no permission for the selected events.
-func (s *Selection) Allowed(p auth.Principal) error {
+// CheckAccess returns an error if the principal has no permission for the selected events.
+func (s *Selection) CheckAccess(p auth.Principal) error {
 	return s.Entry.Access.Check(p, s.Vars)
 }
 
@@ -339,9 +339,9 @@ func (s *Selection) Wants(e *event.Event) bool {
 	return e.Name == s.Entry.Name && (len(s.Filters) == 0 || payloadOf(e).Passes(s.Filters))
 }
 
-// Data returns the event's payload without the redacted members.
-func (s *Selection) Data(e *event.Event) (json.RawMessage, error) {
-	return Redacted(e.Data, s.Redact)
+// RedactedData returns the event's payload without the redacted members.
+func (s *Selection) RedactedData(e *event.Event) (json.RawMessage, error) {
+	return Redact(e.Data, s.Redact)
 }
 
 // CanonicalArguments returns the arguments in a canonical form, so that equal arguments have equal bytes: members sorted by name,

@@ -247,7 +247,7 @@ func TestAPayloadIsDecodedOncePerEvent(t *testing.T) {
 	once := allocated(func() { (&Payload{Event: e}).Passes(filters) })
 	for name, ask := range map[string]func(){
 		"300 subscribers": func() {
-			p := Payloads([]event.Event{*e})[0]
+			p := NewPayloads([]event.Event{*e})[0]
 			var asking sync.WaitGroup
 			for range 300 {
 				asking.Go(func() { p.Passes(filters) })

@@ -24,7 +24,7 @@ const envelope = 2
 // member "specversion", a structured CloudEvent. If workspaces is true, an event may name its workspace. Faults are
 // of kind fault.Invalid, fault.TooLarge or fault.Unsupported, with a [Refusal].
 func decode(body []byte, workspaces bool) ([]Input, error) {
-	var r refused
+	var r faultList
 	if jsonrpc.Depth(body) > event.MaxDepth+envelope {
 		r.add(fault.Invalid, "", "is nested deeper than %d levels", event.MaxDepth+envelope)
 		return nil, r.err(1)
@@ -34,15 +34,15 @@ func decode(body []byte, workspaces bool) ([]Input, error) {
 		return nil, r.err(1)
 	}
 	var in []Input
-	switch first(body) {
+	switch firstByte(body) {
 	case '{':
-		in = append(in, r.event(body, "", workspaces))
+		in = append(in, r.parseEvent(body, "", workspaces))
 	case '[':
 		for e := range jsonrpc.Elements(body) {
 			if len(in) == maxEvents {
 				return nil, fault.New(fault.TooLarge, "too many events in a request (at most %d)", maxEvents).AtLimit("eventsPerRequest", maxEvents)
 			}
-			in = append(in, r.event(e, "/"+strconv.Itoa(len(in)), workspaces))
+			in = append(in, r.parseEvent(e, "/"+strconv.Itoa(len(in)), workspaces))
 		}
 	default:
 		r.add(fault.Invalid, "", "is neither an event nor an array of events")
@@ -53,8 +53,8 @@ func decode(body []byte, workspaces bool) ([]Input, error) {
 	return in, nil
 }
 
-// first returns the first byte of a JSON value, or 0.
-func first(b []byte) byte {
+// firstByte returns the first byte of a JSON value, or 0.
+func firstByte(b []byte) byte {
 	for _, c := range b {
 		if c != ' ' && c != '\n' && c != '\t' && c != '\r' {
 			return c
@@ -63,10 +63,10 @@ func first(b []byte) byte {
 	return 0
 }
 
-// event parses one event of the request. at is its JSON Pointer.
-func (r *refused) event(raw json.RawMessage, at string, workspaces bool) Input {
+// parseEvent parses one event of the request. at is its JSON Pointer.
+func (r *faultList) parseEvent(raw json.RawMessage, at string, workspaces bool) Input {
 	in := Input{at: at, DataAt: at + "/data"}
-	if first(raw) != '{' {
+	if firstByte(raw) != '{' {
 		r.add(fault.Invalid, at, "is not an object")
 		return in
 	}
@@ -83,25 +83,25 @@ func (r *refused) event(raw json.RawMessage, at string, workspaces bool) Input {
 		}
 		switch name {
 		case "uri":
-			in.URI = r.text(value, at+"/uri")
+			in.URI = r.parseText(value, at+"/uri")
 		case "data":
 			in.Data = value
 		case "id":
-			in.ID = r.optional(value, at+"/id")
+			in.ID = r.parseOptional(value, at+"/id")
 		case "time":
-			in.Time = r.time(r.optional(value, at+"/time"), at+"/time")
+			in.Time = r.parseTime(r.parseOptional(value, at+"/time"), at+"/time")
 		case "workspace":
 			if !workspaces {
 				r.add(fault.Invalid, at+"/workspace", "cannot be chosen here; events belong to the caller's workspace")
 				continue
 			}
-			in.Workspace = r.text(value, at+"/workspace")
+			in.Workspace = r.parseText(value, at+"/workspace")
 		case "resend":
 			if !workspaces {
 				r.unknownMember(at, name)
 				continue
 			}
-			in.Resend = r.text(value, at+"/resend")
+			in.Resend = r.parseText(value, at+"/resend")
 		default:
 			r.unknownMember(at, name)
 			continue
@@ -116,7 +116,7 @@ func (r *refused) event(raw json.RawMessage, at string, workspaces bool) Input {
 	return in
 }
 
-func (r *refused) unknownMember(at, name string) {
+func (r *faultList) unknownMember(at, name string) {
 	if len(name) > 64 {
 		r.add(fault.Invalid, at, "has an unknown member (allowed: uri, data, id, time)")
 		return
@@ -124,8 +124,8 @@ func (r *refused) unknownMember(at, name string) {
 	r.add(fault.Invalid, at, "has the unknown member %q (allowed: uri, data, id, time)", name)
 }
 
-// text parses a non-empty string.
-func (r *refused) text(value json.RawMessage, at string) string {
+// parseText parses a non-empty string.
+func (r *faultList) parseText(value json.RawMessage, at string) string {
 	s, ok := jsonrpc.String(value)
 	if !ok {
 		r.add(fault.Invalid, at, "must be a string")
@@ -135,15 +135,15 @@ func (r *refused) text(value json.RawMessage, at string) string {
 	return s
 }
 
-// optional parses a string like [refused.text], but also accepts null, for which it returns "".
-func (r *refused) optional(value json.RawMessage, at string) string {
+// parseOptional parses a string like [faultList.parseText], but also accepts null, for which it returns "".
+func (r *faultList) parseOptional(value json.RawMessage, at string) string {
 	if string(value) == "null" {
 		return ""
 	}
-	return r.text(value, at)
+	return r.parseText(value, at)
 }
 
-func (r *refused) time(s, at string) time.Time {
+func (r *faultList) parseTime(s, at string) time.Time {
 	if s == "" {
 		return time.Time{}
 	}
@@ -178,7 +178,7 @@ type cloudEvent struct {
 }
 
 // parseStructured parses a CloudEvent in the JSON format.
-func (r *refused) parseStructured(raw json.RawMessage, in *Input, workspaces bool) {
+func (r *faultList) parseStructured(raw json.RawMessage, in *Input, workspaces bool) {
 	var ce cloudEvent
 	var base64Data json.RawMessage
 	var parent, state string
@@ -192,7 +192,7 @@ func (r *refused) parseStructured(raw json.RawMessage, in *Input, workspaces boo
 		}
 		seen[name] = true
 		if field := fields[name]; field != nil {
-			*field = r.optional(value, in.at+"/"+name)
+			*field = r.parseOptional(value, in.at+"/"+name)
 			continue
 		}
 		switch name {
@@ -206,7 +206,7 @@ func (r *refused) parseStructured(raw json.RawMessage, in *Input, workspaces boo
 			state, _ = jsonrpc.String(value)
 		case "workspace":
 			if workspaces {
-				in.Workspace = r.text(value, in.at+"/workspace")
+				in.Workspace = r.parseText(value, in.at+"/workspace")
 			}
 		}
 	}
@@ -215,7 +215,7 @@ func (r *refused) parseStructured(raw json.RawMessage, in *Input, workspaces boo
 		r.decodeBase64(base64Data, in)
 	}
 	in.Trace = trace.Parse(parent, state)
-	r.cloudEvent(ce, in, true)
+	r.addCloudEvent(ce, in, true)
 }
 
 func (ce *cloudEvent) fields() map[string]*string {
@@ -225,7 +225,7 @@ func (ce *cloudEvent) fields() map[string]*string {
 	}
 }
 
-func (r *refused) decodeBase64(value json.RawMessage, in *Input) {
+func (r *faultList) decodeBase64(value json.RawMessage, in *Input) {
 	text, ok := jsonrpc.String(value)
 	data, err := base64.StdEncoding.DecodeString(text)
 	switch {
@@ -237,8 +237,8 @@ func (r *refused) decodeBase64(value json.RawMessage, in *Input) {
 	in.Data = data
 }
 
-// binary parses a CloudEvent whose attributes are in headers and whose body is the data.
-func (r *refused) binary(h http.Header, body []byte, in *Input) {
+// parseBinary parses a CloudEvent whose attributes are in headers and whose body is the data.
+func (r *faultList) parseBinary(h http.Header, body []byte, in *Input) {
 	var ce cloudEvent
 	fields := ce.fields()
 	for name, values := range h {
@@ -265,7 +265,7 @@ func (r *refused) binary(h http.Header, body []byte, in *Input) {
 	if len(body) > 0 {
 		in.Data = body
 	}
-	r.cloudEvent(ce, in, len(body) > 0)
+	r.addCloudEvent(ce, in, len(body) > 0)
 }
 
 // decodeHeader does what [headerText] does, and returns "" if that fails.
@@ -283,8 +283,8 @@ func headerText(s string) (string, error) {
 	return url.PathUnescape(s)
 }
 
-// cloudEvent checks the attributes of ce and copies them to the input.
-func (r *refused) cloudEvent(ce cloudEvent, in *Input, typed bool) {
+// addCloudEvent checks the attributes of ce and copies them to the input.
+func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
 	if ce.specversion != "1.0" {
 		r.add(fault.Invalid, in.at+"/specversion", "must be 1.0")
 	}
@@ -295,7 +295,7 @@ func (r *refused) cloudEvent(ce cloudEvent, in *Input, typed bool) {
 	}
 	in.cloud = true
 	in.ID, in.Source = ce.id, ce.source
-	in.Time = r.time(ce.time, in.at+"/time")
+	in.Time = r.parseTime(ce.time, in.at+"/time")
 	if typed && ce.contentType != "" && !isJSON(ce.contentType) {
 		r.add(fault.Unsupported, in.at+"/datacontenttype", "is not supported: a payload must be JSON")
 	}

@@ -110,12 +110,12 @@ func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 		return nil, fault.New(fault.Invalid, "the body ended early")
 	}
 	if mode == modeBinary {
-		var refused refused
+		var refused faultList
 		in := Input{}
-		refused.binary(r.Header, body, &in)
+		refused.parseBinary(r.Header, body, &in)
 		return []Input{in}, refused.err(1)
 	}
-	switch c := first(body); {
+	switch c := firstByte(body); {
 	case mode == modeStructured && c != '{':
 		return nil, fault.New(fault.Invalid, "the body is not a CloudEvent in JSON")
 	case mode == modeBatch && c != '[':
@@ -190,8 +190,8 @@ func (r Refusal) LimitName() string {
 // maxFaults limits the faults in one response.
 const maxFaults = 100
 
-// refused collects the faults of a request.
-type refused struct {
+// faultList collects the faults of a request.
+type faultList struct {
 	Refusal
 	kind  fault.Kind // of the most severe fault
 	count int
@@ -204,7 +204,7 @@ func severity(k fault.Kind) int {
 	return 1 + slices.Index([]fault.Kind{fault.Unprocessable, fault.NotFound, fault.TooLarge, fault.Unsupported, fault.Invalid}, k)
 }
 
-func (r *refused) add(k fault.Kind, pointer, format string, args ...any) {
+func (r *faultList) add(k fault.Kind, pointer, format string, args ...any) {
 	msg := fmt.Sprintf(format, args...)
 	if severity(k) > severity(r.kind) {
 		r.kind, r.first = k, describe(pointer, msg)
@@ -215,8 +215,8 @@ func (r *refused) add(k fault.Kind, pointer, format string, args ...any) {
 	}
 }
 
-// refuse adds an error as a fault. If the error is about a limit, refuse records the limit.
-func (r *refused) refuse(pointer string, err error) {
+// addError adds an error as a fault. If the error is about a limit, addError records the limit.
+func (r *faultList) addError(pointer string, err error) {
 	if l, ok := fault.DataOf(err).(fault.Limit); ok && r.Limit == nil {
 		r.Limit = &l
 	}
@@ -231,16 +231,16 @@ func describe(pointer, msg string) string {
 	return pointer + ": " + msg
 }
 
-// unknown adds a fault for a URI that matches no event type.
-func (r *refused) unknown(pointer, uri string) {
+// addUnknown adds a fault for a URI that matches no event type.
+func (r *faultList) addUnknown(pointer, uri string) {
 	if r.URI == "" {
 		r.URI = uri
 	}
 	r.add(fault.NotFound, pointer, "belongs to no event type")
 }
 
-// schema adds the faults of a schema check. If below is true, their pointers are relative to pointer.
-func (r *refused) schema(pointer string, err error, below bool) {
+// addSchemaFaults adds the faults of a schema check. If below is true, their pointers are relative to pointer.
+func (r *faultList) addSchemaFaults(pointer string, err error, below bool) {
 	faults, ok := fault.DataOf(err).([]jsonpointer.Fault)
 	if !ok {
 		r.add(fault.KindOf(err), pointer, "%s", fault.Public(err))
@@ -259,7 +259,7 @@ func (r *refused) schema(pointer string, err error, below bool) {
 }
 
 // err returns an error with all faults, or nil if the request has no faults. n is the number of events in the request.
-func (r *refused) err(n int) error {
+func (r *faultList) err(n int) error {
 	if r.count == 0 {
 		return nil
 	}

@@ -61,14 +61,14 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 			failed = append(failed, m.ID)
 		default:
 			b.log().WarnContext(ctx, "inbox message dead-lettered", "message", m.ID, "kind", kind.String())
-			dead = append(dead, b.letter(m, err))
+			dead = append(dead, b.newDeadLetter(m, err))
 			faulty = append(faulty, m.ID)
 		}
 	}
 	// Send the events first. If that fails, the queue redelivers all messages, and the dead letters have not been sent yet. In the
 	// other order, they would be sent twice.
 	if len(events) > 0 {
-		if err := b.Service.queue(ctx, events, spans); err != nil {
+		if err := b.Service.enqueue(ctx, events, spans); err != nil {
 			b.log().ErrorContext(ctx, "inbox messages not queued", "messages", len(taken), "error", err)
 			failed = append(failed, taken...)
 		}
@@ -104,7 +104,7 @@ func (b *Inbox) prepare(ctx context.Context, m queue.Message, spans *trace.Spans
 		for end < len(in) && in[end].Workspace == workspace {
 			end++
 		}
-		part, err := b.part(ctx, m, in[start:end], start, spans)
+		part, err := b.preparePart(ctx, m, in[start:end], start, spans)
 		if err != nil {
 			return nil, err
 		}
@@ -123,8 +123,8 @@ func (b *Inbox) read(ctx context.Context, body []byte) ([]Input, error) {
 	return decode(body, true)
 }
 
-// part prepares inputs of one workspace. start is the index of in[0] within the message.
-func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int, spans *trace.Spans) ([]queue.Outgoing, error) {
+// preparePart prepares inputs of one workspace. start is the index of in[0] within the message.
+func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, start int, spans *trace.Spans) ([]queue.Outgoing, error) {
 	workspace := in[0].Workspace
 	if workspace == "" {
 		workspace = b.Workspace
@@ -188,8 +188,8 @@ func dependsOnCatalog(err error) bool {
 	return fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable)
 }
 
-// letter returns the dead letter for a message.
-func (b *Inbox) letter(m queue.Message, err error) queue.Outgoing {
+// newDeadLetter returns the dead letter for a message.
+func (b *Inbox) newDeadLetter(m queue.Message, err error) queue.Outgoing {
 	var faults any
 	if data, ok := fault.DataOf(err).(Refusal); ok && len(data.Faults) > 0 {
 		faults = data.Faults
@@ -266,21 +266,21 @@ func (o OfBackends) Publish(ctx context.Context, workspace string, in Input) err
 
 // Gap publishes a notice that events of a backend's URI are missing. Subscribers get it in order with the URI's events.
 func (o OfBackends) Gap(ctx context.Context, workspace, uri string) error {
-	cat, entry, err := find(ctx, o.service.Catalog, workspace, uri)
+	cat, entry, err := findType(ctx, o.service.Catalog, workspace, uri)
 	if fault.Is(err, fault.NotFound) {
-		cat, entry, err = find(ctx, o.latest, workspace, uri)
+		cat, entry, err = findType(ctx, o.latest, workspace, uri)
 	}
 	if err != nil {
 		return err
 	}
 	now := o.service.now().UTC()
 	e := event.Event{Workspace: workspace, ID: event.NewID(), URI: uri, Name: entry.Name, Time: now, Published: now, Gap: true}
-	out := queue.Outgoing{Body: e.AppendJSON(nil), Group: group(cat, workspace, e), Dedup: digest(workspace, uri, e.ID)}
+	out := queue.Outgoing{Body: e.AppendJSON(nil), Group: groupOf(cat, workspace, e), Dedup: digest(workspace, uri, e.ID)}
 	return fault.Wrap(fault.Unavailable, o.service.Queue.Send(ctx, queue.Events, out), "queue a gap")
 }
 
-// find returns the event type of a URI, and the workspace's catalog.
-func find(ctx context.Context, in catalog.Source, workspace, uri string) (*catalog.Catalog, *catalog.Entry, error) {
+// findType returns the event type of a URI, and the workspace's catalog.
+func findType(ctx context.Context, in catalog.Source, workspace, uri string) (*catalog.Catalog, *catalog.Entry, error) {
 	cat, err := in.Catalog(ctx, workspace)
 	if err != nil {
 		return nil, nil, fault.Wrap(fault.Unavailable, err, "look up the event types")

@@ -147,15 +147,15 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 		spans.End(fault.KindOf(err).String())
 		return nil, err
 	}
-	if err := s.queue(ctx, out, spans); err != nil {
+	if err := s.enqueue(ctx, out, spans); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "queue the events")
 	}
 	return accepted, nil
 }
 
-// queue puts accepted events on the events queue and ends their spans. In one process fanout begins before they are written,
+// enqueue puts accepted events on the events queue and ends their spans. In one process fanout begins before they are written,
 // so that an event and its entry in the log share a commit.
-func (s *Service) queue(ctx context.Context, events []queue.Outgoing, spans trace.Spans) error {
+func (s *Service) enqueue(ctx context.Context, events []queue.Outgoing, spans trace.Spans) error {
 	if err := queue.Forward(ctx, s.Queue, queue.Events, events...); err != nil {
 		spans.End(fault.Unavailable.String())
 		return err
@@ -170,7 +170,7 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 	now := s.now()
 	out := make([]queue.Outgoing, 0, len(in))
 	accepted := make([]Accepted, 0, len(in))
-	var r refused
+	var r faultList
 	for i := range in {
 		e, ok := r.check(cat, &in[i])
 		if !ok {
@@ -193,7 +193,7 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 		if in[i].Resend != "" {
 			dedup = digest(workspace, e.URI, e.ID, in[i].Resend)
 		}
-		out = append(out, queue.Outgoing{Body: body, Group: group(cat, workspace, e), Dedup: dedup})
+		out = append(out, queue.Outgoing{Body: body, Group: groupOf(cat, workspace, e), Dedup: dedup})
 		accepted = append(accepted, Accepted{ID: e.ID, URI: e.URI})
 	}
 	if err := r.err(len(in)); err != nil {
@@ -206,9 +206,9 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 // time, which allows about 125 events per second and group.
 const groups = 16
 
-// group returns the FIFO group of an event. Each URI has one group or, if the event type is unordered, several. The same id always
+// groupOf returns the FIFO group of an event. Each URI has one group or, if the event type is unordered, several. The same id always
 // gets the same group, because the queue drops repetitions only within a group.
-func group(cat *catalog.Catalog, workspace string, e event.Event) string {
+func groupOf(cat *catalog.Catalog, workspace string, e event.Event) string {
 	if !cat.ByName(e.Name).Unordered() {
 		return digest(workspace, e.URI)
 	}
@@ -220,18 +220,18 @@ func group(cat *catalog.Catalog, workspace string, e event.Event) string {
 // Check converts an input into an event, without workspace and times, and does not queue it. For a faulty input it
 // returns the same errors as [Service.Accept].
 func Check(cat *catalog.Catalog, in Input) (event.Event, error) {
-	var r refused
+	var r faultList
 	e, _ := r.check(cat, &in)
 	return e, r.err(1)
 }
 
 // check converts an input into an event, without workspace and times, or reports its faults.
-func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
+func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	before := r.count
 	uriAt := cmp.Or(in.URIAt, in.at+"/uri")
 	uri, err := catalog.Canonical(in.URI)
 	if err != nil {
-		r.refuse(uriAt, err)
+		r.addError(uriAt, err)
 	} else if strings.Contains(in.URI, catalog.Wildcard) && slices.Contains(strings.Split(uri, "/"), escapedWildcard) {
 		r.add(fault.Invalid, uriAt, "is a pattern: %q stands for any value there, and an event needs a concrete URI", catalog.Wildcard)
 	}
@@ -246,7 +246,7 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	}
 	data, err := normalize(in.Data)
 	if err != nil {
-		r.refuse(in.DataAt, err)
+		r.addError(in.DataAt, err)
 	} else if at, found := findDuplicate(data); found {
 		r.add(fault.Invalid, in.DataAt+at, "is given twice")
 	}
@@ -255,14 +255,14 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	}
 	entry, vars, ok := cat.Match(uri)
 	if !ok || entry.Backend != "" && !in.OfBackend {
-		r.unknown(uriAt, uri)
+		r.addUnknown(uriAt, uri)
 		return event.Event{}, false
 	}
 	if err := entry.ValidateParams(vars); err != nil {
-		r.schema(uriAt, err, false)
+		r.addSchemaFaults(uriAt, err, false)
 	}
 	if err := entry.ValidatePayload(data); err != nil {
-		r.schema(in.DataAt, err, true)
+		r.addSchemaFaults(in.DataAt, err, true)
 	}
 	return event.Event{ID: id, URI: uri, Name: entry.Name, Data: data}, r.count == before
 }
@@ -279,7 +279,7 @@ func normalize(data json.RawMessage) (json.RawMessage, error) {
 	if len(data) == 0 {
 		return nil, fault.New(fault.Invalid, "is missing")
 	}
-	data, err := escape(data)
+	data, err := escapeData(data)
 	if err != nil {
 		return nil, err
 	}
@@ -301,7 +301,7 @@ func digest(parts ...string) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// escape compacts JSON and writes these characters as \u escapes:
+// escapeData compacts JSON and writes these characters as \u escapes:
 //
 //   - U+FFFE and U+FFFF, which SQS refuses because XML 1.0 does not allow them;
 //   - <, >, &, U+2028 and U+2029, which encoding/json would otherwise escape later, wherever it copies
@@ -310,7 +310,7 @@ func digest(parts ...string) string {
 //
 // The value does not change, not even the digits of numbers. Text that is not UTF-8 or not JSON is a fault of kind
 // fault.Invalid.
-func escape(data json.RawMessage) (json.RawMessage, error) {
+func escapeData(data json.RawMessage) (json.RawMessage, error) {
 	if !utf8.Valid(data) {
 		return nil, fault.New(fault.Invalid, "is not UTF-8")
 	}

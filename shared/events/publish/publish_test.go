@@ -226,7 +226,7 @@ func TestEscape(t *testing.T) {
 		"\"\\\\\uFFFE\"":                            `"\\\ufffe"`,
 		`"\ud800"`:                                  `"\ud800"`,
 	} {
-		got, err := escape(json.RawMessage(in))
+		got, err := escapeData(json.RawMessage(in))
 		if err != nil || string(got) != want {
 			t.Errorf("%q: got %q, %v, want %q", in, got, err, want)
 		}
@@ -403,7 +403,7 @@ func FuzzTwice(f *testing.F) {
 		if jsonrpc.Depth(body) > event.MaxDepth {
 			return
 		}
-		data, err := escape(body)
+		data, err := escapeData(body)
 		if err != nil {
 			return
 		}

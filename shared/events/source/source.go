@@ -115,7 +115,7 @@ type Unfit struct {
 func (s Source) Map(doc any) (*Event, error) {
 	for i := range s.Events {
 		if m := &s.Events[i]; m.Match == nil || m.Match.Matches(doc) {
-			e, err := m.event(doc, s.From)
+			e, err := m.newEvent(doc, s.From)
 			if e != nil {
 				e.Mapping = i
 			}
@@ -125,23 +125,23 @@ func (s Source) Map(doc any) (*Event, error) {
 	return nil, nil
 }
 
-func (m *Mapping) event(doc any, from From) (*Event, error) {
+func (m *Mapping) newEvent(doc any, from From) (*Event, error) {
 	e := &Event{Name: m.Name, Variables: make(map[string]string, len(m.Variables))}
 	var unfit Unfit
 	for _, name := range slices.Sorted(maps.Keys(m.Variables)) {
-		e.Variables[name] = unfit.text(m.Variables[name], doc, "/variables"+jsonpointer.Member(name))
+		e.Variables[name] = unfit.evaluateText(m.Variables[name], doc, "/variables"+jsonpointer.Member(name))
 	}
-	if found, _ := m.ID.In(doc); isBool(found) { // with only two values, all later deliveries would count as redeliveries
+	if found, _ := m.ID.Evaluate(doc); isBool(found) { // with only two values, all later deliveries would count as redeliveries
 		unfit.add("/id", "%s is neither a string nor a number", m.ID)
-	} else if m.ID.given() {
-		e.ID = unfit.text(m.ID, doc, "/id")
+	} else if m.ID.isSet() {
+		e.ID = unfit.evaluateText(m.ID, doc, "/id")
 	}
-	if found, ok := m.Time.In(doc); ok && found != nil {
-		if e.Time, ok = instant(found); !ok {
+	if found, ok := m.Time.Evaluate(doc); ok && found != nil {
+		if e.Time, ok = parseTime(found); !ok {
 			unfit.add("/time", "%s is neither an RFC 3339 time nor a number of seconds or milliseconds since 1970", m.Time)
 		}
 	}
-	e.Data = unfit.data(m.Data, doc, from)
+	e.Data = unfit.evaluateData(m.Data, doc, from)
 	if len(unfit.Faults) == 0 {
 		return e, nil
 	}
@@ -156,9 +156,9 @@ func (u *Unfit) add(pointer, format string, args ...any) {
 	u.Faults = append(u.Faults, jsonpointer.Fault{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
 }
 
-// text evaluates v and returns the result as a string for a URI or an id. If that is impossible, it adds a fault and returns "".
-func (u *Unfit) text(v Value, doc any, pointer string) string {
-	found, ok := v.In(doc)
+// evaluateText evaluates v and returns the result as a string for a URI or an id. If that is impossible, it adds a fault and returns "".
+func (u *Unfit) evaluateText(v Value, doc any, pointer string) string {
+	found, ok := v.Evaluate(doc)
 	switch x := found.(type) {
 	case string:
 		if x != "" {
@@ -179,13 +179,13 @@ func (u *Unfit) text(v Value, doc any, pointer string) string {
 	return ""
 }
 
-func (u *Unfit) data(v Value, doc any, from From) json.RawMessage {
-	if !v.given() {
+func (u *Unfit) evaluateData(v Value, doc any, from From) json.RawMessage {
+	if !v.isSet() {
 		if v = whole; from == HTTP {
 			v = wholeBody
 		}
 	}
-	found, ok := v.In(doc)
+	found, ok := v.Evaluate(doc)
 	if !ok {
 		u.add("/data", "%s finds no value", v)
 		return nil
@@ -197,8 +197,8 @@ func (u *Unfit) data(v Value, doc any, from From) json.RawMessage {
 // 5138; as milliseconds it is in 1973.
 const milliseconds = 100_000_000_000
 
-// instant parses a time in any of the formats that providers use.
-func instant(v any) (time.Time, bool) {
+// parseTime parses a time in any of the formats that providers use.
+func parseTime(v any) (time.Time, bool) {
 	text, _ := v.(string)
 	if n, ok := v.(json.Number); ok {
 		text = n.String()
@@ -234,14 +234,14 @@ func ReadRequest(of *http.Request, body []byte, secret []string) (doc map[string
 	headers, query := map[string]any{}, map[string]any{}
 	for name, values := range of.Header {
 		if !hides(name, secret) {
-			headers[valid(strings.ToLower(name))] = joinValues(values)
+			headers[toValidUTF8(strings.ToLower(name))] = joinValues(values)
 		}
 	}
 	if of.Host != "" && !hides("host", secret) {
-		headers["host"] = valid(of.Host)
+		headers["host"] = toValidUTF8(of.Host)
 	}
 	for name, values := range of.URL.Query() { // Query skips malformed parameters
-		query[valid(name)] = joinValues(values)
+		query[toValidUTF8(name)] = joinValues(values)
 	}
 	form, err := isForm(of.Header.Get("Content-Type"))
 	if err == nil && form {
@@ -259,10 +259,10 @@ func ReadRequest(of *http.Request, body []byte, secret []string) (doc map[string
 	return map[string]any{"headers": headers, "query": query, "body": jsonrpc.Value(body)}, nil
 }
 
-// valid returns text with invalid UTF-8 replaced by U+FFFD, as [encoding/json] does when it decodes.
-func valid(text string) string { return strings.ToValidUTF8(text, "\ufffd") }
+// toValidUTF8 returns text with invalid UTF-8 replaced by U+FFFD, as [encoding/json] does when it decodes.
+func toValidUTF8(text string) string { return strings.ToValidUTF8(text, "\ufffd") }
 
-func joinValues(values []string) string { return valid(strings.Join(values, ", ")) }
+func joinValues(values []string) string { return toValidUTF8(strings.Join(values, ", ")) }
 
 // isForm reports whether a Content-Type is a form, rather than JSON. It accepts text/plain as JSON because some
 // providers send JSON with this type.
@@ -295,8 +295,8 @@ func fromForm(body []byte) ([]byte, error) {
 	return jsonrpc.Encode(object), nil
 }
 
-// Document decodes a JSON document for [Source.Map].
-func Document(text []byte) (any, error) {
+// DecodeDocument decodes a JSON document for [Source.Map].
+func DecodeDocument(text []byte) (any, error) {
 	if jsonrpc.Depth(text) > maxNesting {
 		return nil, fault.New(fault.Invalid, "the document is nested deeper than %d levels", maxNesting).AtLimit("nesting", maxNesting)
 	}
@@ -331,7 +331,7 @@ func ReadEnvelope(body []byte) (from From, docs []any, err error) {
 	default:
 		return HTTP, nil, nil
 	}
-	doc, err := Document(body)
+	doc, err := DecodeDocument(body)
 	if err != nil {
 		return from, nil, err
 	}
@@ -367,7 +367,7 @@ func isS3(records json.RawMessage) bool {
 // decodeMessage replaces the text of an SNS message with the JSON in it, if it is JSON.
 func decodeMessage(envelope map[string]any) {
 	if text, ok := envelope["Message"].(string); ok {
-		if inner, err := Document([]byte(text)); err == nil {
+		if inner, err := DecodeDocument([]byte(text)); err == nil {
 			envelope["Message"] = inner
 		}
 	}

@@ -44,7 +44,7 @@ var (
 	wholeBody = Value{kind: isPointer, pointer: jsonpointer.Pointer{"body"}}
 )
 
-func (v Value) given() bool { return v.kind != none }
+func (v Value) isSet() bool { return v.kind != none }
 
 // String returns the pointer, or a phrase that describes the value in an error message.
 func (v Value) String() string {
@@ -58,7 +58,7 @@ func (v Value) String() string {
 }
 
 // IsZero reports whether the value is not configured.
-func (v Value) IsZero() bool { return !v.given() }
+func (v Value) IsZero() bool { return !v.isSet() }
 
 // MarshalJSON returns the value as it was written in the configuration.
 func (v Value) MarshalJSON() ([]byte, error) {
@@ -130,24 +130,24 @@ func (v Value) CheckVariable() error {
 
 // CheckTime refuses a constant that is not a time.
 func (v Value) CheckTime() error {
-	if _, ok := instant(v.constant); v.kind != isPointer && !ok {
+	if _, ok := parseTime(v.constant); v.kind != isPointer && !ok {
 		return fault.New(fault.Invalid, "must be a JSON Pointer, or a time as in RFC 3339")
 	}
 	return nil
 }
 
-// In evaluates the value for a document. It returns false if a pointer finds no value. Members of an object whose
+// Evaluate evaluates the value for a document. It returns false if a pointer finds no value. Members of an object whose
 // pointers find no value are left out.
-func (v Value) In(doc any) (found any, ok bool) {
+func (v Value) Evaluate(doc any) (found any, ok bool) {
 	switch v.kind {
 	case isPointer:
-		return v.pointer.In(doc)
+		return v.pointer.ValueIn(doc)
 	case isConstant:
 		return v.constant, true
 	case isObject:
 		out := make(map[string]any, len(v.members))
 		for name, m := range v.members {
-			if found, ok := m.In(doc); ok {
+			if found, ok := m.Evaluate(doc); ok {
 				out[name] = found
 			}
 		}
@@ -180,7 +180,7 @@ func hides(name string, secret []string) bool {
 // never matches, because a request's document omits these headers. The faults point to places in the value.
 func CheckValue(from From, v Value, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
-	c.value(v, nil)
+	c.checkValue(v, nil)
 	return c.faults
 }
 
@@ -196,7 +196,7 @@ func CheckText(from From, v Value, secret []string) []jsonpointer.Fault {
 // places in the pattern.
 func CheckPattern(from From, text json.RawMessage, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
-	c.pattern(text, nil, nil)
+	c.checkPattern(text, nil, nil)
 	return c.faults
 }
 
@@ -211,19 +211,19 @@ func (r *reach) fail(place jsonpointer.Pointer, format string, args ...any) {
 	r.faults = append(r.faults, jsonpointer.Fault{Pointer: place.String(), Message: fmt.Sprintf(format, args...)})
 }
 
-func (r *reach) value(v Value, place jsonpointer.Pointer) {
+func (r *reach) checkValue(v Value, place jsonpointer.Pointer) {
 	if v.kind == isPointer {
-		r.leads(v.pointer, place)
+		r.checkPointer(v.pointer, place)
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.members)) {
-		r.value(v.members[name], append(slices.Clip(place), name))
+		r.checkValue(v.members[name], append(slices.Clip(place), name))
 	}
 }
 
-// pattern checks the part of a pattern that applies at a path in the document (at) and stands at place in the pattern.
+// checkPattern checks the part of a pattern that applies at a path in the document (at) and stands at place in the pattern.
 // It follows only the first two levels, because deeper ones depend on the provider. The alternatives of an $or apply at
 // the same path as the $or itself.
-func (r *reach) pattern(text json.RawMessage, at, place jsonpointer.Pointer) {
+func (r *reach) checkPattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	for name, value := range jsonrpc.Members(text) {
 		here, place := append(slices.Clip(at), string(name)), append(slices.Clip(place), string(name))
 		isList := value[0] == '['
@@ -231,24 +231,24 @@ func (r *reach) pattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 		case string(name) == "$or" && isList:
 			i := 0
 			for branch := range jsonrpc.Elements(value) {
-				r.pattern(branch, at, append(slices.Clip(place), strconv.Itoa(i)))
+				r.checkPattern(branch, at, append(slices.Clip(place), strconv.Itoa(i)))
 				i++
 			}
-		case !r.leads(here, place) || kind == "":
+		case !r.checkPointer(here, place) || kind == "":
 		case len(here) == 1 && isList:
 			r.fail(place, "%s: needs the name of a member, e.g. {%s: {NAME: […]}}", place, name)
 		case len(here) == 1:
-			r.pattern(value, here, place)
+			r.checkPattern(value, here, place)
 		case !isList:
 			r.fail(place, "%s: %s is a string without members: write its allowed values, e.g. [opened, closed]", place, kind)
 		default:
-			r.texts(value, kind, place)
+			r.checkTexts(value, kind, place)
 		}
 	}
 }
 
-// texts adds a fault for each allowed value that a string can never equal, e.g. null.
-func (r *reach) texts(list json.RawMessage, kind string, place jsonpointer.Pointer) {
+// checkTexts adds a fault for each allowed value that a string can never equal, e.g. null.
+func (r *reach) checkTexts(list json.RawMessage, kind string, place jsonpointer.Pointer) {
 	i := 0
 	for value := range jsonrpc.Elements(list) {
 		place := append(slices.Clip(place), strconv.Itoa(i))
@@ -264,8 +264,8 @@ func (r *reach) texts(list json.RawMessage, kind string, place jsonpointer.Point
 	}
 }
 
-// leads reports whether a document may have a value at a pointer, and adds a fault at place if it cannot.
-func (r *reach) leads(pointer, place jsonpointer.Pointer) bool {
+// checkPointer reports whether a document may have a value at a pointer, and adds a fault at place if it cannot.
+func (r *reach) checkPointer(pointer, place jsonpointer.Pointer) bool {
 	before := len(r.faults)
 	switch {
 	case len(pointer) == 0:

@@ -69,9 +69,9 @@ func (s *source) readTo(end int64) int64 {
 	return s.past
 }
 
-// lagging empties the inbox before the feed reads a page, because the page or a later one will have every batch that the inbox
+// findLagging empties the inbox before the feed reads a page, because the page or a later one will have every batch that the inbox
 // has dropped so far. addPast then only has to look for batches dropped since.
-func (m *exactMerge) lagging() *source {
+func (m *exactMerge) findLagging() *source {
 	first, behind := m.first(), m.at.furthestBack()
 	if behind == nil || first != nil && behind.past >= first.ahead[0].entry.Key {
 		return nil
@@ -93,7 +93,7 @@ func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, r
 		if e.Key > s.past {
 			s.ahead = append(s.ahead, queued{src: s, entry: e, read: read, live: live, inOrder: true})
 			if live {
-				m.ahead = m.ahead.plus(load{1, size(e)})
+				m.ahead = m.ahead.plus(load{1, sizeOf(e)})
 			} else {
 				m.old++
 			}
@@ -105,7 +105,7 @@ func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, r
 // countReturned removes a returned entry from the counts.
 func (m *exactMerge) countReturned(q queued) {
 	if q.live {
-		m.ahead = m.ahead.minus(load{1, size(q.entry)})
+		m.ahead = m.ahead.minus(load{1, sizeOf(q.entry)})
 	} else {
 		m.old--
 	}
@@ -114,7 +114,7 @@ func (m *exactMerge) countReturned(q queued) {
 func (m *exactMerge) receive() (some bool, err error) {
 	m.in.hold(m.first() != nil)
 	got := m.drain()
-	return !got.none(), got.err
+	return !got.isEmpty(), got.err
 }
 
 // drain moves the tails' batches from the inbox to the sources. It skips a source that still reads its past, because it will
@@ -147,7 +147,7 @@ func (m *exactMerge) forget(s *source) {
 	}
 }
 
-func (m *exactMerge) pending() bool { return m.first() != nil }
+func (m *exactMerge) hasPending() bool { return m.first() != nil }
 
 // returnedUntil returns the position up to which all entries of the source were returned. end is the end of the log, which the
 // caller has read before.
@@ -203,10 +203,10 @@ func (m *stampedMerge) next() (q queued, ok bool) {
 	return q, true
 }
 
-// lagging returns the source that is furthest back, because the cursor is one position for all sources and cannot pass that
+// findLagging returns the source that is furthest back, because the cursor is one position for all sources and cannot pass that
 // source. A client that is disconnected while it catches up thus makes progress each time, and repeats about one page when it
 // resumes.
-func (m *stampedMerge) lagging() *source {
+func (m *stampedMerge) findLagging() *source {
 	m.readAgain(m.in.takeMissed())
 	return m.at.furthestBack()
 }
@@ -269,7 +269,7 @@ func (m *stampedMerge) enqueue(s *source, entries []eventlog.Entry, floor int64,
 
 func (*stampedMerge) forget(*source) {}
 
-func (m *stampedMerge) pending() bool { return len(m.queue) > 0 }
+func (m *stampedMerge) hasPending() bool { return len(m.queue) > 0 }
 
 // settle takes the floors of batches without entries from the inbox, because these batches do not wake the reader.
 func (m *stampedMerge) settle() {

@@ -431,7 +431,7 @@ func TestAStreamCutRightAfterTheFirstEventOfDaysResumesWithoutAGap(t *testing.T)
 				cursor = f.Cursor()
 				f.Close()
 			}
-			time.Sleep(2 * r.log.Reaches())
+			time.Sleep(2 * r.log.MinRetention())
 			if resumed { // a quiet stream gives its client a young cursor
 				cursor = r.poll(stream.PollRequest{Pattern: ownPattern, Cursor: cursor, Most: 10, Bytes: 1 << 20}).Cursor
 			}

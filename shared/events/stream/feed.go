@@ -106,7 +106,7 @@ func (t *tail) run(ctx context.Context) {
 // read reads the new entries of the partition and gives them to the feeds. Then run waits for the returned time. again says
 // that it must read again afterwards even if the store has not reported a write.
 func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, again bool) {
-	settled := t.tails.Log.Settled()
+	settled := t.tails.Log.SettledPosition()
 	entries, last, err := t.readNew(ctx)
 	switch {
 	case ctx.Err() != nil:
@@ -114,9 +114,9 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	case errors.Is(err, eventlog.ErrLater): // the log has logged it
 		if len(entries) > 0 {
 			t.window.from = last
-			t.spread(&batch{part: t.part, entries: entries, floor: last})
+			t.distribute(&batch{part: t.part, entries: entries, floor: last})
 		}
-		t.spread(&batch{part: t.part, later: true})
+		t.distribute(&batch{part: t.part, later: true})
 		return watched, true
 	case err != nil:
 		slog.WarnContext(ctx, "tail read failed", "error", err)
@@ -127,7 +127,7 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	}
 	late, floor := t.window.advance(t.lookBack, began, entries, last, settled)
 	t.tails.Log.Late.Add(late)
-	t.spread(&batch{part: t.part, entries: entries, floor: floor})
+	t.distribute(&batch{part: t.part, entries: entries, floor: floor})
 	if t.changed != nil {
 		return watched, false // feeds of a watched store know their position without a floor
 	}
@@ -205,9 +205,9 @@ func (t *tail) renewInterest(ctx context.Context, now time.Time) {
 	}
 }
 
-// spread gives a batch to every feed. If a feed has no room for it, the feed ends rather than hold up the others, and its
+// distribute gives a batch to every feed. If a feed has no room for it, the feed ends rather than hold up the others, and its
 // client can resume from its cursor.
-func (t *tail) spread(b *batch) {
+func (t *tail) distribute(b *batch) {
 	b.read, b.load = time.Now(), loadOf(b.entries)
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -244,8 +244,8 @@ type Feed struct {
 type merge interface {
 	// next removes and returns the next entry. ok is false if none can be returned now.
 	next() (q queued, ok bool)
-	// lagging returns the source that must read a page of its past before next can continue, or nil.
-	lagging() *source
+	// findLagging returns the source that must read a page of its past before next can continue, or nil.
+	findLagging() *source
 	// addPast adds a page of a source's past. The feed began to read the page at the time began. caughtUp reports that all
 	// later entries will come from the tail.
 	addPast(s *source, p page, began time.Time) (caughtUp bool)
@@ -253,8 +253,8 @@ type merge interface {
 	receive() (some bool, err error)
 	// forget drops the entries of a source that was removed.
 	forget(s *source)
-	// pending reports whether entries were read but not returned yet.
-	pending() bool
+	// hasPending reports whether entries were read but not returned yet.
+	hasPending() bool
 	// cursor returns the position after all returned entries. placed reports whether it contains a position for each
 	// partition.
 	cursor() (c eventlog.Cursor, placed bool)
@@ -300,7 +300,7 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 			if d, ok := f.deliver(q); ok {
 				return d, true, nil
 			}
-		} else if s := f.merge.lagging(); s != nil {
+		} else if s := f.merge.findLagging(); s != nil {
 			left -= pageEffort
 			if err := f.readPast(ctx, s); err != nil {
 				return Delivery{}, false, err
@@ -384,7 +384,7 @@ func (f *Feed) Cursor() string {
 	for _, id := range f.sent.idsAfter(c.At, placed) {
 		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
 	}
-	if len(f.at.back) > 0 || f.merge.pending() { // some entries of the old cursor may not have been found yet
+	if len(f.at.back) > 0 || f.merge.hasPending() { // some entries of the old cursor may not have been found yet
 		for hash := range f.resume {
 			c.Sent = append(c.Sent, hash)
 		}
@@ -499,7 +499,7 @@ func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) *tail {
 		if w, ok := ts.Log.DB.(store.Watcher); ok {
 			t.changed, t.written, t.unwatch = w.Watch(p.Name())
 		}
-		t.window.from = ts.Log.Settled() // the feeds themselves read the entries before the watch
+		t.window.from = ts.Log.SettledPosition() // the feeds themselves read the entries before the watch
 		ts.tails[p.Name()] = t
 		ts.running.Add(1)
 		go t.run(ctx)

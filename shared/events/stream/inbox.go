@@ -39,7 +39,7 @@ func (in *inbox) offer(b *batch) {
 	case in.err != nil:
 		return
 	case b.later:
-		mark(&in.later, name)
+		addTo(&in.later, name)
 		in.signal()
 		return
 	}
@@ -55,7 +55,7 @@ func (in *inbox) offer(b *batch) {
 		in.waiting = in.waiting.plus(b.load)
 		in.signal()
 	case in.catchingUp:
-		mark(&in.missed, name)
+		addTo(&in.missed, name)
 		in.signal()
 	default:
 		in.stop(ErrSlow)
@@ -76,7 +76,7 @@ func (in *inbox) addFloor(b *batch) {
 	}
 }
 
-func mark(set *map[string]bool, name string) {
+func addTo(set *map[string]bool, name string) {
 	if *set == nil {
 		*set = map[string]bool{}
 	}
@@ -90,7 +90,9 @@ type arrivals struct {
 	err           error
 }
 
-func (a arrivals) none() bool { return len(a.batches) == 0 && len(a.missed) == 0 && len(a.later) == 0 }
+func (a arrivals) isEmpty() bool {
+	return len(a.batches) == 0 && len(a.missed) == 0 && len(a.later) == 0
+}
 
 // take empties the inbox.
 func (in *inbox) take() arrivals {
@@ -211,12 +213,12 @@ type load struct{ entries, bytes int }
 func loadOf(entries []eventlog.Entry) load {
 	l := load{entries: len(entries)}
 	for _, e := range entries {
-		l.bytes += size(e)
+		l.bytes += sizeOf(e)
 	}
 	return l
 }
 
-func size(e eventlog.Entry) int {
+func sizeOf(e eventlog.Entry) int {
 	if e.Event != nil {
 		return len(e.Event.Data)
 	}

@@ -30,7 +30,7 @@ func TestASegmentOfALaterReleaseHoldsUpItsOwnPartitionOnly(t *testing.T) {
 					first.Close()
 				}
 				r.append([]event.Event{occurrence("before", stuck.Key)})
-				readable := laterSegment(t, r, eventlog.Own("default", stuck.Key))
+				readable := laterSegment(t, r, eventlog.OwnPartition("default", stuck.Key))
 				r.append([]event.Event{occurrence("after", stuck.Key)})
 				for i := range 3 {
 					r.append([]event.Event{occurrence(fmt.Sprint("other-", i), other.Key)})
@@ -171,7 +171,7 @@ func laterSegment(t *testing.T, r *rig, p eventlog.Partition) (readable store.It
 		page := expect.Value(r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: p.Name(), Reverse: true, Limit: 1}))(t)
 		return page.Items[0]
 	}
-	elsewhere, own := over(t, embedded(t)), eventlog.Own("default", ownPattern.Key)
+	elsewhere, own := over(t, embedded(t)), eventlog.OwnPartition("default", ownPattern.Key)
 	elsewhere.append([]event.Event{occurrence("later", ownPattern.Key)})
 	later := newest(elsewhere, own)
 	later.Partition, later.Value, later.Sort = p.Name(), []byte(`{"v":2}`), store.AtCommit

@@ -70,7 +70,7 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 		}
 		f.at.begun, f.at.given = c.At, c.Given
 		from = func(p eventlog.Partition) int64 {
-			start, truncated := ts.reach(c, p, r.MaxAge)
+			start, truncated := ts.startPosition(c, p, r.MaxAge)
 			f.Truncated = f.Truncated || truncated
 			return start
 		}
@@ -95,7 +95,7 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 		}
 	}
 	for _, t := range r.Topics {
-		for _, p := range ts.topics(ctx, r.Workspace, t) {
+		for _, p := range ts.topicPartitions(ctx, r.Workspace, t) {
 			f.join(&source{part: p, pattern: t, topic: true}, topics, renewal{})
 		}
 	}
@@ -114,7 +114,7 @@ func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Part
 		f.join(&source{part: part, pattern: p.Key, place: f.tails.Sealer.PlaceOf(part, 0).Partition}, from(part), f.renewDemand(p))
 		return nil
 	}
-	renew := renewal{every: min(renewEvery, f.tails.Log.Reaches()/8), do: func(ctx context.Context) error {
+	renew := renewal{every: min(renewEvery, f.tails.Log.MinRetention()/8), do: func(ctx context.Context) error {
 		_, err := subscription.Interested(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
 		return err
 	}}
@@ -124,7 +124,7 @@ func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Part
 	}
 	for _, part := range parts {
 		start := from(part)
-		if since := in.Reaches(); since > max(start, f.at.given) && f.resume != nil {
+		if since := in.FirstPosition(); since > max(start, f.at.given) && f.resume != nil {
 			f.Truncated = true
 			start = since
 		}
@@ -161,7 +161,7 @@ func (f *Feed) Remove(p match.Pattern) { f.remove(p.Key, false) }
 
 // Follow adds a topic to the feed. Its notices begin after a position, as in [Request.TopicsAfter].
 func (f *Feed) Follow(topic string, after int64) {
-	f.join(&source{part: eventlog.Topic(f.workspace, topic), pattern: topic, topic: true}, after, renewal{})
+	f.join(&source{part: eventlog.TopicPartition(f.workspace, topic), pattern: topic, topic: true}, after, renewal{})
 }
 
 // Unfollow removes a topic that [Feed.Follow] added.
@@ -177,15 +177,15 @@ func (f *Feed) remove(pattern string, topic bool) {
 	}
 }
 
-// reach returns where a reader with a cursor starts in a partition. truncated reports whether the reader misses events,
+// startPosition returns where a reader with a cursor starts in a partition. truncated reports whether the reader misses events,
 // because the log no longer has them or they are older than maxAge. If writers stamp the keys, a cursor is up to
-// [eventlog.Window] older than the time at which it was given, so reach reads that much more than maxAge.
-func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
+// [eventlog.Window] older than the time at which it was given, so startPosition goes back that much more than maxAge.
+func (ts *Tails) startPosition(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
 	floor := ts.Log.Oldest()
 	if maxAge > 0 {
 		floor = max(floor, ts.Log.Time().Add(-maxAge-eventlog.Window).UnixMicro())
 	}
-	return ts.Log.Reach(c, ts.Sealer.From(c, p), floor)
+	return ts.Log.StartPosition(c, ts.Sealer.PositionIn(c, p), floor)
 }
 
 // changeLag is the longest time between fanout learning of a changed catalog and a reader learning of it.
@@ -207,12 +207,12 @@ func (ts *Tails) AfterChange(p match.Pattern) int64 {
 // TopicCatalog has a notice for each change of a workspace's event types or backends. [OfBackends] tells them apart.
 const TopicCatalog = "catalog"
 
-// topics returns the partitions of a topic. There is a second one if the workspace has the shared catalog, because a change of
+// topicPartitions returns the partitions of a topic. There is a second one if the workspace has the shared catalog, because a change of
 // that catalog is announced once for all workspaces.
-func (ts *Tails) topics(ctx context.Context, workspace, topic string) []eventlog.Partition {
-	out := []eventlog.Partition{eventlog.Topic(workspace, topic)}
+func (ts *Tails) topicPartitions(ctx context.Context, workspace, topic string) []eventlog.Partition {
+	out := []eventlog.Partition{eventlog.TopicPartition(workspace, topic)}
 	if topic == TopicCatalog && ts.Shares != nil && ts.Shares(ctx, workspace) {
-		out = append(out, eventlog.Topic(catalog.Shared, topic))
+		out = append(out, eventlog.TopicPartition(catalog.Shared, topic))
 	}
 	return out
 }

@@ -70,7 +70,7 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 		return nil, err
 	}
 	p := poll{tails: ts, request: r, began: ts.Log.Time(), seen: map[string]bool{}, resume: map[uint64]sentEntry{}}
-	p.settled = ts.Log.Settled()
+	p.settled = ts.Log.SettledPosition()
 	p.lastTraffic = p.began.UnixMicro()
 	var reaches int64
 	if r.Pattern.Kind != match.Concrete {
@@ -78,14 +78,14 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 		if err != nil {
 			return nil, err
 		}
-		reaches = in.Reaches()
+		reaches = in.FirstPosition()
 	}
 	if r.Cursor == "" {
-		c, err := p.fresh(ctx)
+		c, err := p.endCursor(ctx)
 		if err != nil {
 			return nil, err
 		}
-		return p.page(c), nil
+		return p.newPage(c), nil
 	}
 	c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
 	if err != nil {
@@ -96,7 +96,7 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	if len(parts) == 1 {
 		sole = parts[0]
 	}
-	p.start, p.truncated = ts.reach(c, sole, r.MaxAge)
+	p.start, p.truncated = ts.startPosition(c, sole, r.MaxAge)
 	if reaches > max(p.start, c.Given) {
 		p.start, p.truncated = reaches, true
 	}
@@ -111,7 +111,7 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	p.join()
 	if len(c.Places) > 0 && len(parts) > 1 {
 		for _, s := range p.readers { // an earlier poll stopped in some of them
-			start, truncated := ts.reach(c, s.part, r.MaxAge)
+			start, truncated := ts.startPosition(c, s.part, r.MaxAge)
 			if start < p.start {
 				s.start, s.pos, s.apart = start, start, true
 				p.truncated = p.truncated || truncated
@@ -124,7 +124,7 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	if len(p.events) > 0 || p.held {
 		p.lastTraffic = p.began.UnixMicro()
 	}
-	return p.page(p.position()), nil
+	return p.newPage(p.nextCursor()), nil
 }
 
 // poll is the state of one [Tails.Poll].
@@ -133,7 +133,7 @@ type poll struct {
 	request PollRequest
 
 	began     time.Time
-	settled   int64 // no key up to it will be committed any more; see [eventlog.Log.Settled]
+	settled   int64 // no key up to it will be committed any more; see [eventlog.Log.SettledPosition]
 	start     int64
 	given     int64 // of the request's cursor; see [eventlog.Cursor.Given]
 	truncated bool
@@ -198,10 +198,10 @@ func (p *poll) join() {
 	}
 }
 
-// fresh returns a cursor at the end of the log. If a writer's clock was set back, entries may exist beyond the current position.
+// endCursor returns a cursor at the end of the log. If a writer's clock was set back, entries may exist beyond the current position.
 // So if the pattern has a partition of its own, the cursor is at the last key there. Otherwise it is at the current position and
 // names the entries beyond it.
-func (p *poll) fresh(ctx context.Context) (c eventlog.Cursor, err error) {
+func (p *poll) endCursor(ctx context.Context) (c eventlog.Cursor, err error) {
 	log, r := p.tails.Log, p.request
 	p.start = log.Position()
 	if p.join(); p.exact {
@@ -244,7 +244,7 @@ func (p *poll) read(ctx context.Context) error {
 		return err
 	}
 	for {
-		s, err := p.next(ctx)
+		s, err := p.nextReader(ctx)
 		if err != nil || s == nil {
 			return err
 		}
@@ -267,8 +267,8 @@ func (p *poll) read(ctx context.Context) error {
 	}
 }
 
-// next returns the reader whose next entry has the smallest key, or nil if there are no more entries.
-func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
+// nextReader returns the reader whose next entry has the smallest key, or nil if there are no more entries.
+func (p *poll) nextReader(ctx context.Context) (first *pollReader, err error) {
 	for _, s := range p.readers {
 		if err := p.readAhead(ctx, s); err != nil {
 			return nil, err
@@ -311,7 +311,7 @@ func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 		}
 		return true
 	}
-	size := size(e)
+	size := sizeOf(e)
 	switch {
 	case !e.Lost && (len(p.events) >= p.request.Most || len(p.events) > 0 && p.bytes+size > p.request.Bytes):
 		p.more = true
@@ -335,8 +335,8 @@ func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 	return true
 }
 
-// position returns the cursor for the next poll.
-func (p *poll) position() eventlog.Cursor {
+// nextCursor returns the cursor for the next poll.
+func (p *poll) nextCursor() eventlog.Cursor {
 	at, rest := int64(math.MaxInt64), false
 	for _, s := range p.readers {
 		reached := s.takenUntil()
@@ -369,7 +369,7 @@ func (p *poll) position() eventlog.Cursor {
 	if rest {
 		given = p.given // everything after the position is later than that
 	}
-	c.Given = p.tails.Log.Given(given)
+	c.Given = p.tails.Log.GivenAt(given)
 	for _, s := range p.sent {
 		if s.key > s.from.floor {
 			c.Sent = append(c.Sent, s.hash)
@@ -383,7 +383,7 @@ func (p *poll) position() eventlog.Cursor {
 	return c
 }
 
-func (p *poll) page(c eventlog.Cursor) *Page {
+func (p *poll) newPage(c eventlog.Cursor) *Page {
 	c.Last = p.lastTraffic
 	return &Page{
 		Events: p.events, Truncated: p.truncated, More: p.more,

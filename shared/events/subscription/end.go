@@ -22,7 +22,7 @@ import (
 // Deregister ends a subscription of the caller. If the URI is unknown, malformed or another principal's, it returns the same NotFound
 // error, so that a caller cannot find out other principals' URIs.
 func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) error {
-	if _, err := s.permit(ctx, p); err != nil {
+	if _, err := s.authorize(ctx, p); err != nil {
 		return err
 	}
 	id, ok := ParseURI(uri)
@@ -99,7 +99,7 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 		return false, fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
-		if sub == nil || sub.lapsed(s.Store.now()) {
+		if sub == nil || sub.isExpired(s.Store.now()) {
 			return noSubscription()
 		}
 		if enabled = sub.State == Disabled; !enabled {
@@ -124,7 +124,7 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 ) (ended *Subscription, err error) {
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		ended = nil
-		if sub == nil || sub.State == Disabled || sub.lapsed(s.Store.now()) {
+		if sub == nil || sub.State == Disabled || sub.isExpired(s.Store.now()) {
 			return nil
 		}
 		err := judge(sub)
@@ -307,7 +307,7 @@ func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, 
 	if err != nil || sub == nil {
 		return false, false, err
 	}
-	if !sub.lapsed(s.Service.Store.now()) {
+	if !sub.isExpired(s.Service.Store.now()) {
 		return false, !sub.Until.IsZero() && sub.expiryKey().Partition == part, nil
 	}
 	err = s.Service.Store.remove(ctx, sub, false)
@@ -328,7 +328,7 @@ func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	return s.Service.Store.counts().Recount(ctx, workspaces, func(ctx context.Context, workspace string) ([]string, error) {
+	return s.Service.Store.tally().Recount(ctx, workspaces, func(ctx context.Context, workspace string) ([]string, error) {
 		principals := map[string]bool{}
 		err := store.Each(ctx, db, indexKey(workspace, "-"), "list the subscriptions of a workspace", func(it *store.Item) error {
 			principals[string(it.Value)] = true

@@ -137,11 +137,11 @@ func TestASubscriptionFromACursorThatIsFurtherInSomeShards(t *testing.T) {
 	r := &replays{}
 	f.Replay = r
 	f.Log.Now = f.Now
-	expect.OK(t, expect.ErrOf(f.Log.Interested(t.Context(), "default", "event://github/a/*/push", f.clock.Add(time.Hour))))
+	expect.OK(t, expect.ErrOf(f.Log.RecordInterest(t.Context(), "default", "event://github/a/*/push", f.clock.Add(time.Hour))))
 	polled := f.clock.Add(time.Minute).UnixMicro()
 	behind := polled - time.Second.Microseconds()
 	f.clock = f.clock.Add(time.Hour)
-	shard := eventlog.Pattern("default", "event://github/a/*/push")[5]
+	shard := eventlog.PatternPartitions("default", "event://github/a/*/push")[5]
 	f.subscribe(SubscribeRequest{
 		Arguments: json.RawMessage(`{"owner":"a"}`),
 		Cursor:    f.Sealer.Seal("default", eventlog.Cursor{At: polled, Places: []eventlog.Place{f.Sealer.PlaceOf(shard, behind)}}),
@@ -326,13 +326,13 @@ func TestWhatIsKnownToBeWrittenIsBounded(t *testing.T) {
 	}
 	for i := range bounded.DefaultBound + 1 {
 		f.Store.DB = absorbing{f.db}
-		expect.OK(t, f.Store.once(t.Context(), key(i), value))
+		expect.OK(t, f.Store.putOnce(t.Context(), key(i), value))
 	}
 	made = 0
-	if _ = f.Store.once(t.Context(), key(bounded.DefaultBound), value); made != 0 {
+	if _ = f.Store.putOnce(t.Context(), key(bounded.DefaultBound), value); made != 0 {
 		t.Error("what was written last is written again")
 	}
-	if _ = f.Store.once(t.Context(), key(0), value); made != 1 {
+	if _ = f.Store.putOnce(t.Context(), key(0), value); made != 1 {
 		t.Error("what was written first is still in memory")
 	}
 }
@@ -368,7 +368,7 @@ func TestSweepSwitches(t *testing.T) {
 			f.Registrar.Switches, f.Sweeper.Switches = set, set
 			request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme"}`), TTL: TTL{Asked: true, Forever: true}}
 			id := f.subscribe(request).ID
-			tc.by.Name = switches.Subscription(id)
+			tc.by.Name = switches.SubscriptionSwitch(id)
 			_, err := f.SetPaused(t.Context(), "default", "alice", id, true, set.PauseOps("default", tc.by)...)
 			expect.OK(t, err)
 			expect.OK(t, set.Pause(t.Context(), "default", switches.Switch{Name: switches.All, Operator: true}))
@@ -414,7 +414,7 @@ func TestSweepNotes(t *testing.T) {
 		t.Helper()
 		expect.OK(t, f.db.Write(t.Context(), store.Put(status.Encode("default", sub.ID))))
 		expect.Equal(t, "the number of removed notes", expect.Value(f.SweepSwitches(t.Context()))(t), 1)
-		notes, _, err := set.Notes(t.Context(), "default", "", 10)
+		notes, _, err := set.ListNotes(t.Context(), "default", "", 10)
 		expect.OK(t, err)
 		got := ""
 		for _, n := range notes {

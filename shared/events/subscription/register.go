@@ -47,7 +47,7 @@ type Registered struct {
 // Register creates a webhook subscription to all of the URIs, or fails if any is refused. Every event that is published after Register
 // has returned is delivered. Errors are Invalid (naming the URI or the target), Forbidden or Exhausted.
 func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
-	cat, err := g.Service.permit(ctx, p)
+	cat, err := g.Service.authorize(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 		Target:  Target{URL: r.Target},
 		Created: g.now().UTC(), State: Active,
 	}
-	sub.rely(cat, grantOf(cat, p))
+	sub.recordGrant(cat, grantOf(cat, p))
 	secret, key, err := g.freshSecret(ctx, sub)
 	if err != nil {
 		return nil, err
@@ -244,9 +244,9 @@ type Replayer interface {
 
 // Watermark finds how far a subscription's deliveries have come. shared/events/delivery implements it.
 type Watermark interface {
-	// Settled returns a position of the log up to which all events were attempted and none waits for a retry. open reports whether
+	// SettledPosition returns a position of the log up to which all events were attempted and none waits for a retry. open reports whether
 	// deliveries of later events are waiting.
-	Settled(ctx context.Context, workspace, id string) (at int64, open bool, err error)
+	SettledPosition(ctx context.Context, workspace, id string) (at int64, open bool, err error)
 }
 
 // Options are the operator's settings for registrations. A zero value means the default.
@@ -337,21 +337,21 @@ func grantOf(cat *catalog.Catalog, p auth.Principal) Grant {
 // IsZero lets encoding/json leave an empty grant out.
 func (g Grant) IsZero() bool { return len(g.Scopes) == 0 && len(g.Claims) == 0 }
 
-// The functions Revoked, SchemaChanged, TypeRemoved and NoWebhooks return the reasons for terminating a subscription (SEP-3415, sections
-// "Subscription Termination" and "Event type removal and breaking changes").
+// The functions AccessRevoked, SchemaChanged, TypeRemoved and NoWebhooks return the reasons for terminating a subscription (SEP-3415,
+// sections "Subscription Termination" and "Event type removal and breaking changes").
 
-// Terminated is the error for a subscription that must end. Its reason comes from [Revoked], [SchemaChanged], [TypeRemoved] or
+// Terminated is the error for a subscription that must end. Its reason comes from [AccessRevoked], [SchemaChanged], [TypeRemoved] or
 // [NoWebhooks].
 type Terminated struct{ Reason error }
 
 func (e *Terminated) Error() string { return "subscription terminated: " + e.Reason.Error() }
 
-// Revoked returns the reason if the principal may no longer receive the events.
-func Revoked() error {
+// AccessRevoked returns the reason if the principal may no longer receive the events.
+func AccessRevoked() error {
 	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
 }
 
-// SchemaChanged returns the reason if an event type has changed incompatibly. feature is the result of [catalog.Broken].
+// SchemaChanged returns the reason if an event type has changed incompatibly. feature is the result of [catalog.FindBreakingFeature].
 func SchemaChanged(name, feature string) error {
 	return fault.New(fault.Unsupported, "%s changed incompatibly", name).
 		With(map[string]any{"feature": feature, "reason": "schema_changed"})
@@ -384,7 +384,7 @@ type Service struct {
 // Lookup reads a subscription for a delivery. It returns nil if the subscription has ended or was disabled.
 func (s *Service) Lookup(ctx context.Context, workspace, principal, id string) (*Subscription, error) {
 	sub, err := s.Store.load(ctx, workspace, principal, id)
-	if err != nil || sub == nil || sub.State == Disabled || sub.lapsed(s.Store.now()) {
+	if err != nil || sub == nil || sub.State == Disabled || sub.isExpired(s.Store.now()) {
 		return nil, err
 	}
 	return sub, nil
@@ -400,7 +400,7 @@ func (s *Service) Find(ctx context.Context, workspace, id string) (*Selected, er
 		return nil, err
 	}
 	sub, err := s.Store.load(ctx, workspace, string(entry.Value), id)
-	if err != nil || sub == nil || sub.lapsed(s.Store.now()) {
+	if err != nil || sub == nil || sub.isExpired(s.Store.now()) {
 		return nil, err
 	}
 	status, err := statusOf(ctx, s.Store.DB, workspace, id)
@@ -425,8 +425,8 @@ func (s *Service) notify(ctx context.Context, workspace string, topic func(strin
 	}
 }
 
-// permit checks the scope that every method for clients needs, and returns the catalog.
-func (s *Service) permit(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
+// authorize checks the scope that every method for clients needs, and returns the catalog.
+func (s *Service) authorize(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if err := p.Require(auth.ScopeSubscribe); err != nil {
 		return nil, err
 	}
@@ -443,5 +443,5 @@ func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.
 	if p.Anonymous && !s.AllowAnonymous {
 		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")
 	}
-	return s.permit(ctx, p)
+	return s.authorize(ctx, p)
 }

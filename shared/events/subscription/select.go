@@ -62,18 +62,19 @@ func (s *Subscription) indexKeys() []store.Key {
 	return []store.Key{indexKey(s.Workspace, s.ID), originKey(s.Workspace, OriginOf(s.Target.URL), s.ID)}
 }
 
-// Effective returns the subscription's state, or [Paused] for an active subscription that a person has paused.
-func (s *Subscription) Effective() State {
+// EffectiveState returns the subscription's state, or [Paused] for an active subscription that a person has paused.
+func (s *Subscription) EffectiveState() State {
 	if s.State == Active && s.Paused != 0 {
 		return Paused
 	}
 	return s.State
 }
 
-// mark returns the writes that move the subscription's z# entry to its current state, or delete the entry if the subscription is gone. The
-// caller writes them in the transaction that writes the record. The entry expires at until, like the record; zero means never.
-func (s *Subscription) mark(gone bool, until time.Time) (ops []store.Op) {
-	now := s.Effective()
+// moveStateEntry returns the writes that move the subscription's z# entry to its current state, or delete the entry if the subscription
+// is gone. The caller writes them in the transaction that writes the record. The entry expires at until, like the record; zero means
+// never.
+func (s *Subscription) moveStateEntry(gone bool, until time.Time) (ops []store.Op) {
+	now := s.EffectiveState()
 	if gone || now == Active {
 		now = ""
 	}
@@ -95,8 +96,8 @@ type Choice struct {
 	Principal string
 	Event     string // name of the event type
 	Origin    string // of the target
-	State     State  // of [Subscription.Effective]
-	URI       string // of an event that the subscription covers, see also [Lists.Covering]
+	State     State  // of [Subscription.EffectiveState]
+	URI       string // of an event that the subscription covers, see also [Lists.SelectCovering]
 	parents   bool   // only subscriptions to a parent
 }
 
@@ -123,9 +124,9 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	case c.Origin != "":
 		q.Partition = originKey(workspace, c.Origin, "-").Partition
 	case c.parents:
-		q.Partition = listKey(workspace, match.Scope(""), "-").Partition
+		q.Partition = listKey(workspace, match.ScopeOf(""), "-").Partition
 	case c.Event != "":
-		q.Partition = listKey(workspace, match.Scope(c.Event), "-").Partition
+		q.Partition = listKey(workspace, match.ScopeOf(c.Event), "-").Partition
 	default:
 		q.Partition = indexKey(workspace, "-").Partition
 	}
@@ -154,7 +155,7 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 		if err != nil {
 			return nil, "", err
 		}
-		if !sub.lapsed(l.now()) && c.takes(sub) {
+		if !sub.isExpired(l.now()) && c.matches(sub) {
 			subs = append(subs, Selected{Subscription: sub})
 		}
 	}
@@ -167,13 +168,14 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	return subs, next, nil
 }
 
-// parentsAfter begins the after and next positions of [Lists.Covering] once it has listed the subscriptions to the event type and continues
-// with subscriptions to parents.
+// parentsAfter begins the after and next positions of [Lists.SelectCovering] once it has listed the subscriptions to the event type and
+// continues with subscriptions to parents.
 const parentsAfter = "~"
 
-// Covering returns a page of the subscriptions that match an event, given its type (entry) and URI. It first lists the subscriptions to the
-// type, and then the other ones, which match because they are subscribed to a parent of the URI. It pages like [Lists.Select].
-func (l *Lists) Covering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
+// SelectCovering returns a page of the subscriptions that match an event, given its type (entry) and URI. It first lists the
+// subscriptions to the type, and then the other ones, which match because they are subscribed to a parent of the URI. It pages like
+// [Lists.Select].
+func (l *Lists) SelectCovering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
 	if !parents {
 		if subs, next, err = l.Select(ctx, workspace, Choice{Event: entry, URI: uri}, after, limit); err != nil || next != "" {
@@ -185,7 +187,7 @@ func (l *Lists) Covering(ctx context.Context, workspace, entry, uri, after strin
 	}
 	more, next, err := l.Select(ctx, workspace, Choice{URI: uri, parents: true}, after, limit-len(subs))
 	for _, sub := range more {
-		if !(Choice{Event: entry}).takes(sub.Subscription) {
+		if !(Choice{Event: entry}).matches(sub.Subscription) {
 			subs = append(subs, sub)
 		}
 	}
@@ -195,10 +197,10 @@ func (l *Lists) Covering(ctx context.Context, workspace, entry, uri, after strin
 	return subs, next, err
 }
 
-func (c Choice) takes(s *Subscription) bool {
+func (c Choice) matches(s *Subscription) bool {
 	return (c.Principal == "" || c.Principal == s.Principal) &&
 		(c.Origin == "" || c.Origin == OriginOf(s.Target.URL)) &&
-		(c.State == "" || c.State == s.Effective()) &&
+		(c.State == "" || c.State == s.EffectiveState()) &&
 		(c.URI == "" || s.Covers(c.URI)) &&
 		(c.Event == "" || c.Event == s.Name || slices.ContainsFunc(s.Patterns, func(p match.Pattern) bool { return p.Entry == c.Event }))
 }
@@ -330,16 +332,16 @@ func Held(workspace, principal string) map[string]store.Key {
 	return held
 }
 
-// Count returns how many subscribers an event with this URI has. The result may be too high, but never too low. For example, it counts a
-// subscriber twice if two of its patterns match.
-func (s *Service) Count(ctx context.Context, workspace, uri string) (n int, err error) {
+// CountSubscribers returns how many subscribers an event with this URI has. The result may be too high, but never too low. For example,
+// it counts a subscriber twice if two of its patterns match.
+func (s *Service) CountSubscribers(ctx context.Context, workspace, uri string) (n int, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
 	if err != nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
 	headers := []store.Key{HeaderKey(workspace, uri)}
 	if entry, vars, ok := cat.Match(uri); ok {
-		for _, scope := range match.Scopes(entry.Name) {
+		for _, scope := range match.ScopesOf(entry.Name) {
 			shapes, err := store.One(ctx, s.Store.DB, ShapesKey(workspace, scope), "read the shapes in use")
 			if err != nil {
 				return 0, err

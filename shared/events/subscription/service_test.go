@@ -107,7 +107,7 @@ func (f *fixture) register(p auth.Principal, r RegisterRequest) *Registered {
 
 func (f *fixture) subscribers(key string) []Subscriber {
 	f.t.Helper()
-	found, err := Subscribers(f.t.Context(), f.db, "default", key, Range{}, 100)
+	found, err := ReadSubscribers(f.t.Context(), f.db, "default", key, Range{}, 100)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -259,7 +259,7 @@ func TestDeregister(t *testing.T) {
 		if len(f.ended) != 1 || f.ended[0] != got.Subscription.ID {
 			t.Errorf("notified of the end of %v", f.ended)
 		}
-		items := expect.Value(f.db.Get(t.Context(), ShapesKey("default", "entry:ci.build_finished"), ShapesKey("default", match.Scope(""))))(t)
+		items := expect.Value(f.db.Get(t.Context(), ShapesKey("default", "entry:ci.build_finished"), ShapesKey("default", match.ScopeOf(""))))(t)
 		for _, it := range items {
 			if webhooks, _ := InUse(it, "", f.clock); len(webhooks) != 0 {
 				t.Errorf("shapes still in use: %v", webhooks)
@@ -441,7 +441,7 @@ func (f *fixture) secrets(p auth.Principal, pattern string) (all [][]byte) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	found, err := Subscribers(f.t.Context(), f.db, p.Workspace, pattern, Range{}, 1000)
+	found, err := ReadSubscribers(f.t.Context(), f.db, p.Workspace, pattern, Range{}, 1000)
 	if err != nil {
 		f.t.Fatal(err)
 	}

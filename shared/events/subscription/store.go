@@ -37,13 +37,13 @@ type Store struct {
 	Started func(id string)
 	Now     func() time.Time
 
-	written bounded.Map[store.Key, bool] // immutable items that this process has written, see [Store.once]
+	written bounded.Map[store.Key, bool] // immutable items that this process has written, see [Store.putOnce]
 }
 
 func (s *Store) now() time.Time { return periodic.Clock(s.Now)() }
 
-// counts returns the counters of subscriptions per principal and workspace.
-func (s *Store) counts() tally.Counts {
+// tally returns the counters of subscriptions per principal and workspace.
+func (s *Store) tally() tally.Counts {
 	return tally.Counts{DB: s.DB, LimitOf: s.QuotaOf, SumOf: s.SumOf, Now: s.now}
 }
 
@@ -52,15 +52,15 @@ func (s *Store) counts() tally.Counts {
 // is not part of it. insert raises the sum first, and lowers it again if the subscription was certainly not written. After a crash
 // [Sweeper.Recount] corrects the sum.
 func (s *Store) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
-	if err := s.counts().Check(ctx, sub.Workspace, sub.Principal); err != nil {
+	if err := s.tally().Check(ctx, sub.Workspace, sub.Principal); err != nil {
 		return err
 	}
-	if err := s.counts().AddToSum(ctx, sub.Workspace, 1); err != nil {
+	if err := s.tally().AddToSum(ctx, sub.Workspace, 1); err != nil {
 		return err
 	}
 	certain, err := s.write(ctx, cat, sub, extra...)
 	if err != nil && certain {
-		s.counts().LowerSum(ctx, sub.Workspace)
+		s.tally().LowerSum(ctx, sub.Workspace)
 	}
 	return err
 }
@@ -72,7 +72,7 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 	if err := s.addEntries(ctx, cat, sub); err != nil {
 		return true, err
 	}
-	if err := s.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
+	if err := s.addToCounters(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return true, err
 	}
 	cond := store.Absent()
@@ -83,11 +83,11 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 	if s.Started != nil {
 		s.Started(sub.ID)
 	}
-	ops := append(sub.mark(false, time.Time{}),
+	ops := append(sub.moveStateEntry(false, time.Time{}),
 		store.Put(sub.encode(), cond),
-		s.counts().Op(ctx, sub.Workspace, sub.Principal, 1),
+		s.tally().AddOp(ctx, sub.Workspace, sub.Principal, 1),
 	)
-	for _, it := range sub.subscribers() {
+	for _, it := range sub.subscriberItems() {
 		ops = append(ops, store.Put(it))
 	}
 	err = s.DB.Write(ctx, append(ops, extra...)...)
@@ -102,13 +102,13 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 	// Lower the counters even if the caller has disconnected.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	if uerr := s.count(undo, sub.Workspace, sub.Patterns, -1); uerr != nil {
+	if uerr := s.addToCounters(undo, sub.Workspace, sub.Patterns, -1); uerr != nil {
 		slog.WarnContext(ctx, "subscription counters too high", "error", uerr)
 	}
 	if !errors.Is(err, store.ErrConflict) {
 		return true, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
-	if full := s.counts().Check(ctx, sub.Workspace, sub.Principal); fault.Is(full, fault.Exhausted) {
+	if full := s.tally().Check(ctx, sub.Workspace, sub.Principal); fault.Is(full, fault.Exhausted) {
 		return true, full
 	}
 	return true, err
@@ -119,17 +119,17 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 func (s *Store) update(ctx context.Context, sub *Subscription, extra ...store.Op) error {
 	was := sub.Revision
 	sub.Revision++
-	ops := append(sub.mark(false, time.Time{}), store.Put(sub.encode(), store.VersionIs(was)))
-	for _, it := range sub.subscribers() {
+	ops := append(sub.moveStateEntry(false, time.Time{}), store.Put(sub.encode(), store.VersionIs(was)))
+	for _, it := range sub.subscriberItems() {
 		ops = append(ops, store.Put(it))
 	}
 	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, append(ops, extra...)...), "write the subscription")
 }
 
-// move writes a subscription whose patterns have changed, like update. It raises the counters of the new patterns before the write and
-// lowers the counters of the old patterns after it, so that no counter is ever too low.
-func (s *Store) move(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
-	if err := s.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
+// updatePatterns writes a subscription whose patterns have changed, like update. It raises the counters of the new patterns before the
+// write and lowers the counters of the old patterns after it, so that no counter is ever too low.
+func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
+	if err := s.addToCounters(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
 	}
 	for _, p := range old {
@@ -148,7 +148,7 @@ func (s *Store) move(ctx context.Context, sub *Subscription, old []match.Pattern
 	}
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	if uerr := s.count(undo, sub.Workspace, unused, -1); uerr != nil {
+	if uerr := s.addToCounters(undo, sub.Workspace, unused, -1); uerr != nil {
 		slog.WarnContext(ctx, "subscription counters too high", "error", uerr)
 	}
 	return err
@@ -160,7 +160,7 @@ func (s *Store) remove(ctx context.Context, sub *Subscription, keep bool, extra 
 	was := sub.Revision
 	now := s.now()
 	until := now.Add(disabledKept)
-	ops := append(extra, sub.mark(!keep, until)...)
+	ops := append(extra, sub.moveStateEntry(!keep, until)...)
 	ops = append(ops, store.Put(store.Item{Key: endedKey(sub.Workspace, sub.Principal, sub.ID), Expires: now.Add(EndedKept)}))
 	if !sub.Until.IsZero() {
 		ops = append(ops, store.Delete(sub.expiryKey()))
@@ -169,7 +169,7 @@ func (s *Store) remove(ctx context.Context, sub *Subscription, keep bool, extra 
 		sub.Revision++
 		it := sub.encode()
 		it.Expires = until
-		entry := sub.entry(indexKey(sub.Workspace, sub.ID))
+		entry := sub.listEntry(indexKey(sub.Workspace, sub.ID))
 		entry.Expires = until
 		ops = append(ops, store.Put(it, store.VersionIs(was)), store.Put(entry))
 	} else {
@@ -177,7 +177,7 @@ func (s *Store) remove(ctx context.Context, sub *Subscription, keep bool, extra 
 	}
 	served := sub.State != Disabled || keep
 	if served {
-		ops = append(ops, s.counts().Op(ctx, sub.Workspace, sub.Principal, -1))
+		ops = append(ops, s.tally().AddOp(ctx, sub.Workspace, sub.Principal, -1))
 		for _, p := range sub.Patterns {
 			ops = append(ops, store.Delete(subscriberKey(sub.Workspace, p.Key, sub.ID)))
 		}
@@ -192,10 +192,10 @@ func (s *Store) remove(ctx context.Context, sub *Subscription, keep bool, extra 
 		s.removeEntries(ctx, sub, false)
 		return nil
 	}
-	if err := s.count(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
+	if err := s.addToCounters(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
 		slog.WarnContext(ctx, "subscription counters too high", "error", err)
 	}
-	s.counts().LowerSum(ctx, sub.Workspace)
+	s.tally().LowerSum(ctx, sub.Workspace)
 	s.removeEntries(ctx, sub, keep)
 	return nil
 }
@@ -307,7 +307,7 @@ func (s *Store) resealOne(ctx context.Context, workspace, principal, id string, 
 		was := sub.Revision
 		sub.Revision++
 		ops := []store.Op{store.Put(sub.encode(), store.VersionIs(was))}
-		for _, it := range sub.subscribers() {
+		for _, it := range sub.subscriberItems() {
 			ops = append(ops, store.Put(it))
 		}
 		return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "seal the secret of subscription %s again", id)
@@ -361,9 +361,9 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []ma
 	return webhooks, inBand
 }
 
-// count adds n to the counters of a subscription's patterns. It writes each counter separately, because all subscribers of a workspace
-// share the counters of the shapes, and transactions on them would conflict.
-func (s *Store) count(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
+// addToCounters adds n to the counters of a subscription's patterns. It writes each counter separately, because all subscribers of a
+// workspace share the counters of the shapes, and transactions on them would conflict.
+func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
 	shapes := map[match.Shape]int64{}
 	for _, p := range patterns {
 		shapes[p.Shape] += n
@@ -447,7 +447,7 @@ func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace s
 func (s *Subscription) recordInterest(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
 	until := headerStays
 	if !s.Until.IsZero() {
-		until = s.Until.Add(log.Reaches())
+		until = s.Until.Add(log.MinRetention())
 	}
 	return recordInterestUntil(ctx, db, log, s.Workspace, p, until)
 }
@@ -469,5 +469,5 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 			return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in a shape")
 		}
 	}
-	return log.Interested(ctx, workspace, p.Key, until)
+	return log.RecordInterest(ctx, workspace, p.Key, until)
 }

@@ -86,7 +86,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	pattern := selection.Pattern
 	var from beginning
 	if r.Cursor != "" { // refuse a bad cursor before sending a challenge
-		if from.at, from.truncated, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
+		if from.at, from.truncated, err = g.findStart(ctx, p.Workspace, pattern, r); err != nil {
 			return nil, err
 		}
 	}
@@ -100,7 +100,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		}
 	}
 	now := g.now().UTC()
-	until := g.grant(now, r.TTL)
+	until := g.expiryFor(now, r.TTL)
 	if expires := auth.TokenOf(ctx).Expires; selection.Entry.PerCaller() && !expires.IsZero() && (until.IsZero() || expires.Before(until)) {
 		until = expires.UTC() // the client refreshes the subscription with its next token
 	}
@@ -111,13 +111,13 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		if err != nil {
 			return nil, err
 		}
-		if reaches := in.Reaches(); r.Cursor != "" && max(from.at.At, from.at.Given) < reaches {
+		if reaches := in.FirstPosition(); r.Cursor != "" && max(from.at.At, from.at.Given) < reaches {
 			from.at, from.truncated = eventlog.Cursor{At: reaches}, true
 		}
-		from.oldest = max(from.oldest, in.Reaches())
+		from.oldest = max(from.oldest, in.FirstPosition())
 	}
 	if r.Cursor == "" { // the verification took some time, and the log has the events of the pattern since then
-		if from.at, _, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
+		if from.at, _, err = g.findStart(ctx, p.Workspace, pattern, r); err != nil {
 			return nil, err
 		}
 	}
@@ -130,7 +130,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		Resumed: now.Add(-time.Minute).Unix(), // failures count from the minute after this one, so from the current minute
 		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from.at.At, Given: from.at.Given}),
 	}
-	want.rely(cat, grantOf(cat, p))
+	want.recordGrant(cat, grantOf(cat, p))
 	if want.Target.Secret, err = g.seal(ctx, want, key); err != nil {
 		return nil, err
 	}
@@ -150,7 +150,7 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 	out = &SubscribeResult{ID: want.ID, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: from.truncated}
 	switch {
 	case want.Owed != 0:
-		if begin, gap := g.Service.Log.Reach(eventlog.Cursor{}, want.Owed, from.oldest); gap && (!resumed || want.Owed != max(from.at.At, 1)) {
+		if begin, gap := g.Service.Log.StartPosition(eventlog.Cursor{}, want.Owed, from.oldest); gap && (!resumed || want.Owed != max(from.at.At, 1)) {
 			out.Truncated = true
 			out.Cursor = g.Sealer.Seal(want.Workspace, eventlog.Cursor{At: begin})
 		}
@@ -186,7 +186,7 @@ func (g *Registrar) checkRequest(cat *catalog.Catalog, p auth.Principal, r Subsc
 	if err != nil {
 		return selection, nil, err
 	}
-	if err := selection.Allowed(p); err != nil {
+	if err := selection.CheckAccess(p); err != nil {
 		return selection, nil, err
 	}
 	if !entry.WebhookAllowed() {
@@ -227,7 +227,7 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			}
 			err = g.Service.Store.insert(ctx, cat, want, expiry...)
 		} else {
-			live := !have.lapsed(g.now())
+			live := !have.isExpired(g.now())
 			if !maps.Equal(have.Contracts, want.Contracts) || !samePatterns(have.Patterns, want.Patterns) {
 				want.Created = have.Created
 				if err := g.Service.Store.addEntries(ctx, cat, want); err != nil {
@@ -252,7 +252,7 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 	if g.Switches == nil || sub.Paused != 0 {
 		return nil
 	}
-	since, err := g.Switches.Imposed(ctx, sub.Workspace, sub.ID)
+	since, err := g.Switches.OperatorPausedAt(ctx, sub.Workspace, sub.ID)
 	if err == nil && !since.IsZero() {
 		sub.Paused = since.UnixMicro()
 	}
@@ -298,7 +298,7 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 		expiry = append(expiry, store.Delete(have.expiryKey()))
 	}
 	if moved {
-		return g.Service.Store.move(ctx, want, old, expiry...)
+		return g.Service.Store.updatePatterns(ctx, want, old, expiry...)
 	}
 	return g.Service.Store.update(ctx, want, expiry...)
 }
@@ -332,11 +332,11 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 	return truncated, nil
 }
 
-// start returns the log position from which to deliver, and reports whether the client misses events because its cursor is too old. Without
-// a cursor, it returns the end of the log. That can be older than the log's retention if no event was published for a long time.
-func (g *Registrar) start(ctx context.Context, workspace string, pattern match.Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
+// findStart returns the log position from which to deliver, and reports whether the client misses events because its cursor is too old.
+// Without a cursor, it returns the end of the log. That can be older than the log's retention if no event was published for a long time.
+func (g *Registrar) findStart(ctx context.Context, workspace string, pattern match.Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	if r.Cursor == "" {
-		from.Given = g.Service.Log.Given(g.Service.Log.Time().UnixMicro()) // before the position is read
+		from.Given = g.Service.Log.GivenAt(g.Service.Log.Time().UnixMicro()) // before the position is read
 		from.At = g.Service.Log.Position()
 		if pattern.Kind == match.Concrete {
 			from.At, err = g.Service.Log.EndOf(ctx, workspace, pattern.Key)
@@ -354,14 +354,14 @@ func (g *Registrar) start(ctx context.Context, workspace string, pattern match.P
 	from.Given = c.Given
 	at := int64(math.MaxInt64)
 	for _, part := range pattern.Partitions(g.Service.Log, workspace) {
-		at = min(at, g.Sealer.From(c, part)) // a poll may have read some shards of a wildcard further than others
+		at = min(at, g.Sealer.PositionIn(c, part)) // a poll may have read some shards of a wildcard further than others
 	}
-	from.At, truncated = g.Service.Log.Reach(c, at, floor)
+	from.At, truncated = g.Service.Log.StartPosition(c, at, floor)
 	return from, truncated, nil
 }
 
-// grant returns when the subscription expires; the zero time means never. It limits the suggested lifetime to the configured range.
-func (g *Registrar) grant(now time.Time, t TTL) time.Time {
+// expiryFor returns when the subscription expires; the zero time means never. It limits the suggested lifetime to the configured range.
+func (g *Registrar) expiryFor(now time.Time, t TTL) time.Time {
 	o := g.Options.withDefaults()
 	ttl := o.DefaultTTL
 	switch {

@@ -166,7 +166,7 @@ func TestSubscribe(t *testing.T) {
 		if data, _ := fault.DataOf(err).(map[string]any); !fault.Is(err, fault.Invalid) || data["reason"] != "timeout" {
 			t.Errorf("an endpoint that refuses: %v with %v", err, data)
 		}
-		if used, err := tally.Used(t.Context(), f.db, "default", "alice"); used != 0 || err != nil || len(f.subscribers(build)) != 0 {
+		if used, err := tally.ReadCount(t.Context(), f.db, "default", "alice"); used != 0 || err != nil || len(f.subscribers(build)) != 0 {
 			t.Errorf("it left something: %d, %v", used, err)
 		}
 		f.outside.refuse = fault.New(fault.Exhausted, "too many verifications")
@@ -256,7 +256,7 @@ func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
 		if err != nil || counts[Active] != 1 || counts[Disabled] != 0 {
 			t.Errorf("got %v, %v, want one active subscription and no disabled one", counts, err)
 		}
-		expect.Equal(t, "subscriptions that count towards the quota", expect.Value(tally.Used(t.Context(), f.db, "default", "alice"))(t), 1)
+		expect.Equal(t, "subscriptions that count towards the quota", expect.Value(tally.ReadCount(t.Context(), f.db, "default", "alice"))(t), 1)
 	})
 }
 
@@ -268,7 +268,7 @@ func TestAfterDaysWithoutEventsTheCursorOfANewSubscriptionLeadsToNoGap(t *testin
 	f.Service.Log.Now = func() time.Time { return time.Now().Add(48 * time.Hour) }
 	made := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme","repo":"app"}`)})
 	c := expect.Value(f.Registrar.Sealer.Open("default", made.Cursor))(t)
-	if _, truncated := f.Service.Log.Reach(c, c.At, f.Service.Log.Oldest()); truncated {
+	if _, truncated := f.Service.Log.StartPosition(c, c.At, f.Service.Log.Oldest()); truncated {
 		t.Errorf("EVX-11: a reader with the new cursor %+v is told of a gap", c)
 	}
 }

@@ -28,9 +28,9 @@ type Found struct {
 	Broken []Range
 }
 
-// Subscribers returns the subscribers of a pattern within a range. It makes one strongly consistent read of at most limit items, and
+// ReadSubscribers returns the subscribers of a pattern within a range. It makes one strongly consistent read of at most limit items, and
 // reports items that cannot be decoded in [Found.Broken].
-func Subscribers(ctx context.Context, db store.DB, workspace, patternKey string, r Range, limit int) (Found, error) {
+func ReadSubscribers(ctx context.Context, db store.DB, workspace, patternKey string, r Range, limit int) (Found, error) {
 	after := r.From
 	if after == "" {
 		after = "#" // after the header
@@ -133,34 +133,34 @@ func (s *Subscription) listKeys() []store.Key {
 func (s *Store) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
 	for _, k := range append(sub.listKeys(), sub.indexKeys()...) {
-		ops = append(ops, store.Put(sub.entry(k)))
+		ops = append(ops, store.Put(sub.listEntry(k)))
 	}
 	if err := s.DB.Write(ctx, ops...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "list the subscription")
 	}
-	first := func() []byte { return RecheckState{Settled: cat.Fingerprint(), Terms: cat.Terms()}.encode() }
-	if err := s.once(ctx, recheckStateKey(sub.Workspace), first); err != nil {
+	first := func() []byte { return RecheckState{Settled: cat.Fingerprint(), Terms: cat.HashTerms()}.encode() }
+	if err := s.putOnce(ctx, recheckStateKey(sub.Workspace), first); err != nil {
 		return err
 	}
 	workspace := store.Key{Table: store.Subscriptions, Partition: workspacesPartition, Sort: sub.Workspace}
-	if err := s.once(ctx, workspace, func() []byte { return nil }); err != nil {
+	if err := s.putOnce(ctx, workspace, func() []byte { return nil }); err != nil {
 		return err
 	}
 	for name, id := range sub.Contracts {
-		if err := s.once(ctx, contractKey(id), cat.ByName(name).Contract); err != nil {
+		if err := s.putOnce(ctx, contractKey(id), cat.ByName(name).EncodeContract); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *Subscription) entry(k store.Key) store.Item {
+func (s *Subscription) listEntry(k store.Key) store.Item {
 	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.Created.UnixMicro()}
 }
 
-// Contract returns a stored contract in the form of an event type, so that [catalog.Broken] can compare it with the current one. It returns
-// nil if the contract is not stored.
-func Contract(ctx context.Context, db store.DB, id string) (*catalog.Entry, error) {
+// ReadContract returns a stored contract in the form of an event type, so that [catalog.FindBreakingFeature] can compare it with the
+// current one. It returns nil if the contract is not stored.
+func ReadContract(ctx context.Context, db store.DB, id string) (*catalog.Entry, error) {
 	it, err := store.One(ctx, db, contractKey(id), "read the contract of an event type")
 	if err != nil || it == nil {
 		return nil, err
@@ -168,8 +168,8 @@ func Contract(ctx context.Context, db store.DB, id string) (*catalog.Entry, erro
 	return catalog.ParseContract(it.Value)
 }
 
-// once writes an item unless it exists. It skips the write if this process has already made it.
-func (s *Store) once(ctx context.Context, k store.Key, value func() []byte) error {
+// putOnce writes an item unless it exists. It skips the write if this process has already made it.
+func (s *Store) putOnce(ctx context.Context, k store.Key, value func() []byte) error {
 	if _, done := s.written.Get(k); done {
 		return nil
 	}
@@ -197,8 +197,8 @@ func (s *Store) removeEntries(ctx context.Context, sub *Subscription, keep bool)
 	}
 }
 
-// rely records the principal's rights and the current contracts of the event types, for later rechecks.
-func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
+// recordGrant records the principal's rights and the current contracts of the event types, for later rechecks.
+func (s *Subscription) recordGrant(cat *catalog.Catalog, g Grant) {
 	s.Grant, s.Contracts = g, nil
 	for _, p := range s.Patterns {
 		if e := cat.ByName(p.Entry); e != nil {
@@ -222,9 +222,9 @@ func (l *Lists) now() time.Time { return periodic.Clock(l.Now)() }
 // Owned names a subscription and its owner.
 type Owned struct{ ID, Principal string }
 
-// Listed returns a page of the subscriptions with a pattern in the scope, in the order of their ids, beginning after the given id. next is
-// empty on the last page. Some of the subscriptions may have ended.
-func (l *Lists) Listed(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
+// ListScope returns a page of the subscriptions with a pattern in the scope, in the order of their ids, beginning after the given id.
+// next is empty on the last page. Some of the subscriptions may have ended.
+func (l *Lists) ListScope(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
 	page, err := l.DB.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: listKey(workspace, scope, "-").Partition, After: after, Limit: 200,
 	})
@@ -254,7 +254,7 @@ func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
 // the first subscription.
 type RecheckState struct {
 	V int `json:"v"`
-	// Settled is the fingerprint of that catalog, and Terms is its [catalog.Catalog.Terms].
+	// Settled is the fingerprint of that catalog, and Terms is its [catalog.Catalog.HashTerms].
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
 	// Seen is the fingerprint of a newer catalog that was first seen at Since (seconds since 1970).

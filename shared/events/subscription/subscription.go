@@ -57,7 +57,7 @@ const (
 	Active    State = "active"
 	Disabled  State = "disabled"  // ended by the server; see Reason
 	Suspended State = "suspended" // too many failures; a refresh reactivates it
-	Paused    State = "paused"    // by a person; only [Subscription.Effective] returns it
+	Paused    State = "paused"    // by a person; only [Subscription.EffectiveState] returns it
 )
 
 // Target is the endpoint of a subscription, with the secrets that sign its webhooks.
@@ -179,12 +179,12 @@ type Range struct {
 	To   string `json:"to,omitempty"`
 }
 
-// place returns the sort key of a subscription under a pattern. Ids are distributed uniformly, so ranges of equal width hold about
+// sortKeyOf returns the sort key of a subscription under a pattern. Ids are distributed uniformly, so ranges of equal width hold about
 // the same number of subscribers.
-func place(id string) string { return strings.TrimPrefix(id, idPrefix) }
+func sortKeyOf(id string) string { return strings.TrimPrefix(id, idPrefix) }
 
 // At returns the range that contains only one subscription.
-func At(id string) Range { return Range{From: place(id)[:31], To: place(id) + "!"} }
+func At(id string) Range { return Range{From: sortKeyOf(id)[:31], To: sortKeyOf(id) + "!"} }
 
 func recordKey(workspace, principal, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "o#" + workspace + "#" + principal, Sort: id}
@@ -192,7 +192,7 @@ func recordKey(workspace, principal, id string) store.Key {
 
 func subscriberKey(workspace, patternKey, id string) store.Key {
 	k := HeaderKey(workspace, patternKey)
-	k.Sort = place(id)
+	k.Sort = sortKeyOf(id)
 	return k
 }
 
@@ -214,8 +214,8 @@ func decodeRecord(it *store.Item) (*Subscription, error) {
 	return &s, nil
 }
 
-// subscribers returns the subscription's items, one for each of s.Patterns and in that order.
-func (s *Subscription) subscribers() []store.Item {
+// subscriberItems returns the subscription's items, one for each of s.Patterns and in that order.
+func (s *Subscription) subscriberItems() []store.Item {
 	items := make([]store.Item, len(s.Patterns))
 	for i, p := range s.Patterns {
 		sub := s.Subscriber()
@@ -256,7 +256,7 @@ func (g *Registrar) advancedCursor(ctx context.Context, sub *Subscription) strin
 	}
 	c, err := g.Sealer.Open(sub.Workspace, sub.Cursor)
 	if err == nil {
-		c, err = g.watermark(ctx, sub, c)
+		c, err = g.safeCursor(ctx, sub, c)
 	}
 	if err != nil {
 		slog.WarnContext(ctx, "cursor not advanced", "subscription", sub.ID, "error", err)
@@ -265,9 +265,9 @@ func (g *Registrar) advancedCursor(ctx context.Context, sub *Subscription) strin
 	return g.Sealer.Seal(sub.Workspace, c)
 }
 
-func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventlog.Cursor) (eventlog.Cursor, error) {
-	now, end := g.now(), g.Service.Log.Settled()
-	settled, open, err := g.Watermark.Settled(ctx, sub.Workspace, sub.ID)
+func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had eventlog.Cursor) (eventlog.Cursor, error) {
+	now, end := g.now(), g.Service.Log.SettledPosition()
+	settled, open, err := g.Watermark.SettledPosition(ctx, sub.Workspace, sub.ID)
 	if err != nil || sub.Replayed > settled && sub.Replayed != 0 {
 		return had, err
 	}
@@ -292,8 +292,8 @@ func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventl
 func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
 	for _, p := range sub.Patterns {
 		if p.Kind != match.Concrete {
-			in, err := g.Service.Log.Interest(ctx, sub.Workspace, p.Key)
-			if err != nil || in.Reaches() > max(c.At, c.Given) {
+			in, err := g.Service.Log.LoadInterest(ctx, sub.Workspace, p.Key)
+			if err != nil || in.FirstPosition() > max(c.At, c.Given) {
 				return false, err
 			}
 		}
@@ -384,7 +384,7 @@ func (l *Lists) List(ctx context.Context, p auth.Principal, after string, limit 
 		if err != nil {
 			return nil, "", err
 		}
-		if sub.lapsed(l.now()) {
+		if sub.isExpired(l.now()) {
 			continue
 		}
 		views = append(views, sub.view())
@@ -414,7 +414,7 @@ func (l *Lists) Read(ctx context.Context, p auth.Principal, uri string) (*View, 
 	if err != nil {
 		return nil, err
 	}
-	if sub.lapsed(l.now()) {
+	if sub.isExpired(l.now()) {
 		return nil, unknown
 	}
 	v := sub.view()
@@ -424,8 +424,8 @@ func (l *Lists) Read(ctx context.Context, p auth.Principal, uri string) (*View, 
 	return &v, nil
 }
 
-// lapsed reports whether the subscription has expired.
-func (s *Subscription) lapsed(now time.Time) bool {
+// isExpired reports whether the subscription has expired.
+func (s *Subscription) isExpired(now time.Time) bool {
 	return !s.Until.IsZero() && !now.Before(s.Until)
 }
 

@@ -46,7 +46,7 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 	}
 	used := func(t *testing.T, f *fixture, want int64) {
 		t.Helper()
-		expect.Equal(t, "the sum", expect.Value(tally.Used(t.Context(), f.db, "default", ""))(t), want)
+		expect.Equal(t, "the sum", expect.Value(tally.ReadCount(t.Context(), f.db, "default", ""))(t), want)
 	}
 	t.Run("OPS-15 a workspace has as many as it may, whoever they are of", func(t *testing.T) {
 		sum := int64(10)

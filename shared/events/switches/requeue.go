@@ -155,7 +155,7 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 	}
 	for name, out := range byQueue {
 		err := s.Queue.Send(ctx, name, out...)
-		if refused(err) {
+		if isRefused(err) {
 			err = s.sendEach(ctx, name, out, stored[name])
 		}
 		if err != nil {
@@ -173,7 +173,7 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoing, items []store.Item) error {
 	for i, m := range out {
 		err := s.Queue.Send(ctx, name, m)
-		if refused(err) {
+		if isRefused(err) {
 			err = s.setAside(ctx, &items[i], err)
 		}
 		if err != nil {
@@ -183,8 +183,8 @@ func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoin
 	return nil
 }
 
-// refused reports whether an error means that a queue will never accept the message.
-func refused(err error) bool { return fault.Is(err, fault.Invalid) || fault.Is(err, fault.TooLarge) }
+// isRefused reports whether an error means that a queue will never accept the message.
+func isRefused(err error) bool { return fault.Is(err, fault.Invalid) || fault.Is(err, fault.TooLarge) }
 
 // Note is an operator's note about an origin with failing endpoints, e.g. "the owner has been told". It does not pause deliveries. Notes
 // are stored next to the switches, because the same functions may read and write both.
@@ -243,9 +243,9 @@ func (s *Set) NotesOf(ctx context.Context, workspace string, origins ...string) 
 	return notes, nil
 }
 
-// Notes returns the notes of a workspace, sorted by origin and starting after the given one. Next is the origin to continue
+// ListNotes returns the notes of a workspace, sorted by origin and starting after the given one. Next is the origin to continue
 // from, or "" at the end.
-func (s *Set) Notes(ctx context.Context, workspace, after string, limit int) (notes []Note, next string, err error) {
+func (s *Set) ListNotes(ctx context.Context, workspace, after string, limit int) (notes []Note, next string, err error) {
 	return listItems(ctx, s.DB, noteKey(workspace, "").Partition, after, limit, decodeNote)
 }
 

@@ -1,6 +1,6 @@
 // Package switches pauses and resumes deliveries: all deliveries of a workspace, of an event type, to an origin, or of one subscription.
 //
-// A switch exists as an item only while its deliveries are paused. Dispatch calls [Set.Paused] before each attempt, which answers from
+// A switch exists as an item only while its deliveries are paused. Dispatch calls [Set.FindPaused] before each attempt, which answers from
 // memory with data that is at most [MaxAge] old. If a delivery is paused, its queue message is stored as an item for at most [Kept]. A
 // paused subscription is also marked in its own record, which dispatch reads anyway.
 //
@@ -55,10 +55,11 @@ type Name string
 // All pauses all deliveries of a workspace.
 const All Name = "all"
 
-// Event, Origin and Subscription return the name of the switch for an event type, an endpoint's origin, and a subscription.
-func Event(name string) Name      { return Name("event/" + name) }
-func Origin(origin string) Name   { return Name("origin/" + origin) }
-func Subscription(id string) Name { return Name(subscriptionOf + id) }
+// EventSwitch, OriginSwitch and SubscriptionSwitch return the name of the switch for an event type, an endpoint's origin, and a
+// subscription.
+func EventSwitch(name string) Name      { return Name("event/" + name) }
+func OriginSwitch(origin string) Name   { return Name("origin/" + origin) }
+func SubscriptionSwitch(id string) Name { return Name(subscriptionOf + id) }
 
 // Parse parses a name. For an invalid name it returns a fault of kind Invalid that lists the allowed forms. In an
 // origin, a single slash after the scheme is read as two, because some proxies merge slashes in paths.
@@ -257,9 +258,9 @@ func (s *Set) forget(workspace string) {
 	s.known.Put(workspace, known{})
 }
 
-// Paused returns the broadest switch that pauses a delivery, or "" if no switch does. It ignores switches of single subscriptions. Callers
-// leave origin empty for a page, because the page's subscribers have different origins.
-func (s *Set) Paused(ctx context.Context, workspace, eventName, origin string) (Name, error) {
+// FindPaused returns the broadest switch that pauses a delivery, or "" if no switch does. It ignores switches of single subscriptions.
+// Callers leave origin empty for a page, because the page's subscribers have different origins.
+func (s *Set) FindPaused(ctx context.Context, workspace, eventName, origin string) (Name, error) {
 	if s == nil {
 		return "", nil
 	}
@@ -267,7 +268,7 @@ func (s *Set) Paused(ctx context.Context, workspace, eventName, origin string) (
 	if err != nil || len(names) == 0 {
 		return "", err
 	}
-	for _, n := range []Name{All, Event(eventName), Origin(origin)} {
+	for _, n := range []Name{All, EventSwitch(eventName), OriginSwitch(origin)} {
 		if names[n] {
 			return n, nil
 		}
@@ -355,11 +356,11 @@ type Waiting struct {
 	Oldest time.Time `json:"oldest,omitzero"`
 }
 
-// maxWaiting limits how many messages Waiting reads from each shard, because a message can have 250 KB.
+// maxWaiting limits how many messages CountWaiting reads from each shard, because a message can have 250 KB.
 const maxWaiting = 50
 
-// Waiting counts the messages that wait for a switch.
-func (s *Set) Waiting(ctx context.Context, workspace string, n Name) (w Waiting, err error) {
+// CountWaiting counts the messages that wait for a switch.
+func (s *Set) CountWaiting(ctx context.Context, workspace string, n Name) (w Waiting, err error) {
 	for shard := range shards {
 		page, err := s.DB.Query(ctx, store.Query{
 			Table: store.Deliveries, Partition: waitingPartition(workspace, n, shard), Limit: maxWaiting, Eventual: true,
@@ -404,10 +405,10 @@ func (s *Set) Item(workspace string, n Name, m Message) store.Item {
 	}
 }
 
-// Imposed returns when an operator paused a subscription, or the zero time. The pause outlives the subscription, because otherwise an owner
-// could lift it by ending the subscription and subscribing again. The same events/subscribe leads to the same id.
-func (s *Set) Imposed(ctx context.Context, workspace, id string) (time.Time, error) {
-	sw, err := s.Get(ctx, workspace, Subscription(id))
+// OperatorPausedAt returns when an operator paused a subscription, or the zero time. The pause outlives the subscription, because
+// otherwise an owner could lift it by ending the subscription and subscribing again. The same events/subscribe leads to the same id.
+func (s *Set) OperatorPausedAt(ctx context.Context, workspace, id string) (time.Time, error) {
+	sw, err := s.Get(ctx, workspace, SubscriptionSwitch(id))
 	if err != nil || sw == nil || !sw.Operator {
 		return time.Time{}, err
 	}

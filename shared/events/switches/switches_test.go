@@ -39,9 +39,9 @@ func TestAnotherInstanceSeesASwitch(t *testing.T) {
 	operator, dispatcher := &switches.Set{DB: db, Now: clock}, &switches.Set{DB: reach, Now: clock}
 	paused := func(want switches.Name) {
 		t.Helper()
-		expect.Equal(t, fmt.Sprint("the switch at ", now), expect.Value(dispatcher.Paused(t.Context(), "default", "a.b", "https://a.example"))(t), want)
+		expect.Equal(t, fmt.Sprint("the switch at ", now), expect.Value(dispatcher.FindPaused(t.Context(), "default", "a.b", "https://a.example"))(t), want)
 	}
-	for _, name := range []switches.Name{switches.All, switches.Event("a.b"), switches.Origin("https://a.example")} {
+	for _, name := range []switches.Name{switches.All, switches.EventSwitch("a.b"), switches.OriginSwitch("https://a.example")} {
 		paused("")
 		expect.OK(t, operator.Pause(t.Context(), "default", switches.Switch{Name: name, By: "op"}))
 		now = now.Add(4900 * time.Millisecond)
@@ -55,7 +55,7 @@ func TestAnotherInstanceSeesASwitch(t *testing.T) {
 		now = now.Add(3 * time.Second)
 		paused("")
 		now = now.Add(1900 * time.Millisecond)
-		if _, err := dispatcher.Paused(t.Context(), "default", "a.b", ""); !errors.Is(err, reach.err) {
+		if _, err := dispatcher.FindPaused(t.Context(), "default", "a.b", ""); !errors.Is(err, reach.err) {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -95,13 +95,13 @@ func (g *Guard) check(raw string) (*url.URL, string) {
 	default:
 		return nil, "is not https"
 	}
-	if u.User != nil || strings.Contains(authority(raw), "@") {
+	if u.User != nil || strings.Contains(authorityOf(raw), "@") {
 		return nil, "holds credentials"
 	}
 	if u.Fragment != "" || strings.Contains(raw, "#") {
 		return nil, "has a fragment"
 	}
-	if strings.Contains(authority(raw), "%") {
+	if strings.Contains(authorityOf(raw), "%") {
 		return nil, "has a host with an encoded character"
 	}
 	host, port := strings.ToLower(u.Hostname()), u.Port()
@@ -133,7 +133,7 @@ func (g *Guard) check(raw string) (*url.URL, string) {
 	return u, ""
 }
 
-func authority(raw string) string {
+func authorityOf(raw string) string {
 	_, rest, _ := strings.Cut(raw, "://")
 	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
 		rest = rest[:i]
@@ -447,16 +447,17 @@ type exchange struct {
 
 type exchangeKey struct{}
 
-func follow(ctx context.Context, timeout time.Duration) (context.Context, *exchange) {
+func trackExchange(ctx context.Context, timeout time.Duration) (context.Context, *exchange) {
 	x := &exchange{ctx: ctx, half: time.Now().Add(timeout / 2)}
-	x.trace.GotConn = x.got
+	x.trace.GotConn = x.gotConn
 	return httptrace.WithClientTrace(context.WithValue(ctx, exchangeKey{}, x), &x.trace), x
 }
 
-// got remembers the connection of a request. It runs in the goroutine of RoundTrip, and again each time the transport repeats a request.
-func (x *exchange) got(info httptrace.GotConnInfo) {
+// gotConn remembers the connection of a request. It runs in the goroutine of RoundTrip, and again each time the transport repeats a
+// request.
+func (x *exchange) gotConn(info httptrace.GotConnInfo) {
 	x.end()
-	x.reach()
+	x.markReached()
 	below := info.Conn
 	if t, ok := below.(*tls.Conn); ok {
 		below = t.NetConn()
@@ -467,9 +468,9 @@ func (x *exchange) got(info httptrace.GotConnInfo) {
 	}
 }
 
-// reach records that the exchange has a connection or may open one, so that from now on a timeout is the endpoint's fault. It does not
-// record that in the second half of the timeout, because our own queue has then used up most of the time.
-func (x *exchange) reach() {
+// markReached records that the exchange has a connection or may open one, so that from now on a timeout is the endpoint's fault. It does
+// not record that in the second half of the timeout, because our own queue has then used up most of the time.
+func (x *exchange) markReached() {
 	if time.Now().Before(x.half) {
 		x.reached.Store(true)
 	}
@@ -533,7 +534,7 @@ func (s *Sender) limitDial(dial func(ctx context.Context, network, address strin
 		if err := s.conns.acquire(x); err != nil {
 			return nil, err
 		}
-		x.reach()
+		x.markReached()
 		c, err := dial(ctx, network, address)
 		if err != nil {
 			s.conns.release()

@@ -23,9 +23,9 @@ import (
 // workspace, subscription or target cannot be opened.
 type Binding struct{ Workspace, Subscription, Target string }
 
-// context encodes the binding for HPKE's info parameter. Each part is preceded by its length, so that different
+// encode encodes the binding for HPKE's info parameter. Each part is preceded by its length, so that different
 // bindings never have the same bytes.
-func (b Binding) context() []byte {
+func (b Binding) encode() []byte {
 	const label = "mcpevents webhook secret 1"
 	out := make([]byte, 0, len(label)+len(b.Workspace)+len(b.Subscription)+len(b.Target)+3*binary.MaxVarintLen32)
 	out = append(out, label...)
@@ -201,7 +201,7 @@ func (s *Sealer) SealAgain(ctx context.Context, sealed []byte, b Binding, o *Ope
 // Seal encrypts a secret so that it can be opened only with this binding. The result is 53 bytes longer than the
 // secret.
 func (s *Sealer) Seal(_ context.Context, secret []byte, b Binding) ([]byte, error) {
-	sealed, err := s.enc.Encrypt(secret, b.context())
+	sealed, err := s.enc.Encrypt(secret, b.encode())
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "seal a secret")
 	}
@@ -234,7 +234,7 @@ func NewOpener(private []byte) (*Opener, error) {
 // Open decrypts a secret that was sealed with the same binding. The caller must not change the result, because it
 // stays in the cache.
 func (o *Opener) Open(_ context.Context, sealed []byte, b Binding) ([]byte, error) {
-	info := b.context()
+	info := b.encode()
 	h := sha256.New()
 	h.Write(binary.AppendUvarint(make([]byte, 0, binary.MaxVarintLen64), uint64(len(sealed))))
 	h.Write(sealed)

@@ -229,7 +229,7 @@ type answer struct {
 
 // post sends one request. If keep is not nil, it appends the response body, up to [maxAnswer], to keep. Otherwise it discards the body.
 func (s *Sender) post(parent context.Context, r *Request, keep []byte) (answer, *Failure) {
-	target, failure := s.target(r.URL)
+	target, failure := s.parseTarget(r.URL)
 	if failure != nil {
 		return answer{}, failure
 	}
@@ -238,7 +238,7 @@ func (s *Sender) post(parent context.Context, r *Request, keep []byte) (answer, 
 		return answer{status: http.StatusRequestEntityTooLarge}, &Failure{HTTP4xx, "the body is larger than 256 KiB and was not sent"}
 	}
 	req := http.Request{
-		Method: http.MethodPost, URL: target, Host: target.Host, Header: s.header(r),
+		Method: http.MethodPost, URL: target, Host: target.Host, Header: s.newHeader(r),
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		ContentLength: int64(len(r.Body)), Body: bodyOf(r.Body),
 		GetBody: onceAgain(r.Body),
@@ -266,7 +266,7 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 	}
 	ctx, cancel := context.WithTimeout(parent, timeout)
 	defer cancel()
-	ctx, x := follow(ctx, timeout)
+	ctx, x := trackExchange(ctx, timeout)
 	defer x.end()
 	resp, err := s.transport.RoundTrip(req.WithContext(ctx))
 	if endedAsIdle(err) && req.GetBody != nil {
@@ -316,8 +316,8 @@ func endedAsIdle(err error) bool {
 		strings.HasSuffix(err.Error(), "http: putIdleConn: too many idle connections"))
 }
 
-// header returns exactly the header fields of docs/reference/webhooks.md, as that page spells them.
-func (s *Sender) header(r *Request) http.Header {
+// newHeader returns exactly the header fields of docs/reference/webhooks.md, as that page spells them.
+func (s *Sender) newHeader(r *Request) http.Header {
 	at := r.At
 	if at.IsZero() {
 		at = s.now()
@@ -351,8 +351,8 @@ func (s *Sender) header(r *Request) http.Header {
 	return h
 }
 
-// target returns the parsed URL of a checked target. The result is shared between calls and must not be changed.
-func (s *Sender) target(raw string) (*url.URL, *Failure) {
+// parseTarget returns the parsed URL of a checked target. The result is shared between calls and must not be changed.
+func (s *Sender) parseTarget(raw string) (*url.URL, *Failure) {
 	if u, ok := s.targets.Get(raw); ok {
 		return u, nil
 	}
@@ -390,7 +390,7 @@ func diagnose(parent context.Context, x *exchange, err error) *Failure {
 	case errors.Is(err, errExcess):
 		return &Failure{ConnectionRefused, errExcess.Error()}
 	}
-	if errno := ours(err); errno != 0 {
+	if errno := errnoOfMachine(err); errno != 0 {
 		return &Failure{Internal, errno.Error()}
 	}
 	if b, ok := errors.AsType[blocked](err); ok {
@@ -436,8 +436,8 @@ func diagnose(parent context.Context, x *exchange, err error) *Failure {
 // exhausted has the errors of a process or machine that has run out of descriptors or memory.
 var exhausted = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}
 
-// ours returns the errno of a failure that is the fault of this machine, or 0 if the endpoint may have caused it.
-func ours(err error) syscall.Errno {
+// errnoOfMachine returns the errno of a failure that is the fault of this machine, or 0 if the endpoint may have caused it.
+func errnoOfMachine(err error) syscall.Errno {
 	if d, ok := errors.AsType[*net.DNSError](err); ok {
 		// A DNSError keeps only the text of a socket error. And a resolver that could not open its own configuration reports an unknown
 		// name. So test whether the process can still open a file.
@@ -528,8 +528,8 @@ const (
 	Internal Category = "internal"
 )
 
-// Published maps a category to one of the six in SEP-3415.
-func (c Category) Published() Category {
+// ToPublished maps a category to one of the six in SEP-3415.
+func (c Category) ToPublished() Category {
 	if c == DNSError || c == Blocked {
 		return ConnectionRefused
 	}

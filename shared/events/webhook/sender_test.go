@@ -278,7 +278,7 @@ func TestSend_Failures(t *testing.T) {
 	t.Run("dns_error", func(t *testing.T) {
 		names := newNameServer(t, func(string) []netip.Addr { return nil })
 		o := open(t, Options{Guard: &Guard{Resolver: names.resolver()}}).Send(t.Context(), request("https://nowhere.example"))
-		if o.Category != DNSError || o.Category.Published() != ConnectionRefused {
+		if o.Category != DNSError || o.Category.ToPublished() != ConnectionRefused {
 			t.Errorf("got %+v", o)
 		}
 		for _, name := range names.names() {

@@ -39,7 +39,7 @@ func Sign(keys [][]byte, id string, at time.Time, body []byte) string {
 func sign(key []byte, id string, at time.Time, body []byte) string {
 	m := hmac.New(sha256.New, key)
 	var scratch [256]byte
-	m.Write(preamble(scratch[:0], id, at.Unix()))
+	m.Write(appendPreamble(scratch[:0], id, at.Unix()))
 	m.Write(body)
 	const version = "v1,"
 	b := append(scratch[:0], version...)
@@ -64,11 +64,11 @@ func NewIdentity(key ed25519.PrivateKey) *Identity { return &Identity{key} }
 
 // Sign returns a v1a signature over the same bytes as [Sign].
 func (i *Identity) Sign(id string, at time.Time, body []byte) string {
-	return "v1a," + base64.StdEncoding.EncodeToString(ed25519.Sign(i.key, append(preamble(nil, id, at.Unix()), body...)))
+	return "v1a," + base64.StdEncoding.EncodeToString(ed25519.Sign(i.key, append(appendPreamble(nil, id, at.Unix()), body...)))
 }
 
-// preamble appends "ID.SECONDS.", which precedes the body in the signed bytes.
-func preamble(b []byte, id string, at int64) []byte {
+// appendPreamble appends "ID.SECONDS.", which precedes the body in the signed bytes.
+func appendPreamble(b []byte, id string, at int64) []byte {
 	b = append(b, id...)
 	b = append(b, '.')
 	b = strconv.AppendInt(b, at, 10)
@@ -207,13 +207,13 @@ func Verify(h http.Header, body []byte, secrets ...string) error {
 			return nil
 		}
 		if !errors.Is(err, standardwebhooks.ErrNoMatchingSignature) {
-			return fault.New(fault.Unauthenticated, "verify the webhook: %s", reason(err))
+			return fault.New(fault.Unauthenticated, "verify the webhook: %s", describeError(err))
 		}
 	}
 	return fault.New(fault.Unauthenticated, "verify the webhook: no signature matches a known secret")
 }
 
-func reason(err error) string {
+func describeError(err error) string {
 	for _, known := range []error{
 		standardwebhooks.ErrRequiredHeaders, standardwebhooks.ErrMessageTooOld, standardwebhooks.ErrMessageTooNew,
 	} {
@@ -283,8 +283,8 @@ func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys
 		return fault.Wrap(fault.Unavailable, failure, "verify the target")
 	}
 	return &fault.Error{
-		Kind: fault.Unavailable, Message: "the target could not be verified: " + string(failure.Category.Published()),
-		Data: map[string]any{"reason": string(failure.Category.Published())}, Err: failure,
+		Kind: fault.Unavailable, Message: "the target could not be verified: " + string(failure.Category.ToPublished()),
+		Data: map[string]any{"reason": string(failure.Category.ToPublished())}, Err: failure,
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 // A backend that acts for its callers decides by the caller's token which events it sends. So each URI is for one principal, and the relay
-// subscribes to it with this principal's token (see [demand.Registry.Token]), over a connection of its own. If the token expires or the
+// subscribes to it with this principal's token (see [demand.Registry.LoadToken]), over a connection of its own. If the token expires or the
 // backend refuses it, the subscription waits for another token, and then continues at its cursor.
 //
 // A backend could repeat a token in an error, so the log and the clients only get these errors and the kinds of others.
@@ -33,7 +33,7 @@ func (e *receiver) receiveAs(ctx context.Context, uri string) {
 	var refused auth.Token
 	var again time.Time // when to try the refused token once more
 	for ctx.Err() == nil {
-		token, err := e.Demand.Token(ctx, workspace, uri)
+		token, err := e.Demand.LoadToken(ctx, workspace, uri)
 		if err == nil && (token.Header == "" || token.Header == refused.Header && time.Now().Before(again)) {
 			_ = periodic.Sleep(ctx, wantedEvery) // the loop sees if ctx has ended
 			continue

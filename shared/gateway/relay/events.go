@@ -415,7 +415,7 @@ func (e *receiver) overStdio() bool {
 // adjust starts and ends subscriptions, so that they are the ones that clients want.
 func (e *receiver) adjust(ctx context.Context) error {
 	place := e.backend.Place()
-	wanted, err := e.Demand.Wanted(ctx, place.Workspace, place.Backend)
+	wanted, err := e.Demand.ListWanted(ctx, place.Workspace, place.Backend)
 	if err != nil {
 		return err
 	}

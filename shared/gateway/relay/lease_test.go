@@ -404,7 +404,7 @@ func TestSubscriptionsGiveWay(t *testing.T) {
 	}
 	refused := 0
 	for i := range maxReceptions {
-		if s, err := e.Demand.State(t.Context(), place.Workspace, uri(i)); s.Error != "" || err != nil {
+		if s, err := e.Demand.LoadState(t.Context(), place.Workspace, uri(i)); s.Error != "" || err != nil {
 			refused++
 		}
 	}

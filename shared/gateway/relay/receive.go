@@ -145,7 +145,7 @@ func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Curso
 		URL:    to,
 		Secret: func(ctx context.Context) (string, error) { return e.Hooks.Secret(ctx, workspace, uri) },
 		Accepted: func(ctx context.Context, id string, until time.Time) error {
-			fresh, err := e.Hooks.Accepted(ctx, workspace, uri, id, until)
+			fresh, err := e.Hooks.RecordAccepted(ctx, workspace, uri, id, until)
 			if err != nil || !fresh {
 				return err
 			}
@@ -164,7 +164,7 @@ func (e *receiver) restartHooks(ctx context.Context) error {
 	if !slices.Contains(slices.Collect(maps.Values(e.modes)), client.ModeWebhook) {
 		return nil
 	}
-	all, err := e.Demand.Restarts(ctx, place.Workspace, place.Backend)
+	all, err := e.Demand.ListRestarts(ctx, place.Workspace, place.Backend)
 	for _, again := range all {
 		r := e.running[again.URI]
 		if r == nil || time.Since(e.restarted[again.URI]) < retryAfter {
@@ -172,7 +172,7 @@ func (e *receiver) restartHooks(ctx context.Context) error {
 		}
 		e.restarted[again.URI] = time.Now()
 		r.stop()
-		if err := e.Demand.Restarted(ctx, place.Workspace, again); err != nil {
+		if err := e.Demand.FinishRestart(ctx, place.Workspace, again); err != nil {
 			return err
 		}
 		e.running[again.URI] = e.start(ctx, again.URI, client.ModeWebhook, true)

@@ -131,7 +131,7 @@ func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *cat
 	if err != nil {
 		return nil, nil // no event can have such a URI
 	}
-	uris, err := h.Log.Below(ctx, p.Workspace, parent, maxSeen)
+	uris, err := h.Log.ListBelow(ctx, p.Workspace, parent, maxSeen)
 	if err != nil {
 		return nil, err
 	}

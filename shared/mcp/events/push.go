@@ -102,7 +102,7 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	if p.Pattern != pattern { // the delivery's cursor lacks the partitions that check has added
 		cursor = p.writer.ResumeAt()
 	}
-	data, err := p.Data(d.Event)
+	data, err := p.RedactedData(d.Event)
 	if err != nil { // the stream continues without this event
 		return p.fail(spec.NoteEventsError, p.writer.Streams.Faults.Translate(ctx, err, p.version, p.profile))
 	}
@@ -175,7 +175,7 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 	before := p.writer.Caller.Principal
 	if credentials {
 		if p.writer.CheckCredentials(ctx) != nil {
-			return &streams.Ended{Reason: subscription.Revoked()}
+			return &streams.Ended{Reason: subscription.AccessRevoked()}
 		}
 	}
 	cat, err := p.writer.Streams.Catalogs.Of(ctx, p.writer.Caller.Principal)
@@ -187,7 +187,7 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 	}
 	chosen, err := Choose(cat, p.Entry.Name, p.Arguments, p.writer.Caller.Principal, p.mode)
 	if now := cat.ByName(p.Entry.Name); now != nil && now != p.Entry {
-		if feature := catalog.Broken(p.Entry, now); feature != "" {
+		if feature := catalog.FindBreakingFeature(p.Entry, now); feature != "" {
 			return &streams.Ended{Reason: subscription.SchemaChanged(p.Entry.Name, feature)}
 		}
 	}
@@ -201,7 +201,7 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 		p.Selection, p.catalog = chosen, cat
 		return nil
 	case kind == fault.Forbidden:
-		return &streams.Ended{Reason: subscription.Revoked()}
+		return &streams.Ended{Reason: subscription.AccessRevoked()}
 	case kind == fault.Invalid:
 		return &streams.Ended{Reason: subscription.SchemaChanged(p.Entry.Name, catalog.FeatureInput)}
 	case kind == fault.NotFound, kind == fault.Unsupported:
@@ -249,7 +249,7 @@ func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error)
 	}
 	b := []byte(`"events":[`)
 	for i, ev := range page.Events {
-		data, err := w.Data(ev)
+		data, err := w.RedactedData(ev)
 		if err != nil {
 			return method.Result{}, err
 		}
@@ -334,7 +334,7 @@ func Choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth
 	if err != nil {
 		return s, err
 	}
-	if err := s.Allowed(p); err != nil {
+	if err := s.CheckAccess(p); err != nil {
 		return s, err
 	}
 	if mode == spec.ModePoll && !entry.PollAllowed() || mode == spec.ModePush && !entry.PushAllowed() {

@@ -99,7 +99,7 @@ func (h *deliveryHandler) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, next, err := records.Merge(c.Context(), h.db, c.who.Workspace, own, query, c.After, c.Limit)
+	found, next, err := records.ListOf(c.Context(), h.db, c.who.Workspace, own, query, c.After, c.Limit)
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +237,7 @@ func (h *letterHandlers) read(c *call) (any, error) {
 
 // find returns the dead letter that the request's path names, if the caller may see it.
 func (h *letterHandlers) find(c *call) (*deadletter.Letter, error) {
-	l, err := h.operations.Letter(c.Context(), c.who.Workspace, c.PathValue("id"))
+	l, err := h.operations.FindLetter(c.Context(), c.who.Workspace, c.PathValue("id"))
 	if err == nil && (l == nil || !c.operator && l.Principal != c.who.ID) {
 		err = errNoLetter
 	}
@@ -331,7 +331,7 @@ func (h *replayHandlers) start(c *call) (any, error) {
 		target, sub = "events", found.Subscription
 	}
 	if in.DryRun {
-		n, more, err := h.replays.Count(c.Context(), c.who.Workspace, sub, *in.Select)
+		n, more, err := h.replays.CountSelected(c.Context(), c.who.Workspace, sub, *in.Select)
 		return struct {
 			Count int  `json:"count"`
 			More  bool `json:"more,omitempty"`

@@ -96,7 +96,7 @@ func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name stri
 	}
 	for _, u := range uris {
 		entry, _, ok := cat.Match(u)
-		parts = append(parts, h.log.Of(c.who.Workspace, u, ok && entry.Unordered())...)
+		parts = append(parts, h.log.PartitionsOf(c.who.Workspace, u, ok && entry.Unordered())...)
 	}
 	return parts, truncated, nil
 }
@@ -114,7 +114,7 @@ func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) 
 	if !strings.HasPrefix(parent, "event://") {
 		return nil, false, fault.New(fault.Invalid, "the URIs of %s have nothing in common; name a uri", e.Name)
 	}
-	known, err := h.log.Below(c.Context(), c.who.Workspace, parent, 1000)
+	known, err := h.log.ListBelow(c.Context(), c.who.Workspace, parent, 1000)
 	if err != nil {
 		return nil, false, err
 	}
@@ -152,7 +152,7 @@ func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	case err != nil:
 		return nil, err
 	case len(found) == 1 && !found[0].Test:
-		if e, err := h.operations.Stored(ctx, workspace, found[0].URI, id); e != nil || err != nil {
+		if e, err := h.operations.FindStoredEvent(ctx, workspace, found[0].URI, id); e != nil || err != nil {
 			return e, err
 		}
 		return h.search(c, id, []string{found[0].URI})
@@ -321,10 +321,10 @@ func (h *eventOutcomeHandler) list(c *call) (any, error) {
 	var found []judge.Outcome
 	var next string
 	if c.Subscription == "" {
-		found, next, err = h.explainer.Page(c.Context(), e, c.After, c.Limit)
+		found, next, err = h.explainer.ExplainPage(c.Context(), e, c.After, c.Limit)
 	} else {
 		var one *judge.Outcome
-		if one, err = h.explainer.One(c.Context(), e, c.Subscription); err == nil && one == nil {
+		if one, err = h.explainer.ExplainOne(c.Context(), e, c.Subscription); err == nil && one == nil {
 			err = fault.New(fault.NotFound, "there is no such subscription")
 		}
 		if one != nil {

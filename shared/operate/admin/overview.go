@@ -85,11 +85,11 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	if !c.Since.IsZero() {
 		o.Recent.Since = c.Since.UTC()
 	}
-	used, err := tally.Used(ctx, h.db, workspace, o.Principal)
+	used, err := tally.ReadCount(ctx, h.db, workspace, o.Principal)
 	if err != nil {
 		return nil, err
 	}
-	sum, err := tally.Used(ctx, h.db, workspace, "")
+	sum, err := tally.ReadCount(ctx, h.db, workspace, "")
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	if o.Subscriptions, err = h.lists.CountStates(ctx, workspace, maxCounted); err != nil {
 		return nil, err
 	}
-	letters, _, err := h.operations.Letters(ctx, workspace, deadletter.LetterQuery{}, "", maxCounted)
+	letters, _, err := h.operations.ListLetters(ctx, workspace, deadletter.LetterQuery{}, "", maxCounted)
 	if err != nil {
 		return nil, err
 	}

@@ -65,7 +65,7 @@ func (c *call) viewFor(s subscription.Selected) subscriptionView {
 
 func viewOf(s subscription.Selected) subscriptionView {
 	v := subscriptionView{
-		ID: s.ID, URI: subscription.URI(s.ID), Principal: s.Principal, Protocol: string(s.Subscription.Origin), State: string(s.Effective()),
+		ID: s.ID, URI: subscription.URI(s.ID), Principal: s.Principal, Protocol: string(s.Subscription.Origin), State: string(s.EffectiveState()),
 		Reason: s.Reason, Events: []string{}, EventURIs: s.EventURIs, Target: withoutQuery(s.Target.URL), Origin: subscription.OriginOf(s.Target.URL),
 		Created: s.Created, Expires: s.Until, Paused: s.PausedSince(), Arguments: s.Arguments,
 	}
@@ -129,7 +129,7 @@ func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]su
 	case choice != subscription.Choice{URI: choice.URI}:
 		return h.visible.lists.Select(ctx, workspace, choice, c.After, c.Limit)
 	}
-	return h.visible.lists.Covering(ctx, workspace, entry.Name, choice.URI, c.After, c.Limit)
+	return h.visible.lists.SelectCovering(ctx, workspace, entry.Name, choice.URI, c.After, c.Limit)
 }
 
 // read responds with a subscription, who paused it, and how many deliveries wait for it.
@@ -140,7 +140,7 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 	}
 	v := c.viewFor(*s)
 	if s.Paused != 0 { // otherwise its switch is the owner's, of an ended subscription with the same id
-		if v.Switch, err = h.switches.Get(c.Context(), c.who.Workspace, switches.Subscription(s.ID)); err != nil {
+		if v.Switch, err = h.switches.Get(c.Context(), c.who.Workspace, switches.SubscriptionSwitch(s.ID)); err != nil {
 			return nil, err
 		}
 	}
@@ -248,7 +248,7 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 // setPaused pauses or resumes a subscription and sets or removes its switch. It does nothing if that is already done, with two exceptions:
 // a new reason replaces the old one, and an operator's pause replaces the owner's, so that the owner cannot end it.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
-	name := switches.Subscription(s.ID)
+	name := switches.SubscriptionSwitch(s.ID)
 	before, err := h.switches.Get(c.Context(), c.who.Workspace, name)
 	if err != nil {
 		return err

@@ -51,7 +51,7 @@ func (h *switchHandlers) list(c *call) (any, error) {
 
 // view returns a switch and counts the messages that it holds back.
 func (h *switchHandlers) view(c *call, sw switches.Switch) (switchView, error) {
-	waiting, err := h.switches.Waiting(c.Context(), c.who.Workspace, sw.Name)
+	waiting, err := h.switches.CountWaiting(c.Context(), c.who.Workspace, sw.Name)
 	return switchView{sw, &waiting}, err
 }
 
@@ -121,7 +121,7 @@ func (h *switchHandlers) put(c *call) (any, error) {
 // checkEventType refuses a switch for an event type that does not exist. Such a switch would look effective but pause
 // nothing. If the catalog cannot be read, it allows the switch.
 func (h *switchHandlers) checkEventType(c *call, name switches.Name) error {
-	event, ok := strings.CutPrefix(string(name), string(switches.Event("")))
+	event, ok := strings.CutPrefix(string(name), string(switches.EventSwitch("")))
 	if !ok {
 		return nil
 	}
@@ -170,7 +170,7 @@ type noteHandlers struct{ switches *switches.Set }
 // list responds with a page of notes, or with the note of one origin.
 func (h *noteHandlers) list(c *call) (any, error) {
 	if c.Origin == "" {
-		notes, next, err := h.switches.Notes(c.Context(), c.who.Workspace, c.After, c.Limit)
+		notes, next, err := h.switches.ListNotes(c.Context(), c.who.Workspace, c.After, c.Limit)
 		return newList(c, notes, next, asIs), err
 	}
 	of, err := h.switches.NotesOf(c.Context(), c.who.Workspace, c.Origin)
@@ -186,8 +186,8 @@ func (h *noteHandlers) list(c *call) (any, error) {
 
 // origin returns the origin that the request's path names, as the server writes it.
 func (h *noteHandlers) origin(c *call) (string, error) {
-	name, err := switches.Parse(string(switches.Origin(c.PathValue("name"))))
-	return strings.TrimPrefix(string(name), string(switches.Origin(""))), err
+	name, err := switches.Parse(string(switches.OriginSwitch(c.PathValue("name"))))
+	return strings.TrimPrefix(string(name), string(switches.OriginSwitch(""))), err
 }
 
 // before returns the current note of an origin, which the audit trail records before a change. It is nil if there is no note.

@@ -105,7 +105,7 @@ func (r *run) eraseAll(ctx context.Context) error {
 		return err
 	}
 	for _, id := range r.ids {
-		err := r.Operations.Belongings(ctx, r.workspace, id, func(b deadletter.Belonging) error {
+		err := r.Operations.VisitBelongings(ctx, r.workspace, id, func(b deadletter.Belonging) error {
 			if b.Body != (store.Key{}) {
 				if r.bodies[b.Body] = b.URI; b.Own {
 					r.bodies[b.Body] = ""
@@ -218,7 +218,7 @@ func (r *run) eraseUnusedBodies(ctx context.Context) error {
 	for key, uri := range r.bodies {
 		used, known := others[uri]
 		if !known {
-			n, err := r.Subscriptions.Count(ctx, r.workspace, uri)
+			n, err := r.Subscriptions.CountSubscribers(ctx, r.workspace, uri)
 			if err != nil {
 				return err
 			}
@@ -269,7 +269,7 @@ func (r *run) eraseSessions(ctx context.Context) error {
 }
 
 func (r *run) topic(name string) store.Key {
-	return store.Key{Table: store.Log, Partition: eventlog.Topic(r.workspace, name).Name()}
+	return store.Key{Table: store.Log, Partition: eventlog.TopicPartition(r.workspace, name).Name()}
 }
 
 // erasePartitions erases the principal's consents, stream leases, notices, webhook challenges, idempotency keys and quota
@@ -287,7 +287,7 @@ func (r *run) erasePartitions(ctx context.Context) error {
 	}
 	for _, id := range r.ids {
 		if !r.dry {
-			for _, key := range switches.Keys(r.workspace, switches.Subscription(id)) {
+			for _, key := range switches.Keys(r.workspace, switches.SubscriptionSwitch(id)) {
 				r.ops[key] = store.Delete(key)
 			}
 		}

@@ -60,8 +60,8 @@ func (p Pointer) String() string {
 // Member returns the text of a pointer to a top-level member, e.g. "/a~1b" for a/b.
 func Member(name string) string { return "/" + escaper.Replace(name) }
 
-// In returns the value that the pointer refers to. ok is false if the document has no such value.
-func (p Pointer) In(doc any) (value any, ok bool) {
+// ValueIn returns the value that the pointer refers to. ok is false if the document has no such value.
+func (p Pointer) ValueIn(doc any) (value any, ok bool) {
 	for _, token := range p {
 		switch at := doc.(type) {
 		case map[string]any:

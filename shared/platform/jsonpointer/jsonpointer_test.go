@@ -23,7 +23,7 @@ func TestPointers(t *testing.T) {
 		if err != nil || p.String() != pointer {
 			t.Errorf("got %q, %v, want %q", p, err, pointer)
 		}
-		if got, ok := p.In(doc); ok != (want != nil) || !reflect.DeepEqual(got, want) {
+		if got, ok := p.ValueIn(doc); ok != (want != nil) || !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: got %v, %v, want %v", pointer, got, ok, want)
 		}
 	}

@@ -119,10 +119,10 @@ func NewOperations(o Options) *Operations {
 	}
 }
 
-// Letters returns the dead letters that match a query and precede the given key, newest first. At the end, next is "". Letters makes one
-// store query for the most selective field, reads at most limit letters, and filters them by the other fields. So a page may have fewer
-// letters than the limit, or none, although more pages follow.
-func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
+// ListLetters returns the dead letters that match a query and precede the given key, newest first. At the end, next is "". ListLetters
+// makes one store query for the most selective field, reads at most limit letters, and filters them by the other fields. So a page may
+// have fewer letters than the limit, or none, although more pages follow.
+func (o *Operations) ListLetters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
 	case ask.Subscription != "":
@@ -136,13 +136,13 @@ func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQu
 	default:
 		q.Partition = "xa#" + workspace
 	}
-	return records.Newest(ctx, o.Deliveries.DB, q, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
+	return records.ListNewest(ctx, o.Deliveries.DB, q, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
 		l, err := readLetter(it)
-		return l, ask.takes(l), err
+		return l, ask.matches(l), err
 	})
 }
 
-func (ask LetterQuery) takes(l Letter) bool {
+func (ask LetterQuery) matches(l Letter) bool {
 	return (ask.Subscription == "" || ask.Subscription == l.Subscription) && (ask.Origin == "" || ask.Origin == l.Origin) &&
 		(ask.Event == "" || ask.Event == l.Name) && (ask.Queue == "" || ask.Queue == l.Queue)
 }
@@ -171,8 +171,8 @@ func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
 	return del, time.UnixMicro(micros), nil
 }
 
-// Letter returns a dead letter, or nil if it does not exist.
-func (o *Operations) Letter(ctx context.Context, workspace, id string) (*Letter, error) {
+// FindLetter returns a dead letter, or nil if it does not exist.
+func (o *Operations) FindLetter(ctx context.Context, workspace, id string) (*Letter, error) {
 	it, err := o.findOfQueue(ctx, workspace, id)
 	if err == nil && it == nil {
 		it, err = o.findOfWebhook(ctx, workspace, id)
@@ -242,7 +242,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 		if err != nil {
 			return false, o.Deliveries.SetAside(ctx, items[0], err)
 		}
-		if state.Meets(current.Stored) != state.Mine {
+		if state.ClaimNew(current.Stored) != state.Mine {
 			if left, err := o.findOfWebhook(ctx, workspace, id); err != nil || left == nil {
 				return false, err // another worker has retried it meanwhile
 			}
@@ -303,8 +303,8 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 	return err
 }
 
-// Stored returns an event whose payload is still stored for the retries of a delivery, or nil if it is not.
-func (o *Operations) Stored(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
+// FindStoredEvent returns an event whose payload is still stored for the retries of a delivery, or nil if it is not.
+func (o *Operations) FindStoredEvent(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
 	items, err := o.Deliveries.DB.Get(ctx, state.BodyKey(workspace, event.Event{URI: uri, ID: id}.Key()))
 	if err != nil || items[0] == nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a stored event")
@@ -312,15 +312,15 @@ func (o *Operations) Stored(ctx context.Context, workspace, uri, id string) (*ev
 	return state.DecodeEvent(items[0])
 }
 
-// MergeLetters merges the dead letters of several subscriptions, newest first, with the parameters of [Operations.Letters]. If subs is nil,
-// it lists the letters of all subscriptions.
+// MergeLetters merges the dead letters of several subscriptions, newest first, with the parameters of [Operations.ListLetters]. If subs
+// is nil, it lists the letters of all subscriptions.
 func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []string, ask LetterQuery, before string, limit int) ([]Letter, string, error) {
 	if subs == nil {
-		return o.Letters(ctx, workspace, ask, before, limit)
+		return o.ListLetters(ctx, workspace, ask, before, limit)
 	}
 	return records.MergeLists(subs, before, limit, func(id, before string, limit int) ([]Letter, string, error) {
 		ask.Subscription = id
-		return o.Letters(ctx, workspace, ask, before, limit)
+		return o.ListLetters(ctx, workspace, ask, before, limit)
 	}, func(l Letter) string {
 		_, sort, _ := parseLetterID(l.ID)
 		return sort
@@ -340,8 +340,8 @@ type Belonging struct {
 	Own  bool
 }
 
-// Belongings visits what the store has about the deliveries of a subscription.
-func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit func(Belonging) error) error {
+// VisitBelongings visits what the store has about the deliveries of a subscription.
+func (o *Operations) VisitBelongings(ctx context.Context, workspace, id string, visit func(Belonging) error) error {
 	of := func(kind string, partition store.Key, add func(*store.Item, *Belonging)) error {
 		return store.Each(ctx, o.Deliveries.DB, partition, "list what is stored of a subscription", func(it *store.Item) error {
 			b := Belonging{Kind: kind, Keys: []store.Key{it.Key}}
@@ -453,7 +453,7 @@ func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
 			if err != nil {
 				return err
 			}
-			err = o.Belongings(ctx, e.Workspace, id, func(b Belonging) error {
+			err = o.VisitBelongings(ctx, e.Workspace, id, func(b Belonging) error {
 				if again != nil && (b.At.IsZero() || !b.At.Before(again.Created)) {
 					return nil
 				}

@@ -41,11 +41,11 @@ func queueLetterKeys(workspace, from, sort string) []store.Key {
 	}
 }
 
-// File stores messages as dead letters. It handles the queue [queue.Dead], and the queue to which SQS moves messages after too many
+// FileMessages stores messages as dead letters. It handles the queue [queue.Dead], and the queue to which SQS moves messages after too many
 // receives.
-func (o *Operations) File(ctx context.Context, batch []queue.Message) (failed []string, err error) {
+func (o *Operations) FileMessages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	for _, m := range batch {
-		if err := o.file(ctx, m); err != nil {
+		if err := o.fileMessage(ctx, m); err != nil {
 			o.Deliveries.Log.ErrorContext(ctx, "dead letter not filed", "message", m.ID, "error", err)
 			failed = append(failed, m.ID)
 		}
@@ -53,7 +53,7 @@ func (o *Operations) File(ctx context.Context, batch []queue.Message) (failed []
 	return failed, nil
 }
 
-func (o *Operations) file(ctx context.Context, m queue.Message) error {
+func (o *Operations) fileMessage(ctx context.Context, m queue.Message) error {
 	now := o.Deliveries.Now()
 	value := m.Body
 	l, err := queue.ParseDeadLetter(m.Body)
@@ -64,7 +64,7 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 				m.Sent = e.Published // SQS stamps a message of a FIFO queue again when it moves it
 			}
 		}
-		from, reason := origin(m)
+		from, reason := readOrigin(m)
 		value = queue.NewDeadLetter(from, m, reason, nil, now).Body
 		if l, err = queue.ParseDeadLetter(value); err != nil {
 			return err
@@ -88,10 +88,10 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	return nil
 }
 
-// origin returns the queue for which a message was meant, and the reason why the queue gave it up. SQS names the queue of a message that it
-// moved. EventBridge and SNS put a message into the dead letter queue themselves if they cannot put it into the inbox, and EventBridge adds
-// the reason.
-func origin(m queue.Message) (from queue.Name, reason string) {
+// readOrigin returns the queue for which a message was meant, and the reason why the queue gave it up. SQS names the queue of a message
+// that it moved. EventBridge and SNS put a message into the dead letter queue themselves if they cannot put it into the inbox, and
+// EventBridge adds the reason.
+func readOrigin(m queue.Message) (from queue.Name, reason string) {
 	if bus, _, _ := source.ReadEnvelope(m.Body); m.From == "" && bus != source.HTTP {
 		reason = string(bus) + " could not put it into the inbox"
 		if code := m.Attributes["ERROR_CODE"]; code != "" {
@@ -201,7 +201,7 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 		return false, fault.New(fault.Conflict, "the dead letter is of %s, which does not take messages back", l.Queue)
 	}
 	// Send before deleting: if the process dies in between, the message is sent twice, but not lost.
-	if err := o.resend(ctx, l, body, it.Sort, delay); task.Permanent(err) {
+	if err := o.resend(ctx, l, body, it.Sort, delay); task.IsPermanent(err) {
 		return false, fault.New(fault.Conflict, "the queue refuses the message of the dead letter: %s", fault.Public(err))
 	} else if err != nil {
 		return false, err

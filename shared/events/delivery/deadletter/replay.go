@@ -124,7 +124,7 @@ func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscriptio
 	if err != nil || len(entries) == 0 && more {
 		return keys[at], nil, fmt.Sprintf("%d/%d", at, after), err
 	}
-	subscribers, err := subscription.Subscribers(ctx, rs.deliveries.DB, sub.Workspace, keys[at], subscription.At(sub.ID), 1)
+	subscribers, err := subscription.ReadSubscribers(ctx, rs.deliveries.DB, sub.Workspace, keys[at], subscription.At(sub.ID), 1)
 	if err != nil {
 		return "", nil, "", err
 	}
@@ -182,16 +182,16 @@ func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, lim
 	}
 	over, left := sub == nil || sub.State == subscription.Disabled, limit
 	if over {
-		r.skip(SkippedEnded, r.Total-r.Replayed-r.Skipped)
+		r.countSkipped(SkippedEnded, r.Total-r.Replayed-r.Skipped)
 	}
 	for reads := 0; !over && left > 0 && reads < maxReads; reads++ {
-		pattern, events, next, err := rs.readEvents(ctx, sub.Subscription, r.span(), r.Before, left)
+		pattern, events, next, err := rs.readEvents(ctx, sub.Subscription, r.selection(), r.Before, left)
 		if err != nil {
 			return n, err
 		}
 		r.Before, left, over = next, left-len(events), next == ""
 		if sub.State == subscription.Suspended {
-			r.skip(SkippedSuspended, len(events))
+			r.countSkipped(SkippedSuspended, len(events))
 			continue
 		}
 		var out []queue.Outgoing

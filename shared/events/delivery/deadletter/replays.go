@@ -120,7 +120,7 @@ const (
 	ReplayClaim = 2 * time.Minute
 	// replayWorkers is the number of letters that a step retries concurrently.
 	replayWorkers = 8
-	// maxCount is the number of letters or events at which [Replays.Count] stops.
+	// maxCount is the number of letters or events at which [Replays.CountSelected] stops.
 	maxCount = 100_000
 	// SameReplay is the time within which a second request for the same replay of events does not start another one. Replays of
 	// dead letters do not need it, because they delete the letters.
@@ -137,14 +137,14 @@ func runningKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: replaysRunning, Sort: workspace + "#" + id}
 }
 
-// Count counts the selected dead letters, or the selected events of the subscription. It stops at about 100,000, and more
+// CountSelected counts the selected dead letters, or the selected events of the subscription. It stops at about 100,000, and more
 // reports whether there may be more.
-func (rs *Replays) Count(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
+func (rs *Replays) CountSelected(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Events {
 		return rs.countEvents(ctx, sub, s)
 	}
 	for before := ""; ; {
-		list, next, err := rs.Operations.Letters(ctx, workspace, s.query(), before, 1000)
+		list, next, err := rs.Operations.ListLetters(ctx, workspace, s.query(), before, 1000)
 		if err != nil {
 			return 0, false, err
 		}
@@ -179,7 +179,7 @@ func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscri
 		if have != nil {
 			r.version = have.version
 		}
-		if r.Total, _, err = rs.Count(ctx, workspace, sub, r.span()); err != nil {
+		if r.Total, _, err = rs.CountSelected(ctx, workspace, sub, r.selection()); err != nil {
 			return nil, err
 		}
 		entry := store.Item{Key: runningKey(workspace, id)}
@@ -190,8 +190,8 @@ func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscri
 	}
 }
 
-// span returns the replay's selection, limited to letters and events that are older than the replay.
-func (r *Replay) span() ReplaySelect {
+// selection returns the replay's selection, limited to letters and events that are older than the replay.
+func (r *Replay) selection() ReplaySelect {
 	s := r.Select
 	if s.Until.IsZero() || s.Until.After(r.Created) {
 		s.Until = r.Created
@@ -209,7 +209,7 @@ func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error 
 		it.Expires = r.Finished.Add(replayKept)
 		also = append(also, store.Delete(runningKey(r.Workspace, r.ID)))
 	}
-	return rs.deliveries.DB.Write(ctx, append(also, store.Put(it, state.Continues(had)))...)
+	return rs.deliveries.DB.Write(ctx, append(also, store.Put(it, state.UnchangedSince(had)))...)
 }
 
 // Find returns a replay, or nil if it does not exist.
@@ -300,7 +300,7 @@ func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Tim
 		if enough {
 			return taken, nil
 		}
-		n, err := rs.step(ctx, r, now)
+		n, err := rs.runStep(ctx, r, now)
 		if errors.Is(err, store.ErrConflict) {
 			return taken, nil // it was canceled, or the step took so long that another worker continues it
 		}
@@ -323,13 +323,13 @@ func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	return rs.Find(ctx, r.Workspace, r.ID)
 }
 
-// step retries the next letters of a replay and saves its position.
-func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, err error) {
+// runStep retries the next letters of a replay and saves its position.
+func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int, err error) {
 	limit := max(1, min(1000, r.Rate*int(ReplayStep/time.Second)))
 	if r.Select.Events {
 		return rs.stepEvents(ctx, r, now, limit)
 	}
-	letters, next, err := rs.Operations.Letters(ctx, r.Workspace, r.span().query(), r.Before, limit)
+	letters, next, err := rs.Operations.ListLetters(ctx, r.Workspace, r.selection().query(), r.Before, limit)
 	if err != nil {
 		return 0, err
 	}
@@ -350,7 +350,7 @@ func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, e
 			defer mu.Unlock()
 			switch {
 			case fault.Is(err, fault.Conflict):
-				r.skip(skipReason(err), 1)
+				r.countSkipped(skipReason(err), 1)
 			case err != nil:
 				return err
 			case done:
@@ -397,7 +397,7 @@ func (rs *Replays) countMore(ctx context.Context, of *Replay, replayed int, beca
 		}
 		r.Replayed += replayed
 		for why, n := range because {
-			r.skip(why, n)
+			r.countSkipped(why, n)
 		}
 		if err := rs.save(ctx, r); !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "count the replayed letters")
@@ -453,8 +453,8 @@ func skipReason(err error) string {
 	return SkippedReturn
 }
 
-// skip counts n letters or events as skipped for a reason.
-func (r *Replay) skip(why string, n int) {
+// countSkipped counts n letters or events as skipped for a reason.
+func (r *Replay) countSkipped(why string, n int) {
 	if n <= 0 {
 		return
 	}

@@ -104,10 +104,10 @@ const (
 	recordPages = 3
 )
 
-// Page returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for ended subscriptions
-// of which the delivery log has attempts. next is empty on the last page.
-func (x *Explainer) Page(ctx context.Context, e Event, after string, limit int) (list []Outcome, next string, err error) {
-	s, err := x.subject(ctx, e)
+// ExplainPage returns a page of the outcomes of an event: first for the subscriptions whose patterns match the event, then for ended
+// subscriptions of which the delivery log has attempts. next is empty on the last page.
+func (x *Explainer) ExplainPage(ctx context.Context, e Event, after string, limit int) (list []Outcome, next string, err error) {
+	s, err := x.readSubject(ctx, e)
 	if err != nil {
 		return nil, "", err
 	}
@@ -117,7 +117,7 @@ func (x *Explainer) Page(ctx context.Context, e Event, after string, limit int) 
 		ended = ""
 	}
 	if !isEnded && !e.Test {
-		subs, next, err := x.Lists.Covering(ctx, e.Workspace, e.Name, e.URI, after, limit)
+		subs, next, err := x.Lists.SelectCovering(ctx, e.Workspace, e.Name, e.URI, after, limit)
 		if err != nil {
 			return nil, "", err
 		}
@@ -148,13 +148,13 @@ func (x *Explainer) Page(ctx context.Context, e Event, after string, limit int) 
 	return list, "", nil
 }
 
-// endedAfter is the prefix of positions of [Explainer.Page] in the list of ended subscriptions.
+// endedAfter is the prefix of positions of [Explainer.ExplainPage] in the list of ended subscriptions.
 const endedAfter = "!"
 
-// One returns the outcome of an event for one subscription, even if the subscription's patterns do not match it. It returns nil if the
-// subscription does not exist and the delivery log has no attempts of it.
-func (x *Explainer) One(ctx context.Context, e Event, id string) (*Outcome, error) {
-	s, err := x.subject(ctx, e)
+// ExplainOne returns the outcome of an event for one subscription, even if the subscription's patterns do not match it. It returns nil if
+// the subscription does not exist and the delivery log has no attempts of it.
+func (x *Explainer) ExplainOne(ctx context.Context, e Event, id string) (*Outcome, error) {
+	s, err := x.readSubject(ctx, e)
 	if err != nil {
 		return nil, err
 	}
@@ -174,8 +174,8 @@ func (x *Explainer) explainOne(ctx context.Context, s *subject, id string, sub *
 	return x.explain(ctx, s, id, sub, stored[id])
 }
 
-// subject reads the type and the records of an event.
-func (x *Explainer) subject(ctx context.Context, e Event) (*subject, error) {
+// readSubject reads the type and the records of an event.
+func (x *Explainer) readSubject(ctx context.Context, e Event) (*subject, error) {
 	s := &subject{Event: e, records: map[string][]records.Record{}}
 	cat, err := x.Catalogs.Catalog(ctx, e.Workspace)
 	if err != nil {
@@ -271,12 +271,12 @@ func arrivedSince(del *state.Delivery, tries []records.Record) bool {
 	return slices.ContainsFunc(tries, func(r records.Record) bool { return r.Outcome() == records.Delivered && r.At.After(end) })
 }
 
-// ended reports whether the subscription was deleted or disabled.
-func (o *Outcome) ended() bool {
+// isEnded reports whether the subscription was deleted or disabled.
+func (o *Outcome) isEnded() bool {
 	return o.Subscription == nil || o.Subscription.State == subscription.Disabled
 }
 
-func (o *Outcome) end() {
+func (o *Outcome) setEnded() {
 	o.Kind, o.Why = kindEnded, "the subscription has ended"
 	if o.Subscription != nil && o.Subscription.Reason != "" {
 		o.Why += ": " + o.Subscription.Reason
@@ -294,19 +294,19 @@ func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, d
 	case del.State == state.Dead:
 		o.giveUp()
 		return nil
-	case o.ended():
-		o.end()
+	case o.isEnded():
+		o.setEnded()
 		return nil
 	case !del.PausedAt.IsZero():
 		o.At = del.PausedAt
 		return x.explainPause(ctx, s, o, switches.WaitsFor(del.Workspace, del.Paused.Partition))
 	case del.State == state.Suspended:
-		o.suspend()
+		o.setSuspended()
 		return nil
 	}
 	if !s.Lost && !del.Test {
 		// A stored delivery is attempted even if the subscription asks for other events, because a person may have requested it.
-		ruling, err := x.rule(ctx, s, o)
+		ruling, err := x.judgeEvent(ctx, s, o)
 		if err != nil || o.Kind != "" {
 			return err
 		}
@@ -314,22 +314,22 @@ func (x *Explainer) explainStored(ctx context.Context, s *subject, o *Outcome, d
 		case Paused:
 			return x.explainPause(ctx, s, o, ruling.Switch)
 		case Suspended, Replayed:
-			o.suspend()
+			o.setSuspended()
 			return nil
 		}
 	}
-	o.wait(del.Due)
+	o.setWaiting(del.Due)
 	return nil
 }
 
 func (o *Outcome) giveUp() {
 	o.Kind, o.Why = kindDead, "given up without an attempt"
 	if o.Attempts > 0 {
-		o.Why = fmt.Sprintf("given up after %s; %s", attempts(o.Attempts), failure(o.Category, o.Status))
+		o.Why = fmt.Sprintf("given up after %s; %s", formatAttempts(o.Attempts), describeFailure(o.Category, o.Status))
 	}
 }
 
-func (o *Outcome) suspend() {
+func (o *Outcome) setSuspended() {
 	o.Kind = kindSuspended
 	o.Why = "the subscription is suspended: " + o.Subscription.Reason + "; its next refresh brings the event"
 	if o.Subscription.Suspended != 0 {
@@ -337,10 +337,10 @@ func (o *Outcome) suspend() {
 	}
 }
 
-func (o *Outcome) wait(due time.Time) {
+func (o *Outcome) setWaiting(due time.Time) {
 	o.Kind, o.Next, o.Why = kindWaiting, due, "the first attempt is due"
 	if o.Attempts > 0 {
-		o.Why = fmt.Sprintf("%s; attempt %d follows", failure(o.Category, o.Status), o.Attempts+1)
+		o.Why = fmt.Sprintf("%s; attempt %d follows", describeFailure(o.Category, o.Status), o.Attempts+1)
 	}
 }
 
@@ -390,8 +390,8 @@ func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, 
 		o.Kind, o.Why = kindDelivered, fmt.Sprintf("the endpoint answered %d to attempt %d", last.Status, last.Attempt)
 	case last.Outcome() == records.Dead:
 		o.giveUp()
-	case o.ended():
-		o.end()
+	case o.isEnded():
+		o.setEnded()
 	default:
 		return x.explainUnstored(ctx, s, o, last.Next)
 	}
@@ -405,7 +405,7 @@ func (x *Explainer) explainUnstored(ctx context.Context, s *subject, o *Outcome,
 		return err
 	}
 	if x.Kept == records.All {
-		o.wait(due)
+		o.setWaiting(due)
 		return nil
 	}
 	o.Kind, o.Why = kindDelivered, fmt.Sprintf("a later attempt than %d succeeded, of which the delivery log keeps no record", o.Attempts)

@@ -1,6 +1,6 @@
 // Package judge decides whether a subscriber receives an event, and explains afterwards why it did or did not.
 //
-// Package delivery asks [Judge.Event] before each attempt. [Explainer] finds the outcome of an event for each subscription: from
+// Package delivery asks [Judge.Decide] before each attempt. [Explainer] finds the outcome of an event for each subscription: from
 // the stored delivery, from the delivery log, or else from the same judge. So the explanation cannot differ from the decision.
 package judge
 
@@ -52,9 +52,9 @@ type Ruling struct {
 // Judge decides whether subscribers receive events. If Switches is nil, it never decides [Paused].
 type Judge struct{ Switches *switches.Set }
 
-// Event decides whether a subscriber receives an event now. The caller has checked the subscriber's filters.
-func (j Judge) Event(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (Ruling, error) {
-	may, err := right.May(ctx, e)
+// Decide decides whether a subscriber receives an event now. The caller has checked the subscriber's filters.
+func (j Judge) Decide(ctx context.Context, right review.Right, sub *subscription.Subscriber, e *event.Event) (Ruling, error) {
+	may, err := right.MayReceive(ctx, e)
 	switch {
 	case errors.Is(err, review.ErrTypeRemoved):
 		return Ruling{Decision: TypeRemoved}, nil
@@ -62,21 +62,21 @@ func (j Judge) Event(ctx context.Context, right review.Right, sub *subscription.
 		return Ruling{}, err
 	case !may:
 		return Ruling{Decision: NotPermitted}, nil
-	case sub.Suspended != 0 && lifecycle.Replays(sub, e):
+	case sub.Suspended != 0 && lifecycle.WillBeReplayed(sub, e):
 		return Ruling{Decision: Replayed}, nil
 	case sub.Suspended != 0:
 		return Ruling{Decision: Suspended}, nil
 	case j.Switches == nil:
 		return Ruling{}, nil
 	}
-	which, err := j.Switches.Paused(ctx, e.Workspace, e.Name, subscription.OriginOf(sub.Target.URL))
+	which, err := j.Switches.FindPaused(ctx, e.Workspace, e.Name, subscription.OriginOf(sub.Target.URL))
 	switch {
 	case err != nil:
 		return Ruling{}, err
 	case which != "":
 		return Ruling{Decision: Paused, Switch: which}, nil
 	case sub.Paused != 0:
-		return Ruling{Decision: Paused, Switch: switches.Subscription(sub.ID)}, nil
+		return Ruling{Decision: Paused, Switch: switches.SubscriptionSwitch(sub.ID)}, nil
 	}
 	return Ruling{}, nil
 }
@@ -85,8 +85,8 @@ func (j Judge) Event(ctx context.Context, right review.Right, sub *subscription.
 // event, because then it does not explain why the event was not delivered at that time.
 func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) error {
 	switch {
-	case o.ended():
-		o.end()
+	case o.isEnded():
+		o.setEnded()
 		return nil
 	case s.Lost:
 		return nil
@@ -99,7 +99,7 @@ func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) e
 	switch ruling.Decision {
 	case Suspended, Replayed:
 		if time.UnixMicro(o.Subscription.Suspended).Before(began) {
-			o.suspend()
+			o.setSuspended()
 		}
 	case Paused:
 		sw, err := x.Switches.Get(ctx, s.Workspace, ruling.Switch)
@@ -123,18 +123,18 @@ func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, 
 		o.Kind, o.At, o.Why = kindLater, sub.Created, "it subscribed after the event was published"
 		return Ruling{}, nil
 	}
-	if f := (&match.Payload{Event: s.Event.Event}).Rejecting(sub.Filters); f != nil {
+	if f := (&match.Payload{Event: s.Event.Event}).FindRejecting(sub.Filters); f != nil {
 		o.explainFilter(s, f)
 		return Ruling{}, nil
 	}
-	return x.rule(ctx, s, o)
+	return x.judgeEvent(ctx, s, o)
 }
 
-// rule asks [Judge.Event] about an event that the subscription asks for, as dispatch does. If the subscription has no right to the event,
-// rule sets the outcome. Otherwise the caller acts on the ruling.
-func (x *Explainer) rule(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
+// judgeEvent asks [Judge.Decide] about an event that the subscription asks for, as dispatch does. If the subscription has no right to the
+// event, judgeEvent sets the outcome. Otherwise the caller acts on the ruling.
+func (x *Explainer) judgeEvent(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
 	sub := o.Subscription
-	right, err := x.Review.Subscription(ctx, sub, false)
+	right, err := x.Review.CheckSubscription(ctx, sub, false)
 	if end, is := errors.AsType[*subscription.Terminated](err); is {
 		o.Kind, o.Why = kindEnded, "the subscription ends with the next delivery: "+fault.Public(end.Reason)
 		if fault.Is(end.Reason, fault.Forbidden) {
@@ -146,7 +146,7 @@ func (x *Explainer) rule(ctx context.Context, s *subject, o *Outcome) (Ruling, e
 		return Ruling{}, err
 	}
 	subscriber := sub.Subscriber()
-	ruling, err := Judge{x.Switches}.Event(ctx, right, &subscriber, s.Event.Event)
+	ruling, err := Judge{x.Switches}.Decide(ctx, right, &subscriber, s.Event.Event)
 	switch {
 	case err != nil:
 	case ruling.Decision == NotPermitted:
@@ -159,7 +159,7 @@ func (x *Explainer) rule(ctx context.Context, s *subject, o *Outcome) (Ruling, e
 
 // explainFilter explains an event that the filter f rejects.
 func (o *Outcome) explainFilter(s *subject, f *match.Filter) {
-	o.Kind, o.Argument, o.Got = kindFiltered, f.Pointer, match.Value(s.Data, f.Pointer)
+	o.Kind, o.Argument, o.Got = kindFiltered, f.Pointer, match.ValueAt(s.Data, f.Pointer)
 	o.Wanted, _ = json.Marshal(f.Values)
 	if s.entry != nil {
 		for name, pointer := range s.entry.Filters {
@@ -219,7 +219,7 @@ func (x *Explainer) explainMissing(s *subject, o *Outcome) {
 	recent := !s.Lost && time.Since(s.Published) < settling
 	switch {
 	case x.Kept == records.All && recent:
-		o.wait(time.Time{})
+		o.setWaiting(time.Time{})
 		return
 	case s.Lost:
 		o.Why = "the log no longer has the event, and the delivery log has no attempt"
@@ -235,7 +235,7 @@ func (x *Explainer) explainMissing(s *subject, o *Outcome) {
 	o.Kind = kindUnrecorded
 }
 
-func attempts(n int) string {
+func formatAttempts(n int) string {
 	if n == 1 {
 		return "1 attempt"
 	}
@@ -251,7 +251,7 @@ var failures = map[webhook.Category]string{
 	webhook.Blocked:           "the address of the endpoint is not allowed",
 }
 
-func failure(category string, status int) string {
+func describeFailure(category string, status int) string {
 	if status != 0 {
 		return fmt.Sprintf("the endpoint answered %d", status)
 	}

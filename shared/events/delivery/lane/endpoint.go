@@ -222,7 +222,7 @@ func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
 	if len(o.failed) < originAfter {
 		o.failed[e.id] = struct{}{}
 	}
-	if unconnected(out) {
+	if neverConnected(out) {
 		o.connect++
 	}
 	if len(o.failed) >= originAfter || o.connect >= slowAfter {
@@ -261,12 +261,12 @@ func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 func (e *endpointState) pause(out webhook.Outcome, underWay bool) time.Duration {
 	base, most := time.Duration(0), time.Duration(0)
 	switch {
-	case out.RetryAfter > 0 && busy(out.Status):
+	case out.RetryAfter > 0 && isBusyStatus(out.Status):
 		return out.RetryAfter
 	case out.Category == webhook.Timeout:
 		base, most = hangPause, maxHangPause
 		e.limit = 1
-	case busy(out.Status):
+	case isBusyStatus(out.Status):
 		base, most = busyPause, maxBusyPause
 		if !underWay {
 			e.limit = max(1, e.limit/2)
@@ -281,11 +281,13 @@ func (e *endpointState) pause(out webhook.Outcome, underWay bool) time.Duration 
 	return min(base<<min(e.pauses-1, 10), most)
 }
 
-// busy reports whether a status asks the sender to slow down for all events (WHK-09).
-func busy(status int) bool { return status == 429 || status == 502 || status == 503 || status == 504 }
+// isBusyStatus reports whether a status asks the sender to slow down for all events (WHK-09).
+func isBusyStatus(status int) bool {
+	return status == 429 || status == 502 || status == 503 || status == 504
+}
 
-// unconnected reports whether an attempt failed before it had a connection.
-func unconnected(out webhook.Outcome) bool {
+// neverConnected reports whether an attempt failed before it had a connection.
+func neverConnected(out webhook.Outcome) bool {
 	switch out.Category {
 	case webhook.ConnectionRefused, webhook.DNSError, webhook.TLSError:
 		return true
@@ -338,8 +340,8 @@ func Later(a, b time.Time) time.Time {
 // endpoints get no attempts, because they sent Retry-After or failed repeatedly.
 type Failing struct{ Slow, Paused int }
 
-// Failing counts the slow and the paused endpoints.
-func (l *Lanes) Failing() (n Failing) {
+// CountFailing counts the slow and the paused endpoints.
+func (l *Lanes) CountFailing() (n Failing) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
@@ -387,18 +389,18 @@ func (s *Slot) Hang(ctx context.Context) {
 	l.grantFast(s.e)
 	l.mu.Unlock()
 	if !s.warned {
-		l.mark(ctx, s.Endpoint, until)
+		l.markHanging(ctx, s.Endpoint, until)
 	}
 }
 
 // Warn tells other processes that an attempt in the slow lane hangs.
 func (s *Slot) Warn(ctx context.Context) {
 	if l := s.lanes; l.limits.Hurry > 0 {
-		l.mark(ctx, s.Endpoint, l.now().Add(slowLaneProbes))
+		l.markHanging(ctx, s.Endpoint, l.now().Add(slowLaneProbes))
 	}
 }
 
-func (l *Lanes) mark(ctx context.Context, endpoint string, until time.Time) {
+func (l *Lanes) markHanging(ctx context.Context, endpoint string, until time.Time) {
 	it := store.Item{Key: hangKey(endpoint), Version: until.Unix(), Expires: until.Add(maxHold)}
 	_ = l.rate.db.Write(ctx, store.Put(it)) // if this fails, other processes find out by themselves
 }
@@ -412,8 +414,8 @@ func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
 	return items[0]
 }
 
-// Warned reports whether another process has found that the endpoint hangs.
-func (s *Slot) Warned(ctx context.Context) bool {
+// HasWarning reports whether another process has found that the endpoint hangs.
+func (s *Slot) HasWarning(ctx context.Context) bool {
 	s.warned = s.lanes.readMark(ctx, s.Endpoint) != nil
 	return s.warned
 }

@@ -301,11 +301,11 @@ func (s *Slot) release() {
 		s.pool.used.remove(s.Bytes)
 	case slowSlot:
 		e.slow--
-		e.slowBytes -= s.held()
+		e.slowBytes -= s.bytesHeld()
 		if s.doubtful {
-			l.hangingBytes.release(s.Principal, s.held())
+			l.hangingBytes.release(s.Principal, s.bytesHeld())
 		} else {
-			l.slowBytes.release(s.Principal, s.held())
+			l.slowBytes.release(s.Principal, s.bytesHeld())
 		}
 		if s.origin != nil {
 			s.origin.doubtful.release(s.Principal)
@@ -313,14 +313,14 @@ func (s *Slot) release() {
 	case hangingSlot:
 		e.hanging--
 		l.detached--
-		l.hangingBytes.release(s.Principal, s.held())
+		l.hangingBytes.release(s.Principal, s.bytesHeld())
 		s.origin.hanging.release(s.Principal)
 	}
 	s.kind = noSlot
 }
 
-// held returns the memory that an attempt without a page needs: for its decoded event and for the webhook's body.
-func (s *Slot) held() int64 { return 2 * s.Bytes }
+// bytesHeld returns the memory that an attempt without a page needs: for its decoded event and for the webhook's body.
+func (s *Slot) bytesHeld() int64 { return 2 * s.Bytes }
 
 // Start reports whether the endpoint's rate limit allows the attempt now. It must be called right before the POST. url is the endpoint's
 // URL, which a slot of the slow lane does not have before.
@@ -343,7 +343,7 @@ func (s *Slot) Detach() *Slot {
 		e.noteHang(s.hung, l.now())
 	}
 	may := (s.Rest > 0 || s.Usual == 0) && l.detached < l.limits.Detached && e.hanging < maxHanging &&
-		l.hangingBytes.fits(s.Principal, s.held(), l.limits.Bytes/4) && e.origin.hanging.take(s.Principal, maxOriginHanging)
+		l.hangingBytes.fits(s.Principal, s.bytesHeld(), l.limits.Bytes/4) && e.origin.hanging.take(s.Principal, maxOriginHanging)
 	var detached *Slot
 	if may {
 		s.release()
@@ -355,7 +355,7 @@ func (s *Slot) Detach() *Slot {
 		}
 		e.hanging++
 		l.detached++
-		l.hangingBytes.add(s.Principal, s.held())
+		l.hangingBytes.add(s.Principal, s.bytesHeld())
 	}
 	l.grantFast(e)
 	return detached
@@ -470,8 +470,8 @@ func (l *Lanes) remove(w *waiter) {
 	}
 }
 
-// answer ends the wait of an attempt.
-func (l *Lanes) answer(w *waiter, s *Slot, v Verdict) {
+// endWait ends the wait of an attempt.
+func (l *Lanes) endWait(w *waiter, s *Slot, v Verdict) {
 	l.remove(w)
 	w.slot, w.Verdict = s, v
 	close(w.ready)
@@ -489,7 +489,7 @@ func (l *Lanes) grantFast(e *endpointState) {
 		for _, f := range slices.Clone(e.flows) {
 			for _, w := range slices.Clone(f.waiting) {
 				if !w.probe {
-					l.answer(w, nil, SlowLane)
+					l.endWait(w, nil, SlowLane)
 				}
 			}
 		}
@@ -511,7 +511,7 @@ func (l *Lanes) grantFrom(p *pool) bool {
 		w := f.waiting[0]
 		switch {
 		case !w.probe && f.e.isSlow(l.now()):
-			l.answer(w, nil, SlowLane)
+			l.endWait(w, nil, SlowLane)
 		case l.full(f.e, w.call.Bytes):
 			l.unlist(f)
 		case !l.fits(p, w.call.Bytes):
@@ -519,7 +519,7 @@ func (l *Lanes) grantFrom(p *pool) bool {
 		default:
 			s := l.take(f.e, p, w.call)
 			s.Waited = true
-			l.answer(w, s, Granted)
+			l.endWait(w, s, Granted)
 			return true
 		}
 	}

@@ -57,7 +57,7 @@ func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *Slot, wait
 		return nil, e.openUntil.Sub(now)
 	case !e.openUntil.IsZero() && others > 0: // a probe is under way
 		return nil, probeTime / 2
-	case others >= e.limit, !used.fits(c.Principal, s.held(), limit), e.slow > 0 && e.slowBytes+s.held() > limit/4:
+	case others >= e.limit, !used.fits(c.Principal, s.bytesHeld(), limit), e.slow > 0 && e.slowBytes+s.bytesHeld() > limit/4:
 		return nil, time.Second
 	case s.doubtful && e.origin != nil:
 		if !e.origin.doubtful.take(c.Principal, maxOriginDoubtful) {
@@ -66,8 +66,8 @@ func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *Slot, wait
 		s.origin = e.origin
 	}
 	e.slow++
-	e.slowBytes += s.held()
-	used.add(c.Principal, s.held())
+	e.slowBytes += s.bytesHeld()
+	used.add(c.Principal, s.bytesHeld())
 	return s, 0
 }
 

@@ -62,9 +62,9 @@ type Gaps struct {
 // a delivery, and then reads the subscription again. So one of the two always sees what the other has written, and no delivery
 // stays behind.
 
-// Replays reports whether an event was published after its subscriber was suspended. Such an event does not join the backlog,
+// WillBeReplayed reports whether an event was published after its subscriber was suspended. Such an event does not join the backlog,
 // because the refresh replays it from the log.
-func Replays(sub *subscription.Subscriber, e *event.Event) bool {
+func WillBeReplayed(sub *subscription.Subscriber, e *event.Event) bool {
 	return e.Published.After(time.UnixMicro(sub.Suspended).Add(2 * eventlog.MaxSkew))
 }
 
@@ -146,7 +146,7 @@ func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *su
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
-	if entry, _, ok := cat.Match(DisabledURI); !ok || !ruled(entry) {
+	if entry, _, ok := cat.Match(DisabledURI); !ok || !hasAccessRule(entry) {
 		return nil
 	}
 	data, _ := json.Marshal(struct { // strings and a time always encode
@@ -163,7 +163,7 @@ func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *su
 	})
 }
 
-func ruled(e *catalog.Entry) bool {
+func hasAccessRule(e *catalog.Entry) bool {
 	return e.Access != nil && len(e.Access.Scopes)+len(e.Access.Claims) > 0
 }
 
@@ -201,7 +201,7 @@ type announcedGap struct {
 
 // AnnounceGap sends a gap notice for a delivery that is about to be given up, unless an earlier notice covers it.
 func (m *Manager) AnnounceGap(ctx context.Context, del *state.Delivery) error {
-	if m.Gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || m.Terminator.plain(del.Target) {
+	if m.Gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || m.Terminator.isPlain(del.Target) {
 		return nil
 	}
 	const tries = 5
@@ -236,7 +236,7 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 		due = next
 	}
 	value, _ := json.Marshal(announcedGap{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // always encodes
-	condition := state.Continues(version)
+	condition := state.UnchangedSince(version)
 	whose, err := m.Deliveries.Schedule(ctx, notice, nil, due, store.Put(store.Item{
 		Key: state.GapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + state.KeptFor),
 	}, condition))
@@ -263,7 +263,7 @@ func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announ
 		return last, 0, false, nil
 	}
 	version = items[0].Version
-	if json.Unmarshal(items[0].Value, &last) != nil || last.From > position(del.Published) {
+	if json.Unmarshal(items[0].Value, &last) != nil || last.From > positionBefore(del.Published) {
 		return last, version, false, nil
 	}
 	if !del.First.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
@@ -286,7 +286,7 @@ func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription
 	if had, err := sealer.Open(record.Workspace, record.Cursor); err == nil {
 		from = had.At
 	}
-	settled, _, err := (&Watermark{DB: m.Deliveries.DB}).Settled(ctx, record.Workspace, record.ID)
+	settled, _, err := (&Watermark{DB: m.Deliveries.DB}).SettledPosition(ctx, record.Workspace, record.ID)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -294,9 +294,9 @@ func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription
 		from = max(from, settled)
 	}
 	if !lost.IsZero() {
-		from = min(from, position(lost))
+		from = min(from, positionBefore(lost))
 	}
-	from, _ = m.Gaps.Log.Reach(eventlog.Cursor{}, from, m.Gaps.Log.Oldest())
+	from, _ = m.Gaps.Log.StartPosition(eventlog.Cursor{}, from, m.Gaps.Log.Oldest())
 	return encodeGap(sealer.Seal(record.Workspace, eventlog.Cursor{At: from})), from, nil
 }
 
@@ -311,10 +311,10 @@ func encodeGap(cursor string) json.RawMessage {
 // ForeseeGap stores the gap notice for a suspension that is about to begin, due when the log no longer reaches back to it.
 // Then [Manager.PrepareGap] decides whether the notice is sent.
 func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscription.Subscriber, name string) error {
-	if m.Gaps == nil || m.Terminator.plain(sub.Target.URL) {
+	if m.Gaps == nil || m.Terminator.isPlain(sub.Target.URL) {
 		return nil
 	}
-	due := m.Deliveries.Now().Add(m.Gaps.Log.Reaches())
+	due := m.Deliveries.Now().Add(m.Gaps.Log.MinRetention())
 	notice := state.NewNotice(workspace, sub, name, "gap", due)
 	notice.Key, notice.Control.Gap = suspensionGap, state.GapSuspended
 	_, err := m.Deliveries.Schedule(ctx, notice, nil, due) // an earlier suspension may have written the notice already
@@ -334,7 +334,7 @@ func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *s
 	if record.State != subscription.Suspended {
 		return false, later, nil // it is active again, and the refresh reported the gap
 	}
-	if end := time.UnixMicro(record.Suspended).Add(m.Gaps.Log.Reaches()); m.Deliveries.Now().Before(end) {
+	if end := time.UnixMicro(record.Suspended).Add(m.Gaps.Log.MinRetention()); m.Deliveries.Now().Before(end) {
 		return false, end, nil // the notice was written for an earlier suspension
 	}
 	del.Control.Body, _, err = m.gapBody(ctx, record, time.UnixMicro(record.Suspended))

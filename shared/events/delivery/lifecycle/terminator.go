@@ -66,14 +66,14 @@ func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id str
 		reason error
 	)
 	judge := func(sub *subscription.Subscription) error {
-		_, reason = t.Review.Subscription(ctx, sub, true)
+		_, reason = t.Review.CheckSubscription(ctx, sub, true)
 		return reason
 	}
 	sub, err := t.Subscriptions.Terminate(ctx, workspace, principal, id, judge, func(sub *subscription.Subscription, why error) []store.Op {
-		if notice = nil; sub.Plain || t.plain(sub.Target.URL) {
+		if notice = nil; sub.Plain || t.isPlain(sub.Target.URL) {
 			return nil
 		}
-		notice = t.notice(sub, why)
+		notice = t.newNotice(sub, why)
 		return []store.Op{store.Put(notice.Item(), store.Absent()), store.Put(notice.DueItem())}
 	})
 	if err != nil || sub == nil {
@@ -90,12 +90,12 @@ func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id str
 	return true, nil
 }
 
-func (t *Terminator) plain(url string) bool {
+func (t *Terminator) isPlain(url string) bool {
 	return slices.ContainsFunc(t.Plain, func(prefix string) bool { return strings.HasPrefix(url, prefix) })
 }
 
-// notice returns a termination notice as a delivery.
-func (t *Terminator) notice(sub *subscription.Subscription, reason error) *state.Delivery {
+// newNotice returns a termination notice as a delivery.
+func (t *Terminator) newNotice(sub *subscription.Subscription, reason error) *state.Delivery {
 	body, _ := json.Marshal(struct { // its error member is JSON already
 		Type  string          `json:"type"`
 		Error json.RawMessage `json:"error"`
@@ -113,10 +113,10 @@ type Ending struct {
 	Subscriptions int
 }
 
-// Endings counts the subscriptions that would end if the given catalogs replaced the current ones, but changes nothing. A
-// workspace without a new catalog keeps its current one. Endings leaves out subscriptions that end anyway, because of the
+// CountEndings counts the subscriptions that would end if the given catalogs replaced the current ones, but changes nothing. A
+// workspace without a new catalog keeps its current one. CountEndings leaves out subscriptions that end anyway, because of the
 // current catalog or because their principal has no key any more.
-func (t *Terminator) Endings(ctx context.Context, next catalog.Source) ([]Ending, error) {
+func (t *Terminator) CountEndings(ctx context.Context, next catalog.Source) ([]Ending, error) {
 	workspaces, err := t.Lists.Workspaces(ctx)
 	if err != nil {
 		return nil, err
@@ -152,7 +152,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	reasons, seen := map[string]int{}, map[string]bool{}
 	judge := func(sub *subscription.Subscription) error {
 		var now, then *subscription.Terminated
-		_, err := after.Subscription(ctx, sub, false)
+		_, err := after.CheckSubscription(ctx, sub, false)
 		if !errors.As(err, &then) {
 			return err
 		}
@@ -160,16 +160,16 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 			return err
 		}
 		if used != nil {
-			if _, err := t.Review.Subscription(ctx, sub, false); errors.As(err, &now) {
+			if _, err := t.Review.CheckSubscription(ctx, sub, false); errors.As(err, &now) {
 				return nil
 			}
 		}
 		reasons[fault.Public(then.Reason)]++
 		return nil
 	}
-	for _, scope := range affectedScopes(last.Terms, cat.Terms()) {
+	for _, scope := range affectedScopes(last.Terms, cat.HashTerms()) {
 		for place := ""; ; {
-			subs, following, err := t.Lists.Listed(ctx, workspace, scope, place)
+			subs, following, err := t.Lists.ListScope(ctx, workspace, scope, place)
 			if err != nil {
 				return nil, err
 			}
@@ -226,8 +226,8 @@ func (t *Terminator) hasNoKey(ctx context.Context, sub *subscription.Subscriptio
 	return !slices.ContainsFunc(who, func(p auth.Principal) bool { return p.Has(auth.ScopeSubscribe) }), nil
 }
 
-// Breaking returns an error that lists the endings, or nil if there are none.
-func Breaking(endings []Ending) error {
+// EndingsError returns an error that lists the endings, or nil if there are none.
+func EndingsError(endings []Ending) error {
 	if len(endings) == 0 {
 		return nil
 	}
@@ -241,7 +241,7 @@ func Breaking(endings []Ending) error {
 
 // Each delivery checks whether its subscription may continue, but a subscription without events has no deliveries. So once
 // a minute, Recheck looks for workspaces whose catalog has changed since the last recheck, and checks their subscriptions
-// to event types that were removed or have other [catalog.Catalog.Terms].
+// to event types that were removed or have other [catalog.Catalog.HashTerms].
 //
 // Each change is rechecked twice: immediately, and again after [settleAfter]. In between, other processes may still use the
 // old catalog, for up to [settings.MaxAge], and accept subscriptions to a removed event type.
@@ -303,14 +303,14 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	case now.Unix()-last.Since < int64(settleAfter/time.Second):
 		return 0, nil
 	default:
-		next = subscription.RecheckState{Settled: cat.Fingerprint(), Terms: cat.Terms()}
+		next = subscription.RecheckState{Settled: cat.Fingerprint(), Terms: cat.HashTerms()}
 	}
 	// Continue an interrupted recheck only if this is still the same one, the first or the second, of the same catalog.
 	at := subscription.RecheckPosition{Step: next.Settled + next.Seen}
 	if last.At.Step == at.Step {
 		at = last.At
 	}
-	for _, scope := range affectedScopes(last.Terms, cat.Terms()) {
+	for _, scope := range affectedScopes(last.Terms, cat.HashTerms()) {
 		if scope < at.Scope {
 			continue
 		}
@@ -326,16 +326,16 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	return ended, t.Lists.SetRecheckState(ctx, workspace, next)
 }
 
-// affectedScopes returns the scopes (see [match.Scope]) of event types whose terms have changed, and that of parent URIs,
+// affectedScopes returns the scopes (see [match.ScopeOf]) of event types whose terms have changed, and that of parent URIs,
 // sorted. Each subscription is listed under a scope.
 func affectedScopes(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {
-			scopes = append(scopes, match.Scope(name))
+			scopes = append(scopes, match.ScopeOf(name))
 		}
 	}
 	if len(scopes) > 0 {
-		scopes = append(scopes, match.Scope(""))
+		scopes = append(scopes, match.ScopeOf(""))
 	}
 	slices.Sort(scopes)
 	return scopes
@@ -345,7 +345,7 @@ func affectedScopes(before, after map[string]string) (scopes []string) {
 func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.RecheckState, at *subscription.RecheckPosition) (ended int, err error) {
 	var errs []error
 	for {
-		subs, next, err := t.Lists.Listed(ctx, workspace, at.Scope, at.After)
+		subs, next, err := t.Lists.ListScope(ctx, workspace, at.Scope, at.After)
 		if err != nil {
 			return ended, err
 		}

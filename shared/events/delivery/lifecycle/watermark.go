@@ -42,14 +42,14 @@ const (
 
 	latePartition = "w#late"
 	countAt       = "at"
-	// maxOpen is the largest number of stored deliveries that Settled reads.
+	// maxOpen is the largest number of stored deliveries that SettledPosition reads.
 	maxOpen = 1000
 )
 
 var progressKey = store.Key{Table: store.Deliveries, Partition: "w#pace", Sort: "-"}
 
-// position returns a position before the keys of all events that were published at a time.
-func position(published time.Time) int64 {
+// positionBefore returns a position before the keys of all events that were published at a time.
+func positionBefore(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
 }
 
@@ -60,16 +60,16 @@ func PausedPages(workspace string) string { return "w#paused#" + workspace }
 // EarliestKey returns the beginning of the sort key of a page's item: a position before the page was sent and before all its events. So the
 // first item of the partition has the earliest position.
 func EarliestKey(sent time.Time, events []event.Event) string {
-	first := position(sent)
+	first := positionBefore(sent)
 	for _, e := range events {
-		first = min(first, position(e.Published))
+		first = min(first, positionBefore(e.Published))
 	}
 	return fmt.Sprintf("%016d#", max(first, 0))
 }
 
-// Settled implements [subscription.Watermark]. It returns the position up to which all deliveries of the subscription are settled, and
-// reports whether there are open deliveries.
-func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64, open bool, err error) {
+// SettledPosition implements [subscription.Watermark]. It returns the position up to which all deliveries of the subscription are
+// settled, and reports whether there are open deliveries.
+func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (at int64, open bool, err error) {
 	if at, err = w.attemptedUntil(ctx, workspace, id); err != nil {
 		return 0, false, err
 	}
@@ -88,7 +88,7 @@ func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64
 			if del.State == state.Dead || del.Control != nil {
 				continue
 			}
-			at, open = min(at, position(del.Published)), true
+			at, open = min(at, positionBefore(del.Published)), true
 		}
 		if seen += len(page.Items); !page.More {
 			return at, open, nil

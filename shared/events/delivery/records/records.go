@@ -187,12 +187,12 @@ func List(ctx context.Context, db store.DB, workspace string, ask Query, before 
 	default:
 		q.Partition = OfAll(workspace)
 	}
-	return Newest(ctx, db, q, ask.Span, "read the delivery log", func(it *store.Item) (r Record, takes bool, err error) {
+	return ListNewest(ctx, db, q, ask.Span, "read the delivery log", func(it *store.Item) (r Record, takes bool, err error) {
 		if err := json.Unmarshal(it.Value, &r); err != nil {
 			return r, false, fault.Wrap(fault.Internal, err, "decode a delivery record")
 		}
 		r.Subscription = cmp.Or(r.Subscription, ask.Subscription) // a record of version 1 does not name it
-		return r, ask.takes(r), nil
+		return r, ask.matches(r), nil
 	})
 }
 
@@ -218,9 +218,9 @@ func OfEvent(ctx context.Context, db store.DB, workspace, sub, event string, sin
 	return list, nil
 }
 
-// Newest reads one page of items, newest first. It returns the entries of a span for which read returns true. It logs an item that
+// ListNewest reads one page of items, newest first. It returns the entries of a span for which read returns true. It logs an item that
 // cannot be decoded and leaves it out, so that it does not hide the others. next is "" at the end.
-func Newest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
+func ListNewest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
 	q.Reverse = true
 	q.Within(within.Since, within.Until)
 	page, err := db.Query(ctx, q)
@@ -243,7 +243,7 @@ func Newest[T any](ctx context.Context, db store.DB, q store.Query, within Span,
 	return list, next, nil
 }
 
-func (ask Query) takes(r Record) bool {
+func (ask Query) matches(r Record) bool {
 	return (ask.Subscription == "" || ask.Subscription == r.Subscription) &&
 		(ask.Event == "" || ask.Event == r.Event) &&
 		(ask.Origin == "" || ask.Origin == r.Origin) &&
@@ -260,10 +260,10 @@ const (
 	None     Keep = "none"
 )
 
-// Merge lists the records of several subscriptions as [List] does. If subs is nil, it lists the records of all subscriptions.
+// ListOf lists the records of several subscriptions as [List] does. If subs is nil, it lists the records of all subscriptions.
 //
 // It reads only the lists of these subscriptions and merges them, with at most two queries per subscription on average.
-func Merge(ctx context.Context, db store.DB, workspace string, subs []string, ask Query, before string, limit int) ([]Record, string, error) {
+func ListOf(ctx context.Context, db store.DB, workspace string, subs []string, ask Query, before string, limit int) ([]Record, string, error) {
 	if subs == nil {
 		return List(ctx, db, workspace, ask, before, limit)
 	}

@@ -72,7 +72,7 @@ func (o *Outcomes) fateOf(del *state.Delivery, out webhook.Outcome) (fate, time.
 	case out.Status == http.StatusGone, out.Status == http.StatusRequestEntityTooLarge:
 		return refused, 0
 	}
-	schedule, made := o.Schedules.Of(del.Origin), len(del.Attempts)-del.Base
+	schedule, made := o.Schedules.ScheduleFor(del.Origin), len(del.Attempts)-del.Base
 	wait, more := schedule.Next(made, out.RetryAfter)
 	if !more && del.Control != nil && del.Control.Gap != "" {
 		wait, more = o.Manager.NextGap(del, schedule[len(schedule)-1], made-len(schedule)+1, out.RetryAfter)
@@ -123,7 +123,7 @@ func (o *Outcomes) recordNotice(ctx context.Context, del *state.Delivery, out we
 	case refused, exhausted:
 		o.Log.WarnContext(ctx, "control message undeliverable", "subscription", del.Subscription, "message", del.Event, "category", out.Category)
 	}
-	return del.Forget(), nil
+	return del.DeletionNotes(), nil
 }
 
 func (o *Outcomes) recordSuccess(del *state.Delivery, sub *subscription.Subscriber, made state.Result) []store.Op {
@@ -135,7 +135,7 @@ func (o *Outcomes) recordSuccess(del *state.Delivery, sub *subscription.Subscrib
 	if sub.Origin == subscription.MCPEvents {
 		notes = append(notes, o.rates.count(del.Workspace, sub.ID, false, due, made.At)...)
 	}
-	return append(notes, del.Forget()...)
+	return append(notes, del.DeletionNotes()...)
 }
 
 // recordFailure records a failed attempt in the status of its subscription, and suspends or disables the subscription if its
@@ -166,7 +166,7 @@ func (o *Outcomes) recordFailure(ctx context.Context, del *state.Delivery, sub *
 
 // suspendFailing suspends a subscription whose attempts of the last hour failed too often.
 func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *subscription.Subscriber, name string, now time.Time) error {
-	failing, err := o.rates.failing(ctx, o.Deliveries.DB, workspace, sub.ID, sub.Resumed, now)
+	failing, err := o.rates.isFailing(ctx, o.Deliveries.DB, workspace, sub.ID, sub.Resumed, now)
 	if err != nil || !failing {
 		return err
 	}
@@ -226,15 +226,15 @@ func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Tim
 	defer s.mu.Unlock()
 	key := workspace + "#" + id
 	v, _ := s.seen.Get(key)
-	if changed := retried || v.failing; !changed && (now.Sub(v.written) < statusEvery || !s.afford(now)) {
+	if changed := retried || v.failing; !changed && (now.Sub(v.written) < statusEvery || !s.spendBudget(now)) {
 		return subscription.Status{}, false
 	}
 	s.seen.Put(key, seenStatus{written: now})
 	return subscription.Status{LastDelivery: now.UTC()}, true
 }
 
-// afford reports whether to make another once-a-minute write. When this minute's budget is spent, it picks some at random.
-func (s *statuses) afford(now time.Time) bool {
+// spendBudget reports whether to make another once-a-minute write. When this minute's budget is spent, it picks some at random.
+func (s *statuses) spendBudget(now time.Time) bool {
 	if minute := now.Unix() / 60; minute != s.minute {
 		s.minute, s.spent = minute, 0
 	}
@@ -261,7 +261,7 @@ func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace stri
 	st.Failures++
 	st.LastError, st.LastCode = string(out.Category), out.Status
 	if sub.Origin == subscription.MCPEvents { // the extension has only six categories
-		st.LastError = string(out.Category.Published())
+		st.LastError = string(out.Category.ToPublished())
 	}
 	if out.RetryAfter > 0 {
 		st.ThrottledUntil = now.Add(out.RetryAfter).UTC()
@@ -374,9 +374,9 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 	return due
 }
 
-// failing reports whether the attempts of all processes in the last hour failed too often. Attempts before resumed, in seconds
+// isFailing reports whether the attempts of all processes in the last hour failed too often. Attempts before resumed, in seconds
 // since 1970, do not count. Most calls return false without a read; rateAsk limits the reads.
-func (r *rates) failing(ctx context.Context, db store.DB, workspace, id string, resumed int64, now time.Time) (bool, error) {
+func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string, resumed int64, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)
 	if now.Sub(t.asked) < rateAsk && !now.Before(t.asked) && t.since < rateMinimum {

@@ -184,7 +184,7 @@ func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err
 	had := items[0].Version
 	for from, until := time.Unix(had, 0), time.Unix(s.Until, 0); !from.After(until); {
 		for range 60 {
-			n, err := r.minute(ctx, from, now, func(e state.DueEntry) bool { return misplaced(e, now) })
+			n, err := r.minute(ctx, from, now, func(e state.DueEntry) bool { return isFromFuture(e, now) })
 			moved += n
 			if err != nil {
 				return moved, err
@@ -207,8 +207,8 @@ func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err
 	return moved, fault.Wrap(fault.Unavailable, err, "end the search after a clock change")
 }
 
-// misplaced reports whether an entry was written by a clock that was ahead of this one.
-func misplaced(e state.DueEntry, now time.Time) bool {
+// isFromFuture reports whether an entry was written by a clock that was ahead of this one.
+func isFromFuture(e state.DueEntry, now time.Time) bool {
 	return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance
 }
 
@@ -252,8 +252,8 @@ func (s Schedule) Total() (sum time.Duration) {
 // Schedules has the schedules for SEP-1803 subscriptions (Standard) and for MCP Events subscriptions (Events).
 type Schedules struct{ Standard, Events Schedule }
 
-// Of returns the schedule for subscriptions of the given origin.
-func (s Schedules) Of(origin subscription.Origin) Schedule {
+// ScheduleFor returns the schedule for subscriptions of the given origin.
+func (s Schedules) ScheduleFor(origin subscription.Origin) Schedule {
 	if origin == subscription.MCPEvents {
 		return s.Events
 	}

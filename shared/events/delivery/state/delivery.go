@@ -308,7 +308,7 @@ func Decode(it *store.Item) (*Delivery, error) {
 	}
 	del.Version, del.Stored, del.recorded = it.Version, del.State, len(del.Attempts)
 	if del.State == Pending {
-		if del.Place = del.place(); !del.PausedAt.IsZero() {
+		if del.Place = del.placeKey(); !del.PausedAt.IsZero() {
 			del.Stored = Paused
 		}
 	}
@@ -327,7 +327,7 @@ func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery 
 // maxForgets is the number of deliveries that WriteNotes deletes concurrently.
 const maxForgets = 16
 
-// WriteNotes writes the notes of attempts: their records, and the deletions that [Delivery.Forget] returns.
+// WriteNotes writes the notes of attempts: their records, and the deletions that [Delivery.DeletionNotes] returns.
 //
 // Another worker may have continued a delivery since it was read, or its event may have been requested again; see
 // [Deliveries.renew]. Then WriteNotes does not delete the delivery, and the due entry leads to another attempt.
@@ -369,7 +369,9 @@ func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
 	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.Endpoint, Delay: delay}
 }
 
-func Continues(had int64) store.Condition {
+// UnchangedSince returns the condition that an item still has the version that it had when it was read. Version 0 means that there was no
+// item.
+func UnchangedSince(had int64) store.Condition {
 	if had == 0 {
 		return store.Absent()
 	}
@@ -382,8 +384,8 @@ type PausedKey struct {
 	Sort      string `json:"s"`
 }
 
-// place returns the key of the delivery's due entry or, if it is paused, of the item that waits for a switch.
-func (del *Delivery) place() store.Key {
+// placeKey returns the key of the delivery's due entry or, if it is paused, of the item that waits for a switch.
+func (del *Delivery) placeKey() store.Key {
 	if del.PausedAt.IsZero() {
 		return del.dueKey()
 	}

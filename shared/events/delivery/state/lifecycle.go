@@ -97,9 +97,9 @@ const (
 	over
 )
 
-// Meets returns the claim on a new delivery if the same event already has a delivery to the same subscription, in the given state.
+// ClaimNew returns the claim on a new delivery if the same event already has a delivery to the same subscription, in the given state.
 // A dead delivery has no attempts left, so the new delivery takes its place and continues its history.
-func Meets(state string) Claim {
+func ClaimNew(state string) Claim {
 	switch state {
 	case Pending, Paused, Suspended:
 		return Others
@@ -107,8 +107,8 @@ func Meets(state string) Claim {
 	return Mine
 }
 
-// Lost returns the claim on a stored delivery after another worker's write gave it this state.
-func Lost(state string) Claim {
+// ClaimAfterConflict returns the claim on a stored delivery after another worker's write gave it this state.
+func ClaimAfterConflict(state string) Claim {
 	switch state {
 	case Pending, Paused, Suspended:
 		return Others
@@ -212,9 +212,9 @@ func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event)
 	})
 }
 
-// Forget returns the notes that delete a delivery because it succeeded or has no receiver anymore. They keep the delivery if
+// DeletionNotes returns the notes that delete a delivery because it succeeded or has no receiver anymore. They keep the delivery if
 // it has changed since it was read; see [WriteNotes].
-func (del *Delivery) Forget() []store.Op {
+func (del *Delivery) DeletionNotes() []store.Op {
 	if del.Version == 0 {
 		return nil
 	}
@@ -297,7 +297,7 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change,
 		ops, waits = append(ops, store.Put(entry)), entry.Key
 	}
 	it := del.Item()
-	ops = append(ops, store.Put(it, Continues(del.Version)))
+	ops = append(ops, store.Put(it, UnchangedSince(del.Version)))
 	if body != nil {
 		ops = append(ops, store.Put(body.item, store.Absent()))
 	}
@@ -342,13 +342,13 @@ func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh 
 		del.Version, del.Stored, del.Place, del.Renewals = current.Version, current.Stored, current.Place, current.Renewals
 		return Mine, nil
 	case !fresh:
-		return Lost(state), nil
+		return ClaimAfterConflict(state), nil
 	case current != nil && del.Control == nil && otherPublication(current.Published, del.Published):
 		del.Key = del.ownKey()
 		return Mine, nil
-	case Meets(state) != Mine && del.Again:
+	case ClaimNew(state) != Mine && del.Again:
 		return Others, nil // the person who asked for it gets a conflict
-	case Meets(state) != Mine:
+	case ClaimNew(state) != Mine:
 		return ds.renew(ctx, current, s)
 	case current == nil:
 		del.Version, del.Stored, del.replaced = 0, None, nil
@@ -460,8 +460,8 @@ func (ds *Deliveries) SetAside(ctx context.Context, it *store.Item, reason error
 	return queue.DeadLetterItem(ctx, ds.Queue, ds.DB, it, reason, ds.Now(), ds.Log)
 }
 
-// Current returns the delivery that a task is for, and the items with the other keys. The delivery is nil if the task is stale.
-func (ds *Deliveries) Current(ctx context.Context, t task.Single, others ...store.Key) (*Delivery, []*store.Item, error) {
+// LoadCurrent returns the delivery that a task is for, and the items with the other keys. The delivery is nil if the task is stale.
+func (ds *Deliveries) LoadCurrent(ctx context.Context, t task.Single, others ...store.Key) (*Delivery, []*store.Item, error) {
 	keys := append(make([]store.Key, 0, 2), Key(t.Workspace, t.Subscription, t.EventKey()))
 	items, err := ds.DB.Get(ctx, append(keys, others...)...)
 	if err != nil {

@@ -93,7 +93,7 @@ func TestHandOverTime(t *testing.T) {
 				if len(s.messages) != 1 || s.writes != 1 {
 					t.Errorf("got %d messages and %d writes, want one of each", len(s.messages), s.writes)
 				}
-				current, others, err := ds.Current(t.Context(), s.messages[0], BodyKey(e.Workspace, del.EventKey()))
+				current, others, err := ds.LoadCurrent(t.Context(), s.messages[0], BodyKey(e.Workspace, del.EventKey()))
 				if err != nil || current == nil || others[0] == nil {
 					t.Errorf("the message is for %v with the event %v, %v, want the delivery and its event", current, others, err)
 				}
@@ -121,7 +121,7 @@ func TestEarlyMessages(t *testing.T) {
 				t.Fatalf("got claim %v, %v, want an error of kind unavailable", whose, err)
 			}
 			s.fails = false
-			if current, _, err := ds.Current(t.Context(), s.messages[0]); current != nil || err != nil {
+			if current, _, err := ds.LoadCurrent(t.Context(), s.messages[0]); current != nil || err != nil {
 				t.Errorf("got the delivery %v, %v for the early message, want none", current, err)
 			}
 			if whose, err := ds.Schedule(t.Context(), newDelivery(1, e), e, time.Now().Add(EarlyMessage)); whose != Mine || err != nil {
@@ -175,7 +175,7 @@ func TestAnotherProcessHasStoredTheEvent(t *testing.T) {
 					t.Fatalf("got claim %v, %v, want the delivery written", whose, err)
 				}
 				// The last message is for the delivery's final key.
-				current, others, err := ds.Current(t.Context(), s.messages[len(s.messages)-1], BodyKey(e.Workspace, del.EventKey()))
+				current, others, err := ds.LoadCurrent(t.Context(), s.messages[len(s.messages)-1], BodyKey(e.Workspace, del.EventKey()))
 				if err != nil || current == nil {
 					t.Fatalf("the message is for %v, %v, want the delivery", current, err)
 				}

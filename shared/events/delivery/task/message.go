@@ -95,11 +95,11 @@ func (t Page) Group() string {
 	if t.Endpoint != "" {
 		return t.Endpoint
 	}
-	of := t.Workspace + "\x00" + t.Pattern
+	name := t.Workspace + "\x00" + t.Pattern
 	if len(t.Range.From) > len("00000000") {
-		of += "\x00" + t.Range.From
+		name += "\x00" + t.Range.From
 	}
-	return digest(of)
+	return digest(name)
 }
 
 func (t Page) Encode() []byte {
@@ -119,7 +119,7 @@ func Encode(task any) []byte {
 func Decode[T any](body []byte, version func(T) int) (T, error) {
 	var t T
 	if err := json.Unmarshal(body, &t); err != nil {
-		if Newer(err) {
+		if IsNewer(err) {
 			return t, err
 		}
 		return t, fault.Wrap(fault.Invalid, err, "decode a task")
@@ -133,9 +133,9 @@ func Decode[T any](body []byte, version func(T) int) (T, error) {
 	return t, nil
 }
 
-// Newer reports whether a message cannot be decoded because a newer program wrote it. No handler dead-letters such a
+// IsNewer reports whether a message cannot be decoded because a newer program wrote it. No handler dead-letters such a
 // message. It stays in its queue and is redelivered until a newer program handles it.
-func Newer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
+func IsNewer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 
 // RenewAfter is how often a message of a newer version is received before [Renew] replaces it by a copy. These receives take six
 // days.
@@ -182,7 +182,7 @@ func split(r subscription.Range, count int) []subscription.Range {
 	if count <= 25 || n < 2 {
 		return []subscription.Range{r}
 	}
-	lo, hi := bound(r.From, 0), bound(r.To, 1<<32)
+	lo, hi := parseBound(r.From, 0), parseBound(r.To, 1<<32)
 	if hi-lo < uint64(n) {
 		return []subscription.Range{r}
 	}
@@ -197,7 +197,7 @@ func split(r subscription.Range, count int) []subscription.Range {
 	return out
 }
 
-func bound(digits string, open uint64) uint64 {
+func parseBound(digits string, open uint64) uint64 {
 	if digits == "" {
 		return open
 	}
@@ -241,13 +241,13 @@ func EndpointID(target string) string {
 }
 
 // digest returns a hash of 22 characters that a queue accepts as the name of a group.
-func digest(of string) string {
-	h := sha256.Sum256([]byte(of))
+func digest(text string) string {
+	h := sha256.Sum256([]byte(text))
 	return base64.RawURLEncoding.EncodeToString(h[:16])
 }
 
-// Permanent reports whether repeating a step would always fail, because the event itself cannot be handled.
-func Permanent(err error) bool {
+// IsPermanent reports whether repeating a step would always fail, because the event itself cannot be handled.
+func IsPermanent(err error) bool {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.TooLarge, fault.NotFound:
 		return true
@@ -255,11 +255,11 @@ func Permanent(err error) bool {
 	return false
 }
 
-// DecodeEvent decodes a message of the events queue. If a newer program wrote it, the error is not [Permanent].
+// DecodeEvent decodes a message of the events queue. If a newer program wrote it, the error is not [IsPermanent].
 func DecodeEvent(m queue.Message) (e event.Event, err error) {
 	defer fault.Recovered(&err)
 	e, err = event.Decode(m.Body)
-	if err != nil && !Newer(err) {
+	if err != nil && !IsNewer(err) {
 		err = fault.New(fault.Invalid, "the message is not an event of a known version")
 	}
 	return e, err

@@ -49,7 +49,7 @@ func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (d
 	if at, err := time.Parse(time.RFC3339, e.Time); err == nil {
 		out.Time = at
 	}
-	seen, err := in.Demand.Seen(ctx, workspace, uri, out.ID)
+	seen, err := in.Demand.WasSeen(ctx, workspace, uri, out.ID)
 	if err != nil || seen {
 		return "", err
 	}

@@ -46,7 +46,7 @@ func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, ours b
 			continue
 		}
 		for _, doc := range docs {
-			more, err := b.event(ctx, s, doc, false)
+			more, err := b.mapEvent(ctx, s, doc, false)
 			if err != nil {
 				return nil, true, err
 			}
@@ -71,9 +71,9 @@ func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, err
 		switch {
 		case s.Name != r.Retry.Source || s.Workspace != r.Workspace || s.From != r.Retry.From:
 		case s.From == source.HTTP:
-			return nil, b.request(ctx, s, doc, identity{r.Retry.Hash, r.Retry.Signed})
+			return nil, b.publishRequest(ctx, s, doc, identity{r.Retry.Hash, r.Retry.Signed})
 		default:
-			return b.event(ctx, s, doc, true)
+			return b.mapEvent(ctx, s, doc, true)
 		}
 	}
 	return nil, fault.New(fault.NotFound, "workspace %.64q no longer has a source %.64q for this document", r.Workspace, r.Retry.Source)
@@ -83,41 +83,41 @@ func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, err
 // earlier, so the operator's new pattern may be wrong and the document is dead-lettered again.
 var errUnmatched = fault.New(fault.Unprocessable, "no mapping matches it any more")
 
-// request publishes a retried document that arrived as a webhook, with the same checks for duplicates as [Handler].
-func (b *Bus) request(ctx context.Context, s source.Source, doc any, who identity) error {
+// publishRequest publishes a retried document that arrived as a webhook, with the same checks for duplicates as [Handler].
+func (b *Bus) publishRequest(ctx context.Context, s source.Source, doc any, ident identity) error {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name}
-	_, err := b.accept(ctx, s, doc, who, now, &o)
-	b.Recorder.Record(ctx, o.of(err, now))
+	_, err := b.accept(ctx, s, doc, ident, now, &o)
+	b.Recorder.Record(ctx, o.withError(err, now))
 	if err == nil && o.Kind == Unmatched {
 		err = errUnmatched
 	}
 	switch {
 	case isUnfit(err):
-		return b.keep(ctx, s, doc, who, o.ID, err, true, now)
+		return b.deadLetter(ctx, s, doc, ident, o.ID, err, true, now)
 	case fault.Is(err, fault.Exhausted): // the sender already got a 202, so the inbox must retry
 		return fault.Wrap(fault.Unavailable, err, "publish a retried request")
 	}
 	return err
 }
 
-// event maps a document of a bus source to at most one event, and dead-letters it if it does not become a valid event. Again is true for a
-// retried document.
-func (b *Bus) event(ctx context.Context, s source.Source, doc any, again bool) ([]publish.Input, error) {
+// mapEvent maps a document of a bus source to at most one event, and dead-letters it if it does not become a valid event. Again is true
+// for a retried document.
+func (b *Bus) mapEvent(ctx context.Context, s source.Source, doc any, again bool) ([]publish.Input, error) {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name, Kind: Unmatched}
-	in, err := b.input(ctx, s, doc, &o)
-	b.Recorder.Record(ctx, o.of(err, now))
+	in, err := b.mapInput(ctx, s, doc, &o)
+	b.Recorder.Record(ctx, o.withError(err, now))
 	if again && err == nil && o.Kind == Unmatched {
 		err = errUnmatched
 	}
 	if isUnfit(err) {
-		return nil, b.keep(ctx, s, doc, identity{}, o.ID, err, again, now)
+		return nil, b.deadLetter(ctx, s, doc, identity{}, o.ID, err, again, now)
 	}
 	return in, err
 }
 
-func (b *Bus) input(ctx context.Context, s source.Source, doc any, o *Outcome) ([]publish.Input, error) {
+func (b *Bus) mapInput(ctx context.Context, s source.Source, doc any, o *Outcome) ([]publish.Input, error) {
 	event, err := s.Map(doc)
 	if err != nil || event == nil {
 		return nil, err
@@ -129,7 +129,7 @@ func (b *Bus) input(ctx context.Context, s source.Source, doc any, o *Outcome) (
 	}
 	o.Kind, o.URI = Accepted, in.URI
 	if _, err := publish.Check(cat, in); err != nil {
-		return nil, unfit(err)
+		return nil, toUnprocessable(err)
 	}
 	return []publish.Input{in}, nil
 }
@@ -231,7 +231,7 @@ func (b *Backends) handle(ctx context.Context, hook *demand.Hook, id string, m *
 		return dropped, err
 	case m.Type == "gap":
 		once := "gap " + intake.EventID(catalog.BackendOf(uri), id) // events have no space in their ids
-		if seen, err := registry.Seen(ctx, workspace, uri, once); err != nil || seen {
+		if seen, err := registry.WasSeen(ctx, workspace, uri, once); err != nil || seen {
 			return "", err
 		}
 		if m.Cursor != "" {

@@ -104,8 +104,8 @@ type Handler struct {
 	large bodySlots
 }
 
-// principal returns the principal that a source publishes as. Its quota limits the requests to the source.
-func principal(s source.Source) auth.Principal {
+// principalOf returns the principal that a source publishes as. Its quota limits the requests to the source.
+func principalOf(s source.Source) auth.Principal {
 	return auth.Principal{ID: "source/" + s.Name, Workspace: s.Workspace, Scopes: []string{auth.ScopePublish}}
 }
 
@@ -131,7 +131,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if err := h.Guard.Check(r); err != nil {
 			return nil, err
 		}
-		s, err := h.source(r)
+		s, err := h.findSource(r)
 		if err != nil {
 			return nil, err
 		}
@@ -139,9 +139,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return nil, httpjson.NotAllowed(http.MethodPost)
 		}
 		in := incoming{Handler: h, source: s, now: h.now(), outcome: Outcome{Workspace: s.Workspace, Source: s.Name}}
-		body, err := in.take(w, r)
+		body, err := in.handle(w, r)
 		if !errors.Is(err, context.Canceled) {
-			h.Recorder.Record(r.Context(), in.outcome.of(err, in.now))
+			h.Recorder.Record(r.Context(), in.outcome.withError(err, in.now))
 		}
 		return body, err
 	})
@@ -154,8 +154,8 @@ func withoutKey(r *http.Request) *http.Request {
 	return logged
 }
 
-// source finds the source of a request. The path must have a key if the source's scheme is "none", and must not have one otherwise.
-func (h *Handler) source(r *http.Request) (source.Source, error) {
+// findSource finds the source of a request. The path must have a key if the source's scheme is "none", and must not have one otherwise.
+func (h *Handler) findSource(r *http.Request) (source.Source, error) {
 	all, err := h.sources(r.Context())
 	if err != nil {
 		return source.Source{}, err
@@ -177,7 +177,7 @@ type incoming struct {
 	outcome Outcome
 }
 
-func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
+func (in *incoming) handle(w http.ResponseWriter, r *http.Request) (any, error) {
 	ctx := r.Context()
 	received, held, err := in.large.read(w, r, in.Handler.now)
 	defer func() { held.release() }()
@@ -193,7 +193,7 @@ func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 			return nil, err
 		}
 	}
-	if err := in.Rate.Take(ctx, principal(in.source), 1, in.now); err != nil {
+	if err := in.Rate.Take(ctx, principalOf(in.source), 1, in.now); err != nil {
 		return nil, err
 	}
 	doc, err := source.ReadRequest(r, body, in.source.Verify.Headers())
@@ -204,10 +204,10 @@ func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 		in.outcome.Kind = Verified
 		return httpjson.Answer{Status: http.StatusOK, Body: map[string]string{"challenge": challenge}}, nil
 	}
-	who := identity{bodyID(body), signed}
-	accepted, err := in.accept(ctx, in.source, doc, who, in.now, &in.outcome)
+	ident := identity{bodyID(body), signed}
+	accepted, err := in.accept(ctx, in.source, doc, ident, in.now, &in.outcome)
 	if isUnfit(err) {
-		if kept := in.keep(ctx, in.source, doc, who, in.outcome.ID, err, false, in.now); kept != nil {
+		if kept := in.deadLetter(ctx, in.source, doc, ident, in.outcome.ID, err, false, in.now); kept != nil {
 			return nil, kept
 		}
 	}
@@ -229,7 +229,7 @@ func challengeOf(s source.Source, doc map[string]any) (string, bool) {
 // match the body as received, verify unpacks the body and checks again. If that fails too, the error does not reveal
 // whether the body was malformed.
 func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte) (content []byte, signed string, err error) {
-	v, err := verifier(ctx, in.source, in.Secrets)
+	v, err := newVerifier(ctx, in.source, in.Secrets)
 	if err != nil { // the configuration is wrong, which only the log should explain
 		return nil, "", &fault.Error{Kind: fault.Unavailable, Message: "the source " + in.source.Name + " cannot verify requests now", Err: err}
 	}
@@ -256,7 +256,7 @@ func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte
 
 // accept maps a document that arrived as a webhook and publishes the event. It returns when the event is durable. It also fills o as far as
 // it knows the event, even if the event is refused.
-func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
+func (in *Intake) accept(ctx context.Context, s source.Source, doc any, ident identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
 	event, err := s.Map(doc)
 	if err != nil || event == nil {
 		o.Kind = Unmatched
@@ -264,7 +264,7 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who iden
 		return []publish.Accepted{}, err
 	}
 	if event.ID == "" {
-		event.ID = who.body
+		event.ID = ident.body
 	}
 	o.Name, o.ID = event.Name, event.ID
 	input, _, err := in.toInput(ctx, s, event)
@@ -272,9 +272,9 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who iden
 		return nil, err
 	}
 	o.URI = input.URI
-	keys := who.acceptedKeys(s, event.ID)
+	keys := ident.acceptedKeys(s, event.ID)
 	last := len(keys) - 1
-	end, err := in.Seen.begin(ctx, now, keys[last], input)
+	end, err := in.Seen.reserve(ctx, now, keys[last], input)
 	if err != nil {
 		return nil, err
 	}
@@ -282,7 +282,7 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who iden
 	if end != nil {
 		defer func() { end(added) }()
 	}
-	all, err := in.Seen.known(ctx, now, keys)
+	all, err := in.Seen.findAccepted(ctx, now, keys)
 	if err != nil {
 		return nil, err
 	}
@@ -296,9 +296,9 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who iden
 	if end == nil {
 		return nil, fault.New(fault.Unavailable, "the same request is being accepted under another id; try again")
 	}
-	accepted, err := in.Publisher.Accept(ctx, principal(s), []publish.Input{input})
+	accepted, err := in.Publisher.Accept(ctx, principalOf(s), []publish.Input{input})
 	if err != nil {
-		return nil, unfit(err)
+		return nil, toUnprocessable(err)
 	}
 	o.Kind, o.ID, added = Accepted, accepted[0].ID, true
 	in.remember(ctx, s, now, keys, accepted[0])
@@ -313,8 +313,9 @@ func (in *Intake) remember(ctx context.Context, s source.Source, now time.Time, 
 	}
 }
 
-// unfit converts an error about an event into one about the document that it was mapped from: an invalid event becomes Unprocessable.
-func unfit(err error) error {
+// toUnprocessable converts an error about an event into one about the document that it was mapped from: an invalid event becomes
+// Unprocessable.
+func toUnprocessable(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound:
 		return fault.New(fault.Unprocessable, "%s", fault.Public(err)).With(fault.DataOf(err))
@@ -339,11 +340,11 @@ func (in *Intake) toInput(ctx context.Context, s source.Source, e *source.Event)
 	if err != nil {
 		return publish.Input{}, nil, fault.Wrap(fault.Unavailable, err, "look up the event types")
 	}
-	input, err := address(cat, s, e)
+	input, err := newInput(cat, s, e)
 	return input, cat, err
 }
 
-func address(cat *catalog.Catalog, s source.Source, e *source.Event) (publish.Input, error) {
+func newInput(cat *catalog.Catalog, s source.Source, e *source.Event) (publish.Input, error) {
 	entry := cat.ByName(e.Name)
 	if entry == nil {
 		return publish.Input{}, fault.New(fault.Unprocessable, "the event type %s is not in the catalog of workspace %s", e.Name, s.Workspace)
@@ -394,7 +395,7 @@ type bodySlot struct {
 	client   netip.Prefix
 	since    time.Time
 	received int    // bytes of the body so far
-	cut      func() // ends the reading of the body; nil when it is not being read
+	abort    func() // ends the reading of the body; nil when it is not being read
 	lost     bool   // whether the slot was given to another request
 }
 
@@ -410,7 +411,7 @@ func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bo
 	if s.taken == nil {
 		s.taken = map[*bodySlot]struct{}{}
 	}
-	slot := &bodySlot{slots: s, client: client, since: now, received: smallBody, cut: cut}
+	slot := &bodySlot{slots: s, client: client, since: now, received: smallBody, abort: cut}
 	s.taken[slot] = struct{}{}
 	return slot, nil
 }
@@ -425,10 +426,10 @@ func (s *bodySlots) makeRoom(client netip.Prefix, now time.Time) bool {
 	}
 	var slowest *bodySlot
 	for slot := range s.taken {
-		if slot.cut == nil || has[slot.client] <= has[client]+1 && now.Sub(slot.since) < largeSlow {
+		if slot.abort == nil || has[slot.client] <= has[client]+1 && now.Sub(slot.since) < largeSlow {
 			continue
 		}
-		if slowest == nil || slot.pace(now) < slowest.pace(now) {
+		if slowest == nil || slot.averageRate(now) < slowest.averageRate(now) {
 			slowest = slot
 		}
 	}
@@ -436,13 +437,13 @@ func (s *bodySlots) makeRoom(client netip.Prefix, now time.Time) bool {
 		return false
 	}
 	slowest.lost = true
-	slowest.cut()
+	slowest.abort()
 	delete(s.taken, slowest)
 	return true
 }
 
-// pace returns the average rate at which the body has arrived, in bytes per second.
-func (slot *bodySlot) pace(now time.Time) float64 {
+// averageRate returns the average rate at which the body has arrived, in bytes per second.
+func (slot *bodySlot) averageRate(now time.Time) float64 {
 	return float64(slot.received) / max(now.Sub(slot.since), time.Millisecond).Seconds()
 }
 
@@ -464,7 +465,7 @@ func (slot *bodySlot) await(control *http.ResponseController, until time.Time, a
 func (slot *bodySlot) done(control *http.ResponseController, complete bool) bool {
 	slot.slots.mu.Lock()
 	defer slot.slots.mu.Unlock()
-	slot.cut = nil
+	slot.abort = nil
 	if !slot.lost && complete {
 		_ = control.SetReadDeadline(time.Time{})
 	}

@@ -52,17 +52,17 @@ func isRetry(body []byte) bool {
 	return jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
 
-// keep dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider
+// deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider
 // sends repeatedly is dead-lettered only once, but a retried one (again) that still does not become a valid event is
 // dead-lettered again. Id is the event's id, or "" if it is not known.
-func (in *Intake) keep(ctx context.Context, s source.Source, doc any, who identity, id string, why error, again bool, now time.Time) error {
-	body := encodeRetry(s, doc, who)
-	if who.body == "" {
-		who.body, id = bodyID(body), ""
+func (in *Intake) deadLetter(ctx context.Context, s source.Source, doc any, ident identity, id string, why error, again bool, now time.Time) error {
+	body := encodeRetry(s, doc, ident)
+	if ident.body == "" {
+		ident.body, id = bodyID(body), ""
 	}
-	keys := who.unfitKeys(s, id)
+	keys := ident.unfitKeys(s, id)
 	if !again {
-		if known, err := in.Seen.known(ctx, now, keys); err != nil || cmp.Or(known...) != nil {
+		if known, err := in.Seen.findAccepted(ctx, now, keys); err != nil || cmp.Or(known...) != nil {
 			return err
 		}
 	}
@@ -88,9 +88,9 @@ func faultsOf(err error) any {
 }
 
 // encodeRetry encodes a retry, compressed if it would otherwise be too large for a queue.
-func encodeRetry(s source.Source, doc any, who identity) []byte {
+func encodeRetry(s source.Source, doc any, ident identity) []byte {
 	text := marshal(doc)
-	r := retry{s.Workspace, retried{Source: s.Name, From: s.From, Hash: who.body, Signed: who.signed, Document: text}}
+	r := retry{s.Workspace, retried{Source: s.Name, From: s.From, Hash: ident.body, Signed: ident.signed, Document: text}}
 	body := marshal(r)
 	if len(body) <= queue.MaxBody {
 		return body
@@ -121,7 +121,7 @@ func parseRetry(body []byte) (r retry, doc any, err error) {
 			return r, nil, malformed
 		}
 	}
-	doc, err = source.Document(text)
+	doc, err = source.DecodeDocument(text)
 	return r, doc, err
 }
 
@@ -129,7 +129,7 @@ const (
 	// seenFor is how long an id is remembered. Stripe retries for three days, and GitHub can redeliver deliveries of
 	// the last three days.
 	seenFor = 72 * time.Hour
-	// begunFor is how long [Seen.begin] reserves a key at most. It matters only if the process dies before the event is
+	// begunFor is how long [Seen.reserve] reserves a key at most. It matters only if the process dies before the event is
 	// accepted.
 	begunFor = time.Minute
 )
@@ -154,12 +154,12 @@ type seen struct {
 	expires  time.Time
 }
 
-// begin reserves the key of a request whose event is about to be published. It returns a nil end while a different
+// reserve reserves the key of a request whose event is about to be published. It returns a nil end while a different
 // event is being published under the key, for example because the same signed request was sent under two ids. Two calls
 // with the same event both succeed, because the events queue drops the duplicate. The caller must call end, if it is
 // not nil, and say whether it has added a record under the key. If several processes share the store, the reservation
 // is written to the store.
-func (s Seen) begin(ctx context.Context, now time.Time, key store.Key, in publish.Input) (end func(added bool), err error) {
+func (s Seen) reserve(ctx context.Context, now time.Time, key store.Key, in publish.Input) (end func(added bool), err error) {
 	mark := markOf(in)
 	switch other, taken := s.begun.LoadOrStore(key, mark); {
 	case taken && other != mark:
@@ -200,8 +200,8 @@ func markOf(in publish.Input) int64 {
 	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
 }
 
-// known returns the event that was accepted under each key, or nil.
-func (s Seen) known(ctx context.Context, now time.Time, keys []store.Key) ([]*publish.Accepted, error) {
+// findAccepted returns the event that was accepted under each key, or nil.
+func (s Seen) findAccepted(ctx context.Context, now time.Time, keys []store.Key) ([]*publish.Accepted, error) {
 	known := make([]*publish.Accepted, len(keys))
 	var others []store.Key
 	for i, key := range keys {

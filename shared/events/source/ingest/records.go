@@ -70,8 +70,8 @@ type Record struct {
 
 const recordVersion = 1
 
-// Records is the [Recorder] for operators. It counts outcomes and stores recent ones. Use [NewRecords] to create one.
-type Records struct {
+// OutcomeLog is the [Recorder] for operators. It counts outcomes and stores recent ones. Use [NewOutcomeLog] to create one.
+type OutcomeLog struct {
 	db      store.DB
 	keep    string
 	metrics *metric.Set
@@ -97,10 +97,10 @@ type allowance struct {
 // then a few more records than usual are written.
 const maxAllowances = 5000
 
-// NewRecords returns a Records. Keep is [KeepAll], [KeepFailures] or [KeepNone]; an empty string means KeepFailures.
+// NewOutcomeLog returns an OutcomeLog. Keep is [KeepAll], [KeepFailures] or [KeepNone]; an empty string means KeepFailures.
 // Metrics and log may be nil.
-func NewRecords(db store.DB, keep string, metrics *metric.Set, log *slog.Logger) *Records {
-	r := &Records{
+func NewOutcomeLog(db store.DB, keep string, metrics *metric.Set, log *slog.Logger) *OutcomeLog {
+	r := &OutcomeLog{
 		db: db, keep: cmp.Or(keep, KeepFailures), metrics: metrics, log: log,
 		others: rate.NewLimiter(othersRate, othersBurst), kinds: map[kindOfSource]*allowance{},
 	}
@@ -116,12 +116,12 @@ func NewRecords(db store.DB, keep string, metrics *metric.Set, log *slog.Logger)
 // Record counts an outcome and writes it unless a setting or limit excludes it. With SQLite the write joins the next
 // commit. With DynamoDB the caller waits for the write for at most a second, because a Lambda function may be frozen
 // after its response.
-func (r *Records) Record(ctx context.Context, o Outcome) {
+func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
 	r.metrics.Sourced(o.Source, string(o.Kind), o.Kind.Refused())
 	if r.keep == KeepNone {
 		return
 	}
-	omitted, ok := r.takes(o)
+	omitted, ok := r.allows(o)
 	if !ok {
 		return
 	}
@@ -142,9 +142,9 @@ func (r *Records) Record(ctx context.Context, o Outcome) {
 	}
 }
 
-// takes reports whether the limits allow writing an outcome, and how many of its kind were omitted since the last
+// allows reports whether the limits allow writing an outcome, and how many of its kind were omitted since the last
 // record.
-func (r *Records) takes(o Outcome) (omitted int64, ok bool) {
+func (r *OutcomeLog) allows(o Outcome) (omitted int64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := kindOfSource{o.Workspace, o.Source, o.Kind}
@@ -168,7 +168,7 @@ func (r *Records) takes(o Outcome) (omitted int64, ok bool) {
 	return omitted, true
 }
 
-func (r *Records) limitOf(k Kind) *rate.Limiter {
+func (r *OutcomeLog) limitOf(k Kind) *rate.Limiter {
 	switch {
 	case !k.succeeded():
 	case r.keep != KeepAll:
@@ -200,7 +200,7 @@ type RecordQuery struct {
 	Since, Until time.Time
 }
 
-func (ask RecordQuery) takes(k Kind) bool {
+func (ask RecordQuery) matches(k Kind) bool {
 	return ask.Kind == "" || ask.Kind == k || ask.Kind == Refused && k.Refused()
 }
 
@@ -225,7 +225,7 @@ func ListRecords(ctx context.Context, db store.DB, workspace, source string, ask
 		if err := json.Unmarshal(it.Value, &r); err != nil {
 			return nil, "", fault.Wrap(fault.Internal, err, "decode the outcome of a source")
 		}
-		if ask.takes(r.Kind) {
+		if ask.matches(r.Kind) {
 			list = append(list, r)
 		}
 		if len(list) == limit && (i+1 < len(page.Items) || page.More) {
@@ -250,8 +250,8 @@ type Outcome struct {
 	Name, URI, ID string
 }
 
-// of returns o with the time and, if err is not nil, with the error's kind and reason.
-func (o Outcome) of(err error, now time.Time) Outcome {
+// withError returns o with the time and, if err is not nil, with the error's kind and reason.
+func (o Outcome) withError(err error, now time.Time) Outcome {
 	o.Time = now
 	if err != nil {
 		o.Kind, o.Reason = kindOf(err), strings.ToValidUTF8(fault.Public(err), "")

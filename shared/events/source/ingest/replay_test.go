@@ -247,7 +247,7 @@ func (unordered) Local() bool  { return false }
 // recorded records an outcome at each of the times, and returns the records that were kept.
 func recorded(t *testing.T, db store.DB, keep string, kind ingest.Kind, times ...time.Time) []ingest.Record {
 	t.Helper()
-	r := ingest.NewRecords(db, keep, nil, nil)
+	r := ingest.NewOutcomeLog(db, keep, nil, nil)
 	for _, at := range times {
 		r.Record(t.Context(), ingest.Outcome{Time: at, Workspace: "default", Source: "github", Kind: kind})
 	}
@@ -322,7 +322,7 @@ func TestRecords(t *testing.T) {
 	}
 	t.Run("SRC-05 the records of a flood from many sources are limited in total", func(t *testing.T) {
 		db := unordered{open(t)}
-		r := ingest.NewRecords(db, "", nil, nil)
+		r := ingest.NewOutcomeLog(db, "", nil, nil)
 		n := 0
 		for i := range 100 {
 			name := strings.Repeat("s", i+1)
@@ -341,7 +341,7 @@ func TestRecords(t *testing.T) {
 
 func TestListRecords(t *testing.T) {
 	db := open(t)
-	r := ingest.NewRecords(db, "all", nil, nil)
+	r := ingest.NewOutcomeLog(db, "all", nil, nil)
 	for i, kind := range []ingest.Kind{ingest.Accepted, ingest.Unfit, ingest.Accepted, ingest.Unverified, ingest.Unmatched, ingest.Accepted} {
 		r.Record(t.Context(), ingest.Outcome{
 			Time: noon.Add(time.Duration(i) * time.Second), Workspace: "default", Source: "github", Kind: kind, Reason: strings.Repeat("ü", 9000), URI: "event://a", ID: string(kind) + "\xff", Name: "n",
@@ -402,9 +402,9 @@ func TestOutcomesAreCounted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // the client has disconnected
 	db := open(t)
-	ingest.NewRecords(db, "", set, nil).Record(ctx, ingest.Outcome{Time: noon, Workspace: "default", Source: "github", Kind: ingest.Unfit})
+	ingest.NewOutcomeLog(db, "", set, nil).Record(ctx, ingest.Outcome{Time: noon, Workspace: "default", Source: "github", Kind: ingest.Unfit})
 	expect.Equal(t, "SRC-04 the outcomes of a request whose client has disconnected", len(listed(t, db, ingest.RecordQuery{})), 1)
-	r := ingest.NewRecords(broken{db}, "all", set, slog.New(slog.NewTextHandler(&log, nil)))
+	r := ingest.NewOutcomeLog(broken{db}, "all", set, slog.New(slog.NewTextHandler(&log, nil)))
 	for _, kind := range []ingest.Kind{ingest.Accepted, ingest.Unmatched, ingest.Unmatched} {
 		r.Record(t.Context(), ingest.Outcome{Time: noon, Workspace: "default", Source: "github", Kind: kind})
 	}

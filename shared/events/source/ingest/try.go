@@ -62,7 +62,7 @@ func Try(ctx context.Context, cat *catalog.Catalog, s source.Source, raw []byte,
 		}
 		trials := make([]Trial, len(docs))
 		for i, doc := range docs {
-			trials[i] = try(cat, s, doc, nil)
+			trials[i] = tryDocument(cat, s, doc, nil)
 		}
 		return trials, nil
 	}
@@ -89,7 +89,7 @@ func tryRequest(ctx context.Context, cat *catalog.Catalog, s source.Source, raw 
 	if _, ok := challengeOf(s, doc); ok {
 		return Trial{Kind: Verified, Signature: signature, Document: doc}, nil
 	}
-	t := try(cat, s, doc, body)
+	t := tryDocument(cat, s, doc, body)
 	if t.Signature = signature; t.Kind == Accepted && t.Refused() {
 		t.Kind = Unverified
 	}
@@ -115,7 +115,7 @@ func trySignature(ctx context.Context, s source.Source, r *http.Request, sent []
 	if secrets == nil {
 		return signatureUnchecked, body, err
 	}
-	v, faulty := verifier(ctx, s, secrets)
+	v, faulty := newVerifier(ctx, s, secrets)
 	if faulty != nil {
 		return signatureUnchecked + ": " + fault.Public(faulty), body, err
 	}
@@ -138,7 +138,7 @@ func trySignature(ctx context.Context, s source.Source, r *http.Request, sent []
 	return signatureBad + ": " + fault.Public(refused), body, err
 }
 
-func try(cat *catalog.Catalog, s source.Source, doc any, body []byte) Trial {
+func tryDocument(cat *catalog.Catalog, s source.Source, doc any, body []byte) Trial {
 	t := Trial{Kind: Unmatched, Document: doc}
 	event, err := s.Map(doc)
 	if event != nil {
@@ -148,10 +148,10 @@ func try(cat *catalog.Catalog, s source.Source, doc any, body []byte) Trial {
 		}
 		event.ID = t.ID
 		var in publish.Input
-		if in, err = address(cat, s, event); err == nil {
+		if in, err = newInput(cat, s, event); err == nil {
 			t.Kind, t.URI = Accepted, in.URI
 			e, refused := publish.Check(cat, in)
-			if t.ID, err = e.ID, unfit(refused); in.ID == "" {
+			if t.ID, err = e.ID, toUnprocessable(refused); in.ID == "" {
 				t.ID = "" // the event would get the id of the message
 			}
 		}
@@ -262,15 +262,15 @@ func CheckSecrets(ctx context.Context, sources []source.Source, lookup func(cont
 		if len(s.Secrets) == 0 {
 			continue
 		}
-		if _, err := verifier(ctx, s, lookup); err != nil {
+		if _, err := newVerifier(ctx, s, lookup); err != nil {
 			return fault.Wrap(fault.Invalid, err, "line %d: source %s", s.Line, s.Name)
 		}
 	}
 	return nil
 }
 
-// verifier returns the verifier of a source with its current secrets.
-func verifier(ctx context.Context, s source.Source, lookup func(context.Context, secret.Value) (string, error)) (*verify.Verifier, error) {
+// newVerifier returns the verifier of a source with its current secrets.
+func newVerifier(ctx context.Context, s source.Source, lookup func(context.Context, secret.Value) (string, error)) (*verify.Verifier, error) {
 	secrets := make([]string, len(s.Secrets))
 	for i, v := range s.Secrets {
 		var err error

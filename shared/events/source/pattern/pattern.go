@@ -138,11 +138,11 @@ func Parse(text []byte) (*Pattern, error) {
 	root := p.read(text)
 	var alternatives []conjunction
 	if len(p.faults) == 0 {
-		alternatives = p.object(root, nil, "")
+		alternatives = p.parseObject(root, nil, "")
 	}
 	out := &Pattern{text: slices.Clone(text)}
 	for _, c := range alternatives {
-		out.alternatives = append(out.alternatives, p.tree(c))
+		out.alternatives = append(out.alternatives, p.buildTree(c))
 	}
 	if len(p.faults) == 0 {
 		return out, nil
@@ -170,9 +170,9 @@ func (p *parser) fail(pointer, format string, args ...any) {
 	p.faults = append(p.faults, jsonpointer.Fault{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
 }
 
-// object parses the members of an object and returns its alternatives. Because all members must match, these are the combinations of the
-// members' alternatives.
-func (p *parser) object(value any, path []string, pointer string) []conjunction {
+// parseObject parses the members of an object and returns its alternatives. Because all members must match, these are the combinations of
+// the members' alternatives.
+func (p *parser) parseObject(value any, path []string, pointer string) []conjunction {
 	members, ok := value.(object)
 	switch {
 	case !ok:
@@ -188,37 +188,37 @@ func (p *parser) object(value any, path []string, pointer string) []conjunction 
 		below := append(slices.Clip(path), m.name)
 		switch v := m.value.(type) {
 		case object:
-			alternatives = p.object(v, below, at)
+			alternatives = p.parseObject(v, below, at)
 		case []any:
 			if m.name == "$or" {
-				alternatives = p.or(v, path, at)
+				alternatives = p.parseOr(v, path, at)
 			} else {
-				alternatives = p.leaf(v, below, at)
+				alternatives = p.parseLeaf(v, below, at)
 			}
 		default:
 			p.fail(at, "must be a list of values or an object, not %s", kindOf(v))
 		}
-		all = p.both(all, alternatives, at)
+		all = p.combine(all, alternatives, at)
 	}
 	return all
 }
 
-func (p *parser) or(list []any, path []string, pointer string) (out []conjunction) {
+func (p *parser) parseOr(list []any, path []string, pointer string) (out []conjunction) {
 	if len(list) < 2 {
 		p.fail(pointer, "has %s, at least 2 are needed", []string{"no alternatives", "1 alternative"}[len(list)])
 	}
 	for i, v := range list {
-		out = append(out, p.object(v, path, pointer+"/"+strconv.Itoa(i))...)
+		out = append(out, p.parseObject(v, path, pointer+"/"+strconv.Itoa(i))...)
 	}
 	return out
 }
 
-// both combines each alternative of a with each of b. It checks the size of the result before it allocates it.
-func (p *parser) both(a, b []conjunction, pointer string) []conjunction {
+// combine combines each alternative of a with each of b. It checks the size of the result before it allocates it.
+func (p *parser) combine(a, b []conjunction, pointer string) []conjunction {
 	if p.tooLarge {
 		return a
 	}
-	values := len(b)*size(a) + len(a)*size(b)
+	values := len(b)*countValues(a) + len(a)*countValues(b)
 	switch {
 	case len(a)*len(b) > maxAlternatives:
 		p.tooLarge = true
@@ -238,7 +238,7 @@ func (p *parser) both(a, b []conjunction, pointer string) []conjunction {
 	return out
 }
 
-func size(all []conjunction) (values int) {
+func countValues(all []conjunction) (values int) {
 	for _, c := range all {
 		for _, l := range c {
 			values += len(l.values) + 1
@@ -247,8 +247,8 @@ func size(all []conjunction) (values int) {
 	return values
 }
 
-// leaf parses the list of allowed values. For a list that allows both absence and some values, it returns two alternatives.
-func (p *parser) leaf(list []any, path []string, pointer string) (out []conjunction) {
+// parseLeaf parses the list of allowed values. For a list that allows both absence and some values, it returns two alternatives.
+func (p *parser) parseLeaf(list []any, path []string, pointer string) (out []conjunction) {
 	if len(list) == 0 {
 		p.fail(pointer, "is an empty list, which matches nothing")
 	}
@@ -259,7 +259,7 @@ func (p *parser) leaf(list []any, path []string, pointer string) (out []conjunct
 			absent = true
 			continue
 		}
-		if t := p.value(v, at); t != nil {
+		if t := p.parseValue(v, at); t != nil {
 			l.values = append(l.values, t)
 		}
 	}
@@ -272,8 +272,8 @@ func (p *parser) leaf(list []any, path []string, pointer string) (out []conjunct
 	return out
 }
 
-// tree arranges the leaves of a conjunction like the document, so that matching walks both together.
-func (p *parser) tree(c conjunction) *node {
+// buildTree arranges the leaves of a conjunction like the document, so that matching walks both together.
+func (p *parser) buildTree(c conjunction) *node {
 	root := &node{}
 	for _, l := range c {
 		at := root

@@ -22,11 +22,11 @@ func isAbsence(v any) bool {
 	return ok && len(o) == 1 && o[0].name == opExists && o[0].value == false
 }
 
-// value parses one value of a leaf. It returns nil after a fault.
-func (p *parser) value(v any, pointer string) test {
+// parseValue parses one value of a leaf. It returns nil after a fault.
+func (p *parser) parseValue(v any, pointer string) test {
 	switch v := v.(type) {
 	case object:
-		return p.operator(v, pointer)
+		return p.parseOperator(v, pointer)
 	case []any:
 		p.fail(pointer, "must be a string, a number, a boolean, null or an operator, not a list")
 		return nil
@@ -37,7 +37,7 @@ func (p *parser) value(v any, pointer string) test {
 	}
 }
 
-func (p *parser) operator(o object, pointer string) test {
+func (p *parser) parseOperator(o object, pointer string) test {
 	if len(o) != 1 {
 		p.fail(pointer, "must have one member, an operator, not %d", len(o))
 		return nil
@@ -53,22 +53,22 @@ func (p *parser) operator(o object, pointer string) test {
 	case "anything-but":
 		return p.anythingBut(v, at)
 	case "numeric":
-		return p.numeric(v, at)
+		return p.parseNumeric(v, at)
 	case "prefix", "suffix":
 		if inner, ok := v.(object); ok && len(inner) == 1 && inner[0].name == opIgnoreCase {
-			return p.text(name+" "+opIgnoreCase, inner[0].value, at+"/"+opIgnoreCase)
+			return p.parseText(name+" "+opIgnoreCase, inner[0].value, at+"/"+opIgnoreCase)
 		}
-		return p.text(name, v, at)
+		return p.parseText(name, v, at)
 	case opIgnoreCase, "wildcard", "cidr":
-		return p.text(name, v, at)
+		return p.parseText(name, v, at)
 	default:
 		p.fail(at, "is not an operator (allowed: anything-but, cidr, equals-ignore-case, exists, numeric, prefix, suffix, wildcard)")
 	}
 	return nil
 }
 
-// text parses the operand of an operator on strings.
-func (p *parser) text(operator string, v any, pointer string) test {
+// parseText parses the operand of an operator on strings.
+func (p *parser) parseText(operator string, v any, pointer string) test {
 	s, ok := v.(string)
 	if !ok {
 		p.fail(pointer, "must be a string, not %s", kindOf(v))
@@ -90,9 +90,9 @@ func (p *parser) text(operator string, v any, pointer string) test {
 		s = fold(s)
 		holds = func(value string) bool { return strings.HasSuffix(fold(value), s) }
 	case "wildcard":
-		holds = p.wildcard(s, pointer)
+		holds = p.parseWildcard(s, pointer)
 	case "cidr":
-		holds = p.cidr(s, pointer)
+		holds = p.parseCIDR(s, pointer)
 	}
 	return func(value any) bool {
 		text, ok := value.(string)
@@ -111,9 +111,9 @@ func fold(s string) string {
 	}, s)
 }
 
-// wildcard returns a matcher that takes linear time. It splits s at its wildcards: the first and the last part must be
+// parseWildcard returns a matcher that takes linear time. It splits s at its wildcards: the first and the last part must be
 // at the ends of the string, and it is enough to look for the first occurrence of each part between them.
-func (p *parser) wildcard(s, pointer string) func(string) bool {
+func (p *parser) parseWildcard(s, pointer string) func(string) bool {
 	parts := []string{""}
 	for i := 0; i < len(s); i++ {
 		last := &parts[len(parts)-1]
@@ -146,7 +146,7 @@ func (p *parser) wildcard(s, pointer string) func(string) bool {
 	}
 }
 
-func (p *parser) cidr(s, pointer string) func(string) bool {
+func (p *parser) parseCIDR(s, pointer string) func(string) bool {
 	prefix, err := netip.ParsePrefix(s)
 	if err != nil {
 		p.fail(pointer, "must be a range of addresses, such as 10.0.0.0/8 or 2001:db8::/32")
@@ -185,26 +185,26 @@ func (p *parser) anythingBut(v any, pointer string) test {
 		if kindOf(v) != kindOf(list[0]) {
 			p.fail(at, "is %s, but the first value is %s; all must be of the same kind", kindOf(v), kindOf(list[0]))
 		}
-		but = append(but, p.exception(operator, v, at))
+		but = append(but, p.parseException(operator, v, at))
 	}
 	return func(value any) bool {
 		return !slices.ContainsFunc(but, func(t test) bool { return t(value) })
 	}
 }
 
-func (p *parser) exception(operator string, v any, pointer string) test {
+func (p *parser) parseException(operator string, v any, pointer string) test {
 	switch v := v.(type) {
 	case string:
 		if operator == "" {
-			return p.value(v, pointer)
+			return p.parseValue(v, pointer)
 		}
 		if v == "" && (operator == "prefix" || operator == "suffix") {
 			p.fail(pointer, "is empty, so that nothing would match")
 		}
-		return p.text(operator, v, pointer)
+		return p.parseText(operator, v, pointer)
 	case json.Number:
 		if operator == "" {
-			return p.value(v, pointer)
+			return p.parseValue(v, pointer)
 		}
 		p.fail(pointer, "must be a string, not a number")
 	default:
@@ -287,8 +287,8 @@ var relations = map[string]func(int) bool{
 	">=": func(c int) bool { return c >= 0 },
 }
 
-// numeric parses the operand of the numeric operator: ["=", n], a bound, or a lower and an upper bound.
-func (p *parser) numeric(v any, pointer string) test {
+// parseNumeric parses the operand of the numeric operator: ["=", n], a bound, or a lower and an upper bound.
+func (p *parser) parseNumeric(v any, pointer string) test {
 	list, _ := v.([]any)
 	var operators []string
 	var numbers []json.Number

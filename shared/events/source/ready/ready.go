@@ -50,12 +50,12 @@ func Providers() []Provider {
 	}
 	all := make([]Provider, len(folders))
 	for i, f := range folders {
-		all[i] = provider(f.Name())
+		all[i] = readProvider(f.Name())
 	}
 	return all
 }
 
-func provider(name string) Provider {
+func readProvider(name string) Provider {
 	p := Provider{Name: name}
 	d := yaml.NewDecoder(bytes.NewReader(read(name, "provider.yaml")))
 	d.KnownFields(true)
@@ -97,8 +97,8 @@ func Catalog(providers ...Provider) []byte {
 	b.WriteString("# Event types of sources, as mcpevents catalog init wrote them. They are yours to change: check them with\n" +
 		"# mcpevents catalog check.\nevents:\n")
 	for _, p := range providers {
-		comment(&b, p.Title)
-		b.Write(body(p.Name, "catalog.yaml", "events:\n"))
+		writeComment(&b, p.Title)
+		b.Write(listBody(p.Name, "catalog.yaml", "events:\n"))
 	}
 	return b.Bytes()
 }
@@ -109,18 +109,18 @@ func Config(providers ...Provider) []byte {
 	b.WriteString("# Sources, as mcpevents catalog init wrote them. They are yours to change. HOST is where providers reach the server.\n" +
 		"# A secret is a reference: env:NAME is an environment variable, ssm:/NAME a parameter of SSM Parameter Store on AWS.\nsources:\n")
 	for _, p := range providers {
-		comment(&b, p.Title+", "+p.Documentation)
+		writeComment(&b, p.Title+", "+p.Documentation)
 		for _, step := range p.Setup {
-			comment(&b, "- "+step)
+			writeComment(&b, "- "+step)
 		}
-		b.Write(body(p.Name, "config.yaml", "sources:\n"))
+		b.Write(listBody(p.Name, "config.yaml", "sources:\n"))
 	}
 	return b.Bytes()
 }
 
-// body returns a provider's file without its first line ("events:" or "sources:"), so that the lists of several files
+// listBody returns a provider's file without its first line ("events:" or "sources:"), so that the lists of several files
 // can be joined.
-func body(name, file, first string) []byte {
+func listBody(name, file, first string) []byte {
 	rest, ok := bytes.CutPrefix(read(name, file), []byte(first))
 	if !ok {
 		panic(name + "/" + file + " does not begin with " + first) // an embedded file, which a test reads
@@ -139,8 +139,8 @@ func read(name, file string) []byte {
 // width is the maximum length of a comment line.
 const width = 120
 
-// comment writes text as a comment between the items of a list.
-func comment(b *bytes.Buffer, text string) {
+// writeComment writes text as a comment between the items of a list.
+func writeComment(b *bytes.Buffer, text string) {
 	const margin = "  #"
 	line := margin
 	for word := range strings.FieldsSeq(text) {

@@ -73,20 +73,20 @@ func bindHMAC(s Settings, secret string) (check, error) {
 	}
 	m := mac{hashes[s.Algorithm], decoders[s.Encoding], []byte(secret), signed}
 	return func(r Request) (p proof, no *refusal) {
-		header, no := one(r.Header, s.Header, noSignature)
+		header, no := singleHeader(r.Header, s.Header, noSignature)
 		if no != nil {
 			return p, no
 		}
 		var timestamp string
 		if s.Timestamp != "" {
-			if timestamp, no = one(r.Header, s.Timestamp, noTime); no != nil {
+			if timestamp, no = singleHeader(r.Header, s.Timestamp, noTime); no != nil {
 				return p, no
 			}
 			if p.at, no = parseTime(timestamp); no != nil {
 				return p, no
 			}
 		}
-		signatures, no := split(header, s.Prefix)
+		signatures, no := splitSignatures(header, s.Prefix)
 		if no != nil {
 			return p, no
 		}
@@ -95,9 +95,9 @@ func bindHMAC(s Settings, secret string) (check, error) {
 	}, nil
 }
 
-// split returns the signatures in a header. They are separated by commas or spaces, which an encoded signature cannot
+// splitSignatures returns the signatures in a header. They are separated by commas or spaces, which an encoded signature cannot
 // contain. If the prefix contains a comma, only spaces separate.
-func split(header, prefix string) (out []string, no *refusal) {
+func splitSignatures(header, prefix string) (out []string, no *refusal) {
 	parts := strings.FieldsFunc(header, func(r rune) bool {
 		return r == ' ' || r == '\t' || r == ',' && !strings.Contains(prefix, ",")
 	})
@@ -121,7 +121,7 @@ func bindStripe(_ Settings, secret string) (check, error) {
 	}
 	m := mac{sha256.New, hex.DecodeString, []byte(secret), signed}
 	return func(r Request) (p proof, no *refusal) {
-		header, no := one(r.Header, "Stripe-Signature", noSignature)
+		header, no := singleHeader(r.Header, "Stripe-Signature", noSignature)
 		if no != nil {
 			return p, no
 		}
@@ -157,8 +157,8 @@ func splitStripe(header string) (timestamp string, signatures []string, no *refu
 	return timestamp, signatures, nil
 }
 
-// one returns the value of a header that must occur exactly once.
-func one(h http.Header, name, missing string) (string, *refusal) {
+// singleHeader returns the value of a header that must occur exactly once.
+func singleHeader(h http.Header, name, missing string) (string, *refusal) {
 	switch values := h.Values(name); {
 	case len(values) > 1:
 		return "", refuse(headerTwice)
@@ -229,7 +229,7 @@ func parseTemplate(text string) (template, error) {
 		if strings.ToLower(name) == "header:host" {
 			return nil, fault.New(fault.Invalid, "{%s} is not allowed: proxies change it, and the server does not have it among the headers", name)
 		}
-		p, ok := placeholder(name)
+		p, ok := parsePlaceholder(name)
 		if !found || !ok {
 			return nil, fault.New(fault.Invalid, "{%.64s} is not allowed (allowed: {body}, {timestamp}, {header:NAME})", name)
 		}
@@ -244,7 +244,7 @@ func parseTemplate(text string) (template, error) {
 	return out, nil
 }
 
-func placeholder(name string) (part, bool) {
+func parsePlaceholder(name string) (part, bool) {
 	switch header, isHeader := strings.CutPrefix(name, "header:"); {
 	case name == "body":
 		return part{kind: partBody}, true
@@ -279,7 +279,7 @@ func (t template) write(w io.Writer, r Request, timestamp string) *refusal {
 			text = timestamp
 		case partHeader:
 			var no *refusal
-			if text, no = one(r.Header, p.text, headerMissing); no != nil {
+			if text, no = singleHeader(r.Header, p.text, headerMissing); no != nil {
 				return no
 			}
 		}

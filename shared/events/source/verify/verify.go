@@ -99,7 +99,7 @@ func (v *Verifier) Verify(r Request, now time.Time) (signed string, err error) {
 	for _, c := range v.checks {
 		p, why := c(r)
 		if why == nil {
-			why = v.timely(p.at, now)
+			why = v.checkTime(p.at, now)
 		}
 		if why == nil {
 			verified, signed = true, p.signed
@@ -113,8 +113,8 @@ func (v *Verifier) Verify(r Request, now time.Time) (signed string, err error) {
 	return "", fault.New(fault.Unauthenticated, "%s", refused.reason)
 }
 
-// timely checks that a signed time is within the tolerance. A zero time, which means that no time is signed, passes.
-func (v *Verifier) timely(at, now time.Time) *refusal {
+// checkTime checks that a signed time is within the tolerance. A zero time, which means that no time is signed, passes.
+func (v *Verifier) checkTime(at, now time.Time) *refusal {
 	switch {
 	case at.IsZero():
 		return nil
@@ -180,13 +180,13 @@ type scheme struct {
 // schemes holds all schemes. The scheme hmac has no headers here, because its header is a setting.
 var schemes = map[string]scheme{
 	// GitHub also sends x-hub-signature, with SHA-1. We ignore it.
-	GitHub: {[]string{"x-hub-signature", "x-hub-signature-256"}, false, preset(Settings{
+	GitHub: {[]string{"x-hub-signature", "x-hub-signature-256"}, false, newPreset(Settings{
 		Header: "X-Hub-Signature-256", Prefix: "sha256=",
 	})},
-	Slack: {[]string{"x-slack-signature"}, true, preset(Settings{
+	Slack: {[]string{"x-slack-signature"}, true, newPreset(Settings{
 		Header: "X-Slack-Signature", Prefix: "v0=", Signed: "v0:{timestamp}:{body}", Timestamp: "X-Slack-Request-Timestamp",
 	})},
-	Shopify: {[]string{"x-shopify-hmac-sha256"}, false, preset(Settings{
+	Shopify: {[]string{"x-shopify-hmac-sha256"}, false, newPreset(Settings{
 		Header: "X-Shopify-Hmac-Sha256", Encoding: "base64",
 	})},
 	Stripe:           {[]string{"stripe-signature"}, true, bindStripe},
@@ -196,8 +196,8 @@ var schemes = map[string]scheme{
 	None:             {nil, false, bindNone},
 }
 
-// preset returns the bind function of a scheme that is hmac with fixed settings.
-func preset(of Settings) func(Settings, string) (check, error) {
+// newPreset returns the bind function of a scheme that is hmac with fixed settings.
+func newPreset(of Settings) func(Settings, string) (check, error) {
 	of.Scheme = HMAC
 	return func(_ Settings, secret string) (check, error) { return bindHMAC(of, secret) }
 }
@@ -221,7 +221,7 @@ func bindGitLab(s Settings, secret string) (check, error) {
 	}
 	same := equalTo(secret)
 	return func(r Request) (p proof, no *refusal) {
-		token, no := one(r.Header, "X-Gitlab-Token", noSignature)
+		token, no := singleHeader(r.Header, "X-Gitlab-Token", noSignature)
 		if no == nil && !same(token) {
 			no = refuse(NoMatch)
 		}
@@ -258,7 +258,7 @@ func bindStandardWebhooks(_ Settings, secret string) (check, error) {
 			if name == standardwebhooks.HeaderWebhookSignature {
 				missing = noSignature
 			}
-			if _, no := one(r.Header, name, missing); no != nil {
+			if _, no := singleHeader(r.Header, name, missing); no != nil {
 				return p, no
 			}
 		}

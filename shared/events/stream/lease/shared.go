@@ -35,7 +35,7 @@ import (
 //
 // A counter limits the streams of the whole fleet. At the limit, a new stream deletes its principal's oldest lease and starts
 // immediately, while the old stream runs until its next check. Otherwise a client that reconnects would have to wait until its
-// abandoned streams reach their maximum age, because Lambda does not report that a client has disconnected. [Shared.handovers] limits
+// abandoned streams reach their maximum age, because Lambda does not report that a client has disconnected. [Shared.maxHandovers] limits
 // such additional streams. A new counter begins after each period of [Shared.Life], and only the current and the previous counter
 // matter, so the streams of a killed instance stop counting after two periods.
 type Shared struct {
@@ -90,7 +90,7 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 		Key: principalKey(p, fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text())), Expires: now.Add(s.Life + time.Minute),
 	}
 	giveBack := func() { s.tidy("lease", store.Delete(own.Key)) }
-	if err := s.place(ctx, own, most, replaces); err != nil {
+	if err := s.placeLease(ctx, own, most, replaces); err != nil {
 		leave()
 		giveBack() // the lease may have been written
 		return nil, err
@@ -109,15 +109,15 @@ func (s *Shared) nextLease(own store.Item) store.Item {
 	return own
 }
 
-// overdue reports whether a lease was not renewed in time. It allows time for one retry.
-func (s *Shared) overdue(it store.Item) bool {
+// isOverdue reports whether a lease was not renewed in time. It allows time for one retry.
+func (s *Shared) isOverdue(it store.Item) bool {
 	return s.now().Sub(time.UnixMilli(it.Version)) > s.check()+retryAfter
 }
 
 func (s *Shared) check() time.Duration { return cmp.Or(s.Check, 15*time.Second) }
 
-// place writes a lease and deletes the principal's leases beyond the quota most. If replaces is true, it deletes at least one.
-func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces bool) error {
+// placeLease writes a lease and deletes the principal's leases beyond the quota most. If replaces is true, it deletes at least one.
+func (s *Shared) placeLease(ctx context.Context, own store.Item, most int, replaces bool) error {
 	if err := s.DB.Write(ctx, store.Put(s.nextLease(own))); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "take a lease")
 	}
@@ -125,7 +125,7 @@ func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces b
 	err := store.Each(ctx, s.DB, own.Key, "read the leases", func(it *store.Item) error {
 		switch {
 		case it.Key == own.Key:
-		case s.overdue(*it):
+		case s.isOverdue(*it):
 			dead = append(dead, store.Delete(it.Key))
 		default:
 			live = append(live, store.Delete(it.Key))
@@ -145,9 +145,9 @@ func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces b
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, append(dead, live...)[:over]...), "take over a lease")
 }
 
-// handovers returns how many streams may run beyond the fleet's limit while the streams that they replace have not ended yet. Calls
+// maxHandovers returns how many streams may run beyond the fleet's limit while the streams that they replace have not ended yet. Calls
 // have a reserve of a fifth of the endpoint's concurrency, and handovers take at most half of it.
-func (s *Shared) handovers() int64 { return max(1, s.Fleet/8) }
+func (s *Shared) maxHandovers() int64 { return max(1, s.Fleet/8) }
 
 // enter adds a stream to the fleet's counter. If the fleet is full and the principal has a stream that the new one can replace, enter
 // adds it beyond the limit and returns true for replaces.
@@ -183,7 +183,7 @@ func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), rep
 	ok, err := countIn(room)
 	if err == nil && !ok {
 		if replaces, err = s.hasStream(ctx, p); replaces {
-			ok, err = countIn(room + s.handovers())
+			ok, err = countIn(room + s.maxHandovers())
 		}
 	}
 	if err != nil {

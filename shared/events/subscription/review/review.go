@@ -37,33 +37,33 @@ type part struct{ key, entry, contract string }
 
 // Right decides which events a subscriber may receive.
 type Right struct {
-	review    *Review
-	workspace string
-	catalog   *catalog.Catalog
-	who       []auth.Principal // the principal, once for each of its keys
-	each      bool             // events have to be checked one by one
+	review     *Review
+	workspace  string
+	catalog    *catalog.Catalog
+	principals []auth.Principal // the principal, once for each of its keys
+	each       bool             // events have to be checked one by one
 }
 
-// Subscriber checks one pattern of a subscription. It returns a [*subscription.Terminated] if the subscription must end, and any other
+// CheckSubscriber checks one pattern of a subscription. It returns a [*subscription.Terminated] if the subscription must end, and any other
 // error if the check itself failed. If latest is true, it does not use cached data.
-func (r *Review) Subscriber(ctx context.Context, workspace, patternKey string, s *subscription.Subscriber, latest bool) (Right, error) {
+func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey string, s *subscription.Subscriber, latest bool) (Right, error) {
 	right, err := r.rightOf(ctx, workspace, s.Principal, s.Grant, latest)
 	if err != nil {
 		return right, err
 	}
 	_, right.each = match.CutParent(patternKey)
-	return right, r.pattern(ctx, right, part{patternKey, s.Entry, s.Contract})
+	return right, r.checkPattern(ctx, right, part{patternKey, s.Entry, s.Contract})
 }
 
-// Subscription checks all patterns of a subscription, as [Review.Subscriber] does. One that must end ends them all, because a client
-// registers all URIs or none.
-func (r *Review) Subscription(ctx context.Context, s *subscription.Subscription, latest bool) (Right, error) {
+// CheckSubscription checks all patterns of a subscription, as [Review.CheckSubscriber] does. One that must end ends them all, because a
+// client registers all URIs or none.
+func (r *Review) CheckSubscription(ctx context.Context, s *subscription.Subscription, latest bool) (Right, error) {
 	right, err := r.rightOf(ctx, s.Workspace, s.Principal, s.Grant, latest)
 	if err != nil {
 		return right, err
 	}
 	for _, p := range s.Patterns {
-		if err := r.pattern(ctx, right, part{p.Key, p.Entry, s.Contracts[p.Entry]}); err != nil {
+		if err := r.checkPattern(ctx, right, part{p.Key, p.Entry, s.Contracts[p.Entry]}); err != nil {
 			return right, err
 		}
 	}
@@ -83,22 +83,22 @@ func (r *Review) rightOf(ctx context.Context, workspace, principal string, g sub
 		return right, fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
 	if r.Directory == nil {
-		right.who = []auth.Principal{{ID: principal, Workspace: workspace, Scopes: g.Scopes, Claims: g.Claims}}
+		right.principals = []auth.Principal{{ID: principal, Workspace: workspace, Scopes: g.Scopes, Claims: g.Claims}}
 		return right, nil
 	}
-	right.who, err = r.Directory.Principals(ctx, workspace, principal, latest)
+	right.principals, err = r.Directory.Principals(ctx, workspace, principal, latest)
 	if err != nil {
 		return right, fault.Wrap(fault.Unavailable, err, "look up the principal")
 	}
-	right.who = slices.DeleteFunc(right.who, func(p auth.Principal) bool { return !p.Has(auth.ScopeSubscribe) })
-	if len(right.who) == 0 {
-		return right, &subscription.Terminated{Reason: subscription.Revoked()}
+	right.principals = slices.DeleteFunc(right.principals, func(p auth.Principal) bool { return !p.Has(auth.ScopeSubscribe) })
+	if len(right.principals) == 0 {
+		return right, &subscription.Terminated{Reason: subscription.AccessRevoked()}
 	}
 	return right, nil
 }
 
-// pattern checks one pattern.
-func (r *Review) pattern(ctx context.Context, right Right, p part) error {
+// checkPattern checks one pattern.
+func (r *Review) checkPattern(ctx context.Context, right Right, p part) error {
 	if uri, parent := match.CutParent(p.key); parent {
 		return right.checkBelow(uri)
 	}
@@ -106,7 +106,7 @@ func (r *Review) pattern(ctx context.Context, right Right, p part) error {
 	if entry == nil {
 		return &subscription.Terminated{Reason: subscription.TypeRemoved(p.entry)}
 	}
-	feature, err := r.broken(ctx, p.contract, entry)
+	feature, err := r.findBreakingFeature(ctx, p.contract, entry)
 	switch {
 	case err != nil:
 		return err
@@ -122,7 +122,7 @@ func (r *Review) pattern(ctx context.Context, right Right, p part) error {
 		return &subscription.Terminated{Reason: subscription.SchemaChanged(entry.Name, catalog.FeatureInput)}
 	}
 	if !right.permits(entry.Access, vars) {
-		return &subscription.Terminated{Reason: subscription.Revoked()}
+		return &subscription.Terminated{Reason: subscription.AccessRevoked()}
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func (r *Review) pattern(ctx context.Context, right Right, p part) error {
 // event://orders/7/paid. The subscription continues as long as the catalog has an event type below the parent that the principal
 // may receive by webhook.
 func (r Right) checkBelow(uri string) error {
-	entries := r.catalog.Under(uri)
+	entries := r.catalog.ListUnder(uri)
 	if len(entries) == 0 {
 		return &subscription.Terminated{Reason: subscription.TypeRemoved(uri)}
 	}
@@ -148,7 +148,7 @@ func (r Right) checkBelow(uri string) error {
 		vars := e.BindParent(uri)
 		bound := catalog.Access{Scopes: e.Access.Scopes, Claims: maps.Clone(e.Access.Claims)}
 		maps.DeleteFunc(bound.Claims, func(name, _ string) bool { return vars[name] == "" })
-		for _, p := range r.who {
+		for _, p := range r.principals {
 			if e.Access.VisibleTo(p) && bound.Check(p, vars) == nil {
 				return nil
 			}
@@ -157,20 +157,20 @@ func (r Right) checkBelow(uri string) error {
 	if !webhooks {
 		return &subscription.Terminated{Reason: subscription.NoWebhooks(uri)}
 	}
-	return &subscription.Terminated{Reason: subscription.Revoked()}
+	return &subscription.Terminated{Reason: subscription.AccessRevoked()}
 }
 
 func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
-	return rule == nil || slices.ContainsFunc(r.who, func(p auth.Principal) bool { return rule.Check(p, vars) == nil })
+	return rule == nil || slices.ContainsFunc(r.principals, func(p auth.Principal) bool { return rule.Check(p, vars) == nil })
 }
 
 // ErrTypeRemoved is the error for an event whose type is no longer in the catalog, so that its access rule is unknown.
 var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
 
-// May reports whether the subscriber may receive an event that matches its pattern. Under a parent URI, the access rule of the event's
-// own type decides, as it does for streams. May returns [ErrTypeRemoved] if that type is gone. The event type of any other pattern has
-// been checked already.
-func (r Right) May(ctx context.Context, e *event.Event) (bool, error) {
+// MayReceive reports whether the subscriber may receive an event that matches its pattern. Under a parent URI, the access rule of the
+// event's own type decides, as it does for streams. MayReceive returns [ErrTypeRemoved] if that type is gone. The event type of any other
+// pattern has been checked already.
+func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	if !r.each {
 		return true, nil
 	}
@@ -187,9 +187,9 @@ func (r Right) May(ctx context.Context, e *event.Event) (bool, error) {
 	return entry.WebhookAllowed() && r.permits(entry.Access, vars), nil
 }
 
-// broken returns the part of an event type that has changed incompatibly with a contract (see [catalog.Broken]), or "". If the
-// contract is not in the store, it returns "" too.
-func (r *Review) broken(ctx context.Context, id string, now *catalog.Entry) (feature string, err error) {
+// findBreakingFeature returns the part of an event type that has changed incompatibly with a contract (see
+// [catalog.FindBreakingFeature]), or "". If the contract is not in the store, it returns "" too.
+func (r *Review) findBreakingFeature(ctx context.Context, id string, now *catalog.Entry) (feature string, err error) {
 	current := now.ContractID()
 	if id == "" || id == current {
 		return "", nil
@@ -197,12 +197,12 @@ func (r *Review) broken(ctx context.Context, id string, now *catalog.Entry) (fea
 	if feature, known := r.verdicts.Get([2]string{id, current}); known {
 		return feature, nil
 	}
-	before, err := subscription.Contract(ctx, r.DB, id)
+	before, err := subscription.ReadContract(ctx, r.DB, id)
 	if err != nil {
 		return "", err
 	}
 	if before != nil {
-		feature = catalog.Broken(before, now)
+		feature = catalog.FindBreakingFeature(before, now)
 	}
 	r.verdicts.Put([2]string{id, current}, feature)
 	return feature, nil

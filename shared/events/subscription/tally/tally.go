@@ -41,8 +41,9 @@ type Counts struct {
 	Now func() time.Time
 }
 
-// Op returns the operation that adds n to a principal's count. If n is positive and the limit is reached, writing it fails with a conflict.
-func (c Counts) Op(ctx context.Context, workspace, principal string, n int64) store.Op {
+// AddOp returns the operation that adds n to a principal's count. If n is positive and the limit is reached, writing it fails with a
+// conflict.
+func (c Counts) AddOp(ctx context.Context, workspace, principal string, n int64) store.Op {
 	var limits map[string]int64
 	if n > 0 {
 		limits = map[string]int64{Member: c.limit(ctx, workspace, principal)}
@@ -78,7 +79,7 @@ func (c Counts) LowerSum(ctx context.Context, workspace string) {
 
 // Check returns an error of kind Exhausted if the principal has as many subscriptions as it may have.
 func (c Counts) Check(ctx context.Context, workspace, principal string) error {
-	used, err := Used(ctx, c.DB, workspace, principal)
+	used, err := ReadCount(ctx, c.DB, workspace, principal)
 	if most := c.limit(ctx, workspace, principal); err == nil && used >= most {
 		err = fault.New(fault.Exhausted, "the limit of %d subscriptions is reached", most).AtLimit(quota.Subscriptions, float64(most))
 	}
@@ -92,8 +93,8 @@ func (c Counts) limit(ctx context.Context, workspace, principal string) int64 {
 	return c.LimitOf(ctx, workspace, principal)
 }
 
-// Used returns how many subscriptions count towards a principal's limit or, if principal is empty, towards the workspace's.
-func Used(ctx context.Context, db store.DB, workspace, principal string) (int64, error) {
+// ReadCount returns how many subscriptions count towards a principal's limit or, if principal is empty, towards the workspace's.
+func ReadCount(ctx context.Context, db store.DB, workspace, principal string) (int64, error) {
 	it, err := store.One(ctx, db, Key(workspace, principal), "read a quota")
 	if err != nil || it == nil {
 		return 0, err
@@ -177,7 +178,7 @@ func (c Counts) recount(
 	if err != nil {
 		return 0, err
 	}
-	total, err := c.total(ctx, workspace, all)
+	total, err := c.sumCounts(ctx, workspace, all)
 	if err != nil {
 		return 0, err
 	}
@@ -212,7 +213,7 @@ func commonPart(a, b int64) int64 {
 	return 0
 }
 
-func (c Counts) total(ctx context.Context, workspace string, principals []string) (total int64, err error) {
+func (c Counts) sumCounts(ctx context.Context, workspace string, principals []string) (total int64, err error) {
 	keys := make([]store.Key, len(principals))
 	for i, principal := range principals {
 		keys[i] = Key(workspace, principal)

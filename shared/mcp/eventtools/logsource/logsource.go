@@ -245,7 +245,7 @@ func (h *source) poll(ctx context.Context, q eventtools.Query) (*reading, error)
 
 // add adds an event. It reports false if the result is full.
 func (r *reading) add(ev *event.Event) (bool, error) {
-	data, err := r.Data(ev)
+	data, err := r.RedactedData(ev)
 	if err != nil {
 		return false, err
 	}
