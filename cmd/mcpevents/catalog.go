@@ -143,7 +143,7 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 	if err != nil {
 		return err
 	}
-	done, err := apply.Deployment(db, c.SubscriptionsTable != "").Apply(ctx, files)
+	done, err := apply.NewDeployment(db, c.SubscriptionsTable != "").Apply(ctx, files)
 	if err != nil {
 		return explainTables(err, c.Table, c.SubscriptionsTable, c.LogTable)
 	}
@@ -219,7 +219,7 @@ func (c *CatalogCheckCmd) compare(g *Globals, next *catalog.Catalog) error {
 		printEnds(g.out, catalog.EndedTypes(before, next))
 		return nil
 	}
-	endings, err := apply.Deployment(db, true).Endings(ctx, catalog.AddBackends(db, catalog.Workspaces{Own: map[string]catalog.Source{c.Workspace: catalog.NewStatic(next)}}))
+	endings, err := apply.NewDeployment(db, true).Endings(ctx, catalog.AddBackends(db, catalog.Workspaces{Own: map[string]catalog.Source{c.Workspace: catalog.NewStatic(next)}}))
 	for _, e := range endings {
 		fmt.Fprintf(g.out, "%d live webhook subscriptions would end because %s.\n", e.Subscriptions, e.Reason)
 	}

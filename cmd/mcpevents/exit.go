@@ -69,7 +69,7 @@ func usage(w io.Writer, err error) int {
 	}
 	if flag, ok := strings.CutPrefix(text, "unknown flag --"); ok {
 		flag, _, _ = strings.Cut(flag, ",") // after it, kong may suggest another flag
-		if removed := config.Removed(flag); removed != nil {
+		if removed := config.CheckNotRemoved(flag); removed != nil {
 			text = fault.Public(removed)
 		}
 	}

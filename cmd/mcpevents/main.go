@@ -204,7 +204,7 @@ func environment() kong.Option {
 func (g *Globals) logger(w io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(g.LogLevel))) // one of the enum
-	o := &slog.HandlerOptions{Level: level, ReplaceAttr: metric.Plain}
+	o := &slog.HandlerOptions{Level: level, ReplaceAttr: metric.RemoveMember}
 	if g.LogFormat == "text" || g.LogFormat == "auto" && isTerminal(w) {
 		return slog.New(slog.NewTextHandler(w, o))
 	}

@@ -23,5 +23,5 @@ func create(p *boot.Process) (boot.Handler, error) {
 		Switches: webhooks.NewSwitches(p.Core, false),
 		Rest:     p.Serve(http.NotFoundHandler()),
 	})
-	return p.Streamed(p.Fronted(handler), nil), nil
+	return p.StreamHandler(p.RequireFront(handler), nil), nil
 }

@@ -17,5 +17,5 @@ func create(p *boot.Process) (boot.Handler, error) {
 	endpoint := boot.NewLazy(func(context.Context) (http.Handler, error) {
 		return app.NewEndpoint(p.Core, app.EndpointOptions{Deregistrar: app.NewSubscriptions(p.Core, app.SubscriptionOptions{})})
 	})
-	return p.Invoked(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp"))), nil
+	return p.InvokedHandler(boot.BufferedHandler(p.Serve(p.Handler(endpoint), "/mcp"))), nil
 }

@@ -55,7 +55,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	if err := webhooks.WatchEndpoints(p.Core, dispatcher); err != nil {
 		return boot.Handler{}, err
 	}
-	return p.Invoked(p.Sources(nil, func(arn string) queue.Handler {
+	return p.InvokedHandler(p.Sources(nil, func(arn string) queue.Handler {
 		switch {
 		case p.IsFrom(arn, queue.Deliveries):
 			return dispatcher.HandlePages

@@ -12,5 +12,5 @@ import (
 func main() { os.Exit(boot.Run(0, create)) }
 
 func create(p *boot.Process) (boot.Handler, error) {
-	return p.Invoked(p.Batches(webhooks.NewFanout(p.Core).Handle)), nil
+	return p.InvokedHandler(p.BatchHandler(webhooks.NewFanout(p.Core).Handle)), nil
 }

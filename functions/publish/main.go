@@ -19,7 +19,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	publishing := app.NewPublishing(p.Core, app.PublishingOptions{Secrets: p.Secrets.Secret, Key: key.Get})
 	mux := p.Serve(publishing.Handler, "/events")
 	publishing.Sources.Mount(mux)
-	return p.Invoked(p.Sources(boot.Buffered(p.Fronted(mux)), func(arn string) queue.Handler {
+	return p.InvokedHandler(p.Sources(boot.BufferedHandler(p.RequireFront(mux)), func(arn string) queue.Handler {
 		if p.IsFrom(arn, queue.Inbox) {
 			return publishing.Inbox.Handle
 		}

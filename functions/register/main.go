@@ -33,5 +33,5 @@ func create(p *boot.Process) (boot.Handler, error) {
 			Cursors:       tokens,
 		})})
 	})
-	return p.Invoked(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp"))), nil
+	return p.InvokedHandler(boot.BufferedHandler(p.Serve(p.Handler(endpoint), "/mcp"))), nil
 }

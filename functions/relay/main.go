@@ -19,9 +19,9 @@ import (
 // shutdownTime is less than the 500 ms between SIGTERM and SIGKILL in Lambda, so that the metrics can still be written.
 const shutdownTime = 400 * time.Millisecond
 
-// announced is called after the relay has stored changed event types of a backend. It does nothing, because the function
+// ignoreChanged is called after the relay has stored changed event types of a backend. It does nothing, because the function
 // retry announces them to clients as soon as all functions use them.
-func announced(context.Context) error { return nil }
+func ignoreChanged(context.Context) error { return nil }
 
 func main() { os.Exit(boot.Run(0, create)) }
 
@@ -37,6 +37,6 @@ func create(p *boot.Process) (boot.Handler, error) {
 	p.Limits.PublicURL = cmp.Or(p.Limits.PublicURL, receiver)
 	key := boot.NewLazy(func(ctx context.Context) ([]byte, error) { return cursors.Key(ctx, p.DB) })
 	p.Demand.Key = key.Get
-	invocations := relay.NewInvocations(func() *relay.Relay { return relays.New(p.Core, backends, key.Get, announced) })
-	return p.Invoked(invocations.Serve).BeforeEnd(func() { invocations.Shutdown(shutdownTime) }), nil
+	invocations := relay.NewInvocations(func() *relay.Relay { return relays.New(p.Core, backends, key.Get, ignoreChanged) })
+	return p.InvokedHandler(invocations.Serve).BeforeEnd(func() { invocations.Shutdown(shutdownTime) }), nil
 }

@@ -35,12 +35,12 @@ func create(p *boot.Process) (boot.Handler, error) {
 		// Read the inbox here, because by default no event source mapping does: even the smallest mapping can use two of the
 		// account's concurrent executions.
 		{Name: "inbox", Run: p.Drain(queue.Inbox, app.NewInbox(p.Core).Handle)},
-		{Name: "dead letters", Run: p.Dead(operations.FileMessages)},
+		{Name: "dead letters", Run: p.DeadLetterJob(operations.FileMessages)},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {
 			return 0, settings.Announce(ctx, p.DB, settings.MaxAge+announceLast, stream.AnnounceStored(p.EventLog))
 		}},
 	}...)
-	return p.Invoked(func(ctx context.Context) error {
+	return p.InvokedHandler(func(ctx context.Context) error {
 		each := 50 * time.Second
 		if end, ok := ctx.Deadline(); ok {
 			each = time.Until(end) - 3*time.Second // leave time to record their progress

@@ -81,7 +81,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	mux := p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}")
 	mux.Handle("/consent", consent)
 	mux.Handle("/consent/{"+conversation.PathProvider+"}", consent)
-	return p.Streamed(p.Fronted(auth.SecretPath{Auth: p.Auth, HTTPS: true}.Handler(mux)), endpoint), nil
+	return p.StreamHandler(p.RequireFront(auth.SecretPath{Auth: p.Auth, HTTPS: true}.Handler(mux)), endpoint), nil
 }
 
 // forwardTo returns a handler that forwards requests to the function whose name is in the given environment variable.

@@ -110,9 +110,9 @@ func (c *Core) config(ctx context.Context) *config.Config {
 func (c *Core) Quota(name string) func(ctx context.Context, workspace, principal string) float64 {
 	return func(ctx context.Context, workspace, principal string) float64 {
 		if now := c.config(ctx); now != nil {
-			return now.Most(name, workspace, principal, c.Limits)
+			return now.QuotaLimit(name, workspace, principal, c.Limits)
 		}
-		return c.Limits.Most(name)
+		return c.Limits.QuotaLimit(name)
 	}
 }
 
@@ -342,7 +342,7 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	options.ForwardRegistrar, options.ForwardDeregistrar = o.ForwardRegistrar, o.ForwardDeregistrar
 	options.MaxAge, options.Heartbeat, options.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
 	options.MaxSessions, options.Dialect = c.maxSessions, mcp.NamedEvents
-	options.Calls = quota.NewConcurrency(quota.Calls, "calls to backends", c.CallerQuota(quota.Calls), descriptors.Outgoing())
+	options.Calls = quota.NewConcurrency(quota.Calls, "calls to backends", c.CallerQuota(quota.Calls), descriptors.MaxOutgoing())
 	options.PollMin, options.PollMax = cmp.Or(l.PollMin, pollMin), cmp.Or(l.PollMax, pollMax)
 	if l.EventTools {
 		options.EventTools = logsource.New

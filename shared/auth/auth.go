@@ -47,7 +47,7 @@ func Scopes() []string { return []string{ScopeRead, ScopeSubscribe, ScopePublish
 // DefaultWorkspace is the workspace of principals, backends and other things whose configuration names no workspace.
 const DefaultWorkspace = "default"
 
-// anonymousID is the principal of [None].
+// anonymousID is the principal of [AcceptAll].
 const anonymousID = "anonymous"
 
 // Principal is the caller of a request. The zero value has no permissions.
@@ -65,7 +65,7 @@ type Principal struct {
 	Expires time.Time
 	// ByPath is true if the caller's key may be part of a URL, see [SecretPath].
 	ByPath bool
-	// Anonymous is true for the principal of [None].
+	// Anonymous is true for the principal of [AcceptAll].
 	Anonymous bool
 }
 
@@ -142,9 +142,9 @@ type Authenticator interface {
 
 type none struct{ principal Principal }
 
-// None returns an authenticator that accepts every request without credentials. All callers are the principal "anonymous" of the default
-// workspace, with all general scopes and [ScopeOperate]. It must not be used on a network, see [CheckListen].
-func None() Authenticator {
+// AcceptAll returns an authenticator that accepts every request without credentials. All callers are the principal "anonymous" of the
+// default workspace, with all general scopes and [ScopeOperate]. It must not be used on a network, see [CheckListen].
+func AcceptAll() Authenticator {
 	return none{Principal{ID: anonymousID, Workspace: DefaultWorkspace, Scopes: append(Scopes(), ScopeOperate), Anonymous: true}}
 }
 
@@ -170,7 +170,7 @@ func CheckListen(addr string, mode Mode) error {
 	if err != nil {
 		return fault.New(fault.Invalid, "the address %q is not HOST:PORT", addr)
 	}
-	if Loopback(host) {
+	if IsLoopback(host) {
 		return nil
 	}
 	return fault.New(fault.Invalid,
@@ -280,7 +280,7 @@ func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
 //   - that arrived on a loopback address with a Host that is not a loopback name and not in Hosts (DNS rebinding).
 func (g Guard) Check(r *http.Request) error {
 	local := onLoopback(r)
-	if local && !Loopback(r.Host) && !g.allowsHost(r.Host) {
+	if local && !IsLoopback(r.Host) && !g.allowsHost(r.Host) {
 		g.logHost(r)
 		return fault.New(fault.Forbidden, "the Host %.128q is not allowed here; a server behind a proxy allows it with --allowed-hosts", r.Host)
 	}
@@ -291,7 +291,7 @@ func (g Guard) Check(r *http.Request) error {
 	case origin == "" || slices.Contains(g.Origins, origin):
 		return nil
 	}
-	if u, err := url.Parse(origin); err == nil && local && u.Host != "" && Loopback(u.Host) {
+	if u, err := url.Parse(origin); err == nil && local && u.Host != "" && IsLoopback(u.Host) {
 		return nil
 	}
 	return fault.New(fault.Forbidden, "the Origin %.128q is not allowed here; --allowed-origins allows it", origin)
@@ -326,13 +326,13 @@ func onLoopback(r *http.Request) bool {
 	case *net.TCPAddr: // as for nearly all requests, and without the text of the address
 		return addr.IP.IsLoopback()
 	case net.Addr:
-		return Loopback(addr.String())
+		return IsLoopback(addr.String())
 	}
 	return false
 }
 
-// Loopback reports whether a host, with or without a port, is "localhost" or a loopback address.
-func Loopback(hostport string) bool {
+// IsLoopback reports whether a host, with or without a port, is "localhost" or a loopback address.
+func IsLoopback(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
 		host = h

@@ -30,7 +30,7 @@ func header(values ...string) http.Header {
 }
 
 func TestNone(t *testing.T) {
-	p, err := None().Authenticate(t.Context(), header("Bearer whatever"))
+	p, err := AcceptAll().Authenticate(t.Context(), header("Bearer whatever"))
 	if err != nil || !p.Anonymous || p.ID != anonymousID || p.Workspace != DefaultWorkspace || !p.Has(Scopes()...) {
 		t.Errorf("got %+v, %v", p, err)
 	}
@@ -38,7 +38,7 @@ func TestNone(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
-	a := expect.Value(Keys([]Key{
+	a := expect.Value(NewStaticKeys([]Key{
 		{Principal: "alice", Scopes: []string{ScopeRead, ScopeSubscribe}, SHA256: hashOf("key-a"), Claims: map[string]string{"org": "acme"}},
 		{Principal: "bob", Workspace: "other", Scopes: []string{ScopePublish}, SHA256: strings.ToUpper(hashOf("key-b")), Expires: now},
 		{Principal: "carol", SHA256: hashOf("key-c"), Expires: now.Add(time.Second)},
@@ -97,7 +97,7 @@ func TestKeysAreChecked(t *testing.T) {
 		"too many":        {make([]Key, MaxKeys+1), "more than"},
 	} {
 		t.Run("AUT-02 "+name, func(t *testing.T) {
-			if _, err := Keys(tc.keys, nil); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
+			if _, err := NewStaticKeys(tc.keys, nil); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
@@ -214,7 +214,7 @@ func TestDirectory(t *testing.T) {
 		{Principal: "alice", SHA256: strings.Repeat("b", 64), Scopes: []string{"two"}, Expires: now.Add(time.Hour)},
 		{Principal: "alice", Workspace: "other", SHA256: strings.Repeat("c", 64)},
 	}
-	keys := expect.Value(Keys(list, func() time.Time { return now }))(t)
+	keys := expect.Value(NewStaticKeys(list, func() time.Time { return now }))(t)
 	scopes := func(workspace, id string) (all []string) {
 		found := expect.Value(keys.Principals(t.Context(), workspace, id, true))(t)
 		for _, p := range found {
@@ -235,7 +235,7 @@ func TestDirectory(t *testing.T) {
 func TestSecretPath(t *testing.T) {
 	const good, bare, old = "5f0c1d9e8b7a", "a7b8e9d1c0f5", "00ffee"
 	now := time.Date(2026, 11, 23, 0, 0, 0, 0, time.UTC)
-	keys := expect.Value(Keys([]Key{
+	keys := expect.Value(NewStaticKeys([]Key{
 		{Principal: "alice", SHA256: hashOf(good), Path: true, Scopes: Scopes()},
 		{Principal: "bob", SHA256: hashOf(bare)},
 		{Principal: "carol", SHA256: hashOf(old), Path: true, Expires: now.Add(-time.Hour)},

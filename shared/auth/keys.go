@@ -45,7 +45,7 @@ func (k *hashedKey) isExpired(now time.Time) bool {
 	return !k.principal.Expires.IsZero() && !now.Before(k.principal.Expires)
 }
 
-// StaticKeys authenticates callers with static keys. It is also a [Directory]. Create it with [Keys].
+// StaticKeys authenticates callers with static keys. It is also a [Directory]. Create it with [NewStaticKeys].
 type StaticKeys struct {
 	all    []hashedKey
 	byName map[name][]int // indices of all
@@ -66,9 +66,9 @@ func ValidPrincipal(id string) bool { return principalID.MatchString(id) }
 // ValidWorkspace reports whether name can name a workspace: up to 64 letters, digits, - and _, beginning with a letter or digit.
 func ValidWorkspace(name string) bool { return workspaceName.MatchString(name) }
 
-// Keys returns an authenticator for static keys, which callers send as "Authorization: Bearer KEY". The error is of kind fault.Invalid if
-// a key is malformed or listed twice, or if there are more than [MaxKeys]. A nil clock is time.Now.
-func Keys(list []Key, now func() time.Time) (*StaticKeys, error) {
+// NewStaticKeys returns an authenticator for static keys, which callers send as "Authorization: Bearer KEY". The error is of kind
+// fault.Invalid if a key is malformed or listed twice, or if there are more than [MaxKeys]. A nil clock is time.Now.
+func NewStaticKeys(list []Key, now func() time.Time) (*StaticKeys, error) {
 	now = periodic.Clock(now)
 	if len(list) > MaxKeys {
 		return nil, fault.New(fault.Invalid, "there are more than %d keys", MaxKeys)
@@ -84,8 +84,8 @@ func Keys(list []Key, now func() time.Time) (*StaticKeys, error) {
 			return nil, fault.New(fault.Invalid, "key %d: the same hash is listed twice", i+1)
 		}
 		seen[h.hash] = true
-		who := name{h.principal.Workspace, h.principal.ID}
-		k.byName[who] = append(k.byName[who], len(k.all))
+		owner := name{h.principal.Workspace, h.principal.ID}
+		k.byName[owner] = append(k.byName[owner], len(k.all))
 		k.all = append(k.all, h)
 	}
 	return k, nil

@@ -54,12 +54,12 @@ type View struct {
 	Consented bool `json:"consented"`
 }
 
-// views lists the providers that the principal may use, each with the principal's consent.
-func (s *Service) views(ctx context.Context, p auth.Principal) ([]View, error) {
+// listViews lists the providers that the principal may use, each with the principal's consent.
+func (s *Service) listViews(ctx context.Context, p auth.Principal) ([]View, error) {
 	visible, given, err := s.listConsents(ctx, p)
 	out := []View{}
 	for _, v := range visible {
-		out = append(out, view(v, given))
+		out = append(out, newView(v, given))
 	}
 	return out, err
 }
@@ -71,12 +71,12 @@ func (s *Service) listConsents(ctx context.Context, p auth.Principal) ([]*provid
 	if err != nil {
 		return nil, nil, err
 	}
-	visible := slices.DeleteFunc(now.visible(ctx, p), func(v *provider) bool { return len(v.kinds) == 0 })
+	visible := slices.DeleteFunc(now.listVisible(ctx, p), func(v *provider) bool { return len(v.kinds) == 0 })
 	given, err := s.consents.list(ctx, p.Workspace, p.ID)
 	return visible, given, err
 }
 
-func view(v *provider, given map[string]consentItem) View {
+func newView(v *provider, given map[string]consentItem) View {
 	out := View{Name: v.name, Title: v.title, Description: v.description, Receives: v.kinds}
 	if item, ok := given[v.name]; ok {
 		consent := item.Consent
@@ -113,7 +113,7 @@ func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string
 	if at >= 0 {
 		v = visible[at]
 	}
-	out := view(v, given)
+	out := newView(v, given)
 	return &out, nil
 }
 
@@ -153,7 +153,7 @@ func (h *Handler) serve(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := h.subject(r, caller)
+	p, err := h.findSubject(r, caller)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +163,7 @@ func (h *Handler) serve(r *http.Request) (any, error) {
 		if err := caller.Require(auth.ScopeRead); err != nil {
 			return nil, err
 		}
-		views, err := h.Service.views(r.Context(), p)
+		views, err := h.Service.listViews(r.Context(), p)
 		return map[string]any{"principal": p.ID, "workspace": p.Workspace, "providers": views}, err
 	case r.Method == http.MethodPut && name != "":
 		if err := caller.Require(auth.ScopeRead); err != nil {
@@ -179,9 +179,9 @@ func (h *Handler) serve(r *http.Request) (any, error) {
 	return nil, httpjson.NotAllowed("PUT, DELETE")
 }
 
-// subject returns the principal whose consents a request is about: the caller, or the principal that an operator
+// findSubject returns the principal whose consents a request is about: the caller, or the principal that an operator
 // names.
-func (h *Handler) subject(r *http.Request, caller auth.Principal) (auth.Principal, error) {
+func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Principal, error) {
 	if caller.Anonymous && !h.Service.options.AllowAnonymous {
 		return caller, fault.New(fault.Forbidden,
 			"without authentication all callers are the same principal, and one would consent for all; use --auth keys or jwt, or for development --allow-insecure-targets")
@@ -254,9 +254,9 @@ func consentKey(workspace, principal, provider string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: consentPartition(workspace, principal), Sort: "p#" + provider}
 }
 
-// destination returns a hash of a provider's address. Consents contain only the hash, because the query of a URL may
+// hashDestination returns a hash of a provider's address. Consents contain only the hash, because the query of a URL may
 // contain a secret.
-func destination(parts ...string) string {
+func hashDestination(parts ...string) string {
 	b, _ := json.Marshal(parts) // strings
 	h := sha256.Sum256(b)
 	return base64.RawURLEncoding.EncodeToString(h[:])

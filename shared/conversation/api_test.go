@@ -183,7 +183,7 @@ conversation:
 	})
 	r.consent("one")
 	if c := r.say(); c.Text != "Context from one:\n> x" {
-		t.Fatalf("got %+v, %v: %s", c, r.Counts(), r.log)
+		t.Fatalf("got %+v, %v: %s", c, r.FailureCounts(), r.log)
 	}
 	h := got.Header
 	if got.Method != "POST" || got.URL.String() != "/one?k=v" || h.Get("Authorization") != "Bearer s3" || h.Get("X-Team") != "blue" ||
@@ -192,8 +192,8 @@ conversation:
 	}
 	r.Consent(t.Context(), ann, "one", "ann", false)
 	r.consent("two", "three")
-	if c := r.say(); c.Text != "Context from three:\n> x" || r.Counts()["default/two"]["refused"] != 1 || redirected.Load() != 0 {
-		t.Errorf("got %+v, counted %v, followed %d times, want the context of three and no redirect", c, r.Counts(), redirected.Load())
+	if c := r.say(); c.Text != "Context from three:\n> x" || r.FailureCounts()["default/two"]["refused"] != 1 || redirected.Load() != 0 {
+		t.Errorf("got %+v, counted %v, followed %d times, want the context of three and no redirect", c, r.FailureCounts(), redirected.Load())
 	}
 	expect.Equal(t, "the principal", got.Header.Get(rules.PrincipalHeader), "ann")
 }

@@ -191,7 +191,7 @@ func (r *rig) saysWithin(took time.Duration, text string) {
 // counted checks the reasons that are counted for a provider.
 func (r *rig) counted(provider, want string) {
 	r.t.Helper()
-	expect.Equal(r.t, fmt.Sprint("the counts of ", provider), fmt.Sprint(r.Counts()["default/"+provider]), "map["+want+"]")
+	expect.Equal(r.t, fmt.Sprint("the counts of ", provider), fmt.Sprint(r.FailureCounts()["default/"+provider]), "map["+want+"]")
 }
 
 // wasAsked checks how often a host was asked so far.

@@ -216,7 +216,7 @@ func (s *Service) eventsProvider(e rules.Events) *provider {
 		return nil
 	}
 	return &provider{
-		name: rules.EventsProvider, workspace: e.Workspace, kinds: published, to: destination("events"),
+		name: rules.EventsProvider, workspace: e.Workspace, kinds: published, to: hashDestination("events"),
 		title:       "Events",
 		description: "Messages become events of this server. Anyone whom the operator permits can subscribe to them.",
 		ask: func(ctx context.Context, c Caller, m *Message, _ string) (json.RawMessage, error) {
@@ -411,7 +411,7 @@ func merge(parts []part, most int) *Context {
 	for _, p := range parts {
 		c.Cut = c.Cut || p.cut
 		if p.text != "" {
-			block, whole := quote(p, most-used-len(between))
+			block, whole := quotePart(p, most-used-len(between))
 			if block != "" {
 				if text.Len() > 0 {
 					text.WriteString(between)
@@ -449,9 +449,9 @@ func (p part) source(own string) string {
 	return p.name + ": " + own
 }
 
-// quote returns a provider's text under its heading, in at most room bytes, and whether it is complete. It returns ""
+// quotePart returns a provider's text under its heading, in at most room bytes, and whether it is complete. It returns ""
 // if there is not enough room.
-func quote(p part, room int) (block string, whole bool) {
+func quotePart(p part, room int) (block string, whole bool) {
 	heading := "Context from " + p.name
 	if p.title != "" {
 		heading += " (" + p.title + ")"

@@ -184,7 +184,7 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 		return Offers{}
 	}
 	var o Offers
-	for _, v := range now.visible(ctx, p) {
+	for _, v := range now.listVisible(ctx, p) {
 		o.OnUserMessage = o.OnUserMessage || v.receives(UserMessage)
 		o.OnAssistantResponse = o.OnAssistantResponse || v.receives(assistantResponse)
 	}
@@ -212,7 +212,7 @@ func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, 
 // listConsented returns the providers that the principal may use, that receive messages of the kind, and to which the
 // principal consented.
 func (s *Service) listConsented(ctx context.Context, now *set, p auth.Principal, kind Kind) ([]*provider, error) {
-	visible := slices.DeleteFunc(now.visible(ctx, p), func(v *provider) bool { return !v.receives(kind) })
+	visible := slices.DeleteFunc(now.listVisible(ctx, p), func(v *provider) bool { return !v.receives(kind) })
 	if len(visible) == 0 || p.Anonymous && !s.options.AllowAnonymous {
 		return nil, nil
 	}
@@ -283,9 +283,9 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Mess
 // provider and reason.
 const MetricMissing = "ConversationContextMissing"
 
-// Counts returns how often each provider failed or answered too late since the process started. The outer key is
+// FailureCounts returns how often each provider failed or answered too late since the process started. The outer key is
 // workspace/provider, the inner key the reason.
-func (s *Service) Counts() map[string]map[string]int64 { return s.missing.ByThird() }
+func (s *Service) FailureCounts() map[string]map[string]int64 { return s.missing.ByThird() }
 
 // A backend whose session takes longer to start than the budget would never provide any context, because each message
 // would start a new session. So the service starts a session in the background, after the response, and the next message
@@ -381,7 +381,7 @@ type provider struct {
 	to                       string // hash of the destination, which consents are bound to
 	kinds                    []Kind // the kinds of messages that it receives
 	plain                    bool   // whether it gets the principal's real id
-	visible                  func(ctx context.Context, p auth.Principal) bool
+	isVisible                func(ctx context.Context, p auth.Principal) bool
 	ask                      asker
 	breaker                  *breaker
 }
@@ -425,11 +425,11 @@ type set struct {
 	providers []*provider         // the most important one first
 }
 
-// visible returns the providers that a principal may use.
-func (s *set) visible(ctx context.Context, p auth.Principal) []*provider {
+// listVisible returns the providers that a principal may use.
+func (s *set) listVisible(ctx context.Context, p auth.Principal) []*provider {
 	var out []*provider
 	for _, v := range s.providers {
-		if v.workspace == p.Workspace && (v.visible == nil || v.visible(ctx, p)) {
+		if v.workspace == p.Workspace && (v.isVisible == nil || v.isVisible(ctx, p)) {
 			out = append(out, v)
 		}
 	}
@@ -445,16 +445,16 @@ func (s *Service) current(ctx context.Context) (*set, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.set == nil || s.set.made != c {
-		s.set = s.make(c)
+		s.set = s.newSet(c)
 	}
 	return s.set, nil
 }
 
-// make creates the providers of a configuration. A provider that existed before keeps its breaker.
-func (s *Service) make(c *rules.Conversation) *set {
+// newSet creates the providers of a configuration. A provider that existed before keeps its breaker.
+func (s *Service) newSet(c *rules.Conversation) *set {
 	next := &set{made: c, Conversation: *c}
 	for _, v := range c.Providers {
-		next.providers = append(next.providers, s.provider(c, v))
+		next.providers = append(next.providers, s.newProvider(c, v))
 	}
 	if p := s.eventsProvider(c.Events); p != nil {
 		next.providers = append(next.providers, p)
@@ -472,19 +472,19 @@ func (s *Service) make(c *rules.Conversation) *set {
 	return next
 }
 
-func (s *Service) provider(c *rules.Conversation, v rules.Provider) *provider {
+func (s *Service) newProvider(c *rules.Conversation, v rules.Provider) *provider {
 	p := &provider{
 		name: v.Name, title: v.Title, description: v.Description, workspace: v.Workspace, plain: v.Principal,
 		kinds: listKinds(c.UserMessages, c.AssistantResponses),
 	}
 	if v.Backend == "" {
-		p.to, p.ask = destination("url", v.URL), s.askURL(v)
+		p.to, p.ask = hashDestination("url", v.URL), s.askURL(v)
 		return p
 	}
-	p.to = destination("backend", v.Backend, v.BackendURL)
+	p.to = hashDestination("backend", v.Backend, v.BackendURL)
 	p.ask = s.askBackend(v.Backend)
-	p.visible = func(ctx context.Context, who auth.Principal) bool {
-		return s.options.Backends != nil && slices.Contains(s.options.Backends.Backends(ctx, who), v.Backend)
+	p.isVisible = func(ctx context.Context, caller auth.Principal) bool {
+		return s.options.Backends != nil && slices.Contains(s.options.Backends.Backends(ctx, caller), v.Backend)
 	}
 	return p
 }
@@ -540,28 +540,28 @@ func newSecrets(key []byte) (*secrets, error) {
 
 // nameFor returns the principal id for a provider that may see it. Any other provider gets a pseudonym, which is always
 // the same for this provider, but different for every other one.
-func (s *Service) nameFor(p *provider, who auth.Principal) string {
+func (s *Service) nameFor(p *provider, caller auth.Principal) string {
 	if p.plain {
-		return url.PathEscape(who.ID) // a header does not allow other characters
+		return url.PathEscape(caller.ID) // a header does not allow other characters
 	}
-	text, _ := json.Marshal([]string{p.to, who.Workspace, who.ID}) // strings always encode
+	text, _ := json.Marshal([]string{p.to, caller.Workspace, caller.ID}) // strings always encode
 	mac := hmac.New(sha256.New, s.secrets.names)
 	mac.Write(text)
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
 // Seal encrypts a context before it is written to the log. Only [Service.Open] with the same principal can decrypt it.
-func (s *Service) Seal(who auth.Principal, text []byte) []byte {
-	return s.secrets.aead.Seal(nil, nil, text, owner(who))
+func (s *Service) Seal(p auth.Principal, text []byte) []byte {
+	return s.secrets.aead.Seal(nil, nil, text, encodeOwner(p))
 }
 
 // Open decrypts the result of [Service.Seal].
-func (s *Service) Open(who auth.Principal, sealed []byte) ([]byte, error) {
-	text, err := s.secrets.aead.Open(nil, nil, sealed, owner(who))
+func (s *Service) Open(p auth.Principal, sealed []byte) ([]byte, error) {
+	text, err := s.secrets.aead.Open(nil, nil, sealed, encodeOwner(p))
 	return text, fault.Wrap(fault.Internal, err, "open a context")
 }
 
-func owner(who auth.Principal) []byte {
-	b, _ := json.Marshal([]string{who.Workspace, who.ID}) // strings always encode
+func encodeOwner(p auth.Principal) []byte {
+	b, _ := json.Marshal([]string{p.Workspace, p.ID}) // strings always encode
 	return b
 }

@@ -237,7 +237,7 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 		r.consent("fast")
 		r.source.Store(parseRules(t, strings.ReplaceAll(three, "http://fast/", "http://elsewhere/")))
 		r.say()
-		views, err := r.views(t.Context(), ann)
+		views, err := r.listViews(t.Context(), ann)
 		if err != nil || r.calls("elsewhere") != 0 || views[0].Name != "fast" || views[0].Consented || !views[0].Consent.Given {
 			t.Errorf("with another URL: %d calls, %+v, %v", r.calls("elsewhere"), views, err)
 		}

@@ -42,7 +42,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	if err != nil {
 		return err
 	}
-	if jsonrpc.Repeats(c.Params) {
+	if jsonrpc.HasRepeatedMember(c.Params) {
 		// The backend might read the other one of two members with the same name, which the gateway has not checked.
 		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
 	}
@@ -70,7 +70,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	}
 	ctx, end := x.watch(ctx)
 	defer end()
-	err = x.bridge.make(ctx)
+	err = x.bridge.sendCall(ctx)
 	if cause := x.endCause(ctx); err != nil && !x.responded && cause != nil {
 		return cause
 	}
@@ -94,7 +94,7 @@ func checkNames(c api.Call) error {
 			own, other = other, own
 		}
 	}
-	if hasOther(object, own, other) || c.Member == "ref" && jsonrpc.Repeats(object) {
+	if hasOther(object, own, other) || c.Member == "ref" && jsonrpc.HasRepeatedMember(object) {
 		return fault.New(fault.Invalid, "params must have %s only once, without another member that names what to use", own)
 	}
 	return nil
@@ -124,8 +124,8 @@ func checkToken(meta json.RawMessage) error {
 // because the client and the backend can each be session-based or stateless: [sessionBridge], [statelessBridge], [roundsBridge] and
 // [inputRoundsBridge].
 type bridge interface {
-	// make sends the call to the backend, several times if needed, until the client has a response or an error occurs.
-	make(ctx context.Context) error
+	// sendCall sends the call to the backend, several times if needed, until the client has a response or an error occurs.
+	sendCall(ctx context.Context) error
 	// elicit handles a request that the backend sends within the call, for example an elicitation. Depending on the revisions, it forwards
 	// the request to the client, keeps it for an input_required result, answers it itself, or drops it.
 	elicit(ctx context.Context, m upstream.Message) error
@@ -336,7 +336,7 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 		return false, x.bridge.elicit(ctx, m)
 	case m.Method == spec.NoteCancelled && !x.with.Version.Stateless():
 		return false, x.bridge.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
-	case passThrough[m.Method], x.extends(m.Method):
+	case passThrough[m.Method], x.hasMethod(m.Method):
 		if m, ok := x.adaptNotification(m); ok {
 			return false, x.send(m.Raw, false)
 		}
@@ -346,8 +346,8 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 	return false, nil
 }
 
-// extends reports whether a notification belongs to an extension of the backend that the client may use.
-func (x *exchange) extends(method string) bool {
+// hasMethod reports whether a notification belongs to an extension of the backend that the client may use.
+func (x *exchange) hasMethod(method string) bool {
 	ok, _ := x.entry.View.Extends(x.call.Principal, x.info, method)
 	return ok
 }
@@ -368,7 +368,7 @@ type sessionBridge struct {
 // question is a backend's request to the client. It has one id at the backend and another one at the client.
 type question struct{ theirs, ours json.RawMessage }
 
-func (b *sessionBridge) make(ctx context.Context) error {
+func (b *sessionBridge) sendCall(ctx context.Context) error {
 	defer func() {
 		var kept []store.Key
 		for _, q := range b.asked {
@@ -385,7 +385,7 @@ const maxAsked = 1000
 func (b *sessionBridge) elicit(ctx context.Context, m upstream.Message) error {
 	x := b.x
 	switch {
-	case translate.Lacking(x.call.Capabilities, m.Method, jsonrpc.Member(m.Raw, "params")) != "":
+	case translate.FindMissing(x.call.Capabilities, m.Method, jsonrpc.Member(m.Raw, "params")) != "":
 		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
 	case x.call.ResponseOnly:
 		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not accept an event stream, so it cannot answer "+m.Method)
@@ -398,7 +398,7 @@ func (b *sessionBridge) elicit(ctx context.Context, m upstream.Message) error {
 		return x.refuse(ctx, m, jsonrpc.InvalidParams, err.Error())
 	}
 	token := jsonrpc.Member(meta, "progressToken")
-	id, err := b.x.gateway.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, m.ID, token)
+	id, err := b.x.gateway.elicitations.addRequest(ctx, x.call.Client, x.backend(), x.with, m.ID, token)
 	if err != nil {
 		return err
 	}
@@ -439,7 +439,7 @@ type statelessBridge struct {
 	x *exchange
 }
 
-func (b *statelessBridge) make(ctx context.Context) error {
+func (b *statelessBridge) sendCall(ctx context.Context) error {
 	params := b.x.params()
 	h := http.Header{spec.HeaderMethod: {b.x.call.Method}}
 	maps.Copy(h, b.x.call.Header)
@@ -466,8 +466,8 @@ func (b *statelessBridge) withdraw(ctx context.Context, _ json.RawMessage, _ ups
 }
 
 func (b *statelessBridge) respond(m upstream.Message) error {
-	if lacks := translate.Demanded(b.x.call.Capabilities, m.Result); len(lacks) > 0 {
-		return translate.Missing(b.x.entry.Backend, lacks)
+	if lacks := translate.ListMissing(b.x.call.Capabilities, m.Result); len(lacks) > 0 {
+		return translate.NewMissingError(b.x.entry.Backend, lacks)
 	}
 	if state := jsonrpc.Member(m.Result, "requestState"); state != nil {
 		text, ok := jsonrpc.String(state)

@@ -512,7 +512,7 @@ func TestQuestionsAreDeletedWithTheCall(t *testing.T) {
 	for life, want := range map[time.Duration]time.Duration{10 * time.Minute: 10*time.Minute + 2*time.Second, 5 * time.Hour: elicitationLife} {
 		ctx, cancel := context.WithTimeout(t.Context(), life)
 		defer cancel()
-		id := expect.Value(g.elicitations.ask(ctx, sessionBased("s1"), g.VisibleTo(ctx, ann)[0], backendSession{}, nil, nil))(t)
+		id := expect.Value(g.elicitations.addRequest(ctx, sessionBased("s1"), g.VisibleTo(ctx, ann)[0], backendSession{}, nil, nil))(t)
 		expect.OK(t, g.Answer(ctx, sessionBased("s1"), id, json.RawMessage(`{"result":{}}`)))
 		items := expect.Value(db.Get(t.Context(), elicitationKey(id), partKey(id, 0)))(t)
 		for _, it := range items {
@@ -528,7 +528,7 @@ func TestLateAnswerIsDeletedWithTheCall(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	id := expect.Value(g.elicitations.ask(t.Context(), sessionBased("s1"), g.VisibleTo(t.Context(), ann)[0], backendSession{}, nil, nil))(t)
+	id := expect.Value(g.elicitations.addRequest(t.Context(), sessionBased("s1"), g.VisibleTo(t.Context(), ann)[0], backendSession{}, nil, nil))(t)
 	answer := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"x":"` + strings.Repeat("x", store.MaxItem) + `"}}`)
 	expect.OK(t, g.Answer(t.Context(), sessionBased("s1"), id, answer))
 	g.elicitations.cleanUp([]store.Key{elicitationKey(id)}, []*input{{id: id}}) // the call has not looked since

@@ -29,7 +29,7 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 	var result json.RawMessage
 	if info.Version.Stateless() {
 		client := b.ClientFor(c.Token)
-		result, err = g.converse(ctx, client, backendSession{Version: info.Version}, method, addMeta(client.Meta(info.Version), params))
+		result, err = g.converse(ctx, client, backendSession{Version: info.Version}, method, addMeta(client.MetaParams(info.Version), params))
 	} else {
 		result, err = g.converseInSession(ctx, c, b, method, params)
 	}

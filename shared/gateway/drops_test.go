@@ -113,7 +113,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	for reason, texts := range dropped {
 		want[reason] = int64(calls * each * len(texts))
 	}
-	if got := g.Dropped(); len(got) != 1 || !maps.Equal(got["default/bad"], want) {
+	if got := g.DroppedCounts(); len(got) != 1 || !maps.Equal(got["default/bad"], want) {
 		t.Errorf("counted %v, want %v of the one", got, want)
 	}
 	until(t, "the log has counted all", func() bool { got, _ := j.dropped(t, "bad"); return maps.Equal(got, want) })
@@ -140,7 +140,7 @@ func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
 			if err != nil || !strings.Contains(text, `"content":[]`) {
 				t.Errorf("client of %s: got %s, %v", c.Version, text, err)
 			}
-			expect.Equal(t, fmt.Sprintf("client of %s: messages were counted", c.Version), g.Dropped()["default/b"][dropOutOfPlace], int64(n+1))
+			expect.Equal(t, fmt.Sprintf("client of %s: messages were counted", c.Version), g.DroppedCounts()["default/b"][dropOutOfPlace], int64(n+1))
 		}
 	})
 }
@@ -185,7 +185,7 @@ func TestDroppedNotificationsAreCounted(t *testing.T) {
 			if got := l.until(t, s); len(got) > 0 || s.open() != 1 {
 				t.Errorf("announced %q, with %d streams", got, s.open())
 			}
-			if got := g.Dropped()["default/b"]; !maps.Equal(got, want) {
+			if got := g.DroppedCounts()["default/b"]; !maps.Equal(got, want) {
 				t.Errorf("counted %v, want %v", got, want)
 			}
 		})
@@ -234,7 +234,7 @@ func TestFloodsAreThrottled(t *testing.T) {
 		if changed > 50+20 || unasked > 1000 {
 			t.Errorf("of %d each, %d changes and %d updates that nothing asked for were announced", flood, changed, unasked)
 		}
-		expect.Equal(t, "updates that were counted as dropped", g.Dropped()["default/b"]["an update that no client subscribed to"], flood-int64(unasked))
+		expect.Equal(t, "updates that were counted as dropped", g.DroppedCounts()["default/b"]["an update that no client subscribed to"], flood-int64(unasked))
 		// The last change is held back, unless it arrived at the moment when another announcement was allowed.
 		for !slices.Equal(names(other.List(t.Context(), statelessClient(ann), api.Tools)), []string{"new"}) {
 			for !strings.Contains(l.next(t), "list_changed") {
@@ -279,7 +279,7 @@ func TestNamesWithControlCharactersAreDropped(t *testing.T) {
 			}
 			dropped += int64(4*len(bad) + 1)
 		}
-		if got := g.Dropped()["default/b"]; got["an entry of a list with control characters in its name"] != dropped || len(got) != 1 {
+		if got := g.DroppedCounts()["default/b"]; got["an entry of a list with control characters in its name"] != dropped || len(got) != 1 {
 			t.Errorf("counted %v, want %d", got, dropped)
 		}
 	}
@@ -310,7 +310,7 @@ func TestListWithADeepEntry(t *testing.T) {
 					t.Errorf("%s: got %d entries, want x:good alone", k, len(list.Entries))
 				}
 			}
-			if got, want := g.Dropped()["default/b"], int64(len(api.Kinds)); got["an entry of a list that is nested too deeply"] != want || len(got) != 1 {
+			if got, want := g.DroppedCounts()["default/b"], int64(len(api.Kinds)); got["an entry of a list that is nested too deeply"] != want || len(got) != 1 {
 				t.Errorf("counted %v, want %d", got, want)
 			}
 		})
@@ -328,7 +328,7 @@ func TestListThatIsNotUTF8(t *testing.T) {
 		}
 	})
 	expect.Equal(t, "entries", len(g.List(t.Context(), sessionBased("s"), api.Tools).Entries), 0)
-	if got := g.Dropped()["default/b"]; got[upstream.NotJSON] == 0 {
+	if got := g.DroppedCounts()["default/b"]; got[upstream.NotJSON] == 0 {
 		t.Errorf("counted %v", got)
 	}
 }

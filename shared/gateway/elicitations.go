@@ -64,8 +64,8 @@ func elicitationKey(id string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "q#" + id, Sort: "-"}
 }
 
-// ask stores a backend's request and returns the id for the client. token is the request's progress token, or nil.
-func (es *elicitations) ask(ctx context.Context, c api.Client, b *backends.Backend, with backendSession, id, token json.RawMessage) (string, error) {
+// addRequest stores a backend's request and returns the id for the client. token is the request's progress token, or nil.
+func (es *elicitations) addRequest(ctx context.Context, c api.Client, b *backends.Backend, with backendSession, id, token json.RawMessage) (string, error) {
 	name := elicitationPrefix + rand.Text()
 	value, err := json.Marshal(elicitation{
 		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Session: c.Session, Backend: b.ServerID(), With: with, ID: id, Token: token,
@@ -125,9 +125,9 @@ func (es *elicitations) cleanUp(kept []store.Key, inputs []*input) {
 	}
 }
 
-// find returns the elicitation with the given id, the backend that asked, and the item in the store. It returns a fault of kind NotFound if
-// the id is unknown or the question was for another session.
-func (g *Gateway) find(ctx context.Context, c api.Client, id string) (q elicitation, b *backends.Backend, item *store.Item, err error) {
+// findElicitation returns the elicitation with the given id, the backend that asked, and the item in the store. It returns a fault of
+// kind NotFound if the id is unknown or the question was for another session.
+func (g *Gateway) findElicitation(ctx context.Context, c api.Client, id string) (q elicitation, b *backends.Backend, item *store.Item, err error) {
 	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
 	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
 		return q, nil, nil, unknown
@@ -156,7 +156,7 @@ func (g *Gateway) find(ctx context.Context, c api.Client, id string) (q elicitat
 // if the request is unknown or was for another session. If the backend does not accept the answer, it returns a fault of kind Unavailable,
 // and the client can send the answer again.
 func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error {
-	q, b, item, err := g.find(ctx, c, id)
+	q, b, item, err := g.findElicitation(ctx, c, id)
 	switch {
 	case err != nil:
 		return err
@@ -171,7 +171,7 @@ func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json
 func (g *Gateway) Progress(ctx context.Context, c api.Client, body json.RawMessage) error {
 	params := jsonrpc.Member(body, "params")
 	id, _ := jsonrpc.String(jsonrpc.Member(params, "progressToken"))
-	q, b, _, err := g.find(ctx, c, id)
+	q, b, _, err := g.findElicitation(ctx, c, id)
 	switch {
 	case fault.Is(err, fault.NotFound):
 		return nil

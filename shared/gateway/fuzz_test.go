@@ -186,7 +186,7 @@ func FuzzBackendsStream(f *testing.F) {
 				return nil
 			}
 			switch got.Method {
-			case api.Tools.Changed(), api.Prompts.Changed(), api.Resources.Changed():
+			case api.Tools.ChangedMethod(), api.Prompts.ChangedMethod(), api.Resources.ChangedMethod():
 				return nil
 			}
 			if uri, ok := jsonrpc.String(jsonrpc.Member(got.Params, "uri")); got.Method != "notifications/resources/updated" || !ok || uri == "" {

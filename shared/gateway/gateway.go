@@ -135,6 +135,6 @@ func New(o Options) (*Gateway, error) {
 	}, nil
 }
 
-// Dropped returns how many messages of each backend the gateway has dropped since the process started. The outer key is
+// DroppedCounts returns how many messages of each backend the gateway has dropped since the process started. The outer key is
 // workspace/backend, the inner key is the reason.
-func (g *Gateway) Dropped() map[string]map[string]int64 { return g.drops.ByThird() }
+func (g *Gateway) DroppedCounts() map[string]map[string]int64 { return g.drops.ByThird() }

@@ -46,7 +46,7 @@ type inputRoundsBridge struct {
 	later  time.Duration   // the last pause before a round without a question
 }
 
-func (b *inputRoundsBridge) make(ctx context.Context) error {
+func (b *inputRoundsBridge) sendCall(ctx context.Context) error {
 	defer func() { b.x.gateway.elicitations.cleanUp(b.kept, b.inputs) }()
 	params := b.params()
 	header, err := b.header()
@@ -130,8 +130,8 @@ type input struct {
 
 // askClient sends the questions to the client and waits for all answers.
 func (b *inputRoundsBridge) askClient(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
-	if lacks := translate.Demanded(b.x.call.Capabilities, b.input); len(lacks) > 0 {
-		e := translate.Missing(b.x.entry.Backend, lacks)
+	if lacks := translate.ListMissing(b.x.call.Capabilities, b.input); len(lacks) > 0 {
+		e := translate.NewMissingError(b.x.entry.Backend, lacks)
 		e.Code = jsonrpc.InvalidRequest
 		return nil, e
 	}
@@ -149,7 +149,7 @@ func (b *inputRoundsBridge) askClient(ctx context.Context, requests json.RawMess
 		}
 		inputs = append(inputs, in)
 		var err error
-		if in.id, err = b.x.gateway.elicitations.ask(ctx, b.x.call.Client, b.x.backend(), b.x.with, nil, nil); err != nil {
+		if in.id, err = b.x.gateway.elicitations.addRequest(ctx, b.x.call.Client, b.x.backend(), b.x.with, nil, nil); err != nil {
 			return nil, err
 		}
 		b.kept = append(b.kept, elicitationKey(in.id))

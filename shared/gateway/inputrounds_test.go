@@ -263,7 +263,7 @@ func TestOutputSchemaOfAListedTool(t *testing.T) {
 	const tool = `{"name":"tool","inputSchema":{"type":"object"},"outputSchema":{"type":"array"},"x":1.0}`
 	e := instances(t, 1, serving(t, true, nil, tool))[0].List(t.Context(), someone(v2025), api.Tools).Entries[0]
 	for version, want := range map[spec.Version]string{v2026: tool, v2025: `{"name":"tool","inputSchema":{"type":"object"},"x":1.0}`} {
-		expect.Equal(t, fmt.Sprint("the tool in ", version), string(e.For(version)), want)
+		expect.Equal(t, fmt.Sprint("the tool in ", version), string(e.ForVersion(version)), want)
 	}
 }
 

@@ -553,7 +553,7 @@ func TestHangingBackendIsSkippedForAWhile(t *testing.T) {
 		if more := asked.Load() - n; n == 0 || more > 1 || time.Since(began) > 0 {
 			t.Errorf("it was asked %d times, and then %d times in %s", n, more, time.Since(began))
 		}
-		expect.OK(t, g.VisibleTo(t.Context(), ann)[0].ChangeListVersion(t.Context(), api.Tools.Changed()))
+		expect.OK(t, g.VisibleTo(t.Context(), ann)[0].ChangeListVersion(t.Context(), api.Tools.ChangedMethod()))
 		n = asked.Load()
 		g.List(t.Context(), of(ann), api.Tools)
 		if asked.Load() == n {

@@ -34,8 +34,8 @@ func (x *exchange) params() json.RawMessage {
 	return jsonrpc.Replace(x.call.Params, x.call.Member, own)
 }
 
-// parameters returns the tool's arguments that headers must repeat.
-func (x *exchange) parameters() ([]translate.Parameter, error) {
+// headerParameters returns the tool's arguments that headers must repeat.
+func (x *exchange) headerParameters() ([]translate.Parameter, error) {
 	if x.call.Method != spec.MethodToolsCall {
 		return nil, nil
 	}
@@ -44,7 +44,7 @@ func (x *exchange) parameters() ([]translate.Parameter, error) {
 
 // checkParameters checks that the headers of a client's request repeat its arguments.
 func (x *exchange) checkParameters() error {
-	list, err := x.parameters()
+	list, err := x.headerParameters()
 	if err != nil {
 		return nil // no client may use such a tool, and the backend decides
 	}
@@ -64,7 +64,7 @@ func (x *exchange) checkParameters() error {
 
 // addParameters adds the headers that repeat arguments.
 func (x *exchange) addParameters(h http.Header) error {
-	list, err := x.parameters()
+	list, err := x.headerParameters()
 	if err != nil {
 		return err
 	}
@@ -244,7 +244,7 @@ func (g *Gateway) NotifyExtension(ctx context.Context, c api.Client, method stri
 		return err
 	case params == nil:
 		params = json.RawMessage(`{}`)
-	case jsonrpc.Repeats(params): // as in a call
+	case jsonrpc.HasRepeatedMember(params): // as in a call
 		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
 	}
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)

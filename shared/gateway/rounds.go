@@ -73,7 +73,7 @@ type roundsBridge struct {
 	refused []translate.Need   // capabilities that the backend needed and the client lacks
 }
 
-func (b *roundsBridge) make(ctx context.Context) error {
+func (b *roundsBridge) sendCall(ctx context.Context) error {
 	ctx, b.stop = context.WithCancel(ctx)
 	defer b.stop()
 	b.x.id = upstream.FreshID()
@@ -140,7 +140,7 @@ func (b *roundsBridge) stateBinding() []byte { return append(b.x.stateBinding(),
 // elicit answers a backend's request from the client's earlier answers, or keeps it for the next round.
 func (b *roundsBridge) elicit(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
-	if lacks := translate.Lacking(b.x.call.Capabilities, m.Method, params); lacks != "" || !translate.MultiRound[b.x.call.Method] {
+	if lacks := translate.FindMissing(b.x.call.Capabilities, m.Method, params); lacks != "" || !translate.MultiRound[b.x.call.Method] {
 		if lacks != "" {
 			b.refused = append(b.refused, lacks)
 		}
@@ -202,7 +202,7 @@ func (b *roundsBridge) withdraw(_ context.Context, id json.RawMessage, _ upstrea
 func (b *roundsBridge) respond(m upstream.Message) error {
 	b.pending = nil // the backend no longer waits for answers
 	if len(b.refused) > 0 && (m.Result == nil || string(jsonrpc.Member(m.Result, "isError")) == "true") {
-		return translate.Missing(b.x.entry.Backend, b.refused)
+		return translate.NewMissingError(b.x.entry.Backend, b.refused)
 	}
 	response, code := b.x.translateResponse(m)
 	if code == spec.CodeNeedsURL {
@@ -219,14 +219,14 @@ func (b *roundsBridge) needsURL(failure json.RawMessage) error {
 		if mode != "url" || len(b.rounds.Asked) >= maxElicitations {
 			continue
 		}
-		if n := translate.Lacking(b.x.call.Capabilities, spec.MethodElicit, params); n != "" && !slices.Contains(b.refused, n) {
+		if n := translate.FindMissing(b.x.call.Capabilities, spec.MethodElicit, params); n != "" && !slices.Contains(b.refused, n) {
 			b.refused = append(b.refused, n)
 		}
 		requests = translate.AppendInput(requests, b.recordQuestion(needsURLMethod, translate.QuestionDigest(params)), spec.MethodElicit, params)
 	}
 	switch {
 	case len(b.refused) > 0:
-		return translate.Missing(b.x.entry.Backend, b.refused)
+		return translate.NewMissingError(b.x.entry.Backend, b.refused)
 	case len(b.rounds.Asked) == 0 || !translate.MultiRound[b.x.call.Method]:
 		message, _ := jsonrpc.String(jsonrpc.Member(failure, "message"))
 		return &jsonrpc.Error{Code: jsonrpc.InternalError, Message: message}

@@ -67,9 +67,9 @@ func (ss *sessions) decode(it *store.Item) (s backendSession, ok bool) {
 	return s, true
 }
 
-// holder identifies the owner of sessions with backends in store keys: a client's session or, without one, a hash of its principal,
+// holderOf identifies the owner of sessions with backends in store keys: a client's session or, without one, a hash of its principal,
 // capabilities and log level.
-func holder(c api.Client) string {
+func holderOf(c api.Client) string {
 	if c.Session != "" {
 		return c.Session
 	}
@@ -94,7 +94,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 	if whole {
 		ctx = context.WithoutCancel(ctx)
 	}
-	key := sessionKey(holder(c), b)
+	key := sessionKey(holderOf(c), b)
 	items, err := ss.db.Get(ctx, key)
 	if err != nil {
 		return s, false, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
@@ -140,7 +140,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 // put returns the operations that store a client's session and restart its time to live.
 func (ss *sessions) put(c api.Client, b *backends.Backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
 	until := time.Now().Add(sessionTTL)
-	ops := []store.Op{store.Put(store.Item{Key: sessionKey(holder(c), b), Value: value, Version: itemVersion, Expires: until}, cond)}
+	ops := []store.Op{store.Put(store.Item{Key: sessionKey(holderOf(c), b), Value: value, Version: itemVersion, Expires: until}, cond)}
 	if c.Session == "" {
 		ops = append(ops, store.Put(store.Item{Key: listKey(c, b), Expires: until}))
 	}
@@ -211,7 +211,7 @@ func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backends.Back
 // SetLevel sets the client's log level in all its sessions with backends. Later sessions begin with the level. If a backend
 // does not answer, the client's next call to it retries.
 func (g *Gateway) SetLevel(ctx context.Context, c api.Client) error {
-	sessions, err := g.sessions.all(ctx, c, g.VisibleTo(ctx, c.Principal))
+	sessions, err := g.sessions.listFor(ctx, c, g.VisibleTo(ctx, c.Principal))
 	if err != nil {
 		return err
 	}
@@ -221,16 +221,16 @@ func (g *Gateway) SetLevel(ctx context.Context, c api.Client) error {
 
 // forget deletes a session that the backend no longer knows, unless another call has already replaced it.
 func (ss *sessions) forget(ctx context.Context, c api.Client, b *backends.Backend, s backendSession) error {
-	err := ss.db.Write(ctx, store.Delete(sessionKey(holder(c), b), store.VersionIs(s.itemVersion)), store.Delete(listKey(c, b)))
+	err := ss.db.Write(ctx, store.Delete(sessionKey(holderOf(c), b), store.VersionIs(s.itemVersion)), store.Delete(listKey(c, b)))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
 	}
 	return fault.Wrap(fault.Unavailable, err, "forget the session with a backend")
 }
 
-// all returns the client's sessions with the given backends.
-func (ss *sessions) all(ctx context.Context, c api.Client, at []*backends.Backend) (map[*backends.Backend]backendSession, error) {
-	page, err := ss.db.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(holder(c)), Limit: 1000})
+// listFor returns the client's sessions with the given backends.
+func (ss *sessions) listFor(ctx context.Context, c api.Client, at []*backends.Backend) (map[*backends.Backend]backendSession, error) {
+	page, err := ss.db.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(holderOf(c)), Limit: 1000})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the sessions with backends")
 	}
@@ -250,7 +250,7 @@ func (ss *sessions) all(ctx context.Context, c api.Client, at []*backends.Backen
 
 // End ends a client's sessions with all backends.
 func (g *Gateway) End(ctx context.Context, c api.Client) error {
-	sessions, err := g.sessions.all(ctx, c, g.VisibleTo(ctx, c.Principal))
+	sessions, err := g.sessions.listFor(ctx, c, g.VisibleTo(ctx, c.Principal))
 	for b, s := range sessions {
 		err = errors.Join(err, g.sessions.forget(ctx, c, b, s))
 	}
@@ -261,7 +261,7 @@ func (g *Gateway) End(ctx context.Context, c api.Client) error {
 // Notify forwards a notification of a client's session, for example that its roots changed, to all backends with which the
 // client has a session.
 func (g *Gateway) Notify(ctx context.Context, c api.Client, body json.RawMessage) error {
-	sessions, err := g.sessions.all(ctx, c, g.VisibleTo(ctx, c.Principal))
+	sessions, err := g.sessions.listFor(ctx, c, g.VisibleTo(ctx, c.Principal))
 	if err != nil {
 		return err
 	}
@@ -306,7 +306,7 @@ func listKey(c api.Client, b *backends.Backend) store.Key {
 	who, _ := json.Marshal([]string{c.Principal.Workspace, c.Principal.ID}) // cannot fail: these are strings
 	h := sha256.Sum256(who)
 	return store.Key{
-		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.ServerID(), Sort: holder(c),
+		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.ServerID(), Sort: holderOf(c),
 	}
 }
 

@@ -44,7 +44,7 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 	first := by(0, declaring(ann, 0))
 	// It was used long ago, as the store records it, to the second.
 	b := gateways[0].VisibleTo(t.Context(), ann)[0]
-	for _, key := range []store.Key{sessionKey(holder(declaring(ann, 0)), b), listKey(declaring(ann, 0), b)} {
+	for _, key := range []store.Key{sessionKey(holderOf(declaring(ann, 0)), b), listKey(declaring(ann, 0), b)} {
 		items, err := db.Get(t.Context(), key)
 		if err != nil || items[0] == nil {
 			t.Fatalf("%v: %v", key, err)
@@ -83,7 +83,7 @@ func TestUsedSessionsAreKept(t *testing.T) {
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
 	for _, c := range []api.Client{sessionBased("s"), statelessClient(ann)} {
-		key := sessionKey(holder(c), g.VisibleTo(t.Context(), ann)[0])
+		key := sessionKey(holderOf(c), g.VisibleTo(t.Context(), ann)[0])
 		expires := func() time.Time {
 			items, err := db.Get(t.Context(), key)
 			if err != nil || items[0] == nil {
@@ -108,7 +108,7 @@ func TestAnUndecodableSessionWithABackend(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	key := sessionKey(holder(sessionBased("s1")), g.VisibleTo(t.Context(), ann)[0])
+	key := sessionKey(holderOf(sessionBased("s1")), g.VisibleTo(t.Context(), ann)[0])
 	for range 2 {
 		damaged := store.Item{Key: key, Value: []byte(`{"v":`), Version: 7, Expires: time.Now().Add(time.Hour)}
 		expect.OK(t, db.Write(t.Context(), store.Put(damaged)))
@@ -127,7 +127,7 @@ func TestAnUndecodableQuestion(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	id := expect.Value(g.elicitations.ask(t.Context(), sessionBased("s1"), g.VisibleTo(t.Context(), ann)[0], backendSession{}, json.RawMessage(`1`), nil))(t)
+	id := expect.Value(g.elicitations.addRequest(t.Context(), sessionBased("s1"), g.VisibleTo(t.Context(), ann)[0], backendSession{}, json.RawMessage(`1`), nil))(t)
 	expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: elicitationKey(id), Value: []byte(`[`), Expires: time.Now().Add(time.Hour)})))
 	expect.Fault(t, "an answer to it", g.Answer(t.Context(), sessionBased("s1"), id, json.RawMessage(`{}`)), fault.NotFound)
 	expect.Equal(t, "broken items that were counted", g.broken.Count("request of a backend"), 1)

@@ -264,15 +264,15 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 		}
 	}
 	for _, id := range ids {
-		if w := of[id]; w != nil && w.honors(id) && !slices.Contains(watched, id) {
+		if w := of[id]; w != nil && w.isHonored(id) && !slices.Contains(watched, id) {
 			watched = append(watched, id)
 		}
 	}
 	return watched, out, nil
 }
 
-// honors reports whether the backend sends notifications of a task. Before the acknowledgment, honors assumes that it does.
-func (w *watch) honors(id string) bool {
+// isHonored reports whether the backend sends notifications of a task. Before the acknowledgment, isHonored assumes that it does.
+func (w *watch) isHonored(id string) bool {
 	select {
 	case <-w.acked:
 	default:
@@ -301,7 +301,7 @@ func (w *watch) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if refuses(err) {
+		if isPermanent(err) {
 			acknowledge(nil) // has no effect if an earlier listen was acknowledged
 			w.gateway.options.Log.InfoContext(ctx, "backend does not notify of tasks", "backend", w.view.Backend().Name, "error", err)
 			return
@@ -317,8 +317,8 @@ func (w *watch) run(ctx context.Context) {
 
 var errUnwatched = errors.New("gateway: the backend does not have the tasks extension, or the caller may no longer use it")
 
-// refuses reports whether an error of a listen means that another attempt would fail too.
-func refuses(err error) bool {
+// isPermanent reports whether an error of a listen means that another attempt would fail too.
+func isPermanent(err error) bool {
 	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
 		return status.Status < 500 && status.Status != http.StatusTooManyRequests && status.Status != http.StatusRequestTimeout
 	}
@@ -341,7 +341,7 @@ func (w *watch) listen(ctx context.Context, acknowledge func(map[string]bool), a
 	switch {
 	case info == nil:
 		return err
-	case !info.Version.Stateless() || !info.Tasks || !w.visible(ctx):
+	case !info.Version.Stateless() || !info.Tasks || !w.mayUseBackend(ctx):
 		return errUnwatched
 	}
 	filter := []byte(`{"taskIds":[`)
@@ -369,7 +369,7 @@ func (w *watch) listen(ctx context.Context, acknowledge func(map[string]bool), a
 			return upstream.ErrAnswer
 		case m.Response():
 			return nil
-		case !w.visible(ctx):
+		case !w.mayUseBackend(ctx):
 			return errUnwatched
 		case m.Method == spec.NoteAcknowledged:
 			acked = true
@@ -384,8 +384,8 @@ func (w *watch) listen(ctx context.Context, acknowledge func(map[string]bool), a
 	}
 }
 
-// visible reports whether the client may still use the backend.
-func (w *watch) visible(ctx context.Context) bool {
+// mayUseBackend reports whether the client may still use the backend.
+func (w *watch) mayUseBackend(ctx context.Context) bool {
 	return w.gateway.FindByServer(ctx, w.client.Principal, w.server) != nil
 }
 
@@ -408,7 +408,7 @@ func (w *watch) send(ctx context.Context, state json.RawMessage) {
 	case !ok:
 		w.view.Backend().CountDrop(ctx, dropTask)
 		return
-	case len(translate.Demanded(w.client.Capabilities, state)) > 0:
+	case len(translate.ListMissing(w.client.Capabilities, state)) > 0:
 		w.view.Backend().CountDrop(ctx, dropTaskInput)
 		return
 	}

@@ -311,7 +311,7 @@ func TestTasksAreWatched(t *testing.T) {
 		s.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
 		s.notify(state("secret-1", `,"n":9007199254740993,"_meta":{"io.github.mcp-events/cursor":"forged","x":1}`))
 		expect.Equal(t, "the state", nextState(t, states), `{"taskId":"`+id+`","status":"working","n":9007199254740993,"_meta":{"x":1}}`)
-		expect.Equal(t, "dropped messages", len(g.Dropped()["default/b"]), 3)
+		expect.Equal(t, "dropped messages", len(g.DroppedCounts()["default/b"]), 3)
 		s.hangUp()
 		if got := nextState(t, states); !strings.Contains(got, `"taskId":"`+id+`","status":"completed"`) || strings.Contains(got, "resultType") {
 			t.Errorf("after the connection broke: got %s, want the state", got)

@@ -381,7 +381,7 @@ func TestCachingHintsOfBackendLists(t *testing.T) {
 			f := newFixture(t, func(o *Options) {
 				o.Gateway, o.PageSize, o.Subscriptions = gatewayTo(t, o.Sessions, 4*time.Second, backends...), 2, nil
 				if !c.known {
-					o.Auth = auth.None()
+					o.Auth = auth.AcceptAll()
 				}
 			})
 			f.catalogs.Replace(mustParse(t, noEvents))
@@ -404,7 +404,7 @@ func TestCachingHintsOfBackendLists(t *testing.T) {
 // the next page, the endpoint refuses the cursor and the client must read the list again from the beginning.
 func TestScopeDoesNotChangeBetweenPages(t *testing.T) {
 	l := startLister(t, "b", true, "a", "b", "c")
-	f := behindGateway(t, func(o *Options) { o.PageSize, o.Auth = 2, auth.None() }, l)
+	f := behindGateway(t, func(o *Options) { o.PageSize, o.Auth = 2, auth.AcceptAll() }, l)
 	for _, c := range []struct {
 		before, now string
 		status      int

@@ -40,26 +40,26 @@ type route struct {
 // routeName routes a request to the tool or prompt that it names.
 func routeName(kind api.Kind) router {
 	return func(c *method.Call) (route, bool, error) {
-		name, err := c.Required("name")
+		name, err := c.RequiredString("name")
 		return route{kind, name, "name"}, true, err
 	}
 }
 
 // routeTask routes a request about a task to the backend that has the task.
 func routeTask(c *method.Call) (route, bool, error) {
-	id, err := c.Required("taskId")
+	id, err := c.RequiredString("taskId")
 	return route{api.Tasks, id, "taskId"}, true, err
 }
 
 // routeRead routes resources/read to a backend that has the URI. This server itself answers for subscriptions, for URIs of the
 // catalog, and for unknown URIs.
 func (h *calls) routeRead(c *method.Call) (route, bool, error) {
-	uri, err := c.Required("uri")
+	uri, err := c.RequiredString("uri")
 	if err != nil || strings.HasPrefix(uri, streams.SubscriptionScheme) {
 		return route{}, false, err
 	}
 	ctx := c.Request.Context()
-	if cat, err := h.catalogs.Of(ctx, c.Principal); err == nil && match.InCatalog(cat, uri) {
+	if cat, err := h.catalogs.CatalogOf(ctx, c.Principal); err == nil && match.InCatalog(cat, uri) {
 		return route{}, false, nil // never forwarded to a backend
 	}
 	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.Client(), api.Resources, uri), nil
@@ -73,7 +73,7 @@ func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
 		return route{api.Prompts, name, "ref"}, true, nil
 	}
 	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
-	if cat, err := h.catalogs.Of(c.Request.Context(), c.Principal); err == nil && cat.HasTemplate(uri) {
+	if cat, err := h.catalogs.CatalogOf(c.Request.Context(), c.Principal); err == nil && cat.HasTemplate(uri) {
 		return route{}, false, nil
 	}
 	to := route{api.Templates, uri, "ref"}
@@ -128,7 +128,7 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 		Client: c.Client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.Msg.Method,
 		ID: bytes.Clone(c.Msg.ID), Params: c.Msg.Params, Header: parameterHeaders(c.Request.Header),
 	}
-	p := h.timing.Relay(w, c, h.faults)
+	p := h.timing.NewRelayed(w, c, h.faults)
 	request.Send, request.ResponseOnly = p.Send, !p.StreamsMessages()
 	ctx, stop := p.Begin()
 	defer stop()
@@ -138,7 +138,7 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	}
 	err = h.backends.Call(ctx, request)
 	release()
-	if err != nil && p.Failed(err) {
+	if err != nil && p.Fail(err) {
 		return nil
 	}
 	return err
@@ -178,7 +178,7 @@ func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	switch {
 	case refused:
 	case kind == fault.Forbidden:
-		e.replies.Fault(w, c, method.Row{Scope: auth.ScopeRead}, err)
+		e.replies.SendFault(w, c, method.Row{Scope: auth.ScopeRead}, err)
 		return
 	case kind == fault.Internal || kind == fault.Unavailable:
 		w.Header().Set("Retry-After", "1")

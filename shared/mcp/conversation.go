@@ -34,7 +34,7 @@ func conversationKind(c *method.Call) conversation.Kind {
 
 // answer serves a message that arrives as a request.
 func (h *conversations) answer(ctx context.Context, c *method.Call) (method.Result, error) {
-	found, _, err := h.context(ctx, c)
+	found, _, err := h.collectContext(ctx, c)
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -48,8 +48,8 @@ func (h *conversations) answer(ctx context.Context, c *method.Call) (method.Resu
 	return r, nil
 }
 
-// context reads the message and collects its context from the providers.
-func (h *conversations) context(ctx context.Context, c *method.Call) (*conversation.Context, *conversation.Message, error) {
+// collectContext reads the message and collects its context from the providers.
+func (h *conversations) collectContext(ctx context.Context, c *method.Call) (*conversation.Context, *conversation.Message, error) {
 	m, err := conversation.Parse(conversationKind(c), c.Msg.Params)
 	if err != nil {
 		return nil, nil, err
@@ -71,7 +71,7 @@ func (h *conversations) handle(c *method.Call) error {
 		return err
 	}
 	ctx := c.Request.Context()
-	found, m, err := h.context(ctx, c)
+	found, m, err := h.collectContext(ctx, c)
 	if err != nil {
 		return err
 	}

@@ -73,8 +73,8 @@ func (d *description) offersTo(ctx context.Context, c *method.Call) (o offers) {
 	return o
 }
 
-// personal reports whether the capabilities depend on the caller.
-func (d *description) personal(ctx context.Context) bool {
+// isPersonal reports whether the capabilities depend on the caller.
+func (d *description) isPersonal(ctx context.Context) bool {
 	return d.backends.Any(ctx) || d.conversation != nil && d.conversation.Enabled(ctx)
 }
 
@@ -151,11 +151,11 @@ func (d *description) describeDiscover(to offers) []byte {
 		Versions     []spec.Version `json:"supportedVersions"`
 		Capabilities capabilities   `json:"capabilities"`
 		Instructions string         `json:"instructions,omitempty"`
-	}{d.supported(), d.capabilities(true, to), d.instructions}))
+	}{d.supportedVersions(), d.capabilities(true, to), d.instructions}))
 }
 
-// supported lists the revisions that a client may choose, newest first.
-func (d *description) supported() []spec.Version {
+// supportedVersions lists the revisions that a client may choose, newest first.
+func (d *description) supportedVersions() []spec.Version {
 	if d.sessions == nil {
 		return []spec.Version{spec.V20260728}
 	}
@@ -168,7 +168,7 @@ const discoverTTL = 60_000
 
 func (d *description) answerDiscover(ctx context.Context, c *method.Call) (method.Result, error) {
 	scope := method.Public
-	if d.personal(ctx) {
+	if d.isPersonal(ctx) {
 		scope = method.Private
 	}
 	return method.Result{Members: [][]byte{d.describeDiscover(d.offersTo(ctx, c))}, Cache: &method.Caching{TTL: discoverTTL, Scope: scope}}, nil

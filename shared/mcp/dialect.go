@@ -82,7 +82,7 @@ func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	}
 	if ok && d.enter(kept, c) {
 		if batch != nil {
-			d.endpoint.serveParts(kept, c, batch, d.part)
+			d.endpoint.serveParts(kept, c, batch, d.callInBatch)
 		} else {
 			d.call(kept, c)
 		}
@@ -141,8 +141,8 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 	d.endpoint.dispatch(w, c)
 }
 
-// part serves one message of a batch.
-func (d dialect) part(w http.ResponseWriter, c *method.Call) {
+// callInBatch serves one message of a batch.
+func (d dialect) callInBatch(w http.ResponseWriter, c *method.Call) {
 	if c.Msg.Kind == jsonrpc.Request && c.Msg.Method == spec.MethodInitialize {
 		method.SendError(w, http.StatusOK, c.Msg.ID, method.InvalidRequest("initialize cannot be part of a batch"))
 		return

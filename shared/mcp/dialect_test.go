@@ -226,7 +226,7 @@ func TestDialectWorkspaces(t *testing.T) {
 			t.Errorf("default lists %s, elsewhere %s, want ci.build and other.thing", a, b)
 		}
 	})
-	run(t, "SSE-06_without_authentication_there_is_default", func(o *Options) { o.Auth = auth.None() }, func(t *testing.T, f *fixture) {
+	run(t, "SSE-06_without_authentication_there_is_default", func(o *Options) { o.Auth = auth.AcceptAll() }, func(t *testing.T, f *fixture) {
 		f.dialectIn(auth.DefaultWorkspace, "POST", "", rpcText("1", "ping", ""), jsonOnly).isPlain(t, "default", 200)
 		f.dialectIn("elsewhere", "POST", "", rpcText("1", "ping", ""), jsonOnly).isPlain(t, "elsewhere", 404)
 	})

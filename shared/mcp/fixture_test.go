@@ -171,7 +171,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	f.registrar = &subscription.Registrar{Service: f.service, Sealer: sealer, Targets: f.targets}
 	f.fanout = &fanout.Fanout{DB: db, Log: log, Catalog: f.catalogs, Queue: noQueue{}}
 	all := []string{auth.ScopeRead, auth.ScopeSubscribe}
-	keys := expect.Value(auth.Keys([]auth.Key{
+	keys := expect.Value(auth.NewStaticKeys([]auth.Key{
 		keyFor(alice, "alice", "", nil, all...),
 		keyFor(bob, "bob", "", nil, all...),
 		keyFor(reader, "reader", "", nil, auth.ScopeRead),

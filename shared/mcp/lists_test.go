@@ -152,9 +152,9 @@ func TestDeliveryModes(t *testing.T) {
 		"without the scope": {reader, nil, "", map[string]string{"ci.build": "push poll", "audit.entry": "", "chat.typing": "push"}},
 		"no webhooks here":  {alice, func(o *Options) { o.Registrar = nil }, "", map[string]string{"ci.build": "push poll", "audit.entry": ""}},
 		"a session":         {alice, nil, spec.V20251125, map[string]string{"ci.build": "poll webhook", "chat.typing": ""}},
-		"nobody known":      {"", func(o *Options) { o.Auth = auth.None() }, "", map[string]string{"ci.build": "push poll"}},
+		"nobody known":      {"", func(o *Options) { o.Auth = auth.AcceptAll() }, "", map[string]string{"ci.build": "push poll"}},
 		"nobody known, who may have webhooks": {
-			"", func(o *Options) { o.Auth, o.AnonymousWebhooks = auth.None(), true }, "", map[string]string{"ci.build": "push poll webhook"},
+			"", func(o *Options) { o.Auth, o.AnonymousWebhooks = auth.AcceptAll(), true }, "", map[string]string{"ci.build": "push poll webhook"},
 		},
 	} {
 		run(t, "EVX-02 the modes as really available: "+name, tc.change, func(t *testing.T, f *fixture) {
@@ -259,7 +259,7 @@ func TestCacheScope(t *testing.T) {
 		change func(*Options)
 		want   string // the scope for templates; resources are always private because they include subscriptions
 	}{
-		"without callers": {func(o *Options) { o.Auth = auth.None() }, method.Public},
+		"without callers": {func(o *Options) { o.Auth = auth.AcceptAll() }, method.Public},
 		"with callers":    {nil, method.Private},
 	} {
 		run(t, "SUB-10_"+name, tc.change, func(t *testing.T, f *fixture) {

@@ -76,7 +76,7 @@ func (e *Endpoint) admit(w http.ResponseWriter, r *http.Request) *method.Call {
 	}
 	allowOrigin(w, r)
 	if r.Method == http.MethodOptions && r.Header.Get("Origin") != "" {
-		preflight(w, r)
+		answerPreflight(w, r)
 		return nil
 	}
 	p, err := e.options.Auth.Authenticate(r.Context(), r.Header)
@@ -160,7 +160,7 @@ func allowOrigin(w http.ResponseWriter, r *http.Request) {
 	h.Set("Vary", "Origin")
 }
 
-func preflight(w http.ResponseWriter, r *http.Request) {
+func answerPreflight(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
 	h.Set("Access-Control-Allow-Headers",
@@ -382,7 +382,7 @@ func (e *Endpoint) postStateless(w http.ResponseWriter, c *method.Call) {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("this revision has no requests to clients, so it has no responses"))
 		return
 	}
-	bad := checkVersion(c, e.about.supported())
+	bad := checkVersion(c, e.about.supportedVersions())
 	if bad == nil {
 		bad = checkHeaders(c)
 	}
@@ -404,15 +404,15 @@ func checkVersion(c *method.Call, supported []spec.Version) *jsonrpc.Error {
 	version, isText := jsonrpc.String(raw)
 	switch {
 	case len(headers) > 1:
-		return mismatch("%s was sent more than once", "MCP-Protocol-Version")
+		return headerMismatch("%s was sent more than once", "MCP-Protocol-Version")
 	case len(headers) == 0 && c.Msg.Kind == jsonrpc.Request:
-		return mismatch("%s is missing", "MCP-Protocol-Version")
+		return headerMismatch("%s is missing", "MCP-Protocol-Version")
 	case raw == nil && c.Msg.Kind == jsonrpc.Request:
 		return method.InvalidParams("_meta must name %s", spec.MetaVersion)
 	case raw != nil && !isText:
 		return method.InvalidParams("%s must be a string", spec.MetaVersion)
 	case raw != nil && len(headers) == 1 && headers[0] != version:
-		return mismatch("MCP-Protocol-Version is %q and _meta names %q", method.Clip(headers[0]), method.Clip(version))
+		return headerMismatch("MCP-Protocol-Version is %q and _meta names %q", method.Clip(headers[0]), method.Clip(version))
 	}
 	if c.Msg.Kind == jsonrpc.Request {
 		if declared := jsonrpc.Member(c.Meta, spec.MetaCapabilities); len(declared) == 0 || declared[0] != '{' {
@@ -432,7 +432,7 @@ func checkVersion(c *method.Call, supported []spec.Version) *jsonrpc.Error {
 	return checkLogLevel(c)
 }
 
-func mismatch(format string, args ...any) *jsonrpc.Error {
+func headerMismatch(format string, args ...any) *jsonrpc.Error {
 	bad := method.InvalidParams("Header mismatch: "+format, args...)
 	bad.Code = spec.CodeHeaderMismatch
 	return bad
@@ -457,19 +457,19 @@ func checkHeader(c *method.Call, header, want string) *jsonrpc.Error {
 	case len(values) == 0 && c.Msg.Kind == jsonrpc.Notification:
 		return nil
 	case len(values) == 0:
-		return mismatch("%s is missing", header)
+		return headerMismatch("%s is missing", header)
 	case len(values) > 1:
-		return mismatch("%s was sent more than once", header)
+		return headerMismatch("%s was sent more than once", header)
 	}
 	got := strings.Trim(values[0], " \t")
 	if header == spec.HeaderName { // may be Base64
 		var err error
 		if got, err = spec.DecodeHeader(got); err != nil {
-			return mismatch("%s is malformed", header)
+			return headerMismatch("%s is malformed", header)
 		}
 	}
 	if got != want {
-		return mismatch("%s is %q and the body has %q", header, method.Clip(got), method.Clip(want))
+		return headerMismatch("%s is %q and the body has %q", header, method.Clip(got), method.Clip(want))
 	}
 	return nil
 }

@@ -76,15 +76,15 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 
 // readURI returns the URI in the params, and the catalog of the caller's workspace.
 func (h *sessionMethods) readURI(ctx context.Context, c *method.Call) (uri string, cat *catalog.Catalog, err error) {
-	if uri, err = c.Required("uri"); err == nil {
-		cat, err = h.catalogs.Of(ctx, c.Principal)
+	if uri, err = c.RequiredString("uri"); err == nil {
+		cat, err = h.catalogs.CatalogOf(ctx, c.Principal)
 	}
 	return uri, cat, err
 }
 
 // admitOpen returns an error if t, a target with parents or wildcards, would exceed the session's limit for such targets.
 func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
-	uris, err := h.sessions.Subscriptions(ctx, sess.Key)
+	uris, err := h.sessions.ListSubscriptions(ctx, sess.Key)
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (metho
 		return method.Result{}, err
 	}
 	// Read the backend's name from the record, because the backend may no longer list the resource.
-	record, err := h.sessions.Subscription(ctx, c.Session, uri)
+	record, err := h.sessions.FindSubscription(ctx, c.Session, uri)
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -182,9 +182,9 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 		method.SendError(w, http.StatusOK, c.Msg.ID, method.UnknownMethod(c.Msg.Method))
 		return
 	}
-	asked, err := c.Required("protocolVersion")
+	asked, err := c.RequiredString("protocolVersion")
 	if err != nil {
-		h.replies.Fault(w, c, method.Row{}, err)
+		h.replies.SendFault(w, c, method.Row{}, err)
 		return
 	}
 	// An unknown or stateless revision is answered with the latest session-based one.
@@ -199,7 +199,7 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 	if h.backends != (api.None{}) {
 		s.Client = method.ClientInfo(c.Param("clientInfo"))
 		if !c.Dialect { // the dialect cannot send requests to a client, so its capabilities do not matter
-			s.Capabilities = method.Declaration(declared)
+			s.Capabilities = method.CopyDeclaration(declared)
 		}
 	}
 	if c.Session != nil { // a session of the dialect may begin without initialize
@@ -233,7 +233,7 @@ func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
 // create creates a session. If the principal already has the maximum number of sessions, create first ends the one that was
 // not prolonged for the longest time.
 func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session.Session) (*session.Session, error) {
-	surplus, err := h.sessions.Surplus(ctx, p)
+	surplus, err := h.sessions.FindSurplus(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +277,7 @@ func (e *Endpoint) delete(w http.ResponseWriter, c *method.Call) {
 // setLevel serves logging/setLevel (up to 2025-11-25). From then on the session's stream sends log messages of at least this
 // severity, for example a warning that the catalog no longer has a subscribed URI. The session's backends get the level, too.
 func (h *sessionMethods) setLevel(ctx context.Context, c *method.Call) (method.Result, error) {
-	level, err := c.Required("level")
+	level, err := c.RequiredString("level")
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -322,7 +322,7 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *method.Call) bool {
 		if c.Version = spec.Version(header); !c.Version.Known() || len(c.Request.Header[spec.HeaderVersion]) > 1 {
 			method.SendError(w, http.StatusBadRequest, c.Msg.ID, &jsonrpc.Error{
 				Code: jsonrpc.InvalidRequest, Message: "Bad Request: unsupported protocol version",
-				Data: map[string]any{"supported": e.about.supported(), "requested": method.Clip(header)},
+				Data: map[string]any{"supported": e.about.supportedVersions(), "requested": method.Clip(header)},
 			})
 			return false
 		}
@@ -336,7 +336,7 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *method.Call) bool {
 		method.SendError(w, http.StatusBadRequest, c.Msg.ID, &jsonrpc.Error{
 			Code: jsonrpc.InvalidRequest, Message: "Bad Request: the header MCP-Protocol-Version is missing: send " + string(spec.V20260728) +
 				", or begin a session of an earlier revision with initialize",
-			Data: map[string]any{"supported": e.about.supported()},
+			Data: map[string]any{"supported": e.about.supportedVersions()},
 		})
 		return false
 	case id == "":
@@ -376,7 +376,7 @@ func (e *Endpoint) sessionStream(w http.ResponseWriter, c *method.Call, enter fu
 		return
 	}
 	if err := c.Principal.Require(auth.ScopeRead); err != nil {
-		e.replies.Fault(w, c, method.Row{}, err)
+		e.replies.SendFault(w, c, method.Row{}, err)
 		return
 	}
 	from, err := streams.LastEvent(c)

@@ -72,7 +72,7 @@ func (e *Endpoint) table(lists *events.Lists) {
 		t[spec.MethodEvents] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(lists.ListEvents)}
 		t[spec.MethodEventsPoll] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(polls.Poll)}
 		// Clients of the session-based revisions could not end the stream, because a disconnect does not cancel a request there.
-		t[spec.MethodEventsStream] = method.Row{Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: events.Push(e.streams)}
+		t[spec.MethodEventsStream] = method.Row{Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: events.NewPush(e.streams)}
 		t[spec.MethodListen] = method.Row{Stateless: true, Scope: auth.ScopeRead, Handler: e.streams.Listen()}
 	}
 	if o.Gateway != nil {
@@ -130,18 +130,18 @@ func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call
 // function, so that the stack of an open stream stays small.
 func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 	var m method.Row
-	err := e.permit(c, &m)
+	err := e.checkCall(c, &m)
 	if err == nil {
 		err = m.Handler.Serve(w, c)
 	}
 	if err != nil {
-		e.replies.Fault(w, c, m, err)
+		e.replies.SendFault(w, c, m, err)
 	}
 }
 
-// permit stores the row of the request's method in m, and returns an error if the caller cannot use the method or the params
+// checkCall stores the row of the request's method in m, and returns an error if the caller cannot use the method or the params
 // are ambiguous.
-func (e *Endpoint) permit(c *method.Call, m *method.Row) (err error) {
+func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 	row, known := e.methods[c.Msg.Method]
 	if !known && e.options.Gateway != nil {
 		row = e.extensionRow()
@@ -151,9 +151,9 @@ func (e *Endpoint) permit(c *method.Call, m *method.Row) (err error) {
 		c.Profile, err = e.profileOf(c)
 	}
 	if err == nil {
-		err = m.Permits(c)
+		err = m.CheckCall(c)
 	}
-	if err == nil && jsonrpc.Repeats(c.Msg.Params) {
+	if err == nil && jsonrpc.HasRepeatedMember(c.Msg.Params) {
 		// JSON readers disagree about which of two members with the same name counts.
 		err = method.InvalidParams("params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
 	}

@@ -165,7 +165,7 @@ func TestEventsSubscribe(t *testing.T) {
 			f.stateless(alice, spec.MethodEventsSub, `"name":"ci.deploy",`+callback).fails(t, "the second", exhausted[set], `{"limit":"subscriptions","max":1}`)
 		})
 	}
-	run(t, "EVX-08_a_known_principal_is_needed", func(o *Options) { o.Auth = auth.None() }, func(t *testing.T, f *fixture) {
+	run(t, "EVX-08_a_known_principal_is_needed", func(o *Options) { o.Auth = auth.AcceptAll() }, func(t *testing.T, f *fixture) {
 		for _, m := range []string{spec.MethodEventsSub, spec.MethodEventsUnsub} {
 			r := f.stateless("", m, `"name":"ci.build",`+callback)
 			r.is(t, m, http.StatusUnauthorized, -32012)

@@ -105,7 +105,7 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 			Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe},
 		})
 	}
-	allowed, err := auth.Keys(keys, nil)
+	allowed, err := auth.NewStaticKeys(keys, nil)
 	expect.OK(t, err)
 	for n := range o.instances {
 		if f.instances = append(f.instances, f.startInstance(t, o, allowed)); n == 0 && o.onFirst != nil {

@@ -104,7 +104,7 @@ func newSystem(t *testing.T, s setup, cat *catalog.Catalog, at *endpoints) *syst
 	sealer, err := eventlog.NewSealer(make([]byte, 32))
 	expect.OK(t, err)
 	hash := sha256.Sum256([]byte(key))
-	keys, err := auth.Keys([]auth.Key{{Principal: caller.ID, Scopes: caller.Scopes, SHA256: hex.EncodeToString(hash[:])}}, nil)
+	keys, err := auth.NewStaticKeys([]auth.Key{{Principal: caller.ID, Scopes: caller.Scopes, SHA256: hex.EncodeToString(hash[:])}}, nil)
 	expect.OK(t, err)
 	sys := &system{setup: s, t: t, endpoints: at, sealer: sealer, auth: keys, catalog: cat, dir: memoryFolder(t)}
 	if s.shared != nil {

@@ -142,7 +142,7 @@ func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored)
 		return configs.Authenticator(), ""
 	case s.mode == auth.ModeNone && needs&Callers != 0:
 		p.Anonymous = true
-		return auth.None(), ""
+		return auth.AcceptAll(), ""
 	case s.access != nil:
 		p.mount = s.access.Mount
 		return s.access, s.access.MetadataURL()

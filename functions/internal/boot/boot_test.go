@@ -79,7 +79,7 @@ func TestMetricsOfALongInvocation(t *testing.T) {
 		set, err := metric.NewSet(emf.Provider())
 		expect.OK(t, err)
 		p := &Process{emf: emf}
-		invocation := p.Invoked(func(context.Context) error { // as relay, which runs for 15 minutes
+		invocation := p.InvokedHandler(func(context.Context) error { // as relay, which runs for 15 minutes
 			for minute := range 3 {
 				written.Reset()
 				set.Published(1)
@@ -166,13 +166,13 @@ func TestAPanicFailsOneInvocation(t *testing.T) {
 		handler              Handler
 		event, first, second string
 	}{
-		"register and deregister": {p.Invoked(Buffered(page)), request, `"statusCode":500`, `"statusCode":202`},
-		"publish":                 {p.Invoked(p.Sources(Buffered(page), nil)), request, `"statusCode":500`, `"statusCode":202`},
-		"dispatch": {p.Invoked(p.Sources(nil, func(string) queue.Handler {
+		"register and deregister": {p.InvokedHandler(BufferedHandler(page)), request, `"statusCode":500`, `"statusCode":202`},
+		"publish":                 {p.InvokedHandler(p.Sources(BufferedHandler(page), nil)), request, `"statusCode":500`, `"statusCode":202`},
+		"dispatch": {p.InvokedHandler(p.Sources(nil, func(string) queue.Handler {
 			return func(context.Context, []queue.Message) ([]string, error) { panicFirst(); return nil, nil }
 		})), batch, "panic", `"batchItemFailures":[]`},
-		"fanout":          {p.Invoked(p.Batches(func(context.Context, []queue.Message) ([]string, error) { panicFirst(); return nil, nil })), batch, "panic", `"batchItemFailures":[]`},
-		"retry and relay": {p.Invoked(func(context.Context) error { panicFirst(); return nil }), `{}`, "the function panicked", "null"},
+		"fanout":          {p.InvokedHandler(p.BatchHandler(func(context.Context, []queue.Message) ([]string, error) { panicFirst(); return nil, nil })), batch, "panic", `"batchItemFailures":[]`},
+		"retry and relay": {p.InvokedHandler(func(context.Context) error { panicFirst(); return nil }), `{}`, "the function panicked", "null"},
 		"keys":            {NewHandler(func(context.Context) error { panicFirst(); return nil }, nil), `{}`, "the function panicked", "null"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -191,7 +191,7 @@ func TestAPanicFailsOneInvocation(t *testing.T) {
 	}
 	t.Run("stream and admin", func(t *testing.T) {
 		calls.Store(0)
-		serve := p.Streamed(page, nil).invoke.(func(context.Context, *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error))
+		serve := p.StreamHandler(page, nil).invoke.(func(context.Context, *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error))
 		for _, want := range []int{http.StatusInternalServerError, http.StatusAccepted} {
 			got, err := serve(t.Context(), &events.LambdaFunctionURLRequest{RawPath: "/"})
 			expect.OK(t, err)
@@ -231,7 +231,7 @@ func TestARequestIsServedFromItsEvent(t *testing.T) {
 			_, _ = w.Write([]byte(r.Method + " " + r.URL.String() + " " + r.Host + " " + r.Header.Get("Authorization") + " " + string(b)))
 		}
 	})
-	serve := Buffered(h)
+	serve := BufferedHandler(h)
 	request := httptest.NewRequest("POST", "https://example.com/a%2Fb?c=d", nil)
 	request.Header.Set("Authorization", "Bearer x")
 
@@ -279,7 +279,7 @@ func TestEventsReachTheirHandlers(t *testing.T) {
 	p, err := started(t, nil)
 	expect.OK(t, err)
 	handle := p.Sources(
-		Buffered(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) })),
+		BufferedHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) })),
 		func(arn string) queue.Handler {
 			if arn != "mine" {
 				return nil

@@ -26,7 +26,7 @@ func TestFront(t *testing.T) {
 			r := httptest.NewRequest(http.MethodGet, "/healthz", http.NoBody)
 			r.Header[frontHeader] = tc.header
 			w := httptest.NewRecorder()
-			p.Fronted(mux).ServeHTTP(w, r)
+			p.RequireFront(mux).ServeHTTP(w, r)
 			if w.Code != tc.want {
 				t.Errorf("got %d, want %d", w.Code, tc.want)
 			}

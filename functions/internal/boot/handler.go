@@ -56,10 +56,10 @@ func (h Handler) Serve() {
 	<-ended
 }
 
-// Invoked returns a handler that calls f, which [lambda.Start] must accept. It writes spans and metrics after each
+// InvokedHandler returns a handler that calls f, which [lambda.Start] must accept. It writes spans and metrics after each
 // invocation, because Lambda may then freeze the process. It also writes them every minute during a longer invocation,
 // and before the process ends.
-func (p *Process) Invoked(f any) Handler {
+func (p *Process) InvokedHandler(f any) Handler {
 	h := NewHandler(f, p.flush)
 	h.invoke = measured{h.invoke.(lambda.Handler), p}
 	return h
@@ -78,9 +78,9 @@ func (h Handler) BeforeEnd(f func()) Handler {
 	return h
 }
 
-// Streamed is like [Process.Invoked] for a function that streams its responses. If open is not nil, Streamed closes the
+// StreamHandler is like [Process.InvokedHandler] for a function that streams its responses. If open is not nil, StreamHandler closes the
 // open streams of that handler before the process ends.
-func (p *Process) Streamed(h http.Handler, open *Lazy[http.Handler]) Handler {
+func (p *Process) StreamHandler(h http.Handler, open *Lazy[http.Handler]) Handler {
 	end := p.flush
 	if open != nil {
 		end = func() { p.endStreams(open) }
@@ -203,9 +203,9 @@ func (p *Process) measureStream(h http.Handler) http.Handler {
 	})
 }
 
-// Buffered converts an HTTP handler to the handler of a Function URL without streaming. If it panics, the response is
+// BufferedHandler converts an HTTP handler to the handler of a Function URL without streaming. If it panics, the response is
 // a 500 and the process continues.
-func Buffered(h http.Handler) func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
+func BufferedHandler(h http.Handler) func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 	return func(ctx context.Context, event events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 		r, err := request(ctx, event)
 		if err != nil {
@@ -301,9 +301,9 @@ const (
 	frontHeader = "X-Mcpevents-Front"
 )
 
-// Fronted refuses requests that did not come through CloudFront, if the deployment uses it. Otherwise a
+// RequireFront refuses requests that did not come through CloudFront, if the deployment uses it. Otherwise a
 // client that knows a function's URL could bypass the firewall.
-func (p *Process) Fronted(next http.Handler) http.Handler {
+func (p *Process) RequireFront(next http.Handler) http.Handler {
 	key := []byte(p.getenv(envFrontKey))
 	if len(key) == 0 {
 		return next

@@ -113,8 +113,8 @@ const margin = 2 * time.Second
 // batchDeadline returns the time at which a batch must end if its invocation ends at the given time.
 func batchDeadline(now, end time.Time) time.Time { return end.Add(-min(margin, end.Sub(now)/3)) }
 
-// Batches returns the handler of a function that reads one queue.
-func (p *Process) Batches(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
+// BatchHandler returns the handler of a function that reads one queue.
+func (p *Process) BatchHandler(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	handle := p.queues.Lambda(h)
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		if deadline, ok := ctx.Deadline(); ok {
@@ -131,8 +131,8 @@ func (p *Process) Drain(name queue.Name, h queue.Handler) func(context.Context) 
 	return func(ctx context.Context) (int, error) { return p.drainQueue(ctx, queueVariable(name), "", h) }
 }
 
-// Dead returns a job that passes the messages in the dead-letter queues to a handler and returns their number.
-func (p *Process) Dead(h queue.Handler) func(context.Context) (int, error) {
+// DeadLetterJob returns a job that passes the messages in the dead-letter queues to a handler and returns their number.
+func (p *Process) DeadLetterJob(h queue.Handler) func(context.Context) (int, error) {
 	return func(ctx context.Context) (int, error) {
 		n, err := p.drainQueue(ctx, queueVariable(queue.Dead), "", h)
 		m, failed := p.drainQueue(ctx, envEventsDead, queue.Events, h)
@@ -176,7 +176,7 @@ func (p *Process) Sources(
 			if h == nil {
 				return nil, fault.New(fault.Invalid, "a batch of a queue that is not for this function")
 			}
-			return p.Batches(h)(ctx, event)
+			return p.BatchHandler(h)(ctx, event)
 		case kind.RequestContext != nil && url != nil:
 			var event events.LambdaFunctionURLRequest
 			if err := json.Unmarshal(raw, &event); err != nil {

@@ -19,7 +19,7 @@ import (
 
 // function returns an Invoke that runs a handler as Lambda would.
 func function(h http.HandlerFunc) forward.Invoke {
-	serve := boot.Buffered(h)
+	serve := boot.BufferedHandler(h)
 	return func(ctx context.Context, payload []byte) ([]byte, error) {
 		var event events.LambdaFunctionURLRequest
 		if err := json.Unmarshal(payload, &event); err != nil {

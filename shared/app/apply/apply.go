@@ -49,9 +49,9 @@ type Target struct {
 	Check func(context.Context, *config.Config) error
 }
 
-// Deployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions of
+// NewDeployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions of
 // the deployment can read them. canCount says whether db has the table of subscriptions. Without it, [Target.Endings] is nil.
-func Deployment(db store.DB, canCount bool) *Target {
+func NewDeployment(db store.DB, canCount bool) *Target {
 	t := &Target{DB: db, Check: refuseCommands}
 	if canCount {
 		catalogs := catalog.NewStored(db, nil, nil, nil)
@@ -142,15 +142,15 @@ func (p *plan) read(ctx context.Context) (err error) {
 // currentCatalog returns the catalog that a workspace uses before the write: its own or otherwise the catalog of
 // [catalog.Shared].
 func (p *plan) currentCatalog(ctx context.Context, workspace string) (catalog.Document, error) {
-	own, err := p.document(ctx, workspace)
+	own, err := p.storedCatalog(ctx, workspace)
 	if err != nil || own.Catalog != nil || own.Invalid != nil {
 		return own, err
 	}
-	return p.document(ctx, catalog.Shared)
+	return p.storedCatalog(ctx, catalog.Shared)
 }
 
-// document returns the stored catalog of a workspace or of [catalog.Shared].
-func (p *plan) document(ctx context.Context, workspace string) (d catalog.Document, err error) {
+// storedCatalog returns the stored catalog of a workspace or of [catalog.Shared].
+func (p *plan) storedCatalog(ctx context.Context, workspace string) (d catalog.Document, err error) {
 	d, known := p.stored[workspace]
 	if !known {
 		if d, err = catalog.Read(ctx, p.DB, workspace); err == nil {
@@ -256,7 +256,7 @@ func (p *plan) nextCatalog(ctx context.Context, workspace string) (*catalog.Cata
 func (p *plan) write(ctx context.Context) (o Outcome, err error) {
 	var edits []settings.Edit
 	for _, workspace := range slices.Sorted(maps.Keys(p.Catalogs)) {
-		d, err := p.document(ctx, workspace)
+		d, err := p.storedCatalog(ctx, workspace)
 		if err != nil {
 			return o, err
 		}

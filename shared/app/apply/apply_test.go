@@ -88,12 +88,12 @@ func TestAllFilesOrNone(t *testing.T) {
 
 // If the subscriptions cannot be read, a change that could end subscriptions must be confirmed.
 func TestEventTypesThatCouldEndSubscriptions(t *testing.T) {
-	target := Deployment(database(t), false)
+	target := NewDeployment(database(t), false)
 	expect.OK(t, expect.ErrOf(target.Apply(t.Context(), files(t, chatter, ""))))
 	if _, err := target.Apply(t.Context(), files(t, plain, "")); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "said (it is removed); use --allow-breaking") {
 		t.Errorf("got %v", err)
 	}
-	counting := Deployment(target.DB, true) // it counts 0 affected subscriptions
+	counting := NewDeployment(target.DB, true) // it counts 0 affected subscriptions
 	if _, err := counting.Apply(t.Context(), files(t, plain, "")); err != nil {
 		t.Error(err)
 	}
@@ -101,7 +101,7 @@ func TestEventTypesThatCouldEndSubscriptions(t *testing.T) {
 
 // With All, the given files replace all earlier ones, so that a file that is missing now is removed.
 func TestWhatIsNotGivenIsRemoved(t *testing.T) {
-	target := Deployment(database(t), false)
+	target := NewDeployment(database(t), false)
 	all := files(t, plain, talk)
 	all.Catalogs["default"] = files(t, chatter, "").Catalogs["default"]
 	all.Catalogs[catalog.Shared] = files(t, plain, "").Catalogs["default"]
@@ -130,7 +130,7 @@ func TestWhatIsNotGivenIsRemoved(t *testing.T) {
 func TestADeploymentRefusesCommands(t *testing.T) {
 	t.Run("GWN-26 a backend that is a command is refused on AWS when it is applied, and named", func(t *testing.T) {
 		db := database(t)
-		_, err := Deployment(db, false).Apply(t.Context(), files(t, "", "backends: [{name: files, command: [npx, server]}]"))
+		_, err := NewDeployment(db, false).Apply(t.Context(), files(t, "", "backends: [{name: files, command: [npx, server]}]"))
 		expect.Fault(t, "the command", err, fault.Invalid)
 		if err != nil && !strings.Contains(err.Error(), "backend files: a command needs a stand-alone server") {
 			t.Errorf("got %v", err)

@@ -198,8 +198,8 @@ func (p *parser) readProvider(n *strictyaml.Node) rules.Provider {
 				p.file.Add(n.Line, "no provider can have the name %s, which stands for the events of conversations", rules.EventsProvider)
 			}
 		}),
-		strictyaml.Var("title", &v.Title, p.line(200)),
-		strictyaml.Var("description", &v.Description, p.line(2000)),
+		strictyaml.Var("title", &v.Title, p.readLine(200)),
+		strictyaml.Var("description", &v.Description, p.readLine(2000)),
 		strictyaml.Var("url", &v.URL, p.readURL),
 		strictyaml.Var("headers", &v.Headers, p.readHeaders),
 		strictyaml.Var("backend", &v.Backend, p.file.String),
@@ -333,8 +333,8 @@ func (p *parser) duration(least, most time.Duration) func(n *strictyaml.Node, wh
 
 var controls = regexp.MustCompile(`[\x00-\x1f\x7f-\x9f\x{2028}\x{2029}]`)
 
-// line returns a reader of texts of a single line and at most limit bytes.
-func (p *parser) line(limit int) func(n *strictyaml.Node, what string) string {
+// readLine returns a reader of texts of a single line and at most limit bytes.
+func (p *parser) readLine(limit int) func(n *strictyaml.Node, what string) string {
 	return func(n *strictyaml.Node, what string) string {
 		s := strings.TrimSpace(p.file.String(n, what))
 		switch {
@@ -477,8 +477,8 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 		switch own, set := lookup(EnvName(name)); {
 		case !ok || value == "":
 			return nil, fault.New(fault.Invalid, "%s: %.100q is not NAME=VALUE, such as quota=50", EnvSettings, part)
-		case Removed(name) != nil:
-			return nil, fault.Wrap(fault.Invalid, Removed(name), "%s", EnvSettings)
+		case CheckNotRemoved(name) != nil:
+			return nil, fault.Wrap(fault.Invalid, CheckNotRemoved(name), "%s", EnvSettings)
 		case !known[name]:
 			return nil, fault.New(fault.Invalid, "%s: unknown setting %.100q", EnvSettings, name)
 		case given[EnvName(name)] != "":
@@ -514,8 +514,8 @@ func FromNames(values map[string]string) (Limits, error) {
 	known, variables := Names(), map[string]string{}
 	for name, value := range values {
 		switch {
-		case Removed(name) != nil:
-			return Limits{}, Removed(name)
+		case CheckNotRemoved(name) != nil:
+			return Limits{}, CheckNotRemoved(name)
 		case !known[name]:
 			return Limits{}, fault.New(fault.Invalid, "unknown setting %.100q", name)
 		}

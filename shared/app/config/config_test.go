@@ -273,7 +273,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		if _, err := auth.Keys(c.Keys, nil); err != nil {
+		if _, err := auth.NewStaticKeys(c.Keys, nil); err != nil {
 			t.Fatalf("keys were accepted that do not work: %v", err)
 		}
 	})

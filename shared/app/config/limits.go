@@ -126,7 +126,7 @@ func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, erro
 		if text == "" {
 			continue // a limit without a default is the zero value
 		}
-		if err := set(v.Field(i), text); err != nil {
+		if err := setField(v.Field(i), text); err != nil {
 			return Limits{}, fault.New(fault.Invalid, "%s: %q is not %s", name, text, err)
 		}
 	}
@@ -137,12 +137,12 @@ type expected string
 
 func (e expected) Error() string { return string(e) }
 
-// set parses a value into a field, or a comma-separated list of values into a field that is a slice.
-func set(field reflect.Value, text string) error {
+// setField parses a value into a field, or a comma-separated list of values into a field that is a slice.
+func setField(field reflect.Value, text string) error {
 	if field.Kind() == reflect.Slice {
 		for part := range strings.SplitSeq(text, ",") {
 			one := reflect.New(field.Type().Elem()).Elem()
-			if err := set(one, strings.TrimSpace(part)); err != nil {
+			if err := setField(one, strings.TrimSpace(part)); err != nil {
 				return expected("a list of values, each " + err.Error())
 			}
 			field.Set(reflect.Append(field, one))
@@ -307,19 +307,19 @@ var removed = map[string]removal{
 	"webhook-id":           {instead: byProfile, stops: true},
 }
 
-// Removed returns nil unless the setting was removed. The error is of kind fault.Invalid and says what to do instead.
-func Removed(name string) error {
+// CheckNotRemoved returns nil unless the setting was removed. The error is of kind fault.Invalid and says what to do instead.
+func CheckNotRemoved(name string) error {
 	if r, ok := removed[name]; ok {
 		return fault.New(fault.Invalid, "the setting %s was removed; %s", name, r.instead)
 	}
 	return nil
 }
 
-// CheckRemoved returns the error of [Removed] if the environment has a removed setting that must not be ignored.
+// CheckRemoved returns the error of [CheckNotRemoved] if the environment has a removed setting that must not be ignored.
 func CheckRemoved(lookup func(string) (string, bool)) error {
 	for name, r := range removed {
 		if value, ok := lookup(EnvName(name)); r.stops && ok && value != "" {
-			return fault.Wrap(fault.Invalid, Removed(name), "%s", EnvName(name))
+			return fault.Wrap(fault.Invalid, CheckNotRemoved(name), "%s", EnvName(name))
 		}
 	}
 	return nil

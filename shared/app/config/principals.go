@@ -109,9 +109,9 @@ const (
 	maxPrincipals = 10_000
 )
 
-// Most returns the limit of a quota for principals without their own: the limit from the settings or, for a quota without a
+// QuotaLimit returns the limit of a quota for principals without their own: the limit from the settings or, for a quota without a
 // setting, its default. 0 is no limit.
-func (l Limits) Most(name string) float64 {
+func (l Limits) QuotaLimit(name string) float64 {
 	switch name {
 	case quota.Subscriptions:
 		return float64(l.Quota)
@@ -133,15 +133,15 @@ func (l Limits) Most(name string) float64 {
 	return 0
 }
 
-// Most returns the limit of a quota for a principal: the principal's own limit, otherwise the workspace's,
+// QuotaLimit returns the limit of a quota for a principal: the principal's own limit, otherwise the workspace's,
 // otherwise the limit from the settings.
-func (c *Config) Most(name, workspace, principal string, l Limits) float64 {
-	for _, who := range []identity{{workspace, principal}, {workspace, ""}} {
-		if most, ok := c.quotas[who][name]; ok {
+func (c *Config) QuotaLimit(name, workspace, principal string, l Limits) float64 {
+	for _, id := range []identity{{workspace, principal}, {workspace, ""}} {
+		if most, ok := c.quotas[id][name]; ok {
 			return most
 		}
 	}
-	return l.Most(name)
+	return l.QuotaLimit(name)
 }
 
 // Profile returns the profile of the MCP Events extension that the configuration sets for a principal, or otherwise for its
@@ -352,7 +352,7 @@ func (p *parser) checkClient(n *strictyaml.Node, what string, o *api.OAuth, hasC
 
 func (p *parser) readTokenURL(n *strictyaml.Node, what string) string {
 	s := p.readURL(n, what)
-	if u, err := url.Parse(s); err == nil && u.Scheme == "http" && !auth.Loopback(u.Hostname()) {
+	if u, err := url.Parse(s); err == nil && u.Scheme == "http" && !auth.IsLoopback(u.Hostname()) {
 		p.file.Add(n.Line, "%s must be https, because the gateway sends the client secret there", what)
 	}
 	return s

@@ -41,7 +41,7 @@ func TestQuotas(t *testing.T) {
 	} {
 		workspace, principal, _ := strings.Cut(x.who, " ")
 		for i, name := range quota.Names() {
-			expect.Equal(t, fmt.Sprintf("OPS-15: %s of %s", name, x.who), c.Most(name, workspace, principal, l), x.want[i])
+			expect.Equal(t, fmt.Sprintf("OPS-15: %s of %s", name, x.who), c.QuotaLimit(name, workspace, principal, l), x.want[i])
 		}
 	}
 	_, err = Parse([]byte(`quotas:

@@ -82,7 +82,7 @@ type current struct {
 // backends in own, for example the MCP server of a program that embeds the server, before the configured backends.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.Backend) *Stored {
 	with := func(c *Config) (*current, error) {
-		keys, err := auth.Keys(c.Keys, now)
+		keys, err := auth.NewStaticKeys(c.Keys, now)
 		c.Backends = slices.Concat(own, c.Backends)
 		eventTypes := map[string]map[string]catalog.BackendTypes{}
 		for _, b := range c.Backends {
@@ -344,11 +344,11 @@ func (p mappingParser) readMapping(n *strictyaml.Node, what string) source.Mappi
 		strictyaml.Func("variables", func(n *strictyaml.Node, what string) {
 			out.Variables = map[string]source.Value{}
 			for _, v := range p.file.Members(n, what) {
-				out.Variables[v.Key] = p.text(source.Value.CheckVariable)(v.Value, what+": "+strictyaml.Clip(v.Key))
+				out.Variables[v.Key] = p.readText(source.Value.CheckVariable)(v.Value, what+": "+strictyaml.Clip(v.Key))
 			}
 		}),
-		strictyaml.Var("id", &out.ID, p.text(source.Value.CheckID)),
-		strictyaml.Var("time", &out.Time, p.text(source.Value.CheckTime)),
+		strictyaml.Var("id", &out.ID, p.readText(source.Value.CheckID)),
+		strictyaml.Var("time", &out.Time, p.readText(source.Value.CheckTime)),
 		strictyaml.Func("data", func(n *strictyaml.Node, what string) {
 			out.Data = p.readMapped(n, what)
 			p.addMissing(n, what, source.CheckValue(p.from, out.Data, p.hidden))
@@ -393,8 +393,8 @@ func (p mappingParser) readPattern(n *strictyaml.Node, what string) *pattern.Pat
 	return out
 }
 
-// text returns a reader of values that are not objects and that check accepts.
-func (p mappingParser) text(check func(source.Value) error) func(n *strictyaml.Node, what string) source.Value {
+// readText returns a reader of values that are not objects and that check accepts.
+func (p mappingParser) readText(check func(source.Value) error) func(n *strictyaml.Node, what string) source.Value {
 	return func(n *strictyaml.Node, what string) source.Value {
 		before := p.file.Count()
 		v := p.readMapped(n, what)

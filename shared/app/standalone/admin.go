@@ -41,9 +41,9 @@ func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}), set, err
 }
 
-// measure registers the metrics whose values are read from the parts of the server at each export, for example the depths of
+// registerMetrics registers the metrics whose values are read from the parts of the server at each export, for example the depths of
 // the queues.
-func (s *Server) measure() error {
+func (s *Server) registerMetrics() error {
 	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
 		return s.core.Metrics.Watch(name, f)
 	}
@@ -60,8 +60,8 @@ func (s *Server) measure() error {
 			n, err := s.db.Count(ctx, retry.DueTable, retry.FirstDuePartition, retry.AfterDue)
 			return metric.One(float64(n)), err
 		}),
-		watch(metric.Healthy, flag(func() bool { return s.db.Engine().Health() == nil })),
-		watch(metric.SettingsRefused, flag(s.refused.Load)),
+		watch(metric.Healthy, readFlag(func() bool { return s.db.Engine().Health() == nil })),
+		watch(metric.SettingsRefused, readFlag(s.refused.Load)),
 		watch(metric.StreamsOpen, func(context.Context) ([]metric.Reading, error) {
 			return metric.One(float64(s.endpoint.OpenStreams())), nil
 		}),
@@ -69,8 +69,8 @@ func (s *Server) measure() error {
 	)
 }
 
-// flag returns a function that reads a metric as 1 if the condition is true, and otherwise as 0.
-func flag(condition func() bool) func(context.Context) ([]metric.Reading, error) {
+// readFlag returns a function that reads a metric as 1 if the condition is true, and otherwise as 0.
+func readFlag(condition func() bool) func(context.Context) ([]metric.Reading, error) {
 	return func(context.Context) ([]metric.Reading, error) {
 		if condition() {
 			return metric.One(1), nil

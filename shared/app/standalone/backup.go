@@ -77,8 +77,8 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 		return err
 	}
 	archive := tar.NewWriter(zipped)
-	err = errors.Join(add(ctx, archive, databaseName, copied, info.Size(), shown),
-		add(ctx, archive, keysName, bytes.NewReader(keys), int64(len(keys)), nil),
+	err = errors.Join(addFile(ctx, archive, databaseName, copied, info.Size(), shown),
+		addFile(ctx, archive, keysName, bytes.NewReader(keys), int64(len(keys)), nil),
 		archive.Close(), zipped.Close(), out.Sync(), out.Close())
 	if err != nil {
 		return err
@@ -141,8 +141,8 @@ func copyDatabase(ctx context.Context, path string, to *os.File, shown io.Writer
 	})
 }
 
-// add appends a file with the given content to an archive.
-func add(ctx context.Context, to *tar.Writer, name string, content io.Reader, size int64, shown io.Writer) error {
+// addFile appends a file with the given content to an archive.
+func addFile(ctx context.Context, to *tar.Writer, name string, content io.Reader, size int64, shown io.Writer) error {
 	if err := to.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: size, ModTime: time.Now()}); err != nil {
 		return err
 	}

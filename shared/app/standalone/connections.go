@@ -120,7 +120,7 @@ func (l *connections) admit(c net.Conn) *connection {
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()
 	for k := range l.open {
-		if k.waits(now) > 0 {
+		if k.waitTime(now) > 0 {
 			busy++
 		}
 	}
@@ -135,7 +135,7 @@ func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	var waiting []*connection
 	of := map[netip.Prefix]int{}
 	for k := range l.open {
-		if k.state == http.StateNew || k.state == http.StateIdle || k.waits(now) > patience {
+		if k.state == http.StateNew || k.state == http.StateIdle || k.waitTime(now) > patience {
 			waiting = append(waiting, k)
 			of[k.client]++
 		}
@@ -151,9 +151,9 @@ func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	return len(closing)
 }
 
-// waits returns how long a running request has waited for the client to send its body or to read the response.
+// waitTime returns how long a running request has waited for the client to send its body or to read the response.
 // The caller holds the lock.
-func (k *connection) waits(now time.Time) time.Duration {
+func (k *connection) waitTime(now time.Time) time.Duration {
 	var since time.Time
 	if at := k.writing.Load(); at != 0 {
 		since = time.Unix(0, at)

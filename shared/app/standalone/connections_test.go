@@ -149,7 +149,7 @@ func TestAFloodOfSlowClients(t *testing.T) {
 				defer l.mu.Unlock()
 				n := 0
 				for k := range l.open {
-					if c.waits(k) && k.waits(time.Now()) > 0 {
+					if c.waits(k) && k.waitTime(time.Now()) > 0 {
 						n++
 					}
 				}
@@ -210,7 +210,7 @@ func TestAClientThatReadsAFewBytesAtATime(t *testing.T) {
 					}()
 					synctest.Wait() // it is blocked
 					k.all.mu.Lock()
-					longest = max(longest, k.waits(time.Now()))
+					longest = max(longest, k.waitTime(time.Now()))
 					k.all.mu.Unlock()
 					expect.OK(t, <-written)
 				}

@@ -128,15 +128,15 @@ func newSecrets() (secrets, error) {
 func checkWritable(data string) error {
 	probe, err := os.CreateTemp(data, "write-*")
 	if err != nil {
-		return fault.New(fault.Invalid, "the data directory %s cannot be written: %v", data, reason(err))
+		return fault.New(fault.Invalid, "the data directory %s cannot be written: %v", data, causeOf(err))
 	}
 	_ = probe.Close()
 	_ = os.Remove(probe.Name())
 	return nil
 }
 
-// reason returns the cause of an error of a file operation, without the name of the file, for example "permission denied".
-func reason(err error) error {
+// causeOf returns the cause of an error of a file operation, without the name of the file, for example "permission denied".
+func causeOf(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return e.Err
 	}
@@ -189,8 +189,8 @@ func writeSecrets(data string, s secrets) error {
 	return fault.Wrap(fault.Unavailable, durable.WriteFile(secretsPath(data), b), "write the keys")
 }
 
-// identity returns the server's own key for v1a signatures, or nil if on is false, so that webhooks have no v1a signature.
-func (s secrets) identity(on bool) (*webhook.Identity, error) {
+// loadIdentity returns the server's own key for v1a signatures, or nil if on is false, so that webhooks have no v1a signature.
+func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 	if !on {
 		return nil, nil
 	}

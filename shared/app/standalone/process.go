@@ -72,8 +72,8 @@ func ServeDebug(ctx context.Context, addr string, started func() *Server) error 
 func (s *Server) Counters() map[string]any {
 	return map[string]any{
 		"database":                 s.db.Engine().Stats(),
-		gateway.MetricDropped:      s.backends.Dropped(),
-		conversation.MetricMissing: s.conversation.Counts(),
+		gateway.MetricDropped:      s.backends.DroppedCounts(),
+		conversation.MetricMissing: s.conversation.FailureCounts(),
 	}
 }
 

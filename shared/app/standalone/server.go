@@ -206,7 +206,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := s.startRefused(ctx, o, refused); err != nil {
 		return nil, err
 	}
-	if err := s.measure(); err != nil {
+	if err := s.registerMetrics(); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
 	proxies, _ := auth.ParseProxies(o.Limits.TrustedProxies) // the limits are checked
@@ -284,7 +284,7 @@ func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener)
 	if err != nil {
 		return r, err
 	}
-	identity, err := keys.identity(s.core.Limits.ServerIdentity)
+	identity, err := keys.loadIdentity(s.core.Limits.ServerIdentity)
 	if err != nil {
 		return r, err
 	}
@@ -484,7 +484,7 @@ func (s *Server) newAuthenticator(mode auth.Mode, configs *config.Stored) (_ aut
 	case auth.ModeJWT:
 		return s.tokens, s.tokens.MetadataURL()
 	}
-	return auth.None(), ""
+	return auth.AcceptAll(), ""
 }
 
 // openStore opens the store and the queues of the data directory, and reads or creates its keys.
@@ -517,7 +517,7 @@ func (s *Server) openStore(ctx context.Context, o Options, counters *metric.Set)
 }
 
 // adminConnections returns the maximum number of concurrent connections to [Options.AdminAddr].
-func adminConnections() int { return min(256, descriptors.Accepted()/4+1) }
+func adminConnections() int { return min(256, descriptors.MaxIncoming()/4+1) }
 
 // listen opens the main listener and limits its connections. It returns nil if addr is empty. If adminAddr is set, the limit
 // leaves file descriptors for the connections of the admin API.
@@ -525,7 +525,7 @@ func (s *Server) listen(addr, adminAddr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil
 	}
-	most := descriptors.Accepted()
+	most := descriptors.MaxIncoming()
 	if adminAddr != "" {
 		most = max(1, most-adminConnections())
 	}

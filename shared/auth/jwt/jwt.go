@@ -149,8 +149,8 @@ func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.P
 	if err != nil {
 		return auth.Principal{}, err
 	}
-	if who, ok := a.good.find(text, a.options.Now()); ok {
-		return who, nil
+	if principal, ok := a.good.find(text, a.options.Now()); ok {
+		return principal, nil
 	}
 	c, err := a.verify(ctx, text)
 	if err != nil {
@@ -159,11 +159,11 @@ func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.P
 	if reason := a.validate(c); reason != "" {
 		return auth.Principal{}, a.refuse(ctx, reason)
 	}
-	who, err := a.principal(ctx, c)
+	principal, err := a.principalOf(ctx, c)
 	if err == nil {
-		a.good.keep(text, who, c, a.options.Now())
+		a.good.keep(text, principal, c, a.options.Now())
 	}
-	return who, err
+	return principal, err
 }
 
 // refuse logs why a token is refused, and returns [auth.ErrInvalidToken], which does not tell the caller the reason.
@@ -257,10 +257,10 @@ func (t tokens) find(text string, now time.Time) (auth.Principal, bool) {
 }
 
 // keep caches a verified token.
-func (t tokens) keep(text string, who auth.Principal, c *claims, now time.Time) {
-	until := slices.MinFunc([]time.Time{now.Add(remember), who.Expires, c.issuer.freshUntil(c.keys)}, time.Time.Compare)
+func (t tokens) keep(text string, principal auth.Principal, c *claims, now time.Time) {
+	until := slices.MinFunc([]time.Time{now.Add(remember), principal.Expires, c.issuer.freshUntil(c.keys)}, time.Time.Compare)
 	if now.Before(until) {
-		t.Put(sha256.Sum256([]byte(text)), verified{who, c.issuer, c.keys, until})
+		t.Put(sha256.Sum256([]byte(text)), verified{principal, c.issuer, c.keys, until})
 	}
 }
 
@@ -279,7 +279,7 @@ func (a *Authenticator) validate(c *claims) string {
 	if c.Expiry == nil {
 		return "it never expires"
 	}
-	if use := c.text("token_use"); use != "" && use != "access" {
+	if use := c.stringClaim("token_use"); use != "" && use != "access" {
 		return "it is not an access token"
 	}
 	if !slices.ContainsFunc(c.audiences(), a.isAudience) {
@@ -294,7 +294,7 @@ func (a *Authenticator) validate(c *claims) string {
 // audiences returns the claim aud or, without one, client_id. Access tokens of Amazon Cognito have no audience but name the client that
 // requested them.
 func (c *claims) audiences() []string {
-	if id := c.text("client_id"); len(c.Audience) == 0 && id != "" {
+	if id := c.stringClaim("client_id"); len(c.Audience) == 0 && id != "" {
 		return []string{id}
 	}
 	return c.Audience
@@ -327,15 +327,15 @@ func canonicalURL(u *url.URL) string {
 	return c.String()
 }
 
-// principal returns the principal for whom the token was issued.
-func (a *Authenticator) principal(ctx context.Context, c *claims) (auth.Principal, error) {
-	subject := c.text(a.options.PrincipalClaim)
+// principalOf returns the principal for whom the token was issued.
+func (a *Authenticator) principalOf(ctx context.Context, c *claims) (auth.Principal, error) {
+	subject := c.stringClaim(a.options.PrincipalClaim)
 	if subject == "" {
 		return auth.Principal{}, a.refuse(ctx, "it names no principal")
 	}
 	workspace := auth.DefaultWorkspace
 	if name := a.options.WorkspaceClaim; name != "" {
-		if workspace = c.text(name); !auth.ValidWorkspace(workspace) {
+		if workspace = c.stringClaim(name); !auth.ValidWorkspace(workspace) {
 			return auth.Principal{}, fault.New(fault.Forbidden, "the token names no workspace")
 		}
 	}
@@ -343,7 +343,7 @@ func (a *Authenticator) principal(ctx context.Context, c *claims) (auth.Principa
 		ID:        PrincipalID(c.Issuer, a.options.PrincipalClaim, subject),
 		Workspace: workspace,
 		Scopes:    c.scopes(a.options.ScopePrefix),
-		Claims:    c.texts(),
+		Claims:    c.listTexts(),
 		Expires:   c.Expiry.Time().Add(a.options.Leeway),
 	}, nil
 }
@@ -361,8 +361,8 @@ func PrincipalID(issuer, claim, value string) string {
 	return "jwt:" + base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// text returns the value of a claim that is a string, or "".
-func (c *claims) text(name string) string {
+// stringClaim returns the value of a claim that is a string, or "".
+func (c *claims) stringClaim(name string) string {
 	s, _ := jsonrpc.String(c.all[name])
 	return s
 }
@@ -373,7 +373,7 @@ func (c *claims) text(name string) string {
 func (c *claims) scopes(prefix string) []string {
 	var scopes []string
 	for _, name := range []string{"scope", "scp"} {
-		for _, text := range values(c.all[name]) {
+		for _, text := range textsOf(c.all[name]) {
 			for s := range strings.SplitSeq(text, " ") {
 				s, ours := strings.CutPrefix(s, prefix)
 				if ours && s != "" && !slices.Contains(scopes, s) {
@@ -385,19 +385,19 @@ func (c *claims) scopes(prefix string) []string {
 	return scopes
 }
 
-// texts returns the values of the claims that access rules can use: strings, numbers and arrays of them.
-func (c *claims) texts() map[string][]string {
+// listTexts returns the values of the claims that access rules can use: strings, numbers and arrays of them.
+func (c *claims) listTexts() map[string][]string {
 	out := make(map[string][]string, len(c.all))
 	for name, raw := range c.all {
-		if v := values(raw); v != nil {
+		if v := textsOf(raw); v != nil {
 			out[name] = v
 		}
 	}
 	return out
 }
 
-// values returns the text of a string or number, or the texts of an array of them. It ignores other values.
-func values(raw json.RawMessage) (out []string) {
+// textsOf returns the text of a string or number, or the texts of an array of them. It ignores other values.
+func textsOf(raw json.RawMessage) (out []string) {
 	if len(raw) == 0 {
 		return nil
 	}

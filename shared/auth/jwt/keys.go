@@ -52,7 +52,7 @@ func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
 				return nil, err
 			}
 		}
-		if keys, err = f.keys(ctx, found); err != nil {
+		if keys, err = f.fetchKeys(ctx, found); err != nil {
 			found = url // the issuer may have moved its keys
 		}
 		return keys, err
@@ -102,7 +102,7 @@ func (k *issuerKeys) match(kid string, alg jose.SignatureAlgorithm) []jose.JSONW
 	}
 	var found []jose.JSONWebKey
 	for _, key := range k.keys {
-		if (kid == "" || key.KeyID == kid) && fits(key, alg) {
+		if (kid == "" || key.KeyID == kid) && fitsAlgorithm(key, alg) {
 			found = append(found, key)
 		}
 	}
@@ -112,9 +112,9 @@ func (k *issuerKeys) match(kid string, alg jose.SignatureAlgorithm) []jose.JSONW
 	return found
 }
 
-// fits reports whether a key can be used with an algorithm: it has the right type and does not name another algorithm. This prevents an
-// attacker from using a public key as a shared secret.
-func fits(key jose.JSONWebKey, alg jose.SignatureAlgorithm) bool {
+// fitsAlgorithm reports whether a key can be used with an algorithm: it has the right type and does not name another algorithm. This
+// prevents an attacker from using a public key as a shared secret.
+func fitsAlgorithm(key jose.JSONWebKey, alg jose.SignatureAlgorithm) bool {
 	if key.Algorithm != "" && key.Algorithm != string(alg) {
 		return false
 	}
@@ -164,8 +164,8 @@ func newClient() *http.Client {
 // to callers.
 type fetcher struct{ client *http.Client }
 
-// document fetches a JSON document.
-func (f fetcher) document(ctx context.Context, url string, into any) error {
+// fetchJSON fetches a JSON document.
+func (f fetcher) fetchJSON(ctx context.Context, url string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "make the request")
@@ -189,12 +189,12 @@ func (f fetcher) document(ctx context.Context, url string, into any) error {
 	return fault.Wrap(fault.Internal, json.Unmarshal(body, into), "decode %s", url)
 }
 
-// keys fetches a JSON Web Key Set (RFC 7517, section 5). It leaves out keys that cannot verify signatures.
-func (f fetcher) keys(ctx context.Context, url string) ([]jose.JSONWebKey, error) {
+// fetchKeys fetches a JSON Web Key Set (RFC 7517, section 5). It leaves out keys that cannot verify signatures.
+func (f fetcher) fetchKeys(ctx context.Context, url string) ([]jose.JSONWebKey, error) {
 	var set struct {
 		Keys *[]json.RawMessage `json:"keys"`
 	}
-	if err := f.document(ctx, url, &set); err != nil {
+	if err := f.fetchJSON(ctx, url, &set); err != nil {
 		return nil, err
 	}
 	if set.Keys == nil {
@@ -223,7 +223,7 @@ type serverMetadata struct {
 
 // keysURL returns the URL of an issuer's keys, from its metadata.
 func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
-	doc, err := f.metadata(ctx, issuer, func(doc serverMetadata, at string) error {
+	doc, err := f.fetchMetadata(ctx, issuer, func(doc serverMetadata, at string) error {
 		if _, bad := parseSecureURL(doc.Keys); bad != nil {
 			return fault.New(fault.Internal, "%s has no jwks_uri with https", at)
 		}
@@ -232,12 +232,12 @@ func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 	return doc.Keys, err
 }
 
-// metadata fetches the metadata of an issuer. It tries the possible URLs in turn until one has a document that passes the check.
-func (f fetcher) metadata(ctx context.Context, issuer string, check func(doc serverMetadata, at string) error) (serverMetadata, error) {
+// fetchMetadata fetches the metadata of an issuer. It tries the possible URLs in turn until one has a document that passes the check.
+func (f fetcher) fetchMetadata(ctx context.Context, issuer string, check func(doc serverMetadata, at string) error) (serverMetadata, error) {
 	var failed []error
 	for _, at := range metadataURLs(issuer) {
 		var doc serverMetadata
-		err := f.document(ctx, at, &doc)
+		err := f.fetchJSON(ctx, at, &doc)
 		if err == nil && doc.Issuer != issuer { // RFC 8414, section 3.3
 			err = fault.New(fault.Internal, "%s belongs to the issuer %.200q", at, doc.Issuer)
 		}
@@ -254,7 +254,7 @@ func (f fetcher) metadata(ctx context.Context, issuer string, check func(doc ser
 
 // Endpoints returns the URLs of the authorization and token endpoints of the first issuer, where people sign in.
 func (a *Authenticator) Endpoints(ctx context.Context) (authorize, token string, err error) {
-	doc, err := fetcher{a.options.Client}.metadata(ctx, a.options.Issuers[0], func(doc serverMetadata, at string) error {
+	doc, err := fetcher{a.options.Client}.fetchMetadata(ctx, a.options.Issuers[0], func(doc serverMetadata, at string) error {
 		for _, url := range []string{doc.Authorize, doc.Token} {
 			if _, bad := parseSecureURL(url); bad != nil {
 				return fault.New(fault.Internal, "%s has no authorization_endpoint or token_endpoint with https", at)
@@ -288,7 +288,7 @@ func parseSecureURL(text string) (*url.URL, error) {
 	if err != nil || u.Host == "" || u.Fragment != "" || u.User != nil {
 		return nil, fault.New(fault.Invalid, "%.200q is not the URL of a server", text)
 	}
-	if u.Scheme == "https" || u.Scheme == "http" && auth.Loopback(u.Hostname()) {
+	if u.Scheme == "https" || u.Scheme == "http" && auth.IsLoopback(u.Hostname()) {
 		return u, nil
 	}
 	return nil, fault.New(fault.Invalid, "%.200q is not https", text)

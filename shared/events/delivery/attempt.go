@@ -243,7 +243,7 @@ type sender struct {
 func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) (out webhook.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
-			out = webhook.Outcome{Category: webhook.Internal, Err: fault.Panicked(p)}
+			out = webhook.Outcome{Category: webhook.Internal, Err: fault.FromPanic(p)}
 		}
 	}()
 	n, target := len(del.Attempts)+1, sub.Target.URL

@@ -140,7 +140,7 @@ func (d *rehearsal) start(release string) (stop func()) {
 		h := sha256.Sum256([]byte(name))
 		keys = append(keys, auth.Key{Principal: name, Workspace: "default", Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe}, SHA256: hex.EncodeToString(h[:])})
 	}
-	authenticator, err := auth.Keys(keys, nil)
+	authenticator, err := auth.NewStaticKeys(keys, nil)
 	expect.OK(d.t, err)
 	endpoint, err := mcp.New(mcp.Options{
 		Auth: authenticator, Catalogs: d.catalogs, Registrar: registrar, Deregistrar: services, Logger: slog.New(slog.DiscardHandler),

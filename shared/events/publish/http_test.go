@@ -26,7 +26,7 @@ import (
 func handler(t testing.TB) (*Handler, *sent) {
 	t.Helper()
 	s, q := service(t)
-	return &Handler{Service: s, Auth: auth.None(), Log: slog.New(slog.DiscardHandler)}, q
+	return &Handler{Service: s, Auth: auth.AcceptAll(), Log: slog.New(slog.DiscardHandler)}, q
 }
 
 // post sends a body with headers of the form "Name: value".
@@ -191,7 +191,7 @@ func testKeys(t *testing.T) auth.Authenticator {
 		sum := sha256.Sum256([]byte(key))
 		return hex.EncodeToString(sum[:])
 	}
-	keys := expect.Value(auth.Keys([]auth.Key{
+	keys := expect.Value(auth.NewStaticKeys([]auth.Key{
 		{Principal: "reader", Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe}, SHA256: hash("reader-key")},
 		{Principal: "publisher", Workspace: "other", Scopes: []string{auth.ScopePublish}, SHA256: hash("publisher-key")},
 	}, nil))(t)

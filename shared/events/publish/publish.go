@@ -317,7 +317,7 @@ func escapeData(data json.RawMessage) (json.RawMessage, error) {
 	if !json.Valid(data) {
 		return nil, fault.New(fault.Invalid, "is not valid JSON")
 	}
-	if !jsonrpc.Spaced(data) && !needsEscape(data) {
+	if !jsonrpc.HasSpace(data) && !needsEscape(data) {
 		return data, nil
 	}
 	var b bytes.Buffer

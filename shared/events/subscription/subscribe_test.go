@@ -71,7 +71,7 @@ func TestSubscribe(t *testing.T) {
 	})
 	t.Run("EVX-08 an authenticated principal is required", func(t *testing.T) {
 		f := newFixture(t, Options{})
-		anonymous, err := auth.None().Authenticate(t.Context(), nil)
+		anonymous, err := auth.AcceptAll().Authenticate(t.Context(), nil)
 		expect.OK(t, err)
 		_, err = f.Subscribe(t.Context(), anonymous, SubscribeRequest{Name: "github.push", URL: "https://x.example/", Secret: "whsec_x"})
 		if !fault.Is(err, fault.Unauthenticated) {

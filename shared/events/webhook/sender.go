@@ -73,7 +73,7 @@ type Options struct {
 	// within their own timeout.
 	ConnsPerHost int
 	// MaxConns limits the open connections, busy or idle, to all hosts together. The default is the number that
-	// [descriptors.Outgoing] reserves. At the limit, idle connections are closed, and if that is not enough, a
+	// [descriptors.MaxOutgoing] reserves. At the limit, idle connections are closed, and if that is not enough, a
 	// request waits within its own timeout and then fails as [Internal]. ConnsPerHost and the number of idle
 	// connections are at most half of MaxConns.
 	MaxConns int
@@ -125,7 +125,7 @@ const maxIdle = 512
 
 // NewSender returns a new sender. Close closes its idle connections.
 func NewSender(o Options) *Sender {
-	o.MaxConns = cmp.Or(o.MaxConns, descriptors.Outgoing())
+	o.MaxConns = cmp.Or(o.MaxConns, descriptors.MaxOutgoing())
 	o.ConnsPerHost = min(cmp.Or(o.ConnsPerHost, 128), max(1, o.MaxConns/2))
 	o.Guard = cmp.Or(o.Guard, &Guard{})
 	o.UserAgent = cmp.Or(o.UserAgent, "mcp-events/dev")

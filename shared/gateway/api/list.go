@@ -56,8 +56,8 @@ func (k Kind) Member() string { return kinds[k].member }
 // Name returns the name of the member that identifies an entry, e.g. "uri".
 func (k Kind) Name() string { return kinds[k].name }
 
-// Changed returns the method of the notification with which a backend reports that the list has changed.
-func (k Kind) Changed() string { return kinds[k].changed }
+// ChangedMethod returns the method of the notification with which a backend reports that the list has changed.
+func (k Kind) ChangedMethod() string { return kinds[k].changed }
 
 // Prefixed reports whether names get the backend's prefix. URIs do not.
 func (k Kind) Prefixed() bool { return kinds[k].prefixed }
@@ -72,8 +72,10 @@ type Entry struct {
 	Backend, Own string
 }
 
-// For returns the entry as a client with the given revision of MCP can read it.
-func (e Entry) For(version spec.Version) json.RawMessage { return translate.Tool(e.JSON, version) }
+// ForVersion returns the entry as a client with the given revision of MCP can read it.
+func (e Entry) ForVersion(version spec.Version) json.RawMessage {
+	return translate.Tool(e.JSON, version)
+}
 
 // List combines the lists of a principal's backends. Backends are in the order of the configuration, and each backend's entries in its own
 // order.
@@ -103,7 +105,7 @@ type Part struct {
 // Page returns up to most entries after a cursor and the cursor of the next page. An empty cursor is the beginning, and next is empty on
 // the last page. Page returns false if the cursor's backend is not in the list.
 func (l *List) Page(cursor string, most int) (entries []Entry, next string, ok bool) {
-	first, ok := l.after(cursor)
+	first, ok := l.indexAfter(cursor)
 	if !ok {
 		return nil, "", false
 	}
@@ -124,8 +126,8 @@ func (l *List) cursor(i int) string {
 	return e.Backend + " " + strconv.Itoa(place) + " " + e.Own
 }
 
-// after returns the index of the first entry after a cursor, and false if the cursor is invalid.
-func (l *List) after(cursor string) (int, bool) {
+// indexAfter returns the index of the first entry after a cursor, and false if the cursor is invalid.
+func (l *List) indexAfter(cursor string) (int, bool) {
 	if cursor == "" {
 		return 0, true
 	}

@@ -58,7 +58,7 @@ func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
 	}
 	v, old := b.callers.getOrCreate(b, c)
 	if old != nil {
-		old.leave(ctx)
+		old.endSession(ctx)
 	}
 	return v
 }
@@ -102,8 +102,8 @@ func (b *Backend) views() []*View {
 	return append(slices.Collect(maps.Values(b.callers.kept)), b.view)
 }
 
-// leave ends the session that the view has at the backend, if it has one.
-func (v *View) leave(ctx context.Context) {
+// endSession ends the session that the view has at the backend, if it has one.
+func (v *View) endSession(ctx context.Context) {
 	info, _ := v.info.Peek()
 	if info == nil {
 		return

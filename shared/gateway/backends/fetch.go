@@ -48,7 +48,7 @@ func (v *View) ask(ctx context.Context) (*ServerInfo, error) {
 		if err == nil {
 			return newServerInfo(got), nil
 		}
-		if stateless || fault.Is(err, fault.Unavailable) && !upstream.Refused(err) {
+		if stateless || fault.Is(err, fault.Unavailable) && !upstream.IsRefused(err) {
 			return nil, err
 		}
 	}
@@ -80,7 +80,7 @@ func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time
 			// The backend has no such list. Look again after askAgain, when the capabilities may have changed.
 			return &fetched{ttl: askAgain, shared: true}, nil
 		}
-		list, err := v.fetch(ctx, info, kind)
+		list, err := v.fetchList(ctx, info, kind)
 		lost := errors.Is(err, upstream.ErrSession) || errors.Is(err, upstream.ErrNoResponse) && info.session != ""
 		if again || !lost {
 			return list, err
@@ -89,8 +89,8 @@ func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time
 	}
 }
 
-// fetch reads all pages of a list.
-func (v *View) fetch(ctx context.Context, info *ServerInfo, kind api.Kind) (*fetched, error) {
+// fetchList reads all pages of a list.
+func (v *View) fetchList(ctx context.Context, info *ServerInfo, kind api.Kind) (*fetched, error) {
 	b, c := v.backend, v.client()
 	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.options.AskTimeout)
 	defer cancel()
@@ -100,7 +100,7 @@ func (v *View) fetch(ctx context.Context, info *ServerInfo, kind api.Kind) (*fet
 	for range maxPages {
 		params := json.RawMessage(`{}`)
 		if info.Version.Stateless() {
-			params = c.Meta(info.Version)
+			params = c.MetaParams(info.Version)
 		}
 		if cursor != nil {
 			params = jsonrpc.Insert(params, "cursor", cursor)
@@ -165,7 +165,7 @@ func (v *View) parseEntry(kind api.Kind, raw json.RawMessage) (e Entry, why stri
 		return e, dropNameless
 	case jsonrpc.Depth(raw) > maxEntryDepth:
 		return e, dropDeep
-	case !printable(raw):
+	case !isPrintable(raw):
 		return e, dropControls
 	}
 	raw, _ = translate.WithoutOwn(raw)
@@ -180,18 +180,18 @@ func (v *View) parseEntry(kind api.Kind, raw json.RawMessage) (e Entry, why stri
 	return e, ""
 }
 
-// printable reports whether the names and titles in an entry are free of characters that control terminals or the direction of text. It
+// isPrintable reports whether the names and titles in an entry are free of characters that control terminals or the direction of text. It
 // checks a member like "Name" too, and each of several members with the same name, because readers differ in which of them they use.
-func printable(entry json.RawMessage) bool {
+func isPrintable(entry json.RawMessage) bool {
 	for key, value := range jsonrpc.Members(entry) {
 		switch strings.ToLower(string(key)) {
 		case "name", "title", "uri", "uritemplate":
 			text, _ := jsonrpc.String(value)
-			if strings.ContainsFunc(text, unprintable) {
+			if strings.ContainsFunc(text, isUnprintable) {
 				return false
 			}
 		case "annotations":
-			if !printable(value) {
+			if !isPrintable(value) {
 				return false
 			}
 		}
@@ -199,8 +199,8 @@ func printable(entry json.RawMessage) bool {
 	return true
 }
 
-// unprintable reports whether r is a control character, changes the direction of text, or stands for invalid Unicode.
-func unprintable(r rune) bool {
+// isUnprintable reports whether r is a control character, changes the direction of text, or stands for invalid Unicode.
+func isUnprintable(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
 }
 

@@ -20,16 +20,16 @@ type Followed struct{ *Backend }
 // events or resources: nothing changes in them, and following would start them.
 func (bs *Set) Followed(ctx context.Context) (out []Followed) {
 	for _, b := range bs.current(ctx) {
-		if !b.rests(ctx) {
+		if !b.isDormant(ctx) {
 			out = append(out, Followed{b})
 		}
 	}
 	return out
 }
 
-// rests reports whether the backend is a command that does not run and need not be started. A command with events that clients want is kept
-// running between polls.
-func (b *Backend) rests(ctx context.Context) bool {
+// isDormant reports whether the backend is a command that does not run and need not be started. A command with events that clients want
+// is kept running between polls.
+func (b *Backend) isDormant(ctx context.Context) bool {
 	if b.Command == nil || b.options.Commands == nil {
 		return false
 	}

@@ -110,7 +110,7 @@ func (bs *Set) mergeLists(ctx context.Context, p auth.Principal, kind api.Kind, 
 			}
 			if has != nil {
 				out.Conflicts = append(out.Conflicts, e.Name)
-				bs.conflict(ctx, kind, e.Name, has, b)
+				bs.logConflict(ctx, kind, e.Name, has, b)
 				continue
 			}
 			taken[e.Name] = b
@@ -121,8 +121,8 @@ func (bs *Set) mergeLists(ctx context.Context, p auth.Principal, kind api.Kind, 
 	return out
 }
 
-// conflict logs that two backends have the same name, but only once per name. Lists report the conflict to clients each time.
-func (bs *Set) conflict(ctx context.Context, kind api.Kind, name string, first, second *Backend) {
+// logConflict logs that two backends have the same name, but only once per name. Lists report the conflict to clients each time.
+func (bs *Set) logConflict(ctx context.Context, kind api.Kind, name string, first, second *Backend) {
 	what := conflict{kind, name, first.Place(), second.Place()}
 	if _, logged := bs.conflicts.Get(what); logged {
 		return
@@ -199,7 +199,7 @@ func lookUp(
 	}
 	of, all := lists(kind)
 	for _, l := range of {
-		for i := range l.all() {
+		for i := range l.listEntries() {
 			if l.entries[i].Name != name || ownerByPrefix(views, kind, &l.entries[i]) != nil {
 				continue
 			}
@@ -213,7 +213,7 @@ func lookUp(
 	}
 	templates, _ := lists(api.Templates)
 	for _, l := range templates {
-		for _, t := range l.all() {
+		for _, t := range l.listEntries() {
 			if t.matches == nil || !t.matches(name) {
 				continue
 			}
@@ -246,8 +246,8 @@ func ownerByPrefix(views []*View, kind api.Kind, e *Entry) *Backend {
 	return owner
 }
 
-// all returns the entries, or nil if the list was never fetched.
-func (f *fetched) all() []Entry {
+// listEntries returns the entries, or nil if the list was never fetched.
+func (f *fetched) listEntries() []Entry {
 	if f == nil {
 		return nil
 	}
@@ -292,7 +292,7 @@ func matcher(template string) func(uri string) bool {
 			break
 		}
 		expression, rest, _ = strings.Cut(expression, "}")
-		parts = append(parts, expansion(expression))
+		parts = append(parts, expansionOf(expression))
 	}
 	return func(uri string) bool { return len(uri) <= maxMatched && matches(parts, uri) }
 }
@@ -306,8 +306,8 @@ type part struct {
 	others string
 }
 
-// expansion describes the possible expansions of an expression (RFC 6570, section 3.2).
-func expansion(expression string) part {
+// expansionOf describes the possible expansions of an expression (RFC 6570, section 3.2).
+func expansionOf(expression string) part {
 	switch operator := expression[0]; operator {
 	case '+':
 		return part{others: "*"}
@@ -338,7 +338,7 @@ func matches(parts []part, uri string) bool {
 				}
 			case inside || at[i]:
 				next[i] = true
-				inside = i < len(uri) && (inside && p.allows(uri[i]) || at[i] && p.begins(uri[i]))
+				inside = i < len(uri) && (inside && p.canContain(uri[i]) || at[i] && p.canBegin(uri[i]))
 			}
 		}
 		at = next
@@ -346,16 +346,16 @@ func matches(parts []part, uri string) bool {
 	return at[len(uri)]
 }
 
-// begins reports whether an expansion can begin with the character.
-func (p part) begins(c byte) bool {
+// canBegin reports whether an expansion can begin with the character.
+func (p part) canBegin(c byte) bool {
 	if p.first != 0 {
 		return c == p.first
 	}
-	return p.allows(c)
+	return p.canContain(c)
 }
 
-// allows reports whether an expansion can have the character after its first one.
-func (p part) allows(c byte) bool {
+// canContain reports whether an expansion can have the character after its first one.
+func (p part) canContain(c byte) bool {
 	switch {
 	case p.others == "*", 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
 		return true

@@ -83,7 +83,7 @@ func (bs *Set) Replace(ctx context.Context, backends []api.Backend) []*Backend {
 	var wg sync.WaitGroup
 	for _, b := range gone {
 		for _, v := range b.views() {
-			wg.Go(func() { v.leave(ctx) })
+			wg.Go(func() { v.endSession(ctx) })
 		}
 	}
 	wg.Wait()

@@ -95,7 +95,7 @@ type versionedList struct {
 func (v *View) replaceList(kind api.Kind, version string, since time.Time) *versionedList {
 	l := &versionedList{version: version, since: since}
 	if old := v.lists[kind]; old != nil {
-		l.before = old.last()
+		l.before = old.latest()
 	}
 	ask := v.backend.options.AskTimeout
 	l.list = refresh.New(refresh.Options{
@@ -107,8 +107,8 @@ func (v *View) replaceList(kind api.Kind, version string, since time.Time) *vers
 	return l
 }
 
-// last returns the list that was fetched last, or nil if none was.
-func (l *versionedList) last() *fetched {
+// latest returns the list that was fetched last, or nil if none was.
+func (l *versionedList) latest() *fetched {
 	if list, _ := l.list.Peek(); list != nil {
 		return list
 	}
@@ -142,7 +142,7 @@ func (v *View) list(ctx context.Context, kind api.Kind, version string, use func
 	}
 	now, err := l.list.Within(ctx, maxAge)
 	if err != nil {
-		return l.last(), err
+		return l.latest(), err
 	}
 	return now, nil
 }
@@ -160,12 +160,12 @@ func (v *View) cachedList(kind api.Kind) *fetched {
 	switch {
 	case have != nil && time.Since(began) < v.backend.options.ListTTL:
 		return have
-	case !l.list.Pauses():
+	case !l.list.IsPausing():
 		return nil
-	case l.last() == nil:
+	case l.latest() == nil:
 		return &fetched{}
 	}
-	return l.last()
+	return l.latest()
 }
 
 // Outdate makes the next caller fetch the lists again. That caller does not share a fetch that has already begun.
@@ -199,7 +199,7 @@ func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind)
 	for some := range slices.Chunk(views, store.MaxGet) {
 		var keys []store.Key
 		for _, v := range some {
-			keys = append(keys, v.backend.listVersionKey(kind.Changed()))
+			keys = append(keys, v.backend.listVersionKey(kind.ChangedMethod()))
 		}
 		items, err := o.DB.Get(ctx, keys...)
 		if err != nil {

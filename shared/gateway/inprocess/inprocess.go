@@ -46,7 +46,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		defer stop()
 		defer cancel(nil)
 		defer context.AfterFunc(ctx, func() { _ = pipe.CloseWithError(context.Cause(ctx)) })()
-		t.serve(w, incoming(ctx, req))
+		t.serve(w, toIncoming(ctx, req))
 	}()
 	select {
 	case <-w.begun:
@@ -111,8 +111,8 @@ func (t *Transport) serve(w *writer, r *http.Request) {
 	t.Handler.ServeHTTP(w, r)
 }
 
-// incoming converts a client's request to the form in which a server receives a request from the same machine.
-func incoming(ctx context.Context, req *http.Request) *http.Request {
+// toIncoming converts a client's request to the form in which a server receives a request from the same machine.
+func toIncoming(ctx context.Context, req *http.Request) *http.Request {
 	r := req.Clone(ctx)
 	r.RequestURI = req.URL.RequestURI()
 	r.URL.Scheme, r.URL.Host, r.Host = "", "", "localhost"

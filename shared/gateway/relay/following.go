@@ -204,7 +204,7 @@ func (f *following) runAsync(do func() func() error) {
 func (f *following) check() {
 	method, params := "ping", json.RawMessage(`{}`)
 	if f.version.Stateless() {
-		method, params = spec.MethodDiscover, f.Client().Meta(f.version)
+		method, params = spec.MethodDiscover, f.Client().MetaParams(f.version)
 	}
 	f.runAsync(func() func() error {
 		_, err := f.Client().Ask(f.ctx, f.request(), method, params)
@@ -212,7 +212,7 @@ func (f *following) check() {
 			switch {
 			case errors.Is(err, upstream.ErrSession):
 				return err
-			case err == nil || upstream.Refused(err):
+			case err == nil || upstream.IsRefused(err):
 				f.unanswered = 0
 				return nil
 			}
@@ -240,7 +240,7 @@ var unsettled = []byte("?")
 func (f *following) markUnsettled(ctx context.Context, method string) error {
 	var ops []store.Op
 	for _, kind := range api.Kinds {
-		if kind.Changed() == method {
+		if kind.ChangedMethod() == method {
 			ops = append(ops, store.Put(store.Item{Key: listKey(f, kind), Value: unsettled}))
 		}
 	}

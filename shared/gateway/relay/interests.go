@@ -195,7 +195,7 @@ func (f *following) recordChange(method, uri string, err error) error {
 		return err
 	case err == nil && method == spec.MethodSubscribe:
 		f.interests.recordSubscribed(uri)
-	case method == spec.MethodUnsubscribe && (err == nil || upstream.Refused(err)): // the backend may have forgotten the subscription
+	case method == spec.MethodUnsubscribe && (err == nil || upstream.IsRefused(err)): // the backend may have forgotten the subscription
 		f.interests.recordEnded(uri)
 	default:
 		f.recordRefused(uri, err)
@@ -206,7 +206,7 @@ func (f *following) recordChange(method, uri string, err error) error {
 // recordRefused delays the next attempt for a resource to which the relay could not subscribe.
 func (f *following) recordRefused(uri string, err error) {
 	again := retryAfter
-	if upstream.Refused(err) {
+	if upstream.IsRefused(err) {
 		again = askAgain
 	}
 	if f.interests.putOff(uri, again) {

@@ -59,7 +59,7 @@ func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 		return nil, fault.Wrap(fault.Internal, err, "encode a listen")
 	}
 	r := upstream.Request{
-		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodListen, jsonrpc.Insert(c.Meta(f.version), "notifications", text)),
+		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodListen, jsonrpc.Insert(c.MetaParams(f.version), "notifications", text)),
 		Version: f.version, Header: http.Header{spec.HeaderMethod: {spec.MethodListen}},
 	}
 	x, err := f.open(func(ctx context.Context) (*upstream.Exchange, error) { return c.Post(ctx, r) })
@@ -100,7 +100,7 @@ func (f *following) listenFirst() error {
 		}
 	}
 	s, err := f.listen(true, uris)
-	if err != nil && len(uris) > 0 && upstream.Refused(err) {
+	if err != nil && len(uris) > 0 && upstream.IsRefused(err) {
 		f.split(uris, err)
 		s, err = f.listen(true, map[string]bool{})
 	}
@@ -227,7 +227,7 @@ func (f *following) pursueListens() {
 				}
 				f.listens.further = slices.DeleteFunc(f.listens.further, func(s *stream) bool { return slices.Contains(replaced, s) })
 				f.listens.further = append(f.listens.further, s)
-			case !upstream.Refused(err):
+			case !upstream.IsRefused(err):
 				return err
 			case join:
 				f.listens.joined = time.Now()

@@ -231,7 +231,7 @@ func (r *Relay) compare(ctx context.Context, b Backend, notify bool) error {
 		if items[0] != nil && bytes.Equal(items[0].Value, sum) {
 			continue
 		}
-		if method := kind.Changed(); notify && items[0] != nil && !notified[method] {
+		if method := kind.ChangedMethod(); notify && items[0] != nil && !notified[method] {
 			notified[method] = true
 			if err := b.ChangeListVersion(ctx, method); err != nil {
 				return err

@@ -40,7 +40,7 @@ func newThrottle() *throttle {
 		updates: rate.NewLimiter(updateRate, updateBurst), unasked: rate.NewLimiter(unaskedRate, unaskedBurst),
 	}
 	for _, kind := range api.Kinds {
-		t.changes[kind.Changed()] = rate.NewLimiter(changeRate, changeBurst)
+		t.changes[kind.ChangedMethod()] = rate.NewLimiter(changeRate, changeBurst)
 	}
 	t.changes[spec.NoteRootsChange] = rate.NewLimiter(changeRate, changeBurst)
 	return t

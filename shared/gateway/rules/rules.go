@@ -119,7 +119,7 @@ func (s Set) Permits(name string) (scopes []string, ok bool) {
 	if len(s.allow) == 0 && len(s.deny) == 0 && len(s.scopes) == 0 {
 		return nil, true
 	}
-	if len(name) > maxName || s.uris && trimmable(name) {
+	if len(name) > maxName || s.uris && isTrimmable(name) {
 		return nil, false
 	}
 	spelled := s.formsOf(name, false)
@@ -127,7 +127,7 @@ func (s Set) Permits(name string) (scopes []string, ok bool) {
 		return nil, false
 	}
 	for i, form := range spelled {
-		matches := func(glob forms) bool { return match(glob[i], form) }
+		matches := func(glob forms) bool { return matchGlob(glob[i], form) }
 		if slices.ContainsFunc(s.deny, matches) || len(s.allow) > 0 && i != bareForm && !slices.ContainsFunc(s.allow, matches) {
 			return nil, false
 		}
@@ -141,12 +141,12 @@ func (s Set) Permits(name string) (scopes []string, ok bool) {
 	return slices.Compact(scopes), true
 }
 
-// match reports whether a glob matches the whole name. A * stands for any characters, also for none and for a slash, and every other
+// matchGlob reports whether a glob matches the whole name. A * stands for any characters, also for none and for a slash, and every other
 // character stands for itself. With the semantics of [path.Match], a * in Deny would not match names with a slash.
 //
-// The time is at most proportional to the product of the lengths, because match tries only the last * at several places. The text
+// The time is at most proportional to the product of the lengths, because matchGlob tries only the last * at several places. The text
 // before it is matched as early as possible, which leaves the most for the rest.
-func match(glob, name string) bool {
+func matchGlob(glob, name string) bool {
 	g, n := 0, 0
 	star, from := -1, 0 // the last * and the place in the name where the text after it is tried
 	for n < len(name) {
@@ -167,9 +167,9 @@ func match(glob, name string) bool {
 	return strings.Trim(glob[g:], "*") == ""
 }
 
-// trimmable reports whether a URI has characters that parsers of the URL Standard, as in the official SDKs, remove before they look for dot
-// segments: tabs, line breaks, and other control characters and spaces at the ends. No valid URI has them.
-func trimmable(uri string) bool {
+// isTrimmable reports whether a URI has characters that parsers of the URL Standard, as in the official SDKs, remove before they look for
+// dot segments: tabs, line breaks, and other control characters and spaces at the ends. No valid URI has them.
+func isTrimmable(uri string) bool {
 	return strings.ContainsFunc(uri, unicode.IsControl) || strings.TrimSpace(uri) != uri
 }
 

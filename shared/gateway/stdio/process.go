@@ -103,7 +103,7 @@ func (s *server) spawn(ctx context.Context, holder string) (*process, error) {
 		s.forget(p)
 		close(p.done)
 		s.recordFailure(holder, err.Error(), false, 0)
-		return nil, unsent(fault.Unavailable, s.backend, "does not start: "+err.Error())
+		return nil, newUnsentError(fault.Unavailable, s.backend, "does not start: "+err.Error())
 	}
 	return p, nil
 }
@@ -111,7 +111,7 @@ func (s *server) spawn(ctx context.Context, holder string) (*process, error) {
 // start starts the command and its goroutines.
 func (p *process) start(ctx context.Context) error {
 	b, c := p.server.backend, p.server.backend.Command
-	env, hide, err := environment(ctx, p.server.t, c)
+	env, hide, err := buildEnvironment(ctx, p.server.t, c)
 	if err != nil {
 		return err
 	}
@@ -159,9 +159,9 @@ func (p *process) start(ctx context.Context) error {
 	return nil
 }
 
-// environment returns the environment of a command, and a replacer that hides its secrets. HOME is in it because package runners such as npx
-// and uvx keep their packages there.
-func environment(ctx context.Context, t *Transport, c *api.Command) (env []string, hide *strings.Replacer, err error) {
+// buildEnvironment returns the environment of a command, and a replacer that hides its secrets. HOME is in it because package runners
+// such as npx and uvx keep their packages there.
+func buildEnvironment(ctx context.Context, t *Transport, c *api.Command) (env []string, hide *strings.Replacer, err error) {
 	var hidden []string
 	for _, name := range []string{"PATH", "HOME"} {
 		if _, given := c.Env[name]; !given {
@@ -258,7 +258,7 @@ func (p *process) finish(exit error) {
 	lived := time.Since(p.since)
 	if failed {
 		p.log.Warn("backend process failed", "after", lived.Round(time.Millisecond), "error", how)
-		p.server.recordFailure(p.holder, how, p.ready(), lived)
+		p.server.recordFailure(p.holder, how, p.isReady(), lived)
 	} else {
 		p.log.Info("backend process stopped", "because", how, "after", lived.Round(time.Millisecond))
 	}
@@ -266,8 +266,8 @@ func (p *process) finish(exit error) {
 	close(p.done)
 }
 
-// ready reports whether the process had answered the handshake. A process of a client's session always counts as ready.
-func (p *process) ready() bool { return p.stateless || p.initialized != nil || p.holder != "" }
+// isReady reports whether the process had answered the handshake. A process of a client's session always counts as ready.
+func (p *process) isReady() bool { return p.stateless || p.initialized != nil || p.holder != "" }
 
 // stop begins to end the process. Only the first call counts. An empty reason means that the process has already ended by itself.
 func (p *process) stop(why string) { p.beginEnd(why, false) }
@@ -284,7 +284,7 @@ func (p *process) beginEnd(why string, failed bool) {
 // endLocked begins to end the process. The caller holds the lock, so no request can begin after the caller has found that the process is
 // idle.
 func (p *process) endLocked(why string, failed bool) {
-	if !p.ended() {
+	if !p.isEnding() {
 		p.why, p.failed = why, failed
 		close(p.stopping)
 	}
@@ -300,8 +300,8 @@ func (p *process) kill() {
 	}
 }
 
-// ended reports whether the process ends or has ended.
-func (p *process) ended() bool {
+// isEnding reports whether the process ends or has ended.
+func (p *process) isEnding() bool {
 	select {
 	case <-p.stopping:
 		return true
@@ -320,8 +320,8 @@ func (p *process) touch() {
 	p.used, p.leaving = time.Now(), false
 }
 
-// dormant reports whether the process is about to stop because it is idle.
-func (p *process) dormant() bool {
+// isLeaving reports whether the process is about to stop because it is idle.
+func (p *process) isLeaving() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.leaving
@@ -367,14 +367,14 @@ func (p *process) retire() {
 	}
 }
 
-// probes reports whether the handshake tries server/discover, i.e. 2026-07-28.
-func (s *server) probes() bool {
+// triesDiscover reports whether the handshake tries server/discover, i.e. 2026-07-28.
+func (s *server) triesDiscover() bool {
 	version := s.backend.ProtocolVersion
 	return version == api.AutoVersion || spec.Version(version).Stateless()
 }
 
-// initializes reports whether the handshake tries initialize, i.e. an earlier revision.
-func (s *server) initializes() bool {
+// triesInitialize reports whether the handshake tries initialize, i.e. an earlier revision.
+func (s *server) triesInitialize() bool {
 	version := s.backend.ProtocolVersion
 	return version == api.AutoVersion || !spec.Version(version).Stateless()
 }
@@ -414,8 +414,8 @@ func (p *process) handshake(ctx context.Context, probe bool) error {
 	case !probe:
 		initialize()
 	default:
-		ask(true, spec.MethodDiscover, (&upstream.Client{Server: p.server.t.Server}).Meta(spec.V20260728))
-		if p.server.initializes() {
+		ask(true, spec.MethodDiscover, (&upstream.Client{Server: p.server.t.Server}).MetaParams(spec.V20260728))
+		if p.server.triesInitialize() {
 			silent = time.After(p.server.t.probeTime())
 		}
 	}
@@ -437,7 +437,7 @@ func (p *process) handshake(ctx context.Context, probe bool) error {
 				return nil
 			case !a.discover:
 				return p.begin(ctx, a.message)
-			case !p.server.initializes():
+			case !p.server.triesInitialize():
 				return errors.New("it does not speak 2026-07-28")
 			case silent != nil:
 				silent = nil

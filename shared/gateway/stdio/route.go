@@ -166,7 +166,7 @@ func (p *process) deliverQuestion(m upstream.Message) (reason string) {
 	case m.Method == spec.MethodPing:
 		p.reply(jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
 		return ""
-	case p.holder == "" || len(p.questions) >= maxQuestions || p.asked()+len(m.Raw) > maxQueued:
+	case p.holder == "" || len(p.questions) >= maxQuestions || p.questionBytes()+len(m.Raw) > maxQueued:
 		refuse("there is no client that could answer " + m.Method)
 		return dropQuestion
 	}
@@ -190,8 +190,8 @@ func (p *process) deliverQuestion(m upstream.Message) (reason string) {
 	return ""
 }
 
-// asked returns the total length of the unanswered questions in bytes.
-func (p *process) asked() (sum int) {
+// questionBytes returns the total length of the unanswered questions in bytes.
+func (p *process) questionBytes() (sum int) {
 	for _, q := range p.questions {
 		sum += len(q.raw)
 	}
@@ -325,7 +325,7 @@ func (p *process) discard(x *exchange) {
 func (p *process) open(x *exchange, params json.RawMessage) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ended() {
+	if p.isEnding() {
 		return io.ErrClosedPipe
 	}
 	if p.exchanges[string(x.id)] != nil {
@@ -339,7 +339,7 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 		p.used = time.Now()
 	}
 	p.watch(x, params, true)
-	if !x.lasts() {
+	if !x.staysOpen() {
 		p.calls++
 	}
 	if !quiet[x.method] {
@@ -354,8 +354,9 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 	return nil
 }
 
-// lasts reports whether the request stays open until it is cancelled, as a listen request does. Such a request does not count as a call.
-func (x *exchange) lasts() bool {
+// staysOpen reports whether the request stays open until it is cancelled, as a listen request does. Such a request does not count as a
+// call.
+func (x *exchange) staysOpen() bool {
 	return x.method == spec.MethodListen || x.method == spec.MethodEventsStream
 }
 
@@ -388,7 +389,7 @@ func (p *process) remove(x *exchange) {
 		return
 	}
 	delete(p.exchanges, string(x.id))
-	if x.lasts() {
+	if x.staysOpen() {
 		p.watch(x, nil, false)
 	} else {
 		p.calls--
@@ -447,7 +448,7 @@ func (p *process) listen(req *http.Request) *http.Response {
 		p.listening.end(io.EOF)
 	}
 	p.listening = x
-	if p.ended() {
+	if p.isEnding() {
 		x.end(io.EOF)
 	}
 	return stream(req, x)

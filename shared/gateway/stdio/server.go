@@ -56,19 +56,19 @@ const (
 	worthWaiting = 1500 * time.Millisecond
 )
 
-// running returns the shared process if it is ready.
-func (s *server) running() *process {
+// readyProcess returns the shared process if it is ready.
+func (s *server) readyProcess() *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.current == nil || s.current.ended() {
+	if s.current == nil || s.current.isEnding() {
 		return nil
 	}
 	return s.current
 }
 
-// shared returns the shared process, and starts it if it does not run.
-func (s *server) shared(ctx context.Context) (*process, error) {
-	if p := s.running(); p != nil {
+// getShared returns the shared process, and starts it if it does not run.
+func (s *server) getShared(ctx context.Context) (*process, error) {
+	if p := s.readyProcess(); p != nil {
 		return p, nil
 	}
 	s.mu.Lock()
@@ -90,7 +90,7 @@ func (s *server) shared(ctx context.Context) (*process, error) {
 	case <-begun.done:
 		return begun.p, begun.err
 	case <-ctx.Done():
-		return nil, unsent(fault.Unavailable, s.backend, "is still starting")
+		return nil, newUnsentError(fault.Unavailable, s.backend, "is still starting")
 	}
 }
 
@@ -111,7 +111,7 @@ func (s *server) start(begun *start) {
 }
 
 func (s *server) startShared(ctx context.Context) (*process, error) {
-	probe := s.probes()
+	probe := s.triesDiscover()
 	for {
 		p, err := s.spawn(ctx, "")
 		if err != nil {
@@ -120,14 +120,14 @@ func (s *server) startShared(ctx context.Context) (*process, error) {
 		if err = p.handshake(ctx, probe); err == nil {
 			return p, nil
 		}
-		died := p.ended()
+		died := p.isEnding()
 		p.fail(err.Error())
 		<-p.done
-		if probe && died && s.initializes() {
+		if probe && died && s.triesInitialize() {
 			probe = false // some commands of earlier revisions end at a request before initialize
 			continue
 		}
-		return nil, unsent(fault.Unavailable, s.backend, "does not run: "+err.Error())
+		return nil, newUnsentError(fault.Unavailable, s.backend, "does not run: "+err.Error())
 	}
 }
 
@@ -160,7 +160,7 @@ func (s *server) awaitPause(ctx context.Context, holder string) error {
 	}
 	if left > worthWaiting || periodic.Sleep(ctx, left) != nil {
 		why := fmt.Sprintf("does not run: %s; the next start is in %s", f.why, left.Round(time.Second))
-		return unsent(fault.Unavailable, s.backend, why)
+		return newUnsentError(fault.Unavailable, s.backend, why)
 	}
 	return nil
 }
@@ -183,7 +183,7 @@ func (s *server) recordFailure(holder, why string, ready bool, lived time.Durati
 	s.failures.Put(holder, failure{f.times + 1, time.Now().Add(pause), why})
 }
 
-func (s *server) failing() bool {
+func (s *server) hasFailed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failed
@@ -207,7 +207,7 @@ func (s *server) retire() {
 	s.mu.Lock()
 	s.retired = true
 	s.mu.Unlock()
-	for _, p := range s.t.all() {
+	for _, p := range s.t.listProcesses() {
 		if p.server == s {
 			p.retire()
 		}
@@ -242,7 +242,7 @@ func (t *Transport) place(ctx context.Context, p *process) error {
 		t.mu.Lock()
 		if t.closed || p.server.isRetired() {
 			t.mu.Unlock()
-			return unsent(fault.Unavailable, p.server.backend, "no longer starts")
+			return newUnsentError(fault.Unavailable, p.server.backend, "no longer starts")
 		}
 		victim, full := t.findVictim(p.holder)
 		if !full {
@@ -256,19 +256,19 @@ func (t *Transport) place(ctx context.Context, p *process) error {
 		case !full:
 			return nil
 		case victim == nil:
-			return exhausted(p.server.backend, t.perPrincipal())
+			return newExhaustedError(p.server.backend, t.perPrincipal())
 		}
 		victim.stop("another session needs its place")
 		select {
 		case <-victim.done:
 		case <-ctx.Done():
-			return unsent(fault.Unavailable, p.server.backend, "is still starting")
+			return newUnsentError(fault.Unavailable, p.server.backend, "is still starting")
 		}
 	}
 }
 
-func exhausted(b api.Backend, limit int) error {
-	e := unsent(fault.Exhausted, b, "has no process for a further session, because calls are running in all of them")
+func newExhaustedError(b api.Backend, limit int) error {
+	e := newUnsentError(fault.Exhausted, b, "has no process for a further session, because calls are running in all of them")
 	e.Fault = e.Fault.AtLimit(limitProcesses, float64(limit))
 	return e
 }
@@ -290,7 +290,7 @@ func (t *Transport) findVictim(holder string) (victim *process, full bool) {
 	own := len(of[holder])
 	switch {
 	case own >= t.perPrincipal():
-		return oldest(of[holder], false), true
+		return findOldest(of[holder], false), true
 	case total < cmp.Or(t.Processes, maxProcesses):
 		return nil, false
 	}
@@ -301,15 +301,15 @@ func (t *Transport) findVictim(holder string) (victim *process, full bool) {
 		}
 	}
 	if len(of[most]) > own {
-		if victim = oldest(of[most], len(of[most]) > own+1); victim != nil {
+		if victim = findOldest(of[most], len(of[most]) > own+1); victim != nil {
 			return victim, true
 		}
 	}
-	return oldest(of[holder], false), true
+	return findOldest(of[holder], false), true
 }
 
-// oldest returns the process that has been unused for longest. Processes with running calls come last, and only if busy is set.
-func oldest(processes []*process, busy bool) *process {
+// findOldest returns the process that has been unused for longest. Processes with running calls come last, and only if busy is set.
+func findOldest(processes []*process, busy bool) *process {
 	type state struct {
 		*process
 		running bool

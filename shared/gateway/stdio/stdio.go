@@ -91,11 +91,11 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return respond(req, http.StatusMethodNotAllowed, nil), nil
 	}
 	id, method := jsonrpc.Member(body, "id"), methodOf(body)
-	holder := upstream.Holder(req.Context())
+	holder := upstream.HolderOf(req.Context())
 	if method == spec.MethodInitialize && holder != "" {
 		return s.begin(req, holder, id, body)
 	}
-	p, err := s.shared(req.Context())
+	p, err := s.getShared(req.Context())
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	resp, err := p.post(req, id, method, body)
 	if errors.Is(err, io.ErrClosedPipe) { // it has ended a moment ago, without the message
-		if p, err = s.shared(req.Context()); err == nil {
+		if p, err = s.getShared(req.Context()); err == nil {
 			resp, err = p.post(req, id, method, body)
 		}
 	}
@@ -122,7 +122,7 @@ func (s *server) inSession(req *http.Request, session string, body []byte) (*htt
 	s.t.mu.Lock()
 	p := s.t.sessions[session]
 	s.t.mu.Unlock()
-	if p == nil || p.server != s || p.ended() {
+	if p == nil || p.server != s || p.isEnding() {
 		return respond(req, http.StatusNotFound, nil), nil
 	}
 	switch req.Method {
@@ -202,33 +202,33 @@ func (t *Transport) Sync(ctx context.Context) error {
 
 // Touch records that a client uses a backend, so that its shared process keeps running.
 func (t *Transport) Touch(b api.Backend) {
-	if p := t.running(b); p != nil {
+	if p := t.sharedProcess(b); p != nil {
 		p.touch()
 	}
 }
 
 // Running reports whether the backend's shared process runs and is in use.
 func (t *Transport) Running(b api.Backend) bool {
-	p := t.running(b)
-	return p != nil && !p.dormant()
+	p := t.sharedProcess(b)
+	return p != nil && !p.isLeaving()
 }
 
 // Failing reports whether the last shared process of the backend has failed, and none has started since.
 func (t *Transport) Failing(b api.Backend) bool {
-	s := t.known(b)
-	return s != nil && s.running() == nil && s.failing()
+	s := t.findServer(b)
+	return s != nil && s.readyProcess() == nil && s.hasFailed()
 }
 
-func (t *Transport) running(b api.Backend) *process {
-	s := t.known(b)
+func (t *Transport) sharedProcess(b api.Backend) *process {
+	s := t.findServer(b)
 	if s == nil {
 		return nil
 	}
-	return s.running()
+	return s.readyProcess()
 }
 
-// known returns the backend if [Transport.Sync] has read it, or nil.
-func (t *Transport) known(b api.Backend) *server {
+// findServer returns the backend if [Transport.Sync] has read it, or nil.
+func (t *Transport) findServer(b api.Backend) *server {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.servers[b.URL]
@@ -239,7 +239,7 @@ func (t *Transport) Close(ctx context.Context) {
 	t.mu.Lock()
 	t.closed = true
 	t.mu.Unlock()
-	all := t.all()
+	all := t.listProcesses()
 	for _, p := range all {
 		p.stop("the server shuts down")
 	}
@@ -254,8 +254,8 @@ func (t *Transport) Close(ctx context.Context) {
 	}
 }
 
-// all returns the processes that have not ended.
-func (t *Transport) all() []*process {
+// listProcesses returns the processes that have not ended.
+func (t *Transport) listProcesses() []*process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Collect(maps.Keys(t.processes))
@@ -287,8 +287,8 @@ func methodOf(message json.RawMessage) string {
 	return method
 }
 
-// unsent returns the error of a request that was not sent to any process. The caller may read the text.
-func unsent(kind fault.Kind, b api.Backend, why string) *upstream.UnsentError {
+// newUnsentError returns the error of a request that was not sent to any process. The caller may read the text.
+func newUnsentError(kind fault.Kind, b api.Backend, why string) *upstream.UnsentError {
 	return &upstream.UnsentError{Fault: fault.New(kind, "backend %s %s", b.Name, why)}
 }
 

@@ -273,7 +273,7 @@ func TestStartAndEnd(t *testing.T) {
 		f.transport.mu.Lock()
 		p := f.transport.sessions[session]
 		f.transport.mu.Unlock()
-		if p == nil || p.ended() {
+		if p == nil || p.isEnding() {
 			t.Fatal("it has ended during a call")
 		}
 		expect.OK(t, p.send(t.Context(), jsonrpc.AppendResult(nil, q.ID, json.RawMessage(`{}`))))
@@ -383,7 +383,7 @@ func TestFailures(t *testing.T) {
 		x, err := f.send(t.Context(), "", "notify", `,"arguments":{"times":40},"_meta":{"progressToken":1}`)
 		expect.OK(t, err)
 		defer x.Close()
-		p := f.transport.all()[0]
+		p := f.transport.listProcesses()[0]
 		eventually(t, "the process has written its messages", func() bool {
 			f.call("", "pid", "")
 			p.mu.Lock()
@@ -404,7 +404,7 @@ func TestRevisions(t *testing.T) {
 		t.Run("GWN-26 a command without 2026-07-28 is initialized: "+kind, func(t *testing.T) {
 			f := newFixture(t, kind)
 			_, err := f.client.Discover(t.Context())
-			if !upstream.Refused(err) {
+			if !upstream.IsRefused(err) {
 				t.Errorf("server/discover: got %v, want an error of the backend", err)
 			}
 			for range 2 { // the view and the relay
@@ -488,7 +488,7 @@ func TestMessagesFindTheirRequests(t *testing.T) {
 		if m = next(t, x); !m.Response() {
 			t.Errorf("got %s, want the response", m.Raw)
 		}
-		p := f.transport.all()[0]
+		p := f.transport.listProcesses()[0]
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		expect.Equal(t, "bytes that wait", p.queued, 0)
@@ -632,7 +632,7 @@ func TestRequestsAndQuestionsOfAProcess(t *testing.T) {
 	for i := range 40 {
 		ask(p, strconv.Itoa(i), strings.Repeat("x", 1<<20))
 	}
-	if n := p.asked(); n > maxQueued {
+	if n := p.questionBytes(); n > maxQueued {
 		t.Errorf("%d bytes of questions are kept, want at most %d", n, maxQueued)
 	}
 }

@@ -324,9 +324,9 @@ func AppendInput(b []byte, key, method string, params json.RawMessage) []byte {
 // Need is a client capability that a request needs, such as "elicitation.url". It is empty for none.
 type Need string
 
-// Lacking returns the capability that a request to the client needs but the client has not declared. If no client can declare support for
-// the method, it returns the method.
-func Lacking(capabilities json.RawMessage, method string, params json.RawMessage) Need {
+// FindMissing returns the capability that a request to the client needs but the client has not declared. If no client can declare support
+// for the method, it returns the method.
+func FindMissing(capabilities json.RawMessage, method string, params json.RawMessage) Need {
 	switch method {
 	case spec.MethodRoots:
 		return findUndeclared(capabilities, "roots")
@@ -381,8 +381,8 @@ func MissingTasks() *jsonrpc.Error {
 	}
 }
 
-// Missing returns the error of a call that needs capabilities that the client has not declared.
-func Missing(backend string, needs []Need) *jsonrpc.Error {
+// NewMissingError returns the error of a call that needs capabilities that the client has not declared.
+func NewMissingError(backend string, needs []Need) *jsonrpc.Error {
 	required := map[string]map[string]struct{}{}
 	for _, n := range needs {
 		if strings.Contains(string(n), "/") {
@@ -402,12 +402,12 @@ func Missing(backend string, needs []Need) *jsonrpc.Error {
 	}
 }
 
-// Demanded returns the capabilities that the inputRequests of a result need but the client has not declared.
-func Demanded(capabilities, result json.RawMessage) []Need {
+// ListMissing returns the capabilities that the inputRequests of a result need but the client has not declared.
+func ListMissing(capabilities, result json.RawMessage) []Need {
 	var lacks []Need
 	for _, request := range jsonrpc.Members(jsonrpc.Member(result, "inputRequests")) {
 		method, _ := jsonrpc.String(jsonrpc.Member(request, "method"))
-		if n := Lacking(capabilities, method, jsonrpc.Member(request, "params")); n != "" && !slices.Contains(lacks, n) {
+		if n := FindMissing(capabilities, method, jsonrpc.Member(request, "params")); n != "" && !slices.Contains(lacks, n) {
 			lacks = append(lacks, n)
 		}
 	}

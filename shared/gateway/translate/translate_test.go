@@ -183,7 +183,7 @@ func TestWhatAClientLacksForAQuestion(t *testing.T) {
 		{`{"elicitation":{"url":{}}}`, spec.MethodElicit, `{"mode":"form"}`, "elicitation.form"},
 		{`{}`, "no/such", `{}`, "no/such"},
 	} {
-		expect.Equal(t, fmt.Sprintf("%s with %s, %s", tt.method, tt.capabilities, tt.params), Lacking(json.RawMessage(tt.capabilities), tt.method, json.RawMessage(tt.params)), tt.want)
+		expect.Equal(t, fmt.Sprintf("%s with %s, %s", tt.method, tt.capabilities, tt.params), FindMissing(json.RawMessage(tt.capabilities), tt.method, json.RawMessage(tt.params)), tt.want)
 	}
 }
 

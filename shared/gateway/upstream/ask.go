@@ -21,8 +21,8 @@ var ErrAnswer = errors.New("upstream: the backend answered with an error")
 // ErrUnknownMethod reports that the backend does not know the method. It wraps [ErrAnswer].
 var ErrUnknownMethod = fmt.Errorf("%w: it does not know the method", ErrAnswer)
 
-// Refused reports whether the backend answered with an error or an HTTP status instead of a result.
-func Refused(err error) bool {
+// IsRefused reports whether the backend answered with an error or an HTTP status instead of a result.
+func IsRefused(err error) bool {
 	_, ok := errors.AsType[*StatusError](err)
 	return ok || errors.Is(err, ErrAnswer)
 }
@@ -88,9 +88,9 @@ func (x *Exchange) Result(ctx context.Context) (json.RawMessage, error) {
 	}
 }
 
-// Meta returns params that contain only the _meta members that every request of a stateless revision needs. It declares no client
+// MetaParams returns params that contain only the _meta members that every request of a stateless revision needs. It declares no client
 // capabilities, because there is no user whom the backend could ask.
-func (c *Client) Meta(version spec.Version) json.RawMessage {
+func (c *Client) MetaParams(version spec.Version) json.RawMessage {
 	out := append([]byte(`{"_meta":{"`+spec.MetaVersion+`":`), jsonrpc.Quote(string(version))...)
 	out = append(out, `,"`+spec.MetaCapabilities+`":{},"`+spec.MetaClient+`":`...)
 	return append(append(out, c.Server...), `}}`...)
@@ -99,7 +99,7 @@ func (c *Client) Meta(version spec.Version) json.RawMessage {
 // Discover asks a backend of 2026-07-28 for its versions and capabilities.
 func (c *Client) Discover(ctx context.Context) (k Known, err error) {
 	const version = spec.V20260728
-	result, err := c.Ask(ctx, Request{Version: version}, spec.MethodDiscover, c.Meta(version))
+	result, err := c.Ask(ctx, Request{Version: version}, spec.MethodDiscover, c.MetaParams(version))
 	if err != nil {
 		return k, err
 	}
@@ -122,9 +122,9 @@ type Declared struct {
 
 type holderKey struct{}
 
-// Holder returns the [Declared.Holder] of the session that a request begins, given the request's context. A transport that starts a process
-// for each session needs it.
-func Holder(ctx context.Context) string {
+// HolderOf returns the [Declared.Holder] of the session that a request begins, given the request's context. A transport that starts a
+// process for each session needs it.
+func HolderOf(ctx context.Context) string {
 	holder, _ := ctx.Value(holderKey{}).(string)
 	return holder
 }

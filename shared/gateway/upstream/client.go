@@ -102,7 +102,7 @@ func (c *Client) Send(ctx context.Context, r Request) error {
 	}
 	x := &Exchange{Status: resp.StatusCode, body: resp.Body}
 	defer x.Close()
-	if succeeded(resp) {
+	if isSuccess(resp) {
 		return nil
 	}
 	if x.sessionLost(resp, r) {
@@ -164,4 +164,4 @@ type UnsentError struct{ Fault *fault.Error }
 func (e *UnsentError) Error() string { return e.Fault.Error() }
 func (e *UnsentError) Unwrap() error { return e.Fault }
 
-func succeeded(resp *http.Response) bool { return resp.StatusCode >= 200 && resp.StatusCode < 300 }
+func isSuccess(resp *http.Response) bool { return resp.StatusCode >= 200 && resp.StatusCode < 300 }

@@ -40,7 +40,7 @@ const (
 
 // RoundTrip implements [http.RoundTripper].
 func (d *direct) RoundTrip(req *http.Request) (*http.Response, error) {
-	address, ok := d.address(req)
+	address, ok := d.addressOf(req)
 	if !ok {
 		return nil, http.ErrSkipAltProtocol
 	}
@@ -68,8 +68,8 @@ func (d *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// address returns the address to which direct sends a request. It returns false if direct leaves the request to the transport.
-func (d *direct) address(req *http.Request) (string, bool) {
+// addressOf returns the address to which direct sends a request. It returns false if direct leaves the request to the transport.
+func (d *direct) addressOf(req *http.Request) (string, bool) {
 	host := req.URL.Hostname()
 	unknown := req.ContentLength <= 0 && req.Body != nil && req.Body != http.NoBody
 	international := strings.ContainsFunc(host, func(r rune) bool { return r > '~' })
@@ -96,7 +96,7 @@ func (d *direct) connect(ctx context.Context, address string) (c *directConn, re
 	}
 	for idle := d.take(address); idle != nil; idle = d.take(address) {
 		got(idle.Conn, true)
-		if silent(idle.Conn) {
+		if isSilent(idle.Conn) {
 			return idle, true, nil
 		}
 		_ = idle.Close()
@@ -150,8 +150,8 @@ func (d *direct) drop(c *directConn) bool {
 	return true
 }
 
-// rest keeps a connection for the next request, or closes it if its address has the maximum number of idle connections.
-func (d *direct) rest(c *directConn) {
+// keepIdle keeps a connection for the next request, or closes it if its address has the maximum number of idle connections.
+func (d *direct) keepIdle(c *directConn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.resting[c.address]) >= d.transport.MaxIdleConnsPerHost {
@@ -266,7 +266,7 @@ func (b *directBody) end(whole bool) {
 	b.once.Do(func() {
 		live := b.release()
 		if whole && live && b.reusable && b.conn.r.Buffered() == 0 {
-			b.conn.direct.rest(b.conn)
+			b.conn.direct.keepIdle(b.conn)
 			return
 		}
 		_ = b.conn.Close()

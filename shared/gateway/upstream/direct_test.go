@@ -137,7 +137,7 @@ func TestAnswerBeforeItsRequest(t *testing.T) {
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
 		if info.Reused {
 			close(read)
-			for i := 0; i < 5000 && silent(info.Conn); i++ { // until the second response arrives
+			for i := 0; i < 5000 && isSilent(info.Conn); i++ { // until the second response arrives
 				time.Sleep(time.Millisecond)
 			}
 		}

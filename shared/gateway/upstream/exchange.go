@@ -57,7 +57,7 @@ func (x *Exchange) begin(resp *http.Response, r Request) error {
 	if media != "application/json" { // nearly all answers need no parsing
 		media, _, _ = mime.ParseMediaType(media)
 	}
-	ok := succeeded(resp)
+	ok := isSuccess(resp)
 	switch {
 	case !ok && media == "application/json" && x.answers(r):
 		return nil
@@ -312,7 +312,7 @@ func Read(raw json.RawMessage) (m Message, ok bool) {
 		}
 		*slot = value
 	}
-	if string(version) != `"2.0"` || jsonrpc.Repeats(params) {
+	if string(version) != `"2.0"` || jsonrpc.HasRepeatedMember(params) {
 		return m, false
 	}
 	if id != nil && string(id) != "null" {

@@ -95,6 +95,6 @@ func (q *request) end(failure string) {
 	if q == nil || q.done.Swap(true) {
 		return
 	}
-	q.by.Metrics.Called(q.by.Name, failure != "")
+	q.by.Metrics.BackendCalled(q.by.Name, failure != "")
 	q.span.End(failure)
 }

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// silent reports whether a connection is open and nothing has arrived on it, as far as the operating system can tell.
-func silent(c net.Conn) bool {
+// isSilent reports whether a connection is open and nothing has arrived on it, as far as the operating system can tell.
+func isSilent(c net.Conn) bool {
 	if k, ok := c.(*countingConn); ok {
 		c = k.Conn
 	}

@@ -45,7 +45,7 @@ type Completions struct {
 
 // Complete serves completion/complete. It suggests values for a variable of an event template, from the schema and from past events.
 func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Result, error) {
-	cat, err := h.Catalogs.Of(ctx, c.Principal)
+	cat, err := h.Catalogs.CatalogOf(ctx, c.Principal)
 	if err != nil {
 		return method.Result{}, err
 	}

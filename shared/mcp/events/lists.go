@@ -48,7 +48,7 @@ func NewLists(l Lists) *Lists {
 	return &l
 }
 
-func (h *Lists) listing(cat *catalog.Catalog) *listing {
+func (h *Lists) listingOf(cat *catalog.Catalog) *listing {
 	l, ok := h.kept.Get(cat)
 	if !ok {
 		l = encodeCatalog(cat)
@@ -86,11 +86,11 @@ func (h *Lists) List(kind api.Kind) func(context.Context, *method.Call) (method.
 // listCatalog serves resources/list and resources/templates/list. The list has the event types, then the caller's webhook
 // subscriptions unless subscriptions is nil, and then the backends' items.
 func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, subscriptions streams.Subscriptions) (method.Result, error) {
-	cat, err := h.Catalogs.Of(ctx, c.Principal)
+	cat, err := h.Catalogs.CatalogOf(ctx, c.Principal)
 	if err != nil {
 		return method.Result{}, err
 	}
-	l := h.listing(cat)
+	l := h.listingOf(cat)
 	list := l.resources
 	if kind == api.Templates {
 		list = l.templates
@@ -122,7 +122,7 @@ func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, 
 		if servesURI(cat, kind, x.Name) {
 			return nil
 		}
-		return x.For(c.Version)
+		return x.ForVersion(c.Version)
 	})
 }
 
@@ -209,11 +209,11 @@ func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, 
 	if h.Backends.Any(ctx) {
 		h.Backends.StartCommands(ctx, c.Client())
 	}
-	cat, err := h.Catalogs.Of(ctx, c.Principal)
+	cat, err := h.Catalogs.CatalogOf(ctx, c.Principal)
 	if err != nil {
 		return method.Result{}, err
 	}
-	list := h.listing(cat).events
+	list := h.listingOf(cat).events
 	from, err := readPlace(c, "events", list.at)
 	if err != nil {
 		return method.Result{}, err
@@ -222,7 +222,7 @@ func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, 
 		return method.Result{}, errListCursor
 	}
 	form := func(entry *catalog.Entry, text []byte) [][]byte {
-		modes := h.modes(entry, c)
+		modes := h.deliveryModes(entry, c)
 		if len(modes) == 0 || !entry.Access.VisibleTo(c.Principal) {
 			return nil
 		}
@@ -267,8 +267,8 @@ func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
 	return shown
 }
 
-// modes returns the delivery modes in which the caller can receive an event type, in the revision of the call.
-func (h *Lists) modes(entry *catalog.Entry, c *method.Call) []string {
+// deliveryModes returns the delivery modes in which the caller can receive an event type, in the revision of the call.
+func (h *Lists) deliveryModes(entry *catalog.Entry, c *method.Call) []string {
 	p := c.Principal
 	var modes []string
 	if entry.PushAllowed() && h.Methods.Has(spec.MethodEventsStream) && c.Version.Stateless() && p.Has(auth.ScopeRead) {
@@ -305,7 +305,7 @@ func (h *Lists) listBackends(ctx context.Context, c *method.Call, kind api.Kind)
 		if kind == api.Tools && h.Tools != nil && h.Tools.Has(x.Name) {
 			return nil
 		}
-		return x.For(c.Version)
+		return x.ForVersion(c.Version)
 	})
 }
 
@@ -456,7 +456,7 @@ type place struct {
 
 // readPlace reads the cursor in a request for a list. at maps the names of the catalog's entries to their indices.
 func readPlace(c *method.Call, list string, at map[string]int) (place, error) {
-	token, given, err := c.Text("cursor")
+	token, given, err := c.OptionalString("cursor")
 	if err != nil || !given {
 		return place{cursor: cursor{where: atCatalog}, list: list}, err
 	}

@@ -39,8 +39,8 @@ type push struct {
 	beaten  time.Time // of the latest notification active or heartbeat
 }
 
-// Push serves events/stream (SEP-3415).
-func Push(st *streams.Streams) method.Handler {
+// NewPush serves events/stream (SEP-3415).
+func NewPush(st *streams.Streams) method.Handler {
 	return streams.Streaming{Streams: st, Open: func(ctx context.Context, c *method.Call) (*streams.Writer, error) { return openPush(ctx, st, c) }}
 }
 
@@ -54,7 +54,7 @@ func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*stream
 	w.Arguments = bytes.Clone(w.Arguments)
 	o := &streams.Writer{Kind: streams.KindEvents, Streams: st, Caller: streams.Caller{Principal: c.Principal, Header: c.Request.Header}}
 	p := &push{writer: o, selected: w, version: c.Version, profile: c.Profile}
-	o.Framing = streams.Framing{Begin: p.begin, Deliver: p.deliver, Due: p.due, Heartbeat: p.heartbeat, Moved: p.moved, Failed: p.failed, End: p.end}
+	o.Framing = streams.Framing{Begin: p.begin, Deliver: p.deliver, Due: p.due, Heartbeat: p.heartbeat, Moved: p.sendMoved, Failed: p.handleFailure, End: p.end}
 	return o, o.Open(c.WithToken(ctx), stream.Request{
 		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Patterns: []match.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
 		Cursor: w.cursor, MaxAge: w.maxAge, Sole: true, Wants: p.Wants,
@@ -64,13 +64,13 @@ func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*stream
 // begin confirms the subscription.
 func (p *push) begin() error {
 	p.beaten = time.Now()
-	return p.note(spec.NoteEventsActive, p.writer.ResumeAt(), func(b []byte) []byte {
+	return p.notify(spec.NoteEventsActive, p.writer.ResumeAt(), func(b []byte) []byte {
 		return strconv.AppendBool(append(b, `,"truncated":`...), p.writer.Feed.Truncated)
 	})
 }
 
-// note sends a notification with a cursor. more appends further members and may be nil.
-func (p *push) note(name, cursor string, more func([]byte) []byte) error {
+// notify sends a notification with a cursor. more appends further members and may be nil.
+func (p *push) notify(name, cursor string, more func([]byte) []byte) error {
 	return p.writer.Send(name, func(b []byte) []byte {
 		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
 		if more != nil {
@@ -88,12 +88,12 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 		if err == nil {
 			break
 		}
-		if err := p.failed(ctx, err); err != nil {
+		if err := p.handleFailure(ctx, err); err != nil {
 			return err
 		}
 	}
 	if d.Lost != "" {
-		return p.note(spec.NoteEventsActive, d.Cursor, func(b []byte) []byte { return append(b, `,"truncated":true`...) })
+		return p.notify(spec.NoteEventsActive, d.Cursor, func(b []byte) []byte { return append(b, `,"truncated":true`...) })
 	}
 	if d.Event == nil {
 		return nil
@@ -124,23 +124,23 @@ func (p *push) due(quiet time.Time) time.Time {
 // heartbeat checks whether the subscriber may still receive the events, and sends a heartbeat.
 func (p *push) heartbeat(ctx context.Context) error {
 	if err := p.check(ctx, true); err != nil {
-		if err = p.failed(ctx, err); err != nil {
+		if err = p.handleFailure(ctx, err); err != nil {
 			return err
 		}
 	}
 	p.beaten = time.Now()
-	return p.note(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
+	return p.notify(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
 }
 
-// moved sends the cursor, in a heartbeat, after the stream has read past events that its filters drop. If the client
+// sendMoved sends the cursor, in a heartbeat, after the stream has read past events that its filters drop. If the client
 // reconnects, the new stream then continues after these events and does not read them again.
-func (p *push) moved() error {
-	return p.note(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
+func (p *push) sendMoved() error {
+	return p.notify(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
 }
 
-// failed notifies the client of a temporary failure, waits a moment, and returns nil so that the stream continues. It returns
+// handleFailure notifies the client of a temporary failure, waits a moment, and returns nil so that the stream continues. It returns
 // any other error as it is.
-func (p *push) failed(ctx context.Context, err error) error {
+func (p *push) handleFailure(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, method.ErrWriting) {
 		return err
 	}
@@ -178,7 +178,7 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 			return &streams.Ended{Reason: subscription.AccessRevoked()}
 		}
 	}
-	cat, err := p.writer.Streams.Catalogs.Of(ctx, p.writer.Caller.Principal)
+	cat, err := p.writer.Streams.Catalogs.CatalogOf(ctx, p.writer.Caller.Principal)
 	if err != nil {
 		return err
 	}
@@ -264,7 +264,7 @@ func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error)
 	b = strconv.AppendBool(append(b, `,"truncated":`...), page.Truncated)
 	b = strconv.AppendBool(append(b, `,"hasMore":`...), page.More)
 	b = strconv.AppendInt(append(b, `,"nextPollMs":`...), h.nextPoll(page.Quiet).Milliseconds(), 10)
-	h.Metrics.Polled()
+	h.Metrics.PollAnswered()
 	return method.Result{Members: [][]byte{b}}, nil
 }
 
@@ -297,7 +297,7 @@ type selected struct {
 
 // readSelected reads the params that events/poll and events/stream share, and checks the caller's right to the events.
 func readSelected(ctx context.Context, cs method.Catalogs, c *method.Call, mode string) (w selected, err error) {
-	name, err := c.Required("name")
+	name, err := c.RequiredString("name")
 	if err != nil {
 		return w, err
 	}
@@ -306,7 +306,7 @@ func readSelected(ctx context.Context, cs method.Catalogs, c *method.Call, mode 
 		return w, err
 	}
 	var given bool
-	if w.cursor, given, err = c.Text("cursor"); err != nil {
+	if w.cursor, given, err = c.OptionalString("cursor"); err != nil {
 		return w, err
 	}
 	if given && w.cursor == "" {
@@ -316,7 +316,7 @@ func readSelected(ctx context.Context, cs method.Catalogs, c *method.Call, mode 
 		return w, err
 	}
 	w.mode = mode
-	if w.catalog, err = cs.Of(ctx, c.Principal); err != nil {
+	if w.catalog, err = cs.CatalogOf(ctx, c.Principal); err != nil {
 		return w, err
 	}
 	w.Selection, err = Choose(w.catalog, name, arguments, c.Principal, mode)

@@ -33,7 +33,7 @@ type Reads struct {
 // Read serves resources/read. It returns the latest events of an event URI or of all URIs below it, or the state of one of the caller's
 // subscriptions.
 func (h *Reads) Read(ctx context.Context, c *method.Call) (method.Result, error) {
-	uri, err := c.Required("uri")
+	uri, err := c.RequiredString("uri")
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -67,7 +67,7 @@ type latestEvent struct {
 }
 
 func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([]byte, error) {
-	cat, err := h.Catalogs.Of(ctx, p)
+	cat, err := h.Catalogs.CatalogOf(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 	if err != nil {
 		return nil, method.NotFound(uri) // the reason would show which other URIs exist
 	}
-	if _, err := streams.Permitted(p, access); err != nil {
+	if _, err := streams.FilterPermitted(p, access); err != nil {
 		return nil, err
 	}
 	var found []event.Event
@@ -93,7 +93,7 @@ func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 		if size += len(ev.Data); len(out.Events) == maxLatest || size > eventlog.LatestBytes {
 			break
 		}
-		if streams.Allowed(cat, p, &ev) {
+		if streams.MayReceive(cat, p, &ev) {
 			out.Events = append(out.Events, latestEvent{ev.ID, ev.Name, ev.URI, ev.Timestamp(), ev.Data})
 		}
 	}
@@ -145,7 +145,7 @@ type deliveryStatus struct {
 }
 
 func newDeliveryStatus(active bool, s subscription.Status) *deliveryStatus {
-	out := &deliveryStatus{Active: active, LastDeliveryAt: instant(s.LastDelivery), FailedSince: instant(s.FailedSince)}
+	out := &deliveryStatus{Active: active, LastDeliveryAt: timeOrNil(s.LastDelivery), FailedSince: timeOrNil(s.FailedSince)}
 	if s.LastError != "" {
 		out.LastError = &s.LastError
 	}
@@ -168,14 +168,14 @@ func (h *Reads) readSubscription(ctx context.Context, p auth.Principal, uri stri
 	}
 	state := subscriptionState{
 		URI: subscription.URI(v.ID), Name: v.Name, EventURIs: v.EventURIs, TargetURI: v.Target,
-		State: string(v.State), Reason: v.Reason, Created: v.Created, RefreshBefore: instant(v.Until),
+		State: string(v.State), Reason: v.Reason, Created: v.Created, RefreshBefore: timeOrNil(v.Until),
 		Delivery: newDeliveryStatus(v.State == subscription.Active, v.Status),
 	}
 	text, err := json.Marshal(state)
 	return text, fault.Wrap(fault.Internal, err, "encode the subscription")
 }
 
-func instant(t time.Time) *time.Time {
+func timeOrNil(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}

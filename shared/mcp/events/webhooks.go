@@ -44,7 +44,7 @@ func (h *Webhooks) Register(ctx context.Context, c *method.Call) (method.Result,
 		return method.Result{}, method.InvalidParams("uris must be an array of strings")
 	}
 	var err error
-	if r.Target, err = c.Required("targetUri"); err != nil {
+	if r.Target, err = c.RequiredString("targetUri"); err != nil {
 		return method.Result{}, err
 	}
 	if key := jsonrpc.Member(c.Meta, spec.MetaIdempotency); key != nil {
@@ -74,7 +74,7 @@ func (h *Webhooks) Register(ctx context.Context, c *method.Call) (method.Result,
 // Deregister serves resources/subscriptions/deregister. It gives the same answer for unknown URIs, malformed URIs, and URIs of other
 // principals.
 func (h *Webhooks) Deregister(ctx context.Context, c *method.Call) (method.Result, error) {
-	uri, err := c.Required("uri")
+	uri, err := c.RequiredString("uri")
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -127,7 +127,7 @@ func (h *Webhooks) EventsSubscribe(ctx context.Context, c *method.Call) (method.
 	}
 	var r subscription.SubscribeRequest
 	var err error
-	if r.Name, err = c.Required("name"); err != nil {
+	if r.Name, err = c.RequiredString("name"); err != nil {
 		return method.Result{}, err
 	}
 	if r.Arguments, err = c.Arguments(); err != nil {
@@ -139,7 +139,7 @@ func (h *Webhooks) EventsSubscribe(ctx context.Context, c *method.Call) (method.
 	if r.Secret == "" {
 		return method.Result{}, method.InvalidParams("delivery.secret is missing")
 	}
-	if r.Cursor, _, err = c.Text("cursor"); err != nil {
+	if r.Cursor, _, err = c.OptionalString("cursor"); err != nil {
 		return method.Result{}, err
 	}
 	if r.MaxAge, err = readMaxAge(c); err != nil {
@@ -177,7 +177,7 @@ func (h *Webhooks) EventsUnsubscribe(ctx context.Context, c *method.Call) (metho
 	if err := h.checkPrincipal(c); err != nil {
 		return method.Result{}, err
 	}
-	name, err := c.Required("name")
+	name, err := c.RequiredString("name")
 	if err != nil {
 		return method.Result{}, err
 	}

@@ -151,15 +151,15 @@ type relayed struct {
 	buffered bool // the response was written, but may still be in a buffer
 }
 
-// Relay returns the answer to a call that a backend answers.
-func (t Timing) Relay(w http.ResponseWriter, c *Call, f Faults) *relayed {
+// NewRelayed returns the answer to a call that a backend answers.
+func (t Timing) NewRelayed(w http.ResponseWriter, c *Call, f Faults) *relayed {
 	return &relayed{answer: t.answer(w, c), faults: f, call: c}
 }
 
 // Begin starts the heartbeats and returns the context for the call to the backend. The caller calls end after the call. At a
 // shutdown, the client immediately gets an error, although notifying the backend may take longer.
 func (r *relayed) Begin() (ctx context.Context, end func()) {
-	ctx, release := r.call.backendContext(r.refuse)
+	ctx, release := r.call.backendContext(r.answerShutdown)
 	r.streamAfter(r.timing.Heartbeat)
 	return ctx, func() {
 		release()
@@ -172,8 +172,8 @@ var errShutdown = &jsonrpc.Error{
 	Code: CodeUnavailable, Message: "the server is shutting down; the call may still take effect at the backend",
 }
 
-// refuse answers with errShutdown unless the response was written.
-func (r *relayed) refuse() {
+// answerShutdown answers with errShutdown unless the response was written.
+func (r *relayed) answerShutdown() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.over {
@@ -229,9 +229,9 @@ func (r *relayed) Flush() {
 	}
 }
 
-// Failed sends the error as the response if the answer has already become a stream. It returns false if the handler must write
+// Fail sends the error as the response if the answer has already become a stream. It returns false if the handler must write
 // the response.
-func (r *relayed) Failed(err error) bool {
+func (r *relayed) Fail(err error) bool {
 	if errors.Is(err, ErrWriting) {
 		return true
 	}
@@ -324,9 +324,9 @@ func (c *Call) Detach(limit time.Duration) (stop func()) {
 // batch, and [Call.OnDisconnect] has no effect on them.
 func (c *Call) JoinBatch() { c.life.client = nil }
 
-// Connection returns a context that ends when the client disconnects, even if the call is detached. For a part of a batch, the
+// ConnectionContext returns a context that ends when the client disconnects, even if the call is detached. For a part of a batch, the
 // context continues until the time limit of the batch.
-func (c *Call) Connection() context.Context {
+func (c *Call) ConnectionContext() context.Context {
 	if c.life.client != nil {
 		return c.life.client
 	}

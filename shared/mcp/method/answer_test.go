@@ -24,7 +24,7 @@ func TestFlushOfARelayedResponse(t *testing.T) {
 	for _, responds := range []bool{true, false} {
 		w := httptest.NewRecorder()
 		c := NewCall(httptest.NewRequest(http.MethodPost, "/mcp", nil), t.Context())
-		r := Timing{Heartbeat: time.Hour}.Relay(w, c, Faults{})
+		r := Timing{Heartbeat: time.Hour}.NewRelayed(w, c, Faults{})
 		_, end := r.Begin()
 		defer end()
 		if responds {

@@ -196,7 +196,7 @@ func (r *Replies) allMissing(c *Call, m Row, err error) error {
 // entryScopes returns the scopes of the event types that the params name or whose URIs they contain. It ignores malformed and unknown
 // names, which cause another error once the caller has the scopes.
 func (r *Replies) entryScopes(c *Call, m Row) []string {
-	cat, err := r.catalogs.Of(c.Request.Context(), c.Principal)
+	cat, err := r.catalogs.CatalogOf(c.Request.Context(), c.Principal)
 	if err != nil {
 		return nil
 	}
@@ -206,13 +206,13 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 			scopes = append(scopes, entry.Access.Scopes...)
 		}
 	}
-	uris := texts(c.Param("uris"))
+	uris := stringsOf(c.Param("uris"))
 	all := len(uris) > 0 // a webhook for a parent needs the scopes of all event types below it
 	if uri, ok := jsonrpc.String(c.Param("uri")); ok {
 		uris = append(uris, uri)
 	}
 	if filter := c.Param("notifications"); len(filter) > 0 && filter[0] == '{' {
-		uris = append(uris, texts(jsonrpc.Member(filter, "resourceSubscriptions"))...)
+		uris = append(uris, stringsOf(jsonrpc.Member(filter, "resourceSubscriptions"))...)
 	}
 	for _, uri := range uris[:min(len(uris), subscription.MaxURIs)] {
 		scopes = append(scopes, scopesOf(cat, uri, c.Principal, all)...)
@@ -241,8 +241,8 @@ func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (sco
 	return slices.Compact(scopes)
 }
 
-// texts returns the strings of an array, or nil for any other value.
-func texts(raw json.RawMessage) (out []string) {
+// stringsOf returns the strings of an array, or nil for any other value.
+func stringsOf(raw json.RawMessage) (out []string) {
 	if len(raw) == 0 || raw[0] != '[' || json.Unmarshal(raw, &out) != nil {
 		return nil
 	}

@@ -68,8 +68,8 @@ type Row struct {
 	Handler Handler
 }
 
-// Permits returns an error if the method does not exist for the caller or the caller lacks its scope.
-func (m Row) Permits(c *Call) error {
+// CheckCall returns an error if the method does not exist for the caller or the caller lacks its scope.
+func (m Row) CheckCall(c *Call) error {
 	there := m.SessionBased
 	if c.Version.Stateless() {
 		there = m.Stateless
@@ -158,8 +158,8 @@ type Call struct {
 // Param returns a member of the params, or nil if it is absent or null.
 func (c *Call) Param(name string) json.RawMessage { return jsonrpc.Member(c.Msg.Params, name) }
 
-// Text returns an optional member of the params, which must be a string. given is false if the member is absent or null.
-func (c *Call) Text(name string) (value string, given bool, err error) {
+// OptionalString returns an optional member of the params, which must be a string. given is false if the member is absent or null.
+func (c *Call) OptionalString(name string) (value string, given bool, err error) {
 	raw := c.Param(name)
 	if raw == nil {
 		return "", false, nil
@@ -171,8 +171,8 @@ func (c *Call) Text(name string) (value string, given bool, err error) {
 	return value, true, nil
 }
 
-// Required returns a member of the params that must be a non-empty string.
-func (c *Call) Required(name string) (string, error) {
+// RequiredString returns a member of the params that must be a non-empty string.
+func (c *Call) RequiredString(name string) (string, error) {
 	raw := jsonrpc.Member(c.Msg.Params, name)
 	value, ok := jsonrpc.String(raw)
 	switch {
@@ -187,16 +187,16 @@ func (c *Call) Required(name string) (string, error) {
 // maxDeclaration is the maximum size in bytes of a client's declaration. Larger declarations are ignored.
 const maxDeclaration = 16 << 10
 
-// Declaration returns a copy of the capabilities or clientInfo that a client declares, or nil if raw is not an object or is
+// CopyDeclaration returns a copy of the capabilities or clientInfo that a client declares, or nil if raw is not an object or is
 // larger than maxDeclaration.
-func Declaration(raw json.RawMessage) json.RawMessage {
+func CopyDeclaration(raw json.RawMessage) json.RawMessage {
 	if len(raw) == 0 || raw[0] != '{' || len(raw) > maxDeclaration {
 		return nil
 	}
 	return bytes.Clone(raw)
 }
 
-// ClientInfo returns a copy of a clientInfo object as [Declaration] does. It returns nil if the object has no name or version,
+// ClientInfo returns a copy of a clientInfo object as [CopyDeclaration] does. It returns nil if the object has no name or version,
 // because backends would refuse it.
 func ClientInfo(raw json.RawMessage) json.RawMessage {
 	_, named := jsonrpc.String(jsonrpc.Member(raw, "name"))
@@ -204,7 +204,7 @@ func ClientInfo(raw json.RawMessage) json.RawMessage {
 	if !named || !versioned {
 		return nil
 	}
-	return Declaration(raw)
+	return CopyDeclaration(raw)
 }
 
 // Client returns the caller as an [api.Client], for calls to backends.
@@ -214,7 +214,7 @@ func (c *Call) Client() api.Client {
 		out.Session, out.Capabilities, out.Info, out.Level = c.Session.Key, c.Session.Capabilities, c.Session.Client, c.Session.Level
 		return out
 	}
-	out.Capabilities = Declaration(jsonrpc.Member(c.Meta, spec.MetaCapabilities))
+	out.Capabilities = CopyDeclaration(jsonrpc.Member(c.Meta, spec.MetaCapabilities))
 	out.Info = ClientInfo(jsonrpc.Member(c.Meta, spec.MetaClient))
 	out.Level, _ = jsonrpc.String(jsonrpc.Member(c.Meta, spec.MetaLogLevel))
 	return out
@@ -300,8 +300,8 @@ func MediaTypes(values []string) iter.Seq[string] {
 // Catalogs reads the catalog of a principal's workspace.
 type Catalogs struct{ Source catalog.Source }
 
-// Of returns the catalog of the principal's workspace.
-func (cs Catalogs) Of(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
+// CatalogOf returns the catalog of the principal's workspace.
+func (cs Catalogs) CatalogOf(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	cat, err := cs.Source.Catalog(ctx, p.Workspace)
 	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")
 }
@@ -310,7 +310,7 @@ func (cs Catalogs) Of(ctx context.Context, p auth.Principal) (*catalog.Catalog, 
 // event type may have been added and its first event published. So if the cached catalog lacks the event type, With reads the
 // latest one.
 func (cs Catalogs) With(ctx context.Context, p auth.Principal, name string) (*catalog.Catalog, error) {
-	cat, err := cs.Of(ctx, p)
+	cat, err := cs.CatalogOf(ctx, p)
 	if err == nil && cat.ByName(name) == nil {
 		cat, err = catalog.Latest(ctx, cs.Source, p.Workspace)
 		err = fault.Wrap(fault.Unavailable, err, "read the latest catalog")

@@ -108,9 +108,9 @@ func (r *Replies) AppendResult(b []byte, c *Call, res Result) []byte {
 	return append(b, `}}`...)
 }
 
-// Fault answers a request whose method failed. If the credentials or a scope are missing, it sets status 401 or 403 and a
+// SendFault answers a request whose method failed. If the credentials or a scope are missing, it sets status 401 or 403 and a
 // WWW-Authenticate header, which tells the client what to request (RFC 6750, section 3.1).
-func (r *Replies) Fault(w http.ResponseWriter, c *Call, m Row, err error) {
+func (r *Replies) SendFault(w http.ResponseWriter, c *Call, m Row, err error) {
 	if auth.LacksScope(err) {
 		err = r.allMissing(c, m, err)
 	}

@@ -142,9 +142,9 @@ func ListKey(workspace, principal string) store.Key {
 // Partition returns the partition of a session's items.
 func Partition(key string) store.Key { return itemKey(key, sortSession) }
 
-// listed returns the entry of the session in the list of its principal's sessions. It lives as long as the session's items.
+// listEntry returns the entry of the session in the list of its principal's sessions. It lives as long as the session's items.
 // Its version is when the session began or was last prolonged, in seconds since 1970.
-func (s *Session) listed() store.Item {
+func (s *Session) listEntry() store.Item {
 	key := ListKey(s.Workspace, s.Principal)
 	key.Sort = s.Key
 	return store.Item{Key: key, Version: time.Now().Unix(), Expires: s.itemsExpire()}
@@ -171,15 +171,15 @@ func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	sess.expires = time.Now().Add(life)
 	value, _ := json.Marshal(sess) // strings and booleans
 	sess.item = store.Item{Key: itemKey(sess.Key, sortSession), Value: value, Version: 1, Expires: sess.expires}
-	if err := s.DB.Write(ctx, store.Put(sess.item, store.Absent()), store.Put(sess.listed())); err != nil {
+	if err := s.DB.Write(ctx, store.Put(sess.item, store.Absent()), store.Put(sess.listEntry())); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "make a session")
 	}
 	return &sess, nil
 }
 
-// Surplus returns the session that must end before the principal may begin another one. It is the session that was not prolonged for the
-// longest time. Surplus returns nil if the principal has fewer sessions than [Store.Max].
-func (s *Store) Surplus(ctx context.Context, p auth.Principal) (*Session, error) {
+// FindSurplus returns the session that must end before the principal may begin another one. It is the session that was not prolonged for
+// the longest time. FindSurplus returns nil if the principal has fewer sessions than [Store.Max].
+func (s *Store) FindSurplus(ctx context.Context, p auth.Principal) (*Session, error) {
 	if s.Max == nil || p.Anonymous {
 		return nil, nil
 	}
@@ -259,7 +259,7 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 	}
 	prolonged.item.Version++
 	prolonged.item.Expires = prolonged.expires
-	err = s.DB.Write(ctx, store.Put(prolonged.item, store.VersionIs(sess.item.Version)), store.Put(prolonged.listed()))
+	err = s.DB.Write(ctx, store.Put(prolonged.item, store.VersionIs(sess.item.Version)), store.Put(prolonged.listEntry()))
 	if errors.Is(err, store.ErrConflict) {
 		return nil // another request has prolonged, changed or ended the session; the next request reads it again
 	}
@@ -308,8 +308,8 @@ func (s *Store) Unsubscribe(ctx context.Context, sess *Session, uri string) erro
 	return fault.Wrap(fault.Unavailable, err, "remove the session's subscription")
 }
 
-// Subscription returns the session's record of a URI, or nil if the session is not subscribed to it.
-func (s *Store) Subscription(ctx context.Context, sess *Session, uri string) (*URI, error) {
+// FindSubscription returns the session's record of a URI, or nil if the session is not subscribed to it.
+func (s *Store) FindSubscription(ctx context.Context, sess *Session, uri string) (*URI, error) {
 	items, err := s.DB.Get(ctx, uriKey(sess.Key, uri))
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the session's subscription")
@@ -323,8 +323,8 @@ func (s *Store) Subscription(ctx context.Context, sess *Session, uri string) (*U
 	return nil, nil
 }
 
-// Subscriptions lists the URIs of the session.
-func (s *Store) Subscriptions(ctx context.Context, key string) ([]URI, error) {
+// ListSubscriptions lists the URIs of the session.
+func (s *Store) ListSubscriptions(ctx context.Context, key string) ([]URI, error) {
 	items, err := s.uris(ctx, key)
 	if err != nil {
 		return nil, err
@@ -473,7 +473,7 @@ func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session))
 // Remove ends the session and returns its subscriptions.
 func (s *Store) Remove(ctx context.Context, sess *Session) ([]URI, error) {
 	// Delete the session first, so that no request can add items to it.
-	if err := s.DB.Write(ctx, store.Delete(itemKey(sess.Key, sortSession)), store.Delete(sess.listed().Key)); err != nil {
+	if err := s.DB.Write(ctx, store.Delete(itemKey(sess.Key, sortSession)), store.Delete(sess.listEntry().Key)); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "end the session")
 	}
 	items, err := s.uris(ctx, sess.Key)

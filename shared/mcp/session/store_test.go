@@ -85,7 +85,7 @@ func staysSubscribed(t *testing.T, s *session.Store, id string, hours int) {
 	t.Helper()
 	for hour := range hours {
 		sess := load(t, s, id)
-		uris, err := s.Subscriptions(t.Context(), sess.Key)
+		uris, err := s.ListSubscriptions(t.Context(), sess.Key)
 		if err != nil || len(uris) != 1 {
 			t.Fatalf("after %d hours the live session is subscribed to %v, want one URI (error %v)", hour, uris, err)
 		}
@@ -247,7 +247,7 @@ func TestTheSessionThatWasUnusedForLongestIsSurplus(t *testing.T) {
 		s.Max = func(context.Context, auth.Principal) int { return 3 }
 		var made []*session.Session
 		for range 3 {
-			if surplus, err := s.Surplus(t.Context(), alice); err != nil || surplus != nil {
+			if surplus, err := s.FindSurplus(t.Context(), alice); err != nil || surplus != nil {
 				t.Fatalf("with %d sessions, %v is surplus (error %v), want none", len(made), surplus, err)
 			}
 			made = append(made, create(t, s))
@@ -255,7 +255,7 @@ func TestTheSessionThatWasUnusedForLongestIsSurplus(t *testing.T) {
 		}
 		time.Sleep(13 * time.Hour)
 		load(t, s, made[0].ID) // prolonged
-		surplus, err := s.Surplus(t.Context(), alice)
+		surplus, err := s.FindSurplus(t.Context(), alice)
 		if err != nil || surplus == nil || surplus.Key != made[1].Key {
 			t.Fatalf("AUT-07: surplus is %+v (error %v), want the second session", surplus, err)
 		}
@@ -264,7 +264,7 @@ func TestTheSessionThatWasUnusedForLongestIsSurplus(t *testing.T) {
 		if _, err := s.Load(t.Context(), made[1].ID, alice, false); !errors.Is(err, session.ErrNone) {
 			t.Errorf("the removed session gives %v, want %v", err, session.ErrNone)
 		}
-		if surplus, err := s.Surplus(t.Context(), auth.Principal{ID: "anonymous", Workspace: alice.Workspace, Anonymous: true}); err != nil || surplus != nil {
+		if surplus, err := s.FindSurplus(t.Context(), auth.Principal{ID: "anonymous", Workspace: alice.Workspace, Anonymous: true}); err != nil || surplus != nil {
 			t.Errorf("without authentication %v is surplus (error %v), want none", surplus, err)
 		}
 	})

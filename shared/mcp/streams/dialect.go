@@ -59,8 +59,8 @@ func (s *dialectStream) recordOpen(ctx context.Context) error {
 	return nil
 }
 
-// lifecycle returns an SSE event about the connection itself, e.g. "streamOpened". params is a JSON object.
-func (s *dialectStream) lifecycle(method string, params any, retry time.Duration) []byte {
+// lifecycleEvent returns an SSE event about the connection itself, e.g. "streamOpened". params is a JSON object.
+func (s *dialectStream) lifecycleEvent(method string, params any, retry time.Duration) []byte {
 	return sse.Append(nil, sse.Event{
 		Name: eventLifecycle, ID: s.session.position.next(s.writer.ResumeAt()), Retry: retry,
 		Data: jsonrpc.AppendNotification(nil, method, jsonrpc.Encode(params)),
@@ -72,7 +72,7 @@ func timestamp() map[string]string {
 }
 
 func (s *dialectStream) begin() error {
-	if err := s.writer.write(s.lifecycle("streamOpened", timestamp(), 0)); err != nil {
+	if err := s.writer.write(s.lifecycleEvent("streamOpened", timestamp(), 0)); err != nil {
 		return err
 	}
 	return s.session.sendGap()
@@ -82,7 +82,7 @@ func (s *dialectStream) heartbeat(ctx context.Context) error {
 	if err := s.writer.CheckCredentials(ctx); err != nil {
 		return err
 	}
-	return s.writer.write(s.lifecycle("ping", timestamp(), 0))
+	return s.writer.write(s.lifecycleEvent("ping", timestamp(), 0))
 }
 
 func (s *dialectStream) event(cursor string) sse.Event {
@@ -111,7 +111,7 @@ func (s *dialectStream) end(_ *method.Call, why error) {
 	if reason == "superseded" {
 		retry = 0 // reconnecting would end the newer stream
 	}
-	_ = s.writer.write(s.lifecycle("streamClosed", map[string]string{"reason": reason}, retry)) // the stream ends either way
+	_ = s.writer.write(s.lifecycleEvent("streamClosed", map[string]string{"reason": reason}, retry)) // the stream ends either way
 }
 
 // respond sends an answer to one of the session's POSTs.

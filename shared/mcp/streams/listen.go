@@ -56,7 +56,7 @@ func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Writer, err
 		Kind: kindListen, Streams: st, Caller: Caller{Principal: c.Principal, Header: c.Request.Header},
 		interests: interests{payloads: method.Declares(jsonrpc.Member(c.Meta, spec.MetaCapabilities), spec.OwnExtension)}, targets: map[string]Target{},
 	}
-	honored, err := o.honor(ctx, asked)
+	honored, err := o.setUpFilter(ctx, asked)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Writer, err
 		Begin: func() error { return o.acknowledge(honored) },
 		End:   func(c *method.Call, _ error) { o.Complete(c, o.ResumeAt()) },
 	}
-	request := stream.Request{Workspace: c.Principal.Workspace, Topics: o.topics(ctx), Cursor: cursor}
+	request := stream.Request{Workspace: c.Principal.Workspace, Topics: o.extraTopics(ctx), Cursor: cursor}
 	for _, t := range o.targets {
 		t.addTo(&request)
 	}
@@ -130,9 +130,9 @@ func readCursor(c *method.Call) (string, error) {
 	return cursor, nil
 }
 
-// honor sets up the part of the filter that the server supports and the caller may receive, and returns it. It leaves out URIs that are
-// unknown or forbidden.
-func (w *Writer) honor(ctx context.Context, asked filter) (filter, error) {
+// setUpFilter sets up the part of the filter that the server supports and the caller may receive, and returns it. It leaves out URIs that
+// are unknown or forbidden.
+func (w *Writer) setUpFilter(ctx context.Context, asked filter) (filter, error) {
 	w.interests.resources = asked.ResourcesListChanged && w.Streams.Methods.Has(spec.MethodResources)
 	w.interests.events = asked.EventsListChanged && w.Streams.Methods.Has(spec.MethodEvents)
 	w.interests.contexts = asked.ConversationContext && w.Streams.Conversation != nil && w.Streams.Conversation.Offers(ctx, w.Caller.Principal).Any()
@@ -154,7 +154,7 @@ func (w *Writer) honor(ctx context.Context, asked filter) (filter, error) {
 	if most := w.Streams.MaxURIs; len(asked.ResourceSubscriptions) > most {
 		return out, session.LimitReached("streamURIs", most)
 	}
-	cat, err := w.Streams.Catalogs.Of(ctx, w.Caller.Principal)
+	cat, err := w.Streams.Catalogs.CatalogOf(ctx, w.Caller.Principal)
 	if err != nil {
 		return out, err
 	}

@@ -49,8 +49,8 @@ func (w *Writer) notify(ctx context.Context, d stream.Delivery) error {
 	return nil
 }
 
-// asks reports whether the client asked for the notification note, which reports a changed list.
-func (w *Writer) asks(note string) bool {
+// wantsNotification reports whether the client asked for the notification note, which reports a changed list.
+func (w *Writer) wantsNotification(note string) bool {
 	switch note {
 	case spec.NoteResourcesChange:
 		return w.interests.resources
@@ -70,7 +70,7 @@ func (w *Writer) asks(note string) bool {
 // caused them. Only the last notification carries it, because a client that is disconnected before must get the delivery
 // again.
 func (w *Writer) sendChanges(cursor string, notes ...string) error {
-	asked := slices.DeleteFunc(notes, func(note string) bool { return !w.asks(note) })
+	asked := slices.DeleteFunc(notes, func(note string) bool { return !w.wantsNotification(note) })
 	for i, note := range asked {
 		at := w.completedCursor
 		if i == len(asked)-1 {
@@ -92,7 +92,7 @@ func (w *Writer) sendEvent(ctx context.Context, d stream.Delivery) error {
 	if err != nil {
 		return err
 	}
-	if !Allowed(cat, w.Caller.Principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
+	if !MayReceive(cat, w.Caller.Principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
 		return nil
 	}
 	members := func(b []byte) []byte {

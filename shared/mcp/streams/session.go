@@ -93,7 +93,7 @@ func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) 
 		},
 	}
 	s := &sessionStream{writer: w, sess: c.Session, position: last}
-	w.Framing = Framing{Begin: s.begin, Deliver: s.deliver, event: s.event, lost: s.lost, End: s.end}
+	w.Framing = Framing{Begin: s.begin, Deliver: s.deliver, event: s.event, lost: s.notifyLost, End: s.end}
 	return s
 }
 
@@ -182,11 +182,11 @@ type subscribed struct {
 // subscriptions returns the URIs of the session, and the targets of the URIs that the stream does not have yet. It leaves out targets that
 // are no longer in the catalog or that the caller may no longer read.
 func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]subscribed, err error) {
-	stored, err := s.writer.Streams.Sessions.Subscriptions(ctx, s.sess.Key)
+	stored, err := s.writer.Streams.Sessions.ListSubscriptions(ctx, s.sess.Key)
 	if err != nil {
 		return nil, nil, err
 	}
-	cat, err := s.writer.Streams.Catalogs.Of(ctx, s.writer.Caller.Principal)
+	cat, err := s.writer.Streams.Catalogs.CatalogOf(ctx, s.writer.Caller.Principal)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -348,8 +348,8 @@ func (s *sessionStream) sendLog(level, message, uri string) error {
 	}, nil, s.writer.Feed.Cursor())
 }
 
-// lost sends the client a log message that it receives no further events of a URI.
-func (s *sessionStream) lost(t Target) error {
+// notifyLost sends the client a log message that it receives no further events of a URI.
+func (s *sessionStream) notifyLost(t Target) error {
 	return s.sendLog("warning", "the catalog no longer has this URI for you, so it brings no further events", t.asked)
 }
 

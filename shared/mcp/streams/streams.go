@@ -181,7 +181,7 @@ func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 		}
 		return t, err
 	}
-	if access, err = Permitted(p, access); err != nil {
+	if access, err = FilterPermitted(p, access); err != nil {
 		return t, err
 	}
 	if !slices.ContainsFunc(access, func(a match.Access) bool { return a.Entry.PushAllowed() }) {
@@ -194,8 +194,8 @@ func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 // SubscriptionScheme is the beginning of a webhook subscription's URI.
 const SubscriptionScheme = "subscription://"
 
-// Permitted returns the event types of a resolved URI that the principal may receive, or an error if it may not receive any.
-func Permitted(p auth.Principal, access []match.Access) ([]match.Access, error) {
+// FilterPermitted returns the event types of a resolved URI that the principal may receive, or an error if it may not receive any.
+func FilterPermitted(p auth.Principal, access []match.Access) ([]match.Access, error) {
 	var out []match.Access
 	var denied error
 	for _, a := range access {
@@ -211,8 +211,8 @@ func Permitted(p auth.Principal, access []match.Access) ([]match.Access, error) 
 	return out, nil
 }
 
-// Allowed reports whether the current access rule of an event's type lets the principal receive the event.
-func Allowed(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
+// MayReceive reports whether the current access rule of an event's type lets the principal receive the event.
+func MayReceive(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
 	entry := cat.ByName(ev.Name)
 	if entry == nil || entry.Access == nil {
 		return entry != nil

@@ -217,7 +217,7 @@ func (w *Writer) verify(ctx context.Context, d stream.Delivery) error {
 // resolveAgain resolves the stream's URIs after a change of the catalog. A URI may now be the parent of a new event type. URIs that are no
 // longer in the catalog stay, without events.
 func (w *Writer) resolveAgain(ctx context.Context) error {
-	cat, err := w.Streams.Catalogs.Of(ctx, w.Caller.Principal)
+	cat, err := w.Streams.Catalogs.CatalogOf(ctx, w.Caller.Principal)
 	if err != nil {
 		return err
 	}
@@ -251,8 +251,8 @@ func (w *Writer) resolveAgain(ctx context.Context) error {
 	return nil
 }
 
-// topics returns the topics that the stream follows in addition to the topics of its targets.
-func (w *Writer) topics(ctx context.Context) []string {
+// extraTopics returns the topics that the stream follows in addition to the topics of its targets.
+func (w *Writer) extraTopics(ctx context.Context) []string {
 	var out []string
 	lists := w.interests.resources || w.interests.tools || w.interests.prompts
 	if lists || w.interests.events || len(w.targets) > 0 {

@@ -59,7 +59,7 @@ func newListen(t *testing.T) (*Writer, *written) {
 		Caller:    Caller{Principal: alice, checked: time.Now()},
 		interests: interests{resources: true}, subscriptionID: []byte("1"), out: sse.NewWriter(out, 0), wrote: time.Now(),
 	}
-	expect.OK(t, w.Open(t.Context(), stream.Request{Workspace: alice.Workspace, Topics: w.topics(t.Context())}))
+	expect.OK(t, w.Open(t.Context(), stream.Request{Workspace: alice.Workspace, Topics: w.extraTopics(t.Context())}))
 	t.Cleanup(w.close)
 	return w, out
 }

@@ -217,8 +217,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 type call struct {
 	*http.Request
 	request
-	who   auth.Principal
-	trail *audit.Trail
+	principal auth.Principal
+	trail     *audit.Trail
 	// operator is true if the caller may see the whole workspace.
 	operator bool
 }
@@ -234,7 +234,7 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 		if err != nil {
 			return nil, err
 		}
-		c := &call{Request: r, who: who, trail: h.trail, operator: who.Has(auth.ScopeOperate)}
+		c := &call{Request: r, principal: who, trail: h.trail, operator: who.Has(auth.ScopeOperate)}
 		if !c.operator && !who.Has(auth.ScopeSubscribe) {
 			return nil, who.Require(auth.ScopeOperate)
 		}
@@ -314,12 +314,12 @@ func (c *call) change(action, target string, before, after any, do func() error)
 	if err := errors.Join(err, err2); err != nil {
 		return fault.Wrap(fault.Internal, err, "encode an audit entry")
 	}
-	e := audit.Entry{By: c.who.ID, Via: via, Action: action, Target: target, Before: was, After: is}
-	return c.trail.Do(c.Context(), c.who.Workspace, e, do)
+	e := audit.Entry{By: c.principal.ID, Via: via, Action: action, Target: target, Before: was, After: is}
+	return c.trail.Do(c.Context(), c.principal.Workspace, e, do)
 }
 
 func listAudit(c *call) (any, error) {
-	entries, next, err := c.trail.List(c.Context(), c.who.Workspace, c.Since, c.Until, c.After, c.Limit)
+	entries, next, err := c.trail.List(c.Context(), c.principal.Workspace, c.Since, c.Until, c.After, c.Limit)
 	if err != nil {
 		return nil, err
 	}
@@ -345,7 +345,7 @@ func (h *principalHandler) erase(c *call) (any, error) {
 		return nil, fault.New(fault.Invalid, "the principal is %.100q (allowed: 1 to 500 bytes)", out.Principal)
 	}
 	run := func() error {
-		done, err := h.eraser.Erase(c.Context(), c.who.Workspace, out.Principal, out.DryRun)
+		done, err := h.eraser.Erase(c.Context(), c.principal.Workspace, out.Principal, out.DryRun)
 		out.Counts, out.Complete = done.Counts, done.Complete
 		return err
 	}
@@ -353,9 +353,9 @@ func (h *principalHandler) erase(c *call) (any, error) {
 		err := run()
 		return out, err
 	}
-	if out.Principal == c.who.ID && !c.who.Anonymous { // without authentication there is only one principal
+	if out.Principal == c.principal.ID && !c.principal.Anonymous { // without authentication there is only one principal
 		return nil, fault.New(fault.Conflict, "operators cannot erase themselves; another operator has to do it")
 	}
-	err := c.change("principal.erase", erase.Pseudonym(c.who.Workspace, out.Principal), nil, nil, run)
+	err := c.change("principal.erase", erase.Pseudonym(c.principal.Workspace, out.Principal), nil, nil, run)
 	return out, err
 }

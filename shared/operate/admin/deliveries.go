@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-func accepted(body any) httpjson.Answer {
+func answerAccepted(body any) httpjson.Answer {
 	return httpjson.Answer{Status: http.StatusAccepted, Body: body}
 }
 
@@ -99,7 +99,7 @@ func (h *deliveryHandler) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, next, err := records.ListOf(c.Context(), h.db, c.who.Workspace, own, query, c.After, c.Limit)
+	found, next, err := records.ListOf(c.Context(), h.db, c.principal.Workspace, own, query, c.After, c.Limit)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func targetsOf[T any](c *call, v visible, found []T, owned func(T) subscription.
 	if len(subs) == 0 {
 		return nil, nil
 	}
-	targets, err := v.lists.TargetURLs(c.Context(), c.who.Workspace, subs)
+	targets, err := v.lists.TargetURLs(c.Context(), c.principal.Workspace, subs)
 	for id, url := range targets {
 		targets[id] = withoutQuery(url)
 	}
@@ -200,7 +200,7 @@ func (h *letterHandlers) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	letters, next, err := h.operations.MergeLetters(c.Context(), c.who.Workspace, own, query, c.After, c.Limit)
+	letters, next, err := h.operations.MergeLetters(c.Context(), c.principal.Workspace, own, query, c.After, c.Limit)
 	if err != nil {
 		return nil, err
 	}
@@ -237,8 +237,8 @@ func (h *letterHandlers) read(c *call) (any, error) {
 
 // find returns the dead letter that the request's path names, if the caller may see it.
 func (h *letterHandlers) find(c *call) (*deadletter.Letter, error) {
-	l, err := h.operations.FindLetter(c.Context(), c.who.Workspace, c.PathValue("id"))
-	if err == nil && (l == nil || !c.operator && l.Principal != c.who.ID) {
+	l, err := h.operations.FindLetter(c.Context(), c.principal.Workspace, c.PathValue("id"))
+	if err == nil && (l == nil || !c.operator && l.Principal != c.principal.ID) {
 		err = errNoLetter
 	}
 	return l, err
@@ -262,13 +262,13 @@ func (h *letterHandlers) retry(c *call) (any, error) {
 		sub, answer = s.Subscription, map[string]string{"event": letter.Event, "subscription": letter.Subscription}
 	}
 	err = c.change("dead-letter.retry", letter.ID, c.viewOfLetter(*letter), nil, func() error {
-		done, err := h.operations.Retry(c.Context(), c.who.Workspace, *letter, sub, 0)
+		done, err := h.operations.Retry(c.Context(), c.principal.Workspace, *letter, sub, 0)
 		if err == nil && !done {
 			return errNoLetter // another request has already retried it
 		}
 		return err
 	})
-	return accepted(answer), err
+	return answerAccepted(answer), err
 }
 
 // replayView is a replay as the API shows it.
@@ -331,7 +331,7 @@ func (h *replayHandlers) start(c *call) (any, error) {
 		target, sub = "events", found.Subscription
 	}
 	if in.DryRun {
-		n, more, err := h.replays.CountSelected(c.Context(), c.who.Workspace, sub, *in.Select)
+		n, more, err := h.replays.CountSelected(c.Context(), c.principal.Workspace, sub, *in.Select)
 		return struct {
 			Count int  `json:"count"`
 			More  bool `json:"more,omitempty"`
@@ -339,7 +339,7 @@ func (h *replayHandlers) start(c *call) (any, error) {
 	}
 	var replay *deadletter.Replay
 	err := c.change("replay.start", target, nil, in, func() (err error) {
-		if replay, err = h.replays.Start(c.Context(), c.who.Workspace, c.who.ID, sub, *in.Select, in.Rate); err != nil {
+		if replay, err = h.replays.Start(c.Context(), c.principal.Workspace, c.principal.ID, sub, *in.Select, in.Rate); err != nil {
 			return err
 		}
 		replay, err = h.replays.Begin(c.Context(), replay)
@@ -348,12 +348,12 @@ func (h *replayHandlers) start(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return accepted(viewOfReplay(*replay)), nil
+	return answerAccepted(viewOfReplay(*replay)), nil
 }
 
 // find returns the replay that the request's path names.
 func (h *replayHandlers) find(c *call) (*deadletter.Replay, error) {
-	r, err := h.replays.Find(c.Context(), c.who.Workspace, c.PathValue("id"))
+	r, err := h.replays.Find(c.Context(), c.principal.Workspace, c.PathValue("id"))
 	if err == nil && r == nil {
 		err = fault.New(fault.NotFound, "there is no such replay")
 	}
@@ -369,7 +369,7 @@ func (h *replayHandlers) cancel(c *call) (any, error) {
 		return viewOfReplay(*r), nil
 	}
 	err = c.change("replay.cancel", r.ID, viewOfReplay(*r), nil, func() (err error) {
-		r, err = h.replays.Cancel(c.Context(), c.who.Workspace, r.ID)
+		r, err = h.replays.Cancel(c.Context(), c.principal.Workspace, r.ID)
 		return err
 	})
 	if err != nil {

@@ -60,7 +60,7 @@ func (h *eventHandlers) list(c *call) (any, error) {
 	if c.URI == "" && c.Name == "" {
 		return nil, fault.New(fault.Invalid, "name a uri or the name of an event type")
 	}
-	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
+	cat, err := h.catalogs.Catalog(c.Context(), c.principal.Workspace)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name stri
 	}
 	for _, u := range uris {
 		entry, _, ok := cat.Match(u)
-		parts = append(parts, h.log.PartitionsOf(c.who.Workspace, u, ok && entry.Unordered())...)
+		parts = append(parts, h.log.PartitionsOf(c.principal.Workspace, u, ok && entry.Unordered())...)
 	}
 	return parts, truncated, nil
 }
@@ -114,7 +114,7 @@ func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) 
 	if !strings.HasPrefix(parent, "event://") {
 		return nil, false, fault.New(fault.Invalid, "the URIs of %s have nothing in common; name a uri", e.Name)
 	}
-	known, err := h.log.ListBelow(c.Context(), c.who.Workspace, parent, 1000)
+	known, err := h.log.ListBelow(c.Context(), c.principal.Workspace, parent, 1000)
 	if err != nil {
 		return nil, false, err
 	}
@@ -136,7 +136,7 @@ var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 // delivery log. A record of an attempt has the event's URI, and after a failed attempt the event itself is stored, too. As a
 // last resort, find searches the log for each URI in use.
 func (h *eventHandlers) find(c *call) (*event.Event, error) {
-	ctx, workspace, id, uri := c.Context(), c.who.Workspace, c.PathValue("id"), c.URI
+	ctx, workspace, id, uri := c.Context(), c.principal.Workspace, c.PathValue("id"), c.URI
 	if !event.ValidID(id) {
 		return nil, errNoEvent
 	}
@@ -164,7 +164,7 @@ func (h *eventHandlers) find(c *call) (*event.Event, error) {
 
 // search searches the log for an event with one of the URIs. Without URIs it searches the URIs of all event types.
 func (h *eventHandlers) search(c *call, id string, uris []string) (*event.Event, error) {
-	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
+	cat, err := h.catalogs.Catalog(c.Context(), c.principal.Workspace)
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +210,7 @@ func (h *eventHandlers) deliver(c *call) (any, error) {
 	err = c.change("event.deliver", e.ID, nil, map[string]string{"subscription": s.ID, "uri": e.URI}, func() error {
 		return h.operations.Deliver(c.Context(), s.Subscription, e)
 	})
-	return accepted(map[string]string{"event": e.ID, "subscription": s.ID}), err
+	return answerAccepted(map[string]string{"event": e.ID, "subscription": s.ID}), err
 }
 
 // typeView is an event type of the catalog as the API shows it.
@@ -223,7 +223,7 @@ type typeView struct {
 }
 
 func (h *eventHandlers) listTypes(c *call) (any, error) {
-	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
+	cat, err := h.catalogs.Catalog(c.Context(), c.principal.Workspace)
 	if err != nil {
 		return nil, err
 	}
@@ -236,7 +236,7 @@ func (h *eventHandlers) listTypes(c *call) (any, error) {
 // tailedPartitions returns the partitions of the log that a live stream tails. They contain the URIs of all event types, up
 // to [maxTailed].
 func (h *eventHandlers) tailedPartitions(c *call) (parts []eventlog.Partition, truncated bool, err error) {
-	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
+	cat, err := h.catalogs.Catalog(c.Context(), c.principal.Workspace)
 	if err != nil {
 		return nil, false, err
 	}
@@ -280,8 +280,8 @@ type filterView struct {
 
 func viewOfEventOutcome(o judge.Outcome) eventOutcomeView {
 	v := eventOutcomeView{
-		Subscription: o.ID, Target: o.Origin, Outcome: o.Kind, Why: o.Why, At: utc(o.At), Attempts: o.Attempts,
-		StatusCode: o.Status, Category: o.Category, NextAttempt: utc(o.Next), Switch: o.Switch,
+		Subscription: o.ID, Target: o.Origin, Outcome: o.Kind, Why: o.Why, At: toUTC(o.At), Attempts: o.Attempts,
+		StatusCode: o.Status, Category: o.Category, NextAttempt: toUTC(o.Next), Switch: o.Switch,
 	}
 	if s := o.Subscription; s != nil {
 		v.Principal = s.Principal
@@ -293,8 +293,8 @@ func viewOfEventOutcome(o judge.Outcome) eventOutcomeView {
 	return v
 }
 
-// utc returns a time in UTC. It keeps the zero time, so that JSON omits it.
-func utc(t time.Time) time.Time {
+// toUTC returns a time in UTC. It keeps the zero time, so that JSON omits it.
+func toUTC(t time.Time) time.Time {
 	if t.IsZero() {
 		return t
 	}
@@ -347,7 +347,7 @@ func (h *eventOutcomeHandler) find(c *call) (judge.Event, error) {
 	if !fault.Is(err, fault.NotFound) {
 		return judge.Event{}, err
 	}
-	tries, _, listErr := records.List(c.Context(), h.events.db, c.who.Workspace, records.Query{Event: c.PathValue("id")}, "", 1)
+	tries, _, listErr := records.List(c.Context(), h.events.db, c.principal.Workspace, records.Query{Event: c.PathValue("id")}, "", 1)
 	if listErr != nil {
 		return judge.Event{}, listErr
 	}
@@ -356,6 +356,6 @@ func (h *eventOutcomeHandler) find(c *call) (judge.Event, error) {
 	}
 	first := tries[0]
 	return judge.Event{
-		Event: &event.Event{Workspace: c.who.Workspace, ID: first.Event, URI: first.URI, Name: first.Name}, Lost: true, Test: first.Test,
+		Event: &event.Event{Workspace: c.principal.Workspace, ID: first.Event, URI: first.URI, Name: first.Name}, Lost: true, Test: first.Test,
 	}, nil
 }

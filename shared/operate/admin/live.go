@@ -120,7 +120,7 @@ type tail struct {
 }
 
 func (h *liveHandler) stream(c *call) (any, error) {
-	slot := h.reserve(c.who.Workspace)
+	slot := h.reserve(c.principal.Workspace)
 	if slot == nil {
 		return nil, fault.New(fault.Exhausted, "this instance has too many live streams (allowed: %d)", maxLive).AtLimit("liveStreams", maxLive)
 	}
@@ -161,7 +161,7 @@ func (t *tail) run(out *sse.Writer) {
 		case <-ticker.C:
 		}
 		if time.Since(checked) >= recheckEvery {
-			if checked = time.Now(); !t.allowed() {
+			if checked = time.Now(); !t.mayContinue() {
 				return
 			}
 		}
@@ -184,9 +184,9 @@ func (t *tail) run(out *sse.Writer) {
 	}
 }
 
-// allowed reports whether the caller may still see the workspace. If the check itself fails, for example because the issuer is unreachable,
-// it returns true.
-func (t *tail) allowed() bool {
+// mayContinue reports whether the caller may still see the workspace. If the check itself fails, for example because the issuer is
+// unreachable, it returns true.
+func (t *tail) mayContinue() bool {
 	now, err := t.auth.Authenticate(t.Context(), t.Header)
 	switch {
 	case fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
@@ -194,14 +194,14 @@ func (t *tail) allowed() bool {
 	case err != nil:
 		return true
 	}
-	return now.ID == t.who.ID && now.Workspace == t.who.Workspace && now.Has(auth.ScopeOperate)
+	return now.ID == t.principal.ID && now.Workspace == t.principal.Workspace && now.Has(auth.ScopeOperate)
 }
 
 // poll returns the attempts and events since the previous poll.
 func (t *tail) poll() (*tick, error) {
 	now := time.Now()
 	news := &tick{At: now.UTC(), Deliveries: []attemptView{}, Events: []eventView{}}
-	ctx, workspace, from := t.Context(), t.who.Workspace, t.since.Add(-lookBack)
+	ctx, workspace, from := t.Context(), t.principal.Workspace, t.since.Add(-lookBack)
 	found, _, err := records.List(ctx, t.db, workspace, records.Query{Span: records.Span{Since: from}}, "", maxCounted)
 	if err != nil {
 		return nil, err

@@ -76,11 +76,11 @@ type overviewHandler struct {
 
 // show responds with the overview. It makes a fixed number of queries and reads a limited number of items with each.
 func (h *overviewHandler) show(c *call) (any, error) {
-	ctx, workspace, now := c.Context(), c.who.Workspace, time.Now().UTC()
+	ctx, workspace, now := c.Context(), c.principal.Workspace, time.Now().UTC()
 	o := overview{
 		Workspace: workspace, Now: now, Paused: []switches.Switch{}, Recent: recent{Since: now.Add(-time.Hour)},
 		Delivery:  keptOf(h.kept, state.KeptFor),
-		Principal: cmp.Or(c.Principal, c.who.ID),
+		Principal: cmp.Or(c.Principal, c.principal.ID),
 	}
 	if !c.Since.IsZero() {
 		o.Recent.Since = c.Since.UTC()
@@ -255,7 +255,7 @@ type backendHandler struct {
 }
 
 func (h *backendHandler) list(c *call) (any, error) {
-	all, err := h.backends(c.Context(), c.who.Workspace)
+	all, err := h.backends(c.Context(), c.principal.Workspace)
 	if err != nil {
 		return nil, err
 	}

@@ -73,20 +73,20 @@ type sourceHandlers struct {
 	catalogs catalog.Source
 }
 
-// own returns the sources of the caller's workspace, sorted by name.
-func (h *sourceHandlers) own(c *call) ([]source.Source, error) {
+// listSources returns the sources of the caller's workspace, sorted by name.
+func (h *sourceHandlers) listSources(c *call) ([]source.Source, error) {
 	all, err := h.sources.Sources(c.Context())
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "look up the sources")
 	}
-	own := slices.DeleteFunc(slices.Clone(all), func(s source.Source) bool { return s.Workspace != c.who.Workspace })
+	own := slices.DeleteFunc(slices.Clone(all), func(s source.Source) bool { return s.Workspace != c.principal.Workspace })
 	slices.SortFunc(own, func(a, b source.Source) int { return cmp.Compare(a.Name, b.Name) })
 	return own, nil
 }
 
 // find returns the source that the request's path names.
 func (h *sourceHandlers) find(c *call) (source.Source, error) {
-	own, err := h.own(c)
+	own, err := h.listSources(c)
 	if err != nil {
 		return source.Source{}, err
 	}
@@ -98,7 +98,7 @@ func (h *sourceHandlers) find(c *call) (source.Source, error) {
 }
 
 func (h *sourceHandlers) list(c *call) (any, error) {
-	own, err := h.own(c)
+	own, err := h.listSources(c)
 	if err != nil {
 		return nil, err
 	}

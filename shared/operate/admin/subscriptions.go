@@ -99,10 +99,10 @@ type subscriptionHandlers struct {
 func (h *subscriptionHandlers) list(c *call) (any, error) {
 	choice := subscription.Choice{Principal: c.Principal, Event: c.Event, Origin: c.Origin, URI: c.URI, State: subscription.State(c.State)}
 	if !c.operator {
-		if choice.Principal != "" && choice.Principal != c.who.ID {
+		if choice.Principal != "" && choice.Principal != c.principal.ID {
 			return newList(c, nil, "", c.viewFor), nil
 		}
-		choice.Principal = c.who.ID
+		choice.Principal = c.principal.ID
 	}
 	found, next, err := h.choose(c, choice)
 	if err != nil {
@@ -114,7 +114,7 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 // choose returns a page of the subscriptions that match the choice. The page is empty if the choice has a URI without an event type,
 // because such events cannot be published. If the URI is the only criterion, choose reads two short lists instead of all subscriptions.
 func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]subscription.Selected, string, error) {
-	ctx, workspace := c.Context(), c.who.Workspace
+	ctx, workspace := c.Context(), c.principal.Workspace
 	if choice.URI == "" {
 		return h.visible.lists.Select(ctx, workspace, choice, c.After, c.Limit)
 	}
@@ -140,23 +140,23 @@ func (h *subscriptionHandlers) read(c *call) (any, error) {
 	}
 	v := c.viewFor(*s)
 	if s.Paused != 0 { // otherwise its switch is the owner's, of an ended subscription with the same id
-		if v.Switch, err = h.switches.Get(c.Context(), c.who.Workspace, switches.SubscriptionSwitch(s.ID)); err != nil {
+		if v.Switch, err = h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID)); err != nil {
 			return nil, err
 		}
 	}
 	if v.Switch != nil && v.Switch.Operator && !c.operator {
 		v.Switch.By = "an operator" // owners do not see operators' names
 	}
-	waiting, err := state.ReadBacklog(c.Context(), h.operations.Deliveries.DB, c.who.Workspace, s.ID)
+	waiting, err := state.ReadBacklog(c.Context(), h.operations.Deliveries.DB, c.principal.Workspace, s.ID)
 	if err != nil {
 		return nil, err
 	}
-	v.Waiting = &waitingView{waiting.Count, waiting.More, utc(waiting.Oldest)}
+	v.Waiting = &waitingView{waiting.Count, waiting.More, toUTC(waiting.Oldest)}
 	return v, nil
 }
 
-// audited returns the view of a subscription for the audit trail, which keeps no arguments because they may contain personal data.
-func audited(s subscription.Selected) subscriptionView {
+// auditView returns the view of a subscription for the audit trail, which keeps no arguments because they may contain personal data.
+func auditView(s subscription.Selected) subscriptionView {
 	v := viewOf(s)
 	v.Arguments = nil
 	return v
@@ -172,8 +172,8 @@ func (h *subscriptionHandlers) end(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = c.change("subscription.end", s.ID, audited(*s), nil, func() error {
-		return h.visible.subscriptions.End(c.Context(), c.who.Workspace, s.Principal, s.ID)
+	err = c.change("subscription.end", s.ID, auditView(*s), nil, func() error {
+		return h.visible.subscriptions.End(c.Context(), c.principal.Workspace, s.Principal, s.ID)
 	})
 	return noContent, err
 }
@@ -220,8 +220,8 @@ func (h *subscriptionHandlers) resume(c *call) (any, error) {
 		if s.Reason == subscription.ReasonGone && !c.operator {
 			return fault.New(fault.Conflict, "the endpoint answered 410 Gone, so only an operator can resume the subscription; register it again instead")
 		}
-		err := c.change("subscription.resume", s.ID, audited(*s), nil, func() error {
-			if _, err := h.visible.subscriptions.Enable(c.Context(), c.who.Workspace, s.Principal, s.ID); err != nil {
+		err := c.change("subscription.resume", s.ID, auditView(*s), nil, func() error {
+			if _, err := h.visible.subscriptions.Enable(c.Context(), c.principal.Workspace, s.Principal, s.ID); err != nil {
 				return err
 			}
 			return h.operations.Reactivate(c.Context(), s.Subscription)
@@ -249,7 +249,7 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 // a new reason replaces the old one, and an operator's pause replaces the owner's, so that the owner cannot end it.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.SubscriptionSwitch(s.ID)
-	before, err := h.switches.Get(c.Context(), c.who.Workspace, name)
+	before, err := h.switches.Get(c.Context(), c.principal.Workspace, name)
 	if err != nil {
 		return err
 	}
@@ -266,9 +266,9 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	}
 	if !pause {
 		return c.change("subscription.resume", s.ID, before, nil, func() error {
-			changed, err := h.visible.subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, false, h.switches.ResumeOps(c.who.Workspace, name)...)
+			changed, err := h.visible.subscriptions.SetPaused(c.Context(), c.principal.Workspace, s.Principal, s.ID, false, h.switches.ResumeOps(c.principal.Workspace, name)...)
 			if err == nil && !changed { // it was created again since, with the same id
-				_, err = h.switches.Resume(c.Context(), c.who.Workspace, name)
+				_, err = h.switches.Resume(c.Context(), c.principal.Workspace, name)
 			}
 			if err != nil {
 				return err
@@ -279,9 +279,9 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	after := newSwitch(c, name, reason)
 	after.Owner = s.Principal
 	return c.change("subscription.pause", s.ID, before, after, func() error {
-		changed, err := h.visible.subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, true, h.switches.PauseOps(c.who.Workspace, after)...)
+		changed, err := h.visible.subscriptions.SetPaused(c.Context(), c.principal.Workspace, s.Principal, s.ID, true, h.switches.PauseOps(c.principal.Workspace, after)...)
 		if err == nil && !changed {
-			err = h.switches.Pause(c.Context(), c.who.Workspace, after)
+			err = h.switches.Pause(c.Context(), c.principal.Workspace, after)
 		}
 		return err
 	})
@@ -300,7 +300,7 @@ func (h *subscriptionHandlers) test(c *call) (any, error) {
 		event, err = h.operations.SendTest(c.Context(), s.Subscription)
 		return err
 	})
-	return accepted(map[string]string{"event": event}), err
+	return answerAccepted(map[string]string{"event": event}), err
 }
 
 var noContent = httpjson.Answer{Status: http.StatusNoContent}
@@ -313,11 +313,11 @@ type visible struct {
 
 // find returns a subscription. If the caller may not see it, the error is NotFound.
 func (v visible) find(c *call, id string) (*subscription.Selected, error) {
-	s, err := v.subscriptions.Find(c.Context(), c.who.Workspace, id)
+	s, err := v.subscriptions.Find(c.Context(), c.principal.Workspace, id)
 	if err != nil {
 		return nil, err
 	}
-	if s == nil || !c.operator && s.Principal != c.who.ID {
+	if s == nil || !c.operator && s.Principal != c.principal.ID {
 		return nil, fault.New(fault.NotFound, "there is no such subscription")
 	}
 	return s, nil
@@ -338,7 +338,7 @@ func (v visible) checkOwned(c *call, id string, mustExist bool) (own []string, e
 		_, err := v.find(c, id)
 		return nil, err
 	}
-	found, next, err := v.lists.Select(c.Context(), c.who.Workspace, subscription.Choice{Principal: c.who.ID}, "", maxOwn)
+	found, next, err := v.lists.Select(c.Context(), c.principal.Workspace, subscription.Choice{Principal: c.principal.ID}, "", maxOwn)
 	if err == nil && next != "" {
 		err = fault.New(fault.Invalid, "you have more than %d subscriptions: name one", maxOwn)
 	}

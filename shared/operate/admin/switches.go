@@ -30,7 +30,7 @@ const maxCountedSwitches = 20
 // list responds with a page of switches. It counts the waiting messages only for switches that affect many subscriptions. The
 // view of a single subscription has its own count.
 func (h *switchHandlers) list(c *call) (any, error) {
-	found, next, err := h.switches.List(c.Context(), c.who.Workspace, c.After, c.Limit)
+	found, next, err := h.switches.List(c.Context(), c.principal.Workspace, c.After, c.Limit)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func (h *switchHandlers) list(c *call) (any, error) {
 
 // view returns a switch and counts the messages that it holds back.
 func (h *switchHandlers) view(c *call, sw switches.Switch) (switchView, error) {
-	waiting, err := h.switches.CountWaiting(c.Context(), c.who.Workspace, sw.Name)
+	waiting, err := h.switches.CountWaiting(c.Context(), c.principal.Workspace, sw.Name)
 	return switchView{sw, &waiting}, err
 }
 
@@ -60,7 +60,7 @@ func (h *switchHandlers) read(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	sw, err := h.switches.Get(c.Context(), c.who.Workspace, name)
+	sw, err := h.switches.Get(c.Context(), c.principal.Workspace, name)
 	switch {
 	case err != nil:
 		return nil, err
@@ -73,7 +73,7 @@ func (h *switchHandlers) read(c *call) (any, error) {
 // newSwitch returns a switch that pauses deliveries in the caller's name.
 func newSwitch(c *call, name switches.Name, reason string) switches.Switch {
 	return switches.Switch{
-		Name: name, State: switches.StatePaused, By: c.who.ID, At: time.Now().UTC(), Reason: reason, Operator: c.operator,
+		Name: name, State: switches.StatePaused, By: c.principal.ID, At: time.Now().UTC(), Reason: reason, Operator: c.operator,
 	}
 }
 
@@ -89,7 +89,7 @@ func (h *switchHandlers) put(c *call) (any, error) {
 	if in.State != "" && in.State != switches.StatePaused {
 		return nil, fault.New(fault.Invalid, "state is %.100q (allowed: paused)", in.State)
 	}
-	before, err := h.switches.Get(c.Context(), c.who.Workspace, name)
+	before, err := h.switches.Get(c.Context(), c.principal.Workspace, name)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (h *switchHandlers) put(c *call) (any, error) {
 		}
 		after := newSwitch(c, name, in.Reason)
 		err := c.change("switch.pause", string(name), before, after, func() error {
-			return h.switches.Pause(c.Context(), c.who.Workspace, after)
+			return h.switches.Pause(c.Context(), c.principal.Workspace, after)
 		})
 		if err != nil {
 			return nil, err
@@ -125,7 +125,7 @@ func (h *switchHandlers) checkEventType(c *call, name switches.Name) error {
 	if !ok {
 		return nil
 	}
-	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
+	cat, err := h.catalogs.Catalog(c.Context(), c.principal.Workspace)
 	if err != nil || cat.ByName(event) != nil {
 		return nil
 	}
@@ -137,7 +137,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	before, err := h.switches.Get(c.Context(), c.who.Workspace, name)
+	before, err := h.switches.Get(c.Context(), c.principal.Workspace, name)
 	if err != nil || before == nil {
 		return noContent, err // it is not paused
 	}
@@ -151,7 +151,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 		}
 	}
 	return noContent, c.change("switch.resume", string(name), before, nil, func() error {
-		if _, err := h.switches.Resume(c.Context(), c.who.Workspace, name); err != nil {
+		if _, err := h.switches.Resume(c.Context(), c.principal.Workspace, name); err != nil {
 			return err
 		}
 		return requeue(c, h.switches, name)
@@ -160,7 +160,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 
 // requeue starts to requeue the deliveries that a switch has held back. A periodic job finishes the work.
 func requeue(c *call, set *switches.Set, name switches.Name) error {
-	_, err := set.RequeueOf(c.Context(), c.who.Workspace, name)
+	_, err := set.RequeueOf(c.Context(), c.principal.Workspace, name)
 	return err
 }
 
@@ -170,10 +170,10 @@ type noteHandlers struct{ switches *switches.Set }
 // list responds with a page of notes, or with the note of one origin.
 func (h *noteHandlers) list(c *call) (any, error) {
 	if c.Origin == "" {
-		notes, next, err := h.switches.ListNotes(c.Context(), c.who.Workspace, c.After, c.Limit)
+		notes, next, err := h.switches.ListNotes(c.Context(), c.principal.Workspace, c.After, c.Limit)
 		return newList(c, notes, next, asIs), err
 	}
-	of, err := h.switches.NotesOf(c.Context(), c.who.Workspace, c.Origin)
+	of, err := h.switches.NotesOf(c.Context(), c.principal.Workspace, c.Origin)
 	if err != nil {
 		return nil, err
 	}
@@ -184,20 +184,20 @@ func (h *noteHandlers) list(c *call) (any, error) {
 	return newList(c, notes, "", asIs), nil
 }
 
-// origin returns the origin that the request's path names, as the server writes it.
-func (h *noteHandlers) origin(c *call) (string, error) {
+// parseOrigin returns the origin that the request's path names, as the server writes it.
+func (h *noteHandlers) parseOrigin(c *call) (string, error) {
 	name, err := switches.Parse(string(switches.OriginSwitch(c.PathValue("name"))))
 	return strings.TrimPrefix(string(name), string(switches.OriginSwitch(""))), err
 }
 
-// before returns the current note of an origin, which the audit trail records before a change. It is nil if there is no note.
-func (h *noteHandlers) before(c *call, origin string) (*switches.Note, error) {
-	notes, err := h.switches.NotesOf(c.Context(), c.who.Workspace, origin)
+// currentNote returns the current note of an origin, which the audit trail records before a change. It is nil if there is no note.
+func (h *noteHandlers) currentNote(c *call, origin string) (*switches.Note, error) {
+	notes, err := h.switches.NotesOf(c.Context(), c.principal.Workspace, origin)
 	return notes[origin], err
 }
 
 func (h *noteHandlers) put(c *call) (any, error) {
-	origin, err := h.origin(c)
+	origin, err := h.parseOrigin(c)
 	if err != nil {
 		return nil, err
 	}
@@ -211,26 +211,26 @@ func (h *noteHandlers) put(c *call) (any, error) {
 	if n := utf8.RuneCountInString(in.Text); n == 0 || n > maxReason {
 		return nil, fault.New(fault.Invalid, "text has %d characters (allowed: 1 to %d)", n, maxReason)
 	}
-	before, err := h.before(c, origin)
+	before, err := h.currentNote(c, origin)
 	if err != nil {
 		return nil, err
 	}
-	after := switches.Note{Origin: origin, Text: in.Text, By: c.who.ID, At: time.Now().UTC()}
+	after := switches.Note{Origin: origin, Text: in.Text, By: c.principal.ID, At: time.Now().UTC()}
 	return after, c.change("note.write", origin, before, after, func() error {
-		return h.switches.SetNote(c.Context(), c.who.Workspace, after)
+		return h.switches.SetNote(c.Context(), c.principal.Workspace, after)
 	})
 }
 
 func (h *noteHandlers) remove(c *call) (any, error) {
-	origin, err := h.origin(c)
+	origin, err := h.parseOrigin(c)
 	if err != nil {
 		return nil, err
 	}
-	before, err := h.before(c, origin)
+	before, err := h.currentNote(c, origin)
 	if err != nil || before == nil {
 		return noContent, err
 	}
 	return noContent, c.change("note.remove", origin, before, nil, func() error {
-		return h.switches.RemoveNote(c.Context(), c.who.Workspace, origin)
+		return h.switches.RemoveNote(c.Context(), c.principal.Workspace, origin)
 	})
 }

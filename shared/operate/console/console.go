@@ -121,7 +121,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		name = "index.html"
 	}
 	at := h.endpoints(r.Context())
-	header.Set("Content-Security-Policy", policy(at))
+	header.Set("Content-Security-Policy", buildPolicy(at))
 	if name == "config.json" {
 		header.Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(struct {
@@ -145,9 +145,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(f.content) // the reader may be gone
 }
 
-// policy returns the Content-Security-Policy of the page. It permits the page's own files, requests to its own host, and token requests to
-// the authorization server.
-func policy(at *signIn) string {
+// buildPolicy returns the Content-Security-Policy of the page. It permits the page's own files, requests to its own host, and token
+// requests to the authorization server.
+func buildPolicy(at *signIn) string {
 	connect := "'self'"
 	if at != nil {
 		if u, err := url.Parse(at.Token); err == nil {

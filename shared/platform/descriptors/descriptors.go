@@ -9,18 +9,18 @@ const reserve = 64
 // maxOutgoing limits the connections to endpoints if the limit on open files is very high.
 const maxOutgoing = 4096
 
-// Accepted returns the number of client connections that a server may accept. [Outgoing] connections may take up to half of the
+// MaxIncoming returns the number of client connections that a server may accept. [MaxOutgoing] connections may take up to half of the
 // descriptors, and clients get the rest.
-func Accepted() int { return accepted(limit()) }
+func MaxIncoming() int { return incomingOf(limit()) }
 
-// Outgoing returns the number of connections to endpoints that may be open concurrently: a quarter of the usable descriptors, at most 4096.
-// Each connection counts as two descriptors, because it may briefly need a second one to resolve the name or to try IPv4 and IPv6
+// MaxOutgoing returns the number of connections to endpoints that may be open concurrently: a quarter of the usable descriptors, at most
+// 4096. Each connection counts as two descriptors, because it may briefly need a second one to resolve the name or to try IPv4 and IPv6
 // concurrently.
-func Outgoing() int { return outgoing(limit()) }
+func MaxOutgoing() int { return outgoingOf(limit()) }
 
-func accepted(limit int) int { return max(1, usable(limit)-2*outgoing(limit)) }
+func incomingOf(limit int) int { return max(1, usableOf(limit)-2*outgoingOf(limit)) }
 
-func outgoing(limit int) int { return max(1, min(maxOutgoing, usable(limit)/4)) }
+func outgoingOf(limit int) int { return max(1, min(maxOutgoing, usableOf(limit)/4)) }
 
-// usable returns the descriptors that remain for incoming and outgoing connections.
-func usable(limit int) int { return max(limit/2, limit-reserve) }
+// usableOf returns the descriptors that remain for incoming and outgoing connections.
+func usableOf(limit int) int { return max(limit/2, limit-reserve) }

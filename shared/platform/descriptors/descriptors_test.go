@@ -4,7 +4,7 @@ import "testing"
 
 func TestSharesStayWithinTheLimit(t *testing.T) {
 	for _, limit := range []int{1, 8, 64, 127, 128, 256, 1024, 1 << 20} {
-		accepted, outgoing := accepted(limit), outgoing(limit)
+		accepted, outgoing := incomingOf(limit), outgoingOf(limit)
 		if accepted < 1 || outgoing < 1 {
 			t.Errorf("WHK-17: got %d accepted and %d outgoing of %d, want at least one each", accepted, outgoing, limit)
 		}
@@ -12,10 +12,10 @@ func TestSharesStayWithinTheLimit(t *testing.T) {
 			t.Errorf("WHK-17: got %d accepted and twice %d outgoing, want at most %d together", accepted, outgoing, limit)
 		}
 	}
-	if n := accepted(20_000); n < 10_000 {
+	if n := incomingOf(20_000); n < 10_000 {
 		t.Errorf("SUB-12: got %d connections with 20,000 descriptors, want at least 10,000", n)
 	}
-	if Accepted() < 1 || Outgoing() < 1 || Outgoing() > maxOutgoing {
-		t.Errorf("WHK-17: got %d accepted and %d outgoing on this machine, want at least 1, and at most %d outgoing", Accepted(), Outgoing(), maxOutgoing)
+	if MaxIncoming() < 1 || MaxOutgoing() < 1 || MaxOutgoing() > maxOutgoing {
+		t.Errorf("WHK-17: got %d accepted and %d outgoing on this machine, want at least 1, and at most %d outgoing", MaxIncoming(), MaxOutgoing(), maxOutgoing)
 	}
 }

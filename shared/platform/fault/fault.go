@@ -174,12 +174,12 @@ func Public(err error) string {
 // of all others.
 func Recovered(err *error) {
 	if p := recover(); p != nil {
-		*err = Panicked(p)
+		*err = FromPanic(p)
 	}
 }
 
-// Panicked returns the error for a recovered panic.
-func Panicked(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
+// FromPanic returns the error for a recovered panic.
+func FromPanic(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
 
 // PrintData prints the data of an error whose text the command line has already shown. Each fault of a schema gets a line, for
 // example "/number: must be integer, not string". Other data is printed as JSON.

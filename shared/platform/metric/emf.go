@@ -91,7 +91,7 @@ func (e *EMF) write(ctx context.Context) {
 	for _, scope := range all.ScopeMetrics {
 		for _, m := range scope.Metrics {
 			d := definition(m.Name)
-			for by, values := range points(m.Data) {
+			for by, values := range pointsOf(m.Data) {
 				key := d.By + "=" + by
 				if lines[key] == nil {
 					lines[key] = &emfLine{by: d.By, value: by, metrics: map[string][]float64{}}
@@ -107,8 +107,8 @@ func (e *EMF) write(ctx context.Context) {
 	}
 }
 
-// points returns the values of a metric. The key is the point's attributes, see [attributesOf]. Counters that did not grow are left out.
-func points(data metricdata.Aggregation) map[string][]float64 {
+// pointsOf returns the values of a metric. The key is the point's attributes, see [attributesOf]. Counters that did not grow are left out.
+func pointsOf(data metricdata.Aggregation) map[string][]float64 {
 	out := map[string][]float64{}
 	switch data := data.(type) {
 	case metricdata.Sum[int64]:

@@ -54,8 +54,8 @@ func Count(name string, n int64, dimensions ...slog.Attr) slog.Attr {
 	return slog.Attr{Value: slog.GroupValue(all...)} // a group without a key is inlined
 }
 
-// Plain removes [Member] from log lines. It is a ReplaceAttr function for the handlers of processes outside of AWS.
-func Plain(groups []string, a slog.Attr) slog.Attr {
+// RemoveMember removes [Member] from log lines. It is a ReplaceAttr function for the handlers of processes outside of AWS.
+func RemoveMember(groups []string, a slog.Attr) slog.Attr {
 	if len(groups) == 0 && a.Key == Member {
 		return slog.Attr{}
 	}
@@ -239,17 +239,17 @@ func (s *Set) LimitReached(name string) {
 	}
 }
 
-// Disabled counts a subscription that was disabled, because its endpoint failed for days or is gone.
-func (s *Set) Disabled() { s.add(Disabled, 1, "", "") }
+// SubscriptionDisabled counts a subscription that was disabled, because its endpoint failed for days or is gone.
+func (s *Set) SubscriptionDisabled() { s.add(Disabled, 1, "", "") }
 
 // StreamEnded counts a stream that ended for the given reason.
 func (s *Set) StreamEnded(reason string) { s.add(StreamsEnded, 1, "reason", reason) }
 
-// Polled counts an answer to events/poll.
-func (s *Set) Polled() { s.add(Polls, 1, "", "") }
+// PollAnswered counts an answer to events/poll.
+func (s *Set) PollAnswered() { s.add(Polls, 1, "", "") }
 
-// Called counts a request to a backend.
-func (s *Set) Called(backend string, failed bool) {
+// BackendCalled counts a request to a backend.
+func (s *Set) BackendCalled(backend string, failed bool) {
 	s.add(BackendCalls, 1, "backend", backend)
 	if failed {
 		s.add(BackendErrors, 1, "backend", backend)
@@ -274,8 +274,8 @@ func (s *Set) GatewayCalled(backend, outcome string, took time.Duration) {
 	s.histograms[GatewayCalls].Record(context.Background(), took.Seconds(), o.(otel.RecordOption))
 }
 
-// Sourced counts a request to a source by outcome, and also by source if it was refused.
-func (s *Set) Sourced(source, outcome string, refused bool) {
+// SourceRequested counts a request to a source by outcome, and also by source if it was refused.
+func (s *Set) SourceRequested(source, outcome string, refused bool) {
 	s.add(SourceRequests, 1, "outcome", outcome)
 	if refused {
 		s.add(SourceRefused, 1, "source", source)

@@ -191,7 +191,7 @@ func TestPlainRemovesTheDirective(t *testing.T) {
 		"json": func(b *bytes.Buffer, o *slog.HandlerOptions) slog.Handler { return slog.NewJSONHandler(b, o) },
 	} {
 		var out bytes.Buffer
-		slog.New(handler(&out, &slog.HandlerOptions{ReplaceAttr: Plain})).Warn("dropped", Count("Dropped", 3, slog.String("backend", "b")))
+		slog.New(handler(&out, &slog.HandlerOptions{ReplaceAttr: RemoveMember})).Warn("dropped", Count("Dropped", 3, slog.String("backend", "b")))
 		if text := out.String(); strings.Contains(text, Member) || strings.Contains(text, "Metrics") || !strings.Contains(text, "Dropped") {
 			t.Errorf("%s: got %s, want the count without a directive", name, text)
 		}
@@ -201,7 +201,7 @@ func TestPlainRemovesTheDirective(t *testing.T) {
 func TestTally(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		tally := Tally{Name: "Spills", Text: "milk was spilt", Log: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: Plain}))}
+		tally := Tally{Name: "Spills", Text: "milk was spilt", Log: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: RemoveMember}))}
 		spill := func(n int, where, why string) {
 			for range n {
 				tally.Add(t.Context(), slog.String("where", where), slog.String("why", why))

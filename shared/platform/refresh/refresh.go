@@ -109,12 +109,12 @@ func (v *Value[T]) Peek() (T, time.Time) {
 	return v.value, v.loaded
 }
 
-// Pauses reports whether a caller that cannot use the old value would currently get an error without a new load, because the
+// IsPausing reports whether a caller that cannot use the old value would currently get an error without a new load, because the
 // last one failed recently.
-func (v *Value[T]) Pauses() bool {
+func (v *Value[T]) IsPausing() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.pauses(v.options.Now(), false)
+	return v.isPausing(v.options.Now(), false)
 }
 
 // Expire makes the next call load the value again, if matches returns true for the current one. The next call does not use a
@@ -172,7 +172,7 @@ func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable 
 	case has && !v.expired && usable(age):
 		return v.value, nil, nil
 	case v.running != nil:
-	case waited && v.failed.err != nil && !v.failed.began.Before(called), v.pauses(now, has && age < stale):
+	case waited && v.failed.err != nil && !v.failed.began.Before(called), v.isPausing(now, has && age < stale):
 		value, err = v.fallback(v.failed.err, stale)
 		return value, nil, err
 	default:
@@ -190,9 +190,9 @@ func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
 	return v.value, nil
 }
 
-// pauses reports whether it is too soon after a failed load to start another one. serves says that the caller can use the old
+// isPausing reports whether it is too soon after a failed load to start another one. serves says that the caller can use the old
 // value. The lock is held.
-func (v *Value[T]) pauses(now time.Time, serves bool) bool {
+func (v *Value[T]) isPausing(now time.Time, serves bool) bool {
 	if v.failed.err == nil {
 		return false
 	}

@@ -283,7 +283,7 @@ func TestGivenQuickFailuresOnlySlowOnesPause(t *testing.T) {
 				s := &source{takes: tc.takes, err: errDown}
 				v := refresh.New(refresh.Options{Proportional: true, Quick: 2 * time.Second}, s.load)
 				_, _ = v.Within(t.Context(), time.Minute)
-				expect.Equal(t, "Pauses", v.Pauses(), tc.pauses)
+				expect.Equal(t, "Pauses", v.IsPausing(), tc.pauses)
 				if _, err := v.Within(t.Context(), time.Minute); !errors.Is(err, errDown) || s.loads != tc.loads {
 					t.Errorf("the second call got %v after %d loads, want %v after %d", err, s.loads, errDown, tc.loads)
 				}

@@ -41,7 +41,7 @@ func (t *Tracer) Start(c Context, name string, kind Kind) Span {
 	}
 	ctx := context.Background()
 	if c.Parent != "" {
-		ctx = otel.ContextWithRemoteSpanContext(ctx, c.remote())
+		ctx = otel.ContextWithRemoteSpanContext(ctx, c.toRemote())
 	}
 	_, span := t.tracer.Start(ctx, name, otel.WithSpanKind(kind))
 	if !span.IsRecording() { // not sampled
@@ -215,8 +215,8 @@ func shorten(state string) string {
 	return state
 }
 
-// remote converts c to OpenTelemetry's type. The result is invalid if c does not come from [Parse] or a span.
-func (c Context) remote() otel.SpanContext {
+// toRemote converts c to OpenTelemetry's type. The result is invalid if c does not come from [Parse] or a span.
+func (c Context) toRemote() otel.SpanContext {
 	config, _ := parseParent(c.Parent)
 	config.TraceState, _ = otel.ParseTraceState(c.State)
 	config.Remote = true

@@ -51,7 +51,7 @@ func FuzzParse(f *testing.F) {
 		if len(c.State) > maxState || c.Parent == "" && c.State != "" || Parse(c.Parent, c.State) != c {
 			t.Errorf("got %+v of %q, %q", c, parent, state)
 		}
-		if c.Parent != "" && !c.remote().IsValid() {
+		if c.Parent != "" && !c.toRemote().IsValid() {
 			t.Errorf("got the invalid context %+v", c)
 		}
 	})

@@ -339,15 +339,15 @@ func Members(object json.RawMessage) iter.Seq2[[]byte, json.RawMessage] {
 
 // walk is [Members], but yields where each value starts and ends.
 func walk(object []byte, yield func(key []byte, from, to int) bool) {
-	i := space(object, 0)
+	i := skipSpace(object, 0)
 	if i >= len(object) || object[i] != '{' {
 		return
 	}
-	for i = space(object, i+1); i < len(object) && object[i] != '}'; {
-		end := skip(object, i)
+	for i = skipSpace(object, i+1); i < len(object) && object[i] != '}'; {
+		end := skipValue(object, i)
 		key := unquote(object[i:end])
-		i = space(object, space(object, end)+1) // the colon
-		end = skip(object, i)
+		i = skipSpace(object, skipSpace(object, end)+1) // the colon
+		end = skipValue(object, i)
 		if end <= i || !yield(key, i, end) {
 			return
 		}
@@ -358,12 +358,12 @@ func walk(object []byte, yield func(key []byte, from, to int) bool) {
 // Elements iterates over the elements of an array. Other values have no elements.
 func Elements(array json.RawMessage) iter.Seq[json.RawMessage] {
 	return func(yield func(json.RawMessage) bool) {
-		i := space(array, 0)
+		i := skipSpace(array, 0)
 		if i >= len(array) || array[i] != '[' {
 			return
 		}
-		for i = space(array, i+1); i < len(array) && array[i] != ']'; {
-			end := skip(array, i)
+		for i = skipSpace(array, i+1); i < len(array) && array[i] != ']'; {
+			end := skipValue(array, i)
 			if end <= i || !yield(array[i:end:end]) {
 				return
 			}
@@ -393,33 +393,33 @@ func String(value json.RawMessage) (string, bool) {
 // Value decodes valid JSON like encoding/json, but returns numbers as [json.Number]. If a name is repeated in an object, the last member
 // counts.
 func Value(b json.RawMessage) any {
-	v, _ := value(b, space(b, 0))
+	v, _ := decodeValue(b, skipSpace(b, 0))
 	return v
 }
 
-// value decodes the value at i and returns the index after it.
-func value(b []byte, i int) (any, int) {
+// decodeValue decodes the value at i and returns the index after it.
+func decodeValue(b []byte, i int) (any, int) {
 	switch b[i] {
 	case '{':
 		object := map[string]any{}
-		for i = space(b, i+1); b[i] != '}'; {
+		for i = skipSpace(b, i+1); b[i] != '}'; {
 			end := skipString(b, i)
 			key := string(unquote(b[i:end]))
-			i = space(b, space(b, end)+1) // the colon
-			object[key], i = value(b, i)
+			i = skipSpace(b, skipSpace(b, end)+1) // the colon
+			object[key], i = decodeValue(b, i)
 			i = next(b, i)
 		}
 		return object, i + 1
 	case '[':
 		array := []any{}
-		for i = space(b, i+1); b[i] != ']'; i = next(b, i) {
+		for i = skipSpace(b, i+1); b[i] != ']'; i = next(b, i) {
 			var v any
-			v, i = value(b, i)
+			v, i = decodeValue(b, i)
 			array = append(array, v)
 		}
 		return array, i + 1
 	}
-	end := skip(b, i)
+	end := skipValue(b, i)
 	switch b[i] {
 	case '"':
 		return string(unquote(b[i:end])), end
@@ -433,14 +433,14 @@ func value(b []byte, i int) (any, int) {
 
 // next returns the index of the member or element that follows the one ending at i. It skips the comma between them.
 func next(b []byte, i int) int {
-	if i = space(b, i); i < len(b) && b[i] == ',' {
-		i = space(b, i+1)
+	if i = skipSpace(b, i); i < len(b) && b[i] == ',' {
+		i = skipSpace(b, i+1)
 	}
 	return i
 }
 
-// Spaced reports whether b, which must be valid JSON, has whitespace between its tokens.
-func Spaced(b json.RawMessage) bool {
+// HasSpace reports whether b, which must be valid JSON, has whitespace between its tokens.
+func HasSpace(b json.RawMessage) bool {
 	for i := 0; i < len(b); i++ {
 		switch b[i] {
 		case '"':
@@ -470,16 +470,16 @@ func Depth(b []byte) int {
 	return deepest
 }
 
-// space returns the index of the first byte at or after i that is not whitespace.
-func space(b []byte, i int) int {
+// skipSpace returns the index of the first byte at or after i that is not whitespace.
+func skipSpace(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
 	}
 	return i
 }
 
-// skip returns the index after the value that starts at i.
-func skip(b []byte, i int) int {
+// skipValue returns the index after the value that starts at i.
+func skipValue(b []byte, i int) int {
 	if i >= len(b) {
 		return i
 	}
@@ -583,12 +583,13 @@ func Without(object json.RawMessage, out func(name string) bool) json.RawMessage
 	return append(kept, '}')
 }
 
-// MaxDistinct is the maximum number of members in which [Repeats] looks for repeated names. It bounds the memory for a hostile object.
+// MaxDistinct is the maximum number of members in which [HasRepeatedMember] looks for repeated names. It bounds the memory for a hostile
+// object.
 const MaxDistinct = 1000
 
-// Repeats reports whether two members of an object have the same name. Callers refuse such objects, because one JSON reader uses the first
-// value and another one the last. For more than [MaxDistinct] members it returns true, too.
-func Repeats(object json.RawMessage) bool {
+// HasRepeatedMember reports whether two members of an object have the same name. Callers refuse such objects, because one JSON reader
+// uses the first value and another one the last. For more than [MaxDistinct] members it returns true, too.
+func HasRepeatedMember(object json.RawMessage) bool {
 	var names [16][]byte // nearly every object has fewer members, and needs no map
 	n := 0
 	for key := range Members(object) {
@@ -606,7 +607,7 @@ func Repeats(object json.RawMessage) bool {
 	return false
 }
 
-// repeatsAny is [Repeats] for objects whose names do not fit into the array of Repeats.
+// repeatsAny is [HasRepeatedMember] for objects whose names do not fit into the array of HasRepeatedMember.
 func repeatsAny(object json.RawMessage) bool {
 	names := map[string]bool{}
 	for key := range Members(object) {

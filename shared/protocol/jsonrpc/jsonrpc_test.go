@@ -153,8 +153,8 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("the value of %s: got %#v, want %#v", body, Value(body), value)
 		}
 		var compact bytes.Buffer
-		if err := json.Compact(&compact, body); err != nil || Spaced(body) != (compact.Len() != len(body)) {
-			t.Fatalf("%q: spaced %t, compact %q", body, Spaced(body), &compact)
+		if err := json.Compact(&compact, body); err != nil || HasSpace(body) != (compact.Len() != len(body)) {
+			t.Fatalf("%q: spaced %t, compact %q", body, HasSpace(body), &compact)
 		}
 		for _, p := range parts {
 			m, err := Decode(p)
@@ -273,16 +273,16 @@ func TestRepeats(t *testing.T) {
 			object = append(AppendString(object, "m"+strconv.Itoa(i)), ":1,"...)
 		}
 		last := func(name string) json.RawMessage { return append(AppendString(bytes.Clone(object), name), ":1}"...) }
-		expect.Equal(t, fmt.Sprintf("%d different members", n+1), Repeats(last("other")), n >= MaxDistinct)
-		if n > 0 && !(Repeats(last("m0")) && Repeats(last("m"+strconv.Itoa(n-1)))) {
+		expect.Equal(t, fmt.Sprintf("%d different members", n+1), HasRepeatedMember(last("other")), n >= MaxDistinct)
+		if n > 0 && !(HasRepeatedMember(last("m0")) && HasRepeatedMember(last("m"+strconv.Itoa(n-1)))) {
 			t.Errorf("%d members of which one is there twice: got false, want true", n+1)
 		}
 	}
-	if !Repeats(json.RawMessage(`{"a":1,"\u0061":2}`)) {
+	if !HasRepeatedMember(json.RawMessage(`{"a":1,"\u0061":2}`)) {
 		t.Error("a name that is escaped the second time: got false, want true")
 	}
 	object := json.RawMessage(`{"name":"x","arguments":{},"_meta":{}}`)
-	if n := testing.AllocsPerRun(10, func() { Repeats(object) }); n > 0 {
+	if n := testing.AllocsPerRun(10, func() { HasRepeatedMember(object) }); n > 0 {
 		t.Errorf("got %v allocations for an ordinary object, want 0", n)
 	}
 }

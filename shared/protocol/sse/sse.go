@@ -39,17 +39,17 @@ type Event struct {
 func Append(dst []byte, e Event) []byte {
 	if e.Comment != "" {
 		dst = append(dst, ':')
-		dst = append(dst, line(e.Comment)...)
+		dst = append(dst, firstLine(e.Comment)...)
 		return append(dst, '\n', '\n')
 	}
 	if e.Name != "" {
 		dst = append(dst, "event: "...)
-		dst = append(dst, line(e.Name)...)
+		dst = append(dst, firstLine(e.Name)...)
 		dst = append(dst, '\n')
 	}
 	if e.ID != "" {
 		dst = append(dst, "id: "...)
-		dst = append(dst, line(e.ID)...)
+		dst = append(dst, firstLine(e.ID)...)
 		dst = append(dst, '\n')
 	}
 	if e.Retry > 0 {
@@ -80,7 +80,7 @@ func appendData(dst, data []byte) []byte {
 	}
 }
 
-func line(s string) string {
+func firstLine(s string) string {
 	if i := strings.IndexAny(s, "\r\n\x00"); i >= 0 {
 		return s[:i]
 	}
@@ -169,7 +169,7 @@ func (r *Reader) Next() (Event, error) {
 	var e Event
 	size, fields := 0, false
 	for {
-		text, err := r.line(r.limit - size)
+		text, err := r.readLine(r.limit - size)
 		if err != nil {
 			return Event{}, err
 		}
@@ -211,8 +211,8 @@ func (r *Reader) Next() (Event, error) {
 	}
 }
 
-// line reads a line, which ends with CR, LF or both, and returns it without the end.
-func (r *Reader) line(limit int) ([]byte, error) {
+// readLine reads a line, which ends with CR, LF or both, and returns it without the end.
+func (r *Reader) readLine(limit int) ([]byte, error) {
 	var text []byte
 	for {
 		c, err := r.r.ReadByte()

@@ -99,7 +99,7 @@ func FuzzWrite(f *testing.F) {
 		wire := Append(Append(nil, Event{Comment: name + " "}), in)
 		r := NewReader(bytes.NewReader(wire), 1<<20)
 		got, err := r.Next()
-		if line(name) == "" && line(id) == "" && retry == 0 && data == nil {
+		if firstLine(name) == "" && firstLine(id) == "" && retry == 0 && data == nil {
 			if !errors.Is(err, io.EOF) {
 				t.Fatalf("an event of nothing came out as %+v, %v", got, err)
 			}
@@ -109,7 +109,7 @@ func FuzzWrite(f *testing.F) {
 			t.Fatalf("%q: %v", wire, err)
 		}
 		want := bytes.ReplaceAll(bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n")), []byte("\r"), []byte("\n"))
-		if got.Name != line(name) || got.ID != line(id) || got.Retry != in.Retry || !bytes.Equal(got.Data, want) {
+		if got.Name != firstLine(name) || got.ID != firstLine(id) || got.Retry != in.Retry || !bytes.Equal(got.Data, want) {
 			t.Fatalf("wrote %+v, read %+v", in, got)
 		}
 		if _, err := r.Next(); !errors.Is(err, io.EOF) {

@@ -131,7 +131,7 @@ func (m *Manager) Disable(ctx context.Context, workspace string, sub *subscripti
 	if err != nil || !ended {
 		return err
 	}
-	m.Metrics.Disabled()
+	m.Metrics.SubscriptionDisabled()
 	m.Log.WarnContext(ctx, "subscription disabled", "workspace", workspace, "subscription", sub.ID, "reason", reason, "category", st.LastError)
 	if err := m.publishDisabled(ctx, workspace, sub, reason, st); err != nil {
 		m.Log.WarnContext(ctx, "operational event not published", "subscription", sub.ID, "error", err)

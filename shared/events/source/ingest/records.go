@@ -117,7 +117,7 @@ func NewOutcomeLog(db store.DB, keep string, metrics *metric.Set, log *slog.Logg
 // commit. With DynamoDB the caller waits for the write for at most a second, because a Lambda function may be frozen
 // after its response.
 func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
-	r.metrics.Sourced(o.Source, string(o.Kind), o.Kind.Refused())
+	r.metrics.SourceRequested(o.Source, string(o.Kind), o.Kind.Refused())
 	if r.keep == KeepNone {
 		return
 	}

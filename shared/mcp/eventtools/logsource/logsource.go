@@ -55,7 +55,7 @@ func (h *tools) Has(name string) bool { return slices.Contains(h.names, name) }
 
 // Call implements [events.Tools].
 func (h *tools) Call(ctx context.Context, c *method.Call) (method.Result, error) {
-	tool, err := c.Required("name")
+	tool, err := c.RequiredString("name")
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -73,16 +73,16 @@ func (h *tools) Call(ctx context.Context, c *method.Call) (method.Result, error)
 		b := jsonrpc.AppendString([]byte(`"content":[{"type":"text","text":`), string(text))
 		b = append(append(b, `}],"structuredContent":`...), text...)
 		return method.Result{Members: [][]byte{b}}, nil
-	case correctable(err):
+	case isCorrectable(err):
 		b := jsonrpc.AppendString([]byte(`"content":[{"type":"text","text":`), fault.Public(err))
 		return method.Result{Members: [][]byte{append(b, `}],"isError":true`...)}}, nil
 	}
 	return method.Result{}, err
 }
 
-// correctable reports whether a model can avoid an error with other arguments. The result of the tool then has the error's
+// isCorrectable reports whether a model can avoid an error with other arguments. The result of the tool then has the error's
 // text. A missing scope is not correctable, because the client has to request it, not the model.
-func correctable(err error) bool {
+func isCorrectable(err error) bool {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound, fault.Unsupported, fault.Unprocessable, fault.TooLarge:
 		return true
@@ -100,7 +100,7 @@ type source struct {
 
 // EventTypes implements [eventtools.Source].
 func (h *source) EventTypes(ctx context.Context) (all []eventtools.EventType, err error) {
-	cat, err := h.catalogs.Of(ctx, h.call.Principal)
+	cat, err := h.catalogs.CatalogOf(ctx, h.call.Principal)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (h *source) Unsubscribe(_ context.Context, subscription string) (bool, erro
 // find returns the selection for an event type and arguments in the current catalog. An event type that the caller may not see
 // is unknown, because it is not listed either.
 func (h *tools) find(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage) (match.Selection, error) {
-	cat, err := h.catalogs.Of(ctx, p)
+	cat, err := h.catalogs.CatalogOf(ctx, p)
 	if err != nil {
 		return match.Selection{}, err
 	}
@@ -255,7 +255,7 @@ func (r *reading) add(ev *event.Event) (bool, error) {
 // wait waits for events after the call has read the whole log. It counts as an open stream until it returns.
 func (h *source) wait(r *reading) error {
 	c := h.call
-	ctx, leave, err := h.admission.Admit(c.Answer.W, c.Request.WithContext(c.Connection()), c)
+	ctx, leave, err := h.admission.Admit(c.Answer.W, c.Request.WithContext(c.ConnectionContext()), c)
 	if leave == nil {
 		if err == nil {
 			c.Answer.Stop()

@@ -128,7 +128,7 @@ func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human f
 	case formatYAML:
 		return printDocument(c.Out, answer, exactTimes)
 	case formatName:
-		name, err := c.naming(items)
+		name, err := c.findNaming(items)
 		if err != nil {
 			return err
 		}
@@ -137,9 +137,9 @@ func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human f
 	return human()
 }
 
-// naming returns the member that identifies an object in other commands: id or name. A list must show it as a column, and name as the first
-// one, because elsewhere it is the name of an event type.
-func (c *Command) naming(items []json.RawMessage) (string, error) {
+// findNaming returns the member that identifies an object in other commands: id or name. A list must show it as a column, and name as the
+// first one, because elsewhere it is the name of an event type.
+func (c *Command) findNaming(items []json.RawMessage) (string, error) {
 	switch {
 	case slices.Contains(c.Columns, "id"):
 		return "id", nil
@@ -275,7 +275,7 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 	if err := printDocument(c.Err, would, localTimes); err != nil {
 		return err
 	}
-	fmt.Fprintf(c.Err, "This cannot be undone. Type %s to continue: ", cell(want))
+	fmt.Fprintf(c.Err, "This cannot be undone. Type %s to continue: ", formatCell(want))
 	answered := make(chan string, 1) // the reader does not end after an interrupt, but the program does
 	go func() {
 		line, _ := bufio.NewReader(c.In).ReadString('\n') // an empty line confirms nothing

@@ -70,16 +70,16 @@ func printTable(w io.Writer, columns, drop []string, width int, items []json.Raw
 		for _, path := range paths {
 			var value any
 			for alternative := range strings.SplitSeq(path, "|") {
-				if value = member(item, alternative); value != nil {
+				if value = memberAt(item, alternative); value != nil {
 					break
 				}
 			}
-			cells = append(cells, cell(value))
+			cells = append(cells, formatCell(value))
 		}
 		rows = append(rows, cells)
 	}
 	if width > 0 && tableWidth(rows) > width {
-		hidden = fit(rows, paths, drop, width)
+		hidden = fitRows(rows, paths, drop, width)
 	}
 	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
 	for _, cells := range rows {
@@ -88,8 +88,8 @@ func printTable(w io.Writer, columns, drop []string, width int, items []json.Raw
 	return hidden, fault.Wrap(fault.Unavailable, t.Flush(), "print")
 }
 
-// fit changes the rows so that the table is not wider than width, and returns the headings of the hidden columns.
-func fit(rows [][]string, paths, drop []string, width int) (hidden []string) {
+// fitRows changes the rows so that the table is not wider than width, and returns the headings of the hidden columns.
+func fitRows(rows [][]string, paths, drop []string, width int) (hidden []string) {
 	for _, cells := range rows[1:] {
 		for i := range cells {
 			if paths[i] != "id" {
@@ -144,7 +144,7 @@ func printNames(w io.Writer, items []json.RawMessage, name string) error {
 		if err := json.Unmarshal(raw, &object); err != nil {
 			return fault.Wrap(fault.Unavailable, err, "read an item")
 		}
-		if text := cell(object[name]); text != "" {
+		if text := formatCell(object[name]); text != "" {
 			if _, err := fmt.Fprintln(w, text); err != nil {
 				return fault.Wrap(fault.Unavailable, err, "print")
 			}
@@ -165,27 +165,27 @@ func headingOf(path string) string {
 	return b.String()
 }
 
-// member returns the value at a path such as delivery.lastError, or nil if there is none. For an array on the path it returns the values of
-// all elements.
-func member(v any, path string) any {
+// memberAt returns the value at a path such as delivery.lastError, or nil if there is none. For an array on the path it returns the
+// values of all elements.
+func memberAt(v any, path string) any {
 	if list, ok := v.([]any); ok {
 		var all []any
 		for _, one := range list {
-			all = append(all, member(one, path))
+			all = append(all, memberAt(one, path))
 		}
 		return all
 	}
 	object, _ := v.(map[string]any)
 	name, rest, more := strings.Cut(path, ".")
 	if v = object[name]; more {
-		return member(v, rest)
+		return memberAt(v, rest)
 	}
 	return v
 }
 
-// cell returns a value as text for a table. It stays on one line, and escapes control characters because they could manipulate the
+// formatCell returns a value as text for a table. It stays on one line, and escapes control characters because they could manipulate the
 // terminal.
-func cell(v any) string {
+func formatCell(v any) string {
 	var text string
 	switch v := v.(type) {
 	case nil:
@@ -195,7 +195,7 @@ func cell(v any) string {
 	case []any:
 		var parts []string
 		for _, one := range v {
-			parts = append(parts, cell(one))
+			parts = append(parts, formatCell(one))
 		}
 		return strings.Join(parts, ", ")
 	case map[string]any:

@@ -43,11 +43,11 @@ type Answer struct {
 	Stream bool
 }
 
-// query makes a list of query parameters that is never nil, so that all other parameters are refused.
-func query(params ...Param) []Param { return append([]Param{}, params...) }
+// listQuery makes a list of query parameters that is never nil, so that all other parameters are refused.
+func listQuery(params ...Param) []Param { return append([]Param{}, params...) }
 
-// paged adds the parameters cursor and limit for a list with pages.
-func paged(params ...Param) []Param {
+// withPaging adds the parameters cursor and limit for a list with pages.
+func withPaging(params ...Param) []Param {
 	return append(params, Param{Name: "cursor"}, Param{Name: "limit", Integer: MaxLimit, Default: strconv.Itoa(DefaultLimit)})
 }
 
@@ -166,7 +166,7 @@ var All = []Operation{
 	{
 		ID: "listSubscriptions", Method: http.MethodGet, Path: "subscriptions",
 		Summary: "Subscriptions that match all given parameters.",
-		Owners:  true, Query: paged(Param{Name: "principal"}, event, origin, Param{Name: "state", Enum: []string{"active", "paused", "suspended", "disabled"}}, Param{Name: "uri", Description: "URI of an event that they are to get; no pattern."}),
+		Owners:  true, Query: withPaging(Param{Name: "principal"}, event, origin, Param{Name: "state", Enum: []string{"active", "paused", "suspended", "disabled"}}, Param{Name: "uri", Description: "URI of an event that they are to get; no pattern."}),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Subscriptions"}},
 	},
 	{
@@ -202,19 +202,19 @@ var All = []Operation{
 	{
 		ID: "listDeliveriesOf", Method: http.MethodGet, Path: "subscriptions/{id}/deliveries",
 		Summary: "Attempts at a subscription, newest first.",
-		Owners:  true, Query: paged(event, origin, since, until, outcome),
+		Owners:  true, Query: withPaging(event, origin, since, until, outcome),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Attempts"}},
 	},
 	{
 		ID: "listDeliveries", Method: http.MethodGet, Path: "deliveries",
 		Summary: "Attempts, newest first.",
-		Owners:  true, Query: paged(subscription, event, origin, since, until, outcome),
+		Owners:  true, Query: withPaging(subscription, event, origin, since, until, outcome),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Attempts"}},
 	},
 	{
 		ID: "listDeadLetters", Method: http.MethodGet, Path: "dead-letters",
 		Summary: "Dead letters, newest first.",
-		Owners:  true, Query: paged(subscription, origin, event, Param{Name: "queue"}, since, until),
+		Owners:  true, Query: withPaging(subscription, origin, event, Param{Name: "queue"}, since, until),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "DeadLetters"}},
 	},
 	{
@@ -232,7 +232,7 @@ var All = []Operation{
 	{
 		ID: "listSwitches", Method: http.MethodGet, Path: "switches",
 		Summary: "The paused switches.",
-		Query:   paged(),
+		Query:   withPaging(),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Switches"}},
 	},
 	{
@@ -254,7 +254,7 @@ var All = []Operation{
 	{
 		ID: "listNotes", Method: http.MethodGet, Path: "notes",
 		Summary: "Operators' notes about failing origins, or about one origin.",
-		Query:   paged(origin),
+		Query:   withPaging(origin),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Notes"}},
 	},
 	{
@@ -271,13 +271,13 @@ var All = []Operation{
 	{
 		ID: "erasePrincipal", Method: http.MethodDelete, Path: "principals/{id}",
 		Summary: "Erase the stored data of a principal, or count it.",
-		Query:   query(Param{Name: "dryRun", Enum: []string{"true", "false"}, Default: "false", Description: "Whether only to count."}),
+		Query:   listQuery(Param{Name: "dryRun", Enum: []string{"true", "false"}, Default: "false", Description: "Whether only to count."}),
 		Answers: []Answer{{Status: 200, Description: "The numbers of erased items or, with dryRun, of items that would be erased.", Schema: "Erasure"}},
 	},
 	{
 		ID: "listAudit", Method: http.MethodGet, Path: "audit",
 		Summary: "Actions of people, newest first.",
-		Query:   paged(since, until),
+		Query:   withPaging(since, until),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Audit"}},
 	},
 	{
@@ -299,37 +299,37 @@ var All = []Operation{
 	{
 		ID: "listEvents", Method: http.MethodGet, Path: "events",
 		Summary: "Events of a URI or a type in the event log, newest first.",
-		Query:   paged(uri, Param{Name: "name", Description: "An event type."}, since, until),
+		Query:   withPaging(uri, Param{Name: "name", Description: "An event type."}, since, until),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Events"}},
 	},
 	{
 		ID: "readEvent", Method: http.MethodGet, Path: "events/{id}",
 		Summary: "An event by its id.",
-		Query:   query(uri),
+		Query:   listQuery(uri),
 		Answers: []Answer{{Status: 200, Description: "The event.", Schema: "Event"}},
 	},
 	{
 		ID: "deliverEvent", Method: http.MethodPost, Path: "events/{id}/deliver",
 		Summary: "Deliver an event again to one subscription.",
-		Query:   query(uri), Body: "DeliverAgain", BodyRequired: true,
+		Query:   listQuery(uri), Body: "DeliverAgain", BodyRequired: true,
 		Answers: []Answer{{Status: 202, Description: "The accepted delivery.", Schema: "Accepted"}},
 	},
 	{
 		ID: "listEventOutcomes", Method: http.MethodGet, Path: "events/{id}/outcomes",
 		Summary: "The outcome of an event for each subscription that covers it, and for ended ones with attempts; or for one subscription.",
-		Query:   paged(uri, Param{Name: "subscription", Description: "Explain the event for this subscription only, which need not cover it."}),
+		Query:   withPaging(uri, Param{Name: "subscription", Description: "Explain the event for this subscription only, which need not cover it."}),
 		Answers: []Answer{{Status: 200, Description: "A page of outcomes.", Schema: "EventOutcomes"}},
 	},
 	{
 		ID: "overview", Method: http.MethodGet, Path: "overview",
 		Summary: "Counts, recent activity, failing origins and quotas.",
-		Query:   query(Param{Name: "principal", Description: "Whose quotas to list; by default the caller's."}, since),
+		Query:   listQuery(Param{Name: "principal", Description: "Whose quotas to list; by default the caller's."}, since),
 		Answers: []Answer{{Status: 200, Description: "The overview.", Schema: "Overview"}},
 	},
 	{
 		ID: "listBackends", Method: http.MethodGet, Path: "backends",
 		Summary: "The servers behind the gateway.",
-		Query:   paged(),
+		Query:   withPaging(),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Backends"}},
 	},
 	{
@@ -341,25 +341,25 @@ var All = []Operation{
 	{
 		ID: "listEventTypes", Method: http.MethodGet, Path: "event-types",
 		Summary: "The event types of the catalog.",
-		Query:   paged(),
+		Query:   withPaging(),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "EventTypes"}},
 	},
 	{
 		ID: "listSources", Method: http.MethodGet, Path: "sources",
 		Summary: "The sources of the workspace, by name.",
-		Query:   paged(),
+		Query:   withPaging(),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Sources"}},
 	},
 	{
 		ID: "readSource", Method: http.MethodGet, Path: "sources/{name}",
 		Summary: "One source.",
-		Query:   query(),
+		Query:   listQuery(),
 		Answers: []Answer{{Status: 200, Description: "The source.", Schema: "Source"}},
 	},
 	{
 		ID: "listOutcomes", Method: http.MethodGet, Path: "sources/{name}/outcomes",
 		Summary: "Outcomes of requests to a source, newest first.",
-		Query:   paged(Param{Name: "kind", Enum: []string{"accepted", "duplicate", "unmatched", "verified", "unverified", "invalid", "unfit", "limited", "unavailable", "refused"}, Description: "refused is unverified, invalid, unfit, limited and unavailable."}, since, until),
+		Query:   withPaging(Param{Name: "kind", Enum: []string{"accepted", "duplicate", "unmatched", "verified", "unverified", "invalid", "unfit", "limited", "unavailable", "refused"}, Description: "refused is unverified, invalid, unfit, limited and unavailable."}, since, until),
 		Answers: []Answer{{Status: 200, Description: "A page of the list.", Schema: "Outcomes"}},
 	},
 	{
@@ -371,7 +371,7 @@ var All = []Operation{
 	{
 		ID: "live", Method: http.MethodGet, Path: "live",
 		Summary: "New attempts and events, as server-sent events named `tick`, each with a Tick as its data. A stream ends after at most five minutes, and the client connects again. An instance serves 20 streams and refuses others with 429.",
-		Query:   query(),
+		Query:   listQuery(),
 		Answers: []Answer{{Status: 200, Description: "Until the client or the server ends it.", Stream: true}},
 	},
 }

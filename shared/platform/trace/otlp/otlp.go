@@ -72,12 +72,12 @@ func Provider(o Options) (*sdk.TracerProvider, error) {
 	return sdk.NewTracerProvider(
 		sdk.WithBatcher(exporter{c}, sdk.WithMaxQueueSize(queued), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(time.Second)),
 		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(o.Ratio))),
-		sdk.WithResource(resource.NewSchemaless(product(o)...)),
+		sdk.WithResource(resource.NewSchemaless(productAttributes(o)...)),
 	), nil
 }
 
-// product returns the attributes that name the product and its version.
-func product(o Options) []attribute.KeyValue {
+// productAttributes returns the attributes that name the product and its version.
+func productAttributes(o Options) []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.String("service.name", "mcp-events"), attribute.String("service.version", o.Version)}
 }
 
@@ -256,7 +256,7 @@ func Metrics(o Options, stack string) (func(context.Context, *metricdata.Resourc
 	if err != nil {
 		return nil, err
 	}
-	from := attributes{keyValues(append(product(o), attribute.String("service.instance.id", rand.Text()), attribute.String("stack", stack)))}
+	from := attributes{keyValues(append(productAttributes(o), attribute.String("service.instance.id", rand.Text()), attribute.String("stack", stack)))}
 	return func(ctx context.Context, all *metricdata.ResourceMetrics) {
 		c.export(context.WithoutCancel(ctx), request{ResourceMetrics: []resourceData{{Resource: from, ScopeMetrics: scopesOf(all)}}})
 	}, nil
