@@ -269,14 +269,16 @@ func TestDrop(t *testing.T) {
 	})
 }
 
-// interrupted is a store that calls a function before its first write.
+// interrupted is a store that calls a function before a write, after a number of other writes.
 type interrupted struct {
 	store.DB
+	after  int
 	before func()
 }
 
 func (i *interrupted) Write(ctx context.Context, ops ...store.Op) error {
-	if before := i.before; before != nil {
+	i.after--
+	if before := i.before; before != nil && i.after < 0 {
 		i.before = nil
 		before()
 	}

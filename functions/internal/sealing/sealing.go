@@ -164,6 +164,10 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	if err != nil {
 		return err
 	}
+	had, err := db.Get(ctx, publicKey)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read the public keyset")
+	}
 	var public []byte
 	switch step {
 	case stepAdd:
@@ -185,16 +189,28 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	}
 	// After a crash at this point the old key continues to seal, and its secrets can still be opened. Repeating the
 	// step completes it.
-	err = db.Write(ctx, store.Put(store.Item{Key: publicKey, Value: public, Version: version + 1}))
+	//
+	// Another rotation may have completed since this one wrote the private keyset. The condition keeps its public keyset,
+	// because otherwise an older key would seal again.
+	cond := store.Absent()
+	if had[0] != nil {
+		cond = store.VersionIs(had[0].Version)
+	}
+	err = db.Write(ctx, store.Put(store.Item{Key: publicKey, Value: public, Version: version + 1}, cond))
+	if errors.Is(err, store.ErrConflict) {
+		return errRotating
+	}
 	return fault.Wrap(fault.Unavailable, err, "write the public keyset")
 }
+
+var errRotating = fault.New(fault.Conflict, "another rotation is under way")
 
 // writePrivate replaces the wrapped private keyset that was read with the given version, and increments the version. It
 // fails with fault.Conflict if another process has replaced the keyset since.
 func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int64) error {
 	err := db.Write(ctx, store.Put(store.Item{Key: privateKey, Value: wrapped, Version: version + 1}, store.VersionIs(version)))
 	if errors.Is(err, store.ErrConflict) {
-		return fault.New(fault.Conflict, "another rotation is under way")
+		return errRotating
 	}
 	return fault.Wrap(fault.Unavailable, err, "write the private keyset")
 }

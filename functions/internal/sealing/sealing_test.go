@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -162,6 +163,43 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 			t.Errorf("got error %v", err)
 		}
 	})
+}
+
+// TestConcurrentRotations runs a whole rotation between two writes of another one. Whatever the outcome, the newest key must
+// seal, and no key may be lost.
+func TestConcurrentRotations(t *testing.T) {
+	for _, step := range []Step{stepAdd, stepPromote} {
+		for writes := range 2 {
+			t.Run(fmt.Sprintf("given a rotation in the step %s that has written %d keysets, when another one completes, then its key seals", step, writes), func(t *testing.T) {
+				db, w := open(t), &locked{}
+				expect.OK(t, Create(t.Context(), db, w))
+				old := seal(t, db)
+				if step == stepPromote {
+					expect.OK(t, Rotate(t.Context(), db, w, stepAdd))
+				}
+				var newest []byte
+				slow := &interrupted{DB: db, after: writes, before: func() {
+					for _, step := range []Step{stepAdd, stepPromote} {
+						expect.OK(t, Rotate(t.Context(), db, w, step))
+					}
+					newest = seal(t, db)
+				}}
+				err := Rotate(t.Context(), slow, w, step)
+				if newest == nil {
+					return // the step has only one write
+				}
+				expect.Fault(t, "the slow rotation", err, fault.Conflict)
+				const prefix = 5 // a version byte and the key's id
+				if now := seal(t, db); !bytes.Equal(now[:prefix], newest[:prefix]) {
+					t.Errorf("the key %x seals, want the newest one, %x", now[:prefix], newest[:prefix])
+				}
+				opener := &Opener{DB: db, Wrapper: w}
+				for _, sealed := range [][]byte{old, newest} {
+					expect.OK(t, expect.ErrOf(opener.Open(t.Context(), sealed, binding)))
+				}
+			})
+		}
+	}
 }
 
 func TestTheOpenerTriesAgainWhenKMSWasDown(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
 // secrets are the keys of a server. They are in a file that only its owner can read.
@@ -189,6 +190,20 @@ func writeSecrets(data string, s secrets) error {
 	return fault.Wrap(fault.Unavailable, durable.WriteFile(secretsPath(data), b), "write the keys")
 }
 
+// lockKeys locks the keys of a data directory, so that a command can read, change and write them. Without the lock, a command
+// could replace the keys that another one has just written, and secrets sealed with a lost key can never be opened. A running
+// server does not need the lock, because it only reads the keys when it starts.
+func lockKeys(data string) (unlock func(), err error) {
+	if _, err := readSecrets(data); err != nil {
+		return nil, err // without creating a lock file
+	}
+	unlock, err = engine.Lock(secretsPath(data) + ".lock")
+	if fault.Is(err, fault.Conflict) {
+		return nil, fault.New(fault.Conflict, "another mcpevents keys command is changing %s: wait until it has ended, and try again", secretsPath(data))
+	}
+	return unlock, err
+}
+
 // loadIdentity returns the server's own key for v1a signatures, or nil if on is false, so that webhooks have no v1a signature.
 func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 	if !on {
@@ -205,12 +220,20 @@ func (s secrets) loadIdentity(on bool) (*webhook.Identity, error) {
 // on it seals new secrets with the new key, and still opens existing ones with the old keys. On AWS, where several processes
 // share the keyset, this takes two steps: first all processes must be able to open with the new key, and then they may seal with
 // it.
-func RotateKeys(data string) error {
+func RotateKeys(data string) error { return rotateKeys(data, webhook.AddKey) }
+
+// rotateKeys implements [RotateKeys]. Tests pass an addKey that runs another command.
+func rotateKeys(data string, addKey func(private []byte) ([]byte, error)) error {
+	unlock, err := lockKeys(data)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	s, err := readSecrets(data)
 	if err != nil {
 		return err
 	}
-	added, err := webhook.AddKey(s.Private)
+	added, err := addKey(s.Private)
 	if err != nil {
 		return err
 	}
@@ -224,6 +247,16 @@ func RotateKeys(data string) error {
 // which no other stored secret is sealed, and returns the number of removed keys. It refuses a directory that a server uses.
 // Earlier backups can still be restored, because each backup contains the keys of its database.
 func DropKeys(ctx context.Context, data string) (dropped int, err error) {
+	return dropKeys(ctx, data, reseal)
+}
+
+// dropKeys implements [DropKeys]. Tests pass a reseal that fails or runs another command.
+func dropKeys(ctx context.Context, data string, reseal func(context.Context, store.DB, secrets) error) (dropped int, err error) {
+	unlock, err := lockKeys(data)
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
 	s, err := readSecrets(data)
 	if err != nil {
 		return 0, err

@@ -324,6 +324,17 @@ func acquire(path string) (*Conn, error) {
 	return c, nil
 }
 
+// Lock locks a file in the same way as [Open] locks its file, so that commands of several processes can exclude each other. It
+// creates the file if necessary. If the file is locked already, by this process or another, Lock returns an error of kind
+// fault.Conflict. The system unlocks the file when the process ends.
+func Lock(path string) (unlock func(), err error) {
+	c, err := acquire(path)
+	if err != nil {
+		return nil, fault.Wrap(Kind(err), err, "lock %s", path)
+	}
+	return c.close, nil
+}
+
 // closeConns closes the connections of an engine that could not start.
 func (e *Engine) closeConns() {
 	for _, c := range []*Conn{e.writer, e.lock} {
