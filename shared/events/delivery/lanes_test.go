@@ -372,6 +372,34 @@ func TestAProcessLearnsFromAnotherThatAnEndpointHangs(t *testing.T) {
 	})
 }
 
+// WHK-19: given a delivery whose attempts end the process, when its message is received too often, then it waits in the due table, and
+// becomes a dead letter when it is older than its schedule.
+func TestADeliveryThatEndsItsProcessIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, config := newWorld(t)
+		w.answer = answers(time.Millisecond, nil)
+		url := oneOrigin(1)[0]
+		sub := w.to(url)[0].Subscriber()
+		d := NewDispatcher(config)
+		e := someEvents(1, 60)[0]
+		expect.OK(t, d.toSlowLane(t.Context(), &sub, &e))
+		for waits := 1; waits <= manyWaits; waits++ {
+			del := w.storedDelivery(sub.ID, e.ID)
+			m := message("m", string(task.Encode(del.NextTask().Task)))
+			m.Received = mostReceives + 1
+			w.done(d.HandleSingles(t.Context(), []queue.Message{m}))
+			expect.Equal(t, "the waits of the delivery", w.storedDelivery(sub.ID, e.ID).Waits, waits)
+		}
+		time.Sleep(d.outcomes.Schedules.ScheduleFor(w.storedDelivery(sub.ID, e.ID).Origin).Total() + time.Hour)
+		m := message("m", string(task.Encode(w.storedDelivery(sub.ID, e.ID).NextTask().Task)))
+		m.Received = mostReceives + 1
+		w.done(d.HandleSingles(t.Context(), []queue.Message{m}))
+		expect.Equal(t, "the dead letters", len(w.dead(t)), 1)
+		expect.Equal(t, "the attempts", len(w.attempts), 0)
+		_ = w.queued.Close()
+	})
+}
+
 // WHK-16: given a batch of the slow lane for an endpoint that hangs, when the deliveries have waited in the queue often enough, then
 // they are moved to the due table a few at a time, so that the requests of pages do not wait behind them.
 func TestDeliveriesThatWaitAreWrittenAFewAtATime(t *testing.T) {

@@ -56,7 +56,10 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		defer d.underWay.Delete(t.ID()) // when the outcomes are written
 		wg.Go(func() {
 			began := d.now()
-			ops, err := d.attemptSingle(ctx, m, t)
+			ops, err := []store.Op(nil), errReceives
+			if m.Received <= mostReceives {
+				ops, err = d.attemptSingle(ctx, m, t)
+			}
 			switch {
 			case err == nil:
 				mu.Lock()
@@ -173,12 +176,19 @@ func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 // errNoSlot says that a message waits in the queue because its endpoint has no free slot, or has used up its rate limit.
 var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 
+// errReceives says that a message was received more than [mostReceives] times.
+var errReceives = errors.New("delivery: the message was received too often")
+
 const (
 	// laterReceives is how often a message fails because its endpoint has no free slot, each time waiting twice as long in the queue
 	// as before. Then the delivery waits in the due table, because a failed message stays in flight, and SQS allows only 120,000 of
 	// those per queue. All these waits together are also shorter than the delay of the due entry, which would otherwise send a second
 	// message.
 	laterReceives = 5
+	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. A message
+	// is received so often only if the store fails for about an hour, or if each attempt ends the process. In the second case the
+	// delivery would otherwise stop the server at every start. The due table gives it up in the end; see [Dispatcher.waitLater].
+	mostReceives = 20
 	// tokenReceives is how often a message waits in the queue for the endpoint's rate limit before it gets a time slot by
 	// [Dispatcher.waitForRate].
 	tokenReceives = 3

@@ -18,6 +18,9 @@ type memoryQueue struct {
 	sql  statements
 
 	lastID atomic.Int64 // of the last message sent or forwarded
+	// inherited is the last id that the previous process left. One of these messages may have ended that process, so workers write
+	// its receive before they handle it. Otherwise, a message that ends every process would never become a dead letter.
+	inherited int64
 
 	dedup *dedup // nil on a standard queue
 
@@ -97,6 +100,7 @@ func (mq *memoryQueue) setUp(tx *engine.Tx) error {
 		}
 	}
 	mq.lastID.Store(last)
+	mq.inherited = last
 	mq.window.newest = last
 	mq.window.counts[placeDelayed], mq.window.counts[placeFile] = int(delayed), int(total-delayed)
 	if mq.dedup != nil {

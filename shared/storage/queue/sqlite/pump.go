@@ -296,6 +296,10 @@ type batch struct {
 	msgs    []*message
 	handed  []queue.Message // the same messages as the handler gets them
 	refused []*message      // messages of a FIFO queue that the handler does not get, because their senders got an error
+	// counted says that receives of the messages must be written before the handler gets them.
+	counted bool
+	// exhausted says that the only message was received too often by processes that ended before its handler returned.
+	exhausted bool
 }
 
 // take returns a batch. If no message can be delivered, it returns a channel that receives when one may be ready.
@@ -316,7 +320,15 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 			b.refused = append(b.refused, m)
 			continue
 		}
+		if b.exhausted = mq.exhausted(m, opts); b.exhausted {
+			b.msgs = append(b.msgs, m) // alone, because it was received before
+			continue
+		}
 		m.received++
+		if m.id <= mq.inherited {
+			b.counted = true
+			mq.settled.failed = append(mq.settled.failed, failure{m.id, m.received})
+		}
 		handed := queue.Message{Received: m.received, Unwritten: m.row != rowWritten}
 		handed.Body = m.body
 		b.msgs, b.handed = append(b.msgs, m), append(b.handed, handed)
@@ -348,8 +360,16 @@ func microseconds(us int64) time.Time { return time.UnixMicro(us).UTC() }
 
 // handle calls h and returns a function that reports whether a message failed.
 func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, limit time.Duration) (failed func(*message) bool) {
-	if len(b.msgs) == 0 {
+	switch {
+	case len(b.msgs) == 0:
 		return never
+	case b.exhausted:
+		return always
+	case b.counted:
+		if err := mq.flush(); err != nil {
+			mq.q.opts.Log.Warn("queue receives not written", "queue", mq.name, "messages", len(b.msgs), "error", err)
+			return always
+		}
 	}
 	began := time.Now()
 	ctx, cancel := context.WithDeadline(ctx, began.Add(limit))

@@ -108,7 +108,7 @@ func (mq *memoryQueue) accept(m *message) {
 
 // fail counts a failure and reports whether the message is redelivered. Otherwise fail dead-letters it.
 func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool) {
-	if opts.MaxReceives > 0 && m.received >= opts.MaxReceives && mq.name != queue.Dead {
+	if mq.exhausted(m, opts) {
 		mq.settled.dead = append(mq.settled.dead, m)
 		mq.window.move(m, placeDead)
 		return false
@@ -116,6 +116,11 @@ func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool)
 	mq.settled.failed = append(mq.settled.failed, failure{m.id, m.received})
 	mq.window.dropBody(m)
 	return true
+}
+
+// exhausted reports whether a message was received as often as opts allow.
+func (mq *memoryQueue) exhausted(m *message, opts *queue.ConsumeOptions) bool {
+	return opts.MaxReceives > 0 && m.received >= opts.MaxReceives && mq.name != queue.Dead
 }
 
 func (mq *memoryQueue) backOff(b backoff) {
@@ -130,7 +135,7 @@ type settlement struct {
 	failed   []failure
 }
 
-// failure is a message with the number of times it was received.
+// failure is a message with the number of times it was received, whether it has failed or not.
 type failure struct {
 	id       int64
 	received int
@@ -148,7 +153,8 @@ func (s *settlement) append(other *settlement) {
 }
 
 // submit adds the settlement to the next commit. It does not need its own commit, because a crash before that only means that
-// the next process delivers the messages again.
+// the next process delivers the messages again. A message that failed then has one receive fewer. That does not keep a message
+// that ends every process from becoming a dead letter; see [memoryQueue.inherited].
 func (mq *memoryQueue) submit() {
 	if mq.submitted || mq.settled.empty() || !mq.resubmitAt.IsZero() {
 		return

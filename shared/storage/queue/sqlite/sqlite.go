@@ -10,7 +10,8 @@
 //	                             └─────────────────┴─▶ back-off, or blocked in a FIFO queue
 //
 // Only memory knows which messages are in flight or wait for their back-off. After a crash the next process delivers
-// those messages again.
+// those messages again. It does not know which of its messages ended the process, so it writes a receive of each of
+// them before it calls the handler.
 //
 // The queues behave like SQS queues with an event source mapping, as queue/queuetest defines. Message bodies are opaque here.
 package sqlite

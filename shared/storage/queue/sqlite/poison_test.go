@@ -1,0 +1,133 @@
+package sqlite
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	store "github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/expect"
+)
+
+// poisonFile and poisonQueue, in the environment, make this test binary the process that a message kills.
+const (
+	poisonFile  = "QUEUE_POISON_FILE"
+	poisonQueue = "QUEUE_POISON_QUEUE"
+
+	poison          = "poison"
+	poisonReceives  = 3
+	exitedByPoison  = 7
+	maxPoisonDeaths = 10
+)
+
+// TestAMessageThatKillsTheProcessBecomesADeadLetter starts processes that handle a queue. One message ends its process before its
+// handler returns, as a fatal error of the Go runtime would. After [poisonReceives] processes it must be a dead letter, and the
+// messages that were handled together with it must not.
+func TestAMessageThatKillsTheProcessBecomesADeadLetter(t *testing.T) {
+	if path := os.Getenv(poisonFile); path != "" {
+		workUntilPoisoned(path, queue.Name(os.Getenv(poisonQueue)))
+		return
+	}
+	for _, name := range []queue.Name{queue.Deliveries, queue.Events} {
+		t.Run("WHK-19 on the queue "+string(name), func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "events.db")
+			q, end := start(t, path, store.Options{}, Options{})
+			for _, body := range []string{"a", poison, "b"} {
+				m := queue.Outgoing{Body: []byte(body), Group: "g"}
+				if name.FIFO() {
+					m.Dedup = body
+				}
+				send(t, q, name, m)
+			}
+			end()
+			deaths := 0
+			var handled []string
+			for ; deaths < maxPoisonDeaths; deaths++ {
+				child := exec.Command(os.Args[0], "-test.run=^TestAMessageThatKillsTheProcessBecomesADeadLetter$")
+				child.Env = append(os.Environ(), poisonFile+"="+path, poisonQueue+"="+string(name))
+				child.Stderr = os.Stderr
+				out := expect.Value(child.StdoutPipe())(t)
+				expect.OK(t, child.Start())
+				for lines := bufio.NewScanner(out); lines.Scan(); {
+					if body, ok := strings.CutPrefix(lines.Text(), "handled "); ok {
+						handled = append(handled, body)
+					}
+				}
+				_ = child.Wait()
+				if code := child.ProcessState.ExitCode(); code == 0 {
+					break
+				} else if code != exitedByPoison {
+					t.Fatalf("got the exit code %d, want 0 or %d", code, exitedByPoison)
+				}
+			}
+			if deaths != poisonReceives {
+				t.Fatalf("the message killed %d processes, want %d", deaths, poisonReceives)
+			}
+			slices.Sort(handled)
+			expect.List(t, "the other messages", slices.Compact(handled), []string{"a", "b"})
+			q, end = start(t, path, store.Options{}, Options{})
+			defer end()
+			dead := make(chan queue.Message, 10)
+			defer run(q, queue.Dead, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				for _, m := range batch {
+					dead <- m
+				}
+				return nil, nil
+			})()
+			letter := expect.Value(queue.ParseDeadLetter((<-dead).Body))(t)
+			if letter.Body != poison || letter.Received != poisonReceives || letter.Reason != queue.ReasonReceives {
+				t.Errorf("got the dead letter %+v, want the poison with %d receives", letter, poisonReceives)
+			}
+			expect.Equal(t, "the messages in the queue and further dead letters", rowsOf(t, q, name)+int64(len(dead)), 0)
+		})
+	}
+}
+
+// workUntilPoisoned handles a queue until it is empty or the poison ends the process.
+func workUntilPoisoned(path string, name queue.Name) {
+	fail := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	db, err := store.Open(path, store.Options{})
+	fail(err)
+	q, err := Open(db.Engine(), Options{Log: slog.New(slog.DiscardHandler)})
+	fail(err)
+	empty, stop := context.WithCancel(context.Background())
+	left := func() int {
+		d, err := q.Depth(context.Background(), name)
+		fail(err)
+		return d.Visible + d.InFlight
+	}
+	go func() {
+		for left() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		stop()
+	}()
+	fail(q.Consume(empty, name, func(_ context.Context, batch []queue.Message) ([]string, error) {
+		for _, m := range batch {
+			if string(m.Body) == poison {
+				os.Exit(exitedByPoison)
+			}
+		}
+		for _, m := range batch {
+			fmt.Println("handled " + string(m.Body))
+		}
+		return nil, nil
+	}, queue.ConsumeOptions{MaxReceives: poisonReceives}))
+	fail(q.Close())
+	fail(db.Close())
+	os.Exit(0)
+}
