@@ -376,7 +376,7 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 				g.events, g.messages = events, messages
 				return err
 			}
-			done.First = done.First || part.First
+			done.Unrecorded = done.Unrecorded || part.Unrecorded
 			g.events, g.messages = append(g.events, e), append(g.messages, messages[i])
 		}
 		err = nil
@@ -385,7 +385,7 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 		return err
 	}
 	g.appended = done
-	if done.First {
+	if done.Unrecorded {
 		// Do not fail or wait long if the URI cannot be listed as a sub-resource, because the list is only a convenience. A failure would
 		// repeat the group's webhooks. The write can be slow, because all URIs below a parent are in one partition.
 		limited, cancel := context.WithTimeout(ctx, recordTime)

@@ -253,7 +253,7 @@ func TestSubResourcesThatPublishAllDayAreNotAllRecordedAtMidnight(t *testing.T) 
 			uri := fmt.Sprintf("event://many/%04d", i)
 			e := event.Event{Workspace: "default", ID: fmt.Sprint(uri, at.Unix()), URI: uri, Data: []byte(`{}`), Published: at}
 			done := expect.Value(log.Append(t.Context(), "default", uri, []event.Event{e}, nil))(t)
-			if done.First {
+			if done.Unrecorded {
 				n++
 				recorded[uri]++
 			}

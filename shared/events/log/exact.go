@@ -60,7 +60,7 @@ func (x exact) append(ctx context.Context, workspace, uri string, events []event
 	for _, key := range patterns[:min(len(patterns), store.MaxTransaction-2)] {
 		copies = append(copies, shardPartition(workspace, key, shardOf(uri)))
 	}
-	return x.log.appendTo(ctx, OwnPartition(workspace, uri), uri, events, copies...)
+	return x.log.appendTo(ctx, OwnPartition(workspace, uri), workspace, uri, events, copies...)
 }
 
 // appendUnordered looks up the ids of the events before it appends them, because the URI has several writers. If a batch
@@ -83,7 +83,7 @@ func (x exact) appendUnordered(ctx context.Context, workspace, uri string, event
 		done.After = position
 	}
 	if len(absent) < len(events) {
-		done.First, done.After = true, min(done.After, position-time.Minute.Microseconds())
+		done.Unrecorded, done.After = true, min(done.After, position-time.Minute.Microseconds())
 	}
 	return done, err
 }
@@ -103,7 +103,7 @@ func (x exact) putSegment(ctx context.Context, p Partition, s segment, floor int
 		op.Item.Partition, op.Span = p.name, store.SameStamp
 		ops = append(ops, op)
 	}
-	return 0, x.log.DB.Write(ctx, underIDs(ops, s.Events)...)
+	return 0, x.log.DB.Write(ctx, append(underIDs(ops, s.Events), s.with...)...)
 }
 
 // ofID returns the partition of the index items for an event id. An item has the stamp of the event's segment, and its value is the
@@ -246,7 +246,7 @@ func (stamped) byID(context.Context, string, string, string) (*event.Event, bool
 }
 
 func (s stamped) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
-	done, err := s.log.appendTo(ctx, OwnPartition(workspace, uri), uri, events)
+	done, err := s.log.appendTo(ctx, OwnPartition(workspace, uri), workspace, uri, events)
 	if err != nil {
 		return done, err
 	}
@@ -266,12 +266,12 @@ func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, eve
 	for i, part := range shards {
 		write.Go(func() (err error) {
 			defer fault.Recovered(&err)
-			own, err := s.log.appendTo(ctx, shardPartition(workspace, uri, i), uri, part)
+			own, err := s.log.appendTo(ctx, shardPartition(workspace, uri, i), workspace, uri, part)
 			if err != nil {
 				return err
 			}
 			mu.Lock()
-			done.First, done.After = done.First || own.First, min(done.After, own.After)
+			done.Unrecorded, done.After = done.Unrecorded || own.Unrecorded, min(done.After, own.After)
 			mu.Unlock()
 			return s.log.putPatterns(ctx, i, part, nil, patterns)
 		})

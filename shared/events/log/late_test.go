@@ -147,6 +147,49 @@ func TestAParentOfManySubResources(t *testing.T) {
 
 const uri = "event://ci/build-finished"
 
+// Where the store stamps keys, a URI is recorded under its parents in the commit of its first event. So a reader that finds the
+// event also finds the URI.
+func TestARecordSharesTheCommitOfItsEvent(t *testing.T) {
+	write := func(t *testing.T, db store.DB, uri string, n int, patterns ...string) (*eventlog.Log, eventlog.Appended) {
+		t.Helper()
+		var events []event.Event
+		for i := range n {
+			events = append(events, event.Event{Workspace: "default", ID: fmt.Sprint("e", i), URI: uri, Data: []byte(`{}`)})
+		}
+		log := &eventlog.Log{DB: db}
+		return log, expect.Value(log.Append(t.Context(), "default", uri, events, patterns))(t)
+	}
+	below := func(t *testing.T, log *eventlog.Log, parent string, want ...string) {
+		t.Helper()
+		expect.List(t, "the sub-resources of "+parent, expect.Value(log.ListBelow(t.Context(), "default", parent, 10))(t), want)
+	}
+	t.Run("given the first event of a URI, when only one write succeeds, then each parent lists the URI", func(t *testing.T) {
+		log, done := write(t, &cut{DB: memory(t), left: 1}, "event://a/b/c", 1, "event://a/**")
+		expect.Equal(t, "Unrecorded", done.Unrecorded, false)
+		below(t, log, "event://a", "event://a/b/c")
+		below(t, log, "event://a/b", "event://a/b/c")
+	})
+	t.Run("given a batch of several segments, when only the first one is written, then the parent lists the URI", func(t *testing.T) {
+		db := memory(t)
+		var events []event.Event
+		for i := range 2 * store.MaxTransaction {
+			events = append(events, event.Event{Workspace: "default", ID: fmt.Sprint("e", i), URI: uri, Data: []byte(`{}`)})
+		}
+		log := &eventlog.Log{DB: &cut{DB: db, left: 1}}
+		expect.Fault(t, "the append", expect.ErrOf(log.Append(t.Context(), "default", uri, events, nil)), fault.Unavailable)
+		below(t, log, "event://ci", uri)
+	})
+	t.Run("given more patterns than fit into a commit, when an event is appended, then the caller records the URI", func(t *testing.T) {
+		var patterns []string
+		for i := range store.MaxTransaction {
+			patterns = append(patterns, fmt.Sprint("event://ci/", i))
+		}
+		log, done := write(t, memory(t), uri, 1, patterns...)
+		expect.Equal(t, "Unrecorded", done.Unrecorded, true)
+		below(t, log, "event://ci")
+	})
+}
+
 func memory(t *testing.T) *sqlite.DB {
 	t.Helper()
 	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
@@ -189,7 +232,7 @@ func TestABatchThatComesAgainIsInTheLogOnce(t *testing.T) {
 						continue
 					}
 					known := expect.Value(log.Append(t.Context(), "default", uri, batch, nil))(t)
-					if !known.First && writes > 0 && &batch[0] == &events[0] {
+					if !known.Unrecorded && writes > 0 && &batch[0] == &events[0] {
 						t.Error("what follows the first append of a URI would be left out")
 					}
 				}
@@ -311,7 +354,7 @@ func TestCostOfAnUnorderedBatch(t *testing.T) {
 		}
 	}
 	done, err := log.AppendUnordered(t.Context(), "default", uri, batch, []string{"event://ci/**"})
-	if err != nil || !done.First {
+	if err != nil || !done.Unrecorded {
 		t.Fatalf("got %+v, %v", done, err)
 	}
 	writes := 0
@@ -321,14 +364,14 @@ func TestCostOfAnUnorderedBatch(t *testing.T) {
 	if db.reads != 1 || writes != 2 {
 		t.Errorf("%d reads and %d writes, want 1 and 2", db.reads, writes)
 	}
-	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(2000, 2100), nil); err != nil || !done.First {
+	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(2000, 2100), nil); err != nil || !done.Unrecorded {
 		t.Errorf("shards without an event of today: got %+v, %v", done, err)
 	}
-	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || done.First {
+	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || done.Unrecorded {
 		t.Errorf("shards with one: got %+v, %v", done, err)
 	}
-	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || !done.First {
-		t.Errorf("a repeated batch: got %+v, %v, want First", done, err)
+	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || !done.Unrecorded {
+		t.Errorf("a repeated batch: got %+v, %v, want Unrecorded", done, err)
 	}
 	expect.Equal(t, "events in the log", len(read(t, log, log.PartitionsOf("default", uri, true))), 120)
 }

@@ -448,11 +448,19 @@ func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, ta
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 
-// RecordChild records a URI under its parents for a month, for [Log.LatestBelow] and [Log.ListBelow]. Fanout calls it for the first
-// event of a URI on the URI's day (see [Appended]), and ignores a failure.
+// RecordChild records a URI under its parents for a month, for [Log.LatestBelow] and [Log.ListBelow]. Fanout calls it after an append
+// with [Appended.Unrecorded], and ignores a failure.
 func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
+	ops := l.parentOps(workspace, uri)
+	if len(ops) == 0 {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, l.DB.WriteAll(ctx, ops...), "record the parents of %s", uri)
+}
+
+// parentOps returns the operations that record a URI under its parents.
+func (l *Log) parentOps(workspace, uri string) (ops []store.Op) {
 	segs := strings.Split(strings.TrimPrefix(uri, "event://"), "/")
-	var ops []store.Op
 	for depth := 1; depth < len(segs); depth++ {
 		ops = append(ops, store.Put(store.Item{
 			Key: store.Key{
@@ -462,8 +470,5 @@ func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 			Expires: l.Time().Add(30 * 24 * time.Hour),
 		}))
 	}
-	if len(ops) == 0 {
-		return nil
-	}
-	return fault.Wrap(fault.Unavailable, l.DB.WriteAll(ctx, ops...), "record the parents of %s", uri)
+	return ops
 }

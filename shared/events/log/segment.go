@@ -32,6 +32,7 @@ type segment struct {
 
 	life  time.Duration // 0 is the retention plus an hour
 	stamp int64         // of the last event in its own partition; 0 is unknown
+	with  []store.Op    // to be written in the same commit, if the store stamps keys
 }
 
 type noticeEnvelope struct {
@@ -244,8 +245,9 @@ func (l *Log) countBroken(item store.Item) bool {
 
 // Appended is the result of [Log.Append].
 type Appended struct {
-	// First reports that these may be the URI's first events of the day. The day of each URI begins at a different time (see dayOf).
-	First bool
+	// Unrecorded reports that the caller must call [Log.RecordChild], because these may be the URI's first events of the day. The
+	// day of each URI begins at a different time (see dayOf). If the store stamps keys, Append has mostly recorded the URI itself.
+	Unrecorded bool
 	// After is a position before all these events.
 	After int64
 
@@ -253,7 +255,7 @@ type Appended struct {
 }
 
 // appendTo appends events to a partition of the URI. It leaves out events that the partition's last segment already names.
-func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []event.Event, copies ...Partition) (done Appended, err error) {
+func (l *Log) appendTo(ctx context.Context, p Partition, workspace, uri string, events []event.Event, copies ...Partition) (done Appended, err error) {
 	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: 1})
 	if err != nil {
 		return done, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
@@ -294,8 +296,21 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 	for _, e := range events {
 		room -= len(e.ID) + 3 + timeSize
 	}
-	for _, part := range pack(fresh, room, store.MaxTransaction-1-len(copies)) {
-		s := segment{V: segmentVersion, Events: part}
+	done.Unrecorded = dayOf(uri, before) != dayOf(uri, l.Time().UnixMicro())
+	most := store.MaxTransaction - 1 - len(copies)
+	var parents []store.Op
+	if done.Unrecorded && l.DB.Stamps() {
+		// Share the commit of the first segment. A commit of its own would delay the URI's next events.
+		if parents = l.parentOps(workspace, uri); len(parents) < most {
+			done.Unrecorded = false
+			most -= len(parents)
+		} else {
+			parents = nil
+		}
+	}
+	for _, part := range pack(fresh, room, most) {
+		s := segment{V: segmentVersion, Events: part, with: parents}
+		parents = nil
 		for _, e := range written {
 			s.Before, s.BeforeAt = append(s.Before, e.ID), append(s.BeforeAt, e.Published.UnixMicro())
 		}
@@ -307,7 +322,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 		}
 		written = append(written, part...)
 	}
-	done.First = again || dayOf(uri, before) != dayOf(uri, l.Time().UnixMicro())
+	done.Unrecorded = done.Unrecorded || again
 	return done, nil
 }
 
