@@ -28,14 +28,11 @@ import (
 // maxSchemaFaults is the largest number of faults in an error.
 const maxSchemaFaults = 20
 
-// ValidatePayload checks a payload against the payload schema. If it does not fit, the error is of kind fault.Unprocessable, and its
-// data is a []jsonpointer.Fault with at most 20 faults, sorted by pointer. For text that is not JSON it is of kind fault.Invalid.
+// ValidatePayload checks a payload, which must be valid JSON, against the payload schema. If it does not fit, the error is of kind
+// fault.Unprocessable, and its data is a []jsonpointer.Fault with at most 20 faults, sorted by pointer.
 func (e *Entry) ValidatePayload(payload []byte) error {
 	if e.payload == nil {
 		return nil
-	}
-	if !json.Valid(payload) {
-		return fault.New(fault.Invalid, "the payload is not valid JSON")
 	}
 	if e.cost*len(payload) > maxCheck {
 		return fault.New(fault.Unprocessable, "the payload is too large to check against the schema of %s", e.Name)

@@ -53,7 +53,6 @@ func TestValidatePayload(t *testing.T) {
 		"EVS-07 a number that would cost too much":        {`{"action":"opened","n":1e999999}`, fault.Unprocessable, `[{"pointer":"/n","message":"is a number with too many digits or too large an exponent"}]`},
 		"EVS-07 big integers are exact":                   {`{"action":"opened","n":9007199254740993}`, fault.Unprocessable, `[{"pointer":"/n","message":"must be a multiple of 2"}]`},
 		"EVS-07 format is an annotation, as 2020-12 says": {`{"action":"opened","when":"soon"}`, 0, ""},
-		"EVS-07 text that is not JSON":                    {`{"action":`, fault.Invalid, `null`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := a.ValidatePayload([]byte(tc.payload))

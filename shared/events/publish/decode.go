@@ -85,7 +85,7 @@ func (r *faultList) parseEvent(raw json.RawMessage, at string, workspaces bool) 
 		case "uri":
 			in.URI = r.parseText(value, at+"/uri")
 		case "data":
-			in.Data = value
+			in.Data, in.parsed = value, true
 		case "id":
 			in.ID = r.parseOptional(value, at+"/id")
 		case "time":

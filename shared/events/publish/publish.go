@@ -77,6 +77,8 @@ type Input struct {
 	URIAt, DataAt string
 
 	at string // JSON Pointer to the event
+	// parsed is true if Data is a part of JSON text that was already checked.
+	parsed bool
 	// cloud reports whether the event is a CloudEvent.
 	cloud bool
 }
@@ -244,7 +246,7 @@ func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	default:
 		id = event.ForeignID(in.Source, id)
 	}
-	data, err := normalize(in.Data)
+	data, err := normalize(in.Data, in.parsed)
 	if err != nil {
 		r.addError(in.DataAt, err)
 	} else if at, found := findDuplicate(data); found {
@@ -271,15 +273,15 @@ func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 const escapedWildcard = "%2A"
 
 // normalize checks a payload and converts it to the form in which it is stored and sent: compact, with problematic
-// characters escaped.
-func normalize(data json.RawMessage) (json.RawMessage, error) {
+// characters escaped. parsed is [Input.parsed].
+func normalize(data json.RawMessage, parsed bool) (json.RawMessage, error) {
 	if depth := jsonrpc.Depth(data); depth > event.MaxDepth {
 		return nil, fault.New(fault.Invalid, "is nested deeper than %d levels", event.MaxDepth).AtLimit("nesting", event.MaxDepth)
 	}
 	if len(data) == 0 {
 		return nil, fault.New(fault.Invalid, "is missing")
 	}
-	data, err := escapeData(data)
+	data, err := escapeData(data, parsed)
 	if err != nil {
 		return nil, err
 	}
@@ -310,11 +312,11 @@ func digest(parts ...string) string {
 //
 // The value does not change, not even the digits of numbers. Text that is not UTF-8 or not JSON is a fault of kind
 // fault.Invalid.
-func escapeData(data json.RawMessage) (json.RawMessage, error) {
+func escapeData(data json.RawMessage, parsed bool) (json.RawMessage, error) {
 	if !utf8.Valid(data) {
 		return nil, fault.New(fault.Invalid, "is not UTF-8")
 	}
-	if !json.Valid(data) {
+	if !parsed && !json.Valid(data) {
 		return nil, fault.New(fault.Invalid, "is not valid JSON")
 	}
 	if !jsonrpc.HasSpace(data) && !needsEscape(data) {

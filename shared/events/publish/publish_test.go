@@ -226,7 +226,7 @@ func TestEscape(t *testing.T) {
 		"\"\\\\\uFFFE\"":                            `"\\\ufffe"`,
 		`"\ud800"`:                                  `"\ud800"`,
 	} {
-		got, err := escapeData(json.RawMessage(in))
+		got, err := escapeData(json.RawMessage(in), false)
 		if err != nil || string(got) != want {
 			t.Errorf("%q: got %q, %v, want %q", in, got, err, want)
 		}
@@ -403,7 +403,7 @@ func FuzzTwice(f *testing.F) {
 		if jsonrpc.Depth(body) > event.MaxDepth {
 			return
 		}
-		data, err := escapeData(body)
+		data, err := escapeData(body, false)
 		if err != nil {
 			return
 		}
