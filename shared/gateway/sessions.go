@@ -303,8 +303,8 @@ const (
 
 // listKey returns the key of the session in the list of its principal's sessions with a backend.
 func listKey(c api.Client, b *backends.Backend) store.Key {
-	who, _ := json.Marshal([]string{c.Principal.Workspace, c.Principal.ID}) // cannot fail: these are strings
-	h := sha256.Sum256(who)
+	principal, _ := json.Marshal([]string{c.Principal.Workspace, c.Principal.ID}) // cannot fail: these are strings
+	h := sha256.Sum256(principal)
 	return store.Key{
 		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.ServerID(), Sort: holderOf(c),
 	}

@@ -229,10 +229,10 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 	}
 	out := make(chan *api.Task, maxStates)
 	watches := map[string]*watch{}
-	of := map[string]*watch{} // by our ids
+	byID := map[string]*watch{} // by our ids
 	for _, id := range ids {
 		v, own := g.findTask(ctx, c, id)
-		if v == nil || of[id] != nil {
+		if v == nil || byID[id] != nil {
 			continue
 		}
 		server := v.Backend().ServerID()
@@ -242,7 +242,7 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 			watches[server] = w
 		}
 		name, _ := jsonrpc.String(own)
-		w.ids[name], w.own, of[id] = id, append(w.own, own), w
+		w.ids[name], w.own, byID[id] = id, append(w.own, own), w
 	}
 	var running sync.WaitGroup
 	for _, w := range watches {
@@ -264,7 +264,7 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 		}
 	}
 	for _, id := range ids {
-		if w := of[id]; w != nil && w.isHonored(id) && !slices.Contains(watched, id) {
+		if w := byID[id]; w != nil && w.isHonored(id) && !slices.Contains(watched, id) {
 			watched = append(watched, id)
 		}
 	}

@@ -34,8 +34,8 @@ const (
 	All = Callers | Webhooks | Records
 )
 
-// of lists the names of the limits in each group. All functions read the limits that are in no group.
-var of = map[Needs][]string{
+// limitsOf lists the names of the limits in each group. All functions read the limits that are in no group.
+var limitsOf = map[Needs][]string{
 	Callers: {
 		"streams", "stream-concurrency", "publish-rate", "stream-max-age", "heartbeat",
 		"answer-stream-after", "event-tools", "jwt-issuer", "jwt-audience", "jwt-jwks-url",
@@ -67,7 +67,7 @@ func Check(getenv func(string) string) error {
 // readSettings reads the settings that a function needs. It sends no requests.
 func readSettings(getenv func(string) string, needs Needs, log *slog.Logger) (s settings, err error) {
 	var except []string
-	for need, names := range of {
+	for need, names := range limitsOf {
 		if needs&need == 0 {
 			except = slices.Concat(except, names)
 		}

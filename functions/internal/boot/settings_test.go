@@ -18,7 +18,7 @@ var broken = map[string]string{"MCPEVENTS_AUTH": "maybe", "MCPEVENTS_STREAM_MAX_
 // AWS-02: invalid settings that a function does not need cannot stop it from starting.
 func TestAFunctionIgnoresSettingsThatItDoesNotNeed(t *testing.T) {
 	started(t, nil) // sets the region and credentials
-	for need, names := range of {
+	for need, names := range limitsOf {
 		for _, name := range names {
 			if !config.Names()[name] {
 				t.Errorf("%s is not a limit", name)

@@ -133,15 +133,15 @@ func (l *connections) makeRoom() {
 // request has waited for the client for longer than patience. It returns the number of closed ones. The caller holds the lock.
 func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	var waiting []*connection
-	of := map[netip.Prefix]int{}
+	byPrefix := map[netip.Prefix]int{}
 	for k := range l.open {
 		if k.state == http.StateNew || k.state == http.StateIdle || k.waitTime(now) > patience {
 			waiting = append(waiting, k)
-			of[k.client]++
+			byPrefix[k.client]++
 		}
 	}
 	slices.SortFunc(waiting, func(a, b *connection) int {
-		return cmp.Or(cmp.Compare(of[b.client], of[a.client]), a.since.Compare(b.since))
+		return cmp.Or(cmp.Compare(byPrefix[b.client], byPrefix[a.client]), a.since.Compare(b.since))
 	})
 	closing := waiting[:min(len(waiting), l.most/64+1)]
 	for _, k := range closing {

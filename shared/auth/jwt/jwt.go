@@ -236,10 +236,10 @@ const (
 
 // verified is a cached token.
 type verified struct {
-	who    auth.Principal
-	issuer *keySet
-	keys   *issuerKeys // the keys with which it was verified
-	until  time.Time
+	principal auth.Principal
+	issuer    *keySet
+	keys      *issuerKeys // the keys with which it was verified
+	until     time.Time
 }
 
 // tokens has the cached tokens by their SHA-256.
@@ -253,7 +253,7 @@ func (t tokens) find(text string, now time.Time) (auth.Principal, bool) {
 		return auth.Principal{}, false
 	}
 	current, _ := v.issuer.Peek()
-	return v.who, v.keys == current
+	return v.principal, v.keys == current
 }
 
 // keep caches a verified token.

@@ -66,8 +66,8 @@ type BackendTypes struct {
 }
 
 // NewBackendEntry returns the catalog entry for a backend's event type. The error says why the type cannot be used.
-func NewBackendEntry(backend string, of BackendTypes, t BackendType) (*Entry, error) {
-	name := of.Prefix + t.Name
+func NewBackendEntry(backend string, types BackendTypes, t BackendType) (*Entry, error) {
+	name := types.Prefix + t.Name
 	switch {
 	case t.Name == "" || len(name) > 128 || !namePattern.MatchString(name):
 		return nil, fault.New(fault.Invalid, "the name is not of letters, digits, - and _ in parts separated by dots, at most 128 bytes")
@@ -86,8 +86,8 @@ func NewBackendEntry(backend string, of BackendTypes, t BackendType) (*Entry, er
 		input:    t.InputSchema,
 	}
 	e.URITemplate = Scheme + e.segments[0].literal + "/" + t.Name + "/{" + argumentsVariable + "}"
-	if len(of.Scopes) > 0 || of.PerCaller {
-		e.Access = &Access{Scopes: of.Scopes, perCaller: of.PerCaller}
+	if len(types.Scopes) > 0 || types.PerCaller {
+		e.Access = &Access{Scopes: types.Scopes, perCaller: types.PerCaller}
 	}
 	if e.input == nil {
 		e.input = json.RawMessage(`{"type":"object"}`)
@@ -246,9 +246,9 @@ func refuseLargest(all map[string]BackendTypes) bool {
 	if largest == "" {
 		return false
 	}
-	of := all[largest]
-	of.Types, of.Refused = nil, "its event types are not listed, because those of all backends together are too large, and this backend's are the largest"
-	all[largest] = of
+	types := all[largest]
+	types.Types, types.Refused = nil, "its event types are not listed, because those of all backends together are too large, and this backend's are the largest"
+	all[largest] = types
 	return true
 }
 
@@ -266,7 +266,7 @@ func BackendWorkspaces(ctx context.Context, db store.DB) (names []string, err er
 
 // Configured returns the prefix and scopes that the configuration gives each backend of a workspace, by the backend's name, and the
 // configuration's version. With latest set, it does not use a cache.
-type Configured func(ctx context.Context, workspace string, latest bool) (of map[string]BackendTypes, version int64, err error)
+type Configured func(ctx context.Context, workspace string, latest bool) (byBackend map[string]BackendTypes, version int64, err error)
 
 // merger adds the stored event types of backends to catalogs.
 type merger struct {
@@ -313,9 +313,9 @@ func (m *merger) add(ctx context.Context, workspace string, base *Catalog, lates
 		return base, err
 	}
 	next := merged{base: base, stored: version}
-	var of map[string]BackendTypes
+	var byBackend map[string]BackendTypes
 	if m.configured != nil {
-		if of, next.configured, err = m.configured(ctx, workspace, latest); err != nil {
+		if byBackend, next.configured, err = m.configured(ctx, workspace, latest); err != nil {
 			return nil, err
 		}
 	}
@@ -323,7 +323,7 @@ func (m *merger) add(ctx context.Context, workspace string, base *Catalog, lates
 		return had.catalog, nil
 	}
 	if m.configured != nil {
-		types = configure(types, of)
+		types = configure(types, byBackend)
 	}
 	if next.catalog = base; len(types) > 0 {
 		next.catalog = base.addBackends(types)
@@ -335,10 +335,10 @@ func (m *merger) add(ctx context.Context, workspace string, base *Catalog, lates
 
 // configure replaces the prefixes and scopes of the stored event types with the configured ones, and leaves out backends that were removed
 // from the configuration.
-func configure(stored, of map[string]BackendTypes) map[string]BackendTypes {
+func configure(stored, configured map[string]BackendTypes) map[string]BackendTypes {
 	out := map[string]BackendTypes{}
 	for name, types := range stored {
-		if now, ok := of[name]; ok {
+		if now, ok := configured[name]; ok {
 			now.Types, now.Refused = types.Types, types.Refused
 			out[name] = now
 		}
@@ -433,15 +433,15 @@ func (c *Catalog) findOfCallers(name string) *Entry {
 
 // ofCallers returns the event type with the given name at a backend, or nil if the backend does not act for its callers.
 func (c *Catalog) ofCallers(backend, own string) *Entry {
-	of := c.backends[backend]
-	if !of.PerCaller {
+	types := c.backends[backend]
+	if !types.PerCaller {
 		return nil
 	}
 	id := backend + "/" + own
 	e, ok := c.perCaller.Get(id)
 	if !ok {
 		var err error
-		if e, err = NewBackendEntry(backend, of, BackendType{Name: own}); err != nil || c.byName[e.Name] != nil {
+		if e, err = NewBackendEntry(backend, types, BackendType{Name: own}); err != nil || c.byName[e.Name] != nil {
 			return nil
 		}
 		c.perCaller.Put(id, e)

@@ -383,14 +383,14 @@ var (
 
 // filterSchema returns the schema of a filter's argument: a value, a list of values or, for numbers and times, a range. own is the
 // operator's schema of a value, or nil.
-func filterSchema(own json.RawMessage, of RangeType) json.RawMessage {
+func filterSchema(own json.RawMessage, ranges RangeType) json.RawMessage {
 	value, about := string(own), ""
 	if own == nil {
 		value, about = scalarValue, `,"description":"A value that the event must have here, or a list of which it must have one; in a text, * stands for any characters."`
 	}
 	span := ""
-	if of != NoRange {
-		span = "," + of.schema()
+	if ranges != NoRange {
+		span = "," + ranges.schema()
 	}
 	return json.RawMessage(`{"anyOf":[` + value + `,{"type":"array","items":` + value + `,"minItems":1,"maxItems":50}` + span + `]` + about + `}`)
 }

@@ -264,8 +264,8 @@ func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (m
 	}
 	var lapsed []store.Item
 	now := time.Now()
-	of := store.Key{Table: store.Sessions, Partition: partition(workspace, backend)}
-	err := store.Each(ctx, r.DB, of, "read the demands for events of a backend", func(it *store.Item) error {
+	demands := store.Key{Table: store.Sessions, Partition: partition(workspace, backend)}
+	err := store.Each(ctx, r.DB, demands, "read the demands for events of a backend", func(it *store.Item) error {
 		if now.Unix() < it.Counts[untilCount] {
 			add(it)
 		} else {
@@ -534,12 +534,12 @@ func restartKey(workspace, uri string) store.Key {
 
 // RequestRestart asks the relay to subscribe again. If there already is a request for the URI, RequestRestart keeps that one,
 // because its cursor is earlier.
-func (r *Registry) RequestRestart(ctx context.Context, workspace string, of Restart) error {
-	if len(of.Cursor) > maxCursor {
-		return fault.New(fault.Invalid, "the backend's cursor has %d bytes (allowed: %d)", len(of.Cursor), maxCursor)
+func (r *Registry) RequestRestart(ctx context.Context, workspace string, restart Restart) error {
+	if len(restart.Cursor) > maxCursor {
+		return fault.New(fault.Invalid, "the backend's cursor has %d bytes (allowed: %d)", len(restart.Cursor), maxCursor)
 	}
-	value, _ := json.Marshal(of) // texts
-	it := store.Item{Key: restartKey(workspace, of.URI), Value: value, Expires: time.Now().Add(unused)}
+	value, _ := json.Marshal(restart) // texts
+	it := store.Item{Key: restartKey(workspace, restart.URI), Value: value, Expires: time.Now().Add(unused)}
 	err := r.DB.Write(ctx, store.Put(it, store.Absent()))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
@@ -564,10 +564,10 @@ func (r *Registry) ListRestarts(ctx context.Context, workspace, backend string) 
 }
 
 // FinishRestart removes a request. If the request has a cursor, it becomes the cursor of the subscription.
-func (r *Registry) FinishRestart(ctx context.Context, workspace string, of Restart) error {
-	ops := []store.Op{store.Delete(restartKey(workspace, of.URI))}
-	if of.Cursor != "" {
-		ops = append(ops, store.Put(cursorItem(workspace, of.URI, of.Cursor)))
+func (r *Registry) FinishRestart(ctx context.Context, workspace string, restart Restart) error {
+	ops := []store.Op{store.Delete(restartKey(workspace, restart.URI))}
+	if restart.Cursor != "" {
+		ops = append(ops, store.Put(cursorItem(workspace, restart.URI, restart.Cursor)))
 	}
 	return fault.Wrap(fault.Unavailable, r.DB.Write(ctx, ops...), "forget to subscribe again at a backend")
 }

@@ -38,9 +38,9 @@ type Filter struct {
 }
 
 // newFilter reads the argument of a filter: a scalar, a list of scalars of which one must match, or a range if the type allows one.
-func newFilter(pointer string, of catalog.RangeType, raw json.RawMessage) (Filter, error) {
+func newFilter(pointer string, ranges catalog.RangeType, raw json.RawMessage) (Filter, error) {
 	if isRange(raw) {
-		span, err := newSpan(of, raw)
+		span, err := newSpan(ranges, raw)
 		return Filter{Pointer: pointer, Span: span}, err
 	}
 	var list []json.RawMessage
@@ -298,22 +298,22 @@ func isRange(raw json.RawMessage) bool {
 }
 
 // newSpan reads a range of the given type.
-func newSpan(of catalog.RangeType, raw json.RawMessage) (*Span, error) {
-	if of == catalog.NoRange {
+func newSpan(ranges catalog.RangeType, raw json.RawMessage) (*Span, error) {
+	if ranges == catalog.NoRange {
 		return nil, fault.New(fault.Invalid, "a range is not allowed (allowed for what is declared as a number, an integer, or a string of the format date-time)")
 	}
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &members); err != nil || len(members) == 0 {
 		return nil, fault.New(fault.Invalid, "a range has at least one of $gt, $gte, $lt, $lte")
 	}
-	s := &Span{Time: of == catalog.TimeRange}
+	s := &Span{Time: ranges == catalog.TimeRange}
 	for op, v := range members {
 		b := Bound{op, string(bytes.TrimSpace(v))}
 		if rangeOps[op] == nil {
 			return nil, fault.New(fault.Invalid, "a range has no %.32q (allowed: $gt, $gte, $lt, $lte)", op)
 		}
 		if s.Time && json.Unmarshal(v, &b.Value) != nil || len(b.Value) > maxBound || !s.isReadable(b.Value) {
-			return nil, fault.New(fault.Invalid, "%s of the range is not a %s of up to %d bytes", op, of, maxBound)
+			return nil, fault.New(fault.Invalid, "%s of the range is not a %s of up to %d bytes", op, ranges, maxBound)
 		}
 		s.Bounds = append(s.Bounds, b)
 	}

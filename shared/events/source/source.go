@@ -230,20 +230,20 @@ var never = []string{"Authorization", "Proxy-Authorization", "Cookie", "Content-
 // left out. If a name occurs more than once, its values are joined with ", ". The body must already be free of its
 // Content-Encoding. It is JSON or a form. If a form has a single field named payload, the body is the JSON in that
 // field, because GitHub and Slack can send webhooks this way. Faults are of kind fault.Invalid or fault.Unsupported.
-func ReadRequest(of *http.Request, body []byte, secret []string) (doc map[string]any, err error) {
+func ReadRequest(r *http.Request, body []byte, secret []string) (doc map[string]any, err error) {
 	headers, query := map[string]any{}, map[string]any{}
-	for name, values := range of.Header {
+	for name, values := range r.Header {
 		if !hides(name, secret) {
 			headers[toValidUTF8(strings.ToLower(name))] = joinValues(values)
 		}
 	}
-	if of.Host != "" && !hides("host", secret) {
-		headers["host"] = toValidUTF8(of.Host)
+	if r.Host != "" && !hides("host", secret) {
+		headers["host"] = toValidUTF8(r.Host)
 	}
-	for name, values := range of.URL.Query() { // Query skips malformed parameters
+	for name, values := range r.URL.Query() { // Query skips malformed parameters
 		query[toValidUTF8(name)] = joinValues(values)
 	}
-	form, err := isForm(of.Header.Get("Content-Type"))
+	form, err := isForm(r.Header.Get("Content-Type"))
 	if err == nil && form {
 		body, err = fromForm(body)
 	}

@@ -197,8 +197,8 @@ func lookUp(
 		}
 		return found, err
 	}
-	of, all := lists(kind)
-	for _, l := range of {
+	kindLists, all := lists(kind)
+	for _, l := range kindLists {
 		for i := range l.listEntries() {
 			if l.entries[i].Name != name || ownerByPrefix(views, kind, &l.entries[i]) != nil {
 				continue

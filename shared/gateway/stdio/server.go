@@ -280,32 +280,32 @@ func (t *Transport) findVictim(holder string) (victim *process, full bool) {
 	if holder == "" {
 		return nil, false // a backend has one shared process
 	}
-	of, total := map[string][]*process{}, 0
+	byHolder, total := map[string][]*process{}, 0
 	for p := range t.processes {
 		if p.holder != "" {
-			of[p.holder] = append(of[p.holder], p)
+			byHolder[p.holder] = append(byHolder[p.holder], p)
 			total++
 		}
 	}
-	own := len(of[holder])
+	own := len(byHolder[holder])
 	switch {
 	case own >= t.perPrincipal():
-		return findOldest(of[holder], false), true
+		return findOldest(byHolder[holder], false), true
 	case total < cmp.Or(t.Processes, maxProcesses):
 		return nil, false
 	}
 	most := ""
-	for other, processes := range of {
-		if len(processes) > len(of[most]) {
+	for other, processes := range byHolder {
+		if len(processes) > len(byHolder[most]) {
 			most = other
 		}
 	}
-	if len(of[most]) > own {
-		if victim = findOldest(of[most], len(of[most]) > own+1); victim != nil {
+	if len(byHolder[most]) > own {
+		if victim = findOldest(byHolder[most], len(byHolder[most]) > own+1); victim != nil {
 			return victim, true
 		}
 	}
-	return findOldest(of[holder], false), true
+	return findOldest(byHolder[holder], false), true
 }
 
 // findOldest returns the process that has been unused for longest. Processes with running calls come last, and only if busy is set.

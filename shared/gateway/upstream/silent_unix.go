@@ -12,11 +12,11 @@ func isSilent(c net.Conn) bool {
 	if k, ok := c.(*countingConn); ok {
 		c = k.Conn
 	}
-	of, ok := c.(syscall.Conn)
+	sc, ok := c.(syscall.Conn)
 	if !ok {
 		return true // not a socket
 	}
-	raw, err := of.SyscallConn()
+	raw, err := sc.SyscallConn()
 	if err != nil {
 		return false
 	}

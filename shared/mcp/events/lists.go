@@ -259,8 +259,8 @@ func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
 		return nil
 	}
 	t.Name = x.Own
-	of := catalog.BackendTypes{Prefix: strings.TrimSuffix(x.Name, x.Own), Scopes: entry.Access.Scopes, PerCaller: true}
-	shown, err := catalog.NewBackendEntry(x.Backend, of, t.BackendType)
+	types := catalog.BackendTypes{Prefix: strings.TrimSuffix(x.Name, x.Own), Scopes: entry.Access.Scopes, PerCaller: true}
+	shown, err := catalog.NewBackendEntry(x.Backend, types, t.BackendType)
 	if err != nil || shown.Check() != nil {
 		return nil
 	}

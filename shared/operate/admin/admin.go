@@ -230,13 +230,13 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 		if err := guard.Check(r); err != nil {
 			return nil, err
 		}
-		who, err := h.auth.Authenticate(r.Context(), r.Header)
+		principal, err := h.auth.Authenticate(r.Context(), r.Header)
 		if err != nil {
 			return nil, err
 		}
-		c := &call{Request: r, principal: who, trail: h.trail, operator: who.Has(auth.ScopeOperate)}
-		if !c.operator && !who.Has(auth.ScopeSubscribe) {
-			return nil, who.Require(auth.ScopeOperate)
+		c := &call{Request: r, principal: principal, trail: h.trail, operator: principal.Has(auth.ScopeOperate)}
+		if !c.operator && !principal.Has(auth.ScopeSubscribe) {
+			return nil, principal.Require(auth.ScopeOperate)
 		}
 		if methods == nil {
 			return nil, fault.New(fault.NotFound, "there is no such path in the admin API")
@@ -246,13 +246,13 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 			return nil, httpjson.NotAllowed(strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
 		}
 		if !e.Owners && !c.operator {
-			return nil, who.Require(auth.ScopeOperate)
+			return nil, principal.Require(auth.ScopeOperate)
 		}
 		if c.request, err = readRequest(r, e.Query); err != nil {
 			return nil, err
 		}
 		if r.Method != http.MethodGet && !c.operator {
-			if err := h.rate.Take(r.Context(), who, 1, time.Now()); err != nil {
+			if err := h.rate.Take(r.Context(), principal, 1, time.Now()); err != nil {
 				return nil, err
 			}
 		}

@@ -126,8 +126,8 @@ func (v visible) addTargets(c *call, found []records.Record, views []attemptView
 func targetsOf[T any](c *call, v visible, found []T, owned func(T) subscription.Owned) (map[string]string, error) {
 	var subs []subscription.Owned
 	for _, one := range found {
-		if of := owned(one); of.ID != "" && of.Principal != "" && !slices.Contains(subs, of) {
-			subs = append(subs, of)
+		if owner := owned(one); owner.ID != "" && owner.Principal != "" && !slices.Contains(subs, owner) {
+			subs = append(subs, owner)
 		}
 	}
 	if len(subs) == 0 {

@@ -94,14 +94,14 @@ func (h *overviewHandler) show(c *call) (any, error) {
 		return nil, err
 	}
 	for _, name := range quota.Names() {
-		of := quotaUse{Name: name, Max: h.quota(name)(ctx, workspace, o.Principal)}
+		use := quotaUse{Name: name, Max: h.quota(name)(ctx, workspace, o.Principal)}
 		switch name {
 		case quota.Subscriptions:
-			of.Used = &used
+			use.Used = &used
 		case quota.WorkspaceSubscriptions:
-			of.Used = &sum
+			use.Used = &sum
 		}
-		o.Quotas = append(o.Quotas, of)
+		o.Quotas = append(o.Quotas, use)
 	}
 	if o.Subscriptions, err = h.lists.CountStates(ctx, workspace, maxCounted); err != nil {
 		return nil, err
@@ -230,8 +230,8 @@ func listFailing(found []records.Record) []failing {
 		if r.Outcome() != records.Delivered {
 			f.Failed++
 			f.Since = r.At.UTC() // the records are newest first
-			if of := [2]string{r.Origin, r.Subscription}; !affected[of] {
-				affected[of] = true
+			if key := [2]string{r.Origin, r.Subscription}; !affected[key] {
+				affected[key] = true
 				f.Subscriptions++
 			}
 			if f.Category == "" {

@@ -173,12 +173,12 @@ func (h *noteHandlers) list(c *call) (any, error) {
 		notes, next, err := h.switches.ListNotes(c.Context(), c.principal.Workspace, c.After, c.Limit)
 		return newList(c, notes, next, asIs), err
 	}
-	of, err := h.switches.NotesOf(c.Context(), c.principal.Workspace, c.Origin)
+	byOrigin, err := h.switches.NotesOf(c.Context(), c.principal.Workspace, c.Origin)
 	if err != nil {
 		return nil, err
 	}
 	notes := []switches.Note{}
-	if n := of[c.Origin]; n != nil {
+	if n := byOrigin[c.Origin]; n != nil {
 		notes = append(notes, *n)
 	}
 	return newList(c, notes, "", asIs), nil

@@ -90,14 +90,14 @@ func End(t *testing.T, s *standalone.Server) {
 
 // Subscribe registers the endpoint target for uris, as the caller who, with resources/subscriptions/register. It returns the id of the
 // subscription. url is the server's URL.
-func Subscribe(t *testing.T, url, who, target string, uris ...string) string {
+func Subscribe(t *testing.T, url, principal, endpoint string, uris ...string) string {
 	t.Helper()
-	c, err := client.Connect(t.Context(), url, client.Options{Key: who, Agent: "test/1", Revision: string(spec.V20260728)})
+	c, err := client.Connect(t.Context(), url, client.Options{Key: principal, Agent: "test/1", Revision: string(spec.V20260728)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got struct{ Subscription struct{ URI string } }
-	if err := c.Call(t.Context(), "resources/subscriptions/register", map[string]any{"uris": uris, "targetUri": target}, &got); err != nil {
+	if err := c.Call(t.Context(), "resources/subscriptions/register", map[string]any{"uris": uris, "targetUri": endpoint}, &got); err != nil {
 		t.Fatal(err)
 	}
 	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
@@ -105,16 +105,16 @@ func Subscribe(t *testing.T, url, who, target string, uris ...string) string {
 
 // SubscribeEvents subscribes the endpoint target to the event type name, as the caller who, with events/subscribe. It returns the id
 // of the subscription. The endpoint must pass the challenge, for example with [Echo].
-func SubscribeEvents(t *testing.T, url, who, target, name string, arguments map[string]any) string {
+func SubscribeEvents(t *testing.T, url, principal, endpoint, name string, arguments map[string]any) string {
 	t.Helper()
-	c, err := client.Connect(t.Context(), url, client.Options{Key: who, Agent: "test/1", Revision: string(spec.V20260728)})
+	c, err := client.Connect(t.Context(), url, client.Options{Key: principal, Agent: "test/1", Revision: string(spec.V20260728)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	secret := "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 32))
 	var got struct{ ID string }
 	if err := c.Call(t.Context(), spec.MethodEventsSub, map[string]any{
-		"name": name, "arguments": arguments, "delivery": map[string]any{"mode": "webhook", "url": target, "secret": secret},
+		"name": name, "arguments": arguments, "delivery": map[string]any{"mode": "webhook", "url": endpoint, "secret": secret},
 	}, &got); err != nil {
 		t.Fatal(err)
 	}

@@ -342,7 +342,7 @@ type Belonging struct {
 
 // VisitBelongings visits what the store has about the deliveries of a subscription.
 func (o *Operations) VisitBelongings(ctx context.Context, workspace, id string, visit func(Belonging) error) error {
-	of := func(kind string, partition store.Key, add func(*store.Item, *Belonging)) error {
+	visitPartition := func(kind string, partition store.Key, add func(*store.Item, *Belonging)) error {
 		return store.Each(ctx, o.Deliveries.DB, partition, "list what is stored of a subscription", func(it *store.Item) error {
 			b := Belonging{Kind: kind, Keys: []store.Key{it.Key}}
 			if add != nil {
@@ -354,7 +354,7 @@ func (o *Operations) VisitBelongings(ctx context.Context, workspace, id string, 
 	body := func(del *state.Delivery, b *Belonging) {
 		b.Body, b.URI, b.Own = state.BodyKey(workspace, del.EventKey()), del.URI, del.Test
 	}
-	err := of("deliveries", state.Key(workspace, id, ""), func(it *store.Item, b *Belonging) {
+	err := visitPartition("deliveries", state.Key(workspace, id, ""), func(it *store.Item, b *Belonging) {
 		if del, err := state.Decode(it); err == nil {
 			body(del, b)
 			b.At = del.First
@@ -364,7 +364,7 @@ func (o *Operations) VisitBelongings(ctx context.Context, workspace, id string, 
 		}
 	})
 	if err == nil {
-		err = of("deadLetters", state.LettersOf(workspace, id), func(it *store.Item, b *Belonging) {
+		err = visitPartition("deadLetters", state.LettersOf(workspace, id), func(it *store.Item, b *Belonging) {
 			if del, at, err := DecodeLetter(it); err == nil {
 				body(del, b)
 				b.At, b.Keys = at, del.LetterKeys(at)
@@ -372,7 +372,7 @@ func (o *Operations) VisitBelongings(ctx context.Context, workspace, id string, 
 		})
 	}
 	if err == nil {
-		err = of("records", store.Key{Table: store.Deliveries, Partition: records.BySubscription(workspace, id)}, func(it *store.Item, b *Belonging) {
+		err = visitPartition("records", store.Key{Table: store.Deliveries, Partition: records.BySubscription(workspace, id)}, func(it *store.Item, b *Belonging) {
 			var r records.Record
 			stamp, rest, ok := strings.Cut(it.Sort, "#")
 			if json.Unmarshal(it.Value, &r) != nil || !ok {
@@ -385,10 +385,10 @@ func (o *Operations) VisitBelongings(ctx context.Context, workspace, id string, 
 		})
 	}
 	if err == nil {
-		err = of("statuses", subscription.StatusKey(workspace, id), nil)
+		err = visitPartition("statuses", subscription.StatusKey(workspace, id), nil)
 	}
 	if err == nil {
-		err = of("statuses", state.GapKey(workspace, id), nil)
+		err = visitPartition("statuses", state.GapKey(workspace, id), nil)
 	}
 	return err
 }

@@ -389,9 +389,9 @@ func (rs *Replays) retryLetter(ctx context.Context, workspace string, l Letter, 
 }
 
 // countMore adds counts to a replay that another worker has saved, or a person has canceled, in the meantime.
-func (rs *Replays) countMore(ctx context.Context, of *Replay, replayed int, because map[string]int) error {
+func (rs *Replays) countMore(ctx context.Context, replay *Replay, replayed int, because map[string]int) error {
 	for replayed+len(because) > 0 {
-		r, err := rs.Find(ctx, of.Workspace, of.ID)
+		r, err := rs.Find(ctx, replay.Workspace, replay.ID)
 		if err != nil || r == nil {
 			return err
 		}

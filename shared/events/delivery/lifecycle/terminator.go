@@ -219,11 +219,11 @@ func (t *Terminator) hasNoKey(ctx context.Context, sub *subscription.Subscriptio
 	if t.Review.Directory == nil {
 		return false, nil
 	}
-	who, err := t.Review.Directory.Principals(ctx, sub.Workspace, sub.Principal, false)
+	principals, err := t.Review.Directory.Principals(ctx, sub.Workspace, sub.Principal, false)
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "look up the principal")
 	}
-	return !slices.ContainsFunc(who, func(p auth.Principal) bool { return p.Has(auth.ScopeSubscribe) }), nil
+	return !slices.ContainsFunc(principals, func(p auth.Principal) bool { return p.Has(auth.ScopeSubscribe) }), nil
 }
 
 // EndingsError returns an error that lists the endings, or nil if there are none.

@@ -180,8 +180,8 @@ func (h *Handler) serveBackend(w http.ResponseWriter, r *http.Request) {
 		backend := catalog.BackendOf(hook.URI)
 		var m hookMessage
 		malformed := json.Unmarshal(body, &m) != nil
-		of := auth.Principal{ID: "backend/" + backend, Workspace: hook.Workspace}
-		if err := h.Rate.Take(r.Context(), of, m.cost(), h.now()); err != nil {
+		sender := auth.Principal{ID: "backend/" + backend, Workspace: hook.Workspace}
+		if err := h.Rate.Take(r.Context(), sender, m.cost(), h.now()); err != nil {
 			return nil, err
 		}
 		if malformed {

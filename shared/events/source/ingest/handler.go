@@ -325,8 +325,8 @@ func toUnprocessable(err error) error {
 
 // idOf returns the event id in an error of [source.Source.Map], or "" if the mapping found none.
 func idOf(err error) string {
-	of, _ := fault.DataOf(err).(source.Unfit)
-	return of.ID
+	unfit, _ := fault.DataOf(err).(source.Unfit)
+	return unfit.ID
 }
 
 // isUnfit reports whether an error can be fixed by changing the mapping or the event type.

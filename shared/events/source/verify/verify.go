@@ -197,9 +197,9 @@ var schemes = map[string]scheme{
 }
 
 // newPreset returns the bind function of a scheme that is hmac with fixed settings.
-func newPreset(of Settings) func(Settings, string) (check, error) {
-	of.Scheme = HMAC
-	return func(_ Settings, secret string) (check, error) { return bindHMAC(of, secret) }
+func newPreset(settings Settings) func(Settings, string) (check, error) {
+	settings.Scheme = HMAC
+	return func(_ Settings, secret string) (check, error) { return bindHMAC(settings, secret) }
 }
 
 // bindNone compares the last segment of the path with the secret.
