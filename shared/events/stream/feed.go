@@ -200,8 +200,22 @@ func (t *tail) renewInterest(ctx context.Context, now time.Time) {
 		return
 	}
 	t.lastRenewal = now
-	if err := t.renew.do(ctx); err != nil {
-		slog.WarnContext(ctx, "interest not renewed", "error", err)
+	err := t.renew.do(ctx)
+	if err == nil {
+		return
+	}
+	slog.WarnContext(ctx, "interest not renewed", "error", err)
+	if fault.Is(err, fault.Unauthenticated) {
+		t.end(ErrToken)
+	}
+}
+
+// end ends all feeds of the tail with an error.
+func (t *tail) end(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for f := range t.feeds {
+		f.in.end(err)
 	}
 }
 
@@ -289,7 +303,7 @@ func (f *Feed) Ready() <-chan struct{} { return f.in.wake }
 
 // Poll returns the next delivery. ok is false if there is none now. ok is also false after Poll has dropped many entries, so
 // that the caller can do other work, e.g. send a heartbeat; in that case [Feed.Ready] receives immediately. After the feed has
-// ended, Poll fails with [ErrSlow] or [ErrClosed].
+// ended, Poll fails with [ErrSlow], [ErrToken] or [ErrClosed].
 func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	if err := f.in.endError(); err != nil {
 		return Delivery{}, false, err
@@ -460,11 +474,7 @@ func (ts *Tails) Close() {
 	ts.stop()
 	ts.mu.Lock()
 	for _, t := range ts.tails {
-		t.mu.Lock()
-		for f := range t.feeds {
-			f.in.end(ErrClosed)
-		}
-		t.mu.Unlock()
+		t.end(ErrClosed)
 	}
 	ts.mu.Unlock()
 	ts.running.Wait()
@@ -551,6 +561,10 @@ var ErrClosed = fault.New(fault.Unavailable, "the server is shutting down")
 
 // ErrSlow ends a feed whose reader did not keep up. The client can resume from its last cursor.
 var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from the last cursor")
+
+// ErrToken ends a feed of a backend's events after the relay has lost the caller's token for the backend, for example because the
+// backend refused it. Only the client can present a token again. It then resumes from its last cursor, or learns why it cannot.
+var ErrToken = fault.New(fault.Unauthenticated, "the backend of these events needs another token of the caller; resume from the last cursor")
 
 // recordInterest calls [subscription.Interested], but for each pattern at most once per eighth of the retention, because every
 // poll calls it.

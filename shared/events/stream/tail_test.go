@@ -2,6 +2,7 @@ package stream_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -13,6 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
@@ -461,4 +465,40 @@ func TestPollsOfAWildcardWhileEventsAreCommittedBetweenTheReadsOfItsShards(t *te
 			}
 		}
 	}
+}
+
+// GWN-21: given an open stream of events that a backend sends to its caller, when the backend has refused the caller's token, then the stream
+// ends, so that its client presents a token again. The streams of other principals stay open.
+func TestAStreamEndsWithItsToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := over(t, embedded(t))
+		d := demand.New(r.db)
+		d.Start, d.Key = time.Nanosecond, func(context.Context) ([]byte, error) { return []byte("the key of the deployment"), nil }
+		r.tails.Demand = d
+		uri := func(principal string) string { return "event://~mail/received/e30." + catalog.CallerID(principal) }
+		open := func(principal, token, cursor string) *stream.Feed {
+			return expect.Value(r.tails.Open(auth.WithToken(t.Context(), auth.Token{Header: token}), stream.Request{
+				Workspace: "default", Principal: principal, Patterns: []match.Pattern{{Kind: match.Concrete, Key: uri(principal)}}, Cursor: cursor, Sole: true,
+			}))(t)
+		}
+		alice, bob := open("alice", "Bearer first", ""), open("bob", "Bearer bobs", "")
+		defer bob.Close()
+		time.Sleep(2 * demand.RenewEvery) // a stream renews its demand without a token
+		expect.Equal(t, "alice's events", next(t, alice, time.Second), "")
+		expect.OK(t, d.DropToken(t.Context(), "default", uri("alice"), auth.Token{Header: "Bearer first"}))
+		ctx, cancel := context.WithTimeout(t.Context(), 2*demand.RenewEvery)
+		defer cancel()
+		if _, err := await(ctx, alice); !errors.Is(err, stream.ErrToken) {
+			t.Fatalf("alice's stream ends with %v, want %v", err, stream.ErrToken)
+		}
+		cursor := alice.Cursor()
+		alice.Close()
+		r.append([]event.Event{occurrence("a", uri("alice"))})
+		again := open("alice", "Bearer second", cursor)
+		defer again.Close()
+		expect.Equal(t, "the event between alice's streams", next(t, again, time.Second), "a")
+		expect.Equal(t, "alice's token", expect.Value(d.LoadToken(t.Context(), "default", uri("alice")))(t).Header, "Bearer second")
+		r.append([]event.Event{occurrence("b", uri("bob"))})
+		expect.Equal(t, "bob's event", next(t, bob, time.Minute), "b")
+	})
 }

@@ -389,6 +389,7 @@ var endings = []ending{
 	{errAge, "max_age", "maxAge"},
 	{errExpired, "credentials_expired", "maxAge"},
 	{errRevoked, "credentials_revoked", "revoked"},
+	{stream.ErrToken, "backend_token", "revoked"},
 	{errEnding, "shutdown", "shutdown"},
 	{stream.ErrClosed, "shutdown", "shutdown"},
 	{errSuperseded, "superseded", "superseded"},
