@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
@@ -243,4 +245,57 @@ func TestExpiredTokensOfCallers(t *testing.T) {
 	<-backend.closed
 	defer start()()
 	awaitStream(t, backend, "second", "after 1")
+}
+
+// TestAPrincipalDoesNotCrowdOutOthers: GWN-21. Given a principal that has as many subscriptions to the events of a backend as it may, and asks
+// for more, then another principal still receives its events, and so does the first one.
+func TestAPrincipalDoesNotCrowdOutOthers(t *testing.T) {
+	const most, more, clients = 200, 20, 8
+	backend := newFakeBackend(t, "")
+	backend.callers = map[string]string{"greedy": shippedType, "modest": shippedType}
+	gateway := startGateway(t, backend.URL, func(o *standalone.Options) {
+		who := map[string]servertest.Caller{}
+		for name := range backend.callers {
+			who[name] = servertest.Caller{Workspace: "default", Scopes: `"events:read","events:subscribe"`}
+		}
+		o.Config = servertest.Config(t, who, fmt.Sprintf("backends:\n  - {name: shop, url: %q, prefix: shop_, forwardToken: true}\n", backend.URL))
+	})
+	greedy := connect(t, gateway, "greedy", "2026-07-28")
+	awaitType(t, greedy, "shop_order.shipped")
+	poll := func(order int) (page struct {
+		Events []struct{ Data json.RawMessage }
+		Cursor string
+	}, err error,
+	) {
+		params := map[string]any{"name": "shop_order.shipped", "arguments": map[string]any{"order": order}, "cursor": nil}
+		return page, greedy.Call(t.Context(), "events/poll", params, &page)
+	}
+	var polling errgroup.Group
+	polling.SetLimit(clients)
+	for order := range most {
+		polling.Go(func() error { return expect.ErrOf(poll(order)) })
+	}
+	expect.OK(t, polling.Wait())
+	for order := range more {
+		err := expect.ErrOf(poll(most + order))
+		expect.Fault(t, "one more than allowed", err, fault.Exhausted)
+		if !strings.Contains(err.Error(), "the limit backendEvents of 200 different subscriptions to events of one backend is reached") {
+			t.Errorf("the error is %v", err)
+		}
+	}
+	for range most {
+		expect.Equal(t, "whose stream the backend has", fmt.Sprint((<-backend.opened)["token"]), "greedy")
+	}
+	modest := subscribe(t, connect(t, gateway, "modest", "2026-07-28"), "push", "shop_order.shipped", map[string]any{"order": 1})
+	awaitStream(t, backend, "modest", nil)
+	others := subscribe(t, greedy, "push", "shop_order.shipped", map[string]any{"order": 1})
+	backend.sendTo("greedy", "1", "c1", `{"carrier":"for greedy"}`)
+	backend.sendTo("modest", "1", "c1", `{"carrier":"for modest"}`)
+	for who, r := range map[string]*received{"modest": modest, "greedy": others} {
+		r.await(t, func() bool { return len(r.events) == 1 })
+		expect.Equal(t, "the event of "+who, string(r.events[0].Data), fmt.Sprintf(`{"carrier":"for %s"}`, who))
+	}
+	if len(backend.opened) > 0 {
+		t.Errorf("the backend has %d more streams", len(backend.opened))
+	}
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/demand"
 	"github.com/mcp-events/mcpevents/shared/events/demand/intake"
@@ -236,6 +237,10 @@ func (dropping) Client() *upstream.Client {
 	return &upstream.Client{Dropped: func(context.Context, string) {}}
 }
 
+func (dropping) ClientFor(string) *upstream.Client {
+	return &upstream.Client{HTTP: http.DefaultClient, URL: "http://127.0.0.1:1/mcp"} // which does not answer
+}
+
 // newListing returns a receiver for a backend whose pages of event types are all the same, and how many it has sent.
 func newListing(t *testing.T, page string) (*receiver, *atomic.Int32) {
 	t.Helper()
@@ -381,21 +386,41 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// GWN-21: given a backend with as many subscriptions as it may have, then one of a principal with many gives way to a principal with few.
+// GWN-21: given a backend with as many subscriptions as it may have, then one of a principal with many gives way to a principal with few. The
+// same applies if the backend acts for its callers, so that each subscription is for one principal.
 func TestSubscriptionsGiveWay(t *testing.T) {
+	for name, perCaller := range map[string]bool{"shared": false, "with callers' tokens": true} {
+		t.Run("GWN-21 "+name, func(t *testing.T) { testGiveWay(t, perCaller) })
+	}
+}
+
+func testGiveWay(t *testing.T, perCaller bool) {
 	e, _ := newListing(t, `{"events":[]}`)
 	e.modes, e.running, e.refused = map[string]string{"e": client.ModePoll}, map[string]*reception{}, map[string]time.Time{}
 	e.limit, e.Gap = rate.NewLimiter(eventRate, eventBurst), func(context.Context, string, string) error { return nil }
+	e.perCaller = perCaller
 	e.Demand.Start = time.Nanosecond // no relay answers
+	e.Demand.Key = func(context.Context) ([]byte, error) { return []byte("the key of the deployment"), nil }
 	place, ended, stopped := e.backend.Place(), make(chan struct{}), 0
 	close(ended)
-	uri := func(i int) string { return fmt.Sprintf("event://~%s/e/%04d", place.Backend, i) }
-	for i := range maxReceptions {
-		expect.OK(t, e.Demand.Want(t.Context(), place.Workspace, fmt.Sprint("p", i/200), uri(i)))
-		e.running[uri(i)] = &reception{cancel: func() { stopped++ }, done: ended}
+	want := func(principal, arguments string) (uri string) {
+		t.Helper()
+		ctx := t.Context()
+		uri = fmt.Sprintf("event://~%s/e/%s", place.Backend, arguments)
+		if perCaller {
+			uri += "." + catalog.CallerID(principal)
+			ctx = auth.WithToken(ctx, auth.Token{Header: "Bearer " + principal})
+		}
+		expect.OK(t, e.Demand.Want(ctx, place.Workspace, principal, uri))
+		return uri
 	}
-	few := "event://~" + place.Backend + "/e/e30"
-	expect.OK(t, e.Demand.Want(t.Context(), place.Workspace, "few", few))
+	var many []string
+	for i := range maxReceptions {
+		uri := want(fmt.Sprint("p", i/200), fmt.Sprintf("%04d", i))
+		e.running[uri] = &reception{cancel: func() { stopped++ }, done: ended}
+		many = append(many, uri)
+	}
+	few := want("few", "e30")
 	for range 2 {
 		expect.OK(t, e.adjust(t.Context()))
 	}
@@ -403,8 +428,8 @@ func TestSubscriptionsGiveWay(t *testing.T) {
 		t.Errorf("got %d subscriptions after %d were stopped, want %d after one", len(e.running), stopped, maxReceptions)
 	}
 	refused := 0
-	for i := range maxReceptions {
-		if s, err := e.Demand.LoadState(t.Context(), place.Workspace, uri(i)); s.Error != "" || err != nil {
+	for _, uri := range many {
+		if s, err := e.Demand.LoadState(t.Context(), place.Workspace, uri); s.Error != "" || err != nil {
 			refused++
 		}
 	}
