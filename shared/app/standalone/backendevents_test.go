@@ -459,6 +459,7 @@ type fakeBackend struct {
 	callers map[string]string   // if set, the elements of events/list by token; other tokens get 401
 	opened  chan map[string]any // receives the params of each events/stream
 	closed  chan bool           // receives when one has ended
+	seen    map[string]bool     // the tokens of all requests
 }
 
 // fakeStream is a stream of a [fakeBackend].
@@ -474,6 +475,7 @@ const shippedType = `{"name":"order.shipped","description":"","delivery":["push"
 func newFakeBackend(t *testing.T, types string) *fakeBackend {
 	t.Helper()
 	b := &fakeBackend{t: t, types: types, first: `{"cursor":"c0","truncated":false}`, opened: make(chan map[string]any, 1000), closed: make(chan bool, 1000)}
+	b.seen = map[string]bool{}
 	b.Server = httptest.NewServer(b)
 	t.Cleanup(func() { b.CloseClientConnections(); b.Close() })
 	return b
@@ -492,6 +494,7 @@ func (b *fakeBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.mu.Lock()
 	types, first := b.types, b.first
 	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	b.seen[token] = true
 	own, known := b.callers[token]
 	refuses := b.callers != nil && !known
 	b.mu.Unlock()

@@ -20,7 +20,8 @@ import (
 // subscribes to it with this principal's token (see [demand.Registry.LoadToken]), over a connection of its own. If the token expires or the
 // backend refuses it, the subscription waits for another token, and then continues at its cursor.
 //
-// A backend could repeat a token in an error, so the log and the clients only get these errors and the kinds of others.
+// A backend could repeat a token in an error. So the log and the clients only get these errors, the kinds of the backend's other errors, and
+// the reason why the gateway could not exchange a token.
 var (
 	errRefused = fault.New(fault.Unauthenticated, "it refuses the token of the caller")
 	errExpired = fault.New(fault.Unauthenticated, "the token of the caller has expired")
@@ -70,7 +71,7 @@ func (e *receiver) subscribeAs(parent context.Context, uri string, token auth.To
 	if !token.Expires.IsZero() {
 		defer time.AfterFunc(time.Until(token.Expires), func() { cancel(errExpired) }).Stop()
 	}
-	err := e.receiveOver(ctx, uri, transport{e.backend.ClientFor(token.Header), e.lines, func() { cancel(errRefused) }})
+	err := e.receiveOver(ctx, uri, transport{e.backend.ClientFor(token.Header), e.lines, cancel})
 	if cause := context.Cause(ctx); cause != nil && parent.Err() == nil {
 		return cause
 	}

@@ -215,7 +215,7 @@ func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 type transport struct {
 	upstream *upstream.Client
 	lines    *rate.Limiter // of streams, see [limitedStream]
-	refused  func()        // is called if the credentials are not accepted; may be nil
+	refused  func(error)   // is called with the reason if the credentials are not accepted; may be nil
 }
 
 const placeholderURL = "http://backend/mcp"
@@ -237,7 +237,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if t.upstream.Credentials != nil {
 		if err := t.upstream.Credentials(r.Context(), r.Header); err != nil {
 			if t.refused != nil && (fault.Is(err, fault.Unauthenticated) || fault.Is(err, fault.Forbidden)) {
-				t.refused()
+				t.refused(fault.New(fault.Unauthenticated, "%s", fault.Public(err)))
 			}
 			return nil, err
 		}
@@ -248,7 +248,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	resp, err := through.RoundTrip(r)
 	if err == nil && resp.StatusCode == http.StatusUnauthorized && t.refused != nil {
-		t.refused()
+		t.refused(errRefused)
 	}
 	if err == nil && strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		resp.Body = limitedStream{resp.Body, r.Context(), t.lines}
