@@ -3,6 +3,7 @@
 package harness
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -28,15 +29,16 @@ type AuthServer struct {
 const AuthSecret = "s3cret:%+ ?"
 
 // StartAuthServer builds and starts the authorization server, and ends it with the test. Its tokens are for the given audience, and the
-// client keyholder has the given public key.
-func StartAuthServer(tb testing.TB, audience, jwk string) *AuthServer {
+// client keyholder has the given public key. args are further arguments of the program.
+func StartAuthServer(tb testing.TB, audience, jwk string, args ...string) *AuthServer {
 	tb.Helper()
 	root := Root(tb)
 	binary, err := goBuild(root, filepath.Join(root, "test", "interop", "testdata", "authserver"), "authserver", "CGO_ENABLED=0", ".")
 	expect.OK(tb, err)
 	addr := FreeAddr(tb)
 	a := &AuthServer{Issuer: "http://" + addr, tb: tb, out: new(expect.Buffer)}
-	if a.p, err = begin(tb.TempDir(), nil, a.out, binary, "--addr", addr, "--mcp", audience, "--jwk", jwk); err != nil {
+	args = append([]string{"--addr", addr, "--mcp", audience, "--jwk", jwk}, args...)
+	if a.p, err = begin(tb.TempDir(), nil, a.out, binary, args...); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
@@ -63,7 +65,7 @@ func (a *AuthServer) Token(tb testing.TB, client, scopes string) string {
 	var got struct {
 		Token string `json:"access_token"`
 	}
-	a.post(tb, "/oauth/token", client, url.Values{"grant_type": {"client_credentials"}, "scope": {scopes}}, &got)
+	expect.OK(tb, a.post(tb.Context(), "/oauth/token", client, url.Values{"grant_type": {"client_credentials"}, "scope": {scopes}}, &got))
 	return got.Token
 }
 
@@ -92,8 +94,14 @@ type Introspection struct {
 // Introspect returns the description of a token for the given client, which must be in its audience.
 func (a *AuthServer) Introspect(tb testing.TB, client, token string) (got Introspection) {
 	tb.Helper()
-	a.post(tb, "/oauth/introspect", client, url.Values{"token": {token}}, &got)
+	got, err := a.TryIntrospect(tb.Context(), client, token)
+	expect.OK(tb, err)
 	return got
+}
+
+// TryIntrospect works like [AuthServer.Introspect], but returns an error if the server is down.
+func (a *AuthServer) TryIntrospect(ctx context.Context, client, token string) (got Introspection, err error) {
+	return got, a.post(ctx, "/oauth/introspect", client, url.Values{"token": {token}}, &got)
 }
 
 // Exchanges returns how many token exchanges were asked for.
@@ -106,17 +114,21 @@ func (a *AuthServer) Exchanges(tb testing.TB) (n int) {
 	return n
 }
 
-func (a *AuthServer) post(tb testing.TB, path, client string, form url.Values, to any) {
-	tb.Helper()
-	req, err := http.NewRequestWithContext(tb.Context(), http.MethodPost, a.Issuer+path, strings.NewReader(form.Encode()))
-	expect.OK(tb, err)
+func (a *AuthServer) post(ctx context.Context, path, client string, form url.Values, to any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.Issuer+path, strings.NewReader(form.Encode()))
+	if err != nil {
+		return err
+	}
 	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	req.SetBasicAuth(url.QueryEscape(client), url.QueryEscape(AuthSecret))
 	resp, err := plain.Do(req)
-	expect.OK(tb, err)
+	if err != nil {
+		return err
+	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil || json.Unmarshal(body, to) != nil || resp.StatusCode != http.StatusOK {
-		tb.Fatalf("%s: status %d, %s, %v", path, resp.StatusCode, body, err)
+		return fmt.Errorf("%s: status %d, %s, %v", path, resp.StatusCode, body, err)
 	}
+	return nil
 }

@@ -1,9 +1,9 @@
 // Command authserver is an authorization server for tests of the gateway's token exchange: the OpenID Provider of Zitadel's library, which
 // implements RFC 8693, RFC 7662 and the client credentials grant itself. Clients and tokens are in memory.
 //
-// The clients alice and mallory get tokens for the MCP endpoint. The client gateway exchanges them for tokens with the audience crm, except
-// mallory's, and so does the client keyholder, which authenticates itself with a key (private_key_jwt). The client crm checks tokens by
-// introspection. GET /exchanges returns the number of requests for an exchange.
+// The clients alice, bob and mallory get tokens for the MCP endpoint. The client gateway exchanges them for tokens with the audience crm,
+// except mallory's, and so does the client keyholder, which authenticates itself with a key (private_key_jwt). The client crm checks tokens
+// by introspection. GET /exchanges returns the number of requests for an exchange.
 package main
 
 import (
@@ -34,9 +34,10 @@ func main() {
 	addr := flag.String("addr", "127.0.0.1:0", "where to listen")
 	mcp := flag.String("mcp", "", "the audience of tokens for the MCP endpoint")
 	jwk := flag.String("jwk", "", "the public key of the client keyholder")
+	life := flag.Duration("exchanged-life", time.Hour, "how long tokens with the audience crm are valid")
 	flag.Parse()
 	issuer := "http://" + *addr
-	s := &server{Storage: storage.NewStorage(storage.NewUserStore(issuer)), mcp: *mcp, tokens: map[string]token{}}
+	s := &server{Storage: storage.NewStorage(storage.NewUserStore(issuer)), mcp: *mcp, life: *life, tokens: map[string]token{}}
 	if err := json.Unmarshal([]byte(*jwk), &s.key); *jwk != "" && err != nil {
 		log.Fatal(err)
 	}
@@ -74,6 +75,7 @@ func refuseReplays(next http.Handler) http.Handler {
 type server struct {
 	*storage.Storage
 	mcp       string
+	life      time.Duration   // of exchanged tokens
 	key       jose.JSONWebKey // of the client keyholder
 	exchanges atomic.Int64
 
@@ -105,7 +107,7 @@ func (client) GrantTypes() []oidc.GrantType {
 }
 
 func (s *server) GetClientByClientID(_ context.Context, id string) (op.Client, error) {
-	if !slices.Contains([]string{"alice", "mallory", "gateway", "keyholder", "crm"}, id) {
+	if !slices.Contains([]string{"alice", "bob", "mallory", "gateway", "keyholder", "crm"}, id) {
 		return nil, errors.New("there is no such client")
 	}
 	return client{storage.WebClient(id, secret)}, nil
@@ -141,6 +143,9 @@ func (s *server) CreateAccessToken(_ context.Context, r op.TokenRequest) (id str
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id, expires = fmt.Sprint("token-", len(s.tokens)), time.Now().Add(time.Hour)
+	if slices.Contains(r.GetAudience(), "crm") {
+		expires = time.Now().Add(s.life)
+	}
 	s.tokens[id] = token{r.GetAudience(), r.GetScopes(), expires}
 	return id, expires, nil
 }
