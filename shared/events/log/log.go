@@ -7,8 +7,9 @@
 //	         hands the group of a URI to one batch of fanout at a time. Keys grow
 //	         in commit order. On DynamoDB, a URI of an unordered event type is
 //	         spread over shards instead, and has several writers.
-//	pattern  one per parent or wildcard that a reader has interest in, spread
-//	         over shards. It has several writers.
+//	pattern  several per parent or wildcard that clients read, for example
+//	         event://github/*. Each of these shards has copies of a part of the
+//	         matching events. It has several writers.
 //	topic    notices of the system itself (a list changed, the state of a
 //	         subscription changed). It has several writers.
 //
@@ -52,7 +53,9 @@ const (
 	SlowAppend = 2 * time.Second
 	// MaxSkew is how far a clock may be from the true time.
 	MaxSkew = time.Second
-	// Shards is the number of partitions that a pattern is spread over.
+	// Shards is the number of partitions among which the log divides the events of one parent or wildcard, for example
+	// event://github/*, because DynamoDB limits the writes per second to one partition. On DynamoDB, the events of a URI of an
+	// unordered event type are divided in the same way.
 	Shards = 8
 )
 
@@ -207,7 +210,7 @@ type keys interface {
 	settledPosition() int64
 	// upperBound returns an upper bound of the keys in the log.
 	upperBound() int64
-	// interestBegins returns the position from which patterns are written if the interest in them is recorded now.
+	// interestBegins returns the position from which fanout writes to a pattern's partitions if an [Interest] is recorded now.
 	interestBegins() int64
 	endOf(ctx context.Context, workspace, uri string) (int64, error)
 	lookBack() time.Duration
@@ -257,7 +260,8 @@ func OwnPartition(workspace, uri string) Partition {
 	return Partition{name: "u#" + workspace + "#" + uri, single: true}
 }
 
-// PatternPartitions returns the partitions of a parent or wildcard pattern.
+// PatternPartitions returns the partitions that together have the events of a parent or wildcard, for example event://github/*. There are
+// [Shards] of them, and a reader of the pattern has to read all.
 func PatternPartitions(workspace, key string) []Partition {
 	parts := make([]Partition, Shards)
 	for i := range parts {
@@ -270,7 +274,8 @@ func shardPartition(workspace, key string, i int) Partition {
 	return Partition{name: fmt.Sprintf("w#%s#%d#%s", workspace, i, key)}
 }
 
-// shardOf returns the shard for a URI. All events of a URI are in one shard, so that readers see them in order.
+// shardOf returns the shard for a URI. All events of a URI are in one shard, so that readers see them in order. For an unordered
+// event type, the argument is the event's id instead.
 func shardOf(uri string) int {
 	h := fnv.New32a()
 	h.Write([]byte(uri))
@@ -304,12 +309,13 @@ func parseKey(sort string) (int64, error) {
 	return k, nil
 }
 
-// Interest records that a client reads a pattern in band (by stream or poll), or may do so again soon. While it lasts, fanout
-// writes the events of the pattern to its partitions.
+// Interest is the record that a client reads a parent or wildcard with a stream or poll, or may do so again soon. While it lasts,
+// fanout writes copies of the matching events to the partitions of the pattern; see [PatternPartitions]. Without readers, fanout
+// saves these writes.
 type Interest struct {
-	// Since is the position at which the interest began. Earlier events are not in the partitions of the pattern.
+	// Since is the position from which fanout writes to the partitions. They lack earlier events of the pattern.
 	Since int64
-	// Until is when the interest ends, unless it is renewed.
+	// Until is when fanout stops writing to the partitions, unless the record is renewed.
 	Until time.Time
 }
 
@@ -317,7 +323,7 @@ type Interest struct {
 // got its cursor at Since has a position up to a window earlier.
 func (in Interest) FirstPosition() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
-// InterestKey returns the key of the item that holds the interest in a pattern.
+// InterestKey returns the key of the item that holds the [Interest] in a pattern.
 func InterestKey(workspace, key string) store.Key {
 	return store.Key{Table: store.Log, Partition: "i#" + workspace + "#" + key, Sort: "-"}
 }

@@ -53,8 +53,8 @@ type tail struct {
 	lastRenewal time.Time
 }
 
-// renewal renews the interest in a pattern or the demand for a backend's events, so that these events continue to reach the
-// log. It is zero if the tail needs none.
+// renewal renews the record that a client reads a pattern ([eventlog.Interest]) or a backend's events ([demand.Registry]), so that
+// these events continue to reach the log. It is zero if the tail needs no such record.
 type renewal struct {
 	do    func(context.Context) error
 	every time.Duration
@@ -420,7 +420,8 @@ const (
 	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
 	// watched is the time between polls of a store that can be watched. They move the cursors of streams without new entries.
 	watched = 10 * time.Second
-	// renewEvery is how often the interest in a pattern is renewed, unless an eighth of the retention is shorter.
+	// renewEvery is how often the record that a client reads a pattern is renewed (see [eventlog.Interest]), unless an eighth of the
+	// retention is shorter.
 	renewEvery = time.Hour
 	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes their payloads. A feed whose
 	// reader falls further behind ends.
@@ -456,7 +457,7 @@ type Tails struct {
 	mu    sync.Mutex
 	tails map[string]*tail
 
-	// interests caches recorded interests, so that not every poll reads them from the store.
+	// interests caches the stored records of which patterns clients read, so that not every poll reads them from the store.
 	interests bounded.Map[string, eventlog.Interest]
 }
 

@@ -40,9 +40,12 @@ type Request struct {
 	Wants func(*event.Event) bool
 }
 
-// Open starts a feed. Before it returns, it records the interest in parents and wildcards, so that the feed returns every
-// event that is published afterwards. Without a cursor the feed begins at the end of the log. Open returns Invalid if the
-// cursor is from another server.
+// Open starts a feed. Without a cursor the feed begins at the end of the log. Open returns Invalid if the cursor is from another
+// server.
+//
+// Fanout copies events to the log's partitions of a parent or wildcard only while the log has a record that a client reads that
+// pattern (see [eventlog.Interest]). So Open writes this record before it returns, and the feed returns every event that is
+// published afterwards.
 func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	f := &Feed{tails: ts, workspace: r.Workspace, principal: r.Principal, wants: r.Wants}
 	f.in.most, f.in.wake = ts.mostWaiting, make(chan struct{}, 1)
@@ -204,7 +207,7 @@ func (ts *Tails) AfterChange(p match.Pattern) int64 {
 
 // The topics. Each workspace has its own. The package that sends a topic's notices defines their JSON.
 
-// TopicCatalog has a notice for each change of a workspace's event types or backends. [OfBackends] tells them apart.
+// TopicCatalog has a notice for each change of a workspace's event types or backends. [OfBackends] tells the two kinds apart.
 const TopicCatalog = "catalog"
 
 // topicPartitions returns the partitions of a topic. There is a second one if the workspace has the shared catalog, because a change of
@@ -239,7 +242,8 @@ type backendsNotice struct {
 	Backends string `json:"backends"`
 }
 
-// OfBackends reports whether [AnnounceBackends] sent a notice of [TopicCatalog].
+// OfBackends reports whether a notice of [TopicCatalog] says that backends changed, i.e. whether [AnnounceBackends] sent it. The
+// topic's other notices say that event types changed.
 func OfBackends(notice json.RawMessage) bool {
 	var n backendsNotice
 	return json.Unmarshal(notice, &n) == nil && n.Backends != ""

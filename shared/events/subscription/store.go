@@ -434,16 +434,16 @@ const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// Interested records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention. From then
-// on fanout also writes the events into the pattern's partitions of the log. A concrete pattern needs no such record, because each URI
-// has its own partition. An interest that still lasts long enough is not written again.
+// Interested records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention (see
+// [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the log. A concrete pattern needs no such
+// record, because each URI has its own partition. Interested does not write a record again that still lasts long enough.
 func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
 
-// recordInterest records the interest of a webhook subscription of MCP Events, as [Interested] does for readers. It lasts until one
-// retention after the subscription's expiry, because a client can resume from the cursors in deliveries and gap notices. Without an
-// expiry the interest never ends.
+// recordInterest records for a webhook subscription of MCP Events that its client may read the pattern, as [Interested] does for streams and
+// polls. The record lasts until one retention after the subscription's expiry, because a client can resume from the cursors in deliveries and
+// gap notices. Without an expiry the record never ends.
 func (s *Subscription) recordInterest(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
 	until := headerStays
 	if !s.Until.IsZero() {
