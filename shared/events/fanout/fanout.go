@@ -107,20 +107,20 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 // [eventlog.Log.AwaitBatches].
 func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []queue.Message) error {
 	defer f.Log.BeginBatch()()
-	headers, err := f.match(ctx, groups)
+	subscribers, err := f.match(ctx, groups)
 	if err != nil {
 		return err
 	}
 	if slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 }) {
 		f.append(ctx, groups)
-		return f.sendTasks(ctx, pageTasks(groups, headers))
+		return f.sendTasks(ctx, pageTasks(groups, subscribers))
 	}
 	if slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Unwritten }) {
 		f.append(ctx, groups)
-		return f.forwardTasks(ctx, pageTasks(groups, headers))
+		return f.forwardTasks(ctx, pageTasks(groups, subscribers))
 	}
 	var sending sync.WaitGroup
-	tasks := pageTasks(groups, headers)
+	tasks := pageTasks(groups, subscribers)
 	sending.Go(func() {
 		defer fault.Recovered(&err)
 		err = f.forwardTasks(ctx, tasks)
@@ -138,7 +138,7 @@ func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []q
 // deliver looks for subscribers again.
 func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	f.append(ctx, groups)
-	headers, err := f.match(ctx, groups)
+	subscribers, err := f.match(ctx, groups)
 	if err != nil {
 		return err
 	}
@@ -147,11 +147,11 @@ func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 		each(read, func(g *uriBatch) error {
 			return f.Log.AppendPatterns(ctx, g.appended, g.events, g.inBandKeys, g.entry.Unordered())
 		})
-		if headers, err = f.match(ctx, groups); err != nil {
+		if subscribers, err = f.match(ctx, groups); err != nil {
 			return err
 		}
 	}
-	return f.sendTasks(ctx, pageTasks(groups, headers))
+	return f.sendTasks(ctx, pageTasks(groups, subscribers))
 }
 
 // sendTasks queues page tasks.
@@ -212,12 +212,12 @@ func spanError(err error) string {
 }
 
 // pageTasks returns the tasks of all groups that did not fail.
-func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outgoing) {
+func pageTasks(groups []*uriBatch, subscribers map[patternID]int) (tasks []queue.Outgoing) {
 	for _, g := range groups {
 		g.try(func() error {
 			var own []queue.Outgoing
 			for _, key := range g.webhookKeys {
-				for _, t := range task.Pages(g.workspace, key, subscription.Range{}, headers[headerID{g.workspace, key}], g.events) {
+				for _, t := range task.Pages(g.workspace, key, subscription.Range{}, subscribers[patternID{g.workspace, key}], g.events) {
 					own = append(own, t.Outgoing())
 				}
 			}
@@ -400,11 +400,12 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 // recordTime limits how long a group waits until its URI is listed as a sub-resource.
 const recordTime = time.Second
 
-type headerID struct{ workspace, key string }
+// patternID identifies a pattern: a URI, parent or wildcard to which clients subscribe. key is as in [match.Pattern].
+type patternID struct{ workspace, key string }
 
 // match finds the patterns in use that each group's events match, and their numbers of subscribers. Its first read gets the shapes
 // in use and the subscribers of the URI itself. It needs a second read only if parents or wildcards are in use or read by streams.
-func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]int, error) {
+func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[patternID]int, error) {
 	now := f.now()
 	var r reads
 	for _, g := range groups {
@@ -440,12 +441,12 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 	if err := r.do(ctx, f.DB); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the patterns in use")
 	}
-	headers := map[headerID]int{}
+	subscribers := map[patternID]int{}
 	for _, g := range groups {
 		g.try(func() error {
 			g.webhookKeys = slices.DeleteFunc(g.webhookKeys, func(key string) bool {
 				n := subscription.HeaderCount(r.item(subscription.HeaderKey(g.workspace, key)))
-				headers[headerID{g.workspace, key}] = n
+				subscribers[patternID{g.workspace, key}] = n
 				return n <= 0
 			})
 			g.inBandKeys = slices.DeleteFunc(g.inBandKeys, func(key string) bool {
@@ -454,7 +455,7 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 			return nil
 		})
 	}
-	return headers, nil
+	return subscribers, nil
 }
 
 // patternKeys returns the keys of the patterns with the given shapes that match a group's events.
