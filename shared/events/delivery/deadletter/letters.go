@@ -219,10 +219,10 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 		return false, err
 	}
 	if sub == nil || sub.State == subscription.Disabled {
-		return false, skipError(SkippedEnded, "the subscription of the dead letter has ended")
+		return false, newSkippedError(SkippedEnded, "the subscription of the dead letter has ended")
 	}
 	if sub.State == subscription.Suspended {
-		return false, skipError(SkippedSuspended, "the subscription of the dead letter is suspended until its subscriber refreshes it (events/subscribe); retry it after that")
+		return false, newSkippedError(SkippedSuspended, "the subscription of the dead letter is suspended until its subscriber refreshes it (events/subscribe); retry it after that")
 	}
 	items, err := o.Deliveries.DB.Get(ctx, state.Key(workspace, del.Subscription, del.EventKey()), state.BodyKey(workspace, del.EventKey()))
 	if err != nil {
@@ -231,10 +231,10 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	e, err := del.EventIn(items[1])
 	if err != nil {
 		o.Deliveries.Log.ErrorContext(ctx, "stored event not decoded", "workspace", workspace, "event", del.Event, "error", err)
-		return false, skipError(SkippedExpired, "the event of the dead letter cannot be decoded")
+		return false, newSkippedError(SkippedExpired, "the event of the dead letter cannot be decoded")
 	}
 	if e == nil {
-		return false, skipError(SkippedExpired, "the event of the dead letter is not stored any more")
+		return false, newSkippedError(SkippedExpired, "the event of the dead letter is not stored any more")
 	}
 	now := o.Deliveries.Now()
 	if items[0] != nil {
@@ -246,7 +246,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 			if left, err := o.findOfWebhook(ctx, workspace, id); err != nil || left == nil {
 				return false, err // another worker has retried it meanwhile
 			}
-			return false, skipError(SkippedUnderway, "the event is being delivered to the subscription already")
+			return false, newSkippedError(SkippedUnderway, "the event is being delivered to the subscription already")
 		}
 		del.Base = len(del.Attempts) // the letter has no attempts of its own
 		del.TakePlaceOf(current)

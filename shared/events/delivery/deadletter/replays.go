@@ -440,12 +440,13 @@ type reason string
 
 func (r reason) Error() string { return string(r) }
 
-// skipError returns an error of kind Conflict with the reason why a letter is skipped.
-func skipError(why reason, text string) error {
+// newSkippedError returns an error of kind Conflict for a dead letter that cannot be retried. Replays skip such a letter and count it under
+// the reason why.
+func newSkippedError(why reason, text string) error {
 	return &fault.Error{Kind: fault.Conflict, Message: text, Err: why}
 }
 
-// skipReason returns the reason in an error from skipError, or [SkippedReturn] for other errors.
+// skipReason returns the reason in an error from [newSkippedError], or [SkippedReturn] for other errors.
 func skipReason(err error) string {
 	if r, ok := errors.AsType[reason](err); ok {
 		return string(r)
