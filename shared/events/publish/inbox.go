@@ -35,9 +35,11 @@ type Inbox struct {
 	Log *slog.Logger
 }
 
-// Documents makes events from messages that are not events. If ours is false, the message is not such a document.
+// Documents converts messages that are not events into events, for example the envelopes of Amazon EventBridge.
 type Documents interface {
-	Read(ctx context.Context, body []byte) (in []Input, ours bool, err error)
+	// Read returns the events of a message. known reports whether the message is a document that Documents can convert. If it is
+	// false, the inbox decodes the message as an event.
+	Read(ctx context.Context, body []byte) (in []Input, known bool, err error)
 }
 
 // Handle implements [queue.Handler] for the inbox.
@@ -116,7 +118,7 @@ func (b *Inbox) prepare(ctx context.Context, m queue.Message, spans *trace.Spans
 
 func (b *Inbox) read(ctx context.Context, body []byte) ([]Input, error) {
 	if b.Documents != nil {
-		if in, ours, err := b.Documents.Read(ctx, body); ours || err != nil {
+		if in, known, err := b.Documents.Read(ctx, body); known || err != nil {
 			return in, err
 		}
 	}
@@ -292,13 +294,17 @@ func findType(ctx context.Context, in catalog.Source, workspace, uri string) (*c
 	return cat, entry, nil
 }
 
-// latest reads catalogs without a cache, but each at most once per readEvery, because each invalid event of a backend asks for one.
-// Callers that arrive before a read begins share it, so that no caller gets a catalog that is older than its event.
+// latest reads a workspace's catalog from its source, without a cache. Every event of a backend that does not match the cached catalog
+// needs such a read, and a backend may send many of them. So latest reads the catalog of each workspace at most once per [readEvery].
+//
+// The first caller starts a wait of readEvery, after which the read begins. Callers that arrive during the wait share that read. Callers
+// that arrive later start the next wait, because the read may have missed a change that was made just before their event.
 type latest struct {
 	source  catalog.Source
 	reading singleflight.Group
 }
 
+// readEvery is the minimum time between two reads of a workspace's catalog by [latest].
 const readEvery = 200 * time.Millisecond
 
 // Catalog implements [catalog.Source].

@@ -26,9 +26,9 @@ import (
 // that source's workspace, and the other sources still get their events.
 type Bus struct{ Intake }
 
-// Read returns the events that a message becomes. Ours is false if Bus does not recognize the message. An error concerns the whole message,
-// not one source.
-func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, ours bool, err error) {
+// Read returns the events that a message becomes. known is false if the message is neither the envelope of a known service nor a retried dead
+// letter. An error concerns the whole message, not one source.
+func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known bool, err error) {
 	if isRetry(body) {
 		in, err = b.mapRetried(ctx, body)
 		return in, true, err
