@@ -27,9 +27,9 @@ const (
 	// patience is how long a page waits for the endpoint's response before the delivery moves to the slow lane. When
 	// the batch is done, Lambda freezes the process, so dispatch then cancels the attempt and the slow lane repeats it.
 	patience = 3 * time.Second
-	// hurry replaces patience while batches follow each other, but an attempt may always take as long as is usual for its
-	// endpoint. Lambda freezes the process only briefly between batches, so the attempt can continue during the next ones,
-	// until patience is over.
+	// hurry replaces patience while batches quickly follow each other. The page then waits only for hurry, or for as long as
+	// the endpoint usually takes to answer if that is longer. A slower attempt continues in the background until patience is
+	// over. That works because Lambda freezes the process only briefly between these batches.
 	hurry = 100 * time.Millisecond
 	// slowAnswer is the response time above which an endpoint counts as slow. Its further deliveries go to the slow
 	// lane, because a page occupies one of a few invocations until its slowest endpoint has responded.

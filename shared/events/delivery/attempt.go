@@ -49,8 +49,10 @@ func (d *Dispatcher) mayStart(id string, read time.Time) bool {
 // to the slow lane. If there is capacity, it keeps the running POST ("detaches" it): it stores the delivery as due at the time
 // by which the POST must have timed out, and the outcome of the POST later replaces that entry. If the process dies, the
 // stored entry is retried. If the POST finishes, the entry's message is stale and dropped. Without capacity, attemptFirst
-// cancels the POST and the slow lane repeats it, so the endpoint may see the event twice. A page in a hurry detaches a POST that
-// takes longer than usual, and the slow lane takes over when the patience of the fast lane has ended.
+// cancels the POST and the slow lane repeats it, so the endpoint may see the event twice.
+//
+// If the page is in a hurry (see package lane), attemptFirst detaches the POST earlier, as soon as it takes longer than the
+// endpoint's answers usually take. The POST has as much time as without the hurry, and then the slow lane repeats it.
 //
 // It returns [errMaybeEnded] if the subscription may have ended since it was read.
 func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscription.Subscriber, e *event.Event, read time.Time) ([]store.Op, error) {
@@ -122,8 +124,8 @@ func growStack() {
 	runtime.KeepAlive(&space)
 }
 
-// awaitFirst waits for the outcome of a first attempt, at most for the slot's patience, and reports whether it arrived. If the answer takes
-// longer than usual and another process has found that the endpoint hangs, awaitFirst stops waiting.
+// awaitFirst waits for the outcome of a first attempt, for up to the slot's Patience, and reports whether it arrived. If the answer takes
+// longer than usual for the endpoint (the slot's Usual) and a process has found that the endpoint hangs, awaitFirst stops waiting.
 func awaitFirst(ctx context.Context, s *lane.Slot, answer <-chan webhook.Outcome, out *webhook.Outcome) bool {
 	if s.Usual == 0 || s.Usual == s.Patience {
 		return await(answer, out, s.Patience)

@@ -73,16 +73,18 @@ type Options struct {
 	Patience time.Duration
 	// SlowAnswer is the time after which an answer counts as slow (2 s). The endpoint's next deliveries then take the slow lane.
 	SlowAnswer time.Duration
-	// Hurry is for a process that handles one batch at a time and is frozen in between, i.e. a Lambda function. While batches follow each
-	// other, the page stops waiting for an attempt that takes longer than usual for its endpoint, and longer than Hurry. The attempt
-	// continues until its Patience ends. Otherwise an endpoint that begins to hang would soon hold up all processes. 0 turns this off.
+	// Hurry is for a process that handles one batch at a time and is frozen in between, i.e. a Lambda function. While batches quickly follow
+	// each other, a page is "in a hurry": it stops waiting for an attempt that takes longer than the endpoint usually takes to answer, and
+	// longer than Hurry, for example 100 ms. The attempt continues in the background until Patience is over. Without this, an endpoint that
+	// begins to hang would soon hold up all processes. 0 turns this off, so that pages always wait for Patience. See package lane.
 	Hurry time.Duration
 	// SlowLaneDelay is the minimum delay of the queue message of a delivery that moves to the slow lane without a first attempt (0). If
 	// it is at least [state.EarlyMessage], the dispatcher sends the message while it still writes the delivery, and not afterwards, so
 	// that the page waits for less time.
 	SlowLaneDelay time.Duration
 	// Detached is the number of first attempts that may continue after their page has stopped waiting for them. Other attempts are
-	// canceled, and the slow lane repeats them. A process that is frozen after its batch needs 0, or Hurry.
+	// canceled, and the slow lane repeats them. For a process that is frozen after its batch, Detached must be 0 unless Hurry is set, because
+	// an attempt cannot continue while its process is frozen.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64
@@ -114,7 +116,9 @@ type Config struct {
 	Gaps *lifecycle.Gaps
 	// Switches pause deliveries; nil pauses none.
 	Switches *switches.Set
-	// Gate must be set if register and deregister run in the same process.
+	// Gate stops attempts to a subscription immediately when it is deregistered. That works only if the dispatcher runs in the same process as
+	// register and deregister, because they open and close the gate. Without a Gate, as on AWS, an attempt may still start up to a second after
+	// deregister has answered.
 	Gate    *Gate
 	Options Options
 	Now     func() time.Time

@@ -24,7 +24,7 @@ import (
 type page struct {
 	task.Page
 	messages  []string
-	wasPaused []string        // the marks of the tasks, see [task.Page.Paused]
+	wasPaused []string        // [task.Page.Paused] of the tasks that waited for a switch, i.e. the sort keys of their marks
 	done      map[string]bool // the subscribers that an earlier receive of the message has served
 	err       error
 }
@@ -182,8 +182,9 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
 // A person can pause deliveries with a switch (package switches). Paused work waits without using up attempts or time of its schedule:
 //
 //   - While an event type or everything is paused, the page task waits as a whole, before its subscribers are read. So an event
-//     with very many subscribers needs only a few items. Each waiting task has another item, its mark, which keeps watermarks from
-//     passing the task's events until they are attempted; see [lifecycle.Watermark].
+//     with very many subscribers needs only a few items. Each waiting task has a second item, its mark: the position of its earliest event in
+//     the event log. Until the events are attempted, no subscription's cursor advances past the mark, so that a client that resumes from its
+//     cursor gets them; see [lifecycle.Watermark].
 //   - While an origin or a subscription is paused, each delivery waits separately, and keeps its attempts.
 //
 // When a switch is resumed, the waiting messages are handled again. They may then wait for another switch.
@@ -234,7 +235,9 @@ func markKey(workspace, sort string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
 }
 
-// markPaused sets the mark of each paused task (see above), and returns the operations that write the marks.
+// markPaused prepares page tasks for waiting on a switch. It gives each task a new mark: an item at the position of the task's earliest event,
+// which subscriptions' cursors do not pass (see above). It sets the Paused field of each task to the sort key of its mark, and returns the
+// operations that write the marks.
 func (d *Dispatcher) markPaused(workspace string, tasks []task.Page) (ops []store.Op) {
 	now := d.now()
 	for i := range tasks {
@@ -244,7 +247,7 @@ func (d *Dispatcher) markPaused(workspace string, tasks []task.Page) (ops []stor
 	return ops
 }
 
-// unmark returns the operations that delete the marks of a page's tasks.
+// unmark returns the operations that delete the marks of the page's tasks that waited for a switch.
 func (p *page) unmark() (ops []store.Op) {
 	for _, sort := range p.wasPaused {
 		ops = append(ops, store.Delete(markKey(p.Workspace, sort)))
@@ -252,7 +255,8 @@ func (p *page) unmark() (ops []store.Op) {
 	return ops
 }
 
-// markRest replaces the marks of a page that was paused: it marks the remaining tasks, and then deletes the page's own marks.
+// markRest is called after a page that waited for a switch was handled. left has the tasks for the events that are still not attempted.
+// markRest writes a mark for each of them and then deletes the page's own marks, so that the events are covered by a mark at all times.
 func (d *Dispatcher) markRest(ctx context.Context, p *page, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
@@ -291,8 +295,8 @@ func (b *batches) end() {
 	b.ends[len(b.ends)-1] = time.Now()
 }
 
-// busyFor is the time within which the last three batches must have ended for the process to count as busy. It then probably gets another
-// batch soon.
+// busyFor is the time within which the last three batches must have ended for the process to count as busy. A busy process probably gets
+// another batch soon, so its pages are in a hurry; see [Options.Hurry].
 const busyFor = time.Second
 
 func (b *batches) busy(now time.Time) bool {
@@ -301,8 +305,8 @@ func (b *batches) busy(now time.Time) bool {
 	return now.Sub(b.ends[0]) < busyFor
 }
 
-// patienceOf returns how long a page waits for slots. The attempts must end before the batch runs out of time. Otherwise the page would be
-// canceled, and redelivered from the beginning.
+// patienceOf returns how long a page waits for slots, and whether it is in a hurry. The attempts must end before the batch runs out of time.
+// Otherwise the page would be canceled, and redelivered from the beginning.
 func (d *Dispatcher) patienceOf(ctx context.Context) lane.Patience {
 	now := time.Now()
 	p := lane.Patience{Busy: now.Add(busyHold), Others: now.Add(hold), Hurry: d.batches.busy(now)}
@@ -388,10 +392,11 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 const (
 	// maxHops is how often a page task may be followed by another one because the endpoint is busy. Then the events take the slow lane.
 	maxHops = 64
-	// retryPage is the delay before events are retried that the store could not write, not even as single deliveries. The delay doubles
-	// with each retry, up to [queue.MaxDelay].
+	// retryPage is the delay before a page task repeats events that failed because of this program. Normally, such an event becomes a single
+	// delivery in the store, and the slow lane retries it. Only if the store cannot write the delivery, a delayed page task repeats the event.
+	// The delay doubles with each retry, up to [queue.MaxDelay]: 30 s, 1 min, 2 min and so on.
 	retryPage = 30 * time.Second
-	// maxPageRetries limits these retries, which take about four hours together. Each retry may repeat a webhook.
+	// maxPageRetries limits these repeated page tasks, which take about four hours together. Each of them may repeat a webhook.
 	maxPageRetries = 20
 )
 

@@ -69,7 +69,7 @@ func TestSwitches(t *testing.T) {
 	}
 }
 
-// TestPausedPagesHoldTheWatermark: OPS-06. What waits for a switch is not settled.
+// TestPausedPagesHoldTheWatermark: OPS-06. A subscription's watermark does not pass events that wait for a switch.
 func TestPausedPagesHoldTheWatermark(t *testing.T) {
 	r, sub := registered(t)
 	r.pause(switches.All, nil)

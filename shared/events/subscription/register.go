@@ -242,10 +242,10 @@ type Replayer interface {
 	Reactivate(ctx context.Context, s *Subscription) error
 }
 
-// Watermark finds how far a subscription's deliveries have come. shared/events/delivery implements it.
+// Watermark finds the watermark of a subscription: the position of the event log up to which all deliveries to the subscriber are settled,
+// i.e. acknowledged or dead-lettered. A client that resumes from there misses no event. shared/events/delivery implements it.
 type Watermark interface {
-	// SettledPosition returns a position of the log up to which all events were attempted and none waits for a retry. open reports whether
-	// deliveries of later events are waiting.
+	// SettledPosition returns the watermark. open reports whether deliveries of later events are waiting.
 	SettledPosition(ctx context.Context, workspace, id string) (at int64, open bool, err error)
 }
 
@@ -288,7 +288,8 @@ type Registrar struct {
 	Sealer  *eventlog.Sealer
 	Targets Targets
 	Replay  Replayer
-	// Watermark finds the cursors that refreshes return. If it is nil, a subscription's cursor stays where it began.
+	// Watermark finds the position to which a refresh advances the subscription's cursor. If it is nil, the cursor stays at the position at
+	// which the subscription began.
 	Watermark Watermark
 	// Switches knows whether an operator had paused an earlier subscription with the same id, so that the new one is paused too. It may
 	// be nil.

@@ -259,9 +259,9 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 	return err
 }
 
-// refresh writes want in place of have. It keeps have's creation time, its secret as the previous one for the rotation's grace period, and
-// the watermark if delivery was running. If the event type has another URI template by now, it also moves the subscription to the new
-// pattern and replays that pattern's events since the watermark.
+// refresh writes want in place of have. It keeps have's creation time, and its secret as the previous one for the rotation's grace period. If
+// delivery was running, it also keeps have's cursor, advanced to the watermark. If the event type has another URI template by now, it moves the
+// subscription to the new pattern, and replays that pattern's events since have's cursor.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
 	want.Created, want.Revision = have.Created, have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
@@ -271,7 +271,7 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 		want.Target.Previous, want.Target.PreviousUntil = have.Target.Secret, g.now().Add(rotationGrace).Unix()
 	}
 	want.Replayed = have.Replayed
-	old, watermark := have.Patterns, have.Cursor
+	old, cursor := have.Patterns, have.Cursor
 	if live && (r.Cursor == "" || have.State == Active) { // deliveries continue, and the client's cursor says nothing about them
 		now := *have
 		now.Patterns = want.Patterns // as the catalog has them now
@@ -288,7 +288,7 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 		want.Owed = have.Owed
 	}
 	if moved && want.Owed == 0 && g.Replay != nil {
-		c, err := g.Sealer.Open(want.Workspace, watermark)
+		c, err := g.Sealer.Open(want.Workspace, cursor)
 		if err != nil {
 			return err
 		}

@@ -100,12 +100,13 @@ type Subscription struct {
 	Created time.Time    `json:"c"`
 	// Until is when the subscription ends unless it is refreshed. Zero means never.
 	Until time.Time `json:"until,omitzero"`
-	// Cursor is the watermark. All events up to it have been delivered.
+	// Cursor is a position in the event log, sealed for the client. All events up to it have been settled, i.e. acknowledged or
+	// dead-lettered, or are older than the subscription. Each refresh advances it to the watermark; see [Watermark].
 	Cursor string `json:"cur,omitempty"`
 	// Owed is the log position after which the subscriber must still get a replay, or 0.
 	Owed int64 `json:"owed,omitempty"`
-	// Replayed is the time of the latest replay in microseconds since 1970. The watermark does not advance until each replayed event has
-	// been attempted once.
+	// Replayed is the time of the latest replay in microseconds since 1970. Cursor does not advance until each replayed event has been
+	// attempted once.
 	Replayed int64  `json:"rpl,omitempty"`
 	State    State  `json:"state"`
 	Reason   string `json:"why,omitempty"`

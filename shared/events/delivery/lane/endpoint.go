@@ -42,7 +42,7 @@ type endpointState struct {
 	failures  int           // consecutive failures
 	pauses    int           // consecutive pauses
 	slowUntil time.Time     // until then, first attempts take the slow lane
-	openUntil time.Time     // no attempts until then; afterwards one at a time, until one succeeds
+	openUntil time.Time     // the endpoint is paused: no attempts until then; afterwards one at a time, until one succeeds
 	limit     int           // of concurrent attempts in the slow lane: a success adds one, a timeout sets it to one
 }
 
@@ -242,9 +242,13 @@ func (t *times) add(took time.Duration) {
 	t.mean += (took - t.mean) / 8
 }
 
-// usualLimit returns how long a page in a hurry waits for an answer. Nearly all answers of the endpoint arrive within that time, which is
-// computed like TCP's retransmission timeout (RFC 6298). If an attempt has already taken longer, the endpoint may have begun to hang, so
-// other pages wait only for about the mean.
+// usualLimit returns the time within which nearly all answers of the endpoint arrive. It is computed like TCP's retransmission timeout
+// (RFC 6298): the average time of an answer plus four times the average deviation. For example, it is 120 ms for an endpoint that answers
+// within 80 ms on average, give or take 10 ms. A page in a hurry waits no longer than that (see the package comment).
+//
+// If an attempt to the endpoint was detached because it took longer, the endpoint may have begun to hang. Until that attempt ends, the limit
+// is lower, the average plus one deviation (90 ms in the example), so that the endpoint holds up further pages for less time. Before the
+// endpoint's first success there is no average, and the limit is a fixed time.
 func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	t := e.answers
 	switch {
@@ -256,8 +260,10 @@ func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	return max(t.mean+4*t.spread, l.limits.Hurry)
 }
 
-// pause returns how long the endpoint gets no attempts after a failure. With 0, each delivery follows its own schedule. underWay says that
-// the attempt began before the current pause. It then failed for the same reason, so it does not make the next pause longer.
+// pause returns how long the endpoint gets no attempts after a failure, for example 10 s after a timeout. It returns 0 for failures that
+// need no pause, because the retry schedule of each delivery is enough. underWay says that the endpoint is already paused, and that this
+// attempt began before the pause. It then failed for the same reason as the attempt that caused the pause, so it does not make the next pause
+// longer.
 func (e *endpointState) pause(out webhook.Outcome, underWay bool) time.Duration {
 	base, most := time.Duration(0), time.Duration(0)
 	switch {
@@ -356,18 +362,19 @@ func (l *Lanes) CountFailing() (n Failing) {
 	return n
 }
 
-// On AWS, an attempt that hangs holds one of few processes until the patience of the fast lane ends, and each process would have to learn
-// that by itself. So a process that finds a hanging endpoint writes an item to the store, the endpoint's mark. Other processes read the
-// mark in two cases:
+// On AWS, an attempt that hangs holds up one of few processes until [Limits.Patience] is over, and each process would have to learn
+// separately that the endpoint hangs. So a process that finds a hanging endpoint writes an item to the store, the endpoint's mark. Other
+// processes read the mark in two cases:
 //
-//   - An attempt takes longer than usual. If the endpoint has a mark, the page stops waiting for the attempt.
+//   - An attempt takes longer than [Slot.Usual]. If the endpoint has a mark, the page stops waiting for the attempt.
 //   - The last attempt had no answer, and it is time for a probe. If attempts of the slow lane still hang, they have renewed the
 //     mark and serve as probes, so the page makes none.
 //
 // So a hanging attempt costs one write. A late answer costs one read, and so does every half minute in which a process would send a probe.
 
-// hangKey returns the key of an endpoint's mark. The item's version is the time until which processes need not probe. The item expires
-// later than that. If the endpoint answers again in the meantime, the mark only harms attempts whose answers are late.
+// hangKey returns the key of a hanging endpoint's mark (see above). The item's version is the time until which processes need not probe, in
+// seconds since 1970. The item stays for [maxHold] longer. If the endpoint answers again in the meantime, the mark affects only attempts
+// that take longer than usual, because their pages stop waiting for them.
 func hangKey(endpoint string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
 }
@@ -400,12 +407,13 @@ func (s *Slot) Warn(ctx context.Context) {
 	}
 }
 
+// markHanging writes the endpoint's mark, so that other processes do not probe the endpoint until the given time.
 func (l *Lanes) markHanging(ctx context.Context, endpoint string, until time.Time) {
 	it := store.Item{Key: hangKey(endpoint), Version: until.Unix(), Expires: until.Add(maxHold)}
 	_ = l.rate.db.Write(ctx, store.Put(it)) // if this fails, other processes find out by themselves
 }
 
-// readMark returns an endpoint's mark, or nil if there is none or it cannot be read.
+// readMark returns the mark of a hanging endpoint. It returns nil if there is no mark or it cannot be read.
 func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
 	items, err := l.rate.db.Get(ctx, hangKey(endpoint))
 	if err != nil || items[0] == nil || !l.now().Before(items[0].Expires) {
@@ -414,14 +422,15 @@ func (l *Lanes) readMark(ctx context.Context, endpoint string) *store.Item {
 	return items[0]
 }
 
-// HasWarning reports whether another process has found that the endpoint hangs.
+// HasWarning reports whether a process has found that the endpoint hangs. It reads the endpoint's mark from the store, so callers use it only
+// after an attempt has taken longer than usual.
 func (s *Slot) HasWarning(ctx context.Context) bool {
 	s.warned = s.lanes.readMark(ctx, s.Endpoint) != nil
 	return s.warned
 }
 
-// spareProbe reports whether the endpoint's mark says that no probe is needed. First attempts then continue to take the slow lane. The
-// caller must not hold the lock.
+// spareProbe reports whether a probe of the endpoint is not needed, because the endpoint's mark says that attempts of the slow lane still
+// hang. First attempts then continue to take the slow lane. The caller must not hold the lock.
 func (l *Lanes) spareProbe(ctx context.Context, e *endpointState) bool {
 	mark := l.readMark(ctx, e.id)
 	if mark == nil || l.now().Unix() >= mark.Version {

@@ -3,6 +3,13 @@
 //
 // There are two lanes. The fast lane is for first attempts, which hold up a page of subscribers. The slow lane is for retries, and
 // for first attempts to endpoints that are slow or fail.
+//
+// A page, i.e. a task to send events to a range of subscribers, waits for the answer to each of its first attempts, up to [Limits.Patience],
+// for example 3 s. On AWS, each process handles one batch of pages at a time, so a few endpoints that begin to hang could keep all processes
+// waiting. Therefore a page is "in a hurry" while batches quickly follow each other: it waits only for as long as the endpoint usually takes
+// to answer, for example 100 ms. A slower attempt is detached from the page. It continues in the background, while the process handles the
+// next batches, until Patience is over. A page that is not in a hurry waits for the full Patience, because Lambda may freeze the process
+// after the batch, and with it the attempt. See [Call.Hurry], [Slot.Usual] and [Slot.Rest].
 package lane
 
 import (
@@ -50,14 +57,16 @@ type Lanes struct {
 type Limits struct {
 	Attempts    int   // concurrent attempts in the fast lane
 	PerEndpoint int   // how many of them may be to one endpoint
-	Detached    int   // attempts that outlive the patience of the fast lane
+	Detached    int   // attempts that continue after their page has stopped waiting for them; see [Slot.Detach]
 	Bytes       int64 // of bodies: half for the fast lane, a quarter for the slow one, a quarter for attempts that hang
 	Rate        int64 // attempts per second and endpoint, of all processes together; 0 is no limit
 	// Patience is how long an attempt may keep a slot of the fast lane without an answer. 0 means until the attempt ends.
 	Patience time.Duration
 	// SlowAnswer is the time after which an answer counts as slow. The endpoint's next attempts then take the slow lane.
 	SlowAnswer time.Duration
-	// Hurry is the shortest time for which a page in a hurry waits for an attempt; see [Call.Hurry]. 0 means that no page is in a hurry.
+	// Hurry is the minimum time that a page in a hurry waits for an attempt, even if the endpoint usually answers faster, for example 100 ms.
+	// While another attempt to the endpoint hangs, the minimum is a tenth of it. 0 means that pages are never in a hurry; see the package
+	// comment.
 	Hurry time.Duration
 }
 
@@ -109,8 +118,9 @@ type Call struct {
 	Principal string // the principal's id and workspace
 	Bytes     int64  // the size of the event
 	Since     int64  // when the event was queued, in milliseconds since 1970
-	// Hurry says that the page is in a hurry: if the attempt takes longer than the endpoint's answers usually do, it continues without the
-	// page, until the patience of the fast lane ends. The page always waits for the first attempts to an endpoint.
+	// Hurry is set if the page is in a hurry, because the process probably gets another batch soon. The page then waits only for [Slot.Usual],
+	// the time that the endpoint usually takes to answer, and a slower attempt continues without the page until [Limits.Patience] is over.
+	// Hurry has no effect until the endpoint has answered an attempt with success, because its usual time is not known before.
 	Hurry bool
 }
 
@@ -224,7 +234,7 @@ func (l *Lanes) take(e *endpointState, p *pool, c Call) *Slot {
 	l.fast.add(c.Bytes)
 	p.used.add(c.Bytes)
 	s := &Slot{lanes: l, e: e, Call: c, kind: fastSlot, pool: p, hung: e.silent, Patience: l.limits.Patience}
-	if s.hung { // a probe must not hold up its page for long, and the slow lane serves the endpoint meanwhile
+	if s.hung { // a probe of a hanging endpoint must not hold up its page for long, and the slow lane serves the endpoint meanwhile
 		s.Patience = min(s.Patience, l.limits.SlowAnswer/2)
 	}
 	if l.limits.Hurry > 0 {
@@ -245,12 +255,14 @@ type Slot struct {
 	kind   slotKind
 	pool   *pool // only for the fast lane
 	Waited bool  // whether the attempt waited for the slot
-	// Patience is how long the page waits for an answer. 0 means until the attempt ends.
+	// Patience is how long the page waits for an answer. 0 means until the attempt ends. In the slot of a detached attempt, which no page
+	// waits for, Patience is the time after which the attempt counts as hanging.
 	Patience time.Duration
-	// Rest is how long the attempt of a page in a hurry may continue after the page's Patience. In the slot of a detached attempt, Patience
-	// is the time after which the attempt counts as hanging.
+	// Rest is the time that an attempt still has after Patience. It is 0 unless the page is in a hurry. For example, if the page waits for
+	// 100 ms of the 3 s in [Limits.Patience], Rest is 2.9 s.
 	Rest time.Duration
-	// Usual is the time within which nearly all answers of the endpoint arrive. It is 0 if [Limits.Hurry] is.
+	// Usual is the time within which nearly all answers of the endpoint arrive, or 0 if [Limits.Hurry] is 0. A page in a hurry waits only this
+	// long. Other pages then call [Slot.HasWarning], which tells them whether to wait any longer.
 	Usual  time.Duration
 	hung   bool // the endpoint did not answer the last attempt in time
 	warned bool // another process knows that
@@ -333,8 +345,8 @@ func (s *Slot) Start(ctx context.Context, url string) bool {
 }
 
 // Detach lets an attempt continue after its page has stopped waiting for it. It releases the slot and returns another one, which the caller
-// releases when the attempt has ended. Detach returns nil if the attempt may not continue. The caller then waits for the slot's Rest, calls
-// Hang if Usual is not 0, cancels the attempt and releases the slot.
+// releases when the attempt has ended. Detach returns nil if the attempt may not continue without its page. The page then waits for the
+// slot's Rest after all. If there is still no answer, the caller calls [Slot.Hang], cancels the attempt and releases the slot.
 func (s *Slot) Detach() *Slot {
 	l, e := s.lanes, s.e
 	l.mu.Lock()

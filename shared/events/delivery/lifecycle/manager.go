@@ -1,6 +1,6 @@
 // Package lifecycle ends, disables and suspends subscriptions because of their deliveries, and stores and reactivates the
-// deliveries of suspended ones. It sends gap notices, and finds the watermark: the position in the event log up to which a
-// subscription's deliveries are settled.
+// deliveries of suspended ones. It sends gap notices, and finds the watermark of a subscription: the position in the event log
+// up to which all of the subscription's deliveries are settled, i.e. acknowledged or dead-lettered.
 //
 // Package delivery makes the attempts, and package retry calls the [Manager] after a failed one.
 package lifecycle

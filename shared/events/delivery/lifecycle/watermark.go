@@ -18,12 +18,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Watermark finds the position in the event log up to which the deliveries of a subscription are settled, i.e. acknowledged or
-// dead-lettered. A client that resumes from there misses no event. Two kinds of deliveries are not settled:
+// Watermark finds the watermark of a subscription: the position in the event log up to which all deliveries to the subscriber are
+// settled, i.e. acknowledged or dead-lettered. It becomes the cursor that the client gets, because a client that resumes from there
+// misses no event. Two kinds of deliveries are not settled:
 //
-//   - Deliveries without a first attempt. The store has no item of them, just as of successful deliveries. So Watermark
-//     estimates: all pages that were queued [dwell] before dispatch last recorded progress have been attempted, unless dispatch
-//     recorded that it received one of them late.
+//   - Deliveries without a first attempt. They are part of a page, a queue message that asks to send events to a range of
+//     subscribers. The store has no items of them, just as it has none of successful deliveries, so Watermark estimates. Dispatch
+//     regularly records that it makes progress (see [Progress]). Watermark assumes that all pages that were queued at least
+//     [dwell] before the last such record have been attempted. There are two exceptions, which have items in the store: pages
+//     that dispatch received late, and pages that wait because a person has paused their events (see [PausedPages]).
 //   - Deliveries that wait for a retry, or are suspended with their subscription. Watermark reads their items.
 //
 // Positions are keys of the event log. An event's key is at least its publication time minus the tolerated clock skew.
@@ -32,8 +35,8 @@ type Watermark struct {
 }
 
 const (
-	// dwell is the longest time that a page can be queued while dispatch makes progress: the time after which it counts as late, plus three
-	// steps of splitting it into smaller pages, each with a visibility timeout.
+	// dwell is the longest time that a page can be queued while dispatch makes progress: the time after which it counts as late ([lateAfter]),
+	// plus three steps of splitting it into smaller pages, each with a visibility timeout.
 	dwell = 30 * time.Minute
 	// lateAfter is the age at which dispatch records a page as late.
 	lateAfter = 5 * time.Minute
@@ -53,12 +56,14 @@ func positionBefore(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
 }
 
-// PausedPages returns the partition that has an item for each page of the workspace that waits for a switch. A watermark lies before all of
-// these pages, because their events have not been attempted.
+// PausedPages returns the partition that lists the paused pages of a workspace. A page is paused if it waits for a switch with which a
+// person has paused its events. Each paused page has an item in the partition, whose sort key begins with [EarliestKey]. The events of these
+// pages have not been attempted, so the watermark of each subscription in the workspace must be before them.
 func PausedPages(workspace string) string { return "w#paused#" + workspace }
 
-// EarliestKey returns the beginning of the sort key of a page's item: a position before the page was sent and before all its events. So the
-// first item of the partition has the earliest position.
+// EarliestKey returns the beginning of the sort key of a late or paused page's item. It is a position of the event log from before the page
+// was sent, and before all events of the page. Items sort by this position, so the first item of the partition belongs to the page with the
+// earliest events.
 func EarliestKey(sent time.Time, events []event.Event) string {
 	first := positionBefore(sent)
 	for _, e := range events {
@@ -100,9 +105,9 @@ func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (
 	}
 }
 
-// attemptedUntil returns a position up to which all pages have been attempted, or 0 if it is unknown. If the subscription had a successful
-// delivery after the last progress record, that also shows progress. The delivery may have been a retry of an event from half an hour
-// before, so it counts for less.
+// attemptedUntil returns a position of the event log up to which all pages have been attempted, or 0 if it is unknown. If the subscription
+// had a successful delivery after the last progress record, that also shows progress. But the delivery may have been a retry of an event
+// from half an hour before, so twice as much time is subtracted from it.
 func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (at int64, err error) {
 	items, err := w.DB.Get(ctx, progressKey, subscription.StatusKey(workspace, id))
 	if err != nil {
@@ -147,16 +152,15 @@ func (w *Watermark) beforePages(ctx context.Context, partition string, at int64)
 	}
 }
 
-// Progress records that this process has attempted all pages it received. (A page is a message that asks to send events to a range of
-// subscribers.) [Watermark] needs these records, because a first attempt leaves no trace in the store before it ends. The zero value is
-// ready to use.
+// Progress records that this process has attempted all pages it received. [Watermark] needs these records, because a first attempt leaves no
+// trace in the store before it ends. The zero value is ready to use.
 type Progress struct {
 	mu      sync.Mutex
 	written time.Time
 }
 
-// RecordLate writes an item for each page that waited in its queue for longer than [lateAfter], so that no watermark passes the page's
-// events before they are attempted. It must be called before the attempts.
+// RecordLate writes an item for each page that waited in its queue for longer than [lateAfter], so that no subscription's watermark passes
+// the page's events before they are attempted. It must be called before the attempts.
 func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) error {
 	for _, m := range batch {
 		if m.Sent.IsZero() || now.Sub(m.Sent) <= lateAfter {
@@ -178,7 +182,7 @@ func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Me
 }
 
 // RecordWork records that the process has attempted a batch of pages, none of them late. It writes at most once a minute, and not in the
-// first minute of the process. If the write fails, watermarks only advance later, so the error is ignored.
+// first minute of the process. It ignores errors, because a missing record only makes the watermarks of subscriptions advance later.
 func (p *Progress) RecordWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
 	for _, m := range batch {
 		if now.Sub(m.Sent) > lateAfter {

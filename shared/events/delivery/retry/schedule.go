@@ -35,8 +35,8 @@ type Job struct {
 }
 
 var (
-	// watermarkKey is the item that stores how far the job has read the due table.
-	watermarkKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
+	// readUntilKey is the key of the item that stores up to which minute the job has read the due table.
+	readUntilKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
 	// aheadKey is the item that stores how far [Job.continueSearch] has searched since the clock was set back.
 	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
 )
@@ -58,7 +58,7 @@ func (r *Job) now() time.Time { return periodic.Clock(r.Now)() }
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := minutes.Position{
-		DB: r.DB, Key: watermarkKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // a server may have been off for as long as entries are kept
+		DB: r.DB, Key: readUntilKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // a server may have been off for as long as entries are kept
 		Ahead: func(ctx context.Context, was time.Time) error { return r.clockSetBack(ctx, now, was) },
 	}
 	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {

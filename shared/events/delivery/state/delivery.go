@@ -54,7 +54,7 @@ type Delivery struct {
 	Target       string              `json:"url"`
 	State        string              `json:"st"` // one of the state constants
 	First        time.Time           `json:"t1"`
-	Published    time.Time           `json:"pub,omitzero"` // the event, for the watermark
+	Published    time.Time           `json:"pub,omitzero"` // when the event was published; the subscription's watermark stays before it
 	// Due is the time of the next attempt, and DueAt the time of the due entry. They differ if the queue can delay the attempt's
 	// message long enough. Then the due entry is only a backup of the message, so DueAt is later.
 	Due      time.Time `json:"due,omitzero"`
@@ -76,7 +76,8 @@ type Delivery struct {
 	Again bool `json:"again,omitempty"`
 	// Test is set for a test event, which is delivered even if the subscription does not select it.
 	Test bool `json:"test,omitempty"`
-	// Paused is the key of the item that waits for a switch, since PausedAt; see [Deliveries.Pause].
+	// Paused is set while a switch pauses the delivery, since PausedAt. It is the key of the item that keeps the delivery's message until a
+	// person resumes the switch; see [Deliveries.Pause].
 	Paused   PausedKey `json:"pk,omitzero"`
 	PausedAt time.Time `json:"pkt,omitzero"`
 	// Control is set for a control message, which carries no event. Then Event is the id of the message.
@@ -89,7 +90,7 @@ type Delivery struct {
 	Stored  string `json:"-"` // the state of the item
 	// recorded is the number of attempts in the stored item.
 	recorded int       `json:"-"`
-	Place    store.Key `json:"-"` // its due entry, or its place while it waits for a switch; otherwise zero
+	Place    store.Key `json:"-"` // the key of its due entry or, while a switch pauses it, of its waiting message; otherwise zero
 	// replaced has the keys of the dead letter whose delivery this one replaces. The next write deletes them.
 	replaced []store.Key
 }
@@ -339,7 +340,7 @@ func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 		if notes[0].Cond == (store.Condition{}) {
 			plain = append(plain, notes[0])
 		} else {
-			n = 2 // with its due entry, or its place while it waits for a switch
+			n = 2 // with its due entry, or its waiting message while a switch pauses it
 			forgets = append(forgets, notes[:n])
 		}
 		notes = notes[n:]
@@ -378,7 +379,7 @@ func UnchangedSince(had int64) store.Condition {
 	return store.VersionIs(had)
 }
 
-// PausedKey is the key of the item that waits for a switch.
+// PausedKey is the key of the item that keeps a paused delivery's message until a person resumes the switch.
 type PausedKey struct {
 	Partition string `json:"p"`
 	Sort      string `json:"s"`

@@ -170,8 +170,8 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 	return Mine, nil
 }
 
-// Pause stores a delivery until a switch is turned on again, together with the message that then asks for the next attempt. e is
-// nil for a notice.
+// Pause stores a delivery that a switch pauses, together with the queue message for its next attempt. When a person resumes the
+// switch, the message goes back to its queue. e is nil for a notice.
 func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, set *switches.Set, which switches.Name) (Claim, error) {
 	return ds.write(ctx, del, change{
 		step: StepPause, what: "pause a delivery", event: e, keep: switches.Kept + RetriedFor,

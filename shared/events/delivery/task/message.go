@@ -42,8 +42,9 @@ type Page struct {
 	// suspended. Range then contains only that subscription.
 	Reactivation *Reactivation `json:"res,omitempty"`
 
-	// Paused is set if the task waited for a switch. It is the key of an item that keeps the subscribers' watermarks from passing the
-	// task's events; see PausedPages in package lifecycle.
+	// Paused is set if the task waited for a switch, because a person had paused its events. It is the sort key of the task's mark. The mark
+	// is an item in the store that keeps the cursors of the subscribers from advancing past the task's events until these are attempted;
+	// see PausedPages in package lifecycle.
 	Paused string `json:"pk,omitempty"`
 
 	// Retries is the number of times that the task was sent again, with a delay, because the store failed.
