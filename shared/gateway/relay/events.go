@@ -148,7 +148,7 @@ func (r *Relay) startEvents(l *lease, b *follower) (stop func()) {
 	var running sync.WaitGroup
 	running.Go(func() {
 		select {
-		case <-l.ours:
+		case <-l.acquired:
 			r.receiveEvents(ctx, b)
 		case <-ctx.Done():
 		}

@@ -17,8 +17,10 @@ import (
 )
 
 // following is an open connection to a backend: a GET stream in its own session or, in 2026-07-28, the streams of listen requests. One
-// goroutine reads each stream. Requests run in their own goroutines and report to the goroutine that runs [following.run] or
-// [following.settle]. Only that goroutine changes the interests.
+// goroutine reads each stream. The main goroutine calls [following.connect], [following.settle] and [following.run]. It decides to which
+// resources the relay subscribes at the backend, and starts the requests for that. Each request runs in its own goroutine and reports its
+// result to the main goroutine. Only the main goroutine uses the fields interests and listens, which have the states of the subscriptions, so
+// they need no lock.
 type following struct {
 	*follower
 	relay        *Relay
@@ -33,11 +35,11 @@ type following struct {
 	failed  chan error    // receives the error that ended a stream
 	reports chan func() error
 
-	interests interests
+	interests interests // the resources that clients want, see interests.go
 	first     *stream
 	listens   listens // see listens.go
 
-	wanted     atomic.Pointer[map[string][]string] // the subscriptions that were read last
+	wanted     atomic.Pointer[map[string][]string] // the clients' subscriptions as last read: the principals, by URI
 	changed    atomic.Bool                         // a list has changed, and its hash is not stored yet
 	pings      chan struct{}                       // has an element for each ping of the backend that is being answered
 	unanswered int                                 // failed checks in a row
@@ -76,8 +78,8 @@ func (f *following) request() upstream.Request {
 	return upstream.Request{Version: f.version, Session: f.session}
 }
 
-// begin lets the goroutines that read streams announce notifications. Unless another relay has listened until now, updates may have been
-// missed, so the relay also announces an update for each resource to which it has subscribed.
+// begin lets the goroutines that read streams announce notifications. continued says that another relay has listened until now. Otherwise
+// updates may have been missed, so the relay also announces an update for each resource to which it has subscribed.
 func (f *following) begin(continued bool) {
 	if continued {
 		f.interests.dropChanges()
@@ -189,7 +191,7 @@ func (f *following) refresh() error {
 	return nil
 }
 
-// runAsync runs do in the background. The goroutine that owns the connection then runs the function that do has returned.
+// runAsync runs do in the background. Afterwards the main goroutine runs the function that do has returned.
 func (f *following) runAsync(do func() func() error) {
 	f.running.Go(func() {
 		report := do()

@@ -13,17 +13,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// interests has the resources to which clients are subscribed at a backend, and the state of each subscription on one connection. A refused
-// or slow subscription does not affect the others. Principals take turns, so that one with very many resources does not delay the others.
+// interests compares the resources of a backend that clients want with the subscriptions that the relay has at the backend, for one
+// connection. From that it decides for which resource the relay subscribes or unsubscribes next. A refused or slow subscription does not affect
+// the others. Principals take turns, so that one with very many resources does not delay the others.
 type interests struct {
-	wanted map[string][]string // the principals, by URI
-	of     map[string]*interest
-	asking map[string]string // the principals for which requests are running, by URI
-	turns  map[string]int    // how many turns each principal had since there was last no work
+	wanted map[string][]string  // the principals whose clients are subscribed, by URI
+	of     map[string]*interest // the relay's subscriptions, by URI
+	asking map[string]string    // the principals for which requests are running, by URI
+	turns  map[string]int       // how many turns each principal had since there was last no work
 }
 
+// interest is the state of the relay's subscription to one resource.
 type interest struct {
-	subscribed bool
+	subscribed bool      // the subscription has taken effect at the backend
 	changed    bool      // an update has to be announced, because one may have been missed before the subscription took effect
 	retry      time.Time // when the request is repeated; zero if the backend did not refuse it
 }
@@ -40,6 +42,7 @@ func newInterests() interests {
 	return interests{of: map[string]*interest{}, asking: map[string]string{}, turns: map[string]int{}}
 }
 
+// want sets the resources that clients want, with the subscribed principals by URI.
 func (i *interests) want(wanted map[string][]string) {
 	i.wanted = wanted
 	for uri := range wanted {
@@ -91,12 +94,14 @@ func (i *interests) idle() bool {
 	return !left && len(i.asking) == 0
 }
 
+// recordSubscribed records that the relay's subscription to a resource has taken effect.
 func (i *interests) recordSubscribed(uri string) {
 	if of := i.of[uri]; of != nil && !of.subscribed {
 		*of = interest{subscribed: true, changed: true}
 	}
 }
 
+// recordEnded records that the relay is no longer subscribed to a resource.
 func (i *interests) recordEnded(uri string) {
 	if of := i.of[uri]; of != nil {
 		*of = interest{}

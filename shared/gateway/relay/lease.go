@@ -43,10 +43,10 @@ type lease struct {
 	// follows is set while another holder still listens. took is set after this relay has taken the lease over from it.
 	follows, took bool
 
-	ctx    context.Context // ends with the lease
-	cancel context.CancelFunc
-	done   chan struct{} // closed when the lease is released or lost; nil before it is ours
-	ours   chan struct{} // closed when the relay has the lease
+	ctx      context.Context // ends with the lease
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when the lease is released or lost; nil before the relay has it
+	acquired chan struct{} // closed when the relay has the lease
 }
 
 // acquire acquires the lease of a backend if no relay holds it, or prepares to take it over from a relay that is about to end. It returns
@@ -55,7 +55,7 @@ func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 	if r.bounded() && time.Until(r.Until) <= r.Handover {
 		return nil, nil // this relay leaves the lease to others, because it ends soon
 	}
-	l := &lease{relay: r, backend: b, key: key(b, "-"), ours: make(chan struct{})}
+	l := &lease{relay: r, backend: b, key: key(b, "-"), acquired: make(chan struct{})}
 	l.holding.Owner = rand.Text()
 	if r.bounded() {
 		l.holding.Until = r.Until.UnixMilli()
@@ -162,7 +162,7 @@ func (l *lease) take(ctx context.Context) error {
 // ends the context itself if another relay has the lease or if no renewal succeeded in time.
 func (l *lease) renew() {
 	l.done = make(chan struct{})
-	close(l.ours)
+	close(l.acquired)
 	go func() {
 		defer close(l.done)
 		defer l.cancel()

@@ -105,7 +105,7 @@ const readBackendsEvery = time.Second
 // follower keeps the state for one backend.
 type follower struct {
 	Backend
-	throttle *throttle
+	throttle *notificationThrottle
 	stop     context.CancelFunc
 	idle     atomic.Bool // another relay follows the backend, or the backend acts for its callers and they want no events
 	// typesChanged receives when the backend has notified of changed event types.
@@ -154,7 +154,7 @@ func (r *Relay) Run(ctx context.Context) {
 		for _, b := range now {
 			f := followed[b]
 			if f == nil {
-				f = &follower{Backend: b, throttle: newThrottle(), typesChanged: make(chan struct{}, 1)}
+				f = &follower{Backend: b, throttle: newNotificationThrottle(), typesChanged: make(chan struct{}, 1)}
 				followed[b] = f
 				var one context.Context
 				one, f.stop = context.WithCancel(ctx)

@@ -25,8 +25,8 @@ const (
 	updateUnit                = 1024
 )
 
-// throttle limits the notifications of a backend across all its connections.
-type throttle struct {
+// notificationThrottle limits how fast the relay announces the notifications of a backend, across all the relay's connections to the backend.
+type notificationThrottle struct {
 	changes          map[string]*rate.Limiter // by method; never modified
 	updates, unasked *rate.Limiter
 
@@ -34,8 +34,8 @@ type throttle struct {
 	held map[string]bool // methods of changes that still have to be announced
 }
 
-func newThrottle() *throttle {
-	t := &throttle{
+func newNotificationThrottle() *notificationThrottle {
+	t := &notificationThrottle{
 		changes: map[string]*rate.Limiter{}, held: map[string]bool{},
 		updates: rate.NewLimiter(updateRate, updateBurst), unasked: rate.NewLimiter(unaskedRate, unaskedBurst),
 	}
@@ -46,7 +46,7 @@ func newThrottle() *throttle {
 	return t
 }
 
-// change reports whether the relay may announce a list change now. If not, throttle holds it for later.
+// change reports whether the relay may announce a list change now. If not, the throttle holds it for later.
 func (t *throttle) change(method string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
