@@ -46,9 +46,11 @@ const (
 
 // process is one run of a command. Its states are:
 //
-//	──▶ placed ──▶ running ──stop: unused, retired, closed──▶ stopping ──▶ ended
-//	      │           └──────────────its own end──────────────────────────▶ │
-//	      └──the command does not start────────────────────────────────────▶┘
+//	──▶ starting ──▶ running ──stop: unused, retired, closed──▶ stopping ──▶ ended
+//	       │            └──────────────its own end──────────────────────────▶ │
+//	       └──the command does not start─────────────────────────────────────▶┘
+//
+// A starting process already counts toward the limits on processes (see [Transport.place]), but its command does not run yet.
 //
 // Five goroutines belong to it. One supervises it, and the others write its standard input and read its standard output, standard error and
 // exit status.
@@ -88,7 +90,7 @@ type process struct {
 	retired   bool            // the configuration no longer has the backend
 }
 
-// spawn starts a process.
+// spawn creates a process and starts its command. Before that, it makes room for the process if a limit is reached.
 func (s *server) spawn(ctx context.Context, holder string) (*process, error) {
 	p := &process{
 		server: s, id: rand.Text(), holder: holder, since: time.Now(), used: time.Now(),

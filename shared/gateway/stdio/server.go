@@ -229,7 +229,8 @@ const (
 // limitProcesses is the name of the limit in errors.
 const limitProcesses = "backendProcesses"
 
-// place adds a process to the running ones. If a limit is reached, it first ends another process and waits for its end:
+// place adds a process to the processes that count toward the limits. The process's command does not run yet. If a limit is reached, place
+// first ends another process and waits for its end:
 //
 //   - At the principal's limit, it ends the principal's own process that has been unused for longest and has no running call.
 //   - At the total limit, it ends a process of the principal with the most processes, if that principal has more than the new process's
