@@ -44,7 +44,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	}
 	if jsonrpc.HasRepeatedMember(c.Params) {
 		// The backend might read the other one of two members with the same name, which the gateway has not checked.
-		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
+		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxComparedMembers)
 	}
 	if err := checkNames(c); err != nil {
 		return err

@@ -245,7 +245,7 @@ func (g *Gateway) NotifyExtension(ctx context.Context, c api.Client, method stri
 	case params == nil:
 		params = json.RawMessage(`{}`)
 	case jsonrpc.HasRepeatedMember(params): // as in a call
-		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
+		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxComparedMembers)
 	}
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()

@@ -155,7 +155,7 @@ func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 	}
 	if err == nil && jsonrpc.HasRepeatedMember(c.Msg.Params) {
 		// JSON readers disagree about which of two members with the same name counts.
-		err = method.InvalidParams("params have a member twice, or more than %d members", jsonrpc.MaxDistinct)
+		err = method.InvalidParams("params have a member twice, or more than %d members", jsonrpc.MaxComparedMembers)
 	}
 	return err
 }

@@ -583,12 +583,13 @@ func Without(object json.RawMessage, out func(name string) bool) json.RawMessage
 	return append(kept, '}')
 }
 
-// MaxDistinct is the maximum number of members in which [HasRepeatedMember] looks for repeated names. It bounds the memory for a hostile
-// object.
-const MaxDistinct = 1000
+// MaxComparedMembers is the maximum number of members whose names [HasRepeatedMember] compares. It bounds the memory for a hostile object,
+// for example one with a million members.
+const MaxComparedMembers = 1000
 
 // HasRepeatedMember reports whether two members of an object have the same name. Callers refuse such objects, because one JSON reader
-// uses the first value and another one the last. For more than [MaxDistinct] members it returns true, too.
+// uses the first value and another one the last. It also returns true for an object with more than [MaxComparedMembers] members, so that
+// callers refuse it, too.
 func HasRepeatedMember(object json.RawMessage) bool {
 	var names [16][]byte // nearly every object has fewer members, and needs no map
 	n := 0
@@ -611,7 +612,7 @@ func HasRepeatedMember(object json.RawMessage) bool {
 func repeatsAny(object json.RawMessage) bool {
 	names := map[string]bool{}
 	for key := range Members(object) {
-		if names[string(key)] || len(names) == MaxDistinct {
+		if names[string(key)] || len(names) == MaxComparedMembers {
 			return true
 		}
 		names[string(key)] = true
