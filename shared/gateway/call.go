@@ -365,7 +365,8 @@ type sessionBridge struct {
 	asked []question // all questions to the client in this call
 }
 
-// question is a backend's request to the client. It has one id at the backend and another one at the client.
+// question is a backend's request to the client. The backend chose its id, theirs. The gateway passes it on with another id, ours, which is
+// unique for the client.
 type question struct{ theirs, ours json.RawMessage }
 
 func (b *sessionBridge) sendCall(ctx context.Context) error {

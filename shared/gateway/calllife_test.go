@@ -194,11 +194,11 @@ func TestSessionInUseIsNotEndedForAnother(t *testing.T) {
 	})
 	x := start(t, g, declaring(ann, 0), "t", "1", `{"name":"t","arguments":{"wait":true}}`)
 	<-running
-	for i := 1; i < maxInUse; i++ {
+	for i := 1; i < maxSessionsInUse; i++ {
 		mustCall(t, g, declaring(ann, i), "t")
 	}
-	if _, err := call(t, g, declaring(ann, maxInUse), "t"); !fault.Is(err, fault.Exhausted) {
-		t.Errorf("one session more than %d in use: got %v, want a fault of kind exhausted", maxInUse, err)
+	if _, err := call(t, g, declaring(ann, maxSessionsInUse), "t"); !fault.Is(err, fault.Exhausted) {
+		t.Errorf("one session more than %d in use: got %v, want a fault of kind exhausted", maxSessionsInUse, err)
 	}
 	close(release)
 	if err := x.end(t); err != nil {

@@ -289,12 +289,12 @@ func forEachSession(sessions map[*backends.Backend]backendSession, do func(*back
 // that the backend has forgotten, see exchange.inSession.
 
 const (
-	// maxUnused is how many sessions a principal may have with one backend before a new one makes the gateway end unused ones. A principal
-	// needs one for each combination of capabilities and log level that its clients declare, e.g. two for two kinds of clients. Sessions
-	// that belong to a client's own session do not count.
-	maxUnused = 16
-	// maxInUse limits the sessions of one principal with one backend in which calls may be running.
-	maxInUse = 64
+	// maxUnusedSessions is how many sessions a principal may have with one backend before a new one makes the gateway end unused ones. A
+	// principal needs one for each combination of capabilities and log level that its clients declare, e.g. two for two kinds of clients.
+	// Sessions that belong to a client's own session do not count.
+	maxUnusedSessions = 16
+	// maxSessionsInUse limits the sessions of one principal with one backend in which calls may be running.
+	maxSessionsInUse = 64
 	// usedEvery is the precision of the recorded last use, so that not every call has to write.
 	usedEvery = 10 * time.Minute
 	// endTime limits how long a new session waits while the gateway ends old ones.
@@ -326,18 +326,18 @@ func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Back
 	slices.SortFunc(others, func(x, y store.Item) int { return x.Expires.Compare(y.Expires) }) // the longest unused first
 	ending, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
-	left := len(others)
+	remaining := len(others)
 	for _, it := range others {
 		unused := sessionTTL - time.Until(it.Expires)
-		if left < maxUnused || unused <= ss.idle || ending.Err() != nil {
+		if remaining < maxUnusedSessions || unused <= ss.idle || ending.Err() != nil {
 			break
 		}
 		ss.endListed(ending, b, c.Token, it.Key)
-		left--
+		remaining--
 	}
-	if left >= maxInUse {
-		return fault.New(fault.Exhausted, "the limit backendSessions of %d is reached at backend %s", maxInUse, b.Name).
-			AtLimit("backendSessions", maxInUse)
+	if remaining >= maxSessionsInUse {
+		return fault.New(fault.Exhausted, "the limit backendSessions of %d is reached at backend %s", maxSessionsInUse, b.Name).
+			AtLimit("backendSessions", maxSessionsInUse)
 	}
 	return nil
 }

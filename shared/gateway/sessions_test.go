@@ -52,7 +52,7 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 		items[0].Expires = time.Now().Add(time.Hour)
 		expect.OK(t, db.Write(t.Context(), store.Put(*items[0])))
 	}
-	const clients = 3 * maxUnused
+	const clients = 3 * maxUnusedSessions
 	for i := 1; i < clients; i++ {
 		if i == 5 { // its use is recorded
 			expect.Equal(t, "the session of the first client", by(1, declaring(ann, 0)), first)
@@ -61,12 +61,12 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 		s.mu.Lock()
 		n := len(s.sessions) - len(gateways) - len(others) // without the gateways' own
 		s.mu.Unlock()
-		if n > maxUnused {
+		if n > maxUnusedSessions {
 			t.Fatalf("after client %d there are %d sessions", i, n)
 		}
 	}
 	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: listKey(declaring(ann, 0), b).Partition, Limit: 1000})
-	if err != nil || len(page.Items) != maxUnused {
+	if err != nil || len(page.Items) != maxUnusedSessions {
 		t.Errorf("%d are listed, %v", len(page.Items), err)
 	}
 	for name, c := range others {

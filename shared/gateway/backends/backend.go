@@ -135,16 +135,17 @@ const (
 	dropControls = "an entry of a list with control characters in its name"
 )
 
-// CountDrop counts a dropped message of the backend.
+// CountDrop counts a message of the backend, or an entry of one of its lists, that the gateway did not pass on to clients.
 func (b *Backend) CountDrop(ctx context.Context, reason string) {
-	b.options.countDrop(ctx, b.Backend, reason)
+	b.options.countDroppedMessage(ctx, b.Backend, reason)
 }
 
-// CountDrop counts a dropped message of a backend.
+// CountDrop counts a message of a backend, or an entry of one of its lists, that the gateway did not pass on to clients.
 func (bs *Set) CountDrop(ctx context.Context, b api.Backend, reason string) {
-	bs.options.countDrop(ctx, b, reason)
+	bs.options.countDroppedMessage(ctx, b, reason)
 }
 
-func (o *Options) countDrop(ctx context.Context, b api.Backend, reason string) {
+// countDroppedMessage counts a dropped message, or a dropped entry of a list, in the metric of [Options].Drops.
+func (o *Options) countDroppedMessage(ctx context.Context, b api.Backend, reason string) {
 	o.Drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))
 }

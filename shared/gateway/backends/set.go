@@ -38,7 +38,8 @@ type Options struct {
 	// ListTTL limits how long the gateway uses a backend's list. AskTimeout limits each of the gateway's own requests to a backend.
 	ListTTL, AskTimeout time.Duration
 	Log                 *slog.Logger
-	// Metrics counts calls and Tracer traces them. Drops counts the messages that were dropped.
+	// Metrics counts calls and Tracer traces them. Drops counts the backends' messages and list entries that the gateway did not
+	// pass on to clients.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
 	Drops   *metric.Tally
