@@ -92,7 +92,8 @@ type Options struct {
 	// EventsRevisions replaces [spec.EventsRevisions].
 	EventsRevisions map[string]spec.Profile
 
-	// Guard refuses requests of pages from other sites.
+	// Guard refuses requests that a browser sends for a web page of another site. Such a page could otherwise call the server with
+	// the visitor's access, for example a server on the visitor's own machine.
 	Guard auth.Guard
 	// ResourceMetadata is the URL of the protected resource metadata (RFC 9728) in a 401, or empty.
 	ResourceMetadata string

@@ -294,10 +294,14 @@ func backendMeta(meta json.RawMessage) (members []byte) {
 	return members
 }
 
-// reservedMeta reports whether the name of a member of _meta has our prefix or one that MCP reserves. MCP reserves prefixes
-// whose second label is mcp or modelcontextprotocol, for example "io.modelcontextprotocol/". Revision 2025-06-18 reserves all
-// prefixes with such a label before the last one, for example "mcp.dev/". The comparison ignores case, because some JSON
-// readers do.
+// reservedMeta reports whether the name of a member of _meta has our prefix or one that MCP reserves. A prefix consists of labels
+// separated by dots, for example "com.example/". MCP reserves prefixes that have the label "mcp" or "modelcontextprotocol" at a
+// certain position, which depends on the revision:
+//
+//   - as the second label, for example "io.modelcontextprotocol/" or "dev.mcp.tools/",
+//   - in revision 2025-06-18, as any label except the last, for example "mcp.dev/" or "com.example.mcp.tools/".
+//
+// reservedMeta applies both rules. It ignores case, because some JSON readers do.
 func reservedMeta(name string) bool {
 	if spec.IsOwn(name) {
 		return true
