@@ -148,7 +148,7 @@ const (
 func handlers(o Options) map[string]func(*call) (any, error) {
 	seen := visible{subscriptions: o.Subscriptions, lists: o.Lists}
 	subscriptions := &subscriptionHandlers{visible: seen, catalogs: o.Catalogs, operations: o.Operations, switches: o.Switches}
-	deliveries := &deliveryHandler{visible: seen, db: o.DB, kept: o.Kept}
+	attempts := &attemptHandler{visible: seen, db: o.DB, kept: o.Kept}
 	letters := &letterHandlers{visible: seen, operations: o.Operations}
 	switches := &switchHandlers{switches: o.Switches, subscriptions: subscriptions, catalogs: o.Catalogs}
 	notes := &noteHandlers{switches: o.Switches}
@@ -168,8 +168,8 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 		"pauseSubscription":  subscriptions.pause,
 		"resumeSubscription": subscriptions.resume,
 		"testSubscription":   subscriptions.test,
-		"listDeliveriesOf":   deliveries.list,
-		"listDeliveries":     deliveries.list,
+		"listDeliveriesOf":   attempts.list,
+		"listDeliveries":     attempts.list,
 		"listDeadLetters":    letters.list,
 		"readDeadLetter":     letters.read,
 		"retryDeadLetter":    letters.retry,

@@ -83,14 +83,14 @@ type deliveryList struct {
 	Omitted int64 `json:"omitted"`
 }
 
-// deliveryHandler lists the attempts of the delivery log.
-type deliveryHandler struct {
+// attemptHandler lists the attempts to deliver events, from the delivery log.
+type attemptHandler struct {
 	visible visible
 	db      store.DB
 	kept    records.Keep
 }
 
-func (h *deliveryHandler) list(c *call) (any, error) {
+func (h *attemptHandler) list(c *call) (any, error) {
 	id := cmp.Or(c.PathValue("id"), c.Subscription)
 	query := records.Query{
 		Subscription: id, Event: c.Event, Origin: c.Origin, Outcome: c.Outcome, Span: records.Span{Since: c.Since, Until: c.Until},

@@ -17,18 +17,19 @@ type switchHandlers struct {
 	catalogs      catalog.Source
 }
 
-// switchView is a switch as the API shows it, with the number of messages that it holds back.
+// switchView is a switch as the API shows it, with the number of messages that wait for it.
 type switchView struct {
 	switches.Switch
 	Waiting *switches.Waiting `json:"waiting,omitempty"`
 }
 
-// maxCountedSwitches limits the switches on a page whose waiting messages are counted, because counting takes four queries per
-// switch.
+// maxCountedSwitches is the number of switches per response for which [switchHandlers.list] counts the waiting messages. The count
+// takes four queries per switch, so the others on the list's page have no count.
 const maxCountedSwitches = 20
 
-// list responds with a page of switches. It counts the waiting messages only for switches that affect many subscriptions. The
-// view of a single subscription has its own count.
+// list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many subscriptions,
+// it also counts the messages that wait for the switch. It does not count for a switch of a single subscription, because the
+// view of that subscription has the count.
 func (h *switchHandlers) list(c *call) (any, error) {
 	found, next, err := h.switches.List(c.Context(), c.principal.Workspace, c.After, c.Limit)
 	if err != nil {
@@ -49,7 +50,7 @@ func (h *switchHandlers) list(c *call) (any, error) {
 	return newList(c, views, next, asIs), nil
 }
 
-// view returns a switch and counts the messages that it holds back.
+// view returns a switch and counts the messages that wait for it.
 func (h *switchHandlers) view(c *call, sw switches.Switch) (switchView, error) {
 	waiting, err := h.switches.CountWaiting(c.Context(), c.principal.Workspace, sw.Name)
 	return switchView{sw, &waiting}, err
