@@ -200,8 +200,9 @@ func (v *Value[T]) isPausing(now time.Time, serves bool) bool {
 	if serves {
 		pause = v.options.Backoff
 	}
-	// If the load took far longer than its timeout, Lambda froze the process meanwhile. Count the pause from the timeout then,
-	// because the frozen time says nothing about the source.
+	// If the load took far longer than its timeout, Lambda froze the process during the load, for example for ten minutes. That time
+	// says nothing about the source. So count as if the load had failed exactly at its timeout: its duration is the timeout, and the
+	// pause before the next load begins at that moment.
 	end, took := v.failed.ended, v.failed.ended.Sub(v.failed.began)
 	if limit := v.options.Timeout; took > 2*limit {
 		end, took = v.failed.began.Add(limit), limit
