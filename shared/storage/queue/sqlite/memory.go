@@ -30,7 +30,7 @@ type memoryQueue struct {
 	backoffs backoffHeap
 	nextDue  int64 // when the next delayed row is due, in milliseconds since 1970; 0 if no row is delayed
 
-	settled    settlement
+	settled    handlerResults
 	submitted  bool      // a job that writes settled
 	resubmitAt time.Time // after a job that failed; otherwise zero
 

@@ -128,8 +128,8 @@ func (mq *memoryQueue) backOff(b backoff) {
 	mq.wakePump(b.until)
 }
 
-// settlement holds results of handlers that are not written yet.
-type settlement struct {
+// handlerResults holds the results of handlers that are not written to the database yet.
+type handlerResults struct {
 	accepted []int64    // rows to delete
 	dead     []*message // to be dead-lettered
 	failed   []failure
@@ -141,19 +141,19 @@ type failure struct {
 	received int
 }
 
-func (s *settlement) empty() bool { return len(s.accepted)+len(s.dead)+len(s.failed) == 0 }
+func (r *handlerResults) empty() bool { return len(r.accepted)+len(r.dead)+len(r.failed) == 0 }
 
-// append moves everything of other to s.
-func (s *settlement) append(other *settlement) {
-	s.accepted = append(s.accepted, other.accepted...)
-	s.dead = append(s.dead, other.dead...)
-	s.failed = append(s.failed, other.failed...)
+// append moves all results of other to r.
+func (r *handlerResults) append(other *handlerResults) {
+	r.accepted = append(r.accepted, other.accepted...)
+	r.dead = append(r.dead, other.dead...)
+	r.failed = append(r.failed, other.failed...)
 	clear(other.dead)
 	other.accepted, other.dead, other.failed = other.accepted[:0], other.dead[:0], other.failed[:0]
 }
 
-// submit adds the settlement to the next commit. It does not need its own commit, because a crash before that only means that
-// the next process delivers the messages again. A message that failed then has one receive fewer. That does not keep a message
+// submit adds the results in mq.settled to the next commit. They do not need their own commit, because a crash before that only means
+// that the next process delivers the messages again. A message that failed then has one receive fewer. That does not keep a message
 // that ends every process from becoming a dead letter; see [memoryQueue.inherited].
 func (mq *memoryQueue) submit() {
 	if mq.submitted || mq.settled.empty() || !mq.resubmitAt.IsZero() {
@@ -163,15 +163,15 @@ func (mq *memoryQueue) submit() {
 	mq.submitted = mq.q.engine.Lazily(&settling{queue: mq}) == nil
 }
 
-// flush writes the settlement and everything before it immediately.
+// flush writes the results in mq.settled, and everything that was submitted before them, immediately.
 func (mq *memoryQueue) flush() error {
 	return mq.q.engine.Do(context.Background(), &settling{queue: mq})
 }
 
-// settling is a job that writes the settlement as it is when the job is applied.
+// settling is a job that writes the handler results of a queue. It includes the results that arrive until the job is applied.
 type settling struct {
 	queue *memoryQueue
-	taken settlement
+	taken handlerResults
 	dead  []*message
 }
 
@@ -266,7 +266,7 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 	return nil
 }
 
-// Done keeps the settlement for the next attempt if it could not be written.
+// Done returns the results to the queue for the next attempt if they could not be written.
 func (s *settling) Done(err error) {
 	mq := s.queue
 	if err == nil {

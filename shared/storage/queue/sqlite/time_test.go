@@ -171,7 +171,7 @@ func TestTimes(t *testing.T) {
 			a.want(t, "0@0s#1", "6@5m54s#1", "12@11m48s#1")
 		})
 	})
-	t.Run("a_settlement_whose_transaction_did_not_begin_is_written_later", func(t *testing.T) {
+	t.Run("results_whose_transaction_did_not_begin_are_written_later", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
 			mq := q.queues[queue.Slow]
@@ -185,7 +185,7 @@ func TestTimes(t *testing.T) {
 			expect.Equal(t, "rows", rowsOf(t, q, queue.Slow), 0)
 		})
 	})
-	t.Run("a_settlement_that_could_not_be_written_is_written_later", func(t *testing.T) {
+	t.Run("results_that_could_not_be_written_are_written_later", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
 			mq := q.queues[queue.Slow]
