@@ -281,7 +281,7 @@ type Cursor struct {
 	At int64
 	// Sent holds the hashes of entries after At that were sent; at most [MaxSent].
 	Sent []uint64
-	// Places has different positions for some partitions, which replace At there; at most [MaxPlaces].
+	// Places has separate positions for some partitions, which replace At there; at most [MaxPlaces].
 	Places []Place
 	// Given is when At was the end of the log, in the unit of At; 0 is unknown. It keeps a position in a quiet log from seeming too
 	// old, because everything after the position was written after that time.
@@ -290,7 +290,7 @@ type Cursor struct {
 	Last int64
 }
 
-// Place is a position in one partition.
+// Place is a cursor's separate position for one partition.
 type Place struct {
 	Partition uint64 // the hash of its name
 	At        int64

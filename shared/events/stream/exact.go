@@ -415,10 +415,11 @@ type recent struct {
 	order []handedOut
 }
 
+// handedOut is an entry that the feed has returned.
 type handedOut struct {
 	id     string
 	key    int64
-	placed bool // its partition has a place of its own in cursors
+	placed bool // cursors can have a separate position for its partition; see [eventlog.Place]
 }
 
 // maxRecent bounds the memory of a feed. The second copy of an entry comes at most [eventlog.Window] and a page after the
@@ -447,8 +448,9 @@ func (r *recent) forget() {
 	r.order = r.order[1:]
 }
 
-// idsAfter returns the ids of the returned entries with a greater key, and forgets old entries. If places is true, it omits
-// entries whose partition has its own position in the cursor.
+// idsAfter returns the ids of the returned entries with a greater key than at, and forgets old entries. If places is true, the
+// cursor has a separate position for each partition that can have one. idsAfter then omits the entries of these partitions,
+// because the cursor's position already says that they were returned.
 func (r *recent) idsAfter(at int64, places bool) []string {
 	for len(r.order) > 0 && r.order[0].key < at-2*eventlog.Window.Microseconds() {
 		r.forget()

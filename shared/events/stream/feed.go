@@ -269,8 +269,8 @@ type merge interface {
 	forget(s *source)
 	// hasPending reports whether entries were read but not returned yet.
 	hasPending() bool
-	// cursor returns the position after all returned entries. placed reports whether it contains a position for each
-	// partition.
+	// cursor returns the position after all returned entries. placed reports whether the cursor has a separate position for
+	// each partition in its Places, and not only one position for all partitions.
 	cursor() (c eventlog.Cursor, placed bool)
 }
 
