@@ -47,7 +47,7 @@ func newNotificationThrottle() *notificationThrottle {
 }
 
 // change reports whether the relay may announce a list change now. If not, the throttle holds it for later.
-func (t *throttle) change(method string) bool {
+func (t *notificationThrottle) change(method string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.held[method] = !t.changes[method].Allow()
@@ -55,7 +55,7 @@ func (t *throttle) change(method string) bool {
 }
 
 // due returns the held changes that may be announced now, or all held changes at the end.
-func (t *throttle) due(end bool) (methods []string) {
+func (t *notificationThrottle) due(end bool) (methods []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for method, held := range t.held {
@@ -68,7 +68,7 @@ func (t *throttle) due(end bool) (methods []string) {
 }
 
 // hold keeps a change to be announced later.
-func (t *throttle) hold(method string) {
+func (t *notificationThrottle) hold(method string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.held[method] = true
@@ -76,7 +76,7 @@ func (t *throttle) hold(method string) {
 
 // update waits until the relay may announce an update of the given size in bytes. If no client has asked for the resource, it does not
 // wait, and reports false if the update must be dropped.
-func (t *throttle) update(ctx context.Context, size int, asked bool) (announce bool, err error) {
+func (t *notificationThrottle) update(ctx context.Context, size int, asked bool) (announce bool, err error) {
 	n := 1 + size/updateUnit
 	if asked {
 		return true, t.updates.WaitN(ctx, n)
