@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -235,7 +236,10 @@ func (c *Client) Close() error {
 	return err
 }
 
-// Call sends an MCP request, for example tools/call, and decodes its result unless result is nil.
+// Call sends an MCP request, for example tools/call, and decodes its result unless result is nil. It does not change params.
+//
+// A call takes at most a minute, even if ctx allows more. If the server has not answered by then, the error is [ErrUnavailable], but the
+// server may still carry out the call. So repeat it only if the repetition is harmless, even though the error is [Retryable].
 func (c *Client) Call(ctx context.Context, method string, params map[string]any, result any) error {
 	_, err := c.call(ctx, method, params, result)
 	return err
@@ -306,7 +310,11 @@ func (c *Client) EventTypes(ctx context.Context) (types []EventType, err error) 
 
 // exchange sends a request and returns the header of the response. It does not renew the session.
 func (c *Client) exchange(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
-	resp, body, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(method, params), c.request(method, params))
+	request, err := c.request(method, params)
+	if err != nil {
+		return nil, err
+	}
+	resp, body, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(method, params), request)
 	if err != nil {
 		return nil, err
 	}
@@ -354,26 +362,28 @@ func lastMessage(stream []byte) ([]byte, error) {
 	}
 }
 
-// request encodes a request, with the _meta that revision 2026-07-28 requires.
-func (c *Client) request(method string, params map[string]any) []byte {
+// request encodes a request, with the _meta that revision 2026-07-28 requires. It does not change params, because the maps belong to the
+// caller, who may share them between concurrent calls.
+func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 	if params == nil {
 		params = map[string]any{}
 	}
 	if c.isStateless() {
 		meta, _ := params["_meta"].(map[string]any)
-		if meta == nil {
+		if meta = maps.Clone(meta); meta == nil {
 			meta = map[string]any{}
 		}
 		meta[spec.MetaVersion] = c.version
 		meta[spec.MetaClient] = c.clientInfo()
 		meta[spec.MetaCapabilities] = map[string]any{}
+		params = maps.Clone(params)
 		params["_meta"] = meta
 	}
 	b, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": c.seq.Add(1), "method": method, "params": params})
 	if err != nil {
-		panic(err) // the parameters consist of maps and strings
+		return nil, fault.Wrap(fault.Invalid, err, "encode the parameters of %s", method)
 	}
-	return b
+	return b, nil
 }
 
 func (c *Client) header(method string, params map[string]any) http.Header {

@@ -169,7 +169,11 @@ func (f *flow) handleMessage(data []byte) error {
 
 // openCall sends a JSON-RPC request whose answer is a stream.
 func (c *Client) openCall(ctx context.Context, method string, params map[string]any) (io.ReadCloser, error) {
-	return c.openStream(ctx, http.MethodPost, c.header(method, params), c.request(method, params))
+	request, err := c.request(method, params)
+	if err != nil {
+		return nil, err
+	}
+	return c.openStream(ctx, http.MethodPost, c.header(method, params), request)
 }
 
 // openStream sends a request whose answer is a stream. The stream fails if it is silent for too long; see [liveBody].

@@ -1,0 +1,78 @@
+package client
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"math"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
+)
+
+// transport is a function as an [http.RoundTripper].
+type transport func(*http.Request) (*http.Response, error)
+
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
+
+func TestCallDoesNotChangeItsParams(t *testing.T) {
+	for _, revision := range []string{"2026-07-28", "2025-11-25"} {
+		t.Run(revision, func(t *testing.T) {
+			var sent struct {
+				Params struct {
+					Name string
+					Meta map[string]any `json:"_meta"`
+				}
+			}
+			c := expect.Value(newClient("http://server.test", Options{Revision: revision, HTTP: &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+				expect.OK(t, json.NewDecoder(r.Body).Decode(&sent))
+				body := io.NopCloser(strings.NewReader(`{"jsonrpc":"2.0","id":1,"result":{}}`))
+				return &http.Response{StatusCode: http.StatusOK, Body: body, Request: r}, nil
+			})}}))(t)
+			c.started.Store(true)
+			meta := map[string]any{"progressToken": "p"}
+			params := map[string]any{"name": "a", "_meta": meta}
+			before := map[string]any{"name": "a", "_meta": maps.Clone(meta)}
+			expect.OK(t, c.Call(t.Context(), spec.MethodToolsCall, params, nil))
+			if !reflect.DeepEqual(params, before) {
+				t.Errorf("after the call, the params are %v, want %v", params, before)
+			}
+			if version, ok := sent.Params.Meta[spec.MetaVersion]; sent.Params.Name != "a" || sent.Params.Meta["progressToken"] != "p" || ok != c.isStateless() {
+				t.Errorf("the server got %+v with the version %v, want the name a and the progress token p", sent.Params, version)
+			}
+			bare := map[string]any{}
+			expect.OK(t, c.Call(t.Context(), spec.MethodToolsList, bare, nil))
+			if len(bare) > 0 {
+				t.Errorf("after the call, the empty params are %v, want no change", bare)
+			}
+		})
+	}
+}
+
+func TestCallRefusesParamsThatAreNotJSON(t *testing.T) {
+	c := dial(t, &scripted{}, "2026-07-28")
+	for name, value := range map[string]any{"NaN": math.NaN(), "malformed JSON": json.RawMessage("{"), "a channel": make(chan int)} {
+		err := c.Call(t.Context(), spec.MethodToolsCall, map[string]any{"name": "a", "arguments": value}, nil)
+		if !errors.Is(err, ErrInvalid) || Retryable(err) || !strings.Contains(err.Error(), spec.MethodToolsCall) {
+			t.Errorf("%s: got %v, want ErrInvalid with the method", name, err)
+		}
+	}
+}
+
+func TestCallTakesAtMostAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, &scripted{}, "2026-07-28")
+		began := time.Now()
+		err := c.Call(t.Context(), spec.MethodToolsCall, map[string]any{"name": "a"}, nil)
+		if !errors.Is(err, ErrUnavailable) || time.Since(began) != time.Minute {
+			t.Errorf("got %v after %v, want ErrUnavailable after a minute", err, time.Since(began))
+		}
+	})
+}
