@@ -100,3 +100,66 @@ func TestCloseWaitsForTheFunctionForEvents(t *testing.T) {
 		<-sub.Done()
 	})
 }
+
+// hungStore is a store that never saves a cursor.
+type hungStore struct{ memory }
+
+func (*hungStore) Save(ctx context.Context, _, _ string) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestAStoreThatHangsEndsTheSubscription(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, &scripted{answers: map[string]string{spec.MethodEventsPoll: pageOfOne}}, "2026-07-28")
+		began := time.Now()
+		sub := expect.Value(c.Subscribe(t.Context(), SubscribeOptions{Name: "a", Mode: ModePoll, Event: ignore, Store: &hungStore{}}))(t)
+		<-sub.Done()
+		if err := sub.Err(); !errors.Is(err, ErrUnavailable) || time.Since(began) != saveTimeout {
+			t.Errorf("got %v after %v, want ErrUnavailable after %v", err, time.Since(began), saveTimeout)
+		}
+	})
+}
+
+// Close waits for the save that is running, and for the events that are still being handled, which also save their cursors.
+func TestAStoreThatHangsDelaysTheEndOnlyOnce(t *testing.T) {
+	for name, tc := range map[string]struct{ ends, want time.Duration }{
+		"after the end":    {0, drainTime},
+		"before the end":   {10 * time.Second, 10*time.Second + drainTime},
+		"while it runs on": {time.Hour, saveTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := dial(t, &scripted{}, "2026-07-28")
+				f := expect.Value(newFlow(t.Context(), c, SubscribeOptions{Name: "a", Store: &hungStore{}}))(t)
+				time.AfterFunc(tc.ends, func() { f.fail(context.Canceled) })
+				synctest.Wait()
+				began := time.Now()
+				for _, cursor := range []string{"c1", "c2", "c3"} {
+					f.saveSafe(cursor)
+				}
+				if took := time.Since(began); took != tc.want || f.savedCursor() != "" {
+					t.Errorf("saved the cursor %q after %v, want no cursor after %v", f.savedCursor(), took, tc.want)
+				}
+			})
+		})
+	}
+}
+
+// pageOfOne is a page of events/poll with one event.
+const pageOfOne = `{"events":[{"eventId":"1","name":"a","data":{}}],"cursor":"c","nextPollMs":3600000}`
+
+func TestACursorIsSavedForAnEventThatEndsLongAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, &scripted{answers: map[string]string{spec.MethodEventsPoll: pageOfOne}}, "2026-07-28")
+		sub := expect.Value(c.Subscribe(t.Context(), SubscribeOptions{Name: "a", Mode: ModePoll, Event: func(context.Context, Event) error {
+			time.Sleep(time.Hour)
+			return nil
+		}}))(t)
+		synctest.Wait()
+		expect.OK(t, sub.Close())
+		saved, err := c.memory.Load(t.Context(), sub.flow.key)
+		expect.OK(t, err)
+		expect.Equal(t, "the saved cursor", saved, "c")
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 
@@ -47,6 +48,7 @@ type flow struct {
 	queue []*step // the events and positions from the oldest unacknowledged event on
 	saved string
 	held  bool // the saved cursor must not move
+	hung  bool // the store did not save a cursor in time
 }
 
 // hold sets whether the saved cursor must stay where it is.
@@ -288,17 +290,39 @@ func (f *flow) saveSafe(cursor string) {
 	f.save(cursor)
 }
 
+// saveTimeout limits how long the store may take to save a cursor while the subscription is running.
+const saveTimeout = time.Minute
+
+// savingContext returns the context for saving a cursor. A cursor is saved even if the subscription has ended, because its event was
+// acknowledged. The time is limited, because Close and webhooks wait until the cursor is saved.
+func (f *flow) savingContext() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(f.ctx), saveTimeout)
+	stop := context.AfterFunc(f.ctx, func() { time.AfterFunc(drainTime, cancel) })
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
 // save saves a cursor. The caller holds the lock. If the store fails, the subscription ends. If it continued, the saved cursor would stay
-// behind, and after a restart the program would have to handle all events since then again.
+// behind, and after a restart the program would have to handle all events since then again. After a timeout, save no longer calls the
+// store. Otherwise each event that is still being handled would wait for another timeout.
 func (f *flow) save(cursor string) {
-	if cursor == "" || cursor == f.saved || f.held {
+	if cursor == "" || cursor == f.saved || f.held || f.hung {
 		return
 	}
-	if err := f.store.Save(context.WithoutCancel(f.ctx), f.key, cursor); err != nil {
+	ctx, cancel := f.savingContext()
+	defer cancel()
+	err := f.store.Save(ctx, f.key, cursor)
+	switch {
+	case err == nil:
+		f.saved = cursor
+	case ctx.Err() != nil:
+		f.hung = true
+		f.fail(fault.Wrap(fault.Unavailable, err, "the store did not save the cursor in time"))
+	default:
 		f.fail(err)
-		return
 	}
-	f.saved = cursor
 }
 
 // savedCursor returns the cursor that was saved last.

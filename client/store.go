@@ -21,7 +21,8 @@ import (
 type Store interface {
 	// Load returns the cursor that was saved last, or an empty string.
 	Load(ctx context.Context, key string) (cursor string, err error)
-	// Save saves a cursor. When it returns, the cursor must survive a crash of the program.
+	// Save saves a cursor. When it returns, the cursor must survive a crash of the program. It must return when ctx ends, because
+	// the subscription waits for it. That is after a minute or, when the subscription has ended, after five seconds.
 	Save(ctx context.Context, key, cursor string) error
 }
 
