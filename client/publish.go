@@ -144,15 +144,15 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 			value = append(append(json.RawMessage{'['}, value...), ']')
 		}
 		if err := json.Unmarshal(value, &items); err != nil {
-			return nil, fault.New(fault.Invalid, "value %d of the data is not an event or a list of events (give --uri if it is the data of an event)", n)
+			return nil, fault.New(fault.Invalid, "value %d of the data is not an event or a list of events (if it is the data of an event, give its URI)", n)
 		}
 	}
 	if p.ID != "" && (n > 1 || len(items) > 1) {
-		return nil, fault.New(fault.Invalid, "--id is for one event, and there are several")
+		return nil, fault.New(fault.Invalid, "the id %.100q is for one event, and there are several: leave it out, and each event gets a new one", p.ID)
 	}
 	for _, it := range items {
 		if isAbsent(it["uri"]) && isAbsent(it["specversion"]) {
-			return nil, fault.New(fault.Invalid, "value %d of the data is an event without \"uri\"; give --uri if it is the data of an event", n)
+			return nil, fault.New(fault.Invalid, "value %d of the data is an event without \"uri\" (if it is the data of an event, give its URI)", n)
 		}
 		if p.ID != "" {
 			it["id"] = quote(p.ID)

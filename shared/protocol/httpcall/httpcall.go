@@ -205,7 +205,7 @@ func isForeign(resp *http.Response, body []byte) bool {
 // page.
 func UnexpectedAnswer(resp *http.Response, kind fault.Kind) error {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	return &unexpectedError{resp.StatusCode, fault.New(kind, "%s answered %s with %s, which no server of mcp-events does; is --server right?",
+	return &unexpectedError{resp.StatusCode, fault.New(kind, "%s answered %s with %s, which no server of mcp-events does; is the server's URL right?",
 		resp.Request.URL.Redacted(), resp.Status, cmp.Or(media, "no media type"))}
 }
 
