@@ -133,6 +133,7 @@ type Accepted struct {
 // Server is a running server. Its methods may be called concurrently.
 type Server struct {
 	running *standalone.Server
+	auth    auth.Mode
 	closed  atomic.Bool
 }
 
@@ -147,11 +148,11 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{running: running}, nil
+	return &Server{running: running, auth: internal.Auth}, nil
 }
 
-// parse parses the settings and the files. It does not return the error of a malformed file but leaves it in SettingsError,
-// because with LastSettings the server starts nevertheless.
+// parse parses the settings and the files. It does not return the error of a malformed file or of a workspace's name but leaves
+// it in SettingsError. With LastSettings the server starts nevertheless, and a reload still applies the configuration.
 func (o Options) parse() (standalone.Options, error) {
 	out := standalone.Options{
 		Addr: o.Addr, AdminAddr: o.AdminAddr, Data: o.Data, Catalog: o.Catalog, Auth: auth.Mode(o.Auth), Upstream: o.Upstream,
@@ -167,7 +168,8 @@ func (o Options) parse() (standalone.Options, error) {
 	out.Workspaces = map[string]*catalog.Catalog{}
 	for name, text := range o.Workspaces {
 		if !auth.ValidWorkspace(name) {
-			return out, fault.New(fault.Invalid, "%.100q is not the name of a workspace", name)
+			out.SettingsError = fault.New(fault.Invalid, "%.100q is not the name of a workspace", name)
+			continue
 		}
 		c, err := catalog.ParseFile("the catalog of workspace "+name, text)
 		if err != nil {
@@ -213,16 +215,18 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 }
 
 // Reload applies the catalogs and the configuration of o. It ignores all other options except AllowBreaking. If it refuses a
-// catalog, it keeps all catalogs but still applies the configuration, so that a removed key stops working, and returns the
-// error of the catalog.
+// catalog or the name of a workspace, it keeps all catalogs but still applies the configuration, so that a removed key stops
+// working, and returns the error. A server with [AuthKeys] refuses options without keys.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	if s.closed.Load() {
 		return ErrClosed
 	}
+	o.Settings = nil
 	internal, err := o.parse()
 	if err != nil {
 		return err
 	}
+	internal.Auth = s.auth
 	return s.markClosed(s.running.Reload(ctx, internal))
 }
 

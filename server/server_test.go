@@ -2,9 +2,13 @@ package server_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +102,60 @@ func TestAReloadedCatalogAppliesToTheNextEvent(t *testing.T) {
 	expect.OK(t, s.Reload(t.Context(), server.Options{Catalog: []byte(both)}))
 	if _, err := s.Publish(t.Context(), server.DefaultWorkspace, paid); err != nil {
 		t.Errorf("after the reload: got %v, want no error", err)
+	}
+}
+
+// key returns the configuration of a key that equals the name of its principal.
+func key(principal string) string {
+	return fmt.Sprintf("  - {principal: %s, scopes: [\"events:read\"], sha256: %x}\n", principal, sha256.Sum256([]byte(principal)))
+}
+
+// checkKey checks whether the server accepts a key.
+func checkKey(t *testing.T, s *server.Server, principal string, want bool) {
+	t.Helper()
+	r, w := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1/admin/v1/subscriptions", nil), httptest.NewRecorder()
+	r.Header.Set("Authorization", "Bearer "+principal)
+	s.Handler().ServeHTTP(w, r)
+	expect.Equal(t, fmt.Sprintf("the key of %s is valid with status %d", principal, w.Code), w.Code != http.StatusUnauthorized, want)
+}
+
+func TestAReloadAppliesTheConfigurationDespiteInvalidOptions(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change  func(*server.Options)
+		refused bool // Reload returns an error
+	}{
+		"unknown setting":          {func(o *server.Options) { o.Settings = map[string]string{"quotas": "5"} }, false},
+		"setting out of range":     {func(o *server.Options) { o.Settings = map[string]string{"quota": "0"} }, false},
+		"no authentication":        {func(o *server.Options) { o.Auth = "" }, false},
+		"unknown authentication":   {func(o *server.Options) { o.Auth = "basic" }, false},
+		"malformed workspace name": {func(o *server.Options) { o.Workspaces = map[string][]byte{"A b": []byte(orders)} }, true},
+		"malformed own catalog":    {func(o *server.Options) { o.Workspaces = map[string][]byte{"a": []byte("event: []")} }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := server.Options{Auth: server.AuthKeys, Config: []byte("keys:\n" + key("leaked") + key("kept"))}
+			s := start(t, o)
+			checkKey(t, s, "leaked", true)
+			o.Catalog, o.Config = []byte(orders), []byte("keys:\n"+key("kept"))
+			tc.change(&o)
+			if err := s.Reload(t.Context(), o); tc.refused != errors.Is(err, server.ErrInvalid) || !tc.refused && err != nil {
+				t.Errorf("got the error %v, want ErrInvalid: %v", err, tc.refused)
+			}
+			checkKey(t, s, "leaked", false)
+			checkKey(t, s, "kept", true)
+		})
+	}
+}
+
+func TestAReloadWithoutKeysKeepsTheKeys(t *testing.T) {
+	s := start(t, server.Options{Auth: server.AuthKeys, Config: []byte("keys:\n" + key("kept"))})
+	for name, o := range map[string]server.Options{
+		"no configuration":    {Catalog: []byte(orders)},
+		"empty configuration": {Catalog: []byte(orders), Config: []byte{}},
+	} {
+		if err := s.Reload(t.Context(), o); !errors.Is(err, server.ErrInvalid) {
+			t.Errorf("%s: got %v, want ErrInvalid", name, err)
+		}
+		checkKey(t, s, "kept", true)
 	}
 }
 
