@@ -238,7 +238,9 @@ func (d dialect) respond(c *method.Call, kept *httpjson.Recorder) bool {
 	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(spec.HeaderSession) != "" {
 		return false
 	}
-	ctx := c.Request.Context()
+	// A call to a backend may outlast the context of the request, see [method.DetachedFor].
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), method.NoticeFor)
+	defer cancel()
 	open, err := d.endpoint.sessions.HasOpenStream(ctx, c.Session.Key)
 	if err != nil {
 		d.endpoint.faults.LogError(ctx, "open stream not found, the answer goes to the POST", err)

@@ -18,10 +18,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
@@ -487,6 +489,36 @@ func TestDialectMessages(t *testing.T) {
 		sameJSON(t, o.next().Params.Meta[spec.MetaPayload], `{"n":1}`)
 		f.announceCatalog()
 		o.notifies(spec.NoteResourcesChange, spec.NoteEventsChange)
+	})
+}
+
+// slowGateway is a gateway whose backend takes this long to answer a call.
+type slowGateway struct {
+	*fakeGateway
+	takes time.Duration
+}
+
+func (g slowGateway) Call(ctx context.Context, c api.Call) error {
+	if err := periodic.Sleep(ctx, g.takes); err != nil {
+		return err
+	}
+	return c.Send(json.RawMessage(`{"jsonrpc":"2.0","id":`+string(c.ID)+`,"result":{"content":[]}}`), true)
+}
+
+// A call to a backend may take longer than the context of its request.
+func TestAnswersOfSlowBackendsInTheDialect(t *testing.T) {
+	slow := func(o *Options) { o.Gateway = slowGateway{newFakeGateway(), 2 * method.DetachedFor} }
+	open := func(f *fixture) *http.Request { return byDialect.request(f, &follower{key: alice}) }
+	bubble(t, "SSE-03 a late answer goes to the stream", inMemory, slow, open, func(t *testing.T, b *bubbled) {
+		call := b.f.request("POST", alice, rpcText("7", spec.MethodToolsCall, `"name":"b_tool","arguments":{}`),
+			"Accept:", jsonOnly, "Mcp-Session-Id: "+b.header.Get(spec.HeaderSession))
+		call.URL.Path = dialectPath
+		w := httptest.NewRecorder()
+		routed(b.f.endpoint).ServeHTTP(w, call)
+		time.Sleep(time.Second) // until the stream has read the log
+		if w.Code != http.StatusAccepted || w.Body.Len() > 0 || !strings.Contains(b.text(), `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`) {
+			t.Errorf("got status %d with %q, and on the stream %s, want 202 and the result on the stream", w.Code, w.Body, b.text())
+		}
 	})
 }
 
