@@ -342,11 +342,11 @@ func (r *Registry) WasSeen(ctx context.Context, workspace, uri, id string) (bool
 	return it != nil, err
 }
 
-// MarkSeen remembers a published event for [Registry.WasSeen]. If the process dies after it has published the event and before
-// MarkSeen, the backend may send the event again, and the events queue drops the repetition.
+// MarkSeen remembers a published event or gap for [Registry.WasSeen]. If the process dies after it has published an event and before
+// MarkSeen, the backend may send the event again, and the events queue drops the repetition. The queue does not drop a repeated gap.
 func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) error {
 	it := store.Item{Key: seenKey(workspace, uri, id), Expires: time.Now().Add(seenFor)}
-	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(store.Unhurried(ctx), store.Put(it)), "remember an event of a backend")
+	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, store.Put(it)), "remember an event of a backend")
 }
 
 // Hooks are the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. Each has a

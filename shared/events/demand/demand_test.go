@@ -2,6 +2,7 @@ package demand
 
 import (
 	"context"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -59,6 +60,18 @@ func TestDemandEndsAfterItsGracePeriod(t *testing.T) {
 	items := expect.Value(r.DB.Get(t.Context(), wantKey("default", "alice", uri)))(t)
 	if items[0] != nil {
 		t.Error("GWN-21 an ended demand stays stored")
+	}
+}
+
+// TestAMarkIsSeenImmediately: GWN-22. A gap that is repeated right after the first one is recognized.
+func TestAMarkIsSeenImmediately(t *testing.T) {
+	r := newRegistry(t)
+	for i := range 20 {
+		id := fmt.Sprintf("gap %d", i)
+		expect.OK(t, r.MarkSeen(t.Context(), "default", uri, id))
+		if !expect.Value(r.WasSeen(t.Context(), "default", uri, id))(t) {
+			t.Fatalf("GWN-22 WasSeen does not know %q right after MarkSeen", id)
+		}
 	}
 }
 
