@@ -70,6 +70,7 @@ type roundsBridge struct {
 	stop    context.CancelFunc // ends the exchange with the backend
 	rounds  rounds             // elicitations and answers of earlier rounds
 	pending []upstream.Message // elicitations for the next round
+	gather  *time.Timer        // calls stop after the time for further elicitations; nil before the first elicitation
 	refused []translate.Need   // capabilities that the backend needed and the client lacks
 }
 
@@ -158,7 +159,7 @@ func (b *roundsBridge) elicit(ctx context.Context, m upstream.Message) error {
 	}
 	b.pending = append(b.pending, m)
 	if len(b.pending) == 1 {
-		time.AfterFunc(gather, b.stop)
+		b.gather = time.AfterFunc(gather, b.stop)
 	}
 	return nil
 }
@@ -193,14 +194,22 @@ func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
 	return b.x.send(jsonrpc.AppendResult(nil, b.x.call.ID, append(body, '}')), true)
 }
 
-// withdraw removes a pending elicitation that the backend has cancelled.
+// withdraw removes a pending elicitation that the backend has cancelled. Without pending elicitations, the call continues. If it has already
+// been cancelled at the backend, the client must answer the last elicitation, so that the gateway can repeat the call.
 func (b *roundsBridge) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) error {
-	b.pending = slices.DeleteFunc(b.pending, func(m upstream.Message) bool { return jsonrpc.SameID(m.ID, id) })
+	i := slices.IndexFunc(b.pending, func(m upstream.Message) bool { return jsonrpc.SameID(m.ID, id) })
+	if i < 0 || len(b.pending) == 1 && !b.gather.Stop() {
+		return nil
+	}
+	b.pending = slices.Delete(b.pending, i, i+1)
 	return nil
 }
 
 func (b *roundsBridge) respond(m upstream.Message) error {
 	b.pending = nil // the backend no longer waits for answers
+	if b.gather != nil {
+		b.gather.Stop()
+	}
 	if len(b.refused) > 0 && (m.Result == nil || string(jsonrpc.Member(m.Result, "isError")) == "true") {
 		return translate.NewMissingError(b.x.entry.Backend, b.refused)
 	}

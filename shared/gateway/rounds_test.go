@@ -9,10 +9,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -67,6 +69,36 @@ func TestConcurrentQuestionsAreOneRound(t *testing.T) {
 	}
 	retry := r.retryBy(map[string]string{"elicitation/create": `{"action":"decline"}`, "roots/list": `{"roots":[]}`})
 	expect.Equal(t, "the result", called(t, g, someone(v2026), retry).says(t), `complete:"decline" []`)
+}
+
+// GWN-17: if a backend withdraws its question before the gateway has cancelled the call, the call continues. Then it may ask another one.
+func TestCallContinuesAfterAWithdrawnQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serving(t, false, func(x *turn) {
+			x.send("1", "roots/list", `{}`)
+			x.notify("notifications/cancelled", `{"requestId":1}`)
+			time.Sleep(2 * gather)
+			name := x.ask("elicitation/create", form)
+			x.result(text("%s", name.of("content")))
+		})
+		g := instances(t, 1, s)[0]
+		asked := called(t, g, someone(v2026), "").required(t)
+		expect.Equal(t, "questions", len(asked.Requests), 1)
+		last := called(t, g, someone(v2026), asked.retry(`{"action":"accept","content":{"name":"Ada"}}`))
+		expect.Equal(t, "the result", last.says(t), `complete:{"name":"Ada"}`)
+	})
+}
+
+// GWN-17: if a backend withdraws its last question after the gateway has cancelled the call, the client still gets the question, because only
+// its answer can continue the call.
+func TestQuestionWithdrawnTooLateIsStillAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		question := upstream.Message{ID: json.RawMessage(`1`)}
+		b := &roundsBridge{pending: []upstream.Message{question}, gather: time.AfterFunc(gather, func() {})}
+		time.Sleep(2 * gather)
+		expect.OK(t, b.withdraw(t.Context(), question.ID, upstream.Message{}))
+		expect.Equal(t, "pending questions", len(b.pending), 1)
+	})
 }
 
 // GWN-17: the gateway asks again for a missing answer, and ignores responses to unknown questions.
