@@ -39,10 +39,6 @@ const maxResting = 32
 // send sends a request, and repeats it if the server had closed the idle connection before the request left. It calls the transport of the
 // [http.Client] directly, because requests to backends follow no redirects.
 func (c *Client) send(req *http.Request, progress *requestProgress) (resp *http.Response, err error) {
-	if user := req.URL.User; user != nil && req.Header.Get("Authorization") == "" {
-		password, _ := user.Password()
-		req.SetBasicAuth(user.Username(), password)
-	}
 	transport := c.HTTP.Transport
 	if transport == nil {
 		transport = http.DefaultTransport

@@ -256,21 +256,6 @@ func TestBackendIsGone(t *testing.T) {
 	}
 }
 
-// The user and the password of a backend's URL become the credentials of a request without credentials.
-func TestCredentialsInTheURL(t *testing.T) {
-	var got http.Header
-	c := serve(t, func(w http.ResponseWriter, r *http.Request) { got = r.Header })
-	c.URL = strings.Replace(c.URL, "//", "//ann:secret@", 1)
-	_, _ = c.Post(t.Context(), Request{Body: []byte(`{}`)})
-	expect.Equal(t, "the credentials", got.Get("Authorization"), "Basic YW5uOnNlY3JldA==")
-	c.Credentials = func(_ context.Context, h http.Header) error {
-		h.Set("Authorization", "Bearer of ann")
-		return nil
-	}
-	_, _ = c.Post(t.Context(), Request{Body: []byte(`{}`)})
-	expect.Equal(t, "the configured credentials", got.Get("Authorization"), "Bearer of ann")
-}
-
 // GWN-14: given a request for which the client chose a connection that the backend had just closed, then the client sends it over
 // another one, because it was never sent.
 func TestClosedConnectionIsReplaced(t *testing.T) {
