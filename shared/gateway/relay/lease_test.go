@@ -264,6 +264,34 @@ func newListing(t *testing.T, page string) (*receiver, *atomic.Int32) {
 	}, lists
 }
 
+// unreadable is a store that cannot be read.
+type unreadable struct{ store.DB }
+
+func (unreadable) Get(context.Context, ...store.Key) ([]*store.Item, error) { return nil, errStore }
+
+// GWN-21: a subscription that will be repeated has no new state, and its error is logged once. A lasting error is its state.
+func TestFailedSubscriptionIsLoggedOnce(t *testing.T) {
+	for uri, want := range map[string]int{
+		"event://~b/x/e30": 1,
+		"no such URI":      2, // its state cannot be recorded either
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var lines expect.Buffer
+			db := &faulty{DB: unreadable{}, fault: func(int, func() error) error { return errStore }}
+			e := &receiver{
+				Events: &Events{Intake: intake.Intake{Demand: demand.New(db)}}, relay: &Relay{DB: db, Log: slog.New(slog.NewTextHandler(&lines, nil))},
+				backend: &follower{Backend: named{}},
+			}
+			r := e.start(t.Context(), uri, client.ModePoll, false)
+			time.Sleep(retryAfter / 2)
+			r.stop()
+			if n := strings.Count(lines.String(), "\n"); n != want || !strings.Contains(lines.String(), "subscription to events ended") {
+				t.Errorf("%s: got %d lines, want %d:\n%s", uri, n, want, lines.String())
+			}
+		})
+	}
+}
+
 // busy returns a relay that looks for backends until it is canceled. It calls started before and ended after.
 func busy(started, ended func()) *Relay {
 	return &Relay{Log: slog.New(slog.DiscardHandler), Backends: func(ctx context.Context) []Backend {

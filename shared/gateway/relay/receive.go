@@ -53,10 +53,10 @@ func (e *receiver) receive(ctx context.Context, uri, mode string, resume bool) {
 		}
 		e.relay.log(e.backend).WarnContext(ctx, "subscription to events ended", "uri", uri, "again", retryAfter, "error", err)
 		if !client.Retryable(err) {
-			err = e.Demand.SetState(ctx, workspace, uri, demand.State{Error: fault.Public(err)})
-		}
-		if err != nil && ctx.Err() == nil {
-			e.relay.log(e.backend).WarnContext(ctx, "subscription state not recorded", "error", err)
+			err := e.Demand.SetState(ctx, workspace, uri, demand.State{Error: fault.Public(err)})
+			if err != nil && ctx.Err() == nil {
+				e.relay.log(e.backend).WarnContext(ctx, "subscription state not recorded", "uri", uri, "error", err)
+			}
 		}
 		_ = periodic.Sleep(ctx, retryAfter) // the loop sees if ctx has ended
 	}
