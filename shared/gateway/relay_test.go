@@ -236,6 +236,78 @@ func TestChangesOfABackendWithoutResourceTemplatesAreAnnounced(t *testing.T) {
 	})
 }
 
+// brokenPrompts makes a backend answer prompts/list with an error while fails is set.
+func brokenPrompts(s *scripted, fails *atomic.Bool) {
+	s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+		if !fails.Load() || m.Method != api.Prompts.Method() {
+			return false
+		}
+		m.fails(w, http.StatusOK, -32603, "it is broken")
+		return true
+	})
+}
+
+// GWN-04, GWN-06: a list that a backend always answers with an error does not affect its other lists, notifications and subscriptions. The
+// relay logs the failure once.
+func TestFailingListLeavesTheOthersAlone(t *testing.T) {
+	revisions(t, func(t *testing.T, stateless bool) {
+		var fails atomic.Bool
+		fails.Store(true)
+		var lines records
+		s, g, l := follow(t, func(s *scripted) {
+			s.stateless = stateless
+			withResources("x://1")(s)
+			brokenPrompts(s, &fails)
+		}, inProduction, func(r *relay.Relay) { r.Log = slog.New(&lines) })
+		time.Sleep(10 * time.Minute)
+		for range 2 {
+			s.notify(toolsChanged)
+			l.has(t, "r default b notifications/tools/list_changed")
+			time.Sleep(10 * time.Minute)
+		}
+		if _, ok, err := g.Subscribable(t.Context(), ann, "x://1"); !ok || err != nil {
+			t.Errorf("clients can subscribe to resources: %t, %v", ok, err)
+		}
+		s.only(t, 1)
+		if len(l) > 0 {
+			t.Errorf("announced %q as well", l.next(t))
+		}
+		expect.Equal(t, "warnings", lines.warnings, 1)
+	})
+}
+
+// GWN-06: a change that was missed is announced as soon as its list can be fetched again, even if the relay fetches it because of another
+// change, and only once.
+func TestMissedChangeOfAFailingListIsAnnouncedLater(t *testing.T) {
+	for name, change := range map[string]func(t *testing.T, s *scripted, l log){
+		"alone": func(*testing.T, *scripted, log) {},
+		"with a change of another list": func(t *testing.T, s *scripted, l log) {
+			s.notify(toolsChanged)
+			l.has(t, "r default b notifications/tools/list_changed")
+		},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			var fails atomic.Bool
+			s, _, l := follow(t, func(s *scripted) { brokenPrompts(s, &fails) }, inProduction)
+			l.until(t, s)
+			fails.Store(true)
+			s.list(func(method, cursor string) string {
+				if method == api.Prompts.Method() {
+					return `{"prompts":[{"name":"new"}]}`
+				}
+				return oneTool("t")(method, cursor)
+			})
+			s.hangUp()
+			s.only(t, 2)
+			time.Sleep(10 * time.Minute)
+			fails.Store(false)
+			change(t, s, l)
+			expect.Equal(t, "announced changes of prompts", l.count("prompts/list_changed", 10*time.Minute), 1)
+			s.only(t, 2)
+		})
+	}
+}
+
 // remembered returns the stored hash of the list of tools.
 func remembered(t *testing.T, db store.DB) []byte {
 	t.Helper()
@@ -292,6 +364,12 @@ func TestBackendWithoutStreamIsListedAgain(t *testing.T) {
 	for name, change := range map[string]func(*scripted){
 		"405":              func(s *scripted) { s.getStatus = http.StatusMethodNotAllowed },
 		"no notifications": func(s *scripted) { s.capabilities = `{"tools":{}}` },
+		"405, and a list that fails": func(s *scripted) {
+			s.getStatus = http.StatusMethodNotAllowed
+			var fails atomic.Bool
+			fails.Store(true)
+			brokenPrompts(s, &fails)
+		},
 	} {
 		bubble(t, name, func(t *testing.T) {
 			s := newScripted(t, change)

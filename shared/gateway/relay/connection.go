@@ -29,7 +29,8 @@ import (
 //	         ▼
 //	    streaming: notifications are announced, and the subscriptions follow what clients want
 //
-// An error in any state, or the end of the stream, leads back to asking, after a pause that grows while no stream stays open.
+// An error in any state, or the end of the stream, leads back to asking, after a pause that grows while no stream stays open. A list that
+// cannot be fetched is no such error; see [Relay.compare].
 type connection struct {
 	relay   *Relay
 	lease   *lease

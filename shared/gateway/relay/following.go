@@ -140,8 +140,8 @@ func (f *following) run(ctx context.Context) error {
 			f.check()
 			continue
 		case <-relist.C:
-			if f.listens.incomplete {
-				if err := f.relay.compare(ctx, f, true); err != nil {
+			if f.listens.incomplete || len(f.unread) > 0 {
+				if err := f.relay.compare(ctx, f.follower, f.listens.incomplete); err != nil {
 					return err
 				}
 			}
@@ -255,7 +255,7 @@ func (f *following) remember(ctx context.Context) {
 	if !f.changed.Swap(false) {
 		return
 	}
-	if err := f.relay.compare(ctx, f, false); err != nil {
+	if err := f.relay.compare(ctx, f.follower, false); err != nil {
 		f.changed.Store(true)
 		f.relay.log(f).WarnContext(ctx, "backend lists not compared", "error", err)
 	}

@@ -110,6 +110,7 @@ type follower struct {
 	idle     atomic.Bool // another relay follows the backend, or the backend acts for its callers and they want no events
 	// typesChanged receives when the backend has notified of changed event types.
 	typesChanged chan struct{}
+	unread       map[api.Kind]bool // the lists that could not be fetched for the last comparison
 }
 
 // key returns a key of the relays' data about a backend.
@@ -154,7 +155,7 @@ func (r *Relay) Run(ctx context.Context) {
 		for _, b := range now {
 			f := followed[b]
 			if f == nil {
-				f = &follower{Backend: b, throttle: newNotificationThrottle(), typesChanged: make(chan struct{}, 1)}
+				f = &follower{Backend: b, throttle: newNotificationThrottle(), typesChanged: make(chan struct{}, 1), unread: map[api.Kind]bool{}}
 				followed[b] = f
 				var one context.Context
 				one, f.stop = context.WithCancel(ctx)
@@ -209,13 +210,24 @@ func spread(wait, most time.Duration) time.Duration {
 
 // compare fetches the lists and announces lists that differ from the last comparison of any relay. With notify unset, it only stores the
 // new hashes, because the changes have already been announced.
-func (r *Relay) compare(ctx context.Context, b Backend, notify bool) error {
-	b.Outdate()
+//
+// A list that cannot be fetched must not hide changes of the others, because some servers declare a capability and always answer its list
+// with an error. So compare skips such a list, and adds it to f.unread. The first comparison that can fetch the list again announces its
+// changes, even with notify unset.
+func (r *Relay) compare(ctx context.Context, f *follower, notify bool) error {
+	f.Outdate()
 	notified := map[string]bool{}
 	for _, kind := range api.Kinds {
-		entries, err := b.List(ctx, kind)
+		entries, err := f.List(ctx, kind)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		if err != nil {
-			return err
+			if !f.unread[kind] {
+				r.log(f).WarnContext(ctx, "backend list not read", "list", kind.Member(), "error", err)
+			}
+			f.unread[kind] = true
+			continue
 		}
 		h := sha256.New()
 		for _, e := range entries {
@@ -223,26 +235,28 @@ func (r *Relay) compare(ctx context.Context, b Backend, notify bool) error {
 			h.Write([]byte{'\n'})
 		}
 		sum := []byte(base64.RawURLEncoding.EncodeToString(h.Sum(nil)))
-		key := listKey(b, kind)
+		key := listKey(f, kind)
 		items, err := r.DB.Get(ctx, key)
 		if err != nil {
 			return fault.Wrap(fault.Unavailable, err, "read how a backend's list was")
 		}
 		if items[0] != nil && bytes.Equal(items[0].Value, sum) {
+			delete(f.unread, kind)
 			continue
 		}
-		if method := kind.ChangedMethod(); notify && items[0] != nil && !notified[method] {
+		if method := kind.ChangedMethod(); (notify || f.unread[kind]) && items[0] != nil && !notified[method] {
 			notified[method] = true
-			if err := b.ChangeListVersion(ctx, method); err != nil {
+			if err := f.ChangeListVersion(ctx, method); err != nil {
 				return err
 			}
-			if err := r.announce(ctx, b, api.Notice{Method: method}); err != nil {
+			if err := r.announce(ctx, f, api.Notice{Method: method}); err != nil {
 				return err
 			}
 		}
 		if err := r.DB.Write(ctx, store.Put(store.Item{Key: key, Value: sum})); err != nil {
 			return fault.Wrap(fault.Unavailable, err, "keep how a backend's list is")
 		}
+		delete(f.unread, kind)
 	}
 	return nil
 }
