@@ -129,7 +129,7 @@ func New(o Options) (*Gateway, error) {
 	broken := metric.NewUndecodable(o.Log)
 	return &Gateway{
 		Set: set, options: &o, drops: drops, states: states, tasks: tasks, broken: broken,
-		sessions:     &sessions{db: o.DB, log: o.Log, idle: o.CallTimeout + usedEvery, broken: broken},
+		sessions:     &sessions{db: o.DB, log: o.Log, key: o.Key, idle: o.CallTimeout + usedEvery, broken: broken},
 		elicitations: &elicitations{db: o.DB, log: o.Log, broken: broken},
 		lines:        callLog{log: o.Log.Handler(), delay: o.LogDelay},
 	}, nil

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"log/slog"
 	mathrand "math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,7 +27,8 @@ import (
 
 // The gateway begins a session with a session-based backend at the first call that needs one, and keeps it in the store, so that all
 // instances use the same one. It belongs to the client's session. For a client of 2026-07-28, which has no session, it belongs to the
-// combination of principal, client capabilities and log level, because a backend remembers capabilities and level per session.
+// combination of principal, client capabilities and log level, because a backend remembers capabilities and level per session. If the
+// backend acts for its callers, it also belongs to one token, because another token of the principal may have other permissions.
 
 // backendSession is the value of a session's item in the store.
 type backendSession struct {
@@ -44,6 +47,7 @@ const sessionTTL = 24 * time.Hour
 type sessions struct {
 	db     store.DB
 	log    *slog.Logger
+	key    []byte        // the deployment's
 	idle   time.Duration // an unused session can have no running call after this time
 	broken *metric.Undecodable
 
@@ -67,9 +71,9 @@ func (ss *sessions) decode(it *store.Item) (s backendSession, ok bool) {
 	return s, true
 }
 
-// holderOf identifies the owner of sessions with backends in store keys: a client's session or, without one, a hash of its principal,
-// capabilities and log level.
-func holderOf(c api.Client) string {
+// holderOf identifies the owner of a session with a backend in store keys: a client's session or, without one, a hash of its principal,
+// capabilities and log level, and its token's id.
+func (ss *sessions) holderOf(c api.Client, b *backends.Backend) string {
 	if c.Session != "" {
 		return c.Session
 	}
@@ -78,7 +82,18 @@ func holderOf(c api.Client) string {
 		parts = jsonrpc.AppendString(parts, part)
 	}
 	h := sha256.Sum256(parts)
-	return "p-" + base64.RawURLEncoding.EncodeToString(h[:])
+	return "p-" + base64.RawURLEncoding.EncodeToString(h[:]) + ss.tokenID(c, b)
+}
+
+// tokenID returns a text that differs for each token of a caller, or "" if the backend does not act for its callers. It is a keyed hash, so
+// that the store does not help to guess a token, which can be a password.
+func (ss *sessions) tokenID(c api.Client, b *backends.Backend) string {
+	if !b.ActsForCallers() {
+		return ""
+	}
+	h := hmac.New(sha256.New, ss.key)
+	h.Write([]byte("token of a caller\n" + c.Token))
+	return "." + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
 func sessionPartition(holder string) string { return "g#" + holder }
@@ -94,7 +109,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 	if whole {
 		ctx = context.WithoutCancel(ctx)
 	}
-	key := sessionKey(holderOf(c), b)
+	key := sessionKey(ss.holderOf(c, b), b)
 	items, err := ss.db.Get(ctx, key)
 	if err != nil {
 		return s, false, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
@@ -140,9 +155,9 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 // put returns the operations that store a client's session and restart its time to live.
 func (ss *sessions) put(c api.Client, b *backends.Backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
 	until := time.Now().Add(sessionTTL)
-	ops := []store.Op{store.Put(store.Item{Key: sessionKey(holderOf(c), b), Value: value, Version: itemVersion, Expires: until}, cond)}
+	ops := []store.Op{store.Put(store.Item{Key: sessionKey(ss.holderOf(c, b), b), Value: value, Version: itemVersion, Expires: until}, cond)}
 	if c.Session == "" {
-		ops = append(ops, store.Put(store.Item{Key: listKey(c, b), Expires: until}))
+		ops = append(ops, store.Put(store.Item{Key: ss.listKey(c, b), Expires: until}))
 	}
 	return ops
 }
@@ -221,7 +236,7 @@ func (g *Gateway) SetLevel(ctx context.Context, c api.Client) error {
 
 // forget deletes a session that the backend no longer knows, unless another call has already replaced it.
 func (ss *sessions) forget(ctx context.Context, c api.Client, b *backends.Backend, s backendSession) error {
-	err := ss.db.Write(ctx, store.Delete(sessionKey(holderOf(c), b), store.VersionIs(s.itemVersion)), store.Delete(listKey(c, b)))
+	err := ss.db.Write(ctx, store.Delete(sessionKey(ss.holderOf(c, b), b), store.VersionIs(s.itemVersion)), store.Delete(ss.listKey(c, b)))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
 	}
@@ -230,18 +245,25 @@ func (ss *sessions) forget(ctx context.Context, c api.Client, b *backends.Backen
 
 // listFor returns the client's sessions with the given backends.
 func (ss *sessions) listFor(ctx context.Context, c api.Client, at []*backends.Backend) (map[*backends.Backend]backendSession, error) {
-	page, err := ss.db.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(holderOf(c)), Limit: 1000})
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read the sessions with backends")
+	byHolder := map[string][]*backends.Backend{} // has one holder for a client with a session, otherwise two at most
+	for _, b := range at {
+		holder := ss.holderOf(c, b)
+		byHolder[holder] = append(byHolder[holder], b)
 	}
 	out := map[*backends.Backend]backendSession{}
-	for _, it := range page.Items {
-		for _, b := range at {
-			if it.Sort != sessionKey("", b).Sort {
-				continue
-			}
-			if s, ok := ss.decode(&it); ok {
-				out[b] = s
+	for holder, some := range byHolder {
+		page, err := ss.db.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(holder), Limit: 1000})
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "read the sessions with backends")
+		}
+		for _, it := range page.Items {
+			for _, b := range some {
+				if it.Sort != sessionKey("", b).Sort {
+					continue
+				}
+				if s, ok := ss.decode(&it); ok {
+					out[b] = s
+				}
 			}
 		}
 	}
@@ -293,7 +315,8 @@ const (
 	// principal needs one for each combination of capabilities and log level that its clients declare, e.g. two for two kinds of clients.
 	// Sessions that belong to a client's own session do not count.
 	maxUnusedSessions = 16
-	// maxSessionsInUse limits the sessions of one principal with one backend in which calls may be running.
+	// maxSessionsInUse limits the sessions of one principal with one backend in which calls may be running. If the backend acts for its callers,
+	// the limit is per token, because many workers may share a principal, and all users share the anonymous one.
 	maxSessionsInUse = 64
 	// usedEvery is the precision of the recorded last use, so that not every call has to write.
 	usedEvery = 10 * time.Minute
@@ -302,21 +325,21 @@ const (
 )
 
 // listKey returns the key of the session in the list of its principal's sessions with a backend.
-func listKey(c api.Client, b *backends.Backend) store.Key {
+func (ss *sessions) listKey(c api.Client, b *backends.Backend) store.Key {
 	principal, _ := json.Marshal([]string{c.Principal.Workspace, c.Principal.ID}) // cannot fail: these are strings
 	h := sha256.Sum256(principal)
 	return store.Key{
-		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.ServerID(), Sort: holderOf(c),
+		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.ServerID(), Sort: ss.holderOf(c, b),
 	}
 }
 
 // makeRoom ends sessions of the principal if there are many. It ends only sessions that have been unused for so long that no call can
-// be running in them. It returns an error if the principal has too many sessions in use.
+// be running in them. It returns an error if the client's principal or token has too many sessions in use.
 func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Backend) error {
 	if c.Session != "" {
 		return nil
 	}
-	own := listKey(c, b)
+	own := ss.listKey(c, b)
 	page, err := ss.db.Query(ctx, store.Query{Table: own.Table, Partition: own.Partition, Limit: 1000})
 	if err != nil {
 		ss.log.WarnContext(ctx, "backend sessions not counted", "backend", b.Name, "error", err)
@@ -326,16 +349,13 @@ func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Back
 	slices.SortFunc(others, func(x, y store.Item) int { return x.Expires.Compare(y.Expires) }) // the longest unused first
 	ending, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
-	remaining := len(others)
-	for _, it := range others {
-		unused := sessionTTL - time.Until(it.Expires)
-		if remaining < maxUnusedSessions || unused <= ss.idle || ending.Err() != nil {
-			break
-		}
-		ss.endListed(ending, b, c.Token, it.Key)
-		remaining--
+	for len(others) >= maxUnusedSessions && sessionTTL-time.Until(others[0].Expires) > ss.idle && ending.Err() == nil {
+		ss.endListed(ending, b, c.Token, others[0].Key)
+		others = others[1:]
 	}
-	if remaining >= maxSessionsInUse {
+	token := ss.tokenID(c, b)
+	inUse := slices.DeleteFunc(others, func(it store.Item) bool { return !strings.HasSuffix(it.Sort, token) })
+	if len(inUse) >= maxSessionsInUse {
 		return fault.New(fault.Exhausted, "the limit backendSessions of %d is reached at backend %s", maxSessionsInUse, b.Name).
 			AtLimit("backendSessions", maxSessionsInUse)
 	}

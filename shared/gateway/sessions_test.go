@@ -3,7 +3,9 @@ package gateway
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,8 +45,8 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 	}
 	first := by(0, declaring(ann, 0))
 	// It was used long ago, as the store records it, to the second.
-	b := gateways[0].VisibleTo(t.Context(), ann)[0]
-	for _, key := range []store.Key{sessionKey(holderOf(declaring(ann, 0)), b), listKey(declaring(ann, 0), b)} {
+	b, ss := gateways[0].VisibleTo(t.Context(), ann)[0], gateways[0].sessions
+	for _, key := range []store.Key{sessionKey(ss.holderOf(declaring(ann, 0), b), b), ss.listKey(declaring(ann, 0), b)} {
 		items, err := db.Get(t.Context(), key)
 		if err != nil || items[0] == nil {
 			t.Fatalf("%v: %v", key, err)
@@ -65,7 +67,7 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 			t.Fatalf("after client %d there are %d sessions", i, n)
 		}
 	}
-	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: listKey(declaring(ann, 0), b).Partition, Limit: 1000})
+	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: ss.listKey(declaring(ann, 0), b).Partition, Limit: 1000})
 	if err != nil || len(page.Items) != maxUnusedSessions {
 		t.Errorf("%d are listed, %v", len(page.Items), err)
 	}
@@ -77,13 +79,95 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 	}
 }
 
+func presenting(token string) api.Client {
+	c := statelessClient(ann)
+	c.Token = token
+	return c
+}
+
+// GWN-08, GWN-19: a session with a backend that gets the callers' tokens is for one token of a client without a session. All instances use
+// it. At other backends, and for a client with a session, the token makes no difference.
+func TestSessionsOfStatelessClientsAreForOneToken(t *testing.T) {
+	answer := func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } }
+	s, other := newScripted(t, answer), newScripted(t, answer)
+	var mu sync.Mutex
+	tokens := map[string]string{} // of each session
+	s.intercept(func(_ http.ResponseWriter, _ *http.Request, m got) bool {
+		token := m.Header.Get("Authorization")
+		mu.Lock()
+		defer mu.Unlock()
+		if m.Session != "" && m.Method != "" && tokens[m.Session] != "" && tokens[m.Session] != token {
+			t.Errorf("the session of %q was used with %q", tokens[m.Session], token)
+		}
+		tokens[m.Session] = token
+		return false
+	})
+	db := memory(t)
+	var gateways []*Gateway
+	for range 2 {
+		gateways = append(gateways, gatewayOver(t, db, at("b", s, forwarded), at("other", other, prefix("o_"))))
+	}
+	g := gateways[0]
+	a, b := presenting("Bearer a"), presenting("Bearer b")
+	ofA := mustCall(t, g, a, "t")
+	if ofB := mustCall(t, g, b, "t"); ofA == ofB {
+		t.Errorf("both tokens have the session %s", ofA)
+	}
+	expect.Equal(t, "the session of the first token at another instance", mustCall(t, gateways[1], a, "t"), ofA)
+	expect.Equal(t, "the sessions of two tokens at a backend that does not get them", mustCall(t, g, a, "o_t"), mustCall(t, g, b, "o_t"))
+
+	expect.OK(t, g.Notify(t.Context(), a, json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/x"}`)))
+	if session := s.next(t, "notifications/x").Session; !strings.Contains(ofA, `"`+session+`"`) {
+		t.Errorf("the session %s was notified, want %s", session, ofA)
+	}
+	other.next(t, "notifications/x")
+	expect.OK(t, g.End(t.Context(), a))
+	if now := mustCall(t, g, a, "t"); now == ofA {
+		t.Errorf("the ended session %s is still used", now)
+	}
+
+	s.intercept(nil)
+	first, second := sessionBased("s"), sessionBased("s")
+	first.Token, second.Token = "Bearer a", "Bearer b"
+	expect.Equal(t, "the session of a client with a session and a new token", mustCall(t, g, second, "t"), mustCall(t, g, first, "t"))
+}
+
+// GWN-08, GWN-19: a principal may use any number of tokens, for example because it refreshes them. The gateway ends the longest unused
+// sessions of earlier tokens. A single token has a limited number of sessions.
+func TestSessionsOfManyTokensAreEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t)
+		db := memory(t)
+		g := gatewayOver(t, db, at("b", s, forwarded))
+		for i := range maxSessionsInUse + 1 {
+			mustCall(t, g, presenting(fmt.Sprint("Bearer ", i)), "t")
+		}
+		same := func(i int) api.Client {
+			c := declaring(ann, i)
+			c.Token = "Bearer same"
+			return c
+		}
+		for i := range maxSessionsInUse {
+			mustCall(t, g, same(i), "t")
+		}
+		_, err := call(t, g, same(maxSessionsInUse), "t")
+		expect.Fault(t, "one session more with the same token", err, fault.Exhausted)
+		time.Sleep(time.Hour)
+		mustCall(t, g, presenting("Bearer last"), "t")
+		list := g.sessions.listKey(presenting("Bearer last"), g.VisibleTo(t.Context(), ann)[0])
+		page := expect.Value(db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: list.Partition, Limit: 1000}))(t)
+		expect.Equal(t, "listed sessions", len(page.Items), maxUnusedSessions)
+	})
+}
+
 // GWN-08: a session does not expire while it is in use.
 func TestUsedSessionsAreKept(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
 	for _, c := range []api.Client{sessionBased("s"), statelessClient(ann)} {
-		key := sessionKey(holderOf(c), g.VisibleTo(t.Context(), ann)[0])
+		b := g.VisibleTo(t.Context(), ann)[0]
+		key := sessionKey(g.sessions.holderOf(c, b), b)
 		expires := func() time.Time {
 			items, err := db.Get(t.Context(), key)
 			if err != nil || items[0] == nil {
@@ -108,7 +192,7 @@ func TestAnUndecodableSessionWithABackend(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	key := sessionKey(holderOf(sessionBased("s1")), g.VisibleTo(t.Context(), ann)[0])
+	key := sessionKey("s1", g.VisibleTo(t.Context(), ann)[0])
 	for range 2 {
 		damaged := store.Item{Key: key, Value: []byte(`{"v":`), Version: 7, Expires: time.Now().Add(time.Hour)}
 		expect.OK(t, db.Write(t.Context(), store.Put(damaged)))
