@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -230,7 +231,7 @@ func TestABusyEndpointStaysInTheFastLane(t *testing.T) {
 			var last time.Time
 			w.mu.Lock()
 			for _, arrived := range w.arrived[url] {
-				last = lane.Later(last, arrived)
+				last = periodic.Later(last, arrived)
 			}
 			w.mu.Unlock()
 			best := time.Duration(len(at)) * 200 * time.Millisecond / 64

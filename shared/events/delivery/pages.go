@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -313,16 +314,9 @@ func (d *Dispatcher) patienceOf(ctx context.Context) lane.Patience {
 	if end, ok := ctx.Deadline(); ok {
 		left := end.Sub(now)
 		last := now.Add(max(left/2, left-max(d.Options.Timeout, d.Options.EventsTimeout)-2*time.Second))
-		p.Busy, p.Others = earlier(p.Busy, last), earlier(p.Others, last)
+		p.Busy, p.Others = periodic.Earlier(p.Busy, last), periodic.Earlier(p.Others, last)
 	}
 	return p
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
 }
 
 // followUps copies what the new tasks inherit from the task that they were split from.

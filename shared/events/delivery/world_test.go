@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
@@ -234,9 +233,9 @@ func (w *world) schedule(t *testing.T, url string, at map[string]time.Time, from
 				break
 			}
 			if !when.Before(from) {
-				latest = max(latest, when.Sub(lane.Later(until, from)))
+				latest = max(latest, when.Sub(periodic.Later(until, from)))
 			}
-			if when.Before(due) || when.Sub(lane.Later(until, from)) > late {
+			if when.Before(due) || when.Sub(periodic.Later(until, from)) > late {
 				if wrong++; wrong < 5 {
 					t.Errorf("%s: attempt %d came at %v, due %v to %v", id, i+1, when, due, until)
 				}

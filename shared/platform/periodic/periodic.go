@@ -1,5 +1,6 @@
 // Package periodic runs jobs every minute, such as due retries, expiry, rechecks and announcements. Jobs run concurrently, each with its
-// own time limit, so a slow job does not delay the others. [Sleep] and [Clock] help them to wait and to use a test's clock.
+// own time limit, so a slow job does not delay the others. [Sleep], [Clock], [Earlier] and [Later] help them to wait, to use a test's clock
+// and to compare times.
 package periodic
 
 import (
@@ -69,6 +70,22 @@ func Clock(now func() time.Time) func() time.Time {
 		return time.Now
 	}
 	return now
+}
+
+// Earlier returns the earlier of two times.
+func Earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// Later returns the later of two times.
+func Later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -53,7 +54,7 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 		}
 	}
 	// If the clock was set back, the position is in the future. Work may still be added to the minutes before it.
-	from = minTime(from, last).Add(-lookBack)
+	from = periodic.Earlier(from, last).Add(-lookBack)
 	if oldest := last.Add(-p.CatchUp); from.Before(oldest) {
 		from = oldest
 	}
@@ -82,7 +83,7 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 	}
 	each(latest, last)
 	for ; from.Before(latest); from = from.Add(stretch) {
-		to := minTime(from.Add(stretch), latest).Add(-time.Minute)
+		to := periodic.Earlier(from.Add(stretch), latest).Add(-time.Minute)
 		each(from, to)
 		if !save(to) {
 			return nil // another walk is under way
@@ -120,11 +121,4 @@ func (p Position) save(ctx context.Context, to int64, had *int64) (bool, error) 
 	}
 	*had = to
 	return true, fault.Wrap(fault.Unavailable, err, "write a job's position")
-}
-
-func minTime(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
 }

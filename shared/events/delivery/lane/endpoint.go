@@ -7,6 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -213,11 +214,11 @@ func (l *Lanes) record(id, target string, out webhook.Outcome, now time.Time) {
 		e.silent = true
 	}
 	if pause := e.pause(out, now.Before(e.openUntil)); pause > 0 {
-		e.openUntil = Later(e.openUntil, now.Add(pause))
-		e.slowUntil = Later(e.slowUntil, e.openUntil)
+		e.openUntil = periodic.Later(e.openUntil, now.Add(pause))
+		e.slowUntil = periodic.Later(e.slowUntil, e.openUntil)
 	}
 	if e.failures >= slowAfter {
-		e.slowUntil = Later(e.slowUntil, now.Add(slowFor))
+		e.slowUntil = periodic.Later(e.slowUntil, now.Add(slowFor))
 	}
 	if len(o.failed) < originAfter {
 		o.failed[e.id] = struct{}{}
@@ -331,15 +332,7 @@ func (e *endpointState) noteHang(again bool, now time.Time) {
 		e.hold = slowFor
 	}
 	e.silent = true
-	e.slowUntil = Later(e.slowUntil, now.Add(e.hold-rand.N(e.hold/3)))
-}
-
-// Later returns the later of two times.
-func Later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
+	e.slowUntil = periodic.Later(e.slowUntil, now.Add(e.hold-rand.N(e.hold/3)))
 }
 
 // Failing counts the endpoints that get no first attempts in the fast lane now. Slow endpoints get attempts in the slow lane. Paused
@@ -438,6 +431,6 @@ func (l *Lanes) spareProbe(ctx context.Context, e *endpointState) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	e.slowUntil = Later(e.slowUntil, l.now().Add(slowFor-rand.N(slowFor/3)))
+	e.slowUntil = periodic.Later(e.slowUntil, l.now().Add(slowFor-rand.N(slowFor/3)))
 	return true
 }

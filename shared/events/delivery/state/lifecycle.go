@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -412,9 +413,9 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (Cla
 		case current.Stored == Paused:
 			current.DueAt = now
 		case waiting == nil: // a message is under way, so the entry is due after it
-			current.DueAt = later(current.DueAt, now).Add(Backup)
+			current.DueAt = periodic.Later(current.DueAt, now).Add(Backup)
 		default:
-			current.DueAt = later(current.DueAt, now)
+			current.DueAt = periodic.Later(current.DueAt, now)
 		}
 		current.resume(now)
 		if current.Made = now; current.Due.IsZero() {
@@ -428,13 +429,6 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (Cla
 		return Mine, nil
 	}
 	return Others, fault.Wrap(fault.Unavailable, err, "renew a delivery")
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // TakePlaceOf replaces a dead delivery with this new one, which keeps the attempts of both. Its schedule starts from the beginning.
