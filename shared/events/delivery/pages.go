@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -54,6 +55,9 @@ func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (fa
 	if err := d.progress.RecordLate(ctx, d.DB, batch, d.now()); err != nil {
 		return nil, err
 	}
+	if err := d.pauseTasks(ctx, received); err != nil {
+		return nil, err
+	}
 	work, failed := d.groupTasks(ctx, received)
 	var wg sync.WaitGroup
 	do := func(p *page) {
@@ -86,7 +90,8 @@ type receivedPage struct {
 	err     error // it cannot be decoded
 }
 
-// groupTasks joins the tasks that have the same pattern and range. failed has the ids of messages that must be redelivered.
+// groupTasks joins the tasks that have the same pattern and range, and leaves out tasks without events. failed has the ids of messages that
+// must be redelivered.
 func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (work []*page, failed []string) {
 	type rangeID struct {
 		workspace, pattern string
@@ -99,6 +104,9 @@ func (d *Dispatcher) groupTasks(ctx context.Context, received []receivedPage) (w
 			if !d.rejectMessage(ctx, queue.Deliveries, m, r.err) {
 				failed = append(failed, m.ID)
 			}
+			continue
+		}
+		if len(t.Events) == 0 && t.Reactivation == nil {
 			continue
 		}
 		done, again := d.handled.Get(m.ID)
@@ -130,10 +138,6 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
 	if t.Reactivation != nil {
 		return d.manager.ReactivateAll(ctx, t.Workspace, *t.Reactivation)
 	}
-	if err := d.pausePage(ctx, p); err != nil || len(p.Events) == 0 {
-		return err
-	}
-	t = p.Page
 	if t.Count > task.PageSplit {
 		if parts := task.Pages(t.Workspace, t.Pattern, t.Range, t.Count, t.Events); len(parts) > 1 {
 			if err := d.markRest(ctx, p, parts); err != nil {
@@ -190,20 +194,35 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *page) error {
 //
 // When a switch is resumed, the waiting messages are handled again. They may then wait for another switch.
 
-// pausePage stores the events whose types are paused as tasks that wait for their switch, and removes them from the page.
-func (d *Dispatcher) pausePage(ctx context.Context, p *page) error {
+// pauseTasks stores the events whose types are paused as tasks that wait for their switch, and removes them from the received tasks. It runs
+// before the tasks of several messages are joined, so that a message whose events all wait is accepted even if other events of its page fail.
+func (d *Dispatcher) pauseTasks(ctx context.Context, received []receivedPage) error {
 	if d.Switches == nil {
 		return nil
 	}
-	var (
-		ops  []store.Op
-		rest []event.Event
-		by   = map[switches.Name][]event.Event{}
-	)
-	for _, e := range p.Events {
-		which, err := d.Switches.FindPaused(ctx, p.Workspace, e.Name, "")
+	var ops []store.Op
+	for i := range received {
+		paused, err := d.pauseTask(ctx, received[i].message, &received[i].task)
 		if err != nil {
 			return err
+		}
+		ops = append(ops, paused...)
+	}
+	if len(ops) == 0 {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, ops...), "pause pages")
+}
+
+// pauseTask removes the paused events from a message's task, and returns the operations that store them. The keys come from the message. So
+// if the message is redelivered, for example after a crash, its items are replaced and each event still waits only once.
+func (d *Dispatcher) pauseTask(ctx context.Context, m queue.Message, t *task.Page) (ops []store.Op, err error) {
+	var rest []event.Event
+	by := map[switches.Name][]event.Event{}
+	for _, e := range t.Events {
+		which, err := d.Switches.FindPaused(ctx, t.Workspace, e.Name, "")
+		if err != nil {
+			return nil, err
 		}
 		if which == "" {
 			rest = append(rest, e)
@@ -212,48 +231,35 @@ func (d *Dispatcher) pausePage(ctx context.Context, p *page) error {
 		by[which] = append(by[which], e)
 	}
 	if len(by) == 0 {
-		return nil
+		return nil, nil
 	}
 	for which, events := range by {
-		tasks := task.Pages(p.Workspace, p.Pattern, p.Range, 1, events)
-		ops = append(ops, d.markPaused(p.Workspace, tasks)...)
-		for _, t := range tasks {
-			t.Count, t.Hops, t.Retries = p.Count, p.Hops, p.Retries
-			ops = append(ops, store.Put(d.Switches.Item(p.Workspace, which, switches.Message{Queue: queue.Deliveries, Body: t.Encode(), Group: t.Group()})))
+		for i, w := range task.Pages(t.Workspace, t.Pattern, t.Range, 1, events) {
+			w.Count, w.Hops, w.Retries = t.Count, t.Hops, t.Retries
+			sort := switches.SortKey(m.Sent, fmt.Sprintf("%s#%d#%s", m.ID, i, which))
+			ops = append(ops, d.mark(&w, m.Sent, sort))
+			ops = append(ops, store.Put(d.Switches.Item(t.Workspace, which, switches.Message{
+				Queue: queue.Deliveries, Body: w.Encode(), Group: w.Group(), Sort: sort,
+			})))
 		}
 	}
-	if len(rest) == 0 {
-		ops = append(ops, p.unmark()...) // the new marks replace them
+	if len(rest) == 0 && t.Paused != "" {
+		ops = append(ops, store.Delete(markKey(t.Workspace, t.Paused))) // the new marks replace it
 	}
-	if err := d.DB.WriteAll(ctx, ops...); err != nil {
-		return fault.Wrap(fault.Unavailable, err, "pause a page")
-	}
-	p.Events = rest
-	return nil
+	t.Events = rest
+	return ops, nil
 }
 
 func markKey(workspace, sort string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
 }
 
-// markPaused prepares page tasks for waiting on a switch. It gives each task a new mark: an item at the position of the task's earliest event,
-// which subscriptions' cursors do not pass (see above). It sets the Paused field of each task to the sort key of its mark, and returns the
-// operations that write the marks.
-func (d *Dispatcher) markPaused(workspace string, tasks []task.Page) (ops []store.Op) {
-	now := d.now()
-	for i := range tasks {
-		tasks[i].Paused = lifecycle.EarliestKey(now, tasks[i].Events) + rand.Text()
-		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, tasks[i].Paused), Expires: now.Add(switches.Kept)}))
-	}
-	return ops
-}
-
-// unmark returns the operations that delete the marks of the page's tasks that waited for a switch.
-func (p *page) unmark() (ops []store.Op) {
-	for _, sort := range p.wasPaused {
-		ops = append(ops, store.Delete(markKey(p.Workspace, sort)))
-	}
-	return ops
+// mark gives a task that waits for a switch a mark: an item at the position of the task's earliest event, which subscriptions' cursors do not
+// pass (see above). It sets the task's Paused field to the sort key of the mark, and returns the operation that writes it. The id tells apart
+// the marks of tasks with the same position.
+func (d *Dispatcher) mark(t *task.Page, sent time.Time, id string) store.Op {
+	t.Paused = lifecycle.EarliestKey(sent, t.Events) + id
+	return store.Put(store.Item{Key: markKey(t.Workspace, t.Paused), Expires: d.now().Add(switches.Kept)})
 }
 
 // markRest is called after a page that waited for a switch was handled. left has the tasks for the events that are still not attempted.
@@ -262,10 +268,18 @@ func (d *Dispatcher) markRest(ctx context.Context, p *page, left []task.Page) er
 	if len(p.wasPaused) == 0 {
 		return nil
 	}
-	if err := d.DB.WriteAll(ctx, d.markPaused(p.Workspace, left)...); err != nil {
+	var marks []store.Op
+	for i := range left {
+		marks = append(marks, d.mark(&left[i], d.now(), rand.Text()))
+	}
+	if err := d.DB.WriteAll(ctx, marks...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "mark a page that was paused")
 	}
-	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, p.unmark()...), "mark a page that was paused")
+	var old []store.Op
+	for _, sort := range p.wasPaused {
+		old = append(old, store.Delete(markKey(p.Workspace, sort)))
+	}
+	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, old...), "mark a page that was paused")
 }
 
 // finishTime limits the writes that finish a batch.

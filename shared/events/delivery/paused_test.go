@@ -94,6 +94,53 @@ func TestPausedPagesHoldTheWatermark(t *testing.T) {
 	}
 }
 
+// OPS-06: a page joins events of a paused type with others. While the others fail, the paused ones wait once, also if their message is
+// redelivered because the process died.
+func TestAPausedEventWaitsOnceWhileItsPageFails(t *testing.T) {
+	for name, joined := range map[string]bool{"in messages of their own": false, "in one message": true} {
+		t.Run("OPS-06 "+name, func(t *testing.T) {
+			r, sub := registered(t)
+			events := someEvents(2, 60)
+			events[0].Name = "github.push"
+			paused := switches.EventSwitch(events[0].Name)
+			key := sub.Patterns[0].Key
+			batch := []queue.Message{pageMessage("1", pageOf(key, events[0])), pageMessage("2", pageOf(key, events[1]))}
+			if joined {
+				batch = []queue.Message{pageMessage("1", pageOf(key, events...))}
+			}
+			r.pause(paused, nil)
+			for range 3 {
+				_, d, _ := r.process()
+				d.Switches = r.switches()
+				d.DB = hooked{DB: d.DB, query: func() error { return errDied }}
+				failed, err := d.HandlePages(t.Context(), batch)
+				if err != nil || len(failed) != 1 || failed[0] != batch[len(batch)-1].ID {
+					t.Fatalf("failed %v, %v; want only the message of the event that is not paused", failed, err)
+				}
+				r.now = r.now.Add(time.Second)
+			}
+			waiting := expect.Value(r.switches().CountWaiting(t.Context(), "default", paused))(t)
+			expect.Equal(t, "the waiting messages", waiting.Messages, 1)
+			marks, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: lifecycle.PausedPages("default")})
+			if err != nil || len(marks.Items) != 1 {
+				t.Errorf("%d marks, %v; want 1", len(marks.Items), err)
+			}
+			r.queues[queue.Deliveries] = batch
+			r.handle()
+			r.resume(paused, nil)
+			r.now = r.now.Add(2 * switches.MaxAge)
+			r.handle()
+			for _, e := range events {
+				expect.Equal(t, "the posts of "+e.ID, posted(r)[e.ID], 1)
+			}
+			marks, err = r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: lifecycle.PausedPages("default")})
+			if err != nil || len(marks.Items) != 0 {
+				t.Errorf("%d marks at the end, %v; want none", len(marks.Items), err)
+			}
+		})
+	}
+}
+
 // TestResumingDoesNotStampede: OPS-06.
 func TestResumingDoesNotStampede(t *testing.T) {
 	r := newRig(t)

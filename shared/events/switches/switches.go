@@ -9,11 +9,13 @@
 package switches
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"net/url"
 	"strconv"
 	"strings"
@@ -305,6 +307,14 @@ type Message struct {
 	Queue queue.Name
 	Body  []byte
 	Group string
+	// Sort is the sort key of the message's item, from [SortKey]. If it is empty, Item makes a unique one.
+	Sort string
+}
+
+// SortKey returns the sort key for a message that began to wait at a time. Callers that may pause a message twice pass the same time and id
+// both times, so that the second item replaces the first.
+func SortKey(since time.Time, id string) string {
+	return fmt.Sprintf("%016d#%s", since.UnixMicro(), id)
 }
 
 // stored is the JSON of a paused message in an item.
@@ -395,12 +405,10 @@ func WaitsFor(workspace, partition string) Name {
 // Item returns the item of a paused message, for callers that write more in the same transaction.
 func (s *Set) Item(workspace string, n Name, m Message) store.Item {
 	now := s.now()
-	id := rand.Text()
+	sort := cmp.Or(m.Sort, SortKey(now, rand.Text()))
+	shard := int(crc32.ChecksumIEEE([]byte(sort)) % shards)
 	return store.Item{
-		Key: store.Key{
-			Table: store.Deliveries, Partition: waitingPartition(workspace, n, int(id[0])%shards),
-			Sort: fmt.Sprintf("%016d#%s", now.UnixMicro(), id),
-		},
+		Key:   store.Key{Table: store.Deliveries, Partition: waitingPartition(workspace, n, shard), Sort: sort},
 		Value: encodeStored(m), Expires: now.Add(Kept),
 	}
 }
