@@ -20,6 +20,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -97,10 +98,10 @@ func (e Edit) Version() int64 {
 // Changes reports whether the new text differs from the old one.
 func (e Edit) Changes() bool { return e.Old.Version == 0 || !bytes.Equal(e.Old.Text, e.Text) }
 
-// Write writes the edits that change a document, all or none: it compresses all texts and then writes one transaction. More
-// than about 24 catalogs take several transactions, so an error may leave some of them written. The error is of kind
-// fault.TooLarge for a text that does not fit into an item, and of kind fault.Conflict if an old document is not the stored one
-// any more.
+// Write writes the edits that change a document, all or none: it compresses all texts and then writes one transaction. Edits that
+// exceed a limit of [store.DB.Write], for example 25 catalogs or 4 MB of compressed text, take several transactions, so an error
+// may leave some of them written. The error is of kind fault.TooLarge for a text that does not fit into an item, and of kind
+// fault.Conflict if an old document is not the stored one any more.
 func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 	var transactions [][]store.Op
 	names := make([]string, len(edits))
@@ -113,7 +114,8 @@ func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 		if err != nil {
 			return err
 		}
-		if last := len(transactions) - 1; last >= 0 && len(transactions[last])+len(ops) <= store.MaxTransaction {
+		last := len(transactions) - 1
+		if last >= 0 && store.CheckWrite(slices.Concat(transactions[last], ops)) == nil {
 			transactions[last] = append(transactions[last], ops...)
 		} else {
 			transactions = append(transactions, ops)

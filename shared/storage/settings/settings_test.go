@@ -61,14 +61,33 @@ func testWriteAndRead(t *testing.T, db store.DB) {
 	}
 }
 
-func TestWriteRefusesATextThatDoesNotFit(t *testing.T) {
-	noise := make([]byte, 800<<10) // compresses to no less than three quarters
+// noise returns a text that compresses to about three quarters of its size.
+func noise(size int) []byte {
+	text := make([]byte, size)
 	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	rng := rand.New(rand.NewPCG(1, 2))
-	for i := range noise {
-		noise[i] = letters[rng.IntN(len(letters))]
+	for i := range text {
+		text[i] = letters[rng.IntN(len(letters))]
 	}
-	for name, src := range map[string][]byte{"compressed": noise, "uncompressed": make([]byte, MaxText+1)} {
+	return text
+}
+
+func TestWriteManyLargeTexts(t *testing.T) {
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
+	defer func() { _ = db.Close() }()
+	text := noise(480 << 10)
+	var edits []Edit
+	for i := range 2 * store.MaxWrite / PackedSize(text) {
+		edits = append(edits, Edit{Old: Stored{Name: fmt.Sprint(i)}, Text: text})
+	}
+	expect.OK(t, Write(t.Context(), db, edits...))
+	for _, e := range edits {
+		expect.Equal(t, "the version of "+e.Old.Name, expect.Value(Version(t.Context(), db, e.Old.Name))(t), 1)
+	}
+}
+
+func TestWriteRefusesATextThatDoesNotFit(t *testing.T) {
+	for name, src := range map[string][]byte{"compressed": noise(800 << 10), "uncompressed": make([]byte, MaxText+1)} {
 		expect.Fault(t, name, Write(t.Context(), settingstest.New(), Edit{Old: Stored{Name: "d"}, Text: src}), fault.TooLarge)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -36,10 +37,10 @@ const (
 	Keys Table = "keys"
 )
 
+var tables = []Table{Subscriptions, Log, Deliveries, Sessions, Settings, Keys}
+
 // Tables lists all tables, in a stable order.
-func Tables() []Table {
-	return []Table{Subscriptions, Log, Deliveries, Sessions, Settings, Keys}
-}
+func Tables() []Table { return slices.Clone(tables) }
 
 // Limits of both adapters, so that a write that works on a stand-alone server also works on AWS.
 const (
@@ -47,6 +48,9 @@ const (
 	MaxItem = 380 << 10
 	// MaxTransaction is the largest number of operations in one [DB.Write].
 	MaxTransaction = 100
+	// MaxWrite is the largest total size of the values in one [DB.Write], in bytes. DynamoDB allows 4 MB, including keys and attribute
+	// names. Puts at [AtCommit] do not count, because DynamoDB refuses them anyway.
+	MaxWrite = 3900 << 10
 	// MaxGet is the largest number of keys in one [DB.Get].
 	MaxGet = 100
 )
@@ -86,8 +90,8 @@ type DB interface {
 	// there may still be more; see Page.More. Expired items are left out.
 	Query(ctx context.Context, q Query) (Page, error)
 
-	// Write applies up to [MaxTransaction] operations, all or none, each item at
-	// most once. It returns [ErrConflict] when a condition does not hold.
+	// Write applies up to [MaxTransaction] operations with values of up to [MaxWrite] bytes, all or none, each item at most once. It
+	// returns [ErrConflict] when a condition does not hold.
 	Write(ctx context.Context, ops ...Op) error
 
 	// WriteAll applies any number of unconditional puts and deletes, in any order. It is not atomic: after an error, some of
@@ -332,11 +336,11 @@ const (
 	defaultLimit = 100
 )
 
-// Check returns an error if a part of the key is empty, too long or not UTF-8. Adapters call it.
+// Check returns an error if the table is unknown, or if a part of the key is empty, too long or not UTF-8. Adapters call it.
 func (k Key) Check() error {
 	switch {
-	case k.Table == "":
-		return fault.New(fault.Invalid, "an item needs a table")
+	case !slices.Contains(tables, k.Table):
+		return fault.New(fault.Invalid, "unknown table %q", k.Table)
 	case k.Partition == "" || len(k.Partition) > maxPartition || !utf8.ValidString(k.Partition):
 		return fault.New(fault.Invalid, "a partition key of %s has %d bytes or is not UTF-8 (allowed: UTF-8 of 1 to %d bytes)", k.Table, len(k.Partition), maxPartition)
 	case k.Sort == "" || len(k.Sort) > maxSort || !utf8.ValidString(k.Sort):
@@ -361,9 +365,62 @@ func (q *Query) Check() error {
 	return Key{Table: q.Table, Partition: q.Partition, Sort: "-"}.Check()
 }
 
-// Check returns an error if the item is too large or the fields do not fit the kind of operation. Adapters call it, and check
-// [AtCommit] themselves.
-func (op *Op) Check() error {
+// CheckWrite returns an error if the operations break a limit of [DB.Write]. Adapters call it, and check [AtCommit] themselves.
+func CheckWrite(ops []Op) error {
+	if len(ops) > MaxTransaction {
+		return fault.New(fault.Invalid, "the write has %d operations (allowed: up to %d)", len(ops), MaxTransaction)
+	}
+	var seen map[Key]bool
+	if len(ops) > 4 { // for fewer, comparing all pairs is faster
+		seen = make(map[Key]bool, len(ops))
+	}
+	size := 0
+	for i := range ops {
+		op := &ops[i]
+		if err := op.check(); err != nil {
+			return err
+		}
+		if op.Kind == OpRaise && len(ops) > 1 {
+			return fault.New(fault.Invalid, "a write that raises a count has only that operation")
+		}
+		if op.Item.Sort == AtCommit {
+			continue // each gets its own key
+		}
+		size += len(op.Item.Value)
+		twice := seen[op.Item.Key]
+		if seen != nil {
+			seen[op.Item.Key] = true
+		} else {
+			for j := range i {
+				twice = twice || ops[j].Item.Key == op.Item.Key
+			}
+		}
+		if twice {
+			return fault.New(fault.Invalid, "the write has an item of %s twice", op.Item.Table)
+		}
+	}
+	if size > MaxWrite {
+		return fault.New(fault.TooLarge, "the write has %d bytes (allowed: up to %d)", size, MaxWrite)
+	}
+	return nil
+}
+
+// CheckWriteAll returns an error if an operation is not allowed in [DB.WriteAll]. Adapters call it, and check [AtCommit] themselves.
+func CheckWriteAll(ops []Op) error {
+	for i := range ops {
+		op := &ops[i]
+		if op.Cond != (Condition{}) || (op.Kind != OpPut && op.Kind != OpDelete) {
+			return fault.New(fault.Invalid, "WriteAll allows only puts and deletes without a condition")
+		}
+		if err := op.check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check returns an error if the item is too large or the fields do not fit the kind of operation.
+func (op *Op) check() error {
 	if err := op.Item.Key.Check(); err != nil {
 		return err
 	}

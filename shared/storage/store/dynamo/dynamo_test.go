@@ -304,7 +304,6 @@ func TestWritesOutsideOfTheLimitsAreRefused(t *testing.T) {
 		"raise among others": {[]store.Op{store.Delete(other), store.Raise(key, "n", 1)}, fault.Invalid},
 		"name of a limit":    {[]store.Op{store.Add(key, nil, map[string]int64{"": 1})}, fault.Invalid},
 		"unknown operation":  {[]store.Op{{Item: store.Item{Key: key}}}, fault.Invalid},
-		"large in total":     {large(11), fault.TooLarge},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -17,7 +18,10 @@ import (
 // Write makes one request for one operation, at half the price of a transaction, and one TransactWriteItems for several
 // operations. A transaction has at most 4 MB.
 func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
-	if err := checkOps(ops); err != nil {
+	if err := store.CheckWrite(ops); err != nil {
+		return err
+	}
+	if err := refuseStamps(ops); err != nil {
 		return err
 	}
 	switch len(ops) {
@@ -264,15 +268,15 @@ func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 		table string
 		types.WriteRequest
 	}
+	if err := store.CheckWriteAll(ops); err != nil {
+		return err
+	}
+	if err := refuseStamps(ops); err != nil {
+		return err
+	}
 	place := make(map[store.Key]int, len(ops))
 	requests := make([]request, 0, len(ops))
 	for _, op := range ops {
-		if err := checkOp(op); err != nil {
-			return err
-		}
-		if kind, _ := op.Cond.Unpack(); kind != "" || (op.Kind != store.OpPut && op.Kind != store.OpDelete) {
-			return fault.New(fault.Invalid, "WriteAll allows only puts and deletes without a condition")
-		}
 		r := request{table: db.names[op.Item.Table]}
 		if op.Kind == store.OpPut {
 			r.PutRequest = &types.PutRequest{Item: encode(op.Item, nil)}
@@ -326,40 +330,11 @@ func countWrites(batch map[string][]types.WriteRequest) (n int) {
 	return n
 }
 
-// maxTotal is the largest total size of a transaction's values. DynamoDB allows 4 MB, including keys and attribute names.
-const maxTotal = 3900 << 10
-
-// checkOps checks a write against the limits of package store, so that it returns the same errors as the other adapter.
-func checkOps(ops []store.Op) error {
-	if len(ops) > store.MaxTransaction {
-		return fault.New(fault.Invalid, "the write has %d operations (allowed: up to %d)", len(ops), store.MaxTransaction)
-	}
-	seen := make(map[store.Key]bool, len(ops))
-	total := 0
-	for _, op := range ops {
-		if err := checkOp(op); err != nil {
-			return err
-		}
-		if seen[op.Item.Key] {
-			return fault.New(fault.Invalid, "the write has an item of %s twice", op.Item.Table)
-		}
-		seen[op.Item.Key] = true
-		if op.Kind == store.OpRaise && len(ops) > 1 {
-			return fault.New(fault.Invalid, "a write that raises a count has only that operation")
-		}
-		total += len(op.Item.Value)
-	}
-	if total > maxTotal {
-		return fault.New(fault.TooLarge, "the write has %d bytes (allowed: up to %d)", total, maxTotal)
-	}
-	return nil
-}
-
-func checkOp(op store.Op) error {
-	if op.Item.Sort == store.AtCommit {
+func refuseStamps(ops []store.Op) error {
+	if slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Sort == store.AtCommit }) {
 		return fault.New(fault.Unsupported, "this store does not stamp sort keys at commit")
 	}
-	return op.Check()
+	return nil
 }
 
 const conditionFailed = "ConditionalCheckFailed"

@@ -177,7 +177,7 @@ func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error)
 		return nil, fault.New(fault.Invalid, "the read has %d keys (allowed: up to %d)", len(keys), store.MaxGet)
 	}
 	for _, key := range keys {
-		if err := checkKey(key); err != nil {
+		if err := key.Check(); err != nil {
 			return nil, err
 		}
 	}
@@ -251,7 +251,7 @@ const maxPage = 1 << 20
 
 // Query reads one page. Expired items count toward the limit, so that many of them cannot make a page slow.
 func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
-	if err := checkQuery(&q); err != nil {
+	if err := q.Check(); err != nil {
 		return store.Page{}, err
 	}
 	if page, ok := db.memo.query(q, db.engine.Now()); ok {

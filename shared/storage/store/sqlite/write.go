@@ -23,7 +23,10 @@ func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
 	if len(ops) == 0 {
 		return ctx.Err()
 	}
-	if err := checkWrite(ops); err != nil {
+	if err := store.CheckWrite(ops); err != nil {
+		return err
+	}
+	if err := checkStamps(ops, true); err != nil {
 		return err
 	}
 	return db.submit(ctx, ops)
@@ -37,10 +40,11 @@ func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	if len(ops) == 0 {
 		return ctx.Err()
 	}
-	for i := range ops {
-		if err := checkBulk(&ops[i]); err != nil {
-			return err
-		}
+	if err := store.CheckWriteAll(ops); err != nil {
+		return err
+	}
+	if err := checkStamps(ops, false); err != nil { // it may take several commits
+		return err
 	}
 	for len(ops) > 0 {
 		n := 0
@@ -315,85 +319,21 @@ func decodeCounts(text string) map[string]int64 {
 // from the time of the commit, for a put at [store.AtCommit].
 const maxSpan = 1 << 20
 
-func checkTable(t store.Table) error {
-	if tables[t] == nil {
-		return fault.New(fault.Invalid, "unknown table %q", t)
-	}
-	return nil
-}
-
-func checkKey(key store.Key) error {
-	if err := checkTable(key.Table); err != nil {
-		return err
-	}
-	return key.Check()
-}
-
-// checkQuery checks a query and sets the default limit.
-func checkQuery(q *store.Query) error {
-	if err := q.Check(); err != nil {
-		return err
-	}
-	return checkTable(q.Table)
-}
-
-// checkWrite checks a transaction against the limits of package store.
-func checkWrite(ops []store.Op) error {
-	if len(ops) > store.MaxTransaction {
-		return fault.New(fault.Invalid, "the write has %d operations (allowed: up to %d)", len(ops), store.MaxTransaction)
-	}
-	var seen map[store.Key]bool
-	if len(ops) > 4 { // for fewer, comparing all pairs is faster
-		seen = make(map[store.Key]bool, len(ops))
-	}
+// checkStamps checks the operations at [store.AtCommit]. Two of them can share a stamp only if they are in one commit.
+func checkStamps(ops []store.Op, oneCommit bool) error {
 	for i := range ops {
 		op := &ops[i]
-		if err := checkOp(op); err != nil {
-			return err
-		}
-		if op.Kind == store.OpRaise && len(ops) > 1 {
-			return fault.New(fault.Invalid, "a write that raises a count has only that operation")
-		}
-		if op.Item.Sort == store.AtCommit {
-			if op.Span == store.SameStamp && !canShare(ops[:i], op) {
-				return fault.New(fault.Invalid, "puts that share a stamp must be in different partitions")
-			}
-			continue // each gets its own key
-		}
-		twice := seen[op.Item.Key]
-		if seen != nil {
-			seen[op.Item.Key] = true
-		} else {
-			for j := range i {
-				twice = twice || ops[j].Item.Key == op.Item.Key
-			}
-		}
-		if twice {
-			return fault.New(fault.Invalid, "the write has an item of %s twice", op.Item.Table)
+		switch {
+		case op.Item.Sort != store.AtCommit:
+		case op.Kind != store.OpPut || op.Span < store.SameStamp || op.Span > maxSpan:
+			return fault.New(fault.Invalid, "only a put with a span of 0 to %d gets a stamp", maxSpan)
+		case op.Span == store.SameStamp && !oneCommit:
+			return fault.New(fault.Invalid, "puts cannot share a stamp in WriteAll, because it may take several commits")
+		case op.Span == store.SameStamp && !canShare(ops[:i], op):
+			return fault.New(fault.Invalid, "puts that share a stamp must be in different partitions")
 		}
 	}
 	return nil
-}
-
-// checkBulk checks an operation of [DB.WriteAll].
-func checkBulk(op *store.Op) error {
-	if kind, _ := op.Cond.Unpack(); kind != "" || (op.Kind != store.OpPut && op.Kind != store.OpDelete) {
-		return fault.New(fault.Invalid, "WriteAll allows only puts and deletes without a condition")
-	}
-	if op.Item.Sort == store.AtCommit && op.Span == store.SameStamp {
-		return fault.New(fault.Invalid, "puts cannot share a stamp in WriteAll, because it may take several commits")
-	}
-	return checkOp(op)
-}
-
-func checkOp(op *store.Op) error {
-	if err := checkTable(op.Item.Table); err != nil {
-		return err
-	}
-	if op.Item.Sort == store.AtCommit && (op.Kind != store.OpPut || op.Span < store.SameStamp || op.Span > maxSpan) {
-		return fault.New(fault.Invalid, "only a put with a span of 0 to %d gets a stamp", maxSpan)
-	}
-	return op.Check()
 }
 
 // canShare reports whether op can use the stamp of an earlier operation. It cannot if an operation with a stamp is in the same

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -181,6 +182,16 @@ var limitCases = []testCase{
 			b.Errorf("the last of the largest transaction: %q", got)
 		}
 	}},
+	{"MaxWrite", func(b *bench) {
+		var ops []store.Op
+		for size := store.MaxWrite; size > 0; size -= store.MaxItem {
+			value := make([]byte, min(size, store.MaxItem))
+			ops = append(ops, store.Put(store.Item{Key: b.at("p", fmt.Sprintf("%03d", len(ops))), Value: value}))
+		}
+		b.checkRefused("one byte more", b.db.Write(b.ctx, append(slices.Clone(ops), put(b.at("p", "more"), "v"))...), fault.TooLarge)
+		b.checkAbsent("after the refusal", b.at("p", "more"))
+		b.write(ops...)
+	}},
 	{"MaxGet", func(b *bench) {
 		var keys []store.Key
 		for i := range store.MaxGet + 1 {
@@ -207,6 +218,7 @@ var limitCases = []testCase{
 			"empty partition":      {Table: store.Log, Sort: "s"},
 			"empty sort key":       {Table: store.Log, Partition: "p"},
 			"no table":             {Partition: "p", Sort: "s"},
+			"unknown table":        {Table: "nowhere", Partition: "p", Sort: "s"},
 			"partition over 2,048": {Table: store.Log, Partition: strings.Repeat("p", 2049), Sort: "s"},
 			"sort key over 1,024":  {Table: store.Log, Partition: "p", Sort: strings.Repeat("s", 1025)},
 			"partition not UTF-8":  {Table: store.Log, Partition: "p\xff", Sort: "s"},
