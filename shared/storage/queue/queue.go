@@ -53,20 +53,55 @@ const (
 	MaxBody = 256 << 10
 	// MaxDelay is the longest delay of a message on a standard queue.
 	MaxDelay = 15 * time.Minute
+	// maxID is the largest length of a group or a deduplication id.
+	maxID = 128
 )
 
 // Outgoing is a message to send.
 type Outgoing struct {
-	// Body is valid UTF-8 text of at most [MaxBody] bytes, without characters that XML 1.0 forbids.
+	// Body is valid UTF-8 text of at most [MaxBody] bytes, without characters that XML 1.0 forbids. Only the adapter for SQS checks the
+	// characters, and it escapes U+FFFE and U+FFFF in JSON.
 	Body []byte
 	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order within a group, and a standard queue
 	// shares its consumers fairly among the groups.
 	Group string
-	// Dedup is a deduplication id. A FIFO queue drops a message if it accepted one with the same id in the last five minutes.
-	// Standard queues do not deduplicate.
+	// Dedup is a deduplication id of the same characters. A FIFO queue drops a message if it accepted one with the same id in the
+	// last five minutes. Standard queues do not deduplicate.
 	Dedup string
 	// Delay postpones the delivery by whole seconds, up to [MaxDelay]. FIFO queues have no delays.
 	Delay time.Duration
+}
+
+// Check returns an error if a message for the queue breaks a limit of [Outgoing]. Adapters call it.
+func Check(name Name, m *Outgoing) error {
+	switch {
+	case len(m.Body) == 0 || !utf8.Valid(m.Body):
+		return fault.New(fault.Invalid, "a message for %s is empty or not UTF-8", name)
+	case len(m.Body) > MaxBody:
+		return fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(m.Body), MaxBody)
+	case !validID(m.Group) || !validID(m.Dedup):
+		return fault.New(fault.Invalid, "group or deduplication id of a message for %s is invalid (allowed: up to %d characters of [A-Za-z0-9_-])", name, maxID)
+	case m.Delay < 0 || m.Delay > MaxDelay:
+		return fault.New(fault.Invalid, "delay %v of a message for %s is not allowed (allowed: 0 to %v)", m.Delay, name, MaxDelay)
+	case name.FIFO() && m.Group == "":
+		return fault.New(fault.Invalid, "a message for %s needs a group", name)
+	case name.FIFO() && m.Delay != 0:
+		return fault.New(fault.Invalid, "a message for %s cannot be delayed", name)
+	case !name.FIFO() && m.Dedup != "":
+		return fault.New(fault.Invalid, "%s does not deduplicate", name)
+	}
+	return nil
+}
+
+func validID(s string) bool {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return len(s) <= maxID
 }
 
 // Escape replaces U+FFFE and U+FFFF, which XML 1.0 forbids, by JSON escapes. The body is JSON in UTF-8, where the two
@@ -123,6 +158,12 @@ func Forward(ctx context.Context, s Sender, q Name, msgs ...Outgoing) error {
 // deletes the others. On a FIFO queue, a handler that fails a message must also fail the later messages of its group, because
 // they would overtake it. An error fails the whole batch.
 type Handler func(ctx context.Context, batch []Message) (failed []string, err error)
+
+// Call calls the handler and returns its panic as an error.
+func (h Handler) Call(ctx context.Context, batch []Message) (failed []string, err error) {
+	defer fault.Recovered(&err)
+	return h(ctx, batch)
+}
 
 // ConsumeOptions correspond to the settings of an event source mapping.
 type ConsumeOptions struct {

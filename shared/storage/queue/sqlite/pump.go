@@ -3,9 +3,7 @@ package sqlite
 import (
 	"container/heap"
 	"context"
-	"fmt"
 	"math"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -386,7 +384,7 @@ func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, li
 			return always
 		}
 	}
-	ids, err := call(ctx, h, b.handed)
+	ids, err := h.Call(ctx, b.handed)
 	if took := time.Since(began); took > limit {
 		mq.q.opts.Log.Warn("handler took too long", "queue", mq.name, "messages", len(b.msgs), "took", took, "limit", limit)
 	}
@@ -432,14 +430,4 @@ func (mq *memoryQueue) readBodies(ctx context.Context, b *batch) error {
 		}
 		return nil
 	})
-}
-
-// call calls h and returns its panic as an error.
-func call(ctx context.Context, h queue.Handler, batch []queue.Message) (failed []string, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-		}
-	}()
-	return h(ctx, batch)
 }

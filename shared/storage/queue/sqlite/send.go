@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -20,8 +19,6 @@ const (
 	// maxSend and maxSendBytes bound one transaction, so that other writes do not wait long for a large send.
 	maxSend      = 250
 	maxSendBytes = 4 << 20
-	// maxID is the largest length of a group or a deduplication id.
-	maxID = 128
 )
 
 // Send writes the messages in their order. Many messages take several transactions.
@@ -31,7 +28,7 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 		return err
 	}
 	for i := range msgs {
-		if err := check(name, &msgs[i]); err != nil {
+		if err := queue.Check(name, &msgs[i]); err != nil {
 			return err
 		}
 	}
@@ -66,38 +63,6 @@ func (mq *memoryQueue) send(ctx context.Context, msgs []queue.Outgoing) error {
 			return ctx.Err()
 		}
 	}
-}
-
-// check checks a message against the limits of package queue.
-func check(name queue.Name, m *queue.Outgoing) error {
-	switch {
-	case len(m.Body) == 0 || !utf8.Valid(m.Body):
-		return fault.New(fault.Invalid, "a message for %s is empty or not UTF-8", name)
-	case len(m.Body) > queue.MaxBody:
-		return fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(m.Body), queue.MaxBody)
-	case !validID(m.Group) || !validID(m.Dedup):
-		return fault.New(fault.Invalid, "group or deduplication id of a message for %s is invalid (allowed: up to %d characters of [A-Za-z0-9_-])", name, maxID)
-	case m.Delay < 0 || m.Delay > queue.MaxDelay:
-		return fault.New(fault.Invalid, "delay %v of a message for %s is not allowed (allowed: 0 to %v)", m.Delay, name, queue.MaxDelay)
-	case name.FIFO() && m.Group == "":
-		return fault.New(fault.Invalid, "a message for %s needs a group", name)
-	case name.FIFO() && m.Delay != 0:
-		return fault.New(fault.Invalid, "a message for %s cannot be delayed", name)
-	case !name.FIFO() && m.Dedup != "":
-		return fault.New(fault.Invalid, "%s does not deduplicate", name)
-	}
-	return nil
-}
-
-func validID(s string) bool {
-	for i := range len(s) {
-		switch c := s[i]; {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return len(s) <= maxID
 }
 
 // sending is a job that writes messages of one Send.
@@ -432,7 +397,7 @@ func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Out
 	}
 	size, delayed := 0, false
 	for i := range msgs {
-		if err := check(name, &msgs[i]); err != nil {
+		if err := queue.Check(name, &msgs[i]); err != nil {
 			return err
 		}
 		delayed = delayed || msgs[i].Delay != 0

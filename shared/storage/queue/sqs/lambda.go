@@ -3,8 +3,6 @@ package sqs
 import (
 	"context"
 	"encoding/base64"
-	"fmt"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,7 +26,7 @@ import (
 func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		batch := messages(event)
-		failed, err := call(ctx, h, batch)
+		failed, err := h.Call(ctx, batch)
 		if err != nil {
 			q.backOff(ctx, event, batch, listIDs(batch))
 			// Lambda counts this as an error of the function, and SQS redelivers the whole batch.
@@ -39,16 +37,6 @@ func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) 
 		q.backOff(ctx, event, batch, failed)
 		return response(failed), nil
 	}
-}
-
-// call calls h and returns its panic as an error.
-func call(ctx context.Context, h queue.Handler, batch []queue.Message) (failed []string, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-		}
-	}()
-	return h(ctx, batch)
 }
 
 // messages returns the records of an event, in their order.

@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
@@ -114,38 +113,22 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 
 // entry checks a message and returns it as an entry of a batch.
 func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
-	body := msg.Body
-	if hasForbidden(body) && json.Valid(body) { // JSON has no control characters, so Escape removes all that SQS refuses
-		body = queue.Escape(body)
+	if hasForbidden(msg.Body) {
+		if !json.Valid(msg.Body) { // JSON has no control characters, so Escape removes all that SQS refuses
+			return e, fault.New(fault.Invalid, "a message for %s has characters that XML 1.0 lacks", name)
+		}
+		msg.Body = queue.Escape(msg.Body)
 	}
-	switch {
-	case len(body) == 0 || !utf8.Valid(body) || hasForbidden(body):
-		return e, fault.New(fault.Invalid, "a message for %s is empty or has characters that XML 1.0 lacks", name)
-	case len(body) > queue.MaxBody:
-		return e, fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(body), queue.MaxBody)
-	case !validGroup(msg.Group):
-		return e, fault.New(fault.Invalid, "the group of a message for %s is invalid (allowed: up to 128 characters of [A-Za-z0-9_-])", name)
-	case !validDedup(msg.Dedup):
-		return e, fault.New(fault.Invalid, "the deduplication id of a message for %s is invalid (allowed: up to 128 ASCII characters without spaces)", name)
-	case msg.Delay < 0 || msg.Delay > queue.MaxDelay:
-		return e, fault.New(fault.Invalid, "delay %v of a message for %s is not allowed (allowed: 0 to %v)", msg.Delay, name, queue.MaxDelay)
+	if err := queue.Check(name, &msg); err != nil {
+		return e, err
 	}
-	e.MessageBody = aws.String(string(body))
+	e.MessageBody = aws.String(string(msg.Body))
 	if msg.Group != "" {
 		e.MessageGroupId = &msg.Group
 	}
 	if !name.FIFO() {
-		if msg.Dedup != "" {
-			return e, fault.New(fault.Invalid, "%s does not deduplicate", name)
-		}
 		e.DelaySeconds = seconds(msg.Delay)
 		return e, nil
-	}
-	switch {
-	case msg.Group == "":
-		return e, fault.New(fault.Invalid, "a message for %s needs a group", name)
-	case msg.Delay != 0:
-		return e, fault.New(fault.Invalid, "a message for %s cannot be delayed", name)
 	}
 	// SQS requires a deduplication id. With a random one, SQS drops only a request that the SDK repeats.
 	e.MessageDeduplicationId = aws.String(msg.Dedup)
@@ -161,15 +144,6 @@ func hasForbidden(body []byte) bool {
 	return bytes.ContainsFunc(body, func(r rune) bool {
 		return r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0xfffe || r == 0xffff
 	})
-}
-
-func validGroup(s string) bool {
-	return len(s) <= 128 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == ""
-}
-
-// validDedup reports whether SQS accepts a deduplication id. It may have letters, digits and punctuation.
-func validDedup(s string) bool {
-	return len(s) <= 128 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 }
 
 // splitBatches splits entries, in their order, into batches that fit into a request.
