@@ -36,53 +36,43 @@ const (
 	StepPause    Step = "pause"
 	StepSuspend  Step = "suspend"
 	StepGiveUp   Step = "give up"
-	StepForget   Step = "forget"
 )
 
-// next is the result of a step.
-type next struct {
-	State  string
-	Due    bool // it has a due entry, which brings back a lost message
-	Letter bool // a dead letter is written with it
-}
-
-// Lifecycle maps the state of a delivery and a step to the next state, and tells what is stored with it. Steps that cannot happen
-// are missing. For example, a suspended delivery is scheduled before it is attempted, so it cannot be given up.
+// Lifecycle maps the state of a delivery and a step to the next state. Steps that cannot happen are missing. For example, a suspended
+// delivery is scheduled before it is attempted, so it cannot be given up. The end of a delivery is no step, because
+// [Delivery.DeletionNotes] deletes it.
 //
 // A dead delivery can be scheduled, because people can have its event delivered again: with a replay, from the dead letter, or by
 // subscribing with an older cursor. A redelivered page schedules it, too. The dead letter is then deleted, so that an event never
 // has two letters for one subscription. Only a page whose first attempt succeeds leaves the letter, because it does not read stored
 // deliveries.
-var Lifecycle = map[string]map[Step]next{
+var Lifecycle = map[string]map[Step]string{
 	None: {
-		StepSchedule: {State: Pending, Due: true},
-		StepPause:    {State: Paused},
-		StepSuspend:  {State: Suspended},
-		StepGiveUp:   {State: Dead, Letter: true},
-		StepForget:   {State: None},
+		StepSchedule: Pending,
+		StepPause:    Paused,
+		StepSuspend:  Suspended,
+		StepGiveUp:   Dead,
 	},
 	Pending: {
-		StepSchedule: {State: Pending, Due: true},
-		StepPause:    {State: Paused},
-		StepSuspend:  {State: Suspended},
-		StepGiveUp:   {State: Dead, Letter: true},
-		StepForget:   {State: None},
+		StepSchedule: Pending,
+		StepPause:    Paused,
+		StepSuspend:  Suspended,
+		StepGiveUp:   Dead,
 	},
 	Paused: {
-		StepSchedule: {State: Pending, Due: true},
-		StepPause:    {State: Paused},
-		StepSuspend:  {State: Suspended},
-		StepGiveUp:   {State: Dead, Letter: true},
-		StepForget:   {State: None},
+		StepSchedule: Pending,
+		StepPause:    Paused,
+		StepSuspend:  Suspended,
+		StepGiveUp:   Dead,
 	},
 	Suspended: {
-		StepSchedule: {State: Pending, Due: true},
+		StepSchedule: Pending,
 	},
 	Dead: {
-		StepSchedule: {State: Pending, Due: true},
-		StepPause:    {State: Paused},
-		StepSuspend:  {State: Suspended},
-		StepGiveUp:   {State: Dead, Letter: true},
+		StepSchedule: Pending,
+		StepPause:    Paused,
+		StepSuspend:  Suspended,
+		StepGiveUp:   Dead,
 	},
 }
 
@@ -282,13 +272,13 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (Claim
 
 // put writes the transaction of a step, together with the event if body is not nil. It reports whether c.also had conditions,
 // because a conflict may then be due to them.
-func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change, body *newBody) (conditional bool, err error) {
+func (ds *Deliveries) put(ctx context.Context, del *Delivery, to string, c change, body *newBody) (conditional bool, err error) {
 	written := false
 	if body != nil {
 		defer func() { body.release(written, err) }()
 	}
 	before := del.State
-	if del.State = to.State; to.State == Paused {
+	if del.State = to; to == Paused {
 		del.State = Pending
 	}
 	var ops []store.Op
@@ -321,7 +311,7 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change,
 		return conditional, err
 	}
 	written, del.replaced = true, nil
-	del.Version, del.Place, del.Stored, del.recorded = it.Version, waits, to.State, len(del.Attempts)
+	del.Version, del.Place, del.Stored, del.recorded = it.Version, waits, to, len(del.Attempts)
 	return conditional, nil
 }
 
