@@ -27,21 +27,39 @@ func NewMap[K comparable, V any](bound int) *Map[K, V] {
 func (m *Map[K, V]) Get(k K) (V, bool) {
 	m.mu.RLock()
 	v, ok := m.young[k]
-	promote := false
+	isOld := false
 	if !ok {
-		v, promote = m.old[k]
+		_, isOld = m.old[k]
 	}
 	m.mu.RUnlock()
-	if promote {
-		m.Put(k, v)
+	if isOld {
+		return m.promote(k)
 	}
-	return v, ok || promote
+	return v, ok
+}
+
+// promote moves an entry of the old generation to the young one and returns its value. It looks the key up again, because a newer value
+// may have been put since Get has released the read lock.
+func (m *Map[K, V]) promote(k K) (V, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v, ok := m.young[k]
+	if !ok {
+		if v, ok = m.old[k]; ok {
+			m.put(k, v)
+		}
+	}
+	return v, ok
 }
 
 // Put sets the value of a key.
 func (m *Map[K, V]) Put(k K, v V) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.put(k, v)
+}
+
+func (m *Map[K, V]) put(k K, v V) {
 	if m.young == nil {
 		m.half, m.young = DefaultBound/2, map[K]V{}
 	}

@@ -23,3 +23,26 @@ func TestMapDropsUnusedEntries(t *testing.T) {
 		t.Error("got no entry for a key in use")
 	}
 }
+
+// A reader finds a value in the old generation, and before it moves the value to the young one, a writer puts a newer value.
+func TestAReaderKeepsANewerValue(t *testing.T) {
+	for _, between := range []int{0, 2} { // other keys that are put after the newer value; 2 begin another generation
+		m := NewMap[string, int](4)
+		for i, k := range []string{"key", "a", "b"} {
+			m.Put(k, i)
+		}
+		if _, isOld := m.old["key"]; !isOld {
+			t.Fatal("the key is not in the old generation")
+		}
+		m.Put("key", 100)
+		for i := range between {
+			m.Put(string(rune('c'+i)), 0)
+		}
+		if v, ok := m.promote("key"); !ok || v != 100 {
+			t.Errorf("the reader got %d, %v, want the newer value", v, ok)
+		}
+		if v, ok := m.Get("key"); !ok || v != 100 {
+			t.Errorf("got %d, %v afterwards, want the newer value", v, ok)
+		}
+	}
+}
