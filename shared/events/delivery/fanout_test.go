@@ -2,10 +2,12 @@ package delivery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -198,6 +200,52 @@ func TestFanoutSurvivesAPanicOfOneGroup(t *testing.T) {
 		}
 		expect.Equal(t, fmt.Sprintf("receive %d: posts of evt_1", received), posted(r)["evt_1"], 1)
 	}
+}
+
+// Given a batch that has looked for readers but is not in the log yet, when clients begin to read a parent of its event, then they wait
+// for the batch. Otherwise a client that subscribes and then reads the log would miss the event in both.
+func TestNewReadersOfAParentWaitForTheBatchThatMissedThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const uri = "event://github/acme/web/push"
+		r := newRig(t)
+		parent := match.Pattern{Kind: match.Parent, Key: "event://github/acme/**", Shape: match.Shape{Scope: "parents", Name: "d2"}}
+		fanout, _, _ := r.process()
+		proceed := make(chan struct{})
+		fanout.Log.DB = hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+			if ops[0].Item.Partition == eventlog.OwnPartition("default", uri).Name() {
+				<-proceed
+			}
+			return nil
+		}}
+		r.publishTo(uri, "github.push", "evt_1", `{}`)
+		var running sync.WaitGroup
+		running.Go(func() {
+			if failed, err := fanout.Handle(t.Context(), r.queues[queue.Events]); len(failed) > 0 || err != nil {
+				t.Errorf("got failed %v, %v, want none", failed, err)
+			}
+		})
+		synctest.Wait() // the batch hangs right before its append
+
+		read := func(ctx context.Context) error {
+			return expect.ErrOf(subscription.Interested(ctx, r.db, fanout.Log, "default", parent))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := read(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v while the batch hangs, want the error of the context", err)
+		}
+		for range 2 { // they find the interest that the first reader has recorded
+			running.Go(func() {
+				err := read(t.Context())
+				if events, _ := r.log.Latest(t.Context(), "default", uri, false, 1); len(events) != 1 || err != nil {
+					t.Errorf("got %d events, %v when the interest was recorded, want evt_1", len(events), err)
+				}
+			})
+		}
+		synctest.Wait()
+		close(proceed)
+		running.Wait()
+	})
 }
 
 // slowStore is a store like DynamoDB in which each request takes a while.

@@ -103,8 +103,8 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 //   - If a message is not written yet, deliverLocal appends first, because a crash may still lose the event. The commit of
 //     its log entry also writes its message.
 //
-// A subscription that is made from a cursor meanwhile waits for the batch before it replays the log; see
-// [eventlog.Log.AwaitBatches].
+// A subscription that is made from a cursor meanwhile waits for the batch before it replays the log, and so does the first reader of
+// a parent or wildcard before it takes its position; see [eventlog.Log.AwaitBatches].
 func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []queue.Message) error {
 	defer f.Log.BeginBatch()()
 	subscribers, err := f.match(ctx, groups)

@@ -399,8 +399,8 @@ func (l *Log) BeginBatch() (end func()) {
 	}
 }
 
-// AwaitBatches waits until the batches that have begun in this process are in the log. A new subscriber calls it before it reads
-// the log, because such a batch may have looked for subscribers before this one existed.
+// AwaitBatches waits until the batches that have begun in this process are in the log. A new subscriber or reader calls it before it
+// reads the log or takes its position there, because such a batch may have looked for subscribers and readers before this one existed.
 func (l *Log) AwaitBatches(ctx context.Context) error {
 	l.batches.mu.Lock()
 	var running []chan struct{}

@@ -437,6 +437,9 @@ var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 // Interested records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention (see
 // [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the log. A concrete pattern needs no such
 // record, because each URI has its own partition. Interested does not write a record again that still lasts long enough.
+//
+// When Interested returns, the log has every event that fanout handled without knowing of the interest. So a client that reads the log
+// after that either finds an event there or receives it on its stream.
 func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
@@ -469,5 +472,10 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 			return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in a shape")
 		}
 	}
-	return log.RecordInterest(ctx, workspace, p.Key, until)
+	in, err := log.RecordInterest(ctx, workspace, p.Key, until)
+	if err != nil {
+		return eventlog.Interest{}, err
+	}
+	// Also wait if the interest was recorded before, because another reader may have written it only a moment ago.
+	return in, fault.Wrap(fault.Unavailable, log.AwaitBatches(ctx), "wait for the events that are being stored")
 }
