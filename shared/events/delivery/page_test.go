@@ -13,9 +13,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -351,6 +353,67 @@ func TestANewPageHasAllItsRetries(t *testing.T) {
 	if err != nil || task.Retries != 1 || len(task.Events) != 1 || task.Events[0].ID != "evt_new" {
 		t.Errorf("AWS-05: got %d retries of %d events, %v, want the first retry of the new page", task.Retries, len(task.Events), err)
 	}
+}
+
+// AWS-05: given a panic while a page serves one subscriber, then the other subscribers get their events, and another page task repeats the
+// events of that one.
+func TestAPanicConcernsOneSubscriber(t *testing.T) {
+	serve := func(t *testing.T, change func(d *Dispatcher, failing *subscription.Subscriber), read time.Time, events ...event.Event) (*rig, *Dispatcher, []subscription.Subscriber, sent) {
+		t.Helper()
+		r := newRig(t)
+		key := r.to(oneOrigin(2)...)[0].Patterns[0].Key
+		_, d, _ := r.process()
+		found := expect.Value(subscription.ReadSubscribers(t.Context(), r.db, "default", key, subscription.Range{}, 10))(t)
+		expect.Equal(t, "subscribers", len(found.List), 2)
+		change(d, &found.List[0])
+		return r, d, found.List, d.sendAll(t.Context(), &page{Page: pageOf(key, events...)}, found.List, read)
+	}
+	check := func(t *testing.T, r *rig, subs []subscription.Subscriber, out sent, wantLeft string) {
+		t.Helper()
+		got := ""
+		for _, left := range out.left {
+			if left.Range != subscription.At(subs[0].ID) || left.Retries != 1 || left.Delay != retryPage {
+				t.Errorf("got a task for %v with %d retries and the delay %v, want the first retry for %s", left.Range, left.Retries, left.Delay, subs[0].ID)
+			}
+			for _, e := range left.Events {
+				got += e.ID + " "
+			}
+		}
+		expect.Equal(t, "the events that are left", got, wantLeft)
+		expect.Equal(t, "messages for the slow lane", len(r.queues[queue.Slow]), 0)
+		for _, p := range r.posts {
+			expect.Equal(t, "the target of a post", p.URL, subs[1].Target.URL)
+		}
+	}
+
+	t.Run("in a filter", func(t *testing.T) {
+		events := someEvents(3, 60)
+		events[0].Data, events[1].Data, events[2].Data = []byte(`{}`), []byte(`{"ok":1}`), []byte(`{}`)
+		r, _, subs, out := serve(t, func(_ *Dispatcher, failing *subscription.Subscriber) {
+			failing.Filters = []match.Filter{{Pointer: "/ok", Values: []json.RawMessage{{}}}} // panics if an event has the member
+		}, time.Now(), events...)
+		check(t, r, subs, out, "e1 ")
+		expect.Equal(t, "posts", len(r.posts), 3)
+	})
+	t.Run("while its events move to the slow lane", func(t *testing.T) {
+		r, _, subs, out := serve(t, func(d *Dispatcher, failing *subscription.Subscriber) {
+			d.sender.opener = refusing{failing.Target.URL}
+			panics := func(context.Context, []store.Op) error { panic("a defect") }
+			d.manager.Deliveries.DB = hooked{DB: d.DB, write: panics, writeAll: panics}
+		}, time.Now(), someEvents(2, 60)...)
+		check(t, r, subs, out, "e0 e1 ")
+		expect.Equal(t, "posts", len(r.posts), 2)
+	})
+	t.Run("while it has a slot", func(t *testing.T) {
+		_, d, subs, _ := serve(t, func(d *Dispatcher, _ *subscription.Subscriber) {
+			d.lanes = lane.New(d.DB, lane.Limits{Attempts: 1, PerEndpoint: 1, Bytes: 1 << 20}, d.now)
+			d.DB = hooked{DB: d.DB, query: func() error { panic("a defect") }}
+		}, time.Now().Add(-time.Minute), someEvents(1, 60)...)
+		call := lane.Call{Endpoint: task.EndpointID(subs[0].Target.URL), URL: subs[0].Target.URL}
+		if _, verdict := d.lanes.Reserve(t.Context(), call, lane.Patience{}); verdict != lane.Granted {
+			t.Errorf("got the verdict %d for another attempt, want a slot", verdict)
+		}
+	})
 }
 
 func message(id, body string) queue.Message {

@@ -377,11 +377,10 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 			continue
 		}
 		serve := func() {
-			v := d.visit(ctx, p.Page, sub, read, wait)
-			left := d.remainingTasks(ctx, p.Page, sub, v)
+			notes, left := d.serve(ctx, p.Page, sub, read, wait)
 			mu.Lock()
 			defer mu.Unlock()
-			out.ops = append(out.ops, v.notes...)
+			out.ops = append(out.ops, notes...)
 			out.left = append(out.left, left...)
 			if len(left) == 0 {
 				out.subscribers[sub.ID] = true
@@ -395,6 +394,23 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 	}
 	wg.Wait()
 	return out
+}
+
+// serve sends the events of a page to one subscriber. It returns the records to write and the tasks for the events that were not sent.
+// After a panic, another page task repeats all events for this subscriber.
+func (d *Dispatcher) serve(ctx context.Context, t task.Page, sub *subscription.Subscriber, read time.Time, wait lane.Patience) (notes []store.Op, left []task.Page) {
+	err := func() (err error) {
+		defer fault.Recovered(&err)
+		v := d.visit(ctx, t, sub, read, wait)
+		notes = v.notes
+		left = d.remainingTasks(ctx, t, sub, v)
+		return nil
+	}()
+	if err != nil {
+		d.log().ErrorContext(ctx, "subscriber not served", "workspace", t.Workspace, "subscription", sub.ID, "error", err)
+		left = d.retryTasks(ctx, t, tasksFor(t, sub, t.Events))
+	}
+	return notes, left
 }
 
 const (
@@ -416,24 +432,17 @@ func pageDelay(retries int) time.Duration {
 }
 
 // remainingTasks returns page tasks for the events that a page could not send to one subscriber. After a failure of this program, an event
-// becomes a single delivery instead. If that cannot be written, another page task repeats the first attempt, up to [maxPageRetries] times.
-// After that, or if the event can never be written, it becomes a dead letter of the deliveries queue.
+// becomes a single delivery instead. If that cannot be written, or if a filter panics, another page task repeats the first attempt, up to
+// [maxPageRetries] times. After that, or if the event can never be written, it becomes a dead letter of the deliveries queue.
 func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subscription.Subscriber, v *visit) []task.Page {
 	if len(v.left) == 0 && v.err == nil {
 		return nil
-	}
-	tasksOf := func(events []event.Event) []task.Page {
-		tasks := task.Pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
-		for i := range tasks {
-			tasks[i].Endpoint, tasks[i].Since, tasks[i].Hops = task.EndpointID(sub.Target.URL), t.Since, t.Hops+1
-		}
-		return tasks
 	}
 	var left []event.Event
 	for _, i := range v.left {
 		left = append(left, t.Events[i])
 	}
-	tasks := tasksOf(left)
+	tasks := tasksFor(t, sub, left)
 	for i := range tasks {
 		if v.sent { // the task gets shorter, so it needs no limit and no pause
 			tasks[i].Hops = t.Hops
@@ -449,9 +458,13 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", v.err)
 	var unwritten []event.Event
 	for n, i := range v.failed {
+		if _, err := v.wants(i); err != nil { // the slow lane would send the event without checking the filters
+			unwritten = append(unwritten, t.Events[i])
+			continue
+		}
 		err := d.toSlowLane(ctx, sub, &t.Events[i])
 		if task.IsPermanent(err) {
-			err = d.deadLetterPages(ctx, tasksOf(t.Events[i:i+1]), fault.Public(err))
+			err = d.deadLetterPages(ctx, tasksFor(t, sub, t.Events[i:i+1]), fault.Public(err))
 		}
 		if err != nil {
 			for _, i := range v.failed[n:] {
@@ -460,15 +473,29 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 			break
 		}
 	}
-	again := tasksOf(unwritten)
-	if len(again) > 0 && t.Retries >= maxPageRetries && d.deadLetterPages(ctx, again, "the deliveries could not be written") == nil {
-		return tasks
+	return append(tasks, d.retryTasks(ctx, t, tasksFor(t, sub, unwritten))...)
+}
+
+// tasksFor returns the tasks that follow t for some of its events and one of its subscribers.
+func tasksFor(t task.Page, sub *subscription.Subscriber, events []event.Event) []task.Page {
+	tasks := task.Pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
+	for i := range tasks {
+		tasks[i].Endpoint, tasks[i].Since, tasks[i].Hops = task.EndpointID(sub.Target.URL), t.Since, t.Hops+1
+	}
+	return tasks
+}
+
+// retryTasks has tasks repeat the first attempts of t after a delay. If t was repeated [maxPageRetries] times already, it makes them dead
+// letters and returns none.
+func (d *Dispatcher) retryTasks(ctx context.Context, t task.Page, again []task.Page) []task.Page {
+	if len(again) > 0 && t.Retries >= maxPageRetries && d.deadLetterPages(ctx, again, "the deliveries could not be made or written") == nil {
+		return nil
 	}
 	for i := range again {
 		again[i].Retries = t.Retries + 1
 		again[i].Delay = pageDelay(again[i].Retries)
 	}
-	return append(tasks, again...)
+	return again
 }
 
 // deadLetterPages turns page tasks into dead letters. If an operator sends a task back, it starts from the beginning.

@@ -121,7 +121,11 @@ func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.S
 	return v
 }
 
-func (v *visit) wants(i int) bool { return v.sub.Wants(v.task.Payloads[i], v.d.now()) }
+// wants reports whether the subscriber wants an event. A panic in one of its filters is an error of this subscriber.
+func (v *visit) wants(i int) (wants bool, err error) {
+	defer fault.Recovered(&err)
+	return v.sub.Wants(v.task.Payloads[i], v.d.now()), nil
+}
 
 // result is the outcome of an event for the subscriber of a visit.
 type result struct {
@@ -147,7 +151,11 @@ func (v *visit) sendEvents(ctx context.Context) {
 		if r.fate == handled && r.err == nil {
 			r = v.send(ctx, i)
 		}
-		if r.err == nil || v.wants(i) {
+		wants, err := true, error(nil)
+		if r.err != nil {
+			wants, err = v.wants(i)
+		}
+		if wants || err != nil {
 			v.record(i, r)
 		}
 	}
@@ -252,13 +260,13 @@ func (v *visit) record(i int, r result) {
 
 // judge decides what to do with one event for the subscriber, with the cheap checks first. It writes nothing, because [visit.send]
 // acts on its verdict.
-func (v *visit) judge(ctx context.Context, i int) (verdict, error) {
+func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 	e := &v.task.Events[i]
 	if err := ctx.Err(); err != nil {
 		return verdict{}, err
 	}
-	if !v.wants(i) {
-		return verdict{action: forget}, nil
+	if wants, err := v.wants(i); !wants || err != nil {
+		return verdict{action: forget}, err
 	}
 	if e.Gap {
 		return verdict{action: announce}, nil
@@ -274,11 +282,14 @@ func (v *visit) judge(ctx context.Context, i int) (verdict, error) {
 	case granted != lane.Granted:
 		return verdict{action: slowLane}, nil
 	}
-	how, err := v.judgeAgain(ctx, e, slot.Waited)
-	if how.action != attempt || err != nil {
-		slot.Done(lane.Unused)
+	defer func() { // also after a panic
+		if how.slot == nil {
+			slot.Done(lane.Unused)
+		}
+	}()
+	if how, err = v.judgeAgain(ctx, e, slot.Waited); how.action == attempt && err == nil {
+		how.slot = slot
 	}
-	how.slot = slot
 	return how, err
 }
 
