@@ -34,11 +34,12 @@ import (
 type tail struct {
 	tails  *Tails
 	part   eventlog.Partition
-	renew  renewal
+	every  time.Duration // between renewals; 0 if the feeds need none
 	cancel context.CancelFunc
 
-	mu    sync.Mutex
-	feeds map[*Feed]struct{}
+	mu       sync.Mutex
+	feeds    map[*Feed]renewal
+	renewing sync.Mutex // held while renewals run
 
 	// If the store cannot be watched, changed and written are nil, and unwatch does nothing.
 	changed <-chan struct{}
@@ -53,11 +54,13 @@ type tail struct {
 	lastRenewal time.Time
 }
 
-// renewal renews the record that a client reads a pattern ([eventlog.Interest]) or a backend's events ([demand.Registry]), so that
-// these events continue to reach the log. It is zero if the tail needs no such record.
+// renewal renews the record that a client reads a pattern ([eventlog.Interest]) or that a principal reads a backend's events
+// ([demand.Registry]), so that these events continue to reach the log. It is zero if the partition needs no such record. Of the feeds
+// with the same principal, a tail calls one.
 type renewal struct {
-	do    func(context.Context) error
-	every time.Duration
+	do        func(context.Context) error
+	every     time.Duration
+	principal string // "" for an interest, which all principals share
 }
 
 // batch is the result of one read of a tail. All feeds share it and must not change it.
@@ -86,7 +89,7 @@ func (t *tail) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		t.renewInterest(ctx, began)
+		t.renewInterests(ctx, began)
 		timer.Reset(wait)
 		select {
 		case <-ctx.Done():
@@ -195,27 +198,44 @@ func (w *window) advance(lookBack time.Duration, began time.Time, entries []even
 	return late, settled
 }
 
-func (t *tail) renewInterest(ctx context.Context, now time.Time) {
-	if t.renew.do == nil || now.Sub(t.lastRenewal) < t.renew.every {
+// renewInterests runs the renewals of the tail's feeds if they are due. It does not wait for them, because each may wait for the
+// relay.
+func (t *tail) renewInterests(ctx context.Context, now time.Time) {
+	if t.every == 0 || now.Sub(t.lastRenewal) < t.every || !t.renewing.TryLock() {
 		return
 	}
 	t.lastRenewal = now
-	err := t.renew.do(ctx)
-	if err == nil {
-		return
+	due := map[string]renewal{} // by principal
+	t.mu.Lock()
+	for _, r := range t.feeds {
+		due[r.principal] = r
 	}
-	slog.WarnContext(ctx, "interest not renewed", "error", err)
-	if fault.Is(err, fault.Unauthenticated) {
-		t.end(ErrToken)
-	}
+	t.mu.Unlock()
+	t.tails.running.Go(func() {
+		defer t.renewing.Unlock()
+		for principal, r := range due {
+			err := r.do(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				slog.WarnContext(ctx, "interest not renewed", "error", err)
+			}
+			if fault.Is(err, fault.Unauthenticated) {
+				t.end(ErrToken, func(r renewal) bool { return r.principal == principal })
+			}
+		}
+	})
 }
 
-// end ends all feeds of the tail with an error.
-func (t *tail) end(err error) {
+// end ends the feeds of the tail whose renewals match with an error.
+func (t *tail) end(err error, matches func(renewal) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for f := range t.feeds {
-		f.in.end(err)
+	for f, r := range t.feeds {
+		if matches(r) {
+			f.in.end(err)
+		}
 	}
 }
 
@@ -475,7 +495,7 @@ func (ts *Tails) Close() {
 	ts.stop()
 	ts.mu.Lock()
 	for _, t := range ts.tails {
-		t.end(ErrClosed)
+		t.end(ErrClosed, func(renewal) bool { return true })
 	}
 	ts.mu.Unlock()
 	ts.running.Wait()
@@ -496,7 +516,7 @@ func pause(since time.Duration) time.Duration {
 	return busyPoll
 }
 
-// join adds f to the tail of p, which it starts if necessary.
+// join adds f to the tail of p, which it starts if necessary. The tail runs renew until f leaves.
 func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) *tail {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -504,7 +524,7 @@ func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) *tail {
 	if t == nil {
 		ctx, cancel := context.WithCancel(ts.ctx)
 		t = &tail{
-			tails: ts, part: p, renew: renew, feeds: map[*Feed]struct{}{}, cancel: cancel,
+			tails: ts, part: p, every: renew.every, feeds: map[*Feed]renewal{}, cancel: cancel,
 			unwatch: func() {}, lookBack: ts.Log.LookBack(p),
 		}
 		if w, ok := ts.Log.DB.(store.Watcher); ok {
@@ -516,7 +536,7 @@ func (ts *Tails) join(f *Feed, p eventlog.Partition, renew renewal) *tail {
 		go t.run(ctx)
 	}
 	t.mu.Lock()
-	t.feeds[f] = struct{}{}
+	t.feeds[f] = renew
 	t.mu.Unlock()
 	return t
 }

@@ -142,7 +142,7 @@ func (f *Feed) renewDemand(p match.Pattern) renewal {
 	if catalog.BackendOf(p.Key) == "" {
 		return renewal{}
 	}
-	return renewal{every: demand.RenewEvery, do: func(ctx context.Context) error {
+	return renewal{every: demand.RenewEvery, principal: f.principal, do: func(ctx context.Context) error {
 		return f.tails.Demand.Want(ctx, f.workspace, f.principal, p.Key)
 	}}
 }

@@ -502,3 +502,39 @@ func TestAStreamEndsWithItsToken(t *testing.T) {
 		expect.Equal(t, "bob's event", next(t, bob, time.Minute), "b")
 	})
 }
+
+// GWN-21: given open streams of two principals for the same events of a backend, when one of them closes its stream, then only the demand of
+// the other one is renewed.
+func TestAStreamRenewsTheDemandOfItsPrincipal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const uri = "event://~mail/received/e30"
+		r := over(t, embedded(t))
+		d := demand.New(r.db)
+		d.Start = time.Nanosecond
+		r.tails.Demand = d
+		open := func(principal string) *stream.Feed {
+			return r.open(stream.Request{Principal: principal, Patterns: []match.Pattern{{Kind: match.Concrete, Key: uri}}})
+		}
+		check := func(when string, principals ...string) {
+			t.Helper()
+			got := expect.Value(d.ListWanted(t.Context(), "default", "mail"))(t)[uri]
+			var want []string
+			for _, p := range principals {
+				want = append(want, catalog.CallerID(p))
+			}
+			slices.Sort(want)
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Errorf("%s, the events are wanted by %v, want %v: %v", when, got, principals, want)
+			}
+		}
+		alice, bob := open("alice"), open("bob")
+		time.Sleep(time.Hour)
+		check("with both streams", "alice", "bob")
+		alice.Close()
+		time.Sleep(time.Hour)
+		check("without alice's stream", "bob")
+		bob.Close()
+		time.Sleep(time.Hour)
+		check("without streams")
+	})
+}
