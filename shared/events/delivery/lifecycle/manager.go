@@ -252,8 +252,8 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 // the notice must still be waiting to be sent.
 //
 // A publication time before the notice does not prove that the event was already in the log, because the event may have waited
-// in the events queue. A first attempt at least [eventlog.Window] before the notice proves it, because fanout writes an event to
-// the log before it queues the deliveries.
+// in the events queue. A first attempt at least [eventlog.Window] before the notice proves it. On AWS, fanout appends an event to the
+// log before it queues the page tasks. Stand-alone, it does both concurrently, and an append takes far less time than the window.
 func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announcedGap, version int64, covers bool, err error) {
 	items, err := m.Deliveries.DB.Get(ctx, state.GapKey(del.Workspace, del.Subscription))
 	if err != nil {

@@ -104,7 +104,7 @@ type Result struct {
 }
 
 const (
-	// KeptFor is how long dead letters and records stay (design: 7 days).
+	// KeptFor is how long dead letters and records stay.
 	KeptFor = 7 * 24 * time.Hour
 	// Backup is how long after a retry its due entry sends the retry's message again, in case the first message was lost.
 	Backup = 2 * time.Minute

@@ -21,7 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Version is the format version of new messages. Readers also accept the previous version.
+// Version is the format version of new messages. When it grows, [Decode] also accepts the previous version.
 const Version = 1
 
 // Page asks dispatch to send events to a range of a pattern's subscribers, to each for the first time.
@@ -74,7 +74,7 @@ type Single struct {
 	Attempt int `json:"n"`
 	// Endpoint is the [EndpointID] of the delivery's target. The attempt needs one of this endpoint's slots.
 	Endpoint string `json:"e,omitempty"`
-	// Size is the approximate size of the event's data in bytes. It is missing in messages of the previous version.
+	// Size is the approximate size of the event's data in bytes. It is missing in messages of earlier releases.
 	Size int `json:"b,omitempty"`
 }
 
