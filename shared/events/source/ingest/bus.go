@@ -26,8 +26,8 @@ import (
 // that source's workspace, and the other sources still get their events.
 type Bus struct{ Intake }
 
-// Read returns the events that a message becomes. known is false if the message is neither the envelope of a known service nor a retried dead
-// letter. An error concerns the whole message, not one source.
+// Read returns the events that a message becomes. known is true if the message is the envelope of a known service or a retried dead letter.
+// An error concerns the whole message, not one source.
 func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known bool, err error) {
 	if isRetry(body) {
 		in, err = b.mapRetried(ctx, body)
