@@ -371,7 +371,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 			time.Sleep(time.Duration(i) * start)
 			ctx, cancel := context.WithTimeout(all, life)
 			if i == 3 { // the last one receives the rest
-				ctx, cancel = context.WithTimeout(all, servertest.Patience)
+				ctx, cancel = context.WithTimeout(all, 5*servertest.Patience)
 			}
 			defer cancel()
 			_ = relay.NewInvocations(func() *relay.Relay {
@@ -435,7 +435,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 		return total, ids, gaps
 	}
 	total, ids, gaps := count()
-	for end := time.Now().Add(servertest.Patience); total < orders*each && time.Now().Before(end); total, ids, gaps = count() {
+	for end := time.Now().Add(2 * servertest.Patience); total < orders*each && time.Now().Before(end); total, ids, gaps = count() {
 		time.Sleep(50 * time.Millisecond) // until fanout has appended them
 	}
 	if total != orders*each || len(ids) != orders*each || gaps != orders {
