@@ -178,7 +178,7 @@ func collect(ve *jsonschema.ValidationError, out []jsonpointer.Fault) []jsonpoin
 }
 
 func tidyFaults(faults []jsonpointer.Fault) []jsonpointer.Fault {
-	slices.SortFunc(faults, func(a, b jsonpointer.Fault) int {
+	slices.SortStableFunc(faults, func(a, b jsonpointer.Fault) int {
 		return cmp.Or(cmp.Compare(a.Pointer, b.Pointer), cmp.Compare(a.Message, b.Message))
 	})
 	faults = slices.Compact(faults)
