@@ -19,8 +19,8 @@ import (
 // shutdownTime is less than the 500 ms between SIGTERM and SIGKILL in Lambda, so that the metrics can still be written.
 const shutdownTime = 400 * time.Millisecond
 
-// ignoreChanged is called after the relay has stored changed event types of a backend. It does nothing, because the function
-// retry announces them to clients as soon as all functions use them.
+// ignoreChanged does nothing. The relay calls it after it has stored changed event types of a backend, but on AWS the function retry
+// announces them to clients, as soon as all functions use them.
 func ignoreChanged(context.Context) error { return nil }
 
 func main() { os.Exit(boot.Run(0, create)) }

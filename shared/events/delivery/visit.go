@@ -151,13 +151,12 @@ func (v *visit) sendEvents(ctx context.Context) {
 		if r.fate == handled && r.err == nil {
 			r = v.send(ctx, i)
 		}
-		wants, err := true, error(nil)
 		if r.err != nil {
-			wants, err = v.wants(i)
+			if wants, err := v.wants(i); !wants && err == nil {
+				continue // the failure does not concern this event
+			}
 		}
-		if wants || err != nil {
-			v.record(i, r)
-		}
+		v.record(i, r)
 	}
 }
 

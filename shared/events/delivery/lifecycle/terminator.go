@@ -226,7 +226,7 @@ func (t *Terminator) hasNoKey(ctx context.Context, sub *subscription.Subscriptio
 	return !slices.ContainsFunc(principals, func(p auth.Principal) bool { return p.Has(auth.ScopeSubscribe) }), nil
 }
 
-// EndingsError returns an error that lists the endings, or nil if there are none.
+// EndingsError returns an error that lists the endings, or nil if the list is empty.
 func EndingsError(endings []Ending) error {
 	if len(endings) == 0 {
 		return nil
@@ -326,7 +326,7 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	return ended, t.Lists.SetRecheckState(ctx, workspace, next)
 }
 
-// affectedScopes returns the scopes (see [match.ScopeOf]) of event types whose terms have changed, and that of parent URIs,
+// affectedScopes returns the scopes (see [match.ScopeOf]) of event types whose terms have changed, and the scope of parent URIs,
 // sorted. Each subscription is listed under a scope.
 func affectedScopes(before, after map[string]string) (scopes []string) {
 	for name, t := range before {

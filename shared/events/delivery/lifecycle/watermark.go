@@ -23,8 +23,8 @@ import (
 // misses no event. Two kinds of deliveries are not settled:
 //
 //   - Deliveries without a first attempt. They are part of a page, a queue message that asks to send events to a range of
-//     subscribers. The store has no items of them, just as it has none of successful deliveries, so Watermark estimates. Dispatch
-//     regularly records that it makes progress (see [Progress]). Watermark assumes that all pages that were queued at least
+//     subscribers. The store has items only for deliveries that failed, so Watermark estimates. Dispatch regularly
+//     records that it makes progress (see [Progress]). Watermark assumes that all pages that were queued at least
 //     [dwell] before the last such record have been attempted. There are two exceptions, which have items in the store: pages
 //     that dispatch received late, and pages that wait because a person has paused their events (see [PausedPages]).
 //   - Deliveries that wait for a retry, or are suspended with their subscription. Watermark reads their items.

@@ -165,7 +165,7 @@ func headingOf(path string) string {
 	return b.String()
 }
 
-// memberAt returns the value at a path such as delivery.lastError, or nil if there is none. For an array on the path it returns the
+// memberAt returns the value at a path such as delivery.lastError, or nil if the path does not exist. For an array on the path it returns the
 // values of all elements.
 func memberAt(v any, path string) any {
 	if list, ok := v.([]any); ok {
