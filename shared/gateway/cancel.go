@@ -139,14 +139,14 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 	}
 }
 
-// hasMark reports whether the client has cancelled the call since it began. A mark without a time, from an earlier release, always counts.
+// hasMark reports whether the client has cancelled the call since it began.
 func (x *exchange) hasMark(ctx context.Context, began time.Time) bool {
 	items, err := x.gateway.options.DB.Get(ctx, x.mark)
 	if err != nil || items[0] == nil {
 		return false
 	}
 	at, err := strconv.ParseInt(string(items[0].Value), 10, 64)
-	return err != nil || !time.UnixMilli(at).Before(began.Add(-markSkew))
+	return err == nil && !time.UnixMilli(at).Before(began.Add(-markSkew))
 }
 
 // endCause returns the error of a call that ended because the client cancelled it or its backend was removed, and otherwise nil.

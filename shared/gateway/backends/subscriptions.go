@@ -15,8 +15,7 @@ import (
 )
 
 // The store has an item for each subscription to a resource of a backend. Its sort key is "p#", the hash of the principal, the hash of the
-// URI, and the holder, so that a query finds the subscriptions of one principal. Keys of an earlier release begin with the URI's hash and
-// do not have the principal.
+// URI, and the holder, so that a query finds the subscriptions of one principal.
 
 func wantedPartition(p api.Place) string { return "w#" + p.String() }
 
@@ -34,18 +33,9 @@ func wantedKey(s api.Subscription) store.Key {
 	return store.Key{Table: store.Sessions, Partition: wantedPartition(s.Place), Sort: wantedPrefix(s) + wantedURI(s) + "#" + s.Holder}
 }
 
-// earlierWantedKey returns the key that an earlier release gave the subscription.
-func earlierWantedKey(s api.Subscription) store.Key {
-	return store.Key{Table: store.Sessions, Partition: wantedPartition(s.Place), Sort: wantedURI(s) + "#" + s.Holder}
-}
-
-// wantedBy returns the hash of the principal in an item's sort key, or "" if an earlier release wrote the item.
+// wantedBy returns the hash of the principal in an item's sort key.
 func wantedBy(sort string) string {
-	rest, ok := strings.CutPrefix(sort, "p#")
-	if !ok {
-		return ""
-	}
-	principal, _, _ := strings.Cut(rest, "#")
+	principal, _, _ := strings.Cut(strings.TrimPrefix(sort, "p#"), "#")
 	return principal
 }
 
@@ -58,13 +48,9 @@ func (bs *Set) Subscribe(ctx context.Context, s api.Subscription) error {
 	if err := bs.checkLimit(ctx, s); err != nil {
 		return err
 	}
-	err := bs.options.DB.Write(ctx, putSubscription(s))
+	err := bs.options.DB.Write(ctx, store.Put(store.Item{Key: wantedKey(s), Value: []byte(s.URI), Expires: s.Until}))
 	bs.wakeRelay(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
-}
-
-func putSubscription(s api.Subscription) store.Op {
-	return store.Put(store.Item{Key: wantedKey(s), Value: []byte(s.URI), Expires: s.Until})
 }
 
 // checkLimit returns an error if the principal would be subscribed to more than [maxWanted] resources of the backend.
@@ -89,7 +75,7 @@ func (bs *Set) checkLimit(ctx context.Context, s api.Subscription) error {
 
 // Unsubscribe removes a subscription.
 func (bs *Set) Unsubscribe(ctx context.Context, s api.Subscription) error {
-	err := bs.options.DB.WriteAll(ctx, store.Delete(wantedKey(s)), store.Delete(earlierWantedKey(s)))
+	err := bs.options.DB.Write(ctx, store.Delete(wantedKey(s)))
 	bs.wakeRelay(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")
 }
