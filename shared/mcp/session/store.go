@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -83,23 +82,12 @@ type Session struct {
 // URI is a URI that a session is subscribed to, in canonical form.
 type URI struct {
 	URI string `json:"u"`
-	// After is the position of the event log when the client subscribed. Items of earlier releases have the time in Since
-	// instead.
-	After int64     `json:"p,omitempty"`
-	Since time.Time `json:"t,omitzero"`
+	// After is the position of the event log when the client subscribed.
+	After int64 `json:"p,omitempty"`
 	// Open is true if the URI is a parent or has wildcards.
 	Open bool `json:"o,omitempty"`
 	// Backend is the name of the backend that the resource belongs to, if any.
 	Backend string `json:"b,omitempty"`
-}
-
-// Position returns the position of the event log when the client subscribed. For an item of an earlier release it returns a
-// position that is early enough even if clocks differ.
-func (u URI) Position() int64 {
-	if u.Since.IsZero() {
-		return u.After
-	}
-	return u.Since.Add(-2 * eventlog.MaxSkew).UnixMicro()
 }
 
 const (
@@ -133,8 +121,7 @@ func itemKey(key, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "s#" + key, Sort: sort}
 }
 
-// ListKey returns the partition that lists the sessions of a principal by their keys. Earlier releases had no such list, so
-// the sessions that they began are added when they are prolonged.
+// ListKey returns the partition that lists the sessions of a principal by their keys.
 func ListKey(workspace, principal string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "sp#" + workspace + "#" + principal}
 }

@@ -199,13 +199,13 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 		if u.Backend != "" {
 			// Do not resolve the URI again: the session stays subscribed at the backend even while the backend does not list
 			// the resource.
-			fresh[u.URI] = subscribed{Target{URI: u.URI, asked: u.URI, Backend: u.Backend}, u.Position()}
+			fresh[u.URI] = subscribed{Target{URI: u.URI, asked: u.URI, Backend: u.Backend}, u.After}
 			continue
 		}
 		t, err := s.writer.Streams.Targets.Resolve(ctx, cat, s.writer.Caller.Principal, u.URI)
 		switch {
 		case err == nil:
-			fresh[u.URI] = subscribed{t, u.Position()}
+			fresh[u.URI] = subscribed{t, u.After}
 		case fault.Is(err, fault.Unavailable), fault.Is(err, fault.Internal):
 			return nil, nil, err
 		}
