@@ -120,20 +120,25 @@ func checkToken(meta json.RawMessage) error {
 	return nil
 }
 
-// A bridge makes a call, and handles the backend's messages in it, for one combination of revisions. There are four implementations,
+// A bridge makes a call, and handles the backend's response to it, for one combination of revisions. There are four implementations,
 // because the client and the backend can each be session-based or stateless: [sessionBridge], [statelessBridge], [roundsBridge] and
 // [inputRoundsBridge].
 type bridge interface {
 	// sendCall sends the call to the backend, several times if needed, until the client has a response or an error occurs.
 	sendCall(ctx context.Context) error
-	// elicit handles a request that the backend sends within the call, for example an elicitation. Depending on the revisions, it forwards
-	// the request to the client, keeps it for an input_required result, answers it itself, or drops it.
+	// respond handles the response, whose id is already the client's. It sends the response to the client, translated to the
+	// client's revision, unless the backend demands input that sendCall can supply.
+	respond(m upstream.Message) error
+}
+
+// An asker handles the requests that a session-based backend sends within a call, for example an elicitation. [sessionBridge] and
+// [roundsBridge] implement it. Backends of 2026-07-28 send no requests.
+type asker interface {
+	// elicit handles a request. Depending on the client's revision, it forwards the request to the client, keeps it for an input_required
+	// result, or answers it itself.
 	elicit(ctx context.Context, m upstream.Message) error
 	// withdraw handles the backend's cancellation of its own request with the given id.
 	withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error
-	// respond handles the response, whose id is already the client's. It sends the response to the client, translated to the
-	// client's revision, unless the backend demands input that make can supply.
-	respond(m upstream.Message) error
 }
 
 // exchange is one call, from its request to its end. Package translate knows the differences between revisions, and a [bridge]
@@ -150,6 +155,7 @@ type bridge interface {
 //	      └──cancelled while the session begins──▶ ended: the backend is not called
 type exchange struct {
 	bridge  bridge
+	asker   asker // nil if the backend is stateless
 	gateway *Gateway
 	call    api.Call
 	entry   backends.Entry       // the tool, prompt or resource
@@ -184,12 +190,14 @@ func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.Server
 	switch client, backend := c.Version.Stateless(), info.Version.Stateless(); {
 	case client && backend:
 		x.bridge = &statelessBridge{x}
-	case client:
-		x.bridge = &roundsBridge{x: x}
 	case backend:
 		x.bridge = &inputRoundsBridge{x: x}
+	case client:
+		b := &roundsBridge{x: x}
+		x.bridge, x.asker = b, b
 	default:
-		x.bridge = &sessionBridge{x: x}
+		b := &sessionBridge{x: x}
+		x.bridge, x.asker = b, b
 	}
 	return x
 }
@@ -330,13 +338,13 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 		m.Raw = jsonrpc.Replace(m.Raw, "id", x.call.ID)
 		x.outcome = outcomeOf(m)
 		return true, x.bridge.respond(m)
-	case m.Method == "ping" && m.ID != nil && !x.with.Version.Stateless():
+	case m.Method == "ping" && m.ID != nil && x.asker != nil:
 		return false, x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
-	case m.ID != nil:
-		return false, x.bridge.elicit(ctx, m)
-	case m.Method == spec.NoteCancelled && !x.with.Version.Stateless():
-		return false, x.bridge.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
-	case passThrough[m.Method], x.hasMethod(m.Method):
+	case m.ID != nil && x.asker != nil:
+		return false, x.asker.elicit(ctx, m)
+	case m.Method == spec.NoteCancelled && x.asker != nil:
+		return false, x.asker.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
+	case m.ID == nil && (passThrough[m.Method] || x.hasMethod(m.Method)):
 		if m, ok := x.adaptNotification(m); ok {
 			return false, x.send(m.Raw, false)
 		}
@@ -442,28 +450,17 @@ type statelessBridge struct {
 
 func (b *statelessBridge) sendCall(ctx context.Context) error {
 	params := b.x.params()
-	h := http.Header{spec.HeaderMethod: {b.x.call.Method}}
-	maps.Copy(h, b.x.call.Header)
-	if _, named := spec.Mirrored[b.x.call.Method]; named {
-		h[spec.HeaderName] = []string{spec.EncodeHeader(b.x.entry.Own)}
-	}
+	header := b.x.mirrorHeaders()
+	maps.Copy(header, b.x.call.Header)
 	if raw := jsonrpc.Member(params, "requestState"); raw != nil {
 		sealed, _ := jsonrpc.String(raw)
-		state, err := b.x.gateway.states.open(sealed, b.x.stateBinding(), time.Now())
+		state, err := b.x.gateway.states.open(sealed, b.x.stateBinding())
 		if err != nil {
 			return err
 		}
 		params = jsonrpc.Replace(params, "requestState", jsonrpc.Quote(string(state)))
 	}
-	return b.x.withoutSession(ctx, params, h)
-}
-
-func (b *statelessBridge) elicit(ctx context.Context, _ upstream.Message) error {
-	return b.x.dropMisplaced(ctx)
-}
-
-func (b *statelessBridge) withdraw(ctx context.Context, _ json.RawMessage, _ upstream.Message) error {
-	return b.x.dropMisplaced(ctx)
+	return b.x.withoutSession(ctx, params, header)
 }
 
 func (b *statelessBridge) respond(m upstream.Message) error {
@@ -475,12 +472,7 @@ func (b *statelessBridge) respond(m upstream.Message) error {
 		if !ok {
 			return b.x.callError(errors.New("gateway: the requestState is not a string"))
 		}
-		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(b.x.gateway.states.seal([]byte(text), b.x.stateBinding(), time.Now())))
+		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(b.x.gateway.states.seal([]byte(text), b.x.stateBinding())))
 	}
-	if err := b.x.adaptTask(&m); err != nil {
-		return err
-	}
-	response, code := b.x.translateResponse(m)
-	b.x.recheckVersion(code)
-	return b.x.send(response, true)
+	return b.x.sendFromStateless(m)
 }

@@ -68,39 +68,10 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 		return fault.Wrap(fault.Unavailable, err, "note a cancellation")
 	}
 	err = g.Notify(ctx, c, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "requestId", hashed)))
-	g.running.cancel(key)
+	if cancel, ok := g.running.Load(key); ok {
+		(*cancel.(*context.CancelCauseFunc))(errCancelled)
+	}
 	return err
-}
-
-// runningCalls has the cancel functions of this instance's calls, by the store keys of their cancellation marks.
-type runningCalls struct {
-	mu    sync.Mutex
-	calls map[store.Key]*context.CancelCauseFunc
-}
-
-func (r *runningCalls) add(key store.Key, cancel *context.CancelCauseFunc) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.calls == nil {
-		r.calls = map[store.Key]*context.CancelCauseFunc{}
-	}
-	r.calls[key] = cancel
-}
-
-func (r *runningCalls) remove(key store.Key, cancel *context.CancelCauseFunc) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.calls[key] == cancel {
-		delete(r.calls, key)
-	}
-}
-
-func (r *runningCalls) cancel(key store.Key) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if cancel := r.calls[key]; cancel != nil {
-		(*cancel)(errCancelled)
-	}
 }
 
 // watch returns a context that ends when the client cancels the call, or when the backend is removed from the configuration while the
@@ -110,7 +81,7 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	x.gateway.running.add(x.mark, &cancel)
+	x.gateway.running.Store(x.mark, &cancel)
 	began, done := time.Now(), make(chan struct{})
 	first := time.AfterFunc(firstMark, func() {
 		defer close(done)
@@ -135,7 +106,7 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 		if !first.Stop() {
 			<-done
 		}
-		x.gateway.running.remove(x.mark, &cancel)
+		x.gateway.running.CompareAndDelete(x.mark, &cancel)
 	}
 }
 

@@ -180,12 +180,7 @@ func (g *Gateway) Progress(ctx context.Context, c api.Client, body json.RawMessa
 	case len(q.Token) == 0:
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, notifyTime)
-	defer cancel()
-	body = jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "progressToken", q.Token))
-	if err := b.ClientFor(c.Token).Send(ctx, upstream.Request{Body: body, Version: q.With.Version, Session: q.With.ID}); err != nil {
-		g.options.Log.WarnContext(ctx, "notification not sent to backend", "backend", b.Name, "error", err)
-	}
+	g.notify(ctx, c, b, q.With, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "progressToken", q.Token)))
 	return nil
 }
 

@@ -29,6 +29,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -90,7 +91,7 @@ type Gateway struct {
 	broken       *metric.Undecodable
 	sessions     *sessions
 	elicitations *elicitations
-	running      runningCalls
+	running      sync.Map // the cancel function (a *context.CancelCauseFunc) of each running call, by the key of its cancellation mark
 	lines        callLog
 }
 

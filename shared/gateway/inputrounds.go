@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -48,9 +47,8 @@ type inputRoundsBridge struct {
 
 func (b *inputRoundsBridge) sendCall(ctx context.Context) error {
 	defer func() { b.x.gateway.elicitations.cleanUp(b.kept, b.inputs) }()
-	params := b.params()
-	header, err := b.header()
-	if err != nil {
+	params, header := b.params(), b.x.mirrorHeaders()
+	if err := b.x.addParameters(header); err != nil {
 		return err
 	}
 	for asked := 0; asked < maxRounds; {
@@ -91,15 +89,6 @@ func describeClient(c api.Client, to *upstream.Client) translate.Client {
 		out.Capabilities = json.RawMessage(`{}`)
 	}
 	return out
-}
-
-// header returns the headers that repeat the call's method, name and arguments, as 2026-07-28 requires.
-func (b *inputRoundsBridge) header() (http.Header, error) {
-	h := http.Header{spec.HeaderMethod: {b.x.call.Method}}
-	if _, named := spec.Mirrored[b.x.call.Method]; named {
-		h[spec.HeaderName] = []string{spec.EncodeHeader(b.x.entry.Own)}
-	}
-	return h, b.x.addParameters(h)
 }
 
 // supplyInput asks the client for the input that the backend requested, and returns the params of the next round.
@@ -251,23 +240,10 @@ func (b *inputRoundsBridge) endWithError(failure json.RawMessage) error {
 	return b.x.send(append(append(body, failure...), '}'), true)
 }
 
-func (b *inputRoundsBridge) elicit(ctx context.Context, _ upstream.Message) error {
-	return b.x.dropMisplaced(ctx)
-}
-
-func (b *inputRoundsBridge) withdraw(ctx context.Context, _ json.RawMessage, _ upstream.Message) error {
-	return b.x.dropMisplaced(ctx)
-}
-
 func (b *inputRoundsBridge) respond(m upstream.Message) error {
 	if translate.InputRequired(m.Result) {
-		b.input = m.Result // make supplies it in the next round
+		b.input = m.Result // sendCall supplies it in the next round
 		return nil
 	}
-	if err := b.x.adaptTask(&m); err != nil {
-		return err
-	}
-	response, code := b.x.translateResponse(m)
-	b.x.recheckVersion(code)
-	return b.x.send(response, true)
+	return b.x.sendFromStateless(m)
 }

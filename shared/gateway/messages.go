@@ -34,6 +34,15 @@ func (x *exchange) params() json.RawMessage {
 	return jsonrpc.Replace(x.call.Params, x.call.Member, own)
 }
 
+// mirrorHeaders returns the headers that repeat the call's method and name, as 2026-07-28 requires.
+func (x *exchange) mirrorHeaders() http.Header {
+	h := http.Header{spec.HeaderMethod: {x.call.Method}}
+	if _, named := spec.Mirrored[x.call.Method]; named {
+		h[spec.HeaderName] = []string{spec.EncodeHeader(x.entry.Own)}
+	}
+	return h
+}
+
 // headerParameters returns the tool's arguments that headers must repeat.
 func (x *exchange) headerParameters() ([]translate.Parameter, error) {
 	if x.call.Method != spec.MethodToolsCall {
@@ -166,13 +175,18 @@ func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessa
 	return jsonrpc.Replace(m.Raw, "result", between.Result(x.call.Method, m.Result)), 0
 }
 
-// recheckVersion makes the next call ask for the backend's version and lists again if the error code suggests that they
-// changed, for example because the server was rolled back.
-func (x *exchange) recheckVersion(code int) {
+// sendFromStateless sends the response of a stateless backend to the client. If its error code suggests that the backend's version and
+// lists have changed, for example because the server was rolled back, the next call asks for them again.
+func (x *exchange) sendFromStateless(m upstream.Message) error {
+	if err := x.adaptTask(&m); err != nil {
+		return err
+	}
+	response, code := x.translateResponse(m)
 	if code == spec.CodeHeaderMismatch || code == spec.CodeUnsupportedVersion {
 		x.entry.View.Outdate()
 		x.entry.View.Forget(x.info)
 	}
+	return x.send(response, true)
 }
 
 // send sends a message to the client, and records whether the client has its response or has disconnected.

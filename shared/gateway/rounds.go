@@ -109,7 +109,7 @@ func (b *roundsBridge) loadRounds() error {
 		return nil // without a requestState there are no elicitations that inputResponses could answer
 	}
 	sealed, _ := jsonrpc.String(raw)
-	state, err := b.x.gateway.states.open(sealed, b.stateBinding(), time.Now())
+	state, err := b.x.gateway.states.open(sealed, b.stateBinding())
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
 		return fault.Wrap(fault.Internal, err, "encode a requestState")
 	}
 	body := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
-	body = append(append(body, `,"requestState":`...), jsonrpc.Quote(b.x.gateway.states.seal(state, b.stateBinding(), time.Now()))...)
+	body = append(append(body, `,"requestState":`...), jsonrpc.Quote(b.x.gateway.states.seal(state, b.stateBinding()))...)
 	return b.x.send(jsonrpc.AppendResult(nil, b.x.call.ID, append(body, '}')), true)
 }
 
@@ -256,20 +256,20 @@ func newStates(key []byte) (*states, error) {
 	return &states{aead}, err
 }
 
-func (s *states) seal(state, belongs []byte, now time.Time) string {
-	text := binary.BigEndian.AppendUint64(nil, uint64(now.Add(stateLife).Unix()))
+func (s *states) seal(state, belongs []byte) string {
+	text := binary.BigEndian.AppendUint64(nil, uint64(time.Now().Add(stateLife).Unix()))
 	return opaque.Encode(s.aead.Seal(nil, nil, append(text, state...), belongs))
 }
 
 // open reverses seal. It returns a fault of kind Invalid if the state is forged, expired, or bound to something else.
-func (s *states) open(sealed string, belongs []byte, now time.Time) ([]byte, error) {
+func (s *states) open(sealed string, belongs []byte) ([]byte, error) {
 	bad := fault.New(fault.Invalid, "requestState belongs to another request or has expired")
 	raw, err := opaque.Decode(sealed)
 	if err != nil {
 		return nil, bad
 	}
 	text, err := s.aead.Open(nil, nil, raw, belongs)
-	if err != nil || len(text) < 8 || now.Unix() >= int64(binary.BigEndian.Uint64(text)) {
+	if err != nil || len(text) < 8 || time.Now().Unix() >= int64(binary.BigEndian.Uint64(text)) {
 		return nil, bad
 	}
 	return text[8:], nil

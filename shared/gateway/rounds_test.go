@@ -400,20 +400,23 @@ func TestClosedConnectionEndsTheCallAtTheBackend(t *testing.T) {
 
 // GWN-17: a requestState is valid for an hour, for the same caller and under the same key.
 func TestRequestStateExpires(t *testing.T) {
-	s := expect.Value(newStates(make([]byte, 32)))(t)
-	now := time.Unix(1_800_000_000, 0)
-	sealed := s.seal([]byte("state"), []byte("alice"), now)
-	expect.Equal(t, "the state in time", string(expect.Value(s.open(sealed, []byte("alice"), now.Add(stateLife-time.Second)))(t)), "state")
-	if _, err := s.open(sealed, []byte("alice"), now.Add(stateLife)); err == nil {
-		t.Error("an hour later it is still good")
-	}
-	if _, err := s.open(sealed, []byte("bob"), now); err == nil {
-		t.Error("another may use it")
-	}
-	other := expect.Value(newStates([]byte("another key of thirty-two bytes!")))(t)
-	if _, err := other.open(sealed, []byte("alice"), now); err == nil {
-		t.Error("another key opens it")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := expect.Value(newStates(make([]byte, 32)))(t)
+		sealed := s.seal([]byte("state"), []byte("alice"))
+		if _, err := s.open(sealed, []byte("bob")); err == nil {
+			t.Error("another may use it")
+		}
+		other := expect.Value(newStates([]byte("another key of thirty-two bytes!")))(t)
+		if _, err := other.open(sealed, []byte("alice")); err == nil {
+			t.Error("another key opens it")
+		}
+		time.Sleep(stateLife - time.Second)
+		expect.Equal(t, "the state in time", string(expect.Value(s.open(sealed, []byte("alice")))(t)), "state")
+		time.Sleep(time.Second)
+		if _, err := s.open(sealed, []byte("alice")); err == nil {
+			t.Error("an hour later it is still good")
+		}
+	})
 }
 
 const (

@@ -287,14 +287,17 @@ func (g *Gateway) Notify(ctx context.Context, c api.Client, body json.RawMessage
 	if err != nil {
 		return err
 	}
-	forEachSession(sessions, func(b *backends.Backend, s backendSession) {
-		ctx, cancel := context.WithTimeout(ctx, notifyTime)
-		defer cancel()
-		if err := b.ClientFor(c.Token).Send(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID}); err != nil {
-			g.options.Log.WarnContext(ctx, "notification not sent to backend", "backend", b.Name, "error", err)
-		}
-	})
+	forEachSession(sessions, func(b *backends.Backend, s backendSession) { g.notify(ctx, c, b, s, body) })
 	return nil
+}
+
+// notify sends a client's notification to a backend, and logs a failure.
+func (g *Gateway) notify(ctx context.Context, c api.Client, b *backends.Backend, s backendSession, body json.RawMessage) {
+	ctx, cancel := context.WithTimeout(ctx, notifyTime)
+	defer cancel()
+	if err := b.ClientFor(c.Token).Send(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID}); err != nil {
+		g.options.Log.WarnContext(ctx, "notification not sent to backend", "backend", b.Name, "error", err)
+	}
 }
 
 // forEachSession runs do for all sessions concurrently, so that a hanging backend does not delay the others, and waits.

@@ -344,14 +344,7 @@ func (w *watch) listen(ctx context.Context, acknowledge func(map[string]bool), a
 	case !info.Version.Stateless() || !info.Tasks || !w.mayUseBackend(ctx):
 		return errUnwatched
 	}
-	filter := []byte(`{"taskIds":[`)
-	for i, own := range w.own {
-		if i > 0 {
-			filter = append(filter, ',')
-		}
-		filter = append(filter, own...)
-	}
-	filter = append(filter, `]}`...)
+	filter := jsonrpc.Encode(map[string]any{"taskIds": w.own})
 	x, err := w.view.Backend().ClientFor(w.client.Token).Post(ctx, upstream.Request{
 		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodListen, jsonrpc.Insert(w.params(info.Version), "notifications", filter)),
 		Version: info.Version, Header: http.Header{spec.HeaderMethod: {spec.MethodListen}},

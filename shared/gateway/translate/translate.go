@@ -163,9 +163,7 @@ func Tool(entry json.RawMessage, client spec.Version) json.RawMessage {
 // A tool may require that headers repeat some of its arguments (2026-07-28, Custom Headers from Tool Parameters). The gateway checks
 // these headers for clients of that revision, and adds them for clients of older ones.
 
-const (
-	annotation = "x-mcp-header"
-)
+const annotation = "x-mcp-header"
 
 // Parameter is an argument that a header repeats.
 type Parameter struct {
@@ -219,7 +217,7 @@ func collectParameters(schema json.RawMessage, path []string, out *[]Parameter) 
 			*out = append(*out, Parameter{http.CanonicalHeaderKey(spec.HeaderParameter + name), path, kind})
 		case string(keyword) == "properties":
 			for name, property := range jsonrpc.Members(value) {
-				below := append(path[:len(path):len(path)], string(name))
+				below := append(slices.Clip(path), string(name))
 				if err := collectParameters(property, below, out); err != nil {
 					return err
 				}
