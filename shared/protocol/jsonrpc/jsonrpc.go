@@ -103,6 +103,41 @@ func SplitDeep(body []byte, maxDepth int) (elements []json.RawMessage, batch boo
 	return elements, true, nil
 }
 
+// Parts has the encoded members of a message that JSON-RPC defines. An absent one is nil.
+type Parts struct {
+	Version, ID, Method, Params, Result, Error json.RawMessage
+	// Repeated is the name of a member that the message has more than once, or empty.
+	Repeated string
+}
+
+// ReadParts returns the parts of a message.
+func ReadParts(raw json.RawMessage) (p Parts) {
+	for key, value := range Members(raw) {
+		var part *json.RawMessage
+		switch string(key) {
+		case "jsonrpc":
+			part = &p.Version
+		case "id":
+			part = &p.ID
+		case "method":
+			part = &p.Method
+		case "params":
+			part = &p.Params
+		case "result":
+			part = &p.Result
+		case "error":
+			part = &p.Error
+		default:
+			continue
+		}
+		if *part != nil {
+			p.Repeated = string(key)
+		}
+		*part = value
+	}
+	return p
+}
+
 // Decode decodes one message from [Split]. Its errors have the code [InvalidRequest]. Even then, the returned message has the id, if that
 // is valid, so that the error response can have it.
 func Decode(raw json.RawMessage) (Message, *Error) {
@@ -113,69 +148,45 @@ func Decode(raw json.RawMessage) (Message, *Error) {
 	if len(raw) == 0 || raw[0] != '{' {
 		return invalid("a message must be an object")
 	}
-	var version, id, method, params, result, failure json.RawMessage
-	twice := ""
-	for key, value := range Members(raw) {
-		var member *json.RawMessage
-		switch string(key) {
-		case "jsonrpc":
-			member = &version
-		case "id":
-			member = &id
-		case "method":
-			member = &method
-		case "params":
-			member = &params
-		case "result":
-			member = &result
-		case "error":
-			member = &failure
-		default:
-			continue
-		}
-		if *member != nil {
-			twice = string(key)
-		}
-		*member = value
-	}
-	if twice == "id" { // the intended id is unknown
+	p := ReadParts(raw)
+	if p.Repeated == "id" { // the intended id is unknown
 		return invalid("member id appears twice")
 	}
-	if id != nil {
+	if p.ID != nil {
 		switch {
-		case len(id) > MaxID:
-			return invalid(fmt.Sprintf("id has %d bytes (allowed: up to %d)", len(id), MaxID))
-		case !validID(id):
+		case len(p.ID) > MaxID:
+			return invalid(fmt.Sprintf("id has %d bytes (allowed: up to %d)", len(p.ID), MaxID))
+		case !validID(p.ID):
 			return invalid("id must be a string or an integer")
 		}
-		m.ID = id
+		m.ID = p.ID
 	}
 	switch {
-	case twice != "":
-		return invalid("member " + twice + " appears twice")
-	case string(version) != `"2.0"`:
+	case p.Repeated != "":
+		return invalid("member " + p.Repeated + " appears twice")
+	case string(p.Version) != `"2.0"`:
 		return invalid(`jsonrpc must be "2.0"`)
-	case method == nil && (result != nil) != (failure != nil):
-		if m.ID == nil && result != nil {
+	case p.Method == nil && (p.Result != nil) != (p.Error != nil):
+		if m.ID == nil && p.Result != nil {
 			return invalid("a response must have an id")
 		}
 		m.Kind = Response
 		return m, nil
-	case method == nil:
+	case p.Method == nil:
 		return invalid("method is missing")
-	case result != nil || failure != nil:
+	case p.Result != nil || p.Error != nil:
 		return invalid("a message has either a method or a result or an error")
 	}
-	name, ok := String(method)
+	name, ok := String(p.Method)
 	if !ok || name == "" {
 		return invalid("method must be a string")
 	}
 	m.Method = name
-	if params != nil && string(params) != "null" {
-		if params[0] != '{' && params[0] != '[' {
+	if p.Params != nil && string(p.Params) != "null" {
+		if p.Params[0] != '{' && p.Params[0] != '[' {
 			return invalid("params must be an object")
 		}
-		m.Params = params
+		m.Params = p.Params
 	}
 	m.Kind = Request
 	if m.ID == nil {
