@@ -287,42 +287,19 @@ type Message struct {
 // JSON-RPC member, or its params have any member, twice. The client gets the same bytes, and might use the one of the two that
 // Read did not check.
 func Read(raw json.RawMessage) (m Message, ok bool) {
-	m.Raw = raw
-	var version, id, method, params json.RawMessage
-	for key, value := range jsonrpc.Members(raw) {
-		var slot *json.RawMessage
-		switch string(key) {
-		case "jsonrpc":
-			slot = &version
-		case "id":
-			slot = &id
-		case "method":
-			slot = &method
-		case "params":
-			slot = &params
-		case "result":
-			slot = &m.Result
-		case "error":
-			slot = &m.Error
-		default:
-			continue
-		}
-		if *slot != nil {
-			return m, false
-		}
-		*slot = value
-	}
-	if string(version) != `"2.0"` || jsonrpc.HasRepeatedMember(params) {
+	p := jsonrpc.ReadParts(raw)
+	m = Message{Result: p.Result, Error: p.Error, Raw: raw}
+	if string(p.Version) != `"2.0"` || p.Repeated != "" || jsonrpc.HasRepeatedMember(p.Params) {
 		return m, false
 	}
-	if id != nil && string(id) != "null" {
-		if len(id) > jsonrpc.MaxID || id[0] == '{' || id[0] == '[' {
+	if p.ID != nil && string(p.ID) != "null" {
+		if len(p.ID) > jsonrpc.MaxID || p.ID[0] == '{' || p.ID[0] == '[' {
 			return m, false
 		}
-		m.ID = id
+		m.ID = p.ID
 	}
-	if method != nil {
-		m.Method, _ = jsonrpc.String(method)
+	if p.Method != nil {
+		m.Method, _ = jsonrpc.String(p.Method)
 		return m, m.Method != "" && m.Result == nil && m.Error == nil
 	}
 	return m, (m.Result != nil) != (m.Error != nil) && (m.ID != nil || m.Error != nil)
