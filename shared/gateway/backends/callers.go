@@ -85,12 +85,7 @@ func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 
 // evict removes and returns the least recently used view. The caller holds the lock.
 func (cs *callers) evict() *View {
-	var oldest viewer
-	for key, v := range cs.kept {
-		if found := cs.kept[oldest]; found == nil || v.used.Before(found.used) {
-			oldest = key
-		}
-	}
+	oldest := slices.MinFunc(slices.Collect(maps.Keys(cs.kept)), func(a, b viewer) int { return cs.kept[a].used.Compare(cs.kept[b].used) })
 	v := cs.kept[oldest]
 	delete(cs.kept, oldest)
 	return v
