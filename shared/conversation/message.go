@@ -381,15 +381,12 @@ func clean(s string) string {
 	return strings.TrimSpace(s)
 }
 
-// clip cuts a string to a maximum length, without splitting a character.
+// clip cuts valid UTF-8 to a maximum length, without splitting a character.
 func clip(s string, most int) string {
 	if len(s) <= most {
 		return s
 	}
-	for most > 0 && !utf8.RuneStart(s[most]) {
-		most--
-	}
-	return s[:most]
+	return strings.ToValidUTF8(s[:most], "")
 }
 
 // part is the contribution of one provider.

@@ -72,8 +72,6 @@ type Options struct {
 	// Prepares starts a session with a backend in the background if the backend missed the budget, so that it can answer
 	// the next message in time. It is useless on Lambda, which freezes the process after the response.
 	Prepares bool
-	// Rest is how long a provider gets no messages after [tripAfter] consecutive timeouts. 0 means 30 s.
-	Rest time.Duration
 	// Rate is the quota of messages of each principal. Nil means no quota.
 	Rate *quota.Rate
 	// Secrets looks up the secret that a setting refers to. Nil means the environment. It is called for each message
@@ -112,7 +110,6 @@ func New(o Options) (*Service, error) {
 	if o.HTTP == nil {
 		o.HTTP = newHTTP()
 	}
-	o.Rest = cmp.Or(o.Rest, restFor)
 	if o.Secrets == nil {
 		o.Secrets = secret.FromEnvironment
 	}
@@ -392,6 +389,7 @@ func (p *provider) receives(kind Kind) bool { return slices.Contains(p.kinds, ki
 // that succeeds, the breaker closes; otherwise the next pause begins.
 type breaker = gobreaker.CircuitBreaker[json.RawMessage]
 
+// After tripAfter consecutive timeouts, a provider gets no messages for restFor.
 const (
 	tripAfter = 5
 	restFor   = 30 * time.Second
@@ -401,7 +399,7 @@ const (
 // connections. It ignores other errors, because they may concern one caller's message only.
 func (s *Service) newBreaker(p *provider) *breaker {
 	return gobreaker.NewCircuitBreaker[json.RawMessage](gobreaker.Settings{
-		MaxRequests: 1, Timeout: s.options.Rest,
+		MaxRequests: 1, Timeout: restFor,
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= tripAfter },
 		IsSuccessful: func(err error) bool {
 			f, _ := errors.AsType[failure](err)
