@@ -37,18 +37,12 @@ type route struct {
 	name, member string
 }
 
-// routeName routes a request to the tool or prompt that it names.
-func routeName(kind api.Kind) router {
+// routeName routes a request to the tool, prompt or task that a member of its params names.
+func routeName(kind api.Kind, member string) router {
 	return func(c *method.Call) (route, bool, error) {
-		name, err := c.RequiredString("name")
-		return route{kind, name, "name"}, true, err
+		name, err := c.RequiredString(member)
+		return route{kind, name, member}, true, err
 	}
-}
-
-// routeTask routes a request about a task to the backend that has the task.
-func routeTask(c *method.Call) (route, bool, error) {
-	id, err := c.RequiredString("taskId")
-	return route{api.Tasks, id, "taskId"}, true, err
 }
 
 // routeRead routes resources/read to a backend that has the URI. This server itself answers for subscriptions, for URIs of the

@@ -79,15 +79,15 @@ func (e *Endpoint) table(lists *events.Lists) {
 		backends := func(c *method.Call) bool { return e.backends.Any(c.Request.Context()) }
 		t[spec.MethodToolsList] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: answer(lists.List(api.Tools))}
 		t[spec.MethodPromptsList] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: answer(lists.List(api.Prompts))}
-		t[spec.MethodToolsCall] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeName(api.Tools), nil)}
-		t[spec.MethodPromptsGet] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeName(api.Prompts), nil)}
+		t[spec.MethodToolsCall] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeName(api.Tools, "name"), nil)}
+		t[spec.MethodPromptsGet] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeName(api.Prompts, "name"), nil)}
 		for _, name := range []string{spec.MethodTasksGet, spec.MethodTasksUpdate, spec.MethodTasksCancel} {
-			t[name] = method.Row{Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeTask, nil)}
+			t[name] = method.Row{Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeName(api.Tasks, "taskId"), nil)}
 		}
 	}
 	if tools := lists.Tools; tools != nil {
 		own := func(c *method.Call) (route, bool, error) {
-			to, ok, err := routeName(api.Tools)(c)
+			to, ok, err := routeName(api.Tools, "name")(c)
 			return to, ok && !tools.Has(to.name), err
 		}
 		t[spec.MethodToolsList] = reading(answer(lists.List(api.Tools)))

@@ -130,12 +130,6 @@ func (h Answering) Serve(w http.ResponseWriter, c *Call) error {
 	return err
 }
 
-// NotAcceptable answers with status 406, for a client that does not accept event streams.
-func NotAcceptable(w http.ResponseWriter, c *Call) error {
-	SendError(w, http.StatusNotAcceptable, c.Msg.ID, InvalidRequest("Accept must list text/event-stream"))
-	return nil
-}
-
 // Empty answers with an empty result.
 func Empty(context.Context, *Call) (Result, error) { return Result{}, nil }
 
