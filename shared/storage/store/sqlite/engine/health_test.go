@@ -179,7 +179,7 @@ func TestTheFileShrinks(t *testing.T) {
 		do(t, e, exec(table))
 		fill(t, e)
 		expect.OK(t, e.Close())
-		if got := size(t, path); got > (keepFree+100)*4096 {
+		if got := size(t, path); got > (keepFree+200)*pageSize {
 			t.Errorf("%d bytes are left of 8 million", got)
 		}
 	})
@@ -231,7 +231,7 @@ func TestStats(t *testing.T) {
 	if got, most := after.Syncs-before.Syncs, 10+3*(after.Checkpoints-before.Checkpoints+1); got < 10 || got > most {
 		t.Errorf("%d syncs, want 10 to %d", got, most)
 	}
-	if got := after.Written - before.Written; got < 10*4096 || got > 100*4096 {
+	if got := after.Written - before.Written; got < 10*pageSize || got > 100*pageSize {
 		t.Errorf("%d bytes written by 10 commits of a page", got)
 	}
 	for last := e.Stats(); ; last = e.Stats() {

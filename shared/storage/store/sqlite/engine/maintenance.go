@@ -20,11 +20,11 @@ const (
 	// checkpointEvery is how often the engine copies the log into the file. A page that many commits have written is then
 	// copied only once, and the log stays small.
 	checkpointEvery = 500 * time.Millisecond
-	// maxFrames is the length of the log, in pages of 4 KiB, at which the engine makes SQLite write it from its beginning
-	// again. SQLite does so by itself only when there are no readers for a moment.
-	maxFrames = 8192
+	// maxFrames is the length of the log in pages at which the engine makes SQLite write it from its beginning again. SQLite does
+	// so by itself only when there are no readers for a moment.
+	maxFrames = 16384
 	// fewFrames is how many pages of the log are few enough for [startOver] to copy while the writer and the readers pause.
-	fewFrames = 256
+	fewFrames = 512
 )
 
 // runCheckpoints regularly moves the log into the file with a connection of the pool, so that no commit waits for it.
@@ -88,11 +88,11 @@ func (s startOver) Done(error) {
 
 const (
 	// vacuumStep is how many free pages one job returns to the file system.
-	vacuumStep = 128
+	vacuumStep = 256
 	// vacuumPause is the pause between two such jobs, in which the writer runs other jobs.
 	vacuumPause = 10 * time.Millisecond
 	// keepFree is how many free pages [Engine.Shrink] leaves for new rows.
-	keepFree = 256
+	keepFree = 512
 )
 
 // Shrink gives free pages back to the file system, in small steps, as long as more than a quarter of the file is free, because
