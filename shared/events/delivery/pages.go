@@ -43,7 +43,7 @@ func (d *Dispatcher) HandlePages(ctx context.Context, batch []queue.Message) (fa
 	batch = slices.Clone(batch)
 	for i, m := range batch {
 		r := receivedPage{message: m}
-		r.task, r.err = task.Decode(m.Body, func(t task.Page) int { return t.V })
+		r.task, r.err = task.DecodePage(m)
 		switch {
 		case r.err == nil && r.task.Since != 0:
 			batch[i].Sent = time.UnixMilli(r.task.Since)

@@ -178,8 +178,8 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 		if !ok {
 			continue
 		}
-		e.Workspace, e.Published = workspace, now.UTC()
-		if e.Time = in[i].Time; e.Time.IsZero() {
+		e.Workspace, e.Published = workspace, now.UTC().Truncate(time.Microsecond)
+		if e.Time = in[i].Time.Truncate(time.Microsecond); in[i].Time.IsZero() {
 			e.Time = e.Published
 		}
 		span := s.Tracer.Start(in[i].Trace, "publish", trace.Producer)
@@ -195,7 +195,8 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 		if in[i].Resend != "" {
 			dedup = digest(workspace, e.URI, e.ID, in[i].Resend)
 		}
-		out = append(out, queue.Outgoing{Body: body, Group: groupOf(cat, workspace, e), Dedup: dedup})
+		e.Data = body[len(body)-1-len(e.Data) : len(body)-1] // so that the message does not keep the request in memory
+		out = append(out, queue.Outgoing{Body: body, Value: e, Group: groupOf(cat, workspace, e), Dedup: dedup})
 		accepted = append(accepted, Accepted{ID: e.ID, URI: e.URI})
 	}
 	if err := r.err(len(in)); err != nil {

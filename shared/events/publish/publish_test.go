@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -63,6 +64,13 @@ func (s *sent) events(t testing.TB) []event.Event {
 		var e event.Event
 		expect.OK(t, json.Unmarshal(m.Body, &e))
 		out = append(out, e)
+		if v, ok := m.Value.(event.Event); ok { // what a handler in this process gets must be what another process decodes
+			expect.Equal(t, "the value's time", v.Timestamp(), e.Timestamp())
+			v.Time = e.Time
+			if !reflect.DeepEqual(v, e) {
+				t.Errorf("got the value %+v of the message, want %+v", v, e)
+			}
+		}
 	}
 	return out
 }
@@ -84,7 +92,7 @@ func TestAcceptFillsIn(t *testing.T) {
 	got := expect.Value(s.Accept(t.Context(), publisher, []Input{
 		{URI: "EVENT://github/acme/a%2eb/pull_request", Data: json.RawMessage(`{ "action": "opened" }`)},
 		{URI: "event://ci/build-finished", ID: "run-7", Time: when, Data: json.RawMessage(`7`)},
-		{URI: "event://ci/build-finished", ID: "a/b", Source: "//x", Data: json.RawMessage(`null`)},
+		{URI: "event://ci/build-finished", ID: "a/b", Source: "//x", Time: noon.Add(123456789), Data: json.RawMessage(`null`)},
 	}))(t)
 	if got[0].URI != "event://github/acme/a.b/pull_request" || !strings.HasPrefix(got[0].ID, "evt_") ||
 		got[1] != (Accepted{"run-7", "event://ci/build-finished"}) || got[2].ID != event.ForeignID("//x", "a/b") {

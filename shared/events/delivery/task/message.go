@@ -87,7 +87,7 @@ func (t Single) ID() string {
 
 // Outgoing returns the message of a page task.
 func (t Page) Outgoing() queue.Outgoing {
-	return queue.Outgoing{Body: t.Encode(), Group: t.Group(), Delay: t.Delay}
+	return queue.Outgoing{Body: t.Encode(), Value: t, Group: t.Group(), Delay: t.Delay}
 }
 
 // Group returns the message group of the task. This is the pattern or, if the task is for one endpoint or subscription only,
@@ -132,6 +132,15 @@ func Decode[T any](body []byte, version func(T) int) (T, error) {
 		return t, fault.New(fault.Invalid, "decode a task: version %d is not supported (supported: %d)", v, Version)
 	}
 	return t, nil
+}
+
+// DecodePage decodes a page task of the deliveries queue.
+func DecodePage(m queue.Message) (Page, error) {
+	if t, ok := m.Value.(Page); ok {
+		t.Endpoint, t.Delay = "", 0 // these are not encoded
+		return t, nil
+	}
+	return Decode(m.Body, func(t Page) int { return t.V })
 }
 
 // IsNewer reports whether a message cannot be decoded because a newer program wrote it. No handler dead-letters such a
@@ -258,6 +267,9 @@ func IsPermanent(err error) bool {
 
 // DecodeEvent decodes a message of the events queue. If a newer program wrote it, the error is not [IsPermanent].
 func DecodeEvent(m queue.Message) (e event.Event, err error) {
+	if e, ok := m.Value.(event.Event); ok {
+		return e, nil
+	}
 	defer fault.Recovered(&err)
 	e, err = event.Decode(m.Body)
 	if err != nil && !IsNewer(err) {

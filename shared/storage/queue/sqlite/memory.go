@@ -164,6 +164,7 @@ type message struct {
 	id       int64
 	group    string
 	body     []byte // nil: to be read from its row
+	value    any    // [queue.Outgoing.Value] of a forwarded message that no handler has received yet
 	sent     int64  // microseconds since 1970
 	received int
 	handled  int // bytes of its body that count as in a handler

@@ -328,7 +328,8 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 			mq.settled.failed = append(mq.settled.failed, failure{m.id, m.received})
 		}
 		handed := queue.Message{Received: m.received, Unwritten: m.row != rowWritten}
-		handed.Body = m.body
+		handed.Body, handed.Value = m.body, m.value
+		m.value = nil // a handler that fails may have changed it
 		b.msgs, b.handed = append(b.msgs, m), append(b.handed, handed)
 	}
 	mq.wakeWorker()

@@ -1,7 +1,6 @@
 package sqlite
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -113,7 +112,7 @@ func (s *sending) Apply(tx *engine.Tx) error {
 			}
 			continue
 		}
-		s.ready = append(s.ready, &message{id: id, group: m.Group, body: bytes.Clone(m.Body), sent: sent})
+		s.ready = append(s.ready, &message{id: id, group: m.Group, body: m.Body, sent: sent})
 	}
 	if len(s.fresh) > 0 {
 		return mq.dedup.write(tx, s.fresh)
@@ -451,7 +450,7 @@ func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, er
 	}
 	for i := range msgs {
 		f.msgs = append(f.msgs, &message{
-			id: mq.lastID.Add(1), group: msgs[i].Group, body: bytes.Clone(msgs[i].Body), sent: now.UnixMicro(), row: rowAwaited, forwarding: f,
+			id: mq.lastID.Add(1), group: msgs[i].Group, body: msgs[i].Body, value: msgs[i].Value, sent: now.UnixMicro(), row: rowAwaited, forwarding: f,
 		})
 	}
 	if err := mq.q.engine.Within(within, f); err != nil {

@@ -199,6 +199,21 @@ func TestForwardedMessages(t *testing.T) {
 			expect.Equal(t, "rows in the end", rowsOf(t, q, queue.Deliveries), 0)
 		})
 	})
+	t.Run("given a forwarded message with a value, when it fails at first, then only its first receive has the value", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			values := make(chan any, 10)
+			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				values <- batch[0].Value
+				if batch[0].Received == 1 {
+					return []string{batch[0].ID}, nil
+				}
+				return nil, nil
+			})()
+			expect.OK(t, q.Forward(context.Background(), queue.Deliveries, queue.Outgoing{Body: []byte("7"), Value: 7}))
+			expect.Equal(t, "the value of the first receive", <-values, any(7))
+			expect.Equal(t, "the value of the second receive", <-values, nil)
+		})
+	})
 	t.Run("given a forwarded message, when it fails at first, then it is written and redelivered", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			calls := make(chan int, 10)
