@@ -65,6 +65,11 @@ func (b *uriBatch) try(step func() error) {
 	b.err = step()
 }
 
+// isNew reports whether no handler has received the group's events before, so that they cannot be in the log yet.
+func (b *uriBatch) isNew() bool {
+	return !slices.ContainsFunc(b.messages, func(m queue.Message) bool { return m.Received > 1 || !m.Unwritten })
+}
+
 // Handle fans out a batch of events. It is the [queue.Handler] of the events queue.
 //
 // It dead-letters an event that can never be handled, so that the event does not block its group. A temporary error fails
@@ -358,7 +363,10 @@ func each(groups []*uriBatch, step func(*uriBatch) error) {
 
 func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	write := f.Log.Append
-	if g.entry.Unordered() {
+	switch {
+	case g.isNew():
+		write = f.Log.AppendNew
+	case g.entry.Unordered():
 		write = f.Log.AppendUnordered
 	}
 	done, err := write(ctx, g.workspace, g.uri, g.events, g.inBandKeys)

@@ -56,11 +56,24 @@ func (exact) completeStamp(context.Context, Partition, *store.Page) error { retu
 // append writes the events and their copies in the pattern partitions in one transaction. It has room for all copies, because no
 // URI has so many patterns in use.
 func (x exact) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
+	end, err := x.log.readEnd(ctx, OwnPartition(workspace, uri), uri, events)
+	if err != nil {
+		return Appended{}, err
+	}
+	return x.appendAfter(ctx, workspace, uri, end, patterns)
+}
+
+func (x exact) appendAfter(ctx context.Context, workspace, uri string, end logEnd, patterns []string) (Appended, error) {
 	var copies []Partition
 	for _, key := range patterns[:min(len(patterns), store.MaxTransaction-2)] {
 		copies = append(copies, shardPartition(workspace, key, shardOf(uri)))
 	}
-	return x.log.appendTo(ctx, OwnPartition(workspace, uri), workspace, uri, events, copies...)
+	p := OwnPartition(workspace, uri)
+	done, err := x.log.appendAfter(ctx, p, workspace, uri, end, copies...)
+	if err == nil {
+		x.log.appended.Put(p.name, x.log.Time().UnixMicro())
+	}
+	return done, err
 }
 
 // appendUnordered looks up the ids of the events before it appends them, because the URI has several writers. If a batch

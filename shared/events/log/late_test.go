@@ -190,6 +190,34 @@ func TestARecordSharesTheCommitOfItsEvent(t *testing.T) {
 	})
 }
 
+// A new event needs no read of the log's end, but a repeated one does, because the log may have it already.
+func TestNewEventsAreAppendedWithoutAReadOfTheEnd(t *testing.T) {
+	clock := time.Now()
+	counts := &asked{DB: memory(t)}
+	log := &eventlog.Log{DB: counts, Now: func() time.Time { return clock }, Retention: 100 * time.Hour}
+	add := func(from, to, queries int) eventlog.Appended {
+		t.Helper()
+		counts.queries = 0
+		done := expect.Value(log.AppendNew(t.Context(), "default", uri, numbered(from, to), []string{"event://ci/**"}))(t)
+		expect.Equal(t, "queries", counts.queries, queries)
+		return done
+	}
+	add(0, 2, 1) // the day of the URI's last event is not known yet
+	add(2, 4, 0)
+	counts.queries = 0
+	expect.OK(t, expect.ErrOf(log.Append(t.Context(), "default", uri, numbered(2, 6), []string{"event://ci/**"})))
+	expect.Equal(t, "queries", counts.queries, 1)
+	clock = clock.Add(24 * time.Hour)
+	expect.Equal(t, "Unrecorded", add(6, 7, 0).Unrecorded, false)
+	var want []string
+	for _, e := range numbered(0, 7) {
+		want = append(want, e.ID)
+	}
+	expect.List(t, "the URI's events", read(t, log, []eventlog.Partition{eventlog.OwnPartition("default", uri)}), want)
+	expect.List(t, "the parent's events", read(t, log, eventlog.PatternPartitions("default", "event://ci/**")), want)
+	expect.List(t, "the sub-resources", expect.Value(log.ListBelow(t.Context(), "default", "event://ci", 10))(t), []string{uri})
+}
+
 func memory(t *testing.T) *sqlite.DB {
 	t.Helper()
 	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)

@@ -113,6 +113,8 @@ type Log struct {
 
 	broken  bounded.Map[store.Key, bool] // items that are counted and logged already
 	batches batches
+	// appended is when this process last appended to a partition, by its name, in microseconds since 1970. Only [exact] uses it.
+	appended bounded.Map[string, int64]
 }
 
 // Time returns the time of the clock that stamps events.
@@ -195,6 +197,18 @@ func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.
 // AppendUnordered appends events like [Log.Append], for a URI of an unordered event type, which may have several writers.
 func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	return l.keys().appendUnordered(ctx, workspace, uri, events, patterns)
+}
+
+// AppendNew appends events like [Log.Append]. The events may be of an unordered type. They must not be in the log yet, for example
+// because no handler has received their messages before. If this process is the log's only writer and has appended to the URI's partition
+// before, AppendNew need not read the end of the partition.
+func (l *Log) AppendNew(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
+	x, exact := l.keys().(exact)
+	last, known := l.appended.Get(OwnPartition(workspace, uri).name)
+	if !exact || !known {
+		return l.Append(ctx, workspace, uri, events, patterns)
+	}
+	return x.appendAfter(ctx, workspace, uri, logEnd{key: last, position: x.position(), fresh: events}, patterns)
 }
 
 // ByID returns the newest event with an id, or nil if there is none. If uri is not empty, it looks only for events of that URI. It

@@ -254,49 +254,72 @@ type Appended struct {
 	stamps map[string]int64 // the keys of the events in their own partition, by event id, where writers stamp
 }
 
+// logEnd is what the end of a partition says about events that are to be appended.
+type logEnd struct {
+	key      int64         // of the last entry; 0 if there is none
+	position int64         // before all the events
+	written  []event.Event // the events that the last segment names already
+	fresh    []event.Event // the others
+}
+
 // appendTo appends events to a partition of the URI. It leaves out events that the partition's last segment already names.
-func (l *Log) appendTo(ctx context.Context, p Partition, workspace, uri string, events []event.Event, copies ...Partition) (done Appended, err error) {
+func (l *Log) appendTo(ctx context.Context, p Partition, workspace, uri string, events []event.Event) (Appended, error) {
+	end, err := l.readEnd(ctx, p, uri, events)
+	if err != nil {
+		return Appended{}, err
+	}
+	return l.appendAfter(ctx, p, workspace, uri, end)
+}
+
+// readEnd reads the last segment of a partition.
+func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []event.Event) (end logEnd, err error) {
 	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: 1})
 	if err != nil {
-		return done, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
+		return end, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
 	}
-	done.After = l.Position()
-	fresh := events
-	var floor, before int64
-	var written []event.Event // of the batch
-	done.stamps = map[string]int64{}
-	if len(last.Items) == 1 {
-		end, err := parseKey(last.Items[0].Sort)
-		if err != nil {
-			return done, err
-		}
-		s, err := decodeSegment(last.Items[0])
-		if err != nil && err != ErrLater {
-			l.recordBroken(ctx, last.Items[0], err)
-		}
-		floor, before = end, end
-		repeatable := l.keys().repeatable(end)
-		fresh = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
-			found := repeatable && s.has(&e, end)
-			if found {
-				written = append(written, e)
-			}
-			return found
-		})
-		for i, e := range written { // for an event of an earlier segment the key is not exact, but has the same order
-			done.stamps[e.ID] = end - int64(len(written)-1-i)
-		}
-		if len(written) > 0 { // the earlier segments of the batch are shortly before this one
-			done.After = min(done.After, end-time.Minute.Microseconds())
-		}
+	end.position, end.fresh = l.Position(), events
+	if len(last.Items) == 0 {
+		return end, nil
 	}
-	again := len(written) > 0 // the batch was interrupted at an unknown point
-	const timeSize = 17       // of a publication time in a list, until the year 2286
+	if end.key, err = parseKey(last.Items[0].Sort); err != nil {
+		return end, err
+	}
+	s, err := decodeSegment(last.Items[0])
+	if err != nil && err != ErrLater {
+		l.recordBroken(ctx, last.Items[0], err)
+	}
+	repeatable := l.keys().repeatable(end.key)
+	end.fresh = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
+		found := repeatable && s.has(&e, end.key)
+		if found {
+			end.written = append(end.written, e)
+		}
+		return found
+	})
+	if len(end.written) > 0 { // the earlier segments of the batch are shortly before this one
+		end.position = min(end.position, end.key-time.Minute.Microseconds())
+	}
+	return end, nil
+}
+
+// appendAfter appends the fresh events to a partition of the URI and, in the same commits, to copies. Each segment names the events of the
+// batch that earlier segments have.
+func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri string, end logEnd, copies ...Partition) (done Appended, err error) {
+	done.After, done.stamps = end.position, map[string]int64{}
+	written := end.written
+	again := len(written) > 0   // the batch was interrupted at an unknown point
+	for i, e := range written { // for an event of an earlier segment the key is not exact, but has the same order
+		done.stamps[e.ID] = end.key - int64(len(written)-1-i)
+	}
+	const timeSize = 17 // of a publication time in a list, until the year 2286
 	room := maxSegment
-	for _, e := range events {
-		room -= len(e.ID) + 3 + timeSize
+	for _, list := range [][]event.Event{written, end.fresh} {
+		for _, e := range list {
+			room -= len(e.ID) + 3 + timeSize
+		}
 	}
-	done.Unrecorded = dayOf(uri, before) != dayOf(uri, l.Time().UnixMicro())
+	now := l.Time().UnixMicro()
+	done.Unrecorded = dayOf(uri, end.key) != dayOf(uri, now)
 	most := store.MaxTransaction - 1 - len(copies)
 	var parents []store.Op
 	if done.Unrecorded && l.DB.Stamps() {
@@ -308,7 +331,8 @@ func (l *Log) appendTo(ctx context.Context, p Partition, workspace, uri string, 
 			parents = nil
 		}
 	}
-	for _, part := range pack(fresh, room, most) {
+	floor := end.key
+	for _, part := range pack(end.fresh, room, most) {
 		s := segment{V: segmentVersion, Events: part, with: parents}
 		parents = nil
 		for _, e := range written {
