@@ -88,6 +88,7 @@ func (m mortal) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) 
 	return m.r.step(func() error {
 		for _, o := range msgs {
 			m.r.sent++
+			o.Value = nil // only queues in one process keep it
 			m.r.queues[q] = append(m.r.queues[q], queue.Message{ID: fmt.Sprint(m.r.sent), Outgoing: o, Sent: m.r.now})
 		}
 		return nil
