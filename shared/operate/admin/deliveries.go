@@ -178,7 +178,7 @@ func (c *call) viewOfLetter(l deadletter.Letter) letterView {
 	}
 	for i, a := range l.Attempts {
 		v.Attempts = append(v.Attempts, letterTry{
-			Attempt: i + 1, At: a.At.UTC(), DurationMS: a.Took.Milliseconds(), Status: statusClass(a.Status), StatusCode: c.statusCode(a.Status),
+			Attempt: i + 1, At: a.At.UTC(), DurationMS: a.TookMS, Status: statusClass(a.Status), StatusCode: c.statusCode(a.Status),
 			Category: a.Category,
 		})
 		v.StatusCode = c.statusCode(a.Status)

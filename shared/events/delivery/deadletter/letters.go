@@ -42,16 +42,8 @@ type Letter struct {
 	Reason   string
 	Dead     time.Time
 	First    time.Time
-	Attempts []Try
+	Attempts []state.Result
 	Test     bool
-}
-
-// Try is one attempt of a letter's history.
-type Try struct {
-	At       time.Time
-	Category string
-	Status   int
-	Took     time.Duration
 }
 
 // ReasonExpired is the reason of a letter without a failed attempt, because its event was no longer stored.
@@ -61,11 +53,10 @@ func letterOf(del *state.Delivery, at time.Time) Letter {
 	l := Letter{
 		ID: letterID(del.Subscription, at, del.EventKey()), Queue: WebhookQueue, Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
 		Event: del.Event, URI: del.URI, Name: del.Name, Origin: subscription.OriginOf(del.Target), Reason: ReasonExpired, Dead: at.UTC(),
-		First: del.First, Test: del.Test,
+		First: del.First, Attempts: del.Attempts, Test: del.Test,
 	}
-	for _, a := range del.Attempts {
-		l.Attempts = append(l.Attempts, Try{a.At, a.Category, a.Status, time.Duration(a.TookMS) * time.Millisecond})
-		l.Reason = a.Category
+	if n := len(del.Attempts); n > 0 {
+		l.Reason = del.Attempts[n-1].Category
 	}
 	return l
 }
@@ -191,11 +182,7 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	}
 	key := state.LettersOf(workspace, sub)
 	key.Sort = sort
-	items, err := o.Deliveries.DB.Get(ctx, key)
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
-	}
-	return items[0], nil
+	return store.One(ctx, o.Deliveries.DB, key, "read a dead letter")
 }
 
 // Retry delivers the event of a dead letter again after a delay, with the same webhook-id, and with all attempts of the schedule. If the
@@ -305,11 +292,11 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 
 // FindStoredEvent returns an event whose payload is still stored for the retries of a delivery, or nil if it is not.
 func (o *Operations) FindStoredEvent(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
-	items, err := o.Deliveries.DB.Get(ctx, state.BodyKey(workspace, event.Event{URI: uri, ID: id}.Key()))
-	if err != nil || items[0] == nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read a stored event")
+	it, err := store.One(ctx, o.Deliveries.DB, state.BodyKey(workspace, event.Event{URI: uri, ID: id}.Key()), "read a stored event")
+	if err != nil || it == nil {
+		return nil, err
 	}
-	return state.DecodeEvent(items[0])
+	return state.DecodeEvent(it)
 }
 
 // MergeLetters merges the dead letters of several subscriptions, newest first, with the parameters of [Operations.ListLetters]. If subs

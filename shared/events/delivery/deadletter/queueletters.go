@@ -174,11 +174,7 @@ func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*st
 	}
 	micros, message, _ := strings.Cut(rest, "#")
 	key := queueLetterKeys(workspace, from, micros+"#"+name+"#"+message)[0]
-	items, err := o.Deliveries.DB.Get(ctx, key)
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
-	}
-	return items[0], nil
+	return store.One(ctx, o.Deliveries.DB, key, "read a dead letter")
 }
 
 // sendBack is [Operations.Retry] for a queue's message.

@@ -217,11 +217,11 @@ func (rs *Replays) Find(ctx context.Context, workspace, id string) (*Replay, err
 	if id == "" || len(id) > 100 {
 		return nil, nil
 	}
-	items, err := rs.deliveries.DB.Get(ctx, replayKey(workspace, id))
-	if err != nil || items[0] == nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read a replay")
+	it, err := store.One(ctx, rs.deliveries.DB, replayKey(workspace, id), "read a replay")
+	if err != nil || it == nil {
+		return nil, err
 	}
-	return decodeReplay(items[0])
+	return decodeReplay(it)
 }
 
 func decodeReplay(it *store.Item) (*Replay, error) {
