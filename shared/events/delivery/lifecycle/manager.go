@@ -255,25 +255,22 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 // in the events queue. A first attempt at least [eventlog.Window] before the notice proves it. On AWS, fanout appends an event to the
 // log before it queues the page tasks. Stand-alone, it does both concurrently, and an append takes far less time than the window.
 func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announcedGap, version int64, covers bool, err error) {
-	items, err := m.Deliveries.DB.Get(ctx, state.GapKey(del.Workspace, del.Subscription))
-	if err != nil {
-		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read the last gap of a subscription")
+	it, err := store.One(ctx, m.Deliveries.DB, state.GapKey(del.Workspace, del.Subscription), "read the last gap of a subscription")
+	if err != nil || it == nil {
+		return last, 0, false, err
 	}
-	if items[0] == nil {
-		return last, 0, false, nil
-	}
-	version = items[0].Version
-	if json.Unmarshal(items[0].Value, &last) != nil || last.From > positionBefore(del.Published) {
+	version = it.Version
+	if json.Unmarshal(it.Value, &last) != nil || last.From > positionBefore(del.Published) {
 		return last, version, false, nil
 	}
 	if !del.First.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
 		return last, version, true, nil
 	}
-	notice, err := m.Deliveries.DB.Get(ctx, state.Key(del.Workspace, del.Subscription, last.ID))
+	notice, err := store.One(ctx, m.Deliveries.DB, state.Key(del.Workspace, del.Subscription, last.ID), "read a gap notice")
 	if err != nil {
-		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read a gap notice")
+		return last, 0, false, err
 	}
-	return last, version, notice[0] != nil, nil
+	return last, version, notice != nil, nil
 }
 
 // gapBody returns the body of a gap notice, and its cursor's position: before the lost event and all open deliveries, but not
