@@ -247,11 +247,11 @@ func (s *statuses) spendBudget(now time.Time) bool {
 
 // afterFailure returns the status after a failure.
 func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace string, sub *subscription.Subscriber, out webhook.Outcome, now time.Time) (subscription.Status, error) {
-	items, err := db.Get(ctx, subscription.StatusKey(workspace, sub.ID))
+	it, err := store.One(ctx, db, subscription.StatusKey(workspace, sub.ID), "read the status of a subscription")
 	if err != nil {
-		return subscription.Status{}, fault.Wrap(fault.Unavailable, err, "read the status of a subscription")
+		return subscription.Status{}, err
 	}
-	st, err := subscription.DecodeStatus(items[0])
+	st, err := subscription.DecodeStatus(it)
 	if err != nil {
 		return st, err
 	}

@@ -150,14 +150,14 @@ type search struct {
 
 // clockSetBack begins a search because the clock showed a later time in the last round (was) than in this one (now).
 func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
-	items, err := r.DB.Get(ctx, aheadKey)
+	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
 	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")
+		return err
 	}
 	next := search{V: task.Version, Was: was.Unix(), Until: was.Add(longest).Unix()}
-	if items[0] != nil {
+	if it != nil {
 		var before search
-		if err := json.Unmarshal(items[0].Value, &before); err == nil {
+		if err := json.Unmarshal(it.Value, &before); err == nil {
 			if before.Was == next.Was {
 				return nil // the last round began this search, and then could not save its position
 			}
@@ -173,15 +173,15 @@ func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
 
 // continueSearch continues the search that [Job.clockSetBack] began.
 func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err error) {
-	items, err := r.DB.Get(ctx, aheadKey)
-	if err != nil || items[0] == nil {
-		return 0, fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")
+	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
+	if err != nil || it == nil {
+		return 0, err
 	}
 	var s search
-	if err := json.Unmarshal(items[0].Value, &s); err != nil {
-		return 0, r.deadLetter(ctx, items[0], fault.Wrap(fault.Invalid, err, "the position of the search after a clock change cannot be decoded"))
+	if err := json.Unmarshal(it.Value, &s); err != nil {
+		return 0, r.deadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the position of the search after a clock change cannot be decoded"))
 	}
-	had := items[0].Version
+	had := it.Version
 	for from, until := time.Unix(had, 0), time.Unix(s.Until, 0); !from.After(until); {
 		for range 60 {
 			n, err := r.minute(ctx, from, now, func(e state.DueEntry) bool { return isFromFuture(e, now) })
@@ -191,7 +191,7 @@ func (r *Job) continueSearch(ctx context.Context, now time.Time) (moved int, err
 			}
 			from = from.Add(time.Minute)
 		}
-		err := r.DB.Write(ctx, store.Put(store.Item{Key: aheadKey, Version: from.Unix(), Value: items[0].Value}, store.VersionIs(had)))
+		err := r.DB.Write(ctx, store.Put(store.Item{Key: aheadKey, Version: from.Unix(), Value: it.Value}, store.VersionIs(had)))
 		if errors.Is(err, store.ErrConflict) {
 			return moved, nil // another round searches, or the clock was set back again
 		}
