@@ -86,20 +86,20 @@ func (r *resumed) item(version int64) store.Item {
 // claim gives this worker the exclusive right to requeue the messages of a resumed switch. It returns nil if the switch has not been
 // resumed, or if another worker has that right.
 func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, int64, error) {
-	items, err := s.DB.Get(ctx, resumedKey(workspace, n))
-	if err != nil || items[0] == nil {
-		return nil, 0, fault.Wrap(fault.Unavailable, err, "read a resumed switch")
+	it, err := store.One(ctx, s.DB, resumedKey(workspace, n), "read a resumed switch")
+	if err != nil || it == nil {
+		return nil, 0, err
 	}
 	var r resumed
-	if err := json.Unmarshal(items[0].Value, &r); err != nil {
-		return nil, 0, s.setAside(ctx, items[0], fault.Wrap(fault.Internal, err, "decode a resumed switch"))
+	if err := json.Unmarshal(it.Value, &r); err != nil {
+		return nil, 0, s.setAside(ctx, it, fault.Wrap(fault.Internal, err, "decode a resumed switch"))
 	}
 	if r.Claimed.After(s.now()) {
 		return nil, 0, nil
 	}
 	r.Claimed = s.now().Add(claimedFor)
-	version := items[0].Version + 1
-	err = s.DB.Write(ctx, store.Put(r.item(version), store.VersionIs(items[0].Version)))
+	version := it.Version + 1
+	err = s.DB.Write(ctx, store.Put(r.item(version), store.VersionIs(it.Version)))
 	if errors.Is(err, store.ErrConflict) {
 		return nil, 0, nil
 	}

@@ -143,11 +143,11 @@ func Keys(workspace string, n Name) []store.Key {
 
 // Get returns a switch, or nil if no deliveries are paused under that name.
 func (s *Set) Get(ctx context.Context, workspace string, n Name) (*Switch, error) {
-	items, err := s.DB.Get(ctx, key(workspace, n))
-	if err != nil || items[0] == nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read a switch")
+	it, err := store.One(ctx, s.DB, key(workspace, n), "read a switch")
+	if err != nil || it == nil {
+		return nil, err
 	}
-	sw, err := decode(items[0])
+	sw, err := decode(it)
 	return &sw, err
 }
 
