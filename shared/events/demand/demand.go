@@ -134,18 +134,18 @@ func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) e
 	if at, ok := r.renewed.Get(this); ok && now.Sub(at) < RenewEvery {
 		return nil
 	}
-	items, err := r.DB.Get(ctx, key)
+	had, err := store.One(ctx, r.DB, key, "read a demand for events of a backend")
 	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "read a demand for events of a backend")
+		return err
 	}
-	if items[0] == nil {
+	if had == nil {
 		if err := r.checkLimit(ctx, key); err != nil {
 			return err
 		}
 	}
 	value, replaced := []byte(uri), false
 	if caller != "" {
-		if value, replaced, err = r.chooseToken(ctx, key, uri, items[0], token); err != nil {
+		if value, replaced, err = r.chooseToken(ctx, key, uri, had, token); err != nil {
 			return err
 		}
 	}
