@@ -157,13 +157,13 @@ func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), rep
 	}
 	period := s.now().UnixMilli() / max(1, s.Life.Milliseconds())
 	this, last := periodKey(period), periodKey(period-1)
-	items, err := s.DB.Get(ctx, last)
+	before, err := store.One(ctx, s.DB, last, "count the open streams")
 	if err != nil {
-		return nil, false, fault.Wrap(fault.Unavailable, err, "count the open streams")
+		return nil, false, err
 	}
 	room := s.Fleet
-	if items[0] != nil {
-		room -= max(0, items[0].Counts[countStreams])
+	if before != nil {
+		room -= max(0, before.Counts[countStreams])
 	}
 	count := func(n int64, limits map[string]int64) store.Op {
 		op := store.Add(this, map[string]int64{countStreams: n}, limits)
