@@ -75,21 +75,11 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 	if err := s.addToCounters(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return true, err
 	}
-	cond := store.Absent()
-	if sub.Revision > 0 {
-		cond = store.VersionIs(sub.Revision)
-	}
-	sub.Revision++
 	if s.Started != nil {
 		s.Started(sub.ID)
 	}
-	ops := append(sub.moveStateEntry(false, time.Time{}),
-		store.Put(sub.encode(), cond),
-		s.tally().AddOp(ctx, sub.Workspace, sub.Principal, 1),
-	)
-	for _, it := range sub.subscriberItems() {
-		ops = append(ops, store.Put(it))
-	}
+	ops := sub.moveStateEntry(false, time.Time{}) // before the record is encoded, because the record has the entry's state
+	ops = append(append(ops, sub.recordOps()...), s.tally().AddOp(ctx, sub.Workspace, sub.Principal, 1))
 	err = s.DB.Write(ctx, append(ops, extra...)...)
 	if err == nil {
 		return true, nil
@@ -99,12 +89,7 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 		slog.WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return false, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
-	// Lower the counters even if the caller has disconnected.
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	if uerr := s.addToCounters(undo, sub.Workspace, sub.Patterns, -1); uerr != nil {
-		slog.WarnContext(ctx, "subscription counters too high", "error", uerr)
-	}
+	s.lowerCounters(ctx, sub.Workspace, sub.Patterns)
 	if !errors.Is(err, store.ErrConflict) {
 		return true, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
@@ -117,13 +102,24 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 // update writes a changed subscription and the extra operations in one transaction. It returns ErrConflict if the record has changed
 // since it was read.
 func (s *Store) update(ctx context.Context, sub *Subscription, extra ...store.Op) error {
-	was := sub.Revision
-	sub.Revision++
-	ops := append(sub.moveStateEntry(false, time.Time{}), store.Put(sub.encode(), store.VersionIs(was)))
-	for _, it := range sub.subscriberItems() {
+	ops := sub.moveStateEntry(false, time.Time{})
+	ops = append(append(ops, sub.recordOps()...), extra...)
+	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "write the subscription")
+}
+
+// recordOps returns the operations that write the record and the items of its patterns, if the stored record has the subscription's
+// revision, which recordOps increases. Revision 0 means that there is no record.
+func (s *Subscription) recordOps() []store.Op {
+	unchanged := store.Absent()
+	if s.Revision > 0 {
+		unchanged = store.VersionIs(s.Revision)
+	}
+	s.Revision++
+	ops := []store.Op{store.Put(s.encode(), unchanged)}
+	for _, it := range s.subscriberItems() {
 		ops = append(ops, store.Put(it))
 	}
-	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, append(ops, extra...)...), "write the subscription")
+	return ops
 }
 
 // updatePatterns writes a subscription whose patterns have changed, like update. It raises the counters of the new patterns before the
@@ -146,12 +142,17 @@ func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []mat
 		slog.WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return err
 	}
+	s.lowerCounters(ctx, sub.Workspace, unused)
+	return err
+}
+
+// lowerCounters lowers the counters of patterns, even if the caller has disconnected.
+func (s *Store) lowerCounters(ctx context.Context, workspace string, patterns []match.Pattern) {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	if uerr := s.addToCounters(undo, sub.Workspace, unused, -1); uerr != nil {
-		slog.WarnContext(ctx, "subscription counters too high", "error", uerr)
+	if err := s.addToCounters(undo, workspace, patterns, -1); err != nil {
+		slog.WarnContext(ctx, "subscription counters too high", "error", err)
 	}
-	return err
 }
 
 // remove deletes a subscription's items and runs the extra operations in one transaction. If keep is true, the record stays for a week,
@@ -304,13 +305,7 @@ func (s *Store) resealOne(ctx context.Context, workspace, principal, id string, 
 		if !changed || sub.State == Disabled {
 			return nil
 		}
-		was := sub.Revision
-		sub.Revision++
-		ops := []store.Op{store.Put(sub.encode(), store.VersionIs(was))}
-		for _, it := range sub.subscriberItems() {
-			ops = append(ops, store.Put(it))
-		}
-		return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "seal the secret of subscription %s again", id)
+		return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, sub.recordOps()...), "seal the secret of subscription %s again", id)
 	})
 }
 
