@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -86,12 +87,7 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 	return failed, nil
 }
 
-func (b *Inbox) log() *slog.Logger {
-	if b.Log != nil {
-		return b.Log
-	}
-	return slog.Default()
-}
+func (b *Inbox) log() *slog.Logger { return cmp.Or(b.Log, slog.Default()) }
 
 // prepare turns an inbox message into messages for the events queue.
 func (b *Inbox) prepare(ctx context.Context, m queue.Message, spans *trace.Spans) ([]queue.Outgoing, error) {
@@ -127,13 +123,7 @@ func (b *Inbox) read(ctx context.Context, body []byte) ([]Input, error) {
 
 // preparePart prepares inputs of one workspace. start is the index of in[0] within the message.
 func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, start int, spans *trace.Spans) ([]queue.Outgoing, error) {
-	workspace := in[0].Workspace
-	if workspace == "" {
-		workspace = b.Workspace
-	}
-	if workspace == "" {
-		workspace = auth.DefaultWorkspace
-	}
+	workspace := cmp.Or(in[0].Workspace, b.Workspace, auth.DefaultWorkspace)
 	if !auth.ValidWorkspace(workspace) {
 		return nil, fault.New(fault.Invalid, "%s", describe(in[0].at+"/workspace", "is not the name of a workspace"))
 	}
