@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
-	"net/url"
 
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
@@ -151,10 +150,8 @@ const pathToken = "token"
 
 // serveBackend serves the webhooks of backends.
 func (h *Handler) serveBackend(w http.ResponseWriter, r *http.Request) {
-	logged := r.WithContext(r.Context())
-	logged.URL, logged.Pattern = &url.URL{Path: demand.HookPath}, ""
 	responder := httpjson.Responder{Challenge: `Webhook realm="backends"`, Log: h.Log, Limited: h.Limited}
-	responder.Serve(w, logged, http.StatusNoContent, func() (any, error) {
+	responder.Serve(w, withPath(r, demand.HookPath), http.StatusNoContent, func() (any, error) {
 		if err := h.Guard.Check(r); err != nil {
 			return nil, err
 		}

@@ -127,7 +127,7 @@ type answer struct {
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	responder := httpjson.Responder{Challenge: `Webhook realm="` + r.PathValue(pathSource) + `"`, Log: h.Log, Limited: h.Limited}
-	responder.Serve(w, withoutKey(r), http.StatusAccepted, func() (any, error) {
+	responder.Serve(w, withPath(r, "/sources/"+r.PathValue(pathSource)), http.StatusAccepted, func() (any, error) {
 		if err := h.Guard.Check(r); err != nil {
 			return nil, err
 		}
@@ -147,10 +147,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// withoutKey returns a copy of the request for logging, whose path omits the secret key of a source with the scheme none.
-func withoutKey(r *http.Request) *http.Request {
+// withPath returns a copy of the request for logging, whose path omits the secret key of a source with the scheme none, or the token of a
+// backend.
+func withPath(r *http.Request, path string) *http.Request {
 	logged := r.WithContext(r.Context())
-	logged.URL, logged.Pattern = &url.URL{Path: "/sources/" + r.PathValue(pathSource)}, ""
+	logged.URL, logged.Pattern = &url.URL{Path: path}, ""
 	return logged
 }
 

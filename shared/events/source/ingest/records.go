@@ -101,14 +101,11 @@ const maxAllowances = 5000
 // Metrics and log may be nil.
 func NewOutcomeLog(db store.DB, keep string, metrics *metric.Set, log *slog.Logger) *OutcomeLog {
 	r := &OutcomeLog{
-		db: db, keep: cmp.Or(keep, KeepFailures), metrics: metrics, log: log,
+		db: db, keep: cmp.Or(keep, KeepFailures), metrics: metrics, log: cmp.Or(log, slog.Default()),
 		others: rate.NewLimiter(othersRate, othersBurst), kinds: map[kindOfSource]*allowance{},
 	}
 	if r.successes = r.others; db.Local() {
 		r.successes = rate.NewLimiter(successRate, successBurst)
-	}
-	if r.log == nil {
-		r.log = slog.Default()
 	}
 	return r
 }
