@@ -583,15 +583,19 @@ func locate(object json.RawMessage, name string) (from, to int) {
 func Without(object json.RawMessage, out func(name string) bool) json.RawMessage {
 	kept := []byte{'{'}
 	for key, value := range Members(object) {
-		if out(string(key)) {
-			continue
+		if !out(string(key)) {
+			kept = AppendMember(kept, string(key), value)
 		}
-		if len(kept) > 1 {
-			kept = append(kept, ',')
-		}
-		kept = append(append(AppendString(kept, string(key)), ':'), value...)
 	}
 	return append(kept, '}')
+}
+
+// AppendMember appends a member to the beginning of an object. Unless the member is the first one, it also appends a comma.
+func AppendMember(dst []byte, name string, value []byte) []byte {
+	if len(dst) > 0 && dst[len(dst)-1] != '{' {
+		dst = append(dst, ',')
+	}
+	return append(append(AppendString(dst, name), ':'), value...)
 }
 
 // MaxComparedMembers is the maximum number of members whose names [HasRepeatedMember] compares. It bounds the memory for a hostile object,
