@@ -141,10 +141,7 @@ func mapMembers(object json.RawMessage, to func(name []byte, member json.RawMess
 	}
 	out := []byte{'{'}
 	for name, member := range jsonrpc.Members(object) {
-		if len(out) > 1 {
-			out = append(out, ',')
-		}
-		out = append(append(jsonrpc.AppendString(out, string(name)), ':'), to(name, member)...)
+		out = jsonrpc.AppendMember(out, string(name), to(name, member))
 	}
 	return append(out, '}')
 }
