@@ -215,7 +215,7 @@ func (b *inputRoundsBridge) await(ctx context.Context, inputs []*input) error {
 // response.
 func (b *inputRoundsBridge) buildResponses(inputs []*input) (json.RawMessage, error) {
 	out := []byte{'{'}
-	for i, in := range inputs {
+	for _, in := range inputs {
 		result := jsonrpc.Member(in.answer, "result")
 		if failure := jsonrpc.Member(in.answer, "error"); failure != nil || result == nil {
 			if in.method != spec.MethodElicit {
@@ -223,10 +223,7 @@ func (b *inputRoundsBridge) buildResponses(inputs []*input) (json.RawMessage, er
 			}
 			result = json.RawMessage(`{"action":"cancel"}`)
 		}
-		if i > 0 {
-			out = append(out, ',')
-		}
-		out = append(append(jsonrpc.AppendString(out, in.key), ':'), result...)
+		out = jsonrpc.AppendMember(out, in.key, result)
 	}
 	return append(out, '}'), nil
 }
