@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -22,12 +23,12 @@ import (
 type server struct {
 	t       *Transport
 	backend api.Backend
+	failed  atomic.Bool // the last shared process has failed
+	retired atomic.Bool // the configuration no longer has the backend
 
 	mu       sync.Mutex
 	current  *process // the shared process, or nil
 	starting *start   // the running start of the shared process, or nil
-	failed   bool     // the last shared process has failed
-	retired  bool     // the configuration no longer has the backend
 	// failures has the failed starts by holder, so that a principal whose processes die does not delay others.
 	failures bounded.Map[string, failure]
 }
@@ -103,7 +104,8 @@ func (s *server) start(begun *start) {
 	defer s.mu.Unlock()
 	s.starting = nil
 	if err == nil {
-		s.current, s.failed, begun.p = p, false, p
+		s.current, begun.p = p, p
+		s.failed.Store(false)
 	} else {
 		begun.err = err
 	}
@@ -170,7 +172,9 @@ func (s *server) awaitPause(ctx context.Context, holder string) error {
 func (s *server) recordFailure(holder, why string, ready bool, lived time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.failed = s.failed || holder == ""
+	if holder == "" {
+		s.failed.Store(true)
+	}
 	f, _ := s.failures.Get(holder)
 	if lived >= settledAfter {
 		f.times = 0
@@ -181,12 +185,6 @@ func (s *server) recordFailure(holder, why string, ready bool, lived time.Durati
 	}
 	pause := min(minRestart<<min(f.times, 6), most)
 	s.failures.Put(holder, failure{f.times + 1, time.Now().Add(pause), why})
-}
-
-func (s *server) hasFailed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.failed
 }
 
 // forget removes a process that has ended.
@@ -204,20 +202,12 @@ func (s *server) forget(p *process) {
 
 // retire ends the backend's processes. A process with running calls ends after the last of them.
 func (s *server) retire() {
-	s.mu.Lock()
-	s.retired = true
-	s.mu.Unlock()
+	s.retired.Store(true)
 	for _, p := range s.t.listProcesses() {
 		if p.server == s {
 			p.retire()
 		}
 	}
-}
-
-func (s *server) isRetired() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.retired
 }
 
 // Limits on the processes of clients' sessions, see [Transport.Processes].
@@ -241,7 +231,7 @@ const limitProcesses = "backendProcesses"
 func (t *Transport) place(ctx context.Context, p *process) error {
 	for {
 		t.mu.Lock()
-		if t.closed || p.server.isRetired() {
+		if t.closed || p.server.retired.Load() {
 			t.mu.Unlock()
 			return newUnsentError(fault.Unavailable, p.server.backend, "no longer starts")
 		}

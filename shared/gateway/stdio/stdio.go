@@ -216,7 +216,7 @@ func (t *Transport) Running(b api.Backend) bool {
 // Failing reports whether the last shared process of the backend has failed, and none has started since.
 func (t *Transport) Failing(b api.Backend) bool {
 	s := t.findServer(b)
-	return s != nil && s.readyProcess() == nil && s.hasFailed()
+	return s != nil && s.readyProcess() == nil && s.failed.Load()
 }
 
 func (t *Transport) sharedProcess(b api.Backend) *process {
