@@ -34,6 +34,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -295,10 +296,6 @@ func (i consentItem) covers(to string, kind Kind) bool {
 // maxAnswer is the maximum size of a provider's response in bytes.
 const maxAnswer = 256 << 10
 
-// headerMethod is the header of a request that tells a provider the kind of message. MCP uses the same header for the
-// method.
-const headerMethod = "Mcp-Method"
-
 // newHTTP returns a client for providers at URLs. The operator configured the URLs, so private addresses are allowed.
 // The client does not follow redirects, because their destinations would receive the credentials and the message. It
 // ignores proxies in the environment.
@@ -352,7 +349,7 @@ func post(ctx context.Context, client *http.Client, url string, header http.Head
 	req.Header = header
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json")
-	req.Header.Set(headerMethod, m.Kind.Method())
+	req.Header.Set(spec.HeaderMethod, m.Kind.Method()) // tells the provider the kind of message
 	req.Header.Set(rules.PrincipalHeader, principal)
 	resp, err := client.Do(req)
 	if err != nil {
