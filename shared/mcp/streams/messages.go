@@ -283,13 +283,9 @@ func (w *Writer) subscribedAt(topic, uri string) bool {
 // for the id of the client's listen (2026-07-28) and the id of a task (2025-11-25).
 func backendMeta(meta json.RawMessage) (members []byte) {
 	for name, value := range jsonrpc.Members(meta) {
-		if reservedMeta(string(name)) {
-			continue
+		if !reservedMeta(string(name)) {
+			members = jsonrpc.AppendMember(members, string(name), value)
 		}
-		if len(members) > 0 {
-			members = append(members, ',')
-		}
-		members = append(append(jsonrpc.AppendString(members, string(name)), ':'), value...)
 	}
 	return members
 }
