@@ -197,18 +197,14 @@ func New(o Options) (*Endpoint, error) {
 		server: o.Server, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,
 	}
 	timing := method.Timing{Heartbeat: o.Heartbeat, AnswerAfter: o.AnswerStreamAfter, WriteTimeout: o.WriteTimeout}
-	targets := &streams.Targets{Subscriptions: o.Subscriptions, Backends: e.backends}
 	e.calls = &calls{e.backends, o.Calls, o.Left, e.catalogs, e.faults, timing}
-	e.session = &sessionMethods{
-		sessions: e.sessions, catalogs: e.catalogs, targets: targets, feeds: o.Feeds, backends: e.backends,
-		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns,
-	}
 	e.conversations = &conversations{o.Conversation, o.Feeds}
 	e.streams = &streams.Streams{
-		Admission: e.admission, Auth: o.Auth, Catalogs: e.catalogs, Targets: targets, Backends: e.backends, Methods: e.methods,
-		Sessions: e.sessions, Feeds: o.Feeds, Conversation: o.Conversation, Replies: e.replies, Faults: e.faults,
+		Admission: e.admission, Auth: o.Auth, Catalogs: e.catalogs, Backends: e.backends, Methods: e.methods,
+		Targets: &streams.Targets{Subscriptions: o.Subscriptions, Backends: e.backends}, Sessions: e.sessions, Feeds: o.Feeds, Conversation: o.Conversation, Replies: e.replies, Faults: e.faults,
 		Timing: timing, MaxURIs: o.MaxStreamURIs, MaxPatterns: o.MaxStreamPatterns,
 	}
+	e.session = &sessionMethods{e.streams, e.about}
 	if o.Dialect != nil {
 		e.dialect = o.Dialect(e)
 	}

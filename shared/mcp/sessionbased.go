@@ -24,15 +24,8 @@ import (
 
 // sessionMethods serves initialize and the methods that change a session, and ends sessions.
 type sessionMethods struct {
-	sessions    *session.Store
-	catalogs    method.Catalogs
-	targets     *streams.Targets
-	feeds       *stream.Tails
-	backends    api.Gateway
-	about       *description
-	replies     *method.Replies
-	faults      method.Faults
-	maxPatterns int
+	streams *streams.Streams
+	about   *description
 }
 
 // subscribe serves resources/subscribe. The session's stream sends every event that is published after the answer.
@@ -41,7 +34,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 	if err != nil {
 		return method.Result{}, err
 	}
-	t, err := h.targets.Resolve(ctx, cat, c.Principal, uri)
+	t, err := h.streams.Targets.Resolve(ctx, cat, c.Principal, uri)
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -55,17 +48,17 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 		if p.Kind == match.Concrete {
 			continue
 		}
-		if _, err := subscription.Interested(ctx, h.feeds.DB, h.feeds.Log, c.Principal.Workspace, p); err != nil {
+		if _, err := subscription.Interested(ctx, h.streams.Feeds.DB, h.streams.Feeds.Log, c.Principal.Workspace, p); err != nil {
 			return method.Result{}, err
 		}
 	}
-	after := h.feeds.Log.Position()
+	after := h.streams.Feeds.Log.Position()
 	if t.Backend != "" { // before the session's record, because the backend's quota may refuse it
-		if err := h.backends.Subscribe(ctx, atBackend(c.Session, t.Backend, t.URI, c.Session.NeedsUntil())); err != nil {
+		if err := h.streams.Backends.Subscribe(ctx, atBackend(c.Session, t.Backend, t.URI, c.Session.NeedsUntil())); err != nil {
 			return method.Result{}, err
 		}
 	}
-	if err := h.sessions.Subscribe(ctx, c.Session, session.URI{URI: t.URI, After: after, Open: open, Backend: t.Backend}); err != nil {
+	if err := h.streams.Sessions.Subscribe(ctx, c.Session, session.URI{URI: t.URI, After: after, Open: open, Backend: t.Backend}); err != nil {
 		if t.Backend != "" && !fault.Is(err, fault.Unavailable) {
 			h.unsubscribeAll(ctx, c.Session, []session.URI{{URI: t.URI, Backend: t.Backend}})
 		}
@@ -77,14 +70,14 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 // readURI returns the URI in the params, and the catalog of the caller's workspace.
 func (h *sessionMethods) readURI(ctx context.Context, c *method.Call) (uri string, cat *catalog.Catalog, err error) {
 	if uri, err = c.RequiredString("uri"); err == nil {
-		cat, err = h.catalogs.CatalogOf(ctx, c.Principal)
+		cat, err = h.streams.Catalogs.CatalogOf(ctx, c.Principal)
 	}
 	return uri, cat, err
 }
 
 // admitOpen returns an error if t, a target with parents or wildcards, would exceed the session's limit for such targets.
 func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
-	uris, err := h.sessions.ListSubscriptions(ctx, sess.Key)
+	uris, err := h.streams.Sessions.ListSubscriptions(ctx, sess.Key)
 	if err != nil {
 		return err
 	}
@@ -97,8 +90,8 @@ func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t
 			n++
 		}
 	}
-	if n >= h.maxPatterns {
-		return session.LimitReached("streamPatterns", h.maxPatterns)
+	if n >= h.streams.MaxPatterns {
+		return session.LimitReached("streamPatterns", h.streams.MaxPatterns)
 	}
 	return nil
 }
@@ -111,17 +104,17 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (metho
 		return method.Result{}, err
 	}
 	// Read the backend's name from the record, because the backend may no longer list the resource.
-	record, err := h.sessions.FindSubscription(ctx, c.Session, uri)
+	record, err := h.streams.Sessions.FindSubscription(ctx, c.Session, uri)
 	if err != nil {
 		return method.Result{}, err
 	}
 	ofBackend := record != nil && record.Backend != ""
-	if record == nil && h.backends.Any(ctx) && !match.InCatalog(cat, uri) {
-		_, ofBackend, _ = h.backends.Subscribable(ctx, c.Principal, uri) // ending a subscription needs no scope
+	if record == nil && h.streams.Backends.Any(ctx) && !match.InCatalog(cat, uri) {
+		_, ofBackend, _ = h.streams.Backends.Subscribable(ctx, c.Principal, uri) // ending a subscription needs no scope
 	}
 	switch {
 	case record != nil && ofBackend:
-		if err := h.backends.Unsubscribe(ctx, atBackend(c.Session, record.Backend, uri, time.Time{})); err != nil {
+		if err := h.streams.Backends.Unsubscribe(ctx, atBackend(c.Session, record.Backend, uri, time.Time{})); err != nil {
 			return method.Result{}, err
 		}
 	case !ofBackend && !strings.HasPrefix(uri, streams.SubscriptionScheme):
@@ -129,14 +122,14 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (metho
 			return method.Result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
 		}
 	}
-	if err := h.sessions.Unsubscribe(ctx, c.Session, uri); err != nil {
+	if err := h.streams.Sessions.Unsubscribe(ctx, c.Session, uri); err != nil {
 		return method.Result{}, err
 	}
 	return method.Result{}, h.notify(ctx, c)
 }
 
 func (h *sessionMethods) notify(ctx context.Context, c *method.Call) error {
-	return h.feeds.Log.Notify(ctx, c.Principal.Workspace, stream.TopicSession(c.Session.Key), streams.SessionNotice)
+	return h.streams.Feeds.Log.Notify(ctx, c.Principal.Workspace, stream.TopicSession(c.Session.Key), streams.SessionNotice)
 }
 
 // sessionFault translates ErrNone, which means that the session ended while a request used it, into an error for the client.
@@ -150,11 +143,11 @@ func sessionFault(err error) error {
 // unsubscribeAll ends a session's subscriptions at backends.
 func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Session, uris []session.URI) {
 	for _, u := range uris {
-		if u.Backend == "" || h.backends == (api.None{}) {
+		if u.Backend == "" || h.streams.Backends == (api.None{}) {
 			continue
 		}
-		if err := h.backends.Unsubscribe(ctx, atBackend(sess, u.Backend, u.URI, time.Time{})); err != nil {
-			h.faults.LogError(ctx, "backend subscription left to expire", err)
+		if err := h.streams.Backends.Unsubscribe(ctx, atBackend(sess, u.Backend, u.URI, time.Time{})); err != nil {
+			h.streams.Faults.LogError(ctx, "backend subscription left to expire", err)
 		}
 	}
 }
@@ -178,13 +171,13 @@ func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session
 // initialize serves initialize. It chooses the revision and creates the session.
 func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 	c.Version = spec.LatestSessionBased
-	if h.sessions == nil {
+	if h.streams.Sessions == nil {
 		method.SendError(w, http.StatusOK, c.Msg.ID, method.UnknownMethod(c.Msg.Method))
 		return
 	}
 	asked, err := c.RequiredString("protocolVersion")
 	if err != nil {
-		h.replies.SendFault(w, c, method.Row{}, err)
+		h.streams.Replies.SendFault(w, c, method.Row{}, err)
 		return
 	}
 	// An unknown or stateless revision is answered with the latest session-based one.
@@ -196,7 +189,7 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Version: c.Version, Dialect: c.Dialect,
 		Payloads: method.Declares(declared, spec.OwnExtension), Events: method.Declares(declared, spec.EventsExtension),
 	}
-	if h.backends != (api.None{}) {
+	if h.streams.Backends != (api.None{}) {
 		s.Client = method.ClientInfo(c.Param("clientInfo"))
 		if !c.Dialect { // the dialect cannot send requests to a client, so its capabilities do not matter
 			s.Capabilities = method.CopyDeclaration(declared)
@@ -208,13 +201,13 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 		w.Header().Set(spec.HeaderSession, c.Session.ID)
 	}
 	if err != nil {
-		h.replies.SessionFailed(w, c, err)
+		h.streams.Replies.SessionFailed(w, c, err)
 		return
 	}
 	version := append(append([]byte(`"protocolVersion":"`), c.Version...), `",`...)
 	about := h.about.describeInitialize(h.about.offersTo(c.Request.Context(), c))
 	method.Send(w, http.StatusOK, func(b []byte) []byte {
-		return h.replies.AppendResult(b, c, method.Result{Members: [][]byte{version, about}})
+		return h.streams.Replies.AppendResult(b, c, method.Result{Members: [][]byte{version, about}})
 	})
 }
 
@@ -222,7 +215,7 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 // declared extensions, and notifies the session's stream.
 func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
 	ctx := c.Request.Context()
-	if err := h.sessions.Change(ctx, c.Session, func(now *session.Session) {
+	if err := h.streams.Sessions.Change(ctx, c.Session, func(now *session.Session) {
 		now.Version, now.Payloads, now.Events = s.Version, s.Payloads, s.Events
 	}); err != nil {
 		return err
@@ -233,33 +226,33 @@ func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
 // create creates a session. If the principal already has the maximum number of sessions, create first ends the one that was
 // not prolonged for the longest time.
 func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session.Session) (*session.Session, error) {
-	surplus, err := h.sessions.FindSurplus(ctx, p)
+	surplus, err := h.streams.Sessions.FindSurplus(ctx, p)
 	if err != nil {
 		return nil, err
 	}
 	if surplus != nil {
-		h.faults.Metrics.LimitReached(quota.Sessions)
+		h.streams.Faults.Metrics.LimitReached(quota.Sessions)
 		if err := h.end(ctx, surplus, api.Client{Principal: p, Session: surplus.Key}); err != nil {
 			return nil, err
 		}
 	}
-	return h.sessions.Create(ctx, s)
+	return h.streams.Sessions.Create(ctx, s)
 }
 
 // end ends a session and its stream, and also the sessions and subscriptions that it has at backends. client identifies the
 // session to the gateway.
 func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api.Client) error {
-	if h.backends.Any(ctx) {
-		if err := h.backends.End(ctx, client); err != nil {
-			h.faults.LogError(ctx, "backend sessions left to expire", err)
+	if h.streams.Backends.Any(ctx) {
+		if err := h.streams.Backends.End(ctx, client); err != nil {
+			h.streams.Faults.LogError(ctx, "backend sessions left to expire", err)
 		}
 	}
-	uris, err := h.sessions.Remove(ctx, s)
+	uris, err := h.streams.Sessions.Remove(ctx, s)
 	h.unsubscribeAll(ctx, s, uris)
 	if err != nil {
 		return err
 	}
-	return h.feeds.Log.Notify(ctx, s.Workspace, stream.TopicSession(s.Key), streams.SessionNotice)
+	return h.streams.Feeds.Log.Notify(ctx, s.Workspace, stream.TopicSession(s.Key), streams.SessionNotice)
 }
 
 // delete serves DELETE. It ends a session and its stream.
@@ -284,11 +277,11 @@ func (h *sessionMethods) setLevel(ctx context.Context, c *method.Call) (method.R
 	if !spec.KnownSeverity(level) {
 		return method.Result{}, method.InvalidParams("level must be one of the severities of RFC 5424, debug to emergency")
 	}
-	if err := h.sessions.Change(ctx, c.Session, func(s *session.Session) { s.Level = level }); err != nil {
+	if err := h.streams.Sessions.Change(ctx, c.Session, func(s *session.Session) { s.Level = level }); err != nil {
 		return method.Result{}, sessionFault(err)
 	}
-	if h.backends.Any(ctx) {
-		if err := h.backends.SetLevel(ctx, c.Client()); err != nil {
+	if h.streams.Backends.Any(ctx) {
+		if err := h.streams.Backends.SetLevel(ctx, c.Client()); err != nil {
 			return method.Result{}, err
 		}
 	}

@@ -26,18 +26,14 @@ import (
 
 // tools are the event tools of an endpoint.
 type tools struct {
-	catalogs  method.Catalogs
-	auth      auth.Authenticator
-	feeds     *stream.Tails
-	admission *streams.Admission
-
-	names  []string
-	listed [][]byte // the entries of tools/list, encoded once
+	streams *streams.Streams
+	names   []string
+	listed  [][]byte // the entries of tools/list, encoded once
 }
 
 // New returns the tools. While a call of wait_for_event waits, it counts as an open stream of the caller.
 func New(st *streams.Streams) events.Tools {
-	h := &tools{catalogs: st.Catalogs, auth: st.Auth, feeds: st.Feeds, admission: st.Admission}
+	h := &tools{streams: st}
 	for _, t := range eventtools.Tools(false) {
 		h.names, h.listed = append(h.names, t.Name), append(h.listed, jsonrpc.Encode(t))
 	}
@@ -100,7 +96,7 @@ type source struct {
 
 // EventTypes implements [eventtools.Source].
 func (h *source) EventTypes(ctx context.Context) (all []eventtools.EventType, err error) {
-	cat, err := h.catalogs.CatalogOf(ctx, h.call.Principal)
+	cat, err := h.streams.Catalogs.CatalogOf(ctx, h.call.Principal)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +117,7 @@ func (h *source) Subscribe(ctx context.Context, name string, arguments json.RawM
 	if len(s.Arguments) > maxHandleArguments {
 		return "", fault.New(fault.Invalid, "the arguments have %d bytes (allowed: %d)", len(s.Arguments), maxHandleArguments)
 	}
-	page, err := h.feeds.Poll(h.call.WithToken(ctx), stream.PollRequest{Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Pattern: s.Pattern})
+	page, err := h.streams.Feeds.Poll(h.call.WithToken(ctx), stream.PollRequest{Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Pattern: s.Pattern})
 	if err != nil {
 		return "", err
 	}
@@ -137,7 +133,7 @@ func (h *source) Unsubscribe(_ context.Context, subscription string) (bool, erro
 // find returns the selection for an event type and arguments in the current catalog. An event type that the caller may not see
 // is unknown, because it is not listed either.
 func (h *tools) find(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage) (match.Selection, error) {
-	cat, err := h.catalogs.CatalogOf(ctx, p)
+	cat, err := h.streams.Catalogs.CatalogOf(ctx, p)
 	if err != nil {
 		return match.Selection{}, err
 	}
@@ -225,7 +221,7 @@ func (h *source) poll(ctx context.Context, q eventtools.Query) (*reading, error)
 	if r.Selection, err = h.find(ctx, h.call.Principal, at.name, at.arguments); err != nil {
 		return nil, err
 	}
-	page, err := h.feeds.Poll(h.call.WithToken(ctx), stream.PollRequest{
+	page, err := h.streams.Feeds.Poll(h.call.WithToken(ctx), stream.PollRequest{
 		Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Pattern: r.Pattern, Cursor: at.cursor, Wants: r.Wants, Most: q.Limit, Bytes: eventtools.MaxBytes,
 	})
 	if fault.Is(err, fault.Invalid) { // this server did not issue the cursor
@@ -255,7 +251,7 @@ func (r *reading) add(ev *event.Event) (bool, error) {
 // wait waits for events after the call has read the whole log. It counts as an open stream until it returns.
 func (h *source) wait(r *reading) error {
 	c := h.call
-	ctx, leave, err := h.admission.Admit(c.Answer.W, c.Request.WithContext(c.ConnectionContext()), c)
+	ctx, leave, err := h.streams.Admission.Admit(c.Answer.W, c.Request.WithContext(c.ConnectionContext()), c)
 	if leave == nil {
 		if err == nil {
 			c.Answer.Stop()
@@ -283,7 +279,7 @@ var errAnswered = errors.New("mcp: the request was answered")
 
 // await reads the subscription's feed until the result has an event or a gap, or until ctx ends.
 func (h *source) await(ctx context.Context, r *reading) error {
-	feed, err := h.feeds.Open(h.call.WithToken(ctx), stream.Request{
+	feed, err := h.streams.Feeds.Open(h.call.WithToken(ctx), stream.Request{
 		Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Patterns: []match.Pattern{r.Pattern}, Cursor: r.handle.cursor, Sole: true, Wants: r.Wants,
 	})
 	if err != nil {
@@ -345,7 +341,7 @@ func (h *source) drain(ctx context.Context, feed *stream.Feed, r *reading) error
 // recheck checks the subscription against the caller's current credentials and the current catalog. It reports whether it added
 // partitions to the feed.
 func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (changed bool, err error) {
-	now, err := streams.Recheck(ctx, h.auth, h.call.Request.Header, h.call.Principal)
+	now, err := streams.Recheck(ctx, h.streams.Auth, h.call.Request.Header, h.call.Principal)
 	if err != nil {
 		return false, fault.Wrap(fault.Unauthenticated, err, "the caller's credentials are no longer valid")
 	}
@@ -361,7 +357,7 @@ func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (ch
 // reports true.
 func (h *tools) follow(ctx context.Context, feed *stream.Feed, r *reading, s match.Selection) (changed bool, err error) {
 	if changed = s.Pattern != r.Pattern; changed {
-		if err := feed.Add(ctx, s.Pattern, h.feeds.AfterChange(s.Pattern)); err != nil {
+		if err := feed.Add(ctx, s.Pattern, h.streams.Feeds.AfterChange(s.Pattern)); err != nil {
 			return false, err
 		}
 	}
