@@ -3,8 +3,6 @@ package mcp
 import (
 	"context"
 	"encoding/json"
-	"fmt"
-	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -19,41 +17,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
-
-// relayed starts two instances over the same store. Only holder is connected to the backend, and its relay passes the
-// backend's notifications to other.
-func relayed(t *testing.T, backend api.Backend) (holder, other *fixture) {
-	t.Helper()
-	var held *gateway.Gateway
-	holder = newFixture(t, func(o *Options) {
-		held = gatewayTo(t, o.Sessions, time.Hour, backend)
-		o.Gateway = held
-	})
-	other = holder.instance(func(o *Options) { o.Gateway = gatewayTo(t, o.Sessions, time.Hour, backend) })
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	r := &relay.Relay{
-		Backends: func(ctx context.Context) (all []relay.Backend) {
-			for _, b := range held.Followed(ctx) {
-				all = append(all, b)
-			}
-			return all
-		},
-		Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
-			return holder.log.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
-		},
-		DB: holder.db, Log: slog.New(slog.DiscardHandler),
-	}
-	go func() { r.Run(ctx); close(ended) }()
-	t.Cleanup(func() { cancel(); <-ended })
-	return holder, other
-}
 
 // allKinds opens one stream of each kind: a listen that subscribes to changes of all lists, a session's GET stream and a
 // stream of the named-event dialect. It also returns the acknowledgment of the listen.
@@ -70,79 +38,10 @@ func (f *fixture) allKinds(key string) (streams map[string]*open, ack frame) {
 	return map[string]*open{"2026": listen, "2025": get, "named events": dialect}, ack
 }
 
-// GWN-01, GWN-04: streams of all three kinds, at an instance without a connection to the backend, are notified once of each
-// change to the backend's lists. A client that then requests the list always gets the new one. Streams of principals
-// without access to the backend get no notification. SUB-03: a listen for one kind of change gets only that kind.
-func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
-	l := startLister(t, "b", true, "t0")
-	l.notified, l.hints = make(chan string), `"ttlMs":3600000,"cacheScope":"private"`
-	b := l.backend()
-	b.Scopes = []string{"billing"}
-	_, f := relayed(t, b)
-	session := f.session(billing, spec.V20251125)
-	allowed, _ := f.allKinds(billing)
-	// alice lacks the scope, and foreign is in another workspace.
-	refused := map[string]map[string]*open{}
-	for _, key := range []string{alice, foreign} {
-		refused[key], _ = f.allKinds(key)
-	}
-	kinds := []struct {
-		note, list, filter string
-		alone              *open // a listen for this kind only
-	}{
-		{spec.NoteToolsChange, spec.MethodToolsList, `{"toolsListChanged":true}`, nil},
-		{spec.NotePromptsChange, spec.MethodPromptsList, `{"promptsListChanged":true}`, nil},
-		{spec.NoteResourcesChange, spec.MethodResources, `{"resourcesListChanged":true}`, nil},
-	}
-	for i := range kinds {
-		kinds[i].alone = f.listening(billing, "1", kinds[i].filter)
-	}
-	for i := range 3 {
-		for _, kind := range kinds {
-			name := fmt.Sprintf("t%d%s", i, kind.list[:1])
-			l.set(func() { l.names = []string{name} })
-			l.notified <- kind.note
-			kind.alone.brings(kind.note)
-			for _, s := range allowed {
-				s.brings(kind.note)
-				for _, in := range []string{"", session} {
-					var p backendPage
-					f.in(billing, in, kind.list, "").result(t, &p)
-					if got := p.names(); !slices.Contains(got, name) {
-						t.Fatalf("after a notification the list in session %q is %q, want %s in it", in, got, name)
-					}
-				}
-			}
-		}
-	}
-	// GWN-04: only the streams of sessions get a backend's notifications about roots.
-	l.notified <- spec.NoteRootsChange
-	allowed["2025"].brings(spec.NoteRootsChange)
-	l.notified <- spec.NoteToolsChange
-	for _, s := range allowed {
-		s.brings(spec.NoteToolsChange)
-	}
-	for _, workspace := range []string{auth.DefaultWorkspace, "elsewhere"} {
-		expect.OK(t, f.log.Notify(t.Context(), workspace, stream.TopicCatalog, json.RawMessage(`{}`)))
-	}
-	for who, theirs := range refused {
-		for revision, s := range theirs {
-			s.brings(spec.NoteResourcesChange)
-			select {
-			case e := <-s.events:
-				if m := (frame{}); json.Unmarshal(e.Data, &m) == nil && m.Method != spec.NoteEventsChange {
-					t.Errorf("%s, %s: then got %s, want at most %s", who, revision, e.Data, spec.NoteEventsChange)
-				}
-			case <-time.After(50 * time.Millisecond):
-			}
-		}
-	}
-}
-
 // GWN-01, GWN-04: the streams of all three kinds are opened before any backend is configured. They are notified that lists
 // changed when a backend is added, when it sends a notification itself, and when it is removed. After the principal loses
-// access to the backend, they no longer pass on its notifications. A listen that did not subscribe to lists and a stream
-// in another workspace stay silent throughout.
+// access to the backend, they no longer pass on its notifications. SUB-03: a listen for one kind of change gets only that
+// kind. A listen that did not subscribe to lists and a stream in another workspace stay silent throughout.
 func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	l := startLister(t, "b", true, "t0")
 	var now atomic.Pointer[[]api.Backend]
@@ -157,6 +56,12 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	before := string(ack.Params.Meta[spec.MetaCursor])
 	quiet := map[string]*open{
 		"events only": f.listening(billing, "1", `{"eventsListChanged":true}`), "another workspace": f.listening(foreign, "1", `{"toolsListChanged":true}`),
+	}
+
+	alone := map[string]*open{ // by the only kind of change that they listen for
+		spec.NoteToolsChange:     f.listening(billing, "1", `{"toolsListChanged":true}`),
+		spec.NotePromptsChange:   f.listening(billing, "1", `{"promptsListChanged":true}`),
+		spec.NoteResourcesChange: f.listening(billing, "1", `{"resourcesListChanged":true}`),
 	}
 
 	all := []string{spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange}
@@ -186,8 +91,14 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 
 	use("1", b)
 	areNotified(all...)
-	notify(spec.NoteToolsChange)
-	areNotified(spec.NoteToolsChange)
+	for kind, o := range alone {
+		o.brings(kind)
+		notify(kind)
+		areNotified(kind)
+		o.brings(kind)
+	}
+	notify(spec.NoteRootsChange) // reaches only the streams of sessions
+	following["2025"].brings(spec.NoteRootsChange)
 	// A client that resumes learns of the missed change and is notified of the new backend's changes.
 	back := f.open(f.listenRequest(billing, "1", `{"toolsListChanged":true}`, `"`+spec.MetaCursor+`":`+before))
 	back.brings(spec.NoteAcknowledged)

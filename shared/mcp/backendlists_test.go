@@ -31,15 +31,22 @@ type lister struct {
 	name      string
 	stateless bool
 
-	mu       sync.Mutex
-	names    []string // the names of the entries, the same in every list
-	hints    string   // extra members of each page, e.g. `"ttlMs":5`
-	down     bool
-	methods  []string                                                         // of the requests that it has received
-	hold     chan struct{}                                                    // if set, list requests block until it is closed
-	mute     bool                                                             // leaves calls unanswered
-	call     func(w http.ResponseWriter, r *http.Request, id json.RawMessage) // if set, answers calls
-	notified chan string                                                      // methods to send on the listening stream; nil if the backend does not support notifications
+	mu      sync.Mutex
+	names   []string // the names of the entries, the same in every list
+	hints   string   // extra members of each page, e.g. `"ttlMs":5`
+	down    bool
+	methods []string      // of the requests that it has received
+	hold    chan struct{} // if set, list requests block until it is closed
+	// handle, if set, handles messages first. It reports false for messages that the lister itself answers.
+	handle func(w http.ResponseWriter, r *http.Request, m received) bool
+}
+
+// received is a message that a lister received.
+type received struct {
+	ID     json.RawMessage
+	Method string
+	Params struct{ Cursor *string }
+	raw    []byte
 }
 
 func startLister(t *testing.T, name string, stateless bool, entries ...string) *lister {
@@ -58,44 +65,24 @@ func (l *lister) set(change func()) {
 }
 
 func (l *lister) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var m struct {
-		ID     json.RawMessage
-		Method string
-		Params struct{ Cursor *string }
-	}
-	if json.NewDecoder(r.Body).Decode(&m) != nil || m.ID == nil {
-		w.WriteHeader(http.StatusAccepted)
-		return
-	}
+	var m received
+	m.raw, _ = io.ReadAll(r.Body)
+	_ = json.Unmarshal(m.raw, &m) // a test of the gateway's own message
 	l.mu.Lock()
-	l.methods = append(l.methods, m.Method)
-	hold, mute, call := l.hold, l.mute && m.Method == "tools/call", l.call
+	if m.ID != nil {
+		l.methods = append(l.methods, m.Method)
+	}
+	hold, handle := l.hold, l.handle
 	l.mu.Unlock()
-	if call != nil && m.Method == "tools/call" {
-		call(w, r, m.ID)
+	if handle != nil && handle(w, r, m) {
 		return
 	}
-	if mute {
-		<-r.Context().Done()
+	if m.ID == nil {
+		w.WriteHeader(http.StatusAccepted)
 		return
 	}
 	if hold != nil && strings.HasSuffix(m.Method, "/list") {
 		<-hold
-	}
-	if m.Method == spec.MethodListen && l.notified != nil {
-		w.Header().Set("Content-Type", "text/event-stream")
-		fmt.Fprint(w, `data: {"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"notifications":`+
-			`{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}}}`+"\n\n")
-		w.(http.Flusher).Flush()
-		for {
-			select {
-			case method := <-l.notified:
-				fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"method\":%q}\n\n", method)
-				w.(http.Flusher).Flush()
-			case <-r.Context().Done():
-				return
-			}
-		}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,%s}`, m.ID, l.answer(m.Method, m.Params.Cursor))
@@ -104,10 +91,7 @@ func (l *lister) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (l *lister) answer(method string, cursor *string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	capabilities := `"capabilities":{"tools":{},"prompts":{},"resources":{}}`
-	if l.notified != nil {
-		capabilities = strings.ReplaceAll(capabilities, "{}", `{"listChanged":true}`)
-	}
+	const capabilities = `"capabilities":{"tools":{},"prompts":{},"resources":{}}`
 	switch {
 	case l.down:
 		return `"error":{"code":-32603,"message":"down"}`

@@ -9,7 +9,6 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -41,7 +40,10 @@ func startSlowCalls(t *testing.T, stateless bool) *slowCalls {
 	t.Helper()
 	s := &slowCalls{lister: startLister(t, "b", stateless, "tool"), calls: make(chan slowCall, 1)}
 	s.set(func() {
-		s.call = func(w http.ResponseWriter, r *http.Request, id json.RawMessage) {
+		s.handle = func(w http.ResponseWriter, r *http.Request, m received) bool {
+			if m.Method != spec.MethodToolsCall {
+				return false
+			}
 			c := slowCall{make(chan struct{}), make(chan struct{}), make(chan struct{})}
 			s.calls <- c
 			w.Header().Set("Content-Type", sse.ContentType)
@@ -52,11 +54,11 @@ func startSlowCalls(t *testing.T, stateless bool) *slowCalls {
 					fmt.Fprint(w, "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{\"level\":\"info\",\"data\":1}}\n\n")
 					w.(http.Flusher).Flush()
 				case <-c.answer:
-					fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":{\"content\":[]}}\n\n", id)
-					return
+					fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":{\"content\":[]}}\n\n", m.ID)
+					return true
 				case <-r.Context().Done():
 					close(c.gone)
-					return
+					return true
 				}
 			}
 		}
@@ -267,46 +269,37 @@ func startAsker(t *testing.T, stateless bool) *asker {
 		lister: startLister(t, "b", stateless, "ask"), answers: make(chan json.RawMessage, 1),
 		waiting: make(chan json.RawMessage, 1), cancelled: make(chan json.RawMessage, 1),
 	}
-	a.lister.Server = httptest.NewServer(a)
-	t.Cleanup(a.lister.Server.Close)
+	a.set(func() { a.handle = a.receive })
 	return a
 }
 
-func (a *asker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body)
-	id, method := jsonrpc.Member(body, "id"), jsonrpc.Member(body, "method")
+func (a *asker) receive(w http.ResponseWriter, r *http.Request, m received) bool {
 	switch {
-	case string(method) == `"notifications/cancelled"`:
-		a.cancelled <- body
+	case m.Method == spec.NoteCancelled:
+		a.cancelled <- m.raw
 		w.WriteHeader(http.StatusAccepted)
-	case string(method) == `"tools/call"` && bytes.Contains(body, []byte("wait")):
-		a.waiting <- id
+	case m.Method == "":
+		a.answers <- m.raw
+		w.WriteHeader(http.StatusAccepted)
+	case m.Method != spec.MethodToolsCall:
+		return false
+	case bytes.Contains(m.raw, []byte("wait")):
+		a.waiting <- m.ID
 		<-r.Context().Done()
-	case string(method) == `"tools/call"`:
-		a.call(w, r, id)
-	case method == nil:
-		a.answers <- body
-		w.WriteHeader(http.StatusAccepted)
-	default:
-		r.Body = io.NopCloser(bytes.NewReader(body))
-		a.lister.ServeHTTP(w, r)
-	}
-}
-
-func (a *asker) call(w http.ResponseWriter, r *http.Request, id json.RawMessage) {
-	if a.stateless {
+	case a.stateless:
 		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"input_required","inputRequests":{"name":{%s}}}}`, id, question)
-		return
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"input_required","inputRequests":{"name":{%s}}}}`, m.ID, question)
+	default:
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":\"q\",%s}\n\n", question)
+		w.(http.Flusher).Flush()
+		select {
+		case answer := <-a.answers:
+			fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":{\"content\":[],\"structuredContent\":%s}}\n\n", m.ID, answer)
+		case <-r.Context().Done():
+		}
 	}
-	w.Header().Set("Content-Type", "text/event-stream")
-	fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":\"q\",%s}\n\n", question)
-	w.(http.Flusher).Flush()
-	select {
-	case answer := <-a.answers:
-		fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":{\"content\":[],\"structuredContent\":%s}}\n\n", id, answer)
-	case <-r.Context().Done():
-	}
+	return true
 }
 
 // capable starts a session of a client with the elicitation capability and returns its session header.

@@ -525,7 +525,14 @@ func TestLambda(t *testing.T) {
 	})
 	for _, stateless := range []bool{true, false} {
 		b := startLister(t, "b", stateless, "tool")
-		b.set(func() { b.mute = true })
+		b.set(func() {
+			b.handle = func(_ http.ResponseWriter, r *http.Request, m received) bool {
+				if m.Method == spec.MethodToolsCall {
+					<-r.Context().Done()
+				}
+				return m.Method == spec.MethodToolsCall
+			}
+		})
 		f := behindGateway(t, nil, b)
 		params := `"name":"b_tool","arguments":{}`
 		for client, req := range map[string]*http.Request{
