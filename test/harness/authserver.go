@@ -69,20 +69,6 @@ func (a *AuthServer) Token(tb testing.TB, client, scopes string) string {
 	return got.Token
 }
 
-// Assert asks for an exchange of a token, as the client that signed the assertion, and returns the status.
-func (a *AuthServer) Assert(tb testing.TB, assertion, token string) int {
-	tb.Helper()
-	resp, err := plain.PostForm(a.Issuer+"/oauth/token", url.Values{
-		"grant_type": {"urn:ietf:params:oauth:grant-type:token-exchange"}, "audience": {"crm"},
-		"subject_token": {token}, "subject_token_type": {"urn:ietf:params:oauth:token-type:access_token"},
-		"requested_token_type": {"urn:ietf:params:oauth:token-type:access_token"},
-		"client_assertion":     {assertion}, "client_assertion_type": {"urn:ietf:params:oauth:client-assertion-type:jwt-bearer"},
-	})
-	expect.OK(tb, err)
-	resp.Body.Close()
-	return resp.StatusCode
-}
-
 // Introspection is the authorization server's description of a token (RFC 7662).
 type Introspection struct {
 	Active  bool
