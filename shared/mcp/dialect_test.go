@@ -1,7 +1,6 @@
 package mcp
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -612,23 +611,6 @@ func checkResponses(t *testing.T, text []byte) {
 		return
 	}
 	one(text)
-}
-
-func FuzzOpenResponse(f *testing.F) {
-	f.Add("session", "other", []byte(`{}`))
-	f.Add("", "x", []byte{})
-	f.Fuzz(func(t *testing.T, session, other string, text []byte) {
-		sealed := streams.SealResponse(session, text)
-		if got, err := streams.OpenResponse(session, sealed); err != nil || !bytes.Equal(got, text) {
-			t.Fatalf("got %q, %v", got, err)
-		}
-		if _, err := streams.OpenResponse(other, sealed); err == nil && other != session {
-			t.Fatal("another session opened it")
-		}
-		if _, err := streams.OpenResponse(session, text); err == nil {
-			t.Fatal("what nobody sealed was opened")
-		}
-	})
 }
 
 // unwell is a store that fails while down is set.

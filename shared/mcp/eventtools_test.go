@@ -93,14 +93,6 @@ func at(subscription string) string { return fmt.Sprintf(`{"subscription":%q}`, 
 
 var eventToolNames = []string{"list_event_types", "subscribe", "unsubscribe", "recent_events", "wait_for_event"}
 
-// RCH-04: by default there are no tools. TestEndpointWithoutExtensions also checks that they are not advertised.
-func TestEventToolsAreOff(t *testing.T) {
-	f := newFixture(t, nil)
-	for _, method := range []string{spec.MethodToolsList, spec.MethodToolsCall} {
-		f.stateless(alice, method, toolParams("list_event_types", `{}`)).is(t, method, 404, -32601)
-	}
-}
-
 func TestEventTools(t *testing.T) {
 	f := newFixture(t, withEventTools)
 	sessions := map[string]string{"2026-07-28": ""}
