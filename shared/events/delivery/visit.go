@@ -248,7 +248,11 @@ func (v *visit) startHandOver(i int, handOver func() error) result {
 func (v *visit) record(i int, r result) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.notes = append(v.notes, r.notes...)
+	if v.notes == nil {
+		v.notes = r.notes
+	} else {
+		v.notes = append(v.notes, r.notes...)
+	}
 	switch {
 	case r.err != nil:
 		v.failed, v.err = append(v.failed, i), r.err

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -333,11 +334,14 @@ const maxForgets = 16
 // Another worker may have continued a delivery since it was read, or its event may have been requested again; see
 // [Deliveries.renew]. Then WriteNotes does not delete the delivery, and the due entry leads to another attempt.
 func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
+	if !slices.ContainsFunc(notes, isConditional) { // usual, so spare the copies
+		return db.WriteAll(ctx, notes...)
+	}
 	var plain []store.Op
 	var forgets [][]store.Op
 	for len(notes) > 0 {
 		n := 1
-		if notes[0].Cond == (store.Condition{}) {
+		if !isConditional(notes[0]) {
 			plain = append(plain, notes[0])
 		} else {
 			n = 2 // with its due entry, or its waiting message while a switch pauses it
@@ -363,6 +367,8 @@ func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 	}
 	return writes.Wait()
 }
+
+func isConditional(op store.Op) bool { return op.Cond != (store.Condition{}) }
 
 func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
 	// Delay by whole seconds, rounded up, so that an attempt is never early.
