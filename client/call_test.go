@@ -36,7 +36,7 @@ func TestCallDoesNotChangeItsParams(t *testing.T) {
 				body := io.NopCloser(strings.NewReader(`{"jsonrpc":"2.0","id":1,"result":{}}`))
 				return &http.Response{StatusCode: http.StatusOK, Body: body, Request: r}, nil
 			})}}))(t)
-			c.started.Store(true)
+			c.session.Store(new("")) // a session without an id
 			meta := map[string]any{"progressToken": "p"}
 			params := map[string]any{"name": "a", "_meta": meta}
 			before := map[string]any{"name": "a", "_meta": maps.Clone(meta)}

@@ -51,8 +51,7 @@ type Client struct {
 	server   httpcall.Server
 	url      string
 	version  spec.Version
-	session  atomic.Pointer[string] // of the revisions that have sessions
-	started  atomic.Bool            // the session is open
+	session  atomic.Pointer[string] // the id of the open session, which is empty if the server has no sessions; nil if none is open
 	renewing sync.Mutex
 	seq      atomic.Int64
 	memory   memory
@@ -71,7 +70,7 @@ func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 		Versions []spec.Version `json:"supportedVersions"`
 	}
 	err = c.retry(ctx, func() error {
-		_, err := c.exchange(ctx, spec.MethodDiscover, nil, &discovered)
+		_, err := c.exchangeIn(ctx, "", spec.MethodDiscover, nil, &discovered)
 		return err
 	})
 	switch {
@@ -109,7 +108,6 @@ func newClient(url string, o Options) (*Client, error) {
 	}
 	var err error
 	c.url, err = c.server.Endpoint("/mcp")
-	c.setSession("")
 	c.seq.Store(firstID())
 	return c, err
 }
@@ -121,7 +119,6 @@ func firstID() int64 { return rand.Int64N(1 << 30) }
 // withOwnSession returns a client of the same server with a session of its own.
 func (c *Client) withOwnSession() *Client {
 	own := &Client{options: c.options, log: c.log, server: c.server, url: c.url, version: c.version, silence: c.silence}
-	own.setSession("")
 	own.seq.Store(firstID())
 	return own
 }
@@ -143,12 +140,11 @@ func (c *Client) startSession(ctx context.Context) error {
 	if c.isStateless() {
 		return nil
 	}
-	c.setSession("")
-	c.started.Store(false)
+	c.session.Store(nil)
 	var result struct {
 		ProtocolVersion string `json:"protocolVersion"`
 	}
-	header, err := c.exchange(ctx, spec.MethodInitialize, map[string]any{
+	header, err := c.exchangeIn(ctx, "", spec.MethodInitialize, map[string]any{
 		"protocolVersion": c.version, "capabilities": map[string]any{}, "clientInfo": c.clientInfo(),
 	}, &result)
 	if err != nil {
@@ -157,52 +153,63 @@ func (c *Client) startSession(ctx context.Context) error {
 	if result.ProtocolVersion != string(c.version) {
 		return fault.New(fault.Unsupported, "the server offers revision %.32q and not %s", result.ProtocolVersion, c.version)
 	}
-	c.setSession(header.Get("Mcp-Session-Id"))
+	session := header.Get("Mcp-Session-Id")
 	body := []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-	resp, b, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(spec.NoteInitialized, nil), body)
+	resp, b, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(session, spec.NoteInitialized, nil), body)
 	if err == nil && resp.StatusCode >= 300 {
 		err = httpcall.ReadRefusal(resp, b)
 	}
-	c.started.Store(err == nil)
+	if err == nil {
+		c.session.Store(&session)
+	}
 	return err
 }
 
 // errSessionGone means that the server ended or lost the session.
 var errSessionGone = fault.New(fault.NotFound, "the session has ended")
 
-func (c *Client) sessionID() string { return *c.session.Load() }
-
-func (c *Client) setSession(id string) { c.session.Store(&id) }
+// sessionID returns the id of the open session, or an empty string.
+func (c *Client) sessionID() string {
+	if open := c.session.Load(); open != nil {
+		return *open
+	}
+	return ""
+}
 
 // call sends a request and returns the header of the response. It starts a new session if the last one has ended, or if an
 // earlier call could not start one.
 func (c *Client) call(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
-	session := c.sessionID()
-	if c.isStateless() || c.started.Load() {
-		header, err := c.exchange(ctx, method, params, result)
+	session := c.session.Load()
+	if c.isStateless() {
+		return c.exchangeIn(ctx, "", method, params, result)
+	}
+	if session != nil {
+		header, err := c.exchangeIn(ctx, *session, method, params, result)
 		if !errors.Is(err, errSessionGone) {
 			return header, err
 		}
 		c.log.Warn("session ended, starting a new one")
 	}
-	if err := c.renewSession(ctx, session); err != nil {
+	session, err := c.renewSession(ctx, session)
+	if err != nil {
 		return nil, err
 	}
-	header, err := c.exchange(ctx, method, params, result)
+	header, err := c.exchangeIn(ctx, *session, method, params, result)
 	if errors.Is(err, errSessionGone) {
 		err = fault.New(fault.Unavailable, "%s: the new session has ended, too", method)
 	}
 	return header, err
 }
 
-// renewSession starts a new session unless another goroutine has replaced the given one already.
-func (c *Client) renewSession(ctx context.Context, gone string) error {
+// renewSession starts a new session unless another goroutine has replaced the given one already. It returns the session to use.
+func (c *Client) renewSession(ctx context.Context, gone *string) (*string, error) {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()
-	if c.started.Load() && c.sessionID() != gone {
-		return nil
+	if open := c.session.Load(); open != nil && open != gone {
+		return open, nil
 	}
-	return c.startSession(ctx)
+	err := c.startSession(ctx)
+	return c.session.Load(), err
 }
 
 // orDiscard returns log, or a logger that discards everything if log is nil.
@@ -232,7 +239,7 @@ func (c *Client) Close() error {
 	}
 	ctx, cancel := closingContext(context.Background())
 	defer cancel()
-	_, _, err := c.server.Do(ctx, http.MethodDelete, c.url, c.header("", nil), nil)
+	_, _, err := c.server.Do(ctx, http.MethodDelete, c.url, c.header(c.sessionID(), "", nil), nil)
 	return err
 }
 
@@ -308,17 +315,18 @@ func (c *Client) EventTypes(ctx context.Context) (types []EventType, err error) 
 	return nil, fault.New(fault.Unavailable, "the server's list of event types has more than %d pages", maxPages)
 }
 
-// exchange sends a request and returns the header of the response. It does not renew the session.
-func (c *Client) exchange(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
+// exchangeIn sends a request in a session and returns the header of the response. It does not renew the session. Concurrent calls may renew
+// it before the response arrives, so exchangeIn does not look at the client's current session.
+func (c *Client) exchangeIn(ctx context.Context, session, method string, params map[string]any, result any) (http.Header, error) {
 	request, err := c.request(method, params)
 	if err != nil {
 		return nil, err
 	}
-	resp, body, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(method, params), request)
+	resp, body, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(session, method, params), request)
 	if err != nil {
 		return nil, err
 	}
-	if resp.StatusCode == http.StatusNotFound && c.sessionID() != "" {
+	if resp.StatusCode == http.StatusNotFound && session != "" {
 		return nil, errSessionGone // the revisions with sessions define this status
 	}
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
@@ -386,10 +394,10 @@ func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 	return b, nil
 }
 
-func (c *Client) header(method string, params map[string]any) http.Header {
+// header returns the header of a request in a session. The session is empty if there is none.
+func (c *Client) header(session, method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)
-	session := c.sessionID()
 	if c.isStateless() || session != "" {
 		h.Set("Mcp-Protocol-Version", string(c.version))
 	}

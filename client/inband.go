@@ -167,13 +167,13 @@ func (f *flow) handleMessage(data []byte) error {
 	return nil
 }
 
-// openCall sends a JSON-RPC request whose answer is a stream.
+// openCall sends a JSON-RPC request whose answer is a stream. Only the revision without sessions has such requests.
 func (c *Client) openCall(ctx context.Context, method string, params map[string]any) (io.ReadCloser, error) {
 	request, err := c.request(method, params)
 	if err != nil {
 		return nil, err
 	}
-	return c.openStream(ctx, http.MethodPost, c.header(method, params), request)
+	return c.openStream(ctx, http.MethodPost, c.header("", method, params), request)
 }
 
 // openStream sends a request whose answer is a stream. The stream fails if it is silent for too long; see [liveBody].

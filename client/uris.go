@@ -116,7 +116,7 @@ func (k *hook) decodeRegistered(h http.Header, body []byte, verified bool) Event
 type listener struct {
 	*flow
 	client  *Client
-	session string        // the session in which the URIs are subscribed
+	session *string       // the session in which the URIs are subscribed
 	last    string        // Last-Event-ID
 	retry   time.Duration // the pause that the server asked for
 }
@@ -181,16 +181,16 @@ func (l *listener) markOpen() {
 // subscribeInSession subscribes the session to the URIs, if the revision has sessions. It first starts a session if necessary.
 func (l *listener) subscribeInSession() error {
 	c := l.client
-	if c.isStateless() || c.started.Load() && l.session == c.sessionID() {
+	if open := c.session.Load(); c.isStateless() || open != nil && l.session == open {
 		return nil
 	}
-	l.session, l.last = "", ""
+	l.session, l.last = nil, ""
 	for _, uri := range l.sub.URIs {
 		if _, err := c.call(l.ctx, spec.MethodSubscribe, map[string]any{"uri": uri}, nil); err != nil {
 			return err
 		}
 	}
-	l.session = c.sessionID()
+	l.session = c.session.Load()
 	return nil
 }
 
@@ -204,13 +204,13 @@ func (l *listener) connect() (io.ReadCloser, error) {
 		}
 		return c.openCall(l.ctx, spec.MethodListen, params)
 	}
-	header := c.header("", nil)
+	header := c.header(c.sessionID(), "", nil)
 	if l.last != "" {
 		header.Set("Last-Event-ID", l.last)
 	}
 	body, err := c.openStream(l.ctx, http.MethodGet, header, nil)
 	if fault.Is(err, fault.NotFound) {
-		c.started.Store(false)
+		c.session.Store(nil)
 		return nil, fault.New(fault.Unavailable, "the session has ended")
 	}
 	return body, err
