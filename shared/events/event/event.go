@@ -239,8 +239,9 @@ const maxTime = 64
 
 var errTime = errors.New("not a date-time of RFC 3339")
 
-// ParseTime parses a date-time of RFC 3339. T and Z may be in lower case (section 5.6). Unlike [time.Parse], it
-// accepts lower case, and refuses a comma before the fraction and hours with one digit.
+// ParseTime parses a date-time of RFC 3339. T and Z may be in lower case (section 5.6). Unlike [time.Parse], it accepts lower case, and
+// refuses a comma before the fraction, hours with one digit and offsets such as +24:00. It also refuses a time whose year has no four digits
+// in UTC, because neither encoding/json nor the receivers of webhooks accept such a time.
 func ParseTime(text string) (time.Time, error) {
 	if len(text) < len("2006-01-02T15:04:05Z") || len(text) > maxTime || text[len("2006-01-02T15")] != ':' || strings.Contains(text, ",") {
 		return time.Time{}, errTime
@@ -248,5 +249,12 @@ func ParseTime(text string) (time.Time, error) {
 	if strings.ContainsAny(text, "tz") {
 		text = strings.ToUpper(text)
 	}
-	return time.Parse(time.RFC3339Nano, text)
+	t, err := time.Parse(time.RFC3339Nano, text)
+	if zone := text[len(text)-len("00:00"):]; err != nil || text[len(text)-1] != 'Z' && (zone[:2] > "23" || zone[3:] > "59") {
+		return time.Time{}, errTime
+	}
+	if year := t.UTC().Year(); year < 0 || year > 9999 {
+		return time.Time{}, errTime
+	}
+	return t, nil
 }

@@ -9,10 +9,10 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/demand"
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -47,7 +47,7 @@ func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (d
 		return Foreign, nil
 	}
 	out := publish.Input{URI: uri, ID: EventID(backend+catalog.CallerOf(uri), e.ID), Data: e.Data}
-	if at, err := time.Parse(time.RFC3339, e.Time); err == nil {
+	if at, err := event.ParseTime(e.Time); err == nil {
 		out.Time = at
 	}
 	seen, err := in.Demand.WasSeen(ctx, workspace, uri, out.ID)
