@@ -78,3 +78,92 @@ func TestSubscriptionsShareTheEndOfASession(t *testing.T) {
 	}
 	running.Wait()
 }
+
+// interruptedServer is a server with sessions that sends one resource update on each stream and then ends the stream.
+type interruptedServer struct {
+	ids      bool // whether the updates have ids, from which a client can resume
+	forget   bool // whether the server ends the session with its first stream
+	sessions atomic.Int32
+	streams  atomic.Int32
+}
+
+func (s *interruptedServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var m struct {
+		ID     json.RawMessage
+		Method string
+	}
+	_ = json.NewDecoder(r.Body).Decode(&m)
+	switch {
+	case m.Method == "initialize":
+		w.Header().Set("Mcp-Session-Id", fmt.Sprint("s", s.sessions.Add(1)))
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-06-18"}}`, m.ID)
+	case s.forget && s.streams.Load() == 1 && r.Header.Get("Mcp-Session-Id") == "s1":
+		w.WriteHeader(http.StatusNotFound)
+	case r.Method == http.MethodGet:
+		n := s.streams.Add(1)
+		w.Header().Set("Content-Type", "text/event-stream")
+		if s.ids {
+			fmt.Fprintf(w, "id: %d\n", n)
+		}
+		fmt.Fprintf(w, `data: {"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"event://a/b","payload":%d}}`+"\n\n", n)
+	case m.Method == "notifications/initialized", r.Method == http.MethodDelete:
+		w.WriteHeader(http.StatusAccepted)
+	default:
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{}}`, m.ID)
+	}
+}
+
+// happen follows event://a/b, and returns the first n things that happen: the payloads of events, and "gap".
+func happen(t *testing.T, c *client.Client, n int, cursor string) (got []string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	things := make(chan string, 100)
+	sub := expect.Value(c.Subscribe(ctx, client.SubscribeOptions{
+		URIs: []string{"event://a/b"}, Mode: client.ModePush, Cursor: cursor,
+		Event: func(_ context.Context, e client.Event) error { things <- string(e.Data); return nil },
+		Gap:   func(context.Context, client.Gap) error { things <- "gap"; return nil },
+	}))(t)
+	defer func() { _ = sub.Close() }()
+	for len(got) < n {
+		select {
+		case thing := <-things:
+			got = append(got, thing)
+		case <-ctx.Done():
+			return got
+		}
+	}
+	return got
+}
+
+func TestAnInterruptedStreamOfURIsReportsAGap(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name   string
+		server *interruptedServer
+		cursor string
+		want   []string
+	}{
+		{"RCH-01 without ids, events between two streams may be lost", &interruptedServer{}, "", []string{"1", "gap", "2"}},
+		{"RCH-01 with ids, the server sends them", &interruptedServer{ids: true}, "", []string{"1", "2"}},
+		{"RCH-01 another session does not have them", &interruptedServer{ids: true, forget: true}, "", []string{"1", "gap", "2"}},
+		{"RCH-01 a session cannot begin at a cursor", &interruptedServer{ids: true}, "c1", []string{"gap", "1", "2"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			s := httptest.NewServer(test.server)
+			t.Cleanup(s.Close)
+			c := expect.Value(client.Connect(t.Context(), s.URL, client.Options{Revision: "2025-06-18"}))(t)
+			expect.List(t, "what happens", happen(t, c, len(test.want), test.cursor), test.want)
+		})
+	}
+	t.Run("RCH-01 a server without sessions and without cursors may lose events", func(t *testing.T) {
+		t.Parallel()
+		c, _ := streaming(t, 0, func(n int, w *streamWriter) {
+			w.acknowledge()
+			w.update(fmt.Sprintf(`{"uri":"event://a/b","payload":%d}`, n))
+		})
+		want := []string{"1", "gap", "2"}
+		expect.List(t, "what happens", happen(t, c, len(want), ""), want)
+	})
+}

@@ -145,7 +145,9 @@ func (l *listener) streamOnce() (time.Duration, error) {
 	}
 	defer func() { _ = body.Close() }()
 	if !l.client.isStateless() {
-		l.markOpen()
+		if err := l.markOpen("", false); err != nil {
+			return l.serverPause(), err
+		}
 	}
 	for events := sse.NewReader(body, maxStreamEvent); ; {
 		e, err := events.Next()
@@ -172,10 +174,27 @@ func (l *listener) streamOnce() (time.Duration, error) {
 // serverPause returns how long the server asked to wait before the next stream, up to five minutes.
 func (l *listener) serverPause() time.Duration { return min(l.retry, 10*httpcall.MaxPause) }
 
-// markOpen records that the server has opened the stream.
-func (l *listener) markOpen() {
+// markOpen records that the server has opened the stream, and reports a gap if events before it may be missing. The cursor is the
+// position of the stream, if the server sends one. truncated says that the server itself reports the gap.
+func (l *listener) markOpen(cursor string, truncated bool) error {
+	missed := truncated || l.mayMissEvents()
 	l.open = true
 	l.markAccepted(grant{})
+	if missed {
+		return l.handleGap(Gap{Cursor: cursor})
+	}
+	l.advance(cursor)
+	return nil
+}
+
+// mayMissEvents reports whether the stream begins after events that the subscription has not received, because the server cannot send the
+// events since an earlier stream. A server with sessions can send them only within the session, and only if it has sent an id to resume
+// from. It never begins at a cursor.
+func (l *listener) mayMissEvents() bool {
+	if l.client.isStateless() {
+		return l.started && l.cursor == ""
+	}
+	return l.last == "" && (l.started || l.cursor != "")
 }
 
 // subscribeInSession subscribes the session to the URIs, if the revision has sessions. It first starts a session if necessary.
@@ -241,7 +260,9 @@ func (l *listener) handleMessage(data []byte) error {
 		return e.fault(http.StatusOK)
 	}
 	cursor, truncated := meta(spec.MetaCursor), string(jsonrpc.Member(metadata, spec.MetaTruncated)) == "true"
-	if method == spec.NoteAcknowledged {
+	var err error
+	switch {
+	case method == spec.NoteAcknowledged:
 		var honored []string
 		_ = json.Unmarshal(jsonrpc.Member(jsonrpc.Member(params, "notifications"), "resourceSubscriptions"), &honored) // if absent, none is honored
 		for _, uri := range l.sub.URIs {
@@ -249,11 +270,8 @@ func (l *listener) handleMessage(data []byte) error {
 				return fault.New(fault.NotFound, "the server does not know %s, or does not show it to this caller", uri)
 			}
 		}
-		l.markOpen()
-	}
-	var err error
-	switch {
-	case truncated && (method == spec.NoteAcknowledged || method == spec.NoteUpdated):
+		err = l.markOpen(cursor, truncated)
+	case truncated && method == spec.NoteUpdated:
 		err = l.handleGap(Gap{Cursor: cursor})
 	case method == spec.NoteUpdated:
 		err = l.startHandling(Event{
