@@ -127,7 +127,7 @@ func (p *process) write(in *os.File) {
 				p.fail("it closed its standard input")
 				return
 			}
-		case <-p.stopping:
+		case <-p.stopping.Done():
 			return
 		}
 	}
@@ -138,7 +138,7 @@ func (p *process) send(ctx context.Context, message []byte) error {
 	select {
 	case p.out <- message:
 		return nil
-	case <-p.stopping:
+	case <-p.stopping.Done():
 		return io.ErrClosedPipe
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -233,7 +233,7 @@ func (p *process) read(out io.Reader) {
 			why = err.Error()
 		}
 		select {
-		case <-p.stopping:
+		case <-p.stopping.Done():
 		case <-time.After(drainTime): // the output of a process that exits ends first, and its exit status says more
 			p.fail(why)
 		}

@@ -226,10 +226,8 @@ func FuzzOutput(f *testing.F) {
 		f.Add(seed, false)
 	}
 	f.Fuzz(func(t *testing.T, output string, stateless bool) {
-		p := &process{
-			server: &server{t: &Transport{}, backend: api.Backend{Name: "fake"}}, stateless: stateless, out: make(chan []byte), stopping: make(chan struct{}),
-			exchanges: map[string]*exchange{}, questions: map[string]question{}, late: map[string]bool{}, watched: map[string]bool{},
-		}
+		p := newProcess(&server{t: &Transport{}, backend: api.Backend{Name: "fake"}}, "")
+		p.stateless = stateless
 		if !stateless {
 			p.holder = "default/a"
 		}

@@ -66,15 +66,16 @@ type process struct {
 	stateless   bool
 	initialized json.RawMessage
 
-	out      chan []byte // messages for its standard input
-	stopping chan struct{}
-	killing  chan struct{}
-	done     chan struct{}
+	out chan []byte // messages for its standard input
+	// stopping ends when the process begins to end, see [process.endLocked]. killing ends with kill: then a process that is already
+	// stopping ends without waiting for [Transport.Grace].
+	stopping, killing   context.Context
+	beginStopping, kill context.CancelFunc
+	done                chan struct{}
 
 	mu        sync.Mutex
-	why       string // why it ends; empty while it runs, or if it ends by itself
-	failed    bool   // it ends because it broke the protocol
-	killed    bool
+	why       string               // why it ends; empty while it runs, or if it ends by itself
+	failed    bool                 // it ends because it broke the protocol
 	opened    int                  // the number of requests so far
 	exchanges map[string]*exchange // running requests by id
 	listening *exchange            // the newest GET stream, or nil
@@ -90,13 +91,20 @@ type process struct {
 	retired   bool            // the configuration no longer has the backend
 }
 
-// spawn creates a process and starts its command. Before that, it makes room for the process if a limit is reached.
-func (s *server) spawn(ctx context.Context, holder string) (*process, error) {
+func newProcess(s *server, holder string) *process {
 	p := &process{
 		server: s, id: rand.Text(), holder: holder, since: time.Now(), used: time.Now(),
-		out: make(chan []byte), stopping: make(chan struct{}), killing: make(chan struct{}), done: make(chan struct{}),
+		out: make(chan []byte), done: make(chan struct{}),
 		exchanges: map[string]*exchange{}, questions: map[string]question{}, late: map[string]bool{}, watched: map[string]bool{},
 	}
+	p.stopping, p.beginStopping = context.WithCancel(context.Background())
+	p.killing, p.kill = context.WithCancel(context.Background())
+	return p
+}
+
+// spawn creates a process and starts its command. Before that, it makes room for the process if a limit is reached.
+func (s *server) spawn(ctx context.Context, holder string) (*process, error) {
+	p := newProcess(s, holder)
 	if err := s.t.place(ctx, p); err != nil {
 		return nil, err
 	}
@@ -191,7 +199,7 @@ func (p *process) supervise(exited <-chan error, in *os.File, outputs []*os.File
 	select {
 	case err = <-exited:
 		p.stop("")
-	case <-p.stopping:
+	case <-p.stopping.Done():
 		err = p.terminate(exited, in)
 	}
 	p.endGroup()
@@ -217,7 +225,7 @@ func (p *process) terminate(exited <-chan error, in *os.File) error {
 		case err := <-exited:
 			wait.Stop()
 			return err
-		case <-p.killing:
+		case <-p.killing.Done():
 		case <-wait.C:
 		}
 		signal(p.cmd)
@@ -229,15 +237,10 @@ func (p *process) terminate(exited <-chan error, in *os.File) error {
 func (p *process) endGroup() {
 	terminateGroup(p.cmd)
 	for end := time.Now().Add(p.server.t.grace()); groupExists(p.cmd); time.Sleep(10 * time.Millisecond) {
-		select {
-		case <-p.killing:
-		default:
-			if time.Now().Before(end) {
-				continue
-			}
+		if p.killing.Err() != nil || !time.Now().Before(end) {
+			killGroup(p.cmd)
+			return
 		}
-		killGroup(p.cmd)
-		return
 	}
 }
 
@@ -288,29 +291,12 @@ func (p *process) beginEnd(why string, failed bool) {
 func (p *process) endLocked(why string, failed bool) {
 	if !p.isEnding() {
 		p.why, p.failed = why, failed
-		close(p.stopping)
-	}
-}
-
-// kill ends a process that is already stopping without waiting for [Transport.Grace].
-func (p *process) kill() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.killed {
-		p.killed = true
-		close(p.killing)
+		p.beginStopping()
 	}
 }
 
 // isEnding reports whether the process ends or has ended.
-func (p *process) isEnding() bool {
-	select {
-	case <-p.stopping:
-		return true
-	default:
-		return false
-	}
-}
+func (p *process) isEnding() bool { return p.stopping.Err() != nil }
 
 func (p *process) idleTime() time.Duration {
 	return cmp.Or(p.server.backend.Command.Idle, api.DefaultIdle)
@@ -329,11 +315,11 @@ func (p *process) isLeaving() bool {
 	return p.leaving
 }
 
-// usage returns when the process was last used, and whether it has running calls.
-func (p *process) usage() (time.Time, bool) {
+// usage returns when the process was last used, and 1 if it has running calls, or 0.
+func (p *process) usage() (used time.Time, running int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.used, p.calls > 0
+	return p.used, min(p.calls, 1)
 }
 
 // checkIdle stops the process if it is idle. Before that, the process counts as dormant for a moment, in which the relay closes its

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -18,26 +20,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// server is a backend with its processes. The first request starts the shared process. Callers that need it meanwhile wait for the same
-// start, which continues if they go away, because the first start of a command may download it.
+// server is a backend with its processes.
 type server struct {
 	t       *Transport
 	backend api.Backend
 	failed  atomic.Bool // the last shared process has failed
 	retired atomic.Bool // the configuration no longer has the backend
 
-	mu       sync.Mutex
-	current  *process // the shared process, or nil
-	starting *start   // the running start of the shared process, or nil
+	// starting starts the shared process at the first request. Callers that need it meanwhile wait for the same start, which continues if
+	// they go away, because the first start of a command may download it.
+	starting singleflight.Group
+
+	mu      sync.Mutex
+	current *process // the shared process, or nil
 	// failures has the failed starts by holder, so that a principal whose processes die does not delay others.
 	failures bounded.Map[string, failure]
-}
-
-// start is one start of the shared process. Its result may be read when done is closed.
-type start struct {
-	done chan struct{}
-	p    *process
-	err  error
 }
 
 // failure says when the next process may start after one has died.
@@ -72,44 +69,34 @@ func (s *server) getShared(ctx context.Context) (*process, error) {
 	if p := s.readyProcess(); p != nil {
 		return p, nil
 	}
-	s.mu.Lock()
-	begun := s.starting
-	s.mu.Unlock()
-	if begun == nil {
-		if err := s.awaitPause(ctx, ""); err != nil {
-			return nil, err
-		}
-		s.mu.Lock()
-		if begun = s.starting; begun == nil {
-			begun = &start{done: make(chan struct{})}
-			s.starting = begun
-			go s.start(begun)
-		}
-		s.mu.Unlock()
-	}
 	select {
-	case <-begun.done:
-		return begun.p, begun.err
+	case begun := <-s.starting.DoChan("", s.start):
+		p, _ := begun.Val.(*process)
+		return p, begun.Err
 	case <-ctx.Done():
 		return nil, newUnsentError(fault.Unavailable, s.backend, "is still starting")
 	}
 }
 
-// start starts the shared process and waits for its handshake.
-func (s *server) start(begun *start) {
+// start starts the shared process, unless another start has just done so, and waits for its handshake. The result is a *process.
+func (s *server) start() (any, error) {
+	if p := s.readyProcess(); p != nil {
+		return p, nil
+	}
+	if err := s.awaitPause(context.Background(), ""); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.t.startTime())
 	defer cancel()
 	p, err := s.startShared(ctx)
+	if err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.starting = nil
-	if err == nil {
-		s.current, begun.p = p, p
-		s.failed.Store(false)
-	} else {
-		begun.err = err
-	}
-	close(begun.done)
+	s.current = p
+	s.failed.Store(false)
+	return p, nil
 }
 
 func (s *server) startShared(ctx context.Context) (*process, error) {
@@ -303,26 +290,18 @@ func (t *Transport) findVictim(holder string) (victim *process, full bool) {
 func findOldest(processes []*process, busy bool) *process {
 	type state struct {
 		*process
-		running bool
-		unused  int64
+		running int
+		used    time.Time
 	}
 	var all []state
 	for _, p := range processes {
 		used, running := p.usage()
-		if !running || busy {
-			all = append(all, state{p, running, used.UnixNano()})
+		if running == 0 || busy {
+			all = append(all, state{p, running, used})
 		}
 	}
 	if len(all) == 0 {
 		return nil
 	}
-	return slices.MinFunc(all, func(x, y state) int {
-		if x.running != y.running {
-			if x.running {
-				return 1
-			}
-			return -1
-		}
-		return cmp.Compare(x.unused, y.unused)
-	}).process
+	return slices.MinFunc(all, func(x, y state) int { return cmp.Or(x.running-y.running, x.used.Compare(y.used)) }).process
 }

@@ -605,11 +605,8 @@ func TestPlaces(t *testing.T) {
 // messages.
 func TestRequestsAndQuestionsOfAProcess(t *testing.T) {
 	newSession := func() *process {
-		p := &process{
-			server: &server{t: &Transport{}}, holder: "default/a", stopping: make(chan struct{}),
-			exchanges: map[string]*exchange{}, questions: map[string]question{}, late: map[string]bool{},
-		}
-		close(p.stopping) // so that no reply waits
+		p := newProcess(&server{t: &Transport{}}, "default/a")
+		p.stop("so that no reply waits")
 		return p
 	}
 	ask := func(p *process, id, message string) string {
