@@ -21,9 +21,12 @@ import (
 
 // calls forwards requests, notifications and responses of clients to backends.
 type calls struct {
-	streams  *streams.Streams
+	backends api.Gateway
 	underWay *quota.Concurrency
 	left     func(*http.Request) // see [Options.Left]
+	catalogs method.Catalogs
+	faults   method.Faults
+	timing   method.Timing
 }
 
 // route is the destination of a request at the gateway: an item of some kind, for example a tool, prompt, resource or task.
@@ -50,10 +53,10 @@ func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 		return route{}, false, err
 	}
 	ctx := c.Request.Context()
-	if cat, err := h.streams.Catalogs.CatalogOf(ctx, c.Principal); err == nil && match.InCatalog(cat, uri) {
+	if cat, err := h.catalogs.CatalogOf(ctx, c.Principal); err == nil && match.InCatalog(cat, uri) {
 		return route{}, false, nil // never forwarded to a backend
 	}
-	return route{api.Resources, uri, "uri"}, h.streams.Backends.Has(ctx, c.Client(), api.Resources, uri), nil
+	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
 
 // routeComplete routes completion/complete to a backend if it is for a prompt, or for a template that a backend has. This
@@ -64,11 +67,11 @@ func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
 		return route{api.Prompts, name, "ref"}, true, nil
 	}
 	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
-	if cat, err := h.streams.Catalogs.CatalogOf(c.Request.Context(), c.Principal); err == nil && cat.HasTemplate(uri) {
+	if cat, err := h.catalogs.CatalogOf(c.Request.Context(), c.Principal); err == nil && cat.HasTemplate(uri) {
 		return route{}, false, nil
 	}
 	to := route{api.Templates, uri, "ref"}
-	return to, h.streams.Backends.Has(c.Request.Context(), c.Client(), api.Templates, uri), nil
+	return to, h.backends.Has(c.Request.Context(), c.Client(), api.Templates, uri), nil
 }
 
 // routeExtension routes a request to the backend that declares the extension of its method.
@@ -89,7 +92,7 @@ type proxying struct {
 
 // Serve implements [method.Handler].
 func (h proxying) Serve(w http.ResponseWriter, c *method.Call) error {
-	if h.local != nil && !h.calls.streams.Backends.Any(c.Request.Context()) {
+	if h.local != nil && !h.calls.backends.Any(c.Request.Context()) {
 		return h.local.Serve(w, c)
 	}
 	to, ok, err := h.route(c)
@@ -119,7 +122,7 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 		Client: c.Client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.Msg.Method,
 		ID: bytes.Clone(c.Msg.ID), Params: c.Msg.Params, Header: parameterHeaders(c.Request.Header),
 	}
-	p := h.streams.Timing.NewRelayed(w, c, h.streams.Faults)
+	p := h.timing.NewRelayed(w, c, h.faults)
 	request.Send, request.ResponseOnly = p.Send, !p.StreamsMessages()
 	ctx, stop := p.Begin()
 	defer stop()
@@ -127,7 +130,7 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 		release()
 		p.Flush()
 	}
-	err = h.streams.Backends.Call(ctx, request)
+	err = h.backends.Call(ctx, request)
 	release()
 	if err != nil && p.Fail(err) {
 		return nil
@@ -187,7 +190,7 @@ func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 // itself sends no requests that a client could answer, and its own methods are too fast to be cancelled.
 func (h *calls) handle(c *method.Call) error {
 	ctx := c.Request.Context()
-	backends := h.streams.Backends
+	backends := h.backends
 	if !backends.Any(ctx) {
 		return nil
 	}
@@ -223,5 +226,5 @@ func (h *calls) notifyExtension(c *method.Call) error {
 		return err
 	}
 	defer release()
-	return h.streams.Backends.NotifyExtension(ctx, c.Client(), c.Msg.Method, c.Msg.Params)
+	return h.backends.NotifyExtension(ctx, c.Client(), c.Msg.Method, c.Msg.Params)
 }

@@ -12,7 +12,10 @@ import (
 )
 
 // conversations forwards the messages of clients' conversations to the context providers.
-type conversations struct{ streams *streams.Streams }
+type conversations struct {
+	conversation streams.Conversation
+	feeds        *stream.Tails
+}
 
 // conversationKind returns the kind of a conversation's message, or an empty text for other methods.
 //
@@ -51,15 +54,15 @@ func (h *conversations) collectContext(ctx context.Context, c *method.Call) (*co
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := h.streams.Conversation.Forward(ctx, conversation.Caller{Principal: c.Principal, Client: c.Client()}, m)
+	found, err := h.conversation.Forward(ctx, conversation.Caller{Principal: c.Principal, Client: c.Client()}, m)
 	return found, m, err
 }
 
 // handles reports whether the call is a notification with a message of a conversation, of a kind that this server offers to the
 // caller.
 func (h *conversations) handles(c *method.Call) bool {
-	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && h.streams.Conversation != nil &&
-		h.streams.Conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))
+	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && h.conversation != nil &&
+		h.conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))
 }
 
 // handle collects the context for a message that arrived as a notification, and sends it to the client's open streams.
@@ -80,6 +83,6 @@ func (h *conversations) handle(c *method.Call) error {
 	if c.Session != nil {
 		topic = stream.TopicSession(c.Session.Key)
 	}
-	notice := streams.ContextNotice{Context: h.streams.Conversation.Seal(c.Principal, params), Cut: found.Cut}
-	return h.streams.Feeds.Log.NotifyFor(ctx, c.Principal.Workspace, topic, streams.ContextLife, jsonrpc.Encode(notice))
+	notice := streams.ContextNotice{Context: h.conversation.Seal(c.Principal, params), Cut: found.Cut}
+	return h.feeds.Log.NotifyFor(ctx, c.Principal.Workspace, topic, streams.ContextLife, jsonrpc.Encode(notice))
 }

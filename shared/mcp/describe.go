@@ -6,6 +6,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -55,40 +56,43 @@ type offers struct {
 type description struct {
 	server       Implementation
 	instructions string // how to use the event tools; empty without them
-	streams      *streams.Streams
+	methods      method.Table
+	sessions     *session.Store
+	backends     api.Gateway
+	conversation streams.Conversation
 }
 
 // offersTo returns the part of the capabilities that depends on the caller.
 func (d *description) offersTo(ctx context.Context, c *method.Call) (o offers) {
-	if d.streams.Backends.Any(ctx) {
-		o.backends = d.streams.Backends.Capabilities(ctx, c.Client())
+	if d.backends.Any(ctx) {
+		o.backends = d.backends.Capabilities(ctx, c.Client())
 	}
-	if d.streams.Conversation != nil {
-		o.conversation = d.streams.Conversation.Offers(ctx, c.Principal)
+	if d.conversation != nil {
+		o.conversation = d.conversation.Offers(ctx, c.Principal)
 	}
 	return o
 }
 
 // isPersonal reports whether the capabilities depend on the caller.
 func (d *description) isPersonal(ctx context.Context) bool {
-	return d.streams.Backends.Any(ctx) || d.streams.Conversation != nil && d.streams.Conversation.Enabled(ctx)
+	return d.backends.Any(ctx) || d.conversation != nil && d.conversation.Enabled(ctx)
 }
 
 // capabilities returns the capabilities for a caller. They match the methods that the caller can use.
 func (d *description) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
-	inBand := d.streams.Methods.Has(spec.MethodListen)
+	inBand := d.methods.Has(spec.MethodListen)
 	if !stateless {
-		inBand = d.streams.Methods.Has(spec.MethodSubscribe)
+		inBand = d.methods.Has(spec.MethodSubscribe)
 	}
 	var ways []string
 	if inBand {
 		ways = append(ways, "notification")
 	}
-	if d.streams.Methods.Has(spec.MethodRegister) {
+	if d.methods.Has(spec.MethodRegister) {
 		ways = append(ways, "webhook")
 	}
-	if d.streams.Methods.Has(spec.MethodResources) {
+	if d.methods.Has(spec.MethodResources) {
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
 	}
 	if to.backends.Tools || d.instructions != "" {
@@ -97,19 +101,19 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 	if to.backends.Prompts {
 		c.Prompts = &listCapability{ListChanged: inBand}
 	}
-	if d.streams.Methods.Has(spec.MethodComplete) {
+	if d.methods.Has(spec.MethodComplete) {
 		c.Completions = &struct{}{}
 	}
-	if stateless && to.backends.Logging || !stateless && d.streams.Methods.Has(spec.MethodSetLevel) {
+	if stateless && to.backends.Logging || !stateless && d.methods.Has(spec.MethodSetLevel) {
 		c.Logging = &struct{}{}
 	}
 	if len(ways) > 0 {
-		c.Extensions[spec.OwnExtension] = extensionSettings{Events: d.streams.Methods.Has(spec.MethodResources), Subscription: ways}
+		c.Extensions[spec.OwnExtension] = extensionSettings{Events: d.methods.Has(spec.MethodResources), Subscription: ways}
 		if !stateless {
 			c.Experimental = map[string]any{spec.OwnExtension: c.Extensions[spec.OwnExtension]}
 		}
 	}
-	if d.streams.Methods.Has(spec.MethodEvents) {
+	if d.methods.Has(spec.MethodEvents) {
 		c.Events = &listCapability{ListChanged: inBand}
 		c.Extensions[spec.EventsExtension] = c.Events
 	}
@@ -152,7 +156,7 @@ func (d *description) describeDiscover(to offers) []byte {
 
 // supportedVersions lists the revisions that a client may choose, newest first.
 func (d *description) supportedVersions() []spec.Version {
-	if d.streams.Sessions == nil {
+	if d.sessions == nil {
 		return []spec.Version{spec.V20260728}
 	}
 	return spec.Versions

@@ -151,6 +151,8 @@ type Endpoint struct {
 	options  Options
 	methods  method.Table
 	sessions *session.Store // nil without [Options.Sessions]
+	catalogs method.Catalogs
+	backends api.Gateway
 	faults   method.Faults
 	replies  *method.Replies
 	about    *description
@@ -161,6 +163,7 @@ type Endpoint struct {
 	conversations *conversations
 	dialect       Dialect // may be nil
 	streams       *streams.Streams
+	admission     *streams.Admission
 
 	shut        context.Context // ends the calls that still run late in a shutdown, see Close
 	cutOffCalls context.CancelFunc
@@ -175,10 +178,12 @@ func New(o Options) (*Endpoint, error) {
 		return nil, fault.New(fault.Internal, "make the MCP endpoint: Sessions need Feeds")
 	}
 	o = o.withDefaults()
-	e := &Endpoint{options: o, methods: method.Table{}, faults: method.Faults{Logger: o.Logger, Metrics: o.Metrics}}
-	catalogs, backends := method.Catalogs{Source: o.Catalogs}, o.Gateway
-	if backends == nil {
-		backends = api.None{}
+	e := &Endpoint{
+		options: o, methods: method.Table{}, catalogs: method.Catalogs{Source: o.Catalogs}, backends: o.Gateway,
+		faults: method.Faults{Logger: o.Logger, Metrics: o.Metrics},
+	}
+	if e.backends == nil {
+		e.backends = api.None{}
 	}
 	if o.Sessions != nil {
 		e.sessions = &session.Store{
@@ -186,18 +191,20 @@ func New(o Options) (*Endpoint, error) {
 		}
 	}
 	e.shut, e.cutOffCalls = context.WithCancel(context.Background())
-	e.replies = method.NewReplies(jsonrpc.Encode(o.Server), e.faults, catalogs, o.ResourceMetadata)
-	e.streams = &streams.Streams{
-		Admission: streams.NewAdmission(o.MaxAge, o.WriteTimeout, o.Leases, e.faults),
-		Targets:   &streams.Targets{Subscriptions: o.Subscriptions, Backends: backends},
-		Timing:    method.Timing{Heartbeat: o.Heartbeat, AnswerAfter: o.AnswerStreamAfter, WriteTimeout: o.WriteTimeout},
-		Auth:      o.Auth, Catalogs: catalogs, Backends: backends, Methods: e.methods, Sessions: e.sessions, Feeds: o.Feeds,
-		Conversation: o.Conversation, Replies: e.replies, Faults: e.faults, MaxURIs: o.MaxStreamURIs, MaxPatterns: o.MaxStreamPatterns,
+	e.admission = streams.NewAdmission(o.MaxAge, o.WriteTimeout, o.Leases, e.faults)
+	e.replies = method.NewReplies(jsonrpc.Encode(o.Server), e.faults, e.catalogs, o.ResourceMetadata)
+	e.about = &description{
+		server: o.Server, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,
 	}
-	e.about = &description{server: o.Server, streams: e.streams}
-	e.calls = &calls{e.streams, o.Calls, o.Left}
+	timing := method.Timing{Heartbeat: o.Heartbeat, AnswerAfter: o.AnswerStreamAfter, WriteTimeout: o.WriteTimeout}
+	e.calls = &calls{e.backends, o.Calls, o.Left, e.catalogs, e.faults, timing}
+	e.conversations = &conversations{o.Conversation, o.Feeds}
+	e.streams = &streams.Streams{
+		Admission: e.admission, Auth: o.Auth, Catalogs: e.catalogs, Backends: e.backends, Methods: e.methods,
+		Targets: &streams.Targets{Subscriptions: o.Subscriptions, Backends: e.backends}, Sessions: e.sessions, Feeds: o.Feeds, Conversation: o.Conversation, Replies: e.replies, Faults: e.faults,
+		Timing: timing, MaxURIs: o.MaxStreamURIs, MaxPatterns: o.MaxStreamPatterns,
+	}
 	e.session = &sessionMethods{e.streams, e.about}
-	e.conversations = &conversations{e.streams}
 	if o.Dialect != nil {
 		e.dialect = o.Dialect(e)
 	}
@@ -206,7 +213,10 @@ func New(o Options) (*Endpoint, error) {
 		tools = o.EventTools(e.streams)
 		e.about.instructions = tools.Instructions()
 	}
-	e.table(events.NewLists(events.Lists{Streams: e.streams, Tools: tools, PageSize: o.PageSize, Anonymous: o.AnonymousWebhooks}))
+	e.table(events.NewLists(events.Lists{
+		Catalogs: e.catalogs, Subscriptions: o.Subscriptions, Backends: e.backends, Tools: tools, Methods: e.methods,
+		PageSize: o.PageSize, Anonymous: o.AnonymousWebhooks,
+	}))
 	return e, nil
 }
 
@@ -219,8 +229,8 @@ func (e *Endpoint) Close(ctx context.Context) error {
 		left := time.Until(deadline)
 		time.AfterFunc(left-min(method.CallReserve, left/2), e.cutOffCalls)
 	}
-	return e.streams.Admission.Close(ctx)
+	return e.admission.Close(ctx)
 }
 
 // OpenStreams returns the number of open streams.
-func (e *Endpoint) OpenStreams() int64 { return e.streams.Admission.Count() }
+func (e *Endpoint) OpenStreams() int64 { return e.admission.Count() }

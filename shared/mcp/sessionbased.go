@@ -162,10 +162,10 @@ func atBackend(sess *session.Session, backend, uri string, until time.Time) api.
 
 // prolong extends a session's subscription at a backend when the store prolongs the session (see [session.Store.Prolong]).
 func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session.URI, until time.Time) error {
-	if e.streams.Backends == (api.None{}) {
+	if e.backends == (api.None{}) {
 		return nil
 	}
-	return e.streams.Backends.Subscribe(ctx, atBackend(sess, u.Backend, u.URI, until))
+	return e.backends.Subscribe(ctx, atBackend(sess, u.Backend, u.URI, until))
 }
 
 // initialize serves initialize. It chooses the revision and creates the session.

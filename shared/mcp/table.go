@@ -44,7 +44,7 @@ func (h forwarding) Serve(w http.ResponseWriter, c *method.Call) error {
 func (e *Endpoint) table(lists *events.Lists) {
 	o, t := e.options, e.methods
 	answer := func(f func(context.Context, *method.Call) (method.Result, error)) method.Handler {
-		return method.Answering{Replies: e.replies, Timing: e.streams.Timing, Answer: f}
+		return method.Answering{Replies: e.replies, Timing: e.calls.timing, Answer: f}
 	}
 	toBackend := func(r router, local method.Handler) method.Handler { return proxying{e.calls, r, local} }
 	reading := func(h method.Handler) method.Row {
@@ -62,10 +62,12 @@ func (e *Endpoint) table(lists *events.Lists) {
 		t[spec.MethodUnsubscribe] = inSession(e.session.unsubscribe)
 	}
 	if o.Feeds != nil {
-		reads, polls := &events.Reads{Streams: e.streams}, &events.Polls{Streams: e.streams, Least: o.PollMin, Most: o.PollMax}
+		reads := &events.Reads{Catalogs: e.catalogs, Log: o.Feeds.Log, Subscriptions: o.Subscriptions}
+		completions := &events.Completions{Catalogs: e.catalogs, Log: o.Feeds.Log}
+		polls := &events.Polls{Catalogs: e.catalogs, Feeds: o.Feeds, Least: o.PollMin, Most: o.PollMax, Metrics: o.Metrics}
 		t[spec.MethodResources] = reading(answer(lists.List(api.Resources)))
 		t[spec.MethodTemplates] = reading(answer(lists.List(api.Templates)))
-		t[spec.MethodComplete] = reading(toBackend(e.calls.routeComplete, answer(reads.Complete)))
+		t[spec.MethodComplete] = reading(toBackend(e.calls.routeComplete, answer(completions.Complete)))
 		t[spec.MethodRead] = reading(toBackend(e.calls.routeRead, answer(reads.Read)))
 		t[spec.MethodEvents] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(lists.ListEvents)}
 		t[spec.MethodEventsPoll] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(polls.Poll)}
@@ -74,7 +76,7 @@ func (e *Endpoint) table(lists *events.Lists) {
 		t[spec.MethodListen] = method.Row{Stateless: true, Scope: auth.ScopeRead, Handler: e.streams.Listen()}
 	}
 	if o.Gateway != nil {
-		backends := func(c *method.Call) bool { return e.streams.Backends.Any(c.Request.Context()) }
+		backends := func(c *method.Call) bool { return e.backends.Any(c.Request.Context()) }
 		t[spec.MethodToolsList] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: answer(lists.List(api.Tools))}
 		t[spec.MethodPromptsList] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: answer(lists.List(api.Prompts))}
 		t[spec.MethodToolsCall] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeName(api.Tools, "name"), nil)}
@@ -164,7 +166,7 @@ func (e *Endpoint) extensionRow() method.Row {
 		SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: proxying{calls: e.calls, route: routeExtension},
 		Offered: func(c *method.Call) bool {
 			ctx := c.Request.Context()
-			return e.streams.Backends.Any(ctx) && e.streams.Backends.Has(ctx, c.Client(), api.Extensions, c.Msg.Method)
+			return e.backends.Any(ctx) && e.backends.Has(ctx, c.Client(), api.Extensions, c.Msg.Method)
 		},
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
@@ -36,9 +37,15 @@ type completing struct {
 	given map[string]string // known values of other variables
 }
 
+// Completions serves completion/complete.
+type Completions struct {
+	Catalogs method.Catalogs
+	Log      *eventlog.Log
+}
+
 // Complete serves completion/complete. It suggests values for a variable of an event template, from the schema and from past events.
-func (h *Reads) Complete(ctx context.Context, c *method.Call) (method.Result, error) {
-	cat, err := h.Streams.Catalogs.CatalogOf(ctx, c.Principal)
+func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Result, error) {
+	cat, err := h.Catalogs.CatalogOf(ctx, c.Principal)
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -116,7 +123,7 @@ func schemaValues(q completing) (values []string) {
 // seenValues returns the variable's values in past events that the caller may receive. It searches the first [maxSeen] URIs
 // below the known part of the template. For example, for event://repos/{owner}/{name} and the owner acme, it searches below
 // event://repos/acme.
-func (h *Reads) seenValues(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completing) (values []string, err error) {
+func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completing) (values []string, err error) {
 	known := maps.Clone(q.given)
 	delete(known, q.name)
 	parent, _, _ := strings.Cut(q.entry.Expand(known), "/"+catalog.Wildcard)
@@ -124,7 +131,7 @@ func (h *Reads) seenValues(ctx context.Context, p auth.Principal, cat *catalog.C
 	if err != nil {
 		return nil, nil // no event can have such a URI
 	}
-	uris, err := h.Streams.Feeds.Log.ListBelow(ctx, p.Workspace, parent, maxSeen)
+	uris, err := h.Log.ListBelow(ctx, p.Workspace, parent, maxSeen)
 	if err != nil {
 		return nil, err
 	}

@@ -27,10 +27,13 @@ import (
 
 // Lists serves the lists.
 type Lists struct {
-	Streams   *streams.Streams
-	Tools     Tools // may be nil
-	PageSize  int
-	Anonymous bool // see [Options.AnonymousWebhooks]
+	Catalogs      method.Catalogs
+	Subscriptions streams.Subscriptions
+	Backends      api.Gateway
+	Tools         Tools // may be nil
+	Methods       method.Table
+	PageSize      int
+	Anonymous     bool // see [Options.AnonymousWebhooks]
 
 	// kept caches the encoded forms of the workspaces' catalogs. It is bounded because forms of replaced catalogs stay in it,
 	// although no request uses them anymore.
@@ -74,7 +77,7 @@ func (h *Lists) List(kind api.Kind) func(context.Context, *method.Call) (method.
 		case api.Tools, api.Prompts:
 			return h.listBackends(ctx, c, kind)
 		case api.Resources: // the event types with a fixed URI, then the caller's webhook subscriptions, then the backends' resources
-			return h.listCatalog(ctx, c, kind, h.Streams.Targets.Subscriptions)
+			return h.listCatalog(ctx, c, kind, h.Subscriptions)
 		}
 		return h.listCatalog(ctx, c, kind, nil)
 	}
@@ -83,7 +86,7 @@ func (h *Lists) List(kind api.Kind) func(context.Context, *method.Call) (method.
 // listCatalog serves resources/list and resources/templates/list. The list has the event types, then the caller's webhook
 // subscriptions unless subscriptions is nil, and then the backends' items.
 func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, subscriptions streams.Subscriptions) (method.Result, error) {
-	cat, err := h.Streams.Catalogs.CatalogOf(ctx, c.Principal)
+	cat, err := h.Catalogs.CatalogOf(ctx, c.Principal)
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -152,7 +155,7 @@ func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subsc
 // leave it out, for example because this server serves something with the same name itself. If form is nil, the list has no
 // items of backends.
 func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind, form func(api.Entry) []byte) (method.Result, error) {
-	if form == nil || !h.Streams.Backends.Any(ctx) {
+	if form == nil || !h.Backends.Any(ctx) {
 		if page.from.where == atBackends {
 			return method.Result{}, errListCursor
 		}
@@ -160,7 +163,7 @@ func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPag
 		return page.result(nil)
 	}
 	c.Answer.Wait()
-	list := h.Streams.Backends.List(ctx, c.Client(), kind)
+	list := h.Backends.List(ctx, c.Client(), kind)
 	// All pages of the list have the same hint: the shortest TTL and the strictest scope of all its parts.
 	page.cache = &method.Caching{TTL: min(page.cache.TTL, list.TTL.Milliseconds()), Scope: page.cache.Scope}
 	if !list.Shared {
@@ -203,10 +206,10 @@ func subscriptionResource(v subscription.View) []byte {
 
 // ListEvents serves events/list (SEP-3415). It leaves out event types that the caller cannot receive in any mode.
 func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, error) {
-	if h.Streams.Backends.Any(ctx) {
-		h.Streams.Backends.StartCommands(ctx, c.Client())
+	if h.Backends.Any(ctx) {
+		h.Backends.StartCommands(ctx, c.Client())
 	}
-	cat, err := h.Streams.Catalogs.CatalogOf(ctx, c.Principal)
+	cat, err := h.Catalogs.CatalogOf(ctx, c.Principal)
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -268,13 +271,13 @@ func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
 func (h *Lists) deliveryModes(entry *catalog.Entry, c *method.Call) []string {
 	p := c.Principal
 	var modes []string
-	if entry.PushAllowed() && h.Streams.Methods.Has(spec.MethodEventsStream) && c.Version.Stateless() && p.Has(auth.ScopeRead) {
+	if entry.PushAllowed() && h.Methods.Has(spec.MethodEventsStream) && c.Version.Stateless() && p.Has(auth.ScopeRead) {
 		modes = append(modes, spec.ModePush)
 	}
-	if entry.PollAllowed() && h.Streams.Methods.Has(spec.MethodEventsPoll) && p.Has(auth.ScopeRead) {
+	if entry.PollAllowed() && h.Methods.Has(spec.MethodEventsPoll) && p.Has(auth.ScopeRead) {
 		modes = append(modes, spec.ModePoll)
 	}
-	if entry.WebhookAllowed() && h.Streams.Methods.Has(spec.MethodEventsSub) && p.Has(auth.ScopeSubscribe) &&
+	if entry.WebhookAllowed() && h.Methods.Has(spec.MethodEventsSub) && p.Has(auth.ScopeSubscribe) &&
 		(!p.Anonymous || h.Anonymous) {
 		modes = append(modes, spec.ModeWebhook)
 	}

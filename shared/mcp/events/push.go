@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -223,13 +224,15 @@ const quietShare = 4
 
 // Polls serves events/poll.
 type Polls struct {
-	Streams     *streams.Streams
+	Catalogs    method.Catalogs
+	Feeds       *stream.Tails
 	Least, Most time.Duration // limits of the time until the next poll
+	Metrics     *metric.Set
 }
 
 // Poll serves events/poll (SEP-3415). The server keeps no state between two polls, because the cursor contains it.
 func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error) {
-	w, err := readSelected(ctx, h.Streams.Catalogs, c, spec.ModePoll)
+	w, err := readSelected(ctx, h.Catalogs, c, spec.ModePoll)
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -237,7 +240,7 @@ func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error)
 	if err != nil {
 		return method.Result{}, err
 	}
-	page, err := h.Streams.Feeds.Poll(c.WithToken(ctx), stream.PollRequest{
+	page, err := h.Feeds.Poll(c.WithToken(ctx), stream.PollRequest{
 		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Pattern: w.Pattern, Cursor: w.cursor, MaxAge: w.maxAge,
 		Wants: w.Wants, Most: most, Bytes: maxPollBytes,
 	})
@@ -261,7 +264,7 @@ func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error)
 	b = strconv.AppendBool(append(b, `,"truncated":`...), page.Truncated)
 	b = strconv.AppendBool(append(b, `,"hasMore":`...), page.More)
 	b = strconv.AppendInt(append(b, `,"nextPollMs":`...), h.nextPoll(page.Quiet).Milliseconds(), 10)
-	h.Streams.Faults.Metrics.PollAnswered()
+	h.Metrics.PollAnswered()
 	return method.Result{Members: [][]byte{b}}, nil
 }
 

@@ -23,8 +23,12 @@ import (
 // [eventlog.LatestBytes].
 const maxLatest = 20
 
-// Reads serves resources/read and completion/complete.
-type Reads struct{ Streams *streams.Streams }
+// Reads serves resources/read.
+type Reads struct {
+	Catalogs      method.Catalogs
+	Log           *eventlog.Log
+	Subscriptions streams.Subscriptions
+}
 
 // Read serves resources/read. It returns the latest events of an event URI or of all URIs below it, or the state of one of the caller's
 // subscriptions.
@@ -63,7 +67,7 @@ type latestEvent struct {
 }
 
 func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([]byte, error) {
-	cat, err := h.Streams.Catalogs.CatalogOf(ctx, p)
+	cat, err := h.Catalogs.CatalogOf(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -103,14 +107,14 @@ func (h *Reads) readLatest(ctx context.Context, cat *catalog.Catalog, who auth.P
 	parent := p.URI()
 	switch p.Kind {
 	case match.Concrete:
-		return h.Streams.Feeds.Log.Latest(ctx, who.Workspace, parent, p.Unordered, maxLatest)
+		return h.Log.Latest(ctx, who.Workspace, parent, p.Unordered, maxLatest)
 	case match.Wildcard:
 		parent, _, _ = strings.Cut(p.Key, "/"+catalog.Wildcard)
 		if parent+"/" == catalog.Scheme { // the first segment is open
 			return nil, nil
 		}
 	}
-	return h.Streams.Feeds.Log.LatestBelow(ctx, who.Workspace, parent, maxLatest, func(uri string) (wanted, unordered bool) {
+	return h.Log.LatestBelow(ctx, who.Workspace, parent, maxLatest, func(uri string) (wanted, unordered bool) {
 		entry, vars, ok := cat.Match(uri)
 		return ok && match.Matches(p.Key, uri) && entry.Access.Check(who, vars) == nil, ok && entry.Unordered()
 	})
@@ -152,10 +156,10 @@ func newDeliveryStatus(active bool, s subscription.Status) *deliveryStatus {
 }
 
 func (h *Reads) readSubscription(ctx context.Context, p auth.Principal, uri string) ([]byte, error) {
-	if h.Streams.Targets.Subscriptions == nil {
+	if h.Subscriptions == nil {
 		return nil, method.NotFound(uri)
 	}
-	v, err := h.Streams.Targets.Subscriptions.Read(ctx, p, uri)
+	v, err := h.Subscriptions.Read(ctx, p, uri)
 	if fault.Is(err, fault.NotFound) {
 		return nil, method.NotFound(uri)
 	}
