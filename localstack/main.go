@@ -6,11 +6,13 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"slices"
@@ -107,10 +109,7 @@ func update(ctx context.Context, in io.Reader, progress io.Writer, stack *runner
 // endpoints returns the services' endpoints: from the environment if it names them, and otherwise from the flag.
 func endpoints(all string) runner.Endpoints {
 	pick := func(service string) string {
-		if v := os.Getenv("AWS_ENDPOINT_URL_" + service); v != "" {
-			return v
-		}
-		return all
+		return cmp.Or(os.Getenv("AWS_ENDPOINT_URL_"+service), all)
 	}
 	return runner.Endpoints{
 		DynamoDB: pick("DYNAMODB"), SQS: pick("SQS"), KMS: pick("KMS"), SSM: pick("SSM"), EventBridge: pick("EVENTBRIDGE"), SNS: pick("SNS"),
@@ -128,7 +127,7 @@ func (f flags) ready(out io.Writer, stack *runner.Stack) error {
 	}
 	fmt.Fprintf(out, "ready\n  %-22s %s\n", "all functions", stack.URL())
 	urls := stack.URLs()
-	for _, id := range sorted(urls) {
+	for _, id := range slices.Sorted(maps.Keys(urls)) {
 		fmt.Fprintf(out, "  %-22s %s\n", id, urls[id])
 	}
 	return nil
@@ -138,14 +137,14 @@ func (f flags) ready(out io.Writer, stack *runner.Stack) error {
 func report(w io.Writer, stack *runner.Stack) {
 	stats := stack.Stats()
 	fmt.Fprintf(w, "%-22s %11s %7s %8s %6s %9s\n", "function", "invocations", "errors", "timeouts", "starts", "start p50")
-	for _, id := range sorted(stats) {
+	for _, id := range slices.Sorted(maps.Keys(stats)) {
 		s := stats[id]
 		fmt.Fprintf(w, "%-22s %11d %7d %8d %6d %9s\n", id, s.Invocations, s.Errors, s.Timeouts, s.ColdStarts, median(s))
 	}
 	requests := stack.Requests()
-	for _, app := range sorted(requests) {
-		for _, service := range sorted(requests[app]) {
-			for _, operation := range sorted(requests[app][service]) {
+	for _, app := range slices.Sorted(maps.Keys(requests)) {
+		for _, service := range slices.Sorted(maps.Keys(requests[app])) {
+			for _, operation := range slices.Sorted(maps.Keys(requests[app][service])) {
 				n := requests[app][service][operation]
 				fmt.Fprintf(w, "%-22s %s %s: %d requests, %d bytes out, %d in\n", app, service, operation, n.Requests, n.BytesOut, n.BytesIn)
 			}
@@ -159,13 +158,4 @@ func median(s lambda.Stats) string {
 	}
 	slices.Sort(s.Init)
 	return s.Init[len(s.Init)/2].Round(100 * time.Microsecond).String()
-}
-
-func sorted[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -125,7 +126,7 @@ func (s *scope) sendEvent(ctx context.Context, r *template.Resource, event cfn.E
 	}
 	select {
 	case got := <-report: // even if the function reported a failure and then failed
-		m.ref = given(got.PhysicalResourceId, m.ref)
+		m.ref = cmp.Or(got.PhysicalResourceId, m.ref)
 		if got.Status != cfn.StatusSuccess {
 			return m, fmt.Errorf("%s: %s", got.Status, got.Reason)
 		}

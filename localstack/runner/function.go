@@ -2,6 +2,7 @@ package runner
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -103,7 +104,7 @@ func (s *scope) describe(r *template.Resource) (described, error) {
 	if p.Runtime != "provided.al2023" && p.Runtime != "provided.al2" {
 		return d, fmt.Errorf("resource %s: runtime %q is not supported, only provided.al2023", r.ID, p.Runtime)
 	}
-	name := given(p.FunctionName, st.opts.Name+"-"+r.ID)
+	name := cmp.Or(p.FunctionName, st.opts.Name+"-"+r.ID)
 	owner, err := s.owner(r, p.Role)
 	if err != nil {
 		return d, err
@@ -181,7 +182,7 @@ func (s *scope) owner(r *template.Resource, role string) (string, error) {
 func (s *scope) adopt(value string) {
 	if _, name, ok := strings.Cut(value, ":table/"); ok && strings.HasPrefix(value, "arn:") {
 		if keys, err := resource.TableKeys(s.ctx, s.clients, name); err == nil {
-			s.stack.gate.know(name, tableName{arn: value, key: keys[0], keys: keys})
+			s.stack.gate.know(name, tableName{arn: value, keys: keys})
 		}
 	}
 }
@@ -213,10 +214,7 @@ func (s *scope) function(r *template.Resource) (*made, error) {
 		if u.AuthType != "NONE" {
 			return nil, fmt.Errorf("resource %s: Function URLs of AuthType %q are not supported, only NONE", r.ID, u.AuthType)
 		}
-		if u.InvokeMode == "" {
-			u.InvokeMode = furl.Buffered
-		}
-		url, err := st.serveURL(fn, furl.Handler{Function: fn, Mode: u.InvokeMode, Log: st.opts.Log})
+		url, err := st.serveURL(fn, furl.Handler{Function: fn, Mode: cmp.Or(u.InvokeMode, furl.Buffered), Log: st.opts.Log})
 		if err != nil {
 			return nil, err
 		}

@@ -36,8 +36,8 @@ type gate struct {
 }
 
 type tableName struct {
-	arn, key string
-	keys     []string // all key attributes
+	arn  string
+	keys []string // the key attributes, the partition key first
 }
 
 // maxDenied is the maximum number of refusals that are kept.
@@ -278,7 +278,10 @@ func (g *gate) Table(name string) (arn, key string) {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	t := g.tables[name]
-	return t.arn, t.key
+	if len(t.keys) > 0 {
+		key = t.keys[0]
+	}
+	return t.arn, key
 }
 
 // Queue implements [access.Names].

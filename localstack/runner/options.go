@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -103,12 +104,7 @@ type Endpoints struct {
 // fromEnvironment fills in empty endpoints.
 func (e Endpoints) fromEnvironment() Endpoints {
 	find := func(own, service string) string {
-		for _, v := range []string{own, os.Getenv("AWS_ENDPOINT_URL_" + service), os.Getenv("AWS_ENDPOINT_URL")} {
-			if v != "" {
-				return v
-			}
-		}
-		return ""
+		return cmp.Or(own, os.Getenv("AWS_ENDPOINT_URL_"+service), os.Getenv("AWS_ENDPOINT_URL"))
 	}
 	return Endpoints{
 		DynamoDB: find(e.DynamoDB, "DYNAMODB"), SQS: find(e.SQS, "SQS"), KMS: find(e.KMS, "KMS"), SSM: find(e.SSM, "SSM"),
@@ -120,32 +116,14 @@ func (e Endpoints) fromEnvironment() Endpoints {
 const account = "000000000000"
 
 func (o Options) withDefaults() (Options, error) {
-	set := func(v *string, values ...string) {
-		for _, fallback := range values {
-			if *v == "" {
-				*v = fallback
-			}
-		}
-	}
-	set(&o.Template, "template.yaml")
-	set(&o.Name, "mcpevents")
-	set(&o.Region, os.Getenv("AWS_REGION"), "us-east-1")
-	set(&o.Front, "127.0.0.1:0")
-	if o.Concurrency == 0 {
-		o.Concurrency = 200
-	}
-	if o.Speed == 0 {
-		o.Speed = 1
-	}
-	if o.Progress == nil {
-		o.Progress = io.Discard
-	}
-	if o.Output == nil {
-		o.Output = io.Discard
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Template = cmp.Or(o.Template, "template.yaml")
+	o.Name = cmp.Or(o.Name, "mcpevents")
+	o.Region = cmp.Or(o.Region, os.Getenv("AWS_REGION"), "us-east-1")
+	o.Front = cmp.Or(o.Front, "127.0.0.1:0")
+	o.Concurrency = cmp.Or(o.Concurrency, 200)
+	o.Speed = cmp.Or(o.Speed, 1)
+	o.Progress, o.Output = cmp.Or(o.Progress, io.Discard), cmp.Or(o.Output, io.Discard)
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	o.Endpoints = o.Endpoints.fromEnvironment()
 	switch {
 	case o.Endpoints.DynamoDB == "" || o.Endpoints.SQS == "":

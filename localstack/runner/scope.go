@@ -2,6 +2,7 @@ package runner
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -174,10 +175,10 @@ func (s *scope) create(r *template.Resource, before *made) (*made, error) {
 		if err := s.tpl.Properties(r, s, &t); err != nil {
 			return nil, err
 		}
-		name := given(t.TableName, name)
+		name := cmp.Or(t.TableName, name)
 		s.stack.progress("table  %s", name)
 		arn, err := t.Create(s.ctx, s.clients, name)
-		s.stack.gate.know(name, tableName{arn: arn, key: t.PartitionKey(), keys: t.Keys()})
+		s.stack.gate.know(name, tableName{arn: arn, keys: t.Keys()})
 		remove := func(ctx context.Context) error { return resource.DeleteTable(ctx, s.clients, name) }
 		return &made{ref: name, attributes: map[string]string{"Arn": arn}, remove: remove}, err
 	case r.Type == "AWS::SQS::Queue":
@@ -224,7 +225,7 @@ func (s *scope) queue(r *template.Resource, name string) (*made, error) {
 	if q.FifoQueue {
 		name += ".fifo"
 	}
-	name = given(q.QueueName, name)
+	name = cmp.Or(q.QueueName, name)
 	if v := s.stack.opts.Visibility; v > 0 {
 		seconds := template.Int(v / time.Second)
 		q.VisibilityTimeout = &seconds
@@ -243,11 +244,4 @@ func (s *scope) queue(r *template.Resource, name string) (*made, error) {
 	s.stack.queues[r.ID] = created
 	remove := func(ctx context.Context) error { return resource.DeleteQueue(ctx, s.clients, url) }
 	return &made{ref: url, attributes: map[string]string{"Arn": arn, "QueueName": name, "QueueUrl": url}, remove: remove}, nil
-}
-
-func given(name, fallback string) string {
-	if name != "" {
-		return name
-	}
-	return fallback
 }

@@ -94,9 +94,6 @@ func (st statement) check() error {
 	return nil
 }
 
-// Allows reports whether a statement allows the request.
-func (p Policy) Allows(r Request) bool { return len(p.Allowing(r)) > 0 }
-
 // Allowing returns the ids of the statements that allow the request.
 func (p Policy) Allowing(r Request) (sids []string) {
 	for _, st := range p.statements {

@@ -14,6 +14,7 @@
 package lambda
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,20 +56,14 @@ type Function struct {
 
 // New creates a function. The first invocation starts the first process.
 func New(cfg Config) *Function {
-	cfg.Memory = or(cfg.Memory, 128)
-	cfg.Timeout = or(cfg.Timeout, 3*time.Second)
-	cfg.InitTimeout = or(cfg.InitTimeout, 30*time.Second)
-	cfg.IdleTimeout = or(cfg.IdleTimeout, 5*time.Minute)
-	cfg.Grace = or(cfg.Grace, 2*time.Second)
-	if cfg.Limit == nil {
-		cfg.Limit = NewLimit(10)
-	}
-	if cfg.Output == nil {
-		cfg.Output = io.Discard
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Memory = cmp.Or(cfg.Memory, 128)
+	cfg.Timeout = cmp.Or(cfg.Timeout, 3*time.Second)
+	cfg.InitTimeout = cmp.Or(cfg.InitTimeout, 30*time.Second)
+	cfg.IdleTimeout = cmp.Or(cfg.IdleTimeout, 5*time.Minute)
+	cfg.Grace = cmp.Or(cfg.Grace, 2*time.Second)
+	cfg.Limit = cmp.Or(cfg.Limit, NewLimit(10))
+	cfg.Output = cmp.Or(cfg.Output, io.Discard)
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	f := &Function{cfg: cfg, atOnce: 1, live: map[*instance]struct{}{}}
 	if n, err := strconv.Atoi(cfg.Env[MaxConcurrency]); err == nil {
 		f.atOnce = max(n, 1)
@@ -76,14 +71,6 @@ func New(cfg Config) *Function {
 	f.ctx, f.end = context.WithCancel(context.Background())
 	f.wg.Go(f.reap)
 	return f
-}
-
-func or[T comparable](v, fallback T) T {
-	var zero T
-	if v == zero {
-		return fallback
-	}
-	return v
 }
 
 // Name returns the function's name.
@@ -360,7 +347,7 @@ func (f *Function) Deploy(binary string) {
 func (f *Function) Configure(cfg Config) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.cfg.Env, f.cfg.Memory, f.cfg.Timeout, f.cfg.Instances = cfg.Env, or(cfg.Memory, 128), or(cfg.Timeout, 3*time.Second), cfg.Instances
+	f.cfg.Env, f.cfg.Memory, f.cfg.Timeout, f.cfg.Instances = cfg.Env, cmp.Or(cfg.Memory, 128), cmp.Or(cfg.Timeout, 3*time.Second), cfg.Instances
 	f.replace()
 }
 

@@ -6,6 +6,7 @@
 package mapping
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -77,21 +78,11 @@ const ackTime = 10 * time.Second
 
 // Run invokes fn with the messages of source until ctx ends, then waits for running invocations.
 func Run(ctx context.Context, source Source, fn Invoker, opts Options) {
-	if opts.BatchSize == 0 {
-		opts.BatchSize = perRequest
-	}
-	if opts.Concurrency == 0 {
-		opts.Concurrency = 5
-	}
-	if opts.Patience == 0 {
-		opts.Patience = 30 * time.Second
-	}
-	if opts.Poll == 0 {
-		opts.Poll = 10 * time.Second
-	}
-	if opts.Log == nil {
-		opts.Log = slog.New(slog.DiscardHandler)
-	}
+	opts.BatchSize = cmp.Or(opts.BatchSize, perRequest)
+	opts.Concurrency = cmp.Or(opts.Concurrency, 5)
+	opts.Patience = cmp.Or(opts.Patience, 30*time.Second)
+	opts.Poll = cmp.Or(opts.Poll, 10*time.Second)
+	opts.Log = cmp.Or(opts.Log, slog.New(slog.DiscardHandler))
 	m := &mapping{source: source, fn: fn, opts: opts}
 	slots := make(chan struct{}, opts.Concurrency)
 	var running sync.WaitGroup

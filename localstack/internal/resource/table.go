@@ -27,22 +27,12 @@ type Table struct {
 	PointInTimeRecoverySpecification, DeletionProtectionEnabled, SSESpecification, TableClass, Tags ignored
 }
 
-// Keys returns the names of the key attributes.
+// Keys returns the names of the key attributes, the partition key first, as DynamoDB requires it.
 func (t Table) Keys() (names []string) {
 	for _, k := range t.KeySchema {
 		names = append(names, k.AttributeName)
 	}
 	return names
-}
-
-// PartitionKey returns the name of the partition key attribute.
-func (t Table) PartitionKey() string {
-	for _, k := range t.KeySchema {
-		if k.KeyType == "HASH" {
-			return k.AttributeName
-		}
-	}
-	return ""
 }
 
 // Create creates the table, or finds the existing one. It returns the table's ARN.

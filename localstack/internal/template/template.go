@@ -55,8 +55,7 @@ const RetainExceptOnCreate = "RetainExceptOnCreate"
 
 // Output is one entry of the Outputs section.
 type Output struct {
-	Name        string
-	Description string
+	Name string
 
 	condition string
 	value     *yaml.Node
@@ -236,13 +235,11 @@ func (t *Template) parseOutput(name string, k, v *yaml.Node) error {
 	o := Output{Name: name}
 	err := t.each(v, func(key string, k, v *yaml.Node) error {
 		switch key {
-		case "Description":
-			o.Description = v.Value
 		case "Value":
 			o.value = v
 		case "Condition":
 			o.condition = v.Value
-		case "Export":
+		case "Description", "Export":
 		default:
 			return t.errorf(k, "output member %q is not supported", key)
 		}
