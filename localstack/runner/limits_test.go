@@ -62,12 +62,9 @@ func TestFunctionsShareTheConcurrencyOfTheAccount(t *testing.T) {
 			}()
 			gate.Arrived(t)
 		}
-		resp, err := http.Get(stack.FunctionURL("BufferedFunction"))
-		expect.OK(t, err)
+		resp := expect.Value(http.Get(stack.FunctionURL("BufferedFunction")))(t)
 		resp.Body.Close()
-		if resp.StatusCode != http.StatusTooManyRequests {
-			t.Errorf("got status %d, want 429", resp.StatusCode)
-		}
+		expect.Equal(t, "the status", resp.StatusCode, http.StatusTooManyRequests)
 		send(t, sqs.NewFromConfig(awslocal.Config(o.Endpoints.SQS)), stack.QueueURL("Plain"), "patient")
 		eventually(t, "the batch is throttled, again and again", func() bool { return stack.Stats()["PlainFunction"].Throttles > 2 })
 		if len(got.all()) > 0 {
@@ -133,8 +130,7 @@ func TestAQueryReadsAMegabyteAtMost(t *testing.T) {
 // call makes a function send a request to DynamoDB and returns the response.
 func call(t *testing.T, stack *runner.Stack, request string) string {
 	t.Helper()
-	raw, err := stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "dynamodb", Text: request}.JSON())
-	expect.OK(t, err)
+	raw := expect.Value(stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "dynamodb", Text: request}.JSON()))(t)
 	var answer string
 	expect.OK(t, json.Unmarshal(raw, &answer))
 	body, ok := strings.CutPrefix(answer, "200 ")

@@ -44,9 +44,7 @@ func TestAFailedMessageHoldsItsGroupAndNoOther(t *testing.T) {
 		// delivery counts.
 		eventually(t, "all messages are handled", func() bool { return len(firsts(got.all())) == 25 })
 		want = slices.Insert(want, 3, "a-3 failed")
-		if a := firsts(got.of("a")); !slices.Equal(a, want) {
-			t.Errorf("group a: got %v, want %v", a, want)
-		}
+		expect.List(t, "group a", firsts(got.of("a")), want)
 		for _, group := range []string{"b", "c"} {
 			if !slices.IsSorted(firsts(got.of(group))) {
 				t.Errorf("group %s: got %v", group, got.of(group))
@@ -92,8 +90,7 @@ func TestAFailedMessageComesAgainAndThenGoesToTheDeadLetterQueue(t *testing.T) {
 		var dead string
 		eventually(t, "the poison message is in the dead letter queue", func() bool {
 			url := stack.QueueURL("Dead")
-			out, err := c.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: &url})
-			expect.OK(t, err)
+			out := expect.Value(c.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: &url}))(t)
 			if len(out.Messages) > 0 {
 				dead = *out.Messages[0].Body
 			}
@@ -163,9 +160,7 @@ func TestManyMessagesSurviveRandomKills(t *testing.T) {
 				first = append(first, body)
 			}
 		}
-		if len(first) != 20 {
-			t.Errorf("group %s: first deliveries %v", group, first)
-		}
+		expect.Equal(t, "the first deliveries of group "+group, len(first), 20)
 	}
 	kills := 0
 	for _, s := range stack.Stats() {
@@ -185,9 +180,7 @@ func TestAStreamReachesTheClientAsItIsWritten(t *testing.T) {
 	resp, err := http.Post(stack.URL()+"/mcp", "application/json", strings.NewReader(string(testfn.Call{Do: "stream", Gate: gate.URL, Count: 3}.JSON())))
 	expect.OK(t, err)
 	defer resp.Body.Close()
-	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
-		t.Errorf("got content type %q", got)
-	}
+	expect.Equal(t, "the content type", resp.Header.Get("Content-Type"), "text/event-stream")
 	lines := bufio.NewScanner(resp.Body)
 	for n := range 3 {
 		want := fmt.Sprintf("data: %d", n)
@@ -210,8 +203,7 @@ func TestCloseEndsAStreamAndAllProcesses(t *testing.T) {
 	gate := testfn.NewGate(t)
 	o := options(t, named())
 	o.Grace = 200 * time.Millisecond
-	stack, err := runner.Start(t.Context(), o)
-	expect.OK(t, err)
+	stack := expect.Value(runner.Start(t.Context(), o))(t)
 	resp, err := http.Post(stack.URL()+"/mcp", "application/json", strings.NewReader(string(testfn.Call{Do: "stream", Gate: gate.URL, Count: 3}.JSON())))
 	if err != nil {
 		stack.Close()

@@ -13,8 +13,7 @@ import (
 // write writes a template next to the one in testdata, so that it finds its code.
 func write(t *testing.T, src string) string {
 	t.Helper()
-	f, err := os.CreateTemp("testdata", "template-*.yaml")
-	expect.OK(t, err)
+	f := expect.Value(os.CreateTemp("testdata", "template-*.yaml"))(t)
 	t.Cleanup(func() { os.Remove(f.Name()) })
 	expect.OK(t, expect.ErrOf(f.WriteString(src)))
 	expect.OK(t, f.Close())

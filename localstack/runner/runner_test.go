@@ -39,27 +39,21 @@ func TestAStackServesItsFunctions(t *testing.T) {
 		}
 	})
 	t.Run("environment", func(t *testing.T) {
-		b, err := stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "describe"}.JSON())
-		expect.OK(t, err)
+		b := expect.Value(stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "describe"}.JSON()))(t)
 		var d testfn.Description
 		expect.OK(t, json.Unmarshal(b, &d))
 		for k, want := range map[string]string{
 			"GREETING": "servus", "EXTRA": "over", "TABLE": o.Name + "-Table", "PLAIN": stack.QueueURL("Plain"),
 			"AWS_REGION": awslocal.Region, "AWS_LAMBDA_FUNCTION_NAME": o.Name + "-BufferedFunction",
 		} {
-			if d.Env[k] != want {
-				t.Errorf("%s: got %q, want %q", k, d.Env[k], want)
-			}
+			expect.Equal(t, k, d.Env[k], want)
 		}
 	})
 	t.Run("one function calls another with the SDK", func(t *testing.T) { invokeBySDK(t, stack, o.Name) })
 	t.Run("the front forwards requests to the functions", func(t *testing.T) {
-		resp, err := http.Get(stack.URL() + "/any/path")
-		expect.OK(t, err)
+		resp := expect.Value(http.Get(stack.URL() + "/any/path"))(t)
 		defer resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			t.Errorf("got status %d", resp.StatusCode)
-		}
+		expect.Equal(t, "the status", resp.StatusCode, http.StatusOK)
 	})
 	t.Run("requests are counted", func(t *testing.T) {
 		got := stack.Requests()["runner"]
@@ -86,8 +80,7 @@ func TestAFunctionMayDoWhatItsPoliciesAllow(t *testing.T) {
 	denied := 0
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := stack.Invoke(t.Context(), tc.function, testfn.Call{Do: "dynamodb", Text: tc.request}.JSON())
-			expect.OK(t, err)
+			got := expect.Value(stack.Invoke(t.Context(), tc.function, testfn.Call{Do: "dynamodb", Text: tc.request}.JSON()))(t)
 			want := `"200 `
 			if !tc.allowed {
 				want = `"400 {\"__type\":\"com.amazon.coral.service#AccessDeniedException\"`
@@ -107,8 +100,7 @@ func TestAFunctionMayDoWhatItsPoliciesAllow(t *testing.T) {
 }
 
 func invokeBySDK(t *testing.T, stack *runner.Stack, name string) {
-	b, err := stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "describe"}.JSON())
-	expect.OK(t, err)
+	b := expect.Value(stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "describe"}.JSON()))(t)
 	var d testfn.Description
 	expect.OK(t, json.Unmarshal(b, &d))
 	client := awslambda.NewFromConfig(awslocal.Config(d.Env["AWS_ENDPOINT_URL_LAMBDA"]))
@@ -116,8 +108,7 @@ func invokeBySDK(t *testing.T, stack *runner.Stack, name string) {
 		return client.Invoke(t.Context(), &awslambda.InvokeInput{FunctionName: &function, InvocationType: kind, Payload: c.JSON()})
 	}
 	for _, function := range []string{name + "-StreamFunction", "arn:aws:lambda:us-east-1:000000000000:function:" + name + "-StreamFunction"} {
-		out, err := invoke(function, "", testfn.Call{Do: "describe"})
-		expect.OK(t, err)
+		out := expect.Value(invoke(function, "", testfn.Call{Do: "describe"}))(t)
 		if out.StatusCode != 200 || out.FunctionError != nil || !strings.Contains(string(out.Payload), function[strings.LastIndex(function, ":")+1:]) {
 			t.Errorf("got %d %v %s", out.StatusCode, out.FunctionError, out.Payload)
 		}
@@ -149,16 +140,11 @@ func TestThrottlingReachesTheCallers(t *testing.T) {
 		busy <- err
 	}()
 	gate.Arrived(t)
-	resp, err := http.Get(stack.FunctionURL("BufferedFunction"))
-	expect.OK(t, err)
+	resp := expect.Value(http.Get(stack.FunctionURL("BufferedFunction")))(t)
 	resp.Body.Close()
-	if resp.StatusCode != http.StatusTooManyRequests {
-		t.Errorf("got status %d, want 429", resp.StatusCode)
-	}
+	expect.Equal(t, "the status", resp.StatusCode, http.StatusTooManyRequests)
 	gate.Open()
-	if err := <-busy; err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, <-busy)
 }
 
 func TestSchedulesComeAtTheirRate(t *testing.T) {

@@ -123,8 +123,7 @@ func (s sink) start(t *testing.T) string {
 func options(t *testing.T, s sink) runner.Options {
 	t.Helper()
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS)
-	bin, err := os.Executable()
-	expect.OK(t, err)
+	bin := expect.Value(os.Executable())(t)
 	return runner.Options{
 		Template: "testdata/template.yaml", Name: "t" + uuid.NewString()[:8], Region: awslocal.Region,
 		Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS},
@@ -136,8 +135,7 @@ func options(t *testing.T, s sink) runner.Options {
 
 func start(t *testing.T, o runner.Options) *runner.Stack {
 	t.Helper()
-	stack, err := runner.Start(t.Context(), o)
-	expect.OK(t, err)
+	stack := expect.Value(runner.Start(t.Context(), o))(t)
 	t.Cleanup(stack.Close)
 	return stack
 }

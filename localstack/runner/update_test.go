@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -147,9 +146,7 @@ func TestAFailedStart(t *testing.T) {
 	}
 	t.Run("AWS-12 the failed first deployment of a stack deletes what it created", func(t *testing.T) {
 		fail()
-		if got, want := custom.take(), []string{"Create bitter", "Delete bitter"}; !slices.Equal(got, want) {
-			t.Errorf("the custom resource got %q, want %q", got, want)
-		}
+		expect.List(t, "the requests of the custom resource", custom.take(), []string{"Create bitter", "Delete bitter"})
 		if hasTable() {
 			t.Error("the table remains")
 		}
@@ -158,9 +155,7 @@ func TestAFailedStart(t *testing.T) {
 		start(t, o).Close()
 		custom.take()
 		fail()
-		if got, want := custom.take(), []string{"Create bitter"}; !slices.Equal(got, want) {
-			t.Errorf("the custom resource got %q, want %q", got, want)
-		}
+		expect.List(t, "the requests of the custom resource", custom.take(), []string{"Create bitter"})
 		if !hasTable() {
 			t.Error("the table is gone")
 		}
@@ -177,12 +172,9 @@ func update(t *testing.T, stack *runner.Stack, parameters map[string]string) {
 // process returns the id of a function's process.
 func process(t *testing.T, stack *runner.Stack, id string) *os.Process {
 	t.Helper()
-	b, err := stack.Invoke(t.Context(), id, testfn.Call{Do: "pid"}.JSON())
-	expect.OK(t, err)
-	pid, err := strconv.Atoi(string(b))
-	expect.OK(t, err)
-	p, err := os.FindProcess(pid)
-	expect.OK(t, err)
+	b := expect.Value(stack.Invoke(t.Context(), id, testfn.Call{Do: "pid"}.JSON()))(t)
+	pid := expect.Value(strconv.Atoi(string(b)))(t)
+	p := expect.Value(os.FindProcess(pid))(t)
 	return p
 }
 
@@ -191,8 +183,7 @@ func runs(p *os.Process) bool { return p.Signal(syscall.Signal(0)) == nil }
 // variable returns an environment variable of a running function.
 func variable(t *testing.T, stack *runner.Stack, id, name string) string {
 	t.Helper()
-	b, err := stack.Invoke(t.Context(), id, testfn.Call{Do: "describe"}.JSON())
-	expect.OK(t, err)
+	b := expect.Value(stack.Invoke(t.Context(), id, testfn.Call{Do: "describe"}.JSON()))(t)
 	var d testfn.Description
 	expect.OK(t, json.Unmarshal(b, &d))
 	return d.Env[name]
@@ -201,9 +192,7 @@ func variable(t *testing.T, stack *runner.Stack, id, name string) string {
 func TestUpdate(t *testing.T) {
 	t.Parallel()
 	stack, custom, o := startDeployment(t)
-	if got, want := custom.take(), []string{"Create vanilla"}; !slices.Equal(got, want) {
-		t.Errorf("the custom resource got %q at the start, want %q", got, want)
-	}
+	expect.List(t, "the requests of the custom resource at the start", custom.take(), []string{"Create vanilla"})
 	noted, coloured := process(t, stack, "Noted"), process(t, stack, "Coloured")
 
 	t.Run("a changed function gets new processes, and an unchanged one keeps its own", func(t *testing.T) {
@@ -220,9 +209,7 @@ func TestUpdate(t *testing.T) {
 		coloured = process(t, stack, "Coloured")
 		custom.take()
 		update(t, stack, nil)
-		if got := variable(t, stack, "Coloured", "COLOUR"); got != "blue" {
-			t.Errorf("got %q, want blue", got)
-		}
+		expect.Equal(t, "COLOUR", variable(t, stack, "Coloured", "COLOUR"), "blue")
 		if !runs(coloured) {
 			t.Error("the process of an unchanged function has ended")
 		}
@@ -235,9 +222,7 @@ func TestUpdate(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "resource Noted: CREATE_FAILED: A version for this Lambda function exists ( 1 )") {
 			t.Errorf("got error %v", err)
 		}
-		if got := variable(t, stack, "Coloured", "COLOUR"); got != "blue" {
-			t.Errorf("got %q after the rollback, want blue", got)
-		}
+		expect.Equal(t, "COLOUR after the rollback", variable(t, stack, "Coloured", "COLOUR"), "blue")
 		update(t, stack, map[string]string{"Colour": "red"}) // the parameters of the failed update are not kept
 		if !runs(noted) {
 			t.Error("the process of an unchanged function has ended")
@@ -245,21 +230,15 @@ func TestUpdate(t *testing.T) {
 	})
 	t.Run("without a new version the alias keeps the old configuration", func(t *testing.T) {
 		update(t, stack, map[string]string{"Quiet": "yes"})
-		if got := variable(t, stack, "Unpublished", "QUIET"); got != "no" {
-			t.Errorf("got %q, want no", got)
-		}
+		expect.Equal(t, "QUIET", variable(t, stack, "Unpublished", "QUIET"), "no")
 	})
 	t.Run("an update that a custom resource refuses is rolled back", func(t *testing.T) {
 		err := stack.Update(t.Context(), map[string]string{"Flavour": "bitter", "Colour": "black"})
 		if err == nil || !strings.Contains(err.Error(), "too bitter") {
 			t.Errorf("got error %v, want the refusal", err)
 		}
-		if got, want := custom.take(), []string{"Update vanilla bitter"}; !slices.Equal(got, want) {
-			t.Errorf("the custom resource got %q, want %q", got, want)
-		}
-		if got := variable(t, stack, "Coloured", "COLOUR"); got != "red" {
-			t.Errorf("got %q after the rollback, want red", got)
-		}
+		expect.List(t, "the requests of the custom resource", custom.take(), []string{"Update vanilla bitter"})
+		expect.Equal(t, "COLOUR after the rollback", variable(t, stack, "Coloured", "COLOUR"), "red")
 	})
 	t.Run("a table that leaves the stack is retained, and a new one is empty", func(t *testing.T) {
 		own := stack.Outputs()["Table"]
@@ -278,9 +257,7 @@ func TestUpdate(t *testing.T) {
 		if err := stack.Update(t.Context(), map[string]string{"Adopted": "", "Flavour": "bitter"}); err == nil {
 			t.Error("the update succeeded")
 		}
-		if got := stack.Outputs()["Table"]; got != "another" {
-			t.Errorf("got table %q, want the one from before the update", got)
-		}
+		expect.Equal(t, "the table", stack.Outputs()["Table"], "another")
 		db := dynamodb.NewFromConfig(awslocal.Config(o.Endpoints.DynamoDB))
 		if _, err := db.DescribeTable(t.Context(), &dynamodb.DescribeTableInput{TableName: aws.String(o.Name + "-Table-3")}); err == nil {
 			t.Error("the table still exists")
@@ -296,8 +273,7 @@ func TestUpdate(t *testing.T) {
 		gate.Arrived(t)
 		status := func() int {
 			t.Helper()
-			resp, err := http.Get(stack.FunctionURL("Bounded"))
-			expect.OK(t, err)
+			resp := expect.Value(http.Get(stack.FunctionURL("Bounded")))(t)
 			resp.Body.Close()
 			return resp.StatusCode
 		}
@@ -322,12 +298,8 @@ func TestUpdate(t *testing.T) {
 			if url == "" || url != stack.FunctionURL("Managed") {
 				t.Errorf("the function's URL is %q, and the output %q", stack.FunctionURL("Managed"), url)
 			}
-			if got := variable(t, stack, "Managed", "AWS_LAMBDA_MAX_CONCURRENCY"); got != "2" {
-				t.Errorf("a process handles %q requests concurrently, want 2", got)
-			}
-			if got := variable(t, stack, "Managed", "AWS_SESSION_TOKEN"); got != "Coloured" {
-				t.Errorf("the function has the policies of %q, want Coloured", got)
-			}
+			expect.Equal(t, "the concurrent requests of a process", variable(t, stack, "Managed", "AWS_LAMBDA_MAX_CONCURRENCY"), "2")
+			expect.Equal(t, "the function whose policies it has", variable(t, stack, "Managed", "AWS_SESSION_TOKEN"), "Coloured")
 			gone := process(t, stack, "Managed")
 			update(t, stack, map[string]string{"Provider": ""})
 			if _, err := http.Get(url); err == nil || runs(gone) || stack.FunctionURL("Managed") != "" {
@@ -344,18 +316,14 @@ func TestUpdate(t *testing.T) {
 		if err := stack.Update(t.Context(), map[string]string{"Instances": "3", "Flavour": "bitter"}); err == nil {
 			t.Error("the update succeeded")
 		}
-		if got := variable(t, stack, "Managed", "INSTANCES"); got != "1" {
-			t.Errorf("got %s instances after the rollback, want 1", got)
-		}
+		expect.Equal(t, "the instances after the rollback", variable(t, stack, "Managed", "INSTANCES"), "1")
 		update(t, stack, map[string]string{"Provider": ""})
 	})
 	t.Run("a function that a failed update added is removed", func(t *testing.T) {
 		if err := stack.Update(t.Context(), map[string]string{"Provider": "arn", "Reserved": "101"}); err == nil {
 			t.Error("the update succeeded")
 		}
-		if url := stack.FunctionURL("Managed"); url != "" {
-			t.Errorf("the function still has a URL: %s", url)
-		}
+		expect.Equal(t, "the URL of the function", stack.FunctionURL("Managed"), "")
 	})
 	t.Run("a parameter that the template does not have is refused", func(t *testing.T) {
 		if err := stack.Update(t.Context(), map[string]string{"Color": "red"}); err == nil || !strings.Contains(err.Error(), `no parameter "Color"`) {

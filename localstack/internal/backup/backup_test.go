@@ -79,12 +79,11 @@ func (a api) finishes(region, request string) map[string]any {
 func TestABackupIsRestoredWhereACopyIs(t *testing.T) {
 	db := dynamodb.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.DynamoDB).DynamoDB))
 	name := "Source-" + uuid.NewString()
-	made, err := db.CreateTable(t.Context(), &dynamodb.CreateTableInput{
+	made := expect.Value(db.CreateTable(t.Context(), &dynamodb.CreateTableInput{
 		TableName: &name, BillingMode: types.BillingModePayPerRequest,
 		KeySchema:            []types.KeySchemaElement{{AttributeName: aws.String("pk"), KeyType: types.KeyTypeHash}},
 		AttributeDefinitions: []types.AttributeDefinition{{AttributeName: aws.String("pk"), AttributeType: types.ScalarAttributeTypeS}},
-	})
-	expect.OK(t, err)
+	}))(t)
 	put := func(pk string) {
 		t.Helper()
 		expect.OK(t, expect.ErrOf(db.PutItem(t.Context(), &dynamodb.PutItemInput{TableName: &name, Item: map[string]types.AttributeValue{"pk": &types.AttributeValueMemberS{Value: pk}}})))
@@ -174,7 +173,5 @@ func TestABackupIsRestoredWhereACopyIs(t *testing.T) {
 	}
 	w := httptest.NewRecorder()
 	a.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPut, "/backup-jobs", strings.NewReader(start)))
-	if w.Code != http.StatusBadRequest {
-		t.Errorf("got status %d without a signature", w.Code)
-	}
+	expect.Equal(t, "the status without a signature", w.Code, http.StatusBadRequest)
 }

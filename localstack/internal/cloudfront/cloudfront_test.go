@@ -53,20 +53,17 @@ func TestDistribution(t *testing.T) {
 	c := config(t, main, origin("other"), `{"PathPattern":"/a","TargetOriginId":"other",`+managed+`},{"PathPattern":"b/*","TargetOriginId":"other",`+managed+`},{"PathPattern":"/c?*","TargetOriginId":"other",`+managed+`}`)
 	front := httptest.NewUnstartedServer(nil)
 	defer front.Close()
-	d, err := cloudfront.New(front.Listener.Addr().String(), c, policy)
-	expect.OK(t, err)
+	d := expect.Value(cloudfront.New(front.Listener.Addr().String(), c, policy))(t)
 	front.Config.Handler = d
 	front.Start()
 	ask := func(method, path, host string) (*http.Response, string) {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), method, front.URL+path, nil)
-		expect.OK(t, err)
+		req := expect.Value(http.NewRequestWithContext(t.Context(), method, front.URL+path, nil))(t)
 		req.Host = host
 		for name, v := range map[string]string{"X-Key": "forged", "X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "ftp", "Authorization": "Bearer x", "Mcp-Method": "m"} {
 			req.Header.Set(name, v)
 		}
-		resp, err := http.DefaultClient.Do(req)
-		expect.OK(t, err)
+		resp := expect.Value(http.DefaultClient.Do(req))(t)
 		defer resp.Body.Close()
 		b, _ := io.ReadAll(resp.Body)
 		return resp, string(b)
@@ -103,8 +100,7 @@ func TestDistribution(t *testing.T) {
 	t.Run("an origin that is away is 502", func(t *testing.T) {
 		away := httptest.NewServer(nil)
 		away.Close()
-		d, err := cloudfront.New("x", config(t, strings.TrimPrefix(away.URL, "http://"), "", ""), policy)
-		expect.OK(t, err)
+		d := expect.Value(cloudfront.New("x", config(t, strings.TrimPrefix(away.URL, "http://"), "", ""), policy))(t)
 		w := httptest.NewRecorder()
 		if d.ServeHTTP(w, httptest.NewRequest("GET", "http://x/", nil)); w.Code != http.StatusBadGateway {
 			t.Errorf("got %d", w.Code)

@@ -73,9 +73,7 @@ func TestTheEventOfARequest(t *testing.T) {
 			if got.Headers["x-two"] != "one,two" || got.Headers["host"] != "example.com" || got.Headers["cookie"] != "" {
 				t.Errorf("got headers %v", got.Headers)
 			}
-			if strings.Join(got.Cookies, "|") != "a=1|b=2" {
-				t.Errorf("got cookies %v", got.Cookies)
-			}
+			expect.Equal(t, "the cookies", strings.Join(got.Cookies, "|"), "a=1|b=2")
 			c := got.RequestContext
 			if c.HTTP.Method != "POST" || c.HTTP.SourceIP != "192.0.2.1" || c.HTTP.UserAgent != "test" || c.TimeEpoch != 1_700_000_000_000 || c.Time != "14/Nov/2023:22:13:20 +0000" {
 				t.Errorf("got context %+v", c)
@@ -128,18 +126,14 @@ func TestResponses(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			resp, err := http.Post(serve(t, tc.mode, tc.answer), "application/json", strings.NewReader("{}"))
-			expect.OK(t, err)
+			resp := expect.Value(http.Post(serve(t, tc.mode, tc.answer), "application/json", strings.NewReader("{}")))(t)
 			defer resp.Body.Close()
-			b, err := io.ReadAll(resp.Body)
-			expect.OK(t, err)
+			b := expect.Value(io.ReadAll(resp.Body))(t)
 			if resp.StatusCode != tc.status || string(b) != tc.body {
 				t.Errorf("got %d %q, want %d %q", resp.StatusCode, b, tc.status, tc.body)
 			}
 			for k, want := range tc.wantHeader {
-				if got := resp.Header.Get(k); got != want {
-					t.Errorf("header %s: got %q, want %q", k, got, want)
-				}
+				expect.Equal(t, "the header "+k, resp.Header.Get(k), want)
 			}
 		})
 	}
@@ -159,8 +153,7 @@ func TestAStreamArrivesAsItIsWritten(t *testing.T) {
 		}
 		written <- err
 	}()
-	resp, err := http.Get(url)
-	expect.OK(t, err)
+	resp := expect.Value(http.Get(url))(t)
 	defer resp.Body.Close()
 	expect.OK(t, <-written)
 	lines := bufio.NewReader(resp.Body)
@@ -179,12 +172,9 @@ func TestAStreamArrivesAsItIsWritten(t *testing.T) {
 
 func TestARequestThatIsTooLarge(t *testing.T) {
 	url := serve(t, furl.Buffered, func(events.LambdaFunctionURLRequest) (*lambda.Response, error) { return respond("", "{}") })
-	resp, err := http.Post(url, "application/json", strings.NewReader(strings.Repeat("x", 5<<20)))
-	expect.OK(t, err)
+	resp := expect.Value(http.Post(url, "application/json", strings.NewReader(strings.Repeat("x", 5<<20))))(t)
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusRequestEntityTooLarge {
-		t.Errorf("got status %d, want 413", resp.StatusCode)
-	}
+	expect.Equal(t, "the status", resp.StatusCode, http.StatusRequestEntityTooLarge)
 }
 
 func TestHeadersThatAFunctionURLRenames(t *testing.T) {
@@ -201,8 +191,7 @@ func TestHeadersThatAFunctionURLRenames(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := httptest.NewServer(furl.Handler{Function: fn, Remap: tc.remap})
 			defer s.Close()
-			resp, err := http.Get(s.URL)
-			expect.OK(t, err)
+			resp := expect.Value(http.Get(s.URL))(t)
 			resp.Body.Close()
 			if resp.Header.Get(tc.want) != "Bearer" || resp.Header.Get("X-Own") != "1" || tc.remap && resp.Header.Get("Www-Authenticate") != "" {
 				t.Errorf("got headers %v", resp.Header)

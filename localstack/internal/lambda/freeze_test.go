@@ -57,9 +57,7 @@ func TestBackgroundWorkDoesNotAdvanceWhileAnInstanceIsIdle(t *testing.T) {
 		t.Errorf("the goroutine never stopped for longer than %d ms, %v, want at least %v", pause, err, idle)
 	}
 	eventually(t, "the process is idle again", func() bool { return f.Idle() == 1 })
-	if again := body(t, invoke(t, f, testfn.Call{Do: "pid"})); again != pid {
-		t.Errorf("process %s serves the next event, want the frozen one, %s", again, pid)
-	}
+	expect.Equal(t, "the process that serves the next event", body(t, invoke(t, f, testfn.Call{Do: "pid"})), pid)
 }
 
 func TestAManagedInstanceIsNeverFrozen(t *testing.T) {
@@ -122,15 +120,12 @@ func runUntilKilled() {
 }
 
 func TestAFrozenProcessDoesNotOutliveARunnerThatIsKilled(t *testing.T) {
-	bin, err := os.Executable()
-	expect.OK(t, err)
+	bin := expect.Value(os.Executable())(t)
 	runner := exec.CommandContext(t.Context(), bin)
 	runner.Env = append(os.Environ(), runnerVariable+"=1")
-	out, err := runner.StdoutPipe()
-	expect.OK(t, err)
+	out := expect.Value(runner.StdoutPipe())(t)
 	expect.OK(t, runner.Start())
-	pid, err := bufio.NewReader(out).ReadString('\n')
-	expect.OK(t, err)
+	pid := expect.Value(bufio.NewReader(out).ReadString('\n'))(t)
 	pid = strings.TrimSpace(pid)
 	eventually(t, "the idle process is frozen", func() bool { return stopped(t, pid) })
 	expect.OK(t, runner.Process.Kill())

@@ -31,8 +31,7 @@ func TestMain(m *testing.M) {
 
 func start(t *testing.T, cfg lambda.Config) *lambda.Function {
 	t.Helper()
-	bin, err := os.Executable()
-	expect.OK(t, err)
+	bin := expect.Value(os.Executable())(t)
 	cfg.Name, cfg.ARN = "fn", "arn:aws:lambda:us-east-1:000000000000:function:fn"
 	if cfg.Binary == "" {
 		cfg.Binary = bin
@@ -51,15 +50,13 @@ func start(t *testing.T, cfg lambda.Config) *lambda.Function {
 
 func invoke(t *testing.T, f *lambda.Function, c testfn.Call) *lambda.Response {
 	t.Helper()
-	r, err := f.Invoke(t.Context(), lambda.Invocation{Payload: c.JSON(), Wait: true})
-	expect.OK(t, err)
+	r := expect.Value(f.Invoke(t.Context(), lambda.Invocation{Payload: c.JSON(), Wait: true}))(t)
 	return r
 }
 
 func body(t *testing.T, r *lambda.Response) string {
 	t.Helper()
-	b, err := r.ReadAll()
-	expect.OK(t, err)
+	b := expect.Value(r.ReadAll())(t)
 	return string(b)
 }
 
@@ -137,9 +134,7 @@ func TestSeveralInvocationsRunAtOnceUpToTheLimit(t *testing.T) {
 	for pid := range pids {
 		seen[pid] = true
 	}
-	if len(seen) != 3 {
-		t.Errorf("got %d processes, want 3", len(seen))
-	}
+	expect.Equal(t, "the number of processes", len(seen), 3)
 	if s := f.Stats(); s.Throttles != 1 || s.ColdStarts != 3 {
 		t.Errorf("got %+v", s)
 	}
@@ -245,9 +240,7 @@ func TestAStreamPassesOnEachWriteAtOnce(t *testing.T) {
 	f := start(t, lambda.Config{})
 	r := invoke(t, f, testfn.Call{Do: "stream", Gate: gate.URL, Count: 3})
 	defer r.Body.Close()
-	if r.ContentType != lambda.HTTPIntegration {
-		t.Errorf("got content type %q", r.ContentType)
-	}
+	expect.Equal(t, "the content type", r.ContentType, lambda.HTTPIntegration)
 	read := func(want string) {
 		t.Helper()
 		got := make([]byte, len(want))
@@ -352,16 +345,13 @@ func TestADeploymentEndsNoInvocation(t *testing.T) {
 	during := make(chan string, 1)
 	go func() { during <- body(t, invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL})) }()
 	gate.Arrived(t)
-	bin, err := os.Executable()
-	expect.OK(t, err)
+	bin := expect.Value(os.Executable())(t)
 	f.Deploy(bin)
 	if got := body(t, invoke(t, f, testfn.Call{Do: "pid"})); got == first {
 		t.Error("a process from before the deployment received another call")
 	}
 	gate.Open()
-	if got := <-during; got != first {
-		t.Errorf("the call during the deployment was answered by %s, want %s", got, first)
-	}
+	expect.Equal(t, "the process that answers the call during the deployment", <-during, first)
 	eventually(t, "the process of before is gone", func() bool { return f.Live() == 1 })
 	if s := f.Stats(); s.Errors != 0 || s.ColdStarts != 2 {
 		t.Errorf("got %+v", s)
@@ -414,9 +404,7 @@ func TestWhatAProcessPrintsIsPassedOnInLines(t *testing.T) {
 		}
 		got = append(got, fields[2])
 	}
-	if strings.Join(got, " ") != "one two three" {
-		t.Errorf("got %q", got)
-	}
+	expect.Equal(t, "the lines", strings.Join(got, " "), "one two three")
 }
 
 type writer func([]byte) (int, error)
@@ -435,9 +423,7 @@ func TestTheRuntimeAPIRefusesAnAnswerToAnotherInvocation(t *testing.T) {
 	resp, err := http.Post("http://"+d.Env["AWS_LAMBDA_RUNTIME_API"]+"/2018-06-01/runtime/invocation/"+d.RequestID+"/response", "application/json", strings.NewReader("{}"))
 	expect.OK(t, err)
 	resp.Body.Close()
-	if resp.StatusCode != http.StatusBadRequest {
-		t.Errorf("got status %d, want 400", resp.StatusCode)
-	}
+	expect.Equal(t, "the status", resp.StatusCode, http.StatusBadRequest)
 	gate.Open()
 	if got := <-result; strings.Contains(got, d.RequestID) {
 		t.Errorf("got %s", got)

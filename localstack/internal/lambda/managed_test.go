@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // managed starts a function whose processes run n invocations concurrently.
@@ -87,9 +88,7 @@ func TestAManagedInstanceOutlivesAnInvocationThatIsOverItsTime(t *testing.T) {
 	before := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
 	gate.Open() // the code has continued, but its response is ignored
 	eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
-	if after := body(t, invoke(t, f, testfn.Call{Do: "pid"})); after != before {
-		t.Errorf("process %s was replaced by %s", before, after)
-	}
+	expect.Equal(t, "the process after the timeout", body(t, invoke(t, f, testfn.Call{Do: "pid"})), before)
 	if s := f.Stats(); s.Timeouts != 2 || s.Errors != 2 || s.Crashes != 0 || s.ColdStarts != 1 {
 		t.Errorf("got %+v", s)
 	}

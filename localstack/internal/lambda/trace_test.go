@@ -1,8 +1,11 @@
 package lambda
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestATraceCountsTheInvocationsOfEachFunction(t *testing.T) {
@@ -14,9 +17,7 @@ func TestATraceCountsTheInvocationsOfEachFunction(t *testing.T) {
 	for n := range 3 {
 		// The SDK escapes the header that the function received.
 		next := parseTrace(strings.ReplaceAll(header, "|", "%7C"))
-		if got := next.enter("b"); got != n {
-			t.Errorf("b was invoked %d times before, want %d", got, n)
-		}
+		expect.Equal(t, "how often b was invoked before", next.enter("b"), n)
 		header = next.String()
 	}
 	end := parseTrace(header)
@@ -25,8 +26,6 @@ func TestATraceCountsTheInvocationsOfEachFunction(t *testing.T) {
 	}
 	for _, broken := range []string{"Lineage", ";;", "Lineage=;Root=x", "%zz"} {
 		odd := parseTrace(broken)
-		if got := odd.enter("a"); got != 0 {
-			t.Errorf("%q: got %d", broken, got)
-		}
+		expect.Equal(t, fmt.Sprintf("the earlier invocations with the header %q", broken), odd.enter("a"), 0)
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 	"github.com/mcp-events/mcpevents/localstack/internal/mapping"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // memory is a standard queue in memory that does not redeliver messages by itself.
@@ -175,9 +176,7 @@ func TestWhatAResponseAccepts(t *testing.T) {
 				stop := run(t, queue, f, mapping.Options{ReportFailures: !tc.without})
 				synctest.Wait()
 				stop()
-				if got := queue.gone(); !slices.Equal(got, tc.want) {
-					t.Errorf("deleted %v, want %v", got, tc.want)
-				}
+				expect.List(t, "the deleted messages", queue.gone(), tc.want)
 			})
 		})
 	}
@@ -222,9 +221,7 @@ func TestBatches(t *testing.T) {
 				stop := run(t, newMemory(names(tc.messages)...), f, tc.options)
 				synctest.Wait()
 				stop()
-				if got := f.sizes(); !slices.Equal(got, tc.want) {
-					t.Errorf("got batches of %v", got)
-				}
+				expect.List(t, "the sizes of the batches", f.sizes(), tc.want)
 			})
 		})
 	}
@@ -242,12 +239,8 @@ func TestBatches(t *testing.T) {
 			time.Sleep(200 * time.Millisecond)
 			synctest.Wait()
 			stop()
-			if got := f.sizes(); !slices.Equal(got, []int{31}) {
-				t.Errorf("got batches of %v, want one of 31", got)
-			}
-			if got := len(queue.gone()); got != 31 {
-				t.Errorf("%d deleted, want 31", got)
-			}
+			expect.List(t, "the sizes of the batches", f.sizes(), []int{31})
+			expect.Equal(t, "the deleted messages", len(queue.gone()), 31)
 		})
 	})
 }
@@ -262,15 +255,11 @@ func TestAsManyBatchesRunAtOnceAsMay(t *testing.T) {
 		}}
 		stop := run(t, queue, f, mapping.Options{BatchSize: 10, Concurrency: 2})
 		synctest.Wait()
-		if got := len(f.sizes()); got != 2 {
-			t.Errorf("%d batches run, want 2", got)
-		}
+		expect.Equal(t, "the running batches", len(f.sizes()), 2)
 		close(release)
 		synctest.Wait()
 		stop()
-		if got := len(queue.gone()); got != 50 {
-			t.Errorf("%d deleted, want 50", got)
-		}
+		expect.Equal(t, "the deleted messages", len(queue.gone()), 50)
 	})
 }
 
@@ -294,9 +283,7 @@ func TestABatchInHandIsSeenThroughWhenTheMappingEnds(t *testing.T) {
 		}
 		close(release)
 		<-stopped
-		if got := queue.gone(); !slices.Equal(got, []string{"a"}) {
-			t.Errorf("deleted %v, want a", got)
-		}
+		expect.List(t, "the deleted messages", queue.gone(), []string{"a"})
 	})
 }
 
@@ -310,9 +297,7 @@ func TestAFailedReceiveIsTriedAgain(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		stop()
-		if got := queue.gone(); !slices.Equal(got, []string{"a"}) {
-			t.Errorf("deleted %v, want a", got)
-		}
+		expect.List(t, "the deleted messages", queue.gone(), []string{"a"})
 	})
 }
 
@@ -337,9 +322,7 @@ func TestAThrottledBatchIsTriedAgainForAWhile(t *testing.T) {
 				stop := run(t, queue, fn, mapping.Options{Concurrency: 2, ReportFailures: true, Patience: time.Minute})
 				time.Sleep(5 * time.Minute)
 				stop()
-				if got := queue.gone(); !slices.Equal(got, tc.want) {
-					t.Errorf("got %v deleted, want %v", got, tc.want)
-				}
+				expect.List(t, "the deleted messages", queue.gone(), tc.want)
 				if tries > 30 {
 					t.Errorf("tried %d times in a minute, want increasing pauses", tries)
 				}

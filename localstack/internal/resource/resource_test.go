@@ -66,18 +66,14 @@ func table(t *testing.T, c resource.Clients, name string) {
 	}{"exp", true}
 	var arns []string
 	for range 2 {
-		arn, err := props.Create(t.Context(), c, name)
-		expect.OK(t, err)
+		arn := expect.Value(props.Create(t.Context(), c, name))(t)
 		arns = append(arns, arn)
 	}
 	if arns[0] != arns[1] || !strings.HasSuffix(arns[0], "table/"+name) {
 		t.Errorf("got ARNs %v", arns)
 	}
-	ttl, err := c.DynamoDB.DescribeTimeToLive(t.Context(), &dynamodb.DescribeTimeToLiveInput{TableName: &name})
-	expect.OK(t, err)
-	if got := *ttl.TimeToLiveDescription.AttributeName; got != "exp" {
-		t.Errorf("got time to live by %q, want exp", got)
-	}
+	ttl := expect.Value(c.DynamoDB.DescribeTimeToLive(t.Context(), &dynamodb.DescribeTimeToLiveInput{TableName: &name}))(t)
+	expect.Equal(t, "the attribute with the time to live", *ttl.TimeToLiveDescription.AttributeName, "exp")
 }
 
 func queues(t *testing.T, c resource.Clients, prefix string) {
@@ -107,9 +103,7 @@ func queues(t *testing.T, c resource.Clients, prefix string) {
 		}
 		visibility = 120
 	}
-	if urls[0] != urls[1] {
-		t.Errorf("got URLs %v", urls)
-	}
+	expect.Equal(t, "the URL of the second queue", urls[0], urls[1])
 }
 
 func key(t *testing.T, c resource.Clients, name string) {
@@ -122,9 +116,7 @@ func key(t *testing.T, c resource.Clients, name string) {
 		}
 		ids = append(ids, id)
 	}
-	if ids[0] != ids[1] {
-		t.Errorf("got keys %v, want the same twice", ids)
-	}
+	expect.Equal(t, "the second key", ids[0], ids[1])
 }
 
 func TestWhatNeedsAnEndpoint(t *testing.T) {

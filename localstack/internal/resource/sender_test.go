@@ -34,8 +34,7 @@ func policy(t *testing.T, c resource.Clients, name string) {
 func senders(t *testing.T, c resource.Clients, prefix string) {
 	url, arn, err := resource.Queue{}.Create(t.Context(), c, prefix+"inbox")
 	expect.OK(t, err)
-	topic, err := c.SNS.CreateTopic(t.Context(), &sns.CreateTopicInput{Name: aws.String(prefix + "topic")})
-	expect.OK(t, err)
+	topic := expect.Value(c.SNS.CreateTopic(t.Context(), &sns.CreateTopicInput{Name: aws.String(prefix + "topic")}))(t)
 	// The pattern may be an object, as in a template, or a string, as in a parameter.
 	for _, pattern := range []string{`{"source":["shop"]}`, `"{\"source\":[\"shop\"]}"`} {
 		rule := resource.Rule{State: "ENABLED", EventBusName: "default", EventPattern: []byte(pattern), Targets: []resource.Target{{Id: "inbox", Arn: arn}}}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/internal/schedule"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestParse(t *testing.T) {
@@ -52,9 +53,7 @@ func TestTicks(t *testing.T) {
 			time.Sleep(3*time.Minute + time.Second)
 			cancel()
 			<-done
-			if got := calls.Load(); got != 3 {
-				t.Errorf("got %d calls, want 3", got)
-			}
+			expect.Equal(t, "the number of calls", calls.Load(), 3)
 		})
 	})
 	t.Run("are not delayed by a slow call, up to a limit", func(t *testing.T) {
@@ -73,9 +72,7 @@ func TestTicks(t *testing.T) {
 				})
 			}()
 			time.Sleep(10*time.Minute + time.Second)
-			if got := calls.Load(); got != 4 {
-				t.Errorf("got %d concurrent calls, want 4", got)
-			}
+			expect.Equal(t, "the number of concurrent calls", calls.Load(), 4)
 			cancel()
 			synctest.Wait()
 			close(release)

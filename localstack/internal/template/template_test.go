@@ -117,8 +117,7 @@ Environment:
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			tpl, err := template.Parse("template.yaml", []byte(header+indent(tc.body)))
-			expect.OK(t, err)
+			tpl := expect.Value(template.Parse("template.yaml", []byte(header+indent(tc.body))))(t)
 			var got function
 			expect.OK(t, tpl.Properties(tpl.Resource("F"), tc.given, &got))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
@@ -181,8 +180,7 @@ func TestParseRefuses(t *testing.T) {
 }
 
 func TestCheckParameters(t *testing.T) {
-	tpl, err := template.Parse("template.yaml", []byte(header+indent("Timeout: 1")))
-	expect.OK(t, err)
+	tpl := expect.Value(template.Parse("template.yaml", []byte(header+indent("Timeout: 1"))))(t)
 	for name, tc := range map[string]struct {
 		given map[string]string
 		want  string
