@@ -26,8 +26,7 @@ import (
 
 // operated sends a request to the admin API through the front.
 func operated(t *testing.T, stack *runner.Stack) {
-	resp, err := http.Get(stack.URL() + "/admin/v1/overview")
-	expect.OK(t, err)
+	resp := expect.Value(http.Get(stack.URL() + "/admin/v1/overview"))(t)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(body), `"subscriptions"`) {
@@ -42,10 +41,8 @@ func erased(t *testing.T, stack *runner.Stack) {
 	if resp.StatusCode != http.StatusOK {
 		t.Fatalf("initialize: got %d", resp.StatusCode)
 	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, stack.URL()+"/admin/v1/principals/anonymous", nil)
-	expect.OK(t, err)
-	resp, err = http.DefaultClient.Do(req)
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodDelete, stack.URL()+"/admin/v1/principals/anonymous", nil))(t)
+	resp = expect.Value(http.DefaultClient.Do(req))(t)
 	defer resp.Body.Close()
 	var done struct {
 		Complete bool
@@ -105,8 +102,7 @@ func TestFunctionsAreSmall(t *testing.T) {
 	const most = 6 << 20
 	sizes := map[string]int64{}
 	for _, path := range harness.Functions(t) {
-		info, err := os.Stat(path)
-		expect.OK(t, err)
+		info := expect.Value(os.Stat(path))(t)
 		sizes[path] = info.Size()
 	}
 	for _, path := range slices.SortedFunc(maps.Keys(sizes), func(a, b string) int { return cmp.Compare(sizes[b], sizes[a]) }) {

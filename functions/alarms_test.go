@@ -70,8 +70,7 @@ func charts(t *testing.T) (metrics []string) {
 func TestAlarms(t *testing.T) {
 	all := alarms(t)
 	t.Run("OPS-14 the runbook has a heading for each alarm, and none for others", func(t *testing.T) {
-		page, err := os.ReadFile("../docs/runbook.md")
-		expect.OK(t, err)
+		page := expect.Value(os.ReadFile("../docs/runbook.md"))(t)
 		var headings, names []string
 		for _, section := range strings.Split(string(page), "\n## ")[1:] {
 			name, text, _ := strings.Cut(section, "\n")
@@ -90,9 +89,7 @@ func TestAlarms(t *testing.T) {
 		}
 		slices.Sort(headings)
 		slices.Sort(names)
-		if !slices.Equal(headings, names) {
-			t.Errorf("the runbook has %q, the template %q", headings, names)
-		}
+		expect.List(t, "the headings of the runbook", headings, names)
 	})
 	t.Run("OPS-14 each alarm's description links to its heading in the runbook", func(t *testing.T) {
 		for name := range all {
@@ -103,10 +100,8 @@ func TestAlarms(t *testing.T) {
 		}
 	})
 	t.Run("OPS-14 the runbook begins with a table of all alarms and helpers that bash can read", func(t *testing.T) {
-		p, err := page.Read("../docs/runbook.md")
-		expect.OK(t, err)
-		src, err := os.ReadFile(p.Path)
-		expect.OK(t, err)
+		p := expect.Value(page.Read("../docs/runbook.md"))(t)
+		src := expect.Value(os.ReadFile(p.Path))(t)
 		top, _, _ := strings.Cut(string(src), "\n## ")
 		for name := range all {
 			if !strings.Contains(top, "| ["+name+"](#"+strings.ToLower(name)+") | ") {
@@ -133,8 +128,7 @@ func TestAlarms(t *testing.T) {
 		}
 		for _, absent := range []string{"none", "ManagedStreamFunction"} { // which belongs to a parameter
 			cmd := exec.CommandContext(t.Context(), "bash", "-c", `aws() { case "$*" in *`+absent+"*) return 1;; *) echo 0;; esac; }\n"+helpers+"\nfunctions Errors")
-			printed, err := cmd.Output()
-			expect.OK(t, err)
+			printed := expect.Value(cmd.Output())(t)
 			var got, want []string
 			for line := range strings.Lines(string(printed)) {
 				name, _, _ := strings.Cut(line, " ")
@@ -147,9 +141,7 @@ func TestAlarms(t *testing.T) {
 			}
 			slices.Sort(got)
 			slices.Sort(want)
-			if !slices.Equal(got, want) {
-				t.Errorf("functions prints %q, but ErrorsAlarm counts %q", got, want)
-			}
+			expect.List(t, "the functions that the helper prints", got, want)
 		}
 		for _, m := range regexp.MustCompile(`\$\(out (\w+)\)`).FindAllStringSubmatch(helpers, -1) {
 			if at(outputs, m[1]) == nil {
@@ -220,9 +212,7 @@ func TestAlarms(t *testing.T) {
 	t.Run("AWS-20 Lambda forwards metrics regardless of LogLevel", func(t *testing.T) {
 		// Lambda drops lines below its own level, and treats lines without a level as INFO. The functions filter
 		// their log themselves.
-		if got := value(at(tree(t), "Globals", "Function", "LoggingConfig", "ApplicationLogLevel")); got != "DEBUG" {
-			t.Errorf("ApplicationLogLevel is %q, want DEBUG", got)
-		}
+		expect.Equal(t, "ApplicationLogLevel", value(at(tree(t), "Globals", "Function", "LoggingConfig", "ApplicationLogLevel")), "DEBUG")
 	})
 	t.Run("OPS-14 the dashboard is JSON and shows each queue's age and each function's errors", func(t *testing.T) {
 		shown := charts(t)
@@ -245,8 +235,7 @@ func TestAlarms(t *testing.T) {
 		}
 	})
 	t.Run("OPS-14 alarms and charts use only metrics that exist", func(t *testing.T) {
-		source, err := os.ReadFile("../template.yaml")
-		expect.OK(t, err)
+		source := expect.Value(os.ReadFile("../template.yaml"))(t)
 		for _, name := range regexp.MustCompile(`mcpevents_[a-z_]+`).FindAllString(string(source), -1) {
 			if !slices.ContainsFunc(metric.Table, func(d metric.Definition) bool { return d.Name == name }) {
 				t.Errorf("the template names %s", name)

@@ -38,8 +38,7 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 	configure := func(text string) { configureStack(t, stack, text) }
 	configure(fmt.Sprintf("backends:\n  - {name: shop, url: %q, prefix: shop_}\n", backend.URL+"/mcp"))
 	defer configure("backends: []\n")
-	c, err := client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"})
-	expect.OK(t, err)
+	c := expect.Value(client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"}))(t)
 	awaitType(t, c, "shop_order.shipped")
 
 	target, hooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, body []byte) {
@@ -54,8 +53,7 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 	wait(t, "the challenge", hooks)
 	ctx := t.Context()
 	body, header := request("events/stream", `"name":"shop_order.shipped","arguments":{"order":"1"}`)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, stack.URL()+"/mcp", strings.NewReader(body))
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(ctx, http.MethodPost, stack.URL()+"/mcp", strings.NewReader(body)))(t)
 	stream := open(t, req, header)
 	wait(t, "the confirmation", stream)
 	ship := func(id string) {
@@ -103,8 +101,7 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 func awaitType(t *testing.T, c *client.Client, name string) {
 	t.Helper()
 	eventually(t, "the backend's event type is listed", func() bool {
-		types, err := c.EventTypes(t.Context())
-		expect.OK(t, err)
+		types := expect.Value(c.EventTypes(t.Context()))(t)
 		for _, e := range types {
 			if e.Name == name {
 				return true
@@ -131,8 +128,7 @@ func subscribe(t *testing.T, c *client.Client, o client.SubscribeOptions) (sub *
 
 // onlyWebhooks starts a proxy of a backend that removes all modes except webhook from its list of event types.
 func onlyWebhooks(t *testing.T, backend string) (url string) {
-	to, err := neturl.Parse(backend)
-	expect.OK(t, err)
+	to := expect.Value(neturl.Parse(backend))(t)
 	proxy := httputil.NewSingleHostReverseProxy(to)
 	proxy.FlushInterval = -1
 	modes := regexp.MustCompile(`"delivery":\[[^]]*\]`)
@@ -158,8 +154,7 @@ func backendWebhooks(t *testing.T, stack *runner.Stack) {
 	backend := servertest.Start(t, o)
 	configureStack(t, stack, fmt.Sprintf("backends:\n  - {name: post, url: %q, prefix: post_}\n", onlyWebhooks(t, backend.URL)+"/mcp"))
 	defer configureStack(t, stack, "backends: []\n")
-	c, err := client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"})
-	expect.OK(t, err)
+	c := expect.Value(client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"}))(t)
 	awaitType(t, c, "post_parcel.sent")
 	ids := make(chan string, 100)
 	sub := subscribe(t, c, client.SubscribeOptions{
@@ -192,8 +187,7 @@ func TestBackendEventsAtHandOversOnAWS(t *testing.T) {
 	o := servertest.Options(t, nil)
 	o.Catalog = []byte("events:\n  - {name: order.shipped, uriTemplate: \"event://orders/{order}/shipped\", payloadSchema: {type: object}}\n")
 	backend := servertest.Start(t, o)
-	to, err := neturl.Parse(backend.URL)
-	expect.OK(t, err)
+	to := expect.Value(neturl.Parse(backend.URL))(t)
 	proxy := httputil.NewSingleHostReverseProxy(to)
 	var streams atomic.Int64
 	proxy.FlushInterval = -1
@@ -205,8 +199,7 @@ func TestBackendEventsAtHandOversOnAWS(t *testing.T) {
 	}))
 	t.Cleanup(func() { front.CloseClientConnections(); front.Close() })
 	configureStack(t, stack, fmt.Sprintf("backends:\n  - {name: shop, url: %q, prefix: shop_}\n", front.URL+"/mcp"))
-	c, err := client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"})
-	expect.OK(t, err)
+	c := expect.Value(client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"}))(t)
 	awaitType(t, c, "shop_order.shipped")
 	arrived := make(chan string, 2*orders*each)
 	for order := range orders {

@@ -66,8 +66,7 @@ func TestServicesSendToTheInbox(t *testing.T) {
 	cfg := awslocal.Config(ends.MiniStack)
 	topics, bus := sns.NewFromConfig(cfg), eventbridge.NewFromConfig(cfg)
 	name := "t" + uuid.NewString()[:8]
-	topic, err := topics.CreateTopic(t.Context(), &sns.CreateTopicInput{Name: &name})
-	expect.OK(t, err)
+	topic := expect.Value(topics.CreateTopic(t.Context(), &sns.CreateTopicInput{Name: &name}))(t)
 	bucket := ends.MiniStack + "/" + name
 	put(t, bucket, "")
 	stack := deploy(t, func(o *runner.Options) {
@@ -77,8 +76,7 @@ func TestServicesSendToTheInbox(t *testing.T) {
 		o.Parameters["SourceTopicArn"] = *topic.TopicArn
 		o.Parameters["SourceBucketArns"] = "arn:aws:s3:::" + name
 	})
-	c, err := config.Parse([]byte(busSources))
-	expect.OK(t, err)
+	c := expect.Value(config.Parse([]byte(busSources)))(t)
 	expect.OK(t, expect.ErrOf((&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c})))
 	// polled waits for the single event of a type and returns its data.
 	polled := func(t *testing.T, name, cursor string) string {
@@ -110,25 +108,19 @@ func TestServicesSendToTheInbox(t *testing.T) {
 		if err != nil || out.FailedEntryCount > 0 {
 			t.Fatalf("got %+v, %v", out, err)
 		}
-		if got := polled(t, "incident.created", cursor); got != `{"id":"o-7","severity":"info","title":"Order Placed"}` {
-			t.Errorf("got %s", got)
-		}
+		expect.Equal(t, "the event", polled(t, "incident.created", cursor), `{"id":"o-7","severity":"info","title":"Order Placed"}`)
 	})
 	t.Run("SRC-01 publish to a topic", func(t *testing.T) {
 		cursor := begin(t, "ci.build_finished")
 		expect.OK(t, expect.ErrOf(topics.Publish(t.Context(), &sns.PublishInput{TopicArn: topic.TopicArn, Message: aws.String(`{"build":8,"status":"failed"}`)})))
-		if got := polled(t, "ci.build_finished", cursor); got != `{"build":8,"status":"failed"}` {
-			t.Errorf("got %s", got)
-		}
+		expect.Equal(t, "the event", polled(t, "ci.build_finished", cursor), `{"build":8,"status":"failed"}`)
 	})
 	t.Run("SRC-01 put-object", func(t *testing.T) {
 		cursor := begin(t, "storage.object_created")
 		put(t, bucket+"?notification", `<NotificationConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><QueueConfiguration><Queue>`+
 			stack.Outputs()["InboxQueueArn"]+`</Queue><Event>s3:ObjectCreated:*</Event></QueueConfiguration></NotificationConfiguration>`)
 		put(t, bucket+"/a/b.csv", "x,y\n")
-		if got := polled(t, "storage.object_created", cursor); got != `{"key":"a/b.csv","size":4}` {
-			t.Errorf("got %s", got)
-		}
+		expect.Equal(t, "the event", polled(t, "storage.object_created", cursor), `{"key":"a/b.csv","size":4}`)
 	})
 	if n := letters(t, stack, ""); n > 0 {
 		t.Errorf("%d dead letters", n)
@@ -138,10 +130,8 @@ func TestServicesSendToTheInbox(t *testing.T) {
 // put sends an S3 request, which the emulator accepts without a signature.
 func put(t *testing.T, url, body string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, url, strings.NewReader(body))
-	expect.OK(t, err)
-	resp, err := http.DefaultClient.Do(req)
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPut, url, strings.NewReader(body)))(t)
+	resp := expect.Value(http.DefaultClient.Do(req))(t)
 	defer resp.Body.Close()
 	if answer, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
 		t.Fatalf("PUT %s: %d %s", url, resp.StatusCode, answer)

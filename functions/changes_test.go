@@ -37,8 +37,7 @@ type deployed struct{ Config, Version, Policy string }
 // transformed returns the functions of the stack as SAM's transform makes them, for each set of parameters.
 func transformed(t *testing.T, sets []map[string]string) (stacks []map[string]deployed) {
 	t.Helper()
-	in, err := json.Marshal(sets)
-	expect.OK(t, err)
+	in := expect.Value(json.Marshal(sets))(t)
 	cmd := exec.CommandContext(t.Context(), python(t), "testdata/versions.py", "../template.yaml")
 	var stderr bytes.Buffer
 	cmd.Stdin, cmd.Stderr, cmd.Env = bytes.NewReader(in), &stderr, append(os.Environ(), "SAM_CLI_TELEMETRY=0")
@@ -71,9 +70,7 @@ func TestEachParameterCanBeChangedAlone(t *testing.T) {
 	}
 	stacks := transformed(t, sets)
 	t.Run("a replaced version on managed instances is deleted, because its processes would run forever", func(t *testing.T) {
-		if got := stacks[0]["ManagedStreamFunction"].Policy; got != "Delete" {
-			t.Errorf("got the policy %q, want Delete", got)
-		}
+		expect.Equal(t, "the deletion policy", stacks[0]["ManagedStreamFunction"].Policy, "Delete")
 	})
 	for i, name := range names {
 		t.Run("AWS-17 "+name, func(t *testing.T) {
@@ -107,8 +104,7 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 	t.Parallel()
 	d, _ := readDeployment(t)
 	t.Run("AWS-18 the defaults of the SAM command line set no parameters", func(t *testing.T) {
-		b, err := os.ReadFile("../samconfig.toml")
-		expect.OK(t, err)
+		b := expect.Value(os.ReadFile("../samconfig.toml"))(t)
 		for line := range strings.Lines(string(b)) {
 			if strings.HasPrefix(strings.TrimSpace(line), "parameter_overrides") {
 				t.Errorf("samconfig.toml has %s", line)
@@ -132,21 +128,17 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 	})
 	t.Run("AWS-18 a parameter that a deployment does not name keeps its value", func(t *testing.T) {
 		template := map[string]any{"Parameters": d.Parameters}
-		in, err := json.Marshal([]any{template, map[string]string{"Retention": "48h"}})
-		expect.OK(t, err)
+		in := expect.Value(json.Marshal([]any{template, map[string]string{"Retention": "48h"}}))(t)
 		const program = "import json, sys; from samcli.commands.deploy.deploy_context import DeployContext; json.dump(DeployContext.merge_parameters(*json.load(sys.stdin)), sys.stdout)"
 		cmd := exec.CommandContext(t.Context(), python(t), "-c", program)
 		cmd.Stdin, cmd.Env = bytes.NewReader(in), append(os.Environ(), "SAM_CLI_TELEMETRY=0")
-		out, err := cmd.Output()
-		expect.OK(t, err)
+		out := expect.Value(cmd.Output())(t)
 		var sent []struct {
 			ParameterKey, ParameterValue string
 			UsePreviousValue             bool
 		}
 		expect.OK(t, json.Unmarshal(out, &sent))
-		if len(sent) != len(d.Parameters) {
-			t.Errorf("SAM sends %d parameters, want %d", len(sent), len(d.Parameters))
-		}
+		expect.Equal(t, "the number of parameters that SAM sends", len(sent), len(d.Parameters))
 		for _, p := range sent {
 			if named := p.ParameterKey == "Retention"; p.UsePreviousValue == named || named != (p.ParameterValue != "") {
 				t.Errorf("got %+v", p)
@@ -154,8 +146,7 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 		}
 	})
 	t.Run("AWS-18 keys is given all parameters for adoption, in the order that it expects", func(t *testing.T) {
-		b, err := os.ReadFile("internal/keyresource/handler.go")
-		expect.OK(t, err)
+		b := expect.Value(os.ReadFile("internal/keyresource/handler.go"))(t)
 		var names []string
 		for _, n := range d.Resources["Keys"].Properties.Adopted {
 			names = append(names, `"`+n+`"`)
@@ -169,7 +160,6 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 // python returns the path of the interpreter that has SAM.
 func python(t *testing.T) string {
 	t.Helper()
-	where, err := exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "sam-path").Output()
-	expect.OK(t, err)
+	where := expect.Value(exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "sam-path").Output())(t)
 	return filepath.Join(filepath.Dir(string(bytes.TrimSpace(where))), "python")
 }

@@ -52,17 +52,14 @@ func wait[T any](t *testing.T, what string, c <-chan T) T {
 // post sends a JSON body and decodes the response.
 func post(t *testing.T, url, body string, header map[string]string, answer any) *http.Response {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body)))(t)
 	req.Header.Set("Content-Type", "application/json")
 	for k, v := range header {
 		req.Header.Set(k, v)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	expect.OK(t, err)
+	resp := expect.Value(http.DefaultClient.Do(req))(t)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	expect.OK(t, err)
+	b := expect.Value(io.ReadAll(resp.Body))(t)
 	if answer != nil {
 		if err := json.Unmarshal(b, answer); err != nil {
 			t.Fatalf("%d %s: %v", resp.StatusCode, b, err)
@@ -107,8 +104,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 func listen(ctx context.Context, t *testing.T, base, params string) <-chan string {
 	t.Helper()
 	body, header := request("subscriptions/listen", params)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/mcp", strings.NewReader(body))
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(ctx, http.MethodPost, base+"/mcp", strings.NewReader(body)))(t)
 	return open(t, req, header)
 }
 
@@ -119,8 +115,7 @@ func open(t *testing.T, req *http.Request, header map[string]string) <-chan stri
 	for k, v := range header {
 		req.Header.Set(k, v)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	expect.OK(t, err)
+	resp := expect.Value(http.DefaultClient.Do(req))(t)
 	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
 		b, _ := io.ReadAll(resp.Body)
 		t.Fatalf("got %d %s %s", resp.StatusCode, got, b)

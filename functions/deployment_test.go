@@ -51,8 +51,7 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	if change != nil {
 		change(&o)
 	}
-	stack, err := runner.Start(t.Context(), o)
-	expect.OK(t, err)
+	stack := expect.Value(runner.Start(t.Context(), o))(t)
 	noteCalls(t, stack)
 	t.Cleanup(func() {
 		stack.Close()
@@ -65,10 +64,8 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 			t.Errorf("a permission is missing: %s", denied)
 		}
 	})
-	src, err := os.ReadFile("../catalog.yaml")
-	expect.OK(t, err)
-	cat, err := catalog.Parse(src)
-	expect.OK(t, err)
+	src := expect.Value(os.ReadFile("../catalog.yaml"))(t)
+	cat := expect.Value(catalog.Parse(src))(t)
 	expect.OK(t, catalogtest.Store(t.Context(), database(t, stack), auth.DefaultWorkspace, cat))
 	return stack
 }
@@ -184,8 +181,7 @@ func deadLettered(t *testing.T, stack *runner.Stack) {
 // letters counts the dead letters of a queue, or of all queues for "", up to a page of them.
 func letters(t *testing.T, stack *runner.Stack, queue string) int {
 	t.Helper()
-	resp, err := http.Get(stack.URL() + "/admin/v1/dead-letters?queue=" + queue)
-	expect.OK(t, err)
+	resp := expect.Value(http.Get(stack.URL() + "/admin/v1/dead-letters?queue=" + queue))(t)
 	defer resp.Body.Close()
 	var list struct{ Items []json.RawMessage }
 	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil || resp.StatusCode != http.StatusOK {

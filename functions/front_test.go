@@ -64,9 +64,7 @@ func TestOneHostForAllPaths(t *testing.T) {
 			"CachePolicyId": "4135ea2d-6df8-44a3-9df3-4b5a84be39ad", "OriginRequestPolicyId": "b689b0a8-53d0-40ab-baf2-68738e2966ac",
 			"Compress": "false", "ViewerProtocolPolicy": "https-only",
 		} {
-			if got := value(at(b, property)); got != want {
-				t.Errorf("%s is %q, want %q", property, got, want)
-			}
+			expect.Equal(t, property, value(at(b, property)), want)
 		}
 		if challenge := at(b, "ResponseHeadersPolicyId"); challenge == nil || challenge.Content[0].Value != "HasChallenge" || challenge.Content[1].Value != "FrontChallenge" {
 			t.Error("the challenge is missing")
@@ -81,9 +79,7 @@ func TestOneHostForAllPaths(t *testing.T) {
 			t.Errorf("%s is at %s", value(at(origin, "Id")), domain)
 		}
 		// At least twice the longest pause of a stream (15 s).
-		if got := value(at(origin, "CustomOriginConfig", "OriginReadTimeout")); got != "60" {
-			t.Errorf("a response may pause for at most %s s", got)
-		}
+		expect.Equal(t, "the longest pause of a response in seconds", value(at(origin, "CustomOriginConfig", "OriginReadTimeout")), "60")
 	}
 	headers := at(tree(t), "Resources", "FrontChallenge", "Properties", "ResponseHeadersPolicyConfig", "CustomHeadersConfig", "Items")
 	challenge := written(t, *headers.Content[0])
@@ -113,9 +109,7 @@ func TestNoURLIsUnused(t *testing.T) {
 			t.Errorf("nothing uses the URL of %s", id)
 		}
 	}
-	if urls != 4 {
-		t.Errorf("got %d URLs", urls)
-	}
+	expect.Equal(t, "the number of URLs", urls, 4)
 }
 
 // AWS-11 and AWS-20: every function except keys is called through an alias, gets a new version with every change, and
@@ -165,9 +159,7 @@ func rolledBackBy(t *testing.T, resources, alarms *yaml.Node) {
 	var got []string
 	for _, alarm := range alarms.Content {
 		got = append(got, alarm.Value)
-		if value(at(resources, alarm.Value, "Type")) != "AWS::CloudWatch::Alarm" {
-			t.Errorf("%s is not an alarm", alarm.Value)
-		}
+		expect.Equal(t, "the type of "+alarm.Value, value(at(resources, alarm.Value, "Type")), "AWS::CloudWatch::Alarm")
 	}
 	if !slices.Equal(got, want) || len(got) > most {
 		t.Errorf("deployments are rolled back by %q, want %q", got, want)
@@ -192,9 +184,7 @@ func TestTheFrontIsTheOnlyWay(t *testing.T) {
 
 func TestTheSealingKey(t *testing.T) {
 	t.Run("AWS-22 the key can be replicated to another Region", func(t *testing.T) {
-		if got := value(at(tree(t), "Resources", "SealingKey", "Properties", "MultiRegion")); got != "true" {
-			t.Errorf("MultiRegion is %q, want true", got)
-		}
+		expect.Equal(t, "MultiRegion", value(at(tree(t), "Resources", "SealingKey", "Properties", "MultiRegion")), "true")
 	})
 }
 
@@ -208,17 +198,11 @@ func TestWhatIsAdoptedIsUsedEverywhere(t *testing.T) {
 		id, r := resources.Content[i].Value, resources.Content[i+1]
 		if kind := value(at(r, "Type")); kind == "AWS::DynamoDB::Table" || kind == "AWS::KMS::Key" {
 			own[id] = true
-			if got := value(at(r, "Condition")); got != "Makes"+id {
-				t.Errorf("%s is made on the condition %q", id, got)
-			}
-			if got := written(t, *at(doc, "Conditions", "Makes"+id)); got != `!Equals [!Ref `+id+`Arn, ""]` {
-				t.Errorf("Makes%s is %s", id, got)
-			}
+			expect.Equal(t, "the condition of "+id, value(at(r, "Condition")), "Makes"+id)
+			expect.Equal(t, "the condition Makes"+id, written(t, *at(doc, "Conditions", "Makes"+id)), `!Equals [!Ref `+id+`Arn, ""]`)
 		}
 	}
-	if len(own) != 7 {
-		t.Errorf("got %v", own)
-	}
+	expect.Equal(t, "the number of tables and keys", len(own), 7)
 	var look func(n *yaml.Node, within string)
 	look = func(n *yaml.Node, within string) {
 		if n.Tag == "!If" {

@@ -28,10 +28,8 @@ import (
 func localDeploy(t *testing.T) (text string, commands []string) {
 	t.Helper()
 	const file = "../docs/how-to/deploy-to-aws.md"
-	src, err := os.ReadFile(file)
-	expect.OK(t, err)
-	p, err := page.Read(file)
-	expect.OK(t, err)
+	src := expect.Value(os.ReadFile(file))(t)
+	p := expect.Value(page.Read(file))(t)
 	for _, b := range p.Blocks {
 		if commands = b.Commands(); slices.Contains(commands, "make local-deploy") {
 			return string(src), commands
@@ -46,9 +44,7 @@ func TestTheCommandsForLocalStackFitItsFiles(t *testing.T) {
 	text, commands := localDeploy(t)
 	t.Run("AWS-14 two commands start LocalStack and deploy to it", func(t *testing.T) {
 		want := []string{"docker compose -f localstack/compose.yaml -f localstack/deploy.yaml up --wait", "make local-deploy"}
-		if !slices.Equal(commands, want) {
-			t.Errorf("got %q, want %q", commands, want)
-		}
+		expect.List(t, "the commands", commands, want)
 	})
 	compose := func(name string) (service struct {
 		Image       string            `yaml:"image"`
@@ -57,8 +53,7 @@ func TestTheCommandsForLocalStackFitItsFiles(t *testing.T) {
 		Volumes     []string          `yaml:"volumes"`
 	},
 	) {
-		src, err := os.ReadFile("../localstack/" + name)
-		expect.OK(t, err)
+		src := expect.Value(os.ReadFile("../localstack/" + name))(t)
 		var file struct{ Services map[string]yaml.Node }
 		expect.OK(t, yaml.Unmarshal(src, &file))
 		node := file.Services["aws"]
@@ -165,9 +160,7 @@ func TestLocalDeployment(t *testing.T) {
 	cf := cloudFormation{t, endpoint}
 
 	t.Run("AWS-14 given MiniStack, when make local-deploy runs, then the stack is complete and its outputs are printed", func(t *testing.T) {
-		if status := cf.status("mcp-events-local"); status != "CREATE_COMPLETE" {
-			t.Errorf("the stack is %s", status)
-		}
+		expect.Equal(t, "the status of the stack", cf.status("mcp-events-local"), "CREATE_COMPLETE")
 		for _, output := range []string{"McpUrl", "EventsUrl", "AdminUrl", "SettingsTable", "LogTable"} {
 			if !regexp.MustCompile(`(?m)^Key +` + output + ` *$`).Match(out) {
 				t.Errorf("the output %s is not printed", output)
@@ -209,15 +202,13 @@ func TestLocalDeployment(t *testing.T) {
 		if !slices.ContainsFunc(events.Reasons, func(s string) bool { return strings.Contains(s, "quota") }) {
 			t.Errorf("got the reasons %q, want one that names the setting", events.Reasons)
 		}
-		tables, err := dynamodb.NewFromConfig(awslocal.Config(endpoint)).ListTables(t.Context(), &dynamodb.ListTablesInput{})
-		expect.OK(t, err)
+		tables := expect.Value(dynamodb.NewFromConfig(awslocal.Config(endpoint)).ListTables(t.Context(), &dynamodb.ListTablesInput{}))(t)
 		if n := slices.IndexFunc(tables.TableNames, func(table string) bool { return strings.HasPrefix(table, name+"-") }); n >= 0 || len(tables.TableNames) != 6 {
 			t.Errorf("the tables are %q, want the six of the other stack", tables.TableNames)
 		}
 	})
 	t.Run("AWS-14 the page names the version that the test uses", func(t *testing.T) {
-		src, err := os.ReadFile("../test/awslocal/emulators/ministack/requirements.txt")
-		expect.OK(t, err)
+		src := expect.Value(os.ReadFile("../test/awslocal/emulators/ministack/requirements.txt"))(t)
 		if v := regexp.MustCompile(`(?m)^ministack==(\S+)$`).FindStringSubmatch(string(src)); v == nil || !strings.Contains(text, "MiniStack "+v[1]) {
 			t.Errorf("the page does not name the version %q", v)
 		}
@@ -252,8 +243,7 @@ func (c cloudFormation) call(action string, parameters url.Values, answer any) {
 	c.t.Helper()
 	parameters.Set("Action", action)
 	parameters.Set("Version", "2010-05-15")
-	resp, err := http.PostForm(c.endpoint, parameters)
-	expect.OK(c.t, err)
+	resp := expect.Value(http.PostForm(c.endpoint, parameters))(c.t)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK {
@@ -273,8 +263,7 @@ func (c cloudFormation) uploaded() string {
 	}
 	c.call("DescribeStackResources", url.Values{"StackName": {"aws-sam-cli-managed-default"}}, &buckets)
 	for _, bucket := range buckets.IDs {
-		resp, err := http.Get(c.endpoint + "/" + bucket + "?list-type=2")
-		expect.OK(c.t, err)
+		resp := expect.Value(http.Get(c.endpoint + "/" + bucket + "?list-type=2"))(c.t)
 		b, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		expect.OK(c.t, err)

@@ -53,8 +53,7 @@ type operator struct {
 // newOperator starts the AWS command line. AWS Backup is our simulation.
 func newOperator(t *testing.T, stack *runner.Stack, name string) *operator {
 	t.Helper()
-	p, err := page.Read("../docs/how-to/restore-on-aws.md")
-	expect.OK(t, err)
+	p := expect.Value(page.Read("../docs/how-to/restore-on-aws.md"))(t)
 	o := &operator{}
 	for _, b := range p.Blocks {
 		if b.Is("move") {
@@ -67,15 +66,13 @@ func newOperator(t *testing.T, stack *runner.Stack, name string) *operator {
 	cmd := exec.CommandContext(t.Context(), python(t), "testdata/aws.py", "backup="+backups.URL, "dynamodb="+ends.DynamoDB,
 		"kms="+ends.MiniStack, "sts="+ends.MiniStack, "cloudformation="+stack.Environment("KeysFunction")["AWS_ENDPOINT_URL_CLOUDFORMATION"])
 	cmd.Stderr = lines{t}
-	out, err := cmd.StdoutPipe()
-	expect.OK(t, err)
+	out := expect.Value(cmd.StdoutPipe())(t)
 	expect.OK(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed
 	})
-	port, err := bufio.NewReader(out).ReadString('\n')
-	expect.OK(t, err)
+	port := expect.Value(bufio.NewReader(out).ReadString('\n'))(t)
 	o.prelude = `aws() {
 	local out
 	out=$(printf '%s\0' "$@" | curl -sS --noproxy '*' --fail-with-body --data-binary @- http://127.0.0.1:` + strings.TrimSpace(port) + `) || { echo "$out" >&2; return 1; }
@@ -139,8 +136,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	kept := publish(t, old, 1)
 	wait(t, "the webhook of the registration", hooks)
 	wait(t, "the webhook of the subscription", eventsHooks)
-	sealer, err := cursors.Sealer(t.Context(), database(t, old))
-	expect.OK(t, err)
+	sealer := expect.Value(cursors.Sealer(t.Context(), database(t, old)))(t)
 	const outage = 10 * time.Minute
 	lost := time.Now().Add(-outage).UnixMicro()
 	before := sealer.Seal(auth.DefaultWorkspace, eventlog.Cursor{At: lost, Given: lost})
@@ -205,9 +201,7 @@ aws backup start-copy-job --source-backup-vault-name "$STACK" --recovery-point-a
 			secret string
 		}{{hooks, secret}, {eventsHooks, eventsSecret}} {
 			hook := wait(t, "the webhook", subscriber.hooks)
-			if got := hook.header.Get("Webhook-Id"); got != id {
-				t.Errorf("got webhook-id %q, want %q", got, id)
-			}
+			expect.Equal(t, "the webhook-id", hook.header.Get("Webhook-Id"), id)
 			if err := webhook.Verify(hook.header, hook.body, subscriber.secret); err != nil {
 				t.Error(err)
 			}
@@ -218,9 +212,7 @@ aws backup start-copy-job --source-backup-vault-name "$STACK" --recovery-point-a
 			<-asked
 		}
 		rpc(t, moved.URL(), "tools/list", "")
-		if got := wait(t, "a request to the backend", asked); got != token {
-			t.Errorf("the backend was asked with %q, want %q", got, token)
-		}
+		expect.Equal(t, "the credentials that the backend gets", wait(t, "a request to the backend", asked), token)
 	})
 	t.Run("AWS-22 subscriptions are refreshed and ended", func(t *testing.T) {
 		rpc(t, moved.URL(), "events/subscribe", subscription)

@@ -71,25 +71,20 @@ func TestOneHost(t *testing.T) {
 
 	send := func(t *testing.T, method, path, body string, header map[string]string) (resp *http.Response, text string) {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), method, n.URL+path, strings.NewReader(body))
-		expect.OK(t, err)
+		req := expect.Value(http.NewRequestWithContext(t.Context(), method, n.URL+path, strings.NewReader(body)))(t)
 		req.Header.Set("Content-Type", "application/json")
 		for k, v := range header {
 			req.Header.Set(k, v)
 		}
-		if resp, err = http.DefaultTransport.RoundTrip(req); err != nil { // follows no redirect
-			t.Fatal(err)
-		}
+		resp = expect.Value(http.DefaultTransport.RoundTrip(req))(t) // follows no redirect
 		defer resp.Body.Close()
-		b, err := io.ReadAll(resp.Body)
-		expect.OK(t, err)
+		b := expect.Value(io.ReadAll(resp.Body))(t)
 		return resp, string(b)
 	}
 	t.Run("AWS-13 a stream at the host gets an event that is published there", func(t *testing.T) {
 		body, header := request("subscriptions/listen", `"notifications":{"resourceSubscriptions":["event://ci/build-finished"]}`)
 		header["Authorization"] = token
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.URL+"/mcp", strings.NewReader(body))
-		expect.OK(t, err)
+		req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, n.URL+"/mcp", strings.NewReader(body)))(t)
 		stream := open(t, req, header)
 		wait(t, "the acknowledgement, before anything else is written", stream)
 		if resp, body := send(t, "POST", "/events", event, map[string]string{"Authorization": token}); resp.StatusCode != http.StatusAccepted {
@@ -138,12 +133,9 @@ func TestOneHost(t *testing.T) {
 	})
 	t.Run("AWS-25 a Function URL refuses a request that did not pass the front", func(t *testing.T) {
 		for _, id := range []string{"StreamFunction", "PublishFunction", "AdminFunction"} {
-			resp, err := http.Get(stack.FunctionURL(id))
-			expect.OK(t, err)
+			resp := expect.Value(http.Get(stack.FunctionURL(id)))(t)
 			resp.Body.Close()
-			if resp.StatusCode != http.StatusForbidden {
-				t.Errorf("%s: got %d", id, resp.StatusCode)
-			}
+			expect.Equal(t, "the status of "+id, resp.StatusCode, http.StatusForbidden)
 		}
 	})
 	t.Run("AWS-13 AWS-17 the MCP endpoint moves to managed instances and back", func(t *testing.T) {

@@ -47,8 +47,7 @@ type environmentOf struct {
 
 func readDeployment(t *testing.T) (d deployment, text string) {
 	t.Helper()
-	src, err := os.ReadFile("../template.yaml")
-	expect.OK(t, err)
+	src := expect.Value(os.ReadFile("../template.yaml"))(t)
 	expect.OK(t, yaml.Unmarshal(src, &d))
 	return d, string(src)
 }
@@ -56,8 +55,7 @@ func readDeployment(t *testing.T) (d deployment, text string) {
 // written returns the text of a value in the template.
 func written(t *testing.T, n yaml.Node) string {
 	t.Helper()
-	b, err := yaml.Marshal(&n)
-	expect.OK(t, err)
+	b := expect.Value(yaml.Marshal(&n))(t)
 	return strings.TrimSpace(string(b))
 }
 
@@ -100,9 +98,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 		if !maps.Equal(checked, settings) {
 			t.Errorf("keys checks\n%v\nthe functions get\n%v", checked, settings)
 		}
-		if got := d.Resources["Keys"].Properties.Version; got != app.Version {
-			t.Errorf("the version of the resource is %s, want the functions' version %s", got, app.Version)
-		}
+		expect.Equal(t, "the version of the resource", d.Resources["Keys"].Properties.Version, app.Version)
 		const fingerprint = "MCPEVENTS_FINGERPRINT"
 		if got := written(t, d.Globals.Function.Environment.Variables[fingerprint]); got != "!GetAtt Keys.Fingerprint" {
 			t.Errorf("the functions do not depend on the check: %s is %s", fingerprint, got)
@@ -140,8 +136,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 		}
 	})
 	t.Run("AWS-09 each parameter has a default, is used, and is documented", func(t *testing.T) {
-		docs, err := os.ReadFile("../docs/reference/settings.md")
-		expect.OK(t, err)
+		docs := expect.Value(os.ReadFile("../docs/reference/settings.md"))(t)
 		for name, p := range d.Parameters {
 			if p.Default == nil {
 				t.Errorf("%s has no default, so every deployment must set it", name)
@@ -167,8 +162,7 @@ func defaultOf(t *testing.T, name string) string {
 	if name == "allowed-hosts" || name == "console-client-id" || name == "jwt-scope-prefix" {
 		return "a.example"
 	}
-	b, err := os.ReadFile("../shared/app/config/limits.go")
-	expect.OK(t, err)
+	b := expect.Value(os.ReadFile("../shared/app/config/limits.go"))(t)
 	found := regexp.MustCompile(`name:"` + name + `" default:"([^"]+)"`).FindSubmatch(b)
 	if found == nil {
 		t.Fatalf("no default of %s", name)
@@ -327,8 +321,7 @@ func TestDefaultsFitANewAccount(t *testing.T) {
 	const quota = 10
 	number := func(t *testing.T, value any) int {
 		t.Helper()
-		n, err := strconv.Atoi(value.(string))
-		expect.OK(t, err)
+		n := expect.Value(strconv.Atoi(value.(string)))(t)
 		return n
 	}
 	parameter := func(t *testing.T, name string) int { t.Helper(); return number(t, *d.Parameters[name].Default) }
@@ -371,9 +364,7 @@ func TestDefaultsFitANewAccount(t *testing.T) {
 			}
 		}
 		for _, name := range reservations {
-			if n := parameter(t, name+"ReservedConcurrency"); n != 0 {
-				t.Errorf("%sReservedConcurrency is %d by default, want 0", name, n)
-			}
+			expect.Equal(t, name+"ReservedConcurrency by default", parameter(t, name+"ReservedConcurrency"), 0)
 		}
 	})
 }

@@ -71,9 +71,7 @@ func TestMessagesOfTheInbox(t *testing.T) {
 		target, hooks := endpoint(t, nil)
 		register(t, stack, target)
 		enqueue(t, stack, "InboxQueue", message)
-		if got := wait(t, "the webhook", hooks).header.Get("Webhook-Id"); got != "from-inbox" {
-			t.Errorf("got webhook-id %q, want from-inbox", got)
-		}
+		expect.Equal(t, "the webhook-id", wait(t, "the webhook", hooks).header.Get("Webhook-Id"), "from-inbox")
 		if n := stack.Stats()["PublishFunction"].Invocations; n > 0 {
 			t.Errorf("publish was invoked %d times, want only retry", n)
 		}
@@ -84,9 +82,7 @@ func TestMessagesOfTheInbox(t *testing.T) {
 		register(t, stack, target)
 		enqueue(t, stack, "InboxQueue", message)
 		update(t, stack, map[string]string{"InboxConcurrency": "2"})
-		if got := wait(t, "the webhook", hooks).header.Get("Webhook-Id"); got != "from-inbox" {
-			t.Errorf("got webhook-id %q, want from-inbox", got)
-		}
+		expect.Equal(t, "the webhook-id", wait(t, "the webhook", hooks).header.Get("Webhook-Id"), "from-inbox")
 		if n := stack.Stats()["PublishFunction"].Invocations; n == 0 {
 			t.Error("publish was not invoked, want one invocation for the batch")
 		}
@@ -99,8 +95,7 @@ func TestTheQuotaIsDocumented(t *testing.T) {
 		"../README.md":                    {"aws lambda get-account-settings", "docs/how-to/deploy-to-aws.md#concurrency"},
 		"../docs/how-to/deploy-to-aws.md": {"# Concurrency", "aws service-quotas request-service-quota-increase", "StreamConcurrency"},
 	} {
-		text, err := os.ReadFile(file)
-		expect.OK(t, err)
+		text := expect.Value(os.ReadFile(file))(t)
 		for _, c := range commands {
 			if !strings.Contains(string(text), c) {
 				t.Errorf("%s does not mention %q", file, c)

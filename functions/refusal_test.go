@@ -47,9 +47,7 @@ func TestAFirstDeploymentThatFails(t *testing.T) {
 			if left := resourcesOf(t, ends, name); len(left) > 0 {
 				t.Errorf("the failed deployment left %v", left)
 			}
-			if left := enabledKeys(t, ends.MiniStack); !slices.Equal(left, keys) {
-				t.Errorf("the failed deployment left a key: got %v, want %v", left, keys)
-			}
+			expect.List(t, "the keys after the failed deployment", enabledKeys(t, ends.MiniStack), keys)
 		})
 	}
 }
@@ -65,8 +63,7 @@ func resourcesOf(t *testing.T, ends awslocal.Endpoints, stack string) (all []str
 	for _, url := range queues.QueueUrls {
 		all = append(all, url[strings.LastIndex(url, "/")+1:])
 	}
-	aliases, err := kms.NewFromConfig(awslocal.Config(ends.MiniStack)).ListAliases(t.Context(), &kms.ListAliasesInput{})
-	expect.OK(t, err)
+	aliases := expect.Value(kms.NewFromConfig(awslocal.Config(ends.MiniStack)).ListAliases(t.Context(), &kms.ListAliasesInput{}))(t)
 	for _, a := range aliases.Aliases {
 		all = append(all, strings.TrimPrefix(*a.AliasName, "alias/"))
 	}
@@ -77,11 +74,9 @@ func resourcesOf(t *testing.T, ends awslocal.Endpoints, stack string) (all []str
 func enabledKeys(t *testing.T, endpoint string) (ids []string) {
 	t.Helper()
 	client := kms.NewFromConfig(awslocal.Config(endpoint))
-	list, err := client.ListKeys(t.Context(), &kms.ListKeysInput{})
-	expect.OK(t, err)
+	list := expect.Value(client.ListKeys(t.Context(), &kms.ListKeysInput{}))(t)
 	for _, k := range list.Keys {
-		d, err := client.DescribeKey(t.Context(), &kms.DescribeKeyInput{KeyId: k.KeyId})
-		expect.OK(t, err)
+		d := expect.Value(client.DescribeKey(t.Context(), &kms.DescribeKeyInput{KeyId: k.KeyId}))(t)
 		if d.KeyMetadata.KeyState == types.KeyStateEnabled {
 			ids = append(ids, *k.KeyId)
 		}

@@ -30,8 +30,7 @@ const relayTime = 12 * time.Second
 // configureStack writes a configuration to a stack's settings, as mcpevents catalog apply does.
 func configureStack(t *testing.T, stack *runner.Stack, text string) {
 	t.Helper()
-	c, err := config.Parse([]byte(text))
-	expect.OK(t, err)
+	c := expect.Value(config.Parse([]byte(text)))(t)
 	expect.OK(t, expect.ErrOf((&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c})))
 }
 
@@ -48,8 +47,7 @@ func secret(t *testing.T, name, value string) {
 //
 // GWN-01, GWN-03, GWN-04, GWN-06, GWN-19
 func relayed(t *testing.T, stack *runner.Stack) {
-	handler, err := backend.New(backend.Stateless)
-	expect.OK(t, err)
+	handler := expect.Value(backend.New(backend.Stateless))(t)
 	server := httptest.NewServer(handler)
 	defer server.Close()
 	defer server.CloseClientConnections()
@@ -73,8 +71,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	}
 	seen := func() (s backend.State) {
 		t.Helper()
-		resp, err := http.Get(server.URL + "/state")
-		expect.OK(t, err)
+		resp := expect.Value(http.Get(server.URL + "/state"))(t)
 		defer resp.Body.Close()
 		expect.OK(t, json.NewDecoder(resp.Body).Decode(&s))
 		return s
@@ -103,9 +100,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	configure(fmt.Sprintf("backends:\n  - {name: b, url: %q, prefix: b_, headers: {Authorization: \"ssm:/mcp-events/Test/b\"}}\n  - {name: x, url: %q, headers: {Authorization: \"env:NOT_SET\"}}\n",
 		server.URL+"/mcp", server.URL+"/mcp"))
 	eventually(t, "its tools are listed", func() bool { return listed("b_test_simple_text") })
-	if got := seen().Headers.Get("Authorization"); got != "Bearer s3cret" {
-		t.Errorf("the backend got the header %q", got)
-	}
+	expect.Equal(t, "the header that the backend gets", seen().Headers.Get("Authorization"), "Bearer s3cret")
 	announced()
 	time.Sleep(2 * eventlog.MaxSkew) // a stream that is opened earlier may still be notified
 	listening := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["`+watched+`"]}`)
@@ -201,15 +196,9 @@ func elsewhere(t *testing.T, stack *runner.Stack) {
 		body := `{"jsonrpc":"2.0","id":` + id + `,"result":{"action":"accept","content":{"username":"ann","email":"ann@example.com"}}}`
 		return post(t, stack.URL()+"/mcp", body, header, nil).StatusCode
 	}
-	if status := answer(string(question.ID), another); status != http.StatusBadRequest {
-		t.Errorf("another session's answer: status %d", status)
-	}
-	if status := answer(`"gw_unknown"`, asked); status != http.StatusBadRequest {
-		t.Errorf("an answer without a question: status %d", status)
-	}
-	if status := answer(string(question.ID), asked); status != http.StatusAccepted {
-		t.Errorf("the answer: status %d", status)
-	}
+	expect.Equal(t, "the status of another session's answer", answer(string(question.ID), another), http.StatusBadRequest)
+	expect.Equal(t, "the status of an answer without a question", answer(`"gw_unknown"`, asked), http.StatusBadRequest)
+	expect.Equal(t, "the status of the answer", answer(string(question.ID), asked), http.StatusAccepted)
 	if text := wait(t, "the result", stream); !strings.Contains(text, `"id":9007199254740993`) || !strings.Contains(text, "ann@example.com") {
 		t.Errorf("got %s", text)
 	}

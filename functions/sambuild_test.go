@@ -41,16 +41,14 @@ func TestSAMBuild(t *testing.T) {
 	}
 	built := func() []byte {
 		t.Helper()
-		b, err := os.ReadFile(filepath.Join(tree, ".aws-sam", "build", "FanoutFunction", "bootstrap"))
-		expect.OK(t, err)
+		b := expect.Value(os.ReadFile(filepath.Join(tree, ".aws-sam", "build", "FanoutFunction", "bootstrap")))(t)
 		return b
 	}
 	change := func(marker string) {
 		t.Helper()
 		write(t, filepath.Join(tree, "shared", "marker", "marker.go"), "package marker\n\nfunc init() { println(\""+marker+"\") }\n")
 	}
-	where, err := exec.CommandContext(ctx, "make", "-s", "-C", tree, "sam-path").Output()
-	expect.OK(t, err)
+	where := expect.Value(exec.CommandContext(ctx, "make", "-s", "-C", tree, "sam-path").Output())(t)
 	sam := string(bytes.TrimSpace(where))
 	change("the first marker")
 	run("make", "sam-build")
@@ -78,8 +76,7 @@ func sourceTree(t *testing.T, names ...string) string {
 		expect.OK(t, os.CopyFS(filepath.Join(tree, name), os.DirFS("../"+name)))
 	}
 	for _, name := range append([]string{"go.mod", "go.sum", "samconfig.toml", "Makefile"}, names...) {
-		src, err := os.ReadFile("../" + name)
-		expect.OK(t, err)
+		src := expect.Value(os.ReadFile("../" + name))(t)
 		write(t, filepath.Join(tree, name), string(src))
 	}
 	return tree

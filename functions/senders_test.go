@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // sender is a statement of a queue policy.
@@ -57,16 +59,12 @@ func TestWhoMaySendToTheInbox(t *testing.T) {
 			{"HasBuckets", "s3.amazonaws.com", "sqs:SendMessage", "InboxQueue.Arn", `ArnEquals: {"aws:SourceArn": !Ref SourceBucketArns} StringEquals: {"aws:SourceAccount": !Ref 'AWS::AccountId'}`},
 		}
 		got := slices.DeleteFunc(sendersOf(t, doc, "InboxPolicy"), func(s sender) bool { return s.service == "" }) // only services, not principals
-		if !slices.Equal(got, want) {
-			t.Errorf("got %q", got)
-		}
+		expect.List(t, "the services that may send to the inbox", got, want)
 		dead := []sender{
 			{"HasRule", "events.amazonaws.com", "sqs:SendMessage", "DeadQueue.Arn", ofRule},
 			{"HasTopic", "sns.amazonaws.com", "sqs:SendMessage", "DeadQueue.Arn", ofTopic},
 		}
-		if got := sendersOf(t, doc, "DeadQueuePolicy"); !slices.Equal(got, dead) {
-			t.Errorf("got %q", got)
-		}
+		expect.List(t, "the services that may send dead letters", sendersOf(t, doc, "DeadQueuePolicy"), dead)
 	})
 	t.Run("AWS-23 principals of other accounts may send, and do nothing else, if PublisherArns names them", func(t *testing.T) {
 		statements := at(doc, "Resources", "InboxPolicy", "Properties", "PolicyDocument", "Statement").Content
@@ -84,9 +82,7 @@ func TestWhoMaySendToTheInbox(t *testing.T) {
 		for id, want := range map[string]string{
 			"InboxPolicy": "HasSenders", "DeadQueuePolicy": "HasRuleOrTopic", "SourceRule": "HasRule", "SourceSubscription": "HasTopic",
 		} {
-			if got := value(at(doc, "Resources", id, "Condition")); got != want {
-				t.Errorf("%s has the condition %q", id, got)
-			}
+			expect.Equal(t, "the condition of "+id, value(at(doc, "Resources", id, "Condition")), want)
 		}
 		d, _ := readDeployment(t)
 		for name, want := range map[string]string{
@@ -95,14 +91,10 @@ func TestWhoMaySendToTheInbox(t *testing.T) {
 			"HasRuleOrTopic": "!Or [!Condition HasRule, !Condition HasTopic]", "HasSenders": "!Or [!Condition HasRuleOrTopic, !Condition HasBuckets, !Condition HasPublishers]",
 			"HasPublishers": `!Not [!Equals [!Join ["", !Ref PublisherArns], ""]]`,
 		} {
-			if got := written(t, *at(doc, "Conditions", name)); got != want {
-				t.Errorf("%s is %s", name, got)
-			}
+			expect.Equal(t, "the condition "+name, written(t, *at(doc, "Conditions", name)), want)
 		}
 		for _, name := range []string{"SourceEventPattern", "SourceTopicArn", "SourceBucketArns", "PublisherArns"} {
-			if *d.Parameters[name].Default != "" {
-				t.Errorf("%s has a default", name)
-			}
+			expect.Equal(t, "the default of "+name, *d.Parameters[name].Default, "")
 		}
 	})
 	t.Run("SRC-01 the services can send to the queues, because they are not encrypted with a KMS key", func(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // list is a value or a list of values. A reference is represented by its text, e.g. "KeysTable.Arn".
@@ -191,9 +193,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := strings.Join(granted(resources, tc.on, tc.actions...), " "); got != tc.want {
-				t.Errorf("got %q, want %q", got, tc.want)
-			}
+			expect.Equal(t, "the functions", strings.Join(granted(resources, tc.on, tc.actions...), " "), tc.want)
 		})
 	}
 	t.Run("CNV-06 only stream writes consents, and apart from them only counters", func(t *testing.T) {
@@ -204,9 +204,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 				written = append(written, keys)
 			}
 		}
-		if got := strings.Join(written, " "); got != "[shapes#*] [consent#*]" {
-			t.Errorf("stream writes %s", got)
-		}
+		expect.Equal(t, "the partitions that stream writes", strings.Join(written, " "), "[shapes#*] [consent#*]")
 	})
 	t.Run("SRC-04 in the deliveries table, publish only reads ids of sources and writes outcomes of their requests", func(t *testing.T) {
 		may := map[string]string{}
@@ -274,9 +272,7 @@ func TestLoopDetection(t *testing.T) {
 				want = "Allow"
 			}
 		}
-		if got := r.Properties.RecursiveLoop; got != want {
-			t.Errorf("AWS-03 %s: got RecursiveLoop %q, want %q", id, got, want)
-		}
+		expect.Equal(t, "AWS-03: RecursiveLoop of "+id, r.Properties.RecursiveLoop, want)
 	}
 }
 
@@ -297,9 +293,7 @@ func TestDataIsKept(t *testing.T) {
 			t.Errorf("%s: got %+v", id, p)
 		}
 	}
-	if tables != 6 {
-		t.Errorf("got %d tables, want 6", tables)
-	}
+	expect.Equal(t, "the number of tables", tables, 6)
 }
 
 func TestQueuesFitTheirFunctions(t *testing.T) {

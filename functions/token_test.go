@@ -50,9 +50,7 @@ func TestTokens(t *testing.T) {
 		if resp := call(t, stack.URL()+"/mcp", "resources/subscriptions/register", registration, good, &made); resp.StatusCode != 200 || made.Result.Subscription.URI == "" {
 			t.Fatalf("register: got %d %+v", resp.StatusCode, made)
 		}
-		if resp := post(t, stack.URL()+"/events", event, hand(good), nil); resp.StatusCode != http.StatusAccepted {
-			t.Errorf("publish: got %d", resp.StatusCode)
-		}
+		expect.Equal(t, "the status of publish", post(t, stack.URL()+"/events", event, hand(good), nil).StatusCode, http.StatusAccepted)
 		wait(t, "the webhook", hooks)
 		if resp := call(t, stack.URL()+"/mcp", "resources/subscriptions/deregister", `"uri":"`+made.Result.Subscription.URI+`"`, good, nil); resp.StatusCode != 200 {
 			t.Errorf("deregister: got %d", resp.StatusCode)
@@ -62,9 +60,7 @@ func TestTokens(t *testing.T) {
 	// register and deregister can be reached only through stream, and also check the token themselves.
 	urls := map[string]string{"stream": stack.URL() + "/mcp"}
 	for name, id := range map[string]string{"register": "RegisterFunction", "deregister": "DeregisterFunction"} {
-		if url := stack.FunctionURL(id); url != "" {
-			t.Errorf("%s has the URL %s", id, url)
-		}
+		expect.Equal(t, "the URL of "+name, stack.FunctionURL(id), "")
 		forwarder := httptest.NewServer(forward.Handler{Log: slog.New(slog.DiscardHandler), Invoke: func(ctx context.Context, payload []byte) ([]byte, error) {
 			return stack.Invoke(ctx, id, payload)
 		}})
@@ -109,13 +105,12 @@ func TestTokens(t *testing.T) {
 func described(t *testing.T, base, resource, issuer string) {
 	t.Helper()
 	for _, path := range []string{"/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/mcp"} {
-		resp, err := http.Get(base + path)
-		expect.OK(t, err)
+		resp := expect.Value(http.Get(base + path))(t)
 		var doc struct {
 			Resource string
 			Servers  []string `json:"authorization_servers"`
 		}
-		err = json.NewDecoder(resp.Body).Decode(&doc)
+		err := json.NewDecoder(resp.Body).Decode(&doc)
 		resp.Body.Close()
 		if err != nil || resp.StatusCode != 200 || doc.Resource != resource || len(doc.Servers) != 1 || doc.Servers[0] != issuer {
 			t.Errorf("%s: got %d %+v %v", path, resp.StatusCode, doc, err)

@@ -46,8 +46,7 @@ func TestUpdatesOfARunningStack(t *testing.T) {
 	prefix := strings.TrimSuffix(stack.Outputs()["SettingsTable"], "SettingsTable")
 	db := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB))
 	cfg := awslocal.Config(ends.MiniStack)
-	topic, err := sns.NewFromConfig(cfg).CreateTopic(t.Context(), &sns.CreateTopicInput{Name: &prefix})
-	expect.OK(t, err)
+	topic := expect.Value(sns.NewFromConfig(cfg).CreateTopic(t.Context(), &sns.CreateTopicInput{Name: &prefix}))(t)
 	bus := prefix + "bus"
 	expect.OK(t, expect.ErrOf(eventbridge.NewFromConfig(cfg).CreateEventBus(t.Context(), &eventbridge.CreateEventBusInput{Name: &bus})))
 
@@ -103,9 +102,7 @@ func TestUpdatesOfARunningStack(t *testing.T) {
 		update(t, stack, map[string]string{"Retention": "48h", "StreamSeconds": "600"})
 		for id, variable := range map[string]string{"FanoutFunction": "MCPEVENTS_LOG_RETENTION", "StreamFunction": "MCPEVENTS_STREAM_MAX_AGE"} {
 			want := map[string]string{"FanoutFunction": "48h", "StreamFunction": "600s"}[id]
-			if got := stack.Environment(id)[variable]; got != want {
-				t.Errorf("%s of %s is %q, want %q", variable, id, got, want)
-			}
+			expect.Equal(t, variable+" of "+id, stack.Environment(id)[variable], want)
 		}
 	})
 

@@ -38,8 +38,7 @@ func builds(t *testing.T) (today, next map[string]string) {
 		"../shared/events/delivery/task/message.go": "const Version = 1",
 		"../shared/events/event/event.go":           "const messageVersion = 1",
 	} {
-		path, err := filepath.Abs(file)
-		expect.OK(t, err)
+		path := expect.Value(filepath.Abs(file))(t)
 		src, err := os.ReadFile(path)
 		if err != nil || strings.Count(string(src), constant+"\n") != 1 {
 			t.Fatalf("%s has no %q, %v: this test does not know how to make a next version", file, constant, err)
@@ -48,8 +47,7 @@ func builds(t *testing.T) (today, next map[string]string) {
 		expect.OK(t, os.WriteFile(changed, []byte(strings.Replace(string(src), constant, strings.TrimSuffix(constant, "1")+"2", 1)), 0o600))
 		replace[path] = changed
 	}
-	b, err := json.Marshal(map[string]any{"Replace": replace})
-	expect.OK(t, err)
+	b := expect.Value(json.Marshal(map[string]any{"Replace": replace}))(t)
 	overlay := filepath.Join(dir, "overlay.json")
 	expect.OK(t, os.WriteFile(overlay, b, 0o600))
 	for _, fn := range eventPath {
@@ -159,13 +157,10 @@ func TestDeployAndRollBackUnderTraffic(t *testing.T) {
 	c := sqs.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.SQS).SQS))
 	for _, dead := range []string{"DeadQueue", "EventsDeadQueue"} {
 		url := stack.QueueURL(dead)
-		out, err := c.GetQueueAttributes(t.Context(), &sqs.GetQueueAttributesInput{
+		out := expect.Value(c.GetQueueAttributes(t.Context(), &sqs.GetQueueAttributesInput{
 			QueueUrl: &url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameApproximateNumberOfMessages},
-		})
-		expect.OK(t, err)
-		if n := out.Attributes["ApproximateNumberOfMessages"]; n != "0" {
-			t.Errorf("AWS-06 %s dead letters in %s", n, dead)
-		}
+		}))(t)
+		expect.Equal(t, "AWS-06: the dead letters in "+dead, out.Attributes["ApproximateNumberOfMessages"], "0")
 	}
 	if n := letters(t, stack, ""); n > 0 {
 		t.Errorf("AWS-06 %d dead letters in the list", n)

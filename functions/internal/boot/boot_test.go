@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -56,14 +57,12 @@ func TestMetrics(t *testing.T) {
 		stdout := os.Stdout
 		os.Stdout = w
 		defer func() { os.Stdout = stdout }()
-		p, err := started(t, map[string]string{envLogLevel: "ERROR", envStack: "a-stack"})
-		expect.OK(t, err)
+		p := expect.Value(started(t, map[string]string{envLogLevel: "ERROR", envStack: "a-stack"}))(t)
 		p.Log.Info("something ordinary")
 		p.Metrics.Published(3)
 		p.emf.Close(t.Context())
 		_ = w.Close()
-		written, err := io.ReadAll(r)
-		expect.OK(t, err)
+		written := expect.Value(io.ReadAll(r))(t)
 		for text, want := range map[string]bool{metric.EventsPublished: true, "something ordinary": false} {
 			if got := strings.Contains(string(written), text); got != want {
 				t.Errorf("%q is written: %t, want %t, in %q", text, got, want, written)
@@ -76,8 +75,7 @@ func TestMetricsOfALongInvocation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var written bytes.Buffer
 		emf := metric.NewEMF(slog.New(slog.NewJSONHandler(&written, nil)), "a-stack", nil)
-		set, err := metric.NewSet(emf.Provider())
-		expect.OK(t, err)
+		set := expect.Value(metric.NewSet(emf.Provider()))(t)
 		p := &Process{emf: emf}
 		invocation := p.InvokedHandler(func(context.Context) error { // as relay, which runs for 15 minutes
 			for minute := range 3 {
@@ -107,8 +105,7 @@ func TestMetricsOfALongInvocation(t *testing.T) {
 }
 
 func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
-	p, err := started(t, map[string]string{"MCPEVENTS_LOG_RETENTION": "48h", "MCPEVENTS_X": "y"})
-	expect.OK(t, err)
+	p := expect.Value(started(t, map[string]string{"MCPEVENTS_LOG_RETENTION": "48h", "MCPEVENTS_X": "y"}))(t)
 	if p.Anonymous || p.EventLog.Retention != 48*time.Hour {
 		t.Errorf("got anonymous %t, retention %v, want false, 48h", p.Anonymous, p.EventLog.Retention)
 	}
@@ -125,18 +122,13 @@ func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
 		{"arn:aws:sqs:us-east-1:000000000000:other-slow", queue.Slow, false},
 		{"", queue.Slow, false},
 	} {
-		if got := p.IsFrom(tc.arn, tc.name); got != tc.want {
-			t.Errorf("IsFrom(%q, %s): got %t, want %t", tc.arn, tc.name, got, tc.want)
-		}
+		expect.Equal(t, fmt.Sprintf("IsFrom(%q, %s)", tc.arn, tc.name), p.IsFrom(tc.arn, tc.name), tc.want)
 	}
-	if p, err = started(t, map[string]string{envAuth: "none"}); err != nil || !p.Anonymous {
-		t.Errorf("got %+v, %v, want a process with anonymous callers", p, err)
-	}
+	expect.Equal(t, "the callers are anonymous", expect.Value(started(t, map[string]string{envAuth: "none"}))(t).Anonymous, true)
 }
 
 func TestAMissingVariableIsReported(t *testing.T) {
-	p, err := started(t, map[string]string{"MCPEVENTS_QUEUE_INBOX_URL": "", envEventsDead: ""})
-	expect.OK(t, err)
+	p := expect.Value(started(t, map[string]string{"MCPEVENTS_QUEUE_INBOX_URL": "", envEventsDead: ""}))(t)
 	_, missing := p.Variable(EnvKey)
 	_, inbox := p.Drain(queue.Inbox, nil)(t.Context())
 	for name, err := range map[string]error{EnvKey: missing, "MCPEVENTS_QUEUE_INBOX_URL": inbox} {
@@ -148,8 +140,7 @@ func TestAMissingVariableIsReported(t *testing.T) {
 
 // A panic in an invocation must not end the process. All functions are started by Run or NewHandler.
 func TestAPanicFailsOneInvocation(t *testing.T) {
-	p, err := started(t, nil)
-	expect.OK(t, err)
+	p := expect.Value(started(t, nil))(t)
 	var calls atomic.Int32
 	panicFirst := func() {
 		if calls.Add(1) == 1 {
@@ -193,8 +184,7 @@ func TestAPanicFailsOneInvocation(t *testing.T) {
 		calls.Store(0)
 		serve := p.StreamHandler(page, nil).invoke.(func(context.Context, *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error))
 		for _, want := range []int{http.StatusInternalServerError, http.StatusAccepted} {
-			got, err := serve(t.Context(), &events.LambdaFunctionURLRequest{RawPath: "/"})
-			expect.OK(t, err)
+			got := expect.Value(serve(t.Context(), &events.LambdaFunctionURLRequest{RawPath: "/"}))(t)
 			if body, err := io.ReadAll(got); err != nil || got.StatusCode != want {
 				t.Errorf("got %d %s, %v, want %d", got.StatusCode, body, err, want)
 			}
@@ -208,9 +198,7 @@ func TestAFailedStartIsAnExitCode(t *testing.T) {
 		t.Error("the function is created although its settings are invalid")
 		return Handler{}, nil
 	})
-	if code != 1 {
-		t.Errorf("got %d, want 1", code)
-	}
+	expect.Equal(t, "the exit code", code, 1)
 }
 
 func TestARequestIsServedFromItsEvent(t *testing.T) {
@@ -276,8 +264,7 @@ func TestARequestIsServedFromItsEvent(t *testing.T) {
 }
 
 func TestEventsReachTheirHandlers(t *testing.T) {
-	p, err := started(t, nil)
-	expect.OK(t, err)
+	p := expect.Value(started(t, nil))(t)
 	handle := p.Sources(
 		BufferedHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) })),
 		func(arn string) queue.Handler {
@@ -326,27 +313,20 @@ func TestAHandlerIsMadeOnceUnlessItFails(t *testing.T) {
 		}
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }), nil
 	})
-	p, err := started(t, nil)
-	expect.OK(t, err)
+	p := expect.Value(started(t, nil))(t)
 	h := p.Handler(l)
 	status := func() int {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 		return w.Code
 	}
-	if got := status(); got != http.StatusServiceUnavailable {
-		t.Errorf("got %d while the handler cannot be made, want 503", got)
-	}
+	expect.Equal(t, "the status while the handler cannot be made", status(), http.StatusServiceUnavailable)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if got := status(); got != http.StatusNoContent {
-				t.Errorf("got %d, want 204", got)
-			}
+			expect.Equal(t, "the status", status(), http.StatusNoContent)
 		})
 	}
 	wg.Wait()
-	if got := calls.Load(); got != 2 {
-		t.Errorf("made %d times, want a failure and a success", got)
-	}
+	expect.Equal(t, "how often the handler was made", calls.Load(), 2)
 }

@@ -20,16 +20,13 @@ func TestFront(t *testing.T) {
 		"AWS-25 without a front, requests to the function's URL are served": {"", nil, http.StatusOK},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := started(t, map[string]string{envFrontKey: tc.key})
-			expect.OK(t, err)
+			p := expect.Value(started(t, map[string]string{envFrontKey: tc.key}))(t)
 			mux := p.Serve(http.NotFoundHandler(), "/nothing")
 			r := httptest.NewRequest(http.MethodGet, "/healthz", http.NoBody)
 			r.Header[frontHeader] = tc.header
 			w := httptest.NewRecorder()
 			p.RequireFront(mux).ServeHTTP(w, r)
-			if w.Code != tc.want {
-				t.Errorf("got %d, want %d", w.Code, tc.want)
-			}
+			expect.Equal(t, "the status", w.Code, tc.want)
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package boot
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -31,9 +32,7 @@ func TestAFunctionIgnoresSettingsThatItDoesNotNeed(t *testing.T) {
 			} {
 				env := environment(variable)
 				getenv := func(name string) string { return env[name] }
-				if _, err := build(getenv, need); !fault.Is(err, fault.Invalid) {
-					t.Errorf("a function that needs %v starts: %v", variable, err)
-				}
+				expect.Fault(t, fmt.Sprintf("a function that needs %v", variable), expect.ErrOf(build(getenv, need)), fault.Invalid)
 				if _, err := build(getenv, All&^need); err != nil {
 					t.Errorf("a function that does not need %v fails: %v", variable, err)
 				}
@@ -49,8 +48,7 @@ func TestAFunctionIgnoresSettingsThatItDoesNotNeed(t *testing.T) {
 	}
 	// The functions that end subscriptions look up principals.
 	env = environment(map[string]string{envAuth: "keys"})
-	p, err := build(func(name string) string { return env[name] }, Webhooks)
-	expect.OK(t, err)
+	p := expect.Value(build(func(name string) string { return env[name] }, Webhooks))(t)
 	if _, ok := p.Auth.(auth.Directory); !ok {
 		t.Error("no directory of principals is configured")
 	}

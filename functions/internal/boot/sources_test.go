@@ -1,8 +1,11 @@
 package boot
 
 import (
+	"fmt"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestGivenTheTimeOfAnInvocationWhenItHandlesABatchThenItLeavesTimeToReport(t *testing.T) {
@@ -12,8 +15,6 @@ func TestGivenTheTimeOfAnInvocationWhenItHandlesABatchThenItLeavesTimeToReport(t
 		3 * time.Second:         2 * time.Second,
 		1500 * time.Millisecond: time.Second,
 	} {
-		if got := batchDeadline(now, now.Add(limit)).Sub(now); got != want {
-			t.Errorf("a batch has %v of an invocation of %v, want %v", got, limit, want)
-		}
+		expect.Equal(t, fmt.Sprintf("the time of a batch in an invocation of %v", limit), batchDeadline(now, now.Add(limit)).Sub(now), want)
 	}
 }

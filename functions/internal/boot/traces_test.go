@@ -26,8 +26,7 @@ func TestSpansOfAFunction(t *testing.T) {
 			got <- r.URL.Path + " " + string(body)
 		}))
 		defer collector.Close()
-		p, err := started(t, map[string]string{"MCPEVENTS_SETTINGS": "otlp-endpoint=" + collector.URL})
-		expect.OK(t, err)
+		p := expect.Value(started(t, map[string]string{"MCPEVENTS_SETTINGS": "otlp-endpoint=" + collector.URL}))(t)
 		work := invoked(func(context.Context, []byte) ([]byte, error) {
 			p.Tracer.Start(trace.Context{}, "attempt", trace.Client).End("")
 			p.Metrics.DeadLettered("inbox", 3)
@@ -54,8 +53,7 @@ func TestSpansOfAFunction(t *testing.T) {
 		}))
 		defer silent.Close()
 		defer close(release)
-		p, err := started(t, map[string]string{"MCPEVENTS_SETTINGS": "otlp-endpoint=" + silent.URL})
-		expect.OK(t, err)
+		p := expect.Value(started(t, map[string]string{"MCPEVENTS_SETTINGS": "otlp-endpoint=" + silent.URL}))(t)
 		work := invoked(func(context.Context, []byte) ([]byte, error) {
 			p.Tracer.Start(trace.Context{}, "attempt", trace.Client).End("")
 			p.Metrics.DeadLettered("inbox", 3)
@@ -64,9 +62,7 @@ func TestSpansOfAFunction(t *testing.T) {
 		for range 3 {
 			expect.OK(t, expect.ErrOf((measured{work, p}).Invoke(t.Context(), nil)))
 		}
-		if n := asked.Load(); n != 1 {
-			t.Errorf("the collector was asked %d times, want once", n)
-		}
+		expect.Equal(t, "how often the collector was asked", asked.Load(), 1)
 	})
 	t.Run("OPS-13 without a collector there is no tracer", func(t *testing.T) {
 		p, err := started(t, nil)
@@ -76,9 +72,7 @@ func TestSpansOfAFunction(t *testing.T) {
 	})
 	t.Run("OPS-13 an invalid collector URL stops the function from starting", func(t *testing.T) {
 		for _, setting := range []string{"otlp-endpoint=collector:4318", "trace-ratio=2"} {
-			if _, err := started(t, map[string]string{"MCPEVENTS_SETTINGS": setting}); !fault.Is(err, fault.Invalid) {
-				t.Errorf("%s: got %v", setting, err)
-			}
+			expect.Fault(t, setting, expect.ErrOf(started(t, map[string]string{"MCPEVENTS_SETTINGS": setting})), fault.Invalid)
 		}
 	})
 }

@@ -11,12 +11,9 @@ import (
 )
 
 func TestTheKeyIsMadeOnceAndSharedByAll(t *testing.T) {
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	defer db.Close()
-	if _, err := Sealer(t.Context(), db); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got error %v before there is a key", err)
-	}
+	expect.Fault(t, "the call before there is a key", expect.ErrOf(Sealer(t.Context(), db)), fault.Unavailable)
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
@@ -26,11 +23,9 @@ func TestTheKeyIsMadeOnceAndSharedByAll(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	one, err := Sealer(t.Context(), db)
-	expect.OK(t, err)
+	one := expect.Value(Sealer(t.Context(), db))(t)
 	expect.OK(t, Create(t.Context(), db))
-	two, err := Sealer(t.Context(), db)
-	expect.OK(t, err)
+	two := expect.Value(Sealer(t.Context(), db))(t)
 	if got, err := two.Open("w", one.Seal("w", eventlog.Cursor{At: 42})); err != nil || got.At != 42 {
 		t.Errorf("got %+v, %v", got, err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/functions/internal/forward"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // function returns an Invoke that runs a handler as Lambda would.
@@ -78,7 +79,5 @@ func TestAFunctionThatCannotServeIsUnavailable(t *testing.T) {
 			}
 		})
 	}
-	if w := serve(nil, strings.Repeat("x", 3<<20)); w.Code != http.StatusRequestEntityTooLarge {
-		t.Errorf("got %d for a body over the limit", w.Code)
-	}
+	expect.Equal(t, "the status for a body over the limit", serve(nil, strings.Repeat("x", 3<<20)).Code, http.StatusRequestEntityTooLarge)
 }

@@ -52,8 +52,7 @@ func stackIn(t *testing.T, status string, open opener, event map[string]any) (re
 	}))
 	defer cloud.Close()
 	event["ResponseURL"], event["LogicalResourceId"], event["RequestId"], event["StackId"] = cloud.URL, "Keys", "1", "s"
-	raw, err := json.Marshal(event)
-	expect.OK(t, err)
+	raw := expect.Value(json.Marshal(event))(t)
 	ask := func(_ context.Context, stackID string) (string, error) {
 		if stackID != "s" || status == "" {
 			return "", errors.New("no answer")
@@ -71,8 +70,7 @@ type opener = func() (store.DB, sealing.Wrapper, error)
 
 func database(t *testing.T) (store.DB, opener) {
 	t.Helper()
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return db, func() (store.DB, sealing.Wrapper, error) { return db, marked{}, nil }
 }

@@ -35,8 +35,7 @@ func started(t *testing.T, endpoint string) *Store {
 	} {
 		t.Setenv(name, value)
 	}
-	cfg, err := awsx.Load()
-	expect.OK(t, err)
+	cfg := expect.Value(awsx.Load())(t)
 	return New(cfg, slog.New(slog.DiscardHandler))
 }
 
@@ -55,9 +54,7 @@ func TestSecretsOfParameterStore(t *testing.T) {
 			r.Header.Get("Content-Type") != "application/x-amz-json-1.1" || r.Header.Get("X-Amz-Security-Token") != "token" {
 			t.Errorf("got the request %s %v", r.Method, r.Header)
 		}
-		if string(body) != `{"Name":"/mcp-events/b","WithDecryption":true}` {
-			t.Errorf("got the body %s", body)
-		}
+		expect.Equal(t, "the body", string(body), `{"Name":"/mcp-events/b","WithDecryption":true}`)
 		signature := r.Header.Get("Authorization")
 		if !strings.HasPrefix(signature, "AWS4-HMAC-SHA256 Credential=AKID/") || !strings.Contains(signature, "/eu-central-1/ssm/aws4_request") || !strings.Contains(signature, "x-amz-target") {
 			t.Errorf("got the signature %q", signature)
@@ -101,9 +98,7 @@ func TestSecretsOfParameterStore(t *testing.T) {
 		if got != step.want || (err == nil) != (step.want != "") {
 			t.Errorf("%s: got %q, %v", step.name, got, err)
 		}
-		if n := asked.Load() - before; n != step.asked {
-			t.Errorf("%s: sent %d requests, want %d", step.name, n, step.asked)
-		}
+		expect.Equal(t, step.name+": the requests", asked.Load()-before, step.asked)
 		if err != nil && (strings.Contains(err.Error(), "v1") || !strings.Contains(err.Error(), "/mcp-events/b")) {
 			t.Errorf("%s: %v", step.name, err)
 		}
@@ -127,9 +122,7 @@ func TestOtherReferences(t *testing.T) {
 // The endpoint is the one that the SDK's clients use.
 func TestTheEndpointIsThatOfTheSDK(t *testing.T) {
 	s := started(t, "")
-	if s.endpoint != "https://ssm.eu-central-1.amazonaws.com/" {
-		t.Errorf("got %s", s.endpoint)
-	}
+	expect.Equal(t, "the endpoint", s.endpoint, "https://ssm.eu-central-1.amazonaws.com/")
 	if base := sqs.NewFromConfig(s.aws).Options().BaseEndpoint; base != nil {
 		t.Errorf("the other clients have %s", *base)
 	}
@@ -154,13 +147,7 @@ func TestParametersOutOfUseAreForgotten(t *testing.T) {
 		return asked.Load() - before
 	}
 	const n = maxHeld + maxHeld/2
-	if got := look(0, n); got != n {
-		t.Errorf("%d requests for %d parameters", got, n)
-	}
-	if got := look(n-maxHeld/4, n); got != 0 {
-		t.Errorf("%d of the last parameters were dropped", got)
-	}
-	if got := look(0, maxHeld/4); got != maxHeld/4 {
-		t.Errorf("%d of the first %d parameters were dropped", got, maxHeld/4)
-	}
+	expect.Equal(t, "the requests for all parameters", look(0, n), n)
+	expect.Equal(t, "the requests for the last parameters", look(n-maxHeld/4, n), 0)
+	expect.Equal(t, "the requests for the first parameters", look(0, maxHeld/4), maxHeld/4)
 }

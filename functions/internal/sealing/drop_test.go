@@ -104,16 +104,13 @@ func (d *deployment) checkSecrets(workspace string, want int) {
 	if err != nil {
 		d.t.Error(err)
 	}
-	found, err := subscription.ReadSubscribers(d.t.Context(), d.db, workspace, "event://ci/built", subscription.Range{}, 1000)
-	expect.OK(d.t, err)
+	found := expect.Value(subscription.ReadSubscribers(d.t.Context(), d.db, workspace, "event://ci/built", subscription.Range{}, 1000))(d.t)
 	for _, s := range found.List {
 		if err := check(s.ID, s.Target); err != nil {
 			d.t.Error(err)
 		}
 	}
-	if n != 2*want {
-		d.t.Errorf("got %d sealed secrets in workspace %s, want %d", n, workspace, 2*want)
-	}
+	expect.Equal(d.t, "the sealed secrets in workspace "+workspace, n, 2*want)
 }
 
 func TestDrop(t *testing.T) {
@@ -127,14 +124,10 @@ func TestDrop(t *testing.T) {
 		d.drop(waiting, 0)
 		d.now = d.now.Add(dropWait - time.Second)
 		d.drop(waiting, 0)
-		if got := d.keys(); got != 4 {
-			t.Errorf("got %d keys before the check, want 4", got)
-		}
+		expect.Equal(t, "the keys before the check", d.keys(), 4)
 		d.now = d.now.Add(time.Second)
 		d.drop("done", 3)
-		if got := d.keys(); got != 1 {
-			t.Errorf("got %d keys, want 1", got)
-		}
+		expect.Equal(t, "the keys", d.keys(), 1)
 		d.checkSecrets("default", 3)
 		d.checkSecrets("other", 1)
 		if err := Create(t.Context(), d.db, d.w); err != nil {
@@ -146,8 +139,7 @@ func TestDrop(t *testing.T) {
 
 	t.Run("given a registration with an old public key after the resealing, when secrets are checked, then the key stays and the resealing begins again", func(t *testing.T) {
 		d := newDeployment(t)
-		stale, err := Public(t.Context(), d.db)
-		expect.OK(t, err)
+		stale := expect.Value(Public(t.Context(), d.db))(t)
 		d.rotate()
 		d.drop(waiting, 0)
 		d.register("default", "https://example.com/", stale)
@@ -232,9 +224,7 @@ func TestDrop(t *testing.T) {
 				}
 				d.now = d.now.Add(dropWait)
 			}
-			if got := d.keys(); got != 1 {
-				t.Errorf("after a crash at write %d: got %d keys, want 1", writes+1, got)
-			}
+			expect.Equal(t, fmt.Sprintf("the keys after a crash at write %d", writes+1), d.keys(), 1)
 			d.checkSecrets("a", 1)
 			d.checkSecrets("b", 1)
 			if err == nil {
@@ -248,9 +238,7 @@ func TestDrop(t *testing.T) {
 		d.register("default", "https://example.com/", &Sealer{DB: d.db})
 		d.rotate()
 		other := &interrupted{DB: d.db, before: func() { d.drop(waiting, 0) }}
-		if got, err := Drop(t.Context(), other, d.w, d.now); !fault.Is(err, fault.Conflict) {
-			t.Errorf("got %+v, %v; want a conflict", got, err)
-		}
+		expect.Fault(t, "the call during another one", expect.ErrOf(Drop(t.Context(), other, d.w, d.now)), fault.Conflict)
 		d.checkSecrets("default", 1)
 	})
 
@@ -260,12 +248,8 @@ func TestDrop(t *testing.T) {
 		d.drop(waiting, 0)
 		d.now = d.now.Add(dropWait)
 		other := &interrupted{DB: d.db, before: d.rotate}
-		if got, err := Drop(t.Context(), other, d.w, d.now); !fault.Is(err, fault.Conflict) {
-			t.Errorf("got %+v, %v; want a conflict", got, err)
-		}
-		if got := d.keys(); got != 3 {
-			t.Errorf("got %d keys, want 3", got)
-		}
+		expect.Fault(t, "the call during a rotation", expect.ErrOf(Drop(t.Context(), other, d.w, d.now)), fault.Conflict)
+		expect.Equal(t, "the keys", d.keys(), 3)
 	})
 }
 

@@ -20,8 +20,7 @@ func TestALongRunningSealerFollowsARotation(t *testing.T) {
 		expect.OK(t, Create(t.Context(), db, w))
 		sealed := func() []byte {
 			t.Helper()
-			got, err := sealer.Seal(t.Context(), []byte("secret"), binding)
-			expect.OK(t, err)
+			got := expect.Value(sealer.Seal(t.Context(), []byte("secret"), binding))(t)
 			return got
 		}
 		const prefix = 5 // a version byte and the key's id

@@ -47,8 +47,7 @@ func (l *locked) Unwrap(_ context.Context, wrapped []byte) ([]byte, error) {
 
 func open(t *testing.T) *sqlite.DB {
 	t.Helper()
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -66,10 +65,8 @@ var binding = webhook.Binding{Workspace: "w", Subscription: "s", Target: "t"}
 
 func seal(t *testing.T, db store.DB) []byte {
 	t.Helper()
-	sealer, err := Public(t.Context(), db)
-	expect.OK(t, err)
-	sealed, err := sealer.Seal(t.Context(), []byte("secret"), binding)
-	expect.OK(t, err)
+	sealer := expect.Value(Public(t.Context(), db))(t)
+	sealed := expect.Value(sealer.Seal(t.Context(), []byte("secret"), binding))(t)
 	return sealed
 }
 
@@ -111,18 +108,14 @@ func TestAnIncompleteKeysetIsCompleted(t *testing.T) {
 
 func TestFailuresLeaveNothingBehind(t *testing.T) {
 	db := open(t)
-	if _, err := Public(t.Context(), db); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got error %v before there is a key", err)
-	}
+	expect.Fault(t, "the call before there is a key", expect.ErrOf(Public(t.Context(), db)), fault.Unavailable)
 	if err := Create(t.Context(), db, &locked{fail: errors.New("KMS is down")}); err == nil {
 		t.Error("no error")
 	}
 	if items, err := db.Get(t.Context(), privateKey); err != nil || items[0] != nil {
 		t.Errorf("got %v, %v", items, err)
 	}
-	if err := Rotate(t.Context(), db, &locked{}, stepAdd); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got error %v for a rotation without keys", err)
-	}
+	expect.Fault(t, "a rotation without keys", Rotate(t.Context(), db, &locked{}, stepAdd), fault.Unavailable)
 }
 
 func TestARotationOpensOldAndNew(t *testing.T) {
@@ -156,12 +149,8 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 		}
 		time.Sleep(reloadAfter)
 		_, _ = opener.Open(t.Context(), []byte("rubbish"), binding)
-		if w.unwraps != 5 {
-			t.Errorf("unwrapped %d times, want 5", w.unwraps)
-		}
-		if err := Rotate(t.Context(), db, w, "twist"); !fault.Is(err, fault.Invalid) {
-			t.Errorf("got error %v", err)
-		}
+		expect.Equal(t, "how often a keyset was unwrapped", w.unwraps, 5)
+		expect.Fault(t, "an unknown step", Rotate(t.Context(), db, w, "twist"), fault.Invalid)
 	})
 }
 
@@ -255,9 +244,7 @@ func TestAKeysetMayExceedTheLimitOfKMS(t *testing.T) {
 			}
 		}
 	}
-	if err := Create(t.Context(), db, w); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, Create(t.Context(), db, w))
 	opener := &Opener{DB: db, Wrapper: w}
 	for name, sealed := range map[string][]byte{"the first key": first, "the last key": seal(t, db)} {
 		if got, err := opener.Open(t.Context(), sealed, binding); err != nil || string(got) != "secret" {

@@ -16,18 +16,14 @@ func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
 
 func TestWhatIsWrappedOpensForItsPurposeOnly(t *testing.T) {
 	client := kms.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.MiniStack).MiniStack))
-	made, err := client.CreateKey(t.Context(), &kms.CreateKeyInput{})
-	expect.OK(t, err)
+	made := expect.Value(client.CreateKey(t.Context(), &kms.CreateKeyInput{}))(t)
 	w := kmswrap.KMS{Client: client, Key: *made.KeyMetadata.Arn}
-	wrapped, err := w.Wrap(t.Context(), []byte("keyset"))
-	expect.OK(t, err)
+	wrapped := expect.Value(w.Wrap(t.Context(), []byte("keyset")))(t)
 	if got, err := w.Unwrap(t.Context(), wrapped); err != nil || string(got) != "keyset" {
 		t.Errorf("got %q, %v", got, err)
 	}
 	// Data that was wrapped for another purpose cannot be unwrapped.
 	other, err := client.Encrypt(t.Context(), &kms.EncryptInput{KeyId: &w.Key, Plaintext: []byte("x"), EncryptionContext: map[string]string{"purpose": "another"}})
 	expect.OK(t, err)
-	if _, err := w.Unwrap(t.Context(), other.CiphertextBlob); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got error %v", err)
-	}
+	expect.Fault(t, "the call", expect.ErrOf(w.Unwrap(t.Context(), other.CiphertextBlob)), fault.Unavailable)
 }
