@@ -45,8 +45,7 @@ func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 		}
 	}
 	var cli CLI
-	parser, err := kong.New(&cli, kong.Vars{"workspace": "default"})
-	expect.OK(t, err)
+	parser := expect.Value(kong.New(&cli, kong.Vars{"workspace": "default"}))(t)
 	has := map[string]bool{
 		"GET openapi.json": true, "GET live": true, // for the console
 		"GET switches/{name}":               true, // the list has it

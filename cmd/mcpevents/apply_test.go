@@ -128,8 +128,7 @@ func subscribe(t *testing.T, db store.DB) {
 	t.Helper()
 	_, public, err := webhook.GenerateKeyset()
 	expect.OK(t, err)
-	sealer, err := webhook.NewSealer(public)
-	expect.OK(t, err)
+	sealer := expect.Value(webhook.NewSealer(public))(t)
 	core := &app.Core{
 		DB: db, Catalogs: catalog.NewStored(db, nil, nil, nil), EventLog: &eventlog.Log{DB: db},
 		Limits: config.DefaultLimits(), Log: slog.New(slog.DiscardHandler),

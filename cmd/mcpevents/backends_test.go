@@ -22,8 +22,7 @@ import (
 // GWN-01, GWN-19: a changed file adds and removes backends while the server runs. A file that refers to a missing secret keeps the
 // old settings.
 func TestReloadOfBackends(t *testing.T) {
-	handler, err := backend.New(backend.Stateless)
-	expect.OK(t, err)
+	handler := expect.Value(backend.New(backend.Stateless))(t)
 	upstream := httptest.NewServer(handler)
 	t.Cleanup(upstream.Close)
 	t.Cleanup(upstream.CloseClientConnections)
@@ -31,8 +30,7 @@ func TestReloadOfBackends(t *testing.T) {
 	e := serve(t, func(s *standalone.Options) { now = *s })
 	reload := func(src string) error {
 		t.Helper()
-		c, err := config.Parse([]byte(src))
-		expect.OK(t, err)
+		c := expect.Value(config.Parse([]byte(src)))(t)
 		s := now
 		s.Config = c
 		return e.Reload(t.Context(), s)
@@ -88,8 +86,7 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	}
 	use := func(url string) {
 		t.Helper()
-		c, err := config.Parse([]byte("backends:\n  - {name: b, url: " + url + "}\n"))
-		expect.OK(t, err)
+		c := expect.Value(config.Parse([]byte("backends:\n  - {name: b, url: " + url + "}\n")))(t)
 		now.Config = c
 	}
 	const changed = `"notifications/tools/list_changed"`
@@ -98,14 +95,12 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 		t.Helper()
 		body := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"toolsListChanged":true},` +
 			`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}` + meta + `}}}`
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.URL+"/mcp", strings.NewReader(body))
-		expect.OK(t, err)
+		req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, e.URL+"/mcp", strings.NewReader(body)))(t)
 		req.Header = http.Header{
 			"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"},
 			"Mcp-Protocol-Version": {"2026-07-28"}, "Mcp-Method": {"subscriptions/listen"},
 		}
-		resp, err := http.DefaultClient.Do(req)
-		expect.OK(t, err)
+		resp := expect.Value(http.DefaultClient.Do(req))(t)
 		t.Cleanup(func() { _ = resp.Body.Close() })
 		out := new(expect.Buffer)
 		go func() { _, _ = io.Copy(out, resp.Body) }() // it ends with the server

@@ -33,8 +33,7 @@ func TestTheBinary(t *testing.T) {
 
 // testCompletion has bash evaluate the printed code, with a function complete that runs the command of -C as bash does.
 func testCompletion(t *testing.T, bin string) {
-	b, err := os.ReadFile(bin)
-	expect.OK(t, err)
+	b := expect.Value(os.ReadFile(bin))(t)
 	awkward := filepath.Join(t.TempDir(), "Ada's programs")
 	expect.OK(t, os.Mkdir(awkward, 0o755))
 	awkward = filepath.Join(awkward, "mcpevents")
@@ -71,9 +70,7 @@ func testInterruptedReplay(t *testing.T, bin string) {
 	}
 	expect.OK(t, replay.Process.Signal(os.Interrupt))
 	_ = replay.Wait()
-	if code := replay.ProcessState.ExitCode(); code != exitInterrupted {
-		t.Errorf("OPS-10: got exit code %d after an interrupt, want %d", code, exitInterrupted)
-	}
+	expect.Equal(t, "OPS-10: the exit code after an interrupt", replay.ProcessState.ExitCode(), exitInterrupted)
 	want := regexp.MustCompile(`^The replay continues on the server\. To watch it: mcpevents replays watch (\S+)\. To cancel it: mcpevents replays cancel \S+
 mcpevents: interrupted
 $`)
@@ -102,8 +99,7 @@ func testRestore(t *testing.T, bin string) {
 	serve := func(data string) (url string, kill func()) {
 		cmd := exec.Command(bin, "--log-format", "json", "serve", "--addr", "127.0.0.1:0", "--data", filepath.Join(dir, data),
 			"--catalog", "../../catalog.yaml", "--allow-insecure-targets", "--retry-schedule", "0s,2s,2s,2s,2s,2s,2s,2s,2s,2s")
-		log, err := cmd.StderrPipe()
-		expect.OK(t, err)
+		log := expect.Value(cmd.StderrPipe())(t)
 		expect.OK(t, cmd.Start())
 		kill = func() { _, _ = cmd.Process.Kill(), cmd.Wait() }
 		t.Cleanup(kill)
@@ -150,7 +146,5 @@ func testRestore(t *testing.T, bin string) {
 	}
 	run("restore", backup, "--data", filepath.Join(dir, "second"))
 	serve("second")
-	if got := next(); got != "true evt_kept" {
-		t.Errorf("OPS-16: got %s, want true evt_kept", got)
-	}
+	expect.Equal(t, "OPS-16: the webhook", next(), "true evt_kept")
 }

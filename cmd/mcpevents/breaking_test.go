@@ -63,8 +63,7 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 		t.Errorf("got %v, want an error with %q", err, want)
 	}
 	settings.Catalog = before
-	again, err := standalone.New(t.Context(), settings)
-	expect.OK(t, err)
+	again := expect.Value(standalone.New(t.Context(), settings))(t)
 	defer servertest.End(t, again)
 	settings.Catalog, settings.AllowBreaking = breaking, true
 	expect.OK(t, again.Reload(t.Context(), settings))

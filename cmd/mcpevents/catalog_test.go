@@ -23,8 +23,7 @@ func TestCatalogInit(t *testing.T) {
 		}
 	})
 	t.Run("SRC-06 it writes a configuration that turns GitHub's webhooks into events", func(t *testing.T) {
-		body, err := os.ReadFile("../../shared/events/source/ready/testdata/github/pull_request.opened.json")
-		expect.OK(t, err)
+		body := expect.Value(os.ReadFile("../../shared/events/source/ready/testdata/github/pull_request.opened.json"))(t)
 		request := "X-GitHub-Event: pull_request\nX-GitHub-Delivery: d-1\n\n" + string(body)
 		code, out, errs := command(t, request, "source", "check", "--config", filepath.Join(dir, "config.yaml"), "--catalog", file, "--source", "github", "--request", "-")
 		if code != exitDone || !strings.Contains(out, `"uri":"event://github/Codertocat/Hello-World/pull_request","id":"d-1"`) {

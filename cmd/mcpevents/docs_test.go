@@ -21,10 +21,8 @@ import (
 // TestTheSettingsAreDocumented holds docs/reference/settings.md to the flags of serve.
 func TestTheSettingsAreDocumented(t *testing.T) {
 	var cli CLI
-	parser, err := kong.New(&cli, environment(), kong.Vars{"workspace": "default"})
-	expect.OK(t, err)
-	doc, err := os.ReadFile("../../docs/reference/settings.md")
-	expect.OK(t, err)
+	parser := expect.Value(kong.New(&cli, environment(), kong.Vars{"workspace": "default"}))(t)
+	doc := expect.Value(os.ReadFile("../../docs/reference/settings.md"))(t)
 	rows := map[string]string{} // flag to its row
 	for line := range strings.Lines(string(doc)) {
 		first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|")
@@ -70,8 +68,7 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 	t.Parallel()
 	var pages []string
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "localstack/*.md"} {
-		names, err := filepath.Glob("../../" + pattern)
-		expect.OK(t, err)
+		names := expect.Value(filepath.Glob("../../" + pattern))(t)
 		pages = append(pages, names...)
 	}
 	seen := 0
@@ -79,16 +76,14 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 		if base := filepath.Base(name); base == "CHANGELOG.md" || base == "permissions.md" {
 			continue // the first has old commands; the second is generated and has text that only begins like a command
 		}
-		p, err := page.Read(name)
-		expect.OK(t, err)
+		p := expect.Value(page.Read(name))(t)
 		var lines []string
 		for _, b := range p.Blocks {
 			if l := b.Language(); l == "" || l == "sh" || l == "ini" {
 				lines = append(lines, b.Commands()...)
 			}
 		}
-		src, err := os.ReadFile(name)
-		expect.OK(t, err)
+		src := expect.Value(os.ReadFile(name))(t)
 		whole := len(lines) // the lines after these are mentioned in the text, and may lack required arguments
 		for _, m := range regexp.MustCompile("`(mcpevents [^`\n]+)`").FindAllStringSubmatch(string(src), -1) {
 			lines = append(lines, m[1])
@@ -97,9 +92,8 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 			for _, args := range commandLines(line) {
 				seen++
 				var cli CLI
-				parser, err := kong.New(&cli, environment(), kong.Vars{"workspace": "default"}, kong.Exit(func(int) {}))
-				expect.OK(t, err)
-				_, err = parser.Parse(args)
+				parser := expect.Value(kong.New(&cli, environment(), kong.Vars{"workspace": "default"}, kong.Exit(func(int) {})))(t)
+				_, err := parser.Parse(args)
 				if err != nil && (i < whole || !regexp.MustCompile(`missing flags|expected one of|expected "<|is needed|is missing|got "EOL"`).MatchString(err.Error())) {
 					t.Errorf("%s: mcpevents %s: %v", name, strings.Join(args, " "), err)
 				}

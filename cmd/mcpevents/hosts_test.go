@@ -21,15 +21,12 @@ func TestTheHostOfAProxy(t *testing.T) {
 	})
 	post := func(path, host string) (int, string) {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.URL+path, strings.NewReader(`{}`))
-		expect.OK(t, err)
+		req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, e.URL+path, strings.NewReader(`{}`)))(t)
 		req.Host = host
 		req.Header.Set("Content-Type", "application/json")
-		resp, err := http.DefaultClient.Do(req)
-		expect.OK(t, err)
+		resp := expect.Value(http.DefaultClient.Do(req))(t)
 		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		expect.OK(t, err)
+		body := expect.Value(io.ReadAll(resp.Body))(t)
 		return resp.StatusCode, string(body)
 	}
 	for _, path := range []string{"/mcp", "/events", "/consent"} {

@@ -15,8 +15,7 @@ func TestKeys(t *testing.T) {
 	t.Parallel()
 	o := servertest.Options(t, nil)
 	o.Addr, o.Data = "127.0.0.1:0", filepath.Join(t.TempDir(), "data")
-	s, err := standalone.New(t.Context(), o)
-	expect.OK(t, err)
+	s := expect.Value(standalone.New(t.Context(), o))(t)
 	expect.OK(t, s.Shutdown(context.WithoutCancel(t.Context())))
 	for _, tt := range []struct{ command, want string }{
 		{"rotate", "Created a new key"},

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -94,8 +93,7 @@ const (
 // subscriptions lists the subscription:// resources of the server.
 func subscriptions(t *testing.T, server string) (uris []string) {
 	t.Helper()
-	caller, err := client.Connect(t.Context(), server, client.Options{Revision: string(spec.V20260728)})
-	expect.OK(t, err)
+	caller := expect.Value(client.Connect(t.Context(), server, client.Options{Revision: string(spec.V20260728)}))(t)
 	var result struct {
 		Resources []struct{ URI string }
 	}
@@ -240,9 +238,7 @@ func TestListenReadsStreams(t *testing.T) {
 					t.Errorf("printed %+v, want a time, a URI, data and a cursor, by stream", r)
 				}
 			}
-			if !slices.Equal(ids, []string{"before", "between", "after"}) {
-				t.Errorf("got the events %v, want before, between and after", ids)
-			}
+			expect.List(t, "the events", ids, []string{"before", "between", "after"})
 		})
 	}
 }
@@ -304,8 +300,7 @@ func (b *background) follows(server, via, reason string) {
 
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(t, err)
+	l := expect.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer func() { _ = l.Close() }()
 	return l.Addr().String()
 }
@@ -353,9 +348,7 @@ func TestListenExplainsErrors(t *testing.T) {
 			if code := l.wait(); code != tt.code || !strings.Contains(l.err.String(), tt.message) {
 				t.Errorf("got exit code %d and\n%s\nwant %d and a message with %q", code, &l.err, tt.code, tt.message)
 			}
-			if out := l.out.String(); out != "" {
-				t.Errorf("printed %s", out)
-			}
+			expect.Equal(t, "the output", l.out.String(), "")
 		})
 	}
 }

@@ -36,9 +36,7 @@ func TestToolsOverStdio(t *testing.T) {
 		_ = session.Close()
 		select {
 		case code := <-ended:
-			if code != exitDone {
-				t.Errorf("got exit code %d, want %d", code, exitDone)
-			}
+			expect.Equal(t, "the exit code", code, exitDone)
 		case <-time.After(servertest.Patience):
 			t.Error("the command still runs after its input ended")
 		}

@@ -153,20 +153,14 @@ func TestOperatorsCommands(t *testing.T) {
 		for i := range 120 {
 			o.subscribe(fmt.Sprintf("http://127.0.0.1:9/%d", i))
 		}
-		if n := len(o.items("subscriptions", "list", "--limit", "0")); n != 121 {
-			t.Errorf("got %d", n)
-		}
-		if n := len(o.items("subscriptions", "list", "--limit", "110")); n != 110 {
-			t.Errorf("got %d", n)
-		}
+		expect.Equal(t, "all subscriptions", len(o.items("subscriptions", "list", "--limit", "0")), 121)
+		expect.Equal(t, "the subscriptions up to the limit", len(o.items("subscriptions", "list", "--limit", "110")), 110)
 		_, out, errs := command(t, "", "subscriptions", "list", "--limit", "2")
 		cursor := regexp.MustCompile(`There are more than 2 .* --cursor (\S+)\n`).FindStringSubmatch(errs)
 		if strings.Count(out, "\n") != 3 || cursor == nil {
 			t.Fatalf("prints %s%s", out, errs)
 		}
-		if rest := o.items("subscriptions", "list", "--limit", "0", "--cursor", cursor[1]); len(rest) != 119 {
-			t.Errorf("got %d items after the cursor, want 119", len(rest))
-		}
+		expect.Equal(t, "the items after the cursor", len(o.items("subscriptions", "list", "--limit", "0", "--cursor", cursor[1])), 119)
 	})
 	t.Run("OPS-10 a subscription is paused, resumed, tested and ended", func(t *testing.T) {
 		if out := o.says("subscriptions", "pause", id, "--reason", "moving house"); !strings.Contains(out, "state: paused") {
@@ -202,9 +196,7 @@ func TestOperatorsCommands(t *testing.T) {
 			if l := o.items("switches", "list"); len(l) != 1 || l[0]["name"] != name {
 				t.Errorf("%s: %v", name, l)
 			}
-			if out := o.says("switches", "clear", name, "--json"); out != "{}\n" {
-				t.Errorf("%s: %s", name, out)
-			}
+			expect.Equal(t, "the answer to clear "+name, o.says("switches", "clear", name, "--json"), "{}\n")
 		}
 	})
 	t.Run("OPS-11 OPS-10 a note about an origin is written, listed and removed", func(t *testing.T) {

@@ -256,9 +256,7 @@ func TestPublishTriesAgainWithTheSameIDs(t *testing.T) {
 	if code != exitDone || len(s.bodies) != 2 {
 		t.Fatalf("exit code %d after %d requests: %s", code, len(s.bodies), errs)
 	}
-	if s.bodies[0] != s.bodies[1] {
-		t.Errorf("got %s in the second request, want %s as in the first", s.bodies[1], s.bodies[0])
-	}
+	expect.Equal(t, "the second request", s.bodies[0], s.bodies[1])
 	if !strings.Contains(out, `"uri":"event://a/b"`) {
 		t.Errorf("printed %q", out)
 	}
@@ -301,9 +299,7 @@ func TestAKeyIsSentAndNotPrinted(t *testing.T) {
 	t.Setenv("MCPEVENTS_KEY", "very-secret")
 	s := newEventsServer(t, answer(403, `{"error":{"message":"no"}}`))
 	_, out, errs := command(t, "", "publish", "--server", s.URL, "--uri", "event://a/b", "--data", "1")
-	if got := s.header[0].Get("Authorization"); got != "Bearer very-secret" {
-		t.Errorf("sent Authorization %q, want Bearer very-secret", got)
-	}
+	expect.Equal(t, "the header Authorization", s.header[0].Get("Authorization"), "Bearer very-secret")
 	_, help, _ := command(t, "", "publish", "--help")
 	if strings.Contains(out+errs+help, "very-secret") {
 		t.Error("the output contains the key")

@@ -36,8 +36,7 @@ func TestSourceCommands(t *testing.T) {
 	t.Setenv("MCPEVENTS_KEY", "op")
 	const good = `{"kind":"build","id":"b-1","n":1,"state":"passed"}`
 	for _, body := range []string{good, `{"kind":"build","id":"b-2","n":"two","state":"passed"}`, `{"kind":"other"}`} {
-		resp, err := http.Post(o.URL+"/sources/builds/"+sourceKey, "application/json", strings.NewReader(body))
-		expect.OK(t, err)
+		resp := expect.Value(http.Post(o.URL+"/sources/builds/"+sourceKey, "application/json", strings.NewReader(body)))(t)
 		_ = resp.Body.Close()
 	}
 	o.eventually("the outcomes", func() bool { return len(o.items("sources", "outcomes", "builds")) == 3 })
