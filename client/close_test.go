@@ -158,8 +158,7 @@ func TestACursorIsSavedForAnEventThatEndsLongAfterClose(t *testing.T) {
 		}}))(t)
 		synctest.Wait()
 		expect.OK(t, sub.Close())
-		saved, err := c.memory.Load(t.Context(), sub.flow.key)
-		expect.OK(t, err)
+		saved := expect.Value(c.memory.Load(t.Context(), sub.flow.key))(t)
 		expect.Equal(t, "the saved cursor", saved, "c")
 	})
 }

@@ -116,13 +116,12 @@ func TestPush(t *testing.T) {
 			return sends(w, note("active", `{"cursor":"c1"}`), note("event", occurrence("e1")))
 		}})
 		defer close(done)
-		c, err := client.Connect(t.Context(), s.URL, client.Options{})
-		expect.OK(t, err)
+		c := expect.Value(client.Connect(t.Context(), s.URL, client.Options{}))(t)
 		client.SetSilence(c, 50*time.Millisecond)
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		got := ""
-		err = receive(ctx, c, client.SubscribeOptions{Name: "order.shipped", Mode: client.ModePush, Event: func(_ context.Context, e client.Event) error {
+		err := receive(ctx, c, client.SubscribeOptions{Name: "order.shipped", Mode: client.ModePush, Event: func(_ context.Context, e client.Event) error {
 			got = e.ID
 			cancel()
 			return nil
@@ -205,9 +204,7 @@ func TestPoll(t *testing.T) {
 			return ""
 		}})
 		p := run(t, s.URL, client.ModePoll, nil)
-		if err := take(t, p.ended, nil); !fault.Is(err, fault.NotFound) {
-			t.Errorf("ended by %v, want an error of kind not found", err)
-		}
+		expect.Fault(t, "the end", take(t, p.ended, nil), fault.NotFound)
 	})
 	t.Run("RCH-01 the last ten thousand events are recognized when they arrive again", func(t *testing.T) {
 		const first, all = 5000, 10_001
@@ -266,9 +263,7 @@ func TestPoll(t *testing.T) {
 		take(t, last, p.ended)
 		p.ends()
 		want := []string{"event://orders/1/shipped " + early, "event://orders/2/shipped " + early, "event://orders/1/shipped " + late}
-		if !slices.Equal(handled, want) {
-			t.Errorf("handled %q, want %q", handled, want)
-		}
+		expect.List(t, "the handled events", handled, want)
 	})
 	t.Run("RCH-01 a refusal of the first request is not a termination", func(t *testing.T) {
 		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(int, http.ResponseWriter) string {
@@ -426,9 +421,8 @@ func TestAServerThatEndsEachSessionAtOnceIsNotAskedWithoutAPause(t *testing.T) {
 		}
 	}))
 	defer s.Close()
-	c, err := client.Connect(t.Context(), s.URL, client.Options{})
-	expect.OK(t, err)
-	err = receive(ctx, c, client.SubscribeOptions{Name: "order.shipped", Mode: client.ModePoll, Event: func(context.Context, client.Event) error { return nil }})
+	c := expect.Value(client.Connect(t.Context(), s.URL, client.Options{}))(t)
+	err := receive(ctx, c, client.SubscribeOptions{Name: "order.shipped", Mode: client.ModePoll, Event: func(context.Context, client.Event) error { return nil }})
 	if n := polls.Load(); err != nil || n > 4 {
 		t.Errorf("RCH-01: %d polls in 400 ms, %v", n, err)
 	}

@@ -60,9 +60,7 @@ func newHome(t *testing.T, change func(*standalone.Options)) *home {
 
 func (h *home) start() {
 	h.t.Helper()
-	var err error
-	h.server, err = standalone.New(context.Background(), h.options)
-	expect.OK(h.t, err)
+	h.server = expect.Value(standalone.New(context.Background(), h.options))(h.t)
 }
 
 func (h *home) stop() {
@@ -189,9 +187,7 @@ func (p *program) handles(want ...string) {
 func (p *program) ends() {
 	p.t.Helper()
 	p.stop()
-	if err := take(p.t, p.ended, nil); err != nil {
-		p.t.Error(err)
-	}
+	expect.OK(p.t, take(p.t, p.ended, nil))
 	select {
 	case id := <-p.got:
 		p.t.Errorf("also handled %s, want no other events", id)
@@ -578,12 +574,8 @@ func TestFilesOfCursors(t *testing.T) {
 	t.Run("RCH-01 RCH-03 two subscriptions cannot share a file", func(t *testing.T) {
 		file := client.File(filepath.Join(t.TempDir(), "cursor"))
 		expect.OK(t, file.Save(t.Context(), "a", "a1"))
-		if cursor, err := file.Load(t.Context(), "b"); !fault.Is(err, fault.Conflict) {
-			t.Errorf("another subscription loaded %q, %v, want an error of kind conflict", cursor, err)
-		}
-		if err := file.Save(t.Context(), "b", "b1"); !fault.Is(err, fault.Conflict) {
-			t.Errorf("another subscription saved its cursor: %v, want an error of kind conflict", err)
-		}
+		expect.Fault(t, "the load of another subscription", expect.ErrOf(file.Load(t.Context(), "b")), fault.Conflict)
+		expect.Fault(t, "the save of another subscription", file.Save(t.Context(), "b", "b1"), fault.Conflict)
 		loads(t, file, "a", "a1")
 	})
 	t.Run("RCH-01 RCH-03 a file that holds only a cursor belongs to the subscription that loads it", func(t *testing.T) {
@@ -597,8 +589,6 @@ func TestFilesOfCursors(t *testing.T) {
 	t.Run("RCH-01 a file that does not hold a cursor is refused", func(t *testing.T) {
 		file := filepath.Join(dir, "large")
 		expect.OK(t, os.WriteFile(file, []byte(strings.Repeat("x", 100_000)), 0o600))
-		if _, err := client.File(file).Load(t.Context(), ""); !fault.Is(err, fault.Invalid) {
-			t.Errorf("got %v, want an error of kind invalid", err)
-		}
+		expect.Fault(t, "the load", expect.ErrOf(client.File(file).Load(t.Context(), "")), fault.Invalid)
 	})
 }

@@ -85,9 +85,7 @@ func TestOurServerHoldsTheRules(t *testing.T) {
 	})
 	t.Run("RCH-06 rules that need a public receiver or an operator are not testable", func(t *testing.T) {
 		want := []string{"capability-absent", "error-mode", "webhook-https", "webhook-private", "terminated"}
-		if got := listIDs(report, check.NotTestable); !slices.Equal(got, want) {
-			t.Errorf("not testable: %q, want %q", got, want)
-		}
+		expect.List(t, "the rules that were not testable", listIDs(report, check.NotTestable), want)
 	})
 	t.Run("RCH-06 the report is a table, JSON and JUnit", func(t *testing.T) { checkWritten(t, report) })
 }
@@ -175,9 +173,7 @@ func TestAServerWithoutEventsIsReported(t *testing.T) {
 	if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "does not offer MCP Events") {
 		t.Fatalf("got %v, want an error of kind unsupported", err)
 	}
-	if got := listIDs(report, check.Passed); !slices.Equal(got, []string{"capability-absent"}) {
-		t.Errorf("RCH-06: the passed rules are %q, want capability-absent", got)
-	}
+	expect.List(t, "RCH-06: the passed rules", listIDs(report, check.Passed), []string{"capability-absent"})
 	s.Close()
 	if _, err := check.Run(t.Context(), check.Options{URL: s.URL, Agent: "check/1"}); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("a server that does not listen: got %v, want an error of kind unavailable", err)

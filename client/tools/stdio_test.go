@@ -106,9 +106,7 @@ func (w *wire) read(from io.Reader) {
 
 func (w *wire) send(text string) {
 	w.Helper()
-	if _, err := io.WriteString(w.in, text+"\n"); err != nil {
-		w.Fatal(err)
-	}
+	expect.OK(w, expect.ErrOf(io.WriteString(w.in, text+"\n")))
 }
 
 // next returns the next line of the server.

@@ -51,11 +51,9 @@ func newAgent(t *testing.T, key string) *agent {
 	go func() {
 		_ = out.CloseWithError(ts.Serve(context.WithoutCancel(t.Context()), "mcpevents", "1", in, out))
 	}()
-	var err error
-	a.session, err = mcp.NewClient(&mcp.Implementation{Name: "agent", Version: "1"}, &mcp.ClientOptions{
+	a.session = expect.Value(mcp.NewClient(&mcp.Implementation{Name: "agent", Version: "1"}, &mcp.ClientOptions{
 		ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) { a.progress <- r.Params.Message },
-	}).Connect(t.Context(), &mcp.IOTransport{Reader: answers, Writer: asks}, nil)
-	expect.OK(t, err)
+	}).Connect(t.Context(), &mcp.IOTransport{Reader: answers, Writer: asks}, nil))(t)
 	t.Cleanup(func() { _ = a.session.Close() })
 	return a
 }
@@ -126,9 +124,7 @@ func TestClientWithOnlyToolsReceivesEvents(t *testing.T) {
 			}
 		}
 		slices.Sort(names)
-		if want := []string{"list_event_types", "recent_events", "subscribe", "unsubscribe", "wait_for_event"}; !slices.Equal(names, want) {
-			t.Errorf("got the tools %q, want %q", names, want)
-		}
+		expect.List(t, "the tools", names, []string{"list_event_types", "recent_events", "subscribe", "unsubscribe", "wait_for_event"})
 		var types struct {
 			EventTypes []struct {
 				Name      string
@@ -200,18 +196,12 @@ func TestClientWithOnlyToolsReceivesEvents(t *testing.T) {
 // watch returns the data of each event of a type as soon as the server's log has it.
 func (a *agent) watch(name string) <-chan string {
 	a.Helper()
-	c, err := client.Connect(a.Context(), a.server.URL, client.Options{Key: "agent", Agent: "test/1"})
-	if err != nil {
-		a.Fatal(err)
-	}
+	c := expect.Value(client.Connect(a.Context(), a.server.URL, client.Options{Key: "agent", Agent: "test/1"}))(a)
 	data := make(chan string, 100)
-	sub, err := c.Subscribe(context.WithoutCancel(a.Context()), client.SubscribeOptions{
+	sub := expect.Value(c.Subscribe(context.WithoutCancel(a.Context()), client.SubscribeOptions{
 		Name: name, Mode: client.ModePush,
 		Event: func(_ context.Context, e client.Event) error { data <- string(e.Data); return nil },
-	})
-	if err != nil {
-		a.Fatal(err)
-	}
+	}))(a)
 	a.Cleanup(func() { _ = sub.Close() })
 	return data
 }
