@@ -82,10 +82,9 @@ func awaitType(t *testing.T, c *client.Client, name string) client.EventType {
 
 func ship(t *testing.T, backend *standalone.Server, order int, id, data string) {
 	t.Helper()
-	_, err := backend.Publish(t.Context(), "default", standalone.Event{
+	expect.OK(t, expect.ErrOf(backend.Publish(t.Context(), "default", standalone.Event{
 		URI: fmt.Sprintf("event://orders/%d/shipped", order), ID: id, Data: json.RawMessage(data),
-	})
-	expect.OK(t, err)
+	})))
 }
 
 // received collects the events of a subscription.
@@ -255,9 +254,7 @@ func TestWhatABackendSends(t *testing.T) {
 		backend.first = `{"cursor":"c9","truncated":true}`
 		backend.mu.Unlock()
 		backend.CloseClientConnections() // the relay resumes
-		if params := <-backend.opened; params["cursor"] != "c3" {
-			t.Errorf("the relay resumed from %v, want the cursor of the last event", params["cursor"])
-		}
+		expect.Equal[any](t, "the cursor from which the relay resumes", (<-backend.opened)["cursor"], "c3")
 		r.await(t, func() bool { return r.gaps == 1 && len(r.events) == 2 })
 		select {
 		case body := <-gaps:

@@ -359,8 +359,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 	const orders, each, life, start = 5, 1000, 2400 * time.Millisecond, 1600 * time.Millisecond
 	backend := startBackend(t)
 	core := newCore(t, backend.URL+"/mcp")
-	gateway, err := app.NewGateway(core, app.GatewayOptions{})
-	expect.OK(t, err)
+	gateway := expect.Value(app.NewGateway(core, app.GatewayOptions{}))(t)
 	var patterns []match.Pattern
 	var invocations sync.WaitGroup
 	all, end := context.WithCancel(context.Background())
@@ -408,8 +407,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 		for order := range orders {
 			events = append(events, standalone.Event{URI: fmt.Sprintf("event://orders/%d/shipped", order), ID: fmt.Sprint(i), Data: json.RawMessage(`{"carrier":"DHL"}`)})
 		}
-		_, err := backend.Publish(t.Context(), "default", events...)
-		expect.OK(t, err)
+		expect.OK(t, expect.ErrOf(backend.Publish(t.Context(), "default", events...)))
 		time.Sleep(4 * start / each * 3 / 4)
 	}
 	count := func() (total int, ids map[string]bool, gaps int) {
@@ -419,6 +417,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 				var after int64
 				for more := true; more; {
 					var entries []eventlog.Entry
+					var err error
 					entries, more, after, err = core.EventLog.Read(t.Context(), part, after, 1000)
 					expect.OK(t, err)
 					for _, e := range entries {

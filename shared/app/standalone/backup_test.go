@@ -195,8 +195,7 @@ func TestDropKeys(t *testing.T) {
 	e = expect.Value(New(t.Context(), settings))(t)
 	opened := func(want int) {
 		t.Helper()
-		opener, err := webhook.NewOpener(expect.Value(readSecrets(settings.Data))(t).Private)
-		expect.OK(t, err)
+		opener := expect.Value(webhook.NewOpener(expect.Value(readSecrets(settings.Data))(t).Private))(t)
 		n := 0
 		err = (&subscription.Lists{DB: e.db}).Each(t.Context(), "default", "anonymous", func(s *subscription.Subscription) error {
 			n++
@@ -227,14 +226,8 @@ func TestKeysThatDoNotOpenTheSecretsAreRefused(t *testing.T) {
 	subscribed(t, e, "http://127.0.0.1:9/hook", buildFinished)
 	end(t, e)
 	path := secretsPath(settings.Data)
-	keys, err := os.ReadFile(path)
-	expect.OK(t, err)
-	var foreign secrets
-	if foreign, err = newSecrets(); err != nil {
-		t.Fatal(err)
-	}
-	other, err := json.Marshal(foreign)
-	expect.OK(t, err)
+	keys := expect.Value(os.ReadFile(path))(t)
+	other := expect.Value(json.Marshal(expect.Value(newSecrets())(t)))(t)
 	missing := func() {
 		t.Helper()
 		refuses(t, settings, path+" is missing")
@@ -250,12 +243,10 @@ func TestKeysThatDoNotOpenTheSecretsAreRefused(t *testing.T) {
 	expect.OK(t, os.WriteFile(path, keys, 0o600))
 	starts(t, settings)
 	expect.OK(t, RotateKeys(settings.Data))
-	if e, err = New(t.Context(), settings); err != nil {
-		t.Fatal(err)
-	}
+	e = expect.Value(New(t.Context(), settings))(t)
 	// A database of an earlier version has no mark of the keys.
-	err = e.db.Write(t.Context(), store.Delete(checkValueKey))
+	expect.OK(t, e.db.Write(t.Context(), store.Delete(checkValueKey)))
 	end(t, e)
-	expect.OK(t, errors.Join(err, os.Remove(path)))
+	expect.OK(t, os.Remove(path))
 	missing()
 }

@@ -425,8 +425,7 @@ func TestBodiesComeInTime(t *testing.T) {
 		}), limit))
 
 		send := func(path string, length int, body string) (status string, err error) {
-			c, err := pipes.Dial(t.Context(), server.Listener.Addr().String())
-			expect.OK(t, err)
+			c := expect.Value(pipes.Dial(t.Context(), server.Listener.Addr().String()))(t)
 			defer c.Close()
 			_, _ = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", path, length, body)
 			_ = c.SetDeadline(time.Now().Add(time.Hour))

@@ -57,9 +57,7 @@ func TestConnectionsBelowTheLimit(t *testing.T) {
 	for _, c := range all {
 		_ = c.Close()
 	}
-	if err := server.Wait(); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, server.Wait())
 }
 
 // serveUntilAsked runs a server in a process of its own. When it reads a line from stdin, it prints how many more files the

@@ -165,10 +165,7 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 	}
 	end(t, s)
 	o.Catalog = types(t, "later")
-	var err error
-	if s, err = New(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	s = expect.Value(New(t.Context(), o))(t)
 	defer end(t, s)
 	for workspace, want := range map[string]int{"first": 1, "own": 0} {
 		if n, _ := notified(open(workspace, cursors[workspace]), workspace); n != want {
