@@ -31,9 +31,7 @@ func TestOneGuardForAllEndpoints(t *testing.T) {
 		"/mcp": endpointOptions(core).Guard.Check(r), "/events": publishing.Handler.Guard.Check(r),
 		"/sources": publishing.Sources.Guard.Check(r), "/consent": NewConsent(core, nil).Guard.Check(r),
 	} {
-		if !fault.Is(err, fault.Forbidden) {
-			t.Errorf("%s: got %v, want a fault of kind Forbidden", name, err)
-		}
+		expect.Fault(t, name, err, fault.Forbidden)
 	}
 	if strings.Contains(out.String(), "the-key") {
 		t.Errorf("RCH-05 the log has a path that may contain a key: %s", out.String())
@@ -44,9 +42,7 @@ func TestOneGuardForAllEndpoints(t *testing.T) {
 	guard := endpointOptions(core).Guard
 	for i := range 1000 {
 		r.Host = fmt.Sprintf("%d.example", i)
-		if err := guard.Check(r); !fault.Is(err, fault.Forbidden) {
-			t.Errorf("%s: got %v, want a fault of kind Forbidden", r.Host, err)
-		}
+		expect.Fault(t, r.Host, guard.Check(r), fault.Forbidden)
 	}
 	if n := strings.Count(out.String(), "host refused"); n > 25 {
 		t.Errorf("AUT-06 a caller that makes up 1000 hosts causes %d lines in the log, want at most 25", n)

@@ -94,9 +94,7 @@ func TestEventTypesThatCouldEndSubscriptions(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	counting := NewDeployment(target.DB, true) // it counts 0 affected subscriptions
-	if _, err := counting.Apply(t.Context(), files(t, plain, "")); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, expect.ErrOf(counting.Apply(t.Context(), files(t, plain, ""))))
 }
 
 // With All, the given files replace all earlier ones, so that a file that is missing now is removed.

@@ -245,9 +245,7 @@ func TestLimits(t *testing.T) {
 		"MIN_TTL": "0s", "ALLOW_NO_EXPIRY": "maybe", "WEBHOOK_SECRET": "weak", "PROFILE": "draft", "WEBHOOK_ID": "event", "EVENT_CODES": "sketch", "UNKNOWN_UNSUBSCRIBE": "empty",
 		"VERIFIED_TARGETS": "https://good.example", "TARGET_PORTS": "443,0",
 	} {
-		if _, err := FromEnv(environ(map[string]string{envPrefix + name: value})); !fault.Is(err, fault.Invalid) {
-			t.Errorf("%s=%s: got %v", name, value, err)
-		}
+		expect.Fault(t, name+"="+value, expect.ErrOf(FromEnv(environ(map[string]string{envPrefix + name: value}))), fault.Invalid)
 	}
 	expect.Equal(t, "EnvName", EnvName("allow-insecure-targets"), "MCPEVENTS_ALLOW_INSECURE_TARGETS")
 }
@@ -286,11 +284,10 @@ func TestScopesOfBackendsApplyToTheirEventTypes(t *testing.T) {
 		db := settingstest.New()
 		own := api.Backend{Name: "own", Workspace: "default"}
 		catalogs := catalog.NewStored(db, nil, nil, NewStored(db, nil, nil, own).EventTypes)
-		_, err := catalog.ReplaceBackends(t.Context(), db, "default", func(all map[string]catalog.BackendTypes) {
+		expect.OK(t, expect.ErrOf(catalog.ReplaceBackends(t.Context(), db, "default", func(all map[string]catalog.BackendTypes) {
 			all["shop"] = catalog.BackendTypes{Types: []catalog.BackendType{{Name: "shipped"}}}
 			all["own"] = catalog.BackendTypes{Types: []catalog.BackendType{{Name: "built"}}}
-		})
-		expect.OK(t, err)
+		})))
 		shop := func(more string) string {
 			return "backends:\n  - {name: shop, url: https://shop.example/mcp" + more + "}\n"
 		}

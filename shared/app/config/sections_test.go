@@ -347,8 +347,7 @@ func TestFingerprint(t *testing.T) {
 // GWN-01: storing a configuration records the workspaces whose backends have changed, so that their clients are notified.
 // Each version of the configuration has records of its own.
 func TestApplySaysWhoseBackendsChanged(t *testing.T) {
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	expect.OK(t, err)
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 	defer func() { _ = db.Close() }()
 	for _, src := range []string{
 		"backends:\n  - {name: a, url: 'https://a.example/mcp'}\n",
@@ -358,7 +357,7 @@ func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 		replace(t, db, src)
 	}
 	announced := map[settings.Change]int{}
-	err = settings.Announce(t.Context(), db, 0, func(_ context.Context, c settings.Change) error {
+	err := settings.Announce(t.Context(), db, 0, func(_ context.Context, c settings.Change) error {
 		announced[c]++
 		return nil
 	})
