@@ -122,15 +122,9 @@ func (f *fixture) send(method, path, who, body string) (*http.Response, error) {
 // call makes a request and validates the answer; the result is decoded into out unless that is nil.
 func (f *fixture) call(who, method, path, body string, status int, out any) []byte {
 	f.Helper()
-	resp, err := f.send(method, path, who, body)
-	if err != nil {
-		f.Fatal(err)
-	}
+	resp := expect.Value(f.send(method, path, who, body))(f)
 	defer resp.Body.Close()
-	raw, err := io.ReadAll(resp.Body)
-	if err != nil {
-		f.Fatal(err)
-	}
+	raw := expect.Value(io.ReadAll(resp.Body))(f)
 	if resp.StatusCode != status {
 		f.Errorf("%s %s as %q: got %d %s, want %d", method, path, who, resp.StatusCode, raw, status)
 	}
@@ -175,9 +169,7 @@ func (f *fixture) publish(uri, id string) {
 	if uri != built {
 		data = `{"id":"1","title":"down","severity":"error"}`
 	}
-	if _, err := f.s.Publish(f.Context(), "default", standalone.Event{URI: uri, ID: id, Data: json.RawMessage(data)}); err != nil {
-		f.Fatal(err)
-	}
+	expect.OK(f, expect.ErrOf(f.s.Publish(f.Context(), "default", standalone.Event{URI: uri, ID: id, Data: json.RawMessage(data)})))
 }
 
 type object = map[string]any

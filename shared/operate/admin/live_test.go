@@ -19,10 +19,7 @@ import (
 // watch opens a live stream; ticks come until it ends.
 func (f *fixture) watch(who string) <-chan object {
 	f.Helper()
-	resp, err := f.send("GET", "live", who, "")
-	if err != nil {
-		f.Fatal(err)
-	}
+	resp := expect.Value(f.send("GET", "live", who, ""))(f)
 	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != sse.ContentType {
 		f.Fatalf("got %d as %s", resp.StatusCode, resp.Header.Get("Content-Type"))
 	}

@@ -264,17 +264,11 @@ func suspend(f *fixture) string {
 	hold := httptest.NewServer(hooks)
 	f.Cleanup(hold.Close)
 	hooks.URL = hold.URL
-	c, err := client.Connect(f.Context(), f.s.URL, client.Options{Key: "alice", Agent: "test/1", Webhooks: hooks})
-	if err != nil {
-		f.Fatal(err)
-	}
-	sub, err := c.Subscribe(f.Context(), client.SubscribeOptions{
+	c := expect.Value(client.Connect(f.Context(), f.s.URL, client.Options{Key: "alice", Agent: "test/1", Webhooks: hooks}))(f)
+	sub := expect.Value(c.Subscribe(f.Context(), client.SubscribeOptions{
 		Name: "ci.build_finished", Mode: client.ModeWebhook,
 		Event: func(context.Context, client.Event) error { return errors.New("not now") },
-	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	}))(f)
 	f.Cleanup(func() { _ = sub.Close() })
 	for i := range 110 {
 		f.publish(built, fmt.Sprint("evt_failed_", i))

@@ -198,10 +198,8 @@ func runs(t *testing.T, terminal Terminal, answers map[string]string, args ...st
 	}))
 	t.Cleanup(s.Close)
 	var commands Commands
-	parser, err := kong.New(&commands)
-	expect.OK(t, err)
-	parsed, err := parser.Parse(append(args, "--server", s.URL))
-	expect.OK(t, err)
+	parser := expect.Value(kong.New(&commands))(t)
+	parsed := expect.Value(parser.Parse(append(args, "--server", s.URL)))(t)
 	var stdout, stderr bytes.Buffer
 	terminal.Out, terminal.Err = &stdout, &stderr
 	err = parsed.Run(terminal)
@@ -233,9 +231,7 @@ func TestErasingAsksFirst(t *testing.T) {
 		t.Run("OPS-07 OPS-10 "+x.name, func(t *testing.T) {
 			out, errs, err := runs(t, Terminal{In: strings.NewReader(x.stdin), Interactive: x.interactive}, x.answers, append([]string{"principals", "erase", "al/ice"}, x.args...)...)
 			expect.Equal(t, "the questions", errs, x.asks)
-			if strings.Contains(out, "done: true") != x.erases {
-				t.Errorf("it prints %q, want an erasure: %v", out, x.erases)
-			}
+			expect.Equal(t, "it erases", strings.Contains(out, "done: true"), x.erases)
 			refused(t, err, x.refusal)
 		})
 	}
@@ -263,9 +259,7 @@ func TestEndingASubscriptionAsksFirst(t *testing.T) {
 		t.Run("OPS-10 "+x.name, func(t *testing.T) {
 			out, errs, err := runs(t, Terminal{In: strings.NewReader(x.stdin), Interactive: x.interactive}, x.answers, append([]string{"subscriptions", "end", "sub_1"}, x.args...)...)
 			expect.Equal(t, "the questions", errs, x.asks)
-			if strings.Contains(out, "ended: true") != x.ends {
-				t.Errorf("it prints %q, want an end: %v", out, x.ends)
-			}
+			expect.Equal(t, "it ends the subscription", strings.Contains(out, "ended: true"), x.ends)
 			refused(t, err, x.refusal)
 		})
 	}
