@@ -123,9 +123,7 @@ func TestCheckListen(t *testing.T) {
 
 func TestRequireNamesAllMissingScopes(t *testing.T) {
 	p := Principal{Scopes: []string{ScopeRead}}
-	if err := p.Require(ScopeRead); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, p.Require(ScopeRead))
 	err := p.Require(ScopeRead, ScopePublish, "github", "github")
 	if got, ok := fault.DataOf(err).(MissingScopes); !ok || !slices.Equal(got.Scopes, []string{ScopePublish, "github"}) {
 		t.Errorf("got %v, %+v", err, got)
@@ -222,14 +220,10 @@ func TestDirectory(t *testing.T) {
 		}
 		return all
 	}
-	if got := scopes("default", "alice"); !slices.Equal(got, []string{"one", "two"}) {
-		t.Errorf("got the scopes %q for alice, want one and two", got)
-	}
+	expect.List(t, "the scopes of alice", scopes("default", "alice"), []string{"one", "two"})
 	expect.Equal(t, "the scopes of bob", len(scopes("other", "bob")), 0)
 	now = now.Add(time.Hour)
-	if got := scopes("default", "alice"); !slices.Equal(got, []string{"one"}) {
-		t.Errorf("got the scopes %q after a key of alice expired, want one", got)
-	}
+	expect.List(t, "the scopes of alice after a key expired", scopes("default", "alice"), []string{"one"})
 }
 
 func TestSecretPath(t *testing.T) {

@@ -82,13 +82,9 @@ func TestGoodTokens(t *testing.T) {
 	if want := jwt.PrincipalID(w.provider.Issuer, "sub", "alice"); p.ID != want || !auth.ValidPrincipal(p.ID) || p.Workspace != "default" || p.Anonymous {
 		t.Errorf("got %+v, want %s", p, want)
 	}
-	if want := []string{"events:read", "events:subscribe", "github", "other\u00a0events:operate"}; !slices.Equal(p.Scopes, want) {
-		t.Errorf("got scopes %v, want %v", p.Scopes, want)
-	}
+	expect.List(t, "the scopes", p.Scopes, []string{"events:read", "events:subscribe", "github", "other\u00a0events:operate"})
 	for name, want := range map[string][]string{"org": {"acme"}, "team": {"red", "7"}, "tenant": {"42"}, "nested": nil} {
-		if !slices.Equal(p.Claims[name], want) {
-			t.Errorf("claim %s: got %v, want %v", name, p.Claims[name], want)
-		}
+		expect.List(t, "the claim "+name, p.Claims[name], want)
 	}
 	if until := time.Until(p.Expires); until < 5*time.Minute || until > 6*time.Minute {
 		t.Errorf("it expires in %v", until)
@@ -244,9 +240,7 @@ func TestSettingsAreChecked(t *testing.T) {
 			o := jwt.Options{Issuers: []string{"https://login.example.com"}, Audience: []string{audience}}
 			expect.OK(t, expect.ErrOf(jwt.New(o)))
 			change(&o)
-			if _, err := jwt.New(o); !fault.Is(err, fault.Invalid) {
-				t.Errorf("got %v", err)
-			}
+			expect.Fault(t, "the settings", expect.ErrOf(jwt.New(o)), fault.Invalid)
 		})
 	}
 }
@@ -263,9 +257,7 @@ func TestTokensOfCognito(t *testing.T) {
 	})
 	t.Run("AWS-24 client_id is the audience, and scopes have a prefix", func(t *testing.T) {
 		p := w.accept(t, w.provider.Token("alice", "", cognito("access", client)))
-		if want := []string{"events:read"}; !slices.Equal(p.Scopes, want) {
-			t.Errorf("got scopes %q, want %q", p.Scopes, want)
-		}
+		expect.List(t, "the scopes", p.Scopes, []string{"events:read"})
 	})
 	t.Run("AWS-24 a token of another client is refused", func(t *testing.T) {
 		w.refuse(t, fault.Unauthenticated, w.provider.Token("alice", "", cognito("access", "another")))
@@ -375,9 +367,7 @@ func FuzzClaims(f *testing.F) {
 	f.Fuzz(func(t *testing.T, claims []byte) {
 		who, err := a.Authenticate(t.Context(), bearer(key.SignBytes(t, nil, claims)))
 		if err != nil {
-			if !fault.Is(err, fault.Unauthenticated) {
-				t.Errorf("got %v", err)
-			}
+			expect.Fault(t, "the token", err, fault.Unauthenticated)
 			return
 		}
 		if !auth.ValidPrincipal(who.ID) || who.Workspace != auth.DefaultWorkspace || time.Until(who.Expires) < 0 {

@@ -22,15 +22,11 @@ func TestAnActivePrincipalIsNotForgotten(t *testing.T) {
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	r := NewRate("publishRate", "events", FixedLimit(1), burst(2))
 	busy := auth.Principal{ID: "busy", Workspace: "w"}
-	if err := r.Take(t.Context(), busy, 2, now); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, r.Take(t.Context(), busy, 2, now))
 	for i := range 5 * (maxPrincipals / 2) {
 		_ = r.Take(t.Context(), auth.Principal{ID: fmt.Sprint(i)}, 1, now)
 		if i%(maxPrincipals/2) == 0 {
-			if err := r.Take(t.Context(), busy, 1, now); !fault.Is(err, fault.Exhausted) {
-				t.Errorf("an active principal was forgotten among %d others: %v", i, err)
-			}
+			expect.Fault(t, fmt.Sprintf("an active principal among %d others", i), r.Take(t.Context(), busy, 1, now), fault.Exhausted)
 		}
 	}
 }
