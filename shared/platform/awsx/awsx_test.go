@@ -80,9 +80,7 @@ func TestLoadRefuses(t *testing.T) {
 	}
 	for name, getenv := range tests {
 		t.Run(name, func(t *testing.T) {
-			if _, err := load(getenv); !fault.Is(err, fault.Invalid) {
-				t.Errorf("got %v, want an invalid environment", err)
-			}
+			expect.Fault(t, "the environment", expect.ErrOf(load(getenv)), fault.Invalid)
 		})
 	}
 }
@@ -139,10 +137,9 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func put(t *testing.T, cfg aws.Config) {
 	t.Helper()
-	_, err := dynamodb.NewFromConfig(cfg).PutItem(context.Background(), &dynamodb.PutItemInput{
+	expect.OK(t, expect.ErrOf(dynamodb.NewFromConfig(cfg).PutItem(context.Background(), &dynamodb.PutItemInput{
 		TableName: aws.String("t"), Item: map[string]types.AttributeValue{"pk": &types.AttributeValueMemberS{Value: "a"}},
-	})
-	expect.OK(t, err)
+	})))
 }
 
 func send(t *testing.T, cfg aws.Config, body string) {
@@ -244,9 +241,7 @@ func TestResponseBodiesCanBeReadAfterDo(t *testing.T) {
 	req := expect.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://aws.example", http.NoBody))(t)
 	resp := expect.Value(c.Do(req))(t)
 	expect.Equal(t, "the body", string(expect.Value(io.ReadAll(resp.Body))(t)), "body")
-	if err := resp.Body.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, resp.Body.Close())
 }
 
 type doer func(*http.Request) (*http.Response, error)

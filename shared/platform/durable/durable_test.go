@@ -3,7 +3,6 @@ package durable
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -19,7 +18,5 @@ func TestNamesAreSynced(t *testing.T) {
 	expect.OK(t, WriteFile(file, []byte("content")))
 	expect.OK(t, Rename(file, renamed))
 	expect.Equal(t, "the content", string(expect.Value(os.ReadFile(renamed))(t)), "content")
-	if want := []string{dir, dir}; !slices.Equal(synced, want) {
-		t.Errorf("OPS-16: got the synced directories %q, want %q", synced, want)
-	}
+	expect.List(t, "OPS-16: the synced directories", synced, []string{dir, dir})
 }

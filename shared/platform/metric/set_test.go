@@ -142,9 +142,7 @@ func TestNilRecordsNothing(t *testing.T) {
 	s.Published(1)
 	s.Attempt("timeout", 1, time.Second, time.Second)
 	s.DeadLettered("events", 1)
-	if err := s.Watch(QueueDepth, nil); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, s.Watch(QueueDepth, nil))
 	var e *EMF
 	e.Flush(t.Context())
 	e.Close(t.Context())
@@ -220,9 +218,7 @@ func TestTally(t *testing.T) {
 		}
 		wants := func(want ...string) {
 			t.Helper()
-			if got := lines(); !slices.Equal(got, want) {
-				t.Errorf("got %q, want %q", got, want)
-			}
+			expect.List(t, "the lines", lines(), want)
 		}
 		spill(100, "kitchen", "cat")
 		spill(1, "kitchen", "dog")
@@ -239,9 +235,7 @@ func TestTally(t *testing.T) {
 		var all []string
 		tally.Each(func(values []string, n int64) { all = append(all, fmt.Sprint(values, n)) })
 		slices.Sort(all)
-		if want := []string{"[kitchen cat] 102", "[kitchen dog] 1"}; !slices.Equal(all, want) {
-			t.Errorf("got %q, want %q", all, want)
-		}
+		expect.List(t, "the counts", all, []string{"[kitchen cat] 102", "[kitchen dog] 1"})
 		time.Sleep(time.Minute) // lets the last timer end
 	})
 }

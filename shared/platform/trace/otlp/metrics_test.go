@@ -35,12 +35,8 @@ func TestMetrics(t *testing.T) {
 	defer server.Close()
 	log := slog.New(slog.DiscardHandler)
 	emf := metric.NewEMF(log, "stack-1", nil)
-	var err error
-	if emf.Export, err = Metrics(Options{Endpoint: server.URL, Version: "1.2.3", Log: log}, "stack-1"); err != nil {
-		t.Fatal(err)
-	}
-	s, err := metric.NewSet(emf.Provider())
-	expect.OK(t, err)
+	emf.Export = expect.Value(Metrics(Options{Endpoint: server.URL, Version: "1.2.3", Log: log}, "stack-1"))(t)
+	s := expect.Value(metric.NewSet(emf.Provider()))(t)
 	expect.OK(t, s.Watch(metric.StreamsOpen, func(context.Context) ([]metric.Reading, error) { return metric.One(7), nil }))
 	flush := func() (about map[string]string, all map[string]*metricspb.Metric) {
 		emf.Close(t.Context())
