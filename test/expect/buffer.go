@@ -16,6 +16,9 @@ type Buffer struct {
 
 const maxBuffer = 64 << 20
 
+// patience limits each wait. It is long because machines may be busy.
+const patience = 3 * time.Minute
+
 func (b *Buffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -46,7 +49,6 @@ func (b *Buffer) Take() string {
 // Await waits until the text was written n times.
 func (b *Buffer) Await(tb testing.TB, text string, n int) {
 	tb.Helper()
-	const patience = 3 * time.Minute // for busy machines
 	for end := time.Now().Add(patience); strings.Count(b.String(), text) < n; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			tb.Fatalf("%q was not written %d times in:\n%s", text, n, b)

@@ -3,7 +3,9 @@ package expect
 
 import (
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
@@ -29,6 +31,26 @@ func List[T comparable](t testing.TB, what string, got, want []T) {
 	t.Helper()
 	if !slices.Equal(got, want) {
 		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+// Contains checks that a text has a part.
+func Contains(t testing.TB, what, got, part string) {
+	t.Helper()
+	if !strings.Contains(got, part) {
+		t.Errorf("%s: got %s, want it to contain %q", what, got, part)
+	}
+}
+
+// Receive returns the next value of a channel, or the zero value if the channel is closed. It ends the test if nothing arrives.
+func Receive[T any](t testing.TB, what string, c <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(patience):
+		t.Fatalf("%s: got nothing within %v", what, patience)
+		panic("unreachable")
 	}
 }
 
