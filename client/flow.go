@@ -103,10 +103,7 @@ func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) 
 	if err != nil {
 		return nil, err
 	}
-	f.saved, f.cursor = saved, saved
-	if saved == "" {
-		f.cursor = s.Cursor
-	}
+	f.saved, f.cursor = saved, cmp.Or(saved, s.Cursor)
 	return f, nil
 }
 

@@ -242,9 +242,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 // refreshing together, and the rest of the lifetime leaves time to repeat a failed refresh. A subscription with an unlimited
 // lifetime (0) is refreshed about once a day, because a refresh moves its cursor and reactivates it if it was suspended.
 func refreshAfter(lifetime time.Duration) time.Duration {
-	if lifetime == 0 {
-		lifetime = 2 * defaultRotate
-	}
+	lifetime = cmp.Or(lifetime, 2*defaultRotate)
 	return lifetime/2 + rand.N(lifetime/4)
 }
 

@@ -16,6 +16,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -82,9 +83,7 @@ type eventType struct {
 // Run checks a server. If the server does not offer MCP Events, Run returns a report of the rules that it could check together with an
 // error of kind fault.Unsupported. If it cannot reach the server, it returns no report.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	if o.Wait == 0 {
-		o.Wait = 40 * time.Second
-	}
+	o.Wait = cmp.Or(o.Wait, 40*time.Second)
 	if len(o.Arguments) == 0 {
 		o.Arguments = json.RawMessage("{}")
 	}

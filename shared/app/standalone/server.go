@@ -223,12 +223,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 
 // complete fills in defaults, and refuses options that are missing or out of range.
 func (o *Options) complete() error {
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
-	if o.Auth == "" {
-		o.Auth = auth.ModeNone
-	}
+	o.Log, o.Auth = cmp.Or(o.Log, slog.Default()), cmp.Or(o.Auth, auth.ModeNone)
 	if reflect.ValueOf(o.Limits).IsZero() {
 		o.Limits = DefaultLimits()
 	}

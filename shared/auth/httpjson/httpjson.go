@@ -4,6 +4,7 @@ package httpjson
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"log/slog"
 	"net/http"
@@ -104,11 +105,7 @@ func (rs Responder) writeError(w http.ResponseWriter, r *http.Request, err error
 	}
 	switch kind {
 	case fault.Internal, fault.Unavailable, fault.Conflict:
-		log := rs.Log
-		if log == nil {
-			log = slog.Default()
-		}
-		log.ErrorContext(r.Context(), "request failed", "path", pathOf(r), "kind", kind.String(), "error", err)
+		cmp.Or(rs.Log, slog.Default()).ErrorContext(r.Context(), "request failed", "path", pathOf(r), "kind", kind.String(), "error", err)
 	}
 	if kind == fault.Unavailable {
 		w.Header().Set("Retry-After", "1")
@@ -189,9 +186,7 @@ func (r *Recorder) Header() http.Header { return r.header }
 
 // WriteHeader implements [http.ResponseWriter].
 func (r *Recorder) WriteHeader(status int) {
-	if r.Status == 0 {
-		r.Status = status
-	}
+	r.Status = cmp.Or(r.Status, status)
 }
 
 // Write implements [http.ResponseWriter].

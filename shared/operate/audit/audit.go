@@ -8,6 +8,7 @@ package audit
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -77,13 +78,9 @@ func (t *Trail) add(ctx context.Context, workspace string, e Entry) error {
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode an audit entry")
 	}
-	keep := t.Retention
-	if keep == 0 {
-		keep = defaultRetention
-	}
 	err = t.DB.Write(ctx, store.Put(store.Item{
 		Key:   store.Key{Table: store.Settings, Partition: partition(workspace), Sort: e.ID},
-		Value: value, Expires: now.Add(keep),
+		Value: value, Expires: now.Add(cmp.Or(t.Retention, defaultRetention)),
 	}, store.Absent()))
 	return fault.Wrap(fault.Unavailable, err, "write the audit trail")
 }

@@ -6,6 +6,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
@@ -93,10 +94,7 @@ func New(o Options, log *slog.Logger) *Handler {
 		}
 		content, err := fs.ReadFile(root, name)
 		sum := sha256.Sum256(content)
-		kind := mime.TypeByExtension(path.Ext(name))
-		if kind == "" {
-			kind = "text/plain; charset=utf-8"
-		}
+		kind := cmp.Or(mime.TypeByExtension(path.Ext(name)), "text/plain; charset=utf-8")
 		h.files[name] = file{kind, `"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`, content}
 		return err
 	})
@@ -105,7 +103,7 @@ func New(o Options, log *slog.Logger) *Handler {
 
 // ServeHTTP serves a file. It does not authenticate callers, because the files contain no data.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	name := strings.TrimPrefix(r.URL.Path, Prefix)
+	name := cmp.Or(strings.TrimPrefix(r.URL.Path, Prefix), "index.html")
 	header := w.Header()
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Referrer-Policy", "no-referrer")
@@ -116,9 +114,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		header.Set("Allow", "GET, HEAD")
 		http.Error(w, r.Method+" is not allowed (allowed: GET, HEAD)", http.StatusMethodNotAllowed)
 		return
-	}
-	if name == "" {
-		name = "index.html"
 	}
 	at := h.endpoints(r.Context())
 	header.Set("Content-Security-Policy", buildPolicy(at))

@@ -5,6 +5,7 @@
 package fault
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -211,11 +212,7 @@ func PrintData(w io.Writer, data any, shown string) {
 		}
 	}
 	for _, f := range faults {
-		at := *f.Pointer
-		if at == "" {
-			at = "(the whole document)"
-		}
-		line := fmt.Sprintf("%s: %s", at, strings.TrimSpace(*f.Message))
+		line := fmt.Sprintf("%s: %s", cmp.Or(*f.Pointer, "(the whole document)"), strings.TrimSpace(*f.Message))
 		if len(faults) == 1 && strings.Contains(shown, line) {
 			return
 		}

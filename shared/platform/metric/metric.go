@@ -393,11 +393,7 @@ func (t *Tally) write(ctx context.Context, c *tallied) {
 	}
 	c.logged = c.all
 	t.Log.WarnContext(ctx, t.Text, Count(t.Name, n, c.by...))
-	every := t.Every
-	if every == 0 {
-		every = LogEvery
-	}
-	time.AfterFunc(every, func() {
+	time.AfterFunc(cmp.Or(t.Every, LogEvery), func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.write(context.Background(), c)

@@ -13,6 +13,7 @@
 package refresh
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"sync"
@@ -82,9 +83,7 @@ type failure struct {
 // New returns a value that is not loaded yet. load receives the previous value, or the zero value at the first load.
 func New[T any](o Options, load func(ctx context.Context, old T) (T, error)) *Value[T] {
 	o.Now = periodic.Clock(o.Now)
-	if o.Timeout == 0 {
-		o.Timeout = 10 * time.Second
-	}
+	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
 	return &Value[T]{options: o, load: load}
 }
 
