@@ -15,6 +15,7 @@ package settings
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -227,11 +228,9 @@ type parsed[T any] struct {
 // NewCache makes a cache of the documents whose names begin with kind. Callers of the cache pass names without that prefix.
 // parse turns a text into a value. A nil now is time.Now, and a nil log is slog.Default.
 func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
-	now = periodic.Clock(now)
-	if log == nil {
-		log = slog.Default()
+	return &Cache[T]{
+		db: db, kind: kind, parse: parse, now: periodic.Clock(now), log: cmp.Or(log, slog.Default()), held: map[string]*refresh.Value[parsed[T]]{},
 	}
-	return &Cache[T]{db: db, kind: kind, parse: parse, now: now, log: log, held: map[string]*refresh.Value[parsed[T]]{}}
 }
 
 // Written forgets all documents. A process that calls it must be the only one that writes, and call it after each write. From
