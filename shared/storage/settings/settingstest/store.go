@@ -1,12 +1,11 @@
-// Package settingstest has a store for the tests of documents. Tests can make its reads fail and wait. It has only the
-// methods that shared/storage/settings needs.
+// Package settingstest has a store for the tests of documents. Tests can make its reads fail. It has only the methods that
+// shared/storage/settings needs.
 package settingstest
 
 import (
 	"context"
 	"sync"
 
-	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -18,7 +17,6 @@ type Store struct {
 	items map[store.Key]store.Item
 	reads map[string]int
 	fail  error
-	gate  <-chan struct{}
 }
 
 // New returns an empty store.
@@ -31,13 +29,6 @@ func (s *Store) Fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fail = err
-}
-
-// Hold makes reads wait until gate is closed.
-func (s *Store) Hold(gate <-chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.gate = gate
 }
 
 // Reads returns how often items with this sort key were read since the last call for the same key.
@@ -54,17 +45,7 @@ func (s *Store) Stamps() bool { return false }
 func (s *Store) Local() bool  { return false }
 
 // Get implements [store.DB].
-func (s *Store) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
-	s.mu.Lock()
-	gate := s.gate
-	s.mu.Unlock()
-	if gate != nil {
-		select {
-		case <-gate:
-		case <-ctx.Done():
-			return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "get")
-		}
-	}
+func (s *Store) Get(_ context.Context, keys ...store.Key) ([]*store.Item, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make([]*store.Item, len(keys))
