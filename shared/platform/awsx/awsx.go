@@ -206,7 +206,4 @@ func (l limited) Close() error {
 }
 
 // body is a request body without WriteTo, see [NewHTTPClient].
-type body struct{ r io.ReadCloser }
-
-func (b body) Read(p []byte) (int, error) { return b.r.Read(p) }
-func (b body) Close() error               { return b.r.Close() }
+type body struct{ io.ReadCloser }
