@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -53,10 +54,7 @@ func (s *Stack) Requests() map[string]awscount.Counts {
 	for app, counts := range s.gate.counts {
 		out[app] = awscount.Counts{}
 		for service, operations := range counts {
-			out[app][service] = map[string]awscount.Count{}
-			for operation, n := range operations {
-				out[app][service][operation] = n
-			}
+			out[app][service] = maps.Clone(operations)
 		}
 	}
 	return out

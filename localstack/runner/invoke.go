@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -153,15 +154,10 @@ type Call struct {
 func (s *Stack) Calls() []Call {
 	s.gate.mu.RLock()
 	defer s.gate.mu.RUnlock()
-	calls := make([]Call, 0, len(s.gate.calls))
-	for c := range s.gate.calls {
-		calls = append(calls, c)
-	}
-	slices.SortFunc(calls, func(a, b Call) int {
+	return slices.SortedFunc(maps.Keys(s.gate.calls), func(a, b Call) int {
 		return cmp.Or(cmp.Compare(a.Function, b.Function), cmp.Compare(a.Statement, b.Statement),
 			cmp.Compare(a.Action, b.Action), cmp.Compare(a.Resource, b.Resource))
 	})
-	return calls
 }
 
 // logical returns the logical id of the stack's resource with an ARN.

@@ -4,6 +4,7 @@ package furl
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -188,14 +189,12 @@ func readPrelude(r io.Reader) (prelude events.LambdaFunctionURLResponse, rest []
 		}
 		n, err := r.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
-		if at := bytes.Index(buf, separator); at >= 0 {
-			if err := json.Unmarshal(buf[:at], &prelude); err != nil {
+		if head, rest, found := bytes.Cut(buf, separator); found {
+			if err := json.Unmarshal(head, &prelude); err != nil {
 				return prelude, nil, err
 			}
-			if prelude.StatusCode == 0 {
-				prelude.StatusCode = http.StatusOK
-			}
-			return prelude, buf[at+len(separator):], nil
+			prelude.StatusCode = cmp.Or(prelude.StatusCode, http.StatusOK)
+			return prelude, rest, nil
 		}
 		if err != nil {
 			return prelude, nil, err

@@ -373,10 +373,7 @@ func (f *Function) replace() {
 func (f *Function) Close() {
 	f.mu.Lock()
 	f.closed = true
-	var live []*instance
-	for i := range f.live {
-		live = append(live, i)
-	}
+	live := slices.Collect(maps.Keys(f.live))
 	f.mu.Unlock()
 	f.end()
 	for _, i := range live {

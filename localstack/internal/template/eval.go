@@ -176,7 +176,7 @@ func scalar(n *yaml.Node) any {
 func (t *Template) call(name string, at, arg *yaml.Node, s Scope, depth int) (any, error) {
 	switch name {
 	case "Ref":
-		return t.ref(at, arg.Value, s, depth)
+		return t.ref(at, arg.Value, s)
 	case "GetAtt":
 		return t.getAtt(at, arg, s)
 	case "Sub":
@@ -258,7 +258,7 @@ func (t *Template) split(at, arg *yaml.Node, s Scope, depth int) (any, error) {
 	return list, nil
 }
 
-func (t *Template) ref(at *yaml.Node, id string, s Scope, depth int) (any, error) {
+func (t *Template) ref(at *yaml.Node, id string, s Scope) (any, error) {
 	if id == "AWS::NoValue" {
 		return absent{}, nil
 	}
@@ -341,7 +341,7 @@ func (t *Template) sub(at, arg *yaml.Node, s Scope, depth int) (any, error) {
 		if id, attribute, ok := strings.Cut(name, "."); ok {
 			v, err = s.Attr(id, attribute)
 		} else {
-			v, err = t.ref(at, name, s, depth+1)
+			v, err = t.ref(at, name, s)
 		}
 		text, ok := v.(string)
 		switch {
