@@ -32,6 +32,7 @@ func TestOneGuardForAllEndpoints(t *testing.T) {
 		"/sources": publishing.Sources.Guard.Check(r), "/consent": NewConsent(core, nil).Guard.Check(r),
 	} {
 		expect.Fault(t, name, err, fault.Forbidden)
+		expect.Contains(t, name, err.Error(), `"proxy.example" is not allowed here; a server behind a proxy allows it with --allowed-hosts`)
 	}
 	if strings.Contains(out.String(), "the-key") {
 		t.Errorf("RCH-05 the log has a path that may contain a key: %s", out.String())

@@ -160,7 +160,7 @@ func TestChallenge(t *testing.T) {
 func TestGuard(t *testing.T) {
 	local := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8080}
 	public := &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 443}
-	guard := Guard{Origins: []string{"https://console.example.com"}, Hosts: []string{"dev.example.com"}}
+	guard := Guard{Origins: []string{"https://console.example.com"}, Hosts: []string{"dev.example.com", "other.example.com:8443"}}
 	for name, tc := range map[string]struct {
 		addr         net.Addr
 		host, origin string
@@ -172,6 +172,9 @@ func TestGuard(t *testing.T) {
 		"another site":                 {local, "localhost:8080", "https://evil.example", false, ""},
 		"a rebound name":               {local, "evil.example:8080", "", false, ""},
 		"a name that is configured":    {local, "dev.example.com", "", true, ""},
+		"its case and its port":        {local, "DEV.example.com:444", "", true, ""},
+		"a name with a port":           {local, "other.example.com:8443", "", true, ""},
+		"a name with another port":     {local, "other.example.com", "", false, ""},
 		"an opaque origin":             {local, "localhost:8080", "null", false, ""},
 		"IPv6":                         {local, "[::1]:8080", "http://[::1]:3000", true, ""},
 		"a name like localhost":        {local, "localhost.evil.example", "", false, ""},
