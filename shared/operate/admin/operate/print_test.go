@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -91,9 +92,7 @@ func TestTablesFitTheTerminal(t *testing.T) {
 				t.Errorf("the columns are %s, want %s", got, x.heads)
 			}
 			for _, want := range x.has {
-				if !strings.Contains(out, want) {
-					t.Errorf("it prints\n%s\nwithout %s", out, want)
-				}
+				expect.Contains(t, "the output", out, want)
 			}
 			expect.Equal(t, "the notes", errs, x.notes)
 			for line := range strings.Lines(out) {
@@ -206,63 +205,58 @@ func runs(t *testing.T, terminal Terminal, answers map[string]string, args ...st
 	return stdout.String(), stderr.String(), err
 }
 
+// question is a case of a command that asks before it does something that cannot be undone.
+type question struct {
+	name, stdin string
+	interactive bool
+	answers     map[string]string
+	args        []string
+	asks        string
+	does        bool
+	refusal     string
+}
+
+// asksFirst runs a command, which prints done if it has done what was asked for.
+func asksFirst(t *testing.T, numbers, done string, command []string, cases []question) {
+	t.Helper()
+	for _, x := range cases {
+		t.Run(numbers+x.name, func(t *testing.T) {
+			terminal := Terminal{In: strings.NewReader(x.stdin), Interactive: x.interactive}
+			out, errs, err := runs(t, terminal, x.answers, slices.Concat(command, x.args)...)
+			expect.Equal(t, "the questions", errs, x.asks)
+			expect.Equal(t, "it is done", strings.Contains(out, done), x.does)
+			refused(t, err, x.refusal)
+		})
+	}
+}
+
 func TestErasingAsksFirst(t *testing.T) {
 	const path = "/admin/v1/principals/al%2Fice?dryRun="
 	dry := map[string]string{"DELETE " + path + "true": `{"subscriptions":3}`}
 	both := map[string]string{"DELETE " + path + "true": `{"subscriptions":3}`, "DELETE " + path + "false": `{"subscriptions":3,"done":true}`}
-	const question = "subscriptions: 3\nThis cannot be undone. Type al/ice to continue: "
-	for _, x := range []struct {
-		name, stdin string
-		interactive bool
-		answers     map[string]string
-		args        []string
-		asks        string
-		erases      bool
-		refusal     string
-	}{
+	const asked = "subscriptions: 3\nThis cannot be undone. Type al/ice to continue: "
+	asksFirst(t, "OPS-07 OPS-10 ", "done: true", []string{"principals", "erase", "al/ice"}, []question{
 		{"a dry run does not ask", "", true, dry, []string{"--dry-run"}, "", false, ""},
-		{"the name is repeated", "al/ice\n", true, both, nil, question, true, ""},
-		{"another name erases nothing", "bob\n", true, dry, nil, question, false, `canceled: "bob" is not "al/ice"`},
-		{"no answer erases nothing", "", true, dry, nil, question, false, "canceled"},
+		{"the name is repeated", "al/ice\n", true, both, nil, asked, true, ""},
+		{"another name erases nothing", "bob\n", true, dry, nil, asked, false, `canceled: "bob" is not "al/ice"`},
+		{"no answer erases nothing", "", true, dry, nil, asked, false, "canceled"},
 		{"--yes does not ask", "", true, map[string]string{"DELETE " + path + "false": `{"done":true}`}, []string{"--yes"}, "", true, ""},
 		{"without a terminal it is refused, whatever the input says", "al/ice\n", false, nil, nil, "", false, "add --yes if you are sure"},
 		{"without a terminal --yes erases", "", false, map[string]string{"DELETE " + path + "false": `{"done":true}`}, []string{"--yes"}, "", true, ""},
-	} {
-		t.Run("OPS-07 OPS-10 "+x.name, func(t *testing.T) {
-			out, errs, err := runs(t, Terminal{In: strings.NewReader(x.stdin), Interactive: x.interactive}, x.answers, append([]string{"principals", "erase", "al/ice"}, x.args...)...)
-			expect.Equal(t, "the questions", errs, x.asks)
-			expect.Equal(t, "it erases", strings.Contains(out, "done: true"), x.erases)
-			refused(t, err, x.refusal)
-		})
-	}
+	})
 }
 
 func TestEndingASubscriptionAsksFirst(t *testing.T) {
 	const path = "/admin/v1/subscriptions/sub_1"
 	show := map[string]string{"GET " + path: `{"id":"sub_1","principal":"alice"}`}
 	both := map[string]string{"GET " + path: `{"id":"sub_1","principal":"alice"}`, "DELETE " + path: `{"ended":true}`}
-	const question = "id: sub_1\nprincipal: alice\nThis cannot be undone. Type yes to continue: "
-	for _, x := range []struct {
-		name, stdin string
-		interactive bool
-		answers     map[string]string
-		args        []string
-		asks        string
-		ends        bool
-		refusal     string
-	}{
-		{"yes ends it", "yes\n", true, both, nil, question, true, ""},
-		{"any other answer does not", "y\n", true, show, nil, question, false, `canceled: "y" is not "yes"`},
+	const asked = "id: sub_1\nprincipal: alice\nThis cannot be undone. Type yes to continue: "
+	asksFirst(t, "OPS-10 ", "ended: true", []string{"subscriptions", "end", "sub_1"}, []question{
+		{"yes ends it", "yes\n", true, both, nil, asked, true, ""},
+		{"any other answer does not", "y\n", true, show, nil, asked, false, `canceled: "y" is not "yes"`},
 		{"--yes does not ask", "", true, map[string]string{"DELETE " + path: `{"ended":true}`}, []string{"--yes"}, "", true, ""},
 		{"without a terminal it is refused", "yes\n", false, nil, nil, "", false, "add --yes if you are sure"},
-	} {
-		t.Run("OPS-10 "+x.name, func(t *testing.T) {
-			out, errs, err := runs(t, Terminal{In: strings.NewReader(x.stdin), Interactive: x.interactive}, x.answers, append([]string{"subscriptions", "end", "sub_1"}, x.args...)...)
-			expect.Equal(t, "the questions", errs, x.asks)
-			expect.Equal(t, "it ends the subscription", strings.Contains(out, "ended: true"), x.ends)
-			refused(t, err, x.refusal)
-		})
-	}
+	})
 }
 
 // refused checks that an error has a text, or that there is no error if the text is empty.
