@@ -234,16 +234,7 @@ func TestAWebhookSubscriptionOutlivesRelays(t *testing.T) {
 	gateway := expect.Value(app.NewGateway(core, app.GatewayOptions{}))(t)
 	run := func() (stop func()) { return startRelay(t, core, gateway) }
 	stop := run()
-	var entry *catalog.Entry
-	for end := time.Now().Add(servertest.Patience); entry == nil; time.Sleep(10 * time.Millisecond) {
-		if cat, err := catalog.Latest(t.Context(), core.Catalogs, "default"); err == nil {
-			entry = cat.ByName("order.shipped")
-		}
-		if time.Now().After(end) {
-			t.Fatal("the event type is not stored")
-		}
-	}
-	selected := expect.Value(match.Select(entry, json.RawMessage(`{}`), auth.Principal{}))(t)
+	selected := expect.Value(match.Select(awaitStored(t, core), json.RawMessage(`{}`), auth.Principal{}))(t)
 	uri := selected.Pattern.Key
 	logged := func(want int) (gaps int) {
 		t.Helper()
@@ -293,14 +284,9 @@ func TestAWebhookSubscriptionOutlivesRelays(t *testing.T) {
 	}
 	expect.Equal(t, "the gaps after the backend has lost the subscription", logged(4), 2)
 
-	page := expect.Value(core.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "ev#default#shop"}))(t)
-	expect.OK(t, core.DB.Write(t.Context(), store.Delete(page.Items[0].Key)))
-	select {
-	case ended := <-backend.ended:
-		expect.Equal(t, "GWN-21: the URL of the ended subscription", ended.Delivery.URL, first.Delivery.URL)
-	case <-time.After(servertest.Patience):
-		t.Fatal("GWN-21: the subscription does not end")
-	}
+	dropDemand(t, core)
+	ended := expect.Receive(t, "GWN-21: the end of the subscription", backend.ended)
+	expect.Equal(t, "GWN-21: the URL of the ended subscription", ended.Delivery.URL, first.Delivery.URL)
 	stop()
 	if status, _ := backend.post("5", `{"eventId":"5","data":{}}`); status != http.StatusNotFound {
 		t.Errorf("a webhook after the end is answered with %d", status)
@@ -326,6 +312,27 @@ func startRelay(t *testing.T, core *app.Core, gateway *gateway.Gateway) (stop fu
 	var running sync.WaitGroup
 	running.Go(func() { relays.New(core, gateway, testKey, func(context.Context) error { return nil }).Run(ctx) })
 	return func() { cancel(); running.Wait() }
+}
+
+// awaitStored waits until the relay has stored the backend's event type.
+func awaitStored(t *testing.T, core *app.Core) (entry *catalog.Entry) {
+	t.Helper()
+	for end := time.Now().Add(servertest.Patience); entry == nil; time.Sleep(10 * time.Millisecond) {
+		if cat, err := catalog.Latest(t.Context(), core.Catalogs, "default"); err == nil {
+			entry = cat.ByName("order.shipped")
+		}
+		if time.Now().After(end) {
+			t.Fatal("the event type is not stored")
+		}
+	}
+	return entry
+}
+
+// dropDemand removes the only demand for events of the backend.
+func dropDemand(t *testing.T, core *app.Core) {
+	t.Helper()
+	page := expect.Value(core.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "ev#default#shop"}))(t)
+	expect.OK(t, core.DB.Write(t.Context(), store.Delete(page.Items[0].Key)))
 }
 
 func testKey(context.Context) ([]byte, error) {
@@ -380,16 +387,7 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 			}).Serve(ctx)
 		})
 	}
-	var entry *catalog.Entry
-	for end := time.Now().Add(servertest.Patience); entry == nil; time.Sleep(10 * time.Millisecond) {
-		cat, err := catalog.Latest(t.Context(), core.Catalogs, "default")
-		if err == nil {
-			entry = cat.ByName("order.shipped")
-		}
-		if time.Now().After(end) {
-			t.Fatal("the event type is not stored")
-		}
-	}
+	entry := awaitStored(t, core)
 	for order := range orders {
 		s := expect.Value(match.Select(entry, json.RawMessage(fmt.Sprintf(`{"order":"%d"}`, order)), auth.Principal{}))(t)
 		patterns = append(patterns, s.Pattern)
@@ -447,24 +445,15 @@ func TestASubscriptionEndsAtTheBackend(t *testing.T) {
 	backend := newFakeBackend(t, shippedType)
 	core := newCore(t, backend.URL)
 	gateway := expect.Value(app.NewGateway(core, app.GatewayOptions{}))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	var invocations sync.WaitGroup
-	invocations.Go(func() { relays.New(core, gateway, testKey, func(context.Context) error { return nil }).Run(ctx) })
-	defer invocations.Wait()
-	defer cancel()
+	defer startRelay(t, core, gateway)()
 	const uri = "event://~shop/order.shipped/e30"
 	for range 2 {
 		expect.OK(t, core.Demand.Want(t.Context(), "default", "alice", uri))
 		if params := <-backend.opened; params["cursor"] != nil {
 			t.Errorf("the subscription begins at the cursor %v, want none", params["cursor"])
 		}
-		page := expect.Value(core.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "ev#default#shop"}))(t)
-		expect.OK(t, core.DB.Write(t.Context(), store.Delete(page.Items[0].Key)))
-		select {
-		case <-backend.closed:
-		case <-time.After(servertest.Patience):
-			t.Fatal("the subscription does not end")
-		}
+		dropDemand(t, core)
+		expect.Receive(t, "the end of the subscription", backend.closed)
 		for end := time.Now().Add(servertest.Patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 			if s, err := core.Demand.LoadState(t.Context(), "default", uri); err == nil && !s.Active {
 				break // the relay has forgotten it

@@ -75,9 +75,7 @@ func TestKeysInURLsOfBackendsAreNotShown(t *testing.T) {
 		"/admin/v1/backends": up.URL + "/mcp", "mcpevents backends list -o json": up.URL + "/mcp", "/metrics": `"gone"`,
 		"the log": "get a token for backend token", "the traces": "gone",
 	} {
-		if !strings.Contains(shown[where], name) {
-			t.Errorf("%s does not contain %s: %.2000s", where, name, shown[where])
-		}
+		expect.Contains(t, where, shown[where], name)
 	}
 	for where, text := range shown {
 		if text == "" || strings.Contains(text, key) {

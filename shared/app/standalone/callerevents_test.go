@@ -35,12 +35,8 @@ const secretType = `{"name":"order.secret","description":"","delivery":["push"]}
 // awaitStream waits for the next stream at a backend, and checks its token and cursor.
 func awaitStream(t *testing.T, b *fakeBackend, token string, cursor any) {
 	t.Helper()
-	select {
-	case params := <-b.opened:
-		expect.Equal(t, "the stream's token and cursor", fmt.Sprint(params["token"], " ", params["cursor"]), fmt.Sprint(token, " ", cursor))
-	case <-time.After(servertest.Patience):
-		t.Fatalf("there is no stream for %s", token)
-	}
+	params := expect.Receive(t, "a stream for "+token, b.opened)
+	expect.Equal(t, "the stream's token and cursor", fmt.Sprint(params["token"], " ", params["cursor"]), fmt.Sprint(token, " ", cursor))
 }
 
 func (b *fakeBackend) refuse(token string) {
@@ -76,9 +72,7 @@ func TestEventsPerCaller(t *testing.T) {
 		awaitType(t, alice, "shop_order.secret")
 		got := awaitType(t, bob, "shop_order.shipped")
 		expect.List(t, "the modes", got.Delivery, []string{"push", "poll", "webhook"})
-		if !strings.Contains(string(got.PayloadSchema), `"carrier"`) {
-			t.Errorf("got the schema %s, want the backend's", got.PayloadSchema)
-		}
+		expect.Contains(t, "the schema", string(got.PayloadSchema), `"carrier"`)
 		types := expect.Value(bob.EventTypes(t.Context()))(t)
 		if slices.ContainsFunc(types, func(e client.EventType) bool { return e.Name == "shop_order.secret" }) {
 			t.Error("bob sees an event type that the backend shows only to alice")
@@ -124,14 +118,7 @@ func TestEventsPerCaller(t *testing.T) {
 		bobs.await(t, func() bool { return len(bobs.events) == 1 })
 		expect.Equal(t, "bob's event", string(bobs.events[0].Data), `{"carrier":"for bob"}`)
 		for range 2 {
-			select {
-			case body := <-posted:
-				if !strings.Contains(body, "for alice") {
-					t.Errorf("alice's webhook got %s", body)
-				}
-			case <-time.After(servertest.Patience):
-				t.Fatal("alice's webhook gets no event")
-			}
+			expect.Contains(t, "alice's webhook", expect.Receive(t, "alice's webhook", posted), "for alice")
 		}
 		if len(backend.opened) > 0 || len(posted) > 0 || len(bobs.events) > 1 {
 			t.Errorf("got %d more subscriptions at the backend, %d more webhooks and %d events for bob", len(backend.opened), len(posted), len(bobs.events))

@@ -229,21 +229,12 @@ func TestAWantedCommandStarts(t *testing.T) {
 	defer endpoint.Close()
 	servertest.SubscribeEvents(t, gateway.URL, "alice", endpoint.URL, "files_file.changed", map[string]any{})
 	expect.OK(t, alice.Call(t.Context(), "tools/call", map[string]any{"name": "files_emit", "arguments": map[string]any{"data": map[string]int{"n": 1}}}, nil))
-	next := func(want string) {
-		t.Helper()
-		select {
-		case got := <-posted:
-			expect.Equal(t, "the webhook", got, want)
-		case <-time.After(servertest.Patience):
-			t.Fatalf("the webhook with %s is missing", want)
-		}
-	}
-	next(`{"n":1}`)
+	expect.Equal(t, "the webhook", expect.Receive(t, "the first webhook", posted), `{"n":1}`)
 	_ = alice.Close()
 	servertest.End(t, gateway)
 	file := expect.Value(os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0))(t)
 	expect.OK(t, expect.ErrOf(file.WriteString(`{"n":2}`+"\n")))
 	expect.OK(t, file.Close())
 	startCommandGateway(t, path, "push", "2026-07-28", keep)
-	next(`{"n":2}`)
+	expect.Equal(t, "the webhook", expect.Receive(t, "the second webhook", posted), `{"n":2}`)
 }

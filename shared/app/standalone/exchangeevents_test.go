@@ -75,17 +75,12 @@ func (x *exchanger) refuse(subject string, refuses bool) {
 // cursor, and returns the token.
 func awaitStreamOf(t *testing.T, b *fakeBackend, subject string, cursor any) string {
 	t.Helper()
-	select {
-	case params := <-b.opened:
-		token := fmt.Sprint(params["token"])
-		if !strings.HasPrefix(token, subject+"-") || params["cursor"] != cursor {
-			t.Fatalf("got a stream with the token %.20s at the cursor %v, want one for %s at %v", token, params["cursor"], subject, cursor)
-		}
-		return token
-	case <-time.After(servertest.Patience):
-		t.Fatalf("there is no stream for %s", subject)
-		return ""
+	params := expect.Receive(t, "a stream for "+subject, b.opened)
+	token := fmt.Sprint(params["token"])
+	if !strings.HasPrefix(token, subject+"-") || params["cursor"] != cursor {
+		t.Fatalf("got a stream with the token %.20s at the cursor %v, want one for %s at %v", token, params["cursor"], subject, cursor)
 	}
+	return token
 }
 
 // TestEventsWithExchangedTokens: GWN-21, GWN-27. The relay subscribes at a backend with a token that was issued for the backend in exchange

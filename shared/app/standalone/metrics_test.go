@@ -386,17 +386,6 @@ func failing(t *testing.T, n int) (url string, got chan http.Header) {
 	return s.URL, got
 }
 
-func receive(t *testing.T, got chan http.Header) http.Header {
-	t.Helper()
-	select {
-	case h := <-got:
-		return h
-	case <-time.After(patience):
-		t.Fatal("no webhook came")
-		return nil
-	}
-}
-
 const (
 	publisherTrace = "4bf92f3577b34da6a3ce929d0e0e4736"
 	publisherSpan  = "00f067aa0ba902b7"
@@ -417,7 +406,7 @@ func TestTraces(t *testing.T) {
 		endpoint, got := failing(t, 1)
 		subscribed(t, s, endpoint, pullRequest)
 		publishedIn(t, s, "pr-1", sampledParent, "vendor=1")
-		first, second := receive(t, got), receive(t, got)
+		first, second := expect.Receive(t, "a webhook", got), expect.Receive(t, "a webhook", got)
 		end(t, s)
 		expect.OK(t, provider.Shutdown(t.Context()))
 		publish, fanout, attempts := c.named(publisherTrace, "publish"), c.named(publisherTrace, "fanout"), c.named(publisherTrace, "attempt")
@@ -451,7 +440,7 @@ func TestTraces(t *testing.T) {
 		subscribed(t, s, endpoint, pullRequest)
 		publishedIn(t, s, "pr-1", sampledParent, "vendor=1")
 		for range 3 {
-			if h := receive(t, got); h.Get("Traceparent") != sampledParent || h.Get("Tracestate") != "vendor=1" {
+			if h := expect.Receive(t, "a webhook", got); h.Get("Traceparent") != sampledParent || h.Get("Tracestate") != "vendor=1" {
 				t.Errorf("without an exporter, got headers %v, want the publisher's trace context", h)
 			}
 		}
@@ -463,7 +452,7 @@ func TestTraces(t *testing.T) {
 			}
 		}
 		status, _ := ask(t, s, "", "POST", "/admin/v1/dead-letters/"+letters.Items[0].ID+"/retry", "")
-		if h := receive(t, got); h.Get("Traceparent") != sampledParent {
+		if h := expect.Receive(t, "a webhook", got); h.Get("Traceparent") != sampledParent {
 			t.Errorf("got %v, %d", h, status)
 		}
 	})
@@ -476,9 +465,9 @@ func TestTraces(t *testing.T) {
 		subscribed(t, s, endpoint, pullRequest)
 		const unsampled = "00-" + publisherTrace + "-" + publisherSpan + "-00"
 		publishedIn(t, s, "pr-1", unsampled, "")
-		expect.Equal(t, "the traceparent of the webhook", receive(t, got).Get("Traceparent"), unsampled)
+		expect.Equal(t, "the traceparent of the webhook", expect.Receive(t, "a webhook", got).Get("Traceparent"), unsampled)
 		ask(t, s, "", "POST", "/events", pull("pr-2"))
-		expect.Equal(t, "the traceparent without sampling", receive(t, got).Get("Traceparent"), "")
+		expect.Equal(t, "the traceparent without sampling", expect.Receive(t, "a webhook", got).Get("Traceparent"), "")
 		end(t, s)
 		if err := provider.Shutdown(t.Context()); err != nil || len(c.spans) > 0 {
 			t.Errorf("got %v, %v", c.spans, err)

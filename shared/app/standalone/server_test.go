@@ -351,11 +351,7 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	again := expect.Value(New(t.Context(), settings))(t)
 	defer end(t, again)
 	defer close(release)
-	select {
-	case <-arrived:
-	case <-time.After(patience):
-		t.Error("the delivery was not repeated")
-	}
+	expect.Receive(t, "the delivery, which is repeated", arrived)
 }
 
 // An idle server does not write to the disk or sync it. Once a minute it looks for due deliveries, but this test is too short

@@ -243,9 +243,7 @@ func TestSettingsThatAreRefused(t *testing.T) {
 			defer end(t, s)
 			expect.List(t, "the event types", in(t, s, "any"), []string{"good"})
 			ready(t, s, refused)
-			if err := s.Reload(t.Context(), good); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, s.Reload(t.Context(), good))
 			ready(t, s, usual)
 		})
 	}
@@ -456,9 +454,7 @@ func TestLimits(t *testing.T) {
 			}
 		}
 		for who, want := range map[string]string{"neighbour": `{"name":"workspaceSubscriptions","max":2,"used":2}]`, "op": `{"name":"workspaceSubscriptions","used":2}]`} {
-			if got := send(who, "GET", "/admin/v1/overview", ""); !strings.Contains(got, want) {
-				t.Errorf("%s: %s", who, got)
-			}
+			expect.Contains(t, "the overview of "+who, send(who, "GET", "/admin/v1/overview", ""), want)
 		}
 	})
 }

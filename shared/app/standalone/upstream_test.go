@@ -110,11 +110,7 @@ func TestAProgramsOwnServer(t *testing.T) {
 
 	t.Run("RCH-07 a notification of it reaches clients", func(t *testing.T) {
 		sdk.AddTool(p.Server, &sdk.Tool{Name: "return"}, ship)
-		select {
-		case <-changed:
-		case <-t.Context().Done():
-			t.Fatal("the client was not notified")
-		}
+		expect.Receive(t, "a notification", changed)
 		expect.List(t, "the tools", tools(t, session), []string{"return", "ship"})
 	})
 
@@ -127,9 +123,7 @@ func TestAProgramsOwnServer(t *testing.T) {
 		<-progress // it runs
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()
-		if err := s.Shutdown(ctx); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, s.Shutdown(ctx))
 		if err := <-failed; err == nil {
 			t.Error("the call succeeded")
 		}
