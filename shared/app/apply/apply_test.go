@@ -159,9 +159,6 @@ func TestFilesAreAppliedAllOrNone(t *testing.T) {
 		expect.Fault(t, "the text", err, fault.TooLarge)
 	})
 	t.Run("EVS-14 the catalog that came with it is not in use", func(t *testing.T) {
-		got, err := catalog.Load(t.Context(), db, "default")
-		if err != nil || string(got.Text()) != plain {
-			t.Errorf("the catalog is\n%s\n%v, want\n%s", got.Text(), err, plain)
-		}
+		expect.Equal(t, "the stored catalog", string(expect.Value(catalog.Load(t.Context(), db, "default"))(t).Text()), plain)
 	})
 }

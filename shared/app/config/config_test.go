@@ -63,12 +63,8 @@ backends:
 		t.Errorf("got %+v", gh)
 	}
 	lookup := func(name string) (string, bool) { return "Bearer x", name == "GITHUB_AUTH" }
-	if got, err := gh.Headers["Authorization"].Resolve(lookup); got != "Bearer x" || err != nil {
-		t.Errorf("got %q, %v", got, err)
-	}
-	if got, err := gh.Headers["X-Team"].Resolve(lookup); got != "blue" || err != nil {
-		t.Errorf("got %q, %v", got, err)
-	}
+	expect.Equal(t, "the header Authorization", expect.Value(gh.Headers["Authorization"].Resolve(lookup))(t), "Bearer x")
+	expect.Equal(t, "the header X-Team", expect.Value(gh.Headers["X-Team"].Resolve(lookup))(t), "blue")
 	expect.Fault(t, "a missing variable", expect.ErrOf(tickets.OAuth.ClientSecret.Resolve(lookup)), fault.Invalid)
 	if tickets.ProtocolVersion != "2025-11-25" || tickets.Scopes[0] != "tickets" || tickets.OAuth.ClientID != "me" || tickets.ForwardToken || !mine.ForwardToken {
 		t.Errorf("got %+v, %+v", tickets, mine)

@@ -122,9 +122,7 @@ func TestRemovedSettings(t *testing.T) {
 		var log strings.Builder
 		LogIgnored(env, slog.New(slog.NewTextHandler(&log, nil)))
 		for _, want := range []string{`setting=calls why="it was removed; use quotas in the configuration instead"`, `setting=jwt-leeway why="it was removed; it is always 30s"`} {
-			if !strings.Contains(log.String(), want) {
-				t.Errorf("got the log %s, want %s in it", log.String(), want)
-			}
+			expect.Contains(t, "the log", log.String(), want)
 		}
 		expect.Equal(t, "warnings", strings.Count(log.String(), "setting ignored"), 2)
 	})

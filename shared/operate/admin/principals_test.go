@@ -185,9 +185,7 @@ func TestSpansAndOriginsOfLists(t *testing.T) {
 	t.Run("OPS-01 a span that ends before it begins is refused", func(t *testing.T) {
 		for _, path := range []string{"deliveries?", "dead-letters?", "events?name=ci.build_finished&", "audit?", "sources/ci/outcomes?"} {
 			raw := string(f.call("op", "GET", path+"since=2026-11-22T12:00:00Z&until=2026-11-22T11:00:00Z", "", 400, nil))
-			if !strings.Contains(raw, "until is 2026-11-22T11:00:00Z, which is before since, 2026-11-22T12:00:00Z") {
-				t.Errorf("%s: %s", path, raw)
-			}
+			expect.Contains(t, path, raw, "until is 2026-11-22T11:00:00Z, which is before since, 2026-11-22T12:00:00Z")
 			if path != "sources/ci/outcomes?" { // there is no such source
 				f.call("op", "GET", path+"since=2026-11-22T12:00:00Z&until=2026-11-22T12:00:00Z", "", 200, nil)
 			}
@@ -237,9 +235,7 @@ func TestCursorsAreForTheirList(t *testing.T) {
 
 func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
 	f := start(t, nil)
-	if raw := string(f.call("op", "PUT", "switches/event/ci.biuld_finished", `{}`, 404, nil)); !strings.Contains(raw, "ci.biuld_finished") {
-		t.Errorf("the answer does not name it: %s", raw)
-	}
+	expect.Contains(t, "the refusal", string(f.call("op", "PUT", "switches/event/ci.biuld_finished", `{}`, 404, nil)), "ci.biuld_finished")
 	f.call("op", "PUT", "switches/event/ci.build_finished", `{}`, 200, nil)
 	f.call("op", "DELETE", "switches/event/ci.biuld_finished", "", 204, nil)
 	for body, want := range map[string]string{
@@ -250,9 +246,7 @@ func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
 		`{"selct":{}}`:             `the member \"selct\" is not known`,
 		`{"select":`:               "it is not valid JSON",
 	} {
-		if raw := string(f.call("op", "POST", "replays", body, 400, nil)); !strings.Contains(raw, "openapi.json: "+want+`"`) {
-			t.Errorf("%s: got %s", body, raw)
-		}
+		expect.Contains(t, "the refusal of "+body, string(f.call("op", "POST", "replays", body, 400, nil)), "openapi.json: "+want+`"`)
 	}
 }
 
@@ -453,9 +447,7 @@ func TestRepeatedMembersAreRejected(t *testing.T) {
 		`{"select":{"event":"a","Event":"b"}}`:             "Event",
 		`{"select":{},"dryRun":true,"select":{},"rate":1}`: "select",
 	} {
-		if raw := f.call("op", http.MethodPost, "replays", body, http.StatusBadRequest, nil); !strings.Contains(string(raw), name) {
-			t.Errorf("%s: got %s, want the repeated member %s to be named", body, raw, name)
-		}
+		expect.Contains(t, "the refusal of "+body, string(f.call("op", http.MethodPost, "replays", body, http.StatusBadRequest, nil)), name)
 	}
 }
 

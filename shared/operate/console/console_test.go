@@ -45,9 +45,7 @@ func TestSignIn(t *testing.T) {
 	t.Run("OPS-11 the policy names the host of the token endpoint", func(t *testing.T) {
 		for range 3 {
 			w := ask(h, "GET", "/console/")
-			if policy := w.Header().Get("Content-Security-Policy"); !strings.Contains(policy, "connect-src 'self' https://tokens.example.com;") {
-				t.Errorf("got %s", policy)
-			}
+			expect.Contains(t, "the policy", w.Header().Get("Content-Security-Policy"), "connect-src 'self' https://tokens.example.com;")
 		}
 		expect.Equal(t, "how often the authorization server was asked", asked, 2)
 		want := `{"auth":"jwt","client":true,"signIn":{"issuer":"https://id.example.com/","clientId":"console","scopes":["events:operate"],` +
@@ -83,9 +81,7 @@ func TestSignInSurvivesCallers(t *testing.T) {
 			abort()
 			_ = config(aborted, h)
 			go func() { answers <- nil }()
-			if got := config(t.Context(), h); !strings.Contains(got, offered) {
-				t.Errorf("got %s, want the sign-in", got)
-			}
+			expect.Contains(t, "the configuration", config(t.Context(), h), offered)
 		})
 	})
 	t.Run("OPS-11 given a server that no longer answers, the last known endpoints stay and requests do not wait", func(t *testing.T) {
@@ -102,9 +98,7 @@ func TestSignInSurvivesCallers(t *testing.T) {
 			}
 			answers <- errors.New("down")
 			synctest.Wait()
-			if got := config(t.Context(), h); !strings.Contains(got, offered) {
-				t.Errorf("after a failure: got %s, want the sign-in", got)
-			}
+			expect.Contains(t, "the configuration after a failure", config(t.Context(), h), offered)
 			time.Sleep(time.Minute) // the question that is open ends
 		})
 	})

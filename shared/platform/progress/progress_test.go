@@ -16,21 +16,15 @@ func TestCountShowsTheDoneItems(t *testing.T) {
 	stop := progress.Count(&out, "delivered", 20, done.Load)
 	done.Store(20)
 	stop()
-	if !strings.Contains(out.String(), "delivered 20 / 20") {
-		t.Errorf("got %q, want 20 of 20", out.String())
-	}
+	expect.Contains(t, "the bar", out.String(), "delivered 20 / 20")
 }
 
 func TestBytesShowsTheReadBytes(t *testing.T) {
 	var out strings.Builder
 	r, stop := progress.Bytes(&out, "read", 2048, strings.NewReader(strings.Repeat("x", 2048)))
-	if n, err := io.Copy(io.Discard, r); n != 2048 || err != nil {
-		t.Fatalf("got %d bytes, %v, want 2048", n, err)
-	}
+	expect.Equal(t, "the bytes", expect.Value(io.Copy(io.Discard, r))(t), 2048)
 	stop()
-	if !strings.Contains(out.String(), "read 2.0 KiB / 2.0 KiB") {
-		t.Errorf("got %q, want 2 of 2 KiB", out.String())
-	}
+	expect.Contains(t, "the bar", out.String(), "read 2.0 KiB / 2.0 KiB")
 }
 
 func TestANilWriterShowsNothing(t *testing.T) {

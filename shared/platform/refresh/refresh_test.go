@@ -132,9 +132,7 @@ func TestExpireDuringALoad(t *testing.T) {
 		time.Sleep(time.Second)
 		v.Expire(func(int) bool { return true })
 		// The first load began before the value expired, so its result may be outdated.
-		if got, err := v.Within(t.Context(), time.Minute); got != 2 || err != nil {
-			t.Errorf("after Expire got %d, %v, want 2, the result of a later load", got, err)
-		}
+		expect.Equal(t, "the value after Expire", expect.Value(v.Within(t.Context(), time.Minute))(t), 2)
 		running.Wait()
 		if first.value != 1 || first.err != nil {
 			t.Errorf("the caller before Expire got %d, %v, want 1", first.value, first.err)

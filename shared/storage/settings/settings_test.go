@@ -52,13 +52,9 @@ func testWriteAndRead(t *testing.T, db store.DB) {
 		if string(got.Text) != step.text || got.Version != step.version || err != nil {
 			t.Errorf("step %d: read %q, %d, %v; want %q, %d", i, got.Text, got.Version, err, step.text, step.version)
 		}
-		if v, err := Version(ctx, db, "d"); v != step.version || err != nil {
-			t.Errorf("step %d: version %d, %v; want %d", i, v, err, step.version)
-		}
+		expect.Equal(t, fmt.Sprintf("the version after step %d", i), expect.Value(Version(ctx, db, "d"))(t), step.version)
 	}
-	if v, err := Version(ctx, db, "other"); v != 0 || err != nil {
-		t.Errorf("another document: got version %d, %v; want 0", v, err)
-	}
+	expect.Equal(t, "the version of another document", expect.Value(Version(ctx, db, "other"))(t), 0)
 }
 
 // noise returns a text that compresses to about three quarters of its size.
