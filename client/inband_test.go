@@ -101,9 +101,7 @@ func TestPush(t *testing.T) {
 		expect.Equal(t, "the cursor of the gap", take(t, p.gaps, nil).Cursor, "c2")
 		isTerminated(t, take(t, p.ended, nil))
 		s.asked(t, "events/stream", nil, "c2", "c4")
-		if saved, err := store.Load(t.Context(), ""); saved != "c4" || err != nil {
-			t.Errorf("saved %q, %v", saved, err)
-		}
+		expect.Equal(t, "the saved cursor", expect.Value(store.Load(t.Context(), ""))(t), "c4")
 	})
 	t.Run("RCH-01 a stream that is silent is opened again", func(t *testing.T) {
 		done := make(chan struct{})

@@ -548,9 +548,7 @@ func TestFilesOfCursors(t *testing.T) {
 	d := client.Dir(dir)
 	loads := func(t *testing.T, store client.Store, key, want string) {
 		t.Helper()
-		if cursor, err := store.Load(t.Context(), key); cursor != want || err != nil {
-			t.Errorf("%s: loaded %q, %v, want %q", key, cursor, err, want)
-		}
+		expect.Equal(t, "the cursor of "+key, expect.Value(store.Load(t.Context(), key))(t), want)
 	}
 	t.Run("RCH-01 at first there is no cursor", func(t *testing.T) { loads(t, d, "a", "") })
 	t.Run("RCH-01 each key has the cursor that was saved last under it", func(t *testing.T) {

@@ -44,9 +44,7 @@ func TestUnreadOutputIsBounded(t *testing.T) {
 		for range 2 {
 			expect.OK(t, expect.ErrOf(io.ReadFull(client, line)))
 		}
-		if err := <-read; err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, <-read)
 		s.end()
 	})
 }

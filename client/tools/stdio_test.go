@@ -196,9 +196,7 @@ func TestClientStopsReading(t *testing.T) {
 			all += w.next().text
 		}
 		for _, want := range []string{"first", "second", `{"ended":false}`} {
-			if !strings.Contains(all, want) {
-				t.Errorf("got %s, want %s in it", all, want)
-			}
+			expect.Contains(t, "the answers", all, want)
 		}
 	})
 	t.Run("RCH-04 the server ends anyway", func(t *testing.T) {
@@ -367,9 +365,7 @@ func TestEventsArePushedOnRequest(t *testing.T) {
 		w.request("resources/subscribe", `{"uri":"events://recent"}`)
 		w.publish("api", "second")
 		expect.Equal(t, "the notification", w.next().text, `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"events://recent"}}`)
-		if l := w.request("resources/read", `{"uri":"events://recent"}`); !strings.Contains(l.text, "second") {
-			t.Errorf("resources/read: got %s, want the second event", l.text)
-		}
+		expect.Contains(t, "the answer to resources/read", w.request("resources/read", `{"uri":"events://recent"}`).text, "second")
 		if got := w.call("wait_for_event", `{}`).events(t); len(got.Events) != 1 || got.Events[0].Data["title"] != "second" {
 			t.Errorf("wait_for_event after reading the resource: got %+v, want the second event", got)
 		}

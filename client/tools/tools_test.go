@@ -169,12 +169,7 @@ func TestClientWithOnlyToolsReceivesEvents(t *testing.T) {
 	})
 	t.Run("RCH-04 a wait reports progress", func(t *testing.T) {
 		a.call("wait_for_event", args{"seconds": 1}, nil)
-		select {
-		case got := <-a.progress:
-			expect.Equal(t, "the message", got, "no event yet")
-		case <-time.After(servertest.Patience):
-			t.Error("no progress notification arrived")
-		}
+		expect.Equal(t, "the message", expect.Receive(t, "a progress notification", a.progress), "no event yet")
 	})
 	t.Run("RCH-04 no event arrives after unsubscribe", func(t *testing.T) {
 		a.call("subscribe", args{"name": "file.read"}, nil) // so that there is something to wait for
