@@ -72,9 +72,7 @@ func TestFunctionsShareTheConcurrencyOfTheAccount(t *testing.T) {
 		}
 		gate.Open()
 		for range 2 {
-			if err := <-held; err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, <-held)
 		}
 		eventually(t, "the batch is handled when there is room", func() bool { return len(got.all()) == 1 })
 	})

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/aws/aws-lambda-go/cfn"
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -159,14 +158,7 @@ func TestSchedulesComeAtTheirRate(t *testing.T) {
 	o.Speed = 1200 // so that a minute takes 50 ms
 	start(t, o)
 	for range 3 {
-		select {
-		case event := <-ticks:
-			if !strings.Contains(string(event), `"detail-type":"Scheduled Event"`) {
-				t.Errorf("got event %s", event)
-			}
-		case <-time.After(20 * time.Second):
-			t.Fatal("no tick in time")
-		}
+		expect.Contains(t, "the event", string(expect.Receive(t, "a tick", ticks)), `"detail-type":"Scheduled Event"`)
 	}
 }
 
@@ -207,11 +199,6 @@ Resources:
 `), nil, &progress
 	o.Env = nil
 	stack := start(t, o)
-	got, err := stack.Invoke(t.Context(), "BuiltFunction", []byte("{}"))
-	if err != nil || string(got) != `"built"` {
-		t.Errorf("got %s, %v", got, err)
-	}
-	if !strings.Contains(progress.String(), "built  built (1 of 1, ") {
-		t.Errorf("got progress %q", progress.String())
-	}
+	expect.Equal(t, "the answer", string(expect.Value(stack.Invoke(t.Context(), "BuiltFunction", []byte("{}")))(t)), `"built"`)
+	expect.Contains(t, "the progress", progress.String(), "built  built (1 of 1, ")
 }

@@ -174,8 +174,7 @@ func process(t *testing.T, stack *runner.Stack, id string) *os.Process {
 	t.Helper()
 	b := expect.Value(stack.Invoke(t.Context(), id, testfn.Call{Do: "pid"}.JSON()))(t)
 	pid := expect.Value(strconv.Atoi(string(b)))(t)
-	p := expect.Value(os.FindProcess(pid))(t)
-	return p
+	return expect.Value(os.FindProcess(pid))(t)
 }
 
 func runs(p *os.Process) bool { return p.Signal(syscall.Signal(0)) == nil }
@@ -287,9 +286,7 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("got status %d without a reservation", got)
 		}
 		gate.Open()
-		if err := <-held; err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, <-held)
 	})
 	t.Run("AWS-17 a function on managed instances comes and goes with its parameter", func(t *testing.T) {
 		for range 2 {

@@ -159,9 +159,7 @@ func TestAStreamArrivesAsItIsWritten(t *testing.T) {
 	lines := bufio.NewReader(resp.Body)
 	for _, want := range []string{"one\n", "two\n"} {
 		expect.OK(t, expect.ErrOf(io.WriteString(w, want)))
-		if got, err := lines.ReadString('\n'); err != nil || got != want {
-			t.Fatalf("got %q, %v, want %q", got, err, want)
-		}
+		expect.Equal(t, "the line", expect.Value(lines.ReadString('\n'))(t), want)
 	}
 	// The client must be able to tell a stream that broke off from a complete one.
 	w.CloseWithError(errors.New("killed"))

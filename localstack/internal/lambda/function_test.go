@@ -50,14 +50,12 @@ func start(t *testing.T, cfg lambda.Config) *lambda.Function {
 
 func invoke(t *testing.T, f *lambda.Function, c testfn.Call) *lambda.Response {
 	t.Helper()
-	r := expect.Value(f.Invoke(t.Context(), lambda.Invocation{Payload: c.JSON(), Wait: true}))(t)
-	return r
+	return expect.Value(f.Invoke(t.Context(), lambda.Invocation{Payload: c.JSON(), Wait: true}))(t)
 }
 
 func body(t *testing.T, r *lambda.Response) string {
 	t.Helper()
-	b := expect.Value(r.ReadAll())(t)
-	return string(b)
+	return string(expect.Value(r.ReadAll())(t))
 }
 
 // eventually polls for something that another process causes.
@@ -179,9 +177,7 @@ func TestFailuresOfAFunction(t *testing.T) {
 			if r.FunctionError != "Unhandled" {
 				t.Errorf("got function error %q, want Unhandled", r.FunctionError)
 			}
-			if got := body(t, r); !strings.Contains(got, tc.want) {
-				t.Errorf("got %s, want %s in it", got, tc.want)
-			}
+			expect.Contains(t, "the answer", body(t, r), tc.want)
 			// The function can be invoked again, in a new process if necessary.
 			if tc.dies {
 				eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
@@ -221,9 +217,7 @@ func TestABinaryThatDoesNotStart(t *testing.T) {
 	t.Run("never asks for an invocation", func(t *testing.T) {
 		f := start(t, lambda.Config{InitTimeout: 300 * time.Millisecond, Env: map[string]string{"TESTFN_INIT_HANGS": "1"}})
 		r := invoke(t, f, testfn.Call{Do: "pid"})
-		if got := body(t, r); !strings.Contains(got, "Init timed out") {
-			t.Errorf("got %s", got)
-		}
+		expect.Contains(t, "the answer", body(t, r), "Init timed out")
 	})
 	t.Run("does not exist", func(t *testing.T) {
 		f := start(t, lambda.Config{Binary: filepath.Join(t.TempDir(), "none")})
@@ -332,9 +326,7 @@ func TestARetiredProcessGetsSIGTERMAndNoFurtherCall(t *testing.T) {
 		t.Errorf("process %s received another call", after)
 	}
 	eventually(t, "the process ended by itself", func() bool { return f.Live() == 1 })
-	if b, err := os.ReadFile(mark); err != nil || string(b) != "terminated" {
-		t.Errorf("got %q, %v", b, err)
-	}
+	expect.Equal(t, "the text of the process", string(expect.Value(os.ReadFile(mark))(t)), "terminated")
 }
 
 func TestADeploymentEndsNoInvocation(t *testing.T) {
@@ -364,9 +356,7 @@ func TestCloseSendsSIGTERMAndThenSIGKILL(t *testing.T) {
 		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_ON_SIGTERM": mark}, Grace: 20 * time.Second})
 		body(t, invoke(t, f, testfn.Call{Do: "pid"}))
 		f.Close()
-		if b, err := os.ReadFile(mark); err != nil || string(b) != "terminated" {
-			t.Errorf("got %q, %v", b, err)
-		}
+		expect.Equal(t, "the text of the process", string(expect.Value(os.ReadFile(mark))(t)), "terminated")
 	})
 	t.Run("a process that ignores SIGTERM is killed", func(t *testing.T) {
 		gate := testfn.NewGate(t)
@@ -375,9 +365,7 @@ func TestCloseSendsSIGTERMAndThenSIGKILL(t *testing.T) {
 		go func() { result <- body(t, invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL})) }()
 		gate.Arrived(t)
 		f.Close()
-		if got := <-result; !strings.Contains(got, "signal: killed") {
-			t.Errorf("got %s", got)
-		}
+		expect.Contains(t, "the answer", <-result, "signal: killed")
 		if _, err := f.Invoke(t.Context(), lambda.Invocation{}); !errors.Is(err, lambda.ErrClosed) {
 			t.Errorf("got error %v, want ErrClosed", err)
 		}
