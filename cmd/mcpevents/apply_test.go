@@ -53,9 +53,7 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	if err != nil || stored.ByName("ci.build_finished") == nil {
 		t.Fatalf("the stored catalog: %v, %v", stored, err)
 	}
-	if c, err := config.Load(t.Context(), db); err != nil || len(c.Keys) != 1 {
-		t.Fatalf("the stored configuration: %v, %v", c, err)
-	}
+	expect.Equal(t, "the keys of the stored configuration", len(expect.Value(config.Load(t.Context(), db))(t).Keys), 1)
 
 	if code, out, errs = command(t, "", apply...); code != exitDone || strings.Count(out, "is unchanged") != 2 {
 		t.Errorf("applied again: got exit code %d: %s%s, want both unchanged", code, out, errs)
@@ -104,9 +102,7 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 		t.Errorf("check without the subscriptions table: %s", out)
 	}
 	t.Setenv("MCPEVENTS_TABLE_SUBSCRIPTIONS", name(store.Subscriptions))
-	if out := check(); !strings.Contains(out, "No live webhook subscription would end.") {
-		t.Errorf("check without live subscriptions: %s", out)
-	}
+	expect.Contains(t, "check without live subscriptions", check(), "No live webhook subscription would end.")
 	subscribe(t, db)
 	if out := check(); !strings.Contains(out, "1 live webhook subscriptions would end because the event type ci.build_finished was removed.") {
 		t.Errorf("check with a live subscription: %s", out)

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -105,9 +104,7 @@ func testRestore(t *testing.T, bin string) {
 		t.Cleanup(kill)
 		for lines := bufio.NewScanner(log); lines.Scan(); {
 			if at := regexp.MustCompile(`"events":"(.*)/events"`).FindStringSubmatch(lines.Text()); at != nil {
-				if console := `"console":"` + at[1] + `/console/"`; !strings.Contains(lines.Text(), console) {
-					t.Errorf("the server starts with %s, without %s", lines.Text(), console)
-				}
+				expect.Contains(t, "the log of the start", lines.Text(), `"console":"`+at[1]+`/console/"`)
 				go func() { _, _ = io.Copy(io.Discard, log) }()
 				return at[1], kill
 			}
@@ -122,20 +119,11 @@ func testRestore(t *testing.T, bin string) {
 		}
 		return string(out)
 	}
-	next := func() string {
-		select {
-		case a := <-arrived:
-			return a
-		case <-time.After(30 * time.Second):
-			t.Fatal("OPS-16: no webhook arrived within 30 s")
-			return ""
-		}
-	}
 	server, kill := serve("first")
 	o := &operated{T: t, url: server}
 	o.subscribe(endpoint.URL)
 	run("publish", "--server", server, "--uri", buildFinished, "--id", "evt_kept", "--data", `{"build":1,"status":"passed"}`)
-	if got := next(); got != "false evt_kept" {
+	if got := expect.Receive(t, "OPS-16: a webhook", arrived); got != "false evt_kept" {
 		t.Fatalf("got %s, want false evt_kept", got)
 	}
 	run("backup", backup, "--data", filepath.Join(dir, "first"))
@@ -146,5 +134,5 @@ func testRestore(t *testing.T, bin string) {
 	}
 	run("restore", backup, "--data", filepath.Join(dir, "second"))
 	serve("second")
-	expect.Equal(t, "OPS-16: the webhook", next(), "true evt_kept")
+	expect.Equal(t, "OPS-16: the webhook", expect.Receive(t, "OPS-16: a webhook", arrived), "true evt_kept")
 }

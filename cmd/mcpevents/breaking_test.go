@@ -59,9 +59,7 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 		servertest.End(t, refused)
 		t.Fatal("the server started, want an error")
 	}
-	if !strings.Contains(err.Error(), want) {
-		t.Errorf("got %v, want an error with %q", err, want)
-	}
+	expect.Contains(t, "the error", err.Error(), want)
 	settings.Catalog = before
 	again := expect.Value(standalone.New(t.Context(), settings))(t)
 	defer servertest.End(t, again)

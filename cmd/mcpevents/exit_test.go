@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestAnInterruptedCommandIsNotDone(t *testing.T) {
@@ -108,7 +109,5 @@ func TestAShutdownThatIsCutShortIsLogged(t *testing.T) {
 	if err := shutDown(hanging{}, time.Millisecond, slog.New(slog.NewTextHandler(&out, nil))); err != nil {
 		t.Errorf("got %v, want no error", err)
 	}
-	if !strings.Contains(out.String(), `msg="drain timed out" error="deliveries: context deadline exceeded"`) {
-		t.Errorf("got the log %s, want drain timed out", &out)
-	}
+	expect.Contains(t, "the log", out.String(), `msg="drain timed out" error="deliveries: context deadline exceeded"`)
 }

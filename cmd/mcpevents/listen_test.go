@@ -293,9 +293,7 @@ func (b *background) follows(server, via, reason string) {
 	if got := b.lines(); len(got) != 1 || got[0].Via != via {
 		b.t.Errorf("got %+v, want an event via %s", got, via)
 	}
-	if !strings.Contains(b.err.String(), reason) {
-		b.t.Errorf("it says\n%s\nwant the reason %q", &b.err, reason)
-	}
+	expect.Contains(b.t, "the log", b.err.String(), reason)
 }
 
 func freeAddr(t *testing.T) string {
@@ -360,9 +358,7 @@ func TestTheDemoShowsAllWays(t *testing.T) {
 		t.Fatalf("exit code %d: %s%s", code, out, errs)
 	}
 	for _, way := range []string{"webhook, SEP-1803", "webhook, Events", "stream 2026-07-28", "stream 2025-11-25"} {
-		if !strings.Contains(out, way) {
-			t.Errorf("got\n%s\nwant it to show %q", out, way)
-		}
+		expect.Contains(t, "the output", out, way)
 	}
 	if got := strings.Count(out, "signature verified"); got != 2 {
 		t.Errorf("%d signatures are verified, want 2:\n%s", got, out)
@@ -428,9 +424,7 @@ func TestCatalogCheck(t *testing.T) {
 				t.Errorf("the subscriptions to %d event types would end, want %d", n, len(tt.says))
 			}
 			for _, w := range tt.says {
-				if !strings.Contains(out+errs, w) {
-					t.Errorf("got\n%s%s\nwant it to contain %q", out, errs, w)
-				}
+				expect.Contains(t, "the output", out+errs, w)
 			}
 		})
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"testing"
-	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -34,11 +33,6 @@ func TestToolsOverStdio(t *testing.T) {
 	})
 	t.Run("RCH-04 it ends with its input", func(t *testing.T) {
 		_ = session.Close()
-		select {
-		case code := <-ended:
-			expect.Equal(t, "the exit code", code, exitDone)
-		case <-time.After(servertest.Patience):
-			t.Error("the command still runs after its input ended")
-		}
+		expect.Equal(t, "the exit code", expect.Receive(t, "the end of the command", ended), exitDone)
 	})
 }

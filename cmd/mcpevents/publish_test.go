@@ -257,9 +257,7 @@ func TestPublishTriesAgainWithTheSameIDs(t *testing.T) {
 		t.Fatalf("exit code %d after %d requests: %s", code, len(s.bodies), errs)
 	}
 	expect.Equal(t, "the second request", s.bodies[0], s.bodies[1])
-	if !strings.Contains(out, `"uri":"event://a/b"`) {
-		t.Errorf("printed %q", out)
-	}
+	expect.Contains(t, "the output", out, `"uri":"event://a/b"`)
 }
 
 func TestPublishReportsAcceptedEvents(t *testing.T) {
