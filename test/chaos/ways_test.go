@@ -50,8 +50,7 @@ func throttle(w http.ResponseWriter, _ *http.Request) {
 // serve runs an HTTP server on 127.0.0.1 that ends with the test.
 func serve(t *testing.T, h http.Handler) net.Addr {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	expect.OK(t, err)
+	l := expect.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s := &http.Server{Handler: h, ReadHeaderTimeout: 30 * time.Second}
 	ended := make(chan struct{})
 	go func() {

@@ -48,8 +48,7 @@ func TestStoreRequestsOfACall(t *testing.T) {
 			}
 			call := func(n int) {
 				r := request{tool: x.prefix + x.tool, mark: "mk-cost-0-end", id: json.RawMessage(fmt.Sprint(n)), arguments: map[string]any{"message": "m"}}
-				o, err := c.call(t.Context(), r)
-				expect.OK(t, err)
+				o := expect.Value(c.call(t.Context(), r))(t)
 				if o.response == nil || o.response.Error != nil {
 					t.Fatal(o.text())
 				}

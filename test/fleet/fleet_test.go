@@ -105,8 +105,7 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 			Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe},
 		})
 	}
-	allowed, err := auth.NewStaticKeys(keys, nil)
-	expect.OK(t, err)
+	allowed := expect.Value(auth.NewStaticKeys(keys, nil))(t)
 	for n := range o.instances {
 		if f.instances = append(f.instances, f.startInstance(t, o, allowed)); n == 0 && o.onFirst != nil {
 			o.onFirst()
@@ -118,13 +117,11 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 // openStore opens the store that the instances share.
 func (f *fleet) openStore(t testing.TB, inDynamo bool) store.DB {
 	if !inDynamo {
-		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-		expect.OK(t, err)
+		db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
 		t.Cleanup(func() { _ = db.Close() })
 		return db
 	}
-	emulator, err := awslocal.StartAll(t.Context(), os.Stderr, awslocal.DynamoDB)
-	expect.OK(t, err)
+	emulator := expect.Value(awslocal.StartAll(t.Context(), os.Stderr, awslocal.DynamoDB))(t)
 	t.Cleanup(emulator.Close)
 	client := dynamodb.NewFromConfig(awslocal.Config(emulator.DynamoDB), func(o *dynamodb.Options) {
 		o.HTTPClient = &http.Client{Transport: f.toDynamo}
@@ -138,26 +135,22 @@ func (f *fleet) openStore(t testing.TB, inDynamo bool) store.DB {
 func (f *fleet) startInstance(t testing.TB, o fleetOptions, allowed auth.Authenticator) *instance {
 	t.Helper()
 	i := &instance{store: f.ledger.open(), upstream: upstream.NewHTTP(), relayDone: make(chan struct{})}
-	cat, err := catalog.Parse([]byte(fleetCatalog))
-	expect.OK(t, err)
+	cat := expect.Value(catalog.Parse([]byte(fleetCatalog)))(t)
 	logger := slog.New(slog.NewTextHandler(f.log, nil))
 	key := []byte("0123456789abcdef0123456789abcdef")
-	sealer, err := eventlog.NewSealer(key)
-	expect.OK(t, err)
+	sealer := expect.Value(eventlog.NewSealer(key))(t)
 	events := &eventlog.Log{DB: i.store}
 	i.tails = stream.New(events, i.store, sealer)
-	i.gateway, err = gateway.New(gateway.Options{
+	i.gateway = expect.Value(gateway.New(gateway.Options{
 		Backends: o.backends, DB: i.store, HTTP: i.upstream, Key: key, CallTimeout: o.callTimeout,
 		Server: json.RawMessage(`{"name":"fleet","version":"1"}`), Log: logger,
-	})
-	expect.OK(t, err)
-	i.endpoint, err = mcp.New(mcp.Options{
+	}))(t)
+	i.endpoint = expect.Value(mcp.New(mcp.Options{
 		Server: mcp.Implementation{Name: "fleet", Version: "1"}, Auth: allowed, Catalogs: catalog.NewStatic(cat),
 		Feeds: i.tails, Sessions: i.store, Gateway: i.gateway,
 		MaxAge: 5 * time.Minute, Heartbeat: 15 * time.Second, AnswerStreamAfter: time.Second,
 		Leases: &lease.Shared{DB: i.store, Max: func(context.Context, auth.Principal) int { return 1000 }, Life: 5 * time.Minute}, Logger: logger,
-	})
-	expect.OK(t, err)
+	}))(t)
 	relay := relays.New(&app.Core{DB: i.store, EventLog: events, Log: logger}, i.gateway, nil, nil)
 	relay.Lease = o.lease
 	ctx, end := context.WithCancel(context.WithoutCancel(t.Context()))

@@ -68,15 +68,11 @@ func TestInstances(t *testing.T) {
 		b := p.backends["s25_"]
 		before := b.State(t).Sessions
 		c := p.session(t, "p8")
-		if got := b.State(t).Sessions; got != before {
-			t.Errorf("before the first call there are %d more sessions at the backend, want 0", got-before)
-		}
+		expect.Equal(t, "the sessions at the backend before the first call", b.State(t).Sessions, before)
 		for n := range 6 {
 			p.echo(t, p.moved(c, n%2), "s25_")
 		}
-		if got := b.State(t).Sessions; got != before+1 {
-			t.Errorf("after the calls there are %d more sessions at the backend, want 1", got-before)
-		}
+		expect.Equal(t, "the sessions at the backend after the calls", b.State(t).Sessions, before+1)
 		expect.OK(t, c.end(t.Context()))
 		harness.Eventually(t, harness.Patience, "the session with the backend ends with the client's", func() bool {
 			return b.State(t).Sessions == before
@@ -88,11 +84,8 @@ func TestInstances(t *testing.T) {
 func (p *pair) echo(t *testing.T, c *caller, prefix string) {
 	t.Helper()
 	r := request{tool: prefix + "test_echo", mark: "mk-echo-0-end", id: json.RawMessage(fmt.Sprint(time.Now().UnixNano())), arguments: map[string]any{"mark": "mk-echo-0-end"}}
-	o, err := c.call(t.Context(), r)
-	expect.OK(t, err)
-	if !strings.Contains(o.text(), r.mark) {
-		t.Errorf("%s: got %s, want the mark %s", r.tool, o.text(), r.mark)
-	}
+	o := expect.Value(c.call(t.Context(), r))(t)
+	expect.Contains(t, "the answer of "+r.tool, o.text(), r.mark)
 }
 
 func (p *pair) changes(t *testing.T, b *harness.Backend) {
@@ -118,9 +111,7 @@ func (p *pair) changes(t *testing.T, b *harness.Backend) {
 	b.ChangeList(t, "prompts") // when this change has arrived, a repetition of the first one would have arrived too
 	for name, s := range streams {
 		harness.Eventually(t, harness.Patience, "the second change reaches the "+name, func() bool { return received(s, "notifications/prompts/list_changed") > 0 })
-		if n := received(s, toolsChanged); n != 1 {
-			t.Errorf("the %s received %d notifications, want 1", name, n)
-		}
+		expect.Equal(t, "the notifications of the "+name, received(s, toolsChanged), 1)
 	}
 }
 
@@ -148,8 +139,7 @@ func (p *pair) answers(t *testing.T, prefix string) {
 			t.Errorf("%d questions, the result is %s, want %s", answered, o.text(), want)
 		}
 		harness.Eventually(t, harness.Patience, "the call's questions are deleted from the store", func() bool {
-			left, err := p.ledger.sessionKeys(t.Context(), "q#")
-			expect.OK(t, err)
+			left := expect.Value(p.ledger.sessionKeys(t.Context(), "q#"))(t)
 			return len(left) == 0
 		})
 		// An answer to an unknown question is refused, and the session stays usable.
@@ -201,9 +191,7 @@ func (p *pair) dies(t *testing.T) {
 	for range 4 {
 		select {
 		case wrong := <-ended:
-			if wrong != "" {
-				t.Errorf("a call at the dead backend: %s", wrong)
-			}
+			expect.Equal(t, "a call at the dead backend", wrong, "")
 		case <-time.After(harness.Patience):
 			t.Fatal("a call hangs")
 		}
@@ -288,7 +276,5 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 			t.Errorf("the list has no %s", name)
 		}
 	}
-	if n := received(toolsChanged); n != 11 {
-		t.Errorf("got %d notifications for 15 changes, want 11 because 5 were made while no instance followed", n)
-	}
+	expect.Equal(t, "the notifications for 15 changes", received(toolsChanged), 11)
 }

@@ -67,9 +67,7 @@ type stage interface {
 func TestSoak(t *testing.T) {
 	length := 12 * time.Second
 	if text := os.Getenv(soakTimeEnv); text != "" {
-		var err error
-		length, err = time.ParseDuration(text)
-		expect.OK(t, err)
+		length = expect.Value(time.ParseDuration(text))(t)
 	}
 	s := &soak{t: t, sound: map[string]*harness.Backend{}, bound: 15 * time.Second}
 	if length > time.Minute {
@@ -154,8 +152,7 @@ func (s *soak) pairs() int {
 	if text == "" {
 		return 20
 	}
-	n, err := strconv.Atoi(text)
-	expect.OK(s.t, err)
+	n := expect.Value(strconv.Atoi(text))(s.t)
 	return max(1, (n-10)/2)
 }
 
@@ -575,8 +572,7 @@ func (s *soak) checkLeftovers() {
 	} {
 		var left []string
 		ok := harness.Within(t, s.bound+slack, func() bool {
-			keys, err := s.on.sessionKeys(t.Context(), prefix)
-			expect.OK(t, err)
+			keys := expect.Value(s.on.sessionKeys(t.Context(), prefix))(t)
 			left = nil
 			for _, key := range keys {
 				left = append(left, key.Partition+" "+key.Sort)
