@@ -63,9 +63,7 @@ type Process struct {
 	*app.Core
 	AWS     aws.Config
 	Secrets *parameters.Store // looks up the configuration's secrets
-	// Mode is how callers are authenticated. Anonymous is true if the function serves callers without authentication.
-	Mode      auth.Mode
-	Anonymous bool
+	Mode    auth.Mode         // how callers are authenticated
 
 	queues    *queuesqs.Queues
 	emf       *metric.EMF
@@ -141,7 +139,6 @@ func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored)
 	case s.mode == auth.ModeKeys:
 		return configs.Authenticator(), ""
 	case s.mode == auth.ModeNone && needs&Callers != 0:
-		p.Anonymous = true
 		return auth.AcceptAll(), ""
 	case s.access != nil:
 		p.mount = s.access.Mount

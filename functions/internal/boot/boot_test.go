@@ -83,9 +83,7 @@ func TestMetricsOfALongInvocation(t *testing.T) {
 				set.Published(1)
 				time.Sleep(time.Minute + time.Second)
 				synctest.Wait()
-				if !strings.Contains(written.String(), metric.EventsPublished) {
-					t.Errorf("minute %d: got the log %q, want the metric %s", minute, written.String(), metric.EventsPublished)
-				}
+				expect.Contains(t, fmt.Sprintf("the log of minute %d", minute), written.String(), metric.EventsPublished)
 			}
 			written.Reset()
 			set.Published(1)
@@ -93,9 +91,7 @@ func TestMetricsOfALongInvocation(t *testing.T) {
 			return nil
 		}).BeforeEnd(func() { written.WriteString("before the end;") })
 		expect.OK(t, expect.ErrOf(invocation.invoke.(lambda.Handler).Invoke(t.Context(), []byte(`{}`))))
-		if !strings.Contains(written.String(), metric.EventsPublished) {
-			t.Errorf("after the invocation got the log %q, want the metric %s", written.String(), metric.EventsPublished)
-		}
+		expect.Contains(t, "the log after the invocation", written.String(), metric.EventsPublished)
 		written.Reset()
 		set.Published(1)
 		if invocation.end(); !strings.HasPrefix(written.String(), "before the end;") || !strings.Contains(written.String(), metric.EventsPublished) {
@@ -106,12 +102,8 @@ func TestMetricsOfALongInvocation(t *testing.T) {
 
 func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
 	p := expect.Value(started(t, map[string]string{"MCPEVENTS_LOG_RETENTION": "48h", "MCPEVENTS_X": "y"}))(t)
-	if p.Anonymous || p.EventLog.Retention != 48*time.Hour {
-		t.Errorf("got anonymous %t, retention %v, want false, 48h", p.Anonymous, p.EventLog.Retention)
-	}
-	if got, err := p.Variable("MCPEVENTS_X"); got != "y" || err != nil {
-		t.Errorf("got %q, %v, want y", got, err)
-	}
+	expect.Equal(t, "the retention", p.EventLog.Retention, 48*time.Hour)
+	expect.Equal(t, "MCPEVENTS_X", expect.Value(p.Variable("MCPEVENTS_X"))(t), "y")
 	for _, tc := range []struct {
 		arn  string
 		name queue.Name
@@ -124,7 +116,8 @@ func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
 	} {
 		expect.Equal(t, fmt.Sprintf("IsFrom(%q, %s)", tc.arn, tc.name), p.IsFrom(tc.arn, tc.name), tc.want)
 	}
-	expect.Equal(t, "the callers are anonymous", expect.Value(started(t, map[string]string{envAuth: "none"}))(t).Anonymous, true)
+	caller := expect.Value(expect.Value(started(t, map[string]string{envAuth: "none"}))(t).Auth.Authenticate(t.Context(), nil))(t)
+	expect.Equal(t, "the caller is anonymous", caller.Anonymous, true)
 }
 
 func TestAMissingVariableIsReported(t *testing.T) {
@@ -174,9 +167,7 @@ func TestAPanicFailsOneInvocation(t *testing.T) {
 				if err != nil {
 					got = err.Error()
 				}
-				if !strings.Contains(got, want) {
-					t.Errorf("got %s, want %s in it", got, want)
-				}
+				expect.Contains(t, "the answer", got, want)
 			}
 		})
 	}
@@ -298,9 +289,7 @@ func TestEventsReachTheirHandlers(t *testing.T) {
 			if err != nil {
 				got = []byte(err.Error())
 			}
-			if !strings.Contains(string(got), tc.want) {
-				t.Errorf("got %s, want %s", got, tc.want)
-			}
+			expect.Contains(t, "the answer", string(got), tc.want)
 		})
 	}
 }
