@@ -201,9 +201,7 @@ func TestAlarms(t *testing.T) {
 			}
 		}
 		for _, metric := range want {
-			if !strings.Contains(all["HttpErrorsAlarm"], metric) {
-				t.Errorf("HttpErrorsAlarm is %q, want %q in it", all["HttpErrorsAlarm"], metric)
-			}
+			expect.Contains(t, "HttpErrorsAlarm", all["HttpErrorsAlarm"], metric)
 		}
 		if urls == 0 {
 			t.Error("the template has no function URL")

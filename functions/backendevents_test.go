@@ -41,12 +41,7 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 	c := expect.Value(client.Connect(t.Context(), stack.URL(), client.Options{Agent: "test/1", Revision: "2026-07-28"}))(t)
 	awaitType(t, c, "shop_order.shipped")
 
-	target, hooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, body []byte) {
-		var challenge struct{ Type, Challenge string }
-		if json.Unmarshal(body, &challenge) == nil && challenge.Type == "verification" {
-			fmt.Fprintf(w, `{"challenge":%q}`, challenge.Challenge)
-		}
-	})
+	target, hooks := endpoint(t, echo)
 	secret, _ := webhook.NewSecret()
 	params := `"name":"shop_order.shipped","arguments":{"order":"1"},"delivery":{"mode":"webhook","url":"` + target + `","secret":"` + secret + `"}`
 	rpc(t, stack.URL(), "events/subscribe", params)

@@ -4,12 +4,12 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -38,15 +38,17 @@ func endpoint(t *testing.T, answer func(http.ResponseWriter, *http.Request, []by
 	return srv.URL, hooks
 }
 
+// echo answers challenges of events/subscribe.
+func echo(w http.ResponseWriter, _ *http.Request, body []byte) {
+	var challenge struct{ Type, Challenge string }
+	if json.Unmarshal(body, &challenge) == nil && challenge.Type == "verification" {
+		fmt.Fprintf(w, `{"challenge":%q}`, challenge.Challenge)
+	}
+}
+
 func wait[T any](t *testing.T, what string, c <-chan T) T {
 	t.Helper()
-	select {
-	case v := <-c:
-		return v
-	case <-time.After(harness.Patience):
-		t.Fatalf("did not arrive in time: %s", what)
-		panic("unreachable")
-	}
+	return expect.Receive(t, what, c)
 }
 
 // post sends a JSON body and decodes the response.

@@ -87,9 +87,7 @@ func TestOneHostForAllPaths(t *testing.T) {
 		t.Errorf("got %s", challenge)
 	}
 	for _, name := range []string{"McpUrl", "EventsUrl", "SourcesUrl", "AdminUrl"} {
-		if got := written(t, *at(tree(t), "Outputs", name, "Value")); !strings.Contains(got, "https://${FrontDomain}/") {
-			t.Errorf("%s is %s", name, got)
-		}
+		expect.Contains(t, name, written(t, *at(tree(t), "Outputs", name, "Value")), "https://${FrontDomain}/")
 	}
 }
 
@@ -140,9 +138,7 @@ func TestVersionsAndAliases(t *testing.T) {
 				t.Errorf("%s overrides the DeploymentPreference of all functions", id)
 			}
 			for _, alarm := range []string{"ErrorsAlarm", "ThrottlesAlarm"} {
-				if !strings.Contains(written(t, *at(resources, alarm)), "Value: !Ref "+id+"}") {
-					t.Errorf("%s does not watch %s", alarm, id)
-				}
+				expect.Contains(t, alarm, written(t, *at(resources, alarm)), "Value: !Ref "+id+"}")
 			}
 		}
 	}

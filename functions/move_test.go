@@ -123,11 +123,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	expect.OK(t, expect.ErrOf((&apply.Target{DB: database(t, old)}).Apply(t.Context(), apply.Files{Config: c})))
 	target, hooks := endpoint(t, nil)
 	uri, secret := register(t, old, target)
-	eventsTarget, eventsHooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, body []byte) {
-		var challenge struct{ Challenge string }
-		_ = json.Unmarshal(body, &challenge)
-		_ = json.NewEncoder(w).Encode(challenge)
-	})
+	eventsTarget, eventsHooks := endpoint(t, echo)
 	eventsSecret, _ := webhook.NewSecret()
 	subscription := `"name":"ci.build_finished","delivery":{"mode":"webhook","url":"` + eventsTarget + `","secret":"` + eventsSecret + `"}`
 	rpc(t, old.URL(), "events/subscribe", subscription)
@@ -202,9 +198,7 @@ aws backup start-copy-job --source-backup-vault-name "$STACK" --recovery-point-a
 		}{{hooks, secret}, {eventsHooks, eventsSecret}} {
 			hook := wait(t, "the webhook", subscriber.hooks)
 			expect.Equal(t, "the webhook-id", hook.header.Get("Webhook-Id"), id)
-			if err := webhook.Verify(hook.header, hook.body, subscriber.secret); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, webhook.Verify(hook.header, hook.body, subscriber.secret))
 		}
 	})
 	t.Run("AWS-22 a backend gets its secret from the new Region", func(t *testing.T) {

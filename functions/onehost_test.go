@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -90,9 +89,7 @@ func TestOneHost(t *testing.T) {
 		if resp, body := send(t, "POST", "/events", event, map[string]string{"Authorization": token}); resp.StatusCode != http.StatusAccepted {
 			t.Fatalf("publish: got %d %s", resp.StatusCode, body)
 		}
-		if got := wait(t, "the event", stream); !strings.Contains(got, "event://ci/build-finished") {
-			t.Errorf("got %s", got)
-		}
+		expect.Contains(t, "the event", wait(t, "the event", stream), "event://ci/build-finished")
 	})
 	t.Run("AWS-13 each path has its function, with all methods and headers", func(t *testing.T) {
 		for _, c := range []struct {
@@ -196,11 +193,7 @@ func TestOneHost(t *testing.T) {
 		}
 		update(t, stack, map[string]string{"StreamCapacityProvider": ""})
 		publish("d", before)
-		select {
-		case <-moved.Ended():
-		case <-time.After(harness.Patience):
-			t.Fatal("the stream at the function that is gone does not end")
-		}
+		wait(t, "the end of the stream at the function that is gone", moved.Ended())
 		again := listen(map[string]any{harness.Prefix + "cursor": last(moved).Cursor})
 		eventually(t, "the event that was missed", func() bool { return last(again).EventID == "d" })
 		close(done)

@@ -321,8 +321,7 @@ func TestDefaultsFitANewAccount(t *testing.T) {
 	const quota = 10
 	number := func(t *testing.T, value any) int {
 		t.Helper()
-		n := expect.Value(strconv.Atoi(value.(string)))(t)
-		return n
+		return expect.Value(strconv.Atoi(value.(string)))(t)
 	}
 	parameter := func(t *testing.T, name string) int { t.Helper(); return number(t, *d.Parameters[name].Default) }
 	workers := map[string]int{}

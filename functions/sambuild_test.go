@@ -41,8 +41,7 @@ func TestSAMBuild(t *testing.T) {
 	}
 	built := func() []byte {
 		t.Helper()
-		b := expect.Value(os.ReadFile(filepath.Join(tree, ".aws-sam", "build", "FanoutFunction", "bootstrap")))(t)
-		return b
+		return expect.Value(os.ReadFile(filepath.Join(tree, ".aws-sam", "build", "FanoutFunction", "bootstrap")))(t)
 	}
 	change := func(marker string) {
 		t.Helper()

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -39,9 +38,7 @@ func TestSpansOfAFunction(t *testing.T) {
 			all += body + "\n"
 		}
 		for _, want := range []string{`/v1/traces `, `"name":"attempt"`, `/v1/metrics `, `"mcpevents_dead_letters"`} {
-			if !strings.Contains(all, want) {
-				t.Errorf("%s is missing in %s", want, all)
-			}
+			expect.Contains(t, "the requests", all, want)
 		}
 	})
 	t.Run("OPS-12 OPS-13 a collector that does not respond delays one invocation per minute by half a second", func(t *testing.T) {

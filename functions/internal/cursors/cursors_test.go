@@ -26,7 +26,5 @@ func TestTheKeyIsMadeOnceAndSharedByAll(t *testing.T) {
 	one := expect.Value(Sealer(t.Context(), db))(t)
 	expect.OK(t, Create(t.Context(), db))
 	two := expect.Value(Sealer(t.Context(), db))(t)
-	if got, err := two.Open("w", one.Seal("w", eventlog.Cursor{At: 42})); err != nil || got.At != 42 {
-		t.Errorf("got %+v, %v", got, err)
-	}
+	expect.Equal(t, "the position of the cursor", expect.Value(two.Open("w", one.Seal("w", eventlog.Cursor{At: 42})))(t).At, 42)
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/aws/aws-lambda-go/cfn"
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestAnAdoptedTableIsLeftOnlyWithConfirmation(t *testing.T) {
@@ -60,10 +62,7 @@ func TestTheStatusOfAStackIsRead(t *testing.T) {
 	defer cloud.Close()
 	t.Setenv("AWS_ENDPOINT_URL_CLOUDFORMATION", cloud.URL)
 	cfg := aws.Config{Region: "eu-central-1", Credentials: credentials.NewStaticCredentialsProvider("id", "secret", "")}
-	got, err := ReadStatus(t.Context(), cfg, "arn:stack")
-	if err != nil || got != "UPDATE_ROLLBACK_IN_PROGRESS" {
-		t.Errorf("got %q, %v", got, err)
-	}
+	expect.Equal(t, "the status", expect.Value(ReadStatus(t.Context(), cfg, "arn:stack"))(t), "UPDATE_ROLLBACK_IN_PROGRESS")
 	if !strings.Contains(form, "Action=DescribeStacks") || !strings.Contains(form, "StackName=arn%3Astack") || !strings.Contains(form, "/eu-central-1/cloudformation/aws4_request") {
 		t.Errorf("the request was %s", form)
 	}

@@ -111,9 +111,7 @@ func TestTheResourceCreatesTheKeysOnce(t *testing.T) {
 				t.Fatalf("%s: got the key %x after %x, %v", request, key, before, err)
 			}
 			before = key
-			if _, err := sealing.Public(t.Context(), db); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, expect.ErrOf(sealing.Public(t.Context(), db)))
 		}
 	}
 }

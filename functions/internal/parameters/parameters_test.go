@@ -110,9 +110,7 @@ func TestSecretsOfParameterStore(t *testing.T) {
 func TestOtherReferences(t *testing.T) {
 	s := started(t, "http://127.0.0.1:1")
 	t.Setenv("PARAMETERS_TEST", "x")
-	if got, err := s.Secret(t.Context(), reference(t, "env:PARAMETERS_TEST")); got != "x" || err != nil {
-		t.Errorf("got %q, %v", got, err)
-	}
+	expect.Equal(t, "the value", expect.Value(s.Secret(t.Context(), reference(t, "env:PARAMETERS_TEST")))(t), "x")
 	_, err := reference(t, "ssm:/a").Resolve(func(string) (string, bool) { return "x", true })
 	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "ssm:/a") {
 		t.Errorf("got %v", err)

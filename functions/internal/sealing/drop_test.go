@@ -186,10 +186,7 @@ func TestDrop(t *testing.T) {
 		short, cancel := context.WithTimeout(t.Context(), dropReserve/2)
 		defer cancel()
 		for n, want := range []string{resealing, resealing, waiting} {
-			got, err := Drop(short, d.db, d.w, d.now)
-			if err != nil || got.Phase != want {
-				t.Fatalf("call %d: got %+v, %v; want phase %q", n+1, got, err, want)
-			}
+			expect.Equal(t, fmt.Sprintf("the phase of call %d", n+1), expect.Value(Drop(short, d.db, d.w, d.now))(t).Phase, want)
 		}
 		d.now = d.now.Add(dropWait)
 		d.drop("done", 1)

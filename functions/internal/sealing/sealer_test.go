@@ -20,8 +20,7 @@ func TestALongRunningSealerFollowsARotation(t *testing.T) {
 		expect.OK(t, Create(t.Context(), db, w))
 		sealed := func() []byte {
 			t.Helper()
-			got := expect.Value(sealer.Seal(t.Context(), []byte("secret"), binding))(t)
-			return got
+			return expect.Value(sealer.Seal(t.Context(), []byte("secret"), binding))(t)
 		}
 		const prefix = 5 // a version byte and the key's id
 		before := sealed()
@@ -34,9 +33,7 @@ func TestALongRunningSealerFollowsARotation(t *testing.T) {
 			t.Errorf("it seals with the key %x %s after another one was promoted", after[:prefix], reloadAfter)
 		}
 		for _, text := range [][]byte{before, after} {
-			if got, err := (&Opener{DB: db, Wrapper: w}).Open(t.Context(), text, binding); err != nil || string(got) != "secret" {
-				t.Errorf("got %q, %v", got, err)
-			}
+			expect.Equal(t, "the text", string(expect.Value((&Opener{DB: db, Wrapper: w}).Open(t.Context(), text, binding))(t)), "secret")
 		}
 	})
 }

@@ -66,8 +66,7 @@ var binding = webhook.Binding{Workspace: "w", Subscription: "s", Target: "t"}
 func seal(t *testing.T, db store.DB) []byte {
 	t.Helper()
 	sealer := expect.Value(Public(t.Context(), db))(t)
-	sealed := expect.Value(sealer.Seal(t.Context(), []byte("secret"), binding))(t)
-	return sealed
+	return expect.Value(sealer.Seal(t.Context(), []byte("secret"), binding))(t)
 }
 
 func TestTheKeysetIsMadeOnce(t *testing.T) {
@@ -89,10 +88,7 @@ func TestTheKeysetIsMadeOnce(t *testing.T) {
 	if !bytes.Equal(private, stored(t, db, privateKey)) || !bytes.Equal(public, stored(t, db, publicKey)) {
 		t.Error("the second time changed the keys")
 	}
-	got, err := (&Opener{DB: db, Wrapper: w}).Open(t.Context(), seal(t, db), binding)
-	if err != nil || string(got) != "secret" {
-		t.Errorf("got %q, %v", got, err)
-	}
+	expect.Equal(t, "the text", string(expect.Value((&Opener{DB: db, Wrapper: w}).Open(t.Context(), seal(t, db), binding))(t)), "secret")
 }
 
 func TestAnIncompleteKeysetIsCompleted(t *testing.T) {
@@ -125,9 +121,7 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 		opener := &Opener{DB: db, Wrapper: w}
 		opens := func(what string, sealed []byte) {
 			t.Helper()
-			if got, err := opener.Open(t.Context(), sealed, binding); err != nil || string(got) != "secret" {
-				t.Errorf("%s: got %q, %v", what, got, err)
-			}
+			expect.Equal(t, what, string(expect.Value(opener.Open(t.Context(), sealed, binding))(t)), "secret")
 		}
 		old := seal(t, db)
 		opens("before", old)
@@ -201,9 +195,7 @@ func TestTheOpenerTriesAgainWhenKMSWasDown(t *testing.T) {
 			t.Error("no error")
 		}
 		w.fail = nil
-		if _, err := opener.Open(t.Context(), sealed, binding); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, expect.ErrOf(opener.Open(t.Context(), sealed, binding)))
 	})
 }
 
@@ -247,9 +239,7 @@ func TestAKeysetMayExceedTheLimitOfKMS(t *testing.T) {
 	expect.OK(t, Create(t.Context(), db, w))
 	opener := &Opener{DB: db, Wrapper: w}
 	for name, sealed := range map[string][]byte{"the first key": first, "the last key": seal(t, db)} {
-		if got, err := opener.Open(t.Context(), sealed, binding); err != nil || string(got) != "secret" {
-			t.Errorf("sealed with %s: got %q, %v", name, got, err)
-		}
+		expect.Equal(t, name, string(expect.Value(opener.Open(t.Context(), sealed, binding))(t)), "secret")
 	}
 	if value := stored(t, db, privateKey); bytes.Contains(value, []byte("HpkePrivateKey")) {
 		t.Error("the private keyset is stored unencrypted")

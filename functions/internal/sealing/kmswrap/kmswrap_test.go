@@ -19,9 +19,7 @@ func TestWhatIsWrappedOpensForItsPurposeOnly(t *testing.T) {
 	made := expect.Value(client.CreateKey(t.Context(), &kms.CreateKeyInput{}))(t)
 	w := kmswrap.KMS{Client: client, Key: *made.KeyMetadata.Arn}
 	wrapped := expect.Value(w.Wrap(t.Context(), []byte("keyset")))(t)
-	if got, err := w.Unwrap(t.Context(), wrapped); err != nil || string(got) != "keyset" {
-		t.Errorf("got %q, %v", got, err)
-	}
+	expect.Equal(t, "the text", string(expect.Value(w.Unwrap(t.Context(), wrapped))(t)), "keyset")
 	// Data that was wrapped for another purpose cannot be unwrapped.
 	other, err := client.Encrypt(t.Context(), &kms.EncryptInput{KeyId: &w.Key, Plaintext: []byte("x"), EncryptionContext: map[string]string{"purpose": "another"}})
 	expect.OK(t, err)
