@@ -27,8 +27,7 @@ func TestAdmin(t *testing.T) {
 // operatedCatalog returns the sample catalog with the event type that announces disabled subscriptions.
 func operatedCatalog(t *testing.T) string {
 	t.Helper()
-	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
-	expect.OK(t, err)
+	catalog := expect.Value(os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml")))(t)
 	return string(catalog) + `
   - name: mcpevents.subscription_disabled
     uri: event://mcpevents/subscription-disabled
@@ -51,8 +50,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		t.Helper()
 		expect.OK(t, expect.ErrOf(target.TryPublish(t.Context(), "owner", build(id, 1))))
 	}
-	at, err := url.Parse(hook.URL())
-	expect.OK(t, err)
+	at := expect.Value(url.Parse(hook.URL()))(t)
 	origin := at.Scheme + "://" + at.Host
 	arrives := func(id string, times int) {
 		t.Helper()
@@ -72,13 +70,9 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 
 	t.Run("OPS-02 a subscription can be found by each property and shows its last error", func(t *testing.T) {
 		for _, query := range []string{"", "?principal=owner", "?event=ci.build_finished", "?origin=" + url.QueryEscape(origin), "?state=active"} {
-			if got := o.members("subscriptions"+query, "id"); got != id {
-				t.Errorf("%s: got %s", query, got)
-			}
+			expect.Equal(t, "the subscriptions with "+query, o.members("subscriptions"+query, "id"), id)
 		}
-		if got := o.members("subscriptions?state=paused", "id"); got != "" {
-			t.Errorf("got %s", got)
-		}
+		expect.Equal(t, "the paused subscriptions", o.members("subscriptions?state=paused", "id"), "")
 		harness.Eventually(t, harness.Patience, "the error is shown", func() bool {
 			var s struct{ Delivery struct{ LastError string } }
 			o.call("GET", "subscriptions/"+id, "", http.StatusOK, &s)
@@ -149,9 +143,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		if r.Total != len(missed) || r.Replayed != len(missed) {
 			t.Errorf("got %+v", r)
 		}
-		if n := hook.IDs()["evt_again"]; n != 2 {
-			t.Errorf("the earlier event arrived %d times", n)
-		}
+		expect.Equal(t, "how often the earlier event arrived", hook.IDs()["evt_again"], 2)
 	})
 	t.Run("OPS-09 no identity can see or change data that is not its own", func(t *testing.T) { identities(t, o, id, hook) })
 	t.Run("OPS-02 WHK-15 a test event is delivered", func(t *testing.T) {
@@ -244,9 +236,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 			"subscription.test": "owner", "dead-letter.retry": "owner", "replay.start": "chief", "switch.pause": "chief", "switch.resume": "chief",
 			"event.deliver": "chief", "subscription.pause": "chief", "subscription.resume": "chief",
 		} {
-			if by[action] != who {
-				t.Errorf("%s is by %v, want %s", action, by[action], who)
-			}
+			expect.Equal[any](t, "who did "+action, by[action], who)
 		}
 		o.call("DELETE", "subscriptions/"+id, "", http.StatusNoContent, nil)
 		if newest := o.list("audit?limit=1"); newest[0]["action"] != "subscription.end" || newest[0]["target"] != id || newest[0]["before"] == nil {

@@ -4,11 +4,13 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -35,9 +37,7 @@ func TestBadInput(t *testing.T) {
 	for _, p := range posts {
 		t.Run(p.name, func(t *testing.T) {
 			a := s.PostEvents(t, "publisher", "application/json", p.body)
-			if a.Status != p.want {
-				t.Errorf("status %d, want %d: %.300s", a.Status, p.want, a.Body)
-			}
+			expect.Equal(t, fmt.Sprintf("the status of the answer %.300s", a.Body), a.Status, p.want)
 			if !json.Valid(a.Body) || len(a.Body) > 8<<10 {
 				t.Errorf("the response is not JSON, or has %d bytes: %.300s", len(a.Body), a.Body)
 			}
@@ -51,9 +51,7 @@ func TestBadInput(t *testing.T) {
 
 	t.Run("duplicate id", func(t *testing.T) {
 		for range 3 {
-			if a := s.Publish(t, build("twice", 2)); a[0].ID != "twice" {
-				t.Errorf("accepted as %v", a)
-			}
+			expect.Equal(t, "the accepted id", s.Publish(t, build("twice", 2))[0].ID, "twice")
 		}
 	})
 	t.Run("no bad event was queued, and the good event arrived once", func(t *testing.T) {
@@ -92,9 +90,7 @@ func TestBadSubscription(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			params := object{"uris": r.uris, "targetUri": r.to}
 			e := alice.Refused(t, -32602, "resources/subscriptions/register", params)
-			if text := e.Message + string(e.Data); !strings.Contains(text, r.says) {
-				t.Errorf("the error does not mention %q: %v", r.says, e)
-			}
+			expect.Contains(t, "the error", e.Message+string(e.Data), r.says)
 		})
 	}
 	subscriptions := []struct {
@@ -203,9 +199,7 @@ func TestEndpointsThatMisbehave(t *testing.T) {
 	s.Publish(t, build("one", 1))
 
 	t.Run("the healthy endpoint receives the event immediately", func(t *testing.T) {
-		if d := healthy.Wait(t, 1); d[0].ID() != "one" {
-			t.Errorf("got %s", d[0].ID())
-		}
+		expect.Equal(t, "the event of the healthy endpoint", healthy.Wait(t, 1)[0].ID(), "one")
 	})
 	t.Run("WHK-02 WHK-03 an endpoint that responds 500 twice and then 200 receives three attempts", func(t *testing.T) {
 		attempts := flaky.WaitAttempts(t, 3)
@@ -227,9 +221,7 @@ func TestEndpointsThatMisbehave(t *testing.T) {
 			t.Errorf("retried after %v, before the timeout of 2 s and the delay of 1 s", gap)
 		}
 		status := waitStatus(t, alice, hangingSub.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
-		if *status.DeliveryStatus.LastError != "timeout" {
-			t.Errorf("lastError %q, want timeout", *status.DeliveryStatus.LastError)
-		}
+		expect.Equal(t, "lastError", *status.DeliveryStatus.LastError, "timeout")
 	})
 	t.Run("WHK-07 a redirect is a failure and is not followed", func(t *testing.T) {
 		redirecting.WaitAttempts(t, 3)
@@ -240,9 +232,7 @@ func TestEndpointsThatMisbehave(t *testing.T) {
 	})
 	t.Run("SRF-05 the owner sees a category but no text from the endpoint", func(t *testing.T) {
 		status := waitStatus(t, alice, refused.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
-		if *status.DeliveryStatus.LastError != "connection_refused" {
-			t.Errorf("lastError %q, want connection_refused", *status.DeliveryStatus.LastError)
-		}
+		expect.Equal(t, "lastError", *status.DeliveryStatus.LastError, "connection_refused")
 		if strings.Contains(s.Output(), "<secret>") {
 			t.Error("the log contains the endpoint's response")
 		}
@@ -260,9 +250,7 @@ func TestEndpointsThatMisbehave(t *testing.T) {
 				attempts++
 			}
 		}
-		if attempts != 3 {
-			t.Errorf("%d attempts of a schedule of three", attempts)
-		}
+		expect.Equal(t, "the attempts of a schedule of three", attempts, 3)
 	})
 }
 
@@ -271,9 +259,7 @@ func checkAttempts(t *testing.T, e *harness.Endpoint, attempts []*harness.Delive
 	t.Helper()
 	stamps, signatures := map[string]bool{}, map[string]bool{}
 	for i, d := range attempts {
-		if d.ID() != id {
-			t.Errorf("attempt %d has the webhook-id %q, want %q", i+1, d.ID(), id)
-		}
+		expect.Equal(t, fmt.Sprintf("the webhook-id of attempt %d", i+1), d.ID(), id)
 		if err := d.Verify(e.Secret()); err != nil {
 			t.Errorf("attempt %d is not verified: %v", i+1, err)
 		}

@@ -59,13 +59,9 @@ func checked(t *testing.T, s *harness.Target) {
 		}
 	})
 	t.Run("RCH-06 progress is written to standard error", func(t *testing.T) {
-		if !strings.Contains(said.String(), "wait for retries") {
-			t.Errorf("got %q on standard error", said.String())
-		}
+		expect.Contains(t, "the output on standard error", said.String(), "wait for retries")
 	})
 	t.Run("RCH-06 a file for a CI is written", func(t *testing.T) {
-		if b, err := os.ReadFile(junit); err != nil || !strings.Contains(string(b), "<testsuite ") {
-			t.Errorf("%v: %s", err, b)
-		}
+		expect.Contains(t, "the report", string(expect.Value(os.ReadFile(junit))(t)), "<testsuite ")
 	})
 }

@@ -154,9 +154,7 @@ func TestConversation(t *testing.T) {
 		s.Kill()
 		s.Start()
 		s.Stateless("bob").Call(t, "conversation/userMessage", object{"messageId": "b3", "content": marker}, nil)
-		if n := len(memory.messages()) - before; n != 1 {
-			t.Errorf("after a restart it was sent %d times", n)
-		}
+		expect.Equal(t, "the messages after a restart", len(memory.messages())-before, 1)
 		moved := newProvider(t, remembers)
 		s.SetConfig(t, conversationConfig(moved, notes, newDiary(t), "5s"))
 		s.Signal(syscall.SIGHUP)
@@ -166,9 +164,7 @@ func TestConversation(t *testing.T) {
 			return !list.Providers[0].Consented
 		})
 		s.Stateless("bob").Call(t, "conversation/userMessage", object{"messageId": "b4", "content": marker}, nil)
-		if n := len(moved.messages()); n != 0 {
-			t.Errorf("at another address the provider got it %d times", n)
-		}
+		expect.Equal(t, "the messages of the provider at another address", len(moved.messages()), 0)
 	})
 }
 
@@ -197,8 +193,7 @@ func TestConversationOnLocalAWS(t *testing.T) {
 // withConversation returns the repository's catalog with the events of conversations.
 func withConversation(t *testing.T) string {
 	t.Helper()
-	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
-	expect.OK(t, err)
+	catalog := expect.Value(os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml")))(t)
 	return string(catalog) + conversationCatalog
 }
 
@@ -301,9 +296,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 			for _, m := range r.StructuredContext.Memories {
 				got = append(got, fmt.Sprintf("%v %s %.4s", m.Relevance, m.Source, m.Content))
 			}
-			if x := strings.Join(got, ", "); x != "0.9 memory: diary most, 0.5 notes half, 0.2 memory less" {
-				t.Errorf("%s: got memories %s", revision, x)
-			}
+			expect.Equal(t, revision+": the memories", strings.Join(got, ", "), "0.9 memory: diary most, 0.5 notes half, 0.2 memory less")
 		}
 		for p, name := range map[*provider]string{memory: "memory", notes: "notes"} {
 			all := p.messages()
@@ -327,17 +320,13 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 		asked, silent := stateless.Listen(t, "ctx", object{"conversationContext": true}, nil), stateless.Listen(t, "no", object{"resourcesListChanged": true}, nil)
 		other := s.Stateless("bob").Listen(t, "bob", object{"conversationContext": true}, nil)
 		stream := sessionBased.Open(t, "")
-		if ack := string(asked.Next(t).Params); !strings.Contains(ack, `"conversationContext":true`) {
-			t.Errorf("acknowledged %s", ack)
-		}
+		expect.Contains(t, "the acknowledgment", string(asked.Next(t).Params), `"conversationContext":true`)
 		for revision, x := range map[string]struct {
 			client *harness.Client
 			stream *harness.Stream
 		}{"2026": {stateless, asked}, "2025": {sessionBased, stream}} {
 			id := "n-" + revision
-			if status := x.client.Notify(t, "conversation/userMessage", said(id)); status != 202 {
-				t.Errorf("%s: status %d", revision, status)
-			}
+			expect.Equal(t, revision+": the status", x.client.Notify(t, "conversation/userMessage", said(id)), 202)
 			m := x.stream.Next(t)
 			for strings.HasSuffix(m.Method, "/list_changed") { // the catalog and the configuration were applied a moment ago
 				m = x.stream.Next(t)
@@ -347,9 +336,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 				t.Errorf("%s: got %s", revision, m.Raw)
 			}
 		}
-		if status := stateless.Notify(t, "conversation/userMessage", object{"messageId": "bad"}); status != 400 {
-			t.Errorf("a malformed one: status %d", status)
-		}
+		expect.Equal(t, "the status of a malformed one", stateless.Notify(t, "conversation/userMessage", object{"messageId": "bad"}), 400)
 		for _, st := range []*harness.Stream{asked, silent, other, stream} {
 			n := 0
 			for _, m := range st.Messages() {
@@ -395,21 +382,15 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 
 	t.Run("CNV-06 a revocation takes effect immediately", func(t *testing.T) {
 		before := len(memory.messages())
-		if status := s.Consent(t, "steward", "DELETE", "/memory?principal=alice", nil); status != 200 {
-			t.Errorf("status %d", status)
-		}
+		expect.Equal(t, "the status", s.Consent(t, "steward", "DELETE", "/memory?principal=alice", nil), 200)
 		var r contextResult
 		stateless.Call(t, "conversation/userMessage", said("after"), &r)
 		if len(memory.messages()) != before || strings.Contains(r.Context, "You said before") || !strings.Contains(r.Context, "Context from notes") {
 			t.Errorf("%d messages after consent was revoked; got %q", len(memory.messages())-before, r.Context)
 		}
 		for who, want := range map[string]int{"": 401, "bob": 403} {
-			if status := s.Consent(t, who, "PUT", "/memory?principal=alice", nil); status != want {
-				t.Errorf("%q: status %d, want %d", who, status, want)
-			}
+			expect.Equal(t, "the status for "+who, s.Consent(t, who, "PUT", "/memory?principal=alice", nil), want)
 		}
-		if status := s.Consent(t, "alice", "PUT", "/nobody", nil); status != 404 {
-			t.Errorf("status %d", status)
-		}
+		expect.Equal(t, "the status", s.Consent(t, "alice", "PUT", "/nobody", nil), 404)
 	})
 }

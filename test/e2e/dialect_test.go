@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -97,9 +98,7 @@ func dialect(t *testing.T, s *harness.Target) {
 		}
 		st.Close()
 		s.Publish(t, messageIn("dialect", "d2", "general"))
-		if got := idsOf(c.OpenDialect(t, first.SSE).Wait(t, 1)); !slices.Equal(got, []string{"d2"}) {
-			t.Errorf("resumed with %v", got)
-		}
+		expect.List(t, "the events of the resumed stream", idsOf(c.OpenDialect(t, first.SSE).Wait(t, 1)), []string{"d2"})
 	})
 }
 
@@ -121,9 +120,7 @@ func dialectAfterACrash(t *testing.T, s *harness.Server) {
 		t.Errorf("status %d: %s", a.Status, a.Body)
 	}
 	again := c.OpenDialect(t, last)
-	if got := idsOf(again.Wait(t, 2)); !slices.Equal(got, []string{"k2", "k3"}) {
-		t.Errorf("resumed with %v", got)
-	}
+	expect.List(t, "the events of the resumed stream", idsOf(again.Wait(t, 2)), []string{"k2", "k3"})
 	harness.Eventually(t, harness.Patience, "the answer", func() bool {
 		return slices.ContainsFunc(again.Messages(), func(m *harness.Message) bool { return m.Event == "response" && string(m.ID) == "2" })
 	})

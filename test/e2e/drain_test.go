@@ -6,6 +6,7 @@ import (
 	"io"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -22,9 +23,7 @@ func TestDrain(t *testing.T) {
 	named := dialect.OpenDialect(t, "")
 	t.Run("SUB-07 a quiet listen is kept alive, and proxies are told not to buffer it", func(t *testing.T) {
 		harness.Eventually(t, harness.Patience, "a comment", func() bool { return listen.Comments() > 0 })
-		if got := listen.Header.Get("X-Accel-Buffering"); got != "no" {
-			t.Errorf("X-Accel-Buffering is %q, want no", got)
-		}
+		expect.Equal(t, "X-Accel-Buffering", listen.Header.Get("X-Accel-Buffering"), "no")
 	})
 	s.Stop()
 	last := func(st *harness.Stream) *harness.Message {

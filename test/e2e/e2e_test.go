@@ -35,9 +35,7 @@ func sameJSON(tb testing.TB, a, b []byte) bool {
 
 func marshal(tb testing.TB, v any) []byte {
 	tb.Helper()
-	b, err := json.Marshal(v)
-	expect.OK(tb, err)
-	return b
+	return expect.Value(json.Marshal(v))(tb)
 }
 
 func decode[T any](tb testing.TB, b []byte) T {

@@ -63,9 +63,7 @@ func TestEnding(t *testing.T) {
 		})
 		s.Publish(t, build("after", 1))
 		isEnd(t, bob.Wait(t, 1), bob.Secret(), -32012, `{"reason":"Access revoked"}`)
-		if got := kept.Wait(t, 1); got[0].ID() != "after" {
-			t.Errorf("another principal got %s", got[0].ID())
-		}
+		expect.Equal(t, "the webhook of another principal", kept.Wait(t, 1)[0].ID(), "after")
 		if n, _ := quiet.Count(); n != 0 {
 			t.Errorf("a target without envelopes got %d", n)
 		}
@@ -101,9 +99,7 @@ func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
 		for name, want := range ends {
 			got := events[name].Wait(t, 1)
 			isEnd(t, got, events[name].Secret(), want.code, want.data)
-			if id := got[0].Header.Get("X-MCP-Subscription-Id"); id != ids[name] {
-				t.Errorf("%s: for subscription %s, want %s", name, id, ids[name])
-			}
+			expect.Equal(t, name+": the subscription", got[0].Header.Get("X-MCP-Subscription-Id"), ids[name])
 		}
 	})
 	t.Run("EVX-13 it is retried like an event, with the same id", func(t *testing.T) {

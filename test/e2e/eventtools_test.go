@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -46,9 +47,7 @@ func withTools(t *testing.T, s *harness.Target) {
 			for _, x := range c.All(t, "tools/list", "tools") {
 				names = append(names, x["name"].(string))
 			}
-			if want := []string{"list_event_types", "subscribe", "unsubscribe", "recent_events", "wait_for_event"}; !slices.Equal(names, want) {
-				t.Errorf("the tools are %q", names)
-			}
+			expect.List(t, "the tools", names, []string{"list_event_types", "subscribe", "unsubscribe", "recent_events", "wait_for_event"})
 			types := call(t, "list_event_types", object{}).StructuredContent.EventTypes
 			if !slices.ContainsFunc(types, func(x struct{ Name string }) bool { return x.Name == "incident.created" }) {
 				t.Errorf("the event types are %v", types)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -23,9 +24,7 @@ func TestFollow(t *testing.T) {
 		s.Stop()
 		s.Start()
 		s.Publish(t, push("r1", "restart", "web"))
-		if got := f.wait(t, 1); got[0].EventID != "r1" {
-			t.Errorf("got %+v", got)
-		}
+		expect.Equal(t, "the event", f.wait(t, 1)[0].EventID, "r1")
 	})
 }
 
@@ -168,9 +167,7 @@ func following(t *testing.T, s *harness.Target) {
 			s.Publish(t, push(want[i], own, "web"))
 			s.Publish(t, push(want[i]+"-api", own, "api"))
 		}
-		if got := once(one.wait(t, 12)); !slices.Equal(got, want) {
-			t.Errorf("one repository: got %v", got)
-		}
+		expect.List(t, "the events of one repository", once(one.wait(t, 12)), want)
 		got := once(all.wait(t, 24))
 		slices.Sort(got)
 		if len(got) != 24 || len(slices.Compact(got)) != 24 {
@@ -213,16 +210,12 @@ func following(t *testing.T, s *harness.Target) {
 			t.Errorf("a poll from the stream's cursor: %+v", p)
 		}
 		st = opened(t, s, 9007199254740991, "github.push", args, next.cursor)
-		if got := eventIDs(occurrences(t, st, 1)); got[0] != own+"-3" {
-			t.Errorf("a stream from the poll's cursor: %v", got)
-		}
+		expect.Equal(t, "the event of a stream from the poll's cursor", eventIDs(occurrences(t, st, 1))[0], own+"-3")
 		late := receiver.Endpoint("modes-late")
 		params := subscription("github.push", args, late.URL(), harness.NewSecret())
 		params["cursor"] = next.cursor
 		alice.Call(t, "events/subscribe", params, nil)
-		if got := late.Wait(t, 1)[0].ID(); got != own+"-3" {
-			t.Errorf("a webhook from the poll's cursor: %v", got)
-		}
+		expect.Equal(t, "the event of a webhook from the poll's cursor", late.Wait(t, 1)[0].ID(), own+"-3")
 		occ := decode[occurrence](t, late.Deliveries()[0].Body)
 		from := &follower{client: alice, name: f.name, arguments: args, cursor: *occ.Cursor}
 		if p := from.poll(t, nil); len(p.Events) == 0 || p.Truncated || p.Events[len(p.Events)-1].EventID != own+"-3" {
@@ -241,9 +234,7 @@ func following(t *testing.T, s *harness.Target) {
 		for mode, occ := range map[string]occurrence{
 			"poll": f.wait(t, 1)[0], "push": occurrences(t, st, 1)[0], "webhook": decode[occurrence](t, hook.Wait(t, 1)[0].Body),
 		} {
-			if got := decode[string](t, occ.Meta[harness.Prefix+"uri"]); got != uri {
-				t.Errorf("%s: the uri in _meta is %q, want %q", mode, got, uri)
-			}
+			expect.Equal(t, mode+": the uri in _meta", decode[string](t, occ.Meta[harness.Prefix+"uri"]), uri)
 			if got, want := occ.Meta[harness.Prefix+"arguments"], marshal(t, object{"owner": own + "-about", "repo": "a b"}); !sameJSON(t, got, want) {
 				t.Errorf("%s: the arguments in _meta are %s, want %s", mode, got, want)
 			}

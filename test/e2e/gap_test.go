@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -50,9 +51,7 @@ func lostEvents(t *testing.T, s *harness.Target) {
 		if !strings.HasPrefix(notice.ID(), "msg_gap_") || len(notice.ID()) < len("msg_gap_")+16 {
 			t.Errorf("webhook-id %q", notice.ID())
 		}
-		if id := notice.Header.Get("X-MCP-Subscription-Id"); id != sub.ID {
-			t.Errorf("for subscription %s, want %s", id, sub.ID)
-		}
+		expect.Equal(t, "the subscription", notice.Header.Get("X-MCP-Subscription-Id"), sub.ID)
 	})
 	t.Run("EVX-13 EVX-07 a poll from its cursor returns the lost events", func(t *testing.T) {
 		body := decode[map[string]string](t, notice.Body)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -120,9 +121,7 @@ func forwardsExtensions(t *testing.T, target *harness.Target) {
 			if got.From != "catalog" || got.Got.Query != "9007199254740993" {
 				t.Errorf("got %+v", got)
 			}
-			if status := c.Notify(t, "notifications/com.example/changed", nil); status != http.StatusAccepted {
-				t.Errorf("a notification gets status %d", status)
-			}
+			expect.Equal(t, "the status of a notification", c.Notify(t, "notifications/com.example/changed", nil), http.StatusAccepted)
 		})
 		t.Run("GWN-24 a method of several backends is refused with their names, "+revision, func(t *testing.T) {
 			e := c.Refused(t, 409, "com.example.shared/do", object{})

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -136,9 +137,7 @@ func oneInAHundredHangs(t *testing.T, aws *harness.AWS) {
 	tried := 3 * (n / 100)
 	harness.Eventually(t, harness.Patience, "each hanging endpoint was tried", func() bool { got, _ := hanging.Count(); return got >= tried })
 	for id, got := range healthy.IDs() {
-		if got != sent {
-			t.Errorf("%s got %d webhooks of %d events", id, got, sent)
-		}
+		expect.Equal(t, "the webhooks of "+id, got, sent)
 	}
 	if _, got := healthy.Count(); got != well {
 		t.Errorf("%d subscriptions were served, want %d", got, well)

@@ -44,8 +44,7 @@ func TestHostileSubscriber(t *testing.T) {
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
 		aws := harness.StartAWS(t, harness.AWSOptions{Config: restrained, Env: map[string]string{"MCPEVENTS_VERIFY_REGISTRATIONS": "true"}})
-		catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
-		expect.OK(t, err)
+		catalog := expect.Value(os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml")))(t)
 		aws.ApplyCatalog(t, "elsewhere", string(catalog)) // where foreign belongs
 		h := &hostile{Target: &aws.Target, processes: func() int { return aws.Starts("RegisterFunction") }, log: aws.Output}
 		h.met = func(limit string) bool {
@@ -131,9 +130,7 @@ func (h *hostile) replayChallenges(t *testing.T) {
 	for _, d := range hook.Challenges() {
 		seen[d.Challenge] = true
 	}
-	if len(seen) != 3 {
-		t.Errorf("%d different challenges, want 3", len(seen))
-	}
+	expect.Equal(t, "the different challenges", len(seen), 3)
 }
 
 // flood sends the given number of requests, sixteen concurrently, and counts the results by error code. 0 means

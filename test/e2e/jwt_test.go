@@ -113,27 +113,21 @@ func TestTheSDKGetsATokenByItself(t *testing.T) {
 	s, p := startJWT(t)
 	for _, version := range []string{harness.V20260728, harness.V20251125} {
 		t.Run("AUT-01 "+version, func(t *testing.T) {
-			handler, err := extauth.NewClientCredentialsHandler(&extauth.ClientCredentialsHandlerConfig{
+			handler := expect.Value(extauth.NewClientCredentialsHandler(&extauth.ClientCredentialsHandlerConfig{
 				Credentials: &oauthex.ClientCredentials{
 					ClientID: "robot", ClientSecretAuth: &oauthex.ClientSecretAuth{ClientSecret: identity.Secret},
 				},
-			})
-			expect.OK(t, err)
+			}))(t)
 			client := sdk.NewClient(&sdk.Implementation{Name: "robot", Version: "1"}, nil)
-			session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{
+			session := expect.Value(client.Connect(t.Context(), &sdk.StreamableClientTransport{
 				Endpoint: s.MCP, OAuthHandler: handler, DisableStandaloneSSE: true,
-			}, &sdk.ClientSessionOptions{ProtocolVersion: version})
-			expect.OK(t, err)
+			}, &sdk.ClientSessionOptions{ProtocolVersion: version}))(t)
 			defer session.Close()
-			if _, err := session.ListResources(t.Context(), nil); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, expect.ErrOf(session.ListResources(t.Context(), nil)))
 			if granted := p.Granted(); granted[len(granted)-1] != "events:read" {
 				t.Errorf("the client asked for %q", granted)
 			}
-			if _, err := session.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "event://scoped/thing"}); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, expect.ErrOf(session.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "event://scoped/thing"})))
 			granted := strings.Fields(p.Granted()[len(p.Granted())-1])
 			if slices.Sort(granted); !slices.Equal(granted, []string{"audit", "events:read", "secrets"}) {
 				t.Errorf("the client stepped up to %q", p.Granted())

@@ -22,8 +22,7 @@ import (
 func TestTenThousandListens(t *testing.T) {
 	const listens, most = 10_000, 40 << 10
 	s := harness.StartServer(t, harness.ServerOptions{Auth: "none", Fast: true, Args: []string{"--streams", "20000", "--log-level", "warn"}}) // the race detector can handle 8,000 goroutines
-	u, err := url.Parse(s.MCP)
-	expect.OK(t, err)
+	u := expect.Value(url.Parse(s.MCP))(t)
 	before := s.RSS()
 	body := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 		`"io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}},` +
@@ -35,8 +34,7 @@ func TestTenThousandListens(t *testing.T) {
 	dialing := make(chan struct{}, 100)
 	for range listens {
 		dialing <- struct{}{}
-		c, err := net.Dial("tcp", u.Host)
-		expect.OK(t, err)
+		c := expect.Value(net.Dial("tcp", u.Host))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		reading.Go(func() {
 			if _, err := c.Write(request); err != nil {

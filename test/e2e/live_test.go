@@ -47,9 +47,7 @@ func TestLiveCatalog(t *testing.T) {
 		harness.Eventually(t, harness.Patience, "the complaint", func() bool {
 			return strings.Contains(s.Output(), "live.yaml:") && strings.Contains(s.Output(), "reload failed")
 		})
-		if n := len(s.Stateless("operator").All(t, "resources/list", "resources")); n != 2 {
-			t.Errorf("%d resources, want the 2 of the catalog in use", n)
-		}
+		expect.Equal(t, "the number of resources", len(s.Stateless("operator").All(t, "resources/list", "resources")), 2)
 	})
 	t.Run("EVS-14 SIGHUP reloads the files, and a breaking change is logged", func(t *testing.T) {
 		c := s.Stateless("operator")
@@ -85,9 +83,7 @@ func TestLiveCatalog(t *testing.T) {
 		harness.Eventually(t, harness.Patience, "the new key", func() bool {
 			return s.Stateless("newcomer").Do(t, "resources/list", nil).Status == 200
 		})
-		if a := s.Stateless("alice").Do(t, "resources/list", nil); a.Status != 401 {
-			t.Errorf("status %d", a.Status)
-		}
+		expect.Equal(t, "the status", s.Stateless("alice").Do(t, "resources/list", nil).Status, 401)
 	})
 }
 
@@ -122,9 +118,7 @@ func liveCatalog(t *testing.T, s *harness.Target, change func(*testing.T)) {
 		for what, st := range map[string]*harness.Stream{"listen": asked, "silent": silent, "session": session, "resumed": late} {
 			got := idsOf(st.Wait(t, 2))
 			slices.Sort(got)
-			if !slices.Equal(got, []string{"one", "two"}) {
-				t.Errorf("%s got %v", what, got)
-			}
+			expect.List(t, "the events of "+what, got, []string{"one", "two"})
 		}
 	})
 	t.Run("EVS-14 EVX-18 SUB-03 each stream that asked for it is notified once, and others are not", func(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -43,14 +42,10 @@ func TestManagedInstance(t *testing.T) {
 	for n := range room {
 		streams = append(streams, listen(n, ""))
 	}
-	if n := aws.Starts("StreamFunction"); n != 1 {
-		t.Errorf("%d instances were started for the streams, want 1", n)
-	}
+	expect.Equal(t, "the instances that were started for the streams", aws.Starts("StreamFunction"), 1)
 	t.Run("AUT-07 the fleet accepts as many streams as its instances can hold together", func(t *testing.T) {
-		req, err := aws.Stateless("bob").Request(t.Context(), "subscriptions/listen", object{"notifications": notifications}, 1)
-		expect.OK(t, err)
-		resp, err := http.DefaultClient.Do(req)
-		expect.OK(t, err)
+		req := expect.Value(aws.Stateless("bob").Request(t.Context(), "subscriptions/listen", object{"notifications": notifications}, 1))(t)
+		resp := expect.Value(http.DefaultClient.Do(req))(t)
 		defer resp.Body.Close()
 		if b, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
 			t.Errorf("one more got %s: %s", resp.Status, b)
@@ -72,11 +67,7 @@ func TestManagedInstance(t *testing.T) {
 	t.Run("SUB-06 SUB-08 when the instance ends, all streams end and continue at another one", func(t *testing.T) {
 		aws.Retire("StreamFunction")
 		for n, s := range streams {
-			select {
-			case <-s.Ended():
-			case <-time.After(harness.Patience):
-				t.Fatalf("stream %d did not end", n)
-			}
+			expect.Receive(t, fmt.Sprintf("the end of stream %d", n), s.Ended())
 			all := s.Messages()
 			// An instance has half a second to end. On a busy machine some streams may break off instead.
 			if last := all[len(all)-1]; s.Err() == io.EOF && last.Method == "" && (last.Result == nil || string(last.ID) != fmt.Sprint(n)) {

@@ -38,19 +38,16 @@ func operate(t *testing.T, target *harness.Target) *operated {
 // send sends a request as a principal, or without credentials if the principal is "".
 func (o *operated) send(who, method, path, body string) (*http.Response, []byte) {
 	o.Helper()
-	req, err := http.NewRequestWithContext(o.Context(), method, o.target.Admin+path, strings.NewReader(body))
-	expect.OK(o, err)
+	req := expect.Value(http.NewRequestWithContext(o.Context(), method, o.target.Admin+path, strings.NewReader(body)))(o)
 	if who != "" {
 		req.Header.Set("Authorization", "Bearer "+cmp.Or(o.target.Keys[who], "key_of_nobody"))
 	}
 	if body != "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	resp, err := http.DefaultClient.Do(req)
-	expect.OK(o, err)
+	resp := expect.Value(http.DefaultClient.Do(req))(o)
 	defer resp.Body.Close()
-	raw, err := io.ReadAll(resp.Body)
-	expect.OK(o, err)
+	raw := expect.Value(io.ReadAll(resp.Body))(o)
 	return resp, raw
 }
 

@@ -18,8 +18,7 @@ import (
 func console(t *testing.T, o *operated, publish func(string)) {
 	get := func(url string) (*http.Response, string) {
 		t.Helper()
-		resp, err := http.Get(url)
-		expect.OK(t, err)
+		resp := expect.Value(http.Get(url))(t)
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
 		if err != nil || resp.StatusCode != http.StatusOK {
@@ -35,16 +34,12 @@ func console(t *testing.T, o *operated, publish func(string)) {
 	if _, config := get(host + "/console/config.json"); !strings.Contains(config, `"auth":"keys"`) {
 		t.Errorf("got %s", config)
 	}
-	if types := o.members("event-types", "name"); !strings.Contains(types, "ci.build_finished") {
-		t.Errorf("got %s", types)
-	}
+	expect.Contains(t, "the event types", o.members("event-types", "name"), "ci.build_finished")
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.target.Admin+"live", nil)
-	expect.OK(t, err)
+	req := expect.Value(http.NewRequestWithContext(ctx, http.MethodGet, o.target.Admin+"live", nil))(t)
 	req.Header.Set("Authorization", "Bearer "+o.target.Keys["chief"])
-	live, err := http.DefaultClient.Do(req)
-	expect.OK(t, err)
+	live := expect.Value(http.DefaultClient.Do(req))(t)
 	defer live.Body.Close()
 	seen, lines := false, bufio.NewScanner(live.Body)
 	for !seen && lines.Scan() {

@@ -98,8 +98,7 @@ func TestRawSockets(t *testing.T) {
 // closed the connection without one.
 func converse(t *testing.T, addr, text string) (status int) {
 	t.Helper()
-	conn, err := net.Dial("tcp", addr)
-	expect.OK(t, err)
+	conn := expect.Value(net.Dial("tcp", addr))(t)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(harness.Patience))
 	go func() {

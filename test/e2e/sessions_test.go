@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -30,8 +31,6 @@ func TestSessions(t *testing.T) {
 		c.Call(t, "ping", nil, nil)
 		got := idsOf(c.Open(t, last).Wait(t, 2))
 		slices.Sort(got) // the events have different URIs
-		if !slices.Equal(got, []string{"u2", "u3"}) {
-			t.Errorf("resumed with %v, want u2 and u3", got)
-		}
+		expect.List(t, "the events of the resumed stream", got, []string{"u2", "u3"})
 	})
 }

@@ -70,8 +70,7 @@ func TestSourceSlowBody(t *testing.T) {
 	addr := strings.TrimPrefix(s.Base(), "http://")
 	var slow []net.Conn
 	for range 40 { // each sends enough to need a slot, of which there are 25
-		c, err := net.Dial("tcp", addr)
-		expect.OK(t, err)
+		c := expect.Value(net.Dial("tcp", addr))(t)
 		defer c.Close()
 		expect.OK(t, expect.ErrOf(fmt.Fprintf(c, "POST /sources/github HTTP/1.1\r\nHost: %s\r\nContent-Length: 5000000\r\n\r\n%s", addr, strings.Repeat("{", 300_000))))
 		slow = append(slow, c)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -33,12 +34,8 @@ func TestSubscribe(t *testing.T) {
 		s.Start()
 		s.Publish(t, harness.Event{ID: "after", URI: "event://calendar/team/changed", Data: object{"id": "1", "change": "created"}})
 		d := hook.Wait(t, 1)[0]
-		if err := d.Verify(hook.Secret()); err != nil {
-			t.Error(err)
-		}
-		if n := len(hook.Challenges()); n != 1 {
-			t.Errorf("%d challenges", n)
-		}
+		expect.OK(t, d.Verify(hook.Secret()))
+		expect.Equal(t, "the number of challenges", len(hook.Challenges()), 1)
 	})
 }
 
@@ -58,10 +55,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 			params["ttlMs"] = 1000 * ttl
 			var r subscribed
 			alice.Call(t, "events/subscribe", params, &r)
-			var err error
-			if at, err = time.Parse(time.RFC3339, *r.RefreshBefore); err != nil {
-				t.Fatal(err)
-			}
+			at = expect.Value(time.Parse(time.RFC3339, *r.RefreshBefore))(t)
 			s.Publish(t, push(fmt.Sprint("in-time-", ttl), "expiring", "x"))
 			harness.Eventually(t, 2*harness.Patience, "the delivery, or the expiry", func() bool {
 				_, n := hook.Count()

@@ -207,13 +207,11 @@ var asked = []string{"elicitation/create", "sampling/createMessage", "roots/list
 
 // methods reads the names of the endpoint's methods from its source, so that a new method must be added to the table.
 func methods(t *testing.T) (names []string) {
-	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(harness.Root(t), "shared/protocol/spec/spec.go"), nil, 0)
-	expect.OK(t, err)
+	file := expect.Value(parser.ParseFile(token.NewFileSet(), filepath.Join(harness.Root(t), "shared/protocol/spec/spec.go"), nil, 0))(t)
 	ast.Inspect(file, func(n ast.Node) bool {
 		spec, ok := n.(*ast.ValueSpec)
 		if ok && strings.HasPrefix(spec.Names[0].Name, "Method") && len(spec.Values) == 1 {
-			name, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
-			expect.OK(t, err)
+			name := expect.Value(strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value))(t)
 			if !slices.Contains(asked, name) {
 				names = append(names, name)
 			}
@@ -337,8 +335,7 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 						revision, wants = "2025", a.sessionBased
 					}
 					w := expected(who, name, a, wants, c == sessionBased)
-					req, err := c.Request(t.Context(), name, a.params, 1)
-					expect.OK(t, err)
+					req := expect.Value(c.Request(t.Context(), name, a.params, 1))(t)
 					if name == "initialize" && c == sessionBased {
 						req.Header.Del("Mcp-Session-Id")
 						req.Header.Del("Mcp-Protocol-Version")
@@ -380,9 +377,7 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 	if open < 5 || !shared {
 		t.Errorf("%d streams were open when the victim's events arrived; one had the events for all: %v", open, shared)
 	}
-	if a := v.session.Do(t, "ping", nil); a.Status != 200 {
-		t.Errorf("the victim's session: status %d", a.Status)
-	}
+	expect.Equal(t, "the status of the victim's session", v.session.Do(t, "ping", nil).Status, 200)
 	t.Logf("%d responses, %d of them open streams", len(all), open)
 }
 
@@ -419,8 +414,7 @@ type way struct {
 
 func (v *victim) otherWays(t *testing.T, s *harness.Target, key string) map[string]way {
 	request := func(method, url, body string, header ...string) *http.Request {
-		req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
-		expect.OK(t, err)
+		req := expect.Value(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body)))(t)
 		req.Header.Set("Accept", "application/json, text/event-stream")
 		if body != "" {
 			req.Header.Set("Content-Type", "application/json")

@@ -76,8 +76,7 @@ func TestTracesOnLocalAWS(t *testing.T) {
 			return harness.Reply{}
 		})
 		register(t, aws.Stateless("alice"), hook, "event://ci/build-finished")
-		body, err := json.Marshal(build("traced", 1))
-		expect.OK(t, err)
+		body := expect.Value(json.Marshal(build("traced", 1)))(t)
 		a := aws.PostEvents(t, "publisher", "application/json", string(body), "Traceparent", "00-"+trace+"-"+parent+"-01")
 		if a.Status != http.StatusAccepted {
 			t.Fatalf("got %d %s", a.Status, a.Body)

@@ -53,9 +53,7 @@ func TestWebhookRequest(t *testing.T) {
 			if i := slices.Index(names, "accept-encoding"); i >= 0 { // added by the transport, without a meaning for webhooks
 				t.Errorf("accept-encoding %q: the response is not read", got.Header.Get("Accept-Encoding"))
 			}
-			if !slices.Equal(names, want) {
-				t.Errorf("headers %v, want %v", names, want)
-			}
+			expect.List(t, "the names of the headers", names, want)
 			if ua := got.Header.Get("User-Agent"); !regexp.MustCompile(`^mcp-events/\S+$`).MatchString(ua) {
 				t.Errorf("User-Agent %q", ua)
 			}
@@ -64,9 +62,7 @@ func TestWebhookRequest(t *testing.T) {
 			}
 		})
 		t.Run("WHK-02 webhook-id is the event id, "+what, func(t *testing.T) {
-			if got.ID() != "exact" {
-				t.Errorf("webhook-id %q", got.ID())
-			}
+			expect.Equal(t, "webhook-id", got.ID(), "exact")
 		})
 		t.Run("WHK-03 webhook-timestamp is the time of the attempt, "+what, func(t *testing.T) {
 			at, err := strconv.ParseInt(got.Header.Get("webhook-timestamp"), 10, 64)
@@ -86,18 +82,14 @@ func TestWebhookRequest(t *testing.T) {
 			d      *harness.Delivery
 			secret string
 		}{{d, hook.Secret()}, {e, events.Secret()}} {
-			if err := x.d.Verify(x.secret); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, x.d.Verify(x.secret))
 			changed := *x.d
 			changed.Body = append(bytes.Clone(x.d.Body), ' ')
 			if changed.Verify(x.secret) == nil || x.d.Verify(harness.NewSecret()) == nil {
 				t.Error("a changed body or another secret is verified")
 			}
 		}
-		if n := js.VerifyJS(t, []*harness.Delivery{d, e}, []string{hook.Secret(), events.Secret()}); n != 2 {
-			t.Errorf("%d of 2 verified", n)
-		}
+		expect.Equal(t, "the verified webhooks", js.VerifyJS(t, []*harness.Delivery{d, e}, []string{hook.Secret(), events.Secret()}), 2)
 	})
 	t.Run("EVX-14 a webhook with the largest payload has less than 256 KiB", func(t *testing.T) {
 		text := strings.Repeat("x", 240<<10-200)
@@ -109,9 +101,7 @@ func TestWebhookRequest(t *testing.T) {
 			if len(got.Body) > 256<<10 || len(got.Body) < 240<<10-200 {
 				t.Errorf("%s: %d bytes", h.Name, len(got.Body))
 			}
-			if err := got.Verify(h.Secret()); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, got.Verify(h.Secret()))
 		}
 	})
 }
@@ -128,8 +118,7 @@ func TestPublicKeys(t *testing.T) {
 		if err := d.Verify(hook.Secret()); err != nil {
 			t.Errorf("v1: %v", err)
 		}
-		resp, err := http.Get(s.Base() + "/.well-known/mcp-webhook-jwks.json")
-		expect.OK(t, err)
+		resp := expect.Value(http.Get(s.Base() + "/.well-known/mcp-webhook-jwks.json"))(t)
 		defer resp.Body.Close()
 		b, _ := io.ReadAll(resp.Body)
 		keys := decode[struct {

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -35,9 +36,7 @@ func replacedStreams(t *testing.T, s *harness.Target) {
 		}
 		s.Publish(t, build("build_2", 2))
 		for name, st := range map[string]*harness.Stream{"second": second, "third": third, "other principal's": other} {
-			if m := st.Next(t); m.Method != "notifications/events/event" {
-				t.Errorf("the %s stream got %s, want the event", name, m.Raw)
-			}
+			expect.Equal(t, "the first message of the "+name+" stream", st.Next(t).Method, "notifications/events/event")
 		}
 	})
 }
@@ -63,9 +62,7 @@ func messageIDs(t *testing.T, s *harness.Target) {
 				if err := d.Verify(e.Secret()); err != nil {
 					t.Error(err)
 				}
-				if body := decode[struct{ EventID string }](t, d.Body); body.EventID != "build_1" {
-					t.Errorf("got %s", d.Body)
-				}
+				expect.Equal(t, "the eventId", decode[struct{ EventID string }](t, d.Body).EventID, "build_1")
 			}
 		})
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -168,9 +169,7 @@ func checkStream(t *testing.T, name string, got []*harness.Update, want map[stri
 			}
 		default:
 			seen[u.EventID] = true
-			if u.URI != e.URI {
-				t.Errorf("stream %s: %s has the URI %s, want %s", name, u.EventID, u.URI, e.URI)
-			}
+			expect.Equal(t, fmt.Sprintf("stream %s: %s has the URI", name, u.EventID), u.URI, e.URI)
 			key := fmt.Sprintf("%d %s", e.Publisher, e.URI)
 			if before, ok := last[key]; ok && before > e.Seq {
 				t.Errorf("stream %s: publisher %d's events of %s: number %d arrived after number %d", name, e.Publisher, e.URI, e.Seq, before)
