@@ -102,13 +102,19 @@ func (x exact) appendUnordered(ctx context.Context, workspace, uri string, event
 }
 
 // putSegment returns 0, because the store stamps the key at the commit.
-func (x exact) putSegment(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error) {
+//
+// While the clock is set back, keys are in its future. The segment then stays until its key is as old as the retention, because the clock may
+// be corrected. But it stays for one retention more at most, because the clock may also have been ahead before, for example by a year.
+func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, copies ...Partition) (int64, error) {
 	item, life, err := x.log.newItem(p, s)
 	if err != nil {
 		return 0, err
 	}
-	item.Sort = store.AtCommit
-	item.Expires = time.UnixMicro(max(x.log.Time().UnixMicro(), floor) + int64(s.len())).Add(life)
+	now := x.log.Time()
+	item.Sort, item.Expires = store.AtCommit, now.Add(life)
+	if ahead := time.UnixMicro(x.log.DB.End()).Sub(now); ahead > 0 && s.life == 0 {
+		item.Expires = item.Expires.Add(min(ahead, x.log.MinRetention()))
+	}
 	op := store.Put(item)
 	op.Span = s.len()
 	ops := []store.Op{op}

@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -216,6 +217,37 @@ func TestNewEventsAreAppendedWithoutAReadOfTheEnd(t *testing.T) {
 	expect.List(t, "the URI's events", read(t, log, []eventlog.Partition{eventlog.OwnPartition("default", uri)}), want)
 	expect.List(t, "the parent's events", read(t, log, eventlog.PatternPartitions("default", "event://ci/**")), want)
 	expect.List(t, "the sub-resources", expect.Value(log.ListBelow(t.Context(), "default", "event://ci", 10))(t), []string{uri})
+}
+
+// While the clock is set back, new events have keys in its future. The log must keep them for its retention after the clock was corrected.
+// But it must not keep them for long if the clock was ahead before.
+func TestTheRetentionOfEventsWhileTheClockIsSetBack(t *testing.T) {
+	for name, c := range map[string]struct {
+		steps []time.Duration // of the clock, each before an event
+		later time.Duration
+		want  []string
+	}{
+		"set back and corrected": {[]time.Duration{0, time.Second, -20 * time.Hour, time.Second, time.Second, 20 * time.Hour}, 20 * time.Hour, []string{"e0", "e1", "e2", "e3", "e4", "e5"}},
+		"ahead and corrected":    {[]time.Duration{0, time.Second, -1000 * time.Hour, time.Second, time.Second}, 50 * time.Hour, []string{"e0", "e1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clock := time.Now()
+			now := func() time.Time { return clock }
+			db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: now}}))(t)
+			t.Cleanup(func() { _ = db.Close() })
+			log := &eventlog.Log{DB: db, Now: now}
+			for i, step := range c.steps {
+				clock = clock.Add(step)
+				write := log.AppendNew
+				if i%2 == 0 {
+					write = log.Append
+				}
+				expect.OK(t, expect.ErrOf(write(t.Context(), "default", uri, numbered(i, i+1), nil)))
+			}
+			clock = clock.Add(c.later)
+			expect.List(t, "the events", read(t, log, []eventlog.Partition{eventlog.OwnPartition("default", uri)}), c.want)
+		})
+	}
 }
 
 func memory(t *testing.T) *sqlite.DB {
