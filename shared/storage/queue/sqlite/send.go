@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
@@ -140,6 +141,8 @@ const (
 	maxDedup = 1 << 22
 	// dedupStep is the number of rows that one job deletes.
 	dedupStep = 1000
+	// dedupStepBack is how far the clock may be set back without a [dedup.rewind], which visits all ids. It only makes the window longer.
+	dedupStepBack = time.Minute
 )
 
 // digest is the truncated hash of a deduplication id. With a million ids in the window, the chance that two of them have
@@ -159,6 +162,7 @@ type dedup struct {
 
 	mu          sync.Mutex
 	generations []generation // oldest first
+	latest      int64        // the latest time of an id, in seconds since 1970
 	// pending are the ids of the last transaction of the engine's writer, whose number is attempt.
 	pending map[digest]bool
 	attempt int64
@@ -199,7 +203,7 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 		for part := range slices.Chunk(s.ColumnBlob(1), len(digest{})) {
 			ids = append(ids, digest(part))
 		}
-		d.add(ids, time.UnixMicro(d.lastRow))
+		d.add(ids, periodic.Earlier(time.UnixMicro(d.lastRow), tx.Now)) // later rows are from before the clock was set back
 	}
 }
 
@@ -236,8 +240,26 @@ func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeat
 	return fresh, nil
 }
 
+// rewind is called after the clock was set back. It makes ids count for five minutes from now at most. Otherwise, an id would count until the
+// clock has caught up, and a message with it would be lost.
+func (d *dedup) rewind(now time.Time) {
+	for i := range d.generations {
+		g := &d.generations[i]
+		if g.start.Unix() > now.Unix() {
+			g.start = now
+		}
+		for id, at := range g.ids {
+			g.ids[id] = min(at, now.Unix())
+		}
+	}
+	d.latest = now.Unix()
+}
+
 // accepted reports whether the queue accepted the id in the last five minutes.
 func (d *dedup) accepted(id digest, now time.Time) bool {
+	if d.latest > now.Add(dedupStepBack).Unix() {
+		d.rewind(now)
+	}
 	oldest := now.Add(-dedupWindow).Unix()
 	for _, g := range d.generations {
 		if at, ok := g.ids[id]; ok && at > oldest {
@@ -325,29 +347,38 @@ func (d *dedup) remember(ids []digest, at time.Time) {
 	for _, id := range ids {
 		d.generations[n-1].ids[id] = at.Unix()
 	}
+	d.latest = max(d.latest, at.Unix())
 }
 
-// forgetting is a job that deletes up to [dedupStep] rows that are older than the window.
+// forgetting is a job that deletes up to [dedupStep] rows that are older than the window. It also deletes rows that are more than a window in
+// the future, because the clock was set back since they were written. They would stay until the clock has caught up, and so would all later
+// rows, because the ids of rows only grow.
 type forgetting struct {
 	d    *dedup
+	last int64 // the largest id of a row that may stay
 	more bool
 }
 
 func (f *forgetting) Apply(tx *engine.Tx) error {
-	s, err := tx.Stmt("DELETE FROM " + f.d.table + " WHERE id IN (SELECT id FROM " + f.d.table + " WHERE id < ? ORDER BY id LIMIT ?)")
+	s, err := tx.Stmt("DELETE FROM " + f.d.table + " WHERE id IN (SELECT id FROM " + f.d.table + " WHERE id < ? OR id > ? LIMIT ?)")
 	if err != nil {
 		return err
 	}
-	if err := s.Int(1, tx.Now.Add(-dedupWindow).UnixMicro()).Int(2, dedupStep).Exec(); err != nil {
+	f.last = tx.Now.Add(dedupWindow).UnixMicro()
+	if err := s.Int(1, tx.Now.Add(-dedupWindow).UnixMicro()).Int(2, f.last).Int(3, dedupStep).Exec(); err != nil {
 		return err
 	}
 	f.more = tx.Changes() == dedupStep
 	return nil
 }
 
-func (*forgetting) Done(error) {}
+func (f *forgetting) Done(err error) {
+	if err == nil && !f.more {
+		f.d.lastRow = min(f.d.lastRow, f.last)
+	}
+}
 
-// forget deletes all rows that are older than the window.
+// forget deletes the rows that do not count any more.
 func (d *dedup) forget(e *engine.Engine) error {
 	for {
 		job := &forgetting{d: d}

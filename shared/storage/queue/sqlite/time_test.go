@@ -273,6 +273,64 @@ func TestDelaysAfterTheClockWentBack(t *testing.T) {
 	}
 }
 
+// A clock that was ahead must not make deduplication ids count until it has caught up, nor keep their rows until then.
+func TestDeduplicationAfterTheClockWentBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ahead atomic.Int64
+		ahead.Store(int64(24 * time.Hour))
+		options := store.Options{SweepEvery: -1, Engine: engine.Options{Now: func() time.Time {
+			return time.Unix(0, time.Now().UnixNano()+ahead.Load()) // a time of the wall clock only
+		}}}
+		path := filepath.Join(t.TempDir(), "events.db")
+		q, end := start(t, path, options, Options{})
+		restart := func() {
+			end()
+			q, end = start(t, path, options, Options{})
+		}
+		defer func() { end() }()
+		publish := func(id string, want int) {
+			t.Helper()
+			before := depth(t, q, queue.Events).Visible
+			send(t, q, queue.Events, queue.Outgoing{Body: []byte(id), Group: "g", Dedup: id})
+			expect.Equal(t, "accepted messages with the id "+id, depth(t, q, queue.Events).Visible-before, want)
+		}
+		for _, id := range []string{"a", "b", "c"} {
+			publish(id, 1)
+		}
+		ahead.Store(0)
+		publish("a", 0)
+		time.Sleep(dedupWindow + time.Second)
+		publish("a", 1)
+		publish("a", 0)
+
+		restart()
+		publish("a", 0)
+		time.Sleep(dedupWindow + 2*maxSleep)
+		publish("b", 1)
+		for i := range 20 {
+			publish(fmt.Sprint(i), 1)
+			time.Sleep(time.Minute)
+		}
+		var rows int64
+		expect.OK(t, q.engine.Read(context.Background(), func(c *engine.Conn) (err error) {
+			rows, err = c.Int("SELECT count(*) FROM queue_events_dedup")
+			return err
+		}))
+		if rows > 7 {
+			t.Errorf("got %d rows after one message per minute, want those of the last minutes", rows)
+		}
+
+		ahead.Store(int64(24 * time.Hour))
+		publish("c", 1)
+		restart()
+		ahead.Store(0)
+		restart()
+		publish("c", 0)
+		time.Sleep(dedupWindow + time.Second)
+		publish("c", 1)
+	})
+}
+
 // blocking is a job that holds up the writer until it is released.
 type blocking struct{ began, release chan struct{} }
 
