@@ -292,11 +292,11 @@ func encodeCanonical(arguments any) (json.RawMessage, error) {
 	return json.Marshal(object)
 }
 
-// repeat calls once, which polls or reads one stream, until the subscription ends. Once returns how long to wait before the next call.
-func (f *flow) repeat(once func() (time.Duration, error)) error {
+// repeat makes attempts to poll, or to read a stream, until the subscription ends. An attempt returns how long to wait before the next one.
+func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	for failures := 0; ; {
 		f.open = false
-		wait, err := once()
+		wait, err := attempt()
 		switch {
 		case f.ctx.Err() != nil:
 			return context.Cause(f.ctx)

@@ -20,7 +20,7 @@ import (
 const (
 	// maxKept and maxBytes limit the kept events, read and unread, by their number and their data. The oldest are dropped first.
 	maxKept, maxBytes = 1000, 4 << 20
-	// maxText limits each text of an event that the other server writes, such as its id or URI, in bytes.
+	// maxText is the maximum length in bytes of an event's id, URI, and other texts that the other server writes.
 	maxText = 1 << 10
 )
 

@@ -1,5 +1,5 @@
-// Package gateway forwards the calls of MCP clients to backends, which are existing MCP servers, and forwards the backends' responses,
-// progress and questions to the clients. It owns what lasts longer than one request: sessions with backends, input rounds and tasks.
+// Package gateway forwards the calls of MCP clients to backends, which are existing MCP servers, forwards the backends' responses,
+// progress and questions to the clients, and keeps sessions with backends, input rounds and tasks for longer than one request.
 //
 //	client ─▶ shared/mcp ─▶ gateway ─▶ upstream ─▶ backend
 //

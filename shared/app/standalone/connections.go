@@ -343,8 +343,8 @@ func (s *Server) ownBackends() []api.Backend {
 	}}
 }
 
-// backendClient returns the HTTP client for all backends. It sends requests to [Options.Upstream] and to backends that are commands
-// without a network connection.
+// backendClient returns the HTTP client for all backends. It needs no network connection for requests to [Options.Upstream] and to backends
+// that are commands.
 func (s *Server) backendClient() *http.Client {
 	client := upstream.NewHTTP()
 	if s.upstream != nil {

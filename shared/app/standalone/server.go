@@ -1,5 +1,5 @@
-// Package standalone runs the whole product in one process: the endpoints for MCP clients, publishers and operators, and all
-// deliveries. State is in one SQLite file. Package app creates the roles, such as fanout and dispatch, which are the same as
+// Package standalone runs the whole product in one process: the listeners and connections, the endpoints for MCP clients, publishers
+// and operators, and all deliveries. State is in one SQLite file. Package app creates the roles, such as fanout and dispatch, which are the same as
 // on AWS. There each role is a Lambda function, and here goroutines run them. Only one process at a time may use a data
 // directory.
 //

@@ -83,8 +83,8 @@ type Options struct {
 	// that the page waits for less time.
 	SlowLaneDelay time.Duration
 	// Detached is the number of first attempts that may continue after their page has stopped waiting for them. Other attempts are
-	// canceled, and the slow lane repeats them. For a process that is frozen after its batch, Detached must be 0 unless Hurry is set, because
-	// an attempt cannot continue while its process is frozen.
+	// canceled, and the slow lane repeats them. In a process that is frozen after its batch, such as a Lambda function, an attempt can
+	// continue only if another batch follows soon. So there, Detached must be 0 unless Hurry is set.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64

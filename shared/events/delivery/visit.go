@@ -303,7 +303,8 @@ const (
 	staleWithGate = 2 * time.Second
 )
 
-// judgeAgain judges an event again when it has its slot, because the subscription may have ended or changed while it waited.
+// judgeAgain judges an event again when its attempt may start, because the subscription may have ended or changed while the attempt waited
+// for its slot.
 func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (verdict, error) {
 	limit := stale
 	if v.d.Gate != nil {

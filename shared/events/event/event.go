@@ -240,8 +240,8 @@ const maxTime = 64
 var errTime = errors.New("not a date-time of RFC 3339")
 
 // ParseTime parses a date-time of RFC 3339. T and Z may be in lower case (section 5.6). Unlike [time.Parse], it accepts lower case, and
-// refuses a comma before the fraction, hours with one digit and offsets such as +24:00. It also refuses a time whose year has no four digits
-// in UTC, because neither encoding/json nor the receivers of webhooks accept such a time.
+// refuses a comma before the fraction, hours with one digit and offsets such as +24:00. It also refuses a time whose year has more or fewer
+// than four digits in UTC, because encoding/json and the receivers of webhooks refuse such a time.
 func ParseTime(text string) (time.Time, error) {
 	if len(text) < len("2006-01-02T15:04:05Z") || len(text) > maxTime || text[len("2006-01-02T15")] != ':' || strings.Contains(text, ",") {
 		return time.Time{}, errTime

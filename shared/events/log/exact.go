@@ -331,8 +331,9 @@ func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor
 	}
 }
 
-// mayUse reports whether a copy may still get the stamp of its event in the own partition. A reader may already have passed an old
-// stamp. A stamp far in the future would make readers read the entry again and again.
+// mayUse reports whether a copy of an event may have the stamp that the event has in the partition of its URI. It may not if the stamp is
+// old, because a reader may already have passed it. It may not if the stamp is far in the future either, because readers would read the
+// entry again and again.
 func (s stamped) mayUse(stamp int64) bool {
 	age := s.log.Time().UnixMicro() - stamp
 	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()

@@ -3,13 +3,13 @@
 //
 // The log has two kinds of partitions for events and one for notices:
 //
-//	own      one per event URI. It has one writer at a time: the events queue
-//	         hands the group of a URI to one batch of fanout at a time. Keys grow
-//	         in commit order. On DynamoDB, a URI of an unordered event type is
-//	         spread over shards instead, and has several writers.
-//	pattern  several per parent or wildcard that clients read, for example
-//	         event://github/*. Each of these shards has copies of a part of the
-//	         matching events. It has several writers.
+//	own      one per event URI. It has one writer at a time, because the events
+//	         queue never gives events of the same URI to two batches of fanout at
+//	         once. Keys grow in commit order. On DynamoDB, a URI of an unordered
+//	         event type is spread over shards instead, and has several writers.
+//	pattern  several per parent (such as event://github) or wildcard (such as
+//	         event://github/*) that clients read. The copies of the matching events
+//	         are spread over these partitions, which have several writers.
 //	topic    notices of the system itself (a list changed, the state of a
 //	         subscription changed). It has several writers.
 //
@@ -21,7 +21,8 @@
 //
 // [Log] chooses between them, so that its callers need not know.
 //
-// Webhooks do not appear here. Continue in shared/events/stream for the readers and in shared/events/fanout for the writer.
+// Webhooks are not sent from the log: fanout queues tasks for them. Continue in shared/events/stream for the readers and in
+// shared/events/fanout for the writer.
 package eventlog
 
 import (

@@ -162,7 +162,7 @@ func (f *Feed) join(s *source, start int64, renew renewal) {
 // Remove ends the subscription to a pattern. The feed may still return events that match another of its patterns.
 func (f *Feed) Remove(p match.Pattern) { f.remove(p.Key, false) }
 
-// Follow adds a topic to the feed. Its notices begin after a position, as in [Request.TopicsAfter].
+// Follow adds a topic to the feed. The topic's notices begin after a position, as in [Request.TopicsAfter].
 func (f *Feed) Follow(topic string, after int64) {
 	f.join(&source{part: eventlog.TopicPartition(f.workspace, topic), pattern: topic, topic: true}, after, renewal{})
 }

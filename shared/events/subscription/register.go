@@ -347,7 +347,7 @@ type Terminated struct{ Reason error }
 
 func (e *Terminated) Error() string { return "subscription terminated: " + e.Reason.Error() }
 
-// AccessRevoked returns the reason if the principal may no longer receive the events.
+// AccessRevoked returns the reason of a [Terminated] subscription whose principal may no longer receive the events.
 func AccessRevoked() error {
 	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
 }

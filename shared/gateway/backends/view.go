@@ -67,8 +67,8 @@ func newView(b *Backend, token string) *View {
 // Backend returns the backend of the view.
 func (v *View) Backend() *Backend { return v.backend }
 
-// LoadInfo returns the backend's revision and capabilities. If the backend does not respond, it returns an error together with the last
-// known ones, or nil.
+// LoadInfo returns the backend's revision and capabilities. If the backend does not respond, LoadInfo returns an error, and also the
+// revision and capabilities of its last response, or nil if it has not responded yet.
 func (v *View) LoadInfo(ctx context.Context) (*ServerInfo, error) {
 	now, err := v.info.Within(ctx, askAgain)
 	if err != nil {

@@ -1,5 +1,6 @@
 // Package method contains the parts that all methods of the MCP endpoint share: the [Call] that a method serves, the [Result]
-// or error that it returns, and the [Table] of methods. answer.go writes the answers and limits how long a call runs.
+// or error that it returns, the HTTP response to the client, and the [Table] of methods. answer.go writes the responses and limits how
+// long a call runs.
 //
 // The packages that serve methods (streams, events and eventtools/logsource) and the endpoint in package mcp build on this
 // package.

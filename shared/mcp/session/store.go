@@ -1,4 +1,4 @@
-// Package session stores the sessions of the session-based revisions, so that any instance can serve them.
+// Package session stores the clients' sessions with this server, in the revisions that have sessions, so that any instance can serve them.
 //
 // It stores the subscriptions of a session, its newest stream and its used request ids. Package shared/mcp finds the session
 // of a request and sends the messages of streams. Only [Store] reads and writes sessions, but package erase deletes the
@@ -237,7 +237,7 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 			}
 		}
 	}
-	// This write prolongs the count, and also corrects it if it differs from the number of stored URIs.
+	// This write extends the life of the item with the count, and corrects the count if it differs from the number of stored URIs.
 	err = s.DB.Write(ctx, store.Put(store.Item{
 		Key: itemKey(sess.Key, sortCount), Counts: map[string]int64{countURIs: int64(len(uris))}, Expires: prolonged.itemsExpire(),
 	}))

@@ -185,8 +185,8 @@ type Member struct {
 	Value *Node
 }
 
-// Members returns the members of a mapping in the order of the file. A node that is not a mapping, a duplicate key, a merge key and
-// a key that is not text are faults. In messages, what names the mapping, for example "event github.push".
+// Members returns the members of a mapping in the order of the file. It reports a fault if the node is not a mapping, and for each key that
+// is a duplicate, a merge key or not text. The parameter what is the name of the mapping in messages, for example "event github.push".
 func (f *File) Members(n *Node, what string) []Member {
 	n = resolve(n)
 	if n.Kind != yaml.MappingNode {

@@ -1,5 +1,5 @@
-// Package spec has the names and numbers of the Model Context Protocol: revisions, methods, headers, _meta keys, error codes and log
-// levels, and our additions to them.
+// Package spec has the names and numbers of the Model Context Protocol: revisions, methods, headers of the endpoint, _meta keys, error
+// codes and log levels, and our additions to them.
 //
 // The MCP endpoint (shared/mcp), the gateway (shared/gateway) and package client use it, and implement the methods.
 package spec

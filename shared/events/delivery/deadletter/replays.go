@@ -454,7 +454,7 @@ func skipReason(err error) string {
 	return SkippedReturn
 }
 
-// countSkipped counts n letters or events as skipped for a reason.
+// countSkipped counts n letters or events as skipped, with the reason.
 func (r *Replay) countSkipped(why string, n int) {
 	if n <= 0 {
 		return

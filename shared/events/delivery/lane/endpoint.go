@@ -133,7 +133,7 @@ const (
 	// maxHanging limits the detached attempts to one endpoint, and maxOriginHanging those to all endpoints of one origin.
 	maxHanging       = 16
 	maxOriginHanging = 64
-	// maxOriginDoubtful limits the slow lane's attempts to an origin, counting only endpoints that may hang.
+	// maxOriginDoubtful is how many concurrent attempts the slow lane makes to those endpoints of an origin that may hang.
 	maxOriginDoubtful = 64
 
 	// originAfter is the number of failing endpoints after which their origin counts as failing.

@@ -246,14 +246,15 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 	return done, err
 }
 
-// lastGap returns the last gap notice of a subscription. covers reports whether that notice is enough for another lost
-// delivery. It is enough if a client that resumes from the notice's cursor, as soon as it gets the notice, finds the event in
-// the log. So the cursor must not be after the event. Also, the event must have been in the log when the notice was written, or
-// the notice must still be waiting to be sent.
+// lastGap returns the last gap notice of a subscription. covers reports whether that notice also tells the client about another lost
+// delivery, so that a second notice is not needed. It does if a client that gets the notice and immediately resumes from its cursor finds
+// the event in the log. So the cursor must not be after the event. Also, the event must have been in the log when the notice was written,
+// or the notice must still be waiting to be sent.
 //
-// A publication time before the notice does not prove that the event was already in the log, because the event may have waited
-// in the events queue. A first attempt at least [eventlog.Window] before the notice proves it. On AWS, fanout appends an event to the
-// log before it queues the page tasks. Stand-alone, it does both concurrently, and an append takes far less time than the window.
+// If an event was published before the notice was written, it was not necessarily in the log by then, because it may have waited in the
+// events queue. But if the event's first attempt was at least [eventlog.Window] before the notice, the event was in the log: on AWS, fanout
+// appends an event to the log before it queues the page tasks. Stand-alone, it does both concurrently, and an append takes far less time
+// than the window.
 func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announcedGap, version int64, covers bool, err error) {
 	it, err := store.One(ctx, m.Deliveries.DB, state.GapKey(del.Workspace, del.Subscription), "read the last gap of a subscription")
 	if err != nil || it == nil {

@@ -230,7 +230,7 @@ type change struct {
 // maxContests limits how often a worker tries to write a delivery that other workers keep changing.
 const maxContests = 5
 
-// write makes one step of a delivery, in one transaction with the other writes of the change.
+// write stores the state of a delivery after a step of [Lifecycle], in one transaction with the other writes of the change c.
 func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (Claim, error) {
 	fresh := del.Stored == None && del.Version == 0
 	for try := range maxContests {
