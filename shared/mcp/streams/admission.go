@@ -32,8 +32,7 @@ type Admission struct {
 	leases               Leases
 	faults               method.Faults
 
-	mu      sync.Mutex // guards ended, so that streams.Add does not race with streams.Wait
-	ended   bool
+	mu      sync.Mutex // guards end, so that streams.Add does not race with streams.Wait
 	ending  context.Context
 	end     context.CancelCauseFunc
 	streams sync.WaitGroup
@@ -54,9 +53,8 @@ func (a *Admission) Count() int64 { return a.open.Load() }
 // Close ends every stream. It waits until the streams have ended and cleaned up in the store, or until ctx ends.
 func (a *Admission) Close(ctx context.Context) error {
 	a.mu.Lock()
-	a.ended = true
-	a.mu.Unlock()
 	a.end(errEnding)
+	a.mu.Unlock()
 	done := make(chan struct{})
 	go func() {
 		a.streams.Wait()
@@ -153,7 +151,7 @@ func (a *Admission) cleanUp(f func()) {
 func (a *Admission) enter() (leave func(), ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.ended {
+	if a.ending.Err() != nil {
 		return nil, false
 	}
 	a.open.Add(1)

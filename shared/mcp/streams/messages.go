@@ -66,21 +66,25 @@ func (w *Writer) wantsNotification(note string) bool {
 	return false
 }
 
-// sendChanges sends each of the given notifications that the client asked for. cursor is the position after the delivery that
-// caused them. Only the last notification carries it, because a client that is disconnected before must get the delivery
-// again.
-func (w *Writer) sendChanges(cursor string, notes ...string) error {
-	asked := slices.DeleteFunc(notes, func(note string) bool { return !w.wantsNotification(note) })
-	for i, note := range asked {
+// sendEach sends a notification for each item. cursor is the position after the delivery that caused them. Only the last
+// notification carries it, because a client that is disconnected before must get the delivery again.
+func (w *Writer) sendEach(items []string, cursor string, send func(item, cursor string) error) error {
+	for i, item := range items {
 		at := w.completedCursor
-		if i == len(asked)-1 {
+		if i == len(items)-1 {
 			at = cursor
 		}
-		if err := w.Send(note, nil, nil, at); err != nil {
+		if err := send(item, at); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// sendChanges sends each of the given notifications that the client asked for.
+func (w *Writer) sendChanges(cursor string, notes ...string) error {
+	asked := slices.DeleteFunc(notes, func(note string) bool { return !w.wantsNotification(note) })
+	return w.sendEach(asked, cursor, func(note, at string) error { return w.Send(note, nil, nil, at) })
 }
 
 var topicSubscriptions = stream.TopicSubscription("")
@@ -113,8 +117,7 @@ func (w *Writer) eventMeta(b []byte, ev *event.Event) []byte {
 	return b
 }
 
-// sendLost handles a gap in the log: it tells the client for each affected URI that events are missing. Only the last
-// notification carries the delivery's cursor, so that a client that is disconnected before gets all of them again.
+// sendLost handles a gap in the log: it tells the client for each affected URI that events are missing.
 func (w *Writer) sendLost(d stream.Delivery) error {
 	var uris []string
 	for _, t := range w.targets {
@@ -122,16 +125,7 @@ func (w *Writer) sendLost(d stream.Delivery) error {
 			uris = append(uris, t.asked)
 		}
 	}
-	for i, uri := range uris {
-		cursor := w.completedCursor
-		if i == len(uris)-1 {
-			cursor = d.Cursor
-		}
-		if err := w.sendGapOf(uri, cursor); err != nil {
-			return err
-		}
-	}
-	return nil
+	return w.sendEach(uris, d.Cursor, w.sendGapOf)
 }
 
 // sendGapOf notifies the client that events of a URI are missing.
