@@ -189,14 +189,11 @@ func (s *Store) FindSurplus(ctx context.Context, p auth.Principal) (*Session, er
 // the first use (see firstTTL).
 func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect bool) (*Session, error) {
 	key := Key(id)
-	items, err := s.DB.Get(ctx, itemKey(key, sortSession))
+	it, err := store.One(ctx, s.DB, itemKey(key, sortSession), "read the session")
 	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read the session")
+		return nil, err
 	}
-	if items[0] == nil {
-		return nil, ErrNone
-	}
-	sess := s.decode(ctx, id, key, items[0])
+	sess := s.decode(ctx, id, key, it)
 	if sess == nil || sess.Workspace != p.Workspace || sess.Principal != p.ID || sess.Dialect != dialect {
 		return nil, ErrNone
 	}
@@ -297,14 +294,11 @@ func (s *Store) Unsubscribe(ctx context.Context, sess *Session, uri string) erro
 
 // FindSubscription returns the session's record of a URI, or nil if the session is not subscribed to it.
 func (s *Store) FindSubscription(ctx context.Context, sess *Session, uri string) (*URI, error) {
-	items, err := s.DB.Get(ctx, uriKey(sess.Key, uri))
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read the session's subscription")
+	it, err := store.One(ctx, s.DB, uriKey(sess.Key, uri), "read the session's subscription")
+	if err != nil || it == nil {
+		return nil, err
 	}
-	if items[0] == nil {
-		return nil, nil
-	}
-	if found := s.decodeURIs(ctx, []store.Item{*items[0]}); len(found) > 0 {
+	if found := s.decodeURIs(ctx, []store.Item{*it}); len(found) > 0 {
 		return &found[0], nil
 	}
 	return nil, nil
@@ -353,16 +347,16 @@ func uriKey(sess, uri string) store.Key {
 func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (before, begun bool, err error) {
 	for range 5 {
 		item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
-		items, err := s.DB.Get(ctx, item.Key)
+		newest, err := store.One(ctx, s.DB, item.Key, "read the session's stream")
 		if err != nil {
-			return false, false, fault.Wrap(fault.Unavailable, err, "read the session's stream")
+			return false, false, err
 		}
 		condition := store.Absent()
-		before = items[0] != nil
+		before = newest != nil
 		if before {
-			condition = store.VersionIs(items[0].Version)
+			condition = store.VersionIs(newest.Version)
 		}
-		if begun = before && items[0].Version == 0; !begun {
+		if begun = before && newest.Version == 0; !begun {
 			item.Version = pendingVersion(connection)
 		}
 		err = s.DB.Write(ctx, store.Put(item, condition))
@@ -408,8 +402,12 @@ func (s *Store) ReloadForStream(ctx context.Context, sess *Session, connection s
 // cache takes at most 20 MiB.
 const maxDecoded = 1 << 10
 
-// decode returns nil for a session that it cannot decode. Callers treat it as unknown, so that the client begins a new one.
+// decode returns nil for a nil item, and for a session that it cannot decode. Callers treat it as unknown, so that the client begins a
+// new one.
 func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *Session {
+	if item == nil {
+		return nil
+	}
 	kept, ok := s.decoded.Get(key)
 	if !ok || !bytes.Equal(kept.item.Value, item.Value) {
 		kept = &Session{Key: key, item: *item}
@@ -430,14 +428,11 @@ func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *S
 // Change tries again, up to five times.
 func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session)) error {
 	for range 5 {
-		items, err := s.DB.Get(ctx, itemKey(sess.Key, sortSession))
+		it, err := store.One(ctx, s.DB, itemKey(sess.Key, sortSession), "read the session")
 		if err != nil {
-			return fault.Wrap(fault.Unavailable, err, "read the session")
+			return err
 		}
-		if items[0] == nil {
-			return ErrNone
-		}
-		now := s.decode(ctx, sess.ID, sess.Key, items[0])
+		now := s.decode(ctx, sess.ID, sess.Key, it)
 		if now == nil {
 			return ErrNone
 		}
@@ -517,9 +512,6 @@ func (s *Store) RecordStreamClosed(ctx context.Context, key string, lease int64)
 
 // HasOpenStream reports whether a stream of the session is open at any instance.
 func (s *Store) HasOpenStream(ctx context.Context, key string) (bool, error) {
-	items, err := s.DB.Get(ctx, itemKey(key, sortOpen))
-	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "look for the session's stream")
-	}
-	return items[0] != nil, nil
+	it, err := store.One(ctx, s.DB, itemKey(key, sortOpen), "look for the session's stream")
+	return it != nil, err
 }
