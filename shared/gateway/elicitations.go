@@ -132,14 +132,13 @@ func (g *Gateway) findElicitation(ctx context.Context, c api.Client, id string) 
 	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
 		return q, nil, nil, unknown
 	}
-	items, err := g.options.DB.Get(ctx, elicitationKey(id))
-	if err != nil {
-		return q, nil, nil, fault.Wrap(fault.Unavailable, err, "find a backend's request")
+	if item, err = store.One(ctx, g.options.DB, elicitationKey(id), "find a backend's request"); err != nil {
+		return q, nil, nil, err
 	}
-	if items[0] == nil {
+	if item == nil {
 		return q, nil, nil, unknown
 	}
-	if json.Unmarshal(items[0].Value, &q) != nil {
+	if json.Unmarshal(item.Value, &q) != nil {
 		g.broken.Add(ctx, "request of a backend")
 		return q, nil, nil, unknown
 	}
@@ -149,7 +148,7 @@ func (g *Gateway) findElicitation(ctx context.Context, c api.Client, id string) 
 	if b = g.FindByServer(ctx, c.Principal, q.Backend); b == nil {
 		return q, nil, nil, unknown
 	}
-	return q, b, items[0], nil
+	return q, b, item, nil
 }
 
 // Answer sends a client's answer, a result or an error, to the backend that asked. It returns a fault of kind NotFound, and does nothing,

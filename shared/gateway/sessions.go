@@ -110,23 +110,23 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 		ctx = context.WithoutCancel(ctx)
 	}
 	key := sessionKey(ss.holderOf(c, b), b)
-	items, err := ss.db.Get(ctx, key)
+	it, err := store.One(ctx, ss.db, key, "read the session with a backend")
 	if err != nil {
-		return s, false, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
+		return s, false, err
 	}
 	cond := store.Absent()
-	if items[0] != nil {
+	if it != nil {
 		var ok bool
-		if s, ok = ss.decode(items[0]); ok {
+		if s, ok = ss.decode(it); ok {
 			if s.LevelDue != 0 && time.Now().UnixMilli() >= s.LevelDue {
 				ss.setLevel(ctx, c, b, &s)
 			} else {
-				ss.recordUse(ctx, c, b, items[0])
+				ss.recordUse(ctx, c, b, it)
 			}
 			return s, false, nil
 		}
 		ss.broken.Add(ctx, "session with a backend")
-		cond = store.VersionIs(items[0].Version)
+		cond = store.VersionIs(it.Version)
 	}
 	if whole && limited {
 		var cancel context.CancelFunc

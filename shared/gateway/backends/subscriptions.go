@@ -165,9 +165,6 @@ func (b *Backend) hasStream(ctx context.Context) bool {
 
 // readNoStream reads whether the relay has recorded that the backend has no notification stream.
 func (b *Backend) readNoStream(ctx context.Context, _ bool) (bool, error) {
-	items, err := b.options.DB.Get(ctx, noStreamKey(b.Place()))
-	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "read whether a backend has a notification stream")
-	}
-	return items[0] != nil, nil
+	it, err := store.One(ctx, b.options.DB, noStreamKey(b.Place()), "read whether a backend has a notification stream")
+	return it != nil, err
 }

@@ -107,11 +107,7 @@ func (l *lease) put(ctx context.Context, cond store.Condition) error {
 }
 
 func (l *lease) read(ctx context.Context) (*store.Item, error) {
-	items, err := l.relay.DB.Get(ctx, l.key)
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read the lease of a backend")
-	}
-	return items[0], nil
+	return store.One(ctx, l.relay.DB, l.key, "read the lease of a backend")
 }
 
 // mayFollow returns the holder if it is about to end and ends before this relay. Otherwise it returns nil.

@@ -236,15 +236,15 @@ func (r *Relay) compare(ctx context.Context, f *follower, notify bool) error {
 		}
 		sum := []byte(base64.RawURLEncoding.EncodeToString(h.Sum(nil)))
 		key := listKey(f, kind)
-		items, err := r.DB.Get(ctx, key)
+		was, err := store.One(ctx, r.DB, key, "read how a backend's list was")
 		if err != nil {
-			return fault.Wrap(fault.Unavailable, err, "read how a backend's list was")
+			return err
 		}
-		if items[0] != nil && bytes.Equal(items[0].Value, sum) {
+		if was != nil && bytes.Equal(was.Value, sum) {
 			delete(f.unread, kind)
 			continue
 		}
-		if method := kind.ChangedMethod(); (notify || f.unread[kind]) && items[0] != nil && !notified[method] {
+		if method := kind.ChangedMethod(); (notify || f.unread[kind]) && was != nil && !notified[method] {
 			notified[method] = true
 			if err := f.ChangeListVersion(ctx, method); err != nil {
 				return err
