@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,9 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
-	"github.com/mcp-events/mcpevents/shared/events/subscription/tally"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
-	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -73,7 +70,7 @@ func TestARefreshAfterTheURITemplateChanged(t *testing.T) {
 		request := SubscribeRequest{Arguments: json.RawMessage(arguments)}
 		counts := func(key string) [2]int {
 			t.Helper()
-			return [2]int{HeaderCount(expect.Value(f.db.Get(t.Context(), HeaderKey("default", key)))(t)[0]), len(f.subscribers(key))}
+			return [2]int{HeaderCount(f.headers(key)[0]), len(f.subscribers(key))}
 		}
 		check := func(when string, old, moved int) {
 			t.Helper()
@@ -109,15 +106,12 @@ func TestACursorFromBeforeAPatternWasReadIsAGap(t *testing.T) {
 	r := &replays{}
 	f.Replay = r
 	f.Log.Now = f.Now
-	if err := f.Log.Notify(t.Context(), "default", "any", nil); err != nil { // so that the log has an end
-		t.Fatal(err)
-	}
+	expect.OK(t, f.Log.Notify(t.Context(), "default", "any", nil)) // so that the log has an end
 	sub := func(at time.Time) *SubscribeResult {
 		t.Helper()
-		got := f.subscribe(SubscribeRequest{
+		return f.subscribe(SubscribeRequest{
 			Arguments: json.RawMessage(`{"owner":"a"}`), Cursor: f.Sealer.Seal("default", eventlog.Cursor{At: at.UnixMicro()}),
 		})
-		return got
 	}
 	if !sub(f.clock.Add(-time.Hour)).Truncated {
 		t.Error("got truncated false, want true because the log has no events of the pattern for the last hour")
@@ -183,24 +177,9 @@ func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
 	}
 }
 
-// unsure applies a transaction and loses its answer.
-type unsure struct {
-	store.DB
-	lose bool
-}
-
-func (u *unsure) Write(ctx context.Context, ops ...store.Op) error {
-	err := u.DB.Write(ctx, ops...)
-	if err == nil && u.lose && slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == tally.Key("default", alice.ID) }) {
-		u.lose = false
-		return fault.New(fault.Unavailable, "no answer")
-	}
-	return err
-}
-
 func TestCountersAreNeverTooLow(t *testing.T) {
 	f := newFixture(t, Options{})
-	f.Store.DB = &unsure{DB: f.db, lose: true}
+	f.Store.DB = &refusing{DB: f.db, err: fault.New(fault.Unavailable, "no answer"), late: true}
 	if _, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/hook"}); err == nil {
 		t.Fatal("registered without an answer of the store")
 	}
@@ -211,11 +190,7 @@ func TestCountersAreNeverTooLow(t *testing.T) {
 func (f *fixture) headers(keys ...string) (stored []*store.Item) {
 	f.t.Helper()
 	for _, key := range keys {
-		items, err := f.db.Get(f.t.Context(), HeaderKey("default", key))
-		if err != nil {
-			f.t.Fatal(err)
-		}
-		stored = append(stored, items[0])
+		stored = append(stored, expect.Value(f.db.Get(f.t.Context(), HeaderKey("default", key)))(f.t)...)
 	}
 	return stored
 }
@@ -316,31 +291,6 @@ func TestRegistrationsAreLimited(t *testing.T) {
 		t.Errorf("AUT-07: a second later: %v", err)
 	}
 }
-
-func TestWhatIsKnownToBeWrittenIsBounded(t *testing.T) {
-	f := newFixture(t, Options{})
-	made := 0
-	value := func() []byte { made++; return nil }
-	key := func(i int) store.Key {
-		return store.Key{Table: store.Subscriptions, Partition: "w#", Sort: fmt.Sprint(i)}
-	}
-	for i := range bounded.DefaultBound + 1 {
-		f.Store.DB = absorbing{f.db}
-		expect.OK(t, f.Store.putOnce(t.Context(), key(i), value))
-	}
-	made = 0
-	if _ = f.Store.putOnce(t.Context(), key(bounded.DefaultBound), value); made != 0 {
-		t.Error("what was written last is written again")
-	}
-	if _ = f.Store.putOnce(t.Context(), key(0), value); made != 1 {
-		t.Error("what was written first is still in memory")
-	}
-}
-
-// absorbing writes nothing.
-type absorbing struct{ store.DB }
-
-func (absorbing) Write(context.Context, ...store.Op) error { return nil }
 
 // OPS-06: the switch of an ended subscription does not stay in the store. An operator's switch stays as long as the entry of the ended
 // subscription, and pauses the subscription if it is made again.

@@ -98,25 +98,13 @@ func newFixture(t *testing.T, o Options) *fixture {
 
 func (f *fixture) register(p auth.Principal, r RegisterRequest) *Registered {
 	f.t.Helper()
-	got, err := f.Register(f.t.Context(), p, r)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return got
+	return expect.Value(f.Register(f.t.Context(), p, r))(f.t)
 }
 
 func (f *fixture) subscribers(key string) []Subscriber {
 	f.t.Helper()
-	found, err := ReadSubscribers(f.t.Context(), f.db, "default", key, Range{}, 100)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	subs := found.List
-	items, err := f.db.Get(f.t.Context(), HeaderKey("default", key))
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	expect.Equal(f.t, fmt.Sprintf("the count in the header of %s", key), HeaderCount(items[0]), len(subs))
+	subs := expect.Value(ReadSubscribers(f.t.Context(), f.db, "default", key, Range{}, 100))(f.t).List
+	expect.Equal(f.t, "the count in the header of "+key, HeaderCount(f.headers(key)[0]), len(subs))
 	return subs
 }
 
@@ -424,9 +412,7 @@ func (f *fixture) resealAll(prefix string, before func(b Binding)) (pages int) {
 			}
 			return append([]byte(prefix), sealed...), nil
 		})
-		if err != nil {
-			f.t.Fatal(err)
-		}
+		expect.OK(f.t, err)
 	}
 	return pages
 }
@@ -434,18 +420,11 @@ func (f *fixture) resealAll(prefix string, before func(b Binding)) (pages int) {
 // secrets returns the sealed secrets of the default workspace, from the records and from the items under the pattern.
 func (f *fixture) secrets(p auth.Principal, pattern string) (all [][]byte) {
 	f.t.Helper()
-	err := f.Lists.Each(f.t.Context(), p.Workspace, p.ID, func(s *Subscription) error {
+	expect.OK(f.t, f.Lists.Each(f.t.Context(), p.Workspace, p.ID, func(s *Subscription) error {
 		all = append(all, s.Target.Secret)
 		return nil
-	})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	found, err := ReadSubscribers(f.t.Context(), f.db, p.Workspace, pattern, Range{}, 1000)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	for _, s := range found.List {
+	}))
+	for _, s := range expect.Value(ReadSubscribers(f.t.Context(), f.db, p.Workspace, pattern, Range{}, 1000))(f.t).List {
 		all = append(all, s.Target.Secret)
 	}
 	return all

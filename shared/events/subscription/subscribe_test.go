@@ -26,11 +26,7 @@ import (
 
 func (f *fixture) subscribe(r SubscribeRequest) *SubscribeResult {
 	f.t.Helper()
-	got, err := f.trySubscribe(r)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return got
+	return expect.Value(f.trySubscribe(r))(f.t)
 }
 
 func (f *fixture) trySubscribe(r SubscribeRequest) (*SubscribeResult, error) {
