@@ -188,8 +188,7 @@ func laterSegment(t *testing.T, r *rig, p eventlog.Partition) (readable store.It
 // An id that is published again after the deduplication period is another event, and a stream and a chain of polls
 // return both.
 func TestReadersReturnAnEventWhoseIDIsPublishedAgain(t *testing.T) {
-	stores := map[string]func(*testing.T) store.DB{"SQLite": embedded, "stamped by writers": slowest(20 * time.Millisecond)}
-	for name, open := range stores {
+	for name, open := range bothStores() {
 		for kind, pattern := range map[string]match.Pattern{"a URI": ownPattern, "a wildcard": openPattern} {
 			bubble(t, "EVX-05 EVX-06 "+kind+", "+name, func(t *testing.T) {
 				r := over(t, open(t))

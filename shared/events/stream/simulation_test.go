@@ -43,7 +43,7 @@ func (w world) run(t *testing.T) outcome {
 	t.Helper()
 	var res outcome
 	synctest.Test(t, func(t *testing.T) {
-		db := &memory{items: map[string][]store.Item{}, delay: w.delay}
+		db := dynamo{embedded(t), w.delay}
 		sealer := sealer(t)
 		clock := func(skew time.Duration) func() time.Time {
 			return func() time.Time { return time.Now().Add(skew) }
