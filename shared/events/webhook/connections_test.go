@@ -268,28 +268,17 @@ func TestSend_Connections(t *testing.T) {
 	})
 }
 
-// countedConn counts the writes of a connection.
-type countedConn struct {
-	net.Conn
-	writes *atomic.Int64
-}
-
-func (c countedConn) Write(b []byte) (int, error) {
-	c.writes.Add(1)
-	return c.Conn.Write(b)
-}
-
 func TestAWebhookIsOneWrite(t *testing.T) {
-	s := NewSender(Options{Guard: &Guard{AllowInsecure: true}})
-	defer s.Close()
+	s := open(t, Options{})
 	var writes atomic.Int64
 	s.transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, network, address)
-		return countedConn{c, &writes}, err
+		return &counting{c, func(int) { writes.Add(1) }}, err
 	}
-	r := Request{URL: bareReceiver(t), ID: "evt_1", SubscriptionID: "sub_1", Body: bytes.Repeat([]byte("x"), 4<<10)}
+	r := request(serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }).URL)
+	r.Body = bytes.Repeat([]byte("x"), 4<<10)
 	for range 3 {
-		expect.OK(t, s.Send(t.Context(), r).Err)
+		delivers(t, s, r)
 	}
 	expect.Equal(t, "writes for 3 webhooks of 4 KiB", writes.Load(), 3)
 }
@@ -309,7 +298,7 @@ func serveFrames(t *testing.T, answer func(f *http2.Framer, stream uint32) error
 	srv := &framed{ended: make(chan struct{}, 100)}
 	addr := startTCP(t, func(c net.Conn, _ <-chan struct{}) {
 		defer func() { srv.ended <- struct{}{} }()
-		srv.serve(tls.Server(&counting{c, &srv.wrote}, config), answer)
+		srv.serve(tls.Server(&counting{c, func(n int) { srv.wrote.Add(int64(n)) }}, config), answer)
 	})
 	_, port, _ := net.SplitHostPort(addr)
 	srv.target = "https://example.com:" + port
@@ -344,15 +333,15 @@ func (srv *framed) serve(c net.Conn, answer func(*http2.Framer, uint32) error) {
 	}
 }
 
-// counting counts the written bytes.
+// counting passes the number of bytes of each write to a function.
 type counting struct {
 	net.Conn
-	n *atomic.Int64
+	wrote func(n int)
 }
 
 func (c *counting) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
-	c.n.Add(int64(n))
+	c.wrote(n)
 	return n, err
 }
 

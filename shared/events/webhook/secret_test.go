@@ -227,10 +227,8 @@ func TestSealing_Rotation(t *testing.T) {
 	t.Run("ten rotations fit in a wrapping request", func(t *testing.T) {
 		private := before
 		for range 10 {
-			private = expect.Value(AddKey(private))(t)
-			if private, _, err = PromoteKey(private); err != nil {
-				t.Fatal(err)
-			}
+			private, _, err = PromoteKey(expect.Value(AddKey(private))(t))
+			expect.OK(t, err)
 		}
 		if len(private) > 4096 {
 			t.Errorf("%d bytes", len(private))
@@ -265,35 +263,30 @@ func TestDropKeys_KeepsTheSealingKeyAndKeysInUse(t *testing.T) {
 	private, public, err := GenerateKeyset()
 	expect.OK(t, err)
 	var sealed [][]byte // one for each key that has sealed, oldest first
-	seal := func() {
+	use := func() {
 		t.Helper()
-		s := expect.Value(NewSealer(public))(t)
-		sealed = append(sealed, expect.Value(s.Seal(t.Context(), []byte("secret"), Binding{}))(t))
+		sealed = append(sealed, seal(t, sealer(t, public), []byte("secret"), Binding{}))
 	}
-	seal()
+	use()
 	for range 3 {
-		private = expect.Value(AddKey(private))(t)
-		if private, public, err = PromoteKey(private); err != nil {
-			t.Fatal(err)
-		}
-		seal()
+		private, public, err = PromoteKey(expect.Value(AddKey(private))(t))
+		expect.OK(t, err)
+		use()
 	}
-	if private, err = AddKey(private); err != nil { // it seals after its promotion
-		t.Fatal(err)
-	}
+	private = expect.Value(AddKey(private))(t) // it seals after its promotion
 	used := sealed[1]
 	private, public, dropped, err := DropKeys(private, func(prefix []byte) (bool, error) { return bytes.HasPrefix(used, prefix), nil })
 	if err != nil || dropped != 2 {
 		t.Fatalf("removed %d keys, %v; want 2 of 5", dropped, err)
 	}
-	opener := expect.Value(NewOpener(private))(t)
+	o := opener(t, private)
 	for i, want := range []bool{false, true, false, true} {
-		if _, err := opener.Open(t.Context(), sealed[i], Binding{}); (err == nil) != want {
+		if _, err := o.Open(t.Context(), sealed[i], Binding{}); (err == nil) != want {
 			t.Errorf("key %d opens: %v, want %v", i, err == nil, want)
 		}
 	}
-	seal()
-	if _, err := opener.Open(t.Context(), sealed[4], Binding{}); err != nil {
+	use()
+	if _, err := o.Open(t.Context(), sealed[4], Binding{}); err != nil {
 		t.Errorf("the new public keyset seals with a key that the private one lacks: %v", err)
 	}
 	if _, _, err = PromoteKey(private); err != nil {

@@ -2,7 +2,6 @@ package webhook
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/x509"
 	"encoding/binary"
@@ -360,37 +359,6 @@ func rests(t *testing.T) {
 	time.Sleep(while) // the process must stay idle for this time
 	if used := cpu() - before; used > 20*time.Millisecond {
 		t.Errorf("WHK-17 at rest %s of CPU in %s", used, while)
-	}
-}
-
-// bareReceiver answers every request on a connection with 204.
-func bareReceiver(tb testing.TB) string {
-	tb.Helper()
-	return "http://" + startTCP(tb, func(c net.Conn, _ <-chan struct{}) { answerBare(c) }) + "/hook"
-}
-
-func answerBare(c net.Conn) {
-	r := bufio.NewReaderSize(c, 16<<10)
-	for {
-		length := 0
-		for {
-			line, err := r.ReadSlice('\n')
-			if err != nil {
-				return
-			}
-			if len(line) <= 2 {
-				break
-			}
-			if v, ok := bytes.CutPrefix(line, []byte("Content-Length: ")); ok {
-				length, _ = strconv.Atoi(string(bytes.TrimSpace(v)))
-			}
-		}
-		if _, err := r.Discard(length); err != nil {
-			return
-		}
-		if _, err := io.WriteString(c, "HTTP/1.1 204 No Content\r\n\r\n"); err != nil {
-			return
-		}
 	}
 }
 
