@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/expect"
+	"github.com/mcp-events/mcpevents/test/provider"
 )
 
 func TestSettings_Check(t *testing.T) {
@@ -162,10 +164,14 @@ func encode(encoding string, sum []byte) string {
 
 func hexMAC(secret, text string) string { return encode("hex", digest("sha256", secret, text)) }
 
-func sendStandard(body []byte, secret string, at time.Time) http.Header {
-	key, _ := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, "whsec_"))
-	sum := digest("sha256", string(key), fmt.Sprintf("msg_1.%d.%s", at.Unix(), body))
-	return headers("webhook-id", "msg_1", "webhook-timestamp", fmt.Sprint(at.Unix()), "webhook-signature", "v1,"+encode("base64", sum))
+// sendAs returns a function that makes requests as the provider with the name of a scheme does.
+func sendAs(scheme string) func(body []byte, secret string, at time.Time) http.Header {
+	all := provider.Schemes()
+	p := all[slices.IndexFunc(all, func(p provider.Scheme) bool { return p.Name == scheme })]
+	return func(body []byte, secret string, at time.Time) http.Header {
+		p.Secret = secret
+		return p.Headers("msg_1", body, at)
+	}
 }
 
 var plain = [3]string{"the-old-secret-0123456789", "the-new-secret-0123456789", "a-foreign-secret-012345678"}
@@ -177,49 +183,13 @@ var standard = [3]string{
 }
 
 var senders = []sender{
-	{
-		"github",
-		Settings{Scheme: GitHub},
-		plain, "X-Hub-Signature-256", "", true,
-		func(body []byte, secret string, _ time.Time) http.Header {
-			return headers("X-Hub-Signature-256", "sha256="+hexMAC(secret, string(body)))
-		},
-	},
-	{
-		"stripe",
-		Settings{Scheme: Stripe},
-		plain, "Stripe-Signature", "Stripe-Signature", true,
-		func(body []byte, secret string, at time.Time) http.Header {
-			return headers("Stripe-Signature", fmt.Sprintf("t=%d,v1=%s", at.Unix(), hexMAC(secret, fmt.Sprintf("%d.%s", at.Unix(), body))))
-		},
-	},
-	{
-		"slack",
-		Settings{Scheme: Slack},
-		plain, "X-Slack-Signature", "X-Slack-Request-Timestamp", true,
-		func(body []byte, secret string, at time.Time) http.Header {
-			return headers(
-				"X-Slack-Request-Timestamp", fmt.Sprint(at.Unix()),
-				"X-Slack-Signature", "v0="+hexMAC(secret, fmt.Sprintf("v0:%d:%s", at.Unix(), body)),
-			)
-		},
-	},
-	{
-		"shopify",
-		Settings{Scheme: Shopify},
-		plain, "X-Shopify-Hmac-Sha256", "", true,
-		func(body []byte, secret string, _ time.Time) http.Header {
-			return headers("X-Shopify-Hmac-Sha256", encode("base64", digest("sha256", secret, string(body))))
-		},
-	},
-	{
-		"gitlab with a secret token",
-		Settings{Scheme: GitLab},
-		plain, "X-Gitlab-Token", "", false,
-		func(_ []byte, secret string, _ time.Time) http.Header { return headers("X-Gitlab-Token", secret) },
-	},
-	{"gitlab with a signing token", Settings{Scheme: GitLab}, standard, "webhook-signature", "webhook-timestamp", true, sendStandard},
-	{"standard-webhooks", Settings{Scheme: StandardWebhooks}, standard, "webhook-signature", "webhook-timestamp", true, sendStandard},
+	{"github", Settings{Scheme: GitHub}, plain, "X-Hub-Signature-256", "", true, sendAs(GitHub)},
+	{"stripe", Settings{Scheme: Stripe}, plain, "Stripe-Signature", "Stripe-Signature", true, sendAs(Stripe)},
+	{"slack", Settings{Scheme: Slack}, plain, "X-Slack-Signature", "X-Slack-Request-Timestamp", true, sendAs(Slack)},
+	{"shopify", Settings{Scheme: Shopify}, plain, "X-Shopify-Hmac-Sha256", "", true, sendAs(Shopify)},
+	{"gitlab with a secret token", Settings{Scheme: GitLab}, plain, "X-Gitlab-Token", "", false, sendAs(GitLab)},
+	{"gitlab with a signing token", Settings{Scheme: GitLab}, standard, "webhook-signature", "webhook-timestamp", true, sendAs(StandardWebhooks)},
+	{"standard-webhooks", Settings{Scheme: StandardWebhooks}, standard, "webhook-signature", "webhook-timestamp", true, sendAs(StandardWebhooks)},
 	{
 		"hmac",
 		Settings{
@@ -416,7 +386,7 @@ func TestVerify_Rotation(t *testing.T) {
 		for _, secrets := range [][]string{{plain[0], standard[0]}, {standard[0], plain[0]}} {
 			v := expect.Value(New(Settings{Scheme: GitLab}, secrets))(t)
 			before := Request{Header: headers("X-Gitlab-Token", plain[0]), Body: []byte("{}")}
-			after := Request{Header: sendStandard([]byte("{}"), standard[0], at), Body: []byte("{}")}
+			after := Request{Header: sendAs(StandardWebhooks)([]byte("{}"), standard[0], at), Body: []byte("{}")}
 			wantReason(t, refusalOf(v, before, at), "", plain)
 			wantReason(t, refusalOf(v, after, at), "", plain)
 			wantReason(t, refusalOf(v, after, at.Add(time.Hour)), tooOld, plain)
