@@ -38,7 +38,7 @@ func (f *fixture) letter(t *testing.T, n int) (queue.DeadLetter, string) {
 func unfit(t *testing.T) (f *fixture, body string) {
 	t.Helper()
 	f = newFixture(t)
-	f.wants(t, pull("d-1", renamed), 422, ``, ingest.Unfit)
+	f.wants(t, pull("d-1", renamed), 422, `"pointer":"/data/action"`, ingest.Unfit)
 	_, body = f.letter(t, 0)
 	return f, body
 }
@@ -96,7 +96,8 @@ func TestRetriedDeadLetters(t *testing.T) {
 		f, body := unfit(t)
 		f.read(t, body)
 		letter, again := f.letter(t, 1)
-		if again != body || !strings.Contains(string(letter.Faults), "/action") || !strings.HasPrefix(letter.Reason, "source github: ") {
+		if letter.Queue != queue.Inbox || again != body || strings.Contains(letter.Body, "signature") ||
+			!strings.Contains(string(letter.Faults), "/action") || !strings.HasPrefix(letter.Reason, "source github: ") {
 			t.Errorf("got %+v", letter)
 		}
 	})
@@ -149,8 +150,9 @@ func TestRetriedDeadLetters(t *testing.T) {
 			expect.Equal(t, "dead letters", len(f.sent[queue.Dead]), 2)
 		}
 	})
-	t.Run("SRC-04 a document with an unusable variable is dead-lettered", func(t *testing.T) {
+	t.Run("SRC-04 a document with an unusable variable, or without one, is dead-lettered", func(t *testing.T) {
 		f := newFixture(t)
+		f.wants(t, pull("d-0", `{"action":"opened"}`), 422, `"pointer":"/variables/owner"`, ingest.Unfit)
 		f.wants(t, pull("d-1", strings.Replace(opened, "acme", strings.Repeat("a", 3000), 1)), 422, `"pointer":"/variables"`, ingest.Unfit)
 	})
 	t.Run("SRC-04 OPS-04 the log has the reason", func(t *testing.T) {
@@ -165,7 +167,7 @@ func TestRetriedDeadLetters(t *testing.T) {
 	t.Run("SRC-04 an event larger than its type allows is dead-lettered", func(t *testing.T) {
 		f := newFixture(t)
 		f.Sources.(sources)[0].Events[0].Data, _ = parseValue(`"/body"`)
-		f.wants(t, pull("d-1", strings.Replace(opened, "{", `{"text":"`+strings.Repeat("a", 300_000)+`",`, 1)), 413, `/data: has 300`, ingest.Invalid)
+		f.wants(t, pull("d-1", large), 413, `/data: has 300`, ingest.Invalid)
 		_, body := f.letter(t, 0)
 		f.acceptAll()
 		f.read(t, body)
@@ -221,8 +223,10 @@ func TestTheSignatureIsCheckedFirst(t *testing.T) {
 	}
 }
 
+// large is opened with a long text.
+var large = strings.Replace(opened, "{", `{"text":"`+strings.Repeat("a", 300_000)+`",`, 1)
+
 func TestLargeBodies(t *testing.T) {
-	large := strings.Replace(opened, "{", `{"text":"`+strings.Repeat("a", 300_000)+`",`, 1)
 	// with returns a fixture that is reading 25 bodies, of each of which the given number of bytes has arrived. The
 	// format gives the clients' addresses.
 	with := func(t *testing.T, sent int, from string) *fixture {
@@ -348,7 +352,6 @@ func TestLargeBodiesThatArriveSlowly(t *testing.T) {
 				}()
 			}
 			time.Sleep(time.Second)
-			large := strings.Replace(opened, "{", `{"text":"`+strings.Repeat("a", 300_000)+`",`, 1)
 			if status, body := f.answer(t, pull("d-2", large)); status != 202 {
 				t.Errorf("another one got %d %s, want 202", status, body)
 			}

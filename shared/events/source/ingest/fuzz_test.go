@@ -42,8 +42,7 @@ func newSchemes(tb testing.TB) (*fixture, *catalog.Catalog, []source.Source) {
 	for _, s := range provider.Schemes() {
 		secrets["env:"+s.Env] = s.Secret
 	}
-	f, cat, all := newFixtureOf(tb, anyCatalog, everyScheme(), secrets)
-	return f, cat, all
+	return newFixtureOf(tb, anyCatalog, everyScheme(), secrets)
 }
 
 // parseHeaders parses lines of headers. It skips headers that net/http would refuse.

@@ -304,21 +304,6 @@ func TestHandler(t *testing.T) {
 	})
 }
 
-func TestUnfit(t *testing.T) {
-	f := newFixture(t)
-	for range 2 {
-		f.wants(t, pull("d-1", renamed), 422, `"pointer":"/data/action"`, ingest.Unfit)
-	}
-	f.wants(t, pull("d-2", `{"action":"opened"}`), 422, `"pointer":"/variables/owner"`, ingest.Unfit)
-	if n := len(f.sent[queue.Dead]); n != 2 {
-		t.Fatalf("SRC-04 %d dead letters, want one for each request", n)
-	}
-	letter, _ := f.letter(t, 0)
-	if letter.Queue != queue.Inbox || !strings.HasPrefix(letter.Reason, "source github: ") || strings.Contains(letter.Body, "signature") {
-		t.Errorf("SRC-04 got %+v", letter)
-	}
-}
-
 func TestBus(t *testing.T) {
 	f := newFixture(t)
 	alarm := `{"version":"0","id":"e-1","detail-type":"Alarm","source":"aws.cloudwatch","time":"2026-11-23T08:00:00Z","detail":{"state":"ALARM"}}`

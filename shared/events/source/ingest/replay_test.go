@@ -154,12 +154,6 @@ func (m *meanwhile) Accept(ctx context.Context, p auth.Principal, in []publish.I
 	return m.Publisher.Accept(ctx, p, in)
 }
 
-// shared makes a store behave as if several processes shared it.
-type shared struct{ store.DB }
-
-func (shared) Stamps() bool { return false }
-func (shared) Local() bool  { return false }
-
 func TestConcurrentReplays(t *testing.T) {
 	const body = `{"a":1}`
 	for name, other := range map[string]func(f *fixture){
@@ -169,7 +163,7 @@ func TestConcurrentReplays(t *testing.T) {
 		// begun runs a function while a request is being accepted.
 		begun := func(t *testing.T, then func(f *fixture, at int64)) (f *fixture, at int64) {
 			f = replayed(t)
-			f.Seen = ingest.NewSeen(shared{f.Seen.DB})
+			f.Seen = ingest.NewSeen(unordered{f.Seen.DB})
 			at = f.now.Unix()
 			first := f.Seen
 			f.Publisher = &meanwhile{f.Publisher, func() {
@@ -212,7 +206,7 @@ func TestConcurrentReplays(t *testing.T) {
 	t.Run("SRC-05 given a process that died while accepting a request, another process accepts it again, and its replays a minute later", func(t *testing.T) {
 		f := replayed(t)
 		at := f.now.Unix()
-		f.Seen = ingest.NewSeen(shared{f.Seen.DB})
+		f.Seen = ingest.NewSeen(unordered{f.Seen.DB})
 		f.Publisher = &meanwhile{f.Publisher, func() {
 			f.Seen = ingest.NewSeen(f.Seen.DB)
 			f.wants(t, signedRequest("timed", "d-2", body, at), 503, ``, ingest.Unavailable)
@@ -238,7 +232,7 @@ func TestConcurrentReplays(t *testing.T) {
 
 var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
-// unordered makes a store behave like DynamoDB where code asks whether writes are ordered.
+// unordered makes a store behave like DynamoDB where code asks whether writes are ordered or several processes share the store.
 type unordered struct{ store.DB }
 
 func (unordered) Stamps() bool { return false }
