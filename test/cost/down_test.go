@@ -88,8 +88,7 @@ func BenchmarkDown(b *testing.B) {
 			const events = 40
 			delays := "0s" + strings.Repeat(",2s", len(schedule)-1)
 			a := harness.StartAWS(b, harness.AWSOptions{Env: map[string]string{"MCPEVENTS_RETRY_SCHEDULE": delays}})
-			listener, err := net.Listen("tcp", "127.0.0.1:0")
-			expect.OK(b, err)
+			listener := expect.Value(net.Listen("tcp", "127.0.0.1:0"))(b)
 			_ = listener.Close()
 			const uri = "event://chat/cost/down/message"
 			subscribe(b, a, 1, uri, "http://"+listener.Addr().String()+"/")
@@ -114,11 +113,9 @@ func BenchmarkDown(b *testing.B) {
 // deadLetters counts the dead letters of the workspace default.
 func deadLetters(b *testing.B, a *harness.AWS) int {
 	b.Helper()
-	req, err := http.NewRequestWithContext(b.Context(), http.MethodGet, a.Admin+"dead-letters?limit=100", http.NoBody)
-	expect.OK(b, err)
+	req := expect.Value(http.NewRequestWithContext(b.Context(), http.MethodGet, a.Admin+"dead-letters?limit=100", http.NoBody))(b)
 	req.Header.Set("Authorization", "Bearer "+a.Keys["monitor"])
-	resp, err := http.DefaultClient.Do(req)
-	expect.OK(b, err)
+	resp := expect.Value(http.DefaultClient.Do(req))(b)
 	defer resp.Body.Close()
 	var list struct{ Items []json.RawMessage }
 	expect.OK(b, json.NewDecoder(resp.Body).Decode(&list))

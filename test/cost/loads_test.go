@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
-	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -36,12 +35,6 @@ func refuses(s retry.Schedule, measured float64) float64 {
 func threeLoads(t *testing.T) string {
 	limits := sizes(t)
 	gb := limits["DispatchFunction"].gb
-	metrics := 0.0
-	for _, d := range metric.Table {
-		if !strings.Contains(d.Help, "stand-alone only") {
-			metrics++
-		}
-	}
 	loads := []load{
 		{deliveries: 0.01, price: priceQuiet, perInvocation: 1},
 		{
@@ -81,7 +74,7 @@ func threeLoads(t *testing.T) string {
 		if !l.manyMetrics {
 			return 0
 		}
-		return metrics * perMetric
+		return customMetrics() * perMetric
 	})
 	item("deliveries, with the wait for endpoints", func(l load) float64 { return l.deliveries * (l.price + waiting(gb, l.perInvocation)) })
 	item("retries to endpoints that refuse connections", func(l load) float64 { return l.refused * l.priceRefused })
@@ -129,7 +122,5 @@ func amount(t *testing.T, cell string) float64 {
 	if text == "–" {
 		return 0
 	}
-	f, err := strconv.ParseFloat(text, 64)
-	expect.OK(t, err)
-	return f
+	return expect.Value(strconv.ParseFloat(text, 64))(t)
 }

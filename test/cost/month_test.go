@@ -35,8 +35,7 @@ const (
 // parameter.
 func alarmed(t *testing.T) (metrics int) {
 	t.Helper()
-	src, err := os.ReadFile(filepath.Join(harness.Root(t), "template.yaml"))
-	expect.OK(t, err)
+	src := expect.Value(os.ReadFile(filepath.Join(harness.Root(t), "template.yaml")))(t)
 	var tpl struct {
 		Resources map[string]struct {
 			Type       string `yaml:"Type"`
@@ -69,6 +68,16 @@ func alarmed(t *testing.T) (metrics int) {
 	return metrics
 }
 
+// customMetrics counts the metrics that a deployment on AWS may have.
+func customMetrics() (n float64) {
+	for _, d := range metric.Table {
+		if !strings.Contains(d.Help, "stand-alone only") {
+			n++
+		}
+	}
+	return n
+}
+
 // waiting returns the additional price of a million deliveries if endpoints answer after [answer], for invocations with the
 // given number of deliveries each. The measured prices are for endpoints that answer immediately.
 func waiting(gb, deliveries float64) float64 {
@@ -78,12 +87,7 @@ func waiting(gb, deliveries float64) float64 {
 // month returns the table of the monthly costs of an idle deployment, and of open streams and backends.
 func month(t *testing.T) string {
 	limits := sizes(t)
-	alarms, metrics := float64(alarmed(t)), 0.0
-	for _, d := range metric.Table {
-		if !strings.Contains(d.Help, "stand-alone only") {
-			metrics++
-		}
-	}
+	alarms, metrics := float64(alarmed(t)), customMetrics()
 	always := hours * 3600 * limits[polling].gb * perGBSecond
 	relay := hours * 3600 * limits["RelayFunction"].gb * perGBSecond
 	running := monthMinutes + monthRetry + monthPollers

@@ -58,8 +58,7 @@ type size struct {
 // sizes reads the functions' memory and time limits from template.yaml.
 func sizes(tb testing.TB) map[string]size {
 	tb.Helper()
-	src, err := os.ReadFile(filepath.Join(harness.Root(tb), "template.yaml"))
-	expect.OK(tb, err)
+	src := expect.Value(os.ReadFile(filepath.Join(harness.Root(tb), "template.yaml")))(tb)
 	type properties struct {
 		MemorySize int    `yaml:"MemorySize"`
 		Timeout    string `yaml:"Timeout"` // a number, or the name of a parameter

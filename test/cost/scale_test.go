@@ -64,8 +64,7 @@ func subscriberSize(t *testing.T) float64 {
 		Target: subscription.Target{URL: "https://callbacks.example.com/v1/hooks/0123456789abcdef", Type: subscription.Standard, Secret: make([]byte, 101)},
 		Until:  time.Now(),
 	}
-	value, err := json.Marshal(sub.Subscriber())
-	expect.OK(t, err)
+	value := expect.Value(json.Marshal(sub.Subscriber()))(t)
 	const keys = 120 // names and values of the keys, version and expiry
 	return float64(len(value)) + keys
 }
@@ -217,8 +216,7 @@ func TestTheScalePageIsWhatTheModelSays(t *testing.T) {
 func modelSays(t *testing.T, name string, parts map[string]string) {
 	t.Helper()
 	path := filepath.Join(harness.Root(t), filepath.FromSlash(name))
-	src, err := os.ReadFile(path)
-	expect.OK(t, err)
+	src := expect.Value(os.ReadFile(path))(t)
 	page := string(src)
 	for part, text := range parts {
 		begin, end := "<!-- generated: "+part+" -->\n", "<!-- end -->"
@@ -240,8 +238,7 @@ func modelSays(t *testing.T, name string, parts map[string]string) {
 
 // The model's copies of figures equal the figures in docs/internals/benchmarks.md.
 func TestTheScaleModelUsesTheFiguresThatWereMeasured(t *testing.T) {
-	src, err := os.ReadFile(filepath.Join(harness.Root(t), "docs", "internals", "benchmarks.md"))
-	expect.OK(t, err)
+	src := expect.Value(os.ReadFile(filepath.Join(harness.Root(t), "docs", "internals", "benchmarks.md")))(t)
 	for _, want := range []struct {
 		row    string
 		figure float64

@@ -61,8 +61,7 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 		name := c.name
 		t.Run(c.numbers+name, func(t *testing.T) {
 			t.Parallel()
-			p, err := page.Read(filepath.Join(harness.Root(t), name))
-			expect.OK(t, err)
+			p := expect.Value(page.Read(filepath.Join(harness.Root(t), name)))(t)
 			s := openShell(t, clone(t))
 			ran := 0
 			for _, b := range p.Blocks {
@@ -101,8 +100,7 @@ func clone(t *testing.T) string {
 	root, dir := harness.Root(t), t.TempDir()
 	list := exec.CommandContext(t.Context(), "git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
 	list.Dir = root
-	names, err := list.Output()
-	expect.OK(t, err)
+	names := expect.Value(list.Output())(t)
 	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
 		b, err := os.ReadFile(filepath.Join(root, name))
 		if os.IsNotExist(err) {
@@ -145,10 +143,8 @@ func openShell(t *testing.T, dir string) *shell {
 	cmd.Env = append(cmd.Env, "CGO_ENABLED=0" /* as everything that is shipped is built */, "GOBIN="+bin, "PATH="+bin+":"+os.Getenv("PATH"), "ADDR="+address,
 		"MCPEVENTS_ADDR="+address, "MCPEVENTS_SERVER=http://"+address)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that its child processes can be ended with it
-	in, err := cmd.StdinPipe()
-	expect.OK(t, err)
-	out, err := cmd.StdoutPipe()
-	expect.OK(t, err)
+	in := expect.Value(cmd.StdinPipe())(t)
+	out := expect.Value(cmd.StdoutPipe())(t)
 	cmd.Stderr = cmd.Stdout
 	expect.OK(t, cmd.Start())
 	s := &shell{

@@ -25,8 +25,7 @@ import (
 // shown returns a page's only code block of a language after a word.
 func shown(t *testing.T, name, language, word string) string {
 	t.Helper()
-	p, err := page.Read(filepath.Join(harness.Root(t), name))
-	expect.OK(t, err)
+	p := expect.Value(page.Read(filepath.Join(harness.Root(t), name)))(t)
 	for _, b := range p.Blocks {
 		if b.Language() == language && b.Is(word) {
 			return b.Text
@@ -111,8 +110,7 @@ func startServer(program string) func(*testing.T, *shell) {
 
 // clientGetsEvents connects the client of an SDK to the servers of a page.
 func clientGetsEvents(t *testing.T, s *shell) {
-	secrets, err := os.ReadFile(filepath.Join(s.dir, "orders", "secrets"))
-	expect.OK(t, err)
+	secrets := expect.Value(os.ReadFile(filepath.Join(s.dir, "orders", "secrets")))(t)
 	_, rest, _ := strings.Cut(string(secrets), "CHATGPT_KEY=")
 	key, _, _ := strings.Cut(rest, "\n")
 	getsWhatAToolPublishes(t, s.ports.Replace("http://127.0.0.1:8080/mcp"), key)
@@ -153,8 +151,7 @@ func getsWhatAToolPublishes(t *testing.T, url, key string) {
 	expect.OK(t, err)
 	defer session.Close()
 	expect.OK(t, session.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "event://orders/42"}))
-	result, err := session.CallTool(t.Context(), &sdk.CallToolParams{Name: "ship", Arguments: map[string]string{"id": "42"}})
-	expect.OK(t, err)
+	result := expect.Value(session.CallTool(t.Context(), &sdk.CallToolParams{Name: "ship", Arguments: map[string]string{"id": "42"}}))(t)
 	if result.IsError {
 		t.Fatalf("the tool fails: %s", result.Content[0].(*sdk.TextContent).Text)
 	}

@@ -104,8 +104,7 @@ func (r *rig) poll(request stream.PollRequest) *stream.Page {
 // append puts events of one URI into the log, and where they are looked for by patterns.
 func (r *rig) append(events []event.Event, patterns ...string) {
 	r.t.Helper()
-	_, err := r.log.Append(r.t.Context(), "default", events[0].URI, events, patterns)
-	expect.OK(r.t, err)
+	expect.OK(r.t, expect.ErrOf(r.log.Append(r.t.Context(), "default", events[0].URI, events, patterns)))
 }
 
 // next returns the id of the next event within the given time, or "".

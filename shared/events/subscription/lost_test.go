@@ -319,8 +319,7 @@ func TestSweepSwitches(t *testing.T) {
 			request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme"}`), TTL: TTL{Asked: true, Forever: true}}
 			id := f.subscribe(request).ID
 			tc.by.Name = switches.SubscriptionSwitch(id)
-			_, err := f.SetPaused(t.Context(), "default", "alice", id, true, set.PauseOps("default", tc.by)...)
-			expect.OK(t, err)
+			expect.OK(t, expect.ErrOf(f.SetPaused(t.Context(), "default", "alice", id, true, set.PauseOps("default", tc.by)...)))
 			expect.OK(t, set.Pause(t.Context(), "default", switches.Switch{Name: switches.All, Operator: true}))
 			if tc.ends {
 				expect.OK(t, f.End(t.Context(), "default", "alice", id))
