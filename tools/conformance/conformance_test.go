@@ -20,6 +20,12 @@ XYZ-01	Three.
 XYZ-02	Four.	half of it
 `
 
+// ran returns the log of a test of package a that began and ended.
+func ran(test, end string) string {
+	const line = `{"Action":%q,"Package":"github.com/mcp-events/mcpevents/a","Test":%q}` + "\n"
+	return fmt.Sprintf(line+line, "run", test, end, test)
+}
+
 func TestTheTable(t *testing.T) {
 	tests := []struct {
 		name string
@@ -45,9 +51,7 @@ func TestTheTable(t *testing.T) {
 		},
 		{
 			name: "a_number_in_the_name_of_a_function",
-			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestABC02AndXYZ_01"}
-{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestABC02AndXYZ_01"}
-`,
+			log:  ran("TestABC02AndXYZ_01", "pass"),
 			want: []string{"a `TestABC02AndXYZ_01` | passed |", "2 passed"},
 		},
 		{
@@ -67,40 +71,28 @@ func TestTheTable(t *testing.T) {
 		},
 		{
 			name: "several_numbers_in_one_segment",
-			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01,ABC-02_both"}
-{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01,ABC-02_both"}
-`,
+			log:  ran("TestX/ABC-01,ABC-02_both", "pass"),
 			want: []string{"2 passed"},
 		},
 		{
 			name: "what_is_missing_is_never_passed",
-			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/XYZ-02_the_other_half"}
-{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/XYZ-02_the_other_half"}
-`,
+			log:  ran("TestX/XYZ-02_the_other_half", "pass"),
 			want: []string{"| in part; missing: half of it |", "0 passed, 1 in part, 0 failed, 3 open"},
 			not:  []string{"| passed |"},
 		},
 		{
 			name: "what_is_missing_is_shown_beside_a_failure",
-			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/XYZ-02_the_other_half"}
-{"Action":"fail","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/XYZ-02_the_other_half"}
-`,
+			log:  ran("TestX/XYZ-02_the_other_half", "fail"),
 			want: []string{"| **failed**; missing: half of it |", "0 passed, 0 in part, 1 failed"},
 		},
 		{
 			name: "a_row_whose_test_was_renamed_away_is_open_whatever_is_missing",
-			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/the_other_half"}
-{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/the_other_half"}
-`,
+			log:  ran("TestX/the_other_half", "pass"),
 			want: []string{"| XYZ-02 | Four. |  | open; missing: half of it |", "0 passed, 0 in part, 0 failed, 4 open"},
 		},
 		{
 			name: "one_failure_fails_the_row",
-			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_good"}
-{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_good"}
-{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_bad"}
-{"Action":"fail","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_bad"}
-`,
+			log:  ran("TestX/ABC-01_good", "pass") + ran("TestX/ABC-01_bad", "fail"),
 			want: []string{"`TestX/ABC-01_bad` (failed)", "| **failed** |"},
 		},
 		{
@@ -110,9 +102,7 @@ func TestTheTable(t *testing.T) {
 		},
 		{
 			name: "a_skipped_test_shows_nothing",
-			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_later"}
-{"Action":"skip","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_later"}
-`,
+			log:  ran("TestX/ABC-01_later", "skip"),
 			want: []string{"(skipped)", "| **failed** |"},
 		},
 		{
@@ -130,9 +120,7 @@ func TestTheTable(t *testing.T) {
 		},
 		{
 			name: "other_words_are_no_numbers",
-			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestXABC-01/ABC-011"}
-{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestXABC-01/ABC-011"}
-`,
+			log:  ran("TestXABC-01/ABC-011", "pass"),
 			want: []string{"4 open"},
 		},
 	}

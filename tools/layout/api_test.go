@@ -1,8 +1,6 @@
 package layout
 
 import (
-	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"go/importer"
@@ -10,7 +8,6 @@ import (
 	"go/types"
 	"io"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -106,24 +103,12 @@ func describe(o types.Object, qualify types.Qualifier) (lines []string) {
 // load type-checks packages of this module from the export data that the go command keeps in its cache.
 func load(t *testing.T, names ...string) (loaded []*types.Package) {
 	t.Helper()
-	args := []string{"list", "-export", "-deps", "-json=ImportPath,Export"}
+	args := []string{"-export", "-deps", "-json=ImportPath,Export"}
 	for _, name := range names {
 		args = append(args, module+name)
 	}
-	cmd := exec.Command("go", args...)
-	cmd.Dir, cmd.Stderr = "../..", os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("go list: %v", err)
-	}
 	files := map[string]string{}
-	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
-		var p struct{ ImportPath, Export string }
-		err := d.Decode(&p)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		expect.OK(t, err)
+	for _, p := range list[struct{ ImportPath, Export string }](t, args...) {
 		files[p.ImportPath] = p.Export
 	}
 	from := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) { return os.Open(files[path]) })

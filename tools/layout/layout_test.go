@@ -2,9 +2,9 @@
 package layout
 
 import (
+	"bytes"
 	"encoding/json"
-	"errors"
-	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -23,28 +23,30 @@ type listed struct {
 	Imports    []string
 }
 
-// packages returns all packages of the module and their imports. It ignores the imports of tests.
-func packages(t *testing.T) (all []listed) {
+// list returns what go list prints for the arguments, as values of type T.
+func list[T any](t *testing.T, args ...string) (all []T) {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
-	cmd.Dir = "../.."
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("go list: %v", err)
+	cmd := exec.Command("go", append([]string{"list"}, args...)...)
+	cmd.Dir, cmd.Stderr = "../..", os.Stderr
+	for d := json.NewDecoder(bytes.NewReader(expect.Value(cmd.Output())(t))); d.More(); {
+		var one T
+		expect.OK(t, d.Decode(&one))
+		all = append(all, one)
 	}
-	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
-		var p listed
-		err := d.Decode(&p)
-		if errors.Is(err, io.EOF) {
-			return all
-		}
-		expect.OK(t, err)
-		p.ImportPath = strings.TrimPrefix(p.ImportPath, module)
+	return all
+}
+
+// packages returns all packages of the module and their imports. It ignores the imports of tests.
+func packages(t *testing.T) []listed {
+	t.Helper()
+	all := list[listed](t, "-json=ImportPath,Imports", "./...")
+	for n, p := range all {
+		all[n].ImportPath = strings.TrimPrefix(p.ImportPath, module)
 		for i := range p.Imports {
 			p.Imports[i] = strings.TrimPrefix(p.Imports[i], module)
 		}
-		all = append(all, p)
 	}
+	return all
 }
 
 // layer returns the position of a package's layer in layers, or -1 for a package outside of shared/.
