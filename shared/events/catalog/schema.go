@@ -466,7 +466,8 @@ func (c *coster) cost(v any) int {
 			case isText && name == "pattern":
 				add(patternCost(text))
 			case name == "patternProperties":
-				for pattern := range members(x) {
+				patterns, _ := x.(map[string]any)
+				for pattern := range patterns {
 					add(patternCost(pattern))
 				}
 			case isText && name == "$schema" && strings.Contains(text, "draft-04"):
@@ -497,11 +498,6 @@ func (c *coster) costOfTarget(ref string) int {
 	}
 	c.known[pointer] = c.cost(to)
 	return c.known[pointer]
-}
-
-func members(v any) map[string]any {
-	m, _ := v.(map[string]any)
-	return m
 }
 
 // statesPerCost is the number of states of a regular expression that cost as much, per byte of text, as one value of a schema.
