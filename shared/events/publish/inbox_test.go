@@ -31,16 +31,21 @@ func message(id, body string) queue.Message {
 	return queue.Message{ID: id, Outgoing: queue.Outgoing{Body: []byte(body)}, Received: 1, Sent: noon.Add(-time.Minute)}
 }
 
+// deliver has the inbox handle messages, of which none may fail.
+func deliver(t *testing.T, b *Inbox, messages ...queue.Message) {
+	t.Helper()
+	if failed, err := b.Handle(t.Context(), messages); len(failed) > 0 || err != nil {
+		t.Fatalf("got failed %v, %v, want none", failed, err)
+	}
+}
+
 func TestInboxAcceptsEvents(t *testing.T) {
 	b, q := inbox(t)
-	failed, err := b.Handle(t.Context(), []queue.Message{
+	deliver(t, b,
 		message("m1", `{"uri":"event://ci/build-finished","data":1}`),
 		message("m2", `[{"uri":"event://ci/build-finished","id":"x","data":2},{"uri":"event://ci/build-finished","data":3,"workspace":"other"}]`),
 		message("m3", `{"specversion":"1.0","id":"msg_verification_y","source":"event://ci/build-finished","type":"t","data":4,"workspace":"other"}`),
-	})
-	if len(failed) > 0 || err != nil {
-		t.Fatal(failed, err)
-	}
+	)
 	var got []string
 	for _, e := range q.events(t) {
 		got = append(got, e.Workspace+" "+string(e.Data))
@@ -60,11 +65,9 @@ func TestInboxMakesTheSameEventsOfARedeliveredMessage(t *testing.T) {
 	b, q := inbox(t)
 	array := `[{"uri":"event://ci/build-finished","data":1},{"uri":"event://ci/build-finished","data":1}]`
 	for range 2 {
-		if failed, err := b.Handle(t.Context(), []queue.Message{message("m1", array)}); len(failed) > 0 || err != nil {
-			t.Fatal(failed, err)
-		}
+		deliver(t, b, message("m1", array))
 	}
-	_, _ = b.Handle(t.Context(), []queue.Message{message("m2", array)})
+	deliver(t, b, message("m2", array))
 	m := q.on[queue.Events]
 	if m[0].Dedup != m[2].Dedup || m[1].Dedup != m[3].Dedup || m[0].Dedup == m[1].Dedup || m[4].Dedup == m[0].Dedup {
 		t.Error("a redelivered message became other events, or two messages became the same")
@@ -85,14 +88,11 @@ func TestInboxDeadLettersFaultyMessages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, q := inbox(t)
-			failed, err := b.Handle(t.Context(), []queue.Message{
+			deliver(t, b,
 				message("m1", `{"uri":"event://ci/build-finished","data":1}`),
 				message("m2", tc.body),
 				message("m3", `{"uri":"event://ci/build-finished","data":3}`),
-			})
-			if len(failed) > 0 || err != nil {
-				t.Fatal(failed, err)
-			}
+			)
 			expect.Equal(t, "events of the good messages", len(q.on[queue.Events]), 2)
 			dead := q.on[queue.Dead]
 			if len(dead) != 1 || len(dead[0].Body) > queue.MaxBody {
@@ -123,9 +123,7 @@ func TestADeadLetterHasTheAttributesOfItsMessage(t *testing.T) {
 			b, q := inbox(t)
 			m := message("m", "{")
 			m.Attributes = map[string]string{"from": tc.value}
-			if failed, err := b.Handle(t.Context(), []queue.Message{m}); len(failed) > 0 || err != nil {
-				t.Fatal(failed, err)
-			}
+			deliver(t, b, m)
 			l := expect.Value(queue.ParseDeadLetter(q.on[queue.Dead][0].Body))(t)
 			if len(l.Attributes) != tc.want || l.Body != "{" || tc.want > 0 && l.Attributes["from"] != tc.value {
 				t.Errorf("got %.200v", l)
@@ -218,11 +216,7 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 			db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
 			defer db.Close()
 			apply := func(src string) {
-				cat, err := catalog.Parse([]byte(src))
-				if err == nil {
-					err = catalogtest.Store(t.Context(), db, "default", cat)
-				}
-				expect.OK(t, err)
+				expect.OK(t, catalogtest.Store(t.Context(), db, "default", expect.Value(catalog.Parse([]byte(src)))(t)))
 			}
 			b, q := inbox(t)
 			stored := catalog.NewStored(db, nil, slog.New(slog.DiscardHandler), nil)
@@ -232,10 +226,7 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 			}
 			_, _ = stored.Catalog(t.Context(), "default") // fills the cache, as an earlier message would
 			apply(tc.after)
-			failed, err := b.Handle(t.Context(), []queue.Message{message("m1", tc.body)})
-			if len(failed) > 0 || err != nil {
-				t.Fatalf("got failed %v, %v, want none", failed, err)
-			}
+			deliver(t, b, message("m1", tc.body))
 			reason := ""
 			for _, m := range q.on[queue.Dead] {
 				reason = expect.Value(queue.ParseDeadLetter(m.Body))(t).Reason
@@ -255,10 +246,10 @@ func TestInboxSendsEventsBack(t *testing.T) {
 		out := expect.Value(InboxMessage("default", Input{URI: "event://ci/build-finished", ID: "x", Data: json.RawMessage(`1`), Resend: letter}))(t)
 		return message("m"+letter, string(out.Body))
 	}
-	failed, err := b.Handle(t.Context(), []queue.Message{resend(""), resend("letter1"), resend("letter1"), resend("letter2")})
+	deliver(t, b, resend(""), resend("letter1"), resend("letter1"), resend("letter2"))
 	m := q.on[queue.Events]
-	if len(failed) > 0 || err != nil || len(m) != 4 {
-		t.Fatalf("got failed %v, %v, %d events, want 4", failed, err, len(m))
+	if len(m) != 4 {
+		t.Fatalf("got %d events, want 4", len(m))
 	}
 	if m[0].Dedup == m[1].Dedup || m[1].Dedup != m[2].Dedup || m[2].Dedup == m[3].Dedup {
 		t.Errorf("got deduplication ids %q, %q, %q, %q, want one per letter", m[0].Dedup, m[1].Dedup, m[2].Dedup, m[3].Dedup)
