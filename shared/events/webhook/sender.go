@@ -540,7 +540,7 @@ func (c Category) ToPublished() Category {
 type Outcome struct {
 	// Status is the HTTP status, or 0 if there was no valid response.
 	Status int
-	// Category is "" after a success.
+	// Category is "" after a success: the endpoint answered with a 2xx status.
 	Category Category
 	// RetryAfter is the delay that the endpoint requested with its failure, at most [MaxRetryAfter]. 0 means none.
 	RetryAfter time.Duration
@@ -555,9 +555,6 @@ type Outcome struct {
 
 // MaxKept is the maximum length of [Outcome.Response] in bytes.
 const MaxKept = 1 << 10
-
-// OK reports whether the endpoint accepted the webhook: any 2xx status.
-func (o Outcome) OK() bool { return o.Category == "" }
 
 // Internal reports whether the outcome says nothing about the endpoint, because the attempt failed on our side or was canceled.
 func (o Outcome) Internal() bool { return o.Category == Aborted || o.Category == Internal }
