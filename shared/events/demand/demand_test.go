@@ -57,8 +57,7 @@ func TestDemandEndsAfterItsGracePeriod(t *testing.T) {
 	if r.isWanted(t) {
 		t.Error("GWN-21 a demand lasts after its grace period")
 	}
-	items := expect.Value(r.DB.Get(t.Context(), wantKey("default", "alice", uri)))(t)
-	if items[0] != nil {
+	if it := expect.Value(store.One(t.Context(), r.DB, wantKey("default", "alice", uri), ""))(t); it != nil {
 		t.Error("GWN-21 an ended demand stays stored")
 	}
 }
@@ -108,12 +107,10 @@ func newHooks(t *testing.T, key string) *Hooks {
 // GWN-21: a token finds its subscription, and is valid in this deployment and until the subscription ends.
 func TestTokensOfHooks(t *testing.T) {
 	h := newHooks(t, "a")
-	url, err := h.URL(t.Context(), "default", uri)
-	expect.OK(t, err)
+	url := expect.Value(h.URL(t.Context(), "default", uri))(t)
 	token := path.Base(url)
 	expect.Equal(t, "the URL", url, "https://events.example.com"+HookPath+token)
-	_, err = h.Find(t.Context(), token)
-	expect.Fault(t, "a subscription that is not requested", err, fault.NotFound)
+	expect.Fault(t, "a subscription that is not requested", expect.ErrOf(h.Find(t.Context(), token)), fault.NotFound)
 	secret := expect.Value(h.Secret(t.Context(), "default", uri))(t)
 	found := expect.Value(h.Find(t.Context(), token))(t)
 	if found.Workspace != "default" || found.URI != uri || !slices.Equal(found.Secrets, []string{secret}) {
@@ -122,14 +119,11 @@ func TestTokensOfHooks(t *testing.T) {
 	other := *h
 	other.Key = newHooks(t, "b").Key
 	for what, bad := range map[string]string{"a part": token[:22], "nothing": "", "a guess": strings.Repeat("A", len(token)), "one more": token + "A"} {
-		_, err := h.Find(t.Context(), bad)
-		expect.Fault(t, what, err, fault.NotFound)
+		expect.Fault(t, what, expect.ErrOf(h.Find(t.Context(), bad)), fault.NotFound)
 	}
-	_, err = other.Find(t.Context(), token)
-	expect.Fault(t, "a token of another deployment", err, fault.NotFound)
+	expect.Fault(t, "a token of another deployment", expect.ErrOf(other.Find(t.Context(), token)), fault.NotFound)
 	expect.OK(t, h.Remove(t.Context(), "default", uri))
-	_, err = h.Find(t.Context(), token)
-	expect.Fault(t, "an ended subscription", err, fault.NotFound)
+	expect.Fault(t, "an ended subscription", expect.ErrOf(h.Find(t.Context(), token)), fault.NotFound)
 }
 
 // GWN-21: the secret changes each day, and the previous ones stay valid for a while, because the backend may still sign with them. A

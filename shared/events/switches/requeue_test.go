@@ -57,12 +57,12 @@ func TestAnEndedRequeueLeavesALaterResume(t *testing.T) {
 		}
 	}}}
 	expect.OK(t, expect.ErrOf(s.RequeueOf(ctx, "default", All)))
-	items, err := db.Get(ctx, resumedKey("default", All))
-	if err != nil || items[0] == nil {
+	it, err := store.One(ctx, db, resumedKey("default", All), "")
+	if err != nil || it == nil {
 		t.Fatalf("WHK-22: the later resume was deleted (%v), so its messages would never be requeued", err)
 	}
 	var left resumed
-	if err := json.Unmarshal(items[0].Value, &left); err != nil || !left.Claimed.Equal(claimed.Claimed) {
+	if err := json.Unmarshal(it.Value, &left); err != nil || !left.Claimed.Equal(claimed.Claimed) {
 		t.Errorf("WHK-22: the resume is claimed until %v, want %v, %v", left.Claimed, claimed.Claimed, err)
 	}
 }
@@ -134,9 +134,7 @@ func TestRequeueOfPausedMessages(t *testing.T) {
 		"OPS-06 that are a string of JSON":        {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`"a\"b"`)})), `"a\"b"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			db := expect.Value(sqlite.Open(":memory:", sqlite.Options{}))(t)
-			defer db.Close()
-			q := &sent{}
+			db, q := newStore(t), &sent{}
 			s := &Set{DB: db, Queue: q, Alone: true}
 			item := s.Item("default", All, Message{Queue: queue.Slow, Body: []byte(`{}`)})
 			item.Value, item.Expires = []byte(tc.value), time.Now().Add(time.Hour)

@@ -50,10 +50,7 @@ func each(t *testing.T, name string, most int, test func(t *testing.T, k keeper)
 func take(t *testing.T, k keeper, p auth.Principal) *held {
 	t.Helper()
 	h := &held{lost: make(chan struct{})}
-	var err error
-	if h.Release, err = k.Take(t.Context(), p, func() { close(h.lost) }); err != nil {
-		t.Fatal(err)
-	}
+	h.Release = expect.Value(k.Take(t.Context(), p, func() { close(h.lost) }))(t)
 	time.Sleep(time.Second) // the clock orders them
 	return h
 }
@@ -269,15 +266,7 @@ func over(t *testing.T, test func(t *testing.T, db store.DB, fleet *Shared)) {
 	})
 }
 
-func isLost(h *held) bool {
-	synctest.Wait()
-	select {
-	case <-h.lost:
-		return true
-	default:
-		return false
-	}
-}
+func isLost(h *held) bool { return hasEnded(h.lost) }
 
 // ofInstance opens a stream of an instance that dies after so many calls to the store.
 func ofInstance(t *testing.T, db store.DB, like *Shared, calls int64) *held {
