@@ -358,6 +358,16 @@ func (v *verifier) askIn(ctx context.Context, p auth.Principal, url string) erro
 	return err
 }
 
+// askTimes asks n times, each time for another URL, and each answer must be want.
+func (v *verifier) askTimes(n int, p auth.Principal, format string, want error) {
+	v.t.Helper()
+	for i := range n {
+		if err := v.ask(p, format, i); !errors.Is(err, want) {
+			v.t.Fatalf("challenge %d: got %v, want %v", i, err, want)
+		}
+	}
+}
+
 func (v *verifier) wantLimit(err error, limit string) {
 	v.t.Helper()
 	if !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != limit {
@@ -388,25 +398,15 @@ const (
 func TestLimitsOnVerifications(t *testing.T) {
 	t.Run("EVX-12 a principal has so many challenges a minute, and another at the same host has its own", func(t *testing.T) {
 		v := newVerifier(t, echo)
-		for n := range quota.DefaultVerifications {
-			if err := v.ask(alice, "https://chat.example/a/%d", n); err != nil {
-				t.Fatal(n, err)
-			}
-		}
+		v.askTimes(quota.DefaultVerifications, alice, "https://chat.example/a/%d", nil)
 		for range 3 {
 			v.wantLimit(v.ask(alice, "https://chat.example/more"), "verifications")
 		}
 		v.wantLimit(v.ask(alice, "https://another.example/"), "verifications")
-		if err := v.ask(alice, "https://chat.example/a/0"); err != nil {
-			t.Errorf("a verified endpoint: %v", err)
-		}
-		if err := v.ask(bob, "https://chat.example/b"); err != nil {
-			t.Errorf("another principal: %v", err)
-		}
+		expect.OK(t, v.ask(alice, "https://chat.example/a/0")) // a verified endpoint
+		expect.OK(t, v.ask(bob, "https://chat.example/b"))     // another principal
 		v.clock = v.clock.Add(time.Minute)
-		if err := v.ask(alice, "https://chat.example/more"); err != nil {
-			t.Errorf("a minute later: %v", err)
-		}
+		expect.OK(t, v.ask(alice, "https://chat.example/more")) // a minute later
 		expect.Equal(t, "challenges", v.challenges.Load(), int64(quota.DefaultVerifications+2))
 	})
 	t.Run("EVX-12 a principal may be given another number", func(t *testing.T) {
@@ -414,38 +414,22 @@ func TestLimitsOnVerifications(t *testing.T) {
 		v.Options.Verifications = func(_ context.Context, workspace, principal string) int64 {
 			return map[string]int64{"default alice": 3}[workspace+" "+principal]
 		}
-		for n := range 3 {
-			if err := v.ask(alice, "https://chat.example/a/%d", n); err != nil {
-				t.Fatal(n, err)
-			}
-		}
+		v.askTimes(3, alice, "https://chat.example/a/%d", nil)
 		v.wantLimit(v.ask(alice, "https://chat.example/more"), "verifications")
 	})
 	t.Run("EVX-12 SRF-07 a principal that fails at a host is stopped there, and nowhere else", func(t *testing.T) {
 		v := newVerifier(t, silent)
-		for n := range maxFailed {
-			if err := v.ask(alice, "https://host.example/%d", n); !errors.Is(err, errNoEcho) {
-				t.Fatal(n, err)
-			}
-		}
+		v.askTimes(maxFailed, alice, "https://host.example/%d", errNoEcho)
 		for n := range 100 {
 			v.wantLimit(v.ask(alice, []string{"https://host.example/more/%d", "https://HOST.example:8443/%d", "https://host.example./%d"}[n%3], n), "failedVerifications")
 		}
 		expect.Equal(t, "challenges", v.challenges.Load(), maxFailed)
 		v.answer = echo
-		if err := v.ask(bob, "https://host.example/b"); err != nil {
-			t.Errorf("another principal: %v", err)
-		}
+		expect.OK(t, v.ask(bob, "https://host.example/b")) // another principal
 		// Refused attempts were not counted, so the principal has the rest of its minute.
-		for n := range quota.DefaultVerifications - maxFailed {
-			if err := v.ask(alice, "https://other.example/%d", n); err != nil {
-				t.Fatal(n, err)
-			}
-		}
+		v.askTimes(quota.DefaultVerifications-maxFailed, alice, "https://other.example/%d", nil)
 		v.clock = v.clock.Add(failureWindow)
-		if err := v.ask(alice, "https://host.example/a"); err != nil {
-			t.Errorf("in the next window: %v", err)
-		}
+		expect.OK(t, v.ask(alice, "https://host.example/a")) // in the next window
 	})
 	t.Run("EVX-12 SRF-07 many principals that fail at a host stop each other, but not one that has not failed", func(t *testing.T) {
 		v := newVerifier(t, silent)
@@ -465,11 +449,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 		v.wantLimit(v.ask(principal("newcomer"), "https://host.example/2"), "failedVerificationsPerHost")
 		expect.Equal(t, "challenges", v.challenges.Load(), maxFailedByAll+1)
 		v.answer = echo
-		for n := range 50 {
-			if err := v.ask(bob, "https://host.example/b/%d", n); err != nil {
-				t.Fatalf("an honest principal at the same host: %d: %v", n, err)
-			}
-		}
+		v.askTimes(50, bob, "https://host.example/b/%d", nil) // an honest principal at the same host
 	})
 	t.Run("SRF-07 challenges that are waiting for an answer are bounded, and end with it", func(t *testing.T) {
 		arrived, answer := make(chan struct{}), make(chan struct{})
@@ -487,9 +467,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 			}
 		}
 		v.answer = echo
-		if err := v.ask(alice, "https://host.example/more"); err != nil {
-			t.Errorf("after the answers: %v", err)
-		}
+		expect.OK(t, v.ask(alice, "https://host.example/more")) // after the answers
 	})
 	t.Run("SRF-07 a caller that hangs up has failed", func(t *testing.T) {
 		v := newVerifier(t, func(ctx context.Context, _ string) error {
