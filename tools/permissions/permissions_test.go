@@ -15,9 +15,7 @@ const template = "../../template.yaml"
 
 func TestPermissions(t *testing.T) {
 	t.Run("AWS-10 the page is what the template says", func(t *testing.T) {
-		if err := run(template, "../../docs/internals/permissions.md", true); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, run(template, "../../docs/internals/permissions.md", true))
 	})
 	t.Run("AWS-10 a page of another template is reported", func(t *testing.T) {
 		page := filepath.Join(t.TempDir(), "permissions.md")

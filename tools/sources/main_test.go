@@ -12,9 +12,7 @@ import (
 
 func TestSources(t *testing.T) {
 	t.Run("SRC-06 the page is what the ready-made sources say", func(t *testing.T) {
-		if err := run("../../docs/reference/ready-made-sources.md", true); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, run("../../docs/reference/ready-made-sources.md", true))
 	})
 	t.Run("SRC-06 a page of others is reported, and mended", func(t *testing.T) {
 		page := filepath.Join(t.TempDir(), "sources.md")

@@ -462,9 +462,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 		v.wantLimit(v.ask(alice, "https://host.example/more"), "pendingVerifications")
 		close(answer)
 		for range maxPending {
-			if err := <-results; err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, <-results)
 		}
 		v.answer = echo
 		expect.OK(t, v.ask(alice, "https://host.example/more")) // after the answers

@@ -61,13 +61,9 @@ func TestNewSecret(t *testing.T) {
 
 func TestIdentity(t *testing.T) {
 	text := GenerateIdentity()
-	if _, err := ParseIdentity(text); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, expect.ErrOf(ParseIdentity(text)))
 	seed := base64.StdEncoding.EncodeToString(make([]byte, 32))
-	if _, err := ParseIdentity("whsk_" + seed); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, expect.ErrOf(ParseIdentity("whsk_"+seed)))
 	for _, bad := range []string{
 		"", "whsk_", seed, "whsec_" + seed, "whsk_" + seed + "AAAA", "whsk_%",
 		"whsk_" + base64.StdEncoding.EncodeToString(make([]byte, 64)),
@@ -233,9 +229,7 @@ func TestSealing_Rotation(t *testing.T) {
 		if len(private) > 4096 {
 			t.Errorf("%d bytes", len(private))
 		}
-		if _, err := opener(t, private).Open(t.Context(), old, home); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, expect.ErrOf(opener(t, private).Open(t.Context(), old, home)))
 	})
 }
 
@@ -321,9 +315,7 @@ func TestVerifyTarget(t *testing.T) {
 		if challenges[0] == challenges[1] {
 			t.Error("a challenge was used twice")
 		}
-		if err := Verify(seen.header, seen.body, secret); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, Verify(seen.header, seen.body, secret))
 		if id := seen.header.Get(HeaderID); !strings.HasPrefix(id, "msg_verification_") || strings.Contains(id, ".") || len(id) < 30 {
 			t.Errorf("EVX-13 webhook-id %q", id)
 		}
@@ -485,9 +477,7 @@ func TestVerify_Errors(t *testing.T) {
 	}
 	at := fmt.Sprint(now.Unix())
 	good := Sign([][]byte{key}, "evt_1", now, body)
-	if err := Verify(header("evt_1", at, "v1a,AAAA v2,x garbage "+good), body, secret); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, Verify(header("evt_1", at, "v1a,AAAA v2,x garbage "+good), body, secret))
 	for name, h := range map[string]http.Header{
 		"no headers":   {},
 		"no id":        header("", at, good),

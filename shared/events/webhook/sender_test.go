@@ -422,9 +422,7 @@ func TestSend_HTTP2(t *testing.T) {
 	if got.proto != "HTTP/2.0" || got.method != http.MethodPost {
 		t.Errorf("got %s %s", got.method, got.proto)
 	}
-	if err := Verify(got.header, got.body, formatSecret(r.Keys[0])); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, Verify(got.header, got.body, formatSecret(r.Keys[0])))
 	var names []string
 	for name := range got.header {
 		names = append(names, strings.ToLower(name))

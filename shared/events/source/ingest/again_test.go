@@ -443,7 +443,5 @@ func TestTry(t *testing.T) {
 			}
 		}
 	})
-	if _, err := json.Marshal(try(github, headers(opened)+"\n"+opened)); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, expect.ErrOf(json.Marshal(try(github, headers(opened)+"\n"+opened))))
 }

@@ -227,9 +227,7 @@ func TestSources(t *testing.T) {
 	t.Run("SRC-06 all sources fit the catalog", func(t *testing.T) {
 		used := map[string]bool{}
 		for _, s := range c.Sources {
-			if err := ingest.CheckCatalog(cat, s); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, ingest.CheckCatalog(cat, s))
 			for _, m := range s.Events {
 				used[m.Name] = true
 			}
