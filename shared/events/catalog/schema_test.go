@@ -66,9 +66,7 @@ func TestValidatePayload(t *testing.T) {
 			}
 		})
 	}
-	if err := c.ByName("b").ValidatePayload([]byte(`1`)); err != nil {
-		t.Errorf("an entry without a schema refused a payload: %v", err)
-	}
+	expect.OK(t, c.ByName("b").ValidatePayload([]byte(`1`))) // an entry without a schema takes any payload
 }
 
 func sameJSON(a, b string) bool {

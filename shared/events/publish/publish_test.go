@@ -253,29 +253,21 @@ func TestRate(t *testing.T) {
 	for i := range batch {
 		batch[i] = Input{URI: "event://ci/build-finished", Data: json.RawMessage(`1`)}
 	}
-	if _, err := s.Accept(t.Context(), publisher, batch); err != nil {
-		t.Errorf("AUT-07: a full request must pass: %v", err)
-	}
+	expect.OK(t, expect.ErrOf(s.Accept(t.Context(), publisher, batch))) // a full request must pass
 	_, err := s.Accept(t.Context(), publisher, batch[:50])
 	if data, ok := fault.DataOf(err).(quota.RetryAfter); !fault.Is(err, fault.Exhausted) || !ok || data.Seconds != 1 || data.LimitName() != "publishRate" || data.Max != 100 || !strings.Contains(err.Error(), "100 events per second") {
 		t.Errorf("AUT-07: got %v, %+v", err, fault.DataOf(err))
 	}
 	other := publisher
 	other.ID = "other"
-	if _, err := s.Accept(t.Context(), other, batch[:1]); err != nil {
-		t.Errorf("AUT-07: another principal is limited too: %v", err)
-	}
+	expect.OK(t, expect.ErrOf(s.Accept(t.Context(), other, batch[:1]))) // another principal is not limited
 	now = now.Add(time.Second)
-	if _, err := s.Accept(t.Context(), publisher, batch[:100]); err != nil {
-		t.Errorf("AUT-07: 100 events are refused a second later: %v", err)
-	}
+	expect.OK(t, expect.ErrOf(s.Accept(t.Context(), publisher, batch[:100]))) // a second later
 	expect.Fault(t, "AUT-07: a further event", expect.ErrOf(s.Accept(t.Context(), publisher, batch[:1])), fault.Exhausted)
 	anonymous, _ := auth.AcceptAll().Authenticate(t.Context(), nil)
 	before := len(q.on[queue.Events])
 	for range 5 {
-		if _, err := s.Accept(t.Context(), anonymous, batch); err != nil {
-			t.Errorf("AUT-07: --auth none is not limited: %v", err)
-		}
+		expect.OK(t, expect.ErrOf(s.Accept(t.Context(), anonymous, batch))) // --auth none is not limited
 	}
 	expect.Equal(t, "events", len(q.on[queue.Events])-before, 5*maxEvents)
 }

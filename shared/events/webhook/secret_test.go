@@ -203,9 +203,7 @@ func TestSealing_Rotation(t *testing.T) {
 	added := expect.Value(AddKey(before))(t)
 	public := expect.Value(PublicKeyset(added))(t)
 	between := seal(t, sealer(t, public), secret, home)
-	if _, err := opener(t, before).Open(t.Context(), between, home); err != nil {
-		t.Errorf("the new key is in use before it was promoted: %v", err)
-	}
+	expect.OK(t, expect.ErrOf(opener(t, before).Open(t.Context(), between, home))) // the new key is not in use before it is promoted
 
 	after, public, err := PromoteKey(added)
 	expect.OK(t, err)
@@ -280,9 +278,7 @@ func TestDropKeys_KeepsTheSealingKeyAndKeysInUse(t *testing.T) {
 		}
 	}
 	use()
-	if _, err := o.Open(t.Context(), sealed[4], Binding{}); err != nil {
-		t.Errorf("the new public keyset seals with a key that the private one lacks: %v", err)
-	}
+	expect.OK(t, expect.ErrOf(o.Open(t.Context(), sealed[4], Binding{}))) // the new public keyset seals with a key of the private one
 	if _, _, err = PromoteKey(private); err != nil {
 		t.Error(err)
 	}
