@@ -259,9 +259,7 @@ func replace(t *testing.T, db store.DB, workspace string, next *Catalog) (versio
 func TestReplaceAndLoad(t *testing.T) {
 	db := settingstest.New()
 	ctx := t.Context()
-	if _, err := Load(ctx, db, "default"); !fault.Is(err, fault.NotFound) {
-		t.Errorf("got %v from an empty store, want not found", err)
-	}
+	expect.Fault(t, "an empty store", expect.ErrOf(Load(ctx, db, "default")), fault.NotFound)
 	for i, step := range []struct {
 		src     []byte
 		version int64
@@ -280,9 +278,7 @@ func TestReplaceAndLoad(t *testing.T) {
 	if err != nil || c.ByName("b") == nil || c.ByName("a") != nil {
 		t.Errorf("got %v, %v, want the catalog with b", c, err)
 	}
-	if _, err := Load(ctx, db, "other"); !fault.Is(err, fault.NotFound) {
-		t.Errorf("another workspace: got %v, want not found", err)
-	}
+	expect.Fault(t, "another workspace", expect.ErrOf(Load(ctx, db, "other")), fault.NotFound)
 }
 
 // An event type may give up its order, but cannot get it back while the log has events that were stored without order.
@@ -312,9 +308,7 @@ func TestStoredServesChangesWithinMaxAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := settingstest.New()
 		src := NewStored(db, nil, nil, nil)
-		if _, err := src.Catalog(t.Context(), "default"); !fault.Is(err, fault.NotFound) {
-			t.Errorf("got %v without a catalog, want not found", err)
-		}
+		expect.Fault(t, "without a catalog", expect.ErrOf(src.Catalog(t.Context(), "default")), fault.NotFound)
 		for _, name := range []string{"a", "b"} {
 			replace(t, db, "default", parse(t, string(one(name))))
 			time.Sleep(settings.MaxAge)
@@ -327,9 +321,8 @@ func TestStoredServesChangesWithinMaxAge(t *testing.T) {
 
 func TestStatic(t *testing.T) {
 	s := NewStatic(parse(t, string(one("a"))))
-	if _, err := (Workspaces{Own: map[string]Source{"default": s}}).Catalog(t.Context(), "other"); !fault.Is(err, fault.NotFound) {
-		t.Errorf("got %v", err)
-	}
+	_, err := Workspaces{Own: map[string]Source{"default": s}}.Catalog(t.Context(), "other")
+	expect.Fault(t, "another workspace", err, fault.NotFound)
 	s.Replace(parse(t, string(one("b"))))
 	if c, err := s.Catalog(t.Context(), "default"); err != nil || c.ByName("b") == nil {
 		t.Errorf("got %v, %v", c, err)

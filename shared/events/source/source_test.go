@@ -174,9 +174,8 @@ func TestReadRequest(t *testing.T) {
 		"other payload": {"application/x-www-form-urlencoded", "payload=x", fault.Invalid},
 	} {
 		t.Run("SRC-05 refused: "+name, func(t *testing.T) {
-			if _, err := ReadRequest(&http.Request{Header: header(tt.contentType), URL: &url.URL{}}, []byte(tt.body), nil); !fault.Is(err, tt.want) {
-				t.Errorf("got %v, want %v", err, tt.want)
-			}
+			_, err := ReadRequest(&http.Request{Header: header(tt.contentType), URL: &url.URL{}}, []byte(tt.body), nil)
+			expect.Fault(t, "the request", err, tt.want)
 		})
 	}
 }

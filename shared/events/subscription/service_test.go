@@ -145,9 +145,8 @@ func TestRegister(t *testing.T) {
 			uris[i] = fmt.Sprintf("event://github/acme/r%d/push", i)
 		}
 		for _, n := range []int{0, 51} {
-			if _, err := f.Register(t.Context(), alice, RegisterRequest{URIs: uris[:n], Target: "https://a.example/"}); !fault.Is(err, fault.Invalid) {
-				t.Errorf("%d URIs: %v", n, err)
-			}
+			_, err := f.Register(t.Context(), alice, RegisterRequest{URIs: uris[:n], Target: "https://a.example/"})
+			expect.Fault(t, fmt.Sprint(n, " URIs"), err, fault.Invalid)
 		}
 		f.register(alice, RegisterRequest{URIs: uris[:50], Target: "https://a.example/"})
 	})

@@ -67,12 +67,9 @@ func TestSubscribe(t *testing.T) {
 	})
 	t.Run("EVX-08 an authenticated principal is required", func(t *testing.T) {
 		f := newFixture(t, Options{})
-		anonymous, err := auth.AcceptAll().Authenticate(t.Context(), nil)
-		expect.OK(t, err)
-		_, err = f.Subscribe(t.Context(), anonymous, SubscribeRequest{Name: "github.push", URL: "https://x.example/", Secret: "whsec_x"})
-		if !fault.Is(err, fault.Unauthenticated) {
-			t.Errorf("got %v", err)
-		}
+		anonymous := expect.Value(auth.AcceptAll().Authenticate(t.Context(), nil))(t)
+		request := SubscribeRequest{Name: "github.push", URL: "https://x.example/", Secret: "whsec_x"}
+		expect.Fault(t, "an anonymous subscription", expect.ErrOf(f.Subscribe(t.Context(), anonymous, request)), fault.Unauthenticated)
 	})
 	t.Run("EVX-09 the grant", func(t *testing.T) {
 		f := newFixture(t, Options{DefaultTTL: time.Hour, MinTTL: time.Minute, MaxTTL: 2 * time.Hour})

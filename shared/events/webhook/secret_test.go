@@ -366,9 +366,7 @@ func TestVerifyTarget(t *testing.T) {
 		wantReason(t, open(t, Options{Guard: guard}).Verify(t.Context(), "https://hooks.example.com/", "sub_1", nil), ConnectionRefused)
 	})
 	t.Run("SRF-06 an invalid URL is an invalid argument", func(t *testing.T) {
-		if err := open(t, Options{Guard: &Guard{}}).Verify(t.Context(), "http://example.com/", "sub_1", nil); !fault.Is(err, fault.Invalid) {
-			t.Errorf("got %v", err)
-		}
+		expect.Fault(t, "http", open(t, Options{Guard: &Guard{}}).Verify(t.Context(), "http://example.com/", "sub_1", nil), fault.Invalid)
 	})
 }
 

@@ -117,9 +117,7 @@ func TestWrite(t *testing.T) {
 		}
 	})
 	t.Run("SRC-06 an empty list of providers is refused", func(t *testing.T) {
-		if err := ready.Write(t.TempDir(), nil, false); !fault.Is(err, fault.Invalid) {
-			t.Errorf("%v", err)
-		}
+		expect.Fault(t, "no providers", ready.Write(t.TempDir(), nil, false), fault.Invalid)
 	})
 }
 

@@ -53,7 +53,5 @@ func TestTargets(t *testing.T) {
 	if got, err := targets.ParseSecret(secret); err != nil || !bytes.Equal(got, key) {
 		t.Error(err)
 	}
-	if err := targets.Check("gopher://example.com"); !fault.Is(err, fault.Invalid) {
-		t.Errorf("got %v", err)
-	}
+	expect.Fault(t, "another scheme", targets.Check("gopher://example.com"), fault.Invalid)
 }
