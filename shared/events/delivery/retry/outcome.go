@@ -26,6 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -211,6 +212,8 @@ type statuses struct {
 type seenStatus struct {
 	written time.Time
 	failing bool
+	// delivered is the time of the last success whose status was written, or will be written at the end of its page.
+	delivered time.Time
 }
 
 const (
@@ -229,7 +232,7 @@ func (s *statuses) afterSuccess(workspace, id string, retried bool, now time.Tim
 	if changed := retried || v.failing; !changed && (now.Sub(v.written) < statusEvery || !s.spendBudget(now)) {
 		return subscription.Status{}, false
 	}
-	s.seen.Put(key, seenStatus{written: now})
+	s.seen.Put(key, seenStatus{written: now, delivered: now})
 	return subscription.Status{LastDelivery: now.UTC()}, true
 }
 
@@ -246,6 +249,10 @@ func (s *statuses) spendBudget(now time.Time) bool {
 }
 
 // afterFailure returns the status after a failure.
+//
+// The stored status may lack the last success, because a page writes the statuses of its attempts at its end. If the success came after the
+// first of the failures in a row, this failure begins a new row. Otherwise, an endpoint that accepts some events and refuses others would be
+// disabled like one that only fails.
 func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace string, sub *subscription.Subscriber, out webhook.Outcome, now time.Time) (subscription.Status, error) {
 	it, err := store.One(ctx, db, subscription.StatusKey(workspace, sub.ID), "read the status of a subscription")
 	if err != nil {
@@ -255,9 +262,14 @@ func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace stri
 	if err != nil {
 		return st, err
 	}
-	if st.LastError == "" {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := workspace + "#" + sub.ID
+	v, _ := s.seen.Get(key)
+	if st.LastError == "" || v.delivered.After(st.FailedSince) {
 		st.FailedSince, st.Failures = now.UTC(), 0
 	}
+	st.LastDelivery = periodic.Later(st.LastDelivery, v.delivered.UTC())
 	st.Failures++
 	st.LastError, st.LastCode = string(out.Category), out.Status
 	if sub.Origin == subscription.MCPEvents { // the extension has only six categories
@@ -266,7 +278,7 @@ func (s *statuses) afterFailure(ctx context.Context, db store.DB, workspace stri
 	if out.RetryAfter > 0 {
 		st.ThrottledUntil = now.Add(out.RetryAfter).UTC()
 	}
-	s.seen.Put(workspace+"#"+sub.ID, seenStatus{written: now, failing: true})
+	s.seen.Put(key, seenStatus{written: now, failing: true, delivered: v.delivered})
 	return st, nil
 }
 

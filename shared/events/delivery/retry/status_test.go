@@ -5,7 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -42,5 +46,34 @@ func TestStatusesOfOneEventToVeryMany(t *testing.T) {
 	}
 	if !written("quiet", false, at.Add(time.Minute)) {
 		t.Error("the next minute has no budget of its own")
+	}
+}
+
+// A page writes the statuses of its attempts when all of them have ended. So a failure may read a status that lacks the success of another
+// event in the same page.
+func TestAFailureAfterASuccessThatIsNotWrittenYet(t *testing.T) {
+	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1}))(t)
+	defer db.Close()
+	s := statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}
+	sub := &subscription.Subscriber{ID: "sub_1"}
+	at := time.Unix(1_800_000_000, 0).UTC()
+	fail := func(now time.Time) store.Op {
+		st := expect.Value(s.afterFailure(t.Context(), db, "default", sub, webhook.Outcome{Category: webhook.HTTP5xx, Status: 500}, now))(t)
+		return store.Put(st.Encode("default", sub.ID))
+	}
+	expect.OK(t, db.Write(t.Context(), fail(at)))
+	for day := range 6 { // in each page, an event succeeds and then two others fail
+		now := at.Add(time.Duration(day+1) * 24 * time.Hour)
+		st, due := s.afterSuccess("default", sub.ID, false, now)
+		expect.Equal(t, "WHK-12 the success is written", due, true)
+		notes := []store.Op{store.Put(st.Encode("default", sub.ID)), fail(now.Add(100 * time.Millisecond)), fail(now.Add(200 * time.Millisecond))}
+		for _, op := range notes {
+			expect.OK(t, db.Write(t.Context(), op))
+		}
+		fail(now.Add(time.Second))
+		st = expect.Value(subscription.DecodeStatus(expect.Value(store.One(t.Context(), db, subscription.StatusKey("default", sub.ID), "read"))(t)))(t)
+		if st.FailedSince.Before(now) || st.LastDelivery.Before(now) || st.LastError == "" {
+			t.Errorf("WHK-12 got %+v after a success at %v, want failures since then", st, now)
+		}
 	}
 }
