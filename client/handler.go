@@ -129,14 +129,29 @@ func (h *Handler) removeLocked(k *hook) {
 }
 
 // candidates returns the subscriptions to which a request with an id may belong. Known is false if the server may still be creating
-// the subscription; then the sender should try again.
+// the subscription; then the sender should try again. Subscriptions that wait for the server's answer are last, because checking the
+// signature of a request waits with them.
 func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	if hooks := h.bound[id]; len(hooks) > 0 {
 		return slices.Clone(hooks), true
 	}
-	return slices.Concat(h.pending, h.uris), len(h.pending) == 0 && len(h.uris) > 0
+	var registered, waiting []*hook
+	for _, k := range h.uris {
+		switch own := k.registeredID(); {
+		case own == "":
+			waiting = append(waiting, k)
+		case own == id:
+			hooks = append(hooks, k)
+		default:
+			registered = append(registered, k)
+		}
+	}
+	if len(hooks) > 0 {
+		return hooks, true
+	}
+	return slices.Concat(h.pending, registered, waiting), len(h.pending) == 0 && len(h.uris) > 0
 }
 
 // ServeHTTP implements [http.Handler].

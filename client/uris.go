@@ -74,8 +74,10 @@ func (c *Client) receiveRegistered(f *flow) error {
 	if key == "" && secret.Type != "none" {
 		return fault.New(fault.Unavailable, "the server's answer has no secret")
 	}
+	g := grant{id: uri, secret: key}
+	f.granted.Store(&g) // before a webhook is verified
 	k.setSecret(key)
-	f.markAccepted(grant{id: uri, secret: key})
+	f.markAccepted(g)
 	<-f.ctx.Done()
 	return context.Cause(f.ctx)
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,7 +42,7 @@ const defaultRotate = 24 * time.Hour
 // were refused, the sender would try again only seconds later.
 const awaitSecret = 10 * time.Second
 
-// errNotRegistered is the error of a webhook whose registration was not answered within awaitSecret.
+// errNotRegistered is the error of a webhook whose registration was not answered within awaitSecret, or that is for another subscription.
 var errNotRegistered = fault.New(fault.Unavailable, "not registered yet")
 
 // verify returns nil if the webhook has a signature by a valid secret, or if the server sends unsigned webhooks.
@@ -61,7 +62,19 @@ func (k *hook) verify(r *http.Request, body []byte) error {
 	if keys := k.validSecrets(); len(keys) > 0 {
 		return webhook.Verify(r.Header, body, keys...)
 	}
+	if id, own := r.Header.Get(webhook.HeaderSubscription), k.registeredID(); id != "" && own != "" && id != own {
+		return errNotRegistered // an unsigned webhook of another subscription
+	}
 	return nil
+}
+
+// registeredID returns the id in the URI of a subscription of SEP-1803, for example sub_1f0c… in subscription://sub_1f0c…. The server's
+// webhooks name it. registeredID returns an empty string before the server's answer, and for other URIs, whose form is not known.
+func (k *hook) registeredID() string {
+	if id, ok := strings.CutPrefix(k.granted.Load().id, "subscription://"); ok {
+		return id
+	}
+	return ""
 }
 
 // isUnsigned reports whether there is no secret, because the server sends unsigned webhooks or has not sent the secret yet. The handler
