@@ -173,44 +173,35 @@ func emptyList(method string) string {
 }
 
 func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	session := r.Header.Get("Mcp-Session-Id")
+	body, _ := io.ReadAll(r.Body)
+	m := got{Header: r.Header.Clone(), Session: r.Header.Get("Mcp-Session-Id"), Raw: string(body)}
+	err := json.Unmarshal(body, &m)
 	s.mu.Lock()
-	first, info, ends := s.first, session == "" || s.sessions[session], s.ends
+	first, known, ends := s.first, m.Session == "" || s.sessions[m.Session], s.ends
 	s.mu.Unlock()
-	if first != nil {
-		body, _ := io.ReadAll(r.Body)
-		m := got{Header: r.Header.Clone(), Session: session, Raw: string(body)}
-		_ = json.Unmarshal(body, &m)
-		r.Body = io.NopCloser(strings.NewReader(m.Raw))
-		if first(w, r, m) {
-			return
-		}
-	}
 	switch {
+	case first != nil && first(w, r, m):
 	case s.allow != nil && !s.allow(r.Header):
 		w.WriteHeader(http.StatusUnauthorized)
-	case !info && s.lost != nil:
+	case !known && s.lost != nil:
 		s.lost(w)
-	case !info:
+	case !known:
 		w.WriteHeader(http.StatusNotFound)
 	case r.Method == http.MethodDelete && ends != nil:
 		<-ends
 	case r.Method == http.MethodDelete:
-		s.forget(session)
+		s.forget(m.Session)
 	case r.Method == http.MethodGet:
-		s.stream(w, r, got{Header: r.Header.Clone(), Session: session, Method: "GET"})
+		m.Method = "GET"
+		s.stream(w, r, m)
+	case err != nil:
+		w.WriteHeader(http.StatusBadRequest)
 	default:
-		s.post(w, r, session)
+		s.post(w, r, m)
 	}
 }
 
-func (s *scripted) post(w http.ResponseWriter, r *http.Request, session string) {
-	body, _ := io.ReadAll(r.Body)
-	m := got{Header: r.Header.Clone(), Session: session, Raw: string(body)}
-	if err := json.Unmarshal(body, &m); err != nil {
-		w.WriteHeader(http.StatusBadRequest)
-		return
-	}
+func (s *scripted) post(w http.ResponseWriter, r *http.Request, m got) {
 	s.mu.Lock()
 	s.seen = append(s.seen, m)
 	answered := s.answers[string(m.ID)]
@@ -395,11 +386,7 @@ func (s *scripted) hangUp() {
 }
 
 // refuse answers further streams with the status, or accepts them if it is 0.
-func (s *scripted) refuse(status int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.getStatus = status
-}
+func (s *scripted) refuse(status int) { s.change(func(s *scripted) { s.getStatus = status }) }
 
 func (s *scripted) begin() string {
 	s.mu.Lock()
@@ -439,9 +426,7 @@ func (s *scripted) only(t *testing.T, n int) {
 
 // list replaces the lists.
 func (s *scripted) list(lists func(method, cursor string) string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lists = lists
+	s.change(func(s *scripted) { s.lists = lists })
 }
 
 // received returns the messages with the given method so far.
