@@ -34,11 +34,13 @@ func List[T comparable](t testing.TB, what string, got, want []T) {
 	}
 }
 
-// Contains checks that a text has a part.
-func Contains(t testing.TB, what, got, part string) {
+// Contains checks that a text has the parts.
+func Contains(t testing.TB, what, got string, parts ...string) {
 	t.Helper()
-	if !strings.Contains(got, part) {
-		t.Errorf("%s: got %s, want it to contain %q", what, got, part)
+	for _, part := range parts {
+		if !strings.Contains(got, part) {
+			t.Errorf("%s: got %s, want it to contain %q", what, got, part)
+		}
 	}
 }
 
@@ -54,12 +56,24 @@ func Receive[T any](t testing.TB, what string, c <-chan T) T {
 	}
 }
 
-// Fault checks the kind of an error.
-func Fault(t testing.TB, what string, err error, want fault.Kind) {
+// Fault checks the kind of an error, and that its text has the parts.
+func Fault(t testing.TB, what string, err error, want fault.Kind, parts ...string) {
 	t.Helper()
 	if !fault.Is(err, want) {
 		t.Errorf("%s: got the error %v, want a fault of kind %v", what, err, want)
+		return
 	}
+	Error(t, what, err, parts...)
+}
+
+// Error checks that an error is not nil, and that its text has the parts.
+func Error(t testing.TB, what string, err error, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("%s: got no error, want one", what)
+		return
+	}
+	Contains(t, what, err.Error(), parts...)
 }
 
 // ErrOf drops the value that a call returned and keeps its error.
