@@ -368,9 +368,7 @@ events:
 				expect.Equal(t, "the mode", b.Mode(), tt.mode)
 				p.ends()
 			case err := <-p.ended:
-				if err == nil || !strings.Contains(err.Error(), tt.mode) {
-					t.Errorf("ended with %v, want an error with %q", err, tt.mode)
-				}
+				expect.Error(t, "the end", err, tt.mode)
 			case <-time.After(patience):
 				t.Fatalf("the subscription is still pending after %s", patience)
 			}
@@ -402,10 +400,7 @@ func TestSubscribeRefusesInvalidOptions(t *testing.T) {
 		{"a forged cursor", client.SubscribeOptions{Name: "order.shipped", Mode: "poll", Cursor: "forged", Event: event}, "cursor"},
 	} {
 		t.Run("RCH-01 "+tt.name, func(t *testing.T) {
-			_, err := c.Subscribe(t.Context(), tt.sub)
-			if err == nil || !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("got %v, want %q", err, tt.says)
-			}
+			expect.Error(t, "the subscription", expect.ErrOf(c.Subscribe(t.Context(), tt.sub)), tt.says)
 		})
 	}
 	t.Run("RCH-01 a store that cannot save ends the subscription", func(t *testing.T) {
@@ -416,9 +411,7 @@ func TestSubscribeRefusesInvalidOptions(t *testing.T) {
 			<-sub.Done()
 			err = sub.Err()
 		}
-		if !fault.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "cursor") {
-			t.Errorf("ended with %v, want the error of the store", err)
-		}
+		expect.Fault(t, "the end", err, fault.Unavailable, "cursor")
 	})
 }
 

@@ -1,6 +1,11 @@
 package listen
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
+)
 
 func TestArgumentsOfTheCommandLine(t *testing.T) {
 	got, err := Arguments(map[string]string{"a": "5", "b:": "5", "c": "true", "d": `["x"]`, "e:": `"y"`})
@@ -8,8 +13,6 @@ func TestArgumentsOfTheCommandLine(t *testing.T) {
 		t.Errorf("got %s, %v, want %s", got, err, want)
 	}
 	for _, bad := range []map[string]string{{"a:": "x"}, {"a": "[1"}} {
-		if _, err := Arguments(bad); err == nil {
-			t.Errorf("%v: got no error", bad)
-		}
+		expect.Error(t, fmt.Sprint("the arguments ", bad), expect.ErrOf(Arguments(bad)))
 	}
 }

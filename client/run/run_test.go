@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -71,9 +72,7 @@ func TestFailedCommands(t *testing.T) {
 	t.Run("RCH-03 without a file, a command that fails is always an error", func(t *testing.T) {
 		c := command("exit 3")
 		for n := range 20 {
-			if err := c.Handle(t.Context(), shipped); err == nil {
-				t.Fatalf("run %d acknowledged the event", n+1)
-			}
+			expect.Error(t, fmt.Sprintf("run %d", n+1), c.Handle(t.Context(), shipped))
 		}
 	})
 	t.Run("RCH-03 after the last try the event is in the file, and is acknowledged", func(t *testing.T) {
@@ -83,9 +82,7 @@ func TestFailedCommands(t *testing.T) {
 			e := shipped
 			e.ID = id
 			for n := range 2 {
-				if err := c.Handle(t.Context(), e); err == nil {
-					t.Fatalf("run %d acknowledged the event", n+1)
-				}
+				expect.Error(t, fmt.Sprintf("run %d", n+1), c.Handle(t.Context(), e))
 			}
 			expect.OK(t, c.Handle(t.Context(), e))
 		}
@@ -103,9 +100,7 @@ func TestFailedCommands(t *testing.T) {
 	t.Run("RCH-03 an event is not acknowledged when the file cannot be written", func(t *testing.T) {
 		c := command("exit 3")
 		c.Failed, c.Tries = filepath.Join(t.TempDir(), "none", "failed.jsonl"), 1
-		if err := c.Handle(t.Context(), shipped); err == nil {
-			t.Error("Handle returned nil, want an error")
-		}
+		expect.Error(t, "the run", c.Handle(t.Context(), shipped))
 	})
 	t.Run("RCH-03 a success resets the number of tries", func(t *testing.T) {
 		c := command(`test -e ` + filepath.Join(t.TempDir(), "x"))
@@ -114,9 +109,7 @@ func TestFailedCommands(t *testing.T) {
 		c.Line = "true"
 		expect.OK(t, c.Handle(t.Context(), shipped))
 		c.Line = "false"
-		if err := c.Handle(t.Context(), shipped); err == nil {
-			t.Error("the first failure after a success acknowledged the event, want an error")
-		}
+		expect.Error(t, "the first failure after a success", c.Handle(t.Context(), shipped))
 	})
 }
 
@@ -139,10 +132,7 @@ func TestACommandThatDoesNotEnd(t *testing.T) {
 		pid := filepath.Join(t.TempDir(), "pid")
 		c := command(`sleep 600 & echo $! > ` + pid + `; wait`)
 		c.Timeout = 300 * time.Millisecond
-		err := c.Handle(t.Context(), shipped)
-		if err == nil || !strings.Contains(err.Error(), "longer than 300ms") {
-			t.Errorf("got %v, want an error about the timeout", err)
-		}
+		expect.Error(t, "the run", c.Handle(t.Context(), shipped), "longer than 300ms")
 		if alive(t, pid) {
 			t.Error("its child is still alive")
 		}
@@ -152,9 +142,7 @@ func TestACommandThatDoesNotEnd(t *testing.T) {
 		pid := filepath.Join(t.TempDir(), "pid")
 		c := command(`trap 'exit 0' TERM; sh -c 'trap "" TERM; echo $$ > ` + pid + `; sleep 600 & wait; wait' & wait`)
 		c.Timeout = 500 * time.Millisecond
-		if err := c.Handle(t.Context(), shipped); err == nil || !strings.Contains(err.Error(), "longer than 500ms") {
-			t.Errorf("got %v, want an error about the timeout", err)
-		}
+		expect.Error(t, "the run", c.Handle(t.Context(), shipped), "longer than 500ms")
 		if alive(t, pid) {
 			t.Error("its child is still alive")
 		}
@@ -180,9 +168,7 @@ func TestACommandThatDoesNotEnd(t *testing.T) {
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v, want context.Canceled", err)
 		}
-		if _, err := os.Stat(failed); err == nil {
-			t.Error("the event is in the file of failed events")
-		}
+		expect.Error(t, "a look at the file of failed events", expect.ErrOf(os.Stat(failed)))
 		if alive(t, pid) {
 			t.Error("the command is still alive")
 		}
