@@ -83,9 +83,7 @@ func TestFunctionsShareTheConcurrencyOfTheAccount(t *testing.T) {
 		if err == nil {
 			stack.Close()
 		}
-		if err == nil || !strings.Contains(err.Error(), "below its minimum value of [10]") {
-			t.Errorf("got error %v", err)
-		}
+		expect.Error(t, "the start", err, "below its minimum value of [10]")
 	})
 }
 

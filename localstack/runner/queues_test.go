@@ -216,8 +216,6 @@ func TestCloseEndsAStreamAndAllProcesses(t *testing.T) {
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("Close took %v", took)
 	}
-	if _, err := http.Get(stack.URL()); err == nil {
-		t.Error("the front still accepts connections")
-	}
+	expect.Error(t, "a request to the front", expect.ErrOf(http.Get(stack.URL())))
 	stack.Close() // a second call has no effect
 }

@@ -50,9 +50,7 @@ func TestTemplatesThatAreRefused(t *testing.T) {
 			if err == nil {
 				stack.Close()
 			}
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got error %v, want %q in it", err, tc.want)
-			}
+			expect.Error(t, "the start", err, tc.want)
 		})
 	}
 }

@@ -168,9 +168,7 @@ func TestACustomResourceThatFailsStopsTheStart(t *testing.T) {
 	if err == nil {
 		stack.Close()
 	}
-	if err == nil || !strings.Contains(err.Error(), "resource Custom: FAILED: no vanilla") {
-		t.Errorf("got error %v", err)
-	}
+	expect.Error(t, "the start", err, "resource Custom: FAILED: no vanilla")
 }
 
 func TestACustomResourceGetsItsProperties(t *testing.T) {

@@ -1,7 +1,6 @@
 package access_test
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -59,9 +58,7 @@ func TestPoliciesThatAreRefused(t *testing.T) {
 		"an unknown member":    {`[{"Statement":[{"Effect":"Allow","NotAction":"x"}]}]`, "NotAction"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := access.Parse([]byte(tc.src)); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got error %v, want %q in it", err, tc.want)
-			}
+			expect.Error(t, "the policy", expect.ErrOf(access.Parse([]byte(tc.src))), tc.want)
 		})
 	}
 }
@@ -130,9 +127,7 @@ func TestRequests(t *testing.T) {
 		})
 	}
 	for name, target := range map[string]string{"another service": "AmazonSNS.Publish", "broken JSON": dynamo + "PutItem"} {
-		if _, err := access.Requests(target, []byte("{"), names{}); err == nil {
-			t.Errorf("%s: no error", name)
-		}
+		expect.Error(t, name, expect.ErrOf(access.Requests(target, []byte("{"), names{})))
 	}
 }
 

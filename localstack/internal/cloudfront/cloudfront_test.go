@@ -111,8 +111,6 @@ func TestDistribution(t *testing.T) {
 		"compression": `{"PathPattern":"/a","TargetOriginId":"main","Compress":true,` + managed + `}`,
 		"a cache":     `{"PathPattern":"/a","TargetOriginId":"main"}`,
 	} {
-		if _, err := cloudfront.New("x", config(t, main, "", behavior), policy); err == nil || !strings.Contains(err.Error(), "behavior /a:") {
-			t.Errorf("%s: got error %v", name, err)
-		}
+		expect.Error(t, name, expect.ErrOf(cloudfront.New("x", config(t, main, "", behavior), policy)), "behavior /a:")
 	}
 }

@@ -82,9 +82,7 @@ func TestAManagedInstanceOutlivesAnInvocationThatIsOverItsTime(t *testing.T) {
 	if r := <-slow; r.FunctionError == "" || !strings.Contains(body(t, r), "Sandbox.Timedout") {
 		t.Errorf("got %+v, want a timeout", r)
 	}
-	if b, err := stream.ReadAll(); err == nil {
-		t.Errorf("a stream that timed out ended without an error: %q", b)
-	}
+	expect.Error(t, "a stream that timed out", expect.ErrOf(stream.ReadAll()))
 	before := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
 	gate.Open() // the code has continued, but its response is ignored
 	eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
@@ -116,9 +114,7 @@ func TestAManagedInstanceThatDiesFailsAllThatItHad(t *testing.T) {
 		expect.Contains(t, "the answer", body(t, <-responses), "Runtime.ExitError")
 	}
 	for _, s := range streams {
-		if b, err := s.ReadAll(); err == nil {
-			t.Errorf("a stream of a dead process ended without an error: %q", b)
-		}
+		expect.Error(t, "a stream of a dead process", expect.ErrOf(s.ReadAll()))
 	}
 	gate.Open()
 	if got := pids(t, f, testfn.NewGate(t), 5); len(got) != 1 { // all five slots must be free again

@@ -121,13 +121,8 @@ func key(t *testing.T, c resource.Clients, name string) {
 
 func TestWhatNeedsAnEndpoint(t *testing.T) {
 	_, _, err := resource.Key{}.Create(t.Context(), resource.Clients{}, "x")
-	if err == nil || !strings.Contains(err.Error(), "no endpoint for KMS") {
-		t.Errorf("got error %v", err)
-	}
-	_, err = resource.Rule{}.Create(t.Context(), resource.Clients{}, "x")
-	if err == nil || !strings.Contains(err.Error(), "no endpoint for EventBridge") {
-		t.Errorf("got error %v", err)
-	}
+	expect.Error(t, "the key", err, "no endpoint for KMS")
+	expect.Error(t, "the rule", expect.ErrOf(resource.Rule{}.Create(t.Context(), resource.Clients{}, "x")), "no endpoint for EventBridge")
 	_, err = resource.Subscription{}.Create(t.Context(), resource.Clients{})
 	if err == nil || !strings.Contains(err.Error(), "no endpoint for SNS") {
 		t.Errorf("got error %v", err)
