@@ -98,9 +98,8 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 		}
 		return out
 	}
-	if out := check(); !strings.Contains(out, "! ci.build_finished: is removed") || !strings.Contains(out, "Webhook subscriptions to ci.build_finished would end: it is removed.") {
-		t.Errorf("check without the subscriptions table: %s", out)
-	}
+	expect.Contains(t, "check without the subscriptions table", check(),
+		"! ci.build_finished: is removed", "Webhook subscriptions to ci.build_finished would end: it is removed.")
 	t.Setenv("MCPEVENTS_TABLE_SUBSCRIPTIONS", name(store.Subscriptions))
 	expect.Contains(t, "check without live subscriptions", check(), "No live webhook subscription would end.")
 	subscribe(t, db)

@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -36,9 +35,7 @@ func TestWorkspaceCatalogs(t *testing.T) {
 				}
 				return
 			}
-			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got error %v, want %q in it", err, tc.want)
-			}
+			expect.Fault(t, "the catalogs", err, fault.Invalid, tc.want)
 		})
 	}
 }
