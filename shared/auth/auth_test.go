@@ -97,9 +97,7 @@ func TestKeysAreChecked(t *testing.T) {
 		"too many":        {make([]Key, MaxKeys+1), "more than"},
 	} {
 		t.Run("AUT-02 "+name, func(t *testing.T) {
-			if _, err := NewStaticKeys(tc.keys, nil); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %q", err, tc.want)
-			}
+			expect.Fault(t, "the keys", expect.ErrOf(NewStaticKeys(tc.keys, nil)), fault.Invalid, tc.want)
 		})
 	}
 }

@@ -64,9 +64,7 @@ func TestQuotas(t *testing.T) {
 		`:9: a quota: unknown member "stream"`, ":11: a quota: bob of workspace default already has one in line 10",
 		":12: a quota: workspaceSubscriptions is of a workspace, not of a principal", ":13: workspaceSubscriptions is 0 and must be",
 	} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("OPS-15: no %q in\n%v", want, err)
-		}
+		expect.Error(t, "OPS-15: the configuration", err, want)
 	}
 }
 
@@ -97,9 +95,7 @@ func TestPrincipals(t *testing.T) {
 			`:2: a principal: profile "" is not allowed (allowed: released, final)`, `:3: a principal: profile "draft" is not allowed`,
 			":4: principal: must not be empty", ":6: a principal: eve of workspace default was already given in line 5", `:7: a principal: unknown member "revision"`,
 		} {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("no %q in %v", want, err)
-			}
+			expect.Error(t, "the configuration", err, want)
 		}
 	})
 }
@@ -396,10 +392,7 @@ func TestCommands(t *testing.T) {
 		"a bad idle time": {"command: [x], idle: 1ms", "is not a duration from 1s to 24h0m0s"},
 	} {
 		t.Run("GWN-26 is refused with "+name, func(t *testing.T) {
-			_, err := Parse([]byte("backends: [{name: a, " + tc.members + "}]"))
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %s", err, tc.want)
-			}
+			expect.Error(t, "the configuration", expect.ErrOf(Parse([]byte("backends: [{name: a, "+tc.members+"}]"))), tc.want)
 		})
 	}
 }
