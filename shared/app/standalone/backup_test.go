@@ -29,9 +29,7 @@ func TestBackup(t *testing.T) {
 	expect.OK(t, Backup(t.Context(), settings.Data, file, &bars))
 	t.Run("OPS-16 a backup of a running server is for its owner only, and shows how far it is", func(t *testing.T) {
 		expect.Equal(t, "the mode of the backup", expect.Value(os.Stat(file))(t).Mode(), 0o600)
-		if text := bars.String(); !strings.Contains(text, "KiB copied") || !strings.Contains(text, "written") {
-			t.Errorf("shows %q", text)
-		}
+		expect.Contains(t, "the bars", bars.String(), "KiB copied", "written")
 		left(t, filepath.Dir(file), "backup.tar.gz")
 	})
 	t.Run("OPS-16 a restored server starts with the same keys, and files that only its owner reads", func(t *testing.T) {
@@ -80,9 +78,7 @@ func TestBackup(t *testing.T) {
 			{"of half a backup", func() error { return Restore(t.Context(), write(archive(databaseName)), data, nil) }, fault.Invalid, "lacks"},
 			{"interrupted", func() error { return Restore(interrupted, file, data, nil) }, fault.Unavailable, "no file was written"},
 		} {
-			if err := x.do(); !fault.Is(err, x.kind) || !strings.Contains(err.Error(), x.want) {
-				t.Errorf("%s: got %v of kind %v, want %q of kind %v", x.name, err, fault.KindOf(err), x.want, x.kind)
-			}
+			expect.Fault(t, x.name, x.do(), x.kind, x.want)
 		}
 		left(t, dir)
 		left(t, data)

@@ -179,9 +179,7 @@ func TestEventsOfACommand(t *testing.T) {
 			}
 			expect.OK(t, call("files_emit", 1))
 			streamed.await(t, func() bool { return len(streamed.events) == 1 })
-			if err := call("files_exit", 2); err == nil {
-				t.Error("the call of a process that fails succeeds")
-			}
+			expect.Error(t, "the call of a process that fails", call("files_exit", 2))
 			streamed.await(t, func() bool { return len(streamed.events) == 2 })
 			for end := time.Now().Add(servertest.Patience); call("files_emit", 3) != nil && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			}

@@ -69,9 +69,7 @@ func refuses(t *testing.T, o Options, says string) {
 		end(t, s)
 		t.Fatalf("the server started, want the error %q", says)
 	}
-	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), says) {
-		t.Errorf("got %v of kind %v, want %s", err, fault.KindOf(err), says)
-	}
+	expect.Fault(t, "the start", err, fault.Invalid, says)
 }
 
 // starts checks that a server starts with these options, and ends it.

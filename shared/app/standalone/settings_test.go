@@ -199,9 +199,7 @@ func TestConversationsNeedARule(t *testing.T) {
 	} {
 		bad := o
 		bad.Catalog, bad.Config = []byte(c.catalog), configured(t, c.config+"}\n")
-		if err := s.Reload(t.Context(), bad); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("Reload returned %v, want an error of kind invalid with %q", err, c.says)
-		}
+		expect.Fault(t, "the reload", s.Reload(t.Context(), bad), fault.Invalid, c.says)
 		bad.Data = ":memory:"
 		refuses(t, bad, c.says)
 	}

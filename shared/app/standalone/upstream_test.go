@@ -124,9 +124,7 @@ func TestAProgramsOwnServer(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()
 		expect.OK(t, s.Shutdown(ctx))
-		if err := <-failed; err == nil {
-			t.Error("the call succeeded")
-		}
+		expect.Error(t, "the call", <-failed)
 	})
 }
 

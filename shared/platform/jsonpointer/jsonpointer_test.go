@@ -2,6 +2,7 @@ package jsonpointer
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -30,9 +31,7 @@ func TestPointers(t *testing.T) {
 	for pointer, want := range map[string]string{
 		"a": "does not begin with /", "/~": "~ is written ~0", "/~2/x": "~ is written ~0", "/" + strings.Repeat("a", MaxLength): "too long",
 	} {
-		if _, err := Parse(pointer); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%.40q: got %v, want %q", pointer, err, want)
-		}
+		expect.Fault(t, fmt.Sprintf("the pointer %.40q", pointer), expect.ErrOf(Parse(pointer)), fault.Invalid, want)
 	}
 }
 

@@ -2,7 +2,10 @@ package opaque
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 func TestOnlyTheIssuedTokenIsDecoded(t *testing.T) {
@@ -12,8 +15,6 @@ func TestOnlyTheIssuedTokenIsDecoded(t *testing.T) {
 		t.Errorf("Decode(%q) = %q, %v, want %q", token, got, err, want)
 	}
 	for _, changed := range []string{token + "\n", "\n" + token, token[:4] + "\r\n" + token[4:], token + "=", token + " ", token[:len(token)-1] + "t"} {
-		if got, err := Decode(changed); err == nil {
-			t.Errorf("Decode(%q) = %q, want an error", changed, got)
-		}
+		expect.Error(t, fmt.Sprintf("the decoding of %q", changed), expect.ErrOf(Decode(changed)))
 	}
 }

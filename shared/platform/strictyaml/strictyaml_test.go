@@ -2,6 +2,7 @@ package strictyaml
 
 import (
 	"encoding/json"
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -94,9 +95,7 @@ func TestJSON(t *testing.T) {
 		if root != nil && f.JSON(root, "x", 1<<10) != nil {
 			t.Errorf("%.30q was accepted", in)
 		}
-		if err := f.Err(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%.30q: got %v, want %q", in, err, want)
-		}
+		expect.Error(t, fmt.Sprintf("%.30q", in), f.Err(), want)
 	}
 }
 

@@ -93,7 +93,5 @@ func TestMetricsThatAreNotTaken(t *testing.T) {
 	if !strings.Contains(out.String(), "metrics not sent") || strings.Contains(out.String(), "secret") {
 		t.Errorf("the log says %q", &out)
 	}
-	if _, err := Metrics(Options{Endpoint: "collector:4318"}, "s"); err == nil {
-		t.Error("a collector without a scheme is taken")
-	}
+	expect.Error(t, "a collector without a scheme", expect.ErrOf(Metrics(Options{Endpoint: "collector:4318"}, "s")))
 }
