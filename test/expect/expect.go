@@ -56,6 +56,16 @@ func Receive[T any](t testing.TB, what string, c <-chan T) T {
 	}
 }
 
+// Eventually waits until holds returns true. Tests of other processes and of real time cannot tell in another way when that is.
+func Eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("did not happen within %v: %s", patience, what)
+		}
+	}
+}
+
 // Fault checks the kind of an error, and that its text has the parts.
 func Fault(t testing.TB, what string, err error, want fault.Kind, parts ...string) {
 	t.Helper()
