@@ -399,11 +399,8 @@ func TestEventsArePushedOnRequest(t *testing.T) {
 // readUntil reads the resource until an event has that title, and then marks all events as read.
 func (w *wire) readUntil(title string) {
 	w.Helper()
-	for end := time.Now().Add(servertest.Patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if l := w.request("resources/read", `{"uri":"events://recent"}`); strings.Contains(l.text, title) {
-			w.call("recent_events", `{}`)
-			return
-		}
-	}
-	w.Fatalf("the event %q did not arrive", title)
+	expect.Eventually(w, "the event "+title+" arrives", func() bool {
+		return strings.Contains(w.request("resources/read", `{"uri":"events://recent"}`).text, title)
+	})
+	w.call("recent_events", `{}`)
 }

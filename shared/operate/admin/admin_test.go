@@ -71,10 +71,10 @@ func TestSubscriptions(t *testing.T) {
 			f.call("op", "GET", "subscriptions/"+one, "", 200, &got)
 			return got.Delivery
 		}
-		f.eventually("the failure", func() bool { return status()["lastError"] == "http_4xx" })
+		expect.Eventually(f, "the failure", func() bool { return status()["lastError"] == "http_4xx" })
 		f.answerWith(0)
 		f.publish(built, "evt_200")
-		f.eventually("the success", func() bool { s := status(); return s["last"] != nil && s["lastError"] == nil })
+		expect.Eventually(f, "the success", func() bool { s := status(); return s["last"] != nil && s["lastError"] == nil })
 	})
 	t.Run("OPS-02 OPS-06 one is paused, which the switches show, and resumed", func(t *testing.T) {
 		var got object
@@ -118,10 +118,10 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 	id := f.subscribe("alice", "/a?token=hidden", built)
 	origin := url.QueryEscape(f.hold.URL)
 	f.publish(built, "evt_1")
-	f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
+	expect.Eventually(f, "the event", func() bool { return f.arrived("evt_1") == 1 })
 	f.answerWith(413)
 	f.publish(built, "evt_2")
-	f.eventually("the dead letter", func() bool { return len(f.list("op", "dead-letters").Items) == 1 })
+	expect.Eventually(f, "the dead letter", func() bool { return len(f.list("op", "dead-letters").Items) == 1 })
 	t.Run("OPS-03 deliveries are found each way, newest first", func(t *testing.T) {
 		for query, want := range map[string]string{
 			"deliveries": "evt_2 evt_1", "deliveries?subscription=" + id: "evt_2 evt_1", "subscriptions/" + id + "/deliveries": "evt_2 evt_1",
@@ -129,7 +129,7 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 			"deliveries?outcome=dead&origin=" + origin: "evt_2", "deliveries?outcome=delivered": "evt_1",
 			"deliveries?until=2020-01-01T00:00:00Z": "", "deliveries?since=2020-01-01T00:00:00Z": "evt_2 evt_1",
 		} {
-			f.eventually(query, func() bool { return ids(f.list("op", query), "event") == want })
+			expect.Eventually(f, query, func() bool { return ids(f.list("op", query), "event") == want })
 		}
 		l := f.list("op", "deliveries?event=evt_2")
 		if it := l.Items[0]; it["attempt"] != 1.0 || it["status"] != "4xx" || it["statusCode"] != 413.0 || it["category"] != "http_4xx" || it["outcome"] != "dead" || it["durationMs"] == nil || it["nextAttempt"] != nil {
@@ -189,7 +189,7 @@ func TestWhatTheDeliveryLogDoesNotKeep(t *testing.T) {
 		f := start(t, func(o *standalone.Options) { o.Limits.DeliveryLog = kept })
 		f.subscribe("alice", "/a", built)
 		f.publish(built, "evt_1")
-		f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
+		expect.Eventually(f, "the event", func() bool { return f.arrived("evt_1") == 1 })
 		if l := f.list("op", "deliveries"); len(l.Items) != 0 || l.Kept != kept {
 			t.Errorf("OPS-03: of a log that keeps %s, got %v", kept, l)
 		}
@@ -223,7 +223,7 @@ func TestResponses(t *testing.T) {
 			"deliveries?subscription=" + accepts: "", "deliveries?origin=" + url.QueryEscape(answers.URL) + "&outcome=dead": "",
 		} {
 			for who, want := range map[string]string{"op": want, "alice": ""} {
-				f.eventually(query, func() bool { return len(f.list(who, query).Items) == 1 })
+				expect.Eventually(f, query, func() bool { return len(f.list(who, query).Items) == 1 })
 				got, _ := f.list(who, query).Items[0]["response"].(string)
 				expect.Equal(t, fmt.Sprintf("OPS-18 SRF-05 kept %v: %s for %s", keep, query, who), got, want)
 			}
@@ -262,7 +262,7 @@ func TestPermissions(t *testing.T) {
 	id := f.subscribe("alice", "/a", built)
 	f.answerWith(413)
 	f.publish(built, "evt_1")
-	f.eventually("the dead letter", func() bool { return len(f.list("op", "dead-letters").Items) == 1 })
+	expect.Eventually(f, "the dead letter", func() bool { return len(f.list("op", "dead-letters").Items) == 1 })
 	f.answerWith(0)
 	letter := fmt.Sprint(f.list("op", "dead-letters").Items[0]["id"])
 	missing := "sub_" + strings.Repeat("0", 32)
@@ -298,7 +298,7 @@ func TestPermissions(t *testing.T) {
 	t.Run("OPS-09 owners see and steer their own", func(t *testing.T) {
 		f.call("alice", "GET", "subscriptions/"+id, "", 200, nil)
 		expect.Equal(t, "alice's subscriptions", ids(f.list("alice", "subscriptions"), "id"), id)
-		f.eventually("the deliveries", func() bool { return len(f.list("alice", "deliveries?subscription="+id).Items) > 0 })
+		expect.Eventually(f, "the deliveries", func() bool { return len(f.list("alice", "deliveries?subscription="+id).Items) > 0 })
 		f.sees("alice", "dead-letters?subscription="+id, 1)
 		f.call("alice", "POST", "subscriptions/"+id+"/pause", "", 200, nil)
 		f.call("alice", "POST", "subscriptions/"+id+"/resume", "", 200, nil)
@@ -307,7 +307,7 @@ func TestPermissions(t *testing.T) {
 			t.Errorf("AUT-07: a second test event in a second got %s", raw)
 		}
 		f.call("alice", "POST", "dead-letters/"+letter+"/retry", "", 202, nil)
-		f.eventually("the retry", func() bool { return f.arrived("evt_1") == 2 })
+		expect.Eventually(f, "the retry", func() bool { return f.arrived("evt_1") == 2 })
 		f.call("op", "POST", "subscriptions/"+id+"/pause", "", 200, nil)
 		f.call("alice", "POST", "subscriptions/"+id+"/resume", "", 403, nil)
 		f.call("op", "POST", "subscriptions/"+id+"/resume", "", 200, nil)
@@ -359,7 +359,7 @@ func TestReplays(t *testing.T) {
 		f.publish(built, fmt.Sprintf("evt_%d", i))
 	}
 	f.publish("event://incidents/api/created", "evt_other")
-	f.eventually("the dead letters", func() bool { return len(f.list("op", "dead-letters").Items) == n })
+	expect.Eventually(f, "the dead letters", func() bool { return len(f.list("op", "dead-letters").Items) == n })
 	f.answerWith(0)
 	var count struct{ Count int }
 	t.Run("OPS-04 a dry run counts and does nothing", func(t *testing.T) {
@@ -378,7 +378,7 @@ func TestReplays(t *testing.T) {
 		if job.Total != n || job.ID == "" {
 			t.Errorf("got %+v, want an id and a total of %d", job, n)
 		}
-		f.eventually("its end", func() bool {
+		expect.Eventually(f, "its end", func() bool {
 			f.call("op", "GET", "replays/"+job.ID, "", 200, &job)
 			return job.State == "done"
 		})
@@ -402,11 +402,11 @@ func TestEvents(t *testing.T) {
 	const api, web = "event://incidents/api/created", "event://incidents/web/created"
 	for _, e := range [][2]string{{built, "evt_1"}, {built, "evt_2"}, {api, "evt_3"}, {web, "evt_4"}} {
 		f.publish(e[0], e[1])
-		f.eventually(e[1]+" in the log", func() bool { // events of two URIs get there in any order
+		expect.Eventually(f, e[1]+" in the log", func() bool { // events of two URIs get there in any order
 			return strings.HasPrefix(ids(f.list("op", "events?uri="+e[0]), "id"), e[1])
 		})
 	}
-	f.eventually("the URIs of the type", func() bool { // they are recorded after the event
+	expect.Eventually(f, "the URIs of the type", func() bool { // they are recorded after the event
 		return ids(f.list("op", "events?name=incident.created"), "id") == "evt_4 evt_3"
 	})
 	t.Run("OPS-05 are listed by URI, by type and by time, newest first", func(t *testing.T) {
@@ -432,9 +432,9 @@ func TestEvents(t *testing.T) {
 		f.call("foreign", "GET", "events/evt_1", "", 404, nil)
 	})
 	t.Run("OPS-05 one is delivered again to one subscription", func(t *testing.T) {
-		f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
+		expect.Eventually(f, "the event", func() bool { return f.arrived("evt_1") == 1 })
 		f.call("op", "POST", "events/evt_1/deliver", `{"subscription":"`+id+`"}`, 202, nil)
-		f.eventually("the event again", func() bool { return f.arrived("evt_1") == 2 })
+		expect.Eventually(f, "the event again", func() bool { return f.arrived("evt_1") == 2 })
 		f.call("op", "POST", "events/evt_3/deliver", `{"subscription":"`+id+`"}`, 422, nil)
 		f.call("op", "POST", "events/evt_1/deliver", `{"subscription":"sub_x"}`, 404, nil)
 	})
@@ -497,7 +497,7 @@ func TestNotes(t *testing.T) {
 		f.call("op", "GET", "overview", "", 200, &o)
 		return o
 	}
-	f.eventually("the failure", func() bool { return len(failing().Recent.Failing) == 1 })
+	expect.Eventually(f, "the failure", func() bool { return len(failing().Recent.Failing) == 1 })
 
 	t.Run("OPS-11 a note is written, replaced, listed and removed", func(t *testing.T) {
 		f.call("op", "PUT", "notes/"+origin, `{"text":"asked them"}`, 200, nil)

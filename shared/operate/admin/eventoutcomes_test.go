@@ -70,8 +70,8 @@ func TestWhyNot(t *testing.T) {
 	missing := servertest.SubscribeEvents(t, f.s.URL, "bob", hold.URL+"/h/200", "ci.build_finished", map[string]any{"pipeline": []string{"main", "release*"}})
 	f.call("op", "POST", "subscriptions/"+paused+"/pause", `{"reason":"moving"}`, 200, nil)
 	f.publish(built, "evt_1")
-	f.eventually("the attempts", func() bool { return len(f.list("op", "deliveries?event=evt_1").Items) == 5 })
-	f.eventually("the pause", func() bool { return f.outcome("evt_1", paused)["outcome"] == "paused" })
+	expect.Eventually(f, "the attempts", func() bool { return len(f.list("op", "deliveries?event=evt_1").Items) == 5 })
+	expect.Eventually(f, "the pause", func() bool { return f.outcome("evt_1", paused)["outcome"] == "paused" })
 	f.call("op", "DELETE", "subscriptions/"+ended, "", 204, nil)
 	later := register("/i/200", built)
 	other := register("/j/200", "event://incidents/web/created")
@@ -138,7 +138,7 @@ func TestWhyNot(t *testing.T) {
 	t.Run("OPS-17 a switch that pauses a type explains the events that it holds, and those that wait", func(t *testing.T) {
 		f.call("op", "PUT", "switches/event/ci.build_finished", `{"reason":"too many"}`, 200, nil)
 		f.publish(built, "evt_2")
-		f.eventually("the event", func() bool { return len(f.list("op", "events?name=ci.build_finished").Items) == 2 })
+		expect.Eventually(f, "the event", func() bool { return len(f.list("op", "events?name=ci.build_finished").Items) == 2 })
 		for event, sub := range map[string]string{"evt_2": delivered, "evt_1": waiting} {
 			got := f.outcome(event, sub)
 			if got["outcome"] != "paused" || got["why"] != "the event type ci.build_finished is paused by op: too many" {
@@ -152,14 +152,14 @@ func TestWhyNot(t *testing.T) {
 		options.Catalog = append(slices.Clip(options.Catalog), restricted...)
 		expect.OK(t, f.s.Reload(t.Context(), options))
 		expect.OK(t, expect.ErrOf(f.s.Publish(t.Context(), "default", standalone.Event{URI: "event://ci/secret-rotated", ID: "evt_3", Data: json.RawMessage(`{}`)})))
-		f.eventually("the event", func() bool { return len(f.list("op", "events?name=ci.secret_rotated").Items) == 1 })
+		expect.Eventually(f, "the event", func() bool { return len(f.list("op", "events?name=ci.secret_rotated").Items) == 1 })
 		got := f.outcome("evt_3", parent)
 		expect.Equal(t, "the outcome", fmt.Sprint(got["outcome"], ": ", got["why"]), "notPermitted: its principal has no right to this event")
 	})
 	t.Run("OPS-17 a test event is explained by its attempts", func(t *testing.T) {
 		var sent struct{ Event string }
 		f.call("op", "POST", "subscriptions/"+delivered+"/test", "", 202, &sent)
-		f.eventually("the test event", func() bool { return len(f.list("op", "deliveries?event="+sent.Event).Items) == 1 })
+		expect.Eventually(f, "the test event", func() bool { return len(f.list("op", "deliveries?event="+sent.Event).Items) == 1 })
 		l := f.list("op", "events/"+sent.Event+"/outcomes")
 		if len(l.Items) != 1 || l.Items[0]["outcome"] != "delivered" || l.Items[0]["subscription"] != delivered {
 			t.Errorf("OPS-17 got %v, want one delivery", l.Items)
@@ -180,24 +180,24 @@ func TestWhyNotWithFewRecords(t *testing.T) {
 		o.Limits.RetrySchedule = []time.Duration{0, time.Second, time.Second, time.Second, time.Second, time.Second, time.Second, time.Second}
 	})
 	find := func(id string) { // the attempt may be faster than the list of events by their ids
-		f.eventually(id+" in the log", func() bool {
+		expect.Eventually(f, id+" in the log", func() bool {
 			resp := expect.Value(f.send("GET", "events/"+id, "op", ""))(t)
 			return resp.Body.Close() == nil && resp.StatusCode == http.StatusOK
 		})
 	}
 	sub := f.subscribe("alice", "/a", built)
 	f.publish(built, "evt_1")
-	f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
+	expect.Eventually(f, "the event", func() bool { return f.arrived("evt_1") == 1 })
 	find("evt_1")
 	got := f.outcome("evt_1", sub)
 	expect.Equal(t, "the outcome without a record", got["outcome"], "unrecorded")
 	f.answerWith(503)
 	f.publish(built, "evt_2")
-	f.eventually("a failure", func() bool { return f.arrived("evt_2") > 0 })
+	expect.Eventually(f, "a failure", func() bool { return f.arrived("evt_2") > 0 })
 	find("evt_2")
-	f.eventually("its record", func() bool { return f.outcome("evt_2", sub)["outcome"] == "waiting" })
+	expect.Eventually(f, "its record", func() bool { return f.outcome("evt_2", sub)["outcome"] == "waiting" })
 	f.answerWith(0)
-	f.eventually("a retry", func() bool { return f.outcome("evt_2", sub)["outcome"] == "delivered" })
+	expect.Eventually(f, "a retry", func() bool { return f.outcome("evt_2", sub)["outcome"] == "delivered" })
 	got = f.outcome("evt_2", sub)
 	if got["at"] != nil || !strings.Contains(fmt.Sprint(got["why"]), "keeps no record") {
 		t.Errorf("OPS-17 got %v, want a delivery without a time", got)
@@ -219,7 +219,7 @@ func TestWhatWaits(t *testing.T) {
 	published := time.Now().UTC()
 	f.publish(built, "evt_1")
 	f.publish(built, "evt_2")
-	f.eventually("the failures", func() bool {
+	expect.Eventually(f, "the failures", func() bool {
 		return len(f.list("op", "dead-letters").Items) == 2 && read("op", "subscriptions/"+failing)["waiting"].(object)["deliveries"] == 2.0
 	})
 	t.Run("OPS-19 a subscription shows its arguments", func(t *testing.T) {
@@ -243,7 +243,7 @@ func TestWhatWaits(t *testing.T) {
 	})
 	t.Run("OPS-18 SRF-05 a subscription shows operators the status of its last failure", func(t *testing.T) {
 		for who, want := range map[string]string{"op": "http_5xx 503", "alice": "http_5xx <nil>"} {
-			f.eventually(want+" for "+who, func() bool { // the status is written after the delivery
+			expect.Eventually(f, want+" for "+who, func() bool { // the status is written after the delivery
 				delivery := read(who, "subscriptions/"+failing)["delivery"].(object)
 				return fmt.Sprintf("%v %v", delivery["lastError"], delivery["lastStatusCode"]) == want
 			})
@@ -269,7 +269,7 @@ func TestWhatWaits(t *testing.T) {
 	t.Run("OPS-19 a switch shows what waits for it", func(t *testing.T) {
 		f.call("op", "PUT", "switches/all", `{"reason":"incident"}`, 200, nil)
 		f.publish(built, "evt_3")
-		f.eventually("the message", func() bool {
+		expect.Eventually(f, "the message", func() bool {
 			waiting := read("op", "switches/all")["waiting"].(object)
 			return waiting["messages"].(float64) > 0 && waiting["oldest"] != nil
 		})
@@ -300,7 +300,7 @@ func TestADeliveryThatWasAskedForWaits(t *testing.T) {
 		if got := f.outcome("evt_1", sub); got["outcome"] != "waiting" { // for the first attempt, or for the second one
 			t.Errorf("OPS-17 got %v: %v, want waiting", got["outcome"], got["why"])
 		}
-		f.eventually("an attempt", func() bool { return f.outcome("evt_1", sub)["attempts"] != nil })
+		expect.Eventually(f, "an attempt", func() bool { return f.outcome("evt_1", sub)["attempts"] != nil })
 		if got := f.outcome("evt_1", sub); got["outcome"] != "waiting" || got["why"] != "the endpoint answered 503; attempt 2 follows" {
 			t.Errorf("OPS-17 got %v: %v, want waiting", got["outcome"], got["why"])
 		}
@@ -328,13 +328,13 @@ func TestAnEventThatArrivedAfterItWasGivenUp(t *testing.T) {
 	}
 	subscribe(nil)
 	f.publish(built, "evt_1")
-	f.eventually("the dead letter", func() bool { return len(f.list("op", "dead-letters").Items) == 1 })
+	expect.Eventually(f, "the dead letter", func() bool { return len(f.list("op", "dead-letters").Items) == 1 })
 	expect.Equal(t, "OPS-17 the outcome before", f.outcome("evt_1", sub.ID)["outcome"], any("dead"))
 	accepts.Store(true)
 	first := sub
 	f.call("alice", "DELETE", "subscriptions/"+first.ID, "", 204, nil)
 	subscribe(first.Cursor)
-	f.eventually("the delivery", func() bool { return len(f.list("op", "deliveries?outcome=delivered").Items) == 1 })
+	expect.Eventually(f, "the delivery", func() bool { return len(f.list("op", "deliveries?outcome=delivered").Items) == 1 })
 	if got := f.outcome("evt_1", first.ID); sub.ID != first.ID || got["outcome"] != "delivered" || got["why"] != "the endpoint answered 200 to attempt 1" {
 		t.Errorf("OPS-17 got %v: %v, want delivered", got["outcome"], got["why"])
 	}

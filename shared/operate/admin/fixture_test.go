@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
@@ -90,19 +89,6 @@ func (f *fixture) arrived(id string) (n int) {
 		}
 	}
 	return n
-}
-
-// eventually waits until it holds.
-func (f *fixture) eventually(what string, holds func() bool) {
-	f.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		if holds() {
-			return
-		}
-		if time.Now().After(end) {
-			f.Fatalf("not within %v: %s", patience, what)
-		}
-	}
 }
 
 func (f *fixture) send(method, path, who, body string) (*http.Response, error) {

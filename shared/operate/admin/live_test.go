@@ -47,7 +47,7 @@ func TestLive(t *testing.T) {
 	f := start(t, nil)
 	f.subscribe("alice", "/a?token=hidden", built)
 	f.publish(built, "evt_before")
-	f.eventually("the delivery", func() bool { return len(f.list("op", "deliveries?event=evt_before").Items) == 1 })
+	expect.Eventually(f, "the delivery", func() bool { return len(f.list("op", "deliveries?event=evt_before").Items) == 1 })
 	time.Sleep(5 * time.Millisecond) // so that it is before the stream by the clock
 	ticks, foreign := f.watch("op"), f.watch("foreign")
 	time.Sleep(5 * time.Millisecond)
@@ -152,7 +152,7 @@ func TestOverview(t *testing.T) {
 	f.subscribe("bob", "/b", built)
 	f.answerWith(413)
 	f.publish(built, "evt_1")
-	f.eventually("the dead letters and their records", func() bool {
+	expect.Eventually(f, "the dead letters and their records", func() bool {
 		return len(f.list("op", "dead-letters").Items) == 2 && len(f.list("op", "deliveries").Items) == 2
 	})
 	f.call("op", "POST", "subscriptions/"+id+"/pause", "", 200, nil)

@@ -37,11 +37,11 @@ func TestErase(t *testing.T) {
 	f.answerWith(413)
 	f.publish(built, "evt_dead")
 	f.publish(web, "evt_alone_dead")
-	f.eventually("the dead letters", func() bool { return len(f.list("op", "dead-letters").Items) == 4 })
+	expect.Eventually(f, "the dead letters", func() bool { return len(f.list("op", "dead-letters").Items) == 4 })
 	f.answerWith(500)
 	f.publish(built, "evt_waits")
 	f.publish(web, "evt_alone")
-	f.eventually("the failures", func() bool { return len(f.list("op", "deliveries?outcome=failed").Items) >= 8 })
+	expect.Eventually(f, "the failures", func() bool { return len(f.list("op", "deliveries?outcome=failed").Items) >= 8 })
 	f.call("op", "POST", "subscriptions/"+one+"/pause", `{"reason":"alice asked"}`, 200, nil)
 	f.call("op", "POST", "replays", `{"select":{"subscription":"`+two+`","until":"2020-01-01T00:00:00Z"}}`, 202, nil)
 	f.call("op", "DELETE", "subscriptions/"+gone, "", 204, nil)
@@ -268,7 +268,7 @@ func suspend(f *fixture) string {
 		f.publish(built, fmt.Sprint("evt_failed_", i))
 	}
 	id := ""
-	f.eventually("the suspension", func() bool {
+	expect.Eventually(f, "the suspension", func() bool {
 		id = ids(f.list("op", "subscriptions?state=suspended"), "id")
 		return id != ""
 	})
@@ -294,7 +294,7 @@ func TestASuspendedSubscription(t *testing.T) {
 	job := func(what string) (got object) {
 		f.call("op", "POST", "replays", what, 202, &got)
 		replay := fmt.Sprint("replays/", got["id"])
-		f.eventually("the end of "+replay, func() bool {
+		expect.Eventually(f, "the end of "+replay, func() bool {
 			f.call("op", "GET", replay, "", 200, &got)
 			return got["state"] == "done"
 		})
@@ -308,8 +308,8 @@ func TestASuspendedSubscription(t *testing.T) {
 	})
 	t.Run("OPS-17 the outcome of an event says that its subscription is suspended", func(t *testing.T) {
 		f.publish(built, "evt_later")
-		f.eventually("the event", func() bool { return ids(f.list("op", "events?name=ci.build_finished&limit=1"), "id") == "evt_later" })
-		f.eventually("the outcome", func() bool {
+		expect.Eventually(f, "the event", func() bool { return ids(f.list("op", "events?name=ci.build_finished&limit=1"), "id") == "evt_later" })
+		expect.Eventually(f, "the outcome", func() bool {
 			got := f.outcome("evt_later", id)
 			return got["outcome"] == "suspended" && strings.Contains(fmt.Sprint(got["why"]), "nearly all deliveries of an hour failed")
 		})
@@ -344,11 +344,11 @@ func TestOwnersLists(t *testing.T) {
 	for i := range 5 {
 		f.publish(built, fmt.Sprintf("evt_%d", i))
 	}
-	f.eventually("the dead letters", func() bool { return len(f.list("op", "dead-letters").Items) == 15 })
+	expect.Eventually(f, "the dead letters", func() bool { return len(f.list("op", "dead-letters").Items) == 15 })
 	for _, path := range []string{"deliveries", "dead-letters"} {
 		t.Run("OPS-09 OPS-03 an owner pages through all of their own "+path+", newest first, and through nothing else", func(t *testing.T) {
 			var got []string
-			f.eventually("the list of all", func() bool { return len(f.list("op", path).Items) == 15 })
+			expect.Eventually(f, "the list of all", func() bool { return len(f.list("op", path).Items) == 15 })
 			l := f.list("alice", path+"?limit=3")
 			for pages := 1; ; pages++ {
 				for _, it := range l.Items {
@@ -395,7 +395,7 @@ func TestAnOwnerDoesNotResumeASubscriptionOfAnEndpointThatIsGone(t *testing.T) {
 	id := f.subscribe("alice", "/a", built)
 	f.answerWith(http.StatusGone)
 	f.publish(built, "evt_1")
-	f.eventually("the end of the subscription", func() bool {
+	expect.Eventually(f, "the end of the subscription", func() bool {
 		return len(f.list("op", "subscriptions?state=disabled").Items) == 1
 	})
 	if raw := f.call("alice", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusConflict, nil); !strings.Contains(string(raw), "410 Gone") {

@@ -58,7 +58,7 @@ func TestSources(t *testing.T) {
 	}
 	_ = resp.Body.Close()
 	const outcomes = "sources/builds/outcomes"
-	f.eventually("all outcomes are there", func() bool { return len(f.list("op", outcomes).Items) == 6 })
+	expect.Eventually(f, "all outcomes are there", func() bool { return len(f.list("op", outcomes).Items) == 6 })
 
 	t.Run("SRC-01 the sources of the workspace, each with what it is for and what became of the newest requests", func(t *testing.T) {
 		all := f.list("op", "sources")
@@ -158,7 +158,7 @@ func TestSources(t *testing.T) {
 		expect.Equal(t, "the sources", ids(f.list("foreign", "sources"), "name"), "theirs")
 	})
 	t.Run("OPS-04 what did not fit is a dead letter of the inbox", func(t *testing.T) {
-		f.eventually("it is in the list", func() bool { return len(f.list("op", "dead-letters?queue=inbox").Items) == 1 })
+		expect.Eventually(f, "it is in the list", func() bool { return len(f.list("op", "dead-letters?queue=inbox").Items) == 1 })
 	})
 }
 
@@ -172,7 +172,7 @@ func TestSourcesOfQuietLogs(t *testing.T) {
 			}
 			send(`{"kind":"build","id":"b-9"}`)
 			if keep != "none" {
-				f.eventually("the last one is there", func() bool { return len(f.list("op", "sources/builds/outcomes?kind=unfit").Items) == 1 })
+				expect.Eventually(f, "the last one is there", func() bool { return len(f.list("op", "sources/builds/outcomes?kind=unfit").Items) == 1 })
 			}
 			if l := f.list("op", "sources/builds/outcomes"); ids(l, "kind") != kinds || l.Kept != keep {
 				t.Errorf("got %+v, want the kinds %q, and %s kept", l, kinds, keep)
