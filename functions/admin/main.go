@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/operators"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 func main() { os.Exit(boot.Run(boot.All, create)) }
@@ -19,7 +20,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	subscriptions, operations := app.NewSubscriptions(p.Core, app.SubscriptionOptions{}), webhooks.NewOperations(p.Core)
 	handler := operators.NewHandler(p.Core, operators.Options{
 		Mode: p.Mode, Subscriptions: subscriptions, Operations: operations,
-		Replays:  webhooks.NewReplays(p.Core, webhooks.ReplayOptions{Subscriptions: subscriptions, Operations: operations}),
+		Replays:  webhooks.NewReplays(p.Core, deadletter.ReplayOptions{Subscriptions: subscriptions, Operations: operations}),
 		Switches: webhooks.NewSwitches(p.Core, false),
 		Rest:     p.Serve(http.NotFoundHandler()),
 	})

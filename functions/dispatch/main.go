@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/sealing/kmswrap"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
@@ -50,7 +51,9 @@ func create(p *boot.Process) (boot.Handler, error) {
 	dispatcher := webhooks.NewDispatcher(p.Core, webhooks.DispatcherOptions{
 		Subscriptions: subscriptions, Terminator: webhooks.NewTerminator(p.Core, subscriptions), Switches: webhooks.NewSwitches(p.Core, false),
 		Sender: webhooks.NewSender(p.Core, webhooks.SenderOptions{}), Opener: opener, Cursors: tokens.Get,
-		Concurrency: concurrency, Detached: concurrency, Patience: patience, SlowAnswer: slowAnswer, Hurry: hurry, SlowLaneDelay: state.EarlyMessage,
+		Options: delivery.Options{
+			Concurrency: concurrency, Detached: concurrency, Patience: patience, SlowAnswer: slowAnswer, Hurry: hurry, SlowLaneDelay: state.EarlyMessage,
+		},
 	})
 	if err := webhooks.WatchEndpoints(p.Core, dispatcher); err != nil {
 		return boot.Handler{}, err

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -31,7 +32,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 		Switches: webhooks.NewSwitches(p.Core, false), Operations: operations,
 	})
 	jobs = append(jobs, []periodic.Job{
-		{Name: "replays", Run: webhooks.NewReplays(p.Core, webhooks.ReplayOptions{Subscriptions: subscriptions, Operations: operations}).Run},
+		{Name: "replays", Run: webhooks.NewReplays(p.Core, deadletter.ReplayOptions{Subscriptions: subscriptions, Operations: operations}).Run},
 		// Read the inbox here, because by default no event source mapping does: even the smallest mapping can use two of the
 		// account's concurrent executions.
 		{Name: "inbox", Run: p.Drain(queue.Inbox, app.NewInbox(p.Core).Handle)},

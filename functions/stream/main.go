@@ -49,7 +49,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 			return s, err
 		}
 		// Send the events of conversations to the inbox queue, because only the function publish may send to the events queue.
-		s.talk, err = app.NewConversation(p.Core, app.ConversationOptions{
+		s.talk, err = app.NewConversation(p.Core, conversation.Options{
 			Secrets: p.Secrets.Secret, Key: s.key, Backends: s.backends, Publisher: publish.ByInbox{Queue: p.Queues},
 		})
 		return s, err

@@ -402,22 +402,12 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 	})
 }
 
-// ConversationOptions are the parts of conversations that differ between the modes. See [conversation.Options].
-type ConversationOptions struct {
-	Secrets   gateway.Secrets
-	Key       []byte
-	Backends  conversation.Backends
-	Publisher conversation.Publisher
-	Prepares  bool
-}
-
-// NewConversation returns the service that passes messages of conversations to the configured context providers.
-func NewConversation(c *Core, o ConversationOptions) (*conversation.Service, error) {
-	return conversation.New(conversation.Options{
-		Source: c.Config, Secrets: o.Secrets, Key: o.Key, Backends: o.Backends, Catalogs: c.Catalogs, Publisher: o.Publisher,
-		AllowAnonymous: c.Limits.AllowInsecureTargets, Prepares: o.Prepares,
-		Rate: conversation.NewRate(c.CallerQuota(quota.ConversationRate)), DB: c.DB, Log: c.Log,
-	})
+// NewConversation returns the service that passes messages of conversations to the configured context providers. The options have
+// the parts that differ between the modes, and NewConversation sets the others.
+func NewConversation(c *Core, o conversation.Options) (*conversation.Service, error) {
+	o.Source, o.Catalogs, o.DB, o.Log = c.Config, c.Catalogs, c.DB, c.Log
+	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.CallerQuota(quota.ConversationRate))
+	return conversation.New(o)
 }
 
 // NewConsent returns the handler of the consent pages.

@@ -98,29 +98,21 @@ type DispatcherOptions struct {
 	// Gate stops attempts to a subscription that this process has ended. It is nil if another process ends
 	// subscriptions.
 	Gate *delivery.Gate
-
-	// These are the fields of [delivery.Options] that depend on the process. A zero value means the default.
-	Concurrency, Detached int
-	Patience, SlowAnswer  time.Duration
-	SlowLaneDelay, Hurry  time.Duration
-	Bytes                 int64
-	LogDeliveries         bool
+	// Options has only the fields that depend on the process. The settings of the server determine the others.
+	Options delivery.Options
 }
 
 // NewDispatcher returns the dispatch role, which signs events and sends them to endpoints.
 func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
-	l := c.Limits
+	l, options := c.Limits, o.Options
+	options.Schedule, options.EventsSchedule = l.RetrySchedule, l.EventsSchedule
+	options.Timeout, options.EventsTimeout = l.WebhookTimeout, min(l.WebhookTimeout, delivery.EventsTimeout)
+	options.EndpointRate, options.Records, options.KeepResponses = l.EndpointRate, records.Keep(l.DeliveryLog), l.KeepResponses
+	options.Profile = spec.Profile(l.Profile)
 	return delivery.NewDispatcher(delivery.Config{
 		DB: c.DB, Queue: c.Queues, Subscriptions: o.Subscriptions, Catalog: c.Catalogs, Poster: o.Sender, Opener: o.Opener,
 		Terminator: o.Terminator, Gaps: &lifecycle.Gaps{Log: c.EventLog, Sealer: o.Cursors}, Gate: o.Gate, Switches: o.Switches,
-		Options: delivery.Options{
-			Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule, Timeout: l.WebhookTimeout, EventsTimeout: min(l.WebhookTimeout, delivery.EventsTimeout),
-			EndpointRate: l.EndpointRate, Records: records.Keep(l.DeliveryLog), KeepResponses: l.KeepResponses, Profile: spec.Profile(l.Profile),
-			Concurrency: o.Concurrency, Detached: o.Detached, Patience: o.Patience, SlowAnswer: o.SlowAnswer, Hurry: o.Hurry,
-			SlowLaneDelay: o.SlowLaneDelay, Bytes: o.Bytes,
-			LogDeliveries: o.LogDeliveries,
-		},
-		Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,
+		Options: options, Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,
 	})
 }
 
@@ -152,17 +144,10 @@ func NewOperations(c *app.Core) *deadletter.Operations {
 	return deadletter.NewOperations(deadletter.Options{DB: c.DB, Queue: c.Queues, Log: c.Log, Metrics: c.Metrics})
 }
 
-// ReplayOptions are the parts of replays.
-type ReplayOptions struct {
-	Subscriptions *subscription.Service
-	Operations    *deadletter.Operations
-	// Ahead is [deadletter.ReplayOptions.Ahead].
-	Ahead time.Duration
-}
-
-// NewReplays returns the part that runs replays, which send selected events or dead letters again.
-func NewReplays(c *app.Core, o ReplayOptions) *deadletter.Replays {
-	return deadletter.NewReplays(deadletter.ReplayOptions{Operations: o.Operations, Subscriptions: o.Subscriptions, EventLog: c.EventLog, Ahead: o.Ahead})
+// NewReplays returns the part that runs replays, which send selected events or dead letters again. It sets the event log of the options.
+func NewReplays(c *app.Core, o deadletter.ReplayOptions) *deadletter.Replays {
+	o.EventLog = c.EventLog
+	return deadletter.NewReplays(o)
 }
 
 // NewSwitches returns the switches with which people pause deliveries. Alone is true if no other process attempts
