@@ -186,9 +186,7 @@ func TestAlarms(t *testing.T) {
 	})
 	t.Run("OPS-14 a dead letter raises an alarm although retry removes it from its queue", func(t *testing.T) {
 		for _, name := range []string{"DeadQueueAlarm", "EventsDeadQueueAlarm"} {
-			if !strings.Contains(all[name], "MetricName: NumberOfMessagesReceived") || !strings.Contains(all[name], "Statistic: Sum") {
-				t.Errorf("%s is %s", name, all[name])
-			}
+			expect.Contains(t, name, all[name], "MetricName: NumberOfMessagesReceived", "Statistic: Sum")
 		}
 	})
 	t.Run("AWS-20 HttpErrorsAlarm watches every function URL", func(t *testing.T) {

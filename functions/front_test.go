@@ -83,9 +83,8 @@ func TestOneHostForAllPaths(t *testing.T) {
 	}
 	headers := at(tree(t), "Resources", "FrontChallenge", "Properties", "ResponseHeadersPolicyConfig", "CustomHeadersConfig", "Items")
 	challenge := written(t, *headers.Content[0])
-	if !strings.Contains(challenge, "WWW-Authenticate") || !strings.Contains(challenge, `Bearer resource_metadata="https://${FrontDomain}/.well-known/oauth-protected-resource/mcp"`) {
-		t.Errorf("got %s", challenge)
-	}
+	expect.Contains(t, "the challenge", challenge,
+		"WWW-Authenticate", `Bearer resource_metadata="https://${FrontDomain}/.well-known/oauth-protected-resource/mcp"`)
 	for _, name := range []string{"McpUrl", "EventsUrl", "SourcesUrl", "AdminUrl"} {
 		expect.Contains(t, name, written(t, *at(tree(t), "Outputs", name, "Value")), "https://${FrontDomain}/")
 	}

@@ -41,9 +41,7 @@ func TestAFirstDeploymentThatFails(t *testing.T) {
 				stack.Close()
 				t.Fatal("the deployment succeeded")
 			}
-			if !strings.Contains(err.Error(), "resource "+tc.resource+":") || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got error %v, want %q in it", err, tc.want)
-			}
+			expect.Contains(t, "the error", err.Error(), "resource "+tc.resource+":", tc.want)
 			if left := resourcesOf(t, ends, name); len(left) > 0 {
 				t.Errorf("the failed deployment left %v", left)
 			}

@@ -125,9 +125,7 @@ func TestAMissingVariableIsReported(t *testing.T) {
 	_, missing := p.Variable(EnvKey)
 	_, inbox := p.Drain(queue.Inbox, nil)(t.Context())
 	for name, err := range map[string]error{EnvKey: missing, "MCPEVENTS_QUEUE_INBOX_URL": inbox} {
-		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), name+" is not set") {
-			t.Errorf("%s: got %v, want an error that names the variable", name, err)
-		}
+		expect.Fault(t, name, err, fault.Invalid, name+" is not set")
 	}
 }
 

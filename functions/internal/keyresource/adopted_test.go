@@ -63,7 +63,5 @@ func TestTheStatusOfAStackIsRead(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL_CLOUDFORMATION", cloud.URL)
 	cfg := aws.Config{Region: "eu-central-1", Credentials: credentials.NewStaticCredentialsProvider("id", "secret", "")}
 	expect.Equal(t, "the status", expect.Value(ReadStatus(t.Context(), cfg, "arn:stack"))(t), "UPDATE_ROLLBACK_IN_PROGRESS")
-	if !strings.Contains(form, "Action=DescribeStacks") || !strings.Contains(form, "StackName=arn%3Astack") || !strings.Contains(form, "/eu-central-1/cloudformation/aws4_request") {
-		t.Errorf("the request was %s", form)
-	}
+	expect.Contains(t, "the request", form, "Action=DescribeStacks", "StackName=arn%3Astack", "/eu-central-1/cloudformation/aws4_request")
 }

@@ -105,9 +105,7 @@ func TestAnIncompleteKeysetIsCompleted(t *testing.T) {
 func TestFailuresLeaveNothingBehind(t *testing.T) {
 	db := open(t)
 	expect.Fault(t, "the call before there is a key", expect.ErrOf(Public(t.Context(), db)), fault.Unavailable)
-	if err := Create(t.Context(), db, &locked{fail: errors.New("KMS is down")}); err == nil {
-		t.Error("no error")
-	}
+	expect.Error(t, "the creation while KMS is down", Create(t.Context(), db, &locked{fail: errors.New("KMS is down")}))
 	if items, err := db.Get(t.Context(), privateKey); err != nil || items[0] != nil {
 		t.Errorf("got %v, %v", items, err)
 	}
@@ -137,9 +135,7 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 		}
 		// Data that cannot be opened must not cause a request to KMS each time.
 		for range 5 {
-			if _, err := opener.Open(t.Context(), []byte("rubbish"), binding); err == nil {
-				t.Error("rubbish was opened")
-			}
+			expect.Error(t, "the opening of rubbish", expect.ErrOf(opener.Open(t.Context(), []byte("rubbish"), binding)))
 		}
 		time.Sleep(reloadAfter)
 		_, _ = opener.Open(t.Context(), []byte("rubbish"), binding)
@@ -191,9 +187,7 @@ func TestTheOpenerTriesAgainWhenKMSWasDown(t *testing.T) {
 		expect.OK(t, Create(t.Context(), db, w))
 		opener, sealed := &Opener{DB: db, Wrapper: w}, seal(t, db)
 		w.fail = errors.New("KMS is down")
-		if _, err := opener.Open(t.Context(), sealed, binding); err == nil {
-			t.Error("no error")
-		}
+		expect.Error(t, "the opening while KMS is down", expect.ErrOf(opener.Open(t.Context(), sealed, binding)))
 		w.fail = nil
 		expect.OK(t, expect.ErrOf(opener.Open(t.Context(), sealed, binding)))
 	})
@@ -219,9 +213,7 @@ func TestMismatchedKeysAreRefused(t *testing.T) {
 			t.Errorf("after a rotation: %v", err)
 		}
 		expect.OK(t, db.Write(t.Context(), store.Put(store.Item{Key: privateKey, Value: old, Version: 1})))
-		if err := Create(t.Context(), db, w); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "KeysTableArn") {
-			t.Errorf("got error %v, want one that names the parameter", err)
-		}
+		expect.Fault(t, "the creation", Create(t.Context(), db, w), fault.Invalid, "KeysTableArn")
 	})
 }
 
