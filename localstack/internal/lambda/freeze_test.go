@@ -49,21 +49,21 @@ func gone(t *testing.T, pid string) bool {
 func TestBackgroundWorkDoesNotAdvanceWhileAnInstanceIsIdle(t *testing.T) {
 	f := start(t, lambda.Config{})
 	pid := body(t, invoke(t, f, testfn.Call{Do: "tick"}))
-	eventually(t, "the idle process is frozen", func() bool { return stopped(t, pid) })
+	expect.Eventually(t, "the idle process is frozen", func() bool { return stopped(t, pid) })
 	const idle = 300 * time.Millisecond
 	time.Sleep(idle) // the process must be idle for some time; a longer pause shows the same
 	pause, err := strconv.Atoi(body(t, invoke(t, f, testfn.Call{Do: "pause"})))
 	if err != nil || time.Duration(pause)*time.Millisecond < idle {
 		t.Errorf("the goroutine never stopped for longer than %d ms, %v, want at least %v", pause, err, idle)
 	}
-	eventually(t, "the process is idle again", func() bool { return f.Idle() == 1 })
+	expect.Eventually(t, "the process is idle again", func() bool { return f.Idle() == 1 })
 	expect.Equal(t, "the process that serves the next event", body(t, invoke(t, f, testfn.Call{Do: "pid"})), pid)
 }
 
 func TestAManagedInstanceIsNeverFrozen(t *testing.T) {
 	f := managed(t, 2, lambda.Config{})
 	pid := body(t, invoke(t, f, testfn.Call{Do: "tick"}))
-	eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
+	expect.Eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
 	if stopped(t, pid) {
 		t.Error("the idle process of a managed instance is stopped")
 	}
@@ -79,22 +79,22 @@ func TestAFrozenProcessEndsInOrderWithEverythingThatEndsProcesses(t *testing.T) 
 			mark := filepath.Join(t.TempDir(), "mark")
 			f := start(t, lambda.Config{Env: map[string]string{"TESTFN_ON_SIGTERM": mark}, Grace: time.Minute})
 			pid := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
-			eventually(t, "the idle process is frozen", func() bool { return stopped(t, pid) })
+			expect.Eventually(t, "the idle process is frozen", func() bool { return stopped(t, pid) })
 			end(f)
-			eventually(t, "the process has handled SIGTERM and ended", func() bool { return exists(mark) && gone(t, pid) })
+			expect.Eventually(t, "the process has handled SIGTERM and ended", func() bool { return exists(mark) && gone(t, pid) })
 		})
 	}
 	t.Run("kill", func(t *testing.T) {
 		f := start(t, lambda.Config{})
 		pid := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
-		eventually(t, "the idle process is frozen", func() bool { return stopped(t, pid) })
+		expect.Eventually(t, "the idle process is frozen", func() bool { return stopped(t, pid) })
 		f.Kill(false)
-		eventually(t, "the process is gone", func() bool { return gone(t, pid) })
+		expect.Eventually(t, "the process is gone", func() bool { return gone(t, pid) })
 	})
 	t.Run("idle for too long", func(t *testing.T) {
 		f := start(t, lambda.Config{IdleTimeout: 500 * time.Millisecond, Grace: time.Minute})
 		pid := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
-		eventually(t, "the process is gone", func() bool { return gone(t, pid) })
+		expect.Eventually(t, "the process is gone", func() bool { return gone(t, pid) })
 	})
 }
 
@@ -127,8 +127,8 @@ func TestAFrozenProcessDoesNotOutliveARunnerThatIsKilled(t *testing.T) {
 	expect.OK(t, runner.Start())
 	pid := expect.Value(bufio.NewReader(out).ReadString('\n'))(t)
 	pid = strings.TrimSpace(pid)
-	eventually(t, "the idle process is frozen", func() bool { return stopped(t, pid) })
+	expect.Eventually(t, "the idle process is frozen", func() bool { return stopped(t, pid) })
 	expect.OK(t, runner.Process.Kill())
 	_ = runner.Wait() // the error says that it was killed
-	eventually(t, "the process is gone", func() bool { return gone(t, pid) })
+	expect.Eventually(t, "the process is gone", func() bool { return gone(t, pid) })
 }

@@ -58,18 +58,6 @@ func body(t *testing.T, r *lambda.Response) string {
 	return string(expect.Value(r.ReadAll())(t))
 }
 
-// eventually polls for something that another process causes.
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !f() {
-		if time.Now().After(deadline) {
-			t.Fatalf("did not happen in time: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
 func TestAnInvocationReachesTheProcessAndItsResponseComesBack(t *testing.T) {
 	f := start(t, lambda.Config{Env: map[string]string{"GREETING": "hello"}, Memory: 256})
 	r := invoke(t, f, testfn.Call{Do: "describe"})
@@ -97,7 +85,7 @@ func TestAWarmProcessIsUsedAgain(t *testing.T) {
 	var pids []string
 	for range 5 {
 		pids = append(pids, body(t, invoke(t, f, testfn.Call{Do: "pid"})))
-		eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
+		expect.Eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
 	}
 	for _, pid := range pids {
 		if pid != pids[0] {
@@ -180,9 +168,9 @@ func TestFailuresOfAFunction(t *testing.T) {
 			expect.Contains(t, "the answer", body(t, r), tc.want)
 			// The function can be invoked again, in a new process if necessary.
 			if tc.dies {
-				eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
+				expect.Eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
 			} else {
-				eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
+				expect.Eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
 			}
 			r = invoke(t, f, testfn.Call{Do: "pid"})
 			if got := body(t, r); r.FunctionError != "" {
@@ -264,7 +252,7 @@ func TestAStreamThatFailsIsNotAWholeOne(t *testing.T) {
 			t.Fatal("there was no process to kill")
 		}
 		expect.Error(t, "the answer", expect.ErrOf(r.ReadAll()))
-		eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
+		expect.Eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
 		if s := f.Stats(); s.Kills != 1 || s.Crashes != 1 {
 			t.Errorf("got %+v", s)
 		}
@@ -287,7 +275,7 @@ func TestACallerThatGoesAwayDoesNotEndTheInvocation(t *testing.T) {
 		gate.Arrived(t)
 	}
 	gate.Pass()
-	eventually(t, "the process is idle again", func() bool { return f.Idle() == 1 })
+	expect.Eventually(t, "the process is idle again", func() bool { return f.Idle() == 1 })
 
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -301,7 +289,7 @@ func TestACallerThatGoesAwayDoesNotEndTheInvocation(t *testing.T) {
 		t.Errorf("got error %v", err)
 	}
 	gate.Pass()
-	eventually(t, "the process is idle again", func() bool { return f.Idle() == 1 })
+	expect.Eventually(t, "the process is idle again", func() bool { return f.Idle() == 1 })
 	if s := f.Stats(); s.ColdStarts != 1 || s.Errors != 0 {
 		t.Errorf("got %+v", s)
 	}
@@ -310,7 +298,7 @@ func TestACallerThatGoesAwayDoesNotEndTheInvocation(t *testing.T) {
 func TestAProcessWithoutWorkEnds(t *testing.T) {
 	f := start(t, lambda.Config{IdleTimeout: 50 * time.Millisecond})
 	body(t, invoke(t, f, testfn.Call{Do: "pid"}))
-	eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
+	expect.Eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
 }
 
 func TestARetiredProcessGetsSIGTERMAndNoFurtherCall(t *testing.T) {
@@ -321,7 +309,7 @@ func TestARetiredProcessGetsSIGTERMAndNoFurtherCall(t *testing.T) {
 	if after := body(t, invoke(t, f, testfn.Call{Do: "pid"})); after == before {
 		t.Errorf("process %s received another call", after)
 	}
-	eventually(t, "the process ended by itself", func() bool { return f.Live() == 1 })
+	expect.Eventually(t, "the process ended by itself", func() bool { return f.Live() == 1 })
 	expect.Equal(t, "the text of the process", string(expect.Value(os.ReadFile(mark))(t)), "terminated")
 }
 
@@ -329,7 +317,7 @@ func TestADeploymentEndsNoInvocation(t *testing.T) {
 	gate := testfn.NewGate(t)
 	f := start(t, lambda.Config{Limit: lambda.NewLimit(2)})
 	first := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
-	eventually(t, "the process is free", func() bool { return f.Idle() == 1 })
+	expect.Eventually(t, "the process is free", func() bool { return f.Idle() == 1 })
 	during := make(chan string, 1)
 	go func() { during <- body(t, invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL})) }()
 	gate.Arrived(t)
@@ -340,7 +328,7 @@ func TestADeploymentEndsNoInvocation(t *testing.T) {
 	}
 	gate.Open()
 	expect.Equal(t, "the process that answers the call during the deployment", <-during, first)
-	eventually(t, "the process of before is gone", func() bool { return f.Live() == 1 })
+	expect.Eventually(t, "the process of before is gone", func() bool { return f.Live() == 1 })
 	if s := f.Stats(); s.Errors != 0 || s.ColdStarts != 2 {
 		t.Errorf("got %+v", s)
 	}

@@ -46,11 +46,11 @@ func TestAManagedInstanceTakesSeveralInvocationsAtOnce(t *testing.T) {
 	if got := pids(t, f, testfn.NewGate(t), 4); len(got) != 1 {
 		t.Errorf("four calls went to processes %v, want one", got)
 	}
-	eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
+	expect.Eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
 	if got := pids(t, f, testfn.NewGate(t), 6); len(got) != 2 {
 		t.Errorf("six calls went to processes %v, want two", got)
 	}
-	eventually(t, "the processes are idle", func() bool { return f.Idle() == 2 })
+	expect.Eventually(t, "the processes are idle", func() bool { return f.Idle() == 2 })
 	if s := f.Stats(); s.ColdStarts != 2 || s.Invocations != 10 || s.Errors != 0 {
 		t.Errorf("got %+v", s)
 	}
@@ -65,7 +65,7 @@ func TestManagedInstancesShareTheInvocations(t *testing.T) {
 	if !f.Kill(false) {
 		t.Fatal("there was no process to kill")
 	}
-	eventually(t, "the process is gone", func() bool { return f.Live() == 2 })
+	expect.Eventually(t, "the process is gone", func() bool { return f.Live() == 2 })
 	if body(t, invoke(t, f, testfn.Call{Do: "pid"})); f.Live() != 3 {
 		t.Errorf("%d processes, want three again", f.Live())
 	}
@@ -85,7 +85,7 @@ func TestAManagedInstanceOutlivesAnInvocationThatIsOverItsTime(t *testing.T) {
 	expect.Error(t, "a stream that timed out", expect.ErrOf(stream.ReadAll()))
 	before := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
 	gate.Open() // the code has continued, but its response is ignored
-	eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
+	expect.Eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
 	expect.Equal(t, "the process after the timeout", body(t, invoke(t, f, testfn.Call{Do: "pid"})), before)
 	if s := f.Stats(); s.Timeouts != 2 || s.Errors != 2 || s.Crashes != 0 || s.ColdStarts != 1 {
 		t.Errorf("got %+v", s)
