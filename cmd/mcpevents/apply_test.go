@@ -43,79 +43,43 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	settings := filepath.Join(t.TempDir(), "config.yaml")
 	text := "keys:\n  - {principal: alice, scopes: [events:read], sha256: " + strings.Repeat("ab", 32) + "}\n"
 	expect.OK(t, os.WriteFile(settings, []byte(text), 0o600))
-	apply := []string{"catalog", "apply", "--config", settings, "../../catalog.yaml"}
-	code, out, errs := command(t, "", apply...)
-	if code != exitDone || !strings.Contains(out, "Version 1 of the catalog of workspace default is stored") ||
-		!strings.Contains(out, "Version 1 of the configuration is stored") || !strings.Contains(out, "ci.build_finished: is new") {
-		t.Fatalf("exit code %d: %s%s", code, out, errs)
-	}
+	apply := "catalog apply --config " + settings + " ../../catalog.yaml"
+	succeeds(t, apply, "Version 1 of the catalog of workspace default is stored", "Version 1 of the configuration is stored", "ci.build_finished: is new")
 	stored, err := catalog.Load(t.Context(), db, "default")
 	if err != nil || stored.ByName("ci.build_finished") == nil {
 		t.Fatalf("the stored catalog: %v, %v", stored, err)
 	}
 	expect.Equal(t, "the keys of the stored configuration", len(expect.Value(config.Load(t.Context(), db))(t).Keys), 1)
 
-	if code, out, errs = command(t, "", apply...); code != exitDone || strings.Count(out, "is unchanged") != 2 {
-		t.Errorf("applied again: got exit code %d: %s%s, want both unchanged", code, out, errs)
-	}
-
-	for _, arguments := range [][]string{
-		{"catalog", "apply", "--table", "another-one", "../../catalog.yaml"},
-		{"catalog", "check", "--against", "another-one", "../../catalog.yaml"},
-	} {
-		code, _, errs = command(t, "", arguments...)
-		if code != exitRefused || !strings.Contains(errs, "no such table: another-one") {
-			t.Errorf("%v: got exit code %d: %s, want %d and the missing table", arguments, code, errs, exitRefused)
-		}
-	}
+	expect.Equal(t, "what is unchanged when it is applied again", strings.Count(succeeds(t, apply), "is unchanged"), 2)
+	fails(t, "catalog apply --table another-one ../../catalog.yaml", exitRefused, "no such table: another-one")
+	fails(t, "catalog check --against another-one ../../catalog.yaml", exitRefused, "no such table: another-one")
 
 	// If the configuration is faulty, the catalog is not written either.
 	expect.OK(t, os.WriteFile(settings, []byte("nonsense: 1\n"), 0o600))
 	other := filepath.Join(t.TempDir(), "other.yaml")
 	expect.OK(t, os.WriteFile(other, []byte("events:\n  - {name: a.b, uri: event://a/b}\n"), 0o600))
-	code, _, errs = command(t, "", "catalog", "apply", "--config", settings, other)
-	if code != exitRefused || !strings.Contains(errs, "config.yaml:1:") {
-		t.Errorf("a faulty configuration: got exit code %d: %s", code, errs)
-	}
+	fails(t, "catalog apply --config "+settings+" "+other, exitRefused, "config.yaml:1:")
 	if stored, err := catalog.Load(t.Context(), db, "default"); err != nil || stored.ByName("a.b") != nil {
 		t.Errorf("the catalog was written although the configuration is faulty (%v)", err)
 	}
 
 	// A catalog that ends subscriptions needs --allow-breaking.
-	code, _, errs = command(t, "", "catalog", "apply", other)
-	if code != exitRefused || !strings.Contains(errs, "ci.build_finished (it is removed)") || !strings.Contains(errs, "--allow-breaking") {
-		t.Errorf("a breaking catalog: got exit code %d: %s", code, errs)
-	}
+	fails(t, "catalog apply "+other, exitRefused, "ci.build_finished (it is removed)", "--allow-breaking")
 	if stored, err := catalog.Load(t.Context(), db, "default"); err != nil || stored.ByName("a.b") != nil {
 		t.Errorf("the breaking catalog was written (%v)", err)
 	}
 	// With the subscriptions table, only a change that ends live subscriptions needs --allow-breaking.
-	check := func(args ...string) string {
-		t.Helper()
-		code, out, errs := command(t, "", append([]string{"catalog", "check", other, "--against", name(store.Settings)}, args...)...)
-		if code != exitDone {
-			t.Errorf("check: exit code %d: %s", code, errs)
-		}
-		return out
-	}
-	expect.Contains(t, "check without the subscriptions table", check(),
-		"! ci.build_finished: is removed", "Webhook subscriptions to ci.build_finished would end: it is removed.")
+	check := "catalog check " + other + " --against " + name(store.Settings)
+	succeeds(t, check, "! ci.build_finished: is removed", "Webhook subscriptions to ci.build_finished would end: it is removed.")
 	t.Setenv("MCPEVENTS_TABLE_SUBSCRIPTIONS", name(store.Subscriptions))
-	expect.Contains(t, "check without live subscriptions", check(), "No live webhook subscription would end.")
+	succeeds(t, check, "No live webhook subscription would end.")
 	subscribe(t, db)
-	if out := check(); !strings.Contains(out, "1 live webhook subscriptions would end because the event type ci.build_finished was removed.") {
-		t.Errorf("check with a live subscription: %s", out)
-	}
-	code, _, errs = command(t, "", "catalog", "apply", other)
-	if code != exitRefused || !strings.Contains(errs, "would end 1 live webhook subscriptions: 1 in workspace default because the event type ci.build_finished was removed") {
-		t.Errorf("apply with a live subscription: got exit code %d: %s", code, errs)
-	}
-	if code, _, errs = command(t, "", "catalog", "check", other, "--against", "none.yaml"); code != exitRefused || !strings.Contains(errs, "there is no catalog at none.yaml") {
-		t.Errorf("against a missing file: got exit code %d: %s", code, errs)
-	}
-	if code, out, errs = command(t, "", "catalog", "apply", "--allow-breaking", other); code != exitDone || !strings.Contains(out, "Version 2 of the catalog") {
-		t.Errorf("with --allow-breaking: got exit code %d: %s%s", code, out, errs)
-	}
+	succeeds(t, check, "1 live webhook subscriptions would end because the event type ci.build_finished was removed.")
+	fails(t, "catalog apply "+other, exitRefused,
+		"would end 1 live webhook subscriptions: 1 in workspace default because the event type ci.build_finished was removed")
+	fails(t, "catalog check "+other+" --against none.yaml", exitRefused, "there is no catalog at none.yaml")
+	succeeds(t, "catalog apply --allow-breaking "+other, "Version 2 of the catalog")
 }
 
 // subscribe registers a webhook for an event type of the sample catalog.

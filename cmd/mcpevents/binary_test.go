@@ -51,7 +51,7 @@ func testInterruptedReplay(t *testing.T, bin string) {
 	for i := range letters {
 		o.publish(fmt.Sprintf("evt_%d", i))
 	}
-	o.eventually("the dead letters", func() bool { return len(o.items("deadletters")) == letters })
+	expect.Eventually(o, "the dead letters", func() bool { return len(o.items("deadletters")) == letters })
 	o.status.Store(200)
 
 	to, _ := url.Parse(o.URL)

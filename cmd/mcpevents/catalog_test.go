@@ -13,14 +13,8 @@ func TestCatalogInit(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "catalog.yaml")
 	t.Run("SRC-06 it writes a valid catalog", func(t *testing.T) {
-		code, out, errs := command(t, "", "catalog", "init", "--from", "github,stripe", "--dir", dir)
-		if code != exitDone || !strings.Contains(out, "mcpevents serve --catalog "+file) {
-			t.Fatalf("exit code %d: %s%s", code, out, errs)
-		}
-		code, out, errs = command(t, "", "catalog", "check", file)
-		if code != exitDone || !strings.Contains(out, "is valid and has 8 event types") {
-			t.Errorf("exit code %d: %s%s", code, out, errs)
-		}
+		succeeds(t, "catalog init --from github,stripe --dir "+dir, "mcpevents serve --catalog "+file)
+		succeeds(t, "catalog check "+file, "is valid and has 8 event types")
 	})
 	t.Run("SRC-06 it writes a configuration that turns GitHub's webhooks into events", func(t *testing.T) {
 		body := expect.Value(os.ReadFile("../../shared/events/source/ready/testdata/github/pull_request.opened.json"))(t)
@@ -31,31 +25,18 @@ func TestCatalogInit(t *testing.T) {
 		}
 	})
 	t.Run("SRC-06 it overwrites files only with --force", func(t *testing.T) {
-		code, _, errs := command(t, "", "catalog", "init", "--from", "slack", "--dir", dir)
-		if code != exitRefused || !strings.Contains(errs, file) || !strings.Contains(errs, "--force") {
-			t.Errorf("exit code %d: %s", code, errs)
-		}
-		if code, _, errs = command(t, "", "catalog", "init", "--from", "slack", "--dir", dir, "--force"); code != exitDone {
-			t.Errorf("with --force: got exit code %d: %s, want %d", code, errs, exitDone)
-		}
-		if _, out, _ := command(t, "", "catalog", "check", file); !strings.Contains(out, "slack.message") || strings.Contains(out, "github.") {
+		fails(t, "catalog init --from slack --dir "+dir, exitRefused, file, "--force")
+		succeeds(t, "catalog init --from slack --force --dir "+dir)
+		if out := succeeds(t, "catalog check "+file, "slack.message"); strings.Contains(out, "github.") {
 			t.Errorf("got the catalog %s, want only the event types of Slack", out)
 		}
 	})
 	t.Run("SRC-06 it lists the known providers", func(t *testing.T) {
-		code, out, errs := command(t, "", "catalog", "init", "--list")
-		if code != exitDone || !strings.Contains(out, "pagerduty") || !strings.Contains(out, "github.pull_request, github.issues") {
-			t.Errorf("exit code %d: %s%s", code, out, errs)
-		}
+		succeeds(t, "catalog init --list", "pagerduty", "github.pull_request, github.issues")
 	})
 	t.Run("SRC-06 it refuses an unknown or missing provider", func(t *testing.T) {
-		code, _, errs := command(t, "", "catalog", "init", "--from", "gitea", "--dir", t.TempDir())
-		if code != exitRefused || !strings.Contains(errs, `"gitea"`) {
-			t.Errorf("exit code %d: %s", code, errs)
-		}
-		if code, _, errs = command(t, "", "catalog", "init"); code != exitUsage || !strings.Contains(errs, "--from") {
-			t.Errorf("exit code %d: %s", code, errs)
-		}
+		fails(t, "catalog init --from gitea --dir "+t.TempDir(), exitRefused, `"gitea"`)
+		fails(t, "catalog init", exitUsage, "--from")
 	})
 }
 

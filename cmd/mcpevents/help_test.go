@@ -46,9 +46,7 @@ func TestHelpOfACommand(t *testing.T) {
 	if _, help, _ := command(t, "", "help", "subscriptions"); !strings.Contains(help, "\nCommands:\n  list ") && !strings.Contains(help, "\nCommands:\n  subscriptions list ") {
 		t.Errorf("help subscriptions lists no commands:\n%s", help)
 	}
-	if code, _, errs := command(t, "", "help", "nonsense"); code != exitUsage || !strings.Contains(errs, "nonsense is not a command") {
-		t.Errorf("help nonsense: exit code %d: %s", code, errs)
-	}
+	fails(t, "help nonsense", exitUsage, "nonsense is not a command")
 }
 
 func TestCompletion(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
@@ -88,25 +87,15 @@ func (o *operated) items(args ...string) []map[string]any {
 	return l.Items
 }
 
-// eventually waits until is returns true.
-func (o *operated) eventually(what string, is func() bool) {
-	o.Helper()
-	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			o.Fatalf("waited 20 s for %s", what)
-		}
-	}
-}
-
 func TestOperatorsCommands(t *testing.T) {
 	o := startOperated(t)
 	id := o.subscription
 	o.status.Store(413)
 	o.publish("evt_dead")
-	o.eventually("the dead letter", func() bool { return len(o.items("deadletters", "list")) == 1 })
+	expect.Eventually(o, "the dead letter", func() bool { return len(o.items("deadletters", "list")) == 1 })
 	o.status.Store(200)
 	o.publish("evt_fine")
-	o.eventually("both attempts", func() bool { return len(o.items("deliveries", "list")) == 2 })
+	expect.Eventually(o, "both attempts", func() bool { return len(o.items("deliveries", "list")) == 2 })
 	letter := fmt.Sprint(o.items("deadletters")[0]["id"])
 
 	t.Run("OPS-10 lists are tables, aligned, with times in local form", func(t *testing.T) {
@@ -172,7 +161,7 @@ func TestOperatorsCommands(t *testing.T) {
 		if out := o.says("subscriptions", "test", id, "--json"); !strings.HasPrefix(out, `{"event":"test_`) {
 			t.Error(out)
 		}
-		o.eventually("the test event", func() bool { return o.arrived.Load() > before })
+		expect.Eventually(o, "the test event", func() bool { return o.arrived.Load() > before })
 		gone := o.subscribe("http://127.0.0.1:9/gone")
 		if code, _, errs := command(t, "yes\n", "subscriptions", "end", gone); code != exitRefused || !strings.Contains(errs, "not a terminal on which to ask: add --yes") {
 			t.Errorf("without --yes: exit code %d: %s", code, errs)
@@ -180,9 +169,7 @@ func TestOperatorsCommands(t *testing.T) {
 		if out := o.says("subscriptions", "end", gone, "--yes"); out != "Done.\n" {
 			t.Error(out)
 		}
-		if code, _, errs := command(t, "", "subscriptions", "show", gone); code != exitRefused || !strings.Contains(errs, "there is no such subscription") {
-			t.Errorf("code %d: %s", code, errs)
-		}
+		fails(t, "subscriptions show "+gone, exitRefused, "there is no such subscription")
 	})
 	t.Run("OPS-06 OPS-10 switches of every kind are set and cleared", func(t *testing.T) {
 		for _, name := range []string{"all", "event/ci.build_finished", "origin/https://a.example:8443"} {
@@ -209,18 +196,18 @@ func TestOperatorsCommands(t *testing.T) {
 		if err := json.Unmarshal([]byte(o.says("deadletters", "replay", "--rate", "1000", "--json")), &r); err != nil || r["state"] != "done" || r["replayed"] != 1.0 {
 			t.Fatalf("got %v, %v", r, err)
 		}
-		o.eventually("the replay", func() bool { return o.arrived.Load() > before })
+		expect.Eventually(o, "the replay", func() bool { return o.arrived.Load() > before })
 		expect.Contains(t, "the replay", o.says("replays", "show", fmt.Sprint(r["id"])), "state: done\n")
 		o.status.Store(413)
 		o.publish("evt_more")
-		o.eventually("its dead letter", func() bool { return len(o.items("deadletters")) == 1 })
+		expect.Eventually(o, "its dead letter", func() bool { return len(o.items("deadletters")) == 1 })
 		o.status.Store(200)
 		expect.Contains(t, "the answer", o.says("deadletters", "retry", fmt.Sprint(o.items("deadletters")[0]["id"])), "event: evt_more")
 	})
 	t.Run("OPS-05 OPS-10 an event is delivered again", func(t *testing.T) {
 		before := o.arrived.Load()
 		expect.Contains(t, "the answer", o.says("events", "deliver", "evt_fine", "--subscription", id), "subscription: "+id)
-		o.eventually("the event", func() bool { return o.arrived.Load() > before })
+		expect.Eventually(o, "the event", func() bool { return o.arrived.Load() > before })
 	})
 	t.Run("OPS-08 OPS-10 the audit trail has the actions of the commands", func(t *testing.T) {
 		out := o.says("audit", "list", "--since", "1h")
@@ -262,9 +249,7 @@ func TestOperatorsCommands(t *testing.T) {
 			{"demo --timeout 5", exitUsage, "--timeout: \"5\" is not a duration (such as 90s, 15m or 1h30m) (see mcpevents demo --help)"},
 			{"subscriptions show", exitUsage, "missing argument: <id> (see mcpevents subscriptions show --help)"},
 		} {
-			if code, out, errs := command(t, "", strings.Fields(x.args)...); code != x.code || out != "" || !strings.Contains(errs, x.want) {
-				t.Errorf("%s: exit code %d, want %d: %s%s", x.args, code, x.code, out, errs)
-			}
+			expect.Equal(t, "the output of "+x.args, fails(t, x.args, x.code, x.want), "")
 		}
 	})
 }
@@ -304,7 +289,7 @@ func TestWhyNotOnTheCommandLine(t *testing.T) {
 	o.says("subscriptions", "pause", paused, "--reason", "moving")
 	o.status.Store(503)
 	o.publish("evt_1")
-	o.eventually("the attempt", func() bool { return len(o.items("deliveries", "--event", "evt_1")) == 1 })
+	expect.Eventually(o, "the attempt", func() bool { return len(o.items("deliveries", "--event", "evt_1")) == 1 })
 	late := o.subscribe(o.endpoint + "/late")
 	for _, args := range []string{"events show evt_1", "events outcomes evt_1"} {
 		out := o.says(strings.Fields(args)...)

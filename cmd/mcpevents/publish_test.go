@@ -74,6 +74,27 @@ func command(t *testing.T, stdin string, args ...string) (code int, stdout, stde
 	return code, out.String(), errs.String()
 }
 
+// succeeds runs the program with the words of a command line, and returns its output. The program must succeed and print the parts.
+func succeeds(t *testing.T, line string, parts ...string) string {
+	t.Helper()
+	code, out, errs := command(t, "", strings.Fields(line)...)
+	if code != exitDone {
+		t.Fatalf("%s: exit code %d: %s%s", line, code, out, errs)
+	}
+	expect.Contains(t, "the output of "+line, out, parts...)
+	return out
+}
+
+// fails runs the program with the words of a command line, and returns its output. The program must exit with the code and print the
+// parts to standard error.
+func fails(t *testing.T, line string, code int, parts ...string) string {
+	t.Helper()
+	got, out, errs := command(t, "", strings.Fields(line)...)
+	expect.Equal(t, "the exit code of "+line, got, code)
+	expect.Contains(t, "the error of "+line, errs, parts...)
+	return out
+}
+
 func TestPublishSendsEvents(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "events.ndjson")
 	if err := os.WriteFile(file, []byte(`{"uri":"event://ci/build-finished","data":{"n":1}}

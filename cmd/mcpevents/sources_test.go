@@ -39,7 +39,7 @@ func TestSourceCommands(t *testing.T) {
 		resp := expect.Value(http.Post(o.URL+"/sources/builds/"+sourceKey, "application/json", strings.NewReader(body)))(t)
 		_ = resp.Body.Close()
 	}
-	o.eventually("the outcomes", func() bool { return len(o.items("sources", "outcomes", "builds")) == 3 })
+	expect.Eventually(o, "the outcomes", func() bool { return len(o.items("sources", "outcomes", "builds")) == 3 })
 	saved := filepath.Join(t.TempDir(), "saved.txt")
 	expect.OK(t, os.WriteFile(saved, []byte("Content-Type: application/json\n\n"+good), 0o600))
 	for line, want := range map[string]string{
@@ -63,9 +63,7 @@ func TestSourceCommands(t *testing.T) {
 			"sources outcomes builds --kind fine":             "allowed: accepted, duplicate",
 			"sources try builds --request " + saved + ".none": "no such file",
 		} {
-			if code, out, errs := command(t, "", strings.Fields(line)...); code == exitDone || !strings.Contains(errs, want) {
-				t.Errorf("%s: exit code %d, %s%s", line, code, out, errs)
-			}
+			fails(t, line, exitRefused, want)
 		}
 	})
 	var list struct{ Kept string }
@@ -164,8 +162,6 @@ func TestSourceCheck(t *testing.T) {
 		})
 	}
 	t.Run("SRC-01 missing flags are refused", func(t *testing.T) {
-		if code, _, errs := command(t, "", "source", "check"); code != exitUsage {
-			t.Errorf("got exit code %d: %s, want %d", code, errs, exitUsage)
-		}
+		fails(t, "source check", exitUsage)
 	})
 }
