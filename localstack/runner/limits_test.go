@@ -32,10 +32,10 @@ func TestALoopOfAFunctionIsStoppedUnlessItIsAllowed(t *testing.T) {
 			stack := start(t, o)
 			c := sqs.NewFromConfig(awslocal.Config(o.Endpoints.SQS))
 			send(t, c, stack.QueueURL("Loop"), fmt.Sprint(hops))
-			eventually(t, "the chain goes as far as it may", func() bool { return stack.Stats()["LoopFunction"].Invocations >= tc.invoked })
+			expect.Eventually(t, "the chain goes as far as it may", func() bool { return stack.Stats()["LoopFunction"].Invocations >= tc.invoked })
 			if tc.dead != "" {
 				url := stack.QueueURL("Dead")
-				eventually(t, "the message that was not handled is a dead letter", func() bool {
+				expect.Eventually(t, "the message that was not handled is a dead letter", func() bool {
 					out, err := c.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: &url})
 					return err == nil && len(out.Messages) == 1 && *out.Messages[0].Body == tc.dead
 				})
@@ -66,7 +66,7 @@ func TestFunctionsShareTheConcurrencyOfTheAccount(t *testing.T) {
 		resp.Body.Close()
 		expect.Equal(t, "the status", resp.StatusCode, http.StatusTooManyRequests)
 		send(t, sqs.NewFromConfig(awslocal.Config(o.Endpoints.SQS)), stack.QueueURL("Plain"), "patient")
-		eventually(t, "the batch is throttled, again and again", func() bool { return stack.Stats()["PlainFunction"].Throttles > 2 })
+		expect.Eventually(t, "the batch is throttled, again and again", func() bool { return stack.Stats()["PlainFunction"].Throttles > 2 })
 		if len(got.all()) > 0 {
 			t.Error("the batch was handled over the account's concurrency")
 		}
@@ -74,7 +74,7 @@ func TestFunctionsShareTheConcurrencyOfTheAccount(t *testing.T) {
 		for range 2 {
 			expect.OK(t, <-held)
 		}
-		eventually(t, "the batch is handled when there is room", func() bool { return len(got.all()) == 1 })
+		expect.Eventually(t, "the batch is handled when there is room", func() bool { return len(got.all()) == 1 })
 	})
 	t.Run("AWS-08 a small account allows no reservations", func(t *testing.T) {
 		o := options(t, named())

@@ -42,7 +42,7 @@ func TestAFailedMessageHoldsItsGroupAndNoOther(t *testing.T) {
 		}
 		// On a busy machine a batch may take longer than its visibility timeout and be redelivered, so only the first
 		// delivery counts.
-		eventually(t, "all messages are handled", func() bool { return len(firsts(got.all())) == 25 })
+		expect.Eventually(t, "all messages are handled", func() bool { return len(firsts(got.all())) == 25 })
 		want = slices.Insert(want, 3, "a-3 failed")
 		expect.List(t, "group a", firsts(got.of("a")), want)
 		for _, group := range []string{"b", "c"} {
@@ -86,9 +86,9 @@ func TestAFailedMessageComesAgainAndThenGoesToTheDeadLetterQueue(t *testing.T) {
 			}
 			return n
 		}
-		eventually(t, "the messages are handled", func() bool { return count("once") > 0 && count("never") > 0 })
+		expect.Eventually(t, "the messages are handled", func() bool { return count("once") > 0 && count("never") > 0 })
 		var dead string
-		eventually(t, "the poison message is in the dead letter queue", func() bool {
+		expect.Eventually(t, "the poison message is in the dead letter queue", func() bool {
 			url := stack.QueueURL("Dead")
 			out := expect.Value(c.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: &url}))(t)
 			if len(out.Messages) > 0 {
@@ -121,10 +121,10 @@ func TestWorkOfAKilledProcessIsDoneAgain(t *testing.T) {
 	if id := stack.Kill("PlainFunction"); id != "PlainFunction" {
 		t.Fatalf("killed %q", id)
 	}
-	eventually(t, "the crash is seen", func() bool { return stack.Stats()["PlainFunction"].Crashes > 0 })
+	expect.Eventually(t, "the crash is seen", func() bool { return stack.Stats()["PlainFunction"].Crashes > 0 })
 	gate.Arrived(t) // it is redelivered to a new process
 	gate.Open()
-	eventually(t, "the message is handled", func() bool { return slices.Contains(got.all(), "precious") })
+	expect.Eventually(t, "the message is handled", func() bool { return slices.Contains(got.all(), "precious") })
 }
 
 func TestManyMessagesSurviveRandomKills(t *testing.T) {
@@ -140,7 +140,7 @@ func TestManyMessagesSurviveRandomKills(t *testing.T) {
 		send(t, c, stack.QueueURL("Ordered"), body)
 		time.Sleep(40 * time.Millisecond) // long enough in total for several kills
 	}
-	eventually(t, "every message is handled", func() bool {
+	expect.Eventually(t, "every message is handled", func() bool {
 		left := len(want)
 		have := got.all()
 		for body := range want {

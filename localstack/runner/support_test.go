@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/aws/aws-lambda-go/cfn"
 	"github.com/aws/aws-lambda-go/events"
@@ -155,17 +154,6 @@ func named(sinks ...sink) sink {
 		}
 	}
 	return out
-}
-
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for !f() {
-		if time.Now().After(deadline) {
-			t.Fatalf("did not happen in time: %s", what)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
 }
 
 func send(t *testing.T, c *sqs.Client, url string, bodies ...string) {

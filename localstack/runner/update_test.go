@@ -199,7 +199,7 @@ func TestUpdate(t *testing.T) {
 		if got := variable(t, stack, "Coloured", "COLOUR"); got != "blue" || stack.Outputs()["Colour"] != "blue" {
 			t.Errorf("got %q, and the outputs %v, want blue", got, stack.Outputs())
 		}
-		eventually(t, "the process of the changed function ends", func() bool { return !runs(coloured) })
+		expect.Eventually(t, "the process of the changed function ends", func() bool { return !runs(coloured) })
 		if !runs(noted) {
 			t.Error("the process of the unchanged function has ended")
 		}
