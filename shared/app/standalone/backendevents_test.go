@@ -345,15 +345,10 @@ func TestEventTypesFollowTheConfiguration(t *testing.T) {
 	awaitType(t, alice, "shop_order.shipped")
 	o.Config = servertest.Config(t, callers, "backends: []\n")
 	expect.OK(t, gateway.Reload(t.Context(), o))
-	for end := time.Now().Add(servertest.Patience); ; time.Sleep(20 * time.Millisecond) {
+	expect.Eventually(t, "the event type is not listed any more", func() bool {
 		types := expect.Value(alice.EventTypes(t.Context()))(t)
-		if !slices.ContainsFunc(types, func(e client.EventType) bool { return e.Name == "shop_order.shipped" }) {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the event type is still listed")
-		}
-	}
+		return !slices.ContainsFunc(types, func(e client.EventType) bool { return e.Name == "shop_order.shipped" })
+	})
 	if err := alice.Call(t.Context(), "events/poll", map[string]any{"name": "shop_order.shipped", "arguments": map[string]string{"order": "1"}}, nil); err == nil {
 		t.Error("the events can still be polled")
 	}
@@ -402,19 +397,14 @@ func TestOperatorsSeeHiddenEventTypes(t *testing.T) {
 	awaitType(t, alice, "done")
 	awaitType(t, alice, "order.shipped")
 	const want = `"name":"second","url":"%s","prefix":"","state":"ready","warnings":["its event type order.shipped is not listed, because backend first has one with this name"]}`
-	for end := time.Now().Add(servertest.Patience); ; time.Sleep(20 * time.Millisecond) {
+	expect.Eventually(t, "the second backend is ready and has the warning", func() bool {
 		req := expect.Value(http.NewRequestWithContext(t.Context(), "GET", gateway.URL+"/admin/v1/backends", nil))(t)
 		req.Header.Set("Authorization", "Bearer op")
 		resp := expect.Value(http.DefaultClient.Do(req))(t)
 		got := expect.Value(io.ReadAll(resp.Body))(t)
 		expect.OK(t, resp.Body.Close())
-		if strings.Contains(string(got), fmt.Sprintf(want, backends["second"].URL)) {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("got %s", got)
-		}
-	}
+		return strings.Contains(string(got), fmt.Sprintf(want, backends["second"].URL))
+	})
 }
 
 // GWN-25: a server that shuts down writes the log lines of the calls that have just ended.

@@ -317,14 +317,12 @@ func startRelay(t *testing.T, core *app.Core, gateway *gateway.Gateway) (stop fu
 // awaitStored waits until the relay has stored the backend's event type.
 func awaitStored(t *testing.T, core *app.Core) (entry *catalog.Entry) {
 	t.Helper()
-	for end := time.Now().Add(servertest.Patience); entry == nil; time.Sleep(10 * time.Millisecond) {
+	expect.Eventually(t, "the event type is stored", func() bool {
 		if cat, err := catalog.Latest(t.Context(), core.Catalogs, "default"); err == nil {
 			entry = cat.ByName("order.shipped")
 		}
-		if time.Now().After(end) {
-			t.Fatal("the event type is not stored")
-		}
-	}
+		return entry != nil
+	})
 	return entry
 }
 
@@ -394,11 +392,10 @@ func TestNoEventOfABackendIsLostAtAHandover(t *testing.T) {
 		expect.OK(t, core.Demand.Want(t.Context(), "default", "alice", s.Pattern.Key))
 	}
 	for _, p := range patterns { // events from before the subscriptions would only be announced as gaps
-		for end := time.Now().Add(servertest.Patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-			if s, err := core.Demand.LoadState(t.Context(), "default", p.Key); err == nil && s.Active {
-				break
-			}
-		}
+		expect.Eventually(t, "the subscription is active", func() bool {
+			s, err := core.Demand.LoadState(t.Context(), "default", p.Key)
+			return err == nil && s.Active
+		})
 	}
 	for i := range each {
 		var events []standalone.Event
@@ -454,11 +451,10 @@ func TestASubscriptionEndsAtTheBackend(t *testing.T) {
 		}
 		dropDemand(t, core)
 		expect.Receive(t, "the end of the subscription", backend.closed)
-		for end := time.Now().Add(servertest.Patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			if s, err := core.Demand.LoadState(t.Context(), "default", uri); err == nil && !s.Active {
-				break // the relay has forgotten it
-			}
-		}
+		expect.Eventually(t, "the relay has forgotten the subscription", func() bool {
+			s, err := core.Demand.LoadState(t.Context(), "default", uri)
+			return err == nil && !s.Active
+		})
 		core.Demand = demand.New(core.DB) // remembers no renewal
 	}
 }

@@ -216,15 +216,9 @@ func TestExpiredTokensOfCallers(t *testing.T) {
 	awaitStream(t, backend, "first", nil)
 	backend.send("1", "after 1", `{"carrier":"DHL"}`)
 	<-backend.closed
-	for end := time.Now().Add(servertest.Patience); ; time.Sleep(10 * time.Millisecond) {
-		s := expect.Value(core.Demand.LoadState(t.Context(), "default", uri))(t)
-		if strings.Contains(s.Error, "has expired") {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the state is %+v, want that the token has expired", s)
-		}
-	}
+	expect.Eventually(t, "the state says that the token has expired", func() bool {
+		return strings.Contains(expect.Value(core.Demand.LoadState(t.Context(), "default", uri))(t).Error, "has expired")
+	})
 	expect.OK(t, want("second", time.Hour))
 	awaitStream(t, backend, "second", "after 1")
 	stop()

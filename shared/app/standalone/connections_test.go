@@ -83,7 +83,7 @@ func TestAFullServerMakesRoom(t *testing.T) {
 		for range 18 {
 			connect(t, addr, "POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx")
 		}
-		eventually(t, func() bool { // the server knows that all clients send a body
+		expect.Eventually(t, "the server knows that all clients send a body", func() bool {
 			n := 0
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -111,7 +111,7 @@ func TestOPS_16_AClientThatLeavesGivesItsPlaceBack(t *testing.T) {
 	c := connect(t, addr, get)
 	<-begun
 	_ = c.Close()
-	eventually(t, func() bool {
+	expect.Eventually(t, "the server knows that the connection is closed", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return len(l.open) == 0
@@ -144,7 +144,7 @@ func TestAFloodOfSlowClients(t *testing.T) {
 			for range 20 {
 				connect(t, addr, c.request)
 			}
-			eventually(t, func() bool {
+			expect.Eventually(t, "the server knows which connections wait", func() bool {
 				l.mu.Lock()
 				defer l.mu.Unlock()
 				n := 0
@@ -232,16 +232,6 @@ func (n noting) RemoteAddr() net.Addr               { return &net.TCPAddr{IP: ne
 func (n noting) Write(p []byte) (int, error)        { return len(p), nil }
 func (n noting) SetWriteDeadline(t time.Time) error { n.deadlines <- t; return nil }
 
-// eventually polls a condition of a server that runs in real time.
-func eventually(t *testing.T, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the condition is still false after 20 s")
-		}
-	}
-}
-
 func TestAServerFullOfStreamsServesOperators(t *testing.T) {
 	started, end := make(chan bool), make(chan struct{})
 	addr, l := serveAtMost(t, 20, func(w http.ResponseWriter, r *http.Request) {
@@ -261,7 +251,7 @@ func TestAServerFullOfStreamsServesOperators(t *testing.T) {
 		c := connect(t, addr, "POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx")
 		expect.Equal(t, "OPS-16 the status of a request without the rest of its body", answered(t, c), http.StatusServiceUnavailable)
 	}
-	eventually(t, func() bool {
+	expect.Eventually(t, "the server knows that the last places are free again", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return len(l.open) == 18

@@ -443,12 +443,11 @@ func TestTraces(t *testing.T) {
 			}
 		}
 		var letters struct{ Items []struct{ ID string } }
-		for deadline := time.Now().Add(patience); len(letters.Items) == 0; time.Sleep(5 * time.Millisecond) {
+		expect.Eventually(t, "the dead letter is listed", func() bool {
 			_, text := ask(t, s, "", "GET", "/admin/v1/dead-letters", "")
-			if err := json.Unmarshal([]byte(text), &letters); err != nil || time.Now().After(deadline) {
-				t.Fatalf("no dead letter in %s, %v", text, err)
-			}
-		}
+			expect.OK(t, json.Unmarshal([]byte(text), &letters))
+			return len(letters.Items) > 0
+		})
 		status, _ := ask(t, s, "", "POST", "/admin/v1/dead-letters/"+letters.Items[0].ID+"/retry", "")
 		if h := expect.Receive(t, "a webhook", got); h.Get("Traceparent") != sampledParent {
 			t.Errorf("got %v, %d", h, status)
