@@ -398,7 +398,7 @@ func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 func (c *Client) header(session, method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)
-	if c.isStateless() || session != "" {
+	if method != spec.MethodInitialize { // which negotiates the revision
 		h.Set("Mcp-Protocol-Version", string(c.version))
 	}
 	if session != "" {

@@ -79,6 +79,40 @@ func TestSubscriptionsShareTheEndOfASession(t *testing.T) {
 	running.Wait()
 }
 
+// TestEveryRequestAfterInitializeNamesItsRevision uses a server that has the revisions with sessions, but no sessions. Without the header, a
+// server must assume 2025-03-26 (MCP 2025-11-25, "Protocol Version Header").
+func TestEveryRequestAfterInitializeNamesItsRevision(t *testing.T) {
+	t.Parallel()
+	const revision = "2025-11-25"
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct {
+			ID     json.RawMessage
+			Method string
+		}
+		_ = json.NewDecoder(r.Body).Decode(&m)
+		if got := r.Header.Get("Mcp-Protocol-Version"); m.Method != "initialize" && got != revision {
+			t.Errorf("RCH-01 %s %s has the revision %q, want %s", r.Method, m.Method, got, revision)
+		}
+		switch {
+		case r.Method == http.MethodGet:
+			w.WriteHeader(http.StatusMethodNotAllowed)
+		case m.ID == nil:
+			w.WriteHeader(http.StatusAccepted)
+		default:
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":%q}}`, m.ID, revision)
+		}
+	}))
+	t.Cleanup(s.Close)
+	c := expect.Value(client.Connect(t.Context(), s.URL, client.Options{Revision: revision}))(t)
+	expect.OK(t, c.Call(t.Context(), "ping", nil, nil))
+	_, err := c.Subscribe(t.Context(), client.SubscribeOptions{
+		URIs: []string{"event://a/b"}, Mode: client.ModePush, Event: func(context.Context, client.Event) error { return nil },
+	})
+	if err == nil {
+		t.Error("a server without streams accepted a subscription")
+	}
+}
+
 // interruptedServer is a server with sessions that sends one resource update on each stream and then ends the stream.
 type interruptedServer struct {
 	ids      bool // whether the updates have ids, from which a client can resume
