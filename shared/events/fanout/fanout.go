@@ -67,7 +67,7 @@ func (b *uriBatch) try(step func() error) {
 
 // isNew reports whether no handler has received the group's events before, so that they cannot be in the log yet.
 func (b *uriBatch) isNew() bool {
-	return !slices.ContainsFunc(b.messages, func(m queue.Message) bool { return m.Received > 1 || !m.Unwritten })
+	return !slices.ContainsFunc(b.messages, func(m queue.Message) bool { return !m.First })
 }
 
 // Handle fans out a batch of events. It is the [queue.Handler] of the events queue.

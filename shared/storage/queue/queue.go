@@ -62,7 +62,7 @@ type Outgoing struct {
 	// Body is valid UTF-8 text of at most [MaxBody] bytes, without characters that XML 1.0 forbids. Only the adapter for SQS checks the
 	// characters, and it escapes U+FFFE and U+FFFF in JSON.
 	Body []byte
-	// Value is the value that Body encodes, or nil. A [Forwarder] may pass it to the handler, which then need not decode Body. Sender and
+	// Value is the value that Body encodes, or nil. A queue in one process may pass it to the handler, which then need not decode Body. Sender and
 	// handler must not change Body or Value after the message was sent.
 	Value any
 	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order within a group, and a standard queue
@@ -118,8 +118,11 @@ func Escape(body []byte) []byte {
 type Message struct {
 	ID string
 	Outgoing
-	// Received counts deliveries of this message, from 1.
+	// Received counts deliveries of this message, from 1. After a crash, it may be too low.
 	Received int
+	// First says that no handler has received the message before, not even in an earlier process. Not every queue can tell, so it may be
+	// false for such a message too.
+	First bool
 	// Sent is when the queue accepted the message.
 	Sent time.Time
 	// Unwritten says that the message was forwarded and is not durable yet; see [Forwarder].

@@ -164,7 +164,7 @@ type message struct {
 	id       int64
 	group    string
 	body     []byte // nil: to be read from its row
-	value    any    // [queue.Outgoing.Value] of a forwarded message that no handler has received yet
+	value    any    // [queue.Outgoing.Value] until a handler has received it; nil if the message was read from its row
 	sent     int64  // microseconds since 1970
 	received int
 	handled  int // bytes of its body that count as in a handler

@@ -42,11 +42,7 @@ func TestAMessageThatKillsTheProcessBecomesADeadLetter(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "events.db")
 			q, end := start(t, path, store.Options{}, Options{})
 			for _, body := range []string{"a", poison, "b"} {
-				m := queue.Outgoing{Body: []byte(body), Group: "g"}
-				if name.FIFO() {
-					m.Dedup = body
-				}
-				send(t, q, name, m)
+				send(t, q, name, queue.Outgoing{Body: []byte(body), Group: "g", Dedup: dedupOf(name, body)})
 			}
 			end()
 			deaths := 0
@@ -130,4 +126,43 @@ func workUntilPoisoned(path string, name queue.Name) {
 	fail(q.Close())
 	fail(db.Close())
 	os.Exit(0)
+}
+
+// A handler that knows that a message is new need not look for what an earlier receive has done.
+func TestOnlyTheFirstReceiveInAnyProcessIsMarked(t *testing.T) {
+	for _, name := range []queue.Name{queue.Deliveries, queue.Events} {
+		t.Run(string(name), func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "events.db")
+			q, end := start(t, path, store.Options{}, Options{})
+			send(t, q, name, queue.Outgoing{Body: []byte("left"), Group: "g", Dedup: dedupOf(name, "left")})
+			end()
+			q, end = start(t, path, store.Options{}, Options{})
+			defer end()
+			send(t, q, name, queue.Outgoing{Body: []byte("new"), Group: "h", Dedup: dedupOf(name, "new"), Value: 7})
+			got := make(chan string, 10)
+			defer run(q, name, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) (failed []string, _ error) {
+				for _, m := range batch {
+					got <- fmt.Sprintf("%s %d %v %v", m.Body, m.Received, m.First, m.Value)
+					if m.Received == 1 {
+						failed = append(failed, m.ID)
+					}
+				}
+				return failed, nil
+			})()
+			var all []string
+			for range 4 {
+				all = append(all, <-got)
+			}
+			slices.Sort(all)
+			expect.List(t, "the receives", all, []string{"left 1 false <nil>", "left 2 false <nil>", "new 1 true 7", "new 2 false <nil>"})
+		})
+	}
+}
+
+// dedupOf returns a deduplication id, which only FIFO queues accept.
+func dedupOf(name queue.Name, id string) string {
+	if name.FIFO() {
+		return id
+	}
+	return ""
 }

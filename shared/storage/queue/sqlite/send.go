@@ -113,7 +113,7 @@ func (s *sending) Apply(tx *engine.Tx) error {
 			}
 			continue
 		}
-		s.ready = append(s.ready, &message{id: id, group: m.Group, body: m.Body, sent: sent})
+		s.ready = append(s.ready, &message{id: id, group: m.Group, body: m.Body, value: m.Value, sent: sent})
 	}
 	if len(s.fresh) > 0 {
 		return mq.dedup.write(tx, s.fresh)

@@ -83,7 +83,7 @@ func (w *window) depth() queue.Depth {
 func (w *window) dropBody(m *message) {
 	if w.bytes > w.maxBytes && m.row == rowWritten {
 		w.bytes -= len(m.body)
-		m.body = nil
+		m.body, m.value = nil, nil
 	}
 }
 
