@@ -119,9 +119,7 @@ func TestValidateParams(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := e.ValidateParams(tc.vars)
 			if tc.want == "" {
-				if err != nil {
-					t.Error(err)
-				}
+				expect.OK(t, err)
 				return
 			}
 			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {

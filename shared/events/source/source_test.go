@@ -84,9 +84,7 @@ func TestMap(t *testing.T) {
 				t.Errorf("got %+v, want %+v", got, tt.want)
 			}
 			if len(tt.faults) == 0 {
-				if err != nil {
-					t.Error(err)
-				}
+				expect.OK(t, err)
 				return
 			}
 			unfit, _ := fault.DataOf(err).(Unfit)

@@ -71,9 +71,7 @@ func TestSettings_Check(t *testing.T) {
 		t.Run("SRC-02 "+name, func(t *testing.T) {
 			err := tt.settings.Check()
 			if tt.want == nil {
-				if err != nil {
-					t.Error(err)
-				}
+				expect.OK(t, err)
 				return
 			}
 			if diff := cmp.Diff(tt.want, fault.DataOf(err)); diff != "" || !fault.Is(err, fault.Invalid) {
@@ -113,9 +111,7 @@ func TestNew_Secrets(t *testing.T) {
 		t.Run("SRC-02 "+name, func(t *testing.T) {
 			v, err := New(Settings{Scheme: tt.scheme}, tt.secrets)
 			if tt.want == "" {
-				if err != nil {
-					t.Error(err)
-				}
+				expect.OK(t, err)
 				return
 			}
 			if !fault.Is(err, fault.Invalid) || err.Error() != tt.want || v != nil {
