@@ -65,11 +65,6 @@ func TestSenders(t *testing.T) {
 
 func TestDerive(t *testing.T) {
 	needs := expect.Value(load("../.."))(t).needs()
-	for id, all := range needs {
-		for _, n := range all {
-			t.Logf("%s %s %s %q  %s", id, n.action, n.resource, n.prefix, n.at)
-		}
-	}
 	functions := expect.Value(read(template))(t)
 	t.Run("AWS-10 the template grants each operation that the code of a function makes", func(t *testing.T) {
 		for _, id := range sorted(needs) {
