@@ -136,9 +136,7 @@ func TestTheTable(t *testing.T) {
 			expect.OK(t, run(file("r.tsv", twoGroups), file("log.json", tt.log), out, io.Discard))
 			got := expect.Value(os.ReadFile(out))(t)
 			for _, w := range tt.want {
-				if !strings.Contains(string(got), w) {
-					t.Errorf("got\n%s\nwant it to contain %q", got, w)
-				}
+				expect.Contains(t, "the table", string(got), w)
 			}
 			for _, w := range tt.not {
 				if strings.Contains(string(got), w) {

@@ -21,9 +21,7 @@ func TestTheRecordingIsTheOutputOfTheDemo(t *testing.T) {
 		t.Errorf("%s shows\n%s\nbut the demo prints\n%s\nrun go run ./tools/recording", file, strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for _, want := range []string{"webhook, SEP-1803", "signature verified", "One event, published once"} {
-		if !strings.Contains(strings.Join(shown, "\n"), want) {
-			t.Errorf("%s does not show %q", file, want)
-		}
+		expect.Contains(t, file, strings.Join(shown, "\n"), want)
 	}
 }
 

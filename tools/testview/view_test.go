@@ -111,9 +111,7 @@ func TestView(t *testing.T) {
 			tt.names.log = log
 			expect.Equal(t, "ok", expect.Value(run(strings.NewReader(tt.stream), &out, tt.names))(t), tt.ok)
 			for _, w := range tt.want {
-				if !strings.Contains(out.String(), w) {
-					t.Errorf("got\n%s\nwant it to contain %q", out.String(), w)
-				}
+				expect.Contains(t, "the output", out.String(), w)
 			}
 			for _, w := range tt.not {
 				if strings.Contains(out.String(), w) {

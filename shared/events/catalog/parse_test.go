@@ -163,9 +163,7 @@ func TestParseFaults(t *testing.T) {
 			if !fault.Is(err, fault.Invalid) {
 				t.Fatalf("got %v, want an invalid fault", err)
 			}
-			if !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got\n%s\nwant it to contain\n%s", err, tc.want)
-			}
+			expect.Contains(t, "the fault", err.Error(), tc.want)
 			if !strings.HasPrefix(err.Error(), "catalog.yaml") {
 				t.Errorf("got %q without the file's name", err)
 			}

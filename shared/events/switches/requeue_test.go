@@ -100,9 +100,7 @@ func TestARefusedMessageDoesNotBlockTheOthersOfItsSwitch(t *testing.T) {
 	if len(q.bodies) != 2 || len(q.dead) != 1 || !strings.Contains(q.dead[0], "refused") {
 		t.Errorf("AWS-16: got messages %q and dead letters %q, want two and one", q.bodies, q.dead)
 	}
-	if n, err := s.RequeueOf(t.Context(), "default", All); n != 0 || err != nil {
-		t.Errorf("AWS-16: got %d messages in the next run, %v, want none", n, err)
-	}
+	expect.Equal(t, "AWS-16: messages in the next run", expect.Value(s.RequeueOf(t.Context(), "default", All))(t), 0)
 }
 
 // The trace state of an event may contain these characters, which encoding/json escapes by default.
@@ -139,12 +137,8 @@ func TestRequeueOfPausedMessages(t *testing.T) {
 			item := s.Item("default", All, Message{Queue: queue.Slow, Body: []byte(`{}`)})
 			item.Value, item.Expires = []byte(tc.value), time.Now().Add(time.Hour)
 			expect.OK(t, db.Write(t.Context(), append(s.ResumeOps("default", All), store.Put(item))...))
-			if n, err := s.RequeueOf(t.Context(), "default", All); n != 1 || err != nil {
-				t.Fatalf("got %d, %v, want one requeued", n, err)
-			}
-			if len(q.bodies) != 1 || q.bodies[0] != tc.want {
-				t.Errorf("got %q, want %q", q.bodies, tc.want)
-			}
+			expect.Equal(t, "requeued messages", expect.Value(s.RequeueOf(t.Context(), "default", All))(t), 1)
+			expect.List(t, "the messages", q.bodies, []string{tc.want})
 		})
 	}
 }

@@ -160,9 +160,7 @@ func TestRetriedDeadLetters(t *testing.T) {
 		var log bytes.Buffer
 		f.Log = slog.New(slog.NewTextHandler(&log, nil))
 		f.wants(t, pull("d-1", renamed), 422, ``, ingest.Unfit)
-		if !strings.Contains(log.String(), `reason="/data/action: must be one of `) {
-			t.Errorf("got %s", &log)
-		}
+		expect.Contains(t, "the log", log.String(), `reason="/data/action: must be one of `)
 	})
 	t.Run("SRC-04 an event larger than its type allows is dead-lettered", func(t *testing.T) {
 		f := newFixture(t)

@@ -402,9 +402,7 @@ func TestOutcomesAreCounted(t *testing.T) {
 	for _, kind := range []ingest.Kind{ingest.Accepted, ingest.Unmatched, ingest.Unmatched} {
 		r.Record(t.Context(), ingest.Outcome{Time: noon, Workspace: "default", Source: "github", Kind: kind})
 	}
-	if !strings.Contains(log.String(), `msg="source outcome not recorded" source=github outcome=accepted`) {
-		t.Errorf("SRC-04 logged: %s", &log)
-	}
+	expect.Contains(t, "SRC-04 the log", log.String(), `msg="source outcome not recorded" source=github outcome=accepted`)
 	var all metricdata.ResourceMetrics
 	expect.OK(t, reader.Collect(t.Context(), &all))
 	counts := map[string]int64{}

@@ -235,9 +235,7 @@ func wantFaults(t *testing.T, pattern string, want []string) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if !strings.Contains(err.Error(), want[0]) {
-		t.Errorf("%q does not name the first fault", err)
-	}
+	expect.Contains(t, "the error", err.Error(), want[0])
 }
 
 func TestParse_Bounds(t *testing.T) {

@@ -42,9 +42,7 @@ func TestProviders(t *testing.T) {
 			}
 			text, steps := string(ready.Config(p)), strings.Join(p.Setup, "\n")
 			for _, m := range variables.FindAllStringSubmatch(text, -1) {
-				if !strings.Contains(steps, m[1]) {
-					t.Errorf("no step explains %s", m[1])
-				}
+				expect.Contains(t, "the steps", steps, m[1])
 			}
 			for line := range strings.Lines(text) {
 				if len(line) > 0 && strings.HasPrefix(line, "  # ") && len(line) > 121 {
@@ -92,9 +90,7 @@ func TestWrite(t *testing.T) {
 			}
 		}
 		for _, p := range all {
-			if !strings.Contains(texts[1], "# "+p.Title+", "+p.Documentation) {
-				t.Errorf("the configuration does not name %s", p.Title)
-			}
+			expect.Contains(t, "the configuration", texts[1], "# "+p.Title+", "+p.Documentation)
 		}
 	})
 	t.Run("SRC-06 existing files are kept unless force is set", func(t *testing.T) {
