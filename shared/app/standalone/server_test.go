@@ -313,6 +313,16 @@ func TestAliveAndReady(t *testing.T) {
 	healthy(1)
 }
 
+// A program that embeds the server gets an error for an event that nobody could read.
+func TestPublishRefusesAWorkspaceThatCannotExist(t *testing.T) {
+	t.Parallel()
+	s := serve(t, nil)
+	for _, workspace := range []string{"", "two words", "a#b"} {
+		_, err := s.Publish(t.Context(), workspace, Event{URI: buildFinished, Data: []byte(`{"build":1,"status":"passed"}`)})
+		expect.Fault(t, fmt.Sprintf("an event of the workspace %q", workspace), err, fault.Invalid)
+	}
+}
+
 // A shutdown that reaches its deadline cancels the running deliveries, and the next start repeats them.
 func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	t.Parallel()
