@@ -190,6 +190,8 @@ func TestAcceptRefuses(t *testing.T) {
 		"too many":                            {publisher, make([]Input, maxEvents+1), fault.TooLarge, "at most 1000"},
 		"an unknown workspace":                {auth.Principal{ID: "a", Workspace: "nowhere", Scopes: publisher.Scopes}, []Input{good}, fault.NotFound, "unknown workspace"},
 		"one of two: nothing is accepted":     {publisher, []Input{good, pr(`{}`)}, fault.Unprocessable, "none of the events was accepted"},
+		"a time with five digits":             {publisher, []Input{bad(func(in *Input) { in.Time = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) })}, fault.Invalid, "/time: "},
+		"a time with an offset of a day":      {publisher, []Input{bad(func(in *Input) { in.Time = noon.In(time.FixedZone("", 24*3600)) })}, fault.Invalid, "/time: "},
 		"the most severe kind is reported":    {publisher, []Input{pr(`{}`), bad(func(in *Input) { in.URI = "x" })}, fault.Invalid, "does not begin with event:// (and 1 more faults)"},
 	} {
 		t.Run(name, func(t *testing.T) {
