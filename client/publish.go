@@ -58,6 +58,8 @@ const (
 	maxBatchBytes = 1 << 20
 	// patience is how long a request waits for an answer before Waiting is called.
 	patience = time.Second
+	// lull is how long Publish waits for another value before it publishes the values that it has read.
+	lull = 100 * time.Millisecond
 )
 
 // item is an event in the form of POST /events.
@@ -72,8 +74,8 @@ func (it item) size() int {
 	return size
 }
 
-// Publish reads JSON values from r until its end and publishes them. If Publish fails, the events that it has passed to Accepted stay
-// published.
+// Publish reads JSON values from r until its end and publishes them. It does not wait for a full batch if r pauses, so r may be the output
+// of a running program. If Publish fails, the events that it has passed to Accepted stay published.
 func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 	p.Batch, p.Tries = cmp.Or(p.Batch, 100), cmp.Or(p.Tries, maxTries)
 	url, err := p.server().Endpoint("/events")
@@ -82,22 +84,34 @@ func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 	}
 	var batch []item
 	bytes, read := 0, 0
-	in := readUntilDone(ctx, r)
-	defer func() { _ = in.Close() }()
-	for d := json.NewDecoder(in); ; {
-		var value json.RawMessage
-		err := d.Decode(&value)
-		if errors.Is(err, io.EOF) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	values := decodeValues(ctx, r)
+	paused := time.NewTimer(lull)
+	defer paused.Stop()
+	for {
+		var next decoded
+		select {
+		case next = <-values:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-paused.C:
+			if p.ID == "" { // otherwise a second value is an error
+				if err := p.flush(ctx, url, batch); err != nil {
+					return err
+				}
+				batch, bytes = batch[:0], 0
+			}
+			continue
+		}
+		if errors.Is(next.err, io.EOF) {
 			break
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err != nil {
-			return fault.New(fault.Invalid, "value %d of the data is not JSON: %v", read+1, err)
+		if next.err != nil {
+			return fault.New(fault.Invalid, "value %d of the data is not JSON: %v", read+1, next.err)
 		}
 		read++
-		items, err := p.parseItems(value, read)
+		items, err := p.parseItems(next.value, read)
 		if err != nil {
 			return err
 		}
@@ -111,6 +125,7 @@ func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 			}
 			batch, bytes = append(batch, it), bytes+size
 		}
+		paused.Reset(lull)
 	}
 	if read == 0 {
 		return fault.New(fault.Invalid, "the data is empty")
@@ -122,16 +137,31 @@ func (p Publisher) server() httpcall.Server {
 	return httpcall.Server{URL: p.URL, Key: p.Key, Agent: p.Agent, HTTP: p.HTTP}
 }
 
-// readUntilDone returns a reader of r that fails when ctx ends, even while r blocks. Its goroutine ends when r returns.
-func readUntilDone(ctx context.Context, r io.Reader) *io.PipeReader {
-	out, in := io.Pipe()
-	stop := context.AfterFunc(ctx, func() { _ = out.CloseWithError(ctx.Err()) })
+// decoded is a JSON value of the data, or the error that ended the data.
+type decoded struct {
+	value json.RawMessage
+	err   error
+}
+
+// decodeValues returns a channel with the JSON values in r and then with an error, which is [io.EOF] at the end of r. Its goroutine ends when
+// ctx has ended and r returns.
+func decodeValues(ctx context.Context, r io.Reader) <-chan decoded {
+	values := make(chan decoded)
 	go func() {
-		defer stop()
-		_, err := io.Copy(in, r)
-		_ = in.CloseWithError(err) // nil is io.EOF
+		for d := json.NewDecoder(r); ; {
+			var next decoded
+			next.err = d.Decode(&next.value)
+			select {
+			case values <- next:
+			case <-ctx.Done():
+				return
+			}
+			if next.err != nil {
+				return
+			}
+		}
 	}()
-	return out
+	return values
 }
 
 // parseItems returns the events in a JSON value. The data can have several values; n is the number of this one, counted from 1.

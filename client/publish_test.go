@@ -1,12 +1,50 @@
 package client_test
 
 import (
+	"context"
 	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/test/expect"
 )
+
+// TestPublishDoesNotWaitForAFullBatch publishes the output of a program that writes one event and continues to run.
+func TestPublishDoesNotWaitForAFullBatch(t *testing.T) {
+	bodies := make(chan string, 10)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		bodies <- string(body)
+		w.WriteHeader(http.StatusAccepted)
+		_, _ = io.WriteString(w, `{"accepted":[]}`)
+	}))
+	defer s.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	r, w := io.Pipe()
+	published := make(chan error, 1)
+	go func() { published <- client.Publisher{URL: s.URL, URI: "event://a/b"}.Publish(ctx, r) }()
+	for _, data := range []string{`{"n":1}`, `{"n":2}`} {
+		_ = expect.Value(io.WriteString(w, data+"\n"))(t)
+		select {
+		case body := <-bodies:
+			if !strings.Contains(body, data) {
+				t.Errorf("published %s, want %s", body, data)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatalf("%s was not published while the program was running", data)
+		}
+	}
+	_ = expect.Value(io.WriteString(w, `{"n":3}`))(t) // without a line end, the value ends with the output
+	expect.OK(t, w.Close())
+	expect.OK(t, <-published)
+	expect.Equal(t, "whether the rest was published", strings.Contains(<-bodies, `{"n":3}`), true)
+}
 
 // The errors are for programs, too, so they do not name flags of the command.
 func TestPublishRefusesInvalidData(t *testing.T) {
