@@ -105,7 +105,8 @@ func (rs Responder) writeError(w http.ResponseWriter, r *http.Request, err error
 	}
 	switch kind {
 	case fault.Internal, fault.Unavailable, fault.Conflict:
-		cmp.Or(rs.Log, slog.Default()).ErrorContext(r.Context(), "request failed", "path", pathOf(r), "kind", kind.String(), "error", err)
+		log := cmp.Or(rs.Log, slog.Default())
+		log.ErrorContext(r.Context(), "request failed", "path", pathOf(r), "kind", kind.String(), "error", err)
 	}
 	if kind == fault.Unavailable {
 		w.Header().Set("Retry-After", "1")
