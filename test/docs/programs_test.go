@@ -61,14 +61,7 @@ func TestTheGoServerOfThePage(t *testing.T) {
 	t.Run("RCH-07 a client of an event gets what a tool publishes", func(t *testing.T) { getsWhatAToolPublishes(t, "http://"+address+"/mcp", "") })
 	t.Run("RCH-07 it ends gracefully", func(t *testing.T) {
 		expect.OK(t, cmd.Process.Signal(syscall.SIGTERM))
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Error(err)
-			}
-		case <-time.After(patienceToPrint):
-			t.Error("it runs on")
-		}
+		expect.OK(t, expect.Receive(t, "the end of the program", ended))
 	})
 }
 
@@ -155,14 +148,7 @@ func getsWhatAToolPublishes(t *testing.T, url, key string) {
 	if result.IsError {
 		t.Fatalf("the tool fails: %s", result.Content[0].(*sdk.TextContent).Text)
 	}
-	select {
-	case uri := <-updated:
-		if uri != "event://orders/42/shipped" {
-			t.Errorf("got %s", uri)
-		}
-	case <-time.After(patienceToPrint):
-		t.Error("the event did not come")
-	}
+	expect.Equal(t, "the updated resource", expect.Receive(t, "the notification", updated), "event://orders/42/shipped")
 }
 
 // TestBashCanReadTheCommands checks the syntax of all command blocks. Some of them need an AWS account and do not run in a test.
