@@ -113,6 +113,61 @@ func TestEveryRequestAfterInitializeNamesItsRevision(t *testing.T) {
 	}
 }
 
+// TestASessionThatEndsBetweenTwoURIs loses its session after the first of two resources/subscribe. The stream of the next session must have
+// the events of both URIs.
+func TestASessionThatEndsBetweenTwoURIs(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	sessions := 0
+	subscribed := map[string][]string{} // by session
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		var m struct {
+			ID     json.RawMessage
+			Method string
+			Params struct{ URI string }
+		}
+		_ = json.NewDecoder(r.Body).Decode(&m)
+		id := r.Header.Get("Mcp-Session-Id")
+		switch {
+		case m.Method == "initialize":
+			sessions++
+			w.Header().Set("Mcp-Session-Id", fmt.Sprint("s", sessions))
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25"}}`, m.ID)
+		case id == "s1" && len(subscribed[id]) == 1:
+			w.WriteHeader(http.StatusNotFound)
+		case m.Method == "resources/subscribe":
+			subscribed[id] = append(subscribed[id], m.Params.URI)
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{}}`, m.ID)
+		case r.Method == http.MethodGet:
+			w.Header().Set("Content-Type", "text/event-stream")
+			for _, uri := range subscribed[id] {
+				fmt.Fprintf(w, `data: {"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":%q}}`+"\n\n", uri)
+			}
+		default:
+			w.WriteHeader(http.StatusAccepted)
+		}
+	}))
+	t.Cleanup(s.Close)
+	c := expect.Value(client.Connect(t.Context(), s.URL, client.Options{Revision: "2025-11-25"}))(t)
+	got := make(chan string, 100)
+	sub := expect.Value(c.Subscribe(t.Context(), client.SubscribeOptions{
+		URIs: []string{"event://a", "event://b"}, Mode: client.ModePush,
+		Event: func(_ context.Context, e client.Event) error { got <- e.URI; return nil },
+	}))(t)
+	defer func() { _ = sub.Close() }()
+	seen := map[string]bool{}
+	for late := time.After(5 * time.Second); len(seen) < 2; {
+		select {
+		case uri := <-got:
+			seen[uri] = true
+		case <-late:
+			t.Fatalf("got events of %v, want those of both URIs", seen)
+		}
+	}
+}
+
 // interruptedServer is a server with sessions that sends one resource update on each stream and then ends the stream.
 type interruptedServer struct {
 	ids      bool // whether the updates have ids, from which a client can resume

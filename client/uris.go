@@ -206,12 +206,18 @@ func (l *listener) subscribeInSession() error {
 		return nil
 	}
 	l.session, l.last = nil, ""
-	for _, uri := range l.sub.URIs {
+	var in *string // the session of the first URI
+	for i, uri := range l.sub.URIs {
 		if _, err := c.call(l.ctx, spec.MethodSubscribe, map[string]any{"uri": uri}, nil); err != nil {
 			return err
 		}
+		now := c.session.Load()
+		if i > 0 && now != in { // call has started another session, which lacks the earlier URIs
+			return fault.New(fault.Unavailable, "the session has ended")
+		}
+		in = now
 	}
-	l.session = c.session.Load()
+	l.session = in
 	return nil
 }
 
