@@ -44,7 +44,8 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	text := "keys:\n  - {principal: alice, scopes: [events:read], sha256: " + strings.Repeat("ab", 32) + "}\n"
 	expect.OK(t, os.WriteFile(settings, []byte(text), 0o600))
 	apply := "catalog apply --config " + settings + " ../../catalog.yaml"
-	succeeds(t, apply, "Version 1 of the catalog of workspace default is stored", "Version 1 of the configuration is stored", "ci.build_finished: is new")
+	succeeds(t, apply,
+		"Version 1 of the catalog of workspace default is stored", "Version 1 of the configuration is stored", "ci.build_finished: is new")
 	stored, err := catalog.Load(t.Context(), db, "default")
 	if err != nil || stored.ByName("ci.build_finished") == nil {
 		t.Fatalf("the stored catalog: %v, %v", stored, err)

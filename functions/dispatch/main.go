@@ -52,7 +52,8 @@ func create(p *boot.Process) (boot.Handler, error) {
 		Subscriptions: subscriptions, Terminator: webhooks.NewTerminator(p.Core, subscriptions), Switches: webhooks.NewSwitches(p.Core, false),
 		Sender: webhooks.NewSender(p.Core, webhooks.SenderOptions{}), Opener: opener, Cursors: tokens.Get,
 		Options: delivery.Options{
-			Concurrency: concurrency, Detached: concurrency, Patience: patience, SlowAnswer: slowAnswer, Hurry: hurry, SlowLaneDelay: state.EarlyMessage,
+			Concurrency: concurrency, Detached: concurrency, Patience: patience,
+			SlowAnswer: slowAnswer, Hurry: hurry, SlowLaneDelay: state.EarlyMessage,
 		},
 	})
 	if err := webhooks.WatchEndpoints(p.Core, dispatcher); err != nil {

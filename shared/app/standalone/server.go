@@ -326,9 +326,13 @@ func (s *Server) buildDelivery(r *roles, keys secrets, cursors *eventlog.Sealer,
 	s.dispatcher = webhooks.NewDispatcher(s.core, webhooks.DispatcherOptions{
 		Subscriptions: r.subscriptions, Terminator: s.terminator, Switches: r.switches, Sender: sender, Opener: opener,
 		Cursors: func(context.Context) (*eventlog.Sealer, error) { return cursors, nil }, Gate: gate,
-		Options: delivery.Options{Concurrency: attempts, Patience: attemptPatience, Detached: 4 * attempts, Bytes: attemptBytes, LogDeliveries: true},
+		Options: delivery.Options{
+			Concurrency: attempts, Patience: attemptPatience, Detached: 4 * attempts, Bytes: attemptBytes, LogDeliveries: true,
+		},
 	})
-	r.replays = webhooks.NewReplays(s.core, deadletter.ReplayOptions{Subscriptions: r.subscriptions, Operations: r.operations, Ahead: replayEvery})
+	r.replays = webhooks.NewReplays(s.core, deadletter.ReplayOptions{
+		Subscriptions: r.subscriptions, Operations: r.operations, Ahead: replayEvery,
+	})
 	r.jobs = webhooks.NewJobs(s.core, webhooks.JobOptions{
 		Subscriptions: r.subscriptions, Terminator: s.terminator, Switches: r.switches, Operations: r.operations, SaveEvery: savePositions,
 	})
