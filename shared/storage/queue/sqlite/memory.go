@@ -167,7 +167,8 @@ type message struct {
 	value    any    // [queue.Outgoing.Value] until a handler has received it; nil if the message was read from its row
 	sent     int64  // microseconds since 1970
 	received int
-	handled  int // bytes of its body that count as in a handler
+	tried    bool // a handler of this process has received it, even if that does not count in received
+	handled  int  // bytes of its body that count as in a handler
 
 	place      place // changed by [window.move] only
 	row        row

@@ -3,6 +3,7 @@ package sqlite
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -157,6 +158,27 @@ func TestOnlyTheFirstReceiveInAnyProcessIsMarked(t *testing.T) {
 			expect.List(t, "the receives", all, []string{"left 1 false <nil>", "left 2 false <nil>", "new 1 true 7", "new 2 false <nil>"})
 		})
 	}
+}
+
+// On a FIFO queue, a message that fails behind another one does not count a receive. Nevertheless, its handler may have done some of its work.
+func TestAMessageThatFailedBehindAnotherIsNotNew(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+		for _, body := range []string{"a", "b"} {
+			send(t, q, queue.Events, queue.Outgoing{Body: []byte(body), Group: "g", Dedup: body})
+		}
+		var all []string
+		defer run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			for _, m := range batch {
+				all = append(all, fmt.Sprintf("%s %d %v", m.Body, m.Received, m.First))
+			}
+			if len(all) == 2 {
+				return nil, errors.New("no")
+			}
+			return nil, nil
+		})()
+		time.Sleep(time.Minute)
+		expect.List(t, "the receives", all, []string{"a 1 true", "b 1 true", "a 2 false", "b 1 false"})
+	})
 }
 
 // dedupOf returns a deduplication id, which only FIFO queues accept.

@@ -327,7 +327,8 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 			b.counted = true
 			mq.settled.failed = append(mq.settled.failed, failure{m.id, m.received})
 		}
-		handed := queue.Message{Received: m.received, First: m.received == 1 && m.id > mq.inherited, Unwritten: m.row != rowWritten}
+		handed := queue.Message{Received: m.received, First: !m.tried && m.id > mq.inherited, Unwritten: m.row != rowWritten}
+		m.tried = true
 		handed.Body, handed.Value = m.body, m.value
 		m.value = nil // a handler that fails may have changed it
 		b.msgs, b.handed = append(b.msgs, m), append(b.handed, handed)
