@@ -3,7 +3,8 @@
 //
 // The command gets the event as JSON on standard input, and its main members in the environment. The command line contains no part of
 // the event, because a shell interprets the line. Exit status 0 acknowledges the event. After any other status the command runs again, with
-// growing pauses. If this process is killed, a command may run again for the same event, so it must be idempotent by EVENT_ID.
+// growing pauses. If this process is killed, a command may run again for the same event, so it must be idempotent by EVENT_ID and
+// EVENT_URI.
 package run
 
 import (
@@ -43,7 +44,7 @@ type Command struct {
 	Log            *slog.Logger
 
 	mu       sync.Mutex // guards failures and the file
-	failures map[string]int
+	failures map[eventKey]int
 }
 
 const (
@@ -63,14 +64,14 @@ func (c *Command) Handle(ctx context.Context, e client.Event) error {
 	began := time.Now()
 	failure := c.run(ctx, e, input)
 	if failure == nil {
-		c.forget(e.ID)
+		c.forget(e)
 		c.Log.Info("command done", "event", e.ID, "took", time.Since(began).Round(time.Millisecond))
 		return nil
 	}
 	if ctx.Err() != nil {
 		return ctx.Err() // the command was ended, which is not a failure
 	}
-	tries, last := c.countFailure(e.ID)
+	tries, last := c.countFailure(e)
 	if !last {
 		return fault.Wrap(fault.Unavailable, failure, "run %d of the command", tries)
 	}
@@ -78,7 +79,7 @@ func (c *Command) Handle(ctx context.Context, e client.Event) error {
 		return err
 	}
 	c.Log.Error("command failed, giving up", "event", e.ID, "tries", tries, "file", c.Failed, "error", failure)
-	c.forget(e.ID)
+	c.forget(e)
 	return nil
 }
 
@@ -137,21 +138,25 @@ func eventEnvironment(e client.Event) []string {
 // 128 KiB), and the event would block all later ones.
 const maxVariable = 64 << 10
 
+// eventKey identifies an event. The id alone does not, because publishers may choose the same id for events of two URIs.
+type eventKey struct{ id, uri string }
+
 // countFailure counts a failure and reports whether it was the last try.
-func (c *Command) countFailure(id string) (failures int, last bool) {
+func (c *Command) countFailure(e client.Event) (failures int, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.failures == nil {
-		c.failures = map[string]int{} // one for each event that is being handled
+		c.failures = map[eventKey]int{} // one for each event that is being handled
 	}
-	c.failures[id]++
-	return c.failures[id], c.Failed != "" && c.failures[id] >= cmp.Or(c.Tries, defaultTries)
+	key := eventKey{e.ID, e.URI}
+	c.failures[key]++
+	return c.failures[key], c.Failed != "" && c.failures[key] >= cmp.Or(c.Tries, defaultTries)
 }
 
-func (c *Command) forget(id string) {
+func (c *Command) forget(e client.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.failures, id)
+	delete(c.failures, eventKey{e.ID, e.URI})
 }
 
 // keep appends an event to the file of failed events and syncs the file.

@@ -97,6 +97,14 @@ func TestFailedCommands(t *testing.T) {
 			t.Errorf("the file holds %s, want two lines, the last with e2, 3 tries and exit status 3", b)
 		}
 	})
+	t.Run("RCH-03 given two URIs with events of the same id, when both fail, then each has its own tries", func(t *testing.T) {
+		c := command("exit 3")
+		c.Failed, c.Tries = filepath.Join(t.TempDir(), "failed.jsonl"), 2
+		other := shipped
+		other.URI += "/other"
+		expect.Error(t, "the first run for the first URI", c.Handle(t.Context(), shipped))
+		expect.Error(t, "the first run for the second URI", c.Handle(t.Context(), other))
+	})
 	t.Run("RCH-03 an event is not acknowledged when the file cannot be written", func(t *testing.T) {
 		c := command("exit 3")
 		c.Failed, c.Tries = filepath.Join(t.TempDir(), "none", "failed.jsonl"), 1

@@ -7,8 +7,9 @@
 //
 //   - The cursor moves only after the effect is durable, because the package client saves it when the function for events
 //     returns nil. If the program is killed before that, the event arrives again.
-//   - The effect has the event's id as its key, so a repeated event finds its effect done. Here one write holds the effect
-//     and its key. With another service's API you would pass the id as the idempotency key.
+//   - The effect has the event's id and URI as its key, so a repeated event finds its effect done. Both are needed, because
+//     publishers may choose the same id for events of two URIs. Here one write holds the effect and its key. With another
+//     service's API you would pass them as the idempotency key.
 //
 // Any server that speaks MCP Events will do. If the server needs a key, set AGENT_KEY.
 package main
@@ -74,7 +75,7 @@ func run(ctx context.Context, log *slog.Logger) error {
 	defer c.Close()
 	sub, err := c.Subscribe(ctx, client.SubscribeOptions{
 		Name: *event, Arguments: json.RawMessage(*arguments), Mode: *mode,
-		Event: func(_ context.Context, e client.Event) error { return effects.once(e.ID, e.Data) },
+		Event: func(_ context.Context, e client.Event) error { return effects.once(e.ID+" "+e.URI, e.Data) },
 		Gap: func(context.Context, client.Gap) error {
 			log.Warn("events lost") // a real agent would now call a tool to read the current state
 			return nil
