@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -133,29 +134,32 @@ func workUntilPoisoned(path string, name queue.Name) {
 func TestOnlyTheFirstReceiveInAnyProcessIsMarked(t *testing.T) {
 	for _, name := range []queue.Name{queue.Deliveries, queue.Events} {
 		t.Run(string(name), func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "events.db")
-			q, end := start(t, path, store.Options{}, Options{})
-			send(t, q, name, queue.Outgoing{Body: []byte("left"), Group: "g", Dedup: dedupOf(name, "left")})
-			end()
-			q, end = start(t, path, store.Options{}, Options{})
-			defer end()
-			send(t, q, name, queue.Outgoing{Body: []byte("new"), Group: "h", Dedup: dedupOf(name, "new"), Value: 7})
-			got := make(chan string, 10)
-			defer run(q, name, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) (failed []string, _ error) {
-				for _, m := range batch {
-					got <- fmt.Sprintf("%s %d %v %v", m.Body, m.Received, m.First, m.Value)
-					if m.Received == 1 {
-						failed = append(failed, m.ID)
+			synctest.Test(t, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "events.db")
+				q, end := start(t, path, store.Options{}, Options{})
+				send(t, q, name, queue.Outgoing{Body: []byte("left"), Group: "g", Dedup: dedupOf(name, "left")})
+				end()
+				q, end = start(t, path, store.Options{}, Options{})
+				defer end()
+				synctest.Wait() // until the message that is left has been read, because the same read might find the new one
+				send(t, q, name, queue.Outgoing{Body: []byte("new"), Group: "h", Dedup: dedupOf(name, "new"), Value: 7})
+				got := make(chan string, 10)
+				defer run(q, name, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) (failed []string, _ error) {
+					for _, m := range batch {
+						got <- fmt.Sprintf("%s %d %v %v", m.Body, m.Received, m.First, m.Value)
+						if m.Received == 1 {
+							failed = append(failed, m.ID)
+						}
 					}
+					return failed, nil
+				})()
+				var all []string
+				for range 4 {
+					all = append(all, <-got)
 				}
-				return failed, nil
-			})()
-			var all []string
-			for range 4 {
-				all = append(all, <-got)
-			}
-			slices.Sort(all)
-			expect.List(t, "the receives", all, []string{"left 1 false <nil>", "left 2 false <nil>", "new 1 true 7", "new 2 false <nil>"})
+				slices.Sort(all)
+				expect.List(t, "the receives", all, []string{"left 1 false <nil>", "left 2 false <nil>", "new 1 true 7", "new 2 false <nil>"})
+			})
 		})
 	}
 }
@@ -167,7 +171,7 @@ func TestAMessageThatFailedBehindAnotherIsNotNew(t *testing.T) {
 			send(t, q, queue.Events, queue.Outgoing{Body: []byte(body), Group: "g", Dedup: body})
 		}
 		var all []string
-		defer run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+		stop := run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
 			for _, m := range batch {
 				all = append(all, fmt.Sprintf("%s %d %v", m.Body, m.Received, m.First))
 			}
@@ -175,8 +179,9 @@ func TestAMessageThatFailedBehindAnotherIsNotNew(t *testing.T) {
 				return nil, errors.New("no")
 			}
 			return nil, nil
-		})()
+		})
 		time.Sleep(time.Minute)
+		stop()
 		expect.List(t, "the receives", all, []string{"a 1 true", "b 1 true", "a 2 false", "b 1 false"})
 	})
 }
