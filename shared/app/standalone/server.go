@@ -383,7 +383,7 @@ func (s *Server) Handler() http.Handler { return s.handler }
 // Publish publishes events in a workspace, as POST /events does. Without authentication, the workspace is "default". Publish
 // returns when the events are on disk. See [publish.Service.Accept] for the kinds of its errors.
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
-	if !auth.ValidWorkspace(workspace) { // nobody could subscribe to the events
+	if !auth.ValidWorkspace(workspace) { // no client can subscribe to its events
 		return nil, fault.New(fault.Invalid, "%.100q is not the name of a workspace; without workspaces it is %q", workspace, auth.DefaultWorkspace)
 	}
 	return s.publisher.Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)

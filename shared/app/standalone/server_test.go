@@ -313,7 +313,7 @@ func TestAliveAndReady(t *testing.T) {
 	healthy(1)
 }
 
-// A program that embeds the server gets an error for an event that nobody could read.
+// A program that embeds the server gets an error for an event that no client can read.
 func TestPublishRefusesAWorkspaceThatCannotExist(t *testing.T) {
 	t.Parallel()
 	s := serve(t, nil)
