@@ -190,7 +190,7 @@ func (s *system) start(number int, path string) *process {
 	p.dispatcher = webhooks.NewDispatcher(p.core, webhooks.DispatcherOptions{
 		Subscriptions: p.subs, Terminator: terminator, Switches: p.switches, Sender: &poster{s.endpoints, p.line}, Opener: openSecrets{},
 		Cursors: func(context.Context) (*eventlog.Sealer, error) { return s.sealer, nil }, Gate: gate,
-		Concurrency: s.attempts.Concurrency, Patience: s.attempts.Patience, Detached: s.attempts.Detached, Bytes: s.attempts.Bytes,
+		Options: s.attempts,
 	})
 	p.dispatcher.Now = now
 	fanout := webhooks.NewFanout(p.core)

@@ -274,7 +274,7 @@ func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 }
 
 // isRFC3339 reports whether an event can have a time. A program that embeds the server may pass times that no request can have, for example
-// of the year 10000. Neither webhooks nor lists of events could contain them.
+// of the year 10000. Webhooks and lists of events cannot contain them.
 func isRFC3339(t time.Time) bool {
 	_, err := event.ParseTime(t.Format(time.RFC3339Nano))
 	return err == nil

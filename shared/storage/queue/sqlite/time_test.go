@@ -318,7 +318,7 @@ func TestDeduplicationAfterTheClockWentBack(t *testing.T) {
 			return err
 		}))
 		if rows > 7 {
-			t.Errorf("got %d rows after one message per minute, want those of the last minutes", rows)
+			t.Errorf("got %d rows after one message per minute, want the rows of the last minutes", rows)
 		}
 
 		ahead.Store(int64(24 * time.Hour))
