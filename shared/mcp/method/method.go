@@ -131,6 +131,13 @@ func (h Answering) Serve(w http.ResponseWriter, c *Call) error {
 	return err
 }
 
+// NotAcceptable answers with status 406, for a client that does not accept event streams. It is not a part of its caller, because a stream
+// keeps the caller's stack frame in memory for as long as it is open.
+func NotAcceptable(w http.ResponseWriter, c *Call) error {
+	SendError(w, http.StatusNotAcceptable, c.Msg.ID, InvalidRequest("Accept must list text/event-stream"))
+	return nil
+}
+
 // Empty answers with an empty result.
 func Empty(context.Context, *Call) (Result, error) { return Result{}, nil }
 

@@ -108,8 +108,7 @@ func (h Streaming) Serve(w http.ResponseWriter, c *method.Call) error {
 	if method.Accepts(c.Request.Header, sse.ContentType) {
 		return h.Streams.Hold(w, c, func(ctx context.Context) (*Writer, error) { return h.Open(ctx, c) })
 	}
-	method.SendError(w, http.StatusNotAcceptable, c.Msg.ID, method.InvalidRequest("Accept must list text/event-stream"))
-	return nil
+	return method.NotAcceptable(w, c)
 }
 
 // Targets resolves the URIs that a client subscribes to on a stream. A URI stands for events of the catalog, for changes of
