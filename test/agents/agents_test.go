@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -162,7 +163,8 @@ func TestTheExampleAgent(t *testing.T) {
 				for line := range bytes.Lines(text) {
 					var e struct{ Key string }
 					if bytes.HasSuffix(line, []byte("\n")) && json.Unmarshal(line, &e) == nil {
-						counts[e.Key]++
+						id, _, _ := strings.Cut(e.Key, " ") // the rest is the URI
+						counts[id]++
 					}
 				}
 				return counts
