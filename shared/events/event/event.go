@@ -250,11 +250,17 @@ func ParseTime(text string) (time.Time, error) {
 		text = strings.ToUpper(text)
 	}
 	t, err := time.Parse(time.RFC3339Nano, text)
-	if zone := text[len(text)-len("00:00"):]; err != nil || text[len(text)-1] != 'Z' && (zone[:2] > "23" || zone[3:] > "59") {
-		return time.Time{}, errTime
-	}
-	if year := t.UTC().Year(); year < 0 || year > 9999 {
+	if err != nil || text[len(text)-1] != 'Z' && text[len(text)-len("00"):] > "59" || !ValidTime(t) {
 		return time.Time{}, errTime
 	}
 	return t, nil
+}
+
+// ValidTime reports whether RFC 3339 can express a time: its year has four digits, both in its own zone and in UTC, and its offset is less
+// than a day. A program that embeds the server may pass other times, which webhooks and lists of events cannot contain.
+func ValidTime(t time.Time) bool {
+	const day = 24 * 60 * 60
+	_, offset := t.Zone()
+	own, utc := t.Year(), t.UTC().Year()
+	return min(own, utc) >= 0 && max(own, utc) <= 9999 && -day < offset && offset < day
 }

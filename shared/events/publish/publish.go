@@ -247,7 +247,7 @@ func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	default:
 		id = event.ForeignID(in.Source, id)
 	}
-	if !in.Time.IsZero() && !isRFC3339(in.Time) {
+	if !event.ValidTime(in.Time) {
 		r.add(fault.Invalid, in.at+"/time", "cannot be written as an RFC 3339 time")
 	}
 	data, err := normalize(in.Data, in.parsed)
@@ -271,13 +271,6 @@ func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 		r.addSchemaFaults(in.DataAt, err, true)
 	}
 	return event.Event{ID: id, URI: uri, Name: entry.Name, Data: data}, r.count == before
-}
-
-// isRFC3339 reports whether an event can have a time. A program that embeds the server may pass times that no request can have, for example
-// of the year 10000. Webhooks and lists of events cannot contain them.
-func isRFC3339(t time.Time) bool {
-	_, err := event.ParseTime(t.Format(time.RFC3339Nano))
-	return err == nil
 }
 
 // escapedWildcard is the result of [catalog.Canonical] for a segment that is a wildcard.
