@@ -394,7 +394,7 @@ func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 	return b, nil
 }
 
-// header returns the header of a request in a session. The session is empty if there is none.
+// header returns the header of a request. session is the id of its session, or an empty string for a request outside of a session.
 func (c *Client) header(session, method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)

@@ -23,7 +23,7 @@ type listed struct {
 	Imports    []string
 }
 
-// list returns what go list prints for the arguments, as values of type T.
+// list runs go list with the arguments and returns its output as values of type T.
 func list[T any](t *testing.T, args ...string) (all []T) {
 	t.Helper()
 	cmd := exec.Command("go", append([]string{"list"}, args...)...)

@@ -254,11 +254,11 @@ type Appended struct {
 	stamps map[string]int64 // the keys of the events in their own partition, by event id, where writers stamp
 }
 
-// logEnd is what the end of a partition says about events that are to be appended.
+// logEnd describes the end of a partition for a batch of events to append.
 type logEnd struct {
-	key      int64         // of the last entry; 0 if there is none
-	position int64         // before all the events
-	written  []event.Event // the events that the last segment names already
+	key      int64         // of the last entry, or the time of the last append; 0 for an empty partition
+	position int64         // before all events of the batch
+	written  []event.Event // the events of the batch that the last segment names already
 	fresh    []event.Event // the others
 }
 
@@ -318,8 +318,7 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 			room -= len(e.ID) + 3 + timeSize
 		}
 	}
-	now := l.Time().UnixMicro()
-	done.Unrecorded = dayOf(uri, end.key) != dayOf(uri, now)
+	done.Unrecorded = dayOf(uri, end.key) != dayOf(uri, l.Time().UnixMicro())
 	most := store.MaxTransaction - 1 - len(copies)
 	var parents []store.Op
 	if done.Unrecorded && l.DB.Stamps() {

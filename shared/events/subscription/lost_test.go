@@ -172,7 +172,7 @@ func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
 		swept += expect.Value(f.Sweep(t.Context()))(t)
 	}
 	expect.Equal(t, "subscriptions that were swept", swept, 1)
-	f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"c"}`)}) // what has ended does not take the principal's quota
+	f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"c"}`)}) // ended subscriptions do not count toward the quota
 }
 
 func TestCountersAreNeverTooLow(t *testing.T) {

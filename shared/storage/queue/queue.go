@@ -62,8 +62,8 @@ type Outgoing struct {
 	// Body is valid UTF-8 text of at most [MaxBody] bytes, without characters that XML 1.0 forbids. Only the adapter for SQS checks the
 	// characters, and it escapes U+FFFE and U+FFFF in JSON.
 	Body []byte
-	// Value is the value that Body encodes, or nil. A queue in one process may pass it to the handler, which then need not decode Body. Sender and
-	// handler must not change Body or Value after the message was sent.
+	// Value is the value that Body encodes, or nil. A queue in one process may pass it to the handler, which then need not decode Body.
+	// Sender and handler must not change Body or Value after the message was sent.
 	Value any
 	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order within a group, and a standard queue
 	// shares its consumers fairly among the groups.

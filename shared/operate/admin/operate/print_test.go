@@ -216,7 +216,7 @@ type question struct {
 	refusal     string
 }
 
-// asksFirst runs a command, which prints done if it has done what was asked for.
+// asksFirst runs a command that asks for a confirmation. The command prints done after it has carried out the change.
 func asksFirst(t *testing.T, numbers, done string, command []string, cases []question) {
 	t.Helper()
 	for _, x := range cases {
