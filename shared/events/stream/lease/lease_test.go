@@ -227,6 +227,32 @@ func TestAbandonedStreams(t *testing.T) {
 	})
 }
 
+// expired is a store whose partitions begin with expired items that are not deleted yet, so a query's first page is empty.
+type expired struct{ store.DB }
+
+func (e expired) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	if q.After == "" {
+		return store.Page{More: true, Last: "0"}, nil
+	}
+	return e.DB.Query(ctx, q)
+}
+
+// After a crash, DynamoDB may keep an expired lease for two days before it deletes the lease.
+func TestAnExpiredLeaseDoesNotHideOpenStreams(t *testing.T) {
+	t.Run("AWS-19 a new stream still replaces an abandoned one", func(t *testing.T) {
+		over(t, func(t *testing.T, db store.DB, _ *Shared) {
+			fleet := smallFleet(expired{db})
+			first := abandon(t, fleet, alice)
+			abandon(t, fleet, alice)
+			abandon(t, fleet, alice)
+			time.Sleep(20 * time.Second)
+			if !hasEnded(first) {
+				t.Error("the oldest stream was not replaced")
+			}
+		})
+	})
+}
+
 // cut is the store as an instance sees it that is killed, or cut off, after some calls.
 type cut struct {
 	store.DB

@@ -195,10 +195,17 @@ func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), rep
 	return func() { s.tidy("count", count(-1, nil)) }, replaces, nil
 }
 
-// hasStream reports whether a principal has a stream that another could replace.
+// hasStream reports whether a principal has a stream that another could replace. A page without leases does not mean that there are
+// none, because the oldest ones may have expired and not be deleted yet.
 func (s *Shared) hasStream(ctx context.Context, p auth.Principal) (bool, error) {
-	page, err := s.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: principalKey(p, "").Partition, Limit: 1})
-	return len(page.Items) > 0, fault.Wrap(fault.Unavailable, err, "read the leases")
+	q := store.Query{Table: store.Sessions, Partition: principalKey(p, "").Partition}
+	for {
+		page, err := s.DB.Query(ctx, q)
+		if err != nil || len(page.Items) > 0 || !page.More {
+			return len(page.Items) > 0, fault.Wrap(fault.Unavailable, err, "read the leases")
+		}
+		q.After = page.Last
+	}
 }
 
 // watch renews a lease regularly, and calls superseded if the lease was deleted. If the store fails, the stream continues and watch
