@@ -308,6 +308,45 @@ func TestMissedChangeOfAFailingListIsAnnouncedLater(t *testing.T) {
 	}
 }
 
+// GWN-06: given a client that got a list without the tools of a backend that did not respond, when the backend responds again, then the client
+// is notified, although the relay finds the same list as before or has never read one.
+func TestListWithoutABackendIsAnnouncedLater(t *testing.T) {
+	for name, c := range map[string]struct{ known, connected bool }{
+		"a new backend":                {false, false},
+		"an unchanged backend":         {true, false},
+		"a relay that stays connected": {true, true},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			s, db, l := newScripted(t), memory(t), newLog()
+			if c.known {
+				end := relaying(t, "earlier", gatewayOver(t, db, at("b", s)), l)
+				l.until(t, s)
+				end()
+			}
+			g := gatewayOver(t, db, at("b", s))
+			run := func() { relaying(t, "r", g, l, inProduction) }
+			if c.connected {
+				run()
+				time.Sleep(time.Minute)
+				g = gatewayOver(t, db, at("b", s)) // another instance
+			}
+			s.intercept(func(w http.ResponseWriter, _ *http.Request, _ got) bool {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return true
+			})
+			for range 2 {
+				sees(t, g, of(ann))
+			}
+			s.intercept(nil)
+			if !c.connected {
+				run()
+			}
+			expect.Equal(t, "announced changes of tools", l.count("tools/list_changed", 10*time.Minute), 1)
+			sees(t, g, of(ann), "t")
+		})
+	}
+}
+
 // remembered returns the stored hash of the list of tools.
 func remembered(t *testing.T, db store.DB) []byte {
 	t.Helper()

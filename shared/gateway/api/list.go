@@ -62,6 +62,10 @@ func (k Kind) ChangedMethod() string { return kinds[k].changed }
 // Prefixed reports whether names get the backend's prefix. URIs do not.
 func (k Kind) Prefixed() bool { return kinds[k].prefixed }
 
+// LeftOut is stored in place of the hash of a backend's list after a client got the combined list without the backend's entries, because
+// the backend did not respond. It differs from every hash. When the relay can read the list, it announces that the list has changed.
+const LeftOut = "!"
+
 // Entry is one entry of the combined list.
 type Entry struct {
 	// Name is the name or URI that the client uses. It includes the backend's prefix unless it is a URI.

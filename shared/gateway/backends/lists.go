@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // Limits of one backend's list. maxList is the size of all pages together and maxName that of one name, in bytes.
@@ -76,11 +77,43 @@ func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use fun
 				v.backend.logList[kind].Do(func() {
 					bs.options.Log.WarnContext(ctx, "backend list failed", "backend", v.backend.Name, "of", kind.String(), "error", err)
 				})
+				if lists[i] == nil {
+					v.recordLeftOut(ctx, kind)
+				}
 			}
 		})
 	}
 	wg.Wait()
 	return lists, failed.Load()
+}
+
+// recordLeftOut records that a client gets a list without the backend's entries. Nearly all clients read a list only once, so they learn of
+// the missing entries only if the relay announces a change later. The relay follows only views with the operator's credentials. One record
+// per view is enough, because a view that has read a list keeps it.
+func (v *View) recordLeftOut(ctx context.Context, kind api.Kind) {
+	if v != v.backend.view {
+		return
+	}
+	record := func(recorded bool) (before bool) {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		before, v.leftOut[kind] = v.leftOut[kind], recorded
+		return before
+	}
+	if record(true) {
+		return
+	}
+	b := v.backend
+	err := b.options.DB.Write(ctx, store.Put(store.Item{Key: b.ListHashKey(kind), Value: []byte(api.LeftOut)}))
+	if err != nil {
+		record(false)
+		b.options.Log.DebugContext(ctx, "missing backend list not recorded", "backend", b.Name, "of", kind.String(), "error", err)
+	}
+}
+
+// ListHashKey returns the key under which the relay stores the hash of a list.
+func (b *Backend) ListHashKey(kind api.Kind) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "list#" + kind.Member()}
 }
 
 // mergeLists combines the lists of the backends into one, without the entries for which the principal lacks a scope.

@@ -39,8 +39,9 @@ type View struct {
 
 	info *refresh.Value[*ServerInfo]
 
-	mu    sync.Mutex
-	lists map[api.Kind]*versionedList
+	mu      sync.Mutex
+	lists   map[api.Kind]*versionedList
+	leftOut map[api.Kind]bool // the lists that a client got without the backend's entries
 }
 
 const (
@@ -59,7 +60,7 @@ const (
 )
 
 func newView(b *Backend, token string) *View {
-	v := &View{backend: b, token: token, lists: map[api.Kind]*versionedList{}}
+	v := &View{backend: b, token: token, lists: map[api.Kind]*versionedList{}, leftOut: map[api.Kind]bool{}}
 	v.info = refresh.New(refresh.Options{Name: "backend " + b.Name, Timeout: maxAsks * b.options.AskTimeout}, v.refreshInfo)
 	return v
 }

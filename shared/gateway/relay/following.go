@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -140,7 +141,7 @@ func (f *following) run(ctx context.Context) error {
 			f.check()
 			continue
 		case <-relist.C:
-			if f.listens.incomplete || len(f.unread) > 0 {
+			if f.listens.incomplete || len(f.unread) > 0 || f.isAnyLeftOut(ctx) {
 				if err := f.relay.compare(ctx, f.follower, f.listens.incomplete); err != nil {
 					return err
 				}
@@ -154,6 +155,16 @@ func (f *following) run(ctx context.Context) error {
 			f.relay.log(f).WarnContext(ctx, "wanted subscriptions not read", "error", err)
 		}
 	}
+}
+
+// isAnyLeftOut reports whether a client got a list without the backend's entries since the lists were compared.
+func (f *following) isAnyLeftOut(ctx context.Context) bool {
+	var keys []store.Key
+	for _, kind := range api.Kinds {
+		keys = append(keys, f.ListHashKey(kind))
+	}
+	hashes, err := f.relay.DB.Get(ctx, keys...)
+	return err == nil && slices.ContainsFunc(hashes, isLeftOut) // the next interval retries
 }
 
 // settle subscribes at the backend before the relay takes the lease over, so that the change of relays causes no gap. It stops when all
@@ -243,7 +254,7 @@ func (f *following) markUnsettled(ctx context.Context, method string) error {
 	var ops []store.Op
 	for _, kind := range api.Kinds {
 		if kind.ChangedMethod() == method {
-			ops = append(ops, store.Put(store.Item{Key: listKey(f, kind), Value: unsettled}))
+			ops = append(ops, store.Put(store.Item{Key: f.ListHashKey(kind), Value: unsettled}))
 		}
 	}
 	return fault.Wrap(fault.Unavailable, f.relay.DB.WriteAll(ctx, ops...), "keep that a backend's list changes")

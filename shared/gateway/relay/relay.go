@@ -62,6 +62,8 @@ type Backend interface {
 	Outdate()
 	List(ctx context.Context, kind api.Kind) ([]api.Entry, error)
 	ChangeListVersion(ctx context.Context, method string) error
+	// ListHashKey returns where the relay stores the hash of a list, or the gateway stores [api.LeftOut].
+	ListHashKey(kind api.Kind) store.Key
 	// SetNoStream records until when the backend has no notification stream; the zero time records that it has one.
 	SetNoStream(ctx context.Context, until time.Time) error
 }
@@ -213,7 +215,7 @@ func spread(wait, most time.Duration) time.Duration {
 //
 // A list that cannot be fetched must not hide changes of the others, because some servers declare a capability and always answer its list
 // with an error. So compare skips such a list, and adds it to f.unread. The first comparison that can fetch the list again announces its
-// changes, even with notify unset.
+// changes, even with notify unset. It also announces a list that a client got without the backend's entries, even if the list is unchanged.
 func (r *Relay) compare(ctx context.Context, f *follower, notify bool) error {
 	f.Outdate()
 	notified := map[string]bool{}
@@ -235,7 +237,7 @@ func (r *Relay) compare(ctx context.Context, f *follower, notify bool) error {
 			h.Write([]byte{'\n'})
 		}
 		sum := []byte(base64.RawURLEncoding.EncodeToString(h.Sum(nil)))
-		key := listKey(f, kind)
+		key := f.ListHashKey(kind)
 		was, err := store.One(ctx, r.DB, key, "read how a backend's list was")
 		if err != nil {
 			return err
@@ -244,7 +246,8 @@ func (r *Relay) compare(ctx context.Context, f *follower, notify bool) error {
 			delete(f.unread, kind)
 			continue
 		}
-		if method := kind.ChangedMethod(); (notify || f.unread[kind]) && was != nil && !notified[method] {
+		missed := f.unread[kind] || isLeftOut(was)
+		if method := kind.ChangedMethod(); (notify || missed) && was != nil && !notified[method] {
 			notified[method] = true
 			if err := f.ChangeListVersion(ctx, method); err != nil {
 				return err
@@ -261,8 +264,8 @@ func (r *Relay) compare(ctx context.Context, f *follower, notify bool) error {
 	return nil
 }
 
-// listKey returns the key of the hash of a list.
-func listKey(of Backend, kind api.Kind) store.Key { return key(of, "list#"+kind.Member()) }
+// isLeftOut reports whether an item has [api.LeftOut] in place of the hash of a list.
+func isLeftOut(hash *store.Item) bool { return hash != nil && string(hash.Value) == api.LeftOut }
 
 func (r *Relay) announce(ctx context.Context, of Backend, n api.Notice) error {
 	text, err := json.Marshal(n)
