@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -59,6 +61,50 @@ type Record struct {
 
 // recordVersion is the format version of the records that this release writes. Version 1 had no Subscription.
 const recordVersion = 2
+
+// encode returns the record as JSON, with the members that the tags of [Record] define. encoding/json would take almost a tenth of the CPU
+// time of an event with a hundred subscribers.
+func (r *Record) encode() []byte {
+	b := make([]byte, 0, 512)
+	text := func(member, value string) {
+		if value != "" {
+			b = jsonrpc.AppendString(append(b, member...), value)
+		}
+	}
+	number := func(member string, value int64) {
+		if value != 0 {
+			b = strconv.AppendInt(append(b, member...), value, 10)
+		}
+	}
+	moment := func(member string, value time.Time) {
+		b = value.AppendFormat(append(b, member...), `"`+time.RFC3339Nano+`"`)
+	}
+	b = strconv.AppendInt(append(b, `{"v":`...), int64(r.V), 10)
+	b = jsonrpc.AppendString(append(b, `,"ev":`...), r.Event)
+	b = strconv.AppendInt(append(b, `,"n":`...), int64(r.Attempt), 10)
+	moment(`,"at":`, r.At)
+	b = jsonrpc.AppendString(append(b, `,"c":`...), r.Category)
+	number(`,"s":`, int64(r.Status))
+	b = strconv.AppendInt(append(b, `,"ms":`...), r.TookMS, 10)
+	text(`,"sub":`, r.Subscription)
+	text(`,"pr":`, r.Principal)
+	text(`,"o":`, string(r.Protocol))
+	text(`,"uri":`, r.URI)
+	text(`,"name":`, r.Name)
+	text(`,"or":`, r.Origin)
+	if !r.Next.IsZero() {
+		moment(`,"next":`, r.Next)
+	}
+	if r.Dead {
+		b = append(b, `,"dead":true`...)
+	}
+	if r.Test {
+		b = append(b, `,"test":true`...)
+	}
+	text(`,"resp":`, r.Response)
+	number(`,"om":`, r.Omitted)
+	return append(b, '}')
+}
 
 // Log makes the records of attempts, and limits how many of them are copied to the lists that several subscriptions share.
 type Log struct {
@@ -110,12 +156,12 @@ func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result, respo
 	if made.Category != "" {
 		r.Next, r.Dead = del.Due, del.State == state.Dead
 	}
-	value, _ := json.Marshal(r) // texts, times and numbers
+	value := r.encode()
 	own := value
 	if response != "" {
 		with := r
 		with.Response = response
-		own, _ = json.Marshal(with)
+		own = with.encode()
 	}
 	stamp := fmt.Sprintf("%016d#", made.At.UnixMicro())
 	put := func(partition, sort string, value []byte) {
@@ -129,7 +175,7 @@ func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result, respo
 	}
 	if n := l.Omitted.Swap(0); n > 0 {
 		r.Omitted = n
-		value, _ = json.Marshal(r)
+		value = r.encode()
 	}
 	sort := fmt.Sprintf("%s#%s#%d", del.Subscription, del.Event, len(del.Attempts))
 	for _, partition := range []string{ByEvent(del.Workspace, del.Event), ByOrigin(del.Workspace, r.Origin), OfAll(del.Workspace)} {

@@ -2,6 +2,8 @@ package records
 
 import (
 	"encoding/json"
+	"maps"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -39,5 +41,47 @@ func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
 	write(state.Result{Category: "timeout"})
 	if lists["r"] != many+1 || lists["re"] != burst*successRate+1 || lists["ro"] != lists["re"] || lists["ra"] != lists["re"] || omitted != 5 {
 		t.Errorf("got %v, %d omitted", lists, omitted)
+	}
+}
+
+// A member that Record.encode forgets would be lost without an error, so every field is filled by reflection.
+func TestRecordsAreEncodedAsTheirTagsSay(t *testing.T) {
+	var full Record
+	fillFields(t, reflect.ValueOf(&full).Elem())
+	for name, r := range map[string]Record{
+		"empty": {},
+		"full":  full,
+		"special characters and a local time": {
+			Event: "\u2028\"\\\n\x01<&>", Result: state.Result{At: time.Date(2026, 11, 29, 1, 2, 3, 456_000, time.FixedZone("", 3600))},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got, want map[string]any
+			expect.OK(t, json.Unmarshal(r.encode(), &got))
+			expect.OK(t, json.Unmarshal(expect.Value(json.Marshal(r))(t), &want))
+			if !maps.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+func fillFields(t *testing.T, to reflect.Value) {
+	t.Helper()
+	for field, value := range to.Fields() {
+		switch {
+		case field.Type == reflect.TypeFor[time.Time]():
+			value.Set(reflect.ValueOf(time.Unix(1_800_000_000, 123_456_789).UTC()))
+		case value.Kind() == reflect.Struct:
+			fillFields(t, value)
+		case value.Kind() == reflect.String:
+			value.SetString(field.Name)
+		case value.CanInt():
+			value.SetInt(-42)
+		case value.Kind() == reflect.Bool:
+			value.SetBool(true)
+		default:
+			t.Fatalf("field %s has a type that this test cannot fill: %v", field.Name, field.Type)
+		}
 	}
 }
