@@ -43,76 +43,107 @@ func (d *Dispatcher) mayStart(id string, read time.Time) bool {
 	return d.Gate.allows(id, read)
 }
 
-// attemptFirst sends an event to one subscriber for the first time and returns the records to write. It releases the slot.
-//
-// A hanging endpoint must not hold up the page, so attemptFirst waits only for [lane.Slot.Patience] and then moves the delivery
-// to the slow lane. If there is capacity, it keeps the running POST ("detaches" it): it stores the delivery as due at the time
-// by which the POST must have timed out, and the outcome of the POST later replaces that entry. If the process dies, the
-// stored entry is retried. If the POST finishes, the entry's message is stale and dropped. Without capacity, attemptFirst
-// cancels the POST and the slow lane repeats it, so the endpoint may see the event twice.
-//
-// If the page is in a hurry (see package lane), attemptFirst detaches the POST earlier, as soon as it takes longer than the
-// endpoint's answers usually take. The POST has as much time as without the hurry, and then the slow lane repeats it.
-//
-// It returns [errMaybeEnded] if the subscription may have ended since it was read.
-func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscription.Subscriber, e *event.Event, read time.Time) ([]store.Op, error) {
-	del, out, late, err := d.postFirst(ctx, s, sub, e, read)
-	switch {
-	case del == nil || err != nil:
-		return nil, err
-	case late && out.Internal() && ctx.Err() == nil:
-		return nil, d.toSlowLane(ctx, sub, e)
-	}
-	return d.outcomes.Record(ctx, del, sub, e, out)
+// firstAttempt is a first attempt whose POST has begun.
+type firstAttempt struct {
+	d     *Dispatcher
+	slot  *lane.Slot
+	del   *state.Delivery
+	sub   *subscription.Subscriber
+	event *event.Event
+	// detach makes the POST independent of the page's context. cancel ends the POST.
+	detach func() bool
+	cancel context.CancelFunc
+	// answer receives the outcome of the POST if the page has stopped waiting for it.
+	answer chan webhook.Outcome
 }
 
-// postFirst makes the POST of attemptFirst and releases the slot. It returns the delivery and the outcome to record. late reports whether
-// the page stopped waiting for the answer. The delivery is nil if there is nothing to record, because it moved to the slow lane or its POST
-// was detached.
-func (d *Dispatcher) postFirst(ctx context.Context, s *lane.Slot, sub *subscription.Subscriber, e *event.Event, read time.Time) (*state.Delivery, webhook.Outcome, bool, error) {
+// attemptFirst sends an event to one subscriber for the first time, and reports the records to write once. It releases the slot.
+//
+// A hanging endpoint must not hold up the page, so the page waits only for [lane.Slot.Patience]. Then attemptFirst moves the delivery to the
+// slow lane and reports that there is nothing to write. If there is capacity, it keeps the running POST ("detaches" it): it stores the
+// delivery as due at the time by which the POST must have timed out, and the outcome of the POST later replaces that entry. If the process
+// dies, the stored entry is retried. If the POST finishes, the entry's message is stale and dropped. Without capacity, attemptFirst cancels
+// the POST and the slow lane repeats it, so the endpoint may see the event twice.
+//
+// If the page is in a hurry (see package lane), the POST is detached earlier, as soon as it takes longer than the endpoint's answers usually
+// take. The POST has as much time as without the hurry, and then the slow lane repeats it.
+//
+// It reports [errMaybeEnded] if the subscription may have ended since it was read.
+func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscription.Subscriber, e *event.Event, read time.Time, report func([]store.Op, error)) {
+	growStack()
+	switch {
+	case !s.Start(ctx, sub.Target.URL):
+		s.Done(lane.Unused)
+		report(nil, d.toSlowLane(ctx, sub, e))
+		return
+	case !d.mayStart(sub.ID, read):
+		s.Done(lane.Unused)
+		report(nil, errMaybeEnded)
+		return
+	}
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	f := &firstAttempt{
+		d: d, slot: s, del: state.New(sub, e, d.now()), sub: sub, event: e,
+		detach: context.AfterFunc(ctx, cancel), cancel: cancel, answer: make(chan webhook.Outcome, 1),
+	}
+	inTime := func() bool { return true }
+	if s.Patience > 0 {
+		inTime = time.AfterFunc(cmp.Or(s.Usual, s.Patience), func() {
+			defer reportPanic(s, report)
+			report(f.outlast(ctx))
+		}).Stop
+	}
+	out := d.sender.attempt(own, f.del, sub, e)
+	if !inTime() {
+		f.answer <- out // to outlast, which reports the result
+		return
+	}
+	f.detach()
+	cancel()
+	s.Done(out)
+	report(d.outcomes.Record(ctx, f.del, f.sub, f.event, out))
+}
+
+// reportPanic turns a panic of a first attempt into an error of its subscriber. Otherwise the panic would end the process.
+func reportPanic(s *lane.Slot, report func([]store.Op, error)) {
+	if p := recover(); p != nil {
+		s.Done(lane.Unused)
+		report(nil, fault.FromPanic(p))
+	}
+}
+
+// outlast handles an attempt that takes longer than the slot's Usual or, without it, Patience. If the page need not stop waiting yet, because
+// no process has found that the endpoint hangs, outlast first waits for the rest of Patience. It returns what [Dispatcher.attemptFirst]
+// reports, and releases the slot.
+func (f *firstAttempt) outlast(ctx context.Context) ([]store.Op, error) {
+	s := f.slot
 	out := lane.Unused
 	defer func() { s.Done(out) }()
-	if !s.Start(ctx, sub.Target.URL) {
-		return nil, out, false, d.toSlowLane(ctx, sub, e)
-	}
-	if !d.mayStart(sub.ID, read) {
-		return nil, out, false, errMaybeEnded
-	}
-	del := state.New(sub, e, d.now())
-	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, cancel)
-	defer stop()
-	answer := make(chan webhook.Outcome, 1)
-	d.attempts.Go(func() {
-		growStack()
-		answer <- d.sender.attempt(own, del, sub, e)
-	})
-	late := !awaitFirst(ctx, s, answer, &out)
+	defer f.detach()
+	late := s.Usual == 0 || s.Usual == s.Patience || s.HasWarning(ctx) || !await(f.answer, &out, s.Patience-s.Usual)
 	if late {
 		switch detached := s.Detach(); {
-		case detached != nil && d.storeDetached(ctx, detached, del, e):
-			select {
-			case out = <-answer: // while the delivery was stored
-				cancel()
-				s = detached
-				return del, out, false, nil
-			default:
-			}
-			d.attempts.Go(func() { d.finishDetached(own, cancel, detached, answer, del, *sub, *e) })
-			return nil, out, true, nil
+		case detached != nil && f.d.storeDetached(ctx, detached, f.del, f.event):
+			sub, e := *f.sub, *f.event
+			f.sub, f.event = &sub, &e // the page and its other events are not needed any more
+			f.d.attempts.Go(func() { f.finish(context.WithoutCancel(ctx), detached) })
+			return nil, nil
 		case detached != nil:
 			s = detached
 		default:
-			if late = s.Rest == 0 || !await(answer, &out, s.Rest); late {
+			if late = s.Rest == 0 || !await(f.answer, &out, s.Rest); late {
 				s.Hang(ctx)
 			}
 		}
 	}
-	cancel()
+	f.cancel()
 	if late {
-		out = <-answer // it may have arrived at that moment
+		out = <-f.answer // it may have arrived at that moment
+		if out.Internal() && ctx.Err() == nil {
+			return nil, f.d.toSlowLane(ctx, f.sub, f.event)
+		}
 	}
-	return del, out, late, nil
+	return f.d.outcomes.Record(ctx, f.del, f.sub, f.event, out)
 }
 
 // growStack grows the goroutine's stack to the size that an attempt needs. Without it, the stack grows three times while the attempt calls
@@ -122,15 +153,6 @@ func (d *Dispatcher) postFirst(ctx context.Context, s *lane.Slot, sub *subscript
 func growStack() {
 	var space [8 << 10]byte
 	runtime.KeepAlive(&space)
-}
-
-// awaitFirst waits for the outcome of a first attempt, for up to the slot's Patience, and reports whether it arrived. If the answer takes
-// longer than usual for the endpoint (the slot's Usual) and a process has found that the endpoint hangs, awaitFirst stops waiting.
-func awaitFirst(ctx context.Context, s *lane.Slot, answer <-chan webhook.Outcome, out *webhook.Outcome) bool {
-	if s.Usual == 0 || s.Usual == s.Patience {
-		return await(answer, out, s.Patience)
-	}
-	return await(answer, out, s.Usual) || !s.HasWarning(ctx) && await(answer, out, s.Patience-s.Usual)
 }
 
 // await waits for an outcome and reports whether it arrived in time. A patience of 0 means no limit.
@@ -160,29 +182,28 @@ func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.Slot, del *state
 	return err == nil && whose == state.Mine
 }
 
-// finishDetached waits for the outcome of a detached attempt and records it. It cancels an attempt that outlasts the slot's Patience and
-// Rest. The stored delivery then remains, and the slow lane repeats the attempt.
-func (d *Dispatcher) finishDetached(ctx context.Context, cancel context.CancelFunc, s *lane.Slot, answer <-chan webhook.Outcome, del *state.Delivery, sub subscription.Subscriber, e event.Event) {
-	defer cancel()
+// finish waits for the outcome of a detached attempt and records it. It cancels an attempt that outlasts the Patience and Rest of its new
+// slot. If there is no outcome, the stored delivery remains, and the slow lane repeats the attempt.
+func (f *firstAttempt) finish(ctx context.Context, s *lane.Slot) {
+	defer f.cancel()
 	var out webhook.Outcome
-	if !await(answer, &out, s.Patience) {
-		s.Hang(context.WithoutCancel(ctx))
-		if !await(answer, &out, s.Rest) {
-			cancel()
-			out = <-answer
+	if !await(f.answer, &out, s.Patience) {
+		s.Hang(ctx)
+		if !await(f.answer, &out, s.Rest) {
+			f.cancel()
+			out = <-f.answer
 		}
 	}
 	s.Done(out)
-	if out.Internal() && ctx.Err() != nil {
+	if out.Internal() { // it was canceled, or failed because of this program
 		return
 	}
-	ctx = context.WithoutCancel(ctx)
-	notes, err := d.outcomes.Record(ctx, del, &sub, &e, out)
+	notes, err := f.d.outcomes.Record(ctx, f.del, f.sub, f.event, out)
 	if err == nil && len(notes) > 0 {
-		err = state.WriteNotes(ctx, d.DB, notes)
+		err = state.WriteNotes(ctx, f.d.DB, notes)
 	}
 	if err != nil {
-		d.log().WarnContext(ctx, "attempt outcome lost", "subscription", sub.ID, "event", e.ID, "error", err)
+		f.d.log().WarnContext(ctx, "attempt outcome lost", "subscription", f.sub.ID, "event", f.event.ID, "error", err)
 	}
 }
 

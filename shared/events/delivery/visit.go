@@ -180,48 +180,48 @@ func (v *visit) send(ctx context.Context, i int) (r result) {
 	if err != nil {
 		return result{err: err}
 	}
-	sub, read := v.sub, v.read
 	switch how.action {
 	case attempt:
 		v.sent = true
-		v.run(i, func() ([]store.Op, error) { return v.d.attemptFirst(ctx, how.slot, sub, e, read) })
+		v.startAttempt(ctx, i, how.slot)
 	case slowLane:
-		return v.startHandOver(i, func() error { return v.d.toSlowLane(ctx, sub, e) })
+		return v.startHandOver(ctx, i)
 	case forget: // it is not stored
 	case leave:
 		return result{fate: left}
 	case stop:
 		return result{fate: ended}
 	case announce: // a gap has no payload that the slow lane could send
-		if _, err := v.d.carryOut(ctx, how, state.New(sub, e, v.d.now()), e); err != nil && v.task.Hops < maxHops {
+		if _, err := v.d.carryOut(ctx, how, state.New(v.sub, e, v.d.now()), e); err != nil && v.task.Hops < maxHops {
 			return result{fate: left}
 		}
 	default:
-		_, err := v.d.carryOut(ctx, how, state.New(sub, e, v.d.now()), e)
+		_, err := v.d.carryOut(ctx, how, state.New(v.sub, e, v.d.now()), e)
 		return result{err: err}
 	}
 	return result{}
 }
 
-// run calls do for an event and records its result. It does not wait, except for the last event, which is often the only one.
-func (v *visit) run(i int, do func() ([]store.Op, error)) {
-	work := func() {
-		var r result
-		defer func() { v.record(i, r) }()
-		defer fault.Recovered(&r.err)
-		if r.notes, r.err = do(); errors.Is(r.err, errMaybeEnded) {
-			r.fate, r.err = left, nil // another page reads the subscription again
+// startAttempt makes the first attempt for an event in another goroutine, which records the result.
+func (v *visit) startAttempt(ctx context.Context, i int, slot *lane.Slot) {
+	sub, e, read := v.sub, &v.task.Events[i], v.read // another event may replace v.sub
+	v.attempts.Add(1)
+	report := func(notes []store.Op, err error) {
+		defer v.attempts.Done()
+		r := result{notes: notes, err: err}
+		if errors.Is(err, errMaybeEnded) {
+			r = result{fate: left} // another page reads the subscription again
 		}
+		v.record(i, r)
 	}
-	if i == len(v.task.Events)-1 {
-		work()
-	} else {
-		v.attempts.Go(work)
-	}
+	v.d.attempts.Go(func() {
+		defer reportPanic(slot, report)
+		v.d.attemptFirst(ctx, slot, sub, e, read, report)
+	})
 }
 
-// startHandOver hands an event over to the slow lane. After a failure it does not start another, which would fail too.
-func (v *visit) startHandOver(i int, handOver func() error) result {
+// startHandOver hands an event over to the slow lane in another goroutine. After a failure it does not start another, which would fail too.
+func (v *visit) startHandOver(ctx context.Context, i int) result {
 	v.mu.Lock()
 	stuck := v.stuck
 	v.mu.Unlock()
@@ -232,15 +232,19 @@ func (v *visit) startHandOver(i int, handOver func() error) result {
 		v.handOvers = make(chan struct{}, maxHandOvers)
 	}
 	v.handOvers <- struct{}{}
-	v.run(i, func() ([]store.Op, error) {
-		defer func() { <-v.handOvers }()
-		err := handOver()
-		if err != nil {
+	sub := v.sub // another event may replace it
+	v.attempts.Go(func() {
+		var r result
+		defer func() {
+			v.record(i, r)
+			<-v.handOvers
+		}()
+		defer fault.Recovered(&r.err)
+		if r.err = v.d.toSlowLane(ctx, sub, &v.task.Events[i]); r.err != nil {
 			v.mu.Lock()
-			v.stuck = err
+			v.stuck = r.err
 			v.mu.Unlock()
 		}
-		return nil, err
 	})
 	return result{}
 }
