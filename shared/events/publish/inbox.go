@@ -230,8 +230,8 @@ func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 	return queue.Outgoing{Body: body}, nil
 }
 
-// OfBackends publishes the events that backends send. No quota counts them, because the relay limits each backend. Make it with
-// [NewOfBackends].
+// OfBackends publishes the events that backends send. No quota counts them here, because the callers limit each backend. With a common
+// quota, one backend could keep out the others. Make it with [NewOfBackends].
 //
 // The catalog of this process may be seconds old and lack an event type that the relay has just stored, or have its former schema.
 // So OfBackends tries again with the latest catalog before it refuses an event, because a refused event is lost.
@@ -240,8 +240,12 @@ type OfBackends struct {
 	latest  *latest
 }
 
-// NewOfBackends returns an OfBackends that publishes through a service.
-func NewOfBackends(s *Service) OfBackends { return OfBackends{s, &latest{source: s.Catalog}} }
+// NewOfBackends returns an OfBackends that publishes like a service, but without its quota.
+func NewOfBackends(s *Service) OfBackends {
+	own := *s
+	own.Rate = nil
+	return OfBackends{&own, &latest{source: s.Catalog}}
+}
 
 // Publish accepts an event of a backend.
 func (o OfBackends) Publish(ctx context.Context, workspace string, in Input) error {

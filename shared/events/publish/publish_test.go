@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -318,6 +319,17 @@ func TestEventsOfNewBackendTypes(t *testing.T) {
 	}
 	expect.Fault(t, "a payload that does not fit", o.Publish(t.Context(), "default", Input{URI: shipped, ID: "2", Data: json.RawMessage(`1`)}), fault.Unprocessable)
 	expect.Fault(t, "a gap of an unknown type", o.Gap(t.Context(), "default", "event://~shop/unknown/e30"), fault.NotFound)
+}
+
+// GWN-22: the events of one backend do not use up a quota that those of the other backends of the workspace need.
+func TestEventsOfBackendsHaveNoCommonQuota(t *testing.T) {
+	o, q, _ := ofBackends(t)
+	o = NewOfBackends(&Service{Catalog: o.service.Catalog.(outdated).Source, Queue: o.service.Queue, Rate: NewRate(quota.FixedLimit(1))})
+	const most = maxEvents + 1 // more than the burst
+	for i := range most {
+		expect.OK(t, o.Publish(t.Context(), "default", Input{URI: shipped, ID: strconv.Itoa(i), Data: json.RawMessage(`{}`)}))
+	}
+	expect.Equal(t, "GWN-22 the published events", len(q.events(t)), most)
 }
 
 // GWN-22: given a backend that sends many events that do not fit their schema, then they share the reads of the latest catalog.
