@@ -192,7 +192,8 @@ func (s *Server) AdminURL() string { return s.running.AdminURL }
 func (s *Server) Handler() http.Handler { return s.running.Handler() }
 
 // Publish publishes events in a workspace and returns when they are on disk. It accepts all of them or none, unless the
-// error is [ErrUnavailable]. The events belong to the trace of the OpenTelemetry span in ctx, if there is one.
+// error is [ErrUnavailable]. The setting publish-rate does not limit it. The events belong to the trace of the OpenTelemetry
+// span in ctx, if there is one.
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
 	if s.closed.Load() {
 		return nil, ErrClosed

@@ -62,6 +62,19 @@ func TestNewRefusesOptionsThatAreMalformed(t *testing.T) {
 	}
 }
 
+// The publish rate protects the server from its callers. The program that runs the server is none of them, and could not tell a
+// reached rate from a refused event.
+func TestPublishHasNoRate(t *testing.T) {
+	s := start(t, server.Options{Settings: map[string]string{"publish-rate": "1"}})
+	batch := make([]server.Event, 1000) // the burst
+	for i := range batch {
+		batch[i] = server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`{}`)}
+	}
+	for range 2 {
+		expect.OK(t, expect.ErrOf(s.Publish(t.Context(), server.DefaultWorkspace, batch...)))
+	}
+}
+
 func TestPublishNamesTheReasonOfARefusal(t *testing.T) {
 	s := start(t, server.Options{})
 	for name, tc := range map[string]struct {
