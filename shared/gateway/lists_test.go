@@ -117,6 +117,28 @@ func TestAnUnreachableBackendDoesNotFillTheLog(t *testing.T) {
 	})
 }
 
+// EVS-01: given a backend that has not responded yet, when a client asks for the capabilities, then they have those of lists, because the
+// client does not ask again when the backend responds.
+func TestCapabilitiesOfABackendThatHasNotResponded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, g := alone(t, func(s *scripted) { s.capabilities = `{"tools":{}}` })
+		declared := func(want bool) {
+			t.Helper()
+			c := g.Capabilities(t.Context(), of(ann))
+			expect.Equal(t, "tools", c.Tools, true)
+			expect.Equal(t, "prompts", c.Prompts, want)
+			expect.Equal(t, "resources", c.Resources, want)
+		}
+		s.intercept(func(w http.ResponseWriter, _ *http.Request, _ got) bool {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return true
+		})
+		declared(true)
+		s.intercept(nil)
+		declared(false)
+	})
+}
+
 // GWN-01: given a backend with a prefix, when another one offers a tool whose name begins with that prefix, then clients cannot
 // see or call that tool.
 func TestABackendCannotOfferToolsUnderThePrefixOfAnother(t *testing.T) {

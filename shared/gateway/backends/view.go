@@ -255,13 +255,14 @@ func (bs *Set) StartCommands(ctx context.Context, c api.Client) {
 
 // Capabilities returns the union of the capabilities of all backends that the client may use. If several backends declare the same
 // extension, it has the settings of the first one.
+//
+// Clients do not ask for capabilities again when a backend responds later. So a backend that has never responded counts as one with tools,
+// prompts and resources.
 func (bs *Set) Capabilities(ctx context.Context, c api.Client) (all api.Capabilities) {
 	views := bs.viewsFor(ctx, c)
 	for i, info := range bs.gatherInfo(ctx, views) {
-		if info == nil && views[i].backend.Command != nil { // it takes longer to start, and clients do not ask again for capabilities
-			all.Tools, all.Prompts, all.Resources = true, true, true
-		}
 		if info == nil {
+			all.Tools, all.Prompts, all.Resources = true, true, true
 			continue
 		}
 		all.Tools = all.Tools || info.Tools
