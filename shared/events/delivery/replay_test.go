@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
@@ -16,6 +17,7 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -125,6 +127,71 @@ func TestReplayOfEvents(t *testing.T) {
 		}
 		if n, err := replays().Run(t.Context()); n != 0 || err != nil {
 			t.Errorf("it sent %d, %v", n, err)
+		}
+	})
+}
+
+// slowPages is a store that takes a second for a page of five log items, as DynamoDB may with large events.
+type slowPages struct{ store.DB }
+
+func (s slowPages) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	if q.Table == store.Log {
+		q.Limit = min(q.Limit, 5)
+		if err := periodic.Sleep(ctx, time.Second); err != nil {
+			return store.Page{}, err
+		}
+	}
+	return s.DB.Query(ctx, q)
+}
+
+// The subscription's filter rejects so many events that a step cannot read all of them while a function runs.
+func TestAReplayOfRareEventsEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		got := r.subscribe(func(s *subscription.SubscribeRequest) {
+			s.Name, s.Arguments = "github.push", []byte(`{"owner":"acme","repo":"app","branch":"main"}`)
+		})
+		sub := r.record(got.ID).Subscription
+		const uri, others = "event://github/acme/app/push", 500
+		since := time.Now()
+		time.Sleep(time.Second)
+		publish := func(id, branch string) {
+			e := event.Event{Workspace: "default", ID: id, URI: uri, Name: "github.push", Published: time.Now(), Data: []byte(`{"branch":"` + branch + `"}`)}
+			expect.OK(t, expect.ErrOf(r.log.Append(t.Context(), "default", uri, []event.Event{e}, nil)))
+		}
+		publish("first", "main")
+		for i := range others {
+			publish(fmt.Sprint("other_", i), "topic")
+		}
+		publish("last", "main")
+		time.Sleep(time.Second)
+		replays := deadletter.NewReplays(deadletter.ReplayOptions{
+			Operations:    deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: mortal{r.db, r}}),
+			Subscriptions: r.services, EventLog: &eventlog.Log{DB: slowPages{r.db}},
+		})
+		began := time.Now()
+		ask := deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}
+		job := expect.Value(replays.Start(t.Context(), "default", "chief", sub, ask, 20))(t)
+		if took := time.Since(began); took > 15*time.Second {
+			t.Errorf("OPS-05: counting the events took %v, longer than the client of a function waits", took)
+		}
+		for range 10 {
+			round, cancel := context.WithTimeout(t.Context(), 52*time.Second)
+			if _, err := replays.Run(round); err != nil {
+				t.Error("OPS-05:", err)
+			}
+			cancel()
+			time.Sleep(time.Minute)
+		}
+		job = expect.Value(replays.Find(t.Context(), "default", job.ID))(t)
+		sent := map[string]int{}
+		for _, m := range r.queues[queue.Deliveries] {
+			for _, e := range expect.Value(task.DecodePage(m))(t).Events {
+				sent[e.ID]++
+			}
+		}
+		if job.State != deadletter.ReplayDone || sent["first"] != 1 || sent["last"] != 1 || len(sent) != 2 {
+			t.Errorf("OPS-05: after ten minutes the replay is %s and has sent %v, want done, and the first and the last event once", job.State, sent)
 		}
 	})
 }

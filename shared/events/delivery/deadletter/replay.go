@@ -159,13 +159,13 @@ func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscripti
 	if s.Until.IsZero() {
 		s.Until = rs.deliveries.Now()
 	}
-	next := ""
+	next, end := "", time.Now().Add(within(ctx, countTime))
 	for range maxReads {
 		var events []event.Event
 		if _, events, next, err = rs.readEvents(ctx, sub, s, next, maxCount); err != nil {
 			return 0, false, err
 		}
-		if n += len(events); next == "" || n >= maxCount {
+		if n += len(events); next == "" || n >= maxCount || !time.Now().Before(end) {
 			break
 		}
 	}
@@ -184,7 +184,8 @@ func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, lim
 	if over {
 		r.countSkipped(SkippedEnded, r.Total-r.Replayed-r.Skipped)
 	}
-	for reads := 0; !over && left > 0 && reads < maxReads; reads++ {
+	end := time.Now().Add(within(ctx, stepTime))
+	for reads := 0; !over && left > 0 && reads < maxReads && (reads == 0 || time.Now().Before(end)); reads++ {
 		pattern, events, next, err := rs.readEvents(ctx, sub.Subscription, r.selection(), r.Before, left)
 		if err != nil {
 			return n, err

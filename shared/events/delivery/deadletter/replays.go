@@ -116,6 +116,11 @@ const (
 	ReplayAhead = time.Minute
 	// beginTime limits how long the request that starts a replay works on it, see [Replays.Begin].
 	beginTime = 3 * time.Second
+	// stepTime limits how long one step of a replay of events reads the log, because the step saves its position only at its end. If
+	// the subscription's filters reject nearly all events, a step would otherwise read longer than its caller waits, and each worker
+	// would begin again at the same position. countTime limits [Replays.CountSelected], for which a request waits.
+	stepTime  = 5 * time.Second
+	countTime = 10 * time.Second
 	// ReplayClaim is how long a worker may take for a step. If the worker dies, the replay pauses that long.
 	ReplayClaim = 2 * time.Minute
 	// replayWorkers is the number of letters that a step retries concurrently.
@@ -137,12 +142,13 @@ func runningKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: replaysRunning, Sort: workspace + "#" + id}
 }
 
-// CountSelected counts the selected dead letters, or the selected events of the subscription. It stops at about 100,000, and more
-// reports whether there may be more.
+// CountSelected counts the selected dead letters, or the selected events of the subscription. It stops at about 100,000 or after
+// [countTime], and more reports whether there may be more.
 func (rs *Replays) CountSelected(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Events {
 		return rs.countEvents(ctx, sub, s)
 	}
+	end := time.Now().Add(within(ctx, countTime))
 	for before := ""; ; {
 		list, next, err := rs.Operations.ListLetters(ctx, workspace, s.query(), before, 1000)
 		if err != nil {
@@ -151,11 +157,19 @@ func (rs *Replays) CountSelected(ctx context.Context, workspace string, sub *sub
 		if n += len(list); next == "" {
 			return n, false, nil
 		}
-		if n >= maxCount {
+		if n >= maxCount || !time.Now().Before(end) {
 			return n, true, nil
 		}
 		before = next
 	}
+}
+
+// within returns the given time, or half of the time that ctx leaves if that is shorter.
+func within(ctx context.Context, most time.Duration) time.Duration {
+	if end, ok := ctx.Deadline(); ok {
+		return min(most, time.Until(end)/2)
+	}
+	return most
 }
 
 // Start starts a replay. If a replay of the same selection is running, Start returns that one. It also returns a finished replay
@@ -264,8 +278,8 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	return taken, errors.Join(append(errs, err)...)
 }
 
-// run claims one replay and continues it until it is done or has scheduled deliveries far enough ahead of the clock. If until is
-// not zero, run also stops at that time.
+// run claims one replay and continues it until it is done or has scheduled deliveries far enough ahead of the clock. It begins no step
+// shortly before ctx ends, because the step could not save its position. If until is not zero, run also stops at that time.
 func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Time) (taken int, err error) {
 	r, err := rs.Find(ctx, workspace, id)
 	if err != nil {
@@ -273,6 +287,12 @@ func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Tim
 	}
 	if r == nil || r.State != ReplayRunning {
 		return 0, fault.Wrap(fault.Unavailable, rs.deliveries.DB.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
+	}
+	if end, ok := ctx.Deadline(); ok {
+		left := time.Until(end)
+		if last := rs.deliveries.Now().Add(max(left/2, left-2*stepTime)); until.IsZero() || last.Before(until) {
+			until = last
+		}
 	}
 	for claimed := false; r.State == ReplayRunning; {
 		now := rs.deliveries.Now()
