@@ -20,8 +20,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/operate/admin"
+	"github.com/mcp-events/mcpevents/shared/operate/audit"
+	"github.com/mcp-events/mcpevents/shared/operate/erase"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -116,6 +127,69 @@ func TestErase(t *testing.T) {
 			t.Errorf("no entry of the pause under %v: %v", pseudonym, l.Items)
 		}
 	})
+}
+
+// interrupted is a store that fails in the middle of a WriteAll: of the first one in the first run, of the second one in the second run,
+// and so on.
+type interrupted struct {
+	store.DB
+	runs, calls int
+}
+
+func (db *interrupted) WriteAll(ctx context.Context, ops ...store.Op) error {
+	if db.calls++; db.calls != db.runs {
+		return db.DB.WriteAll(ctx, ops...)
+	}
+	return errors.Join(db.DB.WriteAll(ctx, ops[:len(ops)/2]...), context.Canceled)
+}
+
+// OPS-07 WHK-21: several runs that end early, at their limit or because of an error, erase as much as one run.
+func TestEraseInSeveralRuns(t *testing.T) {
+	const events = 20
+	for name, most := range map[string]int{"that reach their limit": events, "that are interrupted": 0} {
+		t.Run("OPS-07 "+name, func(t *testing.T) {
+			var dir string
+			f := start(t, func(o *standalone.Options) { dir = o.Data })
+			f.subscribe("alice", "/secret-path", built)
+			f.answerWith(500)
+			for i := range events {
+				f.publish(built, fmt.Sprint("evt_", i))
+			}
+			expect.Eventually(f, "the failures", func() bool { return len(f.list("op", "deliveries?outcome=failed").Items) >= events })
+			expect.OK(t, f.s.Shutdown(t.Context()))
+			file := expect.Value(sqlite.Open(filepath.Join(dir, "mcpevents.db"), sqlite.Options{}))(t)
+			db := &interrupted{DB: file}
+			subscriptions := &subscription.Service{Store: subscription.Store{DB: db}, Catalog: catalog.NewStored(db, nil, nil, nil), Log: &eventlog.Log{DB: db}}
+			operations := deadletter.NewOperations(deadletter.Options{DB: db, Log: slog.New(slog.DiscardHandler)})
+			e := &erase.Eraser{
+				DB: db, Subscriptions: subscriptions, Lists: &subscription.Lists{DB: db}, Operations: operations,
+				Replays: deadletter.NewReplays(deadletter.ReplayOptions{Operations: operations, Subscriptions: subscriptions}),
+				Trail:   &audit.Trail{DB: db}, Most: most,
+			}
+			for runs := 0; ; runs++ {
+				if db.calls = 0; most == 0 {
+					db.runs++
+				}
+				done, err := e.Erase(t.Context(), "default", "alice", false)
+				if err == nil && done.Complete {
+					break
+				}
+				if runs == 100 {
+					t.Fatalf("after %d runs: %+v, %v", runs, done, err)
+				}
+			}
+			for i := range events {
+				body := state.BodyKey("default", event.Event{URI: built, ID: fmt.Sprint("evt_", i)}.Key())
+				if expect.Value(store.One(t.Context(), file, body, "read an event"))(t) != nil {
+					t.Errorf("WHK-21 the event %d is still stored for the principal's deliveries", i)
+				}
+			}
+			left, _, err := records.List(t.Context(), file, "default", records.Query{}, "", events)
+			expect.OK(t, err)
+			expect.Equal(t, "OPS-07 records of the workspace that are left", len(left), 0)
+			expect.OK(t, file.Close())
+		})
+	}
 }
 
 // OPS-07: without authentication there is one principal, which is the operator too, and can be erased.

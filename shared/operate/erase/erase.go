@@ -70,17 +70,19 @@ type run struct {
 
 	counts map[string]int
 	left   int
-	ops    map[store.Key]store.Op
-	own    []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
-	ids    []string             // of the principal's subscriptions
-	bodies map[store.Key]string // URIs of the events whose bodies are stored; "" if only the principal can use the body
+	// copies and found are the deletions that are not written yet. A run finds an item by its key in found.
+	copies, found []store.Op
+	own           []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
+	ids           []string             // of the principal's subscriptions
+	bodies        map[store.Key]string // URIs of the events whose bodies are stored; "" if only the principal can use the body
+	others        map[string]bool      // whether other principals' subscriptions match the URI of a body
 }
 
 // Erase erases a principal of a workspace. In a dry run it only counts the items.
 func (e *Eraser) Erase(ctx context.Context, workspace, principal string, dry bool) (Result, error) {
 	r := &run{
 		Eraser: e, workspace: workspace, principal: principal, dry: dry, counts: map[string]int{}, left: e.Most,
-		ops: map[store.Key]store.Op{}, bodies: map[store.Key]string{},
+		bodies: map[store.Key]string{}, others: map[string]bool{"": false},
 	}
 	switch {
 	case dry:
@@ -117,7 +119,7 @@ func (r *run) eraseAll(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, do := range []func(context.Context) error{r.eraseUnusedBodies, r.eraseSessions, r.erasePartitions, r.eraseReplays, r.unnameSwitches, r.unnameNotes, r.redactTrail, r.flush} {
+	for _, do := range []func(context.Context) error{r.addUnusedBodies, r.eraseSessions, r.erasePartitions, r.eraseReplays, r.unnameSwitches, r.unnameNotes, r.redactTrail, r.flush} {
 		if err := do(ctx); err != nil {
 			return err
 		}
@@ -136,31 +138,42 @@ func (r *run) eraseAll(ctx context.Context) error {
 	return nil
 }
 
-// erase counts an item, and schedules its keys for deletion unless it is a dry run. It returns errEnough at the run's limit.
+// erase counts an item, and schedules its keys for deletion unless it is a dry run. The first key is the one by which the run found the
+// item. It returns errEnough at the run's limit.
 func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	r.counts[kind]++
 	if r.left--; r.left < 0 {
 		return errEnough
 	}
-	if r.dry {
+	if r.dry || len(keys) == 0 {
 		return nil
 	}
-	for _, key := range keys {
-		r.ops[key] = store.Delete(key)
+	r.found = append(r.found, store.Delete(keys[0]))
+	for _, key := range keys[1:] {
+		r.copies = append(r.copies, store.Delete(key))
 	}
-	if len(r.ops) < flushAt {
+	if len(r.found)+len(r.copies) < flushAt {
 		return nil
 	}
 	return r.flush(ctx)
 }
 
+// flush writes the deletions. It deletes the keys by which the items are found last. So if the run is interrupted in between, the next
+// one still finds the items, with their copies and the stored events.
 func (r *run) flush(ctx context.Context) error {
-	if len(r.ops) == 0 {
-		return nil
+	if err := r.addUnusedBodies(ctx); err != nil {
+		return err
 	}
-	ops := slices.Collect(maps.Values(r.ops))
-	clear(r.ops)
-	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, ops...), "erase")
+	for _, ops := range []*[]store.Op{&r.copies, &r.found} {
+		if len(*ops) == 0 {
+			continue
+		}
+		if err := r.DB.WriteAll(ctx, *ops...); err != nil {
+			return fault.Wrap(fault.Unavailable, err, "erase")
+		}
+		*ops = nil
+	}
+	return nil
 }
 
 // endSubscriptions ends the principal's subscriptions and collects the ids of all ended ones in r.ids. It reports whether the
@@ -210,13 +223,12 @@ func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	return more, r.Operations.SweepLater(ctx, r.workspace, r.ids)
 }
 
-// eraseUnusedBodies erases the stored events of the principal's deliveries, except those whose URI another principal's
-// subscription matches too.
-func (r *run) eraseUnusedBodies(ctx context.Context) error {
-	others := map[string]bool{"": false}
+// addUnusedBodies counts the stored events of the principal's deliveries, except those whose URI another principal's subscription matches
+// too, and schedules them for deletion unless it is a dry run. It takes only the events of deliveries that were found since its last call.
+func (r *run) addUnusedBodies(ctx context.Context) error {
 	var keys []store.Key
 	for key, uri := range r.bodies {
-		used, known := others[uri]
+		used, known := r.others[uri]
 		if !known {
 			n, err := r.Subscriptions.CountSubscribers(ctx, r.workspace, uri)
 			if err != nil {
@@ -228,12 +240,13 @@ func (r *run) eraseUnusedBodies(ctx context.Context) error {
 				}
 			}
 			used = n > 0
-			others[uri] = used
+			r.others[uri] = used
 		}
 		if !used {
 			keys = append(keys, key)
 		}
 	}
+	clear(r.bodies)
 	for part := range slices.Chunk(keys, store.MaxGet) {
 		items, err := r.DB.Get(ctx, part...)
 		if err != nil {
@@ -243,8 +256,8 @@ func (r *run) eraseUnusedBodies(ctx context.Context) error {
 			if it == nil {
 				continue
 			}
-			if err := r.erase(ctx, "bodies", it.Key); err != nil {
-				return err
+			if r.counts["bodies"]++; !r.dry {
+				r.copies = append(r.copies, store.Delete(it.Key))
 			}
 		}
 	}
@@ -288,7 +301,7 @@ func (r *run) erasePartitions(ctx context.Context) error {
 	for _, id := range r.ids {
 		if !r.dry {
 			for _, key := range switches.Keys(r.workspace, switches.SubscriptionSwitch(id)) {
-				r.ops[key] = store.Delete(key)
+				r.found = append(r.found, store.Delete(key))
 			}
 		}
 		parts = append(parts, part{"notices", r.topic(stream.TopicSubscription(id))})
