@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -127,6 +128,35 @@ func TestErase(t *testing.T) {
 			t.Errorf("no entry of the pause under %v: %v", pseudonym, l.Items)
 		}
 	})
+}
+
+// OPS-08: an erasure keeps the audit entries of others, even if the erased principal has the name of a member of the entries. A second
+// erasure finds nothing.
+func TestErasePrincipalsNamedLikeMembersOfTheTrail(t *testing.T) {
+	names := []string{"api", "events", "target", "principal", "operator", "via"}
+	who := map[string]servertest.Caller{"op": callers["op"], "bob": callers["bob"]}
+	for _, name := range names {
+		who[name] = callers["alice"]
+	}
+	f := start(t, func(o *standalone.Options) { o.Config = servertest.Config(t, who, "") })
+	id := f.subscribe("bob", "/b", built)
+	f.call("op", "POST", "subscriptions/"+id+"/pause", `{"reason":"maintenance"}`, 200, nil)
+	f.call("op", "DELETE", "subscriptions/"+id, "", 204, nil)
+	before := f.list("op", "audit").Items
+	expect.Equal(t, "entries before the erasures", len(before), 2)
+	for _, name := range names {
+		mine := f.subscribe(name, "/mine", built)
+		f.call(name, "POST", "subscriptions/"+mine+"/pause", "", 200, nil)
+		for _, want := range []int{1, 0} {
+			var got struct{ Counts map[string]int }
+			f.call("op", "DELETE", "principals/"+name, "", 200, &got)
+			expect.Equal(t, "OPS-07 the entries of "+name, got.Counts["auditEntries"], want)
+		}
+	}
+	after := f.list("op", "audit").Items
+	if n := len(after); n < 2 || !reflect.DeepEqual(after[n-2:], before) {
+		t.Errorf("OPS-08 got %v, want the entries about bob's subscription unchanged: %v", after, before)
+	}
 }
 
 // interrupted is a store that fails in the middle of a WriteAll: of the first one in the first run, of the second one in the second run,

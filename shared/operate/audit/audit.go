@@ -19,6 +19,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -114,39 +115,42 @@ func (t *Trail) List(ctx context.Context, workspace string, since, until time.Ti
 	return list, next, nil
 }
 
-// Redact replaces the name of an erased principal with a pseudonym in all entries. If a target or a state contains the name or
-// one of the texts, e.g. a subscription's id, Redact replaces the whole of it. Redact calls visit for each affected entry. In a
-// dry run it does not change them.
+// Redact replaces the name of an erased principal with a pseudonym in all entries. If a target is the name, or a state has it as a value, or
+// either contains one of the texts, e.g. a subscription's id, Redact replaces the whole of it. It does not replace states in which a member
+// has the same name as the principal, because they are about others. Redact calls visit for each affected entry. In a dry run it does not
+// change them.
 func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, texts []string, dry bool, visit func() error) error {
 	quoted, _ := json.Marshal(name)
+	redacted, _ := json.Marshal(pseudonym)
 	holds := func(b []byte) bool {
-		if bytes.Contains(b, quoted) {
-			return true
-		}
 		return slices.ContainsFunc(texts, func(text string) bool { return bytes.Contains(b, []byte(text)) })
 	}
 	err := store.Each(ctx, t.DB, store.Key{Table: store.Settings, Partition: partition(workspace)}, "read the audit trail", func(it *store.Item) error {
-		if !holds(it.Value) {
-			return nil
-		}
-		if dry {
-			return visit()
+		if !bytes.Contains(it.Value, quoted) && !holds(it.Value) {
+			return nil // without decoding it
 		}
 		var e Entry
 		if err := json.Unmarshal(it.Value, &e); err != nil {
 			return fault.Wrap(fault.Internal, err, "decode an audit entry")
 		}
-		redacted, _ := json.Marshal(pseudonym)
+		before, after := hasValue(e.Before, name) || holds(e.Before), hasValue(e.After, name) || holds(e.After)
+		target := before || after || e.Target == name || holds([]byte(e.Target))
+		if !target && e.By != name {
+			return nil
+		}
+		if dry {
+			return visit()
+		}
 		if e.By == name {
 			e.By = pseudonym
 		}
-		if e.Target == name || holds([]byte(e.Target)) || holds(e.Before) || holds(e.After) {
+		if target {
 			e.Target = pseudonym
 		}
-		if holds(e.Before) {
+		if before {
 			e.Before = redacted
 		}
-		if holds(e.After) {
+		if after {
 			e.After = redacted
 		}
 		out := *it
@@ -157,4 +161,22 @@ func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, t
 		return visit()
 	})
 	return fault.Wrap(fault.Unavailable, err, "redact the audit trail")
+}
+
+// hasValue reports whether a JSON value is a text, or contains it as the value of a member or an element.
+func hasValue(value json.RawMessage, text string) bool {
+	if s, ok := jsonrpc.String(value); ok {
+		return s == text
+	}
+	for _, member := range jsonrpc.Members(value) {
+		if hasValue(member, text) {
+			return true
+		}
+	}
+	for element := range jsonrpc.Elements(value) {
+		if hasValue(element, text) {
+			return true
+		}
+	}
+	return false
 }
