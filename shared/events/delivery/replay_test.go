@@ -196,6 +196,30 @@ func TestAReplayOfRareEventsEnds(t *testing.T) {
 	})
 }
 
+// A client was away for so long that the function register cannot enqueue all events for it before its time is over.
+func TestASubscriptionFromFarBackIsTruncated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		const uri, missed = "event://ci/build-finished", 300
+		for i := range missed {
+			e := event.Event{Workspace: "default", ID: fmt.Sprint("evt_", i), URI: uri, Name: "ci.build_finished", Published: time.Now(), Data: []byte(`{}`)}
+			expect.OK(t, expect.ErrOf(r.log.Append(t.Context(), "default", uri, []event.Event{e}, nil)))
+		}
+		sub := &subscription.Subscription{
+			Workspace: "default", ID: strings.Repeat("a", 43), Patterns: []match.Pattern{{Kind: match.Concrete, Key: uri}},
+		}
+		invocation, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		truncated, err := (&deadletter.Replayer{Log: &eventlog.Log{DB: slowPages{r.db}}, Queue: mortal{r.db, r}}).Replay(invocation, sub, 0)
+		if err != nil || !truncated || invocation.Err() != nil {
+			t.Errorf("EVX-07: the replay is truncated: %v, %v; want true before the time is over", truncated, err)
+		}
+		if n := len(r.queues[queue.Deliveries]); n == 0 {
+			t.Error("EVX-07: no events were replayed, want the oldest")
+		}
+	})
+}
+
 // After a rollback the log has an item of a later release. Clients can still subscribe from a cursor before it, and operators can
 // replay a span that includes it.
 func TestReplaysPassAnItemOfALaterRelease(t *testing.T) {

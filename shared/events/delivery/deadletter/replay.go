@@ -21,21 +21,31 @@ type Replayer struct {
 	Queue queue.Sender
 }
 
-// MaxReplay is the largest number of events in one replay. A client that missed more events gets truncated: true.
-const MaxReplay = 5000
+const (
+	// MaxReplay is the largest number of events in one replay. A client that missed more events gets truncated: true.
+	MaxReplay = 5000
+	// replayTime limits how long a replay takes, for which the client's request waits.
+	replayTime = time.Minute
+)
 
 // Replay implements [subscription.Replayer]. It enqueues the events of the subscription's patterns after the given key, oldest
 // first within a partition. It also returns truncated if some events cannot be read, for example because a later release wrote
 // them. Otherwise the subscription would have to wait for that release.
+//
+// If the events are so large that Replay cannot enqueue them in half of the time that ctx leaves, it leaves out the rest, like events
+// beyond [MaxReplay]. Otherwise the request would fail, and each repetition would begin with the same events.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	if err := r.Log.AwaitBatches(ctx); err != nil {
 		return false, err
 	}
-	sent := 0
+	sent, end := 0, time.Now().Add(within(ctx, replayTime))
 	for _, p := range s.Patterns {
 		for _, part := range p.Partitions(r.Log, s.Workspace) {
 			start := after - r.Log.LookBack(part).Microseconds()
 			for more := true; more; {
+				if !time.Now().Before(end) {
+					return true, nil
+				}
 				var entries []eventlog.Entry
 				entries, more, start, err = r.Log.ReadPast(ctx, part, start, 100)
 				if err != nil {
