@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
@@ -175,6 +176,26 @@ func TestSessionStream(t *testing.T) {
 			if m := g.brings(deploy + ` {}`); m.sse.ID == "" {
 				t.Errorf("%s: got %+v, want an id", v, m)
 			}
+		}
+	})
+	run(t, "SES-03_a_stream_that_has_ended_without_an_event_id_is_continued", func(o *Options) { o.MaxAge = 500 * time.Millisecond }, func(t *testing.T, f *fixture) {
+		for _, v := range []spec.Version{spec.V20250326, spec.V20250618} {
+			s := f.session(alice, v)
+			f.subscribe(alice, s, deploy)
+			f.stream(alice, s, "").end()
+			f.publish(deploy, `{"n":1}`)
+			g := f.stream(alice, s, "")
+			first := g.brings(deploy + ` {"n":1}`)
+			g.end()
+			f.stream(alice, s, first.sse.ID).end()
+			f.publish(deploy, `{"n":2}`)
+			g = f.stream(alice, s, "")
+			g.brings(deploy + ` {"n":2}`)
+			g.end()
+			g = f.stream(alice, s, "") // The client has an id, so a stream without it starts at the end of the log.
+			f.publish(deploy, `{"n":3}`)
+			g.brings(deploy + ` {"n":3}`)
+			g.close()
 		}
 	})
 	run(t, "payloads_in_meta_for_who_declares_the_extension", nil, func(t *testing.T, f *fixture) {

@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	mathrand "math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -31,11 +32,12 @@ import (
 //	"-"       the session itself
 //	"#"       the number of its URIs
 //	"stream"  the newest of its GET streams; the version is 0 once any of its streams has begun
+//	"quiet"   where a stream without an event id has ended; see [Store.RecordQuietEnd]
 //	"open"    in the dialect: the newest stream is open
 //	"u#HASH"  one of the URIs that the session is subscribed to
 //	"i#HASH"  in the dialect: a used request id
 //
-// The items "#", "stream" and "u#HASH" expire up to [TTL] later than the session. Without this margin, a URI could expire
+// The items "#", "stream", "quiet" and "u#HASH" expire up to [TTL] later than the session. Without this margin, a URI could expire
 // before its session: if one request prolongs the session, another request that read the session before still writes its URI
 // with the old expiry.
 //
@@ -105,6 +107,7 @@ const (
 	sortSession = "-"
 	sortCount   = "#"
 	sortStream  = "stream"
+	sortQuiet   = "quiet"
 	sortOpen    = "open"
 	sortURI     = "u#"
 	sortUsed    = "i#"
@@ -343,14 +346,15 @@ func uriKey(sess, uri string) store.Key {
 
 // TakeOver makes a stream the newest of its session. before reports whether the session had an earlier stream, and begun
 // reports whether one of the earlier streams has begun (see [Store.RecordStreamBegun]). If several streams take over at the same time,
-// before is false for only one of them.
-func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (before, begun bool, err error) {
+// before is false for only one of them. quiet is the cursor of [Store.RecordQuietEnd] for the stream before this one, or empty.
+func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (before, begun bool, quiet string, err error) {
 	for range 5 {
 		item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
-		newest, err := store.One(ctx, s.DB, item.Key, "read the session's stream")
+		items, err := s.DB.Get(ctx, item.Key, itemKey(sess.Key, sortQuiet))
 		if err != nil {
-			return false, false, err
+			return false, false, "", fault.Wrap(fault.Unavailable, err, "read the session's stream")
 		}
+		newest, quiet := items[0], ""
 		condition := store.Absent()
 		before = newest != nil
 		if before {
@@ -359,12 +363,17 @@ func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) 
 		if begun = before && newest.Version == 0; !begun {
 			item.Version = pendingVersion(connection)
 		}
+		if begun && items[1] != nil {
+			if of, cursor, _ := strings.Cut(string(items[1].Value), " "); of == string(newest.Value) {
+				quiet = cursor
+			}
+		}
 		err = s.DB.Write(ctx, store.Put(item, condition))
 		if err == nil || !errors.Is(err, store.ErrConflict) {
-			return before, begun, fault.Wrap(fault.Unavailable, err, "take over the session's stream")
+			return before, begun, quiet, fault.Wrap(fault.Unavailable, err, "take over the session's stream")
 		}
 	}
-	return false, false, fault.New(fault.Unavailable, "the session's stream is being taken over by other requests")
+	return false, false, "", fault.New(fault.Unavailable, "the session's stream is being taken over by other requests")
 }
 
 // RecordStreamBegun records that the client has received the beginning of a stream, so that it can resume the stream. It has no effect if
@@ -376,6 +385,15 @@ func (s *Store) RecordStreamBegun(ctx context.Context, sess *Session, connection
 		return nil
 	}
 	return fault.Wrap(fault.Unavailable, err, "record the session's first stream")
+}
+
+// RecordQuietEnd records the cursor at which a stream has ended, if the stream has sent no event id, from which the client could continue. So
+// the next stream continues there (see [Store.TakeOver]).
+func (s *Store) RecordQuietEnd(ctx context.Context, sess *Session, connection, cursor string) error {
+	err := s.DB.Write(ctx, store.Put(store.Item{
+		Key: itemKey(sess.Key, sortQuiet), Value: []byte(connection + " " + cursor), Expires: sess.itemsExpire(),
+	}))
+	return fault.Wrap(fault.Unavailable, err, "record where the session's stream has ended")
 }
 
 // pendingVersion returns the version of the item of a stream that has not begun. It is never 0, which means that a stream has begun. It
@@ -462,7 +480,7 @@ func (s *Store) Remove(ctx context.Context, sess *Session) ([]URI, error) {
 	if err != nil {
 		return nil, err
 	}
-	ops := []store.Op{store.Delete(itemKey(sess.Key, sortStream)), store.Delete(itemKey(sess.Key, sortCount))}
+	ops := []store.Op{store.Delete(itemKey(sess.Key, sortStream)), store.Delete(itemKey(sess.Key, sortQuiet)), store.Delete(itemKey(sess.Key, sortCount))}
 	for _, it := range items {
 		ops = append(ops, store.Delete(it.Key))
 	}

@@ -172,7 +172,7 @@ func stored(t *testing.T, db store.DB, partition store.Key) []store.Item {
 func TestTakeOver(t *testing.T) {
 	takeOver := func(t *testing.T, s *session.Store, sess *session.Session, connection string, before, begun bool) {
 		t.Helper()
-		gotBefore, gotBegun, err := s.TakeOver(t.Context(), sess, connection)
+		gotBefore, gotBegun, _, err := s.TakeOver(t.Context(), sess, connection)
 		if err != nil || gotBefore != before || gotBegun != begun {
 			t.Errorf("stream %s found an earlier stream %v, begun %v, error %v; want %v, %v", connection, gotBefore, gotBegun, err, before, begun)
 		}

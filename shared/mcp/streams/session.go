@@ -72,6 +72,7 @@ type sessionStream struct {
 	position   Position
 	connection string
 	known      time.Time // when the subscriptions were read last
+	taken      bool      // the session has ended or has a newer stream
 }
 
 // OpenSession opens the stream of a session.
@@ -122,13 +123,14 @@ func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.
 func (s *sessionStream) open(ctx context.Context) error {
 	began := s.writer.Streams.Feeds.Log.Position()
 	s.connection = randomText(8)
-	before, begun, err := s.writer.Streams.Sessions.TakeOver(ctx, s.sess, s.connection)
+	before, begun, quiet, err := s.writer.Streams.Sessions.TakeOver(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
 	if s.position.nonce == "" {
-		s.position.nonce = streamNonce(randomText(8), s.sess.Key)
+		s.position.nonce, s.position.cursor = streamNonce(randomText(8), s.sess.Key), quiet
 	}
+	s.recordQuietEnd(ctx)
 	_, subscribed, err := s.subscriptions(ctx)
 	if err != nil {
 		return err
@@ -171,6 +173,28 @@ func (s *sessionStream) open(ctx context.Context) error {
 	// Notify the previous stream of the session, so that it ends. This stream receives the notice too, and stays open because
 	// it is the newest.
 	return s.writer.Streams.Feeds.Log.Notify(ctx, s.writer.Caller.Principal.Workspace, stream.TopicSession(s.sess.Key), SessionNotice)
+}
+
+// recordQuietEnd makes the end of the stream record its position if the stream has not sent an event id until then. Before 2025-11-25, streams
+// cannot send an id without a message, so a client whose stream ends without one continues without a Last-Event-ID.
+func (s *sessionStream) recordQuietEnd(ctx context.Context) {
+	w, sequence := s.writer, s.position.sequence
+	w.ends = append(w.ends, func() {
+		cursor := s.position.cursor
+		if w.Feed != nil {
+			cursor = w.ResumeAt()
+		}
+		if s.taken || s.position.sequence != sequence || cursor == "" {
+			return
+		}
+		w.Streams.Admission.cleanUp(func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
+			defer cancel()
+			if err := w.Streams.Sessions.RecordQuietEnd(ctx, s.sess, s.connection, cursor); err != nil {
+				w.Streams.Faults.LogError(ctx, "position of stream not recorded", err)
+			}
+		})
+	})
 }
 
 // subscribed is a target of a session, and the position of the event log when the client subscribed to it.
@@ -276,6 +300,7 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 		return err
 	}
 	if sess == nil {
+		s.taken = true
 		return errTaken
 	}
 	s.sess, s.writer.interests.payloads, s.writer.interests.events = sess, sess.Payloads, sess.Events && s.writer.Streams.Methods.Has(spec.MethodEvents)
