@@ -148,6 +148,13 @@ func (e Event) AppendJSON(b []byte) []byte {
 	return append(append(b, e.Data...), '}')
 }
 
+// MaxSize returns an upper bound of the size of [Event.AppendJSON]'s result in bytes, without encoding the event. Of the texts, only the
+// trace state can have characters that JSON escapes.
+func (e *Event) MaxSize() int {
+	const names = 192 // of the members, with numbers and punctuation
+	return names + len(e.Workspace) + len(e.ID) + len(e.URI) + len(e.Name) + len(e.Trace.Parent) + 2*len(e.Trace.State) + len(e.Data)
+}
+
 // AppendMember adds a member, an array of events, to the JSON object at the end of b. This is faster than encoding/json for large
 // events, because it does not validate them again.
 func AppendMember(b []byte, name string, events []Event) []byte {

@@ -95,6 +95,19 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
+func TestMaxSizeIsAnUpperBound(t *testing.T) {
+	const far = 253402300799 // the end of the year 9999
+	e := Event{
+		Workspace: "w", ID: strings.Repeat("i", 128), URI: "event://a/b", Name: "a.b", Time: time.Unix(-far, 0).In(time.FixedZone("", -86399)), Published: time.Unix(far, 0),
+		Data: []byte(`{"a":1}`), Trace: trace.Context{Parent: strings.Repeat("0", 55), State: "a=" + strings.Repeat(`"`, 256)},
+	}
+	for name, e := range map[string]Event{"all members": e, "no members": {}, "a gap": {Gap: true, Time: e.Time, Published: e.Published}} {
+		if size, most := len(e.AppendJSON(nil))+len(","), e.MaxSize(); size > most {
+			t.Errorf("%s: an event of an array has %d bytes, and MaxSize is %d", name, size, most)
+		}
+	}
+}
+
 func TestDecodeCopiesItsInput(t *testing.T) {
 	text := samples[1].AppendJSON(nil)
 	e := expect.Value(Decode(text))(t)

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
@@ -69,6 +70,22 @@ func TestAPageEndsAfterAWholeStamp(t *testing.T) {
 	}
 	got := slices.Compact(read(t, log, eventlog.PatternPartitions("default", "event://ci/**"))) // by pages of three
 	expect.Equal(t, "SUB-08 EVX-07: events that were read", len(got), many)
+}
+
+// The texts of these events around their payloads are as long as they may be, and together the events nearly fill a segment.
+func TestEventsWithLongTextsFitIntoASegment(t *testing.T) {
+	log := &eventlog.Log{DB: unordered{memory(t)}}
+	const many, uri, size = 10, "event://ci/x", (store.MaxItem - 4<<10) / 10
+	var events []event.Event
+	for i := range many {
+		events = append(events, event.Event{
+			Workspace: "default", ID: fmt.Sprintf("%0128d", i), URI: uri, Name: strings.Repeat("n", 128), Published: time.Now(),
+			Data:  []byte(`"` + strings.Repeat("d", size-len(uri)-514) + `"`),
+			Trace: trace.Context{Parent: strings.Repeat("0", 55), State: "a=" + strings.Repeat(`"`, 250) + ",b=" + strings.Repeat(`"`, 250)},
+		})
+	}
+	expect.OK(t, log.AppendPatterns(t.Context(), eventlog.Appended{}, events, []string{"event://ci/**"}, false))
+	expect.Equal(t, "events that were read", len(read(t, log, eventlog.PatternPartitions("default", "event://ci/**"))), many)
 }
 
 // After a rollback, a partition has an item of a later release between two events.

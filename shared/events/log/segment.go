@@ -81,7 +81,7 @@ func pack(events []event.Event, room, most int) [][]event.Event {
 	var out [][]event.Event
 	size := 0
 	for i, e := range events {
-		n := len(e.Data) + len(e.URI) + 512
+		n := e.MaxSize()
 		if i == 0 || size+n > room || len(out[len(out)-1]) == most {
 			out, size = append(out, nil), 0
 		}

@@ -226,7 +226,7 @@ func Pages(workspace, key string, r subscription.Range, count int, events []even
 	for _, part := range ranges {
 		size := 0
 		for i, e := range events {
-			n := len(e.Data) + len(e.URI) + len(e.Trace.Parent) + len(e.Trace.State) + 256
+			n := e.MaxSize()
 			if i == 0 || size+n > taskBytes {
 				tasks = append(tasks, Page{
 					V: Version, Workspace: workspace, Pattern: key, Range: part, Count: count / len(ranges),

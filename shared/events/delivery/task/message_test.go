@@ -1,12 +1,15 @@
 package task
 
 import (
+	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
@@ -29,4 +32,24 @@ func TestAPageIsTheSameWithAndWithoutItsValue(t *testing.T) {
 	if !reflect.DeepEqual(direct, decoded) {
 		t.Errorf("got %+v with the value, want %+v as without", direct, decoded)
 	}
+}
+
+func TestTasksFitIntoMessages(t *testing.T) {
+	const many, uri = 100, "event://ci/x"
+	var events []event.Event
+	for i := range many {
+		events = append(events, event.Event{
+			Workspace: "production", ID: fmt.Sprintf("%0128d", i), URI: uri, Name: strings.Repeat("n", 128),
+			Data:  []byte(`"` + strings.Repeat("d", 1200) + `"`),
+			Trace: trace.Context{Parent: strings.Repeat("0", 55), State: "a=" + strings.Repeat(`"`, 250) + ",b=" + strings.Repeat(`"`, 250)},
+		})
+	}
+	found := 0
+	for _, p := range Pages("production", uri, subscription.Range{}, 1, events) {
+		found += len(p.Events)
+		if size := len(p.Encode()); size > queue.MaxBody {
+			t.Errorf("a task of %d events has %d bytes, and a message has room for %d", len(p.Events), size, queue.MaxBody)
+		}
+	}
+	expect.Equal(t, "events in the tasks", found, many)
 }
