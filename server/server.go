@@ -217,7 +217,8 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 
 // Reload applies the catalogs and the configuration of o. It ignores all other options except AllowBreaking. If it refuses a
 // catalog or the name of a workspace, it keeps all catalogs but still applies the configuration, so that a removed key stops
-// working, and returns the error. A server with [AuthKeys] refuses options without keys.
+// working, and returns the error. A server with [AuthKeys] refuses options without keys. It then revokes its keys only if the
+// configuration has an empty list of keys.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	if s.closed.Load() {
 		return ErrClosed

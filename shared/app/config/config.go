@@ -36,7 +36,7 @@ const maxSource = 1 << 20
 
 // Config is the content of config.yaml. It is immutable, and the zero value is the content of an empty file.
 type Config struct {
-	// Keys are the API keys that the server accepts with --auth keys.
+	// Keys are the API keys that the server accepts with --auth keys. It is nil if the file has no section for them.
 	Keys []auth.Key
 	// Backends are the MCP servers behind the gateway.
 	Backends []api.Backend

@@ -19,6 +19,7 @@ import (
 
 func (p *parser) readKeys(n *strictyaml.Node, what string) {
 	lines := map[string]int{}
+	p.config.Keys = []auth.Key{}
 	for _, it := range p.file.Items(n, what, auth.MaxKeys) {
 		k := p.readKey(it)
 		hash := strings.ToLower(k.SHA256)

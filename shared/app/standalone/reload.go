@@ -67,9 +67,11 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 
 // applyConfig applies only the configuration, after the options as a whole were refused, for example because of an invalid
 // catalog. It keeps the current configuration if the new one is invalid too. It also keeps it if the new file is empty,
-// because some programs truncate a file before they rewrite it.
+// because some programs truncate a file before they rewrite it, and if callers need keys but the file has no section for
+// them. Without keys, all calls would fail and all webhook subscriptions would end. A file in which the section is an empty
+// list revokes all keys.
 func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
-	if o.Config == nil || o.Config.Empty() || !isRefusal(refused) {
+	if o.Config == nil || o.Config.Empty() || !isRefusal(refused) || o.Auth == auth.ModeKeys && o.Config.Keys == nil {
 		return
 	}
 	// AllowBreaking skips the check for subscriptions that the catalogs would end. It is safe here, because no catalog is

@@ -305,12 +305,21 @@ func TestAKeyThatIsRemoved(t *testing.T) {
 		expect.Fault(t, "the reload", s.Reload(t.Context(), o), fault.Invalid)
 		valid(t, s, "leaked", false)
 	})
-	t.Run("EVS-14 stays valid while the file is empty", func(t *testing.T) {
-		s, o := start(t)
-		o.Config = configured(t, "")
-		expect.Fault(t, "the reload", s.Reload(t.Context(), o), fault.Invalid)
-		valid(t, s, "kept", true)
-	})
+	for name, text := range map[string]string{
+		"is empty": "", "has only comments": "# keys:\n", "has other sections only": "quotas: [{streams: 5}]\n",
+	} {
+		t.Run("EVS-14 stays valid while the file "+name, func(t *testing.T) {
+			s, o := start(t)
+			o.Config = configured(t, text)
+			expect.Fault(t, "the reload", s.Reload(t.Context(), o), fault.Invalid)
+			valid(t, s, "kept", true)
+			end(t, s)
+			o.LastSettings = true
+			s = expect.Value(New(t.Context(), o))(t)
+			defer end(t, s)
+			valid(t, s, "kept", true)
+		})
+	}
 }
 
 // limited starts a server with a caller for each quota. For example, the caller "streams" may have only one stream. A
