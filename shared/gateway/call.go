@@ -182,6 +182,7 @@ type exchange struct {
 func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.ServerInfo) *exchange {
 	x := &exchange{
 		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), with: backendSession{Version: info.Version},
+		id: upstream.FreshID(), // several clients without a session share one with the backend
 	}
 	if c.Session != "" {
 		x.id = requestID(c.Client, c.ID)

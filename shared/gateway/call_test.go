@@ -378,6 +378,20 @@ func TestAnswersFindTheirWayBack(t *testing.T) {
 	}
 }
 
+// SSE-03: given a client of an older revision without a session, which the named-event dialect allows, when it calls a tool, then the backend
+// gets a valid request. Two such clients share a session with the backend, so their requests have different ids there.
+func TestClientOfAnOlderRevisionWithoutASession(t *testing.T) {
+	revisions(t, func(t *testing.T, stateless bool) {
+		s, g := alone(t, func(s *scripted) { s.stateless = stateless })
+		for range 2 {
+			expect.Equal(t, "the response", mustCall(t, g, sessionBased(""), "t"), `{"jsonrpc":"2.0","id":1,"result":{}}`)
+		}
+		if calls := s.received("tools/call"); len(calls) != 2 || string(calls[0].ID) == string(calls[1].ID) {
+			t.Errorf("the backend got %+v, want two calls with different ids", calls)
+		}
+	})
+}
+
 // checkGone checks that the store does not have the question any more.
 func checkGone(t *testing.T, db store.DB, id string) {
 	t.Helper()

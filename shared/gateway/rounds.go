@@ -77,7 +77,6 @@ type roundsBridge struct {
 func (b *roundsBridge) sendCall(ctx context.Context) error {
 	ctx, b.stop = context.WithCancel(ctx)
 	defer b.stop()
-	b.x.id = upstream.FreshID()
 	if err := b.loadRounds(); err != nil {
 		return err
 	}
