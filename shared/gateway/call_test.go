@@ -392,6 +392,17 @@ func TestClientOfAnOlderRevisionWithoutASession(t *testing.T) {
 	})
 }
 
+// The tasks of 2025-11-25 need methods that the gateway does not relay. A backend that learned that a client supports them could turn a
+// question into a task, and never get the answer.
+func TestTasksOf2025AreNotDeclaredToBackends(t *testing.T) {
+	s, g := alone(t)
+	c := sessionBased("s")
+	c.Capabilities = json.RawMessage(`{"elicitation":{},"tasks":{"requests":{"elicitation":{"create":{}}}},"roots":{}}`)
+	mustCall(t, g, c, "t")
+	begun := s.received("initialize")
+	expect.Equal(t, "the declared capabilities", string(jsonrpc.Member(begun[len(begun)-1].Params, "capabilities")), `{"elicitation":{},"roots":{}}`)
+}
+
 // checkGone checks that the store does not have the question any more.
 func checkGone(t *testing.T, db store.DB, id string) {
 	t.Helper()

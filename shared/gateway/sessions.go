@@ -16,6 +16,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/backends"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -176,7 +177,7 @@ func (ss *sessions) recordUse(ctx context.Context, c api.Client, b *backends.Bac
 // begin initializes a session with the capabilities of the client.
 func (ss *sessions) begin(ctx context.Context, c api.Client, b *backends.Backend) (s backendSession, err error) {
 	d := upstream.Declared{
-		Version: spec.LatestSessionBased, Capabilities: c.Capabilities, Info: c.Info, Holder: c.Principal.Workspace + "/" + c.Principal.ID,
+		Version: spec.LatestSessionBased, Capabilities: translate.WithoutClientTasks(c.Capabilities), Info: c.Info, Holder: c.Principal.Workspace + "/" + c.Principal.ID,
 	}
 	if !c.Version.Stateless() {
 		d.Version = c.Version
