@@ -109,7 +109,7 @@ type CatalogApplyCmd struct {
 	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Also write this configuration (keys, backends, sources, …)."`
 	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace of the catalog (${default})."`
 	Table              string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table (the stack's output SettingsTable)."`
-	AllowBreaking      bool   `help:"Write the catalog even if it ends webhook subscriptions."`
+	AllowBreaking      bool   `help:"Write the files even if the catalog ends webhook subscriptions, or the configuration no longer has keys."`
 	SubscriptionsTable string `env:"MCPEVENTS_TABLE_SUBSCRIPTIONS" placeholder:"NAME" help:"The deployment's subscriptions table (the stack's output SubscriptionsTable). With it, a catalog is refused only if it ends existing subscriptions. Without it, every change that could end subscriptions is refused."`
 	LogTable           string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table (the stack's output LogTable). With it, connected clients are notified as soon as every function uses the change. Without it, they are notified within a minute."`
 }

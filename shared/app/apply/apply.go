@@ -35,7 +35,7 @@ type Files struct {
 	Config *config.Config
 	// All means that these are all files of the server, so that Apply removes stored catalogs for which there is no file.
 	All bool
-	// AllowBreaking accepts catalogs that end subscriptions.
+	// AllowBreaking accepts catalogs that end subscriptions, and a configuration that [Target.KeepKeys] refuses.
 	AllowBreaking bool
 }
 
@@ -47,12 +47,16 @@ type Target struct {
 	Endings func(context.Context, catalog.Source) ([]lifecycle.Ending, error)
 	// Check does further checks of a configuration, for example that all secrets exist. It may be nil.
 	Check func(context.Context, *config.Config) error
+	// KeepKeys refuses a configuration without a section for keys if the stored one has keys. Without keys, all calls could fail, and
+	// all webhook subscriptions end.
+	KeepKeys bool
 }
 
 // NewDeployment returns the target for a deployment on AWS. It does not check whether secrets exist, because only the functions of
-// the deployment can read them. canCount says whether db has the table of subscriptions. Without it, [Target.Endings] is nil.
+// the deployment can read them. It keeps the keys, because it does not know whether callers need them. canCount says whether db has
+// the table of subscriptions. Without it, [Target.Endings] is nil.
 func NewDeployment(db store.DB, canCount bool) *Target {
-	t := &Target{DB: db, Check: refuseCommands}
+	t := &Target{DB: db, Check: refuseCommands, KeepKeys: true}
 	if canCount {
 		catalogs := catalog.NewStored(db, nil, nil, nil)
 		// The review has no directory of principals, so Endings also counts subscriptions whose principal has no key any more.
@@ -220,6 +224,9 @@ func (p *plan) checkConfig(ctx context.Context) error {
 		if err := p.Check(ctx, c); err != nil {
 			return err
 		}
+	}
+	if had := p.config.Config; p.KeepKeys && !p.AllowBreaking && c.Keys == nil && had != nil && len(had.Keys) > 0 {
+		return fault.New(fault.Invalid, "the configuration has no section keys, which would revoke all %d keys in use: add the section, or confirm with keys: [] or --allow-breaking", len(had.Keys))
 	}
 	var all []error
 	for _, s := range c.Sources {

@@ -123,6 +123,26 @@ func TestWhatIsNotGivenIsRemoved(t *testing.T) {
 	}
 }
 
+// AUT-02: a configuration without a section for keys, such as the one of ready-made sources, does not revoke the keys of a deployment.
+func TestADeploymentKeepsItsKeys(t *testing.T) {
+	const keys = "keys: [{principal: a, scopes: ['events:read'], sha256: '" + sum + "'}]"
+	for next, want := range map[string]string{
+		"# nothing yet": "revoke all 1 keys", "quotas: [{streams: 5}]": "revoke all 1 keys", "keys: []": "", keys: "",
+	} {
+		target := NewDeployment(database(t), false)
+		expect.OK(t, expect.ErrOf(target.Apply(t.Context(), files(t, plain, keys))))
+		f := files(t, "", next)
+		_, err := target.Apply(t.Context(), f)
+		if (err == nil) != (want == "") || err != nil && !(fault.Is(err, fault.Invalid) && strings.Contains(err.Error(), want)) {
+			t.Errorf("AUT-02 %q: got %v, want %q", next, err, want)
+		}
+		f.AllowBreaking = true
+		expect.OK(t, expect.ErrOf(target.Apply(t.Context(), f)))
+	}
+}
+
+const sum = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
 func TestADeploymentRefusesCommands(t *testing.T) {
 	t.Run("GWN-26 a backend that is a command is refused on AWS when it is applied, and named", func(t *testing.T) {
 		db := database(t)
