@@ -301,6 +301,7 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 	if err != nil {
 		return webhook.Outcome{Category: webhook.Internal, Err: err}
 	}
+	r.Timeout = fitInto(ctx, r.Timeout)
 	out = s.poster.Send(ctx, r)
 	if out.Internal() {
 		return out
@@ -318,6 +319,21 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 			slog.String("category", string(out.Category)), slog.Float64("took_ms", milliseconds(out.Took)), slog.Float64("lag_ms", milliseconds(lag)))
 	}
 	return out
+}
+
+// recordTime is how long before ctx ends an attempt must have ended, so that its outcome can be recorded.
+const recordTime = time.Second
+
+// fitInto shortens the timeout of an attempt that could outlast ctx by a little, for example one of a minute in a Lambda function that
+// runs for a minute. If ctx ended it, the attempt would count as aborted. An endpoint that hangs would then not be noticed, and would hold
+// up the function again and again. If ctx leaves less than half of the timeout, the attempt began late. That is not the endpoint's fault,
+// so fitInto leaves its timeout as it is.
+func fitInto(ctx context.Context, timeout time.Duration) time.Duration {
+	end, ok := ctx.Deadline()
+	if left := time.Until(end) - recordTime; ok && left >= timeout/2 {
+		return min(timeout, left)
+	}
+	return timeout
 }
 
 func endSpan(span trace.Span, del *state.Delivery, target string, n int, out webhook.Outcome) {

@@ -531,3 +531,28 @@ func TestAFullDisk(t *testing.T) {
 		}
 	})
 }
+
+// On AWS a function may run for hardly longer than the longest timeout that an operator can set.
+func TestAnAttemptEndsBeforeItsInvocation(t *testing.T) {
+	for name, tt := range map[string]struct{ timeout, invocation, want time.Duration }{
+		"a timeout that is hardly longer": {time.Minute, 58 * time.Second, 57 * time.Second},
+		"a shorter timeout":               {20 * time.Second, 58 * time.Second, 20 * time.Second},
+		"an attempt that began late":      {20 * time.Second, 3 * time.Second, 20 * time.Second},
+	} {
+		t.Run("WHK-16 "+name, func(t *testing.T) {
+			r, _ := registered(t)
+			r.script = fails
+			d, _ := r.firstAttempts("evt_1")
+			d.Options.Timeout = tt.timeout
+			ctx, cancel := context.WithTimeout(t.Context(), tt.invocation)
+			defer cancel()
+			expect.OK(t, expect.ErrOf(d.HandleSingles(ctx, r.queues[queue.Slow])))
+			if len(r.posts) != 2 {
+				t.Fatalf("%d attempts were made, want 2", len(r.posts))
+			}
+			if got := r.posts[1].Timeout; got > tt.want || got < tt.want-5*time.Second {
+				t.Errorf("the attempt may take %v, want about %v", got, tt.want)
+			}
+		})
+	}
+}
