@@ -55,7 +55,8 @@ type Store struct {
 	// these URIs when it prolongs the session. It may be nil.
 	Prolong func(ctx context.Context, sess *Session, uri URI, until time.Time) error
 
-	decoded bounded.Map[string, *Session] // by key, because each request needs its session
+	decoded bounded.Map[string, *Session]  // by key, because each request needs its session
+	used    bounded.Map[string, time.Time] // when [Store.recordUse] wrote last, by key
 }
 
 // Session is the state of a session.
@@ -97,6 +98,8 @@ const (
 	TTL = 24 * time.Hour
 	// firstTTL is how long a new session lives if its client does not use it. The first use prolongs it to TTL.
 	firstTTL = 5 * time.Minute
+	// usedEvery is how often a process writes that a session is in use.
+	usedEvery = 10 * time.Minute
 )
 
 // ErrNone is the error for a session that is unknown, has ended or expired, or belongs to another principal. Callers cannot
@@ -133,7 +136,7 @@ func ListKey(workspace, principal string) store.Key {
 func Partition(key string) store.Key { return itemKey(key, sortSession) }
 
 // listEntry returns the entry of the session in the list of its principal's sessions. It lives as long as the session's items.
-// Its version is when the session began or was last prolonged, in seconds since 1970.
+// Its version is when the session was used last, in seconds since 1970, up to usedEvery too early.
 func (s *Session) listEntry() store.Item {
 	key := ListKey(s.Workspace, s.Principal)
 	key.Sort = s.Key
@@ -159,7 +162,10 @@ func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 		life = TTL
 	}
 	sess.expires = time.Now().Add(life)
-	value, _ := json.Marshal(sess) // strings and booleans
+	value, err := json.Marshal(sess)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "make a session")
+	}
 	sess.item = store.Item{Key: itemKey(sess.Key, sortSession), Value: value, Version: 1, Expires: sess.expires}
 	if err := s.DB.Write(ctx, store.Put(sess.item, store.Absent()), store.Put(sess.listEntry())); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "make a session")
@@ -167,8 +173,8 @@ func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	return &sess, nil
 }
 
-// FindSurplus returns the session that must end before the principal may begin another one. It is the session that was not prolonged for
-// the longest time. FindSurplus returns nil if the principal has fewer sessions than [Store.Max].
+// FindSurplus returns the session that must end before the principal may begin another one. It is the session that has been unused for the
+// longest time. FindSurplus returns nil if the principal has fewer sessions than [Store.Max].
 func (s *Store) FindSurplus(ctx context.Context, p auth.Principal) (*Session, error) {
 	if s.Max == nil || p.Anonymous {
 		return nil, nil
@@ -176,7 +182,11 @@ func (s *Store) FindSurplus(ctx context.Context, p auth.Principal) (*Session, er
 	key := ListKey(p.Workspace, p.ID)
 	var n int
 	var oldest store.Item
+	now := time.Now()
 	err := store.Each(ctx, s.DB, key, "list the sessions of a principal", func(it *store.Item) error {
+		if expired := it.Expires.Add(-TTL); expired.Before(now) {
+			return nil // only the session's other items still exist
+		}
 		if n++; n == 1 || it.Version < oldest.Version {
 			oldest = *it
 		}
@@ -205,7 +215,22 @@ func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect b
 			return nil, err
 		}
 	}
+	s.recordUse(ctx, sess)
 	return sess, nil
+}
+
+// recordUse writes to the principal's list of sessions that a session is in use, at most once per usedEvery.
+func (s *Store) recordUse(ctx context.Context, sess *Session) {
+	if time.Until(sess.expires) > TTL-usedEvery {
+		return // it was prolonged just now
+	}
+	if last, ok := s.used.Get(sess.Key); ok && time.Since(last) < usedEvery {
+		return
+	}
+	s.used.Put(sess.Key, time.Now())
+	// Without the condition, this write could restore the entry of a session that another request has just ended. If it fails, the session
+	// only counts as unused for longer than it is.
+	_ = s.DB.Write(ctx, store.Put(sess.listEntry(), store.Exists()))
 }
 
 // touch prolongs a session. It prolongs the subscriptions first, so that they do not end before the session if the process

@@ -242,6 +242,38 @@ func TestASessionThatIsNeverUsedExpiresSoon(t *testing.T) {
 	})
 }
 
+func TestASessionInUseIsNotSurplus(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
+		s.Max = func(context.Context, auth.Principal) int { return 3 }
+		used := create(t, s)
+		time.Sleep(time.Hour)
+		idle := create(t, s)
+		for range 9 * 60 {
+			time.Sleep(time.Minute)
+			load(t, s, used.ID)
+		}
+		create(t, s)
+		surplus, err := s.FindSurplus(t.Context(), alice)
+		if err != nil || surplus == nil || surplus.Key != idle.Key {
+			t.Errorf("AUT-07: surplus is %+v (error %v), want the session that was unused for nine hours", surplus, err)
+		}
+	})
+}
+
+func TestExpiredSessionsDoNotCount(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
+		s.Max = func(context.Context, auth.Principal) int { return 3 }
+		create(t, s)
+		for range 2 {
+			createUnused(t, s)
+		}
+		time.Sleep(6 * time.Minute) // the unused ones expire
+		if surplus, err := s.FindSurplus(t.Context(), alice); err != nil || surplus != nil {
+			t.Errorf("AUT-07: surplus is %+v (error %v), want none, because only one session still exists", surplus, err)
+		}
+	})
+}
+
 func TestTheSessionThatWasUnusedForLongestIsSurplus(t *testing.T) {
 	inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
 		s.Max = func(context.Context, auth.Principal) int { return 3 }
