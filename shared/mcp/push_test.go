@@ -292,6 +292,34 @@ func TestPushClock(t *testing.T) {
 			}
 		}
 	})
+	t.Run("EVX-17_access_that_ended_is_not_forgotten_when_the_catalog_fails", func(t *testing.T) {
+		var catalogs *shaky
+		caller := &revocable{}
+		change := func(o *Options) {
+			catalogs = &shaky{Source: o.Catalogs}
+			caller.Authenticator = o.Auth
+			o.Catalogs, o.Auth = catalogs, caller
+		}
+		var got []frame
+		inBubble(t, inMemory, change, func(f *fixture) *http.Request {
+			return f.statelessRequest(billing, spec.MethodEventsStream, `"name":"billing.invoice"`)
+		}, func(b *bubbled) {
+			time.Sleep(time.Second)
+			caller.say(auth.Principal{ID: "billing", Workspace: auth.DefaultWorkspace, Scopes: []string{auth.ScopeRead}}, nil)
+			catalogs.fails.Store(1)
+			time.Sleep(27*time.Second) // the check before a heartbeat fails
+			b.f.publish("event://billing/invoice", `{}`)
+			time.Sleep(time.Second)
+			b.cancel()
+			<-b.done
+			got = b.frames(t)
+		})
+		for _, p := range got {
+			if p.Method == spec.NoteEventsEvent {
+				t.Errorf("the event %s arrived after the caller had lost the scope", p.Params.EventID)
+			}
+		}
+	})
 }
 
 // numbers are the codes of one error, by their set in [codeSets].

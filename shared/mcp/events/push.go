@@ -37,6 +37,8 @@ type push struct {
 	version spec.Version
 	profile spec.Profile
 	beaten  time.Time // of the latest notification active or heartbeat
+	// unchecked is true from when the credentials were read again until the subscription was checked with them.
+	unchecked bool
 }
 
 // NewPush serves events/stream (SEP-3415).
@@ -172,17 +174,17 @@ func (p *push) end(c *method.Call, why error) {
 // credentials no longer do. The events of ordered and unordered types go to different partitions of the log. So if the event
 // type has become ordered or unordered, check adds the partitions to which its events go now.
 func (p *push) check(ctx context.Context, credentials bool) error {
-	before := p.writer.Caller.Principal
 	if credentials {
 		if p.writer.CheckCredentials(ctx) != nil {
 			return &streams.Ended{Reason: subscription.AccessRevoked()}
 		}
+		p.unchecked = true
 	}
 	cat, err := p.writer.Streams.Catalogs.CatalogOf(ctx, p.writer.Caller.Principal)
 	if err != nil {
 		return err
 	}
-	if cat == p.catalog && !credentials {
+	if cat == p.catalog && !p.unchecked {
 		return nil
 	}
 	chosen, err := Choose(cat, p.Entry.Name, p.Arguments, p.writer.Caller.Principal, p.mode)
@@ -198,7 +200,7 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 				return err
 			}
 		}
-		p.Selection, p.catalog = chosen, cat
+		p.Selection, p.catalog, p.unchecked = chosen, cat, false
 		return nil
 	case kind == fault.Forbidden:
 		return &streams.Ended{Reason: subscription.AccessRevoked()}
@@ -207,7 +209,6 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 	case kind == fault.NotFound, kind == fault.Unsupported:
 		return &streams.Ended{Reason: err}
 	}
-	p.writer.Caller.Principal = before
 	return err
 }
 
