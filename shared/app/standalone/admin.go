@@ -199,7 +199,7 @@ func (s *Server) addStates(ctx context.Context, workspace string, list []admin.B
 	var asked sync.WaitGroup
 	for _, f := range s.backends.Followed(ctx) {
 		state := states[f.Name]
-		if state == nil || f.Workspace != workspace {
+		if state == nil || f.Workspace != workspace || f.OnlyForCallers() {
 			continue
 		}
 		asked.Go(func() {

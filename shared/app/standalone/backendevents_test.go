@@ -407,6 +407,32 @@ func TestOperatorsSeeHiddenEventTypes(t *testing.T) {
 	})
 }
 
+// GWN-20: the list of backends has no state for a backend that accepts only callers' tokens, because operators have none.
+func TestABackendForCallersHasNoState(t *testing.T) {
+	asked := make(chan struct{}, 100)
+	private := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked <- struct{}{}
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	defer private.Close()
+	who := maps.Clone(callers)
+	who["op"] = servertest.Caller{Workspace: "default", Scopes: `"events:operate"`}
+	gateway := startGateway(t, private.URL, func(o *standalone.Options) {
+		o.Config = servertest.Config(t, who, fmt.Sprintf("backends:\n  - {name: private, url: %q, forwardToken: true}\n", private.URL))
+	})
+	req := expect.Value(http.NewRequestWithContext(t.Context(), "GET", gateway.URL+"/admin/v1/backends", nil))(t)
+	req.Header.Set("Authorization", "Bearer op")
+	resp := expect.Value(http.DefaultClient.Do(req))(t)
+	got := string(expect.Value(io.ReadAll(resp.Body))(t))
+	expect.OK(t, resp.Body.Close())
+	if !strings.Contains(got, `"name":"private"`) || strings.Contains(got, `"state"`) {
+		t.Errorf("got %s, want the backend without a state", got)
+	}
+	if n := len(asked); n > 0 {
+		t.Errorf("the backend got %d requests without a token", n)
+	}
+}
+
 // GWN-25: a server that shuts down writes the log lines of the calls that have just ended.
 func TestShutdownWritesTheLinesOfCalls(t *testing.T) {
 	var logged expect.Buffer
