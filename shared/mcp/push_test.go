@@ -307,7 +307,7 @@ func TestPushClock(t *testing.T) {
 			time.Sleep(time.Second)
 			caller.say(auth.Principal{ID: "billing", Workspace: auth.DefaultWorkspace, Scopes: []string{auth.ScopeRead}}, nil)
 			catalogs.fails.Store(1)
-			time.Sleep(27*time.Second) // the check before a heartbeat fails
+			time.Sleep(27 * time.Second) // the check before a heartbeat fails
 			b.f.publish("event://billing/invoice", `{}`)
 			time.Sleep(time.Second)
 			b.cancel()
