@@ -1,6 +1,7 @@
 package standalone
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,7 @@ func (o Options) files() (apply.Files, error) {
 	if o.SettingsError != nil {
 		return apply.Files{}, o.SettingsError
 	}
-	shared, err := catalog.ParseFile(o.CatalogName, o.Catalog)
+	shared, err := catalog.ParseFile(cmp.Or(o.CatalogName, "catalog.yaml"), o.Catalog)
 	if err != nil {
 		return apply.Files{}, err
 	}
@@ -50,7 +51,9 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	if err == nil {
 		done, err = s.apply(ctx, f)
 	}
-	s.refused.Store(err != nil)
+	if err == nil || isRefusal(err) {
+		s.refused.Store(err != nil)
+	}
 	if err != nil {
 		s.applyConfig(ctx, o, err)
 		return err

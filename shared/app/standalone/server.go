@@ -240,7 +240,6 @@ func (o *Options) complete() error {
 	if err := o.Limits.Check(); err != nil {
 		return err
 	}
-	o.CatalogName = cmp.Or(o.CatalogName, "catalog.yaml")
 	if f, ok := o.Upstream.(http.HandlerFunc); ok && f == nil {
 		return fault.New(fault.Invalid, "Upstream is an http.HandlerFunc that is nil: leave it out, or give a handler")
 	}
@@ -407,14 +406,14 @@ func (s *Server) Shutdown(ctx context.Context) error {
 func (s *Server) drain(ctx context.Context) error {
 	s.close()
 	err := s.endpoint.Close(ctx)
-	if s.listening != nil {
-		stopped := s.listening.Shutdown(ctx)
-		if err = errors.Join(err, stopped); err != nil {
-			_ = s.listening.Close()
+	for _, listener := range []*http.Server{s.listening, s.operators} {
+		if listener == nil {
+			continue
 		}
-	}
-	if s.operators != nil {
-		err = errors.Join(err, s.operators.Shutdown(ctx))
+		if stopped := listener.Shutdown(ctx); stopped != nil {
+			err = errors.Join(err, stopped)
+			_ = listener.Close()
+		}
 	}
 	s.stop()
 	done := make(chan struct{})

@@ -36,6 +36,14 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 // serve starts a server with the sample catalog, and ends it with the test.
 func serve(t *testing.T, change func(*Options)) *Server {
 	t.Helper()
+	e := expect.Value(New(t.Context(), settingsFor(t, change)))(t)
+	t.Cleanup(func() { end(t, e) })
+	return e
+}
+
+// settingsFor returns the options of a server with the sample catalog.
+func settingsFor(t *testing.T, change func(*Options)) Options {
+	t.Helper()
 	src := expect.Value(os.ReadFile("../../../catalog.yaml"))(t)
 	s := Options{
 		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: src, CatalogName: "catalog.yaml", Auth: auth.ModeNone,
@@ -45,9 +53,7 @@ func serve(t *testing.T, change func(*Options)) *Server {
 	if change != nil {
 		change(&s)
 	}
-	e := expect.Value(New(t.Context(), s))(t)
-	t.Cleanup(func() { end(t, e) })
-	return e
+	return s
 }
 
 // end shuts a server down. The server may have been shut down before.
@@ -360,6 +366,25 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	defer end(t, again)
 	defer close(release)
 	expect.Receive(t, "the delivery, which is repeated", arrived)
+}
+
+// A request at the address of the admin API must not outlive the server, whose database is closed.
+func TestShutdownCutsOffOperators(t *testing.T) {
+	t.Parallel()
+	e := expect.Value(New(t.Context(), settingsFor(t, func(o *Options) { o.AdminAddr = "127.0.0.1:0" })))(t)
+	conn := expect.Value(net.Dial("tcp", strings.TrimPrefix(e.AdminURL, "http://")))(t)
+	defer conn.Close()
+	expect.OK(t, expect.ErrOf(io.WriteString(conn, "PUT /admin/v1/switches/all HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")))
+	time.Sleep(100 * time.Millisecond) // the server begins to read the request
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := e.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Shutdown returned %v, want %v", err, context.DeadlineExceeded)
+	}
+	expect.OK(t, conn.SetReadDeadline(time.Now().Add(400*time.Millisecond)))
+	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection is still open after Shutdown")
+	}
 }
 
 // An idle server does not write to the disk or sync it. Once a minute it looks for due deliveries, but this test is too short
