@@ -17,12 +17,15 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -166,19 +169,23 @@ func (o Options) parse() (standalone.Options, error) {
 		out.Config, out.SettingsError = config.Parse(o.Config)
 	}
 	out.Workspaces = map[string]*catalog.Catalog{}
-	for name, text := range o.Workspaces {
-		if !auth.ValidWorkspace(name) {
-			out.SettingsError = fault.New(fault.Invalid, "%.100q is not the name of a workspace", name)
-			continue
-		}
-		c, err := catalog.ParseFile("the catalog of workspace "+name, text)
+	for _, name := range slices.Sorted(maps.Keys(o.Workspaces)) {
+		c, err := parseCatalog(name, o.Workspaces[name])
 		if err != nil {
-			out.SettingsError = err
+			out.SettingsError = cmp.Or(out.SettingsError, err)
 			continue
 		}
 		out.Workspaces[name] = c
 	}
 	return out, nil
+}
+
+// parseCatalog parses the catalog of a workspace.
+func parseCatalog(workspace string, text []byte) (*catalog.Catalog, error) {
+	if !auth.ValidWorkspace(workspace) {
+		return nil, fault.New(fault.Invalid, "%.100q is not the name of a workspace", workspace)
+	}
+	return catalog.ParseFile("the catalog of workspace "+workspace, text)
 }
 
 // URL returns the URL at which the server listens, without a path. It is empty if [Options.Addr] is empty.

@@ -118,6 +118,16 @@ func TestAReloadedCatalogAppliesToTheNextEvent(t *testing.T) {
 	}
 }
 
+func TestTheErrorOfAReloadNamesTheCatalog(t *testing.T) {
+	s := start(t, server.Options{})
+	expect.Error(t, "a malformed catalog", s.Reload(t.Context(), server.Options{Catalog: []byte("event: []")}), "catalog.yaml:1")
+	bad := map[string][]byte{}
+	for _, name := range []string{"b", "c", "a", "d"} {
+		bad[name] = []byte("event: []")
+	}
+	expect.Error(t, "four malformed catalogs", s.Reload(t.Context(), server.Options{Catalog: []byte(orders), Workspaces: bad}), "the catalog of workspace a")
+}
+
 // key returns the configuration of a key that equals the name of its principal.
 func key(principal string) string {
 	return fmt.Sprintf("  - {principal: %s, scopes: [\"events:read\"], sha256: %x}\n", principal, sha256.Sum256([]byte(principal)))
