@@ -81,10 +81,10 @@ func (c *ServeCmd) Run(g *Globals) error {
 	}
 	select {
 	case <-ctx.Done():
-	case err := <-e.Served():
-		return fault.Wrap(fault.Unavailable, err, "serve")
+	case err = <-e.Served():
+		err = fault.Wrap(fault.Unavailable, err, "serve")
 	}
-	return shutDown(e, longestDrain, s.Log)
+	return errors.Join(err, shutDown(e, longestDrain, s.Log))
 }
 
 // shutDown ends the server, and returns no error if requests or deliveries were cut off, because no event is lost.
