@@ -22,6 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
+	"github.com/mcp-events/mcpevents/test/pipes"
 )
 
 // names returns the names in a list.
@@ -304,6 +305,36 @@ func TestEachBackendGetsItsOwnCredentials(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// GWN-19: given an OAuth token that the backend no longer accepts, for example because it has expired and the authorization server did not
+// say when, then a later request has a new token. A backend that refuses every token causes few token requests.
+func TestTokenThatTheBackendRefusesIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		t.Setenv("GATEWAY_TEST_CLIENT_SECRET", "s3cret")
+		var issued, accepted atomic.Int64
+		tokens := pipes.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"access_token":"t%d","token_type":"bearer"}`, issued.Add(1))
+		}))
+		s := newScripted(t, func(s *scripted) {
+			s.allow = func(h http.Header) bool { return h.Get("Authorization") == fmt.Sprintf("Bearer t%d", accepted.Load()) }
+		})
+		c := parsed(t, "  - {name: b, url: %q, oauth: {tokenUrl: %q, clientId: me, clientSecret: \"env:GATEWAY_TEST_CLIENT_SECRET\"}}\n", s.URL, tokens.URL)
+		g := gatewayOver(t, memory(t), c.Backends...)
+		accepted.Store(1)
+		mustCall(t, g, sessionBased("s"), "t")
+		time.Sleep(time.Hour)
+		accepted.Store(2)
+		_, _ = call(t, g, sessionBased("s"), "t") // the backend refuses one of its requests
+		mustCall(t, g, sessionBased("s"), "t")
+		accepted.Store(-1)
+		time.Sleep(time.Hour)
+		for range 100 {
+			_, _ = call(t, g, sessionBased("s"), "t") // the backend refuses it
+		}
+		expect.Equal(t, "issued tokens", issued.Load(), 3)
+	})
 }
 
 // GWN-19: the gateway sends the client secret only to the token endpoint, and does not follow its redirects.

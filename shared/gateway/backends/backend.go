@@ -76,7 +76,7 @@ func newBackend(o *Options, c api.Backend) *Backend {
 		b.logList[kind] = &rate.Sometimes{Interval: metric.LogEvery}
 	}
 	b.own = upstream.Client{
-		URL: c.URL, HTTP: o.HTTP, Credentials: credentials{Backend: b}.add, Dropped: b.CountDrop,
+		URL: c.URL, HTTP: o.HTTP, Credentials: credentials{Backend: b}.add, Refused: b.dropOAuthToken, Dropped: b.CountDrop,
 		Server: o.Server, AskTimeout: o.AskTimeout,
 		Observer: upstream.Observer{Name: c.Name, Metrics: o.Metrics, Tracer: o.Tracer},
 	}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"sync"
+	"time"
 
 	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/clientcredentials"
@@ -72,6 +73,33 @@ type oauthTokens struct {
 	mu     sync.Mutex
 	secret string // the secret that source uses
 	source oauth2.TokenSource
+	header string    // the Authorization header with the latest token
+	since  time.Time // when the latest token was issued
+}
+
+// minTokenLife is how long a token is used although the backend refuses it, so that a backend that refuses every token does not cause a
+// token request per call.
+const minTokenLife = 10 * time.Second
+
+// dropOAuthToken makes the next request get another token if h has the current one, which the backend has refused. The token may have been
+// revoked, or the authorization server may not have said when it expires.
+func (b *Backend) dropOAuthToken(h http.Header) {
+	b.oauth.mu.Lock()
+	defer b.oauth.mu.Unlock()
+	if b.oauth.header != "" && b.oauth.header == h.Get("Authorization") && time.Since(b.oauth.since) >= minTokenLife {
+		b.oauth.source = nil
+	}
+}
+
+// headerOf returns the Authorization header with a token.
+func (o *oauthTokens) headerOf(t *oauth2.Token) string {
+	header := t.Type() + " " + t.AccessToken
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.header != header {
+		o.header, o.since = header, time.Now()
+	}
+	return header
 }
 
 // getOAuthToken returns a token from the client credentials grant, cached while it is valid.
@@ -88,8 +116,7 @@ func (b *Backend) getOAuthToken(ctx context.Context) (string, error) {
 		if r.Err != nil {
 			return "", fault.Wrap(fault.Unavailable, withoutURL(r.Err), "get a token for backend %s", b.Name)
 		}
-		t := r.Val.(*oauth2.Token)
-		return t.Type() + " " + t.AccessToken, nil
+		return b.oauth.headerOf(r.Val.(*oauth2.Token)), nil
 	case <-ctx.Done():
 		return "", fault.Wrap(fault.Unavailable, ctx.Err(), "wait for a token for backend %s", b.Name)
 	}

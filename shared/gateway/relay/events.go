@@ -247,8 +247,13 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		through = http.DefaultTransport
 	}
 	resp, err := through.RoundTrip(r)
-	if err == nil && resp.StatusCode == http.StatusUnauthorized && t.refused != nil {
-		t.refused(errRefused)
+	if err == nil && resp.StatusCode == http.StatusUnauthorized {
+		if t.upstream.Refused != nil {
+			t.upstream.Refused(r.Header)
+		}
+		if t.refused != nil {
+			t.refused(errRefused)
+		}
 	}
 	if err == nil && strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		resp.Body = limitedStream{resp.Body, r.Context(), t.lines}

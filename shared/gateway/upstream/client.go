@@ -42,6 +42,9 @@ type Client struct {
 	HTTP *http.Client
 	// Credentials adds credentials to each request. It may be nil.
 	Credentials func(ctx context.Context, h http.Header) error
+	// Refused is called with the headers of a request that the backend answers with 401, so that the next request can have other
+	// credentials. It may be nil.
+	Refused func(h http.Header)
 	// Dropped is called with the reason when the gateway drops a message of the backend. It may be nil.
 	Dropped func(ctx context.Context, reason string)
 
@@ -150,6 +153,9 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 			return nil, unsent
 		}
 		return nil, fault.Wrap(fault.Unavailable, err, "reach the backend")
+	}
+	if resp.StatusCode == http.StatusUnauthorized && c.Refused != nil {
+		c.Refused(req.Header)
 	}
 	if len(resp.Header.Get(spec.HeaderSession)) > maxSession {
 		_ = resp.Body.Close()
