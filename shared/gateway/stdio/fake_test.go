@@ -114,6 +114,9 @@ func (f *fake) handle(m fakeMessage) {
 			os.Exit(4)
 		case f.is("modern"):
 			f.write(`{"jsonrpc":"2.0","id":%s,"result":{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{"listChanged":true}}}}`, m.ID)
+			if f.is("quits") {
+				os.Exit(6)
+			}
 		default:
 			f.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"unknown"}}`, m.ID)
 		}

@@ -251,7 +251,7 @@ func (p *process) finish(exit error) {
 		how = "its process ended with " + exit.Error()
 	}
 	p.mu.Lock()
-	failed := p.failed || p.why == ""
+	failed, ready := p.failed || p.why == "", p.isReady()
 	how = cmp.Or(p.why, how)
 	for _, x := range p.exchanges {
 		x.end(errors.New(how))
@@ -263,7 +263,7 @@ func (p *process) finish(exit error) {
 	lived := time.Since(p.since)
 	if failed {
 		p.log.Warn("backend process failed", "after", lived.Round(time.Millisecond), "error", how)
-		p.server.recordFailure(p.holder, how, p.isReady(), lived)
+		p.server.recordFailure(p.holder, how, ready, lived)
 	} else {
 		p.log.Info("backend process stopped", "because", how, "after", lived.Round(time.Millisecond))
 	}
@@ -271,7 +271,8 @@ func (p *process) finish(exit error) {
 	close(p.done)
 }
 
-// isReady reports whether the process had answered the handshake. A process of a client's session always counts as ready.
+// isReady reports whether the process had answered the handshake. A process of a client's session always counts as ready. The caller holds
+// the lock, because the handshake may still be running when the process ends.
 func (p *process) isReady() bool { return p.stateless || p.initialized != nil || p.holder != "" }
 
 // stop begins to end the process. Only the first call counts. An empty reason means that the process has already ended by itself.

@@ -306,6 +306,16 @@ func TestFailures(t *testing.T) {
 		_, _ = f.try("", "crash", "")
 		eventually(t, "it counts as failing", func() bool { return f.transport.Failing(f.backend) && !f.transport.Running(f.backend) })
 	})
+	t.Run("GWN-26 a command may exit right after it has answered server/discover", func(t *testing.T) {
+		var wg sync.WaitGroup
+		for range 40 { // concurrently, so that some processes end before the transport has read the answer
+			f := newFixture(t, "modern quits")
+			expect.OK(t, f.transport.Sync(t.Context()))
+			s := f.transport.findServer(f.backend)
+			wg.Go(func() { _, _ = s.start() })
+		}
+		wg.Wait()
+	})
 	t.Run("GWN-26 a missing program is an error with its name", func(t *testing.T) {
 		f := newFixture(t, "legacy", func(_ *Transport, c *api.Command) { c.Args = []string{"no-such-program"} })
 		if _, err := f.try("", "pid", ""); err == nil || !strings.Contains(fault.Public(err), "no-such-program") {
