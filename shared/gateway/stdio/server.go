@@ -94,8 +94,10 @@ func (s *server) start() (any, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.current = p
-	s.failed.Store(false)
+	if !p.isEnding() { // otherwise recordFailure may already have run, and its result must stay
+		s.current = p
+		s.failed.Store(false)
+	}
 	return p, nil
 }
 

@@ -306,13 +306,21 @@ func TestFailures(t *testing.T) {
 		_, _ = f.try("", "crash", "")
 		eventually(t, "it counts as failing", func() bool { return f.transport.Failing(f.backend) && !f.transport.Running(f.backend) })
 	})
-	t.Run("GWN-26 a command may exit right after it has answered server/discover", func(t *testing.T) {
+	t.Run("GWN-26 a command that exits right after it has answered server/discover counts as failing", func(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 40 { // concurrently, so that some processes end before the transport has read the answer
 			f := newFixture(t, "modern quits")
 			expect.OK(t, f.transport.Sync(t.Context()))
 			s := f.transport.findServer(f.backend)
-			wg.Go(func() { _, _ = s.start() })
+			wg.Go(func() {
+				_, _ = s.start()
+				for end := time.Now().Add(30 * time.Second); !f.transport.Failing(f.backend); time.Sleep(5 * time.Millisecond) {
+					if time.Now().After(end) {
+						t.Error("it does not count as failing")
+						return
+					}
+				}
+			})
 		}
 		wg.Wait()
 	})
