@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -52,7 +53,7 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		var broken atomic.Bool
 		d, retry, batch := r.inSlowLane(&broken, "evt_1")
 		broken.Store(true)
-		if _, err := d.HandleSingles(t.Context(), batch); err == nil {
+		if failed, err := d.HandleSingles(t.Context(), batch); err == nil && len(failed) == 0 {
 			t.Fatal("the outcome was written")
 		}
 		broken.Store(false)
@@ -72,7 +73,7 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		var broken atomic.Bool
 		d, retry, batch := r.inSlowLane(&broken, "evt_1")
 		broken.Store(true)
-		if _, err := d.HandleSingles(t.Context(), batch); err == nil {
+		if failed, err := d.HandleSingles(t.Context(), batch); err == nil && len(failed) == 0 {
 			t.Fatal("the outcome was written")
 		}
 		_, other, _ := r.process() // gets the message next
@@ -98,13 +99,31 @@ func TestAnOutcomeCannotBeWritten(t *testing.T) {
 		before := len(r.posts)
 		for range 3 {
 			for _, m := range batch { // one at a time, as the server does
-				if _, err := d.HandleSingles(t.Context(), []queue.Message{m}); err == nil {
+				if failed, err := d.HandleSingles(t.Context(), []queue.Message{m}); err == nil && len(failed) == 0 {
 					t.Fatal("it was written")
 				}
 			}
 		}
 		expect.Equal(t, "the further posts", len(r.posts)-before, 1)
 	})
+}
+
+func TestAMessageThatIsSettledIsNotHandledAgainBecauseAnOutcomeCannotBeWritten(t *testing.T) {
+	r, _ := registered(t)
+	var broken atomic.Bool
+	d, _, batch := r.inSlowLane(&broken, "evt_1")
+	attempted := batch[0].ID
+	batch = append(batch, queue.Message{ID: "garbage", Outgoing: queue.Outgoing{Body: []byte("garbage")}})
+	broken.Store(true)
+	failed, err := d.HandleSingles(t.Context(), batch)
+	if err != nil || !slices.Equal(failed, []string{attempted}) {
+		t.Errorf("got the failed messages %v and %v, want only the attempted one, %s", failed, err, attempted)
+	}
+	broken.Store(false)
+	again := slices.DeleteFunc(batch, func(m queue.Message) bool { return err == nil && !slices.Contains(failed, m.ID) })
+	r.done(d.HandleSingles(t.Context(), again))
+	expect.Equal(t, "the dead letters of the garbage", len(r.queues[queue.Dead]), 1)
+	expect.Equal(t, "the posts of evt_1", posted(r)["evt_1"], 1)
 }
 
 // TestADisabledSubscriptionKeepsItsRetries: WHK-18, WHK-12.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,7 +36,7 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
 		notes []store.Op
-		made  = map[string]outcomeOf{} // the outcomes by message
+		made  = map[string]outcomeOf{} // the outcomes that have notes, by message
 	)
 	fail := func(m queue.Message) {
 		mu.Lock()
@@ -64,8 +65,10 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 			case err == nil:
 				mu.Lock()
 				defer mu.Unlock()
-				notes = append(notes, ops...)
-				made[m.ID] = outcomeOf{t, began, ops}
+				if len(ops) > 0 {
+					notes = append(notes, ops...)
+					made[m.ID] = outcomeOf{t, began, ops}
+				}
 			case errors.Is(err, errNoSlot):
 				fail(m)
 			case !d.retryInternalFailure(ctx, m, t, err):
@@ -78,9 +81,11 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		ctx, cancel := finishContext(ctx)
 		defer cancel()
 		if err := state.WriteNotes(ctx, d.DB, notes); err != nil {
-			// The queue redelivers the messages. The next batch writes these outcomes before it makes any attempt.
+			// The queue redelivers the messages of these outcomes. The next batch writes them before it makes any attempt. The batch's other
+			// messages are settled, and some of them may already be dead letters. An error would have the queue redeliver them, too.
 			d.unrecorded.add(made)
-			return nil, fault.Wrap(fault.Unavailable, err, "record deliveries")
+			d.log().WarnContext(ctx, "attempt outcomes not written", "messages", len(made), "error", err)
+			failed = slices.AppendSeq(failed, maps.Keys(made))
 		}
 	}
 	return failed, nil
@@ -122,11 +127,7 @@ func (u *unrecorded) add(made map[string]outcomeOf) {
 	if u.byMessage == nil {
 		u.byMessage = map[string]outcomeOf{}
 	}
-	for message, o := range made {
-		if len(o.ops) > 0 {
-			u.byMessage[message] = o
-		}
-	}
+	maps.Copy(u.byMessage, made)
 }
 
 func (u *unrecorded) all() map[string]outcomeOf {
