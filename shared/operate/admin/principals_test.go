@@ -539,6 +539,24 @@ func TestOriginOfTheConsole(t *testing.T) {
 	}
 }
 
+// OPS-01 OPS-07: package url leaves out the malformed parts of a query. So a stray character could turn a dry run into an erasure, or show
+// a list without its filter.
+func TestMalformedQueriesAreRejected(t *testing.T) {
+	f := start(t, nil)
+	id := f.subscribe("alice", "/a", built)
+	for _, x := range []struct{ method, path string }{
+		{http.MethodDelete, "principals/alice?dryRun=true;"},
+		{http.MethodDelete, "principals/alice?dryRun=true%"},
+		{http.MethodGet, "subscriptions?principal=bob;state=active"},
+		{http.MethodGet, "dead-letters?event=50%"},
+	} {
+		expect.Contains(t, "the refusal of "+x.path, string(f.call("op", x.method, x.path, "", http.StatusBadRequest, nil)), "is malformed")
+	}
+	f.call("op", http.MethodDelete, "principals/alice?dryRun=", "", http.StatusBadRequest, nil)
+	expect.Equal(t, "OPS-07 the subscriptions afterwards", ids(f.list("op", "subscriptions"), "id"), id)
+	f.sees("op", "subscriptions?principal=b%3Bb%25", 0)
+}
+
 // A repeated member could turn a dry run into a replay.
 func TestRepeatedMembersAreRejected(t *testing.T) {
 	f := start(t, nil)

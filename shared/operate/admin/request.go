@@ -52,24 +52,31 @@ type request struct {
 // misspelled filter would show everything. Operations without a list of parameters ignore the query.
 func readRequest(r *http.Request, params []operations.Param) (request, error) {
 	q := request{list: r.Pattern, Limit: operations.DefaultLimit}
-	values, err := readValues(r.URL.Query(), params)
+	values, err := readValues(r.URL.RawQuery, params)
 	if err != nil {
 		return q, err
 	}
 	for _, p := range params {
-		if v := values[p.Name]; v != "" {
-			if err := q.set(p, v); err != nil {
-				return q, err
-			}
+		v, given := values[p.Name]
+		if v == "" && (!given || p.Name != "dryRun") { // an empty dryRun must not become an erasure
+			continue
+		}
+		if err := q.set(p, v); err != nil {
+			return q, err
 		}
 	}
 	return q, checkOrder(q.Since, q.Until)
 }
 
-// readValues returns the given parameters by name.
-func readValues(given url.Values, params []operations.Param) (map[string]string, error) {
+// readValues returns the given parameters by name. It refuses a malformed query, because the rest of the query could mean something else,
+// e.g. an erasure instead of a dry run.
+func readValues(query string, params []operations.Param) (map[string]string, error) {
 	if params == nil {
 		return nil, nil
+	}
+	given, err := url.ParseQuery(query)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "the query %.100q is malformed: write a semicolon as %%3B and a percent sign as %%25", query)
 	}
 	known := make([]string, len(params))
 	for i, p := range params {
