@@ -175,11 +175,15 @@ func item(key store.Key, value []byte, now time.Time) store.Item {
 // checkLimit returns an error if the principal has too many demands at the backend for another one.
 func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 	prefix, _, _ := strings.Cut(key.Sort, "#")
-	page, err := r.DB.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, After: prefix + "#", Until: prefix + "#~", Limit: maxWanted})
+	q, n := store.Query{Table: key.Table, Partition: key.Partition, After: prefix + "#", Until: prefix + "#~", Limit: maxWanted}, 0
+	err := store.EachOf(ctx, r.DB, q, "count the demands for events of a backend", func(*store.Item) error {
+		n++
+		return nil
+	})
 	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "count the demands for events of a backend")
+		return err
 	}
-	if len(page.Items) >= maxWanted {
+	if n >= maxWanted {
 		return fault.New(fault.Exhausted, "the limit backendEvents of %d different subscriptions to events of one backend is reached", maxWanted).
 			AtLimit("backendEvents", maxWanted)
 	}

@@ -88,6 +88,26 @@ func TestWantIsRefused(t *testing.T) {
 	expect.OK(t, r.Want(t.Context(), "default", "carol", uri))
 }
 
+// smallPages is a store whose pages have few items. DynamoDB ends a page after 1 MB, for example after 100 demands with tokens of 10 KB.
+type smallPages struct{ store.DB }
+
+func (s smallPages) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	q.Limit = min(q.Limit, 70)
+	return s.DB.Query(ctx, q)
+}
+
+// GWN-21: large demands count towards the limit like small ones.
+func TestTheLimitCountsAllPages(t *testing.T) {
+	r := newRegistry(t)
+	r.DB = smallPages{r.DB}
+	for i := range maxWanted {
+		other := fmt.Sprintf("event://~shop/other/%d", i)
+		expect.OK(t, r.DB.Write(t.Context(), store.Put(item(wantKey("default", "bob", other), []byte(other), time.Now()))))
+	}
+	expect.OK(t, r.SetState(t.Context(), "default", uri, State{Active: true}))
+	expect.Fault(t, "one more than allowed", r.Want(t.Context(), "default", "bob", uri), fault.Exhausted)
+}
+
 // GWN-21: without a relay, a client waits for a few seconds only.
 func TestWantDoesNotWaitForever(t *testing.T) {
 	r := newRegistry(t)
