@@ -125,6 +125,8 @@ func TestAPIRefuses(t *testing.T) {
 		"for an empty name":   {"operator", "GET", "?principal=", nil, 400, "principal"},
 		"for a long name":     {"operator", "GET", "?principal=" + strings.Repeat("x", 600), nil, 400, "principal"},
 		"another parameter":   {"operator", "PUT", "/fast?pricipal=ann", nil, 400, "unknown query parameter"},
+		"a malformed query":   {"operator", "PUT", "/fast?principal=ann%", nil, 400, "malformed"},
+		"a semicolon":         {"operator", "PUT", "/fast?principal=ann;", nil, 400, "malformed"},
 		"an unknown provider": {"ann", "PUT", "/none", nil, 404, "unknown provider"},
 		"POST":                {"ann", "POST", "/fast", nil, 405, "method"},
 		"PUT to all":          {"ann", "PUT", "", nil, 405, "method"},
