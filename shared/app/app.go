@@ -184,7 +184,7 @@ func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
 	ofPrincipal, ofWorkspace := c.Quota(quota.Subscriptions), c.Quota(quota.WorkspaceSubscriptions)
 	return &subscription.Service{
 		Store: subscription.Store{
-			DB: c.DB, Started: o.Started, Ended: o.Ended,
+			DB: c.DB, Started: o.Started, Ended: o.Ended, Log: c.Log,
 			QuotaOf: func(ctx context.Context, workspace, principal string) int64 {
 				return int64(ofPrincipal(ctx, workspace, principal))
 			},
@@ -357,7 +357,7 @@ func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
 	l := c.Limits
 	return &lease.Shared{
 		DB: c.DB, Max: c.maxStreams, Fleet: l.StreamConcurrency * int64(concurrent) * share / 100,
-		Life: l.StreamMaxAge, Check: l.Heartbeat,
+		Life: l.StreamMaxAge, Check: l.Heartbeat, Log: c.Log,
 	}
 }
 

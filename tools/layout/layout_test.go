@@ -4,8 +4,11 @@ package layout
 import (
 	"bytes"
 	"encoding/json"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -119,5 +122,27 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 				t.Error("no package is covered by the rule")
 			}
 		})
+	}
+}
+
+// TestPackagesLogWithTheirOwnLogger checks that no package of shared/ logs with the functions of package slog. A program that embeds the
+// server gives it a logger, and expects all lines there. The only exception is package records, whose lists are functions without a logger.
+func TestPackagesLogWithTheirOwnLogger(t *testing.T) {
+	call := regexp.MustCompile(`\bslog\.(Debug|Info|Warn|Error|Log)(Context)?\(`)
+	files := 0
+	expect.OK(t, filepath.WalkDir("../../shared", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.HasSuffix(path, "/records/records.go") {
+			return err
+		}
+		files++
+		for n, line := range bytes.Split(expect.Value(os.ReadFile(path))(t), []byte("\n")) {
+			if call.Match(line) {
+				t.Errorf("%s:%d logs with the default logger: %s", path, n+1, line)
+			}
+		}
+		return nil
+	}))
+	if files == 0 {
+		t.Error("no file was checked")
 	}
 }

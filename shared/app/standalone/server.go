@@ -62,6 +62,7 @@ import (
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
 // Options configure a server.
@@ -472,7 +473,7 @@ func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) 
 	authenticator, metadata := s.newAuthenticator(o.Auth, configs)
 	s.core = &app.Core{
 		DB: s.db, Queues: s.queues, Catalogs: s.catalogs, Config: configs,
-		EventLog: &eventlog.Log{DB: s.db, Retention: o.Limits.LogRetention}, Demand: demand.New(s.db),
+		EventLog: &eventlog.Log{DB: s.db, Retention: o.Limits.LogRetention, Logger: o.Log}, Demand: demand.New(s.db),
 		Limits: o.Limits, Log: o.Log, Metrics: counters, Tracer: tracer,
 		Auth: authenticator, Guard: auth.NewGuard(o.Limits.AllowedOrigins, o.Limits.AllowedHosts, o.Log), ResourceMetadata: metadata,
 	}
@@ -502,7 +503,7 @@ func (s *Server) openStore(ctx context.Context, o Options, counters *metric.Set)
 			return keys, err
 		}
 	}
-	if s.db, err = sqlite.Open(path, sqlite.Options{}); err != nil {
+	if s.db, err = sqlite.Open(path, sqlite.Options{Engine: engine.Options{Log: o.Log}}); err != nil {
 		return keys, err
 	}
 	s.undo = append(s.undo, func() { _ = s.db.Close() })

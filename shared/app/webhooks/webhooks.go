@@ -68,7 +68,7 @@ func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 	return &subscription.Registrar{
 		Service: o.Subscriptions, Sealer: o.Cursors, Targets: o.Targets, Demand: c.Demand.Want,
 		Replay: &deadletter.Replayer{Log: c.EventLog, Queue: c.Queues}, Watermark: &lifecycle.Watermark{DB: c.DB},
-		Switches: &switches.Set{DB: c.DB},
+		Switches: &switches.Set{DB: c.DB, Log: c.Log},
 		Options: subscription.Options{
 			Rate: subscription.NewRate(c.CallerQuota(quota.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
 			DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
@@ -83,7 +83,7 @@ func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 // NewFanout returns the fanout role, which appends accepted events to the log and finds the subscriptions that they
 // match.
 func NewFanout(c *app.Core) *fanout.Fanout {
-	return &fanout.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
+	return &fanout.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer, Logger: c.Log}
 }
 
 // DispatcherOptions has the parts of a dispatcher, and the settings that depend on the process in which it runs.
@@ -153,7 +153,7 @@ func NewReplays(c *app.Core, o deadletter.ReplayOptions) *deadletter.Replays {
 // NewSwitches returns the switches with which people pause deliveries. Alone is true if no other process attempts
 // deliveries.
 func NewSwitches(c *app.Core, alone bool) *switches.Set {
-	return &switches.Set{DB: c.DB, Queue: c.Queues, Alone: alone}
+	return &switches.Set{DB: c.DB, Queue: c.Queues, Alone: alone, Log: c.Log}
 }
 
 // JobOptions are the parts of the periodic jobs.

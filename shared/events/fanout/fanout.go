@@ -3,6 +3,7 @@
 package fanout
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"maps"
@@ -38,7 +39,11 @@ type Fanout struct {
 	Metrics *metric.Set
 	// Tracer makes a span of each event; may be nil.
 	Tracer *trace.Tracer
+	// Logger receives failures; nil is [slog.Default].
+	Logger *slog.Logger
 }
+
+func (f *Fanout) logger() *slog.Logger { return cmp.Or(f.Logger, slog.Default()) }
 
 // uriBatch holds the events of one batch that have the same URI, in their order.
 type uriBatch struct {
@@ -88,7 +93,7 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	}
 	for _, g := range groups {
 		if g.err != nil {
-			slog.ErrorContext(ctx, "fanout failed", "uri", g.uri, "events", len(g.events), "error", g.err)
+			f.logger().ErrorContext(ctx, "fanout failed", "uri", g.uri, "events", len(g.events), "error", g.err)
 			for _, m := range g.messages {
 				errs[m.ID] = g.err
 			}
@@ -189,7 +194,7 @@ func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[str
 		case err == nil:
 		case task.IsPermanent(err) && (m.Group == "" || !blocked[m.Group]):
 			reason := fault.Public(err)
-			slog.ErrorContext(ctx, "event dead-lettered", "message", m.ID, "reason", reason)
+			f.logger().ErrorContext(ctx, "event dead-lettered", "message", m.ID, "reason", reason)
 			letters = append(letters, queue.NewDeadLetter(queue.Events, m, reason, nil, f.now()))
 			dead = append(dead, m.ID)
 		default:
@@ -201,7 +206,7 @@ func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[str
 		return failed
 	}
 	if err := f.Queue.Send(ctx, queue.Dead, letters...); err != nil {
-		slog.ErrorContext(ctx, "dead letter not sent", "queue", queue.Events, "messages", len(dead), "error", err)
+		f.logger().ErrorContext(ctx, "dead letter not sent", "queue", queue.Events, "messages", len(dead), "error", err)
 		return append(failed, dead...)
 	}
 	f.Metrics.DeadLettered(string(queue.Events), len(letters))
@@ -250,7 +255,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 			continue
 		}
 		e, err := task.DecodeEvent(m)
-		if task.IsNewer(err) && task.Renew(ctx, slog.Default(), f.Queue, queue.Events, m) {
+		if task.IsNewer(err) && task.Renew(ctx, f.logger(), f.Queue, queue.Events, m) {
 			continue
 		}
 		var g *uriBatch
@@ -262,7 +267,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 		if err != nil {
 			errs[m.ID] = err
 			if !task.IsPermanent(err) {
-				slog.WarnContext(ctx, "event left in queue", "message", m.ID, "error", err)
+				f.logger().WarnContext(ctx, "event left in queue", "message", m.ID, "error", err)
 				blocked[m.Group] = err
 			}
 			continue
@@ -399,7 +404,7 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 		limited, cancel := context.WithTimeout(ctx, recordTime)
 		defer cancel()
 		if err := f.Log.RecordChild(limited, g.workspace, g.uri); err != nil {
-			slog.WarnContext(ctx, "sub-resource not listed", "uri", g.uri, "error", err)
+			f.logger().WarnContext(ctx, "sub-resource not listed", "uri", g.uri, "error", err)
 		}
 	}
 	return nil

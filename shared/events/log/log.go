@@ -32,6 +32,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,6 +102,8 @@ type Log struct {
 	Retention time.Duration
 	// Now is the clock of the stamps; nil is [time.Now].
 	Now func() time.Time
+	// Logger receives failures; nil is [slog.Default].
+	Logger *slog.Logger
 
 	// Slow counts appends that took longer than [SlowAppend].
 	Slow atomic.Int64
@@ -117,6 +120,8 @@ type Log struct {
 	// appended is when this process last appended to a partition, by its name, in microseconds since 1970. Only [exact] uses it.
 	appended bounded.Map[string, int64]
 }
+
+func (l *Log) logger() *slog.Logger { return cmp.Or(l.Logger, slog.Default()) }
 
 // Time returns the time of the clock that stamps events.
 func (l *Log) Time() time.Time {

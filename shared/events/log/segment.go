@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"hash/fnv"
-	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -125,7 +124,7 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	s, err := decodeSegment(item)
 	if err == ErrLater {
 		if l.countBroken(item) {
-			slog.ErrorContext(ctx, "log item of later release", "partition", item.Partition, "key", item.Sort)
+			l.logger().ErrorContext(ctx, "log item of later release", "partition", item.Partition, "key", item.Sort)
 		}
 		return nil, err
 	}
@@ -189,7 +188,7 @@ func (l *Log) recordBroken(ctx context.Context, item store.Item, reason error) {
 	if !l.countBroken(item) {
 		return
 	}
-	slog.ErrorContext(ctx, "log item skipped", "partition", item.Partition, "key", item.Sort, "error", reason)
+	l.logger().ErrorContext(ctx, "log item skipped", "partition", item.Partition, "key", item.Sort, "error", reason)
 	value, _ := json.Marshal(brokenItem{segmentVersion, item.Partition, item.Sort}) // texts
 	hash := sha256.Sum256([]byte(item.Partition + "\x00" + item.Sort))
 	record := store.Item{
@@ -197,7 +196,7 @@ func (l *Log) recordBroken(ctx context.Context, item store.Item, reason error) {
 		Value: value, Expires: l.KeptUntil().Add(time.Hour),
 	}
 	if err := l.DB.Write(ctx, store.Put(record, store.Absent())); err != nil && !errors.Is(err, store.ErrConflict) {
-		slog.WarnContext(ctx, "skipped log item not recorded", "error", err)
+		l.logger().WarnContext(ctx, "skipped log item not recorded", "error", err)
 	}
 }
 

@@ -11,6 +11,7 @@
 package stream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -122,7 +123,7 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 		t.distribute(&batch{part: t.part, later: true})
 		return watched, true
 	case err != nil:
-		slog.WarnContext(ctx, "tail read failed", "error", err)
+		t.tails.logger().WarnContext(ctx, "tail read failed", "error", err)
 		return idlePoll, true
 	}
 	if len(entries) > 0 {
@@ -219,7 +220,7 @@ func (t *tail) renewInterests(ctx context.Context, now time.Time) {
 				return
 			}
 			if err != nil {
-				slog.WarnContext(ctx, "interest not renewed", "error", err)
+				t.tails.logger().WarnContext(ctx, "interest not renewed", "error", err)
 			}
 			if fault.Is(err, fault.Unauthenticated) {
 				t.end(ErrToken, func(r renewal) bool { return r.principal == principal })
@@ -489,6 +490,8 @@ func New(log *eventlog.Log, db store.DB, sealer *eventlog.Sealer) *Tails {
 		mostWaiting: load{maxWaiting, maxWaitingBytes},
 	}
 }
+
+func (ts *Tails) logger() *slog.Logger { return cmp.Or(ts.Log.Logger, slog.Default()) }
 
 // Close ends all tails and waits for them. Feeds that are still open get [ErrClosed].
 func (ts *Tails) Close() {

@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -305,7 +304,7 @@ func (g *Registrar) now() time.Time { return g.Service.Store.now() }
 func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id string, key []byte) error {
 	return challenge.Verifier{
 		DB: g.Service.Store.DB, Now: g.now, Send: g.Targets.Verify,
-		Trusted: g.Options.VerifiedTargets, PerMinute: g.Options.Verifications,
+		Trusted: g.Options.VerifiedTargets, PerMinute: g.Options.Verifications, Log: g.Service.Store.log(),
 	}.Verify(ctx, p, target, id, key)
 }
 
@@ -422,7 +421,7 @@ func (s *Service) notify(ctx context.Context, workspace string, topic func(strin
 	}
 	notice, _ := json.Marshal(what) // texts
 	if err := s.Log.Notify(ctx, workspace, topic(of), notice); err != nil {
-		slog.WarnContext(ctx, "subscription change not announced", "error", err)
+		s.Store.log().WarnContext(ctx, "subscription change not announced", "error", err)
 	}
 }
 

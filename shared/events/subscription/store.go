@@ -1,6 +1,7 @@
 package subscription
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -36,15 +37,19 @@ type Store struct {
 	// may be nil.
 	Started func(id string)
 	Now     func() time.Time
+	// Log receives failures; nil is [slog.Default].
+	Log *slog.Logger
 
 	written bounded.Map[store.Key, bool] // immutable items that this process has written, see [Store.putOnce]
 }
 
 func (s *Store) now() time.Time { return periodic.Clock(s.Now)() }
 
+func (s *Store) log() *slog.Logger { return cmp.Or(s.Log, slog.Default()) }
+
 // tally returns the counters of subscriptions per principal and workspace.
 func (s *Store) tally() tally.Counts {
-	return tally.Counts{DB: s.DB, LimitOf: s.QuotaOf, SumOf: s.SumOf, Now: s.now}
+	return tally.Counts{DB: s.DB, LimitOf: s.QuotaOf, SumOf: s.SumOf, Now: s.now, Log: s.log()}
 }
 
 // insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The principal's counter
@@ -86,7 +91,7 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 	}
 	if kind := fault.KindOf(err); !errors.Is(err, store.ErrConflict) && (kind == fault.Unavailable || kind == fault.Internal) {
 		// The store may have written it despite the error. Lowering the counters would then hide the subscription from fanout.
-		slog.WarnContext(ctx, "subscription counters uncertain", "error", err)
+		s.log().WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return false, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
 	s.lowerCounters(ctx, sub.Workspace, sub.Patterns)
@@ -139,7 +144,7 @@ func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []mat
 	case errors.Is(err, store.ErrConflict):
 		unused = sub.Patterns
 	case err != nil: // the store may have written it, and counters that are too high do no harm
-		slog.WarnContext(ctx, "subscription counters uncertain", "error", err)
+		s.log().WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return err
 	}
 	s.lowerCounters(ctx, sub.Workspace, unused)
@@ -151,7 +156,7 @@ func (s *Store) lowerCounters(ctx context.Context, workspace string, patterns []
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if err := s.addToCounters(undo, workspace, patterns, -1); err != nil {
-		slog.WarnContext(ctx, "subscription counters too high", "error", err)
+		s.log().WarnContext(ctx, "subscription counters too high", "error", err)
 	}
 }
 
@@ -194,7 +199,7 @@ func (s *Store) remove(ctx context.Context, sub *Subscription, keep bool, extra 
 		return nil
 	}
 	if err := s.addToCounters(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
-		slog.WarnContext(ctx, "subscription counters too high", "error", err)
+		s.log().WarnContext(ctx, "subscription counters too high", "error", err)
 	}
 	s.tally().LowerSum(ctx, sub.Workspace)
 	s.removeEntries(ctx, sub, keep)

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math"
 	"slices"
@@ -327,7 +326,7 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 		return g.Service.Store.DB.Write(ctx, store.Put(sub.encode(), store.VersionIs(was)))
 	})
 	if err != nil {
-		slog.WarnContext(ctx, "replay position not saved", "subscription", sub.ID, "error", err)
+		g.Service.Store.log().WarnContext(ctx, "replay position not saved", "subscription", sub.ID, "error", err)
 	}
 	return truncated, nil
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"hash/maphash"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -193,7 +192,7 @@ func (s *Store) removeEntries(ctx context.Context, sub *Subscription, keep bool)
 		ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
 	}
 	if err := s.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
-		slog.WarnContext(ctx, "subscription list entries not deleted", "error", err)
+		s.log().WarnContext(ctx, "subscription list entries not deleted", "error", err)
 	}
 }
 

@@ -16,7 +16,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -260,7 +259,7 @@ func (g *Registrar) advancedCursor(ctx context.Context, sub *Subscription) strin
 		c, err = g.safeCursor(ctx, sub, c)
 	}
 	if err != nil {
-		slog.WarnContext(ctx, "cursor not advanced", "subscription", sub.ID, "error", err)
+		g.Service.Store.log().WarnContext(ctx, "cursor not advanced", "subscription", sub.ID, "error", err)
 		return sub.Cursor
 	}
 	return g.Sealer.Seal(sub.Workspace, c)

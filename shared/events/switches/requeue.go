@@ -1,6 +1,7 @@
 package switches
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -128,7 +129,7 @@ func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeue
 
 // setAside dead-letters an item that cannot be decoded, so that it does not block the others.
 func (s *Set) setAside(ctx context.Context, it *store.Item, reason error) error {
-	return queue.DeadLetterItem(ctx, s.Queue, s.DB, it, reason, s.now(), slog.Default())
+	return queue.DeadLetterItem(ctx, s.Queue, s.DB, it, reason, s.now(), cmp.Or(s.Log, slog.Default()))
 }
 
 // requeue sends messages back to their queues and deletes their items. Before is the number of messages that this run has already sent. It

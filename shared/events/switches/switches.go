@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"log/slog"
 	"net/url"
 	"strconv"
 	"strings"
@@ -121,6 +122,8 @@ type Set struct {
 	// to see the resume.
 	Alone bool
 	Now   func() time.Time
+	// Log receives failures; nil is [slog.Default].
+	Log *slog.Logger
 
 	mu    sync.Mutex
 	known bounded.Map[string, known]

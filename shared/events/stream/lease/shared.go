@@ -49,6 +49,8 @@ type Shared struct {
 	// Check is how often a stream renews its lease and learns whether it has lost it; 0 is 15 s.
 	Check time.Duration
 	Now   func() time.Time
+	// Log receives failures; nil is [slog.Default].
+	Log *slog.Logger
 }
 
 const (
@@ -247,7 +249,7 @@ func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), tidying)
 	defer cancel()
 	if err := s.DB.Write(ctx, op); err != nil {
-		slog.WarnContext(ctx, "stream slot not released", "item", what, "error", err)
+		cmp.Or(s.Log, slog.Default()).WarnContext(ctx, "stream slot not released", "item", what, "error", err)
 	}
 }
 

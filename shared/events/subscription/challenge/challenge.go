@@ -5,6 +5,7 @@
 package challenge
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -49,6 +50,8 @@ type Verifier struct {
 	// PerMinute returns how many challenges a principal may have sent within a minute. Nil means
 	// [quota.DefaultVerifications] for all.
 	PerMinute func(ctx context.Context, workspace, principal string) int64
+	// Log receives failures; nil is [slog.Default].
+	Log *slog.Logger
 }
 
 // Verify checks that the endpoint wants deliveries for this principal. It sends a challenge unless the principal has verified the
@@ -81,7 +84,7 @@ func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscr
 	done, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if failure != nil {
-		c.fail(done, v.DB)
+		c.fail(done, v.DB, cmp.Or(v.Log, slog.Default()))
 		return failure
 	}
 	err = v.DB.Write(done, store.Put(store.Item{Key: record, Expires: v.Now().Add(verifiedFor)}), c.add(c.failures, pendingCount, -1))
@@ -196,12 +199,12 @@ func (c challenge) begin(ctx context.Context, db store.DB) error {
 }
 
 // fail counts a failed challenge against the principal and the host.
-func (c challenge) fail(ctx context.Context, db store.DB) {
+func (c challenge) fail(ctx context.Context, db store.DB, log *slog.Logger) {
 	own := c.add(c.failures, pendingCount, -1)
 	own.Item.Counts[failedCount] = 1
 	for _, op := range []store.Op{own, c.add(c.byAll, failedCount, 1)} {
 		if err := db.Write(ctx, op); err != nil {
-			slog.WarnContext(ctx, "failed verification not counted", "error", err)
+			log.WarnContext(ctx, "failed verification not counted", "error", err)
 		}
 	}
 }

@@ -7,6 +7,7 @@
 package tally
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,7 +40,11 @@ type Counts struct {
 	SumOf func(ctx context.Context, workspace string) int64
 	// Now is the clock of [Counts.Recount].
 	Now func() time.Time
+	// Log receives failures; nil is [slog.Default].
+	Log *slog.Logger
 }
+
+func (c Counts) log() *slog.Logger { return cmp.Or(c.Log, slog.Default()) }
 
 // AddOp returns the operation that adds n to a principal's count. If n is positive and the limit is reached, writing it fails with a
 // conflict.
@@ -73,7 +78,7 @@ func (c Counts) LowerSum(ctx context.Context, workspace string) {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if err := c.AddToSum(undo, workspace, -1); err != nil {
-		slog.WarnContext(ctx, "subscription counters too high", "error", err)
+		c.log().WarnContext(ctx, "subscription counters too high", "error", err)
 	}
 }
 
@@ -134,7 +139,7 @@ func (c Counts) Recount(
 			errs = append(errs, fault.Wrap(fault.Unavailable, err, "recount the subscriptions of workspace %s", workspace))
 		} else if by != 0 {
 			corrected++
-			slog.WarnContext(ctx, "subscription sum corrected", "workspace", workspace, "by", by)
+			c.log().WarnContext(ctx, "subscription sum corrected", "workspace", workspace, "by", by)
 		}
 		if ctx.Err() != nil {
 			break

@@ -46,6 +46,7 @@ type Options struct {
 // DB is a [store.DB] and a [store.Watcher] in a SQLite file.
 type DB struct {
 	engine *engine.Engine
+	log    *slog.Logger
 	stamps stamps
 	watch  watchers
 	memo   memo
@@ -98,7 +99,7 @@ func Open(path string, opts Options) (*DB, error) {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	db := &DB{engine: e, memo: newMemo(), stop: stop}
+	db := &DB{engine: e, log: e.Log(), memo: newMemo(), stop: stop}
 	if err := e.Do(context.Background(), &setup{db: db}); err != nil {
 		stop()
 		e.Close()
@@ -164,7 +165,7 @@ func (db *DB) Close() error {
 		db.stop()
 		db.running.Wait()
 		if stampErr := db.engine.Do(context.Background(), closeStamps{&db.stamps}); stampErr != nil {
-			slog.Warn("last stamp not written", "error", stampErr)
+			db.log.Warn("last stamp not written", "error", stampErr)
 		}
 		err = db.engine.Close()
 	})

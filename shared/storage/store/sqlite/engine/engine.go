@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"path/filepath"
 	"runtime"
@@ -42,11 +43,14 @@ type Options struct {
 	Readers int
 	// Now is the clock; nil is [time.Now].
 	Now func() time.Time
+	// Log receives failures of the file and the disk; nil is [slog.Default].
+	Log *slog.Logger
 }
 
 // Engine is an open file. Its methods may be called concurrently.
 type Engine struct {
 	now    func() time.Time
+	log    *slog.Logger
 	lock   *Conn
 	writer *Conn
 	tx     Tx
@@ -86,8 +90,9 @@ func Open(path string, opts Options) (*Engine, error) {
 		opts.Readers = min(2*runtime.GOMAXPROCS(0), 8)
 	}
 	opts.Now = periodic.Clock(opts.Now)
+	opts.Log = cmp.Or(opts.Log, slog.Default())
 	e := &Engine{
-		now: opts.Now, queue: make(chan *entry, maxQueue), alarm: time.NewTimer(lazyDelay),
+		now: opts.Now, log: opts.Log, health: health{log: opts.Log}, files: presence{report: opts.Log}, queue: make(chan *entry, maxQueue), alarm: time.NewTimer(lazyDelay),
 		stop: make(chan struct{}), maxFrames: maxFrames,
 	}
 	var err error
@@ -113,6 +118,9 @@ func Open(path string, opts Options) (*Engine, error) {
 
 // Now returns the time of the engine's clock.
 func (e *Engine) Now() time.Time { return e.now() }
+
+// Log returns the logger of the engine's failures.
+func (e *Engine) Log() *slog.Logger { return e.log }
 
 // Read calls f with a connection that sees every job whose [Engine.Do] has returned. f must not write with the connection or
 // keep it.

@@ -43,7 +43,7 @@ func (e *Engine) runCheckpoints() {
 			continue
 		}
 		if err := e.checkpoint(); err != nil && !errors.Is(err, errClosed) {
-			slog.Warn("checkpoint failed", "error", err)
+			e.log.Warn("checkpoint failed", "error", err)
 			e.dirty.Store(true)
 		}
 	}
@@ -79,7 +79,7 @@ func (s startOver) Done(error) {
 		conns[i] = <-s.e.pool
 	}
 	if _, _, err := s.e.writer.checkpoint("RESTART"); err != nil {
-		slog.Warn("checkpoint failed", "error", err)
+		s.e.log.Warn("checkpoint failed", "error", err)
 	}
 	for _, c := range conns {
 		s.e.pool <- c
@@ -174,6 +174,8 @@ func (r rewrite) Done(err error) {
 
 // health holds the errors of the last write and the last checkpoint, and whether any operation has found damage.
 type health struct {
+	log *slog.Logger
+
 	mu         sync.Mutex
 	damaged    error // until the engine is closed
 	write      error
@@ -225,9 +227,9 @@ func (h *health) note(to *error, err error) {
 	defer h.mu.Unlock()
 	switch {
 	case err != nil && *to == nil:
-		slog.Error("database write failed", "error", err)
+		h.log.Error("database write failed", "error", err)
 	case err == nil && *to != nil:
-		slog.Info("database writes succeed again")
+		h.log.Info("database writes succeed again")
 	}
 	*to = err
 }
@@ -243,7 +245,7 @@ func (h *health) damage(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.damaged == nil {
-		slog.Error("database damaged", "error", err)
+		h.log.Error("database damaged", "error", err)
 	}
 	h.damaged = err
 }
@@ -280,7 +282,8 @@ var errRemoved = fault.New(fault.Unavailable, "the database was removed or repla
 // presence detects that the database or its log was removed or replaced while the engine has it open. The zero value is for an
 // engine in memory.
 type presence struct {
-	path string
+	path   string
+	report *slog.Logger
 
 	mu        sync.Mutex
 	main, log os.FileInfo
@@ -310,9 +313,9 @@ func (p *presence) check() error {
 	p.log = log
 	switch {
 	case removed && !p.removed:
-		slog.Error("database removed", "path", p.path)
+		p.report.Error("database removed", "path", p.path)
 	case !removed && p.removed:
-		slog.Info("database is back", "path", p.path)
+		p.report.Info("database is back", "path", p.path)
 	}
 	if p.removed = removed; removed {
 		return errRemoved
