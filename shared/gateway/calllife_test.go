@@ -356,6 +356,37 @@ func TestCallWaitingForAnAnswerEndsWhenItsBackendIsRemoved(t *testing.T) {
 	})
 }
 
+// SES-01, GWN-12: given a call that waits for the client's answer, when the client ends its session, at this instance or at another one, then
+// the call ends, because no answer can arrive any more. Calls of other sessions continue.
+func TestCallsEndWithTheirSession(t *testing.T) {
+	revisions(t, func(t *testing.T, stateless bool) {
+		s := newScripted(t, func(s *scripted) {
+			if s.stateless = stateless; stateless {
+				s.call = wantsInput(`{"k":{"method":"elicitation/create","params":` + sure + `}}`)
+			} else {
+				s.call = func(t *turn) { t.ask("elicitation/create", sure); t.result(`{"content":[]}`) }
+			}
+		})
+		db := memory(t)
+		one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
+		for _, by := range []*Gateway{one, two} {
+			x, _ := startAsked(t, one)
+			other := start(t, one, sessionBased("other"), "t", "1", `{"name":"t","arguments":{}}`)
+			id, _ := other.question(t)
+			time.Sleep(time.Minute)
+			expect.OK(t, by.End(t.Context(), sessionBased("s")))
+			began := time.Now()
+			expect.Fault(t, "the call", x.end(t), fault.Conflict)
+			if took := time.Since(began); took > 10*time.Second {
+				t.Errorf("the call ended %s after its session", took)
+			}
+			expect.OK(t, one.Answer(t.Context(), sessionBased("other"), id, accepting(id)))
+			expect.OK(t, other.end(t))
+			time.Sleep(2 * time.Minute) // the client begins another session
+		}
+	})
+}
+
 // startAsked starts a call whose backend asks a question with id 42. It returns the call and the question's id at the client.
 func startAsked(t *testing.T, g *Gateway) (x *calling, id string) {
 	t.Helper()

@@ -25,6 +25,9 @@ import (
 // makes the call finds the mark and ends the call: it closes the connection to a stateless backend, and notifies a session-based one again,
 // because the first notification may have overtaken the request. If a client closes its connection, the gateway notifies a session-based
 // backend.
+//
+// If a client ends its session, the gateway cancels the session's calls, with a mark for the whole session, because the client can no longer
+// answer their questions.
 
 const (
 	// A call looks for a cancellation mark in the store after firstMark, and then at growing intervals of up to lastMark. If the
@@ -47,9 +50,31 @@ var (
 	errRemoved   = errors.New("gateway: the backend was removed while it waited for an answer")
 )
 
+// everyCall replaces a call's [requestID] in the mark that cancels all calls of a session. No request id is equal to it.
+var everyCall = json.RawMessage("all")
+
 // cancelKey returns the key of the mark that cancels a call. hashed is the call's [requestID].
 func cancelKey(c api.Client, hashed json.RawMessage) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(hashed)}
+}
+
+// cancelSession writes the mark that cancels all calls of a client's session, and cancels the calls of this instance.
+func (g *Gateway) cancelSession(ctx context.Context, c api.Client) error {
+	key := cancelKey(c, everyCall)
+	err := g.writeMark(ctx, key)
+	g.running.Range(func(mark, cancel any) bool {
+		if mark.(store.Key).Partition == key.Partition {
+			(*cancel.(*context.CancelCauseFunc))(errCancelled)
+		}
+		return true
+	})
+	return err
+}
+
+func (g *Gateway) writeMark(ctx context.Context, key store.Key) error {
+	at := strconv.AppendInt(nil, time.Now().UnixMilli(), 10)
+	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: key, Value: at, Expires: time.Now().Add(cancelLife)}))
+	return fault.Wrap(fault.Unavailable, err, "note a cancellation")
 }
 
 // Cancel cancels the call that a client's notifications/cancelled names, whichever instance makes it. It ignores a notification without a
@@ -62,12 +87,10 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 	}
 	hashed := requestID(c, id)
 	key := cancelKey(c, hashed)
-	at := strconv.AppendInt(nil, time.Now().UnixMilli(), 10)
-	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: key, Value: at, Expires: time.Now().Add(cancelLife)}))
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "note a cancellation")
+	if err := g.writeMark(ctx, key); err != nil {
+		return err
 	}
-	err = g.Notify(ctx, c, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "requestId", hashed)))
+	err := g.Notify(ctx, c, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "requestId", hashed)))
 	if cancel, ok := g.running.Load(key); ok {
 		(*cancel.(*context.CancelCauseFunc))(errCancelled)
 	}
@@ -110,14 +133,16 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 	}
 }
 
-// hasMark reports whether the client has cancelled the call since it began.
+// hasMark reports whether the client has cancelled the call, or ended its session, since the call began.
 func (x *exchange) hasMark(ctx context.Context, began time.Time) bool {
-	items, err := x.gateway.options.DB.Get(ctx, x.mark)
-	if err != nil || items[0] == nil {
-		return false
-	}
-	at, err := strconv.ParseInt(string(items[0].Value), 10, 64)
-	return err == nil && !time.UnixMilli(at).Before(began.Add(-markSkew))
+	items, err := x.gateway.options.DB.Get(ctx, x.mark, cancelKey(x.call.Client, everyCall))
+	return err == nil && slices.ContainsFunc(items, func(it *store.Item) bool {
+		if it == nil {
+			return false
+		}
+		at, err := strconv.ParseInt(string(it.Value), 10, 64)
+		return err == nil && !time.UnixMilli(at).Before(began.Add(-markSkew))
+	})
 }
 
 // endCause returns the error of a call that ended because the client cancelled it or its backend was removed, and otherwise nil.

@@ -271,9 +271,11 @@ func (ss *sessions) listFor(ctx context.Context, c api.Client, at []*backends.Ba
 	return out, nil
 }
 
-// End ends a client's sessions with all backends.
+// End cancels the calls of a client's session, and ends its sessions with all backends.
 func (g *Gateway) End(ctx context.Context, c api.Client) error {
+	cancelled := g.cancelSession(ctx, c)
 	sessions, err := g.sessions.listFor(ctx, c, g.VisibleTo(ctx, c.Principal))
+	err = errors.Join(cancelled, err)
 	for b, s := range sessions {
 		err = errors.Join(err, g.sessions.forget(ctx, c, b, s))
 	}

@@ -173,7 +173,7 @@ type Gateway interface {
 	NotifyExtension(ctx context.Context, c Client, method string, params json.RawMessage) error
 	// SetLevel sets the client's log level at the backends with which it has a session.
 	SetLevel(ctx context.Context, c Client) error
-	// End ends the client's sessions with backends.
+	// End cancels the calls of the client's session, and ends its sessions with backends.
 	End(ctx context.Context, c Client) error
 
 	// WatchTasks sends the states of tasks until ctx ends. It returns the ids of the tasks whose backends send notifications, and
