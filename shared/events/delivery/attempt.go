@@ -50,8 +50,8 @@ type firstAttempt struct {
 	del   *state.Delivery
 	sub   *subscription.Subscriber
 	event *event.Event
-	// detach makes the POST independent of the page's context. cancel ends the POST.
-	detach func() bool
+	// unlink makes the POST independent of the page's context. cancel ends the POST.
+	unlink func() bool
 	cancel context.CancelFunc
 	// answer receives the outcome of the POST if the page has stopped waiting for it.
 	answer chan webhook.Outcome
@@ -84,7 +84,7 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	f := &firstAttempt{
 		d: d, slot: s, del: state.New(sub, e, d.now()), sub: sub, event: e,
-		detach: context.AfterFunc(ctx, cancel), cancel: cancel, answer: make(chan webhook.Outcome, 1),
+		unlink: context.AfterFunc(ctx, cancel), cancel: cancel, answer: make(chan webhook.Outcome, 1),
 	}
 	inTime := func() bool { return true }
 	if s.Patience > 0 {
@@ -98,10 +98,9 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 		f.answer <- out // to outlast, which reports the result
 		return
 	}
-	f.detach()
-	cancel()
+	f.unlink()
 	s.Done(out)
-	report(d.outcomes.Record(ctx, f.del, f.sub, f.event, out))
+	report(f.record(ctx, out))
 }
 
 // reportPanic turns a panic of a first attempt into an error of its subscriber. Otherwise the panic would end the process.
@@ -112,37 +111,51 @@ func reportPanic(s *lane.Slot, report func([]store.Op, error)) {
 	}
 }
 
-// outlast handles an attempt that takes longer than the slot's Usual or, without it, Patience. If the page need not stop waiting yet, because
-// no process has found that the endpoint hangs, outlast first waits for the rest of Patience. It returns what [Dispatcher.attemptFirst]
+// outlast handles an attempt that takes longer than the slot's Usual or, without it, Patience. It returns what [Dispatcher.attemptFirst]
 // reports, and releases the slot.
 func (f *firstAttempt) outlast(ctx context.Context) ([]store.Op, error) {
 	s := f.slot
 	out := lane.Unused
 	defer func() { s.Done(out) }()
-	defer f.detach()
-	late := s.Usual == 0 || s.Usual == s.Patience || s.HasWarning(ctx) || !await(f.answer, &out, s.Patience-s.Usual)
-	if late {
-		switch detached := s.Detach(); {
-		case detached != nil && f.d.storeDetached(ctx, detached, f.del, f.event):
+	defer f.unlink()
+	if f.awaitPatience(ctx, &out) {
+		return f.record(ctx, out)
+	}
+	switch detached := s.Detach(); {
+	case detached != nil:
+		if f.d.storeDetached(ctx, detached, f.del, f.event) {
 			sub, e := *f.sub, *f.event
 			f.sub, f.event = &sub, &e // the page and its other events are not needed any more
 			f.d.attempts.Go(func() { f.finish(context.WithoutCancel(ctx), detached) })
 			return nil, nil
-		case detached != nil:
-			s = detached
-		default:
-			if late = s.Rest == 0 || !await(f.answer, &out, s.Rest); late {
-				s.Hang(ctx)
-			}
 		}
+		s = detached
+	case s.Rest > 0 && await(f.answer, &out, s.Rest):
+		return f.record(ctx, out)
+	default:
+		s.Hang(ctx)
 	}
 	f.cancel()
-	if late {
-		out = <-f.answer // it may have arrived at that moment
-		if out.Internal() && ctx.Err() == nil {
-			return nil, f.d.toSlowLane(ctx, f.sub, f.event)
-		}
+	out = <-f.answer // it may have arrived at that moment
+	if out.Internal() && ctx.Err() == nil {
+		return nil, f.d.toSlowLane(ctx, f.sub, f.event)
 	}
+	return f.record(ctx, out)
+}
+
+// awaitPatience waits for the rest of Patience, and reports whether the answer arrived. It does not wait if a process has found that the
+// endpoint hangs.
+func (f *firstAttempt) awaitPatience(ctx context.Context, out *webhook.Outcome) bool {
+	s := f.slot
+	if s.Usual == 0 || s.Usual == s.Patience {
+		return false // there is no rest
+	}
+	return !s.HasWarning(ctx) && await(f.answer, out, s.Patience-s.Usual)
+}
+
+// record ends the POST and records its outcome.
+func (f *firstAttempt) record(ctx context.Context, out webhook.Outcome) ([]store.Op, error) {
+	f.cancel()
 	return f.d.outcomes.Record(ctx, f.del, f.sub, f.event, out)
 }
 
@@ -185,7 +198,6 @@ func (d *Dispatcher) storeDetached(ctx context.Context, s *lane.Slot, del *state
 // finish waits for the outcome of a detached attempt and records it. It cancels an attempt that outlasts the Patience and Rest of its new
 // slot. If there is no outcome, the stored delivery remains, and the slow lane repeats the attempt.
 func (f *firstAttempt) finish(ctx context.Context, s *lane.Slot) {
-	defer f.cancel()
 	var out webhook.Outcome
 	if !await(f.answer, &out, s.Patience) {
 		s.Hang(ctx)
@@ -196,9 +208,10 @@ func (f *firstAttempt) finish(ctx context.Context, s *lane.Slot) {
 	}
 	s.Done(out)
 	if out.Internal() { // it was canceled, or failed because of this program
+		f.cancel()
 		return
 	}
-	notes, err := f.d.outcomes.Record(ctx, f.del, f.sub, f.event, out)
+	notes, err := f.record(ctx, out)
 	if err == nil && len(notes) > 0 {
 		err = state.WriteNotes(ctx, f.d.DB, notes)
 	}
