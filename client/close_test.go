@@ -138,8 +138,8 @@ func TestAStoreThatHangsDelaysTheEndOnlyOnce(t *testing.T) {
 				for _, cursor := range []string{"c1", "c2", "c3"} {
 					f.saveSafe(cursor)
 				}
-				if took := time.Since(began); took != tc.want || f.savedCursor() != "" {
-					t.Errorf("saved the cursor %q after %v, want no cursor after %v", f.savedCursor(), took, tc.want)
+				if took := time.Since(began); took != tc.want || f.cursors.savedCursor() != "" {
+					t.Errorf("saved the cursor %q after %v, want no cursor after %v", f.cursors.savedCursor(), took, tc.want)
 				}
 			})
 		})
@@ -158,7 +158,7 @@ func TestACursorIsSavedForAnEventThatEndsLongAfterClose(t *testing.T) {
 		}}))(t)
 		synctest.Wait()
 		expect.OK(t, sub.Close())
-		saved := expect.Value(c.memory.Load(t.Context(), sub.flow.key))(t)
+		saved := expect.Value(c.memory.Load(t.Context(), sub.flow.cursors.key))(t)
 		expect.Equal(t, "the saved cursor", saved, "c")
 	})
 }

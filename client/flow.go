@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sync/singleflight"
 
@@ -23,10 +22,9 @@ import (
 // cursor past an event that was not acknowledged. For example, if events 1, 2 and 3 are handled concurrently and 2 fails, the saved
 // cursor stays after 1 until 2 succeeds, and then moves after 3.
 type flow struct {
-	sub   SubscribeOptions
-	store Store
-	key   string
-	log   *slog.Logger
+	sub     SubscribeOptions
+	cursors *cursorSaver
+	log     *slog.Logger
 
 	ctx      context.Context // ends with the subscription; its cause says why
 	fail     context.CancelCauseFunc
@@ -46,25 +44,6 @@ type flow struct {
 
 	mu    sync.Mutex
 	queue []*step // the events and positions from the oldest unacknowledged event on
-	saved string
-	held  bool // the saved cursor must not move
-	hung  bool // the store did not save a cursor in time
-}
-
-// hold sets whether the saved cursor must stay where it is.
-func (f *flow) hold(held bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.held = held
-}
-
-// saveAndHold saves a cursor, and keeps it as the saved cursor until hold(false).
-func (f *flow) saveAndHold(cursor string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.held = false
-	f.save(cursor)
-	f.held = true
 }
 
 // step is an event that the saved cursor has not passed yet, or a position without an event, for example a heartbeat's position.
@@ -89,7 +68,7 @@ const maxWebhooks = 1000
 
 func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) {
 	f := &flow{
-		sub: s, store: c.chooseStore(s), key: c.storeKey(s), log: c.log,
+		sub: s, cursors: &cursorSaver{store: c.chooseStore(s), key: c.storeKey(s)}, log: c.log,
 		slots: make(chan struct{}, max(1, s.Concurrency)), capacity: make(chan struct{}, maxAhead),
 		handled:  bounded.NewMap[string, struct{}](2 * maxHandled), // the map may forget the older half
 		accepted: make(chan struct{}),
@@ -99,11 +78,11 @@ func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) 
 	}
 	f.granted.Store(&grant{})
 	f.ctx, f.fail = context.WithCancelCause(ctx)
-	saved, err := f.store.Load(ctx, f.key)
-	if err != nil {
+	f.cursors.ctx, f.cursors.fail = f.ctx, f.fail
+	if err := f.cursors.load(ctx); err != nil {
 		return nil, err
 	}
-	f.saved, f.cursor = saved, cmp.Or(saved, s.Cursor)
+	f.cursor = cmp.Or(f.cursors.savedCursor(), s.Cursor)
 	return f, nil
 }
 
@@ -162,13 +141,14 @@ func (f *flow) spawn(do func()) bool {
 	return true
 }
 
-// finish ends the subscription and waits for its goroutines.
+// finish ends the subscription and waits for its goroutines and until the cursor is saved.
 func (f *flow) finish(cause error) {
 	f.fail(cause)
 	f.mu.Lock() // now a concurrent spawn either sees that ctx has ended or has added its goroutine
 	//lint:ignore SA2001 taking the lock is enough to wait for that spawn
 	f.mu.Unlock()
 	f.running.Wait()
+	f.cursors.finish()
 }
 
 // startHandling handles an event of a stream or a poll in a goroutine, and repeats the function until it acknowledges the event. It
@@ -193,7 +173,7 @@ func (f *flow) startHandling(e Event) error {
 	if !f.spawn(func() {
 		defer func() { <-f.slots }()
 		if f.retry(func() error { return f.handleOnce(e) }, "event", e.ID) == nil {
-			f.complete(s)
+			f.complete(s).wait() // the slot stays occupied, which limits how many handled events a crash repeats
 		}
 	}) {
 		return context.Cause(f.ctx)
@@ -249,8 +229,9 @@ func (f *flow) enqueue(cursor string, event bool) *step {
 	return s
 }
 
-// complete marks a step as done. It then removes the steps that are done from the front of the queue, and saves the cursor of the last one.
-func (f *flow) complete(s *step) {
+// complete marks a step as done. It then removes the steps that are done from the front of the queue, and begins to save the cursor of the
+// last one. It returns that save, or nil if there is nothing to save.
+func (f *flow) complete(s *step) *saving {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s.done = true
@@ -270,7 +251,7 @@ func (f *flow) complete(s *step) {
 		}
 		f.queue = f.queue[:n-1]
 	}
-	f.save(cursor)
+	return f.cursors.start(cursor) // with the lock, so that the saves begin in the order of the queue
 }
 
 // makeRoom frees the place of an event that leaves the queue. Positions without an event do not occupy a place.
@@ -281,53 +262,7 @@ func (f *flow) makeRoom(s *step) {
 }
 
 // saveSafe saves a cursor that the server has declared safe, in a webhook or in the answer to a refresh.
-func (f *flow) saveSafe(cursor string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.save(cursor)
-}
-
-// saveTimeout limits how long the store may take to save a cursor while the subscription is running.
-const saveTimeout = time.Minute
-
-// savingContext returns the context for saving a cursor. A cursor is saved even if the subscription has ended, because its event was
-// acknowledged. The time is limited, because Close and webhooks wait until the cursor is saved.
-func (f *flow) savingContext() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(f.ctx), saveTimeout)
-	stop := context.AfterFunc(f.ctx, func() { time.AfterFunc(drainTime, cancel) })
-	return ctx, func() {
-		stop()
-		cancel()
-	}
-}
-
-// save saves a cursor. The caller holds the lock. If the store fails, the subscription ends. If it continued, the saved cursor would stay
-// behind, and after a restart the program would have to handle all events since then again. After a timeout, save no longer calls the
-// store. Otherwise each event that is still being handled would wait for another timeout.
-func (f *flow) save(cursor string) {
-	if cursor == "" || cursor == f.saved || f.held || f.hung {
-		return
-	}
-	ctx, cancel := f.savingContext()
-	defer cancel()
-	err := f.store.Save(ctx, f.key, cursor)
-	switch {
-	case err == nil:
-		f.saved = cursor
-	case ctx.Err() != nil:
-		f.hung = true
-		f.fail(fault.Wrap(fault.Unavailable, err, "the store did not save the cursor in time"))
-	default:
-		f.fail(err)
-	}
-}
-
-// savedCursor returns the cursor that was saved last.
-func (f *flow) savedCursor() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.saved
-}
+func (f *flow) saveSafe(cursor string) { f.cursors.start(cursor).wait() }
 
 // grant holds the server's id of a webhook subscription and its newest secret.
 type grant struct{ id, secret string }

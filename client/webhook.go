@@ -23,12 +23,12 @@ type hook struct {
 	url         string
 	ended       chan error    // why the server has ended the subscription
 	resubscribe chan struct{} // asks to subscribe again from the saved cursor
+	id          string        // empty before the server's answer; only the goroutine that subscribes and refreshes uses it
 
 	registered chan struct{} // for SEP-1803: closed when the server has sent the secret; nil for MCP Events
 
 	mu      sync.Mutex
 	secrets []string // the newest first
-	id      string   // empty before the server's answer
 }
 
 // maxSecrets is how many secrets are valid at the same time: the current one, the previous one, which a server may still use, and a new one
@@ -158,16 +158,12 @@ func (at outside) expect(k *hook) error {
 	if err != nil {
 		return err
 	}
-	saved, err := k.store.Load(k.ctx, k.key)
-	if err != nil {
+	if err := k.cursors.load(k.ctx); err != nil {
 		return err
 	}
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.secrets = []string{key}
-	k.mu.Unlock()
-	k.flow.mu.Lock()
-	k.saved = saved
-	k.flow.mu.Unlock()
 	return nil
 }
 
@@ -198,7 +194,7 @@ type subscribed struct {
 // receiveWebhooks subscribes, refreshes the subscription in time, and unsubscribes at the end if the options say so.
 func (c *Client) receiveWebhooks(f *flow) error {
 	k := &hook{flow: f, ended: make(chan error, 1), resubscribe: make(chan struct{}, 1)}
-	afresh := f.savedCursor() != "" // the server may still have the subscription of an earlier run
+	afresh := f.cursors.savedCursor() != "" // the server may still have the subscription of an earlier run
 	if e := f.sub.Endpoint; e != nil {
 		k.at, k.url, afresh = outside{e}, e.URL, e.Resume
 	} else {
@@ -300,11 +296,11 @@ func (k *hook) resumeAt(g Gap) error {
 	if g.Cursor == "" {
 		return k.reportGap(g)
 	}
-	k.hold(true)
+	k.cursors.hold(true)
 	if err := k.reportGap(g); err != nil {
 		return err
 	}
-	k.saveAndHold(g.Cursor)
+	k.cursors.saveAndHold(g.Cursor)
 	select {
 	case k.resubscribe <- struct{}{}:
 	default:
@@ -328,7 +324,7 @@ func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err er
 	}
 	params := k.delivery(k.newestSecret())
 	params["cursor"] = nil
-	if cursor := cmp.Or(k.savedCursor(), k.sub.Cursor); cursor != "" {
+	if cursor := cmp.Or(k.cursors.savedCursor(), k.sub.Cursor); cursor != "" {
 		params["cursor"] = cursor
 	}
 	if k.sub.TTL > 0 {
@@ -345,7 +341,7 @@ func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err er
 	}
 	k.at.bind(k, g.ID)
 	if afresh {
-		k.hold(false)
+		k.cursors.hold(false)
 	}
 	if s := g.Status; s != nil && !s.Active {
 		k.log.Warn("subscription was suspended", "subscription", g.ID, "lastError", s.LastError, "failedSince", s.FailedSince)

@@ -1,0 +1,173 @@
+package client
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// cursorSaver saves the cursors of a subscription in its store. It saves in a goroutine of its own, so that a slow store does not stop the
+// subscription from reading and handling events. One save runs at a time. If several cursors arrive meanwhile, only the newest one is saved
+// next, because it replaces the others.
+type cursorSaver struct {
+	store Store
+	key   string
+	ctx   context.Context         // the subscription's
+	fail  context.CancelCauseFunc // ends the subscription
+
+	mu      sync.Mutex
+	saved   string  // the cursor that was saved last
+	running *saving // nil if no save is running
+	next    *saving // the save after the running one, or nil
+	held    bool    // the saved cursor must not move
+	hung    bool    // the store did not save a cursor in time
+}
+
+// saving is a save that is running, or that waits for the running one.
+type saving struct {
+	cursor string
+	done   chan struct{} // closed when the save has succeeded or failed, or was dropped
+}
+
+// wait waits for the end of a save. It returns immediately if s is nil.
+func (s *saving) wait() {
+	if s != nil {
+		<-s.done
+	}
+}
+
+// savedCursor returns the cursor that was saved last.
+func (c *cursorSaver) savedCursor() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.saved
+}
+
+// load reads the saved cursor from the store.
+func (c *cursorSaver) load(ctx context.Context) error {
+	saved, err := c.store.Load(ctx, c.key)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.saved = saved
+	return nil
+}
+
+// hold sets whether the saved cursor must stay where it is. Only a save that is already running can still move it.
+func (c *cursorSaver) hold(held bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held = held; held {
+		c.dropNext()
+	}
+}
+
+// saveAndHold saves a cursor, and keeps it as the saved cursor until hold(false). It waits until the cursor is saved.
+func (c *cursorSaver) saveAndHold(cursor string) {
+	c.mu.Lock()
+	c.held = true
+	c.dropNext()
+	s := c.startLocked(cursor)
+	c.mu.Unlock()
+	s.wait()
+}
+
+// start begins to save a cursor and returns the save, or nil if there is nothing to save.
+func (c *cursorSaver) start(cursor string) *saving {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held {
+		return nil
+	}
+	return c.startLocked(cursor)
+}
+
+// startLocked is start without the check of held. The caller holds the lock.
+func (c *cursorSaver) startLocked(cursor string) *saving {
+	last, newest := c.last(), c.saved
+	if last != nil {
+		newest = last.cursor
+	}
+	switch {
+	case cursor == "" || c.hung:
+		return nil
+	case cursor == newest:
+		return last
+	case c.running == nil:
+		c.running = &saving{cursor: cursor, done: make(chan struct{})}
+		go c.run()
+	case c.next == nil:
+		c.next = &saving{cursor: cursor, done: make(chan struct{})}
+	default:
+		c.next.cursor = cursor
+	}
+	return c.last()
+}
+
+// last returns the save that ends last, or nil if there is none. The caller holds the lock.
+func (c *cursorSaver) last() *saving {
+	if c.next != nil {
+		return c.next
+	}
+	return c.running
+}
+
+// dropNext removes the save that has not begun. The caller holds the lock.
+func (c *cursorSaver) dropNext() {
+	if c.next != nil {
+		close(c.next.done)
+		c.next = nil
+	}
+}
+
+// finish waits for the last save. After it was called, no further save may start.
+func (c *cursorSaver) finish() {
+	c.mu.Lock()
+	s := c.last()
+	c.mu.Unlock()
+	s.wait()
+}
+
+// run saves the cursor of the running save and those that wait for it. If the store fails, the subscription ends. If it continued, the
+// saved cursor would stay behind, and after a restart the program would have to handle all events since then again. After a timeout, run no
+// longer calls the store. Otherwise the events that are still being handled would wait for another timeout.
+func (c *cursorSaver) run() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.running != nil {
+		cursor := c.running.cursor
+		c.mu.Unlock()
+		late, err := c.save(cursor)
+		c.mu.Lock()
+		switch {
+		case err == nil:
+			c.saved = cursor
+		case late:
+			c.hung = true
+			c.dropNext()
+			c.fail(fault.Wrap(fault.Unavailable, err, "the store did not save the cursor in time"))
+		default:
+			c.fail(err)
+		}
+		close(c.running.done)
+		c.running, c.next = c.next, nil
+	}
+}
+
+// saveTimeout limits how long the store may take to save a cursor while the subscription is running.
+const saveTimeout = time.Minute
+
+// save calls the store. late reports whether the store's time was over. A cursor is saved even if the subscription has ended, because its
+// event was acknowledged. The time is limited, because Close and webhooks wait until the cursor is saved.
+func (c *cursorSaver) save(cursor string) (late bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), saveTimeout)
+	defer cancel()
+	stop := context.AfterFunc(c.ctx, func() { time.AfterFunc(drainTime, cancel) })
+	defer stop()
+	err = c.store.Save(ctx, c.key, cursor)
+	return ctx.Err() != nil, err
+}
