@@ -71,6 +71,18 @@ func newAPI(c *app.Core, o Options) *admin.Handler {
 		Operations: o.Operations, Replays: o.Replays, Switches: o.Switches,
 		Eraser: &erase.Eraser{
 			DB: c.DB, Subscriptions: o.Subscriptions, Lists: lists, Operations: o.Operations, Replays: o.Replays, Trail: &audit.Trail{DB: c.DB},
+			Backends: func(ctx context.Context, workspace string) (names []string, err error) {
+				conf, err := c.Config.Config(ctx)
+				if err != nil || conf == nil {
+					return nil, err
+				}
+				for _, b := range conf.Backends {
+					if b.Workspace == workspace {
+						names = append(names, b.Name)
+					}
+				}
+				return names, nil
+			},
 		},
 		Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config, SourceSecrets: o.SourceSecrets,
 		Kept: kept, Quota: c.Quota,

@@ -190,6 +190,14 @@ func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 	return nil
 }
 
+// EachOf calls visit with the key of each demand of a principal for events of a backend. The demand may have the principal's token. When a
+// demand is removed, the relay ends the subscription at the backend.
+func EachOf(ctx context.Context, db store.DB, workspace, backend, principal string, visit func(store.Key) error) error {
+	prefix := catalog.CallerID(principal) + "#"
+	q := store.Query{Table: store.Sessions, Partition: partition(workspace, backend), After: prefix, Until: prefix + "~"}
+	return store.EachOf(ctx, db, q, "list the demands of a principal", func(it *store.Item) error { return visit(it.Key) })
+}
+
 // uriOf returns the URI of a demand. The rest of its value is the token.
 func uriOf(it *store.Item) string {
 	uri, _, _ := strings.Cut(string(it.Value), "\n")

@@ -25,6 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -220,6 +221,42 @@ func TestEraseInSeveralRuns(t *testing.T) {
 			expect.OK(t, file.Close())
 		})
 	}
+}
+
+// OPS-07: an erasure removes what a principal wants from backends, with the principal's token, and nothing of others.
+func TestEraseDemandsForEventsOfBackends(t *testing.T) {
+	var o standalone.Options
+	f := start(t, func(with *standalone.Options) {
+		with.Config = servertest.Config(t, callers, "backends: [{name: shop, url: 'http://127.0.0.1:1/mcp', forwardToken: true}]\n")
+		o = *with
+	})
+	inStore := func(do func(db store.DB)) {
+		expect.OK(t, f.s.Shutdown(t.Context()))
+		file := expect.Value(sqlite.Open(filepath.Join(o.Data, "mcpevents.db"), sqlite.Options{}))(t)
+		do(file)
+		expect.OK(t, file.Close())
+		f.s = servertest.Start(t, o)
+	}
+	inStore(func(db store.DB) {
+		r := demand.New(db)
+		r.Start, r.Key = time.Millisecond, func(context.Context) ([]byte, error) { return make([]byte, 32), nil }
+		for _, who := range []string{"alice", "bob"} {
+			ctx := auth.WithToken(t.Context(), auth.Token{Header: "Bearer " + who})
+			expect.OK(t, r.Want(ctx, "default", who, "event://~shop/shipped/e30."+catalog.CallerID(who)))
+		}
+	})
+	for _, query := range []string{"?dryRun=true", ""} {
+		var got struct{ Counts map[string]int }
+		f.call("op", "DELETE", "principals/alice"+query, "", 200, &got)
+		expect.Equal(t, "OPS-07 the demands"+query, got.Counts["demands"], 1)
+	}
+	inStore(func(db store.DB) {
+		for who, want := range map[string]int{"alice": 0, "bob": 1} {
+			n := 0
+			expect.OK(t, demand.EachOf(t.Context(), db, "default", "shop", who, func(store.Key) error { n++; return nil }))
+			expect.Equal(t, "OPS-07 the demands of "+who+" that are left", n, want)
+		}
+	})
 }
 
 // OPS-07: without authentication there is one principal, which is the operator too, and can be erased.

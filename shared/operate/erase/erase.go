@@ -1,4 +1,4 @@
-// Package erase removes the data of a principal: subscriptions with their secrets, deliveries, sessions and consents. In data
+// Package erase removes the data of a principal: subscriptions with their secrets, deliveries, sessions, tokens and consents. In data
 // that must be kept, such as the audit trail, it replaces the principal's name with a pseudonym.
 //
 // Other packages find the principal's items, and this package deletes them in a safe order. A run erases a limited number of
@@ -16,6 +16,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/demand"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
@@ -36,6 +37,8 @@ type Eraser struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Trail         *audit.Trail
+	// Backends returns the names of the workspace's backends, whose events the principal may want.
+	Backends func(ctx context.Context, workspace string) ([]string, error)
 	// Most is the maximum number of items per run. 0 means [defaultMost].
 	Most int
 }
@@ -119,7 +122,7 @@ func (r *run) eraseAll(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, do := range []func(context.Context) error{r.addUnusedBodies, r.eraseSessions, r.erasePartitions, r.eraseReplays, r.unnameSwitches, r.unnameNotes, r.redactTrail, r.flush} {
+	for _, do := range []func(context.Context) error{r.addUnusedBodies, r.eraseSessions, r.eraseDemands, r.erasePartitions, r.eraseReplays, r.unnameSwitches, r.unnameNotes, r.redactTrail, r.flush} {
 		if err := do(ctx); err != nil {
 			return err
 		}
@@ -279,6 +282,24 @@ func (r *run) eraseSessions(ctx context.Context) error {
 		}
 		return r.erase(ctx, "sessions", keys...)
 	})
+}
+
+// eraseDemands erases what the principal wants from backends, with the tokens for it.
+func (r *run) eraseDemands(ctx context.Context) error {
+	if r.Backends == nil {
+		return nil
+	}
+	names, err := r.Backends(ctx, r.workspace)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "list the backends")
+	}
+	for _, name := range names {
+		err := demand.EachOf(ctx, r.DB, r.workspace, name, r.principal, func(key store.Key) error { return r.erase(ctx, "demands", key) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *run) topic(name string) store.Key {
