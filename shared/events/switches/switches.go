@@ -27,6 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -125,13 +126,8 @@ type Set struct {
 	// Log receives failures; nil is [slog.Default].
 	Log *slog.Logger
 
-	mu    sync.Mutex
-	known bounded.Map[string, known]
-}
-
-type known struct {
-	names map[Name]bool
-	read  time.Time
+	mu    sync.Mutex                                         // for replacing a value of known
+	known bounded.Map[string, *refresh.Value[map[Name]bool]] // the names of the switches, by workspace
 }
 
 func (s *Set) now() time.Time { return periodic.Clock(s.Now)() }
@@ -258,10 +254,12 @@ func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error
 	return err == nil, fault.Wrap(fault.Unavailable, err, "resume")
 }
 
+// forget has the next call of [Set.FindPaused] read the workspace's switches. It replaces the value because an expired one would still
+// return the previous switches if the read fails.
 func (s *Set) forget(workspace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.known.Put(workspace, known{})
+	s.known.Put(workspace, s.newNames(workspace))
 }
 
 // FindPaused returns the broadest switch that pauses a delivery, or "" if no switch does. It ignores switches of single subscriptions.
@@ -270,7 +268,7 @@ func (s *Set) FindPaused(ctx context.Context, workspace, eventName, origin strin
 	if s == nil {
 		return "", nil
 	}
-	names, err := s.names(ctx, workspace)
+	names, err := s.namesOf(workspace).Get(ctx)
 	if err != nil || len(names) == 0 {
 		return "", err
 	}
@@ -282,28 +280,29 @@ func (s *Set) FindPaused(ctx context.Context, workspace, eventName, origin strin
 	return "", nil
 }
 
-func (s *Set) names(ctx context.Context, workspace string) (map[Name]bool, error) {
+// namesOf returns the value that reads the names of a workspace's switches.
+func (s *Set) namesOf(workspace string) *refresh.Value[map[Name]bool] {
 	s.mu.Lock()
-	defer s.mu.Unlock() // others wait while one goroutine reads
-	now := s.now()
-	have, _ := s.known.Get(workspace)
-	if age := now.Sub(have.read); age >= 0 && age < recheck {
-		return have.names, nil
+	defer s.mu.Unlock()
+	v, ok := s.known.Get(workspace)
+	if !ok {
+		v = s.newNames(workspace)
+		s.known.Put(workspace, v)
 	}
-	fresh := known{names: map[Name]bool{}, read: now}
-	q := store.Query{Table: store.Settings, Partition: key(workspace, All).Partition, Until: subscriptionOf}
-	err := store.EachOf(ctx, s.DB, q, "read the switches", func(it *store.Item) error {
-		fresh.names[Name(it.Sort)] = true
-		return nil
+	return v
+}
+
+func (s *Set) newNames(workspace string) *refresh.Value[map[Name]bool] {
+	o := refresh.Options{Name: "the switches", Fresh: recheck, Stale: MaxAge, Now: s.Now}
+	return refresh.New(o, func(ctx context.Context, _ map[Name]bool) (map[Name]bool, error) {
+		names := map[Name]bool{}
+		q := store.Query{Table: store.Settings, Partition: key(workspace, All).Partition, Until: subscriptionOf}
+		err := store.EachOf(ctx, s.DB, q, "read the switches", func(it *store.Item) error {
+			names[Name(it.Sort)] = true
+			return nil
+		})
+		return names, err
 	})
-	switch {
-	case err == nil:
-		s.known.Put(workspace, fresh)
-		return fresh.names, nil
-	case now.Sub(have.read) < MaxAge:
-		return have.names, nil
-	}
-	return nil, err
 }
 
 // Message is a queue message that waits until its switch is resumed.

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/switches"
@@ -59,6 +61,75 @@ func TestAnotherInstanceSeesASwitch(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// slow is a store whose queries take two seconds and then fail.
+type slow struct{ store.DB }
+
+func (slow) Query(context.Context, store.Query) (store.Page, error) {
+	time.Sleep(2 * time.Second)
+	return store.Page{}, fault.New(fault.Unavailable, "gone")
+}
+
+func (slow) Write(context.Context, ...store.Op) error { return nil }
+
+func TestGivenAStoreThatIsSlowAndFailsWhenManyCallersWaitForTheSwitchesThenTheyShareItsError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		set := &switches.Set{DB: slow{}}
+		began := time.Now()
+		var calls sync.WaitGroup
+		for i := range 50 {
+			calls.Go(func() {
+				time.Sleep(time.Duration(i) * time.Millisecond)
+				if _, err := set.FindPaused(t.Context(), "default", "a.b", ""); !fault.Is(err, fault.Unavailable) {
+					t.Errorf("got %v, want the store's error", err)
+				}
+			})
+		}
+		calls.Wait()
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("the calls took %v, want at most the time of two queries", took)
+		}
+	})
+}
+
+func TestGivenAReadOfTheSwitchesThatHangsThenItHoldsUpOnlyItsOwnWorkspace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		set := &switches.Set{DB: slow{}}
+		began := time.Now()
+		var calls sync.WaitGroup
+		find := func(workspace string, limit, want time.Duration) {
+			calls.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				defer cancel()
+				_, err := set.FindPaused(ctx, workspace, "a.b", "")
+				if took := time.Since(began); !fault.Is(err, fault.Unavailable) || took != want {
+					t.Errorf("got %v after %v in %s, want an error after %v", err, took, workspace, want)
+				}
+			})
+			synctest.Wait()
+		}
+		find("default", time.Minute, 2*time.Second)
+		find("other", time.Minute, 2*time.Second)
+		find("default", time.Second, time.Second) // its caller does not wait longer
+		calls.Wait()
+	})
+}
+
+// A pause that this process made acts immediately. So if the switches cannot be read again, those from before the pause are not used.
+func TestGivenAPauseOfThisProcessWhenTheSwitchesCannotBeReadThenNothingIsSent(t *testing.T) {
+	db := expect.Value(sqlite.Open(filepath.Join(t.TempDir(), "db"), sqlite.Options{}))(t)
+	t.Cleanup(func() { _ = db.Close() })
+	reach := &gone{DB: db}
+	set := &switches.Set{DB: reach}
+	expect.Equal(t, "the switch", expect.Value(set.FindPaused(t.Context(), "default", "a.b", ""))(t), "")
+	expect.OK(t, set.Pause(t.Context(), "default", switches.Switch{Name: switches.All, By: "op"}))
+	reach.err = fault.New(fault.Unavailable, "gone")
+	if n, err := set.FindPaused(t.Context(), "default", "a.b", ""); !errors.Is(err, reach.err) {
+		t.Errorf("got %q and %v, want the store's error", n, err)
+	}
+	reach.err = nil
+	expect.Equal(t, "the switch", expect.Value(set.FindPaused(t.Context(), "default", "a.b", ""))(t), switches.All)
 }
 
 func TestNames(t *testing.T) {
