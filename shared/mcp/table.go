@@ -126,7 +126,7 @@ func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call
 	add(spec.MethodEventsUnsub, method.EventsMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.EventsUnsubscribe)
 }
 
-// dispatch serves a request that has passed the checks of its revision. The remaining checks are in permit, a separate
+// dispatch serves a request that has passed the checks of its revision. The remaining checks are in checkCall, a separate
 // function, so that the stack of an open stream stays small.
 func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 	var m method.Row

@@ -11,8 +11,7 @@
 //	                   ▲                    │ due later than the queue can delay it
 //	                   └──── retry.Job ◀── due table
 //
-// Everything after the events queue may run twice, and may stop at any instruction. Package state says why that is harmless for retries,
-// and package fanout for the log.
+// Everything after the events queue may run twice, and may stop at any instruction. Package state says why that is harmless for retries.
 //
 // A failure of this program, such as an unreadable secret, delays only the subscriber that it concerns. The delivery waits in the slow lane
 // without using up an attempt. When the time of its schedule has passed, it becomes a dead letter with the category internal. A message

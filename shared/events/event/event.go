@@ -109,11 +109,10 @@ func (e Event) Key() string {
 	return e.ID + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
 }
 
-// messageVersion is the version of the encoding in [Event.AppendJSON]. Readers support this version and the previous
-// one.
+// messageVersion is the version of the encoding in [Event.AppendJSON].
 const messageVersion = 1
 
-// gapVersion is the message version of an [Event.Gap]. It is newer, because earlier releases cannot read gaps.
+// gapVersion is the message version of an [Event.Gap], which readers support, too. It is newer, because earlier releases cannot read gaps.
 const gapVersion = 2
 
 // AppendJSON appends the encoding of the event that is used in messages and in the log. It appends the payload

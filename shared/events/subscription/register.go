@@ -437,8 +437,8 @@ func (s *Service) authorize(ctx context.Context, p auth.Principal) (*catalog.Cat
 	return cat, nil
 }
 
-// permitEvents checks the same as permit, for the methods of MCP Events. It also refuses the anonymous principal, because otherwise any caller could end
-// another caller's subscription by guessing its parameters.
+// permitEvents checks the same as authorize, for the methods of MCP Events. It also refuses the anonymous principal, because otherwise any
+// caller could end another caller's subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {
 		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")

@@ -98,7 +98,7 @@ type Sender struct {
 type Request struct {
 	// URL is the target. The guard checks it at every attempt.
 	URL string
-	// ID is the webhook-id. It is the event's id, so all attempts have the same.
+	// ID is the webhook-id, which is the same in all attempts. It is the event's id, or in the final profile a hash of subscription and event.
 	ID string
 	// SubscriptionID is the value of X-MCP-Subscription-Id.
 	SubscriptionID string

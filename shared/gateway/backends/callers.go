@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
+// client returns the client for the view's requests: the caller's for a view of one caller, and otherwise the gateway's own.
 func (v *View) client() *upstream.Client {
 	if v.backend.perCaller() {
 		return v.backend.ClientFor(v.token)

@@ -99,9 +99,9 @@ func (e Edit) Version() int64 {
 // Changes reports whether the new text differs from the old one.
 func (e Edit) Changes() bool { return e.Old.Version == 0 || !bytes.Equal(e.Old.Text, e.Text) }
 
-// Write writes the edits that change a document, all or none: it compresses all texts and then writes one transaction. Edits that
-// exceed a limit of [store.DB.Write], for example 25 catalogs or 4 MB of compressed text, take several transactions, so an error
-// may leave some of them written. The error is of kind fault.TooLarge for a text that does not fit into an item, and of kind
+// Write writes the edits that change a document. It compresses all texts and then writes them in one transaction, all or none. Only edits
+// that exceed a limit of [store.DB.Write], for example 25 catalogs or 4 MB of compressed text, take several transactions, so that an
+// error may leave some of them written. The error is of kind fault.TooLarge for a text that does not fit into an item, and of kind
 // fault.Conflict if an old document is not the stored one any more.
 func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 	var transactions [][]store.Op
@@ -249,8 +249,8 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 	return d.value, d.version, err
 }
 
-// Latest returns a document for decisions that must not use an old one. Unlike [Cache.Get] it always reads the version from the
-// store, and it fails with fault.Unavailable while the store does not answer.
+// Latest returns a document for decisions that must not use an old one. Unlike [Cache.Get] it reads the version from the store each time,
+// unless the store notifies this process of writes. It fails with fault.Unavailable while the store does not answer.
 func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	held, notified := c.hold(name)
 	if notified {

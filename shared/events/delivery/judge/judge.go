@@ -1,7 +1,7 @@
 // Package judge decides whether a subscriber receives an event, and explains afterwards why it did or did not.
 //
 // Package delivery asks [Judge.Decide] before each attempt. [Explainer] finds the outcome of an event for each subscription: from
-// the stored delivery, from the delivery log, or else from the same judge. So the explanation cannot differ from the decision.
+// the stored delivery, from the delivery log, or else from the same judge.
 package judge
 
 import (
