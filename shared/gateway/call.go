@@ -170,6 +170,7 @@ type exchange struct {
 	answered  bool            // the backend has responded
 	responded bool            // the client has its response
 	gone      bool            // the client has disconnected
+	abandoned bool            // the call has ended without a response, and the backend does not know that yet
 	outcome   string          // the outcome according to the backend's response, or empty
 	questions questions       // the questions to the client
 
@@ -204,7 +205,7 @@ func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.Server
 }
 
 // inSession calls a backend of a session-based revision. If the backend has forgotten the session, inSession retries once in a
-// new one. If the call ends without a response, inSession notifies the backend, unless the backend never received the request.
+// new one. If the call ends without a response, the caller must notify the backend with [exchange.abandon].
 func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error {
 	for again := false; ; again = true {
 		began := time.Now()
@@ -239,10 +240,15 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 			err = x.relay(ctx, answer)
 			abandon = !x.responded && (err != nil || ctx.Err() != nil || x.gone)
 		}
-		if abandon && !x.answered {
-			x.gateway.abandon(x.client, x.with, x.id)
-		}
+		x.abandoned = abandon && !x.answered
 		return err
+	}
+}
+
+// abandon notifies the backend if the call has ended without a response, unless the backend never received the request.
+func (x *exchange) abandon() {
+	if x.abandoned {
+		x.gateway.abandon(x.client, x.with, x.id)
 	}
 }
 
@@ -386,6 +392,7 @@ func (b *sessionBridge) sendCall(ctx context.Context) error {
 		}
 		b.x.gateway.elicitations.cleanUp(kept, nil)
 	}()
+	defer b.x.abandon()
 	return b.x.inSession(ctx, b.x.params())
 }
 

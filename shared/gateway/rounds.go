@@ -18,7 +18,7 @@ import (
 )
 
 // This file lets a client of 2026-07-28 call a backend that sends its elicitations as requests within the call. The gateway
-// cancels the call at the backend and returns the elicitation to the client in an input_required result. When
+// returns the elicitation to the client in an input_required result and cancels the call at the backend. When
 // the client comes back with the answers, the gateway repeats the call from the beginning and answers the
 // backend's elicitations from them, as long as the backend repeats the same ones. A new elicitation starts another round.
 //
@@ -80,11 +80,15 @@ func (b *roundsBridge) sendCall(ctx context.Context) error {
 	if err := b.loadRounds(); err != nil {
 		return err
 	}
+	defer b.x.abandon() // after the client has the question, because the backend may take seconds to accept the notification
 	err := b.x.inSession(ctx, b.params())
 	if b.x.responded || b.x.gone || len(b.pending) == 0 {
 		return err
 	}
-	return b.requireInput()
+	if err = b.requireInput(); err == nil && b.x.call.Answered != nil {
+		b.x.call.Answered()
+	}
+	return err
 }
 
 // params returns the params of the call as a backend with sessions expects them.

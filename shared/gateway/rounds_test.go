@@ -71,6 +71,27 @@ func TestConcurrentQuestionsAreOneRound(t *testing.T) {
 	expect.Equal(t, "the result", called(t, g, someone(v2026), retry).says(t), `complete:"decline" []`)
 }
 
+// GWN-17: a client gets the question immediately, even if the backend takes long to accept the cancellation of the call.
+func TestQuestionDoesNotWaitForTheCancellation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serving(t, false, asksTwice)
+		s.intercept(func(_ http.ResponseWriter, _ *http.Request, m got) bool {
+			if m.Method == "notifications/cancelled" {
+				time.Sleep(4 * time.Second)
+			}
+			return false
+		})
+		g := instances(t, 1, s)[0]
+		began := time.Now()
+		var flushed time.Duration
+		o := called(t, g, someone(v2026), "", func(c *api.Call) { c.Answered = func() { flushed = time.Since(began) } })
+		expect.Equal(t, "questions", len(o.required(t).Requests), 1)
+		expect.Equal(t, "the response is flushed before the cancellation", flushed > 0 && flushed < time.Second, true)
+		cancelled := jsonrpc.Member(s.next(t, "notifications/cancelled").Params, "requestId")
+		expect.Equal(t, "the cancelled request", string(cancelled), string(s.received("tools/call")[0].ID))
+	})
+}
+
 // GWN-17: if a backend withdraws its question before the gateway has cancelled the call, the call continues. Then it may ask another one.
 func TestCallContinuesAfterAWithdrawnQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -83,8 +83,8 @@ type Call struct {
 	// Send sends a message to the client. The response is the last one. Send returns an error if the client has
 	// disconnected.
 	Send func(message json.RawMessage, response bool) error
-	// Answered, if set, runs after the backend's response has been sent to the client. The gateway closes and records the call only then,
-	// so that the client does not wait for that.
+	// Answered, if set, runs after the backend's response or question has been sent to the client. The gateway closes and records the call,
+	// and cancels it at a backend that asked, only then, so that the client does not wait for that.
 	Answered func()
 }
 
