@@ -47,6 +47,9 @@ func (o Options) files() (apply.Files, error) {
 // catalog, their clients have to reconnect.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	f, err := o.files()
+	if err == nil {
+		err = s.checkNotEmptied(ctx, o.Config)
+	}
 	var done apply.Outcome
 	if err == nil {
 		done, err = s.apply(ctx, f)
@@ -68,10 +71,22 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return err
 }
 
+// checkNotEmptied returns an error if the configuration has become empty, because some programs truncate a file before they rewrite it,
+// and a full disk can stop them in between. All backends, sources and quotas would be lost.
+func (s *Server) checkNotEmptied(ctx context.Context, now *config.Config) error {
+	if now == nil || !now.Empty() {
+		return nil
+	}
+	before, err := config.Load(ctx, s.db)
+	if err != nil || before.Empty() {
+		return err
+	}
+	return fault.New(fault.Invalid, "the configuration has become empty, so the previous one stays in use; to remove it, write only a comment")
+}
+
 // applyConfig applies only the configuration, after the options as a whole were refused, for example because of an invalid
 // catalog. It keeps the current configuration if the new one is invalid too. It also keeps it if the new file is empty,
-// because some programs truncate a file before they rewrite it, and if callers need keys but the file has no section for
-// them. Without keys, all calls would fail and all webhook subscriptions would end. A file in which the section is an empty
+// see [Server.checkNotEmptied], and if callers need keys but the file has no section for them. Without keys, all calls would fail and all webhook subscriptions would end. A file in which the section is an empty
 // list revokes all keys.
 func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	if o.Config == nil || o.Config.Empty() || !isRefusal(refused) || o.Auth == auth.ModeKeys && o.Config.Keys == nil {

@@ -252,6 +252,23 @@ func TestSettingsThatAreRefused(t *testing.T) {
 	})
 }
 
+func TestAConfigurationThatBecomesEmptyIsRefused(t *testing.T) {
+	var o Options
+	s := serve(t, func(with *Options) {
+		with.Config = configured(t, "backends: [{name: shop, url: \"http://127.0.0.1:1/mcp\"}]\n")
+		o = *with
+	})
+	backends := func() int {
+		return len(expect.Value(s.core.Config.Backends(t.Context()))(t))
+	}
+	o.Config = configured(t, "")
+	expect.Fault(t, "the reload", s.Reload(t.Context(), o), fault.Invalid, "has become empty")
+	expect.Equal(t, "backends after an empty file", backends(), 1)
+	o.Config = configured(t, "# nothing\n")
+	expect.OK(t, s.Reload(t.Context(), o))
+	expect.Equal(t, "backends after a file with a comment", backends(), 0)
+}
+
 // TestAKeyThatIsRemoved removes a key from the configuration while other settings are refused.
 func TestAKeyThatIsRemoved(t *testing.T) {
 	key := func(principal string) string {
