@@ -346,12 +346,17 @@ func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Back
 		return nil
 	}
 	own := ss.listKey(c, b)
-	page, err := ss.db.Query(ctx, store.Query{Table: own.Table, Partition: own.Partition, Limit: 1000})
+	var others []store.Item
+	err := store.Each(ctx, ss.db, own, "count the sessions with a backend", func(it *store.Item) error {
+		if it.Sort != own.Sort {
+			others = append(others, *it)
+		}
+		return nil
+	})
 	if err != nil {
 		ss.log.WarnContext(ctx, "backend sessions not counted", "backend", b.Name, "error", err)
 		return nil
 	}
-	others := slices.DeleteFunc(page.Items, func(it store.Item) bool { return it.Sort == own.Sort })
 	slices.SortFunc(others, func(x, y store.Item) int { return x.Expires.Compare(y.Expires) }) // the longest unused first
 	ending, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()

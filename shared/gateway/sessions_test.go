@@ -160,6 +160,39 @@ func TestSessionsOfManyTokensAreEnded(t *testing.T) {
 	})
 }
 
+// GWN-08, GWN-19: all users share the anonymous principal. If they have more sessions than the store returns in one page, the gateway still
+// counts the sessions of a token and ends the longest unused ones.
+func TestSessionsOfMoreTokensThanFitIntoAPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const page = 1000
+		s := newScripted(t)
+		db := memory(t)
+		g := gatewayOver(t, db, at("b", s, forwarded))
+		b, ss := g.VisibleTo(t.Context(), ann)[0], g.sessions
+		list := ss.listKey(presenting("x"), b)
+		add := func(holder string, unused time.Duration) {
+			expect.OK(t, db.Write(t.Context(), store.Put(store.Item{
+				Key: store.Key{Table: list.Table, Partition: list.Partition, Sort: holder}, Expires: time.Now().Add(sessionTTL - unused),
+			})))
+		}
+		for i := range page {
+			add(fmt.Sprintf("a-%04d.another", i), 0) // sorts before the holders of clients, which begin with p-
+		}
+		own := ss.tokenID(presenting("Bearer own"), b)
+		for i := range maxSessionsInUse {
+			add(fmt.Sprintf("z-%d%s", i, own), 0)
+		}
+		_, err := call(t, g, presenting("Bearer own"), "t")
+		expect.Fault(t, "one session more with the same token", err, fault.Exhausted)
+		add("z-old.another", 2*ss.idle)
+		mustCall(t, g, presenting("Bearer other"), "t")
+		items := expect.Value(db.Get(t.Context(), store.Key{Table: list.Table, Partition: list.Partition, Sort: "z-old.another"}))(t)
+		if items[0] != nil {
+			t.Error("the longest unused session was not ended")
+		}
+	})
+}
+
 // GWN-08: a session does not expire while it is in use.
 func TestUsedSessionsAreKept(t *testing.T) {
 	s := newScripted(t)
