@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -10,7 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
@@ -478,6 +482,62 @@ func TestAResumeAfterDaysIsNoGap(t *testing.T) {
 			if what := h.skipped(cursor); what != "" {
 				t.Errorf("the cursor skips %s", what)
 			}
+		})
+	}
+}
+
+// unreadable is a catalog that cannot be read while it is broken.
+type unreadable struct {
+	catalog.Source
+	broken bool
+}
+
+func (u *unreadable) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+	if u.broken {
+		return nil, errDied
+	}
+	return u.Source.Catalog(ctx, workspace)
+}
+
+// EVX-13: given a gap of a backend whose notice cannot be written at first, then the subscriber gets the notice later, and no other webhook.
+func TestAGapOfABackendIsAnnouncedAfterAFailure(t *testing.T) {
+	for _, tc := range []struct {
+		name                        string
+		hops                        int
+		sealerBroken, catalogBroken bool
+	}{
+		{"of the notice", 0, true, false},
+		{"of the notice, in the last page task", maxHops, true, false},
+		{"of the catalog", 0, false, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			sub := r.subscribe()
+			catalogs := &unreadable{Source: r.catalogs}
+			r.catalogs = catalogs
+			_, d, retry := r.process()
+			sealer := d.Gaps.Sealer
+			d.Gaps.Sealer = func(ctx context.Context) (*eventlog.Sealer, error) {
+				if tc.sealerBroken {
+					return nil, errDied
+				}
+				return sealer(ctx)
+			}
+			catalogs.broken = tc.catalogBroken
+			gap := event.Event{Workspace: "default", ID: "gap", URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Gap: true}
+			page := task.Pages("default", gap.URI, subscription.At(sub.ID), 1, []event.Event{gap})[0]
+			page.Hops = tc.hops
+			r.done(d.HandlePages(t.Context(), []queue.Message{{ID: "1", Outgoing: page.Outgoing(), Sent: r.now}}))
+			tc.sealerBroken, catalogs.broken = false, false
+			r.drain(d, retry)
+			notices := 0
+			for _, p := range r.posts {
+				if notices++; !strings.HasPrefix(p.ID, "msg_gap_") {
+					t.Errorf("got a webhook with the id %s and the body %s, want only notices of gaps", p.ID, p.Body)
+				}
+			}
+			expect.Equal(t, "the webhooks", notices, 1)
+			expect.Equal(t, "the dead letters", len(r.queues[queue.Dead]), 0)
 		})
 	}
 }

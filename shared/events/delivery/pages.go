@@ -432,8 +432,9 @@ func pageDelay(retries int) time.Duration {
 }
 
 // remainingTasks returns page tasks for the events that a page could not send to one subscriber. After a failure of this program, an event
-// becomes a single delivery instead. If that cannot be written, or if a filter panics, another page task repeats the first attempt, up to
-// [maxPageRetries] times. After that, or if the event can never be written, it becomes a dead letter of the deliveries queue.
+// becomes a single delivery instead. If that cannot be written, if a filter panics, or if the event is a gap, another page task repeats the
+// first attempt, up to [maxPageRetries] times. After that, or if the event can never be written, it becomes a dead letter of the deliveries
+// queue.
 func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subscription.Subscriber, v *visit) []task.Page {
 	if len(v.left) == 0 && v.err == nil {
 		return nil
@@ -458,7 +459,8 @@ func (d *Dispatcher) remainingTasks(ctx context.Context, t task.Page, sub *subsc
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", v.err)
 	var unwritten []event.Event
 	for n, i := range v.failed {
-		if _, err := v.wants(i); err != nil { // the slow lane would send the event without checking the filters
+		// The slow lane would send the event without checking the filters, and a gap as an event without a payload.
+		if _, err := v.wants(i); err != nil || t.Events[i].Gap {
 			unwritten = append(unwritten, t.Events[i])
 			continue
 		}

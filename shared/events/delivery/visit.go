@@ -191,10 +191,6 @@ func (v *visit) send(ctx context.Context, i int) (r result) {
 		return result{fate: left}
 	case stop:
 		return result{fate: ended}
-	case announce: // a gap has no payload that the slow lane could send
-		if _, err := v.d.carryOut(ctx, how, state.New(v.sub, e, v.d.now()), e); err != nil && v.task.Hops < maxHops {
-			return result{fate: left}
-		}
 	default:
 		_, err := v.d.carryOut(ctx, how, state.New(v.sub, e, v.d.now()), e)
 		return result{err: err}
