@@ -111,7 +111,7 @@ type Config struct {
 	// Terminator ends subscriptions that may not continue. Its Review checks before each delivery whether the subscription may. It must be
 	// set.
 	Terminator *lifecycle.Terminator
-	// Gaps is needed to send gap notices; nil sends none.
+	// Gaps is needed to send gap notices. Its Sealer also makes the webhook-id of the final profile. It must be set.
 	Gaps *lifecycle.Gaps
 	// Switches pause deliveries; nil pauses none.
 	Switches *switches.Set
