@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/catalog/catalogtest"
@@ -20,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -199,6 +204,49 @@ func TestFanoutSurvivesAPanicOfOneGroup(t *testing.T) {
 			t.Errorf("receive %d: got failed %v, %v, want AWS-05 the event that panics only", received, failed, err)
 		}
 		expect.Equal(t, fmt.Sprintf("receive %d: posts of evt_1", received), posted(r)["evt_1"], 1)
+	}
+}
+
+// OPS-13: given a batch of which some events fail, then their spans show that, and the spans of the others do not.
+func TestFanoutMarksTheSpansOfEventsThatFail(t *testing.T) {
+	r, _ := registered(t)
+	traced := func(uri, name, id string) {
+		e := event.Event{Workspace: "default", ID: id, URI: uri, Name: name, Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`)}
+		e.Trace = trace.Parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "")
+		r.queues[queue.Events] = append(r.queues[queue.Events], queue.Message{ID: id, Outgoing: queue.Outgoing{Body: expect.Value(e.MarshalJSON())(t)}, Received: 2, Sent: r.now})
+	}
+	traced("event://ci/build-finished", "ci.build_finished", "evt_1")
+	traced("event://ci/build-finished", "ci.build_finished", "evt_refused")
+	traced("event://github/acme/app/push", "github.push", "evt_failed")
+	db := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+		for _, op := range ops {
+			switch text := string(op.Item.Value); {
+			case strings.Contains(text, "evt_refused"):
+				return fault.New(fault.TooLarge, "the item is too large")
+			case strings.Contains(text, "evt_failed"):
+				return fault.New(fault.Unavailable, "throttled")
+			}
+		}
+		return nil
+	}}
+	spans := tracetest.NewSpanRecorder()
+	failed, err := r.fanOut(func(f *fanout.Fanout) {
+		f.Log.DB, f.Tracer = db, trace.New(sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)))
+	})
+	if err != nil || !slices.Equal(failed, []string{"evt_failed"}) || len(r.deadReasons()) != 1 {
+		t.Fatalf("got failed %v, %v, dead letters %q, want evt_failed and one dead letter", failed, err, r.deadReasons())
+	}
+	got := map[string]string{}
+	for _, s := range spans.Ended() {
+		for _, a := range s.Attributes() {
+			if a.Key == "messaging.message.id" {
+				got[a.Value.AsString()] = s.Status().Description
+			}
+		}
+	}
+	want := map[string]string{"evt_1": "", "evt_refused": "too large", "evt_failed": "unavailable"}
+	if !maps.Equal(got, want) {
+		t.Errorf("got spans with the failures %q, want %q", got, want)
 	}
 }
 

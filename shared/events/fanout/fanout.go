@@ -80,9 +80,12 @@ func (b *uriBatch) isNew() bool {
 // It dead-letters an event that can never be handled, so that the event does not block its group. A temporary error fails
 // only the group in which it happened.
 func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []string, err error) {
-	var spans trace.Spans
-	defer func() { spans.End(spanError(err)) }()
-	groups, errs := f.group(ctx, batch, &spans)
+	groups, errs, spans := f.group(ctx, batch)
+	defer func() {
+		for message, span := range spans {
+			span.End(spanError(cmp.Or(err, errs[message])))
+		}
+	}()
 	if f.DB.Local() {
 		err = f.deliverLocal(ctx, groups, batch)
 	} else {
@@ -238,11 +241,12 @@ func pageTasks(groups []*uriBatch, subscribers map[patternID]int) (tasks []queue
 	return tasks
 }
 
-// group sorts a batch by workspace and URI. It also returns the errors of the messages that cannot be handled, by message id.
+// group sorts a batch by workspace and URI. It also returns the errors of the messages that cannot be handled, and the spans of the others
+// that have a trace, both by message id.
 //
 // A message of a newer version stays on the queue until [task.Renew] replaces it, and so do all later messages of its FIFO group.
 // The queue redelivers them with it, so handling them now would repeat their webhooks at each receive.
-func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.Spans) (groups []*uriBatch, errs map[string]error) {
+func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*uriBatch, errs map[string]error, spans map[string]trace.Span) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
 	errs = map[string]error{}
@@ -278,11 +282,15 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 		}
 		if span := f.Tracer.Continue(e.Trace, "fanout", trace.Consumer); span.Recording() {
 			span.Set(trace.Event(e.Workspace, e.ID, e.Name)...)
-			e.Trace = spans.Add(span)
+			e.Trace = span.Context
+			if spans == nil {
+				spans = map[string]trace.Span{}
+			}
+			spans[m.ID] = span
 		}
 		g.events, g.messages = append(g.events, e), append(g.messages, m)
 	}
-	return groups, errs
+	return groups, errs, spans
 }
 
 // latestCatalogs finds the event types for one batch, and reads the latest catalog of a workspace at most once.
