@@ -76,7 +76,8 @@ type Item struct {
 	Expires time.Time
 }
 
-// ErrConflict is returned by [DB.Write] when a condition does not hold. Then no operation was applied.
+// ErrConflict is returned by [DB.Write] when a condition does not hold. Then no operation was applied. It has no kind, so that a caller can
+// give it one with [fault.Wrap].
 var ErrConflict = errors.New("store: condition not met")
 
 // DB is a store. Its methods may be called concurrently. Errors other than [ErrConflict] have the kind fault.Unavailable

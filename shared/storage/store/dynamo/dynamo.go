@@ -318,13 +318,14 @@ func isConflict(err error) bool {
 // temporary lists the temporary reasons for which DynamoDB cancels a transaction.
 var temporary = []string{"TransactionConflict", "ProvisionedThroughputExceeded", "ThrottlingError"}
 
-// failure wraps an error for the callers of the package.
+// failure wraps an error for the callers of the package. It leaves [store.ErrConflict] without a kind, because only the caller knows what
+// the condition means.
 func failure(err error, format string, args ...any) error {
+	if errors.Is(err, store.ErrConflict) {
+		return err
+	}
 	kind := awsx.KindOf(err)
-	switch {
-	case errors.Is(err, store.ErrConflict):
-		kind = fault.Conflict
-	case isConflict(err):
+	if isConflict(err) {
 		kind = fault.Unavailable
 	}
 	return fault.Wrap(kind, err, format, args...)

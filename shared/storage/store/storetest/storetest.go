@@ -106,11 +106,16 @@ func (b *bench) writeAll(ops ...store.Op) {
 	}
 }
 
-// checkConflict checks that a write returns [store.ErrConflict].
+// checkConflict checks that a write returns [store.ErrConflict], to which callers give a kind.
 func (b *bench) checkConflict(what string, ops ...store.Op) {
 	b.Helper()
-	if err := b.db.Write(b.ctx, ops...); !errors.Is(err, store.ErrConflict) {
+	err := b.db.Write(b.ctx, ops...)
+	if !errors.Is(err, store.ErrConflict) {
 		b.Errorf("%s: got error %v, want ErrConflict", what, err)
+		return
+	}
+	if kind := fault.KindOf(fault.Wrap(fault.Unavailable, err, "write")); kind != fault.Unavailable {
+		b.Errorf("%s: got an error of the kind %s, want the kind of the caller", what, kind)
 	}
 }
 
