@@ -53,6 +53,8 @@ type Shared struct {
 	Log *slog.Logger
 }
 
+func (s *Shared) log() *slog.Logger { return cmp.Or(s.Log, slog.Default()) }
+
 const (
 	countStreams = "n"
 	// tidying is how long the release of a lease may take after the stream has ended.
@@ -249,7 +251,7 @@ func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), tidying)
 	defer cancel()
 	if err := s.DB.Write(ctx, op); err != nil {
-		cmp.Or(s.Log, slog.Default()).WarnContext(ctx, "stream slot not released", "item", what, "error", err)
+		s.log().WarnContext(ctx, "stream slot not released", "item", what, "error", err)
 	}
 }
 

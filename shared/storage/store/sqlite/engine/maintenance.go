@@ -282,11 +282,11 @@ var errRemoved = fault.New(fault.Unavailable, "the database was removed or repla
 // presence detects that the database or its log was removed or replaced while the engine has it open. The zero value is for an
 // engine in memory.
 type presence struct {
-	path   string
-	report *slog.Logger
+	path string
+	log  *slog.Logger
 
 	mu        sync.Mutex
-	main, log os.FileInfo
+	main, wal os.FileInfo
 	removed   bool // the last check found this
 }
 
@@ -297,7 +297,7 @@ func (p *presence) open(path string) error {
 		return fault.Wrap(fault.Unavailable, err, "look at the file")
 	}
 	p.path, p.main = path, main
-	p.log, _ = os.Stat(path + "-wal") // it may not be there yet
+	p.wal, _ = os.Stat(path + "-wal") // it may not be there yet
 	return nil
 }
 
@@ -308,14 +308,14 @@ func (p *presence) check() error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	main, log := p.main, p.log
-	removed := isMissing(p.path, &main) || isMissing(p.path+"-wal", &log)
-	p.log = log
+	main, wal := p.main, p.wal
+	removed := isMissing(p.path, &main) || isMissing(p.path+"-wal", &wal)
+	p.wal = wal
 	switch {
 	case removed && !p.removed:
-		p.report.Error("database removed", "path", p.path)
+		p.log.Error("database removed", "path", p.path)
 	case !removed && p.removed:
-		p.report.Info("database is back", "path", p.path)
+		p.log.Info("database is back", "path", p.path)
 	}
 	if p.removed = removed; removed {
 		return errRemoved
