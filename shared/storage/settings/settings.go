@@ -215,21 +215,30 @@ type Cache[T any] struct {
 	log   *slog.Logger
 
 	mu       sync.Mutex
-	held     map[string]*refresh.Value[parsed[T]]
+	held     map[string]*refresh.Value[*parsed[T]]
 	notified bool // of all writes
 }
 
-// parsed is a parsed document. Version 0 is a document that does not exist.
+// parsed is a parsed document, or nil for one that does not exist. The cache holds pointers, because Go compiles package refresh again for
+// each type that is no pointer, and so much code would not fit into the functions.
 type parsed[T any] struct {
 	value   T
 	version int64
+}
+
+// get returns the value and the version, which is 0 if the document does not exist.
+func (d *parsed[T]) get() (value T, version int64) {
+	if d == nil {
+		return value, 0
+	}
+	return d.value, d.version
 }
 
 // NewCache makes a cache of the documents whose names begin with kind. Callers of the cache pass names without that prefix.
 // parse turns a text into a value. A nil now is time.Now, and a nil log is slog.Default.
 func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
 	return &Cache[T]{
-		db: db, kind: kind, parse: parse, now: periodic.Clock(now), log: cmp.Or(log, slog.Default()), held: map[string]*refresh.Value[parsed[T]]{},
+		db: db, kind: kind, parse: parse, now: periodic.Clock(now), log: cmp.Or(log, slog.Default()), held: map[string]*refresh.Value[*parsed[T]]{},
 	}
 }
 
@@ -239,14 +248,15 @@ func (c *Cache[T]) Written() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.notified = true
-	c.held = map[string]*refresh.Value[parsed[T]]{} // a running read answers only the callers that wait for it
+	c.held = map[string]*refresh.Value[*parsed[T]]{} // a running read answers only the callers that wait for it
 }
 
 // Get returns a document and its version; the zero value and 0 if it does not exist.
 func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 	held, _ := c.hold(name)
 	d, err := held.Get(ctx)
-	return d.value, d.version, err
+	value, version := d.get()
+	return value, version, err
 }
 
 // Latest returns a document for decisions that must not use an old one. Unlike [Cache.Get] it reads the version from the store each time,
@@ -260,7 +270,8 @@ func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	if err != nil {
 		err = &fault.Error{Kind: fault.Unavailable, Message: c.kind + name + " cannot be read at the moment", Err: err}
 	}
-	return d.value, d.version, err
+	value, version := d.get()
+	return value, version, err
 }
 
 // Read returns what [Cache.Latest] returns if latest is set, and otherwise what [Cache.Get] returns.
@@ -272,7 +283,7 @@ func (c *Cache[T]) Read(ctx context.Context, name string, latest bool) (T, int64
 }
 
 // hold returns the cached value of a document, and whether [Cache.Written] tells the cache about all writes.
-func (c *Cache[T]) hold(name string) (held *refresh.Value[parsed[T]], notified bool) {
+func (c *Cache[T]) hold(name string) (held *refresh.Value[*parsed[T]], notified bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if held = c.held[name]; held == nil {
@@ -282,7 +293,7 @@ func (c *Cache[T]) hold(name string) (held *refresh.Value[parsed[T]], notified b
 }
 
 // load adds a document to the cache, without reading it. The caller holds the lock.
-func (c *Cache[T]) load(name string) (held *refresh.Value[parsed[T]]) {
+func (c *Cache[T]) load(name string) (held *refresh.Value[*parsed[T]]) {
 	if len(c.held) >= maxHeld {
 		c.evict()
 	}
@@ -293,7 +304,7 @@ func (c *Cache[T]) load(name string) (held *refresh.Value[parsed[T]]) {
 	if c.notified {
 		o.Fresh = refresh.Forever
 	}
-	held = refresh.New(o, func(ctx context.Context, old parsed[T]) (parsed[T], error) {
+	held = refresh.New(o, func(ctx context.Context, old *parsed[T]) (*parsed[T], error) {
 		d, err := c.read(ctx, document, old)
 		if _, loaded := held.Peek(); err != nil && !loaded.IsZero() {
 			c.log.WarnContext(ctx, "document not read", "document", document, "age", c.now().Sub(loaded), "error", err)
@@ -309,7 +320,8 @@ func (c *Cache[T]) evict() {
 	victim := ""
 	for name, held := range c.held {
 		victim = name
-		if d, _ := held.Peek(); d.version == 0 {
+		d, _ := held.Peek()
+		if _, version := d.get(); version == 0 {
 			break
 		}
 	}
@@ -317,21 +329,21 @@ func (c *Cache[T]) evict() {
 }
 
 // read returns the document, which is the old one if its version has not changed.
-func (c *Cache[T]) read(ctx context.Context, name string, old parsed[T]) (d parsed[T], err error) {
+func (c *Cache[T]) read(ctx context.Context, name string, old *parsed[T]) (*parsed[T], error) {
 	version, err := Version(ctx, c.db, name)
-	if err != nil || version == old.version {
+	if _, known := old.get(); err != nil || version == known {
 		return old, err
 	}
 	stored, err := Read(ctx, c.db, name)
 	if err != nil || stored.Version == 0 {
-		return d, err
+		return nil, err
 	}
 	value, err := c.parse(stored.Text)
 	if err != nil {
 		// The text was checked before it was stored, so another version of this program wrote it. A caller cannot fix that.
-		return d, &fault.Error{Kind: fault.Internal, Message: "the stored " + name + " is not valid for this version", Err: err}
+		return nil, &fault.Error{Kind: fault.Internal, Message: "the stored " + name + " is not valid for this version", Err: err}
 	}
-	return parsed[T]{value, stored.Version}, nil
+	return &parsed[T]{value, stored.Version}, nil
 }
 
 // A change of a document is announced to clients only when every process uses the document, so that a client that asks
