@@ -132,7 +132,7 @@ func (c *cursorSaver) finish() {
 	s.wait()
 }
 
-// run saves the cursor of the running save and those that wait for it. If the store fails, the subscription ends. If it continued, the
+// run saves the cursor of the running save, and then the cursors of further saves. If the store fails, the subscription ends. If it continued, the
 // saved cursor would stay behind, and after a restart the program would have to handle all events since then again. After a timeout, run no
 // longer calls the store. Otherwise the events that are still being handled would wait for another timeout.
 func (c *cursorSaver) run() {

@@ -118,7 +118,7 @@ func TestAnUnreachableBackendDoesNotFillTheLog(t *testing.T) {
 	})
 }
 
-// EVS-01: given a backend that has not responded yet, when a client asks for the capabilities, then they have those of lists, because the
+// EVS-01: given a backend that has not responded yet, when a client asks for the capabilities, then they include lists, because the
 // client does not ask again when the backend responds.
 func TestCapabilitiesOfABackendThatHasNotResponded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -407,7 +407,7 @@ func TestOperatorsSeeHiddenEventTypes(t *testing.T) {
 	})
 }
 
-// GWN-20: the list of backends has no state for a backend that accepts only callers' tokens, because operators have none.
+// GWN-20: the list of backends leaves out the state of a backend that accepts only callers' tokens, because operators lack such a token.
 func TestABackendForCallersHasNoState(t *testing.T) {
 	asked := make(chan struct{}, 100)
 	private := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

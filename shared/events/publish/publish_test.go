@@ -321,7 +321,7 @@ func TestEventsOfNewBackendTypes(t *testing.T) {
 	expect.Fault(t, "a gap of an unknown type", o.Gap(t.Context(), "default", "event://~shop/unknown/e30"), fault.NotFound)
 }
 
-// GWN-22: the events of one backend do not use up a quota that those of the other backends of the workspace need.
+// GWN-22: the events of one backend do not use up a quota that the workspace's other backends need.
 func TestEventsOfBackendsHaveNoCommonQuota(t *testing.T) {
 	o, q, _ := ofBackends(t)
 	o = NewOfBackends(&Service{Catalog: o.service.Catalog.(outdated).Source, Queue: o.service.Queue, Rate: NewRate(quota.FixedLimit(1))})

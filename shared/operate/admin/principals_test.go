@@ -223,7 +223,7 @@ func TestEraseInSeveralRuns(t *testing.T) {
 	}
 }
 
-// OPS-07: an erasure removes what a principal wants from backends, with the principal's token, and nothing of others.
+// OPS-07: an erasure removes what a principal wants from backends, with the principal's token, and keeps what others want.
 func TestEraseDemandsForEventsOfBackends(t *testing.T) {
 	var o standalone.Options
 	f := start(t, func(with *standalone.Options) {
