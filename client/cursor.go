@@ -86,7 +86,7 @@ func (c *cursorSaver) start(cursor string) *saving {
 	return c.startLocked(cursor)
 }
 
-// startLocked is start without the check of held. The caller holds the lock.
+// startLocked begins to save a cursor like start, even if the saved cursor is held. The caller holds the lock.
 func (c *cursorSaver) startLocked(cursor string) *saving {
 	last, newest := c.last(), c.saved
 	if last != nil {
