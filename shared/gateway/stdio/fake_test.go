@@ -121,6 +121,9 @@ func (f *fake) handle(m fakeMessage) {
 			f.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"unknown"}}`, m.ID)
 		}
 	case "initialize":
+		if f.is("quits") { // it is asked if the transport has not read the answer to server/discover before the exit
+			os.Exit(6)
+		}
 		version := "2025-11-25"
 		if f.is("old") {
 			version = "2024-11-05"
