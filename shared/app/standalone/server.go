@@ -386,9 +386,8 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 	if !auth.ValidWorkspace(workspace) { // no client can subscribe to its events
 		return nil, fault.New(fault.Invalid, "%.100q is not the name of a workspace; without workspaces it is %q", workspace, auth.DefaultWorkspace)
 	}
-	unlimited := *s.publisher // the quota is for callers; this program would only lose its events
-	unlimited.Rate = nil
-	return unlimited.Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
+	// The quota is for callers. This program would only lose its events.
+	return s.publisher.Unlimited().Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
 }
 
 // Served returns a channel that receives the error if the listener fails before [Server.Shutdown]. After Shutdown it may

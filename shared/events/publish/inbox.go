@@ -242,9 +242,7 @@ type OfBackends struct {
 
 // NewOfBackends returns an OfBackends that publishes like a service, but without its quota.
 func NewOfBackends(s *Service) OfBackends {
-	own := *s
-	own.Rate = nil
-	return OfBackends{&own, &latest{source: s.Catalog}}
+	return OfBackends{s.Unlimited(), &latest{source: s.Catalog}}
 }
 
 // Publish accepts an event of a backend.

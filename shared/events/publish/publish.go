@@ -109,6 +109,13 @@ func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.PublishRate, "events", limitOf, func(perSecond float64) float64 { return max(2*perSecond, maxEvents) })
 }
 
+// Unlimited returns a service that publishes like s, but without its quota.
+func (s *Service) Unlimited() *Service {
+	own := *s
+	own.Rate = nil
+	return &own
+}
+
 func (s *Service) now() time.Time { return periodic.Clock(s.Now)() }
 
 // Accept checks the events and, if all are valid, puts them on the events queue in the order of in. It returns when
