@@ -24,7 +24,6 @@ import (
 	"mime"
 	"net"
 	"net/http"
-	"net/url"
 	"slices"
 	"time"
 
@@ -188,9 +187,9 @@ func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Prin
 		return caller, fault.New(fault.Forbidden,
 			"without authentication all callers are the same principal, and one would consent for all; use --auth keys or jwt, or for development --allow-insecure-targets")
 	}
-	query, err := url.ParseQuery(r.URL.RawQuery)
-	if err != nil { // without its malformed part, the query would mean the caller itself
-		return caller, fault.New(fault.Invalid, "the query %.100q is malformed: write a semicolon as %%3B and a percent sign as %%25", r.URL.RawQuery)
+	query, err := httpjson.ParseQuery(r.URL)
+	if err != nil {
+		return caller, err
 	}
 	for name := range query {
 		if name != "principal" {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -194,6 +195,16 @@ func (r *Recorder) WriteHeader(status int) {
 func (r *Recorder) Write(b []byte) (int, error) {
 	r.WriteHeader(http.StatusOK)
 	return r.Body.Write(b)
+}
+
+// ParseQuery parses the query of a request's URL. Unlike [url.URL.Query], it refuses a malformed query, because the rest of the query could
+// mean something else, e.g. an erasure instead of a dry run, or the caller instead of another principal.
+func ParseQuery(u *url.URL) (url.Values, error) {
+	values, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "the query %.100q is malformed: write a semicolon as %%3B and a percent sign as %%25", u.RawQuery)
+	}
+	return values, nil
 }
 
 // CheckEncoding returns an error of kind fault.Unsupported if the headers of a request name a Content-Encoding other than identity.

@@ -52,7 +52,7 @@ type request struct {
 // misspelled filter would show everything. Operations without a list of parameters ignore the query.
 func readRequest(r *http.Request, params []operations.Param) (request, error) {
 	q := request{list: r.Pattern, Limit: operations.DefaultLimit}
-	values, err := readValues(r.URL.RawQuery, params)
+	values, err := readValues(r.URL, params)
 	if err != nil {
 		return q, err
 	}
@@ -68,15 +68,14 @@ func readRequest(r *http.Request, params []operations.Param) (request, error) {
 	return q, checkOrder(q.Since, q.Until)
 }
 
-// readValues returns the given parameters by name. It refuses a malformed query, because the rest of the query could mean something else,
-// e.g. an erasure instead of a dry run.
-func readValues(query string, params []operations.Param) (map[string]string, error) {
+// readValues returns the given parameters by name.
+func readValues(u *url.URL, params []operations.Param) (map[string]string, error) {
 	if params == nil {
 		return nil, nil
 	}
-	given, err := url.ParseQuery(query)
+	given, err := httpjson.ParseQuery(u)
 	if err != nil {
-		return nil, fault.New(fault.Invalid, "the query %.100q is malformed: write a semicolon as %%3B and a percent sign as %%25", query)
+		return nil, err
 	}
 	known := make([]string, len(params))
 	for i, p := range params {
