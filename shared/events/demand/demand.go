@@ -175,7 +175,8 @@ func item(key store.Key, value []byte, now time.Time) store.Item {
 // checkLimit returns an error if the principal has too many demands at the backend for another one.
 func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 	prefix, _, _ := strings.Cut(key.Sort, "#")
-	q, n := store.Query{Table: key.Table, Partition: key.Partition, After: prefix + "#", Until: prefix + "#~", Limit: maxWanted}, 0
+	q, n := queryOf(key.Partition, prefix), 0
+	q.Limit = maxWanted
 	err := store.EachOf(ctx, r.DB, q, "count the demands for events of a backend", func(*store.Item) error {
 		n++
 		return nil
@@ -193,9 +194,13 @@ func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 // EachOf calls visit with the key of each demand of a principal for events of a backend. The demand may have the principal's token. When a
 // demand is removed, the relay ends the subscription at the backend.
 func EachOf(ctx context.Context, db store.DB, workspace, backend, principal string, visit func(store.Key) error) error {
-	prefix := catalog.CallerID(principal) + "#"
-	q := store.Query{Table: store.Sessions, Partition: partition(workspace, backend), After: prefix, Until: prefix + "~"}
+	q := queryOf(partition(workspace, backend), catalog.CallerID(principal))
 	return store.EachOf(ctx, db, q, "list the demands of a principal", func(it *store.Item) error { return visit(it.Key) })
+}
+
+// queryOf returns the query for one caller's demands at a backend.
+func queryOf(partition, caller string) store.Query {
+	return store.Query{Table: store.Sessions, Partition: partition, After: caller + "#", Until: caller + "#~"}
 }
 
 // uriOf returns the URI of a demand. The rest of its value is the token.
