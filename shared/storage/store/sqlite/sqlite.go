@@ -19,7 +19,6 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -46,7 +45,6 @@ type Options struct {
 // DB is a [store.DB] and a [store.Watcher] in a SQLite file.
 type DB struct {
 	engine *engine.Engine
-	log    *slog.Logger
 	stamps stamps
 	watch  watchers
 	memo   memo
@@ -99,7 +97,7 @@ func Open(path string, opts Options) (*DB, error) {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	db := &DB{engine: e, log: e.Log(), memo: newMemo(), stop: stop}
+	db := &DB{engine: e, memo: newMemo(), stop: stop}
 	if err := e.Do(context.Background(), &setup{db: db}); err != nil {
 		stop()
 		e.Close()
@@ -165,7 +163,7 @@ func (db *DB) Close() error {
 		db.stop()
 		db.running.Wait()
 		if stampErr := db.engine.Do(context.Background(), closeStamps{&db.stamps}); stampErr != nil {
-			db.log.Warn("last stamp not written", "error", stampErr)
+			db.engine.Log().Warn("last stamp not written", "error", stampErr)
 		}
 		err = db.engine.Close()
 	})

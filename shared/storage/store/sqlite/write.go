@@ -161,7 +161,7 @@ func (w *write) Done(err error) {
 	w.db.memo.noteWrite(w.ops)
 	if err != nil {
 		if w.unhurried {
-			w.db.log.Warn("unhurried records lost", "table", w.ops[0].Item.Table, "records", len(w.ops), "error", err)
+			w.db.engine.Log().Warn("unhurried records lost", "table", w.ops[0].Item.Table, "records", len(w.ops), "error", err)
 		}
 		return
 	}
@@ -435,7 +435,7 @@ func (db *DB) runSweeps(ctx context.Context, every time.Duration) {
 		case <-tick.C:
 		}
 		if err := db.clean(ctx); err != nil && ctx.Err() == nil {
-			db.log.Warn("expired items not deleted", "error", err)
+			db.engine.Log().Warn("expired items not deleted", "error", err)
 		}
 	}
 }

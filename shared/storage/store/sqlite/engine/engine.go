@@ -92,8 +92,8 @@ func Open(path string, opts Options) (*Engine, error) {
 	opts.Now = periodic.Clock(opts.Now)
 	opts.Log = cmp.Or(opts.Log, slog.Default())
 	e := &Engine{
-		now: opts.Now, log: opts.Log, health: health{log: opts.Log}, files: presence{log: opts.Log}, queue: make(chan *entry, maxQueue), alarm: time.NewTimer(lazyDelay),
-		stop: make(chan struct{}), maxFrames: maxFrames,
+		now: opts.Now, log: opts.Log, health: health{log: opts.Log}, files: presence{log: opts.Log},
+		queue: make(chan *entry, maxQueue), alarm: time.NewTimer(lazyDelay), stop: make(chan struct{}), maxFrames: maxFrames,
 	}
 	var err error
 	if path == Memory {
