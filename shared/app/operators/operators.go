@@ -72,16 +72,13 @@ func newAPI(c *app.Core, o Options) *admin.Handler {
 		Eraser: &erase.Eraser{
 			DB: c.DB, Subscriptions: o.Subscriptions, Lists: lists, Operations: o.Operations, Replays: o.Replays, Trail: &audit.Trail{DB: c.DB},
 			Backends: func(ctx context.Context, workspace string) (names []string, err error) {
-				conf, err := c.Config.Config(ctx)
-				if err != nil || conf == nil {
-					return nil, err
-				}
-				for _, b := range conf.Backends {
+				backends, err := c.Config.Backends(ctx)
+				for _, b := range backends {
 					if b.Workspace == workspace {
 						names = append(names, b.Name)
 					}
 				}
-				return names, nil
+				return names, err
 			},
 		},
 		Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config, SourceSecrets: o.SourceSecrets,
