@@ -108,7 +108,8 @@ func (c *cursorSaver) startLocked(cursor string) *saving {
 	return c.last()
 }
 
-// last returns the save that ends last, or nil if there is none. The caller holds the lock.
+// last returns the save that ends last: the waiting one or else the running one. While the saver is idle, it returns nil. The caller holds
+// the lock.
 func (c *cursorSaver) last() *saving {
 	if c.next != nil {
 		return c.next

@@ -62,8 +62,8 @@ func TestNewRefusesOptionsThatAreMalformed(t *testing.T) {
 	}
 }
 
-// The publish rate protects the server from its callers. The program that runs the server is none of them, and could not tell a
-// reached rate from a refused event.
+// The publish rate protects the server from its callers. For the program that runs the server, a reached rate would look like a
+// refused event.
 func TestPublishHasNoRate(t *testing.T) {
 	s := start(t, server.Options{Settings: map[string]string{"publish-rate": "1"}})
 	batch := make([]server.Event, 1000) // the burst

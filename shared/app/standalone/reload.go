@@ -85,9 +85,10 @@ func (s *Server) checkNotEmptied(ctx context.Context, now *config.Config) error 
 }
 
 // applyConfig applies only the configuration, after the options as a whole were refused, for example because of an invalid
-// catalog. It keeps the current configuration if the new one is invalid too. It also keeps it if the new file is empty,
-// see [Server.checkNotEmptied], and if callers need keys but the file has no section for them. Without keys, all calls would fail and all webhook subscriptions would end. A file in which the section is an empty
-// list revokes all keys.
+// catalog. It keeps the current configuration if the new one is invalid too, or if it is empty (see [Server.checkNotEmptied]).
+//
+// It also keeps the configuration if callers need keys but the file has no section for them. Without keys, all calls would
+// fail and all webhook subscriptions would end. A file in which the section is an empty list revokes all keys.
 func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	if o.Config == nil || o.Config.Empty() || !isRefusal(refused) || o.Auth == auth.ModeKeys && o.Config.Keys == nil {
 		return

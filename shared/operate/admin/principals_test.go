@@ -223,7 +223,8 @@ func TestEraseInSeveralRuns(t *testing.T) {
 	}
 }
 
-// OPS-07: an erasure removes what a principal wants from backends, with the principal's token, and keeps what others want.
+// OPS-07: an erasure removes a principal's subscriptions to events of backends, with the principal's token, and keeps the
+// subscriptions of other principals.
 func TestEraseDemandsForEventsOfBackends(t *testing.T) {
 	var o standalone.Options
 	f := start(t, func(with *standalone.Options) {
