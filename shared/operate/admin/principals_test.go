@@ -675,3 +675,32 @@ func TestASubscriptionIsMadeAgainAfterAPause(t *testing.T) {
 		})
 	}
 }
+
+// OPS-09: an owner who resumes a subscription that is disabled, and that an operator paused before, changes nothing. Then an operator
+// resumes it completely.
+func TestAnOwnerDoesNotEnableASubscriptionThatAnOperatorPaused(t *testing.T) {
+	var o standalone.Options
+	f := start(t, func(with *standalone.Options) { o = *with })
+	id := f.subscribe("alice", "/a", built)
+	f.call("op", http.MethodPost, "subscriptions/"+id+"/pause", "", http.StatusOK, nil)
+
+	expect.OK(t, f.s.Shutdown(t.Context()))
+	file := expect.Value(sqlite.Open(filepath.Join(o.Data, "mcpevents.db"), sqlite.Options{}))(t)
+	service := &subscription.Service{Store: subscription.Store{DB: file}, Catalog: catalog.NewStored(file, nil, nil, nil), Log: &eventlog.Log{DB: file}}
+	if !expect.Value(service.Disable(t.Context(), "default", "alice", id, "nearly all deliveries failed", 0))(t) {
+		t.Fatal("the subscription was not disabled")
+	}
+	expect.OK(t, file.Close())
+	f.s = servertest.Start(t, o)
+
+	var got struct{ State string }
+	state := func(want string) {
+		t.Helper()
+		f.call("alice", http.MethodGet, "subscriptions/"+id, "", http.StatusOK, &got)
+		expect.Equal(t, "OPS-09 the state", got.State, want)
+	}
+	f.call("alice", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusForbidden, nil)
+	state("disabled")
+	f.call("op", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusOK, nil)
+	state("active")
+}

@@ -220,6 +220,9 @@ func (h *subscriptionHandlers) resume(c *call) (any, error) {
 		if s.Reason == subscription.ReasonGone && !c.operator {
 			return fault.New(fault.Conflict, "the endpoint answered 410 Gone, so only an operator can resume the subscription; register it again instead")
 		}
+		if _, err := h.readSwitch(c, s); err != nil { // because setPaused would refuse after Enable
+			return err
+		}
 		err := c.change("subscription.resume", s.ID, auditView(*s), nil, func() error {
 			if _, err := h.visible.subscriptions.Enable(c.Context(), c.principal.Workspace, s.Principal, s.ID); err != nil {
 				return err
@@ -249,12 +252,9 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 // a new reason replaces the old one, and an operator's pause replaces the owner's, so that the owner cannot end it.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.SubscriptionSwitch(s.ID)
-	before, err := h.switches.Get(c.Context(), c.principal.Workspace, name)
+	before, err := h.readSwitch(c, s)
 	if err != nil {
 		return err
-	}
-	if before != nil && before.Operator && !c.operator && s.Paused != 0 { // as in read
-		return fault.New(fault.Forbidden, "an operator paused this subscription, and can resume it")
 	}
 	if (before != nil) == pause && (s.Paused != 0) == pause {
 		if !pause && s.State == subscription.Suspended {
@@ -285,6 +285,15 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 		}
 		return err
 	})
+}
+
+// readSwitch returns the subscription's switch, or nil if it has none. It refuses the switch of an operator to the owner.
+func (h *subscriptionHandlers) readSwitch(c *call, s *subscription.Selected) (*switches.Switch, error) {
+	sw, err := h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID))
+	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 { // as in read
+		return nil, fault.New(fault.Forbidden, "an operator paused this subscription, and can resume it")
+	}
+	return sw, err
 }
 
 func (h *subscriptionHandlers) test(c *call) (any, error) {
