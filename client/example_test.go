@@ -2,11 +2,11 @@ package client_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http/httptest"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
@@ -204,15 +204,13 @@ func ExamplePublisher() {
 		return
 	}
 	defer end()
-	publisher := client.Publisher{
-		URL: s.URL(), Agent: "example/1", URI: "event://orders/42/shipped", ID: "1",
-		Accepted: func(events []client.Accepted) error {
-			fmt.Println(events)
-			return nil
-		},
-	}
-	if err := publisher.Publish(ctx, strings.NewReader(`{"carrier":"DHL"}`)); err != nil {
+	publisher := client.Publisher{URL: s.URL(), Agent: "example/1"}
+	shipped := client.Event{URI: "event://orders/42/shipped", ID: "1", Data: json.RawMessage(`{"carrier":"DHL"}`)}
+	accepted, err := publisher.Publish(ctx, shipped)
+	if err != nil {
 		fmt.Println(err)
+		return
 	}
+	fmt.Println(accepted)
 	// Output: [{1 event://orders/42/shipped}]
 }

@@ -28,8 +28,9 @@ type Publisher struct {
 	// HTTP sends the requests; nil is [http.DefaultClient].
 	HTTP *http.Client
 
-	// URI is the URI of all events; every JSON value is then the data of an event. If URI is empty, every value is a whole event,
-	// for example {"uri": "event://orders/42/shipped", "data": {}}, a CloudEvent, or an array of these.
+	// URI is the URI of events without one. It also says what [Publisher.PublishFrom] reads. With a URI, every JSON value is the data of
+	// an event. Without one, every value is a whole event, for example {"uri": "event://orders/42/shipped", "data": {}}, a CloudEvent,
+	// or an array of these.
 	URI string
 	// ID is the id of the event, if there is only one. If ID is empty, every event without an id gets a new one.
 	ID string
@@ -39,7 +40,7 @@ type Publisher struct {
 	Batch int
 	// Tries limits how often an unanswered request is sent; 0 is 5.
 	Tries int
-	// Accepted is called with the events of each accepted request. Publish stops at its error. It may be nil.
+	// Accepted is called with the events of each accepted request. If it returns an error, publishing stops. It may be nil.
 	Accepted func([]Accepted) error
 	// Waiting is called with a message for the user if the server is slow or does not answer. It may be nil.
 	Waiting func(string)
@@ -58,7 +59,7 @@ const (
 	maxBatchBytes = 1 << 20
 	// patience is how long a request waits for an answer before Waiting is called.
 	patience = time.Second
-	// lull is how long Publish waits for another value before it publishes the values that it has read.
+	// lull is how long PublishFrom waits for another value before it publishes the values that it has read.
 	lull = 100 * time.Millisecond
 )
 
@@ -74,16 +75,53 @@ func (it item) size() int {
 	return size
 }
 
-// Publish reads JSON values from r until its end and publishes them. It does not wait for a full batch if r pauses, so r may be the output
-// of a running program. If Publish fails, the events that it has passed to Accepted stay published.
-func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
-	p.Batch, p.Tries = cmp.Or(p.Batch, 100), cmp.Or(p.Tries, maxTries)
-	url, err := p.server().Endpoint("/events")
+// Publish publishes events and returns those that the server has accepted, also if a later one fails. It uses the URI, ID, Time and Data of
+// each event. An event without a URI gets the publisher's.
+func (p Publisher) Publish(ctx context.Context, events ...Event) ([]Accepted, error) {
+	var accepted []Accepted
+	passOn := p.Accepted
+	p.Accepted = func(more []Accepted) error {
+		accepted = append(accepted, more...)
+		if passOn == nil {
+			return nil
+		}
+		return passOn(more)
+	}
+	b, err := p.newBatch()
+	if err != nil {
+		return nil, err
+	}
+	items := make([]item, len(events))
+	for i, e := range events {
+		e.URI = cmp.Or(e.URI, p.URI)
+		if e.URI == "" || !json.Valid(e.Data) {
+			return nil, fault.New(fault.Invalid, "event %d needs a URI, and data in JSON", i+1)
+		}
+		items[i] = item{"uri": quote(e.URI), "data": e.Data}
+		if e.ID != "" {
+			items[i]["id"] = quote(e.ID)
+		}
+		if e.Time != "" {
+			items[i]["time"] = quote(e.Time)
+		}
+	}
+	if err := p.complete(items, 1); err != nil {
+		return nil, err
+	}
+	if err := b.add(ctx, items); err != nil {
+		return accepted, err
+	}
+	return accepted, b.flush(ctx)
+}
+
+// PublishFrom reads JSON values from r until its end and publishes them. It does not wait for a full batch if r pauses, so r may be the
+// output of a running program. If PublishFrom fails, the events that it has passed to Accepted stay published.
+func (p Publisher) PublishFrom(ctx context.Context, r io.Reader) error {
+	b, err := p.newBatch()
 	if err != nil {
 		return err
 	}
-	var batch []item
-	bytes, read := 0, 0
+	read := 0
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	values := decodeValues(ctx, r)
@@ -97,10 +135,9 @@ func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 			return ctx.Err()
 		case <-paused.C:
 			if p.ID == "" { // otherwise a second value is an error
-				if err := p.flush(ctx, url, batch); err != nil {
+				if err := b.flush(ctx); err != nil {
 					return err
 				}
-				batch, bytes = batch[:0], 0
 			}
 			continue
 		}
@@ -115,22 +152,68 @@ func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 		if err != nil {
 			return err
 		}
-		for _, it := range items {
-			size := it.size()
-			if len(batch) >= p.Batch || len(batch) > 0 && bytes+size > maxBatchBytes {
-				if err := p.flush(ctx, url, batch); err != nil {
-					return err
-				}
-				batch, bytes = batch[:0], 0
-			}
-			batch, bytes = append(batch, it), bytes+size
+		if err := b.add(ctx, items); err != nil {
+			return err
 		}
 		paused.Reset(lull)
 	}
 	if read == 0 {
 		return fault.New(fault.Invalid, "the data is empty")
 	}
-	return p.flush(ctx, url, batch)
+	return b.flush(ctx)
+}
+
+// batch collects events until they are sent in one request.
+type batch struct {
+	Publisher
+	url   string
+	items []item
+	bytes int // about the size of the request
+}
+
+// newBatch returns an empty batch of a publisher whose defaults are set.
+func (p Publisher) newBatch() (*batch, error) {
+	p.Batch, p.Tries = cmp.Or(p.Batch, 100), cmp.Or(p.Tries, maxTries)
+	url, err := p.server().Endpoint("/events")
+	return &batch{Publisher: p, url: url}, err
+}
+
+// add adds events, and sends the batch each time that it is full.
+func (b *batch) add(ctx context.Context, items []item) error {
+	for _, it := range items {
+		size := it.size()
+		if len(b.items) >= b.Batch || len(b.items) > 0 && b.bytes+size > maxBatchBytes {
+			if err := b.flush(ctx); err != nil {
+				return err
+			}
+		}
+		b.items, b.bytes = append(b.items, it), b.bytes+size
+	}
+	return nil
+}
+
+// flush sends the batch, passes the accepted events to Accepted, and empties the batch.
+func (b *batch) flush(ctx context.Context) error {
+	if len(b.items) == 0 {
+		return nil
+	}
+	var content any = b.items
+	if len(b.items) == 1 {
+		content = b.items[0]
+	}
+	body, err := json.Marshal(content)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode the events")
+	}
+	accepted, err := b.send(ctx, b.url, body)
+	if err != nil {
+		return err
+	}
+	b.items, b.bytes = b.items[:0], 0
+	if b.Accepted == nil {
+		return nil
+	}
+	return b.Accepted(accepted)
 }
 
 func (p Publisher) server() httpcall.Server {
@@ -177,12 +260,17 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 			return nil, fault.New(fault.Invalid, "value %d of the data is not an event or a list of events (if it is the data of an event, give its URI)", n)
 		}
 	}
+	return items, p.complete(items, n)
+}
+
+// complete gives the events of value n of the data the ids and times that they do not have.
+func (p Publisher) complete(items []item, n int) error {
 	if p.ID != "" && (n > 1 || len(items) > 1) {
-		return nil, fault.New(fault.Invalid, "the id %.100q is for one event, and there are several: leave it out, and each event gets a new one", p.ID)
+		return fault.New(fault.Invalid, "the id %.100q is for one event, and there are several: leave it out, and each event gets a new one", p.ID)
 	}
 	for _, it := range items {
 		if isAbsent(it["uri"]) && isAbsent(it["specversion"]) {
-			return nil, fault.New(fault.Invalid, "value %d of the data is an event without \"uri\" (if it is the data of an event, give its URI)", n)
+			return fault.New(fault.Invalid, "value %d of the data is an event without \"uri\" (if it is the data of an event, give its URI)", n)
 		}
 		if p.ID != "" {
 			it["id"] = quote(p.ID)
@@ -194,7 +282,7 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 			it["time"] = quote(p.Time.Format(time.RFC3339Nano))
 		}
 	}
-	return items, nil
+	return nil
 }
 
 // isAbsent reports whether a member is missing or null, which mean the same to the server.
@@ -203,26 +291,6 @@ func isAbsent(value json.RawMessage) bool { return value == nil || string(value)
 func quote(s string) json.RawMessage {
 	b, _ := json.Marshal(s)
 	return b
-}
-
-// flush sends a batch and passes the accepted events to Accepted.
-func (p Publisher) flush(ctx context.Context, url string, batch []item) error {
-	if len(batch) == 0 {
-		return nil
-	}
-	var body any = batch
-	if len(batch) == 1 {
-		body = batch[0]
-	}
-	b, err := json.Marshal(body)
-	if err != nil {
-		return fault.Wrap(fault.Internal, err, "encode the events")
-	}
-	accepted, err := p.send(ctx, url, b)
-	if err != nil || p.Accepted == nil {
-		return err
-	}
-	return p.Accepted(accepted)
 }
 
 // send sends a request until the answer is final or Tries is reached.

@@ -2,7 +2,9 @@ package client_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -28,7 +30,7 @@ func TestPublishDoesNotWaitForAFullBatch(t *testing.T) {
 	defer cancel()
 	r, w := io.Pipe()
 	published := make(chan error, 1)
-	go func() { published <- client.Publisher{URL: s.URL, URI: "event://a/b"}.Publish(ctx, r) }()
+	go func() { published <- client.Publisher{URL: s.URL, URI: "event://a/b"}.PublishFrom(ctx, r) }()
 	for _, data := range []string{`{"n":1}`, `{"n":2}`} {
 		_ = expect.Value(io.WriteString(w, data+"\n"))(t)
 		select {
@@ -44,6 +46,55 @@ func TestPublishDoesNotWaitForAFullBatch(t *testing.T) {
 	expect.OK(t, w.Close())
 	expect.OK(t, <-published)
 	expect.Equal(t, "whether the rest was published", strings.Contains(<-bodies, `{"n":3}`), true)
+}
+
+func TestPublishEvents(t *testing.T) {
+	var bodies []string
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body := expect.Value(io.ReadAll(r.Body))(t)
+		bodies = append(bodies, string(body))
+		if strings.Contains(string(body), "refuse") {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			return
+		}
+		w.WriteHeader(http.StatusAccepted)
+		_, _ = fmt.Fprintf(w, `{"accepted":[{"id":"%d","uri":"event://a/b"}]}`, len(bodies))
+	}))
+	defer s.Close()
+	publisher := client.Publisher{URL: s.URL, URI: "event://a/b", Batch: 1}
+	accepted, err := publisher.Publish(t.Context(),
+		client.Event{ID: "x", Data: json.RawMessage(`1`)},
+		client.Event{ID: "y", URI: "event://a/c", Time: "2026-01-02T03:04:05Z", Data: json.RawMessage(`2`)},
+		client.Event{ID: "z", Data: json.RawMessage(`"refuse"`)})
+	if !errors.Is(err, client.ErrSchema) {
+		t.Errorf("the error is %v, want ErrSchema, because the third event was refused", err)
+	}
+	expect.List(t, "the accepted events", accepted, []client.Accepted{{ID: "1", URI: "event://a/b"}, {ID: "2", URI: "event://a/b"}})
+	expect.List(t, "the requests", bodies, []string{
+		`{"data":1,"id":"x","uri":"event://a/b"}`,
+		`{"data":2,"id":"y","time":"2026-01-02T03:04:05Z","uri":"event://a/c"}`,
+		`{"data":"refuse","id":"z","uri":"event://a/b"}`,
+	})
+
+	bodies = nil
+	for name, events := range map[string][]client.Event{
+		"no data":     {{Data: json.RawMessage(`1`)}, {}},
+		"no JSON":     {{Data: json.RawMessage(`{`)}},
+		"no URI":      {{Data: json.RawMessage(`1`)}},
+		"the same id": {{Data: json.RawMessage(`1`)}, {Data: json.RawMessage(`2`)}},
+	} {
+		p := publisher
+		if name == "no URI" {
+			p.URI = ""
+		}
+		if name == "the same id" {
+			p.ID = "x"
+		}
+		if _, err := p.Publish(t.Context(), events...); !errors.Is(err, client.ErrInvalid) {
+			t.Errorf("%s: got %v, want ErrInvalid", name, err)
+		}
+	}
+	expect.Equal(t, "the requests with invalid events", len(bodies), 0)
 }
 
 // The errors are for programs, too, so they do not name flags of the command.
@@ -65,7 +116,7 @@ func TestPublishRefusesInvalidData(t *testing.T) {
 				tc.publisher.URL = "http://127.0.0.1:1"
 			}
 			tc.publisher.Tries = 1
-			err := tc.publisher.Publish(t.Context(), strings.NewReader(tc.data))
+			err := tc.publisher.PublishFrom(t.Context(), strings.NewReader(tc.data))
 			if !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "--") {
 				t.Errorf("got %v, want ErrInvalid with %q and without a flag", err, tc.want)
 			}

@@ -232,8 +232,8 @@ func (d *demo) publish(ctx context.Context, id string) error {
 	d.mu.Lock()
 	d.published = time.Now()
 	d.mu.Unlock()
-	p := client.Publisher{URL: d.url, Agent: d.agent, URI: demoURI, ID: id}
-	if err := p.Publish(ctx, strings.NewReader(demoData)); err != nil {
+	p := client.Publisher{URL: d.url, Agent: d.agent}
+	if _, err := p.Publish(ctx, client.Event{URI: demoURI, ID: id, Data: json.RawMessage(demoData)}); err != nil {
 		return err
 	}
 	d.say("POST /events", "202, accepted and safe on disk: %s", id)

@@ -63,7 +63,7 @@ func (c *PublishCmd) Run(g *Globals) error {
 		shown = g.err
 	}
 	data, done := progress.Bytes(shown, "read", size, source)
-	err = p.Publish(ctx, data)
+	err = p.PublishFrom(ctx, data)
 	done()
 	if ended := out.end(); err == nil {
 		err = fault.Wrap(fault.Unavailable, ended, "print")
