@@ -8,7 +8,8 @@ import (
 	"path/filepath"
 )
 
-// WriteFile replaces the content of a file. The file has mode 0600. When WriteFile returns nil, the new content is on disk.
+// WriteFile replaces the content of a file. The file has mode 0600. If root replaces another user's file, that user still owns it. When
+// WriteFile returns nil, the new content is on disk.
 func WriteFile(path string, content []byte) error {
 	dir := filepath.Dir(path)
 	temp, err := os.CreateTemp(dir, filepath.Base(path)+".*") // mode 0600
@@ -17,7 +18,7 @@ func WriteFile(path string, content []byte) error {
 	}
 	defer func() { _ = os.Remove(temp.Name()) }() // only exists if WriteFile fails
 	_, err = temp.Write(content)
-	err = errors.Join(err, temp.Sync(), temp.Close())
+	err = errors.Join(err, keepOwner(temp, path), temp.Sync(), temp.Close())
 	if err == nil {
 		err = Rename(temp.Name(), path)
 	}
