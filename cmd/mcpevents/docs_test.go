@@ -23,12 +23,16 @@ func TestTheSettingsAreDocumented(t *testing.T) {
 	var cli CLI
 	parser := expect.Value(kong.New(&cli, environment(), kong.Vars{"workspace": "default"}))(t)
 	doc := expect.Value(os.ReadFile("../../docs/reference/settings.md"))(t)
-	rows := map[string]string{} // flag to its row
+	rows, headings := map[string]string{}, map[string]string{} // of each flag
+	heading := ""
 	for line := range strings.Lines(string(doc)) {
+		if title, ok := strings.CutPrefix(line, "### "); ok {
+			heading = strings.TrimSpace(title)
+		}
 		first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|")
 		for _, m := range regexp.MustCompile("`--([a-z-]+)`").FindAllStringSubmatch(first, -1) {
 			if strings.HasPrefix(line, "|") {
-				rows[m[1]] = line
+				rows[m[1]], headings[m[1]] = line, heading
 			}
 		}
 	}
@@ -51,6 +55,8 @@ func TestTheSettingsAreDocumented(t *testing.T) {
 					t.Errorf("--%s: the row does not name %s: %s", f.Name, f.Envs[0], row)
 				case f.Default != "" && !strings.Contains(row, f.Default):
 					t.Errorf("--%s: the row does not name the default %s: %s", f.Name, f.Default, row)
+				case f.Group != nil && f.Group.Key != headings[f.Name]:
+					t.Errorf("--%s: the group of the flag is %q, and the heading above its row %q", f.Name, f.Group.Key, headings[f.Name])
 				}
 			}
 		}

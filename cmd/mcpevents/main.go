@@ -106,6 +106,13 @@ var groups = kong.ExplicitGroups([]kong.Group{
 	{Key: "operate", Title: "Operate a server:"},
 	{Key: "maintain", Title: "Maintain a stand-alone server:"},
 	{Key: "program", Title: "This program:"},
+	// The headings of docs/reference/settings.md.
+	{Key: "Access", Title: "Access:"},
+	{Key: "Limits", Title: "Limits:"},
+	{Key: "Events and deliveries", Title: "Events and deliveries:"},
+	{Key: "Targets", Title: "Targets:"},
+	{Key: "Streams and polls", Title: "Streams and polls:"},
+	{Key: "Operation", Title: "Operation:"},
 })
 
 // printHelp prints the help of the program as its commands in groups, and the help of a command as kong does.

@@ -29,12 +29,13 @@ type ServeCmd struct {
 	Catalog       string            `default:"catalog.yaml" placeholder:"FILE" help:"The event types (${default})."`
 	Own           map[string]string `name:"workspace-catalog" placeholder:"WORKSPACE=FILE;…" help:"Catalog of a workspace that does not use --catalog."`
 	Config        string            `placeholder:"FILE" help:"The configuration: keys, backends, sources, conversation events, quotas."`
-	Auth          string            `default:"none" enum:"none,keys,jwt" help:"How callers are authenticated: none (only on a loopback address), keys or jwt."`
+	Auth          string            `default:"none" enum:"none,keys,jwt" group:"Access" help:"How callers are authenticated: none (only on a loopback address), keys or jwt."`
 	Admin         string            `name:"admin-addr" placeholder:"ADDR" help:"Serve the admin API and the console at this address instead of --addr."`
 	AllowBreaking bool              `help:"Use a changed catalog even if it ends webhook subscriptions, because their event type was removed, became incompatible or is no longer visible to them. By default such a change is refused and logged."`
-	Debug         string            `name:"debug-addr" placeholder:"ADDR" help:"Serve profiles (net/http/pprof) at this loopback address."`
 
 	config.Limits `embed:""`
+
+	Debug string `name:"debug-addr" placeholder:"ADDR" group:"Operation" help:"Serve profiles (net/http/pprof) at this loopback address."`
 }
 
 // longestDrain is how long a shutdown waits for running requests and deliveries. It is as long as an attempt to send a webhook. Service

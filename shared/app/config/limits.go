@@ -25,30 +25,30 @@ func EnvName(flag string) string {
 }
 
 // Limits are the settings that an operator may change with flags or environment variables. The command line and [FromEnv] read the same
-// tags, so a flag and a function always agree on names and defaults.
+// tags, so a flag and a function always agree on names and defaults. The help of the command line has a heading for each group.
 type Limits struct {
-	Quota   int64 `name:"quota" default:"1000" help:"Webhook subscriptions per principal."`
-	Streams int64 `name:"streams" default:"100" help:"Open streams per principal."`
+	Quota   int64 `name:"quota" default:"1000" group:"Limits" help:"Webhook subscriptions per principal."`
+	Streams int64 `name:"streams" default:"100" group:"Limits" help:"Open streams per principal."`
 	// StreamConcurrency is how many instances of the function stream can run on AWS. An instance serves one request at a time or,
 	// on managed instances, up to 64. Open streams take at most 80 % of all these requests, so that calls get through. 0 is no
 	// limit. It is not a flag, because on a stand-alone server streams do not block other requests.
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" kong:"-"`
-	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
-	RegistrationRate  float64 `name:"registration-rate" default:"20" help:"Registrations and refreshes of webhook subscriptions per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
+	PublishRate       float64 `name:"publish-rate" default:"1000" group:"Limits" help:"Events per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
+	RegistrationRate  float64 `name:"registration-rate" default:"20" group:"Limits" help:"Registrations and refreshes of webhook subscriptions per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
 
-	LogRetention time.Duration `name:"log-retention" default:"24h" help:"How long events can be read and replayed."`
+	LogRetention time.Duration `name:"log-retention" default:"24h" group:"Events and deliveries" help:"How long events can be read and replayed."`
 
-	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" help:"Longest attempt at a webhook. With MCP Events, it is never more than 10s."`
-	RetrySchedule  []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" help:"Delays before each attempt; the first is 0s."`
-	EventsSchedule []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
-	EndpointRate   int64           `name:"endpoint-rate" default:"0" help:"Attempts per second to one endpoint, across all instances. Further attempts are delayed. 0 is no limit."`
-	DeliveryLog    string          `name:"delivery-log" default:"" help:"Attempts that leave a record: failures, all or none. By default all on a stand-alone server, and failures on AWS."`
+	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" group:"Events and deliveries" help:"Longest attempt at a webhook. With MCP Events, it is never more than 10s."`
+	RetrySchedule  []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" group:"Events and deliveries" help:"Delays before each attempt; the first is 0s."`
+	EventsSchedule []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" group:"Events and deliveries" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
+	EndpointRate   int64           `name:"endpoint-rate" default:"0" group:"Limits" help:"Attempts per second to one endpoint, across all instances. Further attempts are delayed. 0 is no limit."`
+	DeliveryLog    string          `name:"delivery-log" default:"" group:"Events and deliveries" help:"Attempts that leave a record: failures, all or none. By default all on a stand-alone server, and failures on AWS."`
 
-	KeepResponses bool `name:"keep-responses" help:"Keep the first KiB of each failed response in the delivery log, for operators. It may contain secrets of the endpoint."`
+	KeepResponses bool `name:"keep-responses" group:"Events and deliveries" help:"Keep the first KiB of each failed response in the delivery log, for operators. It may contain secrets of the endpoint."`
 
-	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open. The client then continues from its cursor."`
-	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not time out. 0 means immediately."`
-	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
+	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" group:"Streams and polls" help:"How long a stream stays open. The client then continues from its cursor."`
+	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" group:"Streams and polls" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not time out. 0 means immediately."`
+	Heartbeat         time.Duration `name:"heartbeat" default:"15s" group:"Streams and polls" help:"How long a stream may be quiet before it sends a heartbeat."`
 
 	// PollMin and PollMax limit the time until the next events/poll that the server suggests. They are not settings, but tests shorten
 	// them. 0 is the default.
@@ -56,39 +56,39 @@ type Limits struct {
 
 	PublicURL string `name:"public-url" placeholder:"URL" help:"URL of this server, without a path, at which backends deliver events by webhook. By default that of --jwt-audience."`
 
-	EventTools bool `name:"event-tools" help:"Also serve events as tools, for clients that support tools but no events."`
+	EventTools bool `name:"event-tools" group:"Streams and polls" help:"Also serve events as tools, for clients that support tools but no events."`
 
-	DefaultTTL    time.Duration `name:"default-ttl" default:"24h" help:"Lifetime of an MCP Events subscription that requests none."`
-	MinTTL        time.Duration `name:"min-ttl" default:"1m" help:"Shortest lifetime of an MCP Events subscription that is granted."`
-	MaxTTL        time.Duration `name:"max-ttl" default:"168h" help:"Longest lifetime of an MCP Events subscription between refreshes."`
-	AllowNoExpiry bool          `name:"allow-no-expiry" help:"Allow MCP Events subscriptions that request it (ttlMs null) to never expire."`
+	DefaultTTL    time.Duration `name:"default-ttl" default:"24h" group:"Events and deliveries" help:"Lifetime of an MCP Events subscription that requests none."`
+	MinTTL        time.Duration `name:"min-ttl" default:"1m" group:"Events and deliveries" help:"Shortest lifetime of an MCP Events subscription that is granted."`
+	MaxTTL        time.Duration `name:"max-ttl" default:"168h" group:"Events and deliveries" help:"Longest lifetime of an MCP Events subscription between refreshes."`
+	AllowNoExpiry bool          `name:"allow-no-expiry" group:"Events and deliveries" help:"Allow MCP Events subscriptions that request it (ttlMs null) to never expire."`
 
-	WebhookSecret  string `name:"webhook-secret" default:"standard" help:"Secrets of SEP-1803 subscriptions: standard, raw (adds X-Hub-Signature-256), or none (unsigned)."`
-	ServerIdentity bool   `name:"server-identity" help:"Also sign webhooks with the server's own ed25519 key (v1a). Receivers find the public key at /.well-known/mcp-webhook-jwks.json. Stand-alone only."`
-	Profile        string `name:"profile" default:"released" help:"Version of the MCP Events extension that subscriptions follow: released (as ChatGPT, the AI SDK and TanStack do) or final (SEP-3415). Principals and clients can choose another."`
+	WebhookSecret  string `name:"webhook-secret" default:"standard" group:"Events and deliveries" help:"Secrets of SEP-1803 subscriptions: standard, raw (adds X-Hub-Signature-256), or none (unsigned)."`
+	ServerIdentity bool   `name:"server-identity" group:"Events and deliveries" help:"Also sign webhooks with the server's own ed25519 key (v1a). Receivers find the public key at /.well-known/mcp-webhook-jwks.json. Stand-alone only."`
+	Profile        string `name:"profile" default:"released" group:"Events and deliveries" help:"Version of the MCP Events extension that subscriptions follow: released (as ChatGPT, the AI SDK and TanStack do) or final (SEP-3415). Principals and clients can choose another."`
 
-	AllowInsecureTargets bool     `name:"allow-insecure-targets" help:"Development only: allow http and private addresses as webhook targets, and events/subscribe without authentication."`
-	VerifyRegistrations  bool     `name:"verify-registrations" help:"Require endpoints of resources/subscriptions/register to echo a challenge first, as with events/subscribe."`
-	VerifiedTargets      []string `name:"verified-targets" placeholder:"URL,…" help:"URL prefixes, each ending with a slash, of targets that need no challenge."`
-	PlainTargets         []string `name:"plain-targets" placeholder:"URL,…" help:"URL prefixes, each ending with a slash, of targets that receive no message about a gap or the end of their subscription, because they do not support it, for example ChatGPT's."`
-	BlockedTargets       []string `name:"blocked-targets" placeholder:"HOST,…" help:"Hosts that are never webhook targets, for example the server's own names."`
-	TargetPorts          []int64  `name:"target-ports" default:"443,8443" help:"Ports that webhook targets may have."`
-	JWTIssuers           []string `name:"jwt-issuer" placeholder:"URL,…" help:"Authorization servers whose tokens --auth jwt accepts, written as in the claim iss."`
-	JWTAudience          []string `name:"jwt-audience" placeholder:"URL,…" help:"A token's audience must be one of these. The first is the URL of the MCP endpoint as clients see it."`
-	JWTKeys              []string `name:"jwt-jwks-url" placeholder:"URL,…" help:"URLs of the issuers' keys, in the same order. By default the issuer's metadata names them."`
-	JWTPrincipal         string   `name:"jwt-principal-claim" default:"sub" help:"Claim that, together with the issuer, identifies the caller."`
-	JWTWorkspace         string   `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" help:"Claim that names the caller's workspace. By default every caller is in the workspace default."`
-	JWTScopePrefix       string   `name:"jwt-scope-prefix" default:"" placeholder:"PREFIX" help:"Prefix of the scope names in tokens, such as the identifier of an Amazon Cognito resource server and a slash. Scopes without it grant nothing."`
+	AllowInsecureTargets bool     `name:"allow-insecure-targets" group:"Targets" help:"Development only: allow http and private addresses as webhook targets, and events/subscribe without authentication."`
+	VerifyRegistrations  bool     `name:"verify-registrations" group:"Targets" help:"Require endpoints of resources/subscriptions/register to echo a challenge first, as with events/subscribe."`
+	VerifiedTargets      []string `name:"verified-targets" placeholder:"URL" group:"Targets" help:"URL prefixes, each ending with a slash, of targets that need no challenge."`
+	PlainTargets         []string `name:"plain-targets" placeholder:"URL" group:"Targets" help:"URL prefixes, each ending with a slash, of targets that receive no message about a gap or the end of their subscription, because they do not support it, for example ChatGPT's."`
+	BlockedTargets       []string `name:"blocked-targets" placeholder:"HOST" group:"Targets" help:"Hosts that are never webhook targets, for example the server's own names."`
+	TargetPorts          []int64  `name:"target-ports" default:"443,8443" group:"Targets" help:"Ports that webhook targets may have."`
+	JWTIssuers           []string `name:"jwt-issuer" placeholder:"URL" group:"Access" help:"Authorization servers whose tokens --auth jwt accepts, written as in the claim iss."`
+	JWTAudience          []string `name:"jwt-audience" placeholder:"URL" group:"Access" help:"A token's audience must be one of these. The first is the URL of the MCP endpoint as clients see it."`
+	JWTKeys              []string `name:"jwt-jwks-url" placeholder:"URL" group:"Access" help:"URLs of the issuers' keys, in the same order. By default the issuer's metadata names them."`
+	JWTPrincipal         string   `name:"jwt-principal-claim" default:"sub" group:"Access" help:"Claim that, together with the issuer, identifies the caller."`
+	JWTWorkspace         string   `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" group:"Access" help:"Claim that names the caller's workspace. By default every caller is in the workspace default."`
+	JWTScopePrefix       string   `name:"jwt-scope-prefix" default:"" placeholder:"PREFIX" group:"Access" help:"Prefix of the scope names in tokens, such as the identifier of an Amazon Cognito resource server and a slash. Scopes without it grant nothing."`
 
-	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" help:"Send traces and metrics to this OpenTelemetry collector with OTLP over HTTP, for example http://127.0.0.1:4318."`
-	TraceRatio   float64 `name:"trace-ratio" default:"1" help:"Share of the traces beginning here that is sent to --otlp-endpoint, from 0 to 1. Publishers' traces are sent if they are sampled."`
+	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" group:"Operation" help:"Send traces and metrics to this OpenTelemetry collector with OTLP over HTTP, for example http://127.0.0.1:4318."`
+	TraceRatio   float64 `name:"trace-ratio" default:"1" group:"Operation" help:"Share of the traces beginning here that is sent to --otlp-endpoint, from 0 to 1. Publishers' traces are sent if they are sampled."`
 
-	ConsoleClientID string   `name:"console-client-id" placeholder:"ID" help:"Client id of the console at the first --jwt-issuer: a public client with the code flow, PKCE and the redirect URI https://HOST/console/. Without one, the console asks for a token."`
-	ConsoleScopes   []string `name:"console-scopes" default:"events:operate" help:"Scopes that the console requests from the authorization server."`
+	ConsoleClientID string   `name:"console-client-id" placeholder:"ID" group:"Access" help:"Client id of the console at the first --jwt-issuer: a public client with the code flow, PKCE and the redirect URI https://HOST/console/. Without one, the console asks for a token."`
+	ConsoleScopes   []string `name:"console-scopes" default:"events:operate" group:"Access" help:"Scopes that the console requests from the authorization server."`
 
-	AllowedOrigins []string `name:"allowed-origins" placeholder:"ORIGIN,…" help:"Origins that browsers may call from."`
-	TrustedProxies []string `name:"trusted-proxies" placeholder:"PREFIX,…" help:"Addresses of proxies, such as 10.0.0.0/8, whose X-Forwarded-Proto says whether a request with a secret path used https. A proxy on this machine needs no entry. Stand-alone only."`
-	AllowedHosts   []string `name:"allowed-hosts" placeholder:"HOST,…" help:"Hosts that requests to a loopback address may name, because a proxy on the same machine passes them on. Stand-alone only."`
+	AllowedOrigins []string `name:"allowed-origins" placeholder:"ORIGIN" group:"Access" help:"Origins that browsers may call from."`
+	TrustedProxies []string `name:"trusted-proxies" placeholder:"PREFIX" group:"Access" help:"Addresses of proxies, such as 10.0.0.0/8, whose X-Forwarded-Proto says whether a request with a secret path used https. A proxy on this machine needs no entry. Stand-alone only."`
+	AllowedHosts   []string `name:"allowed-hosts" placeholder:"HOST" group:"Access" help:"Hosts that requests to a loopback address may name, because a proxy on the same machine passes them on. Stand-alone only."`
 }
 
 // DefaultLimits returns the defaults of all limits.
