@@ -179,10 +179,7 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	if r.empty {
 		return store.Page{}, nil
 	}
-	limit := q.Limit
-	if r.inclusive() {
-		limit++ // for the item at the bound, which is left out
-	}
+	limit := q.Limit + r.countExcluded() // for the items at the bounds, which are left out
 	e := &expression{}
 	filter := e.alive(db.now()) // so that expired items that TTL has not deleted yet are not sent
 	out, err := db.client.Query(ctx, &dynamodb.QueryInput{
@@ -205,7 +202,7 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 		if err != nil {
 			return store.Page{}, failure(err, "querying %s", q.Table)
 		}
-		if r.inclusive() && item.Sort == r.high {
+		if r.excludes(item.Sort) {
 			continue
 		}
 		if len(page.Items) == q.Limit {
@@ -223,10 +220,14 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	return page, nil
 }
 
+// maxSort is the size of the largest sort key in bytes. DynamoDB also refuses larger keys in conditions.
+const maxSort = 1024
+
 // sortRange is a range of sort keys, in a form that DynamoDB accepts: one comparison, or one BETWEEN whose bounds are both
 // inclusive.
 type sortRange struct {
-	low   string // inclusive; empty is unbounded
+	low   string // empty is unbounded
+	above bool   // low is exclusive
 	high  string // empty is unbounded
 	open  bool   // high is exclusive
 	empty bool
@@ -234,7 +235,10 @@ type sortRange struct {
 
 func rangeOf(q store.Query) sortRange {
 	var r sortRange
-	if q.After != "" {
+	switch {
+	case len(q.After) == maxSort: // DynamoDB would refuse the next key, because it is too long
+		r.low, r.above = q.After, true
+	case q.After != "":
 		r.low = q.After + "\x00" // the next key after After
 	}
 	switch {
@@ -243,13 +247,29 @@ func rangeOf(q store.Query) sortRange {
 	case q.Until != "":
 		r.high = q.Until
 	}
-	r.empty = r.high != "" && (r.low > r.high || r.open && r.low == r.high)
+	r.empty = r.high != "" && (r.low > r.high || (r.above || r.open) && r.low == r.high)
 	return r
 }
 
-// inclusive reports whether the request returns the item at high although the range excludes it, because BETWEEN includes both
+// countExcluded returns how many items the request may return although the range excludes them, because BETWEEN includes both
 // bounds.
-func (r sortRange) inclusive() bool { return r.low != "" && r.open }
+func (r sortRange) countExcluded() (n int) {
+	if r.low == "" || r.high == "" {
+		return 0
+	}
+	if r.above {
+		n++
+	}
+	if r.open {
+		n++
+	}
+	return n
+}
+
+// excludes reports whether the range excludes the item at one of its bounds.
+func (r sortRange) excludes(sort string) bool {
+	return r.above && sort == r.low || r.open && sort == r.high
+}
 
 func (r sortRange) condition(e *expression, partition string) string {
 	end := func(sort string) string { return e.value(&types.AttributeValueMemberS{Value: sort}) }
@@ -257,6 +277,8 @@ func (r sortRange) condition(e *expression, partition string) string {
 	switch {
 	case r.low != "" && r.high != "":
 		return all + " AND sk BETWEEN " + end(r.low) + " AND " + end(r.high)
+	case r.above:
+		return all + " AND sk > " + end(r.low)
 	case r.low != "":
 		return all + " AND sk >= " + end(r.low)
 	case r.high != "" && r.open:

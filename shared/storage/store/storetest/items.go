@@ -213,6 +213,44 @@ var limitCases = []testCase{
 			b.Error("the item came back changed")
 		}
 	}},
+	{"pages_end_at_the_largest_sort_key", func(b *bench) {
+		large := strings.Repeat("s", 1023)
+		want := []string{"a", large + "a", large + "b", large + "c", "z"}
+		for _, sort := range want {
+			b.write(put(b.at("p", sort), "v"))
+		}
+		in := b.at("p", "a")
+		for name, q := range map[string]store.Query{
+			"all":         {},
+			"until":       {Until: "z"},
+			"before":      {Before: "zz"},
+			"a half page": {Limit: 2, Before: "zz"},
+			"reverse":     {Reverse: true},
+			"after":       {After: large + "`", Reverse: true},
+		} {
+			q.Table, q.Partition, q.Limit = in.Table, in.Partition, max(q.Limit, 1)
+			all, _ := b.pages(q)
+			got := sorts(all)
+			if q.Reverse {
+				slices.Reverse(got)
+			}
+			if wanted := want[len(q.After)/1024:]; !slices.Equal(got, wanted) {
+				b.Errorf("%s: got %d items, want %d", name, len(got), len(wanted))
+			}
+		}
+		for name, q := range map[string]store.Query{
+			"between neighbors":    {After: large + "a", Before: large + "b"},
+			"before the same":      {After: large + "a", Before: large + "a"},
+			"until the same":       {After: large + "a", Until: large + "a"},
+			"after the last":       {After: large + "c", Until: large + "z"},
+			"after a larger bound": {After: large + "b", Until: large + "a"},
+		} {
+			q.Table, q.Partition = in.Table, in.Partition
+			if all, _ := b.pages(q); len(all) != 0 {
+				b.Errorf("%s: got %d items, want none", name, len(all))
+			}
+		}
+	}},
 	{"invalid_keys_are_refused", func(b *bench) {
 		for name, key := range map[string]store.Key{
 			"empty partition":      {Table: store.Log, Sort: "s"},
