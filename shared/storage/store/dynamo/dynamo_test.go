@@ -435,6 +435,32 @@ func TestALostAnswerIsNoConflict(t *testing.T) {
 	}
 }
 
+// A transaction of another writer can refuse the request that the SDK repeats, although the first one was applied.
+func TestALostAnswerBeforeAConflictOfTransactionsIsNoConflict(t *testing.T) {
+	tests := map[string]struct {
+		operation string
+		when      store.Op
+		want      *store.Item
+	}{
+		"put":    {"PutItem", store.Put(store.Item{Key: key, Version: 2}, store.VersionIs(1)), &store.Item{Key: key, Version: 2}},
+		"delete": {"DeleteItem", store.Delete(key, store.VersionIs(1)), nil},
+		"add":    {"UpdateItem", store.Add(key, map[string]int64{"n": 2}, nil), &store.Item{Key: key, Version: 1, Counts: map[string]int64{"n": 7}}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			db := open(t)
+			write(t, db, store.Put(store.Item{Key: key, Version: 1, Counts: map[string]int64{"n": 5}}))
+			db.wire.lose(tt.operation)
+			db.wire.answer(tt.operation, http.StatusBadRequest, `{"__type":"TransactionConflictException"}`)
+			if err := db.Write(t.Context(), tt.when); err != nil {
+				t.Errorf("the write failed: %v", err)
+			}
+			expect.Equal(t, "faults that did not happen", db.wire.left(), 0)
+			same(t, read(t, db, key), tt.want)
+		})
+	}
+}
+
 func TestALostAnswerDoesNotHideAConflict(t *testing.T) {
 	tests := map[string]struct {
 		operation string

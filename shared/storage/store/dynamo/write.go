@@ -43,12 +43,25 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	if op.Kind == store.OpAdd && lowersCount(op) {
 		return db.transact(ctx, []store.Op{op})
 	}
-	try := map[store.OpKind]func(context.Context, store.Op) error{
-		store.OpPut: db.put, store.OpDelete: db.delete, store.OpAdd: db.add, store.OpRaise: db.raise, store.OpCheck: db.check,
-	}[op.Kind]
+	// All tries share the mark and the record of lost answers, because any of them may have been applied.
+	mark, tries := newMark(), &attempts{}
+	try := func() error {
+		switch op.Kind {
+		case store.OpPut:
+			return db.put(ctx, op, mark)
+		case store.OpDelete:
+			return db.delete(ctx, op, tries)
+		case store.OpAdd:
+			return db.add(ctx, op, mark)
+		case store.OpRaise:
+			return db.raise(ctx, op)
+		default:
+			return db.check(ctx, op)
+		}
+	}
 	pause := newPause()
 	for {
-		err := try(ctx, op)
+		err := try()
 		if err == nil || !isConflict(err) {
 			return err
 		}
@@ -93,12 +106,12 @@ func hasMark(old attributes, mark []byte) bool {
 	return ok && string(t.Value) == string(mark)
 }
 
-func (db *DB) put(ctx context.Context, op store.Op) error {
+func (db *DB) put(ctx context.Context, op store.Op, mark []byte) error {
 	e := &expression{}
 	in := &dynamodb.PutItemInput{TableName: aws.String(db.names[op.Item.Table])}
-	var mark []byte
-	if cond := e.condition(op.Cond, db.now()); cond != "" {
-		mark = newMark()
+	if cond := e.condition(op.Cond, db.now()); cond == "" {
+		mark = nil
+	} else {
 		in.ConditionExpression = &cond
 		in.ExpressionAttributeNames, in.ExpressionAttributeValues = e.names, e.values
 		in.ReturnValuesOnConditionCheckFailure = types.ReturnValuesOnConditionCheckFailureAllOld
@@ -114,7 +127,7 @@ func (db *DB) put(ctx context.Context, op store.Op) error {
 	return err
 }
 
-func (db *DB) delete(ctx context.Context, op store.Op) error {
+func (db *DB) delete(ctx context.Context, op store.Op, tries *attempts) error {
 	e := &expression{}
 	in := &dynamodb.DeleteItemInput{TableName: aws.String(db.names[op.Item.Table]), Key: keyOf(op.Item.Key)}
 	if cond := e.condition(op.Cond, db.now()); cond != "" {
@@ -122,7 +135,6 @@ func (db *DB) delete(ctx context.Context, op store.Op) error {
 		in.ExpressionAttributeNames, in.ExpressionAttributeValues = e.names, e.values
 		in.ReturnValuesOnConditionCheckFailure = types.ReturnValuesOnConditionCheckFailureAllOld
 	}
-	var tries attempts
 	_, err := db.client.DeleteItem(ctx, in, func(o *dynamodb.Options) {
 		o.APIOptions = append(o.APIOptions, tries.watch)
 	})
@@ -136,8 +148,7 @@ func (db *DB) delete(ctx context.Context, op store.Op) error {
 }
 
 // add adds to the counts of an item, which may be absent. It replaces an expired item.
-func (db *DB) add(ctx context.Context, op store.Op) error {
-	mark := newMark()
+func (db *DB) add(ctx context.Context, op store.Op, mark []byte) error {
 	pause := newPause()
 	for {
 		e := &expression{}
