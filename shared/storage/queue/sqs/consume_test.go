@@ -162,6 +162,20 @@ func TestDrain(t *testing.T) {
 			t.Errorf("accepted %d messages in %d batches, %v; want an error after the first batch", n, calls, err)
 		}
 	})
+	t.Run("OPS-04 given a context that ends during a batch, then the accepted messages are deleted", func(t *testing.T) {
+		send(t, q, queue.Slow, "", "one")
+		ctx, cancel := context.WithCancel(t.Context())
+		n, err := q.Drain(ctx, q.urls[queue.Slow], "", func(context.Context, []queue.Message) ([]string, error) {
+			cancel()
+			return nil, nil
+		})
+		if n != 1 || !errors.Is(err, context.Canceled) {
+			t.Errorf("accepted %d messages, %v; want 1 and the end of the context", n, err)
+		}
+		if depth := expect.Value(q.depth(t.Context(), queue.Slow))(t); depth.InFlight != 0 {
+			t.Errorf("got %+v, want no message in flight", depth)
+		}
+	})
 }
 
 func texts(n int) (bodies []string) {

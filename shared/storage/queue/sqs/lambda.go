@@ -274,9 +274,9 @@ func (q *Queues) receive(ctx context.Context, url string, from queue.Name) (batc
 	return batch, receipts, nil
 }
 
-// remove deletes up to ten messages.
+// remove deletes up to ten messages. It does not end with ctx, because the queue would deliver the messages again.
 func (q *Queues) remove(ctx context.Context, url string, receipts []*string) error {
-	ctx, cancel := context.WithTimeout(ctx, finishTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishTime)
 	defer cancel()
 	entries := make([]types.DeleteMessageBatchRequestEntry, len(receipts))
 	for i, receipt := range receipts {
