@@ -2,9 +2,7 @@ package mcp
 
 import (
 	"bytes"
-	"errors"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -167,23 +165,11 @@ func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
-	code, kind := http.StatusBadRequest, fault.KindOf(err)
-	_, refused := errors.AsType[*jsonrpc.Error](err)
-	switch {
-	case refused:
-	case kind == fault.Forbidden:
+	if fault.Is(err, fault.Forbidden) {
 		e.replies.SendFault(w, c, method.Row{Scope: auth.ScopeRead}, err)
 		return
-	case kind == fault.Internal || kind == fault.Unavailable:
-		w.Header().Set("Retry-After", "1")
-		code = http.StatusServiceUnavailable
-	case kind == fault.Exhausted:
-		if after, ok := fault.DataOf(err).(quota.RetryAfter); ok {
-			w.Header().Set("Retry-After", strconv.Itoa(after.Seconds))
-		}
-		code = http.StatusTooManyRequests
 	}
-	method.SendError(w, code, nil, e.faults.Translate(c.Request.Context(), err, c.Version, c.Profile))
+	e.replies.SendStatus(w, c, nil, err)
 }
 
 // handle forwards a notification or a response to the backends. It drops messages that do not concern a backend: this server

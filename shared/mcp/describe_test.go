@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/eventtools/logsource"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -411,5 +412,31 @@ func TestRepeatedParamsAreRejected(t *testing.T) {
 				t.Errorf("got %d %s, want the code -32602 for params with a member twice", got.Status, got.Body)
 			}
 		})
+	}
+}
+
+// largeAnswers is a gateway whose backend answers each call with a result that counts toward the memory for answers.
+type largeAnswers struct{ *fakeGateway }
+
+func (largeAnswers) Call(_ context.Context, c api.Call) error {
+	return c.Send(json.RawMessage(`{"jsonrpc":"2.0","id":`+string(c.ID)+`,"result":{"text":"`+strings.Repeat("x", 32<<10)+`"}}`), true)
+}
+
+// Answers with status 429 say when to try again, also in a batch and in the named-event dialect.
+func TestAUT_07_AnswersWithoutMemory(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.Gateway = largeAnswers{newFakeGateway()} })
+	for i, left := 0, 64<<20; left >= 4<<10; i, left = i+1, left/2 { // no principal may hold more than is left free
+		release, err := f.endpoint.replies.HoldBytes(&method.Call{Principal: auth.Principal{ID: fmt.Sprint("other ", i)}}, left)
+		expect.OK(t, err)
+		defer release()
+	}
+	call := rpcText("1", spec.MethodToolsCall, `"name":"b_tool","arguments":{}`)
+	session := "Mcp-Session-Id: " + f.session(alice, spec.V20250326)
+	for name, r := range map[string]reply{
+		"a batch":             f.do("POST", alice, "["+call+"]", session),
+		"a call in a dialect": f.dialect(alice, call, jsonOnly),
+	} {
+		r.is(t, name, http.StatusTooManyRequests, method.CodeExhausted, `"limit":"answerBytes"`)
+		r.hasHeader(t, "Retry-After", "1")
 	}
 }

@@ -90,7 +90,7 @@ func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	if !ok || c.Session == nil || listsStream(r.Header) || !d.respond(c, kept) {
 		release, err := d.endpoint.replies.HoldBytes(c, kept.Body.Len())
 		if err != nil {
-			method.SendError(w, http.StatusTooManyRequests, c.Msg.ID, d.endpoint.faults.Translate(r.Context(), err, c.Version, ""))
+			d.endpoint.replies.SendStatus(w, c, c.Msg.ID, err)
 			return
 		}
 		defer release()

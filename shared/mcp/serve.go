@@ -366,7 +366,7 @@ func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []jso
 	}
 	release, err := e.replies.HoldBytes(c, 2*size)
 	if err != nil {
-		method.SendError(w, http.StatusTooManyRequests, nil, e.faults.Translate(c.Request.Context(), err, c.Version, ""))
+		e.replies.SendStatus(w, c, nil, err)
 		return
 	}
 	defer release()

@@ -378,11 +378,8 @@ func (e *Endpoint) sessionStream(w http.ResponseWriter, c *method.Call, enter fu
 	}
 	switch {
 	case err == nil:
-	case fault.Is(err, fault.Exhausted):
-		w.Header().Set("Retry-After", "5")
-		method.SendError(w, http.StatusTooManyRequests, nil, e.faults.Translate(c.Request.Context(), err, c.Version, c.Profile))
-	case fault.Is(err, fault.Invalid):
-		method.SendError(w, http.StatusBadRequest, nil, e.faults.Translate(c.Request.Context(), err, c.Version, c.Profile))
+	case fault.Is(err, fault.Exhausted), fault.Is(err, fault.Invalid):
+		e.replies.SendStatus(w, c, nil, err)
 	default:
 		e.replies.SessionFailed(w, c, err)
 	}

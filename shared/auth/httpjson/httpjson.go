@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"runtime/debug"
-	"strconv"
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -97,20 +96,15 @@ func (rs Responder) writeError(w http.ResponseWriter, r *http.Request, err error
 		rs.Limited(name)
 	}
 	status := statuses[kind]
-	switch data := data.(type) {
-	case allowed:
+	if own, ok := data.(allowed); ok {
 		status = http.StatusMethodNotAllowed
-		w.Header().Set("Allow", data.Methods)
-	case quota.RetryAfter:
-		w.Header().Set("Retry-After", strconv.Itoa(data.Seconds))
+		w.Header().Set("Allow", own.Methods)
 	}
+	quota.SetRetryAfter(w.Header(), status, err)
 	switch kind {
 	case fault.Internal, fault.Unavailable, fault.Conflict:
 		log := cmp.Or(rs.Log, slog.Default())
 		log.ErrorContext(r.Context(), "request failed", "path", pathOf(r), "kind", kind.String(), "error", err)
-	}
-	if kind == fault.Unavailable {
-		w.Header().Set("Retry-After", "1")
 	}
 	if kind == fault.Unauthenticated && rs.Challenge != "" {
 		w.Header().Set("WWW-Authenticate", rs.Challenge)

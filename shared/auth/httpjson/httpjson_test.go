@@ -28,6 +28,9 @@ func TestRefusals(t *testing.T) {
 		"a limit": {func() (any, error) {
 			return nil, fault.New(fault.Exhausted, "slow").With(quota.RetryAfter{Limit: fault.Limit{Limit: "l", Max: 1}, Seconds: 7})
 		}, 429, `{"error":{"kind":"exhausted","message":"slow","limit":"l","max":1,"retryAfterSeconds":7}}`, "Retry-After: 7", ""},
+		"a limit without a time": {func() (any, error) {
+			return nil, fault.New(fault.Exhausted, "full").AtLimit("l", 1)
+		}, 429, `{"error":{"kind":"exhausted","message":"full","limit":"l","max":1}}`, "Retry-After: 5", ""},
 		"a method":         {func() (any, error) { return nil, NotAllowed("PUT, DELETE") }, 405, `{"error":{"kind":"unsupported","message":"the HTTP method is not allowed here","allow":"PUT, DELETE"}}`, "Allow: PUT, DELETE", ""},
 		"no service":       {func() (any, error) { return nil, fault.Wrap(fault.Unavailable, errors.New("secret"), "read") }, 503, `{"error":{"kind":"unavailable","message":"this cannot be done now; try again"}}`, "Retry-After: 1", "secret"},
 		"a fault of ours":  {func() (any, error) { return nil, fault.New(fault.Internal, "secret").With(map[string]int{"n": 1}) }, 500, `{"error":{"kind":"internal","message":"internal error"}}`, "", "secret"},

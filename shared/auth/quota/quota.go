@@ -5,6 +5,8 @@ package quota
 import (
 	"context"
 	"math"
+	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -58,6 +60,22 @@ func Exceeded(limit string, most float64, format string, args ...any) error {
 // ExceededFor returns an error like [Exceeded], with the given number of seconds in its [RetryAfter].
 func ExceededFor(limit string, most float64, seconds int, format string, args ...any) error {
 	return fault.New(fault.Exhausted, format, args...).With(RetryAfter{fault.Limit{Limit: limit, Max: most}, seconds})
+}
+
+// SetRetryAfter sets the header Retry-After of an answer with status 429 or 503, so that the client knows when to try again. A limit
+// without a [RetryAfter], such as the number of open streams, may be reached for longer than a failure of the server lasts.
+func SetRetryAfter(h http.Header, status int, err error) {
+	after, ok := fault.DataOf(err).(RetryAfter)
+	switch {
+	case ok:
+	case status == http.StatusTooManyRequests:
+		after.Seconds = 5
+	case status == http.StatusServiceUnavailable:
+		after.Seconds = 1
+	default:
+		return
+	}
+	h.Set("Retry-After", strconv.Itoa(after.Seconds))
 }
 
 // Take counts n things, or returns an error of kind fault.Exhausted with [RetryAfter]. It does not limit the anonymous principal, because

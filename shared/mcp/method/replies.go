@@ -129,6 +129,23 @@ func (r *Replies) SendFault(w http.ResponseWriter, c *Call, m Row, err error) {
 	SendError(w, code, c.Msg.ID, rpc)
 }
 
+// SendStatus answers a request that failed before or after its method ran, or a message without a method, with an HTTP status instead of
+// 200: 429 for a reached limit, 503 for an error of the server, and 400 for any other error. It does not use 404 or 409 for their kinds of
+// faults, because 404 tells a client that its session has ended.
+func (r *Replies) SendStatus(w http.ResponseWriter, c *Call, id json.RawMessage, err error) {
+	status := http.StatusBadRequest
+	_, refused := errors.AsType[*jsonrpc.Error](err)
+	switch kind := fault.KindOf(err); {
+	case refused:
+	case kind == fault.Exhausted:
+		status = http.StatusTooManyRequests
+	case kind == fault.Internal || kind == fault.Unavailable:
+		status = http.StatusServiceUnavailable
+	}
+	quota.SetRetryAfter(w.Header(), status, err)
+	SendError(w, status, id, r.faults.Translate(c.Request.Context(), err, c.Version, c.Profile))
+}
+
 // Buffers is a pool of buffers for encoding messages. Do not put back buffers of more than 1 MiB, because the pool would keep
 // that memory.
 var Buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
