@@ -2,6 +2,8 @@
 package expect
 
 import (
+	"cmp"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -34,12 +36,46 @@ func List[T comparable](t testing.TB, what string, got, want []T) {
 	}
 }
 
+// Len checks the length of a slice, a map or a channel.
+func Len(t testing.TB, what string, got any, want int) {
+	t.Helper()
+	if n := reflect.ValueOf(got).Len(); n != want {
+		t.Errorf("%s: got %d, want %d: %+v", what, n, want, got)
+	}
+}
+
+// AtMost checks that a value is not larger than a limit.
+func AtMost[T cmp.Ordered](t testing.TB, what string, got, limit T) {
+	t.Helper()
+	if got > limit {
+		t.Errorf("%s: got %v, want at most %v", what, got, limit)
+	}
+}
+
+// AtLeast checks that a value is not smaller than a limit.
+func AtLeast[T cmp.Ordered](t testing.TB, what string, got, limit T) {
+	t.Helper()
+	if got < limit {
+		t.Errorf("%s: got %v, want at least %v", what, got, limit)
+	}
+}
+
 // Contains checks that a text has the parts.
 func Contains(t testing.TB, what, got string, parts ...string) {
 	t.Helper()
 	for _, part := range parts {
 		if !strings.Contains(got, part) {
 			t.Errorf("%s: got %s, want it to contain %q", what, got, part)
+		}
+	}
+}
+
+// Lacks checks that a text has none of the parts. It prints only the surroundings of a part, because the text may be a long log.
+func Lacks(t testing.TB, what, got string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if at := strings.Index(got, part); at >= 0 {
+			t.Errorf("%s: got …%s…, want it not to contain %q", what, got[max(0, at-300):min(len(got), at+len(part)+300)], part)
 		}
 	}
 }
