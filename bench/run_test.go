@@ -68,9 +68,7 @@ func TestRunMeasuresTheServer(t *testing.T) {
 			if rate := float64(o.Rate); rate > 0 && r.PublishedPerSecond > 1.05*rate {
 				t.Errorf("published at %.0f a second, not at %d", r.PublishedPerSecond, o.Rate)
 			}
-			if err := report.Err(); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, report.Err())
 		})
 	}
 }
@@ -190,9 +188,7 @@ func TestRunMeasuresAnotherSenderByTheSameReceiver(t *testing.T) {
 	if theirs.Sender != "other" || theirs.Lost != 2 || theirs.Duplicates != 2 || theirs.Delivered != 198 || theirs.SenderCPU != nil {
 		t.Errorf("got %+v", theirs)
 	}
-	if err := report.Err(); err == nil || !strings.Contains(err.Error(), "other: 2 of 200 deliveries did not arrive") {
-		t.Errorf("got %v", err)
-	}
+	expect.Error(t, "the report's error", report.Err(), "other: 2 of 200 deliveries did not arrive")
 
 	// The report says so in each of its forms.
 	var out, svg, js bytes.Buffer
@@ -213,9 +209,7 @@ func TestRunMeasuresAnotherSenderByTheSameReceiver(t *testing.T) {
 		}
 	}
 	for _, want := range []string{"mcp-events, ", "other, ", "2 lost", "p99.9"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the chart does not say %q", want)
-		}
+		expect.Contains(t, "the chart", text, want)
 	}
 }
 
@@ -244,9 +238,7 @@ func TestRunEndsWhenPublishingFails(t *testing.T) {
 	o := options(t)
 	o.Server = s.URL
 	_, err := Run(context.Background(), o)
-	if err == nil || !strings.Contains(err.Error(), "429") {
-		t.Errorf("got %v", err)
-	}
+	expect.Error(t, "the error", err, "429")
 }
 
 func TestSourceMeasuresBesidePublishing(t *testing.T) {
@@ -287,8 +279,6 @@ func TestSourceMeasuresBesidePublishing(t *testing.T) {
 	t.Run("SRC-08 shapes that no provider sends are refused", func(t *testing.T) {
 		o := options(t)
 		o.Batch = 10
-		if _, err := Source(t.Context(), o); err == nil || !strings.Contains(err.Error(), "--source does not go with") {
-			t.Errorf("got %v", err)
-		}
+		expect.Error(t, "the options' error", expect.ErrOf(Source(t.Context(), o)), "--source does not go with")
 	})
 }

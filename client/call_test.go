@@ -49,9 +49,7 @@ func TestCallDoesNotChangeItsParams(t *testing.T) {
 			}
 			bare := map[string]any{}
 			expect.OK(t, c.Call(t.Context(), spec.MethodToolsList, bare, nil))
-			if len(bare) > 0 {
-				t.Errorf("after the call, the empty params are %v, want no change", bare)
-			}
+			expect.Len(t, "the empty params after the call", bare, 0)
 		})
 	}
 }

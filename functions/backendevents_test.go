@@ -82,9 +82,7 @@ func backendEvents(t *testing.T, stack *runner.Stack) {
 	ship("3")
 	next()
 	next()
-	if len(ids) != 3 {
-		t.Errorf("got the events %v, want each of three once on the stream and once at the webhook", ids)
-	}
+	expect.Len(t, "the events", ids, 3)
 	for id, n := range ids {
 		if n != 2 {
 			t.Errorf("%s arrived %d times, want once on the stream and once at the webhook", id, n)

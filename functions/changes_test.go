@@ -122,9 +122,7 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, err)
 	})
 	t.Run("AWS-18 a parameter that a deployment does not name keeps its value", func(t *testing.T) {
 		template := map[string]any{"Parameters": d.Parameters}

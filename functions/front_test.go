@@ -165,9 +165,7 @@ func TestTheFrontIsTheOnlyWay(t *testing.T) {
 	doc := tree(t)
 	const key = `!If [HasFront, !Select [2, !Split ["/", !Ref 'AWS::StackId']], ""]`
 	t.Run("AWS-25 the functions know the key that the front sends", func(t *testing.T) {
-		if got := written(t, *at(doc, "Globals", "Function", "Environment", "Variables", "MCPEVENTS_FRONT_KEY")); got != key {
-			t.Errorf("MCPEVENTS_FRONT_KEY is %s, want %s", got, key)
-		}
+		expect.Equal(t, "MCPEVENTS_FRONT_KEY", written(t, *at(doc, "Globals", "Function", "Environment", "Variables", "MCPEVENTS_FRONT_KEY")), key)
 		for _, origin := range at(doc, "Resources", "Front", "Properties", "DistributionConfig", "Origins").Content {
 			want := `[{HeaderName: X-Mcpevents-Front, HeaderValue: !Select [2, !Split ["/", !Ref 'AWS::StackId']]}]`
 			if headers := at(origin, "OriginCustomHeaders"); headers == nil || written(t, *headers) != want {

@@ -184,9 +184,7 @@ func TestLocalDeployment(t *testing.T) {
 				t.Errorf("%s was created: %v", id, created[id])
 			}
 		}
-		if want := fmt.Sprintf("except the %d alarms", len(left)); !strings.Contains(text, want) {
-			t.Errorf("the page does not say %q", want)
-		}
+		expect.Contains(t, "the page", text, fmt.Sprintf("except the %d alarms", len(left)))
 	})
 	t.Run("AWS-02 AWS-12 AWS-14 a first deployment with a wrong setting fails with its reason and leaves no table", func(t *testing.T) {
 		const name = "wrong"

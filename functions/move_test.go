@@ -222,9 +222,7 @@ aws backup start-copy-job --source-backup-vault-name "$STACK" --recovery-point-a
 	t.Run("AWS-22 after a change of DNS, clients continue at the same host name", func(t *testing.T) {
 		update(t, moved, frontOf("moved.example.com"))
 		body, header := request("events/poll", `"name":"ci.build_finished","cursor":"`+named+`"`)
-		if resp := post(t, host.URL+"/mcp", body, header, nil); resp.StatusCode != http.StatusBadGateway {
-			t.Errorf("got %d while the name points to the lost Region", resp.StatusCode)
-		}
+		expect.Equal(t, "the status while the name points to the lost Region", post(t, host.URL+"/mcp", body, header, nil).StatusCode, http.StatusBadGateway)
 		host.point(moved)
 		if resp := post(t, host.URL+"/events", `{"uri":"event://ci/build-finished","data":`+fmt.Sprintf(build, 4)+`}`, nil, nil); resp.StatusCode != http.StatusAccepted {
 			t.Fatalf("publish: got %d", resp.StatusCode)

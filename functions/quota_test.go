@@ -72,9 +72,7 @@ func TestMessagesOfTheInbox(t *testing.T) {
 		register(t, stack, target)
 		enqueue(t, stack, "InboxQueue", message)
 		expect.Equal(t, "the webhook-id", wait(t, "the webhook", hooks).header.Get("Webhook-Id"), "from-inbox")
-		if n := stack.Stats()["PublishFunction"].Invocations; n > 0 {
-			t.Errorf("publish was invoked %d times, want only retry", n)
-		}
+		expect.AtMost(t, "the invocations of publish", stack.Stats()["PublishFunction"].Invocations, 0)
 	})
 	t.Run("AWS-21 given a message that waits for retry, when InboxConcurrency is set, then publish receives the message", func(t *testing.T) {
 		stack := deploy(t, func(o *runner.Options) { o.Speed = 0.01 }) // so that retry does not run

@@ -127,9 +127,7 @@ func TestEnvironmentNamesOnlyWhatThePolicyAllows(t *testing.T) {
 		return ""
 	}
 	for variable := range d.Globals.Function.Environment.Variables {
-		if r := resourceOf(variable); r != "" {
-			t.Errorf("all functions receive the name of %s", r)
-		}
+		expect.Equal(t, "the resource that all functions get the name of", resourceOf(variable), "")
 	}
 	for id, r := range d.Resources {
 		if r.Type != "AWS::Serverless::Function" {
@@ -228,9 +226,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 				may = append(may, fmt.Sprint(id, st.Action))
 			}
 		}
-		if got := strings.Join(may, " "); got != "AdminFunction[dynamodb:Query dynamodb:PutItem]" {
-			t.Errorf("got %s", got)
-		}
+		expect.Equal(t, "the functions that may", strings.Join(may, " "), "AdminFunction[dynamodb:Query dynamodb:PutItem]")
 	})
 	t.Run("AWS-10 only fanout may write the whole log, and some functions are limited to partitions everywhere", func(t *testing.T) {
 		for id, st := range statements(resources) {

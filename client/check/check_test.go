@@ -143,9 +143,7 @@ func TestAServerWithoutAuthentication(t *testing.T) {
 	o := startServer(t, func(o *standalone.Options) { o.Auth, o.Config = auth.ModeNone, nil })
 	o.Key = ""
 	report := runCheck(t, o)
-	if got := listIDs(report, check.Failed); len(got) > 0 {
-		t.Errorf("RCH-06: failed: %q, want none", got)
-	}
+	expect.Len(t, "RCH-06 the failed rules", listIDs(report, check.Failed), 0)
 	i := slices.IndexFunc(report.Results, func(r check.Result) bool { return r.ID == "webhook-principal" })
 	if got := report.Results[i]; got.Result != check.NotTestable || !strings.Contains(got.Detail, "--auth none") || !strings.Contains(got.Detail, "--key") {
 		t.Errorf("RCH-06: got %+v, want a rule that is not testable, with what to do", got)
@@ -280,9 +278,7 @@ func TestRulesThatAreBrokenFail(t *testing.T) {
 	report := runCheck(t, o)
 	expectRules(t, report, check.Failed,
 		"result-type", "list-delivery", "poll-max", "push-subscription-id", "webhook-principal", "webhook-secret", "webhook-key", "webhook-headers", "webhook-unsubscribe")
-	if report.FailedMust < 9 {
-		t.Errorf("got %d failed MUSTs, want at least 9", report.FailedMust)
-	}
+	expect.AtLeast(t, "failed MUSTs", report.FailedMust, 9)
 }
 
 // A proxy between the server and the receiver makes the server look as if it sent wrong signatures and wrong ids, and repeated

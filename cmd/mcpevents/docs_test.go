@@ -106,9 +106,7 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 			}
 		}
 	}
-	if seen < 40 {
-		t.Errorf("%d command lines were found; there are more", seen)
-	}
+	expect.AtLeast(t, "the number of command lines", seen, 40)
 }
 
 // commandLines returns the arguments of each call of mcpevents in a line of shell.

@@ -19,13 +19,9 @@ func TestTheProgramAloneShowsItsCommandsInGroups(t *testing.T) {
 	} {
 		expect.Contains(t, "the help", help, "\n"+group)
 	}
-	if strings.Contains(help, "subscriptions list") {
-		t.Errorf("it lists the commands of commands:\n%s", help)
-	}
+	expect.Lacks(t, "the help", help, "subscriptions list")
 	for line := range strings.Lines(help) {
-		if len(line) > 101 {
-			t.Errorf("a line has %d characters: %s", len(line), line)
-		}
+		expect.AtMost(t, "the length of the line "+line, len(line), 101)
 	}
 	for _, spelling := range []string{"--help", "-h", "help"} {
 		code, same, _ := command(t, "", spelling)

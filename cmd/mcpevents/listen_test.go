@@ -54,11 +54,7 @@ func start(t *testing.T, args ...string) *background {
 // wait waits for the command's end and returns its exit code.
 func (b *background) wait() int {
 	b.t.Helper()
-	select {
-	case <-b.ended:
-	case <-time.After(patience):
-		b.t.Fatalf("the command did not end:\n%s", &b.err)
-	}
+	expect.Receive(b.t, "the end of the command", b.ended)
 	return b.code
 }
 
@@ -125,9 +121,7 @@ func TestListenReceivesWebhooks(t *testing.T) {
 					"listen", "--server", e.URL, "--revision", revision, "--count", "1", "--for", "20s", "--log-format", "text",
 				}, tt.args...)...)
 				l.err.Await(t, "receiving webhooks", 1)
-				if got := subscriptions(t, e.URL); len(got) != 1 {
-					t.Errorf("got the subscriptions %v while listening, want one", got)
-				}
+				expect.Len(t, "the subscriptions while listening", subscriptions(t, e.URL), 1)
 				publishOne(t, e.URL, "event://github/other/site/pull_request", "not-asked-for", pull)
 				if tt.via == "events" {
 					publishOne(t, e.URL, "event://github/acme/site/pull_request", "filtered", closed)
@@ -145,12 +139,8 @@ func TestListenReceivesWebhooks(t *testing.T) {
 					r.Subscription == "" || r.Time == "" || string(r.Data) != pull {
 					t.Errorf("printed %s, want the verified event wanted by %s", &l.out, tt.via)
 				}
-				if got := subscriptions(t, e.URL); len(got) != 0 {
-					t.Errorf("got the subscriptions %v afterwards, want none", got)
-				}
-				if strings.Contains(l.out.String()+l.err.String(), "whsec_") {
-					t.Error("the output contains the secret")
-				}
+				expect.Len(t, "the subscriptions afterwards", subscriptions(t, e.URL), 0)
+				expect.Lacks(t, "the output", l.out.String()+l.err.String(), "whsec_")
 			})
 		}
 	}
@@ -277,9 +267,7 @@ func TestListenFollowsAServerElsewhere(t *testing.T) {
 	http.DefaultTransport = moved
 	l := start(t, "listen", "--server", "http://events.example.com", "--count", "1", "--name", "ci.build_finished")
 	l.follows(e.URL, "push", "the server runs on another machine and cannot reach this one (to receive webhooks, give the URL of a tunnel as --target)")
-	if all := subscriptions(t, e.URL); len(all) > 0 {
-		t.Errorf("it registered the webhooks %q", all)
-	}
+	expect.Len(t, "the registered webhooks", subscriptions(t, e.URL), 0)
 }
 
 // follows publishes an event when the command follows without webhooks, and checks how the event arrives.
@@ -361,9 +349,7 @@ func TestTheDemoShowsAllWays(t *testing.T) {
 	if got := strings.Count(out, "signature verified"); got != 2 {
 		t.Errorf("%d signatures are verified, want 2:\n%s", got, out)
 	}
-	if strings.Contains(out+errs, "whsec_") {
-		t.Error("the output contains a secret")
-	}
+	expect.Lacks(t, "the output", out+errs, "whsec_")
 }
 
 func TestCatalogCheck(t *testing.T) {

@@ -166,9 +166,7 @@ func TestOperatorsCommands(t *testing.T) {
 		if code, _, errs := command(t, "yes\n", "subscriptions", "end", gone); code != exitRefused || !strings.Contains(errs, "not a terminal on which to ask: add --yes") {
 			t.Errorf("without --yes: exit code %d: %s", code, errs)
 		}
-		if out := o.says("subscriptions", "end", gone, "--yes"); out != "Done.\n" {
-			t.Error(out)
-		}
+		expect.Equal(t, "the output", o.says("subscriptions", "end", gone, "--yes"), "Done.\n")
 		fails(t, "subscriptions show "+gone, exitRefused, "there is no such subscription")
 	})
 	t.Run("OPS-06 OPS-10 switches of every kind are set and cleared", func(t *testing.T) {
@@ -305,9 +303,7 @@ func TestWhyNotOnTheCommandLine(t *testing.T) {
 			}
 		}
 	}
-	if out := o.says("events", "outcomes", "evt_1", "--subscription", late); strings.Count(out, "\n") != 2 {
-		t.Errorf("OPS-17 prints\n%s, want one outcome", out)
-	}
+	expect.Equal(t, "OPS-17 the lines of the output", strings.Count(o.says("events", "outcomes", "evt_1", "--subscription", late), "\n"), 2)
 }
 
 func TestHostileTextCannotControlTheTerminal(t *testing.T) {

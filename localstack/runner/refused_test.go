@@ -3,7 +3,6 @@ package runner_test
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
@@ -60,7 +59,5 @@ func TestWithoutAnEndpointTheStartSaysWhatToDo(t *testing.T) {
 		t.Setenv(name, "")
 	}
 	_, err := runner.Start(t.Context(), runner.Options{Template: "testdata/template.yaml"})
-	if err == nil || !strings.Contains(err.Error(), "set AWS_ENDPOINT_URL") {
-		t.Errorf("got error %v", err)
-	}
+	expect.Error(t, "the error", err, "set AWS_ENDPOINT_URL")
 }

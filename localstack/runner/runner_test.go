@@ -33,9 +33,7 @@ func TestAStackServesItsFunctions(t *testing.T) {
 				t.Errorf("output %s: got %q, want %q", k, got[k], v)
 			}
 		}
-		if len(got) != len(want) {
-			t.Errorf("got outputs %v", got)
-		}
+		expect.Len(t, "the outputs", got, len(want))
 	})
 	t.Run("environment", func(t *testing.T) {
 		b := expect.Value(stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "describe"}.JSON()))(t)
@@ -130,9 +128,7 @@ func TestThrottlingReachesTheCallers(t *testing.T) {
 	o := options(t, named())
 	o.Parameters = map[string]string{"Reserved": "1"}
 	stack := start(t, o)
-	if stack.Outputs()["Hidden"] != "yes" {
-		t.Error("an output whose condition holds is missing")
-	}
+	expect.Equal(t, "an output whose condition holds", stack.Outputs()["Hidden"], "yes")
 	busy := make(chan error, 1)
 	go func() {
 		_, err := stack.Invoke(context.Background(), "BufferedFunction", testfn.Call{Do: "pid", Gate: gate.URL}.JSON())

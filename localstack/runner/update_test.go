@@ -212,15 +212,11 @@ func TestUpdate(t *testing.T) {
 		if !runs(coloured) {
 			t.Error("the process of an unchanged function has ended")
 		}
-		if got := custom.take(); len(got) > 0 {
-			t.Errorf("the custom resource got %q", got)
-		}
+		expect.Len(t, "the requests to the custom resource", custom.take(), 0)
 	})
 	t.Run("AWS-17 an update fails, and is rolled back, if only the description of a version changes", func(t *testing.T) {
 		err := stack.Update(t.Context(), map[string]string{"Note": "second", "Colour": "green"})
-		if err == nil || !strings.Contains(err.Error(), "resource Noted: CREATE_FAILED: A version for this Lambda function exists ( 1 )") {
-			t.Errorf("got error %v", err)
-		}
+		expect.Error(t, "the error", err, "resource Noted: CREATE_FAILED: A version for this Lambda function exists ( 1 )")
 		expect.Equal(t, "COLOUR after the rollback", variable(t, stack, "Coloured", "COLOUR"), "blue")
 		update(t, stack, map[string]string{"Colour": "red"}) // the parameters of the failed update are not kept
 		if !runs(noted) {

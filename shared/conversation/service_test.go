@@ -56,9 +56,7 @@ func TestTellWithinTheBudget(t *testing.T) {
 		}
 		log := r.log.String()
 		for _, want := range []string{"workspace=default provider=slow reason=timeout ConversationContextMissing=1", "workspace=default provider=bad reason=refused ConversationContextMissing=1"} {
-			if !strings.Contains(log, want) {
-				t.Errorf("%q is not in the log: %s", want, log)
-			}
+			expect.Contains(t, "the log", log, want)
 		}
 		// The service does not wait for a provider that ignores the cancellation.
 		r.on("slow", func(*http.Request) (*http.Response, error) {
@@ -157,9 +155,7 @@ func TestAProviderRests(t *testing.T) {
 		time.Sleep(restFor + time.Millisecond)
 		r.on("slow", says("back", 0))
 		for range 3 {
-			if got := say(); !strings.Contains(got.Text, "back") {
-				t.Errorf("got %q, want the provider's context", got.Text)
-			}
+			expect.Contains(t, "the context", say().Text, "back")
 		}
 		r.counted("slow", "resting:11 timeout:10")
 	})
@@ -221,9 +217,7 @@ func TestConsent(t *testing.T) {
 		r.say()
 		r.wasAsked("fast", 1)
 		for _, given := range []bool{true, false} {
-			if _, err := r.Consent(t.Context(), ann, "none", "ann", given); !fault.Is(err, fault.NotFound) {
-				t.Errorf("got %v, want an error of kind not found", err)
-			}
+			expect.Fault(t, "a consent for no provider", expect.ErrOf(r.Consent(t.Context(), ann, "none", "ann", given)), fault.NotFound)
 		}
 	})
 }
@@ -242,9 +236,7 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 			t.Errorf("with another URL: %d calls, %+v, %v", r.calls("elsewhere"), views, err)
 		}
 		r.source.Store(parseRules(t, "keys: []\n"))
-		if _, err := r.Consent(t.Context(), ann, "fast", "ann", true); !fault.Is(err, fault.NotFound) {
-			t.Errorf("of a removed one: %v", err)
-		}
+		expect.Fault(t, "a consent for a removed provider", expect.ErrOf(r.Consent(t.Context(), ann, "fast", "ann", true)), fault.NotFound)
 		r.source.Store(parseRules(t, three))
 		r.say()
 		r.wasAsked("fast", 1) // the same provider added again is covered
@@ -268,9 +260,7 @@ func TestWithoutTheStoreNothingIsSent(t *testing.T) {
 	inBubble(t, three, func(t *testing.T, r *rig) {
 		r.consent("fast")
 		r.options.DB.(*memory).fail = fault.New(fault.Unavailable, "down")
-		if _, err := r.sayAs(ann, UserMessage); !fault.Is(err, fault.Unavailable) {
-			t.Errorf("got %v, want an error of kind unavailable", err)
-		}
+		expect.Fault(t, "a message while the store fails", expect.ErrOf(r.sayAs(ann, UserMessage)), fault.Unavailable)
 	})
 }
 
@@ -559,9 +549,7 @@ func TestMergeIsBounded(t *testing.T) {
 			}
 		}
 	}
-	if cuts < 300 {
-		t.Errorf("only %d texts were cut", cuts)
-	}
+	expect.AtLeast(t, "the number of cut texts", cuts, 300)
 	small := merge([]part{second}, 50)
 	if !strings.Contains(small.Text, "short") || len(small.Memories) != 1 || small.Memories[0].Content != "small" || !small.Cut {
 		t.Errorf("the memory that fits is missing: %+v", small)

@@ -40,9 +40,7 @@ func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
 	}
 	init := s.received("initialize")[own]
 	for _, want := range []string{`"clientInfo":{"name":"c","version":"1"}`, `"elicitation":{}`} {
-		if !strings.Contains(string(init.Params), want) {
-			t.Errorf("the backend got %s", init.Params)
-		}
+		expect.Contains(t, "the params at the backend", string(init.Params), want)
 	}
 	expect.OK(t, two.End(t.Context(), sessionBased("s1")))
 	if left := expect.Value(db.Get(t.Context(), sessionKey("s1", one.VisibleTo(t.Context(), ann)[0])))(t); left[0] != nil {
@@ -272,9 +270,7 @@ func TestBackendDiesWithinACall(t *testing.T) {
 			} else if text := fault.Public(err); !strings.Contains(text, "backend bad") || !strings.Contains(text, "may still have taken effect") {
 				t.Errorf("the caller got %q, want the name of the backend and a warning that the call may have taken effect", text)
 			}
-			if took := time.Since(began); took > 10*time.Second {
-				t.Errorf("the call failed after %s, want 10 s at most", took)
-			}
+			expect.AtMost(t, "the time until the call failed", time.Since(began), 10*time.Second)
 			expect.Equal(t, "cancellations at the backend", len(bad.received("notifications/cancelled")), 1)
 			close(goOn)
 			if err := other.end(t); err != nil {
@@ -307,9 +303,7 @@ func TestCancellationReachesTheBackend(t *testing.T) {
 		expect.OK(t, two.Cancel(t.Context(), sessionBased(session), body))
 	}
 	foreign := s.next(t, "notifications/cancelled")
-	if strings.Contains(string(foreign.Params), string(s.received("tools/call")[0].ID)) {
-		t.Error("two sessions' requests have the same id at the backend")
-	}
+	expect.Lacks(t, "the id of another session's request at the backend", string(foreign.Params), string(s.received("tools/call")[0].ID))
 	note := s.next(t, "notifications/cancelled")
 	if note.Session != s.received("tools/call")[0].Session {
 		t.Fatalf("it came in the session %s", note.Session)
@@ -447,9 +441,7 @@ func TestLongProgressTokensAreRejected(t *testing.T) {
 	})
 	g := instances(t, 1, s)[0]
 	for _, version := range []string{v2025, v2026} {
-		if o := called(t, g, someone(version), ","+meta(jsonrpc.MaxID+1)); !fault.Is(o.err, fault.Invalid) {
-			t.Errorf("%s: got the error %v, want the token to be rejected", version, o.err)
-		}
+		expect.Fault(t, version+": the call", called(t, g, someone(version), ","+meta(jsonrpc.MaxID+1)).err, fault.Invalid)
 	}
 	expect.Equal(t, "calls of the backend", len(s.received("tools/call")), 0)
 	o := called(t, g, someone(v2025), ","+meta(jsonrpc.MaxID))

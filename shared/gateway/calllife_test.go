@@ -148,9 +148,7 @@ func TestCallIsPolledAsItsBackendWantsIt(t *testing.T) {
 			if err := <-start(t, g, sessionBased("s"), "t", "1", `{"name":"t"}`).done; err != nil {
 				t.Errorf("the call failed after %s: %v", time.Since(began), err)
 			}
-			if least := 4 * time.Minute / max(retry, time.Second); polls > int(least)+2 {
-				t.Errorf("the backend was polled %d times, want %d at most", polls, least)
-			}
+			expect.AtMost(t, "the polls at the backend", polls, int(4*time.Minute/max(retry, time.Second))+2)
 		})
 	}
 }
@@ -167,9 +165,7 @@ func TestCallThatCannotBeResumedFailsSoon(t *testing.T) {
 			began := time.Now()
 			g := newPolled(t, "", again)
 			expect.Fault(t, "the call", expect.ErrOf(call(t, g, sessionBased("s"), "t")), fault.Unavailable)
-			if took := time.Since(began); took > 15*time.Second {
-				t.Errorf("the call failed after %s, want 15 s at most", took)
-			}
+			expect.AtMost(t, "the time until the call failed", time.Since(began), 15*time.Second)
 		})
 	}
 }
@@ -377,9 +373,7 @@ func TestCallsEndWithTheirSession(t *testing.T) {
 			expect.OK(t, by.End(t.Context(), sessionBased("s")))
 			began := time.Now()
 			expect.Fault(t, "the call", x.end(t), fault.Conflict)
-			if took := time.Since(began); took > 10*time.Second {
-				t.Errorf("the call ended %s after its session", took)
-			}
+			expect.AtMost(t, "the time from the session's end to the call's end", time.Since(began), 10*time.Second)
 			expect.OK(t, one.Answer(t.Context(), sessionBased("other"), id, accepting(id)))
 			expect.OK(t, other.end(t))
 			time.Sleep(2 * time.Minute) // the client begins another session
@@ -479,13 +473,7 @@ const plainResult = `{"content":[]}`
 // called waits until the backend has the call.
 func (w *callWalk) called() *turn {
 	w.Helper()
-	select {
-	case at := <-w.turns:
-		return at
-	case <-time.After(patience):
-		w.Fatal("the backend was not called")
-	}
-	return nil
+	return expect.Receive(w.T, "the call at the backend", w.turns)
 }
 
 // waiting brings the call to the state in which the client has to answer a question. It returns the client's id of the question.
@@ -671,8 +659,6 @@ func TestAnInputRequiredIsNotDelayed(t *testing.T) {
 		if err != nil || !strings.Contains(text, "input_required") {
 			t.Errorf("the client got %s, %v, want to be asked", text, err)
 		}
-		if took := time.Since(began); took > 100*time.Millisecond {
-			t.Errorf("the client was asked after %v, want 100 ms at most", took)
-		}
+		expect.AtMost(t, "the time until the client was asked", time.Since(began), 100*time.Millisecond)
 	})
 }

@@ -95,18 +95,14 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 			x := start(t, g, sessionBased(fmt.Sprint("s", i)), "bad_t", "1", `{"name":"bad_t","_meta":{"progressToken":1}}`)
 			expect.OK(t, x.end(t))
 			for range each {
-				if m := x.next(t); !strings.Contains(m.text, `"level":"info"`) {
-					t.Errorf("the client got %s", m.text)
-				}
+				expect.Contains(t, "the client's message", x.next(t).text, `"level":"info"`)
 			}
 			expect.Equal(t, "the client", x.next(t).text, progress(`"progressToken":1,`))
 			if m := x.next(t); m.text != `{"jsonrpc":"2.0","id":1,"result":{"ok":true}}` || len(x.messages) > 0 {
 				t.Errorf("the client got %s, and %d more", m.text, len(x.messages))
 			}
 		})
-		if _, err := call(t, g, sessionBased(fmt.Sprint("s", i)), "good_t"); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, expect.ErrOf(call(t, g, sessionBased(fmt.Sprint("s", i)), "good_t")))
 	}
 	all.Wait()
 	want := map[string]int64{"an entry of a list without a name": 2 * int64(len(bad.received("tools/list")))}
@@ -118,9 +114,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	}
 	until(t, "the log has counted all", func() bool { got, _ := j.dropped(t, "bad"); return maps.Equal(got, want) })
 	_, lines := j.dropped(t, "bad")
-	if most := len(want) * (2 + int(time.Since(began)/g.drops.Every)); lines > most {
-		t.Errorf("%d lines, want %d at most", lines, most)
-	}
+	expect.AtMost(t, "the number of lines", lines, len(want)*(2+int(time.Since(began)/g.drops.Every)))
 }
 
 // GWN-05: a backend of 2026-07-28 may not send requests. The gateway drops and counts them, asks no client, and continues the

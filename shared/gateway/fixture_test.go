@@ -558,25 +558,13 @@ func start(t *testing.T, g *Gateway, c api.Client, name, id, params string) *cal
 // next waits for a message.
 func (x *calling) next(t *testing.T) sent {
 	t.Helper()
-	select {
-	case m := <-x.messages:
-		return m
-	case <-time.After(patience):
-		t.Fatal("no message")
-	}
-	return sent{}
+	return expect.Receive(t, "a message", x.messages)
 }
 
 // end waits for the end of the call.
 func (x *calling) end(t *testing.T) error {
 	t.Helper()
-	select {
-	case err := <-x.done:
-		return err
-	case <-time.After(patience):
-		t.Fatal("the call hangs")
-	}
-	return nil
+	return expect.Receive(t, "the end of the call", x.done)
 }
 
 // call calls a tool and waits for the response.

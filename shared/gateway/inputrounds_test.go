@@ -64,17 +64,13 @@ func TestInputRequiredOfA2026BackendIsRequestsOfA2025Client(t *testing.T) {
 		return `"result":{"model":"` + large + `"}`
 	}))
 	want := `:state-1{"who":{"action":"accept","content":{"n":12345678901234567890}},"llm":{"model":"` + large + `"}}`
-	if got := o.says(t); got != want {
-		t.Errorf("got %.200s", got)
-	}
+	expect.Equal(t, "the answer", o.says(t), want)
 	if len(o.before) != 2 || !same(jsonrpc.Member(o.before[0], "params"), json.RawMessage(form)) {
 		t.Errorf("the client was asked %s", o.before)
 	}
 	for _, m := range o.before {
 		id, _ := jsonrpc.String(jsonrpc.Member(m, "id"))
-		if len(id) < 26 {
-			t.Errorf("the id %q can be guessed", id)
-		}
+		expect.AtLeast(t, "the length of the id", len(id), 26)
 		page, err := g[0].options.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "q#" + id})
 		if err != nil || len(page.Items) != 0 {
 			t.Errorf("%d items of question %s are left (%v)", len(page.Items), id, err)

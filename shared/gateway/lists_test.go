@@ -153,9 +153,7 @@ func TestABackendCannotOfferToolsUnderThePrefixOfAnother(t *testing.T) {
 	l := g.List(t.Context(), of(ann), api.Tools)
 	expect.List(t, "the tools", names(l), []string{"other", "gown", "gh_merge", "gh_gh_merge"})
 	expect.List(t, "the conflicts", l.Conflicts, []string{"gh_merge", "gh_only_here", "gh_merge"})
-	if got := mustCall(t, g, sessionBased("s"), "gh_merge"); !strings.Contains(fmt.Sprint(got), "owner") {
-		t.Errorf("gh_merge was answered %v, want the answer of its owner", got)
-	}
+	expect.Contains(t, "the answer of gh_merge", fmt.Sprint(mustCall(t, g, sessionBased("s"), "gh_merge")), "owner")
 	if g.Has(t.Context(), sessionBased("s"), api.Tools, "gh_only_here") {
 		t.Error("gh_only_here is served, want it unknown")
 	}
@@ -354,9 +352,7 @@ func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 	if _, _, err := g.Followed(t.Context())[0].Ask(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
 		t.Errorf("got %v", err)
 	}
-	if len(s.received("initialize")) > 0 {
-		t.Error("the backend was asked without the token")
-	}
+	expect.Equal(t, "the requests without the token", len(s.received("initialize")), 0)
 }
 
 // GWN-01: a cursor that a client made up is refused or leads to a valid position, whatever number it contains.
@@ -403,9 +399,7 @@ func TestListsThatTakeTooMuch(t *testing.T) {
 			if asked := len(s.received("tools/list")); asked > tt.pages || tt.pause == 0 && asked != tt.pages {
 				t.Errorf("%d pages were read, want %d", asked, tt.pages)
 			}
-			if took := time.Since(began); took > 3*answerTime {
-				t.Errorf("it took %s", took)
-			}
+			expect.AtMost(t, "the time that it took", time.Since(began), 3*answerTime)
 		})
 	}
 }
@@ -563,9 +557,7 @@ func TestListsWhileTheStoreIsAway(t *testing.T) {
 	g := gatewayOver(t, db, at("b", s))
 	g.List(t.Context(), of(ann), api.Tools)
 	db.fail.Store(true)
-	if _, err := call(t, g, statelessClient(ann), "t"); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, expect.ErrOf(call(t, g, statelessClient(ann), "t")))
 	s.list(oneTool("u"))
 	sees(t, g, of(ann), "u")
 	db.fail.Store(false)
@@ -588,9 +580,7 @@ func TestHangingBackendIsSkippedForAWhile(t *testing.T) {
 		g := gatewayOver(t, memory(t), at("hangs", s), at("ok", ok))
 		began := time.Now()
 		g.List(t.Context(), of(ann), api.Tools)
-		if took := time.Since(began); took > g.options.AskTimeout {
-			t.Errorf("it is waited for %s", took)
-		}
+		expect.AtMost(t, "the time that the gateway waited", time.Since(began), g.options.AskTimeout)
 		n := asked.Load()
 		began = time.Now()
 		var all sync.WaitGroup

@@ -124,13 +124,7 @@ func (l log) until(t *testing.T, s *scripted) (before []string) {
 // next waits for one announcement.
 func (l log) next(t *testing.T) string {
 	t.Helper()
-	select {
-	case text := <-l:
-		return text
-	case <-time.After(patience):
-		t.Fatal("nothing was announced")
-	}
-	return ""
+	return expect.Receive(t, "an announcement", l)
 }
 
 // has waits for one announcement and checks its text.
@@ -142,9 +136,7 @@ func (l log) has(t *testing.T, want string) {
 // silent checks that there is no announcement.
 func (l log) silent(t *testing.T, s *scripted) {
 	t.Helper()
-	if got := l.until(t, s); len(got) > 0 {
-		t.Errorf("announced %q", got)
-	}
+	expect.Len(t, "the announced changes", l.until(t, s), 0)
 }
 
 // mortal is a store whose writes fail when it is dead, as in a process that cannot reach its store.
@@ -193,9 +185,7 @@ func TestOneStreamForAllRelays(t *testing.T) {
 		endFirst() // which gives its lease back
 		left := time.Now()
 		s.only(t, 2)
-		if took := time.Since(left); took > shortLease/2 {
-			t.Errorf("the hand-over took %s", took)
-		}
+		expect.AtMost(t, "the time of the hand-over", time.Since(left), shortLease/2)
 		// A hand-over announces nothing.
 		l.silent(t, s)
 		s.notify(toolsChanged)
@@ -206,9 +196,7 @@ func TestOneStreamForAllRelays(t *testing.T) {
 		endSecond() // its lease stays
 		died := time.Now()
 		s.only(t, 3)
-		if took := time.Since(died); took > shortLease+time.Second {
-			t.Errorf("the hand-over took %s", took)
-		}
+		expect.AtMost(t, "the time of the hand-over", time.Since(died), shortLease+time.Second)
 		l.until(t, s)
 		s.notify(updated("x://3"))
 		if got := l.next(t); !strings.HasPrefix(got, "third ") {
@@ -422,9 +410,7 @@ func TestBackendWithoutStreamIsListedAgain(t *testing.T) {
 			if len(l) > 0 || s.open() > 0 {
 				t.Errorf("announced %q as well, %d streams", l.next(t), s.open())
 			}
-			if n := s.alive(); n > 2 {
-				t.Errorf("%d sessions are open, want 2 at most", n)
-			}
+			expect.AtMost(t, "the open sessions", s.alive(), 2)
 		})
 	}
 }
@@ -534,9 +520,7 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 		}
 		unsubscribe(t, one, a)
 		time.Sleep(time.Minute)
-		if n := len(s.received("resources/unsubscribe")); n > 0 {
-			t.Error("it was unsubscribed while somebody wants it")
-		}
+		expect.AtMost(t, "the unsubscribe requests while a client wants the resource", len(s.received("resources/unsubscribe")), 0)
 		s.hangUp()
 		until(t, "the next connection subscribes", func() bool { return len(s.received("resources/subscribe")) == 2 })
 		if m := s.received("resources/subscribe")[1]; m.Session == stream.Session {

@@ -214,9 +214,7 @@ func TestSubscriptionsOfPrincipalsTakeTurns(t *testing.T) {
 				break
 			}
 		}
-		if took := time.Since(began); took > 2*time.Second {
-			t.Errorf("the subscription of another principal took %s, want 2 s at most", took)
-		}
+		expect.AtMost(t, "the time that another principal's subscription took", time.Since(began), 2*time.Second)
 	})
 }
 
@@ -275,12 +273,8 @@ func TestRefusedListenAnnouncesNothing(t *testing.T) {
 		g := gatewayOver(t, memory(t), at("b", s))
 		subscribe(t, g, wants("x://1", "s"))
 		relaying(t, "r", g, l, inProduction)
-		if n := l.count("notifications/resources/updated", 20*time.Minute); n > 0 {
-			t.Errorf("%d updates were announced in 20 minutes, want none", n)
-		}
-		if n := listens.Load(); n > 80 {
-			t.Errorf("%d listens in 20 minutes", n)
-		}
+		expect.AtMost(t, "the announced updates in 20 minutes", l.count("notifications/resources/updated", 20*time.Minute), 0)
+		expect.AtMost(t, "the listens in 20 minutes", listens.Load(), 80)
 	})
 }
 
@@ -460,9 +454,7 @@ func TestSessionWhoseInitializedFailsIsEnded(t *testing.T) {
 		})
 		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), inProduction)
 		time.Sleep(20 * time.Minute)
-		if n := s.alive(); n > 1 {
-			t.Errorf("after 20 minutes %d sessions are open at the backend, want 1 at most", n)
-		}
+		expect.AtMost(t, "the open sessions at the backend after 20 minutes", s.alive(), 1)
 	})
 }
 
@@ -523,13 +515,8 @@ func inTime(life, handover time.Duration) func(*relay.Relay) {
 func waitForEnd(t *testing.T, what string, g *Gateway, l log, change func(*relay.Relay)) (took time.Duration) {
 	t.Helper()
 	began := time.Now()
-	select {
-	case <-runBounded(t, what, g, l, change):
-		return time.Since(began)
-	case <-time.After(patience):
-		t.Fatalf("%s runs on", what)
-	}
-	return 0
+	expect.Receive(t, what, runBounded(t, what, g, l, change))
+	return time.Since(began)
 }
 
 // runBounded starts a relay that may end by itself.
@@ -580,11 +567,7 @@ func TestNothingIsLostOverAHandover(t *testing.T) {
 		}()
 		time.Sleep(300 * time.Millisecond)
 		runBounded(t, "second", gateways(), l, inTime(20*time.Second, 4*time.Second))
-		select {
-		case <-first:
-		case <-time.After(patience):
-			t.Fatal("the first one goes on")
-		}
+		expect.Receive(t, "the end of the first one", first)
 		until(t, "one stream is open", func() bool { return s.open() == 1 })
 		time.Sleep(500 * time.Millisecond)
 		close(stop)
@@ -679,15 +662,11 @@ func TestBoundedTime(t *testing.T) {
 		began := time.Now()
 		second := runBounded(t, "second", g(), l, inTime(3*time.Second, 2*time.Second))
 		until(t, "it tries", func() bool { return len(s.received("initialize")) > 5 })
-		if took := time.Since(began); took > shortLease {
-			t.Errorf("it took %s to have the lease", took)
-		}
+		expect.AtMost(t, "the time until the lease was taken", time.Since(began), shortLease)
 		time.Sleep(time.Until(began.Add(1100 * time.Millisecond)))
 		runBounded(t, "third", g(), l, inTime(time.Minute, 2*time.Second))
 		<-second // there is nothing to hand over, but the trying
-		if took := time.Since(began); took > 2900*time.Millisecond {
-			t.Errorf("it ended after %s", took)
-		}
+		expect.AtMost(t, "the time until it ended", time.Since(began), 2900*time.Millisecond)
 		s.refuse(0)
 		until(t, "the stream is open", func() bool { return s.open() == 1 })
 	})

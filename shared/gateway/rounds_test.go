@@ -172,9 +172,7 @@ func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 				called(t, g, someone(v2026), arguments, change).required(t)
 			}
 			r := called(t, g, someone(v2026), arguments).required(t)
-			if strings.Contains(r.State, "state-1") {
-				t.Errorf("the client got %s", r.State)
-			}
+			expect.Lacks(t, "the client's state", r.State, "state-1")
 			calls := func() int { return len(s.received("tools/call")) + len(s.received("prompts/get")) }
 			before := calls()
 			state := func(s string) string { return fmt.Sprintf(`,"requestState":%q`, s) }
@@ -287,9 +285,7 @@ func TestURLQuestionIsRecognized(t *testing.T) {
 	})
 	g := instances(t, 1, s)[0]
 	r := called(t, g, someone(v2026), "").required(t)
-	if strings.Contains(string(r.Requests["input-1"]), "elicitationId") {
-		t.Errorf("this revision has no elicitationId: %s", r.Requests["input-1"])
-	}
+	expect.Lacks(t, "the request, which has no elicitationId in this revision", string(r.Requests["input-1"]), "elicitationId")
 	expect.Equal(t, "the result", called(t, g, someone(v2026), r.retry(`{"action":"accept"}`)).says(t), `complete:"accept"`)
 	path = "pay"
 	called(t, g, someone(v2026), r.retry(`{"action":"accept"}`)).required(t)
@@ -408,9 +404,7 @@ func TestClosedConnectionEndsTheCallAtTheBackend(t *testing.T) {
 			Client: someone(v2026), Kind: api.Tools, Name: "tool", Member: "name", Method: "tools/call",
 			ID: json.RawMessage(`1`), Params: json.RawMessage(`{"name":"tool"}`), Send: func(json.RawMessage, bool) error { return nil },
 		})
-		if err == nil {
-			t.Error("the call succeeded, want an error")
-		}
+		expect.Error(t, "the call", err)
 		<-closed
 		if !stateless {
 			got := jsonrpc.Member(s.next(t, "notifications/cancelled").Params, "requestId")
@@ -424,19 +418,13 @@ func TestRequestStateExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := expect.Value(newStates(make([]byte, 32)))(t)
 		sealed := s.seal([]byte("state"), []byte("alice"))
-		if _, err := s.open(sealed, []byte("bob")); err == nil {
-			t.Error("another may use it")
-		}
+		expect.Error(t, "the state of another principal", expect.ErrOf(s.open(sealed, []byte("bob"))))
 		other := expect.Value(newStates([]byte("another key of thirty-two bytes!")))(t)
-		if _, err := other.open(sealed, []byte("alice")); err == nil {
-			t.Error("another key opens it")
-		}
+		expect.Error(t, "the state with another key", expect.ErrOf(other.open(sealed, []byte("alice"))))
 		time.Sleep(stateLife - time.Second)
 		expect.Equal(t, "the state in time", string(expect.Value(s.open(sealed, []byte("alice")))(t)), "state")
 		time.Sleep(time.Second)
-		if _, err := s.open(sealed, []byte("alice")); err == nil {
-			t.Error("an hour later it is still good")
-		}
+		expect.Error(t, "the state after an hour", expect.ErrOf(s.open(sealed, []byte("alice"))))
 	})
 }
 

@@ -40,9 +40,7 @@ func TestBackendsAreReplaced(t *testing.T) {
 		// The second one changes, the first one goes.
 		g.Replace(t.Context(), []api.Backend{at("two", two, prefix("y_"))})
 		sees(t, g, of(ann), "y_u")
-		if _, err := call(t, g, sessionBased("s"), "t"); err == nil {
-			t.Error("a tool of the one that went was called")
-		}
+		expect.Error(t, "a tool of the removed backend", expect.ErrOf(call(t, g, sessionBased("s"), "t")))
 		until(t, "no one listens to it", func() bool { return one.open() == 0 })
 		two.only(t, 2)
 		if g.Replace(t.Context(), nil); g.Any(t.Context()) {
@@ -98,18 +96,14 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	}))(t)
 	// Its secret is not there.
 	sees(t, g, of(ann), "t")
-	if n := len(locked.received("server/discover")) + len(locked.received("initialize")); n > 0 {
-		t.Error("it was asked without its credentials")
-	}
+	expect.AtMost(t, "the requests without credentials", len(locked.received("server/discover"))+len(locked.received("initialize")), 0)
 	// The secret comes.
 	t.Setenv("GATEWAY_TEST_LATER", "Bearer later")
 	sees(t, g, of(ann), "l_t", "t")
 	// A file with such a fault is not taken as a whole.
 	c.Backends = append(c.Backends, api.Backend{Name: "x", URL: open.URL, Workspace: "w", Headers: c.Backends[0].Headers})
 	t.Setenv("GATEWAY_TEST_LATER", "")
-	if err := g.Check(t.Context(), c.Backends); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "GATEWAY_TEST_LATER") {
-		t.Errorf("it was taken: %v", err)
-	}
+	expect.Fault(t, "the check", g.Check(t.Context(), c.Backends), fault.Invalid, "GATEWAY_TEST_LATER")
 }
 
 // GWN-03, GWN-04: two workspaces may each have a backend of the same name. Each has its own stream, notifications and
@@ -126,13 +120,9 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 		want.Place.Workspace = "other"
 		subscribe(t, g, want)
 		until(t, "it is subscribed", func() bool { return len(theirs.received("resources/subscribe")) == 1 })
-		if len(mine.received("resources/subscribe")) > 0 {
-			t.Error("it was subscribed at the other one, too")
-		}
+		expect.Equal(t, "the subscriptions at the other backend", len(mine.received("resources/subscribe")), 0)
 		l.has(t, `r other b notifications/resources/updated {"uri":"x://1"}`) // the subscription took effect
-		if before := append(l.until(t, mine), l.until(t, theirs)...); len(before) > 0 {
-			t.Errorf("before any change %q", before)
-		}
+		expect.Len(t, "the changes before any change", append(l.until(t, mine), l.until(t, theirs)...), 0)
 		theirs.list(oneTool("t", "u"))
 		g.List(t.Context(), of(ann), api.Tools)
 		asked := len(mine.received("tools/list"))
@@ -265,9 +255,7 @@ func TestCallersSeeTheirOwnLists(t *testing.T) {
 				}
 			}
 			for _, tokenless := range []api.Client{withToken("ann", ""), of(ann)} {
-				if got := names(g.List(t.Context(), tokenless, api.Tools)); len(got) > 0 {
-					t.Errorf("without a token one sees %q", got)
-				}
+				expect.Len(t, "the tools without a token", names(g.List(t.Context(), tokenless, api.Tools)), 0)
 				if g.Has(t.Context(), tokenless, api.Tools, "of-alice") || g.Capabilities(t.Context(), tokenless).Tools {
 					t.Error("without a token there is something")
 				}
@@ -344,9 +332,7 @@ func TestRelayDoesNotFollowWithCallersTokens(t *testing.T) {
 	l := newLog()
 	defer relaying(t, "r", g, l)()
 	until(t, "another's stream is open", func() bool { return other.open() == 1 })
-	if n := len(s.received("initialize")); n > 0 {
-		t.Errorf("it was asked %d times", n)
-	}
+	expect.AtMost(t, "the requests", len(s.received("initialize")), 0)
 	if _, ok, _ := g.Subscribable(t.Context(), auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace}, "x://1"); ok {
 		t.Error("a caller's own resource can be subscribed to by all")
 	}

@@ -103,9 +103,7 @@ func TestTasksWorkAtAnyInstance(t *testing.T) {
 					name == "simple" && m.Header.Get("Mcp-Name") != text {
 					t.Errorf("%s: got the headers %v", method, m.Header)
 				}
-				if !strings.Contains(m.Raw, more) {
-					t.Errorf("%s: the backend got %s, want %s in it", method, m.Raw, more)
-				}
+				expect.Contains(t, method+": the request at the backend", m.Raw, more)
 			}
 		})
 	}
@@ -281,14 +279,9 @@ func state(id, more string) string {
 // nextState waits for the next state of a task.
 func nextState(t *testing.T, states <-chan *api.Task) string {
 	t.Helper()
-	select {
-	case s := <-states:
-		expect.Equal(t, "the backend of the task", s.Backend, "b")
-		return string(s.Params)
-	case <-time.After(patience):
-		t.Fatal("no state of a task arrives")
-	}
-	return ""
+	s := expect.Receive(t, "a state of the task", states)
+	expect.Equal(t, "the backend of the task", s.Backend, "b")
+	return string(s.Params)
 }
 
 // GWN-23: a listen for tasks gets the backend's notifications about them under our ids, and only those. It survives a broken connection,
@@ -353,9 +346,7 @@ func TestWatchesOfOtherBackends(t *testing.T) {
 			watched, states, err := g.WatchTasks(t.Context(), c, []string{id})
 			expect.OK(t, err)
 			expect.Equal(t, "watched tasks", len(watched), tt.watched)
-			if took := time.Since(began); took > ackTime {
-				t.Errorf("the client waits %s for the acknowledgment", took)
-			}
+			expect.AtMost(t, "the time that the client waits for the acknowledgment", time.Since(began), ackTime)
 			select {
 			case _, open := <-states:
 				if open || !tt.closed {

@@ -238,9 +238,7 @@ func TestOwnResourcesHideThoseOfBackends(t *testing.T) {
 		spec.MethodResources: {"event", "other"},
 		spec.MethodTemplates: {"open", "e", "other"},
 	} {
-		if got := f.wholeList(t, method, "", nil).names; !slices.Equal(got, want) {
-			t.Errorf("%s: got %q, want %q", method, got, want)
-		}
+		expect.List(t, method, f.wholeList(t, method, "", nil).names, want)
 	}
 }
 
@@ -424,9 +422,7 @@ func streamed(t *testing.T, r reply) (out reply) {
 	}
 	events := sse.NewReader(strings.NewReader(r.Body), 1<<20)
 	e := expect.Value(events.Next())(t)
-	if _, err := events.Next(); err != io.EOF {
-		t.Errorf("behind the response: %v", err)
-	}
+	expect.Equal(t, "the end of the response", expect.ErrOf(events.Next()), io.EOF)
 	return reply{Status: r.Status, Header: r.Header, Body: string(e.Data)}
 }
 

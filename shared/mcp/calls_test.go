@@ -352,9 +352,7 @@ func TestAnswersInABatch(t *testing.T) {
 	if n := strings.Count(r.Body, `"error"`); r.Status != 200 || n != 1 {
 		t.Errorf("got status %d and %d errors, want 200 and 1: %s", r.Status, n, r.Body)
 	}
-	if m := o.event(); !strings.Contains(string(m.Data), `"action":"decline"`) {
-		t.Errorf("the call ended with %s, want the answer", m.Data)
-	}
+	expect.Contains(t, "the end of the call", string(o.event().Data), `"action":"decline"`)
 	f.do("POST", alice, `[{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}]`, session).isPlain(t, "a batch of a cancellation", 202)
 }
 
@@ -376,12 +374,8 @@ func TestCancellationInTheDialect(t *testing.T) {
 	id := <-a.waiting
 	f.dialect(alice, `{"jsonrpc":"2.0","id":"gw_x","result":{}}`, session).isPlain(t, "an answer to nothing", 202)
 	f.dialect(alice, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`, session).isPlain(t, "a cancellation", 202)
-	select {
-	case m := <-a.cancelled:
-		equal(t, "the cancelled request", string(jsonrpc.Member(jsonrpc.Member(m, "params"), "requestId")), string(id))
-	case <-time.After(patience):
-		t.Error("the cancellation does not reach the backend")
-	}
+	m := expect.Receive(t, "the cancellation at the backend", a.cancelled)
+	equal(t, "the cancelled request", string(jsonrpc.Member(jsonrpc.Member(m, "params"), "requestId")), string(id))
 	cancel()
 	a.CloseClientConnections()
 	<-done
@@ -422,7 +416,5 @@ func TestClientsThatWentAwayAreNoFailures(t *testing.T) {
 	f.endpoint.faults.Translate(gone, why, spec.V20260728, "")
 	equal(t, "the log", said.Take(), "")
 	f.endpoint.faults.Translate(t.Context(), why, spec.V20260728, "")
-	if line := said.Take(); !strings.Contains(line, "context canceled") {
-		t.Errorf("of a client that waits the log has %q, want the error", line)
-	}
+	expect.Contains(t, "the log of a client that waits", said.Take(), "context canceled")
 }

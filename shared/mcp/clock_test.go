@@ -173,9 +173,7 @@ func TestStreamClock(t *testing.T) {
 		if n := strings.Count(b.text(), ": \n\n"); n < 6 || n > 8 {
 			t.Errorf("got %d comments in two minutes, want 6 to 8: %q", n, b.text())
 		}
-		if strings.Contains(b.text(), "\nid:") || strings.Contains(b.text(), "retry:") {
-			t.Errorf("SUB-10: got %q, want no SSE id and no retry", b.text())
-		}
+		expect.Lacks(t, "SUB-10 the stream, without SSE id and retry", b.text(), "\nid:", "retry:")
 	})
 	withDeadline := func(f *fixture) *http.Request {
 		ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
@@ -254,9 +252,7 @@ func (w *written) neverQuietFor(t testing.TB, most time.Duration) {
 	t.Helper()
 	at := w.times()
 	for i := 1; i < len(at); i++ {
-		if d := at[i].Sub(at[i-1]); d > most {
-			t.Errorf("got no write for %v, want one at least every %v", d, most)
-		}
+		expect.AtMost(t, "the time between two writes", at[i].Sub(at[i-1]), most)
 	}
 }
 
@@ -498,9 +494,7 @@ func TestAnEventTypeGivesUpItsOrderWhileClientsReadIt(t *testing.T) {
 			b.f.publish(deploy, `{"n":"after"}`)
 			time.Sleep(2 * time.Minute)
 			for _, want := range []string{`"before"`, `"at the change"`, `"after"`} {
-				if !strings.Contains(b.text(), want) {
-					t.Errorf("got %s, want the event %s in it", b.text(), want)
-				}
+				expect.Contains(t, "the stream", b.text(), want)
 			}
 		})
 	}

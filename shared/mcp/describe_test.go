@@ -261,9 +261,7 @@ func TestEndpointWithoutExtensions(t *testing.T) {
 		check(t, f, features...)
 		got := f.stateless(alice, spec.MethodDiscover, "").Body
 		for _, member := range []string{"conversationEvents", spec.ConversationExtension, `"tools"`, "instructions"} {
-			if strings.Contains(got, member) {
-				t.Errorf("server/discover has %s, want nothing about it: %s", member, got)
-			}
+			expect.Lacks(t, "server/discover", got, member)
 		}
 	})
 }
@@ -337,15 +335,11 @@ func TestABatchOfLargeAnswers(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.Body), &answers); err != nil || len(answers) != maxBatch {
 		t.Fatalf("got %d answers (%v), want %d: %.200s", len(answers), err, maxBatch, r.Body)
 	}
-	if size := len(r.Body); size > 2*maxBatchBytes {
-		t.Errorf("AUT-06 the answer has %d bytes, want at most %d", size, 2*maxBatchBytes)
-	}
+	expect.AtMost(t, "AUT-06 the bytes of the answer", len(r.Body), 2*maxBatchBytes)
 	if answers[0].Result == nil {
 		t.Errorf("AUT-06 the first request got %.200s, want a result", answers[0].Error)
 	}
-	if last := string(answers[maxBatch-1].Error); !strings.Contains(last, `"limit":"batchBytes"`) {
-		t.Errorf("AUT-06 the last request got %.200s, want the limit batchBytes", last)
-	}
+	expect.Contains(t, "AUT-06 the error of the last request", string(answers[maxBatch-1].Error), `"limit":"batchBytes"`)
 }
 
 // unread is a response whose writes block until the connection is closed, because its client does not read.
@@ -396,9 +390,7 @@ func TestContentLengthIsNotBelieved(t *testing.T) {
 	for range requests {
 		_, _ = readBody(&http.Request{ContentLength: maxBody, Body: io.NopCloser(strings.NewReader("{"))})
 	}
-	if used := (allocated() - before) / requests; used > 4*firstRead {
-		t.Errorf("AUT-06 %d bytes are allocated for a body that does not arrive, want at most %d", used, 4*firstRead)
-	}
+	expect.AtMost(t, "AUT-06 the bytes allocated for a body that does not arrive", (allocated()-before)/requests, 4*firstRead)
 }
 
 func TestRepeatedParamsAreRejected(t *testing.T) {

@@ -127,9 +127,7 @@ func TestDialectStream(t *testing.T) {
 		if want := `{"jsonrpc":"2.0","method":"streamClosed","params":{"reason":"maxAge"}}`; len(all) < 20 || string(last.Data) != want || last.Retry == 0 {
 			t.Errorf("the last of %d events is %+v, want %s and retry after at least 20", len(all), last, want)
 		}
-		if strings.Contains(b.text(), "\n:") {
-			t.Error("got comments next to the pings")
-		}
+		expect.Lacks(t, "the stream, without comments next to the pings", b.text(), "\n:")
 	})
 	run(t, "SSE-02_superseded_by_a_newer_stream_of_the_session_at_another_instance", nil, func(t *testing.T, f *fixture) {
 		older, id := f.dialectStream(alice)

@@ -321,9 +321,7 @@ func TestRead(t *testing.T) {
 		if len(got) != 20 || string(got[0].Data) != `{"status":"24"}` || got[0].Name != "ci.build" {
 			t.Errorf("got %d events, the first is %+v, want 20 and number 24 of ci.build", len(got), got[0])
 		}
-		if _, err := time.Parse(time.RFC3339Nano, got[0].Timestamp); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, expect.ErrOf(time.Parse(time.RFC3339Nano, got[0].Timestamp)))
 		if got = f.latest(alice, "event://ci"); len(got) != 20 || got[0].EventID != last.ID || string(got[0].Data) != `{"big":9007199254740993}` {
 			t.Errorf("a parent: got %d events, the first is %+v, want 20 and %+v", len(got), got[0], last)
 		}

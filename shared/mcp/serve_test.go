@@ -153,9 +153,7 @@ func TestFailures(t *testing.T) {
 		}
 	})
 	t.Run("an endpoint without callers or catalog is not made", func(t *testing.T) {
-		if _, err := New(Options{}); err == nil {
-			t.Error("New without options: got no error, want one")
-		}
+		expect.Error(t, "New without options", expect.ErrOf(New(Options{})))
 	})
 }
 
@@ -518,9 +516,7 @@ func TestLambda(t *testing.T) {
 		closed := make(chan error, 1)
 		go func() { closed <- f.endpoint.Close(ctx) }()
 		brings("complete") // SUB-06
-		if _, err := r.Next(); err != io.EOF {
-			t.Errorf("after the end: %v", err)
-		}
+		expect.Equal(t, "the end of the stream", expect.ErrOf(r.Next()), io.EOF)
 		expect.OK(t, <-closed)
 	})
 	for _, stateless := range []bool{true, false} {

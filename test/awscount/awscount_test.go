@@ -49,9 +49,7 @@ func TestCounter(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	if got.Requests() != 3 {
-		t.Errorf("%d requests, want 3", got.Requests())
-	}
+	expect.Equal(t, "the requests", got.Requests(), 3)
 
 	text, err := json.Marshal(&counter)
 	expect.OK(t, err)

@@ -22,6 +22,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -180,11 +181,7 @@ func startListener(t *testing.T, target *harness.Target, l *ledger, mode, name s
 		}
 	}()
 	t.Cleanup(func() { cancel(); <-ended })
-	select {
-	case <-p.ready:
-	case <-time.After(harness.Patience):
-		t.Fatalf("%s does not subscribe: %v", l.name, l.faults)
-	}
+	expect.Receive(t, "the subscription of "+l.name, p.ready)
 	return p
 }
 

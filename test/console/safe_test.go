@@ -84,9 +84,7 @@ func TestExpiredKey(t *testing.T) {
 	expect.OK(t, w.s.Reload(t.Context(), o))
 	b.to("#/subscriptions?state=paused")
 	b.shows("You were signed out")
-	if kept := eval[int](b, `sessionStorage.length + localStorage.length`); kept != 0 {
-		t.Errorf("OPS-11 %d things are kept after the end of the session", kept)
-	}
+	expect.Equal(t, "OPS-11 the stored values after the end of the session", eval[int](b, `sessionStorage.length + localStorage.length`), 0)
 	b.signInFails("nobody", "The server does not know this key.")
 	b.js(`document.querySelector("input[name=key]").value = ""`)
 	b.signIn("op2")
@@ -118,9 +116,7 @@ func TestOwners(t *testing.T) {
 	if text := b.text("body"); strings.Contains(text, other) || strings.Contains(text, "bob") {
 		t.Errorf("OPS-20 alice sees bob's subscription: %s", text)
 	}
-	if menu := strings.Join(strings.Fields(b.text(".menu")), " "); menu != "Subscriptions Deliveries Dead letters" {
-		t.Errorf("OPS-20 the menu is %q", menu)
-	}
+	expect.Equal(t, "OPS-20 the menu", strings.Join(strings.Fields(b.text(".menu")), " "), "Subscriptions Deliveries Dead letters")
 	b.shoot("owner-light")
 	b.to("#/deliveries")
 	b.shows("evt_1")
@@ -227,9 +223,7 @@ func TestManySubscriptions(t *testing.T) {
 			took = pages()
 		}
 	}
-	if took > 5*time.Second {
-		t.Errorf("OPS-11 four pages took %v", took)
-	}
+	expect.AtMost(t, "OPS-11 the time of four pages", took, 5*time.Second)
 	t.Logf("four pages took %v", took)
 }
 
@@ -286,16 +280,12 @@ func TestAuthorizationServer(t *testing.T) {
 		t.Errorf("OPS-11 kept: %s", left)
 	}
 	asked := strings.Join(b.asks, "\n")
-	if !strings.Contains(asked, "code_challenge_method=S256") || !strings.Contains(asked, "scope=events%3Aoperate") {
-		t.Errorf("OPS-11 asked: %s", asked)
-	}
+	expect.Contains(t, "OPS-11 the question", asked, "code_challenge_method=S256", "scope=events%3Aoperate")
 	t.Run("OPS-11 an answer that this tab did not ask for is refused", func(t *testing.T) {
 		b := open(t, w.console(), provider.Issuer)
 		b.visit(w.console() + "?code=stolen&state=other")
 		b.shows("did not start in this tab")
-		if got := eval[int](b, `sessionStorage.length`); got != 0 {
-			t.Errorf("OPS-11 %d things are kept", got)
-		}
+		expect.Equal(t, "OPS-11 the stored values", eval[int](b, `sessionStorage.length`), 0)
 	})
 }
 
@@ -324,15 +314,11 @@ func TestOwnerSignsInDuringAnOutage(t *testing.T) {
 	b.shows(provider.Issuer)
 	b.click("button", "Sign in")
 	b.shows("The server answered 503.")
-	if menu := strings.TrimSpace(b.text(".menu")); menu != "" {
-		t.Errorf("OPS-20 the menu during the outage is %q", menu)
-	}
+	expect.Equal(t, "OPS-20 the menu during the outage", strings.TrimSpace(b.text(".menu")), "")
 	down.Store(false)
 	b.click("button", "Try again")
 	b.until(`document.querySelector("h1").innerText.startsWith("Subscriptions")`)
-	if menu := strings.Join(strings.Fields(b.text(".menu")), " "); menu != "Subscriptions Deliveries Dead letters" {
-		t.Errorf("OPS-20 the owner's menu is %q", menu)
-	}
+	expect.Equal(t, "OPS-20 the owner's menu", strings.Join(strings.Fields(b.text(".menu")), " "), "Subscriptions Deliveries Dead letters")
 }
 
 // TestHeaders: OPS-11. The policy forbids inline scripts and other hosts, and the served files are the embedded ones.
@@ -344,9 +330,7 @@ func TestHeaders(t *testing.T) {
 		_ = resp.Body.Close()
 		policy := resp.Header.Get("Content-Security-Policy")
 		for _, part := range []string{"default-src 'none'", "script-src 'self';", "style-src 'self';", "connect-src 'self';", "frame-ancestors 'none'", "base-uri 'none'", "require-trusted-types-for 'script'"} {
-			if !strings.Contains(policy, part) {
-				t.Errorf("OPS-11 %s: the policy %q lacks %s", path, policy, part)
-			}
+			expect.Contains(t, "OPS-11 the policy of "+path, policy, part)
 		}
 		if resp.StatusCode != 200 || !strings.HasPrefix(resp.Header.Get("Content-Type"), kind) || resp.Header.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("OPS-11 %s: %d %v", path, resp.StatusCode, resp.Header)
@@ -356,9 +340,7 @@ func TestHeaders(t *testing.T) {
 		resp, err := http.Get(w.console() + path)
 		expect.OK(t, err)
 		_ = resp.Body.Close()
-		if resp.StatusCode != status {
-			t.Errorf("OPS-11 %s: %d", path, resp.StatusCode)
-		}
+		expect.Equal(t, "OPS-11 "+path, resp.StatusCode, status)
 	}
 }
 
@@ -369,9 +351,7 @@ func TestOtherAddress(t *testing.T) {
 		resp, err := http.Get(at)
 		expect.OK(t, err)
 		_ = resp.Body.Close()
-		if resp.StatusCode != status {
-			t.Errorf("OPS-11 %s: %d, want %d", at, resp.StatusCode, status)
-		}
+		expect.Equal(t, "OPS-11 "+at, resp.StatusCode, status)
 	}
 }
 

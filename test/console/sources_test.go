@@ -92,9 +92,7 @@ func TestSourcesPage(t *testing.T) {
 		b.until(`document.querySelector(".trial li code")?.innerText === "/data/build"`)
 		b.try("nothing of the sort")
 		b.shows("is not an HTTP request")
-		if n := eval[int](b, `document.querySelectorAll("main img").length`); n != 0 {
-			t.Errorf("OPS-11 %d elements come from the request", n)
-		}
+		expect.Equal(t, "OPS-11 the elements from the request", eval[int](b, `document.querySelectorAll("main img").length`), 0)
 		var audit, events struct{ Items []any }
 		w.api("GET", "audit", "", &audit)
 		w.api("GET", "events?name=ci.build_finished", "", &events)
@@ -133,9 +131,7 @@ func TestHostileSource(t *testing.T) {
 	for _, at := range []string{"sources", "sources/builds", "sources/builds?kind=%22%3E%3Cimg%20src=x%3E", "sources/%3Cimg%20src=x%20onerror=alert(3)%3E", "dead-letters?queue=inbox"} {
 		b.to("#/" + at)
 		b.fits(at)
-		if n := eval[int](b, `document.querySelectorAll("main img, main script, main [onerror]").length`); n != 0 {
-			t.Errorf("OPS-11 %s: %d elements come from outside", at, n)
-		}
+		expect.Equal(t, "OPS-11 the elements from outside at "+at, eval[int](b, `document.querySelectorAll("main img, main script, main [onerror]").length`), 0)
 	}
 	b.to("#/sources/builds")
 	b.shows("onerror=alert(1)")

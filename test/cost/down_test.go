@@ -73,9 +73,7 @@ func TestTheDueTableHoldsTheRetriesThatAQueueCannotDelay(t *testing.T) {
 		"MCP Events: at most eight minutes": {retry.EventsSchedule, 0},
 	} {
 		t.Run("AWS-26 "+name, func(t *testing.T) {
-			if got := dueAttempts(c.schedule); got != c.want {
-				t.Errorf("got %v attempts, want %v", got, c.want)
-			}
+			expect.Equal(t, "the attempts", dueAttempts(c.schedule), c.want)
 		})
 	}
 }

@@ -177,11 +177,7 @@ func openShell(t *testing.T, dir string) *shell {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 		ended := make(chan struct{})
 		go func() { _ = cmd.Wait(); close(ended) }()
-		select {
-		case <-ended:
-		case <-time.After(30 * time.Second):
-			t.Error("the commands of the page did not end after SIGTERM")
-		}
+		expect.Receive(t, "the end of the page's commands after SIGTERM", ended)
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		if t.Failed() {
 			t.Logf("printed:\n%s", s.out.text())

@@ -86,9 +86,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 			"deliveries?outcome=delivered": 0, "deliveries?until=2020-01-01T00:00:00Z": 0,
 		} {
 			found := o.list(query)
-			if len(found) != want {
-				t.Errorf("%s: got %v", query, found)
-			}
+			expect.Len(t, query, found, want)
 			for _, it := range found {
 				if it["subscription"] != id || it["category"] != "http_4xx" || it["attempt"] != 1.0 || strings.Contains(fmt.Sprint(it), "passed") {
 					t.Errorf("%s: got %v", query, it)
@@ -188,9 +186,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 			o.call("GET", "replays/"+slow.ID, "", http.StatusOK, &ended)
 			return ended.State == "done"
 		})
-		if ended.Replayed != ended.Total {
-			t.Errorf("got %+v", ended)
-		}
+		expect.Equal(t, "the replayed dead letters", ended.Replayed, ended.Total)
 		for i := range letters {
 			arrives(fmt.Sprintf("evt_%d", i), 2)
 		}
@@ -297,9 +293,7 @@ func switched(t *testing.T, o *operated, hook *harness.Endpoint, publish func(st
 			return arrived == published
 		})
 	}
-	if left := o.list("switches"); len(left) != 0 {
-		t.Errorf("left %v", left)
-	}
+	expect.Len(t, "the switches that are left", o.list("switches"), 0)
 }
 
 // identities calls every method in the document with every identity that must not.

@@ -3,10 +3,20 @@
 package e2e
 
 import (
+	"fmt"
+	"net/http"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/auth/extauth"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/modelcontextprotocol/go-sdk/oauthex"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/identity"
 )
 
 // TestAuthNone tests where --auth none is allowed.
@@ -33,5 +43,251 @@ func TestAuthNone(t *testing.T) {
 		if s.TryStart(t.Context()) == nil {
 			t.Error("the server started")
 		}
+	})
+}
+
+type claims = identity.Claims
+
+// owned is a catalog in which events belong to an organization.
+const owned = `
+events:
+  - name: repo.changed
+    uriTemplate: event://repos/{owner}/{repo}/changed
+    payloadSchema: {type: object}
+    access: {claims: {owner: org}}
+  - name: repo.secret
+    uriTemplate: event://repos/{owner}/{repo}/secret
+    payloadSchema: {type: object}
+    access: {scopes: [secrets], claims: {owner: org}}
+  - name: repo.announced
+    uriTemplate: event://repos/{owner}/{repo}/announced
+    payloadSchema: {type: object}
+  - name: scoped.thing
+    uri: event://scoped/thing
+    payloadSchema: {type: object}
+    access: {scopes: [secrets, audit]}
+`
+
+const everything = "events:read events:subscribe events:publish"
+
+func startJWT(t *testing.T, args ...string) (*harness.Server, *identity.Provider) {
+	t.Helper()
+	p := identity.Start(t, "")
+	s := harness.StartServer(t, harness.ServerOptions{Provider: p, Catalog: owned, Args: args})
+	s.Keys["publisher"] = p.Token("publisher", "events:publish", nil)
+	s.Keys["acme"] = p.Token("alice", everything, claims{"org": "acme"})
+	s.Keys["reader"] = p.Token("reader", "events:read", nil)
+	return s, p
+}
+
+// TestTokensAreNeeded checks how requests without a good token are refused, and how a client learns where to get one
+// (AUT-01). TestTenants sends all methods, and shared/auth/jwt tests all defects of tokens.
+func TestTokensAreNeeded(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t)
+	expired := p.Token("alice", everything, claims{"exp": time.Now().Add(-time.Hour).Unix()})
+	for what, tc := range map[string]struct {
+		scope string
+		send  func(token string) (status int, h http.Header)
+	}{
+		"a call": {"events:read", func(token string) (int, http.Header) {
+			a := (&harness.Client{URL: s.MCP, Key: token, Version: harness.V20260728}).Do(t, "resources/list", nil)
+			return a.Status, a.Header
+		}},
+		"a subscription": {"events:subscribe", func(token string) (int, http.Header) {
+			a := (&harness.Client{URL: s.MCP, Key: token, Version: harness.V20260728}).Do(t, "events/subscribe", subscription("repo.announced", nil, "http://127.0.0.1:9/", harness.NewSecret()))
+			return a.Status, a.Header
+		}},
+		"a stream": {"events:read", func(token string) (int, http.Header) {
+			a := (&harness.Client{URL: s.MCP, Key: token, Version: harness.V20251125, Session: "any"}).Raw(t, http.MethodGet, "")
+			return a.Status, a.Header
+		}},
+		"an event": {"events:publish", func(token string) (int, http.Header) {
+			target := harness.Target{Events: s.Events, Keys: map[string]string{"caller": token}}
+			a := target.PostEvents(t, "caller", "application/json", `{"uri":"event://scoped/thing","data":{}}`)
+			return a.Status, a.Header
+		}},
+	} {
+		for fault, token := range map[string]string{"": "", `error="invalid_token", `: expired} {
+			t.Run("AUT-01 "+what+" is refused with: "+fault, func(t *testing.T) {
+				status, header := tc.send(token)
+				want := fmt.Sprintf(`Bearer %sscope="%s", resource_metadata="%s/.well-known/oauth-protected-resource/mcp"`, fault, tc.scope, s.Base())
+				if got := header.Get("WWW-Authenticate"); status != 401 || got != want {
+					t.Errorf("status %d, WWW-Authenticate %s, want 401 and %s", status, got, want)
+				}
+			})
+		}
+	}
+	t.Run("AUT-01 a token in the query is ignored", func(t *testing.T) {
+		c := &harness.Client{URL: s.MCP + "?access_token=" + s.Keys["acme"], Version: harness.V20260728}
+		if a := c.Do(t, "resources/list", nil); a.Status != 401 || strings.Contains(a.Header.Get("WWW-Authenticate"), "error") {
+			t.Errorf("status %d, WWW-Authenticate %s", a.Status, a.Header.Get("WWW-Authenticate"))
+		}
+	})
+	t.Run("AUT-06 the log contains no token", func(t *testing.T) {
+		for _, token := range []string{expired, s.Keys["acme"]} {
+			expect.Lacks(t, "the log", s.Output(), token[len(token)-30:])
+		}
+	})
+}
+
+// TestTheSDKGetsATokenByItself checks that the challenges and the metadata lead the official client to the provider
+// and to every scope it needs, without further configuration (AUT-01).
+func TestTheSDKGetsATokenByItself(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t)
+	for _, version := range []string{harness.V20260728, harness.V20251125} {
+		t.Run("AUT-01 "+version, func(t *testing.T) {
+			handler := expect.Value(extauth.NewClientCredentialsHandler(&extauth.ClientCredentialsHandlerConfig{
+				Credentials: &oauthex.ClientCredentials{
+					ClientID: "robot", ClientSecretAuth: &oauthex.ClientSecretAuth{ClientSecret: identity.Secret},
+				},
+			}))(t)
+			client := sdk.NewClient(&sdk.Implementation{Name: "robot", Version: "1"}, nil)
+			session := expect.Value(client.Connect(t.Context(), &sdk.StreamableClientTransport{
+				Endpoint: s.MCP, OAuthHandler: handler, DisableStandaloneSSE: true,
+			}, &sdk.ClientSessionOptions{ProtocolVersion: version}))(t)
+			defer session.Close()
+			expect.OK(t, expect.ErrOf(session.ListResources(t.Context(), nil)))
+			if granted := p.Granted(); granted[len(granted)-1] != "events:read" {
+				t.Errorf("the client asked for %q", granted)
+			}
+			expect.OK(t, expect.ErrOf(session.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "event://scoped/thing"})))
+			granted := strings.Fields(p.Granted()[len(p.Granted())-1])
+			if slices.Sort(granted); !slices.Equal(granted, []string{"audit", "events:read", "secrets"}) {
+				t.Errorf("the client stepped up to %q", p.Granted())
+			}
+		})
+	}
+}
+
+// TestTheProviderCannotBeReached checks that a token that cannot be verified is an error of the server, not of the
+// client (AUT-01).
+func TestTheProviderCannotBeReached(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t)
+	p.Down(true)
+	a := s.Stateless("acme").Do(t, "resources/list", nil)
+	if a.Status != http.StatusServiceUnavailable || a.Header.Get("Retry-After") == "" || a.Header.Get("WWW-Authenticate") != "" {
+		t.Errorf("POST /mcp: status %d, %v", a.Status, a.Header)
+	}
+	e := s.PostEvents(t, "acme", "application/json", `{"uri":"event://scoped/thing","data":{}}`)
+	if e.Status != http.StatusServiceUnavailable || strings.Contains(string(e.Body), p.Issuer) {
+		t.Errorf("POST /events: status %d, %s", e.Status, e.Body)
+	}
+	p.Down(false)
+	harness.Eventually(t, harness.Patience, "it is let in", func() bool { return s.Stateless("acme").Do(t, "resources/list", nil).Status == 200 })
+}
+
+// TestOwners tests the access rule owner: org of a catalog, with claims of tokens. Members of one organization must
+// not get events of another, whatever they request (AUT-04, AUT-05).
+func TestOwners(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t)
+	s.Keys["both"] = p.Token("carol", everything+" secrets", claims{"org": []string{"acme", "globex"}})
+	s.Keys["number"] = p.Token("dave", everything, claims{"org": 42})
+	s.Keys["nowhere"] = p.Token("erin", everything, nil)
+	receiver := harness.NewReceiver(t)
+	const own, foreign = "event://repos/acme/web/changed", "event://repos/globex/web/changed"
+	publish := func(t *testing.T, ids string, uris ...string) {
+		for i, uri := range uris {
+			s.Publish(t, harness.Event{ID: fmt.Sprint(ids, i), URI: uri, Data: object{"of": uri}})
+		}
+	}
+	publish(t, "before", foreign, own)
+	hook := receiver.Endpoint("refused")
+
+	for _, tc := range []struct {
+		who  string
+		uris []string
+	}{
+		{"acme", []string{foreign, "event://repos/*/web/changed", "event://repos/acme%2Fx/web/changed"}},
+		{"nowhere", []string{own}},
+		{"number", []string{"event://repos/4/web/changed"}},
+		{"both", []string{"event://repos/initech/web/changed", "event://repos/*/web/changed"}},
+	} {
+		c, sessionBased := s.Stateless(tc.who), s.SessionBased(t, tc.who, harness.V20251125)
+		for _, uri := range tc.uris {
+			t.Run("AUT-04 "+tc.who+" does not get "+uri, func(t *testing.T) {
+				refused := func(a *harness.Answer) {
+					t.Helper()
+					if a.Error == nil || strings.Contains(string(a.Body), `"of"`) {
+						t.Errorf("answered %s", a.Body)
+					}
+				}
+				refused(c.Do(t, "resources/read", object{"uri": uri}))
+				refused(c.Do(t, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()}))
+				refused(sessionBased.Do(t, "resources/subscribe", object{"uri": uri}))
+				l := c.Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
+				expect.Len(t, "the accepted notifications", decode[struct{ Notifications map[string]any }](t, l.Next(t).Params).Notifications, 0)
+				owner, repo := strings.Split(uri, "/")[3], strings.Split(uri, "/")[4]
+				arguments := object{}
+				if owner != "*" {
+					arguments["owner"] = owner
+				}
+				if repo != "*" {
+					arguments["repo"] = repo
+				}
+				for _, method := range []string{"events/subscribe", "events/poll", "events/stream"} {
+					params := subscription("repo.changed", arguments, hook.URL(), harness.NewSecret())
+					if method != "events/subscribe" {
+						delete(params, "delivery")
+					}
+					refused(c.Do(t, method, params))
+				}
+			})
+		}
+	}
+
+	t.Run("AUT-04 polls return the caller's own events", func(t *testing.T) {
+		var page struct{ Cursor string }
+		arguments := object{"owner": "acme", "repo": "web"}
+		s.Stateless("acme").Call(t, "events/poll", object{"name": "repo.changed", "arguments": arguments}, &page)
+		publish(t, "poll", own, foreign)
+		harness.Eventually(t, harness.Patience, "the event", func() bool {
+			a := s.Stateless("acme").Do(t, "events/poll", object{"name": "repo.changed", "arguments": arguments, "cursor": page.Cursor})
+			expect.Lacks(t, "the poll", string(a.Body), "globex")
+			return strings.Contains(string(a.Body), "poll0")
+		})
+	})
+	t.Run("AUT-04 an owner may be one of several organizations, or a number", func(t *testing.T) {
+		for who, uri := range map[string]string{"both": foreign, "number": "event://repos/42/web/changed", "acme": own} {
+			hook := receiver.Endpoint("own-" + who)
+			register(t, s.Stateless(who), hook, uri)
+			publish(t, who, uri)
+			hook.Wait(t, 1)
+		}
+	})
+	t.Run("AUT-04 a webhook of a parent with several owners is refused", func(t *testing.T) {
+		for _, uri := range []string{"event://repos", "event://repos/globex", "event://repos/globex/web"} {
+			a := s.Stateless("acme").Do(t, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()})
+			if a.Error == nil || a.Error.Code != 403 {
+				t.Errorf("%s: %s", uri, a.Body)
+			}
+		}
+	})
+	t.Run("AUT-04 on a stream, a parent with several owners delivers the caller's own events and unrestricted ones", func(t *testing.T) {
+		c := s.Stateless("acme")
+		stream := c.Listen(t, 1, object{"resourceSubscriptions": []string{"event://repos"}}, nil)
+		sessionBased := s.SessionBased(t, "acme", harness.V20251125)
+		sessionBased.Call(t, "resources/subscribe", object{"uri": "event://repos"}, nil)
+		session := sessionBased.Open(t, "")
+		for i := range 3 {
+			publish(t, fmt.Sprint("p", i), foreign, "event://repos/acme/web/secret", "event://repos/globex/web/announced")
+		}
+		for what, got := range map[string][]*harness.Update{"listen": stream.Wait(t, 3), "session": session.Wait(t, 3)} {
+			for _, u := range got {
+				if u.URI != "event://repos/globex/web/announced" {
+					t.Errorf("%s got %s", what, u.URI)
+				}
+			}
+		}
+		a := c.Do(t, "resources/read", object{"uri": "event://repos"})
+		if body := string(a.Body); a.Error != nil || strings.Contains(body, foreign) || strings.Contains(body, "/secret") || !strings.Contains(body, "announced") {
+			t.Errorf("read: %s", body)
+		}
+	})
+	t.Run("AUT-05 no event of another owner was delivered", func(t *testing.T) {
+		expect.Equal(t, "the webhooks", len(hook.IDs()), 0)
 	})
 }

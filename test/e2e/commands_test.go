@@ -3,11 +3,16 @@
 package e2e
 
 import (
+	"encoding/json"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/client/check"
 	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
@@ -87,14 +92,60 @@ func commanding(t *testing.T, target *harness.Target) {
 		}
 	})
 	t.Run("OPS-10 a subscription is ended, and the audit trail has every action", func(t *testing.T) {
-		if out := says("subscriptions end " + id + " --yes"); out != "Done.\n" {
-			t.Error(out)
-		}
+		expect.Equal(t, "the output", says("subscriptions end "+id+" --yes"), "Done.\n")
 		out := says("audit list --since 1h")
 		for _, action := range []string{"subscription.pause", "subscription.end", "switch.pause", "replay.start", "dead-letter.retry", "event.deliver"} {
 			if !regexp.MustCompile(`(?m)^20.* chief +\S+ +` + regexp.QuoteMeta(action) + ` `).MatchString(out) {
 				t.Errorf("%s is missing in\n%s", action, out)
 			}
 		}
+	})
+}
+
+// TestCheck tests the server against the specification with the check command, which users can run against their
+// servers.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	checked(t, &harness.StartServer(t, harness.ServerOptions{
+		Args: []string{"--events-retry-schedule", "0s,1s,1s", "--min-ttl", "1s"},
+	}).Target)
+}
+
+func checked(t *testing.T, s *harness.Target) {
+	binary := harness.Binary(t, "./cmd/mcpevents", false)
+	junit := filepath.Join(t.TempDir(), "report.xml")
+	cmd := exec.CommandContext(t.Context(), binary, "check", s.MCP, "--event", "ci.build_finished", "--wait", harness.Patience.String(), "--json", "--junit", junit,
+		"--publish", binary+` publish --quiet --uri event://ci/build-finished --data '{"build":7,"status":"passed"}'`)
+	cmd.Env = append(os.Environ(), "MCPEVENTS_KEY="+s.Keys["alice"], "MCPEVENTS_SERVER="+strings.TrimSuffix(s.Events, "/events"))
+	var said strings.Builder
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s\n%s", err, said.String(), out)
+	}
+	var report check.Report
+	expect.OK(t, json.Unmarshal(out, &report))
+	var failed, left []string
+	for _, r := range report.Results {
+		switch r.Result {
+		case check.Failed:
+			failed = append(failed, r.ID+": "+r.Detail)
+		case check.NotTestable:
+			left = append(left, r.ID)
+		}
+	}
+	t.Run("RCH-06 EVX-25 WHK-06 no rule fails, e.g. on rotated secrets, and the profile is the default one", func(t *testing.T) {
+		if len(failed) > 0 || report.Profile != "released" {
+			t.Errorf("failed: %q in the profile %q, want none in released", failed, report.Profile)
+		}
+	})
+	t.Run("RCH-06 all but five rules are tested", func(t *testing.T) {
+		expect.List(t, "the rules that were not tested", left, []string{"capability-absent", "error-mode", "webhook-https", "webhook-private", "terminated"})
+	})
+	t.Run("RCH-06 progress is written to standard error", func(t *testing.T) {
+		expect.Contains(t, "the output on standard error", said.String(), "wait for retries")
+	})
+	t.Run("RCH-06 a file for a CI is written", func(t *testing.T) {
+		expect.Contains(t, "the report", string(expect.Value(os.ReadFile(junit))(t)), "<testsuite ")
 	})
 }

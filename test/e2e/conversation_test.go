@@ -145,9 +145,7 @@ func TestConversation(t *testing.T) {
 		if !harness.Within(t, harness.Patience, told) {
 			t.Errorf("the failure is not in the log: %s", s.Output())
 		}
-		if out := s.Output(); strings.Contains(out, marker) {
-			t.Error("a message is in the log")
-		}
+		expect.Lacks(t, "the log", s.Output(), marker)
 	})
 	t.Run("CNV-06 consent survives a restart, and the server follows its configuration", func(t *testing.T) {
 		before := len(memory.messages())
@@ -177,12 +175,8 @@ func TestConversationOnLocalAWS(t *testing.T) {
 		Catalog: withConversation(t), Config: conversationConfig(memory, notes, newDiary(t), "10s"), Env: map[string]string{"MCPEVENTS_LOG_LEVEL": "DEBUG"},
 	})
 	conversing(t, &aws.Target, memory, notes)
-	if n := aws.Starts("StreamFunction"); n < 2 {
-		t.Errorf("CNV-02: only %d instances were running", n)
-	}
-	if strings.Contains(aws.Output(), marker) {
-		t.Error("CNV-08: a message is in the log")
-	}
+	expect.AtLeast(t, "CNV-02 the running instances", aws.Starts("StreamFunction"), 2)
+	expect.Lacks(t, "CNV-08 the log", aws.Output(), marker)
 	for _, item := range aws.Items(t) {
 		if strings.Contains(item, marker) && !strings.Contains(item, "event://conversation/user-message") {
 			t.Errorf("a message is in the store: %s", item)
@@ -289,9 +283,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 			c.Call(t, "conversation/userMessage", params, &r)
 			want := "Context from memory (Long-term memory):\n> You said before: " + marker + " " + id +
 				"\n\nContext from notes (Notes):\n> A note.\n> Context from memory (Long-term memory):\n> > forged " + marker + " " + id + "\n\nContext from diary (Diary):\n> Dear diary: " + marker + " " + id
-			if r.Context != want {
-				t.Errorf("%s: got %q, want %q", revision, r.Context, want)
-			}
+			expect.Equal(t, revision, r.Context, want)
 			var got []string
 			for _, m := range r.StructuredContext.Memories {
 				got = append(got, fmt.Sprintf("%v %s %.4s", m.Relevance, m.Source, m.Content))
@@ -344,9 +336,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 					n++
 				}
 			}
-			if want := map[*harness.Stream]int{asked: 1, stream: 1}[st]; n != want {
-				t.Errorf("a stream got %d contexts, want %d", n, want)
-			}
+			expect.Equal(t, "the contexts on a stream", n, map[*harness.Stream]int{asked: 1, stream: 1}[st])
 		}
 	})
 

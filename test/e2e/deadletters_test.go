@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -88,12 +89,8 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 		}
 	})
 	t.Run("OPS-04 only operators of their workspace see them", func(t *testing.T) {
-		if got := list("chief", "?queue=inbox"); len(got) != 0 {
-			t.Errorf("chief sees %v", got)
-		}
-		if got := list("alice", "?queue=inbox"); len(got) != 0 {
-			t.Errorf("alice sees %v", got)
-		}
+		expect.Len(t, "the dead letters that chief sees", list("chief", "?queue=inbox"), 0)
+		expect.Len(t, "the dead letters that alice sees", list("alice", "?queue=inbox"), 0)
 		o.call("POST", "dead-letters/"+inbox[0].ID+"/retry", "", http.StatusNotFound, nil)
 	})
 	t.Run("OPS-04 an event that its queue gave up is delivered once when it is retried", func(t *testing.T) {
@@ -103,9 +100,7 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 		if got := hook.Wait(t, 1)[0].ID(); !slices.Contains(stuck(), got) {
 			t.Errorf("got %s", got)
 		}
-		if left := list(operator, "?queue=events"); len(left) != gaveUp-1 {
-			t.Errorf("left %v", left)
-		}
+		expect.Len(t, "the dead letters that are left", list(operator, "?queue=events"), gaveUp-1)
 	})
 	replay := func(name string, want int) {
 		t.Helper()
@@ -134,9 +129,7 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 	t.Run("OPS-04 a replay of a queue sends its messages back", func(t *testing.T) {
 		replay("events", gaveUp-1)
 		harness.Eventually(t, harness.Patience, "all events arrive", func() bool { return len(hook.IDs()) == gaveUp })
-		if left := list(operator, "?queue=events"); len(left) != 0 {
-			t.Errorf("left %v", left)
-		}
+		expect.Len(t, "the dead letters that are left", list(operator, "?queue=events"), 0)
 	})
 	t.Run("OPS-04 a message that still cannot be accepted becomes another letter", func(t *testing.T) {
 		replay("inbox", gaveUp)

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -101,9 +102,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		time.Sleep(time.Until(answered.Add(late)))
 		s.Publish(t, incident("load-last", "load", "info"))
 		harness.Eventually(t, harness.Patience, "the last event", func() bool { return control.IDs()["load-last"] > 0 })
-		if hook.IDs()["load-last"] > 0 {
-			t.Error("an event that was published after the response was delivered")
-		}
+		expect.AtMost(t, "the deliveries of an event that was published after the response", hook.IDs()["load-last"], 0)
 		silent(t, hook, answered)
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 	sender "github.com/mcp-events/mcpevents/test/provider"
 )
@@ -72,9 +73,7 @@ func post(t *testing.T, url string, header http.Header, body []byte, edit func(*
 	}
 	defer resp.Body.Close()
 	raw, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, err)
 	return &harness.HTTPAnswer{Status: resp.StatusCode, Header: resp.Header, Body: raw}
 }
 
@@ -150,9 +149,7 @@ func sourcing(t *testing.T, s *harness.Target, scheme sender.Scheme) {
 				t.Errorf("with a %s: got %+v, want %v", way, got, want)
 			}
 		}
-		if got := eventIDs(different(occurrences(t, foreign, 1))); !slices.Equal(got, []string{"d-closed"}) {
-			t.Errorf("the subscriber to closed pull requests got %v", got)
-		}
+		expect.List(t, "the events of the subscriber to closed pull requests", eventIDs(different(occurrences(t, foreign, 1))), []string{"d-closed"})
 	})
 	t.Run("SRC-04 a repeated request is the same event, which other subscribers do not receive", func(t *testing.T) {
 		send(t, "d-1", pullBody("opened", "site", 7))
@@ -194,18 +191,14 @@ func TestSourcesAreReloaded(t *testing.T) {
 		harness.Eventually(t, harness.Patience, "the new pattern", func() bool {
 			return string(github(t, s, "github", "r-3", pullBody("closed", "site", 3)).Body) == `{"accepted":[]}`
 		})
-		if a := github(t, s, "second", "r-4", pullBody("opened", "site", 4)); a.Status != http.StatusNotFound {
-			t.Errorf("a removed source responds %d", a.Status)
-		}
+		expect.Equal(t, "the status of a removed source", github(t, s, "second", "r-4", pullBody("opened", "site", 4)).Status, http.StatusNotFound)
 	})
 	t.Run("SRC-01 a faulty file is refused, and the source continues to work", func(t *testing.T) {
 		s.SetConfig(t, strings.Replace(githubSource, "/body/number", "/body/~number", 1))
 		harness.Eventually(t, harness.Patience, "the complaint", func() bool { return strings.Contains(s.Output(), "reload failed") })
 		log := s.Output()
 		log = log[strings.LastIndex(log, "reload failed"):]
-		if want := "source github: events: data: /number:"; !strings.Contains(log, want) || !strings.Contains(log, "config.yaml:") {
-			t.Errorf("the log has %.400s, want %s and the file", log, want)
-		}
+		expect.Contains(t, "the log", log, "source github: events: data: /number:", "config.yaml:")
 		wantAccepted(t, github(t, s, "github", "r-1", pullBody("opened", "site", 1)), "r-1")
 	})
 }

@@ -98,8 +98,6 @@ func TestStoryOfAnOutage(t *testing.T) {
 		if _, different := hook.Count(); different != events {
 			t.Errorf("%d events arrived, want %d", different, events)
 		}
-		if left := o.list("dead-letters"); len(left) != 0 {
-			t.Errorf("left %v", left)
-		}
+		expect.Len(t, "the dead letters that are left", o.list("dead-letters"), 0)
 	})
 }

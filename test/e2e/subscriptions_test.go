@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -48,9 +49,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		if got := listed(owner); !slices.Contains(got, uri) {
 			t.Errorf("the owner has %v, want %s among them", got, uri)
 		}
-		if got := listed(other); len(got) != 0 {
-			t.Errorf("another principal sees %v", got)
-		}
+		expect.Len(t, "the subscriptions that another principal sees", listed(other), 0)
 	})
 	t.Run("EVS-12 lists with subscriptions are private", func(t *testing.T) {
 		var page struct{ CacheScope string }
@@ -102,8 +101,6 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 	})
 	t.Run("EVS-12 another principal is not notified", func(t *testing.T) {
 		// All clients may be notified at this time, of both lists, because the catalog has just been applied.
-		if n := changes(listens["other"]) - count(listens["other"], "notifications/events/list_changed"); n != 0 {
-			t.Errorf("got %d list_changed, want none", n)
-		}
+		expect.Equal(t, "the list_changed notifications", changes(listens["other"])-count(listens["other"], "notifications/events/list_changed"), 0)
 	})
 }

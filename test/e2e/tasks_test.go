@@ -42,9 +42,7 @@ func TestTasksOnLocalAWS(t *testing.T) {
 	backend, config := startTasks(t)
 	aws := harness.StartAWS(t, harness.AWSOptions{Config: config})
 	testTasks(t, &aws.Target, backend, func() {})
-	if n := aws.Starts("StreamFunction"); n < 2 {
-		t.Errorf("GWN-23: only %d instances were running", n)
-	}
+	expect.AtLeast(t, "GWN-23 the running instances", aws.Starts("StreamFunction"), 2)
 }
 
 type taskResult struct {
@@ -114,9 +112,7 @@ func testTasks(t *testing.T, s *harness.Target, backend *tasks.Backend, restart 
 	})
 	t.Run("GWN-23 another principal's task does not exist", func(t *testing.T) {
 		for _, method := range []string{"tasks/get", "tasks/update", "tasks/cancel"} {
-			if got := declaring("bob").Refused(t, -32602, method, object{"taskId": waiting}); got.Message != "there is no task with this id" {
-				t.Errorf("%s: got %v", method, got)
-			}
+			expect.Equal(t, method, declaring("bob").Refused(t, -32602, method, object{"taskId": waiting}).Message, "there is no task with this id")
 		}
 		if ack := declaring("bob").Listen(t, "l", object{"taskIds": []string{waiting}}, nil).Next(t); strings.Contains(string(ack.Params), "taskIds") {
 			t.Errorf("the acknowledgment is %s, want no task", ack.Params)

@@ -325,9 +325,7 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 			sessionBased.Initialize(t)
 		}
 		for _, name := range known {
-			if len(table[name]) == 0 {
-				t.Errorf("AUT-05 %s is not in the table: add its expected responses", name)
-			}
+			expect.AtLeast(t, fmt.Sprintf("AUT-05 the expected responses of %s in the table", name), len(table[name]), 1)
 			for i, a := range table[name] {
 				for _, c := range []*harness.Client{stateless, sessionBased} {
 					revision, wants := "2026", a.stateless

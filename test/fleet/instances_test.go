@@ -189,12 +189,7 @@ func (p *pair) dies(t *testing.T) {
 	harness.Eventually(t, harness.Patience, "the calls are at the backend", func() bool { return b.State(t).Calls["test_wait"] == calls+4 })
 	b.Kill()
 	for range 4 {
-		select {
-		case wrong := <-ended:
-			expect.Equal(t, "a call at the dead backend", wrong, "")
-		case <-time.After(harness.Patience):
-			t.Fatal("a call hangs")
-		}
+		expect.Equal(t, "a call at the dead backend", expect.Receive(t, "the end of the call", ended), "")
 	}
 	for n := range 2 {
 		p.echo(t, p.moved(p.session(t, "p5"), n), "s26_")

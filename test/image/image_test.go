@@ -79,9 +79,7 @@ func TestTheImage(t *testing.T) {
 		},
 	} {
 		t.Run("RCH-10 "+name+" is as small as it can be", func(t *testing.T) {
-			if got := of(stage, name); !slices.Equal(got, want) {
-				t.Errorf("got %q, want %q", got, want)
-			}
+			expect.List(t, "the files", of(stage, name), want)
 		})
 	}
 	root, binary := content(t)
@@ -208,9 +206,7 @@ func serves(t *testing.T, root, environment string) {
 	if err := version.Run(); err != nil || !strings.HasPrefix(text.String(), "mcpevents 9.8.7 ") {
 		t.Errorf("%v: %s", err, text)
 	}
-	if files, err := os.ReadDir(filepath.Join(root, "data")); err != nil || len(files) == 0 {
-		t.Errorf("the volume holds nothing: %v", err)
-	}
+	expect.AtLeast(t, "the files of the volume", len(expect.Value(os.ReadDir(filepath.Join(root, "data")))(t)), 1)
 	expect.OK(t, server.Process.Signal(syscall.SIGTERM))
 	select {
 	case err := <-ended:

@@ -76,9 +76,7 @@ func runService(t *testing.T, binary string) {
 				cmd.Env = append(cmd.Env, setting)
 			}
 		}
-		if program != "/usr/bin/mcpevents" {
-			t.Errorf("the unit starts %s, want the program of the package", program)
-		}
+		expect.Equal(t, "the program of the unit", program, "/usr/bin/mcpevents")
 		return cmd
 	}
 	expect.OK(t, os.WriteFile(filepath.Join(folder, "catalog.yaml"), []byte(read(t, "catalog.yaml")), 0o600))
@@ -87,9 +85,7 @@ func runService(t *testing.T, binary string) {
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || !slices.Contains(final, strconv.Itoa(exit.ExitCode())) {
 		t.Errorf("got %v, want an exit code after which systemd does not restart it: %s", err, out)
 	}
-	if !strings.Contains(string(out), "config") {
-		t.Errorf("got %s, want a text that names the configuration", out)
-	}
+	expect.Contains(t, "the output", string(out), "config")
 	config = regexp.MustCompile(`(?m)^#(keys:|  - )`).ReplaceAllString(config, "$1")
 	cmd := start(strings.ReplaceAll(config, "64-hexadecimal-digits", strings.Repeat("ab", 32)))
 	log, err := cmd.StderrPipe()
@@ -101,9 +97,7 @@ func runService(t *testing.T, binary string) {
 		lines = append(lines, s.Text())
 		if strings.Contains(s.Text(), "msg=serving") {
 			serves = true
-			if err := cmd.Process.Signal(os.Interrupt); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, cmd.Process.Signal(os.Interrupt))
 		}
 	}
 	if err := cmd.Wait(); err != nil && serves {

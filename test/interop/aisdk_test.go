@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -76,21 +77,15 @@ func receiving(t *testing.T, s *harness.Target) {
 				t.Errorf("received %+v", got)
 			}
 			for _, status := range []int{200, 204} { // to its verification, and to the event
-				if got := client.next(t, "request").Status; got != status {
-					t.Errorf("its handler answered %d, want %d", got, status)
-				}
+				expect.Equal(t, "the status of its handler", client.next(t, "request").Status, status)
 			}
 
 			var again struct{ ID string }
 			client.do(t, object{"do": "refresh", "id": sub.ID}, &again)
-			if again.ID != sub.ID {
-				t.Errorf("refreshed as %s, was %s", again.ID, sub.ID)
-			}
+			expect.Equal(t, "the id after the refresh", again.ID, sub.ID)
 			incident(handshake+"-2", "info") // filtered out
 			incident(handshake+"-3", "critical")
-			if got := client.next(t, "event"); got.Event.EventID != handshake+"-3" {
-				t.Errorf("received %s after the refresh", got.Event.EventID)
-			}
+			expect.Equal(t, "the event after the refresh", client.next(t, "event").Event.EventID, handshake+"-3")
 
 			client.do(t, object{"do": "unsubscribe", "id": sub.ID}, nil)
 			incident(handshake+"-4", "critical")

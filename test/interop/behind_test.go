@@ -76,13 +76,7 @@ func behindTheGateway(t *testing.T, s *theirs) {
 	}
 	next := func(from chan mcpevents.Event, what string) mcpevents.Event {
 		t.Helper()
-		select {
-		case e := <-from:
-			return e
-		case <-time.After(harness.Patience):
-			t.Fatalf("%s does not arrive", what)
-			return mcpevents.Event{}
-		}
+		return expect.Receive(t, what, from)
 	}
 	streams := map[string]chan mcpevents.Event{}
 	for _, mode := range modes {

@@ -29,9 +29,7 @@ func TestChatGPT(t *testing.T) {
 		chatting(t, c)
 		secret(t, c, s.Output)
 		t.Run("RCH-05 no metric has the key", func(t *testing.T) {
-			if strings.Contains(s.Metrics(t), s.Keys["chatgpt"]) {
-				t.Error("a metric has it")
-			}
+			expect.Lacks(t, "the metrics", s.Metrics(t), s.Keys["chatgpt"])
 		})
 	})
 	t.Run("local AWS", func(t *testing.T) {
@@ -243,9 +241,7 @@ func chatting(t *testing.T, c *chatGPT) {
 			t.Errorf("%+v after %+v, %d challenges", again, g, c.challenges())
 		}
 		incident(t, "b", "critical")
-		if got := first.wait(t, 2); got[1].EventID != service+"b" {
-			t.Errorf("got %+v", got)
-		}
+		expect.Equal(t, "the second event", first.wait(t, 2)[1].EventID, service+"b")
 	})
 
 	var second *callback
@@ -266,9 +262,7 @@ func chatting(t *testing.T, c *chatGPT) {
 		first.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: http.StatusGone} })
 		incident(t, "d", "critical")
 		incident(t, "e", "critical")
-		if got := second.wait(t, 3); len(got) != 3 {
-			t.Errorf("got %+v", got)
-		}
+		expect.Len(t, "the events", second.wait(t, 3), 3)
 	})
 	t.Run("EVX-15 EVX-20 8: or it unsubscribes, twice, and gets empty results", func(t *testing.T) {
 		for range 2 {
@@ -276,9 +270,7 @@ func chatting(t *testing.T, c *chatGPT) {
 			c.Call(t, "events/unsubscribe", object{"name": second.name, "arguments": second.arguments, "delivery": object{"mode": "webhook", "url": second.URL()}}, &result)
 			delete(result, "resultType")
 			delete(result, "_meta")
-			if len(result) != 0 {
-				t.Errorf("got %v", result)
-			}
+			expect.Len(t, "the result", result, 0)
 		}
 	})
 }
@@ -304,8 +296,6 @@ func secret(t *testing.T, c *chatGPT, output func() string) {
 				t.Errorf("%d %s", a.Status, text)
 			}
 		}
-		if strings.Contains(output(), s.Keys["chatgpt"]) {
-			t.Error("the key is logged")
-		}
+		expect.Lacks(t, "the log", output(), s.Keys["chatgpt"])
 	})
 }

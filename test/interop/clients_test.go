@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/test/expect"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -246,9 +247,7 @@ func (u *user) subscribes(t *testing.T) {
 		u.do(t, object{"do": "subscribe", "uri": u.uri(channel)}, nil)
 	}
 	u.subscribed(t)
-	if got := u.Version(); got != u.version {
-		t.Errorf("it speaks %s, want %s", got, u.version)
-	}
+	expect.Equal(t, "the revision", u.Version(), u.version)
 	u.publish(t, "a1", "b1")
 	u.receives(t, "a1", "b1")
 	u.reads(t, "a1")

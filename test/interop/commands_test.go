@@ -17,7 +17,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -79,20 +78,12 @@ func TestReferenceServersAsCommands(t *testing.T) {
 			}
 		})
 		t.Run("GWN-26 filesystem, everything and git answer: "+name, func(t *testing.T) {
-			if got := call(t, c, "files_read_text_file", object{"path": filepath.Join(files, "hello.txt")}); got != "hello, stdio" {
-				t.Errorf("the file is %q", got)
-			}
-			if got := call(t, c, "every_get-sum", object{"a": 2, "b": 3}); !strings.Contains(got, "5") {
-				t.Errorf("the sum is %q", got)
-			}
-			if got := call(t, c, "git_git_log", object{"repo_path": repository}); !strings.Contains(got, "the first one") {
-				t.Errorf("the log is %q", got)
-			}
+			expect.Equal(t, "the file", call(t, c, "files_read_text_file", object{"path": filepath.Join(files, "hello.txt")}), "hello, stdio")
+			expect.Contains(t, "the sum", call(t, c, "every_get-sum", object{"a": 2, "b": 3}), "5")
+			expect.Contains(t, "the log", call(t, c, "git_git_log", object{"repo_path": repository}), "the first one")
 			var prompt struct{ Messages []json.RawMessage }
 			c.Call(t, "prompts/get", object{"name": "every_simple-prompt"}, &prompt)
-			if len(prompt.Messages) == 0 {
-				t.Error("the prompt has no messages")
-			}
+			expect.AtLeast(t, "the messages of the prompt", len(prompt.Messages), 1)
 		})
 	}
 	t.Run("GWN-26 a command gets only the named variables, PATH and HOME", func(t *testing.T) {
@@ -106,9 +97,7 @@ func TestReferenceServersAsCommands(t *testing.T) {
 		if got := strings.Join(names, " "); got != "A_TOKEN HOME LEVEL PATH" || env["A_TOKEN"] != "t0ken" {
 			t.Errorf("got %s", got)
 		}
-		if strings.Contains(s.Output(), "t0ken") {
-			t.Error("the token is in the log")
-		}
+		expect.Lacks(t, "the log", s.Output(), "t0ken")
 	})
 	t.Run("GWN-26 progress and roots pass, and each session has a process of its own", func(t *testing.T) {
 		before := len(processes(s, "everything"))
@@ -137,19 +126,11 @@ func TestReferenceServersAsCommands(t *testing.T) {
 			params.SetProgressToken("p")
 			expect.OK(t, expect.ErrOf(session.CallTool(t.Context(), params)))
 			for want := 1.0; want <= 3; want++ {
-				if got := <-progress; got != want {
-					t.Errorf("progress %v, want %v", got, want)
-				}
+				expect.Equal(t, "the progress", <-progress, want)
 			}
-			select {
-			case <-asked:
-			case <-time.After(harness.Patience):
-				t.Error("the server's question for roots did not arrive")
-			}
+			expect.Receive(t, "the server's question for roots", asked)
 		}
-		if got := len(processes(s, "everything")) - before; got != calls {
-			t.Errorf("%d processes started, want %d", got, calls)
-		}
+		expect.Equal(t, "the started processes", len(processes(s, "everything"))-before, calls)
 	})
 	t.Run("GWN-26 a killed process is replaced", func(t *testing.T) {
 		pids := processes(s, "files")
@@ -174,9 +155,7 @@ func TestReferenceServersAsCommands(t *testing.T) {
 				t.Errorf("%s is not %s: %d %s%s", name, state, code, out, errs)
 			}
 		}
-		if strings.Contains(out, files) || strings.Contains(out, "TOKEN") {
-			t.Errorf("got %s", out)
-		}
+		expect.Lacks(t, "the output", out, files, "TOKEN")
 	})
 	t.Run("GWN-26 the processes of a removed backend end", func(t *testing.T) {
 		s.SetConfig(t, "")

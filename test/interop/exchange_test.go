@@ -114,13 +114,9 @@ backends:
 		s := standAlone(t, config, text)
 		// Zitadel's library answers invalid_grant, where RFC 7521, section 4.2.1, has invalid_client.
 		got := s.Stateless("alice").Refused(t, 401, "tools/call", map[string]any{"name": "whoami", "arguments": map[string]any{}})
-		if !strings.Contains(got.Message, "the authorization server no longer accepts the token, so backend crm cannot be used") {
-			t.Errorf("got %v", got)
-		}
+		expect.Contains(t, "the error", got.Message, "the authorization server no longer accepts the token, so backend crm cannot be used")
 		harness.Eventually(t, harness.Patience, "the reason in the log", func() bool { return strings.Contains(s.Output(), "token exchange failed") })
-		if strings.Contains(s.Output(), strings.Split(text, "\n")[1]) {
-			t.Errorf("the log has the key: %s", s.Output())
-		}
+		expect.Lacks(t, "the log", s.Output(), strings.Split(text, "\n")[1])
 		expect.Equal(t, "requests at the backend", len(c.seen), 0)
 	})
 	t.Run("stand-alone", func(t *testing.T) {
@@ -140,9 +136,7 @@ backends:
 			s.Keys["fresh"] = fresh
 			for range 3 {
 				got := s.Stateless("fresh").Refused(t, 503, "tools/call", map[string]any{"name": "whoami", "arguments": map[string]any{}})
-				if !strings.Contains(got.Message, "the authorization server gives no tokens for backend crm now") {
-					t.Errorf("got %v", got)
-				}
+				expect.Contains(t, "the error", got.Message, "the authorization server gives no tokens for backend crm now")
 			}
 		})
 	})
@@ -176,19 +170,13 @@ func testExchange(t *testing.T, a *harness.AuthServer, c *crm, s *harness.Target
 	})
 	t.Run("GWN-27 a caller to whom the authorization server gives no token is refused", func(t *testing.T) {
 		got := s.Stateless("mallory").Refused(t, 403, "tools/call", whoami)
-		if want := "the authorization server gives this caller no token for backend crm"; got.Message != want {
-			t.Errorf("got %v, want %s", got, want)
-		}
-		if tools := s.Stateless("mallory").All(t, "tools/list", "tools"); len(tools) > 0 {
-			t.Errorf("the caller sees %v", tools)
-		}
+		expect.Equal(t, "the error", got.Message, "the authorization server gives this caller no token for backend crm")
+		expect.Len(t, "the tools of the caller", s.Stateless("mallory").All(t, "tools/list", "tools"), 0)
 	})
 	t.Run("GWN-27 the caller's token does not reach the backend", func(t *testing.T) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if len(c.seen) == 0 {
-			t.Error("the backend received no request")
-		}
+		expect.AtLeast(t, "the requests at the backend", len(c.seen), 1)
 		for _, request := range c.seen {
 			for client, token := range s.Keys {
 				if strings.Contains(request, token) {

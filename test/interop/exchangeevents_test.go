@@ -163,12 +163,7 @@ backends:
 	check := func(t *testing.T, n int) {
 		t.Helper()
 		for _, user := range users {
-			select {
-			case event := <-got[user]:
-				expect.Equal(t, "the event of "+user, event, fmt.Sprintf(`{"text":"mail %d for %s"}`, n, user))
-			case <-time.After(harness.Patience):
-				t.Fatalf("%s gets no event", user)
-			}
+			expect.Equal(t, "the event of "+user, expect.Receive(t, "the event of "+user, got[user]), fmt.Sprintf(`{"text":"mail %d for %s"}`, n, user))
 		}
 		for _, user := range users {
 			if len(got[user]) > 0 {
@@ -209,9 +204,7 @@ backends:
 	t.Run("GWN-21, GWN-27 a caller to whom the authorization server gives no token cannot subscribe", func(t *testing.T) {
 		poll := map[string]any{"name": "mail_received", "arguments": map[string]any{"folder": "inbox"}, "cursor": nil}
 		got := gateway.Stateless("mallory").Refused(t, 503, "events/poll", poll)
-		if !strings.Contains(got.Message, "the authorization server gives this caller no token for backend mail") {
-			t.Errorf("got %v", got)
-		}
+		expect.Contains(t, "the error", got.Message, "the authorization server gives this caller no token for backend mail")
 	})
 	t.Run("GWN-27 neither the backend nor the log gets a caller's token", func(t *testing.T) {
 		m.mu.Lock()

@@ -221,9 +221,7 @@ func TestOurClientAtServersOfOthers(t *testing.T) {
 			_, err := s.connect(mcpevents.Options{Webhooks: s.receiver()}).Subscribe(t.Context(), mcpevents.SubscribeOptions{
 				Name: "ticket.updated", Arguments: map[string]string{"ticket": "secret"}, Event: func(context.Context, mcpevents.Event) error { return nil },
 			})
-			if !fault.Is(err, fault.Forbidden) {
-				t.Errorf("got %v", err)
-			}
+			expect.Fault(t, "the error", err, fault.Forbidden)
 			s.key = "stranger"
 			if _, err = mcpevents.Connect(t.Context(), s.url, mcpevents.Options{Key: s.key}); !fault.Is(err, fault.Unauthenticated) {
 				t.Errorf("got %v", err)
@@ -260,9 +258,7 @@ func webhooksOf(t *testing.T, start func(t *testing.T) *theirs) {
 		s := start(t)
 		c := s.connect(mcpevents.Options{})
 		_, err := c.Subscribe(t.Context(), mcpevents.SubscribeOptions{Name: "ticket.updated", Event: func(context.Context, mcpevents.Event) error { return nil }})
-		if !fault.Is(err, fault.Unsupported) {
-			t.Errorf("got %v", err)
-		}
+		expect.Fault(t, "the error", err, fault.Unsupported)
 		hooks := s.receiver()
 		s.hooks.Close()
 		c = s.connect(mcpevents.Options{Webhooks: hooks})

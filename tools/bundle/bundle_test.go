@@ -54,16 +54,12 @@ func TestTheBundleHasAllThatADeploymentNeeds(t *testing.T) {
 				if want := "binary of " + folder + " 1.2.3 " + a.goarch; string(function["bootstrap"]) != want || len(function) != 1 {
 					t.Errorf("%s has %q, want bootstrap with %q", uri[1], function, want)
 				}
-				if mode := zipped["bootstrap"]; mode.Perm() != 0o755 {
-					t.Errorf("%s: bootstrap has mode %v, want one that Lambda can execute", uri[1], mode)
-				}
+				expect.Equal(t, uri[1]+": the mode of bootstrap", zipped["bootstrap"].Perm(), 0o755)
 				if !slices.Contains(built, folder) {
 					t.Errorf("%s is not built: %q", folder, built)
 				}
 			}
-			if strings.Contains(template, "BuildMethod") {
-				t.Error("the template still tells SAM to build")
-			}
+			expect.Lacks(t, "the template, which SAM must not build", template, "BuildMethod")
 			want := "Architecture:\n    Type: String\n    Default: " + a.lambda + "\n    AllowedValues: [" + a.lambda + "]\n"
 			expect.Contains(t, "the template", template, want)
 			for _, name := range []string{"samconfig.toml", "catalog.yaml", "LICENSE"} {
@@ -94,8 +90,6 @@ func TestAFunctionIsBuiltForItsArchitecture(t *testing.T) {
 
 func TestAVersionIsNeeded(t *testing.T) {
 	for _, version := range []string{"", "v1.2.3", "1.2.3 -X main.x=y", "../1"} {
-		if err := run(version, t.TempDir()); err == nil || !strings.Contains(err.Error(), "is not a version") {
-			t.Errorf("%q: got %v", version, err)
-		}
+		expect.Error(t, version, run(version, t.TempDir()), "is not a version")
 	}
 }

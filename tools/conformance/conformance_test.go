@@ -139,9 +139,7 @@ func TestTheTable(t *testing.T) {
 				expect.Contains(t, "the table", string(got), w)
 			}
 			for _, w := range tt.not {
-				if strings.Contains(string(got), w) {
-					t.Errorf("got\n%s\nwant it not to contain %q", got, w)
-				}
+				expect.Lacks(t, "the page", string(got), w)
 			}
 		})
 	}
@@ -156,9 +154,7 @@ func TestRequirementsAreReadStrictly(t *testing.T) {
 		"another_number": "# A\nABCD-1\tx\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := readRequirements(strings.NewReader(src)); err == nil {
-				t.Error("got no error")
-			}
+			expect.Error(t, "the requirements", expect.ErrOf(readRequirements(strings.NewReader(src))))
 		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/test/expect"
@@ -20,9 +19,7 @@ func TestPermissions(t *testing.T) {
 	t.Run("AWS-10 a page of another template is reported", func(t *testing.T) {
 		page := filepath.Join(t.TempDir(), "permissions.md")
 		expect.OK(t, os.WriteFile(page, []byte("# Permissions\n"), 0o600))
-		if err := run(template, page, true); err == nil || !strings.Contains(err.Error(), "make permissions") {
-			t.Errorf("got %v", err)
-		}
+		expect.Error(t, "the error", run(template, page, true), "make permissions")
 	})
 	t.Run("AWS-10 a permission that no call uses and no code needs is reported", func(t *testing.T) {
 		functions := expect.Value(read(template))(t)

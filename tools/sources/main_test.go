@@ -17,9 +17,7 @@ func TestSources(t *testing.T) {
 	t.Run("SRC-06 a page of others is reported, and mended", func(t *testing.T) {
 		page := filepath.Join(t.TempDir(), "sources.md")
 		expect.OK(t, os.WriteFile(page, []byte("# Sources\n\n"+begin+"old\n"+end+"\nMore.\n"), 0o600))
-		if err := run(page, true); err == nil || !strings.Contains(err.Error(), "go run ./tools/sources") {
-			t.Errorf("got %v", err)
-		}
+		expect.Error(t, "the error", run(page, true), "go run ./tools/sources")
 		expect.OK(t, run(page, false))
 		text, err := os.ReadFile(page)
 		if err != nil || strings.Contains(string(text), "old\n") || !strings.Contains(string(text), "`github.pull_request`") || !strings.HasSuffix(string(text), end+"\nMore.\n") {
@@ -35,8 +33,6 @@ func TestSources(t *testing.T) {
 	t.Run("SRC-06 a page without the lines is refused", func(t *testing.T) {
 		page := filepath.Join(t.TempDir(), "sources.md")
 		expect.OK(t, os.WriteFile(page, []byte("# Sources\n"), 0o600))
-		if err := run(page, false); err == nil {
-			t.Error("not refused")
-		}
+		expect.Error(t, "the page", run(page, false))
 	})
 }

@@ -114,9 +114,7 @@ func TestView(t *testing.T) {
 				expect.Contains(t, "the output", out.String(), w)
 			}
 			for _, w := range tt.not {
-				if strings.Contains(out.String(), w) {
-					t.Errorf("got\n%s\nwant it not to contain %q", out.String(), w)
-				}
+				expect.Lacks(t, "the output", out.String(), w)
 			}
 			expect.Equal(t, "the log", string(expect.Value(os.ReadFile(log))(t)), tt.stream)
 		})

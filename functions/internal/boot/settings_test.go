@@ -1,15 +1,22 @@
 package boot
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
@@ -84,4 +91,99 @@ func TestWrongSettingsAreRefusedBeforeAndAtTheStart(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestGivenTheTimeOfAnInvocationWhenItHandlesABatchThenItLeavesTimeToReport(t *testing.T) {
+	now := time.Now()
+	for limit, want := range map[time.Duration]time.Duration{
+		20 * time.Second:        18 * time.Second,
+		3 * time.Second:         2 * time.Second,
+		1500 * time.Millisecond: time.Second,
+	} {
+		expect.Equal(t, fmt.Sprintf("the time of a batch in an invocation of %v", limit), batchDeadline(now, now.Add(limit)).Sub(now), want)
+	}
+}
+
+func TestFront(t *testing.T) {
+	for name, tc := range map[string]struct {
+		key    string
+		header []string
+		want   int
+	}{
+		"AWS-25 with a front, a request that passed it is served":           {"a-key", []string{"a-key"}, http.StatusOK},
+		"AWS-25 with a front, a request to the function's URL is refused":   {"a-key", nil, http.StatusForbidden},
+		"AWS-25 with a front, a request with another key is refused":        {"a-key", []string{"another"}, http.StatusForbidden},
+		"AWS-25 without a front, requests to the function's URL are served": {"", nil, http.StatusOK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := expect.Value(started(t, map[string]string{envFrontKey: tc.key}))(t)
+			mux := p.Serve(http.NotFoundHandler(), "/nothing")
+			r := httptest.NewRequest(http.MethodGet, "/healthz", http.NoBody)
+			r.Header[frontHeader] = tc.header
+			w := httptest.NewRecorder()
+			p.RequireFront(mux).ServeHTTP(w, r)
+			expect.Equal(t, "the status", w.Code, tc.want)
+		})
+	}
+}
+
+type invoked func(context.Context, []byte) ([]byte, error)
+
+func (f invoked) Invoke(ctx context.Context, payload []byte) ([]byte, error) { return f(ctx, payload) }
+
+func TestSpansOfAFunction(t *testing.T) {
+	t.Run("OPS-12 OPS-13 spans and metrics are sent before an invocation ends, because the process may then be frozen", func(t *testing.T) {
+		got := make(chan string, 10)
+		collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			got <- r.URL.Path + " " + string(body)
+		}))
+		defer collector.Close()
+		p := expect.Value(started(t, map[string]string{"MCPEVENTS_SETTINGS": "otlp-endpoint=" + collector.URL}))(t)
+		work := invoked(func(context.Context, []byte) ([]byte, error) {
+			p.Tracer.Start(trace.Context{}, "attempt", trace.Client).End("")
+			p.Metrics.DeadLettered("inbox", 3)
+			return nil, nil
+		})
+		expect.OK(t, expect.ErrOf((measured{work, p}).Invoke(t.Context(), nil)))
+		close(got) // anything sent later causes a panic
+		var all string
+		for body := range got {
+			all += body + "\n"
+		}
+		for _, want := range []string{`/v1/traces `, `"name":"attempt"`, `/v1/metrics `, `"mcpevents_dead_letters"`} {
+			expect.Contains(t, "the requests", all, want)
+		}
+	})
+	t.Run("OPS-12 OPS-13 a collector that does not respond delays one invocation per minute by half a second", func(t *testing.T) {
+		release := make(chan struct{})
+		var asked atomic.Int64
+		silent := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			asked.Add(1)
+			<-release
+		}))
+		defer silent.Close()
+		defer close(release)
+		p := expect.Value(started(t, map[string]string{"MCPEVENTS_SETTINGS": "otlp-endpoint=" + silent.URL}))(t)
+		work := invoked(func(context.Context, []byte) ([]byte, error) {
+			p.Tracer.Start(trace.Context{}, "attempt", trace.Client).End("")
+			p.Metrics.DeadLettered("inbox", 3)
+			return nil, nil
+		})
+		for range 3 {
+			expect.OK(t, expect.ErrOf((measured{work, p}).Invoke(t.Context(), nil)))
+		}
+		expect.Equal(t, "how often the collector was asked", asked.Load(), 1)
+	})
+	t.Run("OPS-13 without a collector there is no tracer", func(t *testing.T) {
+		p, err := started(t, nil)
+		if err != nil || p.Tracer != nil || p.spans != nil || p.emf.Export != nil {
+			t.Errorf("got %+v, %v", p, err)
+		}
+	})
+	t.Run("OPS-13 an invalid collector URL stops the function from starting", func(t *testing.T) {
+		for _, setting := range []string{"otlp-endpoint=collector:4318", "trace-ratio=2"} {
+			expect.Fault(t, setting, expect.ErrOf(started(t, map[string]string{"MCPEVENTS_SETTINGS": setting})), fault.Invalid)
+		}
+	})
 }

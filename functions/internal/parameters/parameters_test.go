@@ -112,9 +112,7 @@ func TestOtherReferences(t *testing.T) {
 	t.Setenv("PARAMETERS_TEST", "x")
 	expect.Equal(t, "the value", expect.Value(s.Secret(t.Context(), reference(t, "env:PARAMETERS_TEST")))(t), "x")
 	_, err := reference(t, "ssm:/a").Resolve(func(string) (string, bool) { return "x", true })
-	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "ssm:/a") {
-		t.Errorf("got %v", err)
-	}
+	expect.Fault(t, "the error", err, fault.Invalid, "ssm:/a")
 }
 
 // The endpoint is the one that the SDK's clients use.

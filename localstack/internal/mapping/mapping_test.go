@@ -233,9 +233,7 @@ func TestBatches(t *testing.T) {
 			queue.send(names(30)...)
 			time.Sleep(900 * time.Millisecond)
 			synctest.Wait()
-			if got := f.sizes(); len(got) != 0 {
-				t.Errorf("got batches of %v before the window's end", got)
-			}
+			expect.Len(t, "the batches before the end of the window", f.sizes(), 0)
 			time.Sleep(200 * time.Millisecond)
 			synctest.Wait()
 			stop()
@@ -323,9 +321,7 @@ func TestAThrottledBatchIsTriedAgainForAWhile(t *testing.T) {
 				time.Sleep(5 * time.Minute)
 				stop()
 				expect.List(t, "the deleted messages", queue.gone(), tc.want)
-				if tries > 30 {
-					t.Errorf("tried %d times in a minute, want increasing pauses", tries)
-				}
+				expect.AtMost(t, "the tries in a minute", tries, 30)
 			})
 		})
 	}
@@ -339,8 +335,6 @@ func TestAMessageAtTheEndOfALoopIsADeadLetter(t *testing.T) {
 		stop := run(t, queue, fn, mapping.Options{Concurrency: 2})
 		time.Sleep(time.Second)
 		stop()
-		if got := fmt.Sprint(fn.batches, queue.buried, queue.gone()); got != "[[a c]] [b] [a b c]" {
-			t.Errorf("handled, buried and deleted %s", got)
-		}
+		expect.Equal(t, "the handled, buried and deleted messages", fmt.Sprint(fn.batches, queue.buried, queue.gone()), "[[a c]] [b] [a b c]")
 	})
 }

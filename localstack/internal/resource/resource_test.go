@@ -124,7 +124,5 @@ func TestWhatNeedsAnEndpoint(t *testing.T) {
 	expect.Error(t, "the key", err, "no endpoint for KMS")
 	expect.Error(t, "the rule", expect.ErrOf(resource.Rule{}.Create(t.Context(), resource.Clients{}, "x")), "no endpoint for EventBridge")
 	_, err = resource.Subscription{}.Create(t.Context(), resource.Clients{})
-	if err == nil || !strings.Contains(err.Error(), "no endpoint for SNS") {
-		t.Errorf("got error %v", err)
-	}
+	expect.Error(t, "the error", err, "no endpoint for SNS")
 }

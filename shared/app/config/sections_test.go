@@ -180,9 +180,7 @@ backends:
 	if notes.Backend != "n" || notes.Title != "Notes" || notes.Description != "What you wrote." || notes.Workspace != "default" || other.Workspace != "other" {
 		t.Errorf("got %+v and %+v", notes, other)
 	}
-	if s := fmt.Sprint(memory.Headers); strings.Contains(s, "blue") {
-		t.Errorf("a header's value is printed: %s", s)
-	}
+	expect.Lacks(t, "a header's printed value", fmt.Sprint(memory.Headers), "blue")
 }
 
 // CNV-01: all features for conversations are off by default.
@@ -262,9 +260,7 @@ func TestSettingsInOneVariable(t *testing.T) {
 		"default-ttl=10000h;": "--default-ttl",
 	} {
 		_, err := FromEnv(environ(map[string]string{EnvSettings: text, "MCPEVENTS_STREAMS": "7"}))
-		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got error %v, want %q in it", text, err, want)
-		}
+		expect.Fault(t, text, err, fault.Invalid, want)
 	}
 }
 

@@ -259,9 +259,7 @@ func TestAPrincipalDoesNotCrowdOutOthers(t *testing.T) {
 	for order := range more {
 		err := expect.ErrOf(poll(most + order))
 		expect.Fault(t, "one more than allowed", err, fault.Exhausted)
-		if !strings.Contains(err.Error(), "the limit backendEvents of 200 different subscriptions to events of one backend is reached") {
-			t.Errorf("the error is %v", err)
-		}
+		expect.Contains(t, "the error", err.Error(), "the limit backendEvents of 200 different subscriptions to events of one backend is reached")
 	}
 	for range most {
 		expect.Equal(t, "whose stream the backend has", fmt.Sprint((<-backend.opened)["token"]), "greedy")
@@ -275,7 +273,5 @@ func TestAPrincipalDoesNotCrowdOutOthers(t *testing.T) {
 		r.await(t, func() bool { return len(r.events) == 1 })
 		expect.Equal(t, "the event of "+who, string(r.events[0].Data), fmt.Sprintf(`{"carrier":"for %s"}`, who))
 	}
-	if len(backend.opened) > 0 {
-		t.Errorf("the backend has %d more streams", len(backend.opened))
-	}
+	expect.Equal(t, "the further streams of the backend", len(backend.opened), 0)
 }

@@ -132,9 +132,7 @@ backends:
 		send("1")
 		check(t, "alice", 1)
 		check(t, "bob", 1)
-		if len(backend.opened) > 0 {
-			t.Errorf("there are %d more subscriptions at the backend", len(backend.opened))
-		}
+		expect.Equal(t, "the further subscriptions at the backend", len(backend.opened), 0)
 	})
 	t.Run("GWN-21, GWN-27 when an exchanged token expires, the subscription continues at its cursor with the next one", func(t *testing.T) {
 		gaps := got["alice"].gaps
@@ -189,8 +187,6 @@ backends:
 				t.Errorf("the backend got the token %s", token)
 			}
 		}
-		if len(x.strange) > 0 {
-			t.Errorf("the authorization server got the requests %q", x.strange)
-		}
+		expect.Len(t, "the unexpected requests to the authorization server", x.strange, 0)
 	})
 }

@@ -263,9 +263,7 @@ func alertsAskForWhatIsServed(t *testing.T) {
 			}
 			anchor := strings.ToLower(r.Alert)
 			for _, part := range []string{"\n## " + r.Alert + "\n", "| [" + r.Alert + "](#" + anchor + ") | "} {
-				if !strings.Contains(string(runbook), part) {
-					t.Errorf("docs/runbook-stand-alone.md lacks %q", part)
-				}
+				expect.Contains(t, "docs/runbook-stand-alone.md", string(runbook), part)
 			}
 			if !strings.Contains(string(text), "runbook: docs/runbook-stand-alone.md#"+anchor+"}") {
 				t.Errorf("%s has no link to its heading in the runbook", r.Alert)

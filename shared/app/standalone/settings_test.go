@@ -473,9 +473,7 @@ func TestLimits(t *testing.T) {
 			"streams":       `{"name":"subscriptions","max":7,"used":0},{"name":"streams","max":1},`,
 			"publishRate":   `{"name":"subscriptions","max":7,"used":0},{"name":"streams","max":100},{"name":"calls","max":100},{"name":"sessions","max":1000},{"name":"publishRate","max":1},`,
 		} {
-			if got := send("op", "GET", "/admin/v1/overview?principal="+who, ""); !strings.Contains(got, `"principal":"`+who+`","quotas":[`+want) {
-				t.Errorf("%s: %s", who, got)
-			}
+			expect.Contains(t, who, send("op", "GET", "/admin/v1/overview?principal="+who, ""), `"principal":"`+who+`","quotas":[`+want)
 		}
 		for who, want := range map[string]string{"neighbour": `{"name":"workspaceSubscriptions","max":2,"used":2}]`, "op": `{"name":"workspaceSubscriptions","used":2}]`} {
 			expect.Contains(t, "the overview of "+who, send(who, "GET", "/admin/v1/overview", ""), want)

@@ -182,9 +182,7 @@ func TestBadTokens(t *testing.T) {
 	} {
 		t.Run("AUT-01 "+what, func(t *testing.T) { w.refuse(t, fault.Unauthenticated, token) })
 	}
-	if _, err := w.Authenticate(t.Context(), http.Header{}); err != auth.ErrNoToken {
-		t.Errorf("got %v without a token, want %v", err, auth.ErrNoToken)
-	}
+	expect.Equal[error](t, "a request without a token", expect.ErrOf(w.Authenticate(t.Context(), http.Header{})), auth.ErrNoToken)
 }
 
 // AUT-01, AUT-05: equal subjects of two issuers are different principals.

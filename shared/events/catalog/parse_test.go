@@ -175,9 +175,7 @@ func TestParseReportsAllFaultsAtOnceAndBounded(t *testing.T) {
 	_, err := Parse([]byte("events:\n  - {name: a, uri: 'http://x'}\n  - {name: a, delivery: [x]}\n"))
 	want := []string{"catalog.yaml:2: event a: uri", "catalog.yaml:3: the name", "catalog.yaml:3: event a", "catalog.yaml:3: "}
 	for _, w := range want {
-		if err == nil || !strings.Contains(err.Error(), w) {
-			t.Errorf("got %v, want it to contain %q", err, w)
-		}
+		expect.Error(t, "the error", err, w)
 	}
 	if data, ok := fault.DataOf(err).([]strictyaml.Fault); !ok || data[0].Line != 2 {
 		t.Errorf("got data %v", fault.DataOf(err))
@@ -200,13 +198,9 @@ func TestParseIsBoundedAgainstAliasBombs(t *testing.T) {
 	for i := 1; i < 40; i++ {
 		fmt.Fprintf(&b, "      x%d: &l%d [*l%d, *l%d]\n", i, i, i-1, i-1)
 	}
-	if _, err := Parse([]byte(b.String())); err == nil || !strings.Contains(err.Error(), "larger than") {
-		t.Errorf("got %v", err)
-	}
+	expect.Error(t, "a large catalog", expect.ErrOf(Parse([]byte(b.String()))), "larger than")
 	cyclic := "events:\n  - name: a\n    uri: event://a\n    payloadSchema: &s\n      properties: {a: *s}\n"
-	if _, err := Parse([]byte(cyclic)); err == nil {
-		t.Error("a schema that contains itself was accepted")
-	}
+	expect.Error(t, "a schema that contains itself", expect.ErrOf(Parse([]byte(cyclic))))
 }
 
 func TestTheSampleCatalogIsValid(t *testing.T) {

@@ -122,9 +122,7 @@ func TestValidateParams(t *testing.T) {
 				expect.OK(t, err)
 				return
 			}
-			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %q", err, tc.want)
-			}
+			expect.Fault(t, "the error", err, fault.Invalid, tc.want)
 		})
 	}
 }
@@ -227,9 +225,7 @@ func TestBackendTypesFollowTheOperators(t *testing.T) {
 	}
 	backend, own, arguments, ok := ParseBackendURI(uri)
 	expect.Equal(t, "the parts of the URI", fmt.Sprint(backend, " ", own, " ", string(arguments), " ", ok), `shop order.shipped {"order":"1"} true`)
-	if len(c.ListUnder("event://~shop")) > 0 {
-		t.Error("a parent URI has event types of a backend, whose arguments other callers chose")
-	}
+	expect.Equal(t, "the backend's event types below a parent URI", len(c.ListUnder("event://~shop")), 0)
 	if base.Fingerprint() == c.Fingerprint() {
 		t.Error("the fingerprint does not depend on the types of backends")
 	}

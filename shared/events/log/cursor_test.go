@@ -59,9 +59,7 @@ func TestCursor(t *testing.T) {
 		}
 	})
 	token := s.Seal("default", Cursor{At: 1700000000000000, Sent: []uint64{1, 2}})
-	if len(token) > 1024 {
-		t.Errorf("a token has %d bytes", len(token))
-	}
+	expect.AtMost(t, "the bytes of a token", len(token), 1024)
 	t.Run("EVX-07 a foreign cursor is refused", func(t *testing.T) {
 		for name, open := range map[string]func() (Cursor, error){
 			"of another workspace":  func() (Cursor, error) { return s.Open("other", token) },
@@ -144,7 +142,5 @@ func TestReadingAParentWithLargeEvents(t *testing.T) {
 		t.Errorf("AUT-06 it returns %d bytes, want as many as fit into %d", size, LatestBytes)
 	}
 	expect.Equal(t, "the URI of the newest event", latest[len(latest)-1].URI, "event://large/49")
-	if held := m.largest - before; held > 8*LatestBytes {
-		t.Errorf("AUT-06 it held %d bytes while it read, want at most %d", held, 8*LatestBytes)
-	}
+	expect.AtMost(t, "AUT-06 the bytes that it held while it read", m.largest-before, 8*LatestBytes)
 }

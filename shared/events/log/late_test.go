@@ -527,8 +527,6 @@ func TestAPanicInAWriterIsAnErrorOfItsBatch(t *testing.T) {
 			return log.AppendPatterns(t.Context(), eventlog.Appended{}, events, []string{"event://*"}, true)
 		},
 	} {
-		if err := write(); err == nil || !strings.Contains(err.Error(), "panic: a defect") {
-			t.Errorf("%s: got %v, want the panic as an error", name, err)
-		}
+		expect.Error(t, name, write(), "panic: a defect")
 	}
 }

@@ -53,12 +53,8 @@ func TestInboxAcceptsEvents(t *testing.T) {
 			t.Errorf("got %+v", e)
 		}
 	}
-	if want := []string{"default 1", "default 2", "other 3", "other 4"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if len(q.on[queue.Dead]) > 0 {
-		t.Errorf("got dead letters %s", q.on[queue.Dead])
-	}
+	expect.List(t, "the groups", got, []string{"default 1", "default 2", "other 3", "other 4"})
+	expect.Len(t, "the dead letters", q.on[queue.Dead], 0)
 }
 
 func TestInboxMakesTheSameEventsOfARedeliveredMessage(t *testing.T) {

@@ -155,9 +155,7 @@ func TestAnUnorderedURIHasSeveralGroups(t *testing.T) {
 	}
 	expect.Equal(t, "groups", len(sizes), groups)
 	for _, n := range sizes {
-		if n > 2*400/groups {
-			t.Errorf("one group has %d of 400 events", n)
-		}
+		expect.AtMost(t, "the events of one group", n, 2*400/groups)
 	}
 }
 
@@ -210,9 +208,7 @@ func TestLargestPayloadFits(t *testing.T) {
 	s, q := service(t)
 	data := json.RawMessage(`"` + strings.Repeat("a", event.MaxPayload-2) + `"`)
 	expect.OK(t, expect.ErrOf(s.Accept(t.Context(), publisher, []Input{{URI: "event://ci/build-finished", ID: strings.Repeat("x", 128), Data: data}})))
-	if n := len(q.on[queue.Events][0].Body); n > queue.MaxBody {
-		t.Errorf("the message has %d bytes", n)
-	}
+	expect.AtMost(t, "the message's bytes", len(q.on[queue.Events][0].Body), queue.MaxBody)
 }
 
 func TestAcceptOfAFailingQueue(t *testing.T) {

@@ -125,9 +125,7 @@ func TestParseValue(t *testing.T) {
 		`"/a~2b"`: "~ is written ~0", `{"x":{"y":"/~"}}`: "/x: /y: ", `"/` + strings.Repeat("a", jsonpointer.MaxLength) + `"`: "too long",
 		strings.Repeat(`{"a":`, jsonpointer.MaxDepth+1) + "1" + strings.Repeat("}", jsonpointer.MaxDepth+1): "nested deeper",
 	} {
-		if _, err := ParseValue(decoded(t, text)); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("SRC-04 %.40s: got %v, want %q", text, err, want)
-		}
+		expect.Fault(t, "SRC-04 "+text, expect.ErrOf(ParseValue(decoded(t, text))), fault.Invalid, want)
 	}
 	for pointer, want := range map[string]any{"/0": "a", "/1/x": nil, "/1/y": false, "/2": false, "/-1": false, "/00": false, "/0/0": false} {
 		got, ok := value(t, `"`+pointer+`"`).Evaluate(decoded(t, `["a",{"x":null}]`))

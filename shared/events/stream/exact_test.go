@@ -369,9 +369,7 @@ func TestAResumeRepeatsNothingInTheOrdinaryCase(t *testing.T) {
 			for _, n := range got {
 				repeated += n - 1
 			}
-			if repeated > 0 {
-				t.Errorf("%d events were sent again", repeated)
-			}
+			expect.AtMost(t, "the repeated events", repeated, 0)
 		})
 	}
 }

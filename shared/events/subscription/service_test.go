@@ -231,9 +231,7 @@ func TestDeregister(t *testing.T) {
 	} {
 		t.Run("EVS-11 "+name+" answers like the others", func(t *testing.T) {
 			err := f.Deregister(t.Context(), try.p, try.uri)
-			if !fault.Is(err, fault.NotFound) {
-				t.Errorf("got %v", err)
-			}
+			expect.Fault(t, "the error", err, fault.NotFound)
 			texts = append(texts, fault.Public(err))
 		})
 	}
@@ -388,9 +386,7 @@ func TestDecodeSubscriber(t *testing.T) {
 	}
 	wg.Wait()
 	for range 2 {
-		if _, err := decodeSubscriber([]byte(`{"v":"x"}`)); err == nil {
-			t.Error("what is no subscriber is decoded")
-		}
+		expect.Error(t, "an invalid subscriber", expect.ErrOf(decodeSubscriber([]byte(`{"v":"x"}`))))
 	}
 }
 

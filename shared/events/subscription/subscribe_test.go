@@ -138,9 +138,7 @@ func TestSubscribe(t *testing.T) {
 	t.Run("EVX-12 verified once per principal and URL, and not without", func(t *testing.T) {
 		f := newFixture(t, Options{})
 		f.outside.refuse = fault.New(fault.Unavailable, "no echo")
-		if _, err := f.trySubscribe(SubscribeRequest{}); err == nil {
-			t.Error("subscribed an endpoint that refused")
-		}
+		expect.Error(t, "a subscription for an endpoint that refused", expect.ErrOf(f.trySubscribe(SubscribeRequest{})))
 		expect.Equal(t, "subscribers after a failed verification", len(f.subscribers("event://github/*/*/push")), 0)
 		f.outside.refuse = nil
 		for _, owner := range []string{"a", "b", "a"} {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -113,22 +114,16 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		sum := int64(5)
 		f := limited(t, 1, &sum)
 		f.register(alice, request)
-		if _, err := f.Register(t.Context(), alice, request); fault.LimitOf(err) != "subscriptions" {
-			t.Errorf("over the quota of a principal: %v", err)
-		}
+		expect.Equal(t, "the limit", fault.LimitOf(expect.ErrOf(f.Register(t.Context(), alice, request))), "subscriptions")
 		used(t, f, 1)
 		expect.Equal(t, "active subscriptions in the lists", expect.Value(f.CountStates(t.Context(), "default", 100))(t)[Active], 1)
 		f.Store.QuotaOf = quotaOf(5)
 		db := &refusing{DB: f.db, err: fault.New(fault.Invalid, "no")}
 		f.Store.DB = db
-		if _, err := f.Register(t.Context(), alice, request); err == nil {
-			t.Error("registered without a record")
-		}
+		expect.Error(t, "a registration without a record", expect.ErrOf(f.Register(t.Context(), alice, request)))
 		used(t, f, 1)
 		db.err = fault.New(fault.Unavailable, "no answer")
-		if _, err := f.Register(t.Context(), alice, request); err == nil {
-			t.Error("registered without a record")
-		}
+		expect.Error(t, "a registration without a record", expect.ErrOf(f.Register(t.Context(), alice, request)))
 		used(t, f, 2)
 	})
 }
@@ -255,4 +250,22 @@ func TestWhatCannotBeDecodedDoesNotStopTheSweep(t *testing.T) {
 	if n, err := f.Sweep(t.Context()); err != nil || n != 0 || len(aside) != 2 {
 		t.Errorf("the next round met them again: swept %d, set aside %d, %v", n, len(aside), err)
 	}
+}
+
+// FuzzOriginOf compares the fast path of OriginOf with [url.Parse].
+func FuzzOriginOf(f *testing.F) {
+	for _, target := range []string{
+		"https://example.com/hook", "http://127.0.0.1:8080/a/b?c=d#e", "https://example.com", "https://Example.COM:443/", "https://user@example.com/",
+		"https://[::1]:80/x", "https://a:b/", "https://a:/", "https:///x", "https://a/%zz", "https://a/b%20c", "https://a b/", "HTTPS://a/", "x", "",
+		"https://a:1:2/", "https://\u00e4.example/",
+	} {
+		f.Add(target)
+	}
+	f.Fuzz(func(t *testing.T, target string) {
+		want := target
+		if u, err := url.Parse(target); err == nil {
+			want = u.Scheme + "://" + u.Host
+		}
+		expect.Equal(t, "OriginOf of "+target, OriginOf(target), want)
+	})
 }

@@ -81,15 +81,11 @@ func TestGivenAStoreThatIsSlowAndFailsWhenManyCallersWaitForTheSwitchesThenTheyS
 		for i := range 50 {
 			calls.Go(func() {
 				time.Sleep(time.Duration(i) * time.Millisecond)
-				if _, err := set.FindPaused(t.Context(), "default", "a.b", ""); !fault.Is(err, fault.Unavailable) {
-					t.Errorf("got %v, want the store's error", err)
-				}
+				expect.Fault(t, "a read while the store fails", expect.ErrOf(set.FindPaused(t.Context(), "default", "a.b", "")), fault.Unavailable)
 			})
 		}
 		calls.Wait()
-		if took := time.Since(began); took > 5*time.Second {
-			t.Errorf("the calls took %v, want at most the time of two queries", took)
-		}
+		expect.AtMost(t, "the time that the calls took", time.Since(began), 5*time.Second)
 	})
 }
 

@@ -117,16 +117,10 @@ func TestGuard_AnswersOfNameServers(t *testing.T) {
 		a := netip.MustParseAddr(text)
 		answer.Store([]netip.Addr{a})
 		o := s.Send(t.Context(), request("https://hooks.example.com/x"))
-		if o.Category != Blocked {
-			t.Errorf("SRF-02 %s: got %+v", text, o)
-		}
-		if strings.Contains(o.Err.Error(), text) {
-			t.Errorf("SRF-05 the error reveals the address of a name: %v", o.Err)
-		}
+		expect.Equal(t, "SRF-02 the outcome for "+text, o.Category, Blocked)
+		expect.Lacks(t, "SRF-05 the error", o.Err.Error(), text)
 	}
-	if all := seen.take(); len(all) > 0 {
-		t.Errorf("SRF-02 connected to %v", all)
-	}
+	expect.Len(t, "SRF-02 the connections", seen.take(), 0)
 }
 
 // TestGuard_Rebinding tests a name that resolves to a public address when the subscription is registered and to a
@@ -182,9 +176,7 @@ func TestGuard_Rebinding(t *testing.T) {
 			return []netip.Addr{netip.MustParseAddr("127.0.0.4")}
 		}).resolver()
 		failsAs(t, open(t, Options{Guard: s.guard, RootCAs: pool(srv)}), webhook, Blocked)
-		if all := seen.take(); len(all) > 0 {
-			t.Errorf("connected to %v", all)
-		}
+		expect.Len(t, "the connections", seen.take(), 0)
 	})
 }
 
@@ -230,9 +222,7 @@ func TestGuard_CheckURL(t *testing.T) {
 	})
 	t.Run("SRF-04 the port policy can be replaced", func(t *testing.T) {
 		g := &Guard{Ports: []uint16{9443}}
-		if _, err := g.checkURL("https://example.com/"); err == nil {
-			t.Error("443 is accepted")
-		}
+		expect.Error(t, "a URL with port 443", expect.ErrOf(g.checkURL("https://example.com/")))
 		expect.OK(t, expect.ErrOf(g.checkURL("https://example.com:9443/")))
 	})
 	t.Run("SRF-04 development mode also allows http, private addresses and names without a domain", func(t *testing.T) {
@@ -264,9 +254,7 @@ func TestSend_CheckedAtEveryAttempt(t *testing.T) {
 			expect.Equal(t, fmt.Sprintf("SRF-01 SRF-04 %s", target), s.Send(t.Context(), request(target)).Category, Blocked)
 		}
 	}
-	if all := seen.take(); len(all) > 0 {
-		t.Errorf("connected to %v", all)
-	}
+	expect.Len(t, "the connections", seen.take(), 0)
 }
 
 // spellings returns URLs in which different parsers see different hosts or addresses (SRF-03).
@@ -353,17 +341,13 @@ func TestGuard_Spellings(t *testing.T) {
 	s := open(t, Options{Guard: guard})
 	distinct := slices.Compact(slices.Sorted(slices.Values(spellings())))
 	t.Logf("%d spellings", len(distinct))
-	if len(distinct) < 200 {
-		t.Errorf("SRF-03 only %d spellings", len(distinct))
-	}
+	expect.AtLeast(t, "SRF-03 the number of spellings", len(distinct), 200)
 	silent := func(t *testing.T) {
 		t.Helper()
 		for _, a := range seen.take() {
 			t.Errorf("dialled %s", a)
 		}
-		if n := accepted.Load(); n > 0 {
-			t.Errorf("%d connections", n)
-		}
+		expect.AtMost(t, "the connections", accepted.Load(), 0)
 	}
 
 	t.Run("SRF-03 SRF-06 each is refused at registration, with a message that says what is wrong", func(t *testing.T) {
@@ -380,9 +364,7 @@ func TestGuard_Spellings(t *testing.T) {
 		for _, target := range distinct {
 			expect.Equal(t, fmt.Sprintf("%.80q", target), s.Send(t.Context(), request(target)).Category, Blocked)
 		}
-		if asked := hostile.names(); len(asked) > 0 {
-			t.Errorf("names were resolved: %v", asked)
-		}
+		expect.Len(t, "the resolved names", hostile.names(), 0)
 		silent(t)
 	})
 	t.Run("SRF-03 the check at connecting is sufficient by itself", func(t *testing.T) {
@@ -409,9 +391,7 @@ func TestGuard_Spellings(t *testing.T) {
 				t.Errorf("%.80q: a connection", target)
 			}
 		}
-		if tried < 200 {
-			t.Errorf("only %d were dialed", tried)
-		}
+		expect.AtLeast(t, "the number of dialed targets", tried, 200)
 		silent(t)
 	})
 	t.Run("given a guard that allows it, the same listener is reached", func(t *testing.T) {

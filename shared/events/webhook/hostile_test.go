@@ -118,9 +118,7 @@ func TestSend_HostileEndpoints(t *testing.T) {
 			if o.Category != tt.want || o.Status != tt.status {
 				t.Errorf("got %q, status %d, %v; want %q, %d", o.Category, o.Status, o.Err, tt.want, tt.status)
 			}
-			if o.Took > r.Timeout+8*time.Second {
-				t.Errorf("WHK-11 held for %s", o.Took)
-			}
+			expect.AtMost(t, "WHK-11 the time that it was held", o.Took, r.Timeout+8*time.Second)
 			if text := fmt.Sprintf("%+v %#v %v", o, o, o.Err); strings.Contains(text, marker) || strings.Contains(text, "nonsense") {
 				t.Errorf("SRF-05 the outcome contains text from the endpoint: %s", text)
 			}
@@ -212,9 +210,7 @@ func TestSend_SwitchingProtocols(t *testing.T) {
 			wg.Wait()
 			for range 10 {
 				err := s.Verify(t.Context(), target+"/hook", "sub_1", request("").Keys)
-				if !fault.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), string(HTTP4xx)) {
-					t.Errorf("the challenge: got %v", err)
-				}
+				expect.Fault(t, "the challenge", err, fault.Unavailable, string(HTTP4xx))
 			}
 			check() // while the sender and the server are still open
 		})
@@ -226,13 +222,7 @@ func sendWithin(t *testing.T, s *Sender, r Request) Outcome {
 	t.Helper()
 	done := make(chan Outcome, 1)
 	go func() { done <- s.Send(t.Context(), r) }()
-	select {
-	case o := <-done:
-		return o
-	case <-time.After(r.Timeout + 20*time.Second):
-		t.Error("WHK-11 Send does not return")
-		return Outcome{}
-	}
+	return expect.Receive(t, "WHK-11 the outcome of Send", done)
 }
 
 // TestMuteTransport checks that endpoints cannot write to our log.

@@ -212,9 +212,7 @@ func TestFailedExchanges(t *testing.T) {
 				h := http.Header{}
 				err := b.ClientFor(caller).Credentials(t.Context(), h)
 				expect.Fault(t, "the caller", err, tt.want)
-				if text := fault.Public(err); !strings.Contains(text, "backend b") {
-					t.Errorf("the caller gets %q, which does not name the backend", text)
-				}
+				expect.Contains(t, "the caller's error", fault.Public(err), "backend b")
 				for _, text := range []string{err.Error(), log.String(), fmt.Sprint(h)} {
 					for _, no := range []string{leak, own, "s3:cret", "hidden"} {
 						if strings.Contains(text, no) {
@@ -224,9 +222,7 @@ func TestFailedExchanges(t *testing.T) {
 				}
 			}
 			expect.Equal(t, "requests", a.count(), 1)
-			if !strings.Contains(log.String(), "token exchange") {
-				t.Errorf("the log does not name the failure: %s", log)
-			}
+			expect.Contains(t, "the log", log.String(), "token exchange")
 		})
 	}
 }

@@ -126,9 +126,7 @@ func TestTheEndOfTheCallerEndsTheHandler(t *testing.T) {
 				if !ended || !refused {
 					t.Errorf("ended: %v, a late write is refused: %v", ended, refused)
 				}
-				if _, err := io.ReadAll(resp.Body); err == nil {
-					t.Error("the rest of the body reads as its end")
-				}
+				expect.Error(t, "the rest of the body", expect.ErrOf(io.ReadAll(resp.Body)))
 			})
 		})
 	}
@@ -171,12 +169,8 @@ func TestWaitIsForHandlers(t *testing.T) {
 		if _, err := tr.RoundTrip(req); err == nil {
 			t.Fatal("it answered")
 		}
-		if err := tr.Wait(ctx); err == nil {
-			t.Error("Wait returned while a handler was running")
-		}
+		expect.Error(t, "Wait while a handler is running", tr.Wait(ctx))
 		close(release)
-		if err := tr.Wait(t.Context()); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, tr.Wait(t.Context()))
 	})
 }

@@ -178,9 +178,7 @@ func TestFloodsOfABackend(t *testing.T) {
 			for began := time.Now(); time.Since(began) < time.Second; {
 				expect.OK(t, e.announceGap(t.Context(), "event://~b/x/e30"))
 			}
-			if most := (eventRate+eventBurst)/gapCost + 1; gaps > most {
-				t.Errorf("got %d gaps in a second, want at most %d", gaps, most)
-			}
+			expect.AtMost(t, "the gaps in a second", gaps, (eventRate+eventBurst)/gapCost+1)
 		})
 	})
 	t.Run("lines of a stream", func(t *testing.T) {

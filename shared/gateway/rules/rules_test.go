@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/expect"
 )
 
 // GWN-25: deny takes precedence over allow, and an empty allow means everything.
@@ -135,9 +137,7 @@ func TestGlobsAreFast(t *testing.T) {
 	if matchGlob(glob, name) {
 		t.Errorf("%.20q… matches a text without b", glob)
 	}
-	if took := time.Since(began); took > time.Second {
-		t.Errorf("took %v", took)
-	}
+	expect.AtMost(t, "the time that it took", time.Since(began), time.Second)
 }
 
 // GWN-25: the fuzzer compares the globs with a regular expression, and checks that a normal form is stable.

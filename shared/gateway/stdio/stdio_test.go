@@ -238,12 +238,8 @@ func TestStartAndEnd(t *testing.T) {
 				t.Error("the process still runs")
 			}
 			eventually(t, "the child ends", func() bool { return gone(child) })
-			if took := time.Since(began); took > 20*time.Second {
-				t.Errorf("it took %s", took)
-			}
-			if _, err := f.try("", "pid", ""); err == nil {
-				t.Error("a call started it again")
-			}
+			expect.AtMost(t, "the time that it took", time.Since(began), 20*time.Second)
+			expect.Error(t, "a call that may not start it again", expect.ErrOf(f.try("", "pid", "")))
 		})
 	}
 	t.Run("GWN-26 a close in a hurry kills", func(t *testing.T) {
@@ -259,9 +255,7 @@ func TestStartAndEnd(t *testing.T) {
 	t.Run("GWN-26 children end with a process that crashes", func(t *testing.T) {
 		f := newFixture(t, "modern")
 		child := f.call("", "fork", "")
-		if _, err := f.try("", "crash", ""); err == nil || !strings.Contains(err.Error(), "exit status 5") {
-			t.Errorf("got %v, want the exit status", err)
-		}
+		expect.Error(t, "the crash", expect.ErrOf(f.try("", "crash", "")), "exit status 5")
 		eventually(t, "the child ends", func() bool { return gone(child) })
 	})
 	t.Run("GWN-26 a removed backend's process ends after its last call", func(t *testing.T) {
@@ -286,9 +280,7 @@ func TestFailures(t *testing.T) {
 	t.Run("GWN-26 a command that dies immediately does not spin, and callers learn why", func(t *testing.T) {
 		f := newFixture(t, "dies")
 		_, err := f.try("", "pid", "")
-		if err == nil || !strings.Contains(err.Error(), "backend fake does not run") || !strings.Contains(err.Error(), "exit status 3") {
-			t.Errorf("got %v, want the exit status", err)
-		}
+		expect.Error(t, "the call", err, "backend fake does not run", "exit status 3")
 		began := f.startCount()
 		for range 20 {
 			_, err = f.try("", "pid", "")
@@ -340,9 +332,7 @@ func TestFailures(t *testing.T) {
 		f := newFixture(t, "modern")
 		x := expect.Value(f.send(t.Context(), "", "hang", ""))(t)
 		defer x.Close()
-		if _, err := f.try("", "crash", ""); err == nil {
-			t.Error("the call that crashed the process has a result")
-		}
+		expect.Error(t, "the call that crashed the process", expect.ErrOf(f.try("", "crash", "")))
 		if _, err := x.Next(t.Context()); err == nil || errors.Is(err, io.EOF) {
 			t.Errorf("the other call got %v", err)
 		}
@@ -351,9 +341,7 @@ func TestFailures(t *testing.T) {
 	t.Run("GWN-26 a process that closes its output ends", func(t *testing.T) {
 		f := newFixture(t, "modern stubborn")
 		pid := f.call("", "pid", "")
-		if _, err := f.try("", "closes", ""); err == nil {
-			t.Error("the call has a result")
-		}
+		expect.Error(t, "the call", expect.ErrOf(f.try("", "closes", "")))
 		eventually(t, "it ends", func() bool { return gone(pid) })
 	})
 	t.Run("GWN-26 garbage is dropped", func(t *testing.T) {
@@ -372,17 +360,13 @@ func TestFailures(t *testing.T) {
 		f := newFixture(t, "modern")
 		x := expect.Value(f.send(t.Context(), "", "hang", ""))(t)
 		defer x.Close()
-		if _, err := f.try("", "long", `,"arguments":{"bytes":9000000}`); err == nil || !strings.Contains(err.Error(), "larger than 8 MiB") {
-			t.Errorf("got %v", err)
-		}
+		expect.Error(t, "the long answer", expect.ErrOf(f.try("", "long", `,"arguments":{"bytes":9000000}`)), "larger than 8 MiB")
 		expect.Equal(t, "the length of a smaller one", len(f.call("", "long", `,"arguments":{"bytes":7000000}`)), 7000000)
 		expect.Equal(t, "starts", f.startCount(), 1)
 	})
 	t.Run("GWN-26 an endless line ends the process", func(t *testing.T) {
 		f := newFixture(t, "modern")
-		if _, err := f.try("", "endless", ""); err == nil || !strings.Contains(err.Error(), "endless line") {
-			t.Errorf("got %v", err)
-		}
+		expect.Error(t, "the endless line", expect.ErrOf(f.try("", "endless", "")), "endless line")
 	})
 	t.Run("GWN-26 of standard error, some lines are logged", func(t *testing.T) {
 		f := newFixture(t, "modern")
@@ -488,9 +472,7 @@ func TestEnvironment(t *testing.T) {
 	t.Run("GWN-26 the log has no values of secrets, also if the command writes them to standard error", func(t *testing.T) {
 		f.call("", "tell", "")
 		eventually(t, "the line is logged", func() bool { return strings.Contains(f.output.String(), "the token is (env:TOKEN_FOR_IT)") })
-		if strings.Contains(f.output.String(), "t0ken") {
-			t.Error("it has the token")
-		}
+		expect.Lacks(t, "the output", f.output.String(), "t0ken")
 	})
 }
 
@@ -613,9 +595,7 @@ func TestPlaces(t *testing.T) {
 		f.call(one, "pid", "")
 		busy(f, one)
 		_, err := f.client.Initialize(t.Context(), upstream.Declared{Version: spec.V20251125, Holder: "default/b"})
-		if !fault.Is(err, fault.Exhausted) {
-			t.Errorf("the second of b: got %v, want that it ends no other of two", err)
-		}
+		expect.Fault(t, "the second process of b", err, fault.Exhausted)
 	})
 }
 
@@ -647,7 +627,5 @@ func TestRequestsAndQuestionsOfAProcess(t *testing.T) {
 	for i := range 40 {
 		ask(p, strconv.Itoa(i), strings.Repeat("x", 1<<20))
 	}
-	if n := p.questionBytes(); n > maxQueued {
-		t.Errorf("%d bytes of questions are kept, want at most %d", n, maxQueued)
-	}
+	expect.AtMost(t, "the bytes of kept questions", p.questionBytes(), maxQueued)
 }

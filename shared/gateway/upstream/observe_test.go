@@ -97,9 +97,7 @@ func TestRequestsAreObserved(t *testing.T) {
 			`{"jsonrpc":"2.0","id":1,"method":"` + spec.MethodListen + `","params":{}}`,
 		} {
 			send(none, answer("", 202, ""))
-			if got.header.Get("Traceparent") != parent {
-				t.Errorf("%s: got %v", none, got.header)
-			}
+			expect.Equal(t, none+": the traceparent", got.header.Get("Traceparent"), parent)
 		}
 		var data metricdata.ResourceMetrics
 		expect.OK(t, reader.Collect(t.Context(), &data))

@@ -160,18 +160,14 @@ func TestMessagesAreBounded(t *testing.T) {
 			w.Header().Set("Content-Type", "application/json")
 			endless(w, `{"a":"`)
 		}).Post(t.Context(), Request{Body: []byte(`{}`)})
-		if !fault.Is(err, fault.Unavailable) {
-			t.Errorf("got %v", err)
-		}
+		expect.Fault(t, "the error", err, fault.Unavailable)
 	})
 	t.Run("session", func(t *testing.T) {
 		_, err := serve(t, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Mcp-Session-Id", strings.Repeat("x", maxSession+1))
 			answer("application/json", http.StatusOK, `{}`)(w, r)
 		}).Post(t.Context(), Request{Body: []byte(`{}`)})
-		if !fault.Is(err, fault.Unavailable) {
-			t.Errorf("got %v", err)
-		}
+		expect.Fault(t, "the error", err, fault.Unavailable)
 	})
 	t.Run("event", func(t *testing.T) {
 		x := expect.Value(serve(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -200,9 +196,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 		if got, ok := errors.AsType[*StatusError](err); !ok || got.Status != status {
 			t.Errorf("%d: got %v", status, err)
 		}
-		if _, err := c.Get(t.Context(), Request{}, ""); err == nil {
-			t.Errorf("%d: a stream was opened", status)
-		}
+		expect.Error(t, "a stream", expect.ErrOf(c.Get(t.Context(), Request{}, "")))
 	}
 }
 

@@ -151,15 +151,11 @@ func TestASubscriptionLivesAsLongAsItsSession(t *testing.T) {
 		made := create(t, s)
 		subscribe(t, s, made, "event://ci/deploy")
 		time.Sleep(session.TTL + time.Hour)
-		if _, err := s.Load(t.Context(), made.ID, alice, false); err != session.ErrNone {
-			t.Errorf("the session's error is %v, want %v", err, session.ErrNone)
-		}
+		expect.Equal(t, "the load of the session", expect.ErrOf(s.Load(t.Context(), made.ID, alice, false)), session.ErrNone)
 		expect.Equal(t, "the sessions of the list", len(stored(t, h, session.ListKey(alice.Workspace, alice.ID))), 1)
 		time.Sleep(session.TTL)
 		for _, partition := range []store.Key{session.Partition(made.Key), session.ListKey(alice.Workspace, alice.ID)} {
-			if items := stored(t, h, partition); len(items) > 0 {
-				t.Errorf("a day later there are still %v, want none", items)
-			}
+			expect.Len(t, "the stored items a day later", stored(t, h, partition), 0)
 		}
 	})
 }

@@ -178,9 +178,7 @@ func TestCountIsAMetric(t *testing.T) {
 			t.Errorf("got the dimension %s = %v, want a text", name, line[name])
 		}
 	}
-	if line[m.Metrics[0].Name] != 3.0 {
-		t.Errorf("got the value %v, want 3", line[m.Metrics[0].Name])
-	}
+	expect.Equal(t, "the value", line[m.Metrics[0].Name], 3.0)
 }
 
 func TestPlainRemovesTheDirective(t *testing.T) {

@@ -3,7 +3,6 @@ package refresh_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -202,9 +201,7 @@ func TestGivenTheCallerLeavesItsLoadContinuesForTheOthers(t *testing.T) {
 		second := start(t.Context(), v, &running)
 		leave()
 		running.Wait()
-		if !fault.Is(first.err, fault.Unavailable) || !strings.Contains(first.err.Error(), "wait for the number") {
-			t.Errorf("the caller that left got %v, want Unavailable", first.err)
-		}
+		expect.Fault(t, "the caller that left", first.err, fault.Unavailable, "wait for the number")
 		if want := (result{1, nil, 3 * time.Second}); *second != want || s.loads != 1 {
 			t.Errorf("the other got %+v after %d loads, want %+v after 1", *second, s.loads, want)
 		}

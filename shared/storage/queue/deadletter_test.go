@@ -77,9 +77,7 @@ func TestDeadLettersOfTheVersionBeforeAreRead(t *testing.T) {
 			t.Errorf("%s was read", bad)
 		}
 	}
-	if _, err := (queue.DeadLetter{Encoding: "x"}).Content(); err == nil {
-		t.Error("an unknown encoding was read")
-	}
+	expect.Error(t, "an unknown encoding", expect.ErrOf((queue.DeadLetter{Encoding: "x"}).Content()))
 }
 
 func FuzzDeadLetter(f *testing.F) {

@@ -186,9 +186,7 @@ func TestCacheIsBounded(t *testing.T) {
 			t.Fatal(v, err)
 		}
 	}
-	if n := c.Len(); n > 1024 {
-		t.Errorf("%d documents are held", n)
-	}
+	expect.AtMost(t, "the kept documents", c.Len(), 1024)
 	db.Reads("text")
 	_, _, _ = c.Get(t.Context(), "d")
 	expect.Equal(t, "reads of a document that exists", db.Reads("text"), 0)

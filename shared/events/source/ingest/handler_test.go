@@ -237,9 +237,7 @@ func TestHandler(t *testing.T) {
 		r := pull("d-1", opened)
 		r.Header.Set("X-GitHub-Event", "ping")
 		f.wants(t, r, 202, `{"accepted":[]}`, ingest.Unmatched)
-		if len(f.sent) > 0 {
-			t.Errorf("sent %v", f.sent)
-		}
+		expect.Len(t, "the messages", f.sent, 0)
 	})
 	t.Run("SRC-02 with the scheme none the path has the secret", func(t *testing.T) {
 		f := newFixture(t)
@@ -341,21 +339,15 @@ func TestChecksHaveLines(t *testing.T) {
 			"line 5: source mixed: github.unknown is not an event type", "line 7: source mixed: github.pull_request: the variable repo is missing",
 			"line 8: source mixed: cloudwatch.alarm: the event type does not have owner (it has: none); delete it from variables",
 		} {
-			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
-				t.Errorf("got %v, want %q", err, want)
-			}
+			expect.Fault(t, "the error", err, fault.Invalid, want)
 		}
-		if strings.Contains(err.Error(), "line 6") {
-			t.Errorf("a mapping that fits is refused: %v", err)
-		}
+		expect.Lacks(t, "the error without the mapping that fits", err.Error(), "line 6")
 	})
 	t.Run("SRC-01 SRC-02 a missing secret is reported with its line", func(t *testing.T) {
 		err := ingest.CheckSecrets(t.Context(), cfg.Sources, func(context.Context, secret.Value) (string, error) {
 			return "", fault.New(fault.Invalid, "env:MISSING is not set")
 		})
-		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "line 2: source mixed") {
-			t.Errorf("got %v", err)
-		}
+		expect.Fault(t, "the error", err, fault.Invalid, "line 2: source mixed")
 	})
 }
 

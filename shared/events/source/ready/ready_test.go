@@ -101,9 +101,7 @@ func TestWrite(t *testing.T) {
 		if !fault.Is(err, fault.Conflict) || !strings.Contains(fault.Public(err), own+" exists") || !strings.Contains(fault.Public(err), "--force") {
 			t.Errorf("%v", err)
 		}
-		if _, err := os.Stat(filepath.Join(dir, ready.CatalogFile)); err == nil {
-			t.Error("the other file was written")
-		}
+		expect.Error(t, "the other file", expect.ErrOf(os.Stat(filepath.Join(dir, ready.CatalogFile))))
 		if text, _ := os.ReadFile(own); string(text) != "keys: []\n" {
 			t.Errorf("the file is now %q", text)
 		}

@@ -147,9 +147,7 @@ func TestAFleetHasRoomForSoMany(t *testing.T) {
 		one()
 	}
 	now = now.Add(time.Minute) // the next period: what was opened may still be open
-	if _, err := instance().Take(t.Context(), alice, func() {}); fault.LimitOf(err) != "streams" {
-		t.Errorf("got %v, want no room", err)
-	}
+	expect.Equal(t, "the limit for the next stream", fault.LimitOf(expect.ErrOf(instance().Take(t.Context(), alice, func() {}))), "streams")
 	now = now.Add(time.Minute) // all of it must have ended
 	one()
 }
@@ -216,9 +214,7 @@ func TestAbandonedStreams(t *testing.T) {
 			fleet := smallFleet(db)
 			first := abandon(t, fleet, alice)
 			abandon(t, fleet, alice)
-			if _, err := fleet.Take(t.Context(), other, func() {}); fault.LimitOf(err) != "streams" {
-				t.Errorf("got %v, want the limit streams", err)
-			}
+			expect.Equal(t, "the limit for the next stream of the fleet", fault.LimitOf(expect.ErrOf(fleet.Take(t.Context(), other, func() {}))), "streams")
 			time.Sleep(20 * time.Second)
 			if hasEnded(first) {
 				t.Error("another principal's stream has ended")

@@ -353,14 +353,10 @@ func TestCloseWaitsForRunningHandlers(t *testing.T) {
 		t.Fatalf("got %d handlers that have returned, want 2", len(returned))
 	}
 	for range 2 {
-		if err := <-returned; err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, <-returned)
 	}
 	stop()
-	if err := db.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.OK(t, db.Close())
 	again := open(t, path, Options{})
 	expect.Equal(t, "visible messages after the restart", depth(t, again, queue.Slow).Visible, 1)
 }
@@ -381,9 +377,7 @@ func TestCloseDoesNotWaitForever(t *testing.T) {
 		if err := q.Close(); !fault.Is(err, fault.Unavailable) || time.Since(start) != closeTime {
 			t.Errorf("got %v after %v, want an error of kind unavailable after %v", err, time.Since(start), closeTime)
 		}
-		if err := db.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, db.Close())
 		stop() // the handler returns after the file was closed
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -50,9 +49,7 @@ func (a *arrivals) want(t *testing.T, want ...string) {
 	t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !slices.Equal(a.list, want) {
-		t.Errorf("got %q, want %q", a.list, want)
-	}
+	expect.List(t, "the arrivals", a.list, want)
 }
 
 func run(q *Queues, name queue.Name, opts queue.ConsumeOptions, h queue.Handler) (stop func()) {
@@ -317,9 +314,7 @@ func TestDeduplicationAfterTheClockWentBack(t *testing.T) {
 			rows, err = c.Int("SELECT count(*) FROM queue_events_dedup")
 			return err
 		}))
-		if rows > 7 {
-			t.Errorf("got %d rows after one message per minute, want the rows of the last minutes", rows)
-		}
+		expect.AtMost(t, "the rows after one message per minute", rows, 7)
 
 		ahead.Store(int64(24 * time.Hour))
 		publish("c", 1)

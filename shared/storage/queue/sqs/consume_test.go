@@ -321,9 +321,7 @@ func TestAPanicOfAHandlerFailsItsBatch(t *testing.T) {
 	r := record("1", "")
 	r.EventSourceARN = "arn:aws:sqs:us-east-1:0:" + string(queue.Slow)
 	_, err := f.queues().Lambda(func(context.Context, []queue.Message) ([]string, error) { panic("a defect") })(t.Context(), events.SQSEvent{Records: []events.SQSMessage{r}})
-	if err == nil || !strings.Contains(err.Error(), "panic: a defect") {
-		t.Errorf("got %v, want the panic as an error", err)
-	}
+	expect.Error(t, "the panic", err, "panic: a defect")
 	if len(f.hidden) != 1 || f.hidden[0] > 2 {
 		t.Errorf("AWS-05: got redeliveries after %v s, want one within 2 s", f.hidden)
 	}

@@ -175,9 +175,7 @@ func TestASecondServerIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "e.db")
 	e := openAt(t, path)
 	_, err := Open(path, Options{})
-	if !fault.Is(err, fault.Conflict) || !strings.Contains(err.Error(), "another server") {
-		t.Errorf("got %v", err)
-	}
+	expect.Fault(t, "the second server", err, fault.Conflict, "another server")
 	expect.OK(t, e.Close())
 	openAt(t, path) // the file is free again
 }
@@ -190,9 +188,7 @@ func TestOpenTellsWhatIsWrong(t *testing.T) {
 		filepath.Join(dir, "nowhere", "e.db"): "unable to open",
 		noDB:                                  "not a database",
 	} {
-		if _, err := Open(path, Options{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got %v, want %q", path, err, want)
-		}
+		expect.Error(t, path, expect.ErrOf(Open(path, Options{})), want)
 	}
 }
 
@@ -373,17 +369,10 @@ func TestALazyJobDoesNotWaitForClose(t *testing.T) {
 	go func() {
 		submitted <- e.Lazily(job{apply: func(*Tx) error { return nil }, done: func(err error) { done <- err }})
 	}()
-	select {
-	case err := <-submitted:
-		expect.OK(t, err)
-	case <-time.After(10 * time.Second):
-		t.Error("Lazily waits for the writer")
-	}
+	expect.OK(t, expect.Receive(t, "the end of Lazily, which does not wait for the writer", submitted))
 	release()
 	posts.Wait()
 	closed.Wait()
 	expect.OK(t, <-done)
-	if err := e.Lazily(exec("SELECT 1")); err == nil {
-		t.Error("got no error for a lazy job after Close")
-	}
+	expect.Error(t, "a lazy job after Close", e.Lazily(exec("SELECT 1")))
 }

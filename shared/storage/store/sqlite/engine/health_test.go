@@ -59,16 +59,12 @@ func TestADamagedFileIsRefused(t *testing.T) {
 				e.Close()
 				t.Fatal("it was opened")
 			}
-			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "is damaged; restore a backup") {
-				t.Errorf("got %v of kind %v", err, fault.KindOf(err))
-			}
+			expect.Fault(t, "the error", err, fault.Invalid, "is damaged; restore a backup")
 		})
 	}
 	t.Run("nothing", func(t *testing.T) {
 		e := openAt(t, filled(t))
-		if err := e.Health(); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, e.Health())
 	})
 }
 
@@ -111,9 +107,7 @@ func TestDamageThatAReadFindsStays(t *testing.T) {
 		t.Fatal("the damaged pages were read")
 	}
 	do(t, e, insert(1000, "x"))
-	if err := e.Health(); err == nil || !strings.Contains(err.Error(), "damaged") {
-		t.Errorf("got %v", err)
-	}
+	expect.Error(t, "the health", e.Health(), "damaged")
 }
 
 func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
@@ -179,9 +173,7 @@ func TestTheFileShrinks(t *testing.T) {
 		do(t, e, exec(table))
 		fill(t, e)
 		expect.OK(t, e.Close())
-		if got := size(t, path); got > (keepFree+200)*pageSize {
-			t.Errorf("%d bytes are left of 8 million", got)
-		}
+		expect.AtMost(t, "the bytes that are left of 8 million", size(t, path), (keepFree+200)*pageSize)
 	})
 	t.Run("of_an_earlier_release", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "e.db")
@@ -192,9 +184,7 @@ func TestTheFileShrinks(t *testing.T) {
 		fill(t, e)
 		was := number(t, e, "PRAGMA page_count")
 		fill(t, e) // into the free pages
-		if got := number(t, e, "PRAGMA page_count"); got > was*11/10 {
-			t.Errorf("%d pages, then %d: free pages are not used again", was, got)
-		}
+		expect.AtMost(t, fmt.Sprintf("the pages after %d, of which some were free", was), number(t, e, "PRAGMA page_count"), was*11/10)
 	})
 }
 
@@ -211,9 +201,7 @@ func TestStatsOfAnyPath(t *testing.T) {
 		if got := e.Stats(); got.Syncs == before.Syncs || got.Written == before.Written {
 			t.Errorf("%s: %+v, after a write %+v", path, before, got)
 		}
-		if _, err := os.Stat(path); err != nil {
-			t.Error(err)
-		}
+		expect.OK(t, expect.ErrOf(os.Stat(path)))
 	}
 }
 
@@ -295,9 +283,7 @@ func TestACommitWaitsForOtherJobsOnlyUnderLoad(t *testing.T) {
 			if got := e.Stats().Commits - before; got > n/2 {
 				t.Errorf("got %d commits for %d jobs, want at most %d", got, n, n/2)
 			}
-			if most := 2 * (spacing + enough*length); longest > most {
-				t.Errorf("a job waited %v, want at most %v", longest, most)
-			}
+			expect.AtMost(t, "the time that a job waited", longest, 2*(spacing+enough*length))
 		})
 	})
 	t.Run("many_concurrently", func(t *testing.T) {
@@ -356,9 +342,7 @@ func TestALazyJobRidesAlong(t *testing.T) {
 			lazily(t, e, lazyDelay)
 		}
 		<-done
-		if took := time.Since(start); took > lazyDelay+time.Millisecond {
-			t.Errorf("ten lazy jobs took %v", took)
-		}
+		expect.AtMost(t, "the time that ten lazy jobs took", time.Since(start), lazyDelay+time.Millisecond)
 	})
 }
 
@@ -471,9 +455,7 @@ func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
 				t.Errorf("health got %v although the files are back", err)
 			}
 			do(t, e, insert(100_001, "kept, too"))
-			if err := e.Close(); err != nil {
-				t.Error(err)
-			}
+			expect.OK(t, e.Close())
 		})
 	}
 }
