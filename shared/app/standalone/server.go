@@ -201,6 +201,9 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if refused == nil && o.LastSettings {
+		refused = s.checkNotEmptied(ctx, o.Config)
+	}
 	if refused == nil {
 		_, refused = s.apply(ctx, files)
 	}

@@ -264,6 +264,12 @@ func TestAConfigurationThatBecomesEmptyIsRefused(t *testing.T) {
 	o.Config = configured(t, "")
 	expect.Fault(t, "the reload", s.Reload(t.Context(), o), fault.Invalid, "has become empty")
 	expect.Equal(t, "backends after an empty file", backends(), 1)
+	end(t, s)
+	o.LastSettings = true
+	s = expect.Value(New(t.Context(), o))(t)
+	defer end(t, s)
+	expect.Equal(t, "backends after a start with the empty file", backends(), 1)
+	expect.Equal(t, "the settings are refused", s.refused.Load(), true)
 	o.Config = configured(t, "# nothing\n")
 	expect.OK(t, s.Reload(t.Context(), o))
 	expect.Equal(t, "backends after a file with a comment", backends(), 0)
