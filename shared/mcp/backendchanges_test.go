@@ -160,6 +160,23 @@ func TestUpdateOfASubResourceReachesTheSubscriberOfTheOneAbove(t *testing.T) {
 	}
 }
 
+// Clients may subscribe before they open the session's stream, and before a backend changes a resource. The later subscription must not hide
+// the update of the first one.
+func TestFirstStreamBringsUpdatesSinceTheSubscription(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.Gateway = newFakeGateway("x://1", "x://2") })
+	id := f.session(alice, spec.V20251125)
+	f.notifyBackend(t, spec.NoteUpdated, `{"uri":"x://1","_meta":{"early":true}}`)
+	f.subscribe(alice, id, "x://1")
+	f.notifyBackend(t, spec.NoteUpdated, `{"uri":"x://1"}`)
+	f.subscribe(alice, id, "x://2")
+	f.notifyBackend(t, spec.NoteUpdated, `{"uri":"x://2"}`)
+	get := f.stream(alice, id, "")
+	get.event() // The first event has only an id.
+	get.brings("x://1 ", "x://2 ")
+	f.notifyBackend(t, spec.NoteUpdated, `{"uri":"x://1"}`)
+	get.brings("x://1 ")
+}
+
 // Each use of a session can prolong it. Its subscriptions at the backend must be prolonged with it, because the relay
 // unsubscribes once they expire.
 func TestSubscriptionAtABackendLivesAsLongAsItsSession(t *testing.T) {

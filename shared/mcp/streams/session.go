@@ -1,11 +1,14 @@
 package streams
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -137,9 +140,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 	}
 	request := stream.Request{
 		Workspace: s.writer.Caller.Principal.Workspace, Cursor: s.position.cursor, TopicsAfter: began,
-		Topics: append(
-			[]string{stream.TopicSession(s.sess.Key), stream.TopicCatalog, stream.TopicPrincipal(s.writer.Caller.Principal.ID)}, s.writer.backendTopics(ctx)...,
-		),
+		Topics: []string{stream.TopicSession(s.sess.Key), stream.TopicCatalog, stream.TopicPrincipal(s.writer.Caller.Principal.ID)},
 	}
 	if !begun {
 		s.writer.Framing.began = func() {
@@ -151,6 +152,9 @@ func (s *sessionStream) open(ctx context.Context) error {
 	// The first stream that begins in a session sends, for each subscription, the events since the client subscribed, because
 	// clients may subscribe before they open the stream. Later streams continue from their cursor or from now.
 	first := !begun && s.position.cursor == ""
+	if !first {
+		request.Topics = append(request.Topics, s.writer.backendTopics(ctx)...)
+	}
 	for uri, t := range subscribed {
 		s.writer.targets[uri] = t.Target
 		if !first {
@@ -161,10 +165,14 @@ func (s *sessionStream) open(ctx context.Context) error {
 		return err
 	}
 	if first {
-		for _, t := range subscribed {
+		// In the order of the subscriptions, because the topic of a backend begins with the first one.
+		for _, t := range slices.SortedFunc(maps.Values(subscribed), compareAfter) {
 			if err := s.add(ctx, t); err != nil {
 				return err
 			}
+		}
+		for _, topic := range s.writer.backendTopics(ctx) {
+			s.writer.Feed.Follow(topic, began)
 		}
 	}
 	if !before {
@@ -203,6 +211,8 @@ type subscribed struct {
 	after int64
 }
 
+func compareAfter(a, b subscribed) int { return cmp.Compare(a.after, b.after) }
+
 // subscriptions returns the URIs of the session, and the targets of the URIs that the stream does not have yet. It leaves out targets that
 // are no longer in the catalog or that the caller may no longer read.
 func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]subscribed, err error) {
@@ -237,9 +247,14 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 	return uris, fresh, nil
 }
 
+// add adds a target to the feed. The feed keeps the beginning of a topic that it already follows.
 func (s *sessionStream) add(ctx context.Context, t subscribed) error {
-	if t.topic != "" {
+	switch {
+	case t.topic != "":
 		s.writer.Feed.Follow(t.topic, t.after)
+		return nil
+	case t.Backend != "":
+		s.writer.Feed.Follow(stream.TopicBackend(t.Backend), t.after)
 		return nil
 	}
 	for _, p := range t.Patterns {
