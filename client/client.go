@@ -260,11 +260,12 @@ func closingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 }
 
-// maxTries limits how often an unanswered request is sent.
+// maxTries is how many times a request is sent if it keeps failing with a [Retryable] error, for example because the server
+// does not answer.
 const maxTries = 5
 
-// retry calls do until it succeeds, fails permanently, or has failed maxTries times. If ctx ends during a try, retry returns the error
-// of the try before, because that one names the problem.
+// retry calls do until it succeeds, fails permanently, or has failed maxTries times. If ctx ends during a try, retry returns
+// the error of the previous try: it says what is wrong with the server, and the last error only says that the time is over.
 func (c *Client) retry(ctx context.Context, do func() error) error {
 	var last error
 	for try := 0; ; try++ {
@@ -292,7 +293,7 @@ type EventType struct {
 	PayloadSchema json.RawMessage `json:"payloadSchema"`
 }
 
-// maxPages limits a list, because the cursors of a faulty server could form a circle.
+// maxPages limits how many pages of a list the client reads, because the cursors of a faulty server could form a circle.
 const maxPages = 1000
 
 // EventTypes lists the event types that the caller may receive.
@@ -420,7 +421,7 @@ var (
 	ErrInvalid error = fault.Invalid
 	// ErrUnauthenticated is the error of a missing or wrong key.
 	ErrUnauthenticated error = fault.Unauthenticated
-	// ErrForbidden is the error of a caller who may not do this.
+	// ErrForbidden is the error of a caller who lacks the permission for a request.
 	ErrForbidden error = fault.Forbidden
 	// ErrNotFound is the error of an event type or URI that does not exist or that this caller may not see.
 	ErrNotFound error = fault.NotFound
@@ -455,7 +456,8 @@ func (t *Terminated) Error() string { return "the server ended the subscription:
 // Unwrap returns the server's reason.
 func (t *Terminated) Unwrap() error { return t.Err }
 
-// newTerminated returns the error of a subscription that the server ended, perhaps with a reason.
+// newTerminated returns the error of a subscription that the server ended. e is the server's reason; it is nil if the server
+// gave none.
 func newTerminated(name string, e *rpcError) *Terminated {
 	if e == nil {
 		return &Terminated{Name: name, Err: fault.New(fault.Forbidden, "it gave no reason")}

@@ -57,7 +57,8 @@ func (c *cursorSaver) load(ctx context.Context) error {
 	return nil
 }
 
-// hold sets whether the saved cursor must stay where it is. Only a save that is already running can still move it.
+// hold sets whether the saved cursor must stay where it is, for example at a gap. Only a save that is already running
+// can still move it.
 func (c *cursorSaver) hold(held bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,7 +67,7 @@ func (c *cursorSaver) hold(held bool) {
 	}
 }
 
-// saveAndHold saves a cursor, and keeps it as the saved cursor until hold(false). It waits until the cursor is saved.
+// saveAndHold saves a cursor and waits until it is saved. Later saves have no effect until hold(false).
 func (c *cursorSaver) saveAndHold(cursor string) {
 	c.mu.Lock()
 	c.held = true
@@ -125,7 +126,7 @@ func (c *cursorSaver) dropNext() {
 	}
 }
 
-// finish waits for the last save. After it was called, no further save may start.
+// finish waits for the last save. The caller must not start another one afterwards.
 func (c *cursorSaver) finish() {
 	c.mu.Lock()
 	s := c.last()
@@ -133,9 +134,10 @@ func (c *cursorSaver) finish() {
 	s.wait()
 }
 
-// run saves the cursor of the running save, and then the cursors of further saves. If the store fails, the subscription ends. If it continued, the
-// saved cursor would stay behind, and after a restart the program would have to handle all events since then again. After a timeout, run no
-// longer calls the store. Otherwise the events that are still being handled would wait for another timeout.
+// run saves the cursor of the running save, and then the cursors of the saves that were added meanwhile. If the store
+// fails, the subscription ends. If it continued, the saved cursor would stay behind, and after a restart the program
+// would have to handle all events since then again. After a timeout, run no longer calls the store. Otherwise the
+// events that are still being handled would wait for another timeout.
 func (c *cursorSaver) run() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,8 +164,9 @@ func (c *cursorSaver) run() {
 // saveTimeout limits how long the store may take to save a cursor while the subscription is running.
 const saveTimeout = time.Minute
 
-// save calls the store. late reports whether the store's time was over. A cursor is saved even if the subscription has ended, because its
-// event was acknowledged. The time is limited, because Close and webhooks wait until the cursor is saved.
+// save calls the store. late is true if the store took longer than saveTimeout. A cursor is saved even if the
+// subscription has ended, because its event was acknowledged. The time is limited, because Close and webhooks wait
+// until the cursor is saved.
 func (c *cursorSaver) save(cursor string) (late bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), saveTimeout)
 	defer cancel()

@@ -53,7 +53,7 @@ package client
 //
 //	client.go     Connect, sessions, Call, the list of event types, one JSON-RPC request and its answer
 //	subscribe.go  Subscribe and its options, the choice of the mode
-//	flow.go       the way of an event to the program's function, acknowledgments, the saved cursor
+//	flow.go       calls the program's function for each event, acknowledges events, moves the saved cursor
 //	inband.go     polls and streams                        of event types
 //	webhook.go    webhook subscriptions and their refresh  of event types
 //	uris.go       webhooks (SEP-1803) and streams          of URIs

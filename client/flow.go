@@ -60,7 +60,8 @@ const maxAhead = 1000
 // maxHandled is how many acknowledged events a subscription remembers, so that it recognizes them when they arrive again.
 const maxHandled = 10_000
 
-// maxName is the length, in bytes, above which handled remembers a hash of an event's name instead of the name.
+// maxName is the length, in bytes, above which handleOnce shortens an event's name (its id, URI and time) to a hash. A server
+// thus cannot fill the memory with long ids.
 const maxName = 512
 
 // maxWebhooks limits how many of a subscription's webhooks are handled or wait at the same time. Further ones are refused with 503.
@@ -115,7 +116,8 @@ func (f *flow) handleOnce(e Event) error {
 	return f.doOnce(name, handle)
 }
 
-// doOnce calls do until it has succeeded once for a name. Concurrent calls share one outcome.
+// doOnce calls do unless an earlier call with the same name has succeeded. Concurrent calls with the same name share one
+// outcome.
 func (f *flow) doOnce(name string, do func() error) error {
 	_, err, _ := f.handling.Do(name, func() (any, error) {
 		if _, seen := f.handled.Get(name); seen {
@@ -151,8 +153,9 @@ func (f *flow) finish(cause error) {
 	f.cursors.finish()
 }
 
-// startHandling handles an event of a stream or a poll in a goroutine, and repeats the function until it acknowledges the event. It
-// returns when the event has a slot, so that at most Concurrency events are handled concurrently.
+// startHandling starts a goroutine that handles an event of a stream or a poll, and that calls the program's function until it
+// acknowledges the event. startHandling blocks while Concurrency events are being handled, or while maxAhead events wait for an
+// older one.
 func (f *flow) startHandling(e Event) error {
 	select {
 	case f.capacity <- struct{}{}:
@@ -254,14 +257,16 @@ func (f *flow) complete(s *step) *saving {
 	return f.cursors.start(cursor) // with the lock, so that the saves begin in the order of the queue
 }
 
-// makeRoom frees the place of an event that leaves the queue. Positions without an event do not occupy a place.
+// makeRoom is called for each step that leaves the queue. If the step is an event, startHandling can accept another event; see
+// maxAhead. Positions without an event do not count.
 func (f *flow) makeRoom(s *step) {
 	if s.event {
 		<-f.capacity
 	}
 }
 
-// saveSafe saves a cursor that the server has declared safe, in a webhook or in the answer to a refresh.
+// saveSafe saves a cursor that a webhook or the answer to a refresh contains. The server has finished (delivered or given up)
+// all events before it, so the cursor does not wait in the queue.
 func (f *flow) saveSafe(cursor string) { f.cursors.start(cursor).wait() }
 
 // grant holds the server's id of a webhook subscription and its newest secret.

@@ -128,9 +128,9 @@ func (h *Handler) removeLocked(k *hook) {
 	}
 }
 
-// candidates returns the subscriptions to which a request with an id may belong. Known is false if the server may still be creating
-// the subscription; then the sender should try again. Subscriptions that wait for the server's answer are last, because checking the
-// signature of a request waits with them.
+// candidates returns the subscriptions to which a request with an id may belong. Known is false if the server may still be
+// creating the subscription; then the sender should try again. Subscriptions whose registration is unanswered are last, because
+// verifying a signature for them blocks until the answer arrives.
 func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()

@@ -38,7 +38,7 @@ type Publisher struct {
 	Time time.Time
 	// Batch limits the events of a request; 0 is 100. The server accepts all events of a request or none.
 	Batch int
-	// Tries limits how often an unanswered request is sent; 0 is 5.
+	// Tries is how many times a request is sent if the server does not answer it; 0 means 5.
 	Tries int
 	// Accepted is called with the events of each accepted request. If it returns an error, publishing stops. It may be nil.
 	Accepted func([]Accepted) error
@@ -171,7 +171,7 @@ type batch struct {
 	bytes int // about the size of the request
 }
 
-// newBatch returns an empty batch of a publisher whose defaults are set.
+// newBatch sets the publisher's defaults and returns an empty batch for it.
 func (p Publisher) newBatch() (*batch, error) {
 	p.Batch, p.Tries = cmp.Or(p.Batch, 100), cmp.Or(p.Tries, maxTries)
 	url, err := p.server().Endpoint("/events")
@@ -220,7 +220,7 @@ func (p Publisher) server() httpcall.Server {
 	return httpcall.Server{URL: p.URL, Key: p.Key, Agent: p.Agent, HTTP: p.HTTP}
 }
 
-// decoded is a JSON value of the data, or the error that ended the data.
+// decoded is a JSON value that decodeValues has read, or the error that ended the reading.
 type decoded struct {
 	value json.RawMessage
 	err   error
@@ -247,7 +247,8 @@ func decodeValues(ctx context.Context, r io.Reader) <-chan decoded {
 	return values
 }
 
-// parseItems returns the events in a JSON value. The data can have several values; n is the number of this one, counted from 1.
+// parseItems returns the events in a JSON value. The input can have several values; n is the number of this one, counted from
+// 1, for error messages.
 func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	var items []item
 	if p.URI != "" {
@@ -263,7 +264,7 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	return items, p.complete(items, n)
 }
 
-// complete gives the events of value n of the data the ids and times that they do not have.
+// complete gives ids and times to the events that have none. The events are from the input's value number n.
 func (p Publisher) complete(items []item, n int) error {
 	if p.ID != "" && (n > 1 || len(items) > 1) {
 		return fault.New(fault.Invalid, "the id %.100q is for one event, and there are several: leave it out, and each event gets a new one", p.ID)
@@ -293,7 +294,7 @@ func quote(s string) json.RawMessage {
 	return b
 }
 
-// send sends a request until the answer is final or Tries is reached.
+// send sends a request until the server accepts it, refuses it permanently, or has not answered Tries times.
 func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepted, error) {
 	for try := 0; ; try++ {
 		accepted, resp, err := p.sendOnce(ctx, url, body)

@@ -77,8 +77,9 @@ type Endpoint struct {
 	// Accepted is called after each registration or refresh, with the server's id and the end of the subscription's lifetime. The end is
 	// zero if the lifetime is unlimited. Accepted may be nil.
 	Accepted func(ctx context.Context, id string, until time.Time) error
-	// Resume makes the server send the events after the saved cursor again, even if it still has the subscription. Without Resume, such a
-	// server ignores the saved cursor and sends only events that it has not delivered yet.
+	// Resume makes the server send the events after the saved cursor again, even if it still has the subscription. Without
+	// Resume, a server that still has the subscription ignores the saved cursor and sends only events that it has not delivered
+	// yet.
 	Resume bool
 }
 
@@ -317,8 +318,9 @@ func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	}
 }
 
-// isTransient reports whether to try again after an error. A response of a proxy that has no backend is transient after the server has
-// accepted the subscription. Before that, it means that the URL is wrong.
+// isTransient reports whether to try again after an error. If a proxy answers that it has no backend, the error is transient
+// after the server has accepted the subscription, because the server is probably restarting. Before that, the URL is probably
+// wrong.
 func (f *flow) isTransient(err error) bool {
 	return Retryable(err) || f.started && httpcall.FromProxy(err)
 }

@@ -189,9 +189,9 @@ func (l *listener) markOpen(cursor string, truncated bool) error {
 	return nil
 }
 
-// mayMissEvents reports whether the stream begins after events that the subscription has not received, because the server cannot send the
-// events since an earlier stream. A server with sessions can send them only within the session, and only if it has sent an id to resume
-// from. It never begins at a cursor.
+// mayMissEvents reports whether events may have occurred before this stream began that the server cannot send. In the revision
+// without sessions, that is so if an earlier stream gave no cursor. With sessions, the server resumes only within a session and
+// only from the id of an event that it has sent, never from a saved cursor.
 func (l *listener) mayMissEvents() bool {
 	if l.client.isStateless() {
 		return l.started && l.cursor == ""

@@ -38,8 +38,8 @@ const maxSecrets = 3
 // defaultRotate is the age of a secret at which a refresh replaces it.
 const defaultRotate = 24 * time.Hour
 
-// awaitSecret is how long a webhook waits for the answer to its registration. The webhook can arrive before that answer, and if it
-// were refused, the sender would try again only seconds later.
+// awaitSecret is how long an incoming webhook waits for the answer to the request that registered it. The webhook can arrive
+// before that answer, and if it were refused, the sender would try again only seconds later.
 const awaitSecret = 10 * time.Second
 
 // errNotRegistered is the error of a webhook whose registration was not answered within awaitSecret, or that is for another subscription.
@@ -130,7 +130,8 @@ type inside struct {
 	bound   bool // the server has answered with the newest secret
 }
 
-// expect replaces a secret that is old enough. It keeps a secret that no answer has confirmed yet, because the server may use it already.
+// expect replaces the secret if it is older than Rotate. It keeps a secret that no answer has confirmed yet, because the server
+// may use it already.
 func (at *inside) expect(k *hook) error {
 	if at.rotated.IsZero() || at.bound && time.Since(at.rotated) >= cmp.Or(k.sub.Rotate, defaultRotate) {
 		k.addSecret()

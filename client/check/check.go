@@ -37,19 +37,19 @@ import (
 type Options struct {
 	// URL is the server's MCP endpoint. Key is sent as Authorization: Bearer.
 	URL, Key string
-	// Agent names the program to the server as NAME/VERSION.
+	// Agent is the name and version of the program that runs the check, for example my-tool/1.2. The server sees it.
 	Agent string
 	// Event is the event type to use. If it is empty, Run uses the first event type that offers all modes. Arguments is a JSON object
 	// with the arguments of the subscriptions.
 	Event     string
 	Arguments json.RawMessage
-	// Publish makes the server emit an event of that type that matches the arguments. Without it, rules that need an event are not
-	// testable.
+	// Publish makes the server emit an event of the type Event that matches Arguments. If Publish is nil, the rules that need
+	// an event are reported as not testable.
 	Publish func(ctx context.Context) error
 	// Listen is the address on which the webhook receiver listens. The default is 127.0.0.1:0. Set Receiver to the receiver's URL if the
 	// server reaches it under another address.
 	Listen, Receiver string
-	// Wait is how long to wait for a delivery, a retry or a heartbeat; 0 is 40 s.
+	// Wait is how long to wait for a delivery, a retry or a heartbeat; 0 means 40 s.
 	Wait time.Duration
 	// Progress is called with the name of each step; it may be nil.
 	Progress func(text string)
@@ -80,8 +80,9 @@ type eventType struct {
 	PayloadSchema json.RawMessage `json:"payloadSchema"`
 }
 
-// Run checks a server. If the server does not offer MCP Events, Run returns a report of the rules that it could check together with an
-// error of kind fault.Unsupported. If it cannot reach the server, it returns no report.
+// Run checks a server. If the server does not offer MCP Events, Run returns both an error of kind fault.Unsupported and a
+// report, which has results only for the rules that also apply to such a server. If Run cannot reach the server, it returns no
+// report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.Wait = cmp.Or(o.Wait, 40*time.Second)
 	if len(o.Arguments) == 0 {
@@ -138,7 +139,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 // stopped is the panic value that ends a step, like FailNow ends a test.
 type stopped struct{ error }
 
-// step runs a step and returns the error that stopped it.
+// step runs one step of the run, for example the checks of polls, and returns the error that ended the step early.
 func step(ctx context.Context, do func(context.Context)) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -153,7 +154,7 @@ func step(ctx context.Context, do func(context.Context)) (err error) {
 	return nil
 }
 
-// need returns v, or ends the step if err is not nil.
+// need returns v. If err is not nil, it ends the current step instead.
 func need[T any](v T, err error) T {
 	if err != nil {
 		panic(stopped{err})
@@ -161,7 +162,7 @@ func need[T any](v T, err error) T {
 	return v
 }
 
-// discover asks whether the server offers events. If it does not, without says why.
+// discover asks whether the server offers events. If the server does not, without is the reason, for the error message.
 func (c *checker) discover(ctx context.Context) (without string, err error) {
 	a, err := c.conn.call(ctx, spec.MethodDiscover, map[string]any{})
 	if err != nil {
@@ -270,8 +271,8 @@ func (c *checker) pick(mode string) (eventType, bool) {
 	return c.types[i], true
 }
 
-// useMode returns a step that runs do with an event type that offers the mode. If all event types lack the mode, the step marks the mode's rules as not
-// testable. Plural names the mode in that reason, for example "polls".
+// useMode returns a step that runs do with an event type that offers the mode. If all event types lack the mode, the step marks
+// the mode's rules as not testable. Plural names the mode in that reason, for example "polls".
 func (c *checker) useMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
 	return func(ctx context.Context) {
 		if t, ok := c.pick(mode); ok {

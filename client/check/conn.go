@@ -18,13 +18,14 @@ import (
 )
 
 const (
-	// callTime limits the duration of a request. Before a server answers events/subscribe, it may send a challenge to the webhook receiver.
+	// callTime limits the duration of a request. It is long because the server may send a challenge to the webhook
+	// receiver, and wait for the echo, before it answers events/subscribe.
 	callTime = 30 * time.Second
 	// maxAnswer limits an answer and each message of a stream, in bytes.
 	maxAnswer = 8 << 20
 )
 
-// conn sends requests of revision 2026-07-28, for which the extension is defined.
+// conn sends requests of revision 2026-07-28, the MCP revision for which the events extension is defined.
 type conn struct {
 	url, key, agent string
 	client          *http.Client

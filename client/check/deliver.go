@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// judgeHeaders checks the headers, signature and size of a request to a hook.
+// judgeHeaders checks the headers, signature and size of a request that a webhook endpoint has received.
 func (r *results) judgeHeaders(d delivery) {
 	for _, name := range []string{webhook.HeaderID, webhook.HeaderTimestamp, webhook.HeaderSignature, webhook.HeaderSubscription} {
 		r.judge(ruleHeaders, d.header.Get(name) != "", "%s is missing", name)
@@ -22,7 +22,7 @@ func (r *results) judgeHeaders(d delivery) {
 	r.judge(ruleSize, len(d.body) <= webhook.MaxBody, "a body has %d bytes", len(d.body))
 }
 
-// deliveryCheck checks the deliveries to a subscribed hook and to failing endpoints.
+// deliveryCheck checks the deliveries to an endpoint that accepts them (hook), and to endpoints that fail on purpose.
 type deliveryCheck struct {
 	subscriber
 	hook         *hook
@@ -32,7 +32,7 @@ type deliveryCheck struct {
 	quiet time.Duration
 }
 
-// judgeArrival checks a delivery to the subscribed hook and returns its event.
+// judgeArrival checks a delivery to the endpoint that accepts events, and returns the event in it.
 func (c *deliveryCheck) judgeArrival(d delivery) occurrence {
 	c.judgeHeaders(d)
 	c.judge(ruleDelivery, d.method == http.MethodPost && isJSON(d.header), "%s of %q", d.method, d.header.Get("Content-Type"))
@@ -203,7 +203,8 @@ func groupByID(all []delivery) map[string][]delivery {
 	return m
 }
 
-// checkStatus refreshes the subscription of an endpoint that failed, because the answer should have a deliveryStatus with lastError.
+// checkStatus refreshes the subscription of an endpoint that failed. The answer should have a deliveryStatus with lastError,
+// which the subscribe method then judges. Otherwise the rule is marked as not testable.
 func (c *deliveryCheck) checkStatus(ctx context.Context) {
 	c.subscribe(ctx, c.endpoints.gone, nil)
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)

@@ -100,7 +100,7 @@ func (r *results) skip(why string, rules ...*Rule) {
 	}
 }
 
-// judge records that a rule passed or, if ok is false, that it failed. The other arguments are the detail of a failure.
+// judge records that a rule passed or, if ok is false, that it failed. f and args then format the detail, which says why.
 func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
 	if ok {
 		r.pass(rule)

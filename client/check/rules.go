@@ -242,8 +242,8 @@ func (r *results) sendUnfit(t eventType, ask func(params map[string]any) *answer
 	r.judgeRefusal(ruleBadArguments, a, "InvalidParams", "the arguments "+string(bad))
 }
 
-// chooseCheapest returns a method and an event type that offers it. It prefers polls, and then streams, because a server that wrongly
-// accepts such a request keeps no subscription.
+// chooseCheapest returns a method and an event type that offers it, for requests that the server must refuse. It
+// prefers polls, and then streams, because a server that wrongly accepts one of these keeps no subscription.
 func (c *refusalCheck) chooseCheapest() (string, eventType, bool) {
 	if t, ok := c.pick(spec.ModePoll); ok && slices.Contains(t.Delivery, spec.ModePoll) {
 		return spec.MethodEventsPoll, t, true
@@ -252,7 +252,8 @@ func (c *refusalCheck) chooseCheapest() (string, eventType, bool) {
 	return spec.MethodEventsStream, t, ok
 }
 
-// ask sends a request that must be refused. If a stream opens nevertheless, ask closes it.
+// ask sends a request that the server must refuse, and returns the answer. If a stream opens nevertheless, ask closes
+// it.
 func (c *refusalCheck) ask(ctx context.Context, method string, params map[string]any) *answer {
 	if method != spec.MethodEventsStream {
 		return need(c.conn.call(ctx, method, params))

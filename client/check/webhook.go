@@ -165,7 +165,8 @@ func (c *webhookCheck) checkRefusals(ctx context.Context) {
 	c.checkAddresses(subscribe, h)
 }
 
-// checkAddresses sends URLs that only a server with development settings accepts.
+// checkAddresses checks that the server refuses an http URL and the URLs of private addresses such as 10.0.0.1. Servers may
+// accept these with development settings, so the check is skipped if the receiver itself has an http URL.
 func (c *webhookCheck) checkAddresses(subscribe func(key string, delivery map[string]any) *answer, h *hook) {
 	at := need(url.Parse(h.url))
 	if at.Scheme != "https" {

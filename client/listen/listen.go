@@ -25,35 +25,39 @@ type Options struct {
 	URL, Key, Agent string
 	Revision        string
 
-	// URIs subscribe to the events of URIs, with a webhook of SEP-1803 or, if Stream is set, with a stream.
+	// URIs are the URIs to subscribe to. Their events arrive as webhooks of SEP-1803 or, if Stream is set, on a stream.
 	URIs   []string
 	Stream bool
 
-	// Name subscribes to an event type instead (MCP Events). Arguments is a JSON object. Mode is a mode of package client. If it is empty,
-	// Run opens a stream or, if the server offers none, polls.
+	// Name is the event type to subscribe to (MCP Events), instead of URIs. Arguments is a JSON object. Mode is a mode of
+	// package client. If it is empty, Run opens a stream or, if the server offers none, polls.
 	Name      string
 	Arguments json.RawMessage
 	Mode      string
 	TTL       time.Duration
-	// OrFollow opens a stream or polls if the server refuses the webhook, for example because it cannot reach the receiver at Listen.
+	// OrFollow makes Run open a stream or poll if the server refuses the webhook, for example because it cannot reach the
+	// receiver at Listen.
 	OrFollow bool
 
 	// Cursor is the cursor to begin with if File does not exist yet.
 	Cursor string
-	// File keeps the cursor of Name. With a file, Run does not end a webhook subscription at the server, so that the next run continues it.
+	// File is the file that keeps the cursor of a subscription to an event type. With a file, Run does not end a webhook
+	// subscription at the server, so that the next run continues it.
 	File string
 
 	// Listen is the address on this machine at which the webhook receiver listens. Target is the URL at which the server reaches the
 	// receiver; if it is empty, Run uses the URL of Listen.
 	Listen, Target string
-	// Secret receives the webhook's secret; nil hides it.
+	// Secret is where Run prints the webhook's secret. If it is nil, Run does not print the secret.
 	Secret io.Writer
 
-	// Run runs a command for each event of Name, up to Concurrency at the same time; nil prints events.
+	// Run is the command to run for each event of the event type, up to Concurrency at the same time. If it is nil, events are
+	// printed.
 	Run         *run.Command
 	Concurrency int
 
-	// Count is the number of events and For the time after which Run ends; 0 is no limit. With both, too few events are an error.
+	// Run ends after Count events and after the time For, whichever is first; 0 means no limit. If both are set and fewer than
+	// Count events arrive in time, Run returns an error.
 	Count int
 	For   time.Duration
 
@@ -64,7 +68,7 @@ type Options struct {
 // leastPoll is the shortest time between two polls. It is short because a person watches the command.
 const leastPoll = 100 * time.Millisecond
 
-// Run receives events until ctx ends or the options end it.
+// Run receives events until ctx ends or a limit in the options (Count or For) is reached.
 func Run(ctx context.Context, o Options) error {
 	if o.For > 0 {
 		var cancel context.CancelFunc
@@ -87,19 +91,19 @@ func Run(ctx context.Context, o Options) error {
 // receive subscribes and receives until the subscription ends.
 func (o *Options) receive(ctx context.Context, p *printer) error {
 	if o.OrFollow && !httpcall.IsLocal(o.URL) {
-		_, err := o.followed().receiveOneWay(ctx, p, "the server runs on another machine and cannot reach this one (to receive webhooks, give the URL of a tunnel as --target)")
+		_, err := o.withoutWebhooks().receiveOneWay(ctx, p, "the server runs on another machine and cannot reach this one (to receive webhooks, give the URL of a tunnel as --target)")
 		return err
 	}
 	accepted, err := o.receiveOneWay(ctx, p, "")
 	if accepted || !o.OrFollow || !isRefusal(err) {
 		return err
 	}
-	_, err = o.followed().receiveOneWay(ctx, p, "the server refused a webhook to this machine: "+err.Error())
+	_, err = o.withoutWebhooks().receiveOneWay(ctx, p, "the server refused a webhook to this machine: "+err.Error())
 	return err
 }
 
-// followed returns a copy of the options that uses a stream or polls instead of webhooks.
-func (o *Options) followed() *Options {
+// withoutWebhooks returns a copy of the options that uses a stream or polls instead of webhooks.
+func (o *Options) withoutWebhooks() *Options {
 	follow := *o
 	follow.Stream = o.Name == ""
 	follow.Mode = ""
@@ -143,7 +147,7 @@ func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks stri
 	if err != nil {
 		return false, err
 	}
-	p.receivesBy(sub.Mode())
+	p.setMode(sub.Mode())
 	if noWebhooks != "" {
 		o.Log.Info("following without webhooks", "mode", sub.Mode(), "reason", noWebhooks)
 	}
@@ -244,8 +248,8 @@ func (p *printer) counted() {
 	}
 }
 
-// receivesBy sets the mode that the printed gaps contain.
-func (p *printer) receivesBy(mode string) {
+// setMode sets the mode that printed gaps show, for example "poll".
+func (p *printer) setMode(mode string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.via = mode

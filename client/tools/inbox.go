@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// maxKept and maxBytes limit the kept events, read and unread, by their number and their data. The oldest are dropped first.
+	// maxKept and maxBytes limit the events that the inbox keeps, read and unread: maxKept their number, and maxBytes the size
+	// of their data. The oldest events are dropped first.
 	maxKept, maxBytes = 1000, 4 << 20
 	// maxText is the maximum length in bytes of an event's id, URI, and other texts that the other server writes.
 	maxText = 1 << 10

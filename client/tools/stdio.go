@@ -37,7 +37,8 @@ func newStdio(in io.Reader, out io.Writer) *stdio {
 	return &stdio{output: newOutput(out), in: bufio.NewReaderSize(in, 64<<10)}
 }
 
-// Read implements [io.Reader]. It returns the valid lines, and blocks while the client does not read the answers.
+// Read implements [io.Reader]. It returns the valid lines. It blocks while the client has more than maxUnread bytes of messages
+// to read.
 func (s *stdio) Read(p []byte) (int, error) {
 	for len(s.rest) == 0 {
 		if err := s.waitUntilRead(context.Background(), maxUnread); err != nil {

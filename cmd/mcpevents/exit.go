@@ -42,7 +42,7 @@ var exits = map[fault.Kind]int{
 	fault.Unavailable:     exitUnavailable,
 }
 
-// plainer rewrites error messages of kong for users.
+// plainer replaces those error messages of the command-line parser (kong) that users would not understand.
 var plainer = []struct {
 	found *regexp.Regexp
 	say   string

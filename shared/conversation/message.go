@@ -225,7 +225,7 @@ func (s *Service) eventsProvider(e rules.Events) *provider {
 	}
 }
 
-// publish publishes a message as an event, without the history, because those messages were events already.
+// publish publishes a message as an event. It leaves out the history, because the messages in it were published before.
 func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	if s.options.Publisher == nil || s.options.Catalogs == nil {
 		return failure{internal}

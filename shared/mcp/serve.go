@@ -27,7 +27,8 @@ import (
 // Requests to "/mcp" use a transport of the MCP specification.
 const PathWorkspace = "workspace"
 
-// pathEndpoint replaces the path of a request to the dialect when the endpoint forwards the request to another service.
+// pathEndpoint replaces the path of a request to the named-event dialect when the endpoint forwards the request to another
+// service.
 const pathEndpoint = "/mcp"
 
 // ServeHTTP serves the endpoint. It checks a request in this order, which docs/reference/protocol.md promises: origin, caller,

@@ -49,10 +49,10 @@ const (
 	envStack    = "MCPEVENTS_STACK"
 	// EnvKey is the KMS key that wraps the private keyset.
 	EnvKey = "MCPEVENTS_KEY_ID"
-	// EnvRegister and EnvDeregister name the functions to which stream forwards changes of subscriptions.
+	// EnvRegister and EnvDeregister name the functions to which the stream function forwards changes of subscriptions.
 	EnvRegister   = "MCPEVENTS_REGISTER_FUNCTION"
 	EnvDeregister = "MCPEVENTS_DEREGISTER_FUNCTION"
-	// EnvPublishURL is the URL of publish, at which backends deliver events by webhook.
+	// EnvPublishURL is the URL of the publish function, to which backends send their events as webhooks.
 	EnvPublishURL = "MCPEVENTS_PUBLISH_URL"
 	// envEventsDead is the URL of the dead-letter queue of the events queue.
 	envEventsDead = "MCPEVENTS_QUEUE_EVENTS_DEAD_URL"

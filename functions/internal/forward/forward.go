@@ -79,7 +79,8 @@ func (h Handler) serve(r *http.Request, body []byte) (response events.LambdaFunc
 	return response, decoded, nil
 }
 
-// attempts is how often a throttled invocation is tried. With pauses of at most a second, a caller waits at most 3 s.
+// attempts is how many times a throttled invocation is tried. With pauses of at most a second, a caller waits at most 3
+// s.
 const attempts = 4
 
 // Lambda returns an Invoke for the named function. It repeats throttled invocations, because the function did not

@@ -178,8 +178,8 @@ func readAdopted(properties map[string]any) []string {
 // statusTimeout limits the request for the status of a stack.
 const statusTimeout = 10 * time.Second
 
-// ReadStatus asks CloudFormation for the status of a stack. The request is written here, signed by the SDK's signer,
-// because the SDK's client for all of CloudFormation would only be used for this.
+// ReadStatus asks CloudFormation for the status of a stack. It builds the request itself and signs it with the SDK's
+// signer, because the SDK's CloudFormation client would be a large dependency for a single request.
 func ReadStatus(ctx context.Context, cfg aws.Config, stackID string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()

@@ -158,7 +158,7 @@ const (
 	stepPromote Step = "promote"
 )
 
-// Rotate performs a step. If two run concurrently, one of them returns a fault of kind Conflict.
+// Rotate performs one step of a rotation. If two calls run concurrently, one of them returns a fault of kind Conflict.
 func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	private, version, err := private(ctx, db, w)
 	if err != nil {
@@ -395,8 +395,8 @@ const (
 type dropState struct {
 	V     int    `json:"v"`
 	Phase string `json:"phase"`
-	// Key identifies the sealing key at the beginning: all secrets that it seals have this prefix. If a rotation has made
-	// another key the sealing key since then, Drop begins again.
+	// Key is the prefix of all secrets that were sealed with the key that was the sealing key when Drop began. If a rotation
+	// has made another key the sealing key since then, Drop begins again.
 	Key []byte `json:"key"`
 	// At is the position in the list of subscriptions up to which the current phase has come.
 	At subscription.Position `json:"at"`

@@ -91,7 +91,8 @@ type Catalog struct {
 // Outcome is the outcome of applying files.
 type Outcome struct {
 	Catalogs []Catalog // in the order of their workspaces
-	// ConfigVersion is 0 if no configuration was given or removed.
+	// ConfigVersion is the version of the stored configuration. It is 0 if the call of Apply neither wrote nor removed a
+	// configuration.
 	ConfigVersion int64
 	ConfigChanged bool
 }

@@ -85,19 +85,20 @@ const (
 	// betweenGCs is the intended time between two collections. A collection slows down requests for about 10 ms. With one collection
 	// every 2 s these are 0.5% of all requests, so the 99th percentile of response times hardly changes.
 	betweenGCs = 2 * time.Second
-	// quietAfter is the time after the last collection of a busy server after which it returns unused memory to the system.
+	// quietAfter is how long a server must not have collected garbage before it counts as quiet and returns unused memory to
+	// the system.
 	quietAfter = 3 * betweenGCs
 	// maxPercent is the largest value for GOGC. It applies if the live heap is almost empty.
 	maxPercent = 800
 )
 
-// CollectLessOften makes the garbage collector run when the heap has grown by a reserve or by a quarter, whichever is later. The reserve
-// is the amount that the process allocates in two seconds (but 16 to 64 MiB). So a busy server collects garbage about every two seconds,
-// and the heap of a quiet one stays small. A server that becomes quiet returns the memory that it needed while it was busy. Without that,
-// the Go runtime would keep most of it for minutes.
+// CollectLessOften makes the garbage collector run when the heap has grown by a reserve or by a quarter, whichever is later.
+// The reserve is the amount that the process allocates in two seconds (at least 16 and at most 64 MiB). So a busy server
+// collects garbage about every two seconds, and the heap of a quiet one stays small. A server that becomes quiet returns the
+// memory that it needed while it was busy. Without that, the Go runtime would keep most of it for minutes.
 //
-// CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so call it only in programs
-// whose main task is the server.
+// CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so call it only in
+// programs whose main task is the server.
 func CollectLessOften() {
 	if os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == "" {
 		collectLessOften(quietAfter, debug.FreeOSMemory)
@@ -152,9 +153,9 @@ const (
 	// seconds for slow endpoints. At most pagesPerGroup workers handle page tasks of the same pattern, or of the same busy endpoint, so
 	// that there are workers left for others.
 	pageWorkers, pagesPerGroup = 512, 128
-	// queueBytes limits the total size of the message bodies that a queue keeps in memory. attemptBytes limits the total size of the events
-	// in running attempts. Other messages stay in the database. Without these limits, large payloads would need much memory, because each payload is
-	// copied several times.
+	// queueBytes limits the total size of the message bodies that a queue keeps in memory. attemptBytes limits the total size
+	// of the events in running attempts. Other messages stay in the database. Without these limits, large payloads would need
+	// much memory, because each payload is copied several times.
 	queueBytes   = 16 << 20
 	attemptBytes = 32 << 20
 	// savePositions is how often the periodic jobs save how far they have come. It is long, so that an idle server does not write to the

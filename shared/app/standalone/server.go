@@ -1,7 +1,7 @@
-// Package standalone runs the whole product in one process: the listeners and connections, the endpoints for MCP clients, publishers
-// and operators, and all deliveries. State is in one SQLite file. Package app creates the roles, such as fanout and dispatch, which are the same as
-// on AWS. There each role is a Lambda function, and here goroutines run them. Only one process at a time may use a data
-// directory.
+// Package standalone runs the whole product in one process: the listeners and connections, the endpoints for MCP clients,
+// publishers and operators, and all deliveries. State is in one SQLite file. Package app creates the roles, such as fanout and
+// dispatch, which are the same as on AWS. There each role is a Lambda function, and here goroutines run them. Only one process
+// at a time may use a data directory.
 //
 // The command serve starts a server of this package, and the public package server wraps it for other programs. Read [New]
 // first, then [Server.build], which connects the roles, and [Server.run] in process.go, which starts the workers.
@@ -163,8 +163,8 @@ type Server struct {
 	ended    error // the result of the shutdown
 }
 
-// New starts a server, and returns when it accepts requests. The server does not end with ctx. If something in the options or
-// in the data directory is missing or out of range, the error is of kind fault.Invalid.
+// New starts a server, and returns when it accepts requests. The server keeps running when ctx ends. If something in the
+// options or in the data directory is missing or out of range, the error is of kind fault.Invalid.
 func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -389,7 +389,8 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 	if !auth.ValidWorkspace(workspace) { // no client can subscribe to its events
 		return nil, fault.New(fault.Invalid, "%.100q is not the name of a workspace; without workspaces it is %q", workspace, auth.DefaultWorkspace)
 	}
-	// The quota is for callers. This program would only lose its events.
+	// Do not apply the quota publish-rate. It protects the server from its callers, and this program would only lose its own
+	// events.
 	return s.publisher.Unlimited().Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
 }
 

@@ -162,7 +162,7 @@ type JobOptions struct {
 	Terminator    *lifecycle.Terminator
 	Switches      *switches.Set
 	Operations    *deadletter.Operations
-	// SaveEvery is how often the jobs save how far they have come. If it is 0, they save it in each round.
+	// SaveEvery is how often the jobs save their progress. If it is 0, they save it in each round.
 	SaveEvery time.Duration
 }
 

@@ -25,7 +25,7 @@ type Conversation struct {
 	MaxContext int
 	// Providers are the context providers, the most important one first.
 	Providers []Provider
-	// Events says which messages are also published as events, next to being sent to the providers.
+	// Events says which messages are also published as events, in addition to being sent to the providers.
 	Events Events
 }
 

@@ -38,7 +38,7 @@ const (
 	MaxBackendTypes = 200
 	// maxBackendArguments is the largest size of canonical arguments in bytes, because they become part of a URI.
 	maxBackendArguments = 600
-	// callerSize is how much smaller the arguments must be if the URI also has the caller.
+	// callerSize is by how many bytes the limit for the arguments is lower if the URI also contains the caller's id.
 	callerSize = 30
 )
 
@@ -59,7 +59,8 @@ type BackendTypes struct {
 	Prefix string        `json:"prefix,omitempty"`
 	Scopes []string      `json:"scopes,omitempty"`
 	Types  []BackendType `json:"types,omitempty"`
-	// PerCaller is set if the backend acts for its callers. There are no Types then.
+	// PerCaller is set if the backend acts for its callers, so that it may show each of them other event types. Types is then
+	// empty.
 	PerCaller bool `json:"perCaller,omitempty"`
 	// Refused says why there are no Types although the backend has some. It is empty otherwise.
 	Refused string `json:"refused,omitempty"`
@@ -100,7 +101,8 @@ func NewBackendEntry(backend string, types BackendTypes, t BackendType) (*Entry,
 	return e, nil
 }
 
-// Check reports why a backend's event type cannot be used: a schema is not valid, or too expensive to check values against.
+// Check returns an error if a backend's event type cannot be used, because a schema is not valid or too expensive to check
+// values against.
 func (e *Entry) Check() error {
 	for what, raw := range map[string]json.RawMessage{"inputSchema": e.ParamsSchema, "payloadSchema": e.PayloadSchema} {
 		switch {
@@ -140,7 +142,7 @@ func BackendOf(uri string) string {
 	return name
 }
 
-// CallerID returns the text for a principal in the URIs of events that a backend sends to this principal only.
+// CallerID returns the text that stands for a principal in the URIs of events that a backend sends only to this principal.
 func CallerID(principal string) string {
 	h := sha256.Sum256([]byte(principal))
 	return base64.RawURLEncoding.EncodeToString(h[:16])
@@ -161,7 +163,8 @@ func (e *Entry) PerCaller() bool { return e.Access != nil && e.Access.perCaller 
 // backendAuthority is the beginning of the first segment of a backend's event URIs.
 const backendAuthority = "~"
 
-// BindArguments returns the variables for a principal and canonical arguments of a backend's event type.
+// BindArguments returns the values of the URI template's variables for a subscription by p to a backend's event type. canonical
+// is the subscription's arguments in canonical JSON.
 func (e *Entry) BindArguments(canonical json.RawMessage, p auth.Principal) (map[string]string, error) {
 	value, most := base64.RawURLEncoding.EncodeToString(canonical), maxBackendArguments
 	if e.PerCaller() {
@@ -418,9 +421,10 @@ func (c *Catalog) addBackends(backends map[string]BackendTypes) *Catalog {
 // HasPerCaller reports whether a backend acts for its callers.
 func (c *Catalog) HasPerCaller() bool { return c != nil && c.hasPerCaller }
 
-// findOfCallers returns the event type with a name that belongs to no other event type, if a backend that acts for its callers may have it.
-// The name belongs to the backend with the longest matching prefix.
-func (c *Catalog) findOfCallers(name string) *Entry {
+// findPerCaller returns the event type with a name that no stored event type has. It may belong to a backend that acts for its
+// callers: the one with the longest prefix with which the name begins. If that backend does not act for its callers,
+// findPerCaller returns nil.
+func (c *Catalog) findPerCaller(name string) *Entry {
 	owner := ""
 	for _, backend := range slices.Sorted(maps.Keys(c.backends)) {
 		prefix := c.backends[backend].Prefix
@@ -428,11 +432,11 @@ func (c *Catalog) findOfCallers(name string) *Entry {
 			owner = backend
 		}
 	}
-	return c.ofCallers(owner, strings.TrimPrefix(name, c.backends[owner].Prefix))
+	return c.perCallerType(owner, strings.TrimPrefix(name, c.backends[owner].Prefix))
 }
 
-// ofCallers returns the event type with the given name at a backend, or nil if the backend does not act for its callers.
-func (c *Catalog) ofCallers(backend, own string) *Entry {
+// perCallerType returns the event type with the given name at a backend, or nil if the backend does not act for its callers.
+func (c *Catalog) perCallerType(backend, own string) *Entry {
 	types := c.backends[backend]
 	if !types.PerCaller {
 		return nil

@@ -58,7 +58,7 @@ type Catalog struct {
 	backends    map[string]BackendTypes
 
 	hasPerCaller bool
-	perCaller    bounded.Map[string, *Entry] // see [Catalog.ofCallers]
+	perCaller    bounded.Map[string, *Entry] // see [Catalog.perCallerType]
 }
 
 // Entry is one event type.
@@ -123,7 +123,8 @@ func (c *Catalog) HasTemplate(template string) bool {
 	return slices.ContainsFunc(c.Entries(), func(e *Entry) bool { return e.URITemplate == template })
 }
 
-// ByName returns the event type with a name, or nil. A backend that acts for its callers may turn out to lack the event type.
+// ByName returns the event type with a name, or nil. For a name with the prefix of a backend that acts for its callers, it
+// returns an event type although the backend may not have it.
 func (c *Catalog) ByName(name string) *Entry {
 	if c == nil {
 		return nil
@@ -131,7 +132,7 @@ func (c *Catalog) ByName(name string) *Entry {
 	if e := c.byName[name]; e != nil {
 		return e
 	}
-	return c.findOfCallers(name)
+	return c.findPerCaller(name)
 }
 
 // Fingerprint returns the base64url SHA-256 of the source, which has 43 characters.

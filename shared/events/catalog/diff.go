@@ -318,9 +318,9 @@ type contract struct {
 	Payload     json.RawMessage   `json:"payload,omitempty"`
 }
 
-// EncodeContract returns the parts of the event type that [FindBreakingFeature] compares, as JSON. It is stored with a subscription, so
-// that a later catalog can be compared with the event type to which the client subscribed. It is little larger than twice [maxSchema],
-// because it has two schemas.
+// EncodeContract returns the parts of the event type that [FindBreakingFeature] compares, as JSON. It is stored with a
+// subscription, so that a later catalog can be compared with the event type to which the client subscribed. It can be slightly
+// larger than twice [maxSchema], because it has two schemas.
 func (e *Entry) EncodeContract() []byte {
 	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // the schemas are valid JSON
 	return text

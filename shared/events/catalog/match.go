@@ -90,7 +90,7 @@ func (c *Catalog) match(uri string, wildcards bool) (*Entry, map[string]string, 
 	e := c.root.find(rest)
 	if CallerOf(uri) != "" {
 		_, own, _, _ := ParseBackendURI(uri)
-		e = c.ofCallers(BackendOf(uri), own)
+		e = c.perCallerType(BackendOf(uri), own)
 	}
 	if e == nil || e.Backend != BackendOf(uri) {
 		return nil, nil, false

@@ -440,8 +440,8 @@ func schemaCost(raw json.RawMessage) int {
 	return c.cost(root)
 }
 
-// coster computes costs and remembers the cost of each reference's target. While it computes a target, known has the cost tooExpensive for
-// it, so that a circular reference ends.
+// coster computes costs and remembers the cost of each reference's target in known. While it computes the cost of a target,
+// known has tooExpensive for it. So a circular reference ends the recursion, and makes the schema too expensive.
 type coster struct {
 	root  any
 	known map[string]int

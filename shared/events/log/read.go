@@ -133,8 +133,8 @@ type positioned struct {
 	event    event.Event
 }
 
-// takeFitting returns the first events, at most n, whose payloads fit into [LatestBytes] together. It always returns at least one.
-// It clears the others, so that their memory is freed.
+// takeFitting returns the first events, at most n, whose payloads fit into [LatestBytes] together. It always returns at least
+// one. It sets the other elements to zero, so that the garbage collector can free their payloads.
 func takeFitting[T any](events []T, n int, size func(T) int) []T {
 	fit, bytes := 0, 0
 	for fit < min(n, len(events)) {
@@ -147,9 +147,12 @@ func takeFitting[T any](events []T, n int, size func(T) int) []T {
 	return events[:fit]
 }
 
-// Newest returns a page of up to n events that were written to the partitions from since to until, newest first. Pass the previous
-// page's next as before, or "" for the first page. next is "" after the last page. Newest queries up to n+1 items of each
-// partition, because an item has the events that were written together, often only one.
+// Newest returns a page of up to n events of the partitions, newest first. It returns only events that were written between
+// since and until. For the first page, pass "" as before. For each further page, pass the previous page's next, which is ""
+// after the last page.
+//
+// An item of the log holds the events that were written together, often only one. So Newest queries up to n+1 items of each
+// partition to find n events and to know whether more follow.
 func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (events []event.Event, next string, err error) {
 	at, skip := parsePosition(before)
 	if before = at; skip > 0 {
@@ -187,8 +190,8 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 	return events, next, nil
 }
 
-// newestItems returns up to n items of each partition that precede a key, newest first. If a partition has more, floor is the key
-// down to which the items are complete. Otherwise floor is empty.
+// newestItems returns up to n items of each partition that precede a key, newest first. If a partition has more, floor is a
+// key: no item with this or a later key is missing. Otherwise floor is empty.
 func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (items []store.Item, floor string, err error) {
 	for _, p := range parts {
 		q := store.Query{Table: store.Log, Partition: p.name, Reverse: true, Before: before, Limit: n}
@@ -210,18 +213,20 @@ func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until t
 	return items, floor, nil
 }
 
-// formatPosition encodes the position after the first n events with a sort key. Items of several partitions may have the same key.
+// formatPosition encodes a position for [Log.Newest]: after the first n events whose items have the given sort key. Items of
+// several partitions may have the same sort key, so n counts the events of all of them.
 func formatPosition(sort string, n int) string { return fmt.Sprintf("%s/%d", sort, n) }
 
-// parsePosition decodes a position. The previous version of the program wrote only the key, after listing all events of its item.
+// parsePosition decodes a position. The previous release returned the key without a number, which means after all events of
+// that item.
 func parsePosition(text string) (sort string, n int) {
 	sort, number, _ := strings.Cut(text, "/")
 	n, _ = strconv.Atoi(number) // 0 if it is made up
 	return sort, n
 }
 
-// NewestBatches returns the events in the newest n items of partitions that were written since a time, newest first. It returns all
-// events of an item.
+// NewestBatches returns the events in the newest n items of the partitions, newest first. It considers only items that were
+// written since the given time. An item holds the events that were written together, so there may be more than n events.
 func (l *Log) NewestBatches(ctx context.Context, parts []Partition, since time.Time, n int) (events []event.Event, err error) {
 	items, _, err := l.newestItems(ctx, parts, since, time.Time{}, "", n)
 	if err != nil {
@@ -238,8 +243,8 @@ func (l *Log) NewestBatches(ctx context.Context, parts []Partition, since time.T
 }
 
 // Find returns the event with an id in the partitions of a URI, or nil if it does not find one. It makes one query of at most
-// n items for each partition. If [event.NewID] made the id, the query begins when the id was made. Otherwise it reads the
-// newest items.
+// n items for each partition. An id of [event.NewID] contains the time at which it was made, and the query begins at that
+// time. For any other id, Find reads the newest items.
 func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*event.Event, error) {
 	made, ok := event.MadeAt(id)
 	if !ok {
@@ -283,8 +288,8 @@ type Cursor struct {
 	Sent []uint64
 	// Places has separate positions for some partitions, which replace At there; at most [MaxPlaces].
 	Places []Place
-	// Given is when At was the end of the log, in the unit of At; 0 is unknown. It keeps a position in a quiet log from seeming too
-	// old, because everything after the position was written after that time.
+	// Given is the time at which At was the end of the log, in the unit of At; 0 is unknown. Every entry after At was written
+	// after Given. So a cursor is not too old if Given is recent, even if At itself is old because the log has been quiet.
 	Given int64
 	// Last is when a poll last returned events, in the unit of At; 0 is unknown. It only decides how soon to poll again.
 	Last int64
@@ -434,7 +439,7 @@ func (s *Sealer) PositionIn(c Cursor, p Partition) int64 {
 	return c.At
 }
 
-// PlaceOf returns the place for a position in a partition.
+// PlaceOf returns the [Place] for the position at in a partition.
 func (s *Sealer) PlaceOf(p Partition, at int64) Place { return Place{s.hashPartition(p), at} }
 
 func (s *Sealer) hashPartition(p Partition) uint64 { return s.Hash("partition\x00" + p.name) }

@@ -90,8 +90,8 @@ func pack(events []event.Event, room, most int) [][]event.Event {
 	return out
 }
 
-// ErrLater is returned for a segment that a later release wrote. A reader stops before it, because only that release can decode it,
-// and continues with other partitions.
+// ErrLater is returned for a segment that a later release of the server wrote. A reader stops before it, because only that
+// release can decode it, and continues with other partitions.
 var ErrLater = fault.New(fault.Unavailable, "a segment of the log is of a later release")
 
 func decodeSegment(item store.Item) (s segment, err error) {
@@ -143,8 +143,9 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	return entries, nil
 }
 
-// keysOf returns the key of the first of n entries of an item, and the distance between their keys. The distance is 0 in a
-// partition with several writers, because different keys would mix the entries with the entries of other segments.
+// keysOf returns the key of the first of n entries of an item, and the distance between their keys. In a partition with
+// several writers, all entries of an item have the same key, so the distance is 0. Otherwise some of them could have the same
+// keys as entries of another writer's item.
 func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	if len(item.Sort) > stampSize {
 		return last, 0
@@ -244,10 +245,10 @@ func (l *Log) countBroken(item store.Item) bool {
 
 // Appended is the result of [Log.Append].
 type Appended struct {
-	// Unrecorded reports that the caller must call [Log.RecordChild], because these may be the URI's first events of the day. The
-	// day of each URI begins at a different time (see dayOf). If the store stamps keys, Append has mostly recorded the URI itself.
+	// Unrecorded reports that the caller must call [Log.RecordChild], because these may be the URI's first events of the day
+	// (see dayOf). If the store stamps the keys, Append normally records the URI itself, and Unrecorded is false.
 	Unrecorded bool
-	// After is a position before all these events.
+	// After is a position in the log before all the appended events.
 	After int64
 
 	stamps map[string]int64 // the keys of the events in their own partition, by event id, where writers stamp
@@ -301,8 +302,8 @@ func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []eve
 	return end, nil
 }
 
-// appendAfter appends the fresh events to a partition of the URI and, in the same commits, to copies. Each segment names the events of the
-// batch that earlier segments have.
+// appendAfter appends the fresh events to a partition of the URI and, in the same commits, to the partitions in copies. If
+// the batch needs several segments, each of them names the batch's events that are in the earlier ones.
 func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri string, end logEnd, copies ...Partition) (done Appended, err error) {
 	done.After, done.stamps = end.position, map[string]int64{}
 	written := end.written
@@ -321,7 +322,8 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	most := store.MaxTransaction - 1 - len(copies)
 	var parents []store.Op
 	if done.Unrecorded && l.DB.Stamps() {
-		// Share the commit of the first segment. A commit of its own would delay the URI's next events.
+		// Record the URI under its parents in the first segment's commit, because a separate commit would delay the URI's
+		// next events.
 		if parents = l.parentOps(workspace, uri); len(parents) < most {
 			done.Unrecorded = false
 			most -= len(parents)
@@ -348,8 +350,9 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	return done, nil
 }
 
-// dayOf returns the number of the URI's day to which a stamp belongs. The URI's hash chooses when its day begins. Otherwise,
-// all sub-resources of a parent would be recorded in the parent's partition within seconds after midnight.
+// dayOf returns the number of the day to which a stamp belongs. Each URI is recorded under its parents once a day. If all
+// days began at midnight, all URIs below a parent would be recorded in the parent's partition within seconds. So the hash of
+// the URI chooses the time at which its day begins.
 func dayOf(uri string, stamp int64) int64 {
 	const day = 24 * time.Hour
 	h := fnv.New32a()
@@ -421,8 +424,9 @@ func (l *Log) BeginBatch() (end func()) {
 	}
 }
 
-// AwaitBatches waits until the batches that have begun in this process are in the log. A new subscriber or reader calls it before it
-// reads the log or takes its position there, because such a batch may have looked for subscribers and readers before this one existed.
+// AwaitBatches waits until the batches that have begun in this process are in the log. A new subscriber or reader calls it
+// before it reads the log or remembers the log's end. Otherwise it could miss the events of such a batch, which may have
+// looked for subscribers and readers before this one existed.
 func (l *Log) AwaitBatches(ctx context.Context) error {
 	l.batches.mu.Lock()
 	var running []chan struct{}

@@ -151,7 +151,8 @@ func (f Filter) accepts(doc any) bool {
 	return f.values().accept(got)
 }
 
-// values has the values of a filter by type. It is decoded once, even if the payload has a list with many elements to check.
+// values has the values of a filter by type. It is built once per check, even if the payload has a list with many elements to
+// compare with it.
 type values struct {
 	texts   map[string]bool
 	globs   []glob

@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// envelope is the number of levels around a payload in a request: an array of objects.
+// envelope is the number of nesting levels around a payload in a request: an array, and the event objects in it.
 const envelope = 2
 
 // decode parses a JSON body with one event or an array of events. Each event is in our own form or, if it has the
@@ -283,7 +283,8 @@ func headerText(s string) (string, error) {
 	return url.PathUnescape(s)
 }
 
-// addCloudEvent checks the attributes of ce and copies them to the input.
+// addCloudEvent checks the attributes of ce and copies them to the input. If typed is true, a content type other than JSON is
+// a fault.
 func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
 	if ce.specversion != "1.0" {
 		r.add(fault.Invalid, in.at+"/specversion", "must be 1.0")

@@ -174,8 +174,8 @@ func (b *Inbox) check(cat *catalog.Catalog, workspace string, in []Input, spans 
 	return out, nil
 }
 
-// dependsOnCatalog reports whether a newer catalog may accept what this one refuses, because it has another event type or another
-// schema.
+// dependsOnCatalog reports whether a newer catalog might accept the event that this one refused with err, because an event
+// type or a schema has been added or changed.
 func dependsOnCatalog(err error) bool {
 	return fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable)
 }
@@ -230,11 +230,12 @@ func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 	return queue.Outgoing{Body: body}, nil
 }
 
-// OfBackends publishes the events that backends send. No quota counts them here, because the callers limit each backend. With a common
-// quota, one backend could keep out the others. Make it with [NewOfBackends].
+// OfBackends publishes the events that backends send. It applies no quota, because the callers already limit each backend
+// separately. With a common quota, one backend could use up the quota of the others. Make it with [NewOfBackends].
 //
-// The catalog of this process may be seconds old and lack an event type that the relay has just stored, or have its former schema.
-// So OfBackends tries again with the latest catalog before it refuses an event, because a refused event is lost.
+// The catalog of this process may be seconds old. It may lack an event type that the relay has just stored, or still have the
+// previous schema of the type. So OfBackends tries again with the latest catalog before it refuses an event, because a
+// refused event is lost.
 type OfBackends struct {
 	service *Service
 	latest  *latest

@@ -162,8 +162,8 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 	return accepted, nil
 }
 
-// enqueue puts accepted events on the events queue and ends their spans. In one process fanout begins before they are written,
-// so that an event and its entry in the log share a commit.
+// enqueue puts accepted events on the events queue and ends their spans. In the stand-alone server, fanout begins before the
+// events are written. An event in the queue and its entry in the log can then be written in one commit.
 func (s *Service) enqueue(ctx context.Context, events []queue.Outgoing, spans trace.Spans) error {
 	if err := queue.Forward(ctx, s.Queue, queue.Events, events...); err != nil {
 		spans.End(fault.Unavailable.String())

@@ -156,7 +156,7 @@ func (v Value) Evaluate(doc any) (found any, ok bool) {
 	return nil, false
 }
 
-// parts are the members of a document made from a request.
+// parts are the members of a document that [ReadRequest] made from an HTTP request.
 var parts = []string{"headers", "query", "body"}
 
 // buses describes for each AWS service the members of its documents, for use in error messages. Documents may have

@@ -15,11 +15,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// exactMerge merges a log with exact keys. There, all copies of an event have the same key, so the position of the feed is a
-// single key that lies after all returned entries and before all others. A resumed feed therefore repeats no entry.
+// exactMerge is the [merge] for a log with exact keys (SQLite), in which all copies of an event have the same key. It returns
+// the entries of all sources in the order of their keys. So one key describes how far the feed has come: all entries up to it
+// were returned, and no later ones. A resumed feed therefore repeats no entry.
 //
-// exactMerge returns the entry with the smallest key. First it makes sure that no other source can still get a smaller key:
-// either it has read that source up to this key, or the store says that it has had no write since the last read.
+// Before exactMerge returns the entry with the smallest key, it makes sure that no other source can still get an entry with a
+// smaller one. That is certain if it has read the other source up to this key, or if the store reports that nothing was
+// written to that partition since the last read.
 type exactMerge struct {
 	at    *position
 	in    *inbox
@@ -50,7 +52,8 @@ func (m *exactMerge) first() (first *source) {
 	return first
 }
 
-// mayFollow reports whether the entry with the key can be returned now, because no source can still get an entry before it.
+// mayFollow reports whether an entry with this key can be returned now. It can if no source can still get an entry with a
+// smaller key.
 func (m *exactMerge) mayFollow(key int64) bool {
 	for _, s := range m.at.sources {
 		if len(s.ahead) == 0 && !s.stuck && s.readTo(key) < key {
@@ -60,9 +63,10 @@ func (m *exactMerge) mayFollow(key int64) bool {
 	return true
 }
 
-// readTo returns the position up to which all entries of the source were read. If the source's last write was read, that is
-// end, a position that the log had reached before the call. readTo remembers it, because after the next write the store no
-// longer knows about the gap before it.
+// readTo returns the position up to which all entries of the source were read. The caller passes a position, end, that the
+// log has already reached. If the feed has read the partition's last write, there is no other entry up to end, so readTo
+// returns end. It also stores end in s.past, because after the next write the store only knows that write, and not that there
+// was none before it.
 func (s *source) readTo(end int64) int64 {
 	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
 		s.past = end
@@ -70,10 +74,10 @@ func (s *source) readTo(end int64) int64 {
 	return s.past
 }
 
-// findLagging empties the inbox before the feed reads a page, because the page or a later one will have every batch that the inbox
-// has dropped so far. addPast then only has to look for batches dropped since.
+// findLagging empties the inbox before the feed reads a page of the past. That page or a later one will contain every batch
+// that the inbox has dropped so far, so addPast only has to check for batches that were dropped since.
 func (m *exactMerge) findLagging() *source {
-	first, behind := m.first(), m.at.furthestBack()
+	first, behind := m.first(), m.at.furthestBehind()
 	if behind == nil || first != nil && behind.past >= first.ahead[0].entry.Key {
 		return nil
 	}
@@ -87,8 +91,8 @@ func (m *exactMerge) addPast(s *source, p page, _ time.Time) (caughtUp bool) {
 	return s.caughtUp
 }
 
-// addAhead adds the entries after s.past to the source, and records that it was read up to a position. live says that they are
-// from the tail.
+// addAhead adds the entries after s.past to the source, and records that the source was read up to the position upTo. live
+// says that the entries come from the tail.
 func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
 	for _, e := range entries {
 		if e.Key > s.past {
@@ -103,7 +107,7 @@ func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, r
 	s.past = max(s.past, upTo)
 }
 
-// countReturned removes a returned entry from the counts.
+// countReturned removes a returned entry from m.ahead or m.old.
 func (m *exactMerge) countReturned(q queued) {
 	if q.live {
 		m.ahead = m.ahead.minus(load{1, sizeOf(q.entry)})
@@ -118,8 +122,9 @@ func (m *exactMerge) receive() (some bool, err error) {
 	return !got.isEmpty(), got.err
 }
 
-// drain moves the tails' batches from the inbox to the sources. It skips a source that still reads its past, because it will
-// find the same entries in the log. A source whose batch the inbox dropped reads the log again.
+// drain moves the tails' batches from the inbox to the sources. It skips a source that still reads its past, because the
+// source will find the same entries in the log. If the inbox has dropped a batch of a source, the source reads its partition
+// from the log again.
 func (m *exactMerge) drain() arrivals {
 	got := m.in.take()
 	for _, b := range got.batches {
@@ -130,7 +135,7 @@ func (m *exactMerge) drain() arrivals {
 	for name := range got.missed {
 		if s := m.at.sources[name]; s != nil && s.caughtUp {
 			s.caughtUp = false
-			m.at.back = append(m.at.back, s)
+			m.at.behind = append(m.at.behind, s)
 		}
 	}
 	for name := range got.later {
@@ -138,7 +143,7 @@ func (m *exactMerge) drain() arrivals {
 			s.caughtUp, s.stuck = false, true
 		}
 	}
-	m.in.setTaken(m.ahead, len(m.at.back) > 0, m.old > 0)
+	m.in.setTaken(m.ahead, len(m.at.behind) > 0, m.old > 0)
 	return got
 }
 
@@ -150,8 +155,8 @@ func (m *exactMerge) forget(s *source) {
 
 func (m *exactMerge) hasPending() bool { return m.first() != nil }
 
-// returnedUntil returns the position up to which all entries of the source were returned. end is the end of the log, which the
-// caller has read before.
+// returnedUntil returns the position up to which all entries of the source were returned. end is a position that the log has
+// already reached.
 func (s *source) returnedUntil(end int64) int64 {
 	if len(s.ahead) > 0 {
 		return s.ahead[0].entry.Key - 1
@@ -184,9 +189,9 @@ func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 	return c, false
 }
 
-// stampedMerge merges a log whose writers stamp the keys. It returns entries as they arrive, because a smaller key may be
-// committed after larger ones. Each source has a floor, a position up to which all its entries were returned. The cursor is the
-// lowest floor, together with the hashes of the returned entries after it.
+// stampedMerge is the [merge] for a log whose writers stamp the keys (DynamoDB). A smaller key may be committed after larger
+// ones, so it does not sort the entries but returns them as they arrive. Each source has a floor, a position up to which all
+// its entries were returned. The cursor consists of the lowest floor and the hashes of the returned entries after it.
 type stampedMerge struct {
 	at    *position
 	in    *inbox
@@ -204,20 +209,20 @@ func (m *stampedMerge) next() (q queued, ok bool) {
 	return q, true
 }
 
-// findLagging returns the source that is furthest back, because the cursor is one position for all sources and cannot pass that
-// source. A client that is disconnected while it catches up thus makes progress each time, and repeats about one page when it
-// resumes.
+// findLagging returns the source that is furthest behind, because the cursor is one position for all sources and cannot
+// advance beyond that source. So a client that is often disconnected while it catches up still makes progress each time. It
+// repeats about one page when it resumes.
 func (m *stampedMerge) findLagging() *source {
 	m.readAgain(m.in.takeMissed())
-	return m.at.furthestBack()
+	return m.at.furthestBehind()
 }
 
 func (m *stampedMerge) addPast(s *source, p page, began time.Time) (caughtUp bool) {
 	s.past = p.next
 	settled := began.Add(-eventlog.Window).UnixMicro()
 	if s.bound == 0 && p.next > settled {
-		// After this position, smaller keys may still be committed. The tail reads their entries, but the feed returns them
-		// only after the past, which may take long if the client reads slowly. Until then no floor may pass this position.
+		// Entries with keys after this position may still be committed. The tail reads them, but the feed returns them only
+		// after the past, which may take long if the client reads slowly. Until then the floor must not pass this position.
 		s.bound = settled
 	}
 	floor := cmp.Or(s.bound, settled)
@@ -228,8 +233,8 @@ func (m *stampedMerge) addPast(s *source, p page, began time.Time) (caughtUp boo
 	return !p.more
 }
 
-// receive takes batches only after all sources have read their past, so that until then the batches count as waiting. It
-// ignores the floors of a stuck source.
+// receive takes the tails' batches only after all sources have read their past. Until then the batches stay in the inbox,
+// which counts them as waiting. receive ignores the batches of a stuck source.
 func (m *stampedMerge) receive() (some bool, err error) {
 	got := m.in.take()
 	m.in.setTaken(load{}, len(got.missed) > 0, false)
@@ -248,15 +253,15 @@ func (m *stampedMerge) readAgain(missed map[string]bool) {
 	for name := range missed {
 		if s := m.at.sources[name]; s != nil {
 			s.past, s.bound = s.floor, 0
-			if !slices.Contains(m.at.back, s) {
-				m.at.back = append(m.at.back, s)
+			if !slices.Contains(m.at.behind, s) {
+				m.at.behind = append(m.at.behind, s)
 			}
 		}
 	}
 }
 
-// enqueue queues entries of a source, and then the floor that they reach together. If keys grow in commit order, each entry
-// also moves the floor to its own key.
+// enqueue queues entries of a source and, after them, the floor that the source has once they are all returned. If keys grow
+// in commit order, each returned entry also moves the floor to its own key.
 func (m *stampedMerge) enqueue(s *source, entries []eventlog.Entry, floor int64, read time.Time, live bool) {
 	for _, e := range entries {
 		q := queued{src: s, entry: e, read: read, live: live}
@@ -272,9 +277,10 @@ func (*stampedMerge) forget(*source) {}
 
 func (m *stampedMerge) hasPending() bool { return len(m.queue) > 0 }
 
-// settle takes the floors of batches without entries from the inbox, because these batches do not wake the reader.
+// settle takes batches without entries from the inbox and advances the floors of their sources. receive does not do that in
+// time, because these batches do not wake the reader.
 func (m *stampedMerge) settle() {
-	if len(m.queue) > 0 || len(m.at.back) > 0 {
+	if len(m.queue) > 0 || len(m.at.behind) > 0 {
 		return
 	}
 	for _, b := range m.in.takeFloors() {
@@ -300,7 +306,7 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 			at = s.floor
 		}
 	}
-	// A client may resume with another pattern and must then find all events that are published to it from now on.
+	// A client may resume with another pattern, and must then find all events of that pattern that are published from now on.
 	if end := m.at.log.Position(); at < 0 || at > end && !m.at.sole {
 		at = end
 	}
@@ -316,15 +322,15 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 // maxReads is the number of partitions that a feed reads concurrently when it opens.
 const maxReads = 16
 
-// begin skips the entries that the log already has, for a feed without a cursor. If a clock was set back, they may have larger
-// keys than entries that are yet to come, so begin cannot skip them by their keys. It reads them and marks them as sent. A
-// source with a concrete URI starts after its last key instead.
+// begin makes a feed without a cursor skip the entries that the log already has. It cannot skip them by their keys, because
+// after a writer's clock was set back, new entries may have smaller keys than old ones. So begin reads the old entries and
+// marks them as sent. The partition of a concrete URI has only one writer, so its source simply starts after the last key.
 func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent) error {
 	log := m.at.log
 	read, ctx := errgroup.WithContext(ctx)
 	read.SetLimit(maxReads)
 	var mu sync.Mutex
-	for _, s := range m.at.back {
+	for _, s := range m.at.behind {
 		read.Go(func() (err error) {
 			defer fault.Recovered(&err)
 			if s.place != 0 {
@@ -351,7 +357,7 @@ func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent
 			return nil
 		})
 	}
-	m.at.back = nil
+	m.at.behind = nil
 	return read.Wait()
 }
 
@@ -359,7 +365,7 @@ func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent
 type position struct {
 	log     *eventlog.Log
 	sources map[string]*source // by the names of their partitions
-	back    []*source          // the sources that still read their past
+	behind  []*source          // the sources that still read their past
 	sole    bool               // [Request.Sole]
 	// begun is the position from which the feed was opened. given is when that position was the end of the log; see
 	// [eventlog.Cursor.Given].
@@ -378,8 +384,8 @@ type source struct {
 	bound   int64  // no floor of the past may pass it; 0 is no bound
 	handed  int64  // the greatest key returned, if keys are growing
 	place   uint64 // names the partition of a concrete URI in a cursor
-	// stuck says that the next item is of a later release. The source stays before it, so that a client that resumes at an
-	// instance of that release gets all entries. The other sources continue.
+	// stuck says that the next item was written by a later release, which this one cannot decode. The source stops before the
+	// item, so that a client that resumes at an instance of the later release gets all entries. The other sources continue.
 	stuck bool
 
 	// The rest is for [exactMerge].
@@ -390,13 +396,13 @@ type source struct {
 
 func (at *position) has(s *source) bool { return at.sources[s.part.Name()] == s }
 
-// furthestBack returns the source whose past is read least far, or nil if all sources have read theirs.
-func (at *position) furthestBack() (behind *source) {
-	if len(at.back) == 0 {
+// furthestBehind returns the source that has the most of its past left to read, or nil if all sources have read theirs.
+func (at *position) furthestBehind() (behind *source) {
+	if len(at.behind) == 0 {
 		return nil
 	}
-	at.back = slices.DeleteFunc(at.back, func(s *source) bool { return !at.has(s) }) // removed
-	for _, s := range at.back {
+	at.behind = slices.DeleteFunc(at.behind, func(s *source) bool { return !at.has(s) }) // removed
+	for _, s := range at.behind {
 		if behind == nil || s.past < behind.past {
 			behind = s
 		}
@@ -404,13 +410,13 @@ func (at *position) furthestBack() (behind *source) {
 	return behind
 }
 
-// leaveBack removes a source that has read its past from the sources that still do.
-func (at *position) leaveBack(s *source) {
-	at.back = slices.DeleteFunc(at.back, func(other *source) bool { return other == s })
+// finishPast records that the source has read its past or cannot read it further.
+func (at *position) finishPast(s *source) {
+	at.behind = slices.DeleteFunc(at.behind, func(other *source) bool { return other == s })
 }
 
-// recent remembers recently returned entries, oldest first. A feed may read an entry twice, from the past and from the tail of
-// a partition, or from two patterns that match it. It drops the second one.
+// recent remembers recently returned entries, oldest first. A feed may read an entry twice: from the log and from the tail of
+// a partition, or from the partitions of two patterns that match the event. It drops the second copy.
 type recent struct {
 	ids   map[string]struct{}
 	order []handedOut
@@ -423,8 +429,8 @@ type handedOut struct {
 	placed bool // cursors can have a separate position for its partition; see [eventlog.Place]
 }
 
-// maxRecent bounds the memory of a feed. The second copy of an entry comes at most [eventlog.Window] and a page after the
-// first. If more entries than this come between them, the feed may return both.
+// maxRecent bounds the memory of a feed. The second copy of an entry comes at most [eventlog.Window] and one page after the
+// first. If more than maxRecent entries come between them, the feed may return both.
 const maxRecent = 4096
 
 func (r *recent) add(id string, key int64, placed bool) bool {
@@ -449,9 +455,9 @@ func (r *recent) forget() {
 	r.order = r.order[1:]
 }
 
-// idsAfter returns the ids of the returned entries with a greater key than at, and forgets old entries. If places is true, the
-// cursor has a separate position for each partition that can have one. idsAfter then omits the entries of these partitions,
-// because the cursor's position already says that they were returned.
+// idsAfter returns the ids of the returned entries with a greater key than at, which a cursor at this position must name. It
+// forgets old entries. If places is true, the cursor has a separate position for the partition of each concrete URI. These
+// positions already tell that the entries before them were returned, so idsAfter omits the entries of these partitions.
 func (r *recent) idsAfter(at int64, places bool) []string {
 	for len(r.order) > 0 && r.order[0].key < at-2*eventlog.Window.Microseconds() {
 		r.forget()

@@ -4,10 +4,10 @@
 //	event log ────┤ tail of partition B ├──▶ feed ──▶ one open stream
 //	              └ …                   ┘     (cursor, duplicates, order)
 //
-// A process has one [Tails]. It reads each partition once for all of its streams. A [Feed] merges the partitions of one stream
-// and drops duplicates. With its cursor another instance can continue the stream. An item of a later release is a log item
-// that a newer server wrote during an update and this one cannot read ([eventlog.ErrLater]). Readers stop before it in its
-// partition. Wire formats are in shared/mcp.
+// A process has one [Tails]. It reads each partition once for all of its streams. A [Feed] merges the partitions of one
+// stream and drops duplicates. With its cursor another instance can continue the stream. During an update, a later release of
+// the server may already write log items that this one cannot read ([eventlog.ErrLater]). Readers stop before such an item in
+// its partition. Wire formats are in shared/mcp.
 package stream
 
 import (
@@ -28,10 +28,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// This file follows an event from the log to a stream: tail.run reads it, tail.spread gives it to the inbox of every feed, and
-// [Feed.Poll] takes it from there, waits until the merge says that it is next, and returns it as a [Delivery].
+// An event takes this way from the log to a stream: tail.run reads it, and tail.distribute puts it into the inbox of every
+// feed. [Feed.Poll] takes it from the inbox and returns it as a [Delivery], as soon as the feed's merge says that it is next.
 
-// tail reads one partition as it grows, for all feeds of the process that want it. It runs while it has feeds.
+// tail reads one partition as it grows, for all feeds of the process that want it. It ends with its last feed.
 type tail struct {
 	tails  *Tails
 	part   eventlog.Partition
@@ -55,9 +55,10 @@ type tail struct {
 	lastRenewal time.Time
 }
 
-// renewal renews the record that a client reads a pattern ([eventlog.Interest]) or that a principal reads a backend's events
-// ([demand.Registry]), so that these events continue to reach the log. It is zero if the partition needs no such record. Of the feeds
-// with the same principal, a tail calls one.
+// renewal renews a record in the store without which the events of a partition would no longer reach the log. The record says
+// that a client reads a pattern ([eventlog.Interest]) or that a principal reads a backend's events ([demand.Registry]). The
+// renewal is zero if the partition needs no such record. If several feeds of a tail have the same principal, the tail calls
+// only one of their renewals.
 type renewal struct {
 	do        func(context.Context) error
 	every     time.Duration
@@ -107,8 +108,8 @@ func (t *tail) run(ctx context.Context) {
 	}
 }
 
-// read reads the new entries of the partition and gives them to the feeds. Then run waits for the returned time. again says
-// that it must read again afterwards even if the store has not reported a write.
+// read reads the new entries of the partition and gives them to the feeds. Then run waits for a write, at most for the time
+// wait. again says that it must read again after wait even if the store has not reported a write.
 func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, again bool) {
 	settled := t.tails.Log.SettledPosition()
 	entries, last, err := t.readNew(ctx)
@@ -138,8 +139,9 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	return pause(began.Sub(t.lastEntry)), true
 }
 
-// readNew reads the entries from the start of the window that the feeds do not have. It fails with [eventlog.ErrLater] at an
-// item of a later release. If keys grow in commit order, it also returns the entries before that item.
+// readNew reads the partition from the start of the tail's window and returns the entries that the feeds do not have yet. At
+// an item that a later release wrote, it returns [eventlog.ErrLater] and, if keys grow in commit order, the entries before
+// that item.
 func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int64, err error) {
 	next, more := t.window.from, true
 	for more {
@@ -160,17 +162,18 @@ func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int6
 	return entries, next, nil
 }
 
-// window is where a tail reads next. If a smaller key may still be committed after larger ones, it begins some seconds before
-// the last read and remembers the entries there, so that the tail recognizes the new ones.
+// window tells from where a tail reads next. If a smaller key may still be committed after larger ones, the tail reads the
+// last few seconds again each time. The window remembers the entries of these seconds, so that the tail recognizes the new
+// ones.
 type window struct {
 	from     int64
 	seen     map[string]int64 // keys by the ids of entries
 	previous time.Time        // the start of the last read
 }
 
-// advance moves the window after a read. floor is the position up to which the feeds now have all entries. late counts entries
-// that arrived later than [eventlog.SlowAppend] and [eventlog.MaxSkew] explain. The reserve in [eventlog.Window] still covered
-// them, but a little later readers would have missed them.
+// advance moves the window after a read. floor is the position up to which the feeds now have all entries. late is the number
+// of entries that were committed later than [eventlog.SlowAppend] and [eventlog.MaxSkew] can explain. Readers found them only
+// thanks to the reserve in [eventlog.Window].
 func (w *window) advance(lookBack time.Duration, began time.Time, entries []eventlog.Entry, last, settled int64) (late, floor int64) {
 	if lookBack == 0 {
 		w.from = max(w.from, last)
@@ -199,8 +202,8 @@ func (w *window) advance(lookBack time.Duration, began time.Time, entries []even
 	return late, settled
 }
 
-// renewInterests runs the renewals of the tail's feeds if they are due. It does not wait for them, because each may wait for the
-// relay.
+// renewInterests runs the renewals of the tail's feeds if they are due. It runs them in the background, because each may have
+// to wait for the relay.
 func (t *tail) renewInterests(ctx context.Context, now time.Time) {
 	if t.every == 0 || now.Sub(t.lastRenewal) < t.every || !t.renewing.TryLock() {
 		return
@@ -229,7 +232,7 @@ func (t *tail) renewInterests(ctx context.Context, now time.Time) {
 	})
 }
 
-// end ends the feeds of the tail whose renewals match with an error.
+// end ends, with the error err, those feeds of the tail for whose renewal matches returns true.
 func (t *tail) end(err error, matches func(renewal) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -240,8 +243,7 @@ func (t *tail) end(err error, matches func(renewal) bool) {
 	}
 }
 
-// distribute gives a batch to every feed. If a feed has no room for it, the feed ends rather than hold up the others, and its
-// client can resume from its cursor.
+// distribute gives a batch to every feed. It never waits for a feed that has no room for the batch; see inbox.offer.
 func (t *tail) distribute(b *batch) {
 	b.read, b.load = time.Now(), loadOf(b.entries)
 	t.mu.Lock()
@@ -253,8 +255,8 @@ func (t *tail) distribute(b *batch) {
 
 // Feed returns the events and notices of one stream. Only one goroutine may call its methods.
 //
-// The field in holds what waits for the reader and whether the feed has ended. The field at holds how far the feed has read
-// each partition. The field merge decides which entry is next.
+// The field in holds the batches that wait for the reader, and the error that ended the feed. The field at holds how far the
+// feed has read each partition. The field merge decides which entry is next.
 type Feed struct {
 	// Truncated reports that the log no longer holds everything since the cursor. Events may be missing.
 	Truncated bool
@@ -273,9 +275,9 @@ type Feed struct {
 	resume map[uint64]struct{} // hashes in the request's cursor whose entries the feed has not read yet
 }
 
-// merge brings the entries of a feed's sources into one sequence. [exactMerge] is for logs with exact keys, [stampedMerge] for
-// logs with stamped keys; see package eventlog. A source's past is the part of its partition between the feed's cursor and the
-// tail.
+// merge brings the entries of a feed's sources into one sequence. A source is one of the partitions that the feed reads. Its
+// past is the part between the feed's cursor and the entries that the tail reads. [exactMerge] is for logs with exact keys
+// and [stampedMerge] for logs with stamped keys; package eventlog explains the two.
 type merge interface {
 	// next removes and returns the next entry. ok is false if none can be returned now.
 	next() (q queued, ok bool)
@@ -348,19 +350,20 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	return Delivery{}, false, nil
 }
 
-// readPast reads the next page of a source's past. At an item of a later release it marks the source as stuck.
+// readPast reads the next page of a source's past. If the next item was written by a later release, it marks the source as
+// stuck.
 func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	var p page
 	began := f.tails.Log.Time()
-	p.entries, p.more, p.next, err = f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.at.back)))
+	p.entries, p.more, p.next, err = f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.at.behind)))
 	switch {
 	case errors.Is(err, eventlog.ErrLater):
 		s.stuck, s.caughtUp = true, false
-		f.at.leaveBack(s)
+		f.at.finishPast(s)
 	case err != nil:
 		return fault.Wrap(fault.Unavailable, err, "read the past of a stream")
 	case f.merge.addPast(s, p, began):
-		f.at.leaveBack(s)
+		f.at.finishPast(s)
 	}
 	return nil
 }
@@ -405,8 +408,8 @@ func (f *Feed) deliver(q queued) (Delivery, bool) {
 }
 
 // CursorMoved reports whether the feed has dropped entries of its past since its last delivery or the last call, for example
-// because Wants refuses them. A caller should then send [Feed.Cursor] to the client, so that a resumed feed need not read
-// these entries again.
+// because [Request.Wants] returned false for them. A caller should then send [Feed.Cursor] to the client, so that a resumed
+// feed need not read these entries again.
 func (f *Feed) CursorMoved() bool {
 	moved := f.passed
 	f.passed = false
@@ -419,7 +422,7 @@ func (f *Feed) Cursor() string {
 	for _, id := range f.sent.idsAfter(c.At, placed) {
 		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
 	}
-	if len(f.at.back) > 0 || f.merge.hasPending() { // some entries of the old cursor may not have been found yet
+	if len(f.at.behind) > 0 || f.merge.hasPending() { // some entries of the old cursor may not have been found yet
 		for hash := range f.resume {
 			c.Sent = append(c.Sent, hash)
 		}
@@ -436,23 +439,25 @@ func (f *Feed) Close() {
 }
 
 const (
-	// busyPoll is the time between polls of a store that cannot be watched if there was an entry within the time quiet.
-	// Otherwise it is idlePoll.
+	// busyPoll and idlePoll are the times between polls of a store that cannot be watched. A tail uses busyPoll until it has
+	// found no new entry for the time quiet, and then idlePoll.
 	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
-	// watched is the time between polls of a store that can be watched. They move the cursors of streams without new entries.
+	// watched is the time between polls of a store that reports writes by itself. These polls only move the cursors of
+	// streams without new entries.
 	watched = 10 * time.Second
 	// renewEvery is how often the record that a client reads a pattern is renewed (see [eventlog.Interest]), unless an eighth of the
 	// retention is shorter.
 	renewEvery = time.Hour
-	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes their payloads. A feed whose
-	// reader falls further behind ends.
+	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes their payloads. If more wait, the
+	// feed ends.
 	maxWaiting, maxWaitingBytes = 10_000, 16 << 20
-	// maxFloors is how many batches may wait before a feed ignores new batches without entries.
+	// maxFloors is the number of waiting batches from which a feed ignores new batches without entries. They only move the
+	// cursor, and a later batch moves it further.
 	maxFloors = 256
 )
 
-// pageSize is the number of log items per read. A stream that catches up divides it among its partitions, but reads at least
-// minPage of each.
+// pageSize is the number of log items per read. A stream that catches up divides this number by the number of its partitions
+// that are still behind, but reads at least minPage items of each.
 const (
 	pageSize = 200
 	minPage  = 5
@@ -569,8 +574,8 @@ type Delivery struct {
 	// Topic and Notice are set for a notice. Notice is nil if the notice cannot be read.
 	Topic  string
 	Notice []byte
-	// Lost is set for a gap: it is the key of the pattern of which an event cannot be read. The client must be told about the
-	// gap.
+	// Lost is set for a gap, i.e. if an event cannot be read. It is the key of the pattern to which the event belongs. The
+	// client must be told about the gap.
 	Lost string
 	// Cursor resumes after this delivery.
 	Cursor string
@@ -586,8 +591,9 @@ var ErrClosed = fault.New(fault.Unavailable, "the server is shutting down")
 // ErrSlow ends a feed whose reader did not keep up. The client can resume from its last cursor.
 var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from the last cursor")
 
-// ErrToken ends a feed of a backend's events after the relay has lost the caller's token for the backend, for example because the
-// backend refused it. Only the client can present a token again. It then resumes from its last cursor, or learns why it cannot.
+// ErrToken ends a feed of a backend's events after the relay has lost the caller's token for the backend, for example because
+// the backend refused it. Only the client can present a new token. When it does, it resumes from its last cursor or gets an
+// error that says why it cannot.
 var ErrToken = fault.New(fault.Unauthenticated, "the backend of these events needs another token of the caller; resume from the last cursor")
 
 // recordInterest calls [subscription.Interested], but for each pattern at most once per eighth of the retention, because every

@@ -6,7 +6,8 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 )
 
-// inbox holds the tails' batches that wait for the reader of a feed. If too many wait, it ends the feed.
+// inbox holds the tails' batches that wait for the reader of a feed. If too many entries wait because the reader is slow, it
+// ends the feed.
 type inbox struct {
 	most load // that may wait
 	// wake receives a value when there may be an entry to return, and when the feed has ended.
@@ -25,12 +26,12 @@ type inbox struct {
 	err        error           // ended the feed
 }
 
-// offer adds a tail's batch. A batch without entries does not wake the reader, because it only moves the floor of its
-// partition.
+// offer adds a tail's batch. A batch without entries normally does not wake the reader, because it only moves the floor of
+// its partition.
 //
-// If too many entries wait, offer ends the feed, because its reader is slow. But while the feed reads its past, the entries
-// wait even if the reader is fast. Then offer drops the batch and the following ones of the same partition, and the reader
-// reads them from the log later.
+// If too many entries wait, offer normally ends the feed, because its reader is slow. But while the feed still reads its
+// past, entries have to wait however fast the reader is. In that case offer drops the batch and all further batches of the
+// same partition, and the feed reads their entries from the log later.
 func (in *inbox) offer(b *batch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -103,8 +104,8 @@ func (in *inbox) take() arrivals {
 	return got
 }
 
-// takeMissed returns and resets the partitions with dropped batches. It also removes the waiting batches of these partitions,
-// because the reader will read them from the log.
+// takeMissed returns the partitions with dropped batches, and empties the list of them. It also removes the waiting batches
+// of these partitions, because the reader will read them from the log.
 func (in *inbox) takeMissed() map[string]bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()

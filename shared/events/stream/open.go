@@ -33,15 +33,16 @@ type Request struct {
 	TopicsAfter int64
 	// MaxAge is the greatest age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
-	// Sole says that the client keeps a cursor per pattern and resumes with the same pattern. The cursors then ignore the
-	// topics, and a resumed feed does not repeat notices.
+	// Sole says that the feed has a single pattern, and that the client will resume with the same pattern. The feed's cursors
+	// then describe only the position in the pattern's partitions. A resumed feed reads its topics from
+	// [Request.TopicsAfter], so it does not repeat notices.
 	Sole bool
 	// Wants reports whether the feed returns an event; nil returns all events.
 	Wants func(*event.Event) bool
 }
 
-// Open starts a feed. Without a cursor the feed begins at the end of the log. Open returns Invalid if the cursor is from another
-// server.
+// Open starts a feed. Without a cursor the feed begins at the end of the log. Open returns an error of kind Invalid if this
+// deployment did not make the cursor for the workspace.
 //
 // Fanout copies events to the log's partitions of a parent or wildcard only while the log has a record that a client reads that
 // pattern (see [eventlog.Interest]). So Open writes this record before it returns, and the feed returns every event that is
@@ -153,7 +154,7 @@ func (f *Feed) join(s *source, start int64, renew renewal) {
 	}
 	s.start, s.floor, s.past = start, start, start
 	f.at.sources[s.part.Name()] = s
-	f.at.back = append(f.at.back, s)
+	f.at.behind = append(f.at.behind, s)
 	f.in.startCatchUp()
 	t := f.tails.join(f, s.part, renew)
 	s.written, s.growing = t.written, t.lookBack == 0
@@ -191,12 +192,12 @@ func (ts *Tails) startPosition(c eventlog.Cursor, p eventlog.Partition, maxAge t
 	return ts.Log.StartPosition(c, ts.Sealer.PositionIn(c, p), floor)
 }
 
-// changeLag is the longest time between fanout learning of a changed catalog and a reader learning of it.
+// changeLag is the longest time by which a reader may learn of a changed catalog later than fanout does.
 const changeLag = 2 * time.Minute
 
-// AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream. If
-// the change made an event type unordered, fanout may have written its events to other partitions before this process learned
-// of the change, so the position is before that time.
+// AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream.
+// If the change made an event type unordered, fanout spreads the type's events over other partitions. It may have done so for
+// up to changeLag before this process learned of the change, so AfterChange goes back by that time.
 func (ts *Tails) AfterChange(p match.Pattern) int64 {
 	after := ts.Log.Position() - time.Second.Microseconds()
 	if p.Unordered {
@@ -205,7 +206,8 @@ func (ts *Tails) AfterChange(p match.Pattern) int64 {
 	return after
 }
 
-// The topics. Each workspace has its own. The package that sends a topic's notices defines their JSON.
+// The names of the topics follow. A topic is a sequence of notices within a workspace. The package that sends a topic's
+// notices defines their JSON.
 
 // TopicCatalog has a notice for each change of a workspace's event types or backends. [OfBackends] tells the two kinds apart.
 const TopicCatalog = "catalog"

@@ -50,8 +50,9 @@ const (
 	maxExaminedBytes = 8 << 20
 )
 
-// maxOpen is the number of entries within [eventlog.Window] that a poll may return. The cursor has room for [eventlog.MaxSent]
-// hashes. It must name these entries and, for each shard, one more that may have the same key.
+// maxOpen is the maximum number of entries from the last few seconds ([eventlog.Window]) that a poll may return, because its
+// cursor must name each of them by a hash. The cursor has room for [eventlog.MaxSent] hashes. It keeps one of them free for
+// each shard, because a returned entry there may have the same key as the first entry that waits for the next poll.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
 // Poll reads the events after a cursor once. It needs no tail and keeps no state. It reads the store once for a concrete URI, and
@@ -63,8 +64,8 @@ const maxOpen = eventlog.MaxSent - eventlog.Shards
 // writers stamp the keys, it also reads the events of the last few seconds ([eventlog.Window]), but the cursor stays before them
 // and names the returned ones. An event for which the cursor has no room waits until it is older than the window.
 //
-// Poll stops before an item of a later release. The cursor then has a separate position for that partition, so the other
-// partitions continue. The client gets the rest of the partition when that release answers its poll.
+// Poll stops before an item that a later release wrote. The cursor then has a separate position for that partition, so the
+// other partitions continue. The client gets the rest of the partition when that release answers its poll.
 func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	if err := ts.Demand.Want(ctx, r.Workspace, r.Principal, r.Pattern.Key); err != nil {
 		return nil, err
@@ -282,7 +283,7 @@ func (p *poll) nextReader(ctx context.Context) (first *pollReader, err error) {
 	return first, nil
 }
 
-// readAhead makes sure that a reader has its next entry, unless the partition ends or the next item is of a later release.
+// readAhead makes sure that a reader has its next entry, unless the partition ends or a later release wrote the next item.
 func (p *poll) readAhead(ctx context.Context, s *pollReader) (err error) {
 	for len(s.ahead) == 0 && s.more {
 		s.ahead, s.more, s.pos, err = p.tails.Log.ReadUntil(ctx, s.part, s.pos, p.settled, s.limit)

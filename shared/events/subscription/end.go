@@ -116,9 +116,9 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	return true, nil
 }
 
-// Terminate ends a subscription if judge returns a [*Terminated] for its current record, and returns the ended subscription. Otherwise the
-// subscription continues, and Terminate returns nil and judge's error. It disables a subscription of SEP-1803. It deletes a subscription of
-// MCP Events, in one transaction with the operations that also returns.
+// Terminate ends a subscription if judge returns a [*Terminated] for its current record, and returns the ended subscription.
+// Otherwise the subscription continues, and Terminate returns nil and judge's error. It disables a subscription of SEP-1803.
+// It deletes a subscription of MCP Events, and makes the writes that the function also returns in the same transaction.
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, also func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {
@@ -147,8 +147,8 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 	return ended, nil
 }
 
-// SetPaused pauses or resumes the deliveries of a subscription, in one transaction with the operations in also. It reports false if the
-// subscription had that state already.
+// SetPaused pauses or resumes the deliveries of a subscription, and makes the writes in also in the same transaction. changed
+// is false if the subscription had that state already.
 func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (changed bool, err error) {
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil || sub.State == Disabled {
@@ -338,10 +338,11 @@ func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 	})
 }
 
-// SweepSwitches removes pause switches that pause no subscription any more, and returns their number. An operator's switch stays for
-// [EndedKept] after the subscription's end, so that it pauses the subscription again if the owner subscribes with the same parameters.
-// SweepSwitches also removes the notes about origins that are healthy again. It runs in the first minute of each hour, because reading all
-// switches every minute would cost too much. The next hour makes up for a missed run.
+// SweepSwitches removes pause switches that pause no subscription any more, and returns their number. An operator's switch
+// stays for [EndedKept] after the subscription's end, so that it pauses the subscription again if the owner subscribes with
+// the same parameters. SweepSwitches also removes the notes about origins that are healthy again. It runs in the first minute
+// of each hour, because reading all switches every minute would cost too much. If a run is missed, the run of the next hour
+// removes the switches.
 func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 	if s.Switches == nil || s.Service.Store.now().Minute() != 0 {
 		return 0, nil
@@ -384,7 +385,8 @@ func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, 
 	}
 }
 
-// isPaused reports whether a switch still pauses a subscription, or must stay for one that its owner may make again.
+// isPaused reports whether the switch must stay: it still pauses its subscription, or an operator made it and the owner may
+// soon make an ended subscription again.
 func (s *Sweeper) isPaused(ctx context.Context, workspace, id string, sw switches.Switch) (bool, error) {
 	r := &s.Service.Store
 	record := recordKey(workspace, sw.Owner, id)

@@ -310,8 +310,8 @@ func (s *Subscription) Covers(uri string) bool {
 	return slices.ContainsFunc(s.Patterns, func(p match.Pattern) bool { return match.Matches(p.Key, uri) })
 }
 
-// A subscription's deliveries can still be stored after it has ended. So that the erasure of a principal's data finds them, an e# entry
-// names each ended subscription of the principal until [EndedKept] is over.
+// A subscription's deliveries can still be stored after it has ended. The erasure of a principal's data must find these
+// deliveries. So there is an e# entry for each ended subscription of the principal, which is kept for [EndedKept].
 
 // EndedKept is the longest time that a delivery can be stored: up to 30 days while a switch is paused, then five days of retries, and seven
 // days as a dead letter.
@@ -344,7 +344,7 @@ func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string
 	return fault.Wrap(fault.Unavailable, err, "forget an ended subscription")
 }
 
-// Held returns the partitions that hold other data of a principal than its subscriptions, by the kind of data, e.g. "quotas".
+// Held returns the partitions with a principal's data other than its subscriptions, by the kind of data, e.g. "quotas".
 func Held(workspace, principal string) map[string]store.Key {
 	held := challenge.Partitions(workspace, principal)
 	held["idempotencyKeys"] = store.Key{Table: store.Subscriptions, Partition: "idem#" + workspace + "#" + principal}

@@ -112,8 +112,9 @@ func (s *Store) update(ctx context.Context, sub *Subscription, extra ...store.Op
 	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "write the subscription")
 }
 
-// recordOps returns the operations that write the record and the items of its patterns, if the stored record has the subscription's
-// revision, which recordOps increases. Revision 0 means that there is no record.
+// recordOps returns the operations that write the record and the items of its patterns. They fail with a conflict unless the
+// stored record still has the revision that s had when recordOps was called. Revision 0 means that no record must exist.
+// recordOps increases the revision of s.
 func (s *Subscription) recordOps() []store.Op {
 	unchanged := store.Absent()
 	if s.Revision > 0 {
@@ -344,8 +345,8 @@ func HeaderCount(header *store.Item) int {
 	return int(header.Counts[headerCount])
 }
 
-// InUse returns the shapes that webhooks use, and the shapes that streams or polls use at the given time. Item is the shapes item of the
-// scope, and may be nil.
+// InUse returns the shapes that webhooks use, and the shapes that streams or polls use at the given time. item is the shapes
+// item of the scope, and may be nil.
 func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []match.Shape) {
 	if item == nil {
 		return nil, nil
@@ -428,8 +429,8 @@ func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[mat
 	return nil
 }
 
-// headerLasts is how long an empty header stays. headerStays is the expiry of the other headers and means never, because an addition
-// without an expiry would keep the old one.
+// headerLasts is how long a header stays after its count has reached zero. headerStays is the expiry of all other headers. It
+// means never: an addition that sets no expiry would leave the expiry of an empty header in place.
 const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -438,8 +439,8 @@ var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 // [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the log. A concrete pattern needs no such
 // record, because each URI has its own partition. Interested does not write a record again that still lasts long enough.
 //
-// When Interested returns, the log has every event that fanout handled without knowing of the interest. So a client that reads the log
-// after that either finds an event there or receives it on its stream.
+// When Interested returns, the log has every event that fanout handled without knowing of the interest. So a client that then
+// reads the log finds these events there. It receives the later ones from the pattern's partitions.
 func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
@@ -459,8 +460,8 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if p.Kind == match.Concrete {
 		return eventlog.Interest{}, nil
 	}
-	// Fanout looks for interests only in shapes whose time has not passed. So the shape's time is an hour later than the interest's, also
-	// in case another process renews the interest first.
+	// Fanout looks for interests in a shape only until the shape's "i_" time. That time must not be earlier than the end of
+	// any interest in the shape, so it is written first and is an hour later than the interest's end.
 	least := until.Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	it, err := store.One(ctx, db, shapes, "read the interest in a shape")

@@ -280,8 +280,8 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	if have.State == Suspended {
 		want.Resumed = g.now().Unix()
 	}
-	// While delivery runs, the server knows which events it owes and ignores the client's cursor. After a suspension or a move to another
-	// pattern, the client may know better where to start.
+	// While deliveries run, the server knows which events it owes, and ignores the client's cursor. After a suspension or a
+	// move to another pattern, deliveries start at the client's cursor if it sent one.
 	moved := !samePatterns(old, want.Patterns)
 	if live && (have.State != Suspended || r.Cursor == "") && !(moved && r.Cursor != "") {
 		want.Owed = have.Owed
@@ -331,8 +331,9 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 	return truncated, nil
 }
 
-// findStart returns the log position from which to deliver, and reports whether the client misses events because its cursor is too old.
-// Without a cursor, it returns the end of the log. That can be older than the log's retention if no event was published for a long time.
+// findStart returns the log position from which to deliver, and reports whether the client misses events because its cursor
+// is too old. Without a cursor, it returns the end of the log. This position can be older than the log's retention if no
+// event was published for a long time.
 func (g *Registrar) findStart(ctx context.Context, workspace string, pattern match.Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	if r.Cursor == "" {
 		from.Given = g.Service.Log.GivenAt(g.Service.Log.Time().UnixMicro()) // before the position is read

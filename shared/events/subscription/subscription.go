@@ -278,8 +278,9 @@ func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had event
 	if open {
 		return c, nil
 	}
-	// All stored deliveries are finished. If the log also has no event after the cursor, then no event is in the queues: one that has left
-	// the log already would have waited in a queue for as long as the log's retention.
+	// All stored deliveries are finished. If the log also has no event after the cursor, then no later event is waiting in a
+	// queue either. Otherwise that event would have waited in the queue for longer than the log keeps events, which we assume
+	// does not happen.
 	quiet, err := g.hasNoEventAfter(ctx, sub, c)
 	if err != nil || !quiet {
 		return c, err
@@ -287,8 +288,9 @@ func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had event
 	return eventlog.Cursor{At: max(c.At, end), Given: now.UnixMicro()}, nil
 }
 
-// hasNoEventAfter reports whether the log has no event after the cursor that matches the subscription. It returns false if the log has not
-// recorded one of the patterns for all of that time, because then an event may be on its way that the log does not have.
+// hasNoEventAfter reports whether the log has no event after the cursor that matches the subscription. It also returns false
+// if the log did not keep the events of one of the patterns for all of the time since the cursor. In that case an event that
+// the log does not have may still be on its way to the subscriber.
 func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
 	for _, p := range sub.Patterns {
 		if p.Kind != match.Concrete {

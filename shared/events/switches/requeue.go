@@ -42,7 +42,7 @@ func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	err = store.Each(ctx, s.DB, store.Key{Table: store.Deliveries, Partition: resumedPart}, "list the resumed switches", func(it *store.Item) error {
 		var r resumed
 		if err := json.Unmarshal(it.Value, &r); err != nil {
-			errs = append(errs, s.setAside(ctx, it, fault.Wrap(fault.Internal, err, "decode a resumed switch")))
+			errs = append(errs, s.deadLetterItem(ctx, it, fault.Wrap(fault.Internal, err, "decode a resumed switch")))
 			return nil
 		}
 		n, err := s.RequeueOf(ctx, r.Workspace, r.Name)
@@ -93,7 +93,7 @@ func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, in
 	}
 	var r resumed
 	if err := json.Unmarshal(it.Value, &r); err != nil {
-		return nil, 0, s.setAside(ctx, it, fault.Wrap(fault.Internal, err, "decode a resumed switch"))
+		return nil, 0, s.deadLetterItem(ctx, it, fault.Wrap(fault.Internal, err, "decode a resumed switch"))
 	}
 	if r.Claimed.After(s.now()) {
 		return nil, 0, nil
@@ -127,13 +127,13 @@ func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeue
 	return requeued, nil
 }
 
-// setAside dead-letters an item that cannot be decoded, so that it does not block the others.
-func (s *Set) setAside(ctx context.Context, it *store.Item, reason error) error {
+// deadLetterItem dead-letters an item that cannot be decoded or requeued, so that it does not block the others.
+func (s *Set) deadLetterItem(ctx context.Context, it *store.Item, reason error) error {
 	return queue.DeadLetterItem(ctx, s.Queue, s.DB, it, reason, s.now(), cmp.Or(s.Log, slog.Default()))
 }
 
-// requeue sends messages back to their queues and deletes their items. Before is the number of messages that this run has already sent. It
-// determines the delays, so that a run sends [RequeueRate] messages per second.
+// requeue sends messages back to their queues and deletes their items. before is the number of messages that this run has
+// already sent. It determines the delays, so that a run sends [RequeueRate] messages per second.
 func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error {
 	byQueue := map[queue.Name][]queue.Outgoing{}
 	stored := map[queue.Name][]store.Item{} // the items of the messages in byQueue
@@ -141,7 +141,7 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 	for i, it := range items {
 		m, err := decodeStored(it.Value)
 		if err != nil {
-			if err := s.setAside(ctx, &it, err); err != nil {
+			if err := s.deadLetterItem(ctx, &it, err); err != nil {
 				return err
 			}
 			continue
@@ -175,7 +175,7 @@ func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoin
 	for i, m := range out {
 		err := s.Queue.Send(ctx, name, m)
 		if isRefused(err) {
-			err = s.setAside(ctx, &items[i], err)
+			err = s.deadLetterItem(ctx, &items[i], err)
 		}
 		if err != nil {
 			return err

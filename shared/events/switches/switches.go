@@ -254,8 +254,8 @@ func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error
 	return err == nil, fault.Wrap(fault.Unavailable, err, "resume")
 }
 
-// forget has the next call of [Set.FindPaused] read the workspace's switches. It replaces the value because an expired one would still
-// return the previous switches if the read fails.
+// forget makes the next call of [Set.FindPaused] read the workspace's switches. It replaces the cached [refresh.Value]
+// instead of expiring it. An expired one would still return the previous switches if the read fails.
 func (s *Set) forget(workspace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -280,7 +280,7 @@ func (s *Set) FindPaused(ctx context.Context, workspace, eventName, origin strin
 	return "", nil
 }
 
-// namesOf returns the value that reads the names of a workspace's switches.
+// namesOf returns the cached names of a workspace's switches, which the [refresh.Value] reads again when they are too old.
 func (s *Set) namesOf(workspace string) *refresh.Value[map[Name]bool] {
 	s.mu.Lock()
 	defer s.mu.Unlock()

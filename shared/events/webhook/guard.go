@@ -424,7 +424,8 @@ func (c *conn) Close() error {
 	return err
 }
 
-// begin and end count the connection's running exchanges. begin adds to the quota. end takes the unused part away.
+// begin and end count the connection's running exchanges. begin adds answerQuota to the quota. end removes what the exchange
+// did not use.
 func (c *conn) begin() { c.count(1) }
 func (c *conn) end()   { c.count(-1) }
 
@@ -468,8 +469,9 @@ func (x *exchange) gotConn(info httptrace.GotConnInfo) {
 	}
 }
 
-// markReached records that the exchange has a connection or may open one, so that from now on a timeout is the endpoint's fault. It does
-// not record that in the second half of the timeout, because our own queue has then used up most of the time.
+// markReached records that the exchange has a connection or may open one, so that from now on a timeout counts as the
+// endpoint's fault. In the second half of the timeout it does not do that, because then the exchange has spent most of its
+// time waiting for a free connection on our side.
 func (x *exchange) markReached() {
 	if time.Now().Before(x.half) {
 		x.reached.Store(true)

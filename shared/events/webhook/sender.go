@@ -379,8 +379,8 @@ const (
 func (e *stageError) Error() string { return e.stage } // never shown
 func (e *stageError) Unwrap() error { return e.err }
 
-// diagnose turns an error of an exchange into a [Failure] in our own words. Parent is the caller's context. If it has ended, the caller
-// canceled the exchange; the exchange's own context also ends at the timeout.
+// diagnose turns an error of an exchange into a [Failure] in our own words. parent is the caller's context. If it has ended,
+// the caller canceled the exchange. The exchange's own context does not tell that, because it also ends at the timeout.
 func diagnose(parent context.Context, x *exchange, err error) *Failure {
 	switch {
 	case parent.Err() != nil:
@@ -433,7 +433,7 @@ func diagnose(parent context.Context, x *exchange, err error) *Failure {
 	return &Failure{ConnectionRefused, "the connection ended without a valid answer"}
 }
 
-// exhausted has the errors of a process or machine that has run out of descriptors or memory.
+// exhausted lists the errors which mean that the process or the machine has run out of descriptors or memory.
 var exhausted = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}
 
 // errnoOfMachine returns the errno of a failure that is the fault of this machine, or 0 if the endpoint may have caused it.
@@ -456,8 +456,8 @@ func errnoOfMachine(err error) syscall.Errno {
 			return errno
 		}
 	}
-	// EADDRNOTAVAIL means that no local port is left. But a machine without IPv6 returns the same error for every IPv6 address. There the
-	// target is just unreachable, so we check only IPv4.
+	// EADDRNOTAVAIL means that no local port is left, but only for an IPv4 address. For IPv6 addresses, a machine without
+	// IPv6 always returns this error, and then the target is simply unreachable.
 	if o, ok := errors.AsType[*net.OpError](err); ok && errors.Is(err, syscall.EADDRNOTAVAIL) {
 		if a, ok := o.Addr.(*net.TCPAddr); ok && a.IP.To4() != nil {
 			return syscall.EADDRNOTAVAIL

@@ -83,8 +83,8 @@ type Call struct {
 	// Send sends a message to the client. The response is the last one. Send returns an error if the client has
 	// disconnected.
 	Send func(message json.RawMessage, response bool) error
-	// Answered, if set, runs after the backend's response or question has been sent to the client. The gateway closes and records the call,
-	// and cancels it at a backend that asked, only then, so that the client does not wait for that.
+	// Answered, if set, is called as soon as the client has got the backend's response or question. The client need not wait
+	// for the work that follows: the gateway closes and records the call, and cancels it at a backend that asked a question.
 	Answered func()
 }
 
@@ -190,8 +190,9 @@ type Gateway interface {
 	Unsubscribe(ctx context.Context, s Subscription) error
 }
 
-// None is the [Gateway] of an endpoint without backends. It only implements Any and Backends. The other methods panic, so callers must
-// first ask one of these two, or check that their gateway is another one.
+// None is the [Gateway] of an endpoint without backends. It implements only Any and Backends, and the other methods panic.
+// Before they call another method, callers must check that Any returns true, that Backends returns a name, or that their
+// gateway is not None.
 type None struct{ Gateway }
 
 func (None) Any(context.Context) bool                          { return false }

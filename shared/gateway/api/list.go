@@ -27,7 +27,7 @@ const (
 	Events
 )
 
-// Kinds lists the kinds of which the relay compares the lists.
+// Kinds are the kinds of lists that the relay watches for changes.
 var Kinds = []Kind{Tools, Prompts, Resources, Templates}
 
 // kinds has the names that MCP uses for each kind.
@@ -62,8 +62,9 @@ func (k Kind) ChangedMethod() string { return kinds[k].changed }
 // Prefixed reports whether names get the backend's prefix. URIs do not.
 func (k Kind) Prefixed() bool { return kinds[k].prefixed }
 
-// LeftOut is stored in place of the hash of a backend's list after a client got the combined list without the backend's entries, because
-// the backend did not respond. It differs from every hash. When the relay can read the list, it announces that the list has changed.
+// LeftOut is stored instead of the hash of a backend's list when the backend did not respond, and a client therefore got the
+// combined list without the backend's entries. It differs from every hash. So when the relay can read the list again, it
+// finds a change and announces it, and the client reads the list again.
 const LeftOut = "!"
 
 // Entry is one entry of the combined list.
@@ -85,7 +86,8 @@ func (e Entry) ForVersion(version spec.Version) json.RawMessage {
 // order.
 type List struct {
 	Entries []Entry
-	// Conflicts has the names that more than one backend has. A call with such a name goes to the first of them.
+	// Conflicts has the names of entries that were left out because another backend has the same name or owns the name's
+	// prefix. A call with such a name goes to that other backend.
 	Conflicts []string
 	// TTL is how long a client may keep the list. It is the minimum over all backends.
 	TTL time.Duration

@@ -64,8 +64,8 @@ func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
 	return v
 }
 
-// getOrCreate returns the client's view. If that is new and there are too many views, it also returns the view that it removed, otherwise
-// nil.
+// getOrCreate returns the client's view, and creates it if it does not exist. If there are too many views then, it removes
+// one, and returns it as old.
 func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

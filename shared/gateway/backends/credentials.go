@@ -77,12 +77,13 @@ type oauthTokens struct {
 	since  time.Time // when the latest token was issued
 }
 
-// minTokenLife is how long a token is used although the backend refuses it, so that a backend that refuses every token does not cause a
-// token request per call.
+// minTokenLife is how long a token is used even if the backend refuses it. Without this limit, each call to a backend that
+// refuses every token would request a new token.
 const minTokenLife = 10 * time.Second
 
-// dropOAuthToken makes the next request get another token if h has the current one, which the backend has refused. The token may have been
-// revoked, or the authorization server may not have said when it expires.
+// dropOAuthToken handles a request that the backend refused. h has the headers of the request. If they contain the current
+// token, the next request gets a new one, because the token may have been revoked or have expired without the authorization
+// server having announced when.
 func (b *Backend) dropOAuthToken(h http.Header) {
 	b.oauth.mu.Lock()
 	defer b.oauth.mu.Unlock()

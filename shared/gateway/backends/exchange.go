@@ -175,7 +175,7 @@ func (b *Backend) askExchange(token string) exchanged {
 	return exchanged{err: e, until: now.Add(pause), forAll: forAll}
 }
 
-// tooLarge reports whether the authorization server answered 413. The caller's token is then too long.
+// tooLarge reports whether the authorization server answered 413, because the caller's token is too long for it.
 func tooLarge(err error) bool {
 	refused, ok := errors.AsType[*oauth2.RetrieveError](err)
 	return ok && refused.Response.StatusCode == http.StatusRequestEntityTooLarge

@@ -84,7 +84,8 @@ func (f Followed) Wanted(ctx context.Context) (map[string][]string, error) {
 	return out, err
 }
 
-// SetNoStream records until when the backend has no notification stream; the zero time records that it has one.
+// SetNoStream records that the backend has no notification stream. The record expires at the time until, by which the relay
+// has asked the backend again. With the zero time, SetNoStream removes the record, because the backend has a stream.
 func (f Followed) SetNoStream(ctx context.Context, until time.Time) error {
 	op := store.Delete(noStreamKey(f.Place()))
 	if !until.IsZero() {

@@ -16,7 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Limits of one backend's list. maxList is the size of all pages together and maxName that of one name, in bytes.
+// Limits of one backend's list. maxList is the maximum size of all pages together, and maxName the maximum length of one
+// name, in bytes.
 const (
 	maxPages   = 200
 	maxEntries = 10_000
@@ -87,9 +88,10 @@ func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use fun
 	return lists, failed.Load()
 }
 
-// recordLeftOut records that a client gets a list without the backend's entries. Nearly all clients read a list only once, so they learn of
-// the missing entries only if the relay announces a change later. The relay follows only views with the operator's credentials. One record
-// per view is enough, because a view that has read a list keeps it.
+// recordLeftOut records that a client gets a list without the backend's entries. Nearly all clients read a list only once, so
+// the relay must announce a change when it can read the missing entries (see [api.LeftOut]). The relay follows only views
+// with the operator's credentials, so recordLeftOut ignores other views. It writes only one record per view and kind, because
+// the view keeps a list that it has read once.
 func (v *View) recordLeftOut(ctx context.Context, kind api.Kind) {
 	if v != v.backend.view {
 		return
@@ -154,7 +156,8 @@ func (bs *Set) mergeLists(ctx context.Context, p auth.Principal, kind api.Kind, 
 	return out
 }
 
-// logConflict logs that two backends have the same name, but only once per name. Lists report the conflict to clients each time.
+// logConflict logs that two backends have an entry with the same name, but only once for each name. Clients see the conflict
+// in each list.
 func (bs *Set) logConflict(ctx context.Context, kind api.Kind, name string, first, second *Backend) {
 	what := conflict{kind, name, first.Place(), second.Place()}
 	if _, logged := bs.conflicts.Get(what); logged {
@@ -218,9 +221,9 @@ func (bs *Set) DeniedBy(ctx context.Context, c api.Client, kind api.Kind, name s
 	return ""
 }
 
-// lookUp finds a name in the lists. If several backends have it, the first one serves it, except for names that [ownerByPrefix] assigns to
-// another one. Resources take precedence over templates. If lists returns false because a list is missing, lookUp does not search the
-// templates, because the missing list may have the name.
+// lookUp finds a name in the lists. If several backends have it, the first one serves it, except for names that
+// [ownerByPrefix] assigns to another one. Resources take precedence over templates. all is false if a list is missing. Then
+// lookUp does not search the templates, because the missing list may have a resource with this name.
 func lookUp(
 	p auth.Principal, views []*View, kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool),
 ) (found Entry, err error) {

@@ -47,7 +47,8 @@ type Options struct {
 
 // Commands is the part of package stdio that the set needs for backends that are commands, see [api.Command].
 type Commands interface {
-	// Touch records that a client uses the backend. Running reports whether the process runs that all callers of the backend share.
+	// Touch records that a client uses the backend. Running reports whether the backend's shared process, which serves all
+	// its callers, is running.
 	Touch(api.Backend)
 	Running(api.Backend) bool
 }

@@ -20,10 +20,10 @@ import (
 // A view has no background work. It asks the backend when a caller needs newer data than it has, and concurrent callers share one request.
 // This is how long it uses data before it asks again:
 //
-//	capabilities      for askAgain
-//	list              for the shorter of the backend's time to live and Options.ListTTL, until the list version changes
-//	list, for a name  for Options.ListTTL, even if the list version changes; for missTTL if the list does not have the name
-//	list, for relay   until Outdate
+//	capabilities          for askAgain
+//	list                  for the shorter of the backend's time to live and Options.ListTTL, until the list version changes
+//	list, to find a name  for Options.ListTTL, even if the list version changes; for missTTL if the list does not have the name
+//	list, for the relay   until Outdate is called
 //
 // The list version changes when the backend reports that a list has changed. The relay stores the new version before it notifies any
 // client, so that a client that reacts to the notification gets the new list from any instance. A changed list may also mean that the
@@ -45,8 +45,8 @@ type View struct {
 }
 
 const (
-	// askAgain is how long the view uses capabilities before it asks for them again. askLeast is the minimum time between two requests for
-	// them.
+	// askAgain is how long the view uses capabilities before it asks the backend for them again. askLeast is the minimum time
+	// between two such requests after changes of lists.
 	askAgain = 5 * time.Minute
 	askLeast = 2 * time.Second
 	// missTTL limits the age of a list from which the gateway concludes that a name does not exist.
@@ -55,7 +55,8 @@ const (
 	maxTTL = 24 * time.Hour
 	// endTime limits how long the gateway waits for a backend to end a session that it no longer needs.
 	endTime = 2 * time.Second
-	// maxAsks limits the time to read the capabilities, or all pages of a list. It is a multiple of AskTimeout, which limits one request.
+	// maxAsks times AskTimeout is the maximum time to read the capabilities, or all pages of a list. AskTimeout alone limits
+	// one request.
 	maxAsks = 3
 )
 
@@ -148,8 +149,9 @@ func (v *View) list(ctx context.Context, kind api.Kind, version string, use func
 	return now, nil
 }
 
-// cachedList returns a list in which to look up a name without a request, or nil if the list must be fetched first. In the time after a
-// timeout in which the view does not ask the backend, it returns the last list or, if there is none, an empty one.
+// cachedList returns a list in which to look up a name without a request, or nil if the list must be fetched first. After a
+// fetch has timed out, the view does not ask the backend again for a while. During that time, cachedList returns the last
+// list or, if there is none, an empty one.
 func (v *View) cachedList(kind api.Kind) *fetched {
 	v.mu.Lock()
 	l := v.lists[kind]

@@ -64,7 +64,7 @@ type Backend interface {
 	ChangeListVersion(ctx context.Context, method string) error
 	// ListHashKey returns where the relay stores the hash of a list, or the gateway stores [api.LeftOut].
 	ListHashKey(kind api.Kind) store.Key
-	// SetNoStream records until when the backend has no notification stream; the zero time records that it has one.
+	// SetNoStream records until the given time that the backend has no notification stream; the zero time removes the record.
 	SetNoStream(ctx context.Context, until time.Time) error
 }
 

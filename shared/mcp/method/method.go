@@ -131,8 +131,8 @@ func (h Answering) Serve(w http.ResponseWriter, c *Call) error {
 	return err
 }
 
-// NotAcceptable answers with status 406, for a client that does not accept event streams. It is not a part of its caller, because a stream
-// keeps the caller's stack frame in memory for as long as it is open.
+// NotAcceptable answers with status 406, for a client that does not accept event streams. It is a separate function so that
+// the stack frame of its caller stays small: an open stream keeps that frame in memory.
 func NotAcceptable(w http.ResponseWriter, c *Call) error {
 	SendError(w, http.StatusNotAcceptable, c.Msg.ID, InvalidRequest("Accept must list text/event-stream"))
 	return nil

@@ -35,7 +35,7 @@ func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) 
 }
 
 const (
-	// answerBytes limits the memory, in bytes, of all answers together that their clients have not read yet. Answers of up to
+	// answerBytes limits the total memory, in bytes, of the answers that clients have not read yet. Answers of up to
 	// smallAnswer bytes do not count.
 	answerBytes = 128 << 20
 	// smallAnswer is the size in bytes up to which an answer is not counted and gets no write deadline of its own.
@@ -44,8 +44,8 @@ const (
 	answerTime = time.Minute
 )
 
-// hold reserves memory for a result and its encoded form, or returns an error if too much is in use. The caller calls release
-// when the answer has been written.
+// hold reserves memory for a result and its encoded form. It returns an error if the unread answers would then need more than
+// answerBytes. The caller calls release when the answer has been written.
 func (r *Replies) hold(c *Call, res Result) (release func(), err error) {
 	size := len(res.Meta)
 	for _, piece := range res.Members {
@@ -54,8 +54,8 @@ func (r *Replies) hold(c *Call, res Result) (release func(), err error) {
 	return r.HoldBytes(c, 2*size)
 }
 
-// HoldBytes reserves size bytes of memory for an answer, or returns an error if too much is in use. The caller calls release
-// when the answer has been written.
+// HoldBytes reserves size bytes of memory for an answer. It returns an error if the unread answers would then need more than
+// answerBytes. The caller calls release when the answer has been written.
 func (r *Replies) HoldBytes(c *Call, size int) (release func(), err error) {
 	if size <= smallAnswer {
 		return func() {}, nil

@@ -70,8 +70,8 @@ type Session struct {
 	// Capabilities and Client are the capabilities and the clientInfo that the client declared, which backends receive.
 	Capabilities json.RawMessage `json:"cap,omitempty"`
 	Client       json.RawMessage `json:"cli,omitempty"`
-	// Dialect is true for a session of the named-event dialect, which is refused at /mcp. The dialect refuses all other
-	// sessions.
+	// Dialect is true for a session of the named-event dialect, whose path is /mcp/{workspace}. Such a session cannot be used
+	// at /mcp, and other sessions cannot be used with the dialect.
 	Dialect bool `json:"di,omitempty"`
 	// Level is the least severity of log messages that the client wants. It is empty for none.
 	Level string `json:"lv,omitempty"`
@@ -143,15 +143,15 @@ func (s *Session) listEntry() store.Item {
 	return store.Item{Key: key, Version: time.Now().Unix(), Expires: s.itemsExpire()}
 }
 
-// itemsExpire returns when the items next to the session expire.
+// itemsExpire returns when the session's other items expire, e.g. the ones with its URIs.
 func (s *Session) itemsExpire() time.Time { return s.expires.Add(TTL) }
 
 // NeedsUntil returns when records that other packages keep for the session may expire, e.g. its subscriptions at backends.
 // Like the session's URIs, they outlive the session by [TTL].
 func (s *Session) NeedsUntil() time.Time { return s.itemsExpire() }
 
-// Create creates a session with an id of 32 random bytes. It expires after firstTTL unless [Store.Load] prolongs it. A session
-// of the dialect lives for [TTL], because possibly only its stream uses it.
+// Create creates a session with an id of 32 random bytes. It expires after firstTTL unless [Store.Load] prolongs it. A
+// session of the dialect lives for [TTL], because its client may send no further request while it reads the session's stream.
 func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	id := make([]byte, 32)
 	_, _ = rand.Read(id) // never fails (Go 1.24)
@@ -412,8 +412,9 @@ func (s *Store) RecordStreamBegun(ctx context.Context, sess *Session, connection
 	return fault.Wrap(fault.Unavailable, err, "record the session's first stream")
 }
 
-// RecordQuietEnd records the cursor at which a stream has ended, if the stream has sent no event id, from which the client could continue. So
-// the next stream continues there (see [Store.TakeOver]).
+// RecordQuietEnd records the cursor at which a stream has ended. Callers use it for a stream that has sent no event id,
+// because its client has no id from which to resume. The session's next stream then begins at this cursor (see
+// [Store.TakeOver]).
 func (s *Store) RecordQuietEnd(ctx context.Context, sess *Session, connection, cursor string) error {
 	err := s.DB.Write(ctx, store.Put(store.Item{
 		Key: itemKey(sess.Key, sortQuiet), Value: []byte(connection + " " + cursor), Expires: sess.itemsExpire(),
@@ -421,8 +422,9 @@ func (s *Store) RecordQuietEnd(ctx context.Context, sess *Session, connection, c
 	return fault.Wrap(fault.Unavailable, err, "record where the session's stream has ended")
 }
 
-// pendingVersion returns the version of the item of a stream that has not begun. It is never 0, which means that a stream has begun. It
-// is different for each connection, so that [Store.RecordStreamBegun] recognizes whether a newer stream has taken over.
+// pendingVersion returns the version of the session's "stream" item until the stream has begun. After that the version is 0,
+// which pendingVersion never returns. Each connection has another pending version, so that [Store.RecordStreamBegun] notices
+// when a newer stream has taken over.
 func pendingVersion(connection string) int64 {
 	h := sha256.Sum256([]byte(connection))
 	return int64(binary.BigEndian.Uint64(h[:])>>1) | 1
@@ -536,8 +538,8 @@ func (s *Store) RecordRequestID(ctx context.Context, sess *Session, id json.RawM
 	return err == nil, fault.Wrap(fault.Unavailable, err, "record a request id")
 }
 
-// RecordStreamOpen records that the session's newest stream is open. The record expires at the given time, when the stream has ended at
-// the latest. lease identifies the record for [Store.RecordStreamClosed].
+// RecordStreamOpen records that the session's newest stream is open. The record expires at the time until, by which the
+// stream must have ended. lease identifies the record for [Store.RecordStreamClosed].
 func (s *Store) RecordStreamOpen(ctx context.Context, key string, until time.Time) (lease int64, err error) {
 	lease = mathrand.Int64N(1<<62) + 1
 	err = s.DB.Write(ctx, store.Put(store.Item{Key: itemKey(key, sortOpen), Version: lease, Expires: until}))

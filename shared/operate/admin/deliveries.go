@@ -78,8 +78,8 @@ func statusClass(status int) string {
 type deliveryList struct {
 	list[attemptView]
 	kept
-	// Omitted is the number of attempts that this page lacks, because many attempts within a short time are not all listed here. The lists
-	// of the single subscriptions have them.
+	// Omitted is the number of attempts that this page leaves out. When many attempts happen within a short time, a list of
+	// several subscriptions' attempts has only some of them. The list of a single subscription has them all.
 	Omitted int64 `json:"omitted"`
 }
 

@@ -27,15 +27,15 @@ const (
 	// pollEvery is the time between two polls. Stores that charge for each request use pollRarely instead.
 	pollEvery  = 500 * time.Millisecond
 	pollRarely = 3 * time.Second
-	// lookBack is how late a record or an event may appear in its log, so each poll reads this much of the previous poll's time again. The
-	// event log on DynamoDB has a longer delay, [eventlog.Window].
+	// A record or an event may appear in its log up to lookBack later than its time says. So each poll also reads the last
+	// lookBack before the previous poll. In the event log on DynamoDB, the delay can be longer, up to [eventlog.Window].
 	lookBack  = 3 * time.Second
 	maxTailed = 25               // partitions of the event log that a stream reads
 	shown     = 20               // attempts, and events, of a tick
 	heartbeat = 15 * time.Second // maximum time without a message
-	// retailEvery is how often a stream looks for new URIs to tail, if each request to the store costs money. Otherwise each poll looks for
-	// them.
-	retailEvery = 30 * time.Second
+	// findURIsEvery is how often a stream looks for URIs with new events if each request to the store costs money. Otherwise
+	// each poll looks for them.
+	findURIsEvery = 30 * time.Second
 )
 
 // recheckEvery is how often a stream checks that its caller is still allowed to read it. Tests shorten it.
@@ -259,7 +259,7 @@ func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) 
 		return nil, nil
 	}
 	local := t.db.Local()
-	if local || now.Sub(t.tailed) >= retailEvery {
+	if local || now.Sub(t.tailed) >= findURIsEvery {
 		if t.parts, t.truncated, err = t.events.tailedPartitions(t.call); err != nil {
 			return nil, err
 		}

@@ -46,7 +46,8 @@ type recent struct {
 	Attempts int       `json:"attempts"`
 	Failed   int       `json:"failed"`
 	Since    time.Time `json:"since"`
-	// Series shows how the last [seriesLength] went, in steps of [stepLength], oldest first. Steps without attempts are left out.
+	// Series counts the attempts of the last [seriesLength], one step for each [stepLength], oldest first. Steps without
+	// attempts are left out.
 	Series []step `json:"series"`
 	// Failing are the origins with the most failures.
 	Failing []failing `json:"failing"`

@@ -207,8 +207,8 @@ func (h *subscriptionHandlers) pause(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error { return h.setPaused(c, s, in.Reason, true) })
 }
 
-// resume resumes a paused subscription and enables a disabled one. It also reactivates deliveries that were suspended while the
-// subscription was disabled. If a call is interrupted before that, the next one does it.
+// resume resumes a paused subscription and enables a disabled one. It also reactivates deliveries that were suspended while
+// the subscription was disabled. If a call is interrupted before that, the caller can repeat it to reactivate them.
 func (h *subscriptionHandlers) resume(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error {
 		if s.State != subscription.Disabled {

@@ -115,10 +115,12 @@ func (t *Trail) List(ctx context.Context, workspace string, since, until time.Ti
 	return list, next, nil
 }
 
-// Redact replaces the name of an erased principal with a pseudonym in all entries. If a target is the name, or a state has it as a value, or
-// either contains one of the texts, e.g. a subscription's id, Redact replaces the whole of it. It does not replace states in which a member
-// has the same name as the principal, because they are about others. Redact calls visit for each affected entry. In a dry run it does not
-// change them.
+// Redact removes an erased principal from the entries. It replaces the principal's name with a pseudonym where the principal
+// acted. A target, or a state before or after the action, is replaced as a whole in two cases: the name is its value or one
+// of the values in it, or it contains one of the texts, e.g. the id of one of the principal's subscriptions. A JSON member
+// whose key happens to equal the name does not count, because it is not about the principal.
+//
+// Redact calls visit for each affected entry. In a dry run it does not change the entries.
 func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, texts []string, dry bool, visit func() error) error {
 	quoted, _ := json.Marshal(name)
 	redacted, _ := json.Marshal(pseudonym)

@@ -73,7 +73,8 @@ type run struct {
 
 	counts map[string]int
 	left   int
-	// copies and found are the deletions that are not written yet. A run finds an item by its key in found.
+	// copies and found are the deletions that are not written yet. found has the keys under which the run found the items,
+	// and copies has the keys of everything else that belongs to these items.
 	copies, found []store.Op
 	own           []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
 	ids           []string             // of the principal's subscriptions
@@ -161,8 +162,9 @@ func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	return r.flush(ctx)
 }
 
-// flush writes the deletions. It deletes the keys by which the items are found last. So if the run is interrupted in between, the next
-// one still finds the items, with their copies and the stored events.
+// flush writes the deletions in r.copies, and then those in r.found. The keys in r.found lead the run to an item's copies and
+// to the stored events, so they are deleted last. If the run is interrupted in between, the next one still finds everything
+// that is left.
 func (r *run) flush(ctx context.Context) error {
 	if err := r.addUnusedBodies(ctx); err != nil {
 		return err
@@ -226,8 +228,9 @@ func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	return more, r.Operations.SweepLater(ctx, r.workspace, r.ids)
 }
 
-// addUnusedBodies counts the stored events of the principal's deliveries, except those whose URI another principal's subscription matches
-// too, and schedules them for deletion unless it is a dry run. It takes only the events of deliveries that were found since its last call.
+// addUnusedBodies counts the stored events of the principal's deliveries, except those whose URI another principal's
+// subscription matches too, and schedules them for deletion unless it is a dry run. It considers only the events of
+// deliveries that the run found since the last call.
 func (r *run) addUnusedBodies(ctx context.Context) error {
 	var keys []store.Key
 	for key, uri := range r.bodies {
@@ -284,7 +287,8 @@ func (r *run) eraseSessions(ctx context.Context) error {
 	})
 }
 
-// eraseDemands erases what the principal wants from backends, with the tokens for it.
+// eraseDemands erases the records of the backends' events that the principal reads, with the principal's tokens for these
+// backends.
 func (r *run) eraseDemands(ctx context.Context) error {
 	if r.Backends == nil {
 		return nil

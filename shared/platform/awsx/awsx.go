@@ -136,9 +136,9 @@ func KindOf(err error) fault.Kind {
 
 const (
 	connectTimeout = 3 * time.Second
-	// requestLimit bounds one attempt of a request, because a connection can go silent. The SDK then repeats the request on another
-	// connection. Both attempts together fit into the 18 s that a fanout has. DynamoDB, SQS, KMS and SSM usually answer within
-	// milliseconds.
+	// requestLimit bounds one attempt of a request, because a connection can go silent. The SDK then repeats the request on
+	// another connection. Two attempts of 8 s fit into the 18 s that a call of fanout may take. DynamoDB, SQS, KMS and SSM
+	// usually answer within milliseconds.
 	requestLimit = 8 * time.Second
 	// receiveWait and invokeWait are added to requestLimit for requests that the service holds open: until messages arrive, or until the
 	// invoked function returns.

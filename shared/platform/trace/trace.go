@@ -25,8 +25,8 @@ const (
 	Client   = otel.SpanKindClient
 )
 
-// Tracer creates spans. A nil Tracer creates none and allocates nothing. Its spans have the caller's context, so that an incoming trace is
-// still passed on. The methods may be called concurrently.
+// Tracer creates spans. A nil Tracer creates none and allocates nothing, but still passes on the trace context of an incoming
+// request. The methods may be called concurrently.
 type Tracer struct{ tracer otel.Tracer }
 
 // New returns a tracer.

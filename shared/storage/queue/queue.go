@@ -27,9 +27,11 @@ import (
 // Name names a queue of the system.
 type Name string
 
-// The queues. The FIFO ones keep the order within a group.
+// The queues. A standard or FIFO queue is a queue of this type in SQS: FIFO queues keep the order within a group. The sender of
+// a message to a fair queue sets a group, and the queue shares its consumers among the groups.
 const (
-	// Inbox receives events from direct senders; publish validates them. Standard.
+	// Inbox receives events from senders that write to the queue instead of calling POST /events, for example Amazon
+	// EventBridge. The publish role validates them. Standard.
 	Inbox Name = "inbox"
 	// Events carries accepted events to fanout. FIFO; group = hash of workspace and URI.
 	Events Name = "events"
@@ -129,7 +131,7 @@ type Message struct {
 	Unwritten bool
 	// From is the queue that moved the message here unchanged, after too many receives. It is "" for other messages.
 	From Name
-	// Attributes are the SQS message attributes that a direct sender set, with binary values in base64.
+	// Attributes are the SQS message attributes, with binary values in base64. Only messages in [Inbox] can have them.
 	Attributes map[string]string
 }
 

@@ -219,8 +219,8 @@ type Cache[T any] struct {
 	notified bool // of all writes
 }
 
-// parsed is a parsed document, or nil for one that does not exist. The cache holds pointers, because Go compiles package refresh again for
-// each type that is no pointer, and so much code would not fit into the functions.
+// parsed is a parsed document. A nil *parsed stands for a document that does not exist. The cache holds pointers, because Go
+// would compile package refresh again for each other type, and the functions would become too large.
 type parsed[T any] struct {
 	value   T
 	version int64
@@ -370,9 +370,9 @@ type Change struct {
 
 const unannouncedPartition = "announce"
 
-// Unannounced returns the operations that tell [Announce] about a change: the version of the document changes something for the
-// clients of these workspaces. The record of a later version replaces this one, so both versions must have the same workspaces.
-// If the workspaces may differ, use [UnannouncedOf].
+// Unannounced returns the operations that record a change for [Announce]: the clients of these workspaces must be told about
+// this version of the document. The record of a later version replaces that of an earlier one, so both versions must have the
+// same workspaces. If the workspaces may differ, use [UnannouncedOf].
 func Unannounced(kind Kind, document string, workspaces []string, version int64) []store.Op {
 	if len(workspaces) == 0 {
 		return nil
@@ -391,9 +391,9 @@ func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
 }
 
 // Announce announces the changes that are recorded when it is called. A change may be announced twice after a crash, or if two
-// processes call Announce. First it waits until every process uses the documents: wait is [MaxAge], or 0 in the only process.
-// It does not rely on the time at which a document was stored, because the clock of the operator's machine, which writes it,
-// may be wrong.
+// processes call Announce. First it waits until every process uses the documents: wait is [MaxAge], or 0 if this is the only
+// process. It does not rely on the time at which a document was stored, because the clock of the operator's machine, which
+// writes it, may be wrong.
 func Announce(ctx context.Context, db store.DB, wait time.Duration, announce func(context.Context, Change) error) error {
 	var due []store.Item
 	err := store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read the changes to announce", func(it *store.Item) error {

@@ -25,7 +25,7 @@ type Table string
 const (
 	// Subscriptions holds subscriptions, how many of them use each event pattern, and the quotas of their owners.
 	Subscriptions Table = "subscriptions"
-	// Log holds the event log, the latest event of each URI, and which parts of the log somebody reads.
+	// Log holds the event log, the latest event of each URI, and which parts of the log have readers.
 	Log Table = "log"
 	// Deliveries holds deliveries to retry, the bodies of their events, when they are due, delivery records and dead letters.
 	Deliveries Table = "deliveries"
@@ -266,8 +266,8 @@ func one(cond []Condition) Condition {
 type unhurried struct{}
 
 // Unhurried returns a context for writes for which no caller has to wait, such as records of sources. A store with group commit
-// returns immediately and commits them in their order with the next write, at most tens of milliseconds later. If the process
-// dies before that, they are lost. Errors are logged.
+// returns immediately from such a write. It commits these writes in their order with the next other write, at most tens of
+// milliseconds later. If the process dies before that, they are lost. Errors are logged.
 func Unhurried(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unhurried{}, false)
 }

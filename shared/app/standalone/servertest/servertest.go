@@ -88,8 +88,8 @@ func End(t *testing.T, s *standalone.Server) {
 	}
 }
 
-// Subscribe registers the endpoint target for uris, as the caller who, with resources/subscriptions/register. It returns the id of the
-// subscription. url is the server's URL.
+// Subscribe registers endpoint for the events of uris with resources/subscriptions/register, as the given principal. It returns
+// the id of the subscription. url is the server's URL.
 func Subscribe(t *testing.T, url, principal, endpoint string, uris ...string) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: principal, Agent: "test/1", Revision: string(spec.V20260728)})
@@ -103,8 +103,8 @@ func Subscribe(t *testing.T, url, principal, endpoint string, uris ...string) st
 	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
 }
 
-// SubscribeEvents subscribes the endpoint target to the event type name, as the caller who, with events/subscribe. It returns the id
-// of the subscription. The endpoint must pass the challenge, for example with [Echo].
+// SubscribeEvents subscribes endpoint to the event type with the given name with events/subscribe, as the given principal. It
+// returns the id of the subscription. The endpoint must pass the challenge, for example with [Echo].
 func SubscribeEvents(t *testing.T, url, principal, endpoint, name string, arguments map[string]any) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: principal, Agent: "test/1", Revision: string(spec.V20260728)})

@@ -100,8 +100,8 @@ func (b *Bus) publishRequest(ctx context.Context, s source.Source, doc any, iden
 	return err
 }
 
-// mapEvent maps a document of a bus source to at most one event, and dead-letters it if it does not become a valid event. Again is true
-// for a retried document.
+// mapEvent maps a document of a bus source to at most one event, and dead-letters it if it does not become a valid event.
+// again is true for a document that comes from a retried dead letter.
 func (b *Bus) mapEvent(ctx context.Context, s source.Source, doc any, again bool) ([]publish.Input, error) {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name, Kind: Unmatched}
@@ -215,8 +215,8 @@ func (m *hookMessage) cost() int {
 	return 1
 }
 
-// handle publishes the event in a verified webhook, or acts on the control message. Dropped is the reason if it could not publish the
-// event.
+// handle publishes the event in a verified webhook, or acts on the control message in it. If it could not publish the event,
+// dropped is the reason.
 func (b *Backends) handle(ctx context.Context, hook *demand.Hook, id string, m *hookMessage) (dropped string, err error) {
 	workspace, uri, registry := hook.Workspace, hook.URI, b.Intake.Demand
 	switch {

@@ -375,7 +375,7 @@ const (
 	// largeSlow is the time after which another request may take over the slot of a large body that is still arriving, if all slots are in
 	// use.
 	largeSlow = 250 * time.Millisecond
-	// unpacking is how many unverified requests of one client may wait for their turn to be unpacked.
+	// unpacking is how many unverified requests of one client may wait for their turn to be decompressed.
 	unpacking = 4
 	// grown is the maximum memory reserved for a body before any of it has arrived.
 	grown = 64 << 10

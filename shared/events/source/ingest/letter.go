@@ -36,7 +36,8 @@ type retry struct {
 type retried struct {
 	Source string      `json:"source"`
 	From   source.From `json:"from,omitempty"`
-	// Hash and Signed are the body and signed of the request's [identity].
+	// Hash and Signed are the fields body and signed of the request's [identity]. With them, the retried request still counts
+	// as a duplicate if the provider has meanwhile sent it again.
 	Hash   string `json:"hash,omitempty"`
 	Signed string `json:"signed,omitempty"`
 	// Document is the document to map. If it is too large for the queue, Packed has it in GZIP instead.
@@ -47,7 +48,7 @@ type retried struct {
 // maxUnpacked limits the size of an unpacked document: a body of the maximum size, plus JSON escapes and headers.
 const maxUnpacked = 3 * publish.MaxBody
 
-// isRetry reports whether a message in the inbox is a retry.
+// isRetry reports whether a message in the inbox is a [retry], and not a CloudEvent with an attribute of that name.
 func isRetry(body []byte) bool {
 	return jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
@@ -255,7 +256,8 @@ func (i identity) acceptedKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }
 
-// unfitKeys returns the keys under which a dead-lettered document is recorded. The event may have no id.
+// unfitKeys returns the keys under which a dead-lettered document is recorded. id may be "", because the mapping may have
+// found none.
 func (i identity) unfitKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "unfit-signed", seenKey(s, "unfit", i.body+" "+id))
 }

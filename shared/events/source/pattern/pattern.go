@@ -57,7 +57,8 @@ func (p *Pattern) Matches(doc any) bool {
 type node struct {
 	fields []field
 	leaf   *leaf
-	// wanting is true if a leaf at or below the node needs a value. It is false if all leaves require that there is none.
+	// wanting is true if a leaf at or below the node needs a value. It is false if all these leaves require that the document
+	// has no value there.
 	wanting bool
 }
 
@@ -162,7 +163,8 @@ type conjunction []*leaf
 
 type parser struct {
 	faults []jsonpointer.Fault
-	// After one of these faults the parser stops reading (tooDeep) or combining alternatives (tooLarge).
+	// tooDeep and tooLarge are set after a fault about the pattern's size. The parser then stops reading values (tooDeep) or
+	// combining alternatives (tooLarge).
 	tooDeep, tooLarge bool
 }
 

@@ -149,8 +149,9 @@ func (s *Shared) placeLease(ctx context.Context, own store.Item, most int, repla
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, append(dead, live...)[:over]...), "take over a lease")
 }
 
-// maxHandovers returns how many streams may run beyond the fleet's limit while the streams that they replace have not ended yet. Calls
-// have a reserve of a fifth of the endpoint's concurrency, and handovers take at most half of it.
+// maxHandovers returns how many streams may run beyond the fleet's limit because the streams that they replace have not ended
+// yet. Fleet is set to four fifths of the endpoint's concurrency, and the other fifth is a reserve for calls. An eighth
+// of Fleet is half of this reserve.
 func (s *Shared) maxHandovers() int64 { return max(1, s.Fleet/8) }
 
 // enter adds a stream to the fleet's counter. If the fleet is full and the principal has a stream that the new one can replace, enter

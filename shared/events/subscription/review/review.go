@@ -55,8 +55,8 @@ func (r *Review) CheckSubscriber(ctx context.Context, workspace, patternKey stri
 	return right, r.checkPattern(ctx, right, part{patternKey, s.Entry, s.Contract})
 }
 
-// CheckSubscription checks all patterns of a subscription, as [Review.CheckSubscriber] does. One that must end ends them all, because a
-// client registers all URIs or none.
+// CheckSubscription checks all patterns of a subscription, as [Review.CheckSubscriber] does. If one pattern is no longer
+// permitted, the whole subscription must end, because a client registers all its URIs together or none.
 func (r *Review) CheckSubscription(ctx context.Context, s *subscription.Subscription, latest bool) (Right, error) {
 	right, err := r.rightOf(ctx, s.Workspace, s.Principal, s.Grant, latest)
 	if err != nil {
@@ -167,9 +167,9 @@ func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 // ErrTypeRemoved is the error for an event whose type is no longer in the catalog, so that its access rule is unknown.
 var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
 
-// MayReceive reports whether the subscriber may receive an event that matches its pattern. Under a parent URI, the access rule of the
-// event's own type decides, as it does for streams. MayReceive returns [ErrTypeRemoved] if that type is gone. The event type of any other
-// pattern has been checked already.
+// MayReceive reports whether the subscriber may receive an event that matches its pattern. Under a parent URI, the access
+// rule of the event's own type decides, as it does for streams. MayReceive returns [ErrTypeRemoved] if that type is gone. For
+// any other pattern, [Review.CheckSubscriber] has already checked the event type, so MayReceive returns true.
 func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	if !r.each {
 		return true, nil

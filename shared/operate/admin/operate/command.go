@@ -137,8 +137,8 @@ func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human f
 	return human()
 }
 
-// findNaming returns the member that identifies an object in other commands: id or name. A list must show it as a column, and name as the
-// first one, because elsewhere it is the name of an event type.
+// findNaming returns the member that identifies an object in other commands: id or name. For a list, it must be one of the
+// columns. A name must even be the first column, because a later column of this name holds the name of an event type.
 func (c *Command) findNaming(items []json.RawMessage) (string, error) {
 	switch {
 	case slices.Contains(c.Columns, "id"):

@@ -44,8 +44,8 @@ const (
 const (
 	// sendTime limits a request.
 	sendTime = 5 * time.Second
-	// queued is the maximum number of spans that wait to be sent. Further spans are dropped. The queue has room for all spans of a busy
-	// server between two batches, which is one second.
+	// queued is the maximum number of spans that wait to be sent. Further spans are dropped. The queue has room for all spans
+	// of a busy server until the next batch is sent, which is at most one second later.
 	queued, batch = 16_384, 2048
 )
 

@@ -18,8 +18,9 @@ type memoryQueue struct {
 	sql  statements
 
 	lastID atomic.Int64 // of the last message sent or forwarded
-	// inherited is the last id that the previous process left. One of these messages may have ended that process, so workers write
-	// its receive before they handle it. Otherwise, a message that ends every process would never become a dead letter.
+	// inherited is the largest id of a message that the previous process left in the file. Any message up to this id may have
+	// crashed that process, so workers write its receive before they handle it. Otherwise, a message that crashes every process
+	// would never become a dead letter.
 	inherited int64
 
 	dedup *dedup // nil on a standard queue
@@ -109,8 +110,8 @@ func (mq *memoryQueue) setUp(tx *engine.Tx) error {
 	return nil
 }
 
-// publish adds the messages of new rows after their commit, in the order of their ids. It only counts the delayed ones; due is
-// when the first of these is due.
+// publish makes new rows available after their commit. It adds msgs, which are in the order of their ids, to the window. It
+// only counts the delayed rows, the first of which is due at the time due.
 func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -140,7 +141,7 @@ func (mq *memoryQueue) wakeWorker() {
 	}
 }
 
-// wakeReader wakes the pump if the window has room for rows that it has not read.
+// wakeReader wakes the pump, which reads rows from the file, if the window has room for rows that are not in memory.
 func (mq *memoryQueue) wakeReader() {
 	if _, ok := mq.window.nextFetch(); ok {
 		mq.wakePump(time.Time{})
@@ -216,7 +217,8 @@ const (
 	rowFailed
 )
 
-// backoff is a failed message of a standard queue, or a group of a FIFO queue whose first count messages are blocked.
+// backoff is an entry in the heap of back-offs: a failed message of a standard queue, or a group of a FIFO queue whose first
+// count messages are blocked. It ends at the time until.
 type backoff struct {
 	until time.Time
 	msg   *message

@@ -294,9 +294,11 @@ type batch struct {
 	msgs    []*message
 	handed  []queue.Message // the same messages as the handler gets them
 	refused []*message      // messages of a FIFO queue that the handler does not get, because their senders got an error
-	// counted says that receives of the messages must be written before the handler gets them.
+	// counted is set if the messages may be from an earlier process; see [memoryQueue.inherited]. Their receives must then be
+	// written before the handler gets them.
 	counted bool
-	// exhausted says that the only message was received too often by processes that ended before its handler returned.
+	// exhausted is set for a batch with a single message that was received too often, by processes that ended before its
+	// handler returned.
 	exhausted bool
 }
 
@@ -325,7 +327,7 @@ func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) 
 		m.received++
 		if m.id <= mq.inherited {
 			b.counted = true
-			mq.settled.failed = append(mq.settled.failed, failure{m.id, m.received})
+			mq.settled.receives = append(mq.settled.receives, receiveCount{m.id, m.received})
 		}
 		handed := queue.Message{Received: m.received, First: !m.tried && m.id > mq.inherited, Unwritten: m.row != rowWritten}
 		m.tried = true

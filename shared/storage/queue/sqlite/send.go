@@ -75,7 +75,8 @@ type sending struct {
 	due     int64 // when the first delayed message is due
 	at      time.Time
 	fresh   []digest // deduplication ids
-	// repeated forwards a message with one of the ids. If it is set, the job has written nothing.
+	// repeated is a running forward of a message that has the same deduplication id as one of msgs. If it is set, the job has
+	// written nothing.
 	repeated *forwarding
 }
 
@@ -135,13 +136,15 @@ func (s *sending) Done(err error) {
 const (
 	// dedupWindow is how long a queue drops messages with a deduplication id that it accepted (SQS: five minutes).
 	dedupWindow = 5 * time.Minute
-	// dedupSpan is the time for which a generation collects ids. Old ids are dropped by generation.
+	// dedupSpan is how long one generation collects ids before the next generation begins. Old ids are removed one generation
+	// at a time.
 	dedupSpan = dedupWindow / 2
 	// maxDedup bounds the ids in memory, at about 50 bytes each. If there are more, the oldest generation is dropped early.
 	maxDedup = 1 << 22
-	// dedupStep is the number of rows that one job deletes.
+	// dedupStep limits how many rows with old ids one job deletes.
 	dedupStep = 1000
-	// dedupStepBack is how far the clock may be set back without a [dedup.rewind], which visits all ids. It only makes the window longer.
+	// dedupStepBack is how far the clock may be set back without a [dedup.rewind], which visits all ids. Until the clock has
+	// caught up, the queue then drops repetitions for up to this much longer than dedupWindow.
 	dedupStepBack = time.Minute
 )
 
@@ -154,7 +157,8 @@ func digestOf(id string) digest {
 	return digest(sum[:16])
 }
 
-// dedup knows the ids of the last five minutes. The file has one row for each send with ids.
+// dedup remembers the deduplication ids of the last five minutes, in memory and in the file. The file has one row for each send
+// with ids.
 type dedup struct {
 	table   string
 	insert  string
@@ -163,10 +167,11 @@ type dedup struct {
 	mu          sync.Mutex
 	generations []generation // oldest first
 	latest      int64        // the latest time of an id, in seconds since 1970
-	// pending are the ids of the last transaction of the engine's writer, whose number is attempt.
+	// pending are the ids that jobs have claimed in the transaction with the number attempt, which is the latest transaction of
+	// the engine's writer.
 	pending map[digest]bool
 	attempt int64
-	// forwarding are the ids of messages whose job is not done.
+	// forwarding are the ids of messages that are being forwarded, with the job that writes them.
 	forwarding map[digest]*forwarding
 }
 
@@ -207,8 +212,9 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 	}
 }
 
-// claim returns the messages of a send whose ids are new in the window, and notes those ids. Other sends of the same
-// transaction already see them. If a message with one of the ids is being forwarded, claim returns that job instead.
+// claim selects the messages of a send whose deduplication ids the queue has not accepted within the window, and marks these
+// ids as pending for later sends in the same transaction. If a message with one of the ids is being forwarded, claim returns
+// that job instead.
 func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeated *forwarding) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -240,8 +246,8 @@ func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeat
 	return fresh, nil
 }
 
-// rewind is called after the clock was set back. It makes ids count for five minutes from now at most. Otherwise, an id would count until the
-// clock has caught up, and a message with it would be lost.
+// rewind is called after the clock was set back. It makes each id count for at most five minutes from now. Otherwise the queue
+// would remember an id until the clock has caught up, and would drop a new message with this id.
 func (d *dedup) rewind(now time.Time) {
 	for i := range d.generations {
 		g := &d.generations[i]
@@ -269,7 +275,8 @@ func (d *dedup) accepted(id digest, now time.Time) bool {
 	return false
 }
 
-// reserve notes the ids of messages to forward. It reports false if one of them may repeat another message.
+// reserve notes the ids of messages to forward. If the queue has one of the ids already, one of the messages may be a
+// repetition. Then reserve notes none of the ids and returns false.
 func (d *dedup) reserve(f *forwarding, msgs []queue.Outgoing, now time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -288,7 +295,7 @@ func (d *dedup) reserve(f *forwarding, msgs []queue.Outgoing, now time.Time) boo
 	return true
 }
 
-// settle ends the reservation of a job. If the job was committed, its ids count as accepted.
+// settle ends what reserve has begun. If the job was committed, its ids count as accepted, and otherwise they are free again.
 func (d *dedup) settle(f *forwarding, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -388,22 +395,22 @@ func (d *dedup) forget(e *engine.Engine) error {
 	}
 }
 
-// forwardWithin is how long a forwarded message may be without a row. A message that is accepted within this time, and
-// before any other commit, never gets a row.
+// forwardWithin is how long a forwarded message may be without a row in the file. If its handler accepts it within this time,
+// and before any other commit, the message never gets a row.
 const forwardWithin = 10 * time.Millisecond
 
-// forwardEventWithin is the same for a FIFO queue, on which the sender always waits for the job.
+// forwardEventWithin replaces forwardWithin on a FIFO queue. It is shorter because the sender always waits for the row.
 const forwardEventWithin = time.Millisecond
 
-// forwarding is a job that writes messages whose delivery may begin before. On a standard queue, the sender waits until each
-// message has a row or is accepted:
+// forwarding is a job that writes messages to the file. A handler may receive the messages before they are written. On a
+// standard queue, the sender waits until each message has a row or is accepted:
 //
 //	Forward ─▶ ready ─▶ handler ─▶ accepted: no row
 //	    └─▶ job: a row for each message that is not accepted yet
 //
 // On a FIFO queue, the sender waits for the job, which also writes the deduplication ids. The job is submitted before a worker
-// can take the messages. So whatever the handler writes is in the same commit as the job or in a later one, and the handler gets
-// the outcome after [forwarding.Done].
+// can take the messages. So whatever the handler writes is in the same commit as the job or in a later one, and the handler
+// gets the outcome after [forwarding.Done].
 type forwarding struct {
 	queue *memoryQueue
 	msgs  []*message
@@ -454,7 +461,7 @@ func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Out
 	return fault.Wrap(engine.Kind(err), err, "forward %d messages to %s", len(msgs), name)
 }
 
-// forward submits a job for messages and makes them ready. It returns nil if they must be sent instead.
+// forward submits a job that writes the messages, and makes them ready. It returns nil if the caller must call Send instead.
 func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, error) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -498,7 +505,8 @@ func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, er
 	return f, nil
 }
 
-// closeOne counts a message, or the job of a FIFO queue, for which the sender need not wait any more.
+// closeOne is called once for each message, and once for the job of a FIFO queue, when the sender no longer has to wait for it.
+// The last call releases the sender.
 func (f *forwarding) closeOne() {
 	if f.open.Add(-1) == 0 {
 		close(f.done)
@@ -542,8 +550,8 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Done answers the sender. Messages that could not be written are still handled, and handled again when the sender repeats
-// them. A FIFO queue drops them instead, unless a handler already has them and succeeds.
+// Done releases the sender, with the error if there is one. Messages that could not be written are still handled, and are
+// handled again when the sender repeats them. A FIFO queue drops them instead, unless a handler already has them and succeeds.
 func (f *forwarding) Done(err error) {
 	mq := f.queue
 	if mq.dedup != nil {

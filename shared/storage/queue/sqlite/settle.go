@@ -113,7 +113,7 @@ func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool)
 		mq.window.move(m, placeDead)
 		return false
 	}
-	mq.settled.failed = append(mq.settled.failed, failure{m.id, m.received})
+	mq.settled.receives = append(mq.settled.receives, receiveCount{m.id, m.received})
 	mq.window.dropBody(m)
 	return true
 }
@@ -132,24 +132,25 @@ func (mq *memoryQueue) backOff(b backoff) {
 type handlerResults struct {
 	accepted []int64    // rows to delete
 	dead     []*message // to be dead-lettered
-	failed   []failure
+	receives []receiveCount
 }
 
-// failure is a message with the number of times it was received, whether it has failed or not.
-type failure struct {
+// receiveCount is how often a message was received. It is written if the message has failed, or before it is handled if it was
+// inherited from an earlier process.
+type receiveCount struct {
 	id       int64
 	received int
 }
 
-func (r *handlerResults) empty() bool { return len(r.accepted)+len(r.dead)+len(r.failed) == 0 }
+func (r *handlerResults) empty() bool { return len(r.accepted)+len(r.dead)+len(r.receives) == 0 }
 
 // append moves all results of other to r.
 func (r *handlerResults) append(other *handlerResults) {
 	r.accepted = append(r.accepted, other.accepted...)
 	r.dead = append(r.dead, other.dead...)
-	r.failed = append(r.failed, other.failed...)
+	r.receives = append(r.receives, other.receives...)
 	clear(other.dead)
-	other.accepted, other.dead, other.failed = other.accepted[:0], other.dead[:0], other.failed[:0]
+	other.accepted, other.dead, other.receives = other.accepted[:0], other.dead[:0], other.receives[:0]
 }
 
 // submit adds the results in mq.settled to the next commit. They do not need their own commit, because a crash before that only means
@@ -185,7 +186,7 @@ func (s *settling) Apply(tx *engine.Tx) error {
 	if err := s.delete(tx); err != nil {
 		return err
 	}
-	for _, f := range s.taken.failed {
+	for _, f := range s.taken.receives {
 		stmt, err := tx.Stmt(mq.sql.fail)
 		if err != nil {
 			return err

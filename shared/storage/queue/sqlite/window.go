@@ -11,23 +11,24 @@ const (
 	// fetchRows and fetchBytes bound what one read of the file brings into memory.
 	fetchRows  = 500
 	fetchBytes = 8 << 20
-	// spillShare is the divisor for the free room that one group may have: an eighth.
+	// spillShare divides the free room: one group may use 1/spillShare of it, i.e. an eighth. See [window.share].
 	spillShare = 8
-	// spillIDs bounds the range of ids that one read for a group searches, because most rows in it may belong to other groups.
+	// spillIDs limits how many ids one read for a spilled group searches, because most rows in that range may belong to other
+	// groups.
 	spillIDs = 20_000
 )
 
 // window holds the messages of a queue that are in memory and knows which rows of the file are not.
 //
-// It moves over the rows in the order of their ids. The rows up to loaded are, or were, in memory. The rows after it, up
-// to newest, arrived while memory had no room, and [window.nextFetch] says when to read them. Three kinds of rows need
-// more than these two ids:
+// It moves over the rows in the order of their ids. The rows up to loaded are, or were, in memory. The rows after it, up to
+// newest, arrived while memory had no room, and [window.nextFetch] says when to read them. Three kinds of rows need more than
+// these two ids:
 //
 //   - Delayed rows are not in the window. They become ordinary rows when they are due.
 //   - Forwarded messages, and delayed ones that became due, may be in memory before the window comes to their rows. It
 //     skips these early rows.
 //   - A group with many messages must not fill the memory, because the messages of all other groups would then wait for it
-//     in the file. So a group may have an eighth of the free room. Memory with n such groups is full to n/(n+8), and there
+//     in the file. So a group may have an eighth of the free room in one half of the memory. With n such groups this half is full to n/(n+8), so there
 //     is always room for the first messages of another group. The other rows of such a group are spilled: the window
 //     passes over them, and reads them when few messages of the group are left in memory.
 type window struct {
@@ -103,12 +104,13 @@ func (w *window) hasRoom() bool {
 	return w.messages <= w.maxMessages/2 && w.bytes <= w.maxBytes/2
 }
 
-// share returns how many messages and bytes one group may have ready.
+// share returns how many messages and bytes one group may have ready: a fraction of the room that is left in half of the
+// memory.
 func (w *window) share() (messages, bytes int) {
 	return (w.maxMessages/2 - w.messages) / spillShare, (w.maxBytes/2 - w.bytes) / spillShare
 }
 
-// complete reports whether the window has come to all rows.
+// complete reports whether the window has passed all rows of the file, so that only spilled and delayed ones are not in memory.
 func (w *window) complete() bool { return w.loaded == w.newest }
 
 // add makes a message ready.
@@ -378,7 +380,7 @@ func (d *deque[T]) reserve(n int) {
 }
 
 // group holds the ready messages of one group, in their order. A group with ready messages is in [ready.ring], from which
-// workers take, unless it is locked or bounded.
+// workers take, unless it is locked, or bounded because too many of its messages are in handlers.
 type group struct {
 	name    string
 	ready   deque[*message]

@@ -70,7 +70,7 @@ func (db *DB) Stamps() bool { return false }
 // Local reports false, because all functions share the tables.
 func (db *DB) Local() bool { return false }
 
-// End returns 0, because the store does not stamp.
+// End returns 0, because this store does not support stamps.
 func (db *DB) End() int64 { return 0 }
 
 // Close does nothing; the client has nothing to close.

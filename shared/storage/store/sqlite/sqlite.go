@@ -359,8 +359,8 @@ func (db *DB) Contains(ctx context.Context, text []byte) (found bool, err error)
 // changed the item during or after the read.
 type memo struct {
 	subscriptions commits
-	// sessions has 256 counters, because one would change with every write to the table. The hash of a partition selects the
-	// counter.
+	// sessions has 256 counters. With a single counter, every write to the table would make all cached values stale. The hash
+	// of a partition selects the counter.
 	sessions [256]commits
 	seed     maphash.Seed
 	items    *bounded.Map[store.Key, keptItem]
@@ -426,8 +426,8 @@ func (m *memo) noteWrite(ops []store.Op) {
 	}
 }
 
-// get returns the cached items of the keys, which share the counter of. It reports false unless all of them are cached and
-// current.
+// get returns the cached items of keys that share the counter in the argument of. It returns false unless all of them are
+// cached and current.
 func (m *memo) get(of *commits, keys []store.Key, now time.Time) ([]*store.Item, bool) {
 	if of == nil {
 		return nil, false

@@ -252,7 +252,7 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 	return e.files.open(path)
 }
 
-// maxQuickCheck is the size up to which Open checks the whole file. That takes up to 0.2 s.
+// maxQuickCheck is the size in bytes up to which Open checks the whole file. That takes up to 0.2 s.
 const maxQuickCheck = 32 << 20
 
 // checkIntact returns an error if the file is damaged. It checks a small file completely, but only the length and the schema
@@ -312,8 +312,8 @@ func create(path string) error {
 	return f.Close()
 }
 
-// acquire locks the file for this engine. It keeps a transaction open in a second database at path. The system ends the
-// transaction with the process, even if the process crashes.
+// acquire locks the file for this engine. It opens a second database file at path and keeps a transaction open in it. The
+// system ends the transaction with the process, even if the process crashes.
 func acquire(path string) (*Conn, error) {
 	c, err := openConn(path, "busy_timeout=0", "locking_mode=EXCLUSIVE")
 	if err != nil {

@@ -59,7 +59,8 @@ type Engine struct {
 	gate   sync.RWMutex // held for reading while a job is submitted
 	closed bool
 	queue  chan *entry
-	// entries is a pool. Each engine has its own, because the channel of an entry cannot leave the synctest bubble of a test.
+	// entries recycles entries. It is a field and not a variable of the package, because an entry has a channel, and a channel
+	// that was made in the synctest bubble of one test must not be used in another.
 	entries sync.Pool
 
 	lazyMu   sync.Mutex
@@ -298,8 +299,8 @@ type disk struct {
 	methods        map[uintptr]*methods // by the address of the replaced methods
 }
 
-// methods has SQLite's own methods for a file, which the counting ones call. The disk keeps a reference, because the garbage
-// collector does not see the one in C memory.
+// methods has SQLite's own methods for a file, which the counting methods call. The disk keeps a reference to it, because the
+// garbage collector does not see references in C memory and would free it.
 type methods struct {
 	sync    func(tls *libc.TLS, file uintptr, flags int32) int32
 	write   func(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlite3_int64) int32
@@ -307,8 +308,8 @@ type methods struct {
 	address uintptr // of the ioMethods that SQLite calls
 }
 
-// ioMethods are in C memory, because a program that is built with -race crashes when SQLite follows an address into Go's
-// memory.
+// ioMethods are the methods that SQLite calls. They are in C memory, because a program that is built with -race crashes when
+// SQLite follows an address into Go's memory.
 type ioMethods struct {
 	sqlite3.Tsqlite3_io_methods
 	counted uintptr // the address of the methods in Go's memory, which does not move

@@ -154,7 +154,7 @@ type rewrite struct {
 
 func (rewrite) Apply(*Tx) error { return nil }
 
-// Done does the work, because VACUUM cannot run in a transaction.
+// Done runs VACUUM. Apply could not do that, because VACUUM cannot run in a transaction.
 func (r rewrite) Done(err error) {
 	if err != nil {
 		return
@@ -301,7 +301,8 @@ func (p *presence) open(path string) error {
 	return nil
 }
 
-// check returns errRemoved if one of the engine's files was removed or replaced. The files may be moved back later.
+// check returns errRemoved if one of the engine's files was removed or replaced. If the files are moved back, check returns nil
+// again.
 func (p *presence) check() error {
 	if p.path == "" {
 		return nil

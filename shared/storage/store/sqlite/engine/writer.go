@@ -37,8 +37,8 @@ const (
 	// lazyDelay is how long a job of [Engine.Lazily] waits for another commit to share. Sharing saves a sync, and no caller
 	// waits for the job.
 	lazyDelay = 50 * time.Millisecond
-	// fullBatch is the weight at which a batch of [Engine.Batch] is committed. More would save little, and events would wait
-	// longer for the commit.
+	// fullBatch is the number of rows at which a batch of [Engine.Batch] is committed. More would save little, and events would
+	// wait longer for the commit.
 	fullBatch = 32
 	// spacing is the shortest time between two commits while many jobs arrive. A commit with enough jobs does not wait.
 	spacing = 2 * time.Millisecond
