@@ -42,10 +42,15 @@ func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 }
 
 // registerMetrics registers the metrics whose values are read from the parts of the server at each export, for example the depths of
-// the queues.
+// the queues. The last export, which comes after the shutdown, has no values that are read from the database, because it is closed.
 func (s *Server) registerMetrics() error {
 	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
-		return s.core.Metrics.Watch(name, f)
+		return s.core.Metrics.Watch(name, func(ctx context.Context) ([]metric.Reading, error) {
+			if s.closing.Err() != nil {
+				return nil, nil
+			}
+			return f(ctx)
+		})
 	}
 	return errors.Join(
 		s.core.WatchLog(),

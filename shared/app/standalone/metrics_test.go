@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -20,6 +21,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	sdk "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"go.yaml.in/yaml/v3"
@@ -468,4 +471,27 @@ func TestTraces(t *testing.T) {
 			t.Errorf("got %v, %v", c.spans, err)
 		}
 	})
+}
+
+// OPS-12: a reader of the metrics, such as an exporter to a collector, reads them for the last time after the server has shut down.
+func TestLastMetrics(t *testing.T) {
+	var log bytes.Buffer
+	reader := sdk.NewManualReader()
+	s := serve(t, func(o *Options) {
+		o.Metrics, o.Log = []sdk.Reader{reader}, slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	})
+	expect.OK(t, expect.ErrOf(s.Publish(t.Context(), auth.DefaultWorkspace, Event{URI: buildFinished, Data: []byte(`{"build":1,"status":"passed"}`)})))
+	end(t, s)
+	var last metricdata.ResourceMetrics
+	expect.OK(t, reader.Collect(t.Context(), &last))
+	published := int64(0)
+	for _, scope := range last.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if sum, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == metric.EventsPublished {
+				published = sum.DataPoints[0].Value
+			}
+		}
+	}
+	expect.Equal(t, "published events", published, 1)
+	expect.Equal(t, "the log", log.String(), "")
 }
