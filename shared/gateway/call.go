@@ -71,6 +71,10 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 	ctx, end := x.watch(ctx)
 	defer end()
 	err = x.bridge.sendCall(ctx)
+	if x.outdated || info.Version.Stateless() && upstream.MayRefuseRevision(err) {
+		e.View.Outdate()
+		e.View.Forget(info)
+	}
 	if cause := x.endCause(ctx); err != nil && !x.responded && cause != nil {
 		return cause
 	}
@@ -171,6 +175,7 @@ type exchange struct {
 	responded bool            // the client has its response
 	gone      bool            // the client has disconnected
 	abandoned bool            // the call has ended without a response, and the backend does not know that yet
+	outdated  bool            // the backend's version or lists may have changed, so the next call must ask for them again
 	outcome   string          // the outcome according to the backend's response, or empty
 	questions questions       // the questions to the client
 
@@ -212,6 +217,7 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		var begun bool
 		var err error
 		if x.with, begun, err = x.gateway.sessions.getOrBegin(ctx, x.call.Client, x.backend(), true); err != nil {
+			x.outdated = upstream.MayRefuseRevision(err)
 			return err
 		}
 		if begun && x.call.Session != "" && x.hasMark(ctx, began) {
@@ -294,7 +300,11 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 			continue
 		}
 		if err != nil {
-			if errors.Is(err, io.EOF) {
+			switch {
+			case !errors.Is(err, io.EOF):
+			case answer.Status >= http.StatusBadRequest: // the body has an error without the request's id
+				err = &upstream.StatusError{Status: answer.Status}
+			default:
 				err = errors.New("gateway: the stream ended before the response")
 			}
 			return x.callError(err)
@@ -344,6 +354,7 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 		}
 		m.Raw = jsonrpc.Replace(m.Raw, "id", x.call.ID)
 		x.outcome = outcomeOf(m)
+		x.outdated = x.isOutdated(m)
 		return true, x.bridge.respond(m)
 	case m.Method == "ping" && m.ID != nil && x.asker != nil:
 		return false, x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
@@ -448,7 +459,12 @@ func (b *sessionBridge) withdraw(ctx context.Context, id json.RawMessage, m upst
 	return b.x.dropMisplaced(ctx)
 }
 
-func (b *sessionBridge) respond(m upstream.Message) error { return b.x.send(m.Raw, true) }
+func (b *sessionBridge) respond(m upstream.Message) error {
+	if m.Error != nil {
+		m.Raw, _ = b.x.translateResponse(m)
+	}
+	return b.x.send(m.Raw, true)
+}
 
 // statelessBridge implements [bridge] for a client and a backend that are both of revision 2026-07-28. It seals the backend's
 // requestState on the way to the client, and opens it when the client returns it.

@@ -180,6 +180,68 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	sees(t, g, of(ann), "after")
 }
 
+// GWN-02, GWN-07: if a backend comes back with another revision, the gateway notices it at the first refused request, and not only when
+// it asks for the capabilities again. The gateway has no other way to notice it without a notification stream, which a backend that acts
+// for its callers does not have, and which another process may hold.
+func TestBackendComesBackWithAnotherRevision(t *testing.T) {
+	unsupported := func(w http.ResponseWriter, m got) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32022,"message":"Unsupported protocol version","data":{"supported":["2026-07-28"],"requested":%q}}}`,
+			m.ID, m.Header.Get("Mcp-Protocol-Version"))
+	}
+	like := func(status, code int, reason string) func(http.ResponseWriter, got) {
+		refuse := refuseWith(status, code, reason)
+		return func(w http.ResponseWriter, _ got) { refuse(w) }
+	}
+	for _, c := range []struct {
+		name   string
+		newer  bool // the backend comes back with 2026-07-28
+		refuse func(http.ResponseWriter, got)
+	}{
+		{"2026-07-28 after 2025-11-25", true, unsupported},
+		{"2026-07-28 after 2025-11-25, without the session", true, like(404, 0, "session not found")},
+		{"2025-11-25 after 2026-07-28, TypeScript SDK", false, like(400, -32000, "Bad Request: Unsupported protocol version")},
+		{"2025-11-25 after 2026-07-28, Go SDK", false, like(400, 0, "Bad Request: Unsupported protocol version")},
+		{"2025-11-25 after 2026-07-28, with the code", false, unsupported},
+	} {
+		upgrade := func(s *scripted) {
+			s.change(func(s *scripted) { s.stateless = c.newer })
+			s.list(oneTool("new"))
+			s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+				newer := m.Header.Get("Mcp-Protocol-Version") == "2026-07-28"
+				refused := m.Method != "server/discover" && (m.Method != "initialize" || c.newer) && newer != c.newer
+				if refused {
+					c.refuse(w, m)
+				}
+				return refused
+			})
+		}
+		for _, client := range []api.Client{sessionBased("s"), statelessClient(ann)} {
+			t.Run(c.name+"/calls of "+string(client.Version), func(t *testing.T) {
+				t.Parallel()
+				s, g := alone(t, func(s *scripted) { s.stateless = !c.newer })
+				mustCall(t, g, client, "t")
+				upgrade(s)
+				if text, err := call(t, g, client, "t"); strings.Contains(text, "-32022") {
+					t.Errorf("the client got %s, %v, which is about the gateway's request and not about its own", text, err)
+				}
+				if text := mustCall(t, g, client, "new"); strings.Contains(text, "error") {
+					t.Errorf("the next call: %s", text)
+				}
+			})
+			t.Run(c.name+"/a list for "+string(client.Version), func(t *testing.T) {
+				t.Parallel()
+				s, g := alone(t, func(s *scripted) { s.stateless = !c.newer })
+				sees(t, g, client, "t")
+				upgrade(s)
+				g.Followed(t.Context())[0].Outdate()
+				sees(t, g, client, "new")
+			})
+		}
+	}
+}
+
 // GWN-02: the gateway finds out the backend's revision, or uses the configured one.
 func TestRevisionIsFoundOut(t *testing.T) {
 	for _, c := range []struct {

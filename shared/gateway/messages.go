@@ -175,17 +175,24 @@ func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessa
 	return jsonrpc.Replace(m.Raw, "result", between.Result(x.call.Method, m.Result)), 0
 }
 
-// sendFromStateless sends the response of a stateless backend to the client. If its error code suggests that the backend's version and
-// lists have changed, for example because the server was rolled back, the next call asks for them again.
+// isOutdated reports whether the error in a response suggests that the backend's version or lists have changed, for example because the
+// server was upgraded or rolled back.
+func (x *exchange) isOutdated(m upstream.Message) bool {
+	switch string(jsonrpc.Member(m.Error, "code")) {
+	case strconv.Itoa(spec.CodeUnsupportedVersion):
+		return true
+	case strconv.Itoa(spec.CodeHeaderMismatch):
+		return x.with.Version.Stateless()
+	}
+	return false
+}
+
+// sendFromStateless sends the response of a stateless backend to the client.
 func (x *exchange) sendFromStateless(m upstream.Message) error {
 	if err := x.adaptTask(&m); err != nil {
 		return err
 	}
-	response, code := x.translateResponse(m)
-	if code == spec.CodeHeaderMismatch || code == spec.CodeUnsupportedVersion {
-		x.entry.View.Outdate()
-		x.entry.View.Forget(x.info)
-	}
+	response, _ := x.translateResponse(m)
 	return x.send(response, true)
 }
 

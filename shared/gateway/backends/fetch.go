@@ -69,7 +69,7 @@ func newServerInfo(k upstream.Known) *ServerInfo {
 
 // fetchWithSession fetches a list. It first asks for the capabilities again if they are older than infoAge, because they tell which
 // revision the backend speaks. If the backend has ended the session, it retries once with a new one. Some backends report an ended session,
-// and others send an empty answer.
+// and others send an empty answer. It also retries once, with new capabilities, if the backend may speak another revision by now.
 func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time.Duration) (*fetched, error) {
 	for again := false; ; again = true {
 		info, err := v.info.Within(ctx, infoAge)
@@ -82,7 +82,8 @@ func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time
 		}
 		list, err := v.fetchList(ctx, info, kind)
 		lost := errors.Is(err, upstream.ErrSession) || errors.Is(err, upstream.ErrNoResponse) && info.session != ""
-		if again || !lost {
+		moved := errors.Is(err, upstream.ErrVersion) || info.Version.Stateless() && upstream.MayRefuseRevision(err)
+		if again || !lost && !moved {
 			return list, err
 		}
 		v.Forget(info)

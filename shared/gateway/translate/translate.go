@@ -5,7 +5,7 @@
 //	                     client 2026, backend 2025         client 2025, backend 2026
 //	requests             removes _meta of the revision     adds _meta and headers of the revision
 //	results              adds resultType, caching hints    removes resultType
-//	errors               maps -32002, -32042               maps -32020 to -32022, -32602
+//	errors               maps -32002, -32022, -32042       maps -32020 to -32022, -32602
 //
 // It leaves all other bytes alone. All functions are pure: they use no backend, store or clock. Package gateway handles a
 // backend's questions to the client.
@@ -114,6 +114,8 @@ func addComplete(result json.RawMessage) json.RawMessage {
 // client, because the gateway turns that error into a question.
 func (r Revisions) ErrorCode(method string, code int, data json.RawMessage) int {
 	switch {
+	case code == spec.CodeUnsupportedVersion: // the gateway chose the version, and the client must not choose another one
+		return jsonrpc.InternalError
 	case r.Client.Stateless():
 		switch {
 		case code == spec.CodeNeedsURL && r.Backend.Stateless():
@@ -129,7 +131,7 @@ func (r Revisions) ErrorCode(method string, code int, data json.RawMessage) int 
 			}
 		case spec.CodeMissingCapability:
 			return jsonrpc.InvalidRequest
-		case spec.CodeHeaderMismatch, spec.CodeUnsupportedVersion: // the gateway caused these errors
+		case spec.CodeHeaderMismatch: // the gateway caused this error
 			return jsonrpc.InternalError
 		}
 	}

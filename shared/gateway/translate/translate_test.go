@@ -54,7 +54,10 @@ func TestErrorCodes(t *testing.T) {
 			"2025 to 2026": jsonrpc.InvalidRequest,
 		}},
 		{"headers", spec.MethodToolsCall, `{}`, spec.CodeHeaderMismatch, map[string]int{"2025 to 2026": jsonrpc.InternalError}},
-		{"version", spec.MethodToolsCall, `{}`, spec.CodeUnsupportedVersion, map[string]int{"2025 to 2026": jsonrpc.InternalError}},
+		{"version", spec.MethodToolsCall, `{}`, spec.CodeUnsupportedVersion, map[string]int{
+			"2025 to 2025": jsonrpc.InternalError, "2025 to 2026": jsonrpc.InternalError,
+			"2026 to 2025": jsonrpc.InternalError, "2026 to 2026": jsonrpc.InternalError,
+		}},
 		{"the backend's own", spec.MethodToolsCall, `{}`, -32050, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -27,6 +27,18 @@ func IsRefused(err error) bool {
 	return ok || errors.Is(err, ErrAnswer)
 }
 
+// ErrVersion reports that the backend does not serve the protocol version of the request. It wraps [ErrAnswer].
+var ErrVersion = fmt.Errorf("%w: it does not serve the protocol version", ErrAnswer)
+
+// MayRefuseRevision reports whether an error may mean that the backend does not speak the revision of the request. Only 2026-07-28 has a
+// code for that. Servers of earlier revisions refuse its requests with many codes and texts, because they have no session.
+func MayRefuseRevision(err error) bool {
+	if status, ok := errors.AsType[*StatusError](err); ok {
+		return status.Status == http.StatusBadRequest || status.Status == http.StatusNotFound || status.Status == http.StatusMethodNotAllowed
+	}
+	return errors.Is(err, ErrAnswer)
+}
+
 // FreshID returns a random id for a request of the gateway's own. It is below 2^53, so that it survives backends that parse numbers
 // as doubles.
 func FreshID() json.RawMessage {
@@ -77,8 +89,11 @@ func (x *Exchange) Result(ctx context.Context) (json.RawMessage, error) {
 		case m.Error != nil:
 			x.Finish()
 			code, cause := jsonrpc.Member(m.Error, "code"), ErrAnswer
-			if string(code) == strconv.Itoa(jsonrpc.MethodNotFound) {
+			switch string(code) {
+			case strconv.Itoa(jsonrpc.MethodNotFound):
 				cause = ErrUnknownMethod
+			case strconv.Itoa(spec.CodeUnsupportedVersion):
+				cause = ErrVersion
 			}
 			return nil, fault.Wrap(fault.Unavailable, cause, "a backend answered with the error %s", code)
 		default:
