@@ -29,10 +29,11 @@ type Options struct {
 	// HTTP sends the requests. Use it for proxies, certificates, and tokens that expire, for example with an
 	// oauth2.Transport. Its Timeout bounds requests but not streams. Nil is [http.DefaultClient].
 	HTTP *http.Client
-	// Agent names the program to the server as NAME/VERSION.
+	// Agent is the name and version of the calling program, for example my-app/1.2. The server sees it.
 	Agent string
 	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect negotiates the newest revision
-	// that the server knows. Otherwise Connect sends no request.
+	// that the server knows. If it is set, Connect sends no request, and the first call does what else is necessary, such as
+	// starting a session.
 	Revision string
 	// Store keeps the cursors of subscriptions; nil keeps them in memory.
 	Store Store
@@ -201,7 +202,8 @@ func (c *Client) call(ctx context.Context, method string, params map[string]any,
 	return header, err
 }
 
-// renewSession starts a new session unless another goroutine has replaced the given one already. It returns the session to use.
+// renewSession starts a new session, unless another goroutine has already replaced the session gone. It returns the session to
+// use.
 func (c *Client) renewSession(ctx context.Context, gone *string) (*string, error) {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()

@@ -23,7 +23,7 @@ type Publisher struct {
 	URL string
 	// Key is sent as Authorization: Bearer. An empty key sends no header.
 	Key string
-	// Agent names the program to the server as NAME/VERSION.
+	// Agent is the name and version of the calling program, for example my-app/1.2. The server sees it.
 	Agent string
 	// HTTP sends the requests; nil is [http.DefaultClient].
 	HTTP *http.Client

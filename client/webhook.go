@@ -42,7 +42,8 @@ const defaultRotate = 24 * time.Hour
 // before that answer, and if it were refused, the sender would try again only seconds later.
 const awaitSecret = 10 * time.Second
 
-// errNotRegistered is the error of a webhook whose registration was not answered within awaitSecret, or that is for another subscription.
+// errNotRegistered is returned for a webhook if the answer to its registration did not arrive within awaitSecret, or shows that
+// the webhook belongs to another subscription.
 var errNotRegistered = fault.New(fault.Unavailable, "not registered yet")
 
 // verify returns nil if the webhook has a signature by a valid secret, or if the server sends unsigned webhooks.

@@ -97,7 +97,8 @@ type Options struct {
 	// example {"quota": "50", "log-retention": "48h"} (docs/reference/settings.md).
 	Settings map[string]string
 	// Upstream is the program's own MCP server, as a handler of Streamable HTTP. Callers of the default workspace see its
-	// tools, prompts and resources next to the events. The server authenticates callers, so Upstream receives no credentials.
+	// tools, prompts and resources together with the events. The server authenticates callers, so Upstream receives no
+	// credentials.
 	Upstream http.Handler
 	// AllowBreaking applies a changed catalog even if it ends live subscriptions. Otherwise such a catalog is refused.
 	AllowBreaking bool
@@ -224,8 +225,8 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 
 // Reload applies the catalogs and the configuration of o. It ignores all other options except AllowBreaking. If it refuses a
 // catalog or the name of a workspace, it keeps all catalogs but still applies the configuration, so that a removed key stops
-// working, and returns the error. A server with [AuthKeys] refuses options without keys. It then revokes its keys only if the
-// configuration has an empty list of keys.
+// working, and returns the error. With [AuthKeys], Reload also returns an error if the configuration has no keys. It
+// nevertheless revokes all keys if the configuration has an empty list of keys, and keeps them if it has no list.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	if s.closed.Load() {
 		return ErrClosed
@@ -239,8 +240,7 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return s.markClosed(s.running.Reload(ctx, internal))
 }
 
-// markClosed returns the error of a call. If the server was closed during the call, the error is ErrClosed, with err in its
-// text.
+// markClosed returns err or, if the server was closed during the call, an ErrClosed that has err in its text.
 func (s *Server) markClosed(err error) error {
 	if err != nil && s.closed.Load() {
 		return fmt.Errorf("%w: %v", ErrClosed, err)

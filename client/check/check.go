@@ -253,8 +253,8 @@ func (c *checker) judgeType(t eventType, twice bool) {
 	}
 }
 
-// pick returns the event type for a mode. Of the types that the options allow, it is the first that offers all modes, or otherwise the
-// first that offers this mode.
+// pick returns the event type with which to check a mode. It is the type that the options name or, without one, the first type
+// that offers all modes, or else the first that offers this mode. pick returns false if no such type offers the mode.
 func (c *checker) pick(mode string) (eventType, bool) {
 	offers := func(modes ...string) func(eventType) bool {
 		return func(t eventType) bool {

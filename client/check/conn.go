@@ -54,7 +54,7 @@ func (a *answer) code() int {
 	return a.err.Code
 }
 
-// String describes the answer in the detail of a failed rule.
+// String describes the answer for the detail of a failed rule, for example its error code and message.
 func (a *answer) String() string {
 	switch {
 	case a.err != nil:

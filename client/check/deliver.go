@@ -63,11 +63,11 @@ func (c *deliveryCheck) run(ctx context.Context) {
 	c.subscribeEndpoints(ctx)
 	c.Progress("publish, and wait for deliveries")
 	begun := time.Now()
-	c.emit(ctx, 1, ofDeliveries...)
+	c.emit(ctx, 1, deliveryRules...)
 	got := c.hook.awaitEvents(ctx, 1, c.Wait)
 	if len(got) == 0 {
 		c.fail(ruleDelivery, "no event arrived within %s", c.Wait)
-		c.skip("no event was delivered", ofDeliveries...)
+		c.skip("no event was delivered", deliveryRules...)
 		return
 	}
 	c.quiet = max(c.quiet, 3*time.Since(begun))
@@ -102,7 +102,7 @@ func (c *deliveryCheck) subscribeEndpoints(ctx context.Context) {
 	for _, h := range []*hook{e.retried, e.gone, e.large, e.redirect} {
 		if s, a := c.subscribe(ctx, h, nil); s == nil {
 			err := fault.New(fault.Unavailable, "the answer to events/subscribe of a further endpoint is %s", a)
-			c.skip(err.Error(), ofDeliveries...)
+			c.skip(err.Error(), deliveryRules...)
 			panic(stopped{err})
 		}
 	}
@@ -110,7 +110,7 @@ func (c *deliveryCheck) subscribeEndpoints(ctx context.Context) {
 	if s == nil {
 		return
 	}
-	if until, ok := s.grant(); ok && !until.IsZero() && time.Until(until) < c.Wait {
+	if until, ok := s.expiry(); ok && !until.IsZero() && time.Until(until) < c.Wait {
 		e.expires = until
 	} else {
 		c.skip("the shortest lifetime is longer than "+c.Wait.String(), ruleExpiry)

@@ -122,7 +122,7 @@ func (h *hook) serve(w http.ResponseWriter, d delivery) {
 	}
 }
 
-// record keeps a delivery and returns the number of earlier event deliveries.
+// record stores a delivery. It returns how many events were delivered before.
 func (h *hook) record(d *delivery) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -48,7 +48,7 @@ type Report struct {
 // mixed is the profile of a server that shows more than one.
 const mixed = "mixed"
 
-// results are the results so far. A rule that has failed once stays failed.
+// results are the results of the rules that were checked so far. A rule that has failed once stays failed.
 type results struct {
 	byRule  map[*Rule]*Result
 	shownBy map[string][]string // by profile

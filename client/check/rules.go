@@ -135,8 +135,8 @@ var (
 	ruleTerminated = rule("terminated", must, inTermination, "the server tells the client when a subscription ends because of lost access or a removed event type")
 )
 
-// codes maps the names of errors to their codes. If there are two, the first is the one in the final profile and the second the one in the
-// released profile.
+// codes maps the name of an error to its JSON-RPC code. If there are two codes, the first is that of the final profile
+// and the second that of the released profile.
 var codes = map[string][]int{
 	"InvalidParams":         {-32602},
 	"NotFound":              {-32023, -32011},
@@ -145,7 +145,8 @@ var codes = map[string][]int{
 	"CallbackEndpointError": {-32027, -32015},
 }
 
-// judgeRefusal checks that an answer is the named error, and records the profile that its code shows.
+// judgeRefusal checks that an answer is the error with the given name. If the code of the error shows which profile the
+// server follows, judgeRefusal records the profile.
 func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	if i := slices.Index(codes[name], a.code()); i >= 0 {
 		r.pass(rule)
@@ -229,7 +230,8 @@ func (c *refusalCheck) run(ctx context.Context) {
 	c.checkWrongMode(ctx)
 }
 
-// sendUnfit asks for an unknown event type, and for a known event type with invalid arguments.
+// sendUnfit requests events of an unknown event type, and of a known event type with invalid arguments. It checks that
+// the server refuses both.
 func (r *results) sendUnfit(t eventType, ask func(params map[string]any) *answer) {
 	a := ask(map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
 	r.judgeRefusal(ruleUnknownEvent, a, "NotFound", "an unknown event type")
@@ -261,7 +263,8 @@ func (c *refusalCheck) ask(ctx context.Context, method string, params map[string
 	return need(c.conn.openRefused(ctx, params, c.Wait))
 }
 
-// checkWrongMode requests events in a mode that their type does not offer.
+// checkWrongMode requests events in a mode that their type does not offer, and checks that the server refuses the
+// request.
 func (c *refusalCheck) checkWrongMode(ctx context.Context) {
 	for mode, method := range map[string]string{spec.ModePoll: spec.MethodEventsPoll, spec.ModePush: spec.MethodEventsStream} {
 		i := slices.IndexFunc(c.types, func(t eventType) bool { return !slices.Contains(t.Delivery, mode) && accepts(t.InputSchema, "{}") })

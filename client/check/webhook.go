@@ -24,8 +24,9 @@ type subscribed struct {
 	} `json:"deliveryStatus"`
 }
 
-// grant returns when the subscription ends. The zero time means never. Ok is false if the server sent an invalid time.
-func (s *subscribed) grant() (t time.Time, ok bool) {
+// expiry returns when the subscription ends. The zero time means that it never ends. Ok is false if the server sent an invalid
+// time.
+func (s *subscribed) expiry() (t time.Time, ok bool) {
 	if s.RefreshBefore == nil {
 		return t, true
 	}
@@ -33,8 +34,8 @@ func (s *subscribed) grant() (t time.Time, ok bool) {
 	return t, err == nil
 }
 
-// ofDeliveries are the rules that can be checked only with deliveries.
-var ofDeliveries = []*Rule{
+// deliveryRules are the rules that can be checked only with deliveries.
+var deliveryRules = []*Rule{
 	ruleDelivery, ruleHeaders, ruleSignature, ruleWebhookID, ruleSize, ruleReplay, ruleRetry, ruleGone, ruleTooLarge, ruleRedirect, ruleStatus,
 	ruleRotation, ruleDual, ruleUnsubscribe, ruleExpiry,
 }
@@ -52,7 +53,8 @@ type subscriber struct {
 	receiver *receiver
 }
 
-// subscribe subscribes a hook. If the server refuses, it returns nil and the answer.
+// subscribe calls events/subscribe for the endpoint h. If the server refuses, subscribe returns nil as the subscription, and
+// the answer.
 func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any) (*subscribed, *answer) {
 	params := c.makeParams(c.t, more)
 	params["delivery"] = toDelivery(h.url, h.secret())
@@ -64,7 +66,7 @@ func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any
 	var members map[string]json.RawMessage
 	_ = json.Unmarshal(a.result, &members)
 	_, said := members["refreshBefore"]
-	_, ok := s.grant()
+	_, ok := s.expiry()
 	c.judge(ruleSubscribe, s.ID != "" && said && ok, "the result is %s", clip(a.result))
 	if s.RefreshBefore == nil {
 		_, asked := more["ttlMs"]
@@ -103,12 +105,12 @@ func (c *webhookCheck) run(ctx context.Context) {
 	}
 	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), h) }()
 	c.judgeChallenge(h)
-	granted, _ := s.grant()
+	granted, _ := s.expiry()
 	c.judge(ruleTTL, !granted.IsZero() && time.Until(granted) <= time.Hour+time.Minute, "the requested lifetime was an hour, but the subscription lasts until %v", granted)
 	c.compareKeys(ctx, h, s)
 	c.checkFailingEndpoints(ctx)
 	if c.Publish == nil {
-		c.skip(noPublish, ofDeliveries...)
+		c.skip(noPublish, deliveryRules...)
 		return
 	}
 	(&deliveryCheck{subscriber: c.subscriber, hook: h, subscription: s, endpoints: makeEndpoints(c.receiver), quiet: 2 * time.Second}).run(ctx)
@@ -200,7 +202,8 @@ func (c *webhookCheck) compareKeys(ctx context.Context, h *hook, s *subscribed) 
 	c.judgeRefusal(ruleUnsubUnknown, a, "NotFound", "an unknown subscription")
 }
 
-// checkFailingEndpoints subscribes endpoints that fail their verification.
+// checkFailingEndpoints subscribes endpoints that do not answer the challenge correctly, and checks that the server refuses
+// them.
 func (c *webhookCheck) checkFailingEndpoints(ctx context.Context) {
 	if c.hasResult(ruleChallengeFail) { // the server sends no challenges
 		c.skip("the server sends no challenges", ruleUnreachable)

@@ -56,8 +56,8 @@ type Options struct {
 	Run         *run.Command
 	Concurrency int
 
-	// Run ends after Count events and after the time For, whichever is first; 0 means no limit. If both are set and fewer than
-	// Count events arrive in time, Run returns an error.
+	// Run ends after Count events or after the duration For, whichever is first; 0 means no limit. If both are set and fewer
+	// than Count events arrive in time, Run returns an error.
 	Count int
 	For   time.Duration
 

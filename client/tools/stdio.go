@@ -126,7 +126,7 @@ func (s *stdio) notify(method string, params any) error {
 	return err
 }
 
-// Close implements [io.Closer]. It leaves the streams open, because they outlive the session.
+// Close implements [io.Closer]. It does not close standard input and output, because they outlive the session.
 func (s *stdio) Close() error { return nil }
 
 // maxInFlight limits the requests of the client that are not answered yet.

@@ -168,7 +168,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	return report(stderr, parsed.Run(&cli.Globals, t))
 }
 
-// rewrite supports the customary spellings: no arguments and "help" print the help, and --version the version.
+// rewrite turns customary spellings into arguments that the parser knows: no arguments and "help" print the help, and --version
+// prints the version.
 func rewrite(args []string) []string {
 	switch {
 	case len(args) == 0:

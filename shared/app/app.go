@@ -231,8 +231,8 @@ type PublishingOptions struct {
 	Secrets func(context.Context, secret.Value) (string, error)
 	// Key returns the deployment's key, from which the secrets of the webhooks of backends are derived.
 	Key func(context.Context) ([]byte, error)
-	// Dropped is called for each event of a backend that is dropped. It is nil in a process without a gateway. The process
-	// then logs the number of dropped events.
+	// Dropped is called for each event from a backend that this process drops. In a process without a gateway it is nil, and
+	// the process logs the number of dropped events instead.
 	Dropped func(ctx context.Context, workspace, backend, reason string)
 }
 

@@ -112,8 +112,8 @@ func (p Principal) LogName() string {
 	return hex.EncodeToString(hash[:6])
 }
 
-// MissingScopes is the data of a fault.Forbidden because of missing scopes. It has all of them, so that the client needs to request
-// scopes only once (RFC 6750, section 3.1).
+// MissingScopes is the data of a fault.Forbidden because of missing scopes. It lists all scopes that the caller lacks, so that
+// the client needs to request scopes only once (RFC 6750, section 3.1).
 type MissingScopes struct {
 	Scopes []string `json:"missingScopes"`
 }

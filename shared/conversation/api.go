@@ -205,7 +205,7 @@ func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Prin
 	case id == "" || len(id) > maxPrincipal || len(query["principal"]) > 1:
 		return caller, fault.New(fault.Invalid, "principal is empty, too long or repeated")
 	}
-	// We do not know which providers this principal may use, so this uses the operator's rights. When the principal
+	// We do not know which providers this principal may use, so use the operator's rights here. When the principal
 	// sends a message, the principal's own rights decide.
 	return auth.Principal{ID: id, Workspace: caller.Workspace, Scopes: caller.Scopes, Claims: caller.Claims}, nil
 }

@@ -19,7 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Limits of a message, in bytes or turns. Exceeding one is an error of kind fault.TooLarge, with [fault.Limit] as its data.
+// Limits of a message: bytes, and turns of its history. Exceeding one is an error of kind fault.TooLarge, with [fault.Limit] as
+// its data.
 const (
 	maxMessageID = 256
 	MaxContent   = 64 << 10

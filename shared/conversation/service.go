@@ -256,8 +256,8 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 	return parts
 }
 
-// ask sends the message to one provider, unless its breaker is open. asked is the context of the request, which ends with
-// the budget, and ctx is the caller's context.
+// ask sends the message to one provider, unless its breaker is open because it did not answer earlier messages. asked is the
+// context of the request, which ends with the budget, and ctx is the caller's context.
 func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Message) reply {
 	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
 		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))

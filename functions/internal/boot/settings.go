@@ -140,8 +140,8 @@ func (p *Process) DeadLetterJob(h queue.Handler) func(context.Context) (int, err
 	}
 }
 
-// drainQueue passes the messages in a queue to a handler. Variable is the environment variable with the queue's URL. If
-// SQS does not report the queue from which it moved a dead letter, the handler gets from as that queue.
+// drainQueue passes the messages in a queue to a handler. Variable is the environment variable with the queue's URL.
+// from is the queue that the handler sees as the origin of a dead letter if SQS does not report the origin.
 func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Name, h queue.Handler) (int, error) {
 	url, err := p.Variable(variable)
 	if err != nil {

@@ -115,7 +115,7 @@ const resourceID = "mcpevents-sealing-keys"
 // environment variables.
 const settingsProperty = "Settings"
 
-// checkSettings checks the settings with the code that the functions read them with.
+// checkSettings checks the settings with the same code with which the functions read them.
 func checkSettings(properties map[string]any) error {
 	settings, ok := properties[settingsProperty].(map[string]any)
 	if !ok {

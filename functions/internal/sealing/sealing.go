@@ -24,7 +24,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Locations of the keys. The template allows functions/keys to write this partition of the settings table.
+// privateKey and publicKey are where the two parts of the keyset are stored. Of all functions, the template allows only
+// functions/keys to write them.
 var (
 	privateKey = store.Key{Table: store.Keys, Partition: "sealing", Sort: "private"}
 	publicKey  = store.Key{Table: store.Settings, Partition: "sealing", Sort: "public"}
@@ -292,8 +293,8 @@ func (o *Opener) Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]
 	return newer.Open(ctx, sealed, b)
 }
 
-// load reads the stored private keyset and unwraps it. If its version is that of old, load returns old, because unwrapping
-// would cost a call of KMS.
+// load reads the stored private keyset and unwraps it. If the stored keyset still has the version of old, load returns old
+// instead, because unwrapping would cost a call of KMS.
 func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 	item, err := read(ctx, o.DB, privateKey)
 	if err != nil || old.Opener != nil && item.Version == old.version {

@@ -319,7 +319,7 @@ func (p *parser) readTime(n *strictyaml.Node, what string) time.Time {
 	return time.Time{}
 }
 
-// duration returns a reader of durations from least to most.
+// duration returns a function that reads a duration between least and most.
 func (p *parser) duration(least, most time.Duration) func(n *strictyaml.Node, what string) time.Duration {
 	return func(n *strictyaml.Node, what string) time.Duration {
 		s, ok := p.file.Text(n, what)
@@ -333,7 +333,7 @@ func (p *parser) duration(least, most time.Duration) func(n *strictyaml.Node, wh
 
 var controls = regexp.MustCompile(`[\x00-\x1f\x7f-\x9f\x{2028}\x{2029}]`)
 
-// readLine returns a reader of texts of a single line and at most limit bytes.
+// readLine returns a function that reads a text of a single line with at most limit bytes.
 func (p *parser) readLine(limit int) func(n *strictyaml.Node, what string) string {
 	return func(n *strictyaml.Node, what string) string {
 		s := strings.TrimSpace(p.file.String(n, what))

@@ -368,8 +368,8 @@ func (p *parser) addFaults(n *strictyaml.Node, what string, faults []jsonpointer
 	}
 }
 
-// addMissing adds faults for JSON Pointers to values that no document of the source has. It adds none if the rest of the source is
-// invalid, because then its documents are unknown.
+// addMissing adds the faults of JSON Pointers to values that the source's requests never contain. It adds none if another part
+// of the source is invalid, because it is then unknown what the requests contain.
 func (p mappingParser) addMissing(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	if p.valid {
 		p.addFaults(n, what, faults)
@@ -393,7 +393,7 @@ func (p mappingParser) readPattern(n *strictyaml.Node, what string) *pattern.Pat
 	return out
 }
 
-// readText returns a reader of values that are not objects and that check accepts.
+// readText returns a function that reads a value. The value must not be an object, and check must accept it.
 func (p mappingParser) readText(check func(source.Value) error) func(n *strictyaml.Node, what string) source.Value {
 	return func(n *strictyaml.Node, what string) source.Value {
 		before := p.file.Count()

@@ -105,7 +105,8 @@ func CollectLessOften() {
 	}
 }
 
-// collectLessOften does the work of [CollectLessOften], with another time than [quietAfter] and a given function that returns memory.
+// collectLessOften implements [CollectLessOften]. Tests pass a shorter time and another function instead of the one that
+// returns memory.
 func collectLessOften(quietAfter time.Duration, returnMemory func()) {
 	quiet := time.AfterFunc(quietAfter, returnMemory)
 	quiet.Stop()

@@ -383,8 +383,9 @@ func (s *Server) buildEndpoint(ctx context.Context, r roles, keys secrets, curso
 // and, unless they have an address of their own, /admin and /console.
 func (s *Server) Handler() http.Handler { return s.handler }
 
-// Publish publishes events in a workspace, as POST /events does, but without a limit of the rate. Without authentication, the workspace
-// is "default". Publish returns when the events are on disk. See [publish.Service.Accept] for the kinds of its errors.
+// Publish publishes events in a workspace, as POST /events does, but without the quota publish-rate. Without authentication,
+// the workspace is "default". Publish returns when the events are on disk. See [publish.Service.Accept] for the kinds of its
+// errors.
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
 	if !auth.ValidWorkspace(workspace) { // no client can subscribe to its events
 		return nil, fault.New(fault.Invalid, "%.100q is not the name of a workspace; without workspaces it is %q", workspace, auth.DefaultWorkspace)

@@ -144,7 +144,8 @@ func NewOperations(c *app.Core) *deadletter.Operations {
 	return deadletter.NewOperations(deadletter.Options{DB: c.DB, Queue: c.Queues, Log: c.Log, Metrics: c.Metrics})
 }
 
-// NewReplays returns the part that runs replays, which send selected events or dead letters again. It sets the event log of the options.
+// NewReplays returns the part that runs replays, which send selected events or dead letters again. It sets the EventLog
+// of the options, and the caller sets their other fields.
 func NewReplays(c *app.Core, o deadletter.ReplayOptions) *deadletter.Replays {
 	o.EventLog = c.EventLog
 	return deadletter.NewReplays(o)

@@ -22,16 +22,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The event types of backends, i.e. of MCP servers behind the gateway, are entries of the catalog next to the operator's. The relay
-// stores them in one document per workspace, and [Stored] adds them to the workspace's catalog.
+// The event types of backends, i.e. of MCP servers behind the gateway, are entries of the catalog in addition to the
+// operator's. The relay stores them in one document per workspace, and [Stored] adds them to the workspace's catalog.
 //
-// The catalog cannot know which arguments of a backend's event type belong into a URI. So all arguments of a subscription, as canonical
-// JSON, become one segment of the event URI: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url. Subscriptions with equal
-// arguments therefore have the same URI, and the log, fanout and subscriptions need no special case. Clients use only the type's name.
+// The catalog cannot know which arguments of a backend's event type belong into a URI. So all arguments of a subscription, as
+// canonical JSON, become one segment of the event URI: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url.
+// Subscriptions with equal arguments therefore have the same URI, and the log, fanout and subscriptions need no special case.
+// Clients use only the type's name.
 //
-// A backend that acts for its callers shows each of them other event types and events. So its types are not stored, and any name with its
-// prefix may be one of them, until the relay asks the backend. The last segment of its URIs is ARGUMENTS.CALLER, where CALLER is the
-// [CallerID] of the only principal that may receive the events.
+// A backend that acts for its callers receives their tokens, and may show each of them other event types and events. So its
+// types are not stored, and any name with its prefix may be one of them, until the relay asks the backend. The last segment of
+// its URIs is ARGUMENTS.CALLER, where CALLER is the [CallerID] of the only principal that may receive the events.
 
 const (
 	// MaxBackendTypes is the largest number of event types of one backend.

@@ -327,7 +327,7 @@ func invalidURI(format string, args ...any) *fault.Error {
 	return fault.New(fault.Invalid, "the event URI "+format, args...)
 }
 
-// isCanonical reports whether all segments have only unreserved characters. It is the fast path of canonical.
+// isCanonical reports whether all segments have only unreserved characters. It is the fast path of canonicalize.
 func isCanonical(rest string, wildcards bool) bool {
 	for seg := range strings.SplitSeq(rest, "/") {
 		if wildcards && seg == Wildcard {

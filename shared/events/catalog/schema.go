@@ -503,7 +503,8 @@ func (c *coster) costOfTarget(ref string) int {
 // statesPerCost is the number of states of a regular expression that cost as much, per byte of text, as one value of a schema.
 const statesPerCost = 4
 
-// patternCost returns the cost of a regular expression. Repetitions multiply its states: x{1000} has eight bytes and 1,000 states.
+// patternCost returns the cost of a regular expression. Repetitions multiply its states: x{1000} has seven bytes and 1,000
+// states.
 func patternCost(pattern string) int {
 	re, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 // documents, followed by a workspace, is the name of the workspace's stored catalog.
 const documents = "catalog:"
 
-// Shared takes the place of a workspace in the name of the catalog that a stand-alone server uses for workspaces without their own.
+// Shared is used in place of a workspace's name for the catalog that a stand-alone server uses for all workspaces without their
+// own.
 const Shared = "*"
 
 // Document is the stored catalog of a workspace.

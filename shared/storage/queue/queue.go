@@ -131,7 +131,7 @@ type Message struct {
 	Unwritten bool
 	// From is the queue that moved the message here unchanged, after too many receives. It is "" for other messages.
 	From Name
-	// Attributes are the SQS message attributes, with binary values in base64. Only messages in [Inbox] can have them.
+	// Attributes are the SQS message attributes that a sender to [Inbox] has set, with binary values in base64.
 	Attributes map[string]string
 }
 

@@ -259,8 +259,9 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 	return value, version, err
 }
 
-// Latest returns a document for decisions that must not use an old one. Unlike [Cache.Get] it reads the version from the store each time,
-// unless the store notifies this process of writes. It fails with fault.Unavailable while the store does not answer.
+// Latest returns a document for decisions that must not use an old one. Unlike [Cache.Get] it reads the version from the store
+// each time, unless [Cache.Written] tells the cache about all writes. It fails with fault.Unavailable while the store does not
+// answer.
 func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	held, notified := c.hold(name)
 	if notified {
@@ -328,7 +329,7 @@ func (c *Cache[T]) evict() {
 	delete(c.held, victim)
 }
 
-// read returns the document, which is the old one if its version has not changed.
+// read reads the document from the store. If its version has not changed, read returns old.
 func (c *Cache[T]) read(ctx context.Context, name string, old *parsed[T]) (*parsed[T], error) {
 	version, err := Version(ctx, c.db, name)
 	if _, known := old.get(); err != nil || version == known {

@@ -105,7 +105,7 @@ type DB interface {
 	Stamps() bool
 
 	// End returns the greatest stamp that the store has committed. Readers see every item with a stamp up to it, and every
-	// later stamp is greater, even if the clock is set back. It is 0 for a store that does not stamp.
+	// later stamp is greater, even if the clock is set back. It is 0 for a store without stamps.
 	End() int64
 
 	// Local reports whether this process is the only one that uses the store, and calls it without requests over a network.
@@ -184,13 +184,13 @@ const (
 	condVersion
 )
 
-// Absent holds when there is no such item.
+// Absent returns the condition that the item does not exist.
 func Absent() Condition { return Condition{kind: condAbsent} }
 
-// Exists holds when there is such an item.
+// Exists returns the condition that the item exists.
 func Exists() Condition { return Condition{kind: condExists} }
 
-// VersionIs holds when the item exists with exactly this version.
+// VersionIs returns the condition that the item exists and has exactly this version.
 func VersionIs(v int64) Condition { return Condition{kind: condVersion, version: v} }
 
 // Unpack returns the parts of a condition for an adapter. kind is "absent", "exists", "version", or "" if there is no
@@ -231,27 +231,27 @@ type Op struct {
 	Span int
 }
 
-// Put replaces the item, counts included.
+// Put returns an operation that replaces the item, including its counts.
 func Put(item Item, cond ...Condition) Op { return Op{Kind: OpPut, Item: item, Cond: one(cond)} }
 
-// Delete removes the item. Without a condition, removing an absent item is no error.
+// Delete returns an operation that removes the item. Without a condition, removing an absent item is no error.
 func Delete(key Key, cond ...Condition) Op {
 	return Op{Kind: OpDelete, Item: Item{Key: key}, Cond: one(cond)}
 }
 
-// Add adds to counts, and creates the item if it is absent. If a count would exceed its limit, the write fails with
-// [ErrConflict]. Add keeps the value and the version.
+// Add returns an operation that adds to counts, and creates the item if it is absent. If a count would exceed its limit, the
+// write fails with [ErrConflict]. Add keeps the value and the version.
 func Add(key Key, counts, limits map[string]int64) Op {
 	return Op{Kind: OpAdd, Item: Item{Key: key, Counts: counts}, Limits: limits}
 }
 
-// Raise sets one count to at least the given value, and creates the item if it is absent. It must be the only operation of
-// its [DB.Write], and never conflicts.
+// Raise returns an operation that sets one count to at least the given value, and creates the item if it is absent. It must be
+// the only operation of its [DB.Write], and never conflicts.
 func Raise(key Key, name string, value int64) Op {
 	return Op{Kind: OpRaise, Item: Item{Key: key, Counts: map[string]int64{name: value}}}
 }
 
-// Check makes a transaction fail unless the condition holds. It writes nothing.
+// Check returns an operation that makes the transaction fail unless the condition holds. It writes nothing.
 func Check(key Key, cond Condition) Op {
 	return Op{Kind: OpCheck, Item: Item{Key: key}, Cond: cond}
 }

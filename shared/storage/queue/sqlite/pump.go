@@ -22,8 +22,8 @@ const (
 	maxUntilDue = queue.MaxDelay + time.Minute
 )
 
-// pump runs the timer of a queue: it ends back-offs and delays, reads rows for which the window has room, and repeats failed
-// writes.
+// pump is the goroutine that does a queue's work in the background: it ends back-offs and delays, reads rows for which the
+// window has room, and repeats failed writes.
 func (mq *memoryQueue) pump() {
 	timer := time.NewTimer(maxSleep)
 	defer timer.Stop()
@@ -47,10 +47,11 @@ func (mq *memoryQueue) pump() {
 	}
 }
 
-// sleep waits for the given time, or until there is something to do. It reports false when the queue is closed.
+// sleep waits for the given time, or until the pump is woken because there is something to do. It returns false when the queue
+// is closed.
 //
-// It uses no timer for a time of 0, because in a bubble of testing/synctest two timers that are due when they are set
-// break the race detector (golang.org/issue/78156).
+// It uses no timer for a time of 0, because in a bubble of testing/synctest two timers that are due when they are set break the
+// race detector (golang.org/issue/78156).
 func (mq *memoryQueue) sleep(timer *time.Timer, pause time.Duration) bool {
 	if pause <= 0 {
 		return mq.q.open.Err() == nil

@@ -48,8 +48,8 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 	return nil
 }
 
-// send writes messages in one transaction. If one of them repeats a message that is being forwarded, send first waits until
-// that message is written or has failed.
+// send writes messages in one transaction. If one of them has the deduplication id of a message that is being forwarded, send
+// first waits until that message is written or has failed.
 func (mq *memoryQueue) send(ctx context.Context, msgs []queue.Outgoing) error {
 	for {
 		s := &sending{queue: mq, msgs: msgs}

@@ -17,7 +17,8 @@ import (
 // retryAfter is the time between two attempts to read or write after an error.
 const retryAfter = time.Second
 
-// settle sorts the messages of a batch into accepted, dead, and failed, which wait for their back-off.
+// settle decides what happens to each message of a handled batch: it is accepted, becomes a dead letter, or waits for its
+// back-off and is delivered again.
 func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -106,7 +107,7 @@ func (mq *memoryQueue) accept(m *message) {
 	mq.settled.accepted = append(mq.settled.accepted, m.id)
 }
 
-// fail counts a failure and reports whether the message is redelivered. Otherwise fail dead-letters it.
+// fail counts a failure of a message. It returns true if the message is to be delivered again, and otherwise dead-letters it.
 func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool) {
 	if mq.exhausted(m, opts) {
 		mq.settled.dead = append(mq.settled.dead, m)
@@ -287,7 +288,8 @@ func (s *settling) Done(err error) {
 	mq.wakePump(mq.resubmitAt)
 }
 
-// Bounds of one step of a discard, so that other reads and writes do not wait for long.
+// Limits of one step of a discard, so that other reads and writes do not wait for long: how many rows it reads, and how many it
+// deletes.
 const (
 	discardRows    = 2000
 	discardDeletes = 500
@@ -378,7 +380,8 @@ func containsAny(texts []string) func(body []byte) bool {
 	}
 }
 
-// discarding is a job that deletes rows if they are still delayed. Rows that became due meanwhile are in memory and stay.
+// discarding is a job that deletes rows that are still delayed. It keeps rows that became due meanwhile, because their messages
+// are in memory.
 type discarding struct {
 	queue *memoryQueue
 	ids   []int64

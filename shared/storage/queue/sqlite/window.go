@@ -43,14 +43,15 @@ type window struct {
 	spills         map[string]*spill
 }
 
-// spill is a group with spilled rows. As long as there are any, its messages get into memory only from the spill.
+// spill describes a group of which some rows were left in the file, because the group had used its share of the memory. As long
+// as there are such rows, new messages of the group stay in the file too, so that they do not overtake the spilled ones.
 type spill struct {
 	group string
 	// from is the id of the first spilled row. All rows of the group from there to [window.loaded] are spilled, except early
 	// ones.
 	from  int64
 	early map[int64]bool
-	// late are the ids of rows before from. They were delayed when the rows around them were read.
+	// late are the ids of delayed rows before from that have become due since the rows around them were read.
 	late []int64
 }
 
@@ -96,7 +97,8 @@ func (w *window) fits(messages, bytes int) bool {
 // free returns how many messages can be added.
 func (w *window) free() int { return w.maxMessages - w.messages }
 
-// hasRoom reports whether rows should be read: when half of the memory is free, or when it has no message to deliver.
+// hasRoom reports whether to read rows from the file. It is true when half of the memory is free, or when no message in memory
+// can be delivered.
 func (w *window) hasRoom() bool {
 	if w.ready.count == 0 {
 		return w.free() > 0
@@ -206,7 +208,8 @@ type fetch struct {
 	rows, bytes int
 }
 
-// nextFetch returns the next read for which memory has room. It reports false if there is no such read.
+// nextFetch returns the rows to read from the file next. It returns false if memory has no room, or if there are no rows to
+// read.
 func (w *window) nextFetch() (f fetch, ok bool) {
 	if w.complete() && len(w.spills) == 0 || !w.hasRoom() {
 		return fetch{}, false

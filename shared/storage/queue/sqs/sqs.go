@@ -81,7 +81,7 @@ func pause(ctx context.Context, try int) error {
 }
 
 const (
-	// maxTries limits how often Send sends an entry that SQS rejects. The SDK itself repeats whole requests that fail.
+	// maxTries is how many times Send sends an entry that SQS keeps rejecting. The SDK itself repeats whole requests that fail.
 	maxTries = 6
 	// maxParallel limits the concurrent requests of one Send.
 	maxParallel = 8

@@ -335,8 +335,8 @@ func checkStamps(ops []store.Op, oneCommit bool) error {
 	return nil
 }
 
-// canShare reports whether op can use the stamp of an earlier operation. It cannot if an operation with a stamp is in the same
-// partition.
+// canShare reports whether op can use the stamp of an earlier operation. It cannot if an operation with this stamp is in the
+// same partition, because both items would have the same key.
 func canShare(earlier []store.Op, op *store.Op) bool {
 	stamped := false
 	for i := range earlier {

@@ -16,8 +16,8 @@ import (
 // Conn is one connection to the file. One goroutine uses it at a time.
 type Conn struct {
 	db *sqlite.Conn
-	// stmts caches the prepared statements. The cache in db clears the bindings at each use, and SQLite prepares some
-	// statements again after that.
+	// stmts caches the prepared statements. The cache of the package sqlite clears the bindings each time that a statement is
+	// used, and SQLite then has to prepare some statements again.
 	stmts map[string]*Stmt
 }
 
@@ -101,7 +101,7 @@ func (c *Conn) Changes() int { return c.db.Changes() }
 func (c *Conn) inTransaction() bool { return !c.db.AutocommitEnabled() }
 
 // checkpoint copies the pages of the write-ahead log into the file. It returns the number of pages (frames) in the log, and how
-// many of them the file has. Both are 0 while another connection runs a checkpoint.
+// many of these have been copied (moved) so far. Both are 0 while another connection runs a checkpoint.
 func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	s, err := c.Stmt("PRAGMA wal_checkpoint(" + mode + ")")
 	if err != nil {

@@ -146,9 +146,9 @@ type batch struct {
 	by      time.Time // when they must be committed; zero if there are none
 }
 
-// Batch submits a job for which no caller waits, like [Engine.Lazily]. But the job does not share the next commit. It shares the
-// first commit at which the weights of all batch jobs add up to [fullBatch], or that has a job that it must be applied before.
-// Otherwise, it waits for about fifty milliseconds. The weight of a job is the number of rows that it writes.
+// Batch submits a job for which no caller waits, like [Engine.Lazily], but holds it back to commit it together with other batch
+// jobs. They are committed when their weights add up to [fullBatch], when the writer takes a job before which one of them must
+// be applied, or after about fifty milliseconds. The weight of a job is the number of rows that it writes.
 func (e *Engine) Batch(job BatchJob, weight int) error {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
@@ -166,8 +166,8 @@ func (e *Engine) Batch(job BatchJob, weight int) error {
 }
 
 // takeLazy puts the lazy jobs, and batch jobs that need not wait longer, before the jobs of the group. So a caller that submits
-// a lazy job and then another one gets the outcome of the lazy job first, even if both are repeated one by one. At the end, all
-// batch jobs are taken.
+// a lazy job and then another one gets the outcome of the lazy job first, even if both are repeated one by one. If end is set,
+// because the engine closes, it takes all batch jobs.
 func (e *Engine) takeLazy(group []*entry, end bool) []*entry {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
