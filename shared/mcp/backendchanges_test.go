@@ -213,6 +213,30 @@ func TestResourceThatItsBackendDoesNotListAnyMore(t *testing.T) {
 	})
 }
 
+// After an operator has renamed a backend, a client that subscribes to its resource again gets the updates, on the open stream and on the
+// next one. The subscription under the old name ends.
+func TestSubscribeAgainAfterABackendWasRenamed(t *testing.T) {
+	g := newFakeGateway("x://1", "x://2")
+	f := newFixture(t, func(o *Options) { o.Gateway = g })
+	id := f.session(alice, spec.V20251125)
+	f.subscribe(alice, id, "x://1", "x://2")
+	get := f.stream(alice, id, "")
+	get.event() // The first event has only an id.
+	g.name.Store(new("c"))
+	f.subscribe(alice, id, "x://1")
+	equal(t, "the subscriptions at the backends", slices.Sorted(maps.Keys(g.subscribed())), []string{"c x://1 " + session.Key(id), "x://2 " + session.Key(id)})
+	for range 2 {
+		for _, uri := range []string{"x://2", "x://1"} { // the client has not subscribed to x://2 again
+			f.notifyNamed(t, "c", spec.NoteUpdated, `{"uri":"`+uri+`"}`)
+		}
+		get.brings("x://1 ")
+		get = f.stream(alice, id, "")
+		get.event()
+	}
+	f.sessionBased(alice, id, spec.MethodUnsubscribe, `"uri":"x://1"`).is(t, "unsubscribe", 200, 0)
+	equal(t, "the subscriptions afterwards", slices.Sorted(maps.Keys(g.subscribed())), []string{"x://2 " + session.Key(id)})
+}
+
 // Clients often close the connection right after sending a cancellation, an answer or the end of their session.
 func TestWhatAClientSendsBeforeItLeavesReachesTheBackend(t *testing.T) {
 	for method, send := range map[string]func(f *fixture, session string) *http.Request{
@@ -243,17 +267,19 @@ func TestWhatAClientSendsBeforeItLeavesReachesTheBackend(t *testing.T) {
 }
 
 // fakeGateway has one backend "b", which every principal may see and which serves the resources in listed. It records the
-// subscriptions at the backend.
+// subscriptions at the backend. A test may give the backend another name.
 type fakeGateway struct {
 	api.Gateway
+	name   atomic.Pointer[string]
 	mu     sync.Mutex
 	listed map[string]bool
-	wanted map[string]time.Time // the expiry of each subscription, by "uri holder"
+	wanted map[string]time.Time // the expiry of each subscription, by "uri holder", for other backends than "b" with its name before
 	calls  []string             // the methods that reached it, see reached
 }
 
 func newFakeGateway(uris ...string) *fakeGateway {
 	g := &fakeGateway{wanted: map[string]time.Time{}}
+	g.name.Store(new("b"))
 	g.list(uris...)
 	return g
 }
@@ -283,7 +309,9 @@ func (g *fakeGateway) NotifyExtension(context.Context, api.Client, string, json.
 
 func (g *fakeGateway) Any(context.Context) bool { return true }
 
-func (g *fakeGateway) Backends(context.Context, auth.Principal) []string { return []string{"b"} }
+func (g *fakeGateway) Backends(context.Context, auth.Principal) []string {
+	return []string{*g.name.Load()}
+}
 
 func (g *fakeGateway) Capabilities(context.Context, api.Client) api.Capabilities {
 	return api.Capabilities{Resources: true, Subscribe: true}
@@ -316,7 +344,7 @@ func (g *fakeGateway) reached(ctx context.Context, method string) error {
 func (g *fakeGateway) Subscribable(_ context.Context, _ auth.Principal, uri string) (string, bool, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return "b", g.listed[uri], nil
+	return *g.name.Load(), g.listed[uri], nil
 }
 
 func (g *fakeGateway) Permits(_ context.Context, _ auth.Principal, _, uri string) bool {
@@ -326,22 +354,31 @@ func (g *fakeGateway) Permits(_ context.Context, _ auth.Principal, _, uri string
 func (g *fakeGateway) Subscribe(_ context.Context, s api.Subscription) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.wanted[s.URI+" "+s.Holder] = s.Until
+	g.wanted[wantedAt(s)] = s.Until
 	return nil
 }
 
 func (g *fakeGateway) Unsubscribe(_ context.Context, s api.Subscription) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.wanted, s.URI+" "+s.Holder)
+	delete(g.wanted, wantedAt(s))
 	return nil
+}
+
+func wantedAt(s api.Subscription) string {
+	return strings.TrimPrefix(s.Backend+" "+s.URI+" "+s.Holder, "b ")
 }
 
 // notifyBackend writes a notification of backend b to the log.
 func (f *fixture) notifyBackend(t testing.TB, method, params string) {
 	t.Helper()
+	f.notifyNamed(t, "b", method, params)
+}
+
+func (f *fixture) notifyNamed(t testing.TB, backend, method, params string) {
+	t.Helper()
 	notice := expect.Value(json.Marshal(api.Notice{Method: method, Params: json.RawMessage(params)}))(t)
-	expect.OK(t, f.log.Notify(t.Context(), f.principal(alice).Workspace, stream.TopicBackend("b"), notice))
+	expect.OK(t, f.log.Notify(t.Context(), f.principal(alice).Workspace, stream.TopicBackend(backend), notice))
 }
 
 // forget removes the record of a subscription so that a test can see whether the endpoint subscribes again.

@@ -273,7 +273,7 @@ func TestUnsubscribedIsSilent(t *testing.T) {
 			inBubble(t, several, nil, func(f *fixture) *http.Request {
 				s = f.newSession(session.Session{Version: spec.V20251125, Dialect: dialect})
 				for _, uri := range []string{"event://ci/deploy", "event://ci/build-finished"} {
-					expect.OK(f.t, f.endpoint.sessions.Subscribe(f.t.Context(), s, session.URI{URI: uri}))
+					expect.OK(f.t, expect.ErrOf(f.endpoint.sessions.Subscribe(f.t.Context(), s, session.URI{URI: uri})))
 				}
 				req := f.request("GET", alice, "", "Mcp-Session-Id: "+s.ID)
 				if dialect {

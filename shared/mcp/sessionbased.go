@@ -58,11 +58,15 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 			return method.Result{}, err
 		}
 	}
-	if err := h.streams.Sessions.Subscribe(ctx, c.Session, session.URI{URI: t.URI, After: after, Open: open, Backend: t.Backend}); err != nil {
+	replaced, err := h.streams.Sessions.Subscribe(ctx, c.Session, session.URI{URI: t.URI, After: after, Open: open, Backend: t.Backend})
+	if err != nil {
 		if t.Backend != "" && !fault.Is(err, fault.Unavailable) {
 			h.unsubscribeAll(ctx, c.Session, []session.URI{{URI: t.URI, Backend: t.Backend}})
 		}
 		return method.Result{}, sessionFault(err)
+	}
+	if replaced != nil {
+		h.unsubscribeAll(ctx, c.Session, []session.URI{*replaced})
 	}
 	return method.Result{}, h.notify(ctx, c)
 }

@@ -282,30 +282,36 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 	return nil
 }
 
-// Subscribe adds a URI to the session. It has no effect if the session has the URI already.
-func (s *Store) Subscribe(ctx context.Context, sess *Session, u URI) error {
+// Subscribe adds a URI to the session. If the session has the URI already, Subscribe has an effect only if the resource belongs to another
+// backend now. It then replaces the record and returns the previous one.
+func (s *Store) Subscribe(ctx context.Context, sess *Session, u URI) (replaced *URI, err error) {
 	value, _ := json.Marshal(u)
 	key := uriKey(sess.Key, u.URI)
 	count := store.Add(itemKey(sess.Key, sortCount), map[string]int64{countURIs: 1}, map[string]int64{countURIs: int64(s.MaxURIs)})
 	count.Item.Expires = sess.itemsExpire()
-	err := s.DB.Write(ctx,
-		store.Check(itemKey(sess.Key, sortSession), store.Exists()),
-		store.Put(store.Item{Key: key, Value: value, Expires: sess.itemsExpire()}, store.Absent()),
-		count,
-	)
+	item := store.Item{Key: key, Value: value, Expires: sess.itemsExpire()}
+	err = s.DB.Write(ctx, store.Check(itemKey(sess.Key, sortSession), store.Exists()), store.Put(item, store.Absent()), count)
 	if err == nil || !errors.Is(err, store.ErrConflict) {
-		return fault.Wrap(fault.Unavailable, err, "write the session's subscription")
+		return nil, fault.Wrap(fault.Unavailable, err, "write the session's subscription")
 	}
 	items, err := s.DB.Get(ctx, itemKey(sess.Key, sortSession), key)
 	switch {
 	case err != nil:
-		return fault.Wrap(fault.Unavailable, err, "read the session")
+		return nil, fault.Wrap(fault.Unavailable, err, "read the session")
 	case items[0] == nil:
-		return ErrNone
-	case items[1] != nil:
-		return nil
+		return nil, ErrNone
+	case items[1] == nil:
+		return nil, LimitReached("streamURIs", s.MaxURIs)
 	}
-	return LimitReached("streamURIs", s.MaxURIs)
+	have := s.decodeURIs(ctx, []store.Item{*items[1]})
+	if len(have) == 0 || have[0].Backend == u.Backend {
+		return nil, nil
+	}
+	err = s.DB.Write(ctx, store.Put(item, store.Exists()))
+	if errors.Is(err, store.ErrConflict) {
+		return nil, nil // another request has just unsubscribed
+	}
+	return &have[0], fault.Wrap(fault.Unavailable, err, "write the session's subscription")
 }
 
 // Unsubscribe removes a URI from the session. It has no effect if the session does not have the URI.

@@ -77,7 +77,7 @@ func load(t *testing.T, s *session.Store, id string) *session.Session {
 
 func subscribe(t *testing.T, s *session.Store, sess *session.Session, uri string) {
 	t.Helper()
-	expect.OK(t, s.Subscribe(t.Context(), sess, session.URI{URI: uri}))
+	expect.OK(t, expect.ErrOf(s.Subscribe(t.Context(), sess, session.URI{URI: uri})))
 }
 
 // staysSubscribed uses a session once an hour, and checks each time that it is still subscribed.

@@ -213,8 +213,8 @@ type subscribed struct {
 
 func compareAfter(a, b subscribed) int { return cmp.Compare(a.after, b.after) }
 
-// subscriptions returns the URIs of the session, and the targets of the URIs that the stream does not have yet. It leaves out targets that
-// are no longer in the catalog or that the caller may no longer read.
+// subscriptions returns the URIs of the session, and the targets of the URIs that the stream does not have yet or that another
+// backend serves now. It leaves out targets that are no longer in the catalog or that the caller may no longer read.
 func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]subscribed, err error) {
 	stored, err := s.writer.Streams.Sessions.ListSubscriptions(ctx, s.sess.Key)
 	if err != nil {
@@ -227,7 +227,7 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 	uris, fresh = make(map[string]bool, len(stored)), map[string]subscribed{}
 	for _, u := range stored {
 		uris[u.URI] = true
-		if _, has := s.writer.targets[u.URI]; has {
+		if t, has := s.writer.targets[u.URI]; has && t.Backend == u.Backend {
 			continue
 		}
 		if u.Backend != "" {
@@ -324,6 +324,7 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 		return err
 	}
 	for uri, t := range fresh {
+		s.drop(s.writer.targets[uri]) // of another backend, or no target
 		if err := s.add(ctx, t); err != nil {
 			return err
 		}
