@@ -188,11 +188,12 @@ func (p *parser) readLimit(n *strictyaml.Node, name string) float64 {
 	if !strings.HasSuffix(name, "Rate") {
 		return float64(p.file.Int(1, 1_000_000_000)(n, name))
 	}
-	var rate float64
-	if err := n.Decode(&rate); err != nil || !(rate >= 0) || rate > 1e9 {
+	var rate *float64 // nil for null, which an empty value is, too
+	if err := n.Decode(&rate); err != nil || rate == nil || !(*rate >= 0) || *rate > 1e9 {
 		p.file.Add(n.Line, "%s must be a number per second from 0, which means no limit", name)
+		return 0
 	}
-	return rate
+	return *rate
 }
 
 func (p *parser) readPrincipals(n *strictyaml.Node, what string) {

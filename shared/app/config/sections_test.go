@@ -57,12 +57,14 @@ func TestQuotas(t *testing.T) {
   - {principal: bob, streams: 2}
   - {principal: eve, workspaceSubscriptions: 2}
   - {workspace: w, workspaceSubscriptions: 0}
+  - {principal: ann, publishRate: }
 `))
 	for _, want := range []string{
 		":2: a quota: it has none of subscriptions, streams,", ":3: subscriptions is 0 and must be", ":4: streams must be", ":5: publishRate must be",
 		":6: publishRate must be", `:7: workspace: "a b" is not`, ":8: principal: must not be empty",
 		`:9: a quota: unknown member "stream"`, ":11: a quota: bob of workspace default already has one in line 10",
 		":12: a quota: workspaceSubscriptions is of a workspace, not of a principal", ":13: workspaceSubscriptions is 0 and must be",
+		":14: publishRate must be",
 	} {
 		expect.Error(t, "OPS-15: the configuration", err, want)
 	}
