@@ -94,6 +94,15 @@ func TestARemovedFlagNamesItsReplacement(t *testing.T) {
 	}
 }
 
+func TestAnEmptyAddressIsRefused(t *testing.T) {
+	t.Setenv("MCPEVENTS_ADDR", "")
+	var out, errs bytes.Buffer
+	code := run([]string{"serve", "--data", ":memory:", "--catalog", "../../catalog.yaml"}, nil, &out, &errs)
+	if code != exitRefused || !strings.Contains(errs.String(), "--addr is empty: give HOST:PORT") {
+		t.Errorf("got exit code %d and %q, want %d and the reason", code, errs.String(), exitRefused)
+	}
+}
+
 // hanging is a server whose shutdown takes longer than allowed.
 type hanging struct{}
 
