@@ -17,8 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// segment is the value of a log item. It has entries that were written together. The item's key is the key of the last entry,
-// and the other entries have the keys just before it.
+// segment is the value of a log item. It has entries that were written together. The item's key is the key of the last entry.
+// The other entries have the keys just before it or, in a partition with several writers, the same key.
 type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`

@@ -219,14 +219,14 @@ func parseTime(v any) (time.Time, bool) {
 // envelope around it, and possibly an envelope of the sender.
 const maxNesting = event.MaxDepth + 4
 
-// never lists headers that are left out of every document: headers with credentials, whatever the scheme, and
+// neverMapped lists headers that are left out of every document: headers with credentials, whatever the scheme, and
 // headers that describe how the body was transferred.
-var never = []string{"Authorization", "Proxy-Authorization", "Cookie", "Content-Length", "Transfer-Encoding", "Trailer"}
+var neverMapped = []string{"Authorization", "Proxy-Authorization", "Cookie", "Content-Length", "Transfer-Encoding", "Trailer"}
 
 // ReadRequest makes the document of a verified request. It has three members: headers and query, whose values are
 // strings, and body.
 //
-// Header names are in lower case, and the header host holds the request's Host. Headers in secret or in never are
+// Header names are in lower case, and the header host holds the request's Host. Headers in secret or in neverMapped are
 // left out. If a name occurs more than once, its values are joined with ", ". The body must already be free of its
 // Content-Encoding. It is JSON or a form. If a form has a single field named payload, the body is the JSON in that
 // field, because GitHub and Slack can send webhooks this way. Faults are of kind fault.Invalid or fault.Unsupported.

@@ -170,10 +170,10 @@ var buses = map[From]string{
 // textIn lists the parts whose members are always strings. Error messages call such a member by the given noun.
 var textIn = map[string]string{"headers": "a header", "query": "a parameter of the query"}
 
-// hides reports whether a header is left out of documents because it is in never or in secret.
+// hides reports whether a header is left out of documents because it is in neverMapped or in secret.
 func hides(name string, secret []string) bool {
 	same := func(s string) bool { return strings.EqualFold(s, name) }
-	return slices.ContainsFunc(never, same) || slices.ContainsFunc(secret, same)
+	return slices.ContainsFunc(neverMapped, same) || slices.ContainsFunc(secret, same)
 }
 
 // CheckValue finds pointers in a value that match no document of a source. For example, a pointer to a header in secret

@@ -20,8 +20,8 @@ import (
 // were returned, and no later ones. A resumed feed therefore repeats no entry.
 //
 // Before exactMerge returns the entry with the smallest key, it makes sure that no other source can still get an entry with a
-// smaller one. That is certain if it has read the other source up to this key, or if the store reports that nothing was
-// written to that partition since the last read.
+// smaller one. That is certain if it has read the other source up to this key, or if the store reports that the last read has
+// reached the partition's last write.
 type exactMerge struct {
 	at    *position
 	in    *inbox

@@ -42,7 +42,8 @@ type tail struct {
 	feeds    map[*Feed]renewal
 	renewing sync.Mutex // held while renewals run
 
-	// If the store cannot be watched, changed and written are nil, and unwatch does nothing.
+	// A store that can be watched reports each write to this process. If the store cannot be watched, changed and written are
+	// nil, and unwatch does nothing.
 	changed <-chan struct{}
 	written func() int64 // returns the last key that was written
 	unwatch func()
@@ -596,8 +597,8 @@ var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from th
 // error that says why it cannot.
 var ErrToken = fault.New(fault.Unauthenticated, "the backend of these events needs another token of the caller; resume from the last cursor")
 
-// recordInterest calls [subscription.Interested], but for each pattern at most once per eighth of the retention, because every
-// poll calls it.
+// recordInterest calls [subscription.Interested], but for each pattern at most once per eighth of the retention, because
+// every poll calls recordInterest.
 func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
 	now := ts.Log.Time()

@@ -17,7 +17,7 @@ type inbox struct {
 	batches []*batch
 	waiting load // of the batches
 	taken   load // live entries that the merge has taken and the feed has not returned
-	// catchingUp says that the feed still returns entries of its past. Until then the number of waiting entries does not show
+	// catchingUp says that the feed still returns entries of its past. Meanwhile, the number of waiting entries does not show
 	// how fast the reader is.
 	catchingUp bool
 	missed     map[string]bool // partitions with a batch that was dropped because too many entries wait

@@ -37,7 +37,8 @@ func stateKey(workspace string, state State, id string) store.Key {
 
 // OriginOf returns scheme, host and port of a URL. If the URL cannot be parsed, it returns the URL.
 func OriginOf(target string) string {
-	// Each attempt needs the origin several times, and nearly all targets are as simple as https://example.com/hook.
+	// Do not parse simple URLs like https://example.com/hook, because nearly all targets are simple, and each attempt needs
+	// the origin several times.
 	if scheme, rest, ok := strings.Cut(target, "://"); ok && (scheme == "https" || scheme == "http") {
 		host, path, _ := strings.Cut(rest, "/")
 		name, port, _ := strings.Cut(host, ":")
@@ -188,8 +189,8 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	return subs, next, nil
 }
 
-// parentsAfter begins the after and next positions of [Lists.SelectCovering] once it has listed the subscriptions to the event type and
-// continues with subscriptions to parents.
+// parentsAfter is a prefix of the positions after and next of [Lists.SelectCovering]. With the prefix, a position lies in the
+// second part of the list, which has the subscriptions to parents. The first part has the subscriptions to the event type.
 const parentsAfter = "~"
 
 // SelectCovering returns a page of the subscriptions that match an event, given its type (entry) and URI. It first lists the

@@ -75,7 +75,7 @@ func (f Followed) Wanted(ctx context.Context) (map[string][]string, error) {
 	out := map[string][]string{}
 	partition := store.Key{Table: store.Sessions, Partition: wantedPartition(f.Place())}
 	err := store.Each(ctx, f.options.DB, partition, "read the subscriptions at a backend", func(it *store.Item) error {
-		uri, principal := string(it.Value), wantedBy(it.Sort)
+		uri, principal := string(it.Value), principalOf(it.Sort)
 		if !slices.Contains(out[uri], principal) {
 			out[uri] = append(out[uri], principal)
 		}

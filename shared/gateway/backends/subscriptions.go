@@ -33,8 +33,8 @@ func wantedKey(s api.Subscription) store.Key {
 	return store.Key{Table: store.Sessions, Partition: wantedPartition(s.Place), Sort: wantedPrefix(s) + wantedURI(s) + "#" + s.Holder}
 }
 
-// wantedBy returns the hash of the principal in an item's sort key.
-func wantedBy(sort string) string {
+// principalOf returns the hash of the principal in an item's sort key.
+func principalOf(sort string) string {
 	principal, _, _ := strings.Cut(strings.TrimPrefix(sort, "p#"), "#")
 	return principal
 }
@@ -117,7 +117,7 @@ func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri strin
 		if !ok || !p.Has(scopes...) || b.Resources.Empty() {
 			return ok && p.Has(scopes...)
 		}
-		templates := b.view.anyList(ctx, api.Templates)
+		templates := b.view.listOfAnyVersion(ctx, api.Templates)
 		if templates == nil {
 			return false
 		}
@@ -125,16 +125,17 @@ func (bs *Set) Permits(ctx context.Context, p auth.Principal, backend, uri strin
 			return true
 		}
 		_, err := lookUp(p, []*View{b.view}, api.Resources, uri, func(kind api.Kind) ([]*fetched, bool) {
-			return []*fetched{b.view.anyList(ctx, kind)}, true
+			return []*fetched{b.view.listOfAnyVersion(ctx, kind)}, true
 		})
 		return err == nil
 	}
 	return false
 }
 
-// anyList returns the view's list of a kind, even if the list version has changed, so that the check of each update does not read the
-// version from the store. It returns nil if the list was never fetched and cannot be fetched now.
-func (v *View) anyList(ctx context.Context, kind api.Kind) *fetched {
+// listOfAnyVersion returns the view's list of a kind. It fetches the list if the cached one is older than Options.ListTTL,
+// but not because the list version has changed: it runs for each update of a resource, and would have to read the version
+// from the store each time. It returns nil if the list was never fetched and cannot be fetched now.
+func (v *View) listOfAnyVersion(ctx context.Context, kind api.Kind) *fetched {
 	v.mu.Lock()
 	l := v.lists[kind]
 	v.mu.Unlock()

@@ -178,8 +178,8 @@ func (h *subscriptionHandlers) end(c *call) (any, error) {
 	return noContent, err
 }
 
-// reasoned is the body of a request that may give a reason.
-type reasoned struct {
+// reasonBody is the body of a request that may give a reason.
+type reasonBody struct {
 	Reason string `json:"reason"`
 	// State is part of the body that sets a switch. It can only be "paused".
 	State string `json:"state"`
@@ -189,7 +189,7 @@ type reasoned struct {
 const maxReason = 500
 
 // readReasoned reads a body that may give a reason.
-func (c *call) readReasoned() (in reasoned, err error) {
+func (c *call) readReasoned() (in reasonBody, err error) {
 	if err := c.readBody(&in); err != nil {
 		return in, err
 	}
@@ -287,7 +287,8 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	})
 }
 
-// readSwitch returns the subscription's switch, or nil if it has none. It refuses the switch of an operator to the owner.
+// readSwitch returns the subscription's switch, or nil if it does not exist. An owner gets an error if an operator has paused
+// the subscription, because only an operator can resume it then.
 func (h *subscriptionHandlers) readSwitch(c *call, s *subscription.Selected) (*switches.Switch, error) {
 	sw, err := h.switches.Get(c.Context(), c.principal.Workspace, switches.SubscriptionSwitch(s.ID))
 	if err == nil && sw != nil && sw.Operator && !c.operator && s.Paused != 0 { // as in read

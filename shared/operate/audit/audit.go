@@ -93,8 +93,8 @@ func null(v *json.RawMessage) {
 }
 
 // List returns a page of the entries between since and until, newest first. A zero time sets no limit. The page starts after
-// the entry with the id before, or at the newest entry if before is empty. Next is the before of the following page, or empty
-// on the last page.
+// the entry with the id before, or at the newest entry if before is empty. next is the value of before for the following
+// page, or empty on the last page.
 func (t *Trail) List(ctx context.Context, workspace string, since, until time.Time, before string, limit int) (list []Entry, next string, err error) {
 	q := store.Query{Table: store.Settings, Partition: partition(workspace), Reverse: true, Before: before, Limit: limit}
 	q.Within(since, until)

@@ -116,7 +116,7 @@ const (
 	Healthy           = "mcpevents_healthy"
 )
 
-// Webhook is the value of the attribute "queue" in the counts of dead webhook deliveries. They are not messages of a queue.
+// Webhook is the value of the attribute "queue" for dead-lettered webhook deliveries, which are not messages of a queue.
 const Webhook = "webhook"
 
 // Table lists all metrics of a [Set]. docs/reference/metrics.md has the same rows.

@@ -375,10 +375,10 @@ const (
 	// largeSlow is the time after which another request may take over the slot of a large body that is still arriving, if all slots are in
 	// use.
 	largeSlow = 250 * time.Millisecond
-	// unpacking is how many unverified requests of one client may wait for their turn to be decompressed.
-	unpacking = 4
-	// grown is the maximum memory reserved for a body before any of it has arrived.
-	grown = 64 << 10
+	// maxUnpacking is how many unverified requests of one client may wait for their turn to be decompressed.
+	maxUnpacking = 4
+	// maxReserved is the maximum memory reserved for a body before any of it has arrived.
+	maxReserved = 64 << 10
 )
 
 // bodySlots limits the memory for the bodies of senders that are not verified yet. The zero value is ready to use.
@@ -488,7 +488,7 @@ func (slot *bodySlot) release() {
 func (s *bodySlots) read(w http.ResponseWriter, r *http.Request, clock func() time.Time) (content []byte, slot *bodySlot, err error) {
 	var body bytes.Buffer
 	if r.ContentLength > 0 {
-		body.Grow(int(min(r.ContentLength, grown)) + bytes.MinRead)
+		body.Grow(int(min(r.ContentLength, maxReserved)) + bytes.MinRead)
 	}
 	coming := http.MaxBytesReader(w, r.Body, publish.MaxBody)
 	n, err := body.ReadFrom(io.LimitReader(coming, smallBody+1))
@@ -527,9 +527,9 @@ func (s *bodySlots) read(w http.ResponseWriter, r *http.Request, clock func() ti
 func (s *bodySlots) unpack(r *http.Request, received []byte, use func(content []byte)) error {
 	client := auth.ClientNetwork(r.RemoteAddr)
 	s.mu.Lock()
-	if s.waiting[client] >= unpacking {
+	if s.waiting[client] >= maxUnpacking {
 		s.mu.Unlock()
-		return quota.Exceeded("unpacking", unpacking, "%d bodies from this address are waiting to be unpacked; try again", unpacking)
+		return quota.Exceeded("unpacking", maxUnpacking, "%d bodies from this address are waiting to be unpacked; try again", maxUnpacking)
 	}
 	if s.waiting == nil {
 		s.waiting = map[netip.Prefix]int{}

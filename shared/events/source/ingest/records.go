@@ -201,8 +201,8 @@ func (ask RecordQuery) matches(k Kind) bool {
 	return ask.Kind == "" || ask.Kind == k || ask.Kind == Refused && k.Refused()
 }
 
-// lookedAt is how many records a query for one kind reads at most, because the store cannot select by kind.
-const lookedAt = 1000
+// maxRead is how many records a query for one kind reads at most, because the store cannot select by kind.
+const maxRead = 1000
 
 // ListRecords returns up to limit outcomes of a source, newest first, starting before the given key. Next is the key to
 // continue from, or "" at the end. It reads a single page, so a list of one kind may be shorter than limit although
@@ -210,7 +210,7 @@ const lookedAt = 1000
 func ListRecords(ctx context.Context, db store.DB, workspace, source string, ask RecordQuery, before string, limit int) (list []Record, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: ofSource(workspace, source), Reverse: true, Before: before, Limit: limit}
 	if ask.Kind != "" {
-		q.Limit = lookedAt
+		q.Limit = maxRead
 	}
 	q.Within(ask.Since, ask.Until)
 	page, err := db.Query(ctx, q)

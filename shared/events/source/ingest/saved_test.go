@@ -107,18 +107,18 @@ func TestBodiesAreUnpackedOneAtATime(t *testing.T) {
 	}
 
 	m.turn.Lock() // as if a body were being unpacked
-	for range unpacking {
+	for range maxUnpacking {
 		unpack("192.0.2.1:1")
 	}
-	for waiting() < unpacking {
+	for waiting() < maxUnpacking {
 		runtime.Gosched()
 	}
 	err := m.unpack(from("192.0.2.1:2"), nil, func([]byte) { t.Error("SRC-05 it was unpacked") })
 	if fault.LimitOf(err) != "unpacking" || !fault.Is(err, fault.Exhausted) {
-		t.Errorf("SRC-05 given %d waiting requests of a client, the next one got %v, want the limit unpacking", unpacking, err)
+		t.Errorf("SRC-05 given %d waiting requests of a client, the next one got %v, want the limit unpacking", maxUnpacking, err)
 	}
 	unpack("192.0.2.2:1") // another client may still wait
-	for waiting() < unpacking+1 {
+	for waiting() < maxUnpacking+1 {
 		runtime.Gosched()
 	}
 	m.turn.Unlock()

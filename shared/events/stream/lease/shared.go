@@ -57,8 +57,8 @@ func (s *Shared) log() *slog.Logger { return cmp.Or(s.Log, slog.Default()) }
 
 const (
 	countStreams = "n"
-	// tidying is how long the release of a lease may take after the stream has ended.
-	tidying = 2 * time.Second
+	// releaseTime is how long the release of a lease may take after the stream has ended.
+	releaseTime = 2 * time.Second
 	// retryAfter is the pause after a renewal that failed.
 	retryAfter = 5 * time.Second
 )
@@ -249,7 +249,7 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 // tidy deletes the lease of a stream that has ended, or decrements the counter. It only logs an error, because leases and counters
 // also expire.
 func (s *Shared) tidy(what string, op store.Op) {
-	ctx, cancel := context.WithTimeout(context.Background(), tidying)
+	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)
 	defer cancel()
 	if err := s.DB.Write(ctx, op); err != nil {
 		s.log().WarnContext(ctx, "stream slot not released", "item", what, "error", err)

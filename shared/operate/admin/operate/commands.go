@@ -26,8 +26,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// Commands are the commands for the admin API, as kong reads them. Each command makes one request. Its arguments are parts of the
-// path, and its flags are members of the query or the body. These tags describe the request:
+// Commands are the commands for the admin API, as kong reads them. Each command makes one request. Its arguments are parts of
+// the path, and its flags are members of the query or the body. These tags describe the request and its output:
 //
 //   - api: the method and the path, e.g. "GET subscriptions/{id}"
 //   - columns: the columns of the table that a list prints
