@@ -67,6 +67,8 @@ type Principal struct {
 	ByPath bool
 	// Anonymous is true for the principal of [AcceptAll].
 	Anonymous bool
+	// ScopePrefix precedes the names of scopes at the authorization server of the caller's token. [Challenge] adds it.
+	ScopePrefix string
 }
 
 // Token is a caller's credential. Backends that act on behalf of the caller receive it. Formatting a Token prints only "(a token)".
@@ -116,6 +118,7 @@ func (p Principal) LogName() string {
 // the client needs to request scopes only once (RFC 6750, section 3.1).
 type MissingScopes struct {
 	Scopes []string `json:"missingScopes"`
+	prefix string   // see [Principal.ScopePrefix]
 }
 
 // LacksScope reports whether [Principal.Require] returned the error.
@@ -131,7 +134,7 @@ func (p Principal) Require(scopes ...string) error {
 		return nil
 	}
 	return fault.New(fault.Forbidden, "this needs the scope %s", strings.Join(missing, " ")).
-		With(MissingScopes{missing})
+		With(MissingScopes{missing, p.ScopePrefix})
 }
 
 // Authenticator returns the caller of a request. The error is of kind fault.Unauthenticated if the request has no valid credentials, and
@@ -205,18 +208,39 @@ var ErrNoToken = fault.New(fault.Unauthenticated, "authentication is required")
 // ErrInvalidToken is returned for all invalid tokens: unknown, expired and malformed ones.
 var ErrInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")
 
+// prefixedError is the error of a caller who must get a token of an authorization server with prefixed scopes.
+type prefixedError struct {
+	error
+	prefix string
+}
+
+// Unwrap returns the error without the prefix.
+func (e *prefixedError) Unwrap() error { return e.error }
+
+// WithScopePrefix returns err with a [Principal.ScopePrefix], for errors of callers whose principal is unknown.
+func WithScopePrefix(err error, prefix string) error {
+	if err == nil || prefix == "" {
+		return err
+	}
+	return &prefixedError{err, prefix}
+}
+
 // Challenge returns the value of the WWW-Authenticate header for a 401 or 403 response (RFC 6750, section 3; RFC 9728, section 5.1): the
 // URL of the protected resource's metadata if there is one, the required scopes, and the error. For an error that is
 // not of kind fault.Unauthenticated and has no [MissingScopes], Challenge returns "", and the response needs no such header.
 //
-// The argument scopes lists all scopes that the refused request requires. Challenge adds the missing scopes of the error.
+// The argument scopes lists all scopes that the refused request requires. Challenge adds the missing scopes of the error. It writes all of
+// them with the authorization server's prefix, because clients request exactly the scopes of a challenge.
 func Challenge(err error, metadataURL string, scopes ...string) string {
-	var code string
+	var code, prefix string
 	scopes = slices.Clone(scopes)
 	switch fault.KindOf(err) {
 	case fault.Unauthenticated:
 		if !errors.Is(err, ErrNoToken) {
 			code = "invalid_token"
+		}
+		if prefixed, ok := errors.AsType[*prefixedError](err); ok {
+			prefix = prefixed.prefix
 		}
 	case fault.Forbidden:
 		missing, ok := fault.DataOf(err).(MissingScopes)
@@ -224,7 +248,7 @@ func Challenge(err error, metadataURL string, scopes ...string) string {
 			return ""
 		}
 		code = "insufficient_scope"
-		scopes = append(scopes, missing.Scopes...)
+		scopes, prefix = append(scopes, missing.Scopes...), missing.prefix
 	default:
 		return ""
 	}
@@ -235,6 +259,9 @@ func Challenge(err error, metadataURL string, scopes ...string) string {
 		}
 	}
 	add("error", code)
+	for i, scope := range scopes {
+		scopes[i] = prefix + scope
+	}
 	slices.Sort(scopes)
 	add("scope", strings.Join(slices.Compact(scopes), " "))
 	add("resource_metadata", metadataURL)

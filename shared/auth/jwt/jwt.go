@@ -145,6 +145,11 @@ func (o *Options) check() error {
 //   - fault.Forbidden if the token is valid but lacks the required workspace, and
 //   - fault.Unavailable if the token cannot be checked, because the issuer's keys cannot be fetched.
 func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
+	p, err := a.authenticate(ctx, h)
+	return p, auth.WithScopePrefix(err, a.options.ScopePrefix)
+}
+
+func (a *Authenticator) authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
 	text, err := auth.Bearer(h)
 	if err != nil {
 		return auth.Principal{}, err
@@ -345,6 +350,8 @@ func (a *Authenticator) principalOf(ctx context.Context, c *claims) (auth.Princi
 		Scopes:    c.scopes(a.options.ScopePrefix),
 		Claims:    c.listTexts(),
 		Expires:   c.Expiry.Time().Add(a.options.Leeway),
+
+		ScopePrefix: a.options.ScopePrefix,
 	}, nil
 }
 

@@ -270,6 +270,16 @@ func TestTokensOfCognito(t *testing.T) {
 		c["aud"] = client
 		w.refuse(t, fault.Unauthenticated, w.provider.Token("alice", "", c))
 	})
+	t.Run("AWS-24 challenges name the scopes as the authorization server does", func(t *testing.T) {
+		_, err := w.Authenticate(t.Context(), http.Header{})
+		expect.Equal(t, "the challenge without a token", auth.Challenge(err, "", auth.ScopeRead), `Bearer scope="`+prefix+`events:read"`)
+		_, err = w.Authenticate(t.Context(), http.Header{"Authorization": {"Bearer unknown"}})
+		expect.Equal(t, "the challenge for an invalid token", auth.Challenge(err, "", auth.ScopeRead), `Bearer error="invalid_token", scope="`+prefix+`events:read"`)
+		p := w.accept(t, w.provider.Token("alice", "", cognito("access", client)))
+		err = p.Require(auth.ScopeRead, auth.ScopeSubscribe)
+		expect.Equal(t, "the challenge for a missing scope", auth.Challenge(err, "", auth.ScopeRead),
+			`Bearer error="insufficient_scope", scope="`+prefix+`events:read `+prefix+`events:subscribe"`)
+	})
 	t.Run("AWS-24 the metadata names the scopes as the authorization server does", func(t *testing.T) {
 		mux := http.NewServeMux()
 		w.Mount(mux)
