@@ -75,8 +75,8 @@ func (it item) size() int {
 	return size
 }
 
-// Publish publishes events and returns those that the server has accepted, also if a later one fails. It uses the URI, ID, Time and Data of
-// each event. An event without a URI gets the publisher's.
+// Publish publishes events and returns the accepted events, even if a later request fails. It uses the URI, ID, Time and Data
+// of each event. An event without a URI gets the publisher's.
 func (p Publisher) Publish(ctx context.Context, events ...Event) ([]Accepted, error) {
 	var accepted []Accepted
 	passOn := p.Accepted
@@ -264,7 +264,7 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	return items, p.complete(items, n)
 }
 
-// complete gives ids and times to the events that have none. The events are from the input's value number n.
+// complete adds the missing ids and times to events. The events are from the input's value number n.
 func (p Publisher) complete(items []item, n int) error {
 	if p.ID != "" && (n > 1 || len(items) > 1) {
 		return fault.New(fault.Invalid, "the id %.100q is for one event, and there are several: leave it out, and each event gets a new one", p.ID)

@@ -91,8 +91,8 @@ type Catalog struct {
 // Outcome is the outcome of applying files.
 type Outcome struct {
 	Catalogs []Catalog // in the order of their workspaces
-	// ConfigVersion is the version of the stored configuration. It is 0 if the call of Apply neither wrote nor removed a
-	// configuration.
+	// ConfigVersion is the version of the stored configuration after the call of Apply. It is 0 if Apply had only catalogs to
+	// write.
 	ConfigVersion int64
 	ConfigChanged bool
 }

@@ -335,8 +335,8 @@ func checkStamps(ops []store.Op, oneCommit bool) error {
 	return nil
 }
 
-// canShare reports whether op can use the stamp of an earlier operation. It cannot if an operation with this stamp is in the
-// same partition, because both items would have the same key.
+// canShare reports whether op can use the stamp of an earlier operation. There must be an earlier operation with a stamp, and
+// it must be in another partition, because otherwise both items would have the same key.
 func canShare(earlier []store.Op, op *store.Op) bool {
 	stamped := false
 	for i := range earlier {
